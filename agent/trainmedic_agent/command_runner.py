@@ -29,6 +29,7 @@ from trainmedic_agent.errors import (
 from trainmedic_agent.executors import (
     AcceptedCommand,
     Executor,
+    OnlyReads,
     RemembersEffects,
     SupportsAbandon,
     SupportsWithdrawal,
@@ -137,7 +138,11 @@ class CommandRunner:
         return None
 
     def _claim(self, command: envelope.Command) -> None:
-        self._journal.claim(command, self._now())
+        if not self._only_reads(command):
+            self._journal.claim(command, self._now())
+
+    def _only_reads(self, command: envelope.Command) -> bool:
+        return isinstance(self._executors.get(command.action), OnlyReads)
 
     def _enter(self, command: envelope.Command, resumed: bool = False) -> None:
         with self._lock:
@@ -179,11 +184,13 @@ class CommandRunner:
         with self._lock:
             deadline = self._deadlines[command.id]
         if self._now() >= deadline:
-            return ended(envelope.EXPIRED, _TOO_LATE if self._leaves_nothing(executor, accepted) else _PERHAPS_BEGUN)
+            leaves_nothing = self._leaves_nothing(executor, accepted)
+            return ended(envelope.EXPIRED, _TOO_LATE) if leaves_nothing else _doubtful(envelope.EXPIRED, _PERHAPS_BEGUN)
         refusal = self._context.policy.refusal(command)
         if refusal is not None:
             leaves_nothing = self._leaves_nothing(executor, accepted)
-            return ended(envelope.REJECTED, refusal if leaves_nothing else f"{refusal}; {_BEGUN}")
+            rejected = envelope.REJECTED
+            return ended(rejected, refusal) if leaves_nothing else _doubtful(rejected, f"{refusal}; {_BEGUN}")
         try:
             if isinstance(executor, SupportsWithdrawal) and accepted.is_withdrawn():
                 raise CommandWithdrawn("the server withdrew it")
@@ -250,6 +257,10 @@ class CommandRunner:
             # must stay.
             self._deadlines.pop(command.id, None)
             self._withdrawn.discard(command.id)
+        if self._only_reads(command):
+            self._replies.send_reading(command.id, outcome)
+            self._context.counters.command(command.action, outcome.status)
+            return
         try:
             self._journal.record_outcome(command.id, outcome)
         except JournalUnavailable as error:
@@ -260,3 +271,7 @@ class CommandRunner:
         self._replies.send_outcome(command.id, outcome)
         self._context.counters.command(command.action, outcome.status)
         log.info("command answered", extra=command_fields(command, status=outcome.status))
+
+
+def _doubtful(status: str, reason: str) -> CommandRecord:
+    return CommandRecord(status, {"reason": reason, "may_be_done": True})

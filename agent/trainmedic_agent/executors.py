@@ -79,6 +79,16 @@ class RemembersEffects(Protocol):
 
 
 @runtime_checkable
+class OnlyReads(Protocol):
+    """An executor whose commands are not journaled: they may be executed twice, and are lost if the agent stops.
+
+    For readings every few seconds, which would displace older changes from the journal.
+    """
+
+    is_only_reading: bool
+
+
+@runtime_checkable
 class SupportsWithdrawal(Protocol):
     """A read-only executor that checks `AcceptedCommand.is_withdrawn` between pieces of work and raises
     `CommandWithdrawn`.

@@ -23,6 +23,8 @@ from trainmedic_agent.health.health_policy import HealthPolicy, read_health
 from trainmedic_agent.log_reading.log_policy import LogsPolicy, read_logs
 from trainmedic_agent.mapping_reader import FieldFault, MappingReader
 from trainmedic_agent.repairs.policy import RestartPolicy, read_restart
+from trainmedic_agent.slurm import policy as slurm
+from trainmedic_agent.slurm.policy import SlurmPolicy, read_slurm
 from trainmedic_core import duration, yaml_text
 from trainmedic_core.problems import did_you_mean, shown
 
@@ -30,10 +32,11 @@ READING = frozenset({"node.facts", "node.health", "logs.read"})
 CHANGING = (
     *("gpu.power_limit", "disk.clean", "disk.prune_containers"),
     *("node.restart_unit", "node.restart_container", "gpu.reset", "node.reboot"),
+    *slurm.CHANGING,
 )
 _PART_OF = {"gpu.renew_lease": "gpu.power_limit"}
 _TAKES_BACK = frozenset({"gpu.power_limit"})
-_KEYS = ("allow", "power", "cleaning", "containers", "restart", "logs", "health")
+_KEYS = ("allow", "power", "cleaning", "containers", "restart", "logs", "health", "slurm")
 _LONGEST_LEASE = timedelta(days=1)
 
 
@@ -56,6 +59,7 @@ class Policy(Struct, frozen=True):
     - ``restart``: None: no unit or container may be restarted
     - ``logs``: None: the log reader is not loaded
     - ``health``: empty: no load test
+    - ``slurm``: None: no command of Slurm is run
     - ``source``: the file, if any
     - ``digest``: first 12 hexadecimal digits of its SHA-256
     """
@@ -67,11 +71,15 @@ class Policy(Struct, frozen=True):
     restart: RestartPolicy | None = None
     logs: LogsPolicy | None = None
     health: HealthPolicy = field(default_factory=HealthPolicy)
+    slurm: SlurmPolicy | None = None
     source: str | None = None
     digest: str | None = None
 
     def allows(self, action: str) -> bool:
-        return action in READING or _PART_OF.get(action, action) in self.allow
+        if action in slurm.READING:
+            return self.slurm is not None
+        also_by = slurm.ALSO_BY.get(action, frozenset())
+        return action in READING or _PART_OF.get(action, action) in self.allow or not also_by.isdisjoint(self.allow)
 
     def refusal(self, command: envelope.Command) -> str | None:
         is_undo = command.undo_of is not None and command.action in _TAKES_BACK
@@ -115,6 +123,7 @@ def parse(text: str, source: str) -> Policy:
         restart=_restart(document.value, reader.faults),
         logs=_logs(document.value, reader.faults),
         health=reader.optional("health", lambda raw: read_health(raw, reader.faults), HealthPolicy()),
+        slurm=_slurm(document.value, reader.faults),
         source=source,
         digest=hashlib.sha256(text.encode()).hexdigest()[:12],
     )
@@ -134,12 +143,16 @@ def _missing_parts(policy: Policy) -> Iterator[str]:
         yield "node.restart_unit needs restart.units, which names the units"
     if "node.restart_container" in policy.allow and not (restart.containers or restart.container_labels):
         yield "node.restart_container needs restart.containers or restart.container_labels"
+    if policy.slurm is None and (named := sorted(policy.allow.intersection(slurm.CHANGING))):
+        yield f"{named[0]} needs the part slurm, which states how Slurm's commands are run"
 
 
 def _action(raw: object) -> str:
     name = mapping_reader.text(raw)
     if name in READING:
         raise ValueError(f"{name} needs no permission: it only reads; leave it out")
+    if name in slurm.READING:
+        raise ValueError(f"{name} is allowed by the part slurm; leave it out")
     if name in _PART_OF:
         raise ValueError(f"{name} belongs to {_PART_OF[name]}; allow that")
     if name not in CHANGING:
@@ -189,6 +202,10 @@ def _restart(value: Any, faults: list[FieldFault]) -> RestartPolicy | None:
 
 def _logs(value: Any, faults: list[FieldFault]) -> LogsPolicy | None:
     return read_logs(value["logs"], faults) if isinstance(value, Mapping) and "logs" in value else None
+
+
+def _slurm(value: Any, faults: list[FieldFault]) -> SlurmPolicy | None:
+    return read_slurm(value["slurm"], faults) if isinstance(value, Mapping) and "slurm" in value else None
 
 
 def _placed(document: yaml_text.YamlDocument, fault: FieldFault) -> str:

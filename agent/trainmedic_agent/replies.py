@@ -88,6 +88,10 @@ class AgentReplies:
                 self._in_flight.discard(command_id)
                 self._is_behind = True
 
+    def send_reading(self, command_id: str, outcome: CommandRecord) -> None:
+        """Send the outcome of a command without journal entry. If it is lost, the server asks again."""
+        self._writer.put(OutgoingReplies((self._reply(command_id, outcome),)))
+
     def _reply(self, command_id: str, record: CommandRecord) -> envelope.Reply:
         return envelope.Reply(command_id, self._node, record.status, None, record.output, record.at, node=self._node)
 

@@ -28,6 +28,7 @@ from trainmedic_agent.worker_queues import WorkerQueue
 log = logging.getLogger(__name__)
 
 QUEUES = ("gpu", "disk", "node", "facts", "logs", "health")
+"""Of every agent; executors may add others."""
 STOP_SECONDS = 8.0
 """Seconds for running commands. With the three times below it stays under systemd's 20 s (``packaging/systemd``)."""
 _READ_SECONDS = 1.0
@@ -104,7 +105,7 @@ class Agent:
                 self._stopping,
                 context.counters,
             )
-            for name in QUEUES
+            for name in dict.fromkeys((*QUEUES, *(executor.queue for executor in parts.executors)))
         }
         name = f"node {context.node}"
         addressee = Addressee("node", context.node, envelope.node_commands(context.node), "agent", name)

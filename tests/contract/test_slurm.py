@@ -6,16 +6,21 @@ import asyncio
 import contextlib
 import itertools
 import signal
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import RedisServer
 from tests.support import slurm_cluster
+from tests.support.programs import Program
 from tests.support.slurm_cluster import SlurmCluster
+from tests.support.slurm_way import WITHOUT_RIGHTS, SlurmLogin, by_agent
 from trainmedic_server import telemetry
-from trainmedic_server.adapters import slurm_rest, slurm_topology
+from trainmedic_server.adapters import slurm_agent, slurm_rest, slurm_topology
+from trainmedic_server.adapters.slurm_agent import SlurmAgent
 from trainmedic_server.adapters.slurm_rest import SlurmRest
 from trainmedic_server.adapters.slurm_topology import SlurmWatch
 from trainmedic_server.adapters.system_clock import SystemClock
@@ -34,17 +39,45 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield started
 
 
+@pytest.fixture(scope="module")
+def login(
+    shared_redis: RedisServer, cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SlurmLogin]:
+    with SlurmLogin(tmp_path_factory.mktemp("login") / "node", shared_redis.url, cluster) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    for way in (slurm_rest, slurm_agent):
+        monkeypatch.setattr(way, "TIMEOUT", timedelta(seconds=120))  # the machine of the tests may be busy
+
+
 @pytest.fixture
-async def slurm(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Slurm]:
-    monkeypatch.setattr(slurm_rest, "TIMEOUT", timedelta(seconds=120))  # the machine of the tests may be busy
+async def rest(cluster: SlurmCluster) -> AsyncIterator[SlurmRest]:
     client = SlurmRest(cluster.rest_url, "root", cluster.token_file)
     yield client
+    await client.close()
+
+
+@pytest.fixture(params=["rest", "agent"])
+async def slurm(request: pytest.FixtureRequest, cluster: SlurmCluster, rest: SlurmRest) -> AsyncIterator[Slurm]:
+    if request.param == "rest":
+        yield rest
+    else:
+        async with by_agent(request.getfixturevalue("login").url) as client:
+            yield client
     for node in slurm_cluster.NODES:
         with contextlib.suppress(ClusterRefused):  # it is not drained
-            await client.undrain(node)
-    for job in await client.jobs():
-        await client.cancel(job.job_id)
-    await client.close()
+            await rest.undrain(node)
+    for job in await rest.jobs():
+        if not job.has_ended:
+            await rest.cancel(job.job_id)
+
+
+def stand_in_the_way(slurm: Slurm, cluster: SlurmCluster) -> Program:
+    """The program that answers this way's calls."""
+    return cluster.programs["slurmrestd" if isinstance(slurm, SlurmRest) else "slurmctld"]
 
 
 async def until(ask: Callable[[], Awaitable[bool]], what: str) -> None:
@@ -74,10 +107,13 @@ def excluded(job: SlurmJob) -> set[str]:
 
 
 async def test_the_release_and_its_abilities_are_known(slurm: Slurm, cluster: SlurmCluster) -> None:
-    """Requeue over REST works from 26.05."""
+    """Requeue over REST works from 26.05, and reboots only through an agent."""
     release = await slurm.release()
     assert release.version == cluster.run("scontrol", "--version").split()[-1]
-    assert release.can_requeue == release.version.startswith("26.05")
+    is_by_agent = isinstance(slurm, SlurmAgent)
+    assert release.can_requeue == (is_by_agent or release.version.startswith("26.05"))
+    assert release.can_reserve == (is_by_agent or not release.version.startswith("24.11"))
+    assert release.can_reboot == is_by_agent
 
 
 async def test_the_topology_has_nodes_jobs_and_gpus(slurm: Slurm, cluster: SlurmCluster) -> None:
@@ -108,13 +144,14 @@ async def test_the_topology_has_nodes_jobs_and_gpus(slurm: Slurm, cluster: Slurm
     }
     assert found.nodes_by_job[f"slurm:{leader}"] == {"n2", "n3"}
     assert found.whole_by_id[f"{leader}+1"] == leader
-    assert {node.name: (dict(node.attributes), node.pools, node.unavailable) for node in found.nodes}["n1"] == (
-        *({"partition": "main", "feature": "h100,ib"}, ("main",), ""),
+    assert {node.name: (dict(node.attributes), node.pools) for node in found.nodes}["n1"] == (
+        *({"partition": "main", "feature": "h100,ib"}, ("main",)),
     )
+    assert not any("DRAIN" in node.unavailable for node in found.nodes)
     await slurm.drain("n1", REASON)
     await watch.refresh()
     changed = watch.topology()
-    assert {node.name for node in changed.nodes if node.unavailable == "DRAIN"} == {"n1"}
+    assert {node.name for node in changed.nodes if "DRAIN" in node.unavailable.split("+")} == {"n1"}
     assert changed.names is found.names
 
 
@@ -127,28 +164,29 @@ async def test_a_topology_that_slurm_no_longer_answers_stays_and_says_so(
     await watch.refresh()
     before, read_at = watch.topology(), SystemClock().now()
     assert before.silent_since is None
-    frozen = cluster.programs["slurmrestd"].process
+    frozen = stand_in_the_way(slurm, cluster).process
     frozen.send_signal(signal.SIGSTOP)
     try:
-        monkeypatch.setattr(slurm_rest, "TIMEOUT", timedelta(seconds=20))
-        monkeypatch.setattr(slurm_topology, "_PATIENCE", timedelta(milliseconds=100))
-        reading = asyncio.create_task(watch.refresh())
+        with monkeypatch.context() as patch:
+            for way in (slurm_rest, slurm_agent):
+                patch.setattr(way, "TIMEOUT", timedelta(seconds=5))
+            patch.setattr(slurm_topology, "_PATIENCE", timedelta(milliseconds=100))
+            reading = asyncio.create_task(watch.refresh())
 
-        async def is_outdated() -> bool:
-            return not watch.topology().answers
+            async def is_outdated() -> bool:
+                return not watch.topology().answers
 
-        await until(is_outdated, "the reading takes too long")
-        assert not reading.done()
-        since = watch.topology().silent_since
-        assert started is not None
-        assert since is not None
-        assert started <= since <= read_at
-        with pytest.raises(ClusterUnavailable):
-            await reading
+            await until(is_outdated, "the reading takes too long")
+            since = watch.topology().silent_since
+            assert started is not None
+            assert since is not None
+            assert started <= since <= read_at
+            with pytest.raises(ClusterUnavailable):
+                await reading
         assert (watch.topology().answers, watch.topology().nodes) == (False, before.nodes)
     finally:
         frozen.send_signal(signal.SIGCONT)
-        monkeypatch.setattr(slurm_rest, "TIMEOUT", timedelta(seconds=120))
+    await until(lambda: _answers(slurm), "Slurm answers again")
     await watch.refresh()
     assert watch.topology().answers
 
@@ -438,8 +476,9 @@ async def test_the_admin_comment_is_replaced_in_every_state(slurm: Slurm, cluste
     assert (await slurm.job(job_id)).admin_comment == ""
 
 
-async def test_an_expired_token_is_refused_until_the_file_has_a_new_one(slurm: Slurm, cluster: SlurmCluster) -> None:
+async def test_an_expired_token_is_refused_until_the_file_has_a_new_one(rest: SlurmRest, cluster: SlurmCluster) -> None:
     """Nothing is changed, and the refusal may pass."""
+    slurm = rest
     cluster.renew_token(lifespan=1)
     await asyncio.sleep(3)
     try:
@@ -452,13 +491,14 @@ async def test_an_expired_token_is_refused_until_the_file_has_a_new_one(slurm: S
     assert not (await slurm.node("n1")).is_drained
 
 
-async def test_a_frozen_slurmrestd_leaves_the_outcome_of_a_change_open(
+async def test_a_frozen_program_leaves_the_outcome_of_a_change_open(
     slurm: Slurm, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may have been made; a question changes nothing."""
     await slurm.node("n1")
     monkeypatch.setattr(slurm_rest, "TIMEOUT", timedelta(seconds=2))
-    frozen = cluster.programs["slurmrestd"].process
+    monkeypatch.setattr(slurm_agent, "TIMEOUT", timedelta(seconds=5))
+    frozen = stand_in_the_way(slurm, cluster).process
     frozen.send_signal(signal.SIGSTOP)
     try:
         with pytest.raises(ClusterUnavailable) as caught:
@@ -469,8 +509,9 @@ async def test_a_frozen_slurmrestd_leaves_the_outcome_of_a_change_open(
         assert not caught.value.may_be_done
     finally:
         frozen.send_signal(signal.SIGCONT)
-    monkeypatch.undo()
-    await until(lambda: _answers(slurm), "slurmrestd answers again")
+    for way in (slurm_rest, slurm_agent):
+        monkeypatch.setattr(way, "TIMEOUT", timedelta(seconds=120))
+    await until(lambda: _answers(slurm), "Slurm answers again")
 
 
 async def test_without_a_controller_nothing_is_known_and_nothing_done(slurm: Slurm, cluster: SlurmCluster) -> None:
@@ -500,6 +541,80 @@ async def test_no_server_is_unavailable(cluster: SlurmCluster) -> None:
 def test_a_url_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match="URL of slurmrestd"):
         SlurmRest(url)
+
+
+async def test_a_user_without_rights_is_refused(
+    cluster: SlurmCluster, own_redis: type[RedisServer], tmp_path: Path
+) -> None:
+    """The agent's user needs them; nothing is changed."""
+    redis = own_redis(tmp_path)
+    redis.start()
+    job_id = cluster.submit(TASK_RUNS, "--hold")
+    with SlurmLogin(tmp_path / "login", redis.url, cluster, user=WITHOUT_RIGHTS):
+        async with by_agent(redis.url) as slurm:
+            for change in (
+                slurm.drain("n1", REASON),
+                slurm.unhold(job_id),
+                slurm.cancel(job_id),
+                slurm.set_admin_comment(job_id, "mine"),
+                slurm.reserve("trainmedic-1", "n1", ["root"], timedelta(hours=1)),
+                slurm.reboot("n1", REASON),
+            ):
+                with pytest.raises(ClusterRefused):
+                    await change
+            assert not (await slurm.node("n1")).is_drained
+    assert "JobHeld" in cluster.run("squeue", "-h", "-j", job_id, "-o", "%r")
+    cluster.run("scancel", job_id)
+
+
+async def test_an_agent_does_what_its_policy_allows(
+    cluster: SlurmCluster, own_redis: type[RedisServer], tmp_path: Path
+) -> None:
+    """A drain brings its end with it, so that an undo works."""
+    redis = own_redis(tmp_path)
+    redis.start()
+    job_id = cluster.submit(TASK_RUNS, "--hold")
+    with SlurmLogin(tmp_path / "login", redis.url, cluster, allow=("slurm.drain",)) as login:
+        async with by_agent(redis.url) as slurm:
+            await slurm.drain("n1", REASON)
+            await slurm.undrain("n1")
+            with pytest.raises(ClusterRefused, match=r"slurm\.cancel is not allowed by this node's policy"):
+                await slurm.cancel(job_id)
+            assert not login.changes("scancel")
+            for name in ("ALL", "n[1-3]", "n1,n2"):
+                with pytest.raises(ClusterRefused, match="not one name"):
+                    await slurm.drain(name, REASON)
+    assert login.changes("scontrol update nodename=") == 2
+    cluster.run("scancel", job_id)
+
+
+async def test_readings_leave_no_trace_in_the_agents_journal(login: SlurmLogin) -> None:
+    """Every few seconds one comes. An unchanged list is not sent again."""
+
+    def entries() -> int:
+        with contextlib.closing(sqlite3.connect(f"file:{login.state / 'agent.db'}?mode=ro", uri=True)) as journal:
+            return int(journal.execute("SELECT count(*) FROM commands").fetchone()[0])
+
+    async with by_agent(login.url) as slurm:
+        before = entries()
+        first = await slurm.nodes()
+        assert await slurm.nodes() is first
+        await slurm.jobs()
+        assert entries() == before
+        await slurm.drain("n1", REASON)
+        assert entries() == before + 1
+        assert [node.name for node in await slurm.nodes() if node.is_drained] == ["n1"]
+        await slurm.undrain("n1")
+
+
+async def test_no_agent_is_unavailable(own_redis: type[RedisServer], tmp_path: Path) -> None:
+    """Nothing is known, and of a question nothing was done."""
+    redis = own_redis(tmp_path)
+    redis.start()
+    async with by_agent(redis.url) as slurm:
+        with pytest.raises(ClusterUnavailable, match="the agent on node 'login' did not answer") as caught:
+            await slurm.node("n1")
+        assert not caught.value.may_be_done
 
 
 async def _answers(slurm: Slurm) -> bool:

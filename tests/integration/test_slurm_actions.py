@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -10,13 +11,17 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import RedisServer
 from tests.support import slurm_cluster
+from tests.support.programs import eventually
 from tests.support.slurm_cluster import SlurmCluster
+from tests.support.slurm_way import SlurmLogin, by_agent
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import registry
 from trainmedic_server.actions.registry import Registry
-from trainmedic_server.actions.slurm import GONE, marked, owners_of
-from trainmedic_server.adapters import slurm_rest
+from trainmedic_server.actions.slurm import GONE
+from trainmedic_server.actions.slurm_marks import marked, owners_of
+from trainmedic_server.adapters import slurm_agent, slurm_rest
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.adapters.slurm_rest import SlurmRest
 from trainmedic_server.adapters.system_clock import SystemClock
@@ -24,6 +29,7 @@ from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.errors import ObjectMissing, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.outside import Presence
+from trainmedic_server.ports.slurm import Slurm
 
 ALERT = Alert("f" * 16, AlertStatus.FIRING, {"alertname": "GPUTemperatureHigh"}, {}, datetime.now(UTC))
 TRAINING = "while :; do sleep 0.2; done"
@@ -31,7 +37,22 @@ TRAINING = "while :; do sleep 0.2; done"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    with SlurmCluster(slurm_cluster.fetched("26.05"), tmp_path_factory.mktemp("slurm") / "cluster") as started:
+    directory = tmp_path_factory.mktemp("slurm")
+    (directory / "scripts").mkdir()
+    reboot = directory / "scripts" / "reboot"
+    reboot.write_text("#!/bin/sh\necho rebooted >>/mnt/reboots\n")
+    reboot.chmod(0o755)
+    settings = "RebootProgram=/mnt/scripts/reboot\nResumeTimeout=600\n"
+    root = slurm_cluster.fetched("26.05")
+    with SlurmCluster(root, directory / "cluster", settings, directory / "scripts") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def login(
+    shared_redis: RedisServer, cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SlurmLogin]:
+    with SlurmLogin(tmp_path_factory.mktemp("login") / "node", shared_redis.url, cluster) as started:
         yield started
 
 
@@ -42,10 +63,23 @@ class NoJobs:
         return []
 
 
+@pytest.fixture(params=["rest", "agent"])
+async def slurm(
+    request: pytest.FixtureRequest, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Slurm]:
+    for way in (slurm_rest, slurm_agent):
+        monkeypatch.setattr(way, "TIMEOUT", timedelta(seconds=120))  # the machine of the tests may be busy
+    if request.param == "agent":
+        async with by_agent(request.getfixturevalue("login").url) as client:
+            yield client
+        return
+    rest = SlurmRest(cluster.rest_url, "root", cluster.token_file)
+    yield rest
+    await rest.close()
+
+
 @pytest.fixture
-async def actions(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Registry]:
-    monkeypatch.setattr(slurm_rest, "TIMEOUT", timedelta(seconds=120))  # the machine of the tests may be busy
-    slurm = SlurmRest(cluster.rest_url, "root", cluster.token_file)
+async def actions(cluster: SlurmCluster, slurm: Slurm) -> AsyncIterator[Registry]:
     services = Services(SystemClock(), NoJobs(), HttpxCaller(), slurm=slurm)  # type: ignore[arg-type]
     yield registry.build(services)
     for node in await slurm.nodes():
@@ -53,7 +87,6 @@ async def actions(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Asy
             cluster.run("scontrol", "update", f"nodename={node.name}", "state=resume")
     for job in await slurm.jobs():
         await slurm.cancel(job.job_id)
-    await slurm.close()
 
 
 def call(actions: Registry, name: str, target: Target, given: Mapping[str, Any], **other: Any) -> Call:
@@ -180,6 +213,45 @@ async def test_a_drain_ends_by_itself_at_its_time(actions: Registry, cluster: Sl
     assert "ResumeAfterTime=" in cluster.run("scontrol", "show", "node", "n1")
 
 
+async def test_a_reboot_leaves_the_node_down_until_it_is_resumed(
+    actions: Registry, cluster: SlurmCluster, slurm: Slurm
+) -> None:
+    """It waits for running jobs, and a resumed attempt requests no second one. slurmrestd cannot reboot."""
+    if not (await slurm.release()).can_reboot:
+        with pytest.raises(PermanentFailure, match="--slurm-agent"):
+            await do(actions, "slurm.reboot", node("n3"), {})
+        assert state_of(cluster, "n3")[0] == "IDLE"
+        return
+    reboots = cluster.work / "reboots"
+    job_id = cluster.submit(TRAINING, "-w", "n3")
+    await until_running(cluster, job_id)
+    for resumed in (False, True):
+        output = await do(actions, "slurm.reboot", node("n3"), {}, command_id="0192f0c1-dddd", resumed=resumed)
+        assert output["note"] == "Slurm reboots it as soon as no job runs on it"
+        assert {"DRAIN", "REBOOT_REQUESTED"} <= set(output["state"].split("+"))
+    assert "stays out of service" in (await undo(actions, "slurm.drain", node("n3"), {}))["note"]
+    assert not reboots.exists()
+    cluster.run("scancel", job_id)
+    eventually(reboots.exists, 120, "slurmd has run the reboot program")
+    cluster.programs["slurmd-n3"].end()
+    cluster.start_node("n3", "-b")
+    eventually(lambda: "DOWN" in state_of(cluster, "n3")[0], 120, "it is back, and down")
+    output = await do(actions, "slurm.resume", node("n3"), {})
+    assert "DOWN" not in output["state"]
+    eventually(lambda: state_of(cluster, "n3")[0] == "IDLE", 120, "it takes jobs")
+    assert reboots.read_text() == "rebooted\n"
+
+
+async def test_the_drain_of_another_prevents_a_reboot(actions: Registry, cluster: SlurmCluster, slurm: Slurm) -> None:
+    """It would replace the reason."""
+    if not (await slurm.release()).can_reboot:
+        pytest.skip("slurmrestd cannot reboot")
+    cluster.run("scontrol", "update", "nodename=n1", "state=drain", "reason=Mia: memory")
+    with pytest.raises(TemporaryFailure, match="Mia: memory"):
+        await do(actions, "slurm.reboot", node("n1"), {})
+    assert state_of(cluster, "n1") == ("IDLE+DRAIN", "Mia: memory")
+
+
 async def test_a_hold_and_its_undo(actions: Registry, cluster: SlurmCluster) -> None:
     """A target may name the job; nothing stays in its admin comment."""
     job_id = cluster.submit(TRAINING, "-w", "n1", "--begin=now+1hour")
@@ -294,6 +366,58 @@ async def test_an_attempt_after_a_crash_requeues_once(actions: Registry, cluster
     output = await do(actions, "slurm.requeue", target, {}, command_id="0192f0c1-cccc", resumed=True)
     assert output["restarts"] == 1
     assert "trainmedic" not in cluster.run("scontrol", "show", "job", job_id)
+
+
+async def test_a_requeue_over_a_restart_of_the_controller_requeues_once(
+    actions: Registry, cluster: SlurmCluster
+) -> None:
+    """It retries while slurmctld is away."""
+    job_id = cluster.submit(TRAINING, "--requeue")
+    await until_running(cluster, job_id)
+    cluster.programs["slurmctld"].end()
+    waits = asyncio.Event()
+
+    async def report(_: str) -> None:
+        waits.set()
+
+    target = Target(TargetKind.JOB, job=f"slurm:{job_id}")
+    requeueing = asyncio.create_task(do(actions, "slurm.requeue", target, {}, report_wait=report))
+    await asyncio.wait({requeueing, asyncio.create_task(waits.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    cluster.start_controller()
+    assert (await requeueing)["restarts"] == 1
+    shown = cluster.run("scontrol", "show", "job", job_id)
+    assert "Restarts=1 " in shown
+    assert "trainmedic" not in shown
+
+
+async def test_a_requeue_over_a_frozen_program_requeues_once(
+    actions: Registry, slurm: Slurm, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """slurmrestd or slurmctld stops before it reads the request, whose answer is lost. It reads it late."""
+    job_id = cluster.submit(TRAINING, "--requeue")
+    await until_running(cluster, job_id)
+    frozen = cluster.programs["slurmrestd" if isinstance(slurm, SlurmRest) else "slurmctld"].process
+    requeue, waits = slurm.requeue, asyncio.Event()
+
+    async def freezing(job_id: str, hold: bool = False) -> None:
+        if not waits.is_set():
+            frozen.send_signal(signal.SIGSTOP)
+            monkeypatch.setattr(slurm_rest, "TIMEOUT", timedelta(seconds=3))
+            monkeypatch.setattr(slurm_agent, "TIMEOUT", timedelta(seconds=5))
+        try:
+            await requeue(job_id, hold)
+        finally:
+            for way in (slurm_rest, slurm_agent):
+                monkeypatch.setattr(way, "TIMEOUT", timedelta(seconds=60))
+            frozen.send_signal(signal.SIGCONT)
+            waits.set()
+
+    monkeypatch.setattr(slurm, "requeue", freezing)
+    target = Target(TargetKind.JOB, job=f"slurm:{job_id}")
+    assert (await do(actions, "slurm.requeue", target, {}))["restarts"] == 1
+    shown = cluster.run("scontrol", "show", "job", job_id)
+    assert "Restarts=1 " in shown
+    assert "trainmedic" not in shown
 
 
 async def test_a_requeue_is_bounded_and_seen(actions: Registry, cluster: SlurmCluster) -> None:

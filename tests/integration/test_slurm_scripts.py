@@ -26,7 +26,7 @@ from tests.support.slurm_cluster import SlurmCluster
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import registry
 from trainmedic_server.actions.registry import Registry
-from trainmedic_server.actions.slurm import owners_of
+from trainmedic_server.actions.slurm_marks import owners_of
 from trainmedic_server.adapters import slurm_rest
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.adapters.slurm_rest import SlurmRest

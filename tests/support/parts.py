@@ -33,6 +33,7 @@ REST: Mapping[str, Sequence[str]] = {
     "a real Slurm (mmdebstrap)": (
         "tests/contract/test_slurm.py",
         "tests/integration/server/test_slurm.py",
+        "tests/integration/server/test_slurm_agent.py",
         "tests/integration/server/test_slurm_repair.py",
         "tests/integration/test_slurm_actions.py",
         "tests/integration/test_slurm_scripts.py",

@@ -116,7 +116,7 @@ class SlurmCluster:
 
     def run(self, *argv: str) -> str:
         """Run a command of Slurm's as root, and return its output."""
-        done = subprocess.run(self._argv(*argv), env=self._environment(), capture_output=True, text=True)
+        done = subprocess.run(self.entering(*argv), env=self._environment(), capture_output=True, text=True)
         assert done.returncode == 0, f"{argv}: {done.stderr or done.stdout}"
         return done.stdout
 
@@ -131,8 +131,8 @@ class SlurmCluster:
     def start_controller(self) -> None:
         self._start("slurmctld", "slurmctld", "-D", "-f", "/mnt/slurm.conf")
 
-    def start_node(self, name: str) -> None:
-        self._start(f"slurmd-{name}", "slurmd", "-D", "-N", name, "-f", "/mnt/slurm.conf")
+    def start_node(self, name: str, *options: str) -> None:
+        self._start(f"slurmd-{name}", "slurmd", "-D", "-N", name, "-f", "/mnt/slurm.conf", *options)
 
     def stop(self) -> None:
         for program in reversed(self.programs.values()):
@@ -197,16 +197,17 @@ class SlurmCluster:
 
     def _is_idle(self) -> bool:
         done = subprocess.run(
-            self._argv("sinfo", "-h", "-N", "-o", "%T"), env=self._environment(), capture_output=True, text=True
+            self.entering("sinfo", "-h", "-N", "-o", "%T"), env=self._environment(), capture_output=True, text=True
         )
         return done.stdout.split() == ["idle"] * len(NODES)
 
     def _start(self, name: str, *argv: str, chroot_options: str = "") -> Program:
-        program = Program(self._argv(*argv), self.work / f"{name}.log", self._environment(chroot_options))
+        program = Program(self.entering(*argv), self.work / f"{name}.log", self._environment(chroot_options))
         self.programs[name] = program
         return program
 
-    def _argv(self, *argv: str) -> list[str]:
+    def entering(self, *argv: str) -> list[str]:
+        """Return the command in the cluster's root, with its files under /mnt."""
         enter = ("unshare", "--mount", "--propagation", "private", "sh", "-euc", _ENTER, "sh")
         return [*enter, str(self._root), str(self.work), *argv]
 

@@ -44,6 +44,10 @@ from trainmedic_agent.repairs.reboot import RebootExecutor
 from trainmedic_agent.repairs.units import RestartUnitExecutor
 from trainmedic_agent.service import Agent, AgentParts
 from trainmedic_agent.settings.agent import AgentSettings
+from trainmedic_agent.slurm import arguments
+from trainmedic_agent.slurm import policy as slurm_policy
+from trainmedic_agent.slurm.executors import SlurmChange, SlurmReading
+from trainmedic_agent.slurm.programs import SlurmPrograms
 from trainmedic_agent.wiring.node_gpus import own_gpus
 from trainmedic_agent.wiring.node_health import node_checker
 
@@ -121,11 +125,20 @@ def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[Agent
                     NodeFactsExecutor(settings.node, gpus, record, cleaning_roots),
                     NodeHealthExecutor(settings.node, health, record, policy.health),
                     search,
+                    *_slurm(context),
                 ],
                 tasks=[LeaseExpiry(control, since_boot), RegularCheck(health, record, policy.health)],
                 inventory=lambda: presence(gpus, pods_of),
                 log_reader=logs,
             )
+
+
+def _slurm(context: AgentContext) -> list[Executor]:
+    if context.policy.slurm is None:
+        return []
+    programs = SlurmPrograms(context.policy.slurm)
+    changes: list[Executor] = [SlurmChange(action, programs, context.now) for action in arguments.ACTIONS]
+    return [*changes, *(SlurmReading(action, programs, context.now) for action in slurm_policy.READING)]
 
 
 def _log_reading(

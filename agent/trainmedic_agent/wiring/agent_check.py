@@ -34,10 +34,13 @@ from trainmedic_agent.facts.gpu import presence
 from trainmedic_agent.policy import CHANGING, READING, Policy
 from trainmedic_agent.privileges import Privileges
 from trainmedic_agent.settings.agent import AgentSettings
+from trainmedic_agent.slurm import policy as slurm
+from trainmedic_agent.slurm.programs import SlurmPrograms
 from trainmedic_agent.wiring.node_gpus import node_gpus
 from trainmedic_core import duration
 
 _ENGINE_SECONDS = 5.0
+_SLURM_SECONDS = 15.0
 _ASK_AS = "run the check as the agent's user, or give the agent's service what is missing"
 
 
@@ -69,6 +72,7 @@ def check(settings: AgentSettings) -> CheckReport:
     _containers(policy, report)
     _repairs(policy, own, report)
     _logs(policy, settings, report)
+    _slurm(policy, report)
     _state(settings.state_dir, report)
     _redis(settings, policy, report)
     _other_agents(report)
@@ -189,6 +193,23 @@ def _logs(policy: Policy, settings: AgentSettings, report: CheckReport) -> None:
     report.values["logs"] = found.values
     report.errors.extend(found.errors)
     report.warnings.extend(found.warnings)
+
+
+def _slurm(policy: Policy, report: CheckReport) -> None:
+    report.values["slurm"] = None
+    if policy.slurm is None:
+        return
+    try:
+        done = SlurmPrograms(policy.slurm).run(("scontrol", "ping"), _SLURM_SECONDS)
+    except CommandNotExecuted as error:
+        report.errors.append(str(error))
+        return
+    report.values["slurm"] = {"commands": policy.slurm.commands, "answers": done.code == 0}
+    if done.code != 0:
+        said = done.text or done.output[:200].decode(errors="replace").strip() or "it does not end"
+        report.errors.append(f"Slurm cannot be used: scontrol ping: {said}")
+    if policy.allow.isdisjoint(slurm.CHANGING):
+        report.warnings.append("the policy has a part slurm, and no action of Slurm under allow: the agent only reads")
 
 
 def _access_times(rule: str, roots: tuple[Root, ...], sees_every_process: bool, report: CheckReport) -> None:

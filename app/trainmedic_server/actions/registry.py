@@ -29,6 +29,7 @@ from trainmedic_server.actions import (
     prometheus,
     redfish,
     slurm,
+    slurm_reboot,
     slurm_reserve,
     slurm_update,
 )
@@ -57,6 +58,7 @@ BUILT_IN: tuple[type[Action], ...] = (
     *workloads.ACTIONS,
     *cluster_jobs.ACTIONS,
     *slurm.ACTIONS,
+    *slurm_reboot.ACTIONS,
     *slurm_reserve.ACTIONS,
     *slurm_update.ACTIONS,
 )

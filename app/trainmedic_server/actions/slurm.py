@@ -18,11 +18,13 @@ from trainmedic_core.fields import Duration
 from trainmedic_core.target import TargetKind
 from trainmedic_server.actions.base import ActionParams, Irreversible
 from trainmedic_server.actions.retrying import RetryingAction
+from trainmedic_server.actions.slurm_marks import BOOTING, PREFIX, is_out_for_reboot, marked, owners_of
 from trainmedic_server.domain.topology import SLURM, slurm_job_id
 from trainmedic_server.domain.value_types import ANY, BOOLEAN, NUMBER, TEXT, Shape
 from trainmedic_server.errors import (
     ActionFailure,
     BusUnavailable,
+    ClusterRefused,
     ClusterUnavailable,
     ObjectMissing,
     OutcomeUnknown,
@@ -34,23 +36,9 @@ from trainmedic_server.ports.slurm import UNLIMITED, JobChange, Slurm, SlurmJob,
 
 Attempt: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
 
-PREFIX = "trainmedic:"
-_OWNERS = re.compile(rf"{PREFIX}(?P<runs>[0-9a-zA-Z_-]+(?:,[0-9a-zA-Z_-]+)*)(?: (?P<text>.*))?", re.DOTALL)
-_REASON_LIMIT = 200
-"""Characters: ``sinfo -R`` shows one line."""
 _JOB_ID = re.compile(r"[0-9]+([_+][0-9]+)?")
 LONGEST_LEASE = timedelta(hours=1)
 GONE = "it is gone: nothing to take back"
-
-
-def owners_of(text: str) -> tuple[str, ...]:
-    """Return the runs named in a reason or comment, empty if it is not ours."""
-    match = _OWNERS.fullmatch(text)
-    return tuple(match["runs"].split(",")) if match else ()
-
-
-def marked(owners: Collection[str], text: str) -> str:
-    return f"{PREFIX}{','.join(owners)} {' '.join(text.split())[:_REASON_LIMIT]}"
 
 
 class SlurmAction(RetryingAction):
@@ -59,7 +47,7 @@ class SlurmAction(RetryingAction):
     @property
     def slurm(self) -> Slurm:
         if self.services.slurm is None:
-            raise PermanentFailure("Slurm is not configured: start the server with --slurm-url")
+            raise PermanentFailure("Slurm is not configured: start the server with --slurm-url or --slurm-agent")
         return self.services.slurm
 
 
@@ -219,7 +207,10 @@ def _end_of_drain(node: SlurmNode, owners: Collection[str], params: SlurmDrainPa
 
 class SlurmResume(NodeAction):
     name: ClassVar[str] = "slurm.resume"
-    summary: ClassVar[str] = "End a drain of Trainmedic's. It fails if the node is drained with another's reason."
+    summary: ClassVar[str] = (
+        "End a drain of Trainmedic's, or return a node that slurm.reboot has rebooted. It fails if the node is drained "
+        "with another's reason."
+    )
     Params: ClassVar[type[BaseModel]] = SlurmResumeParams
     gives_back: ClassVar[bool] = True
 
@@ -229,6 +220,10 @@ class SlurmResume(NodeAction):
         async def attempt() -> Mapping[str, Any]:
             node = await self.find(call)
             owners = owners_of(node.reason)
+            if is_out_for_reboot(node):
+                if is_undo:
+                    return node_state(node, "it stays out of service for its reboot: slurm.resume returns it")
+                return await self._returned(node)
             if not node.is_drained:
                 return node_state(node, "not drained: nothing to take back")
             if not owners or (is_undo and call.run_id not in owners):
@@ -254,6 +249,17 @@ class SlurmResume(NodeAction):
             if not is_undo:
                 raise
             return {"node": call.target.node, "note": GONE}
+
+    async def _returned(self, node: SlurmNode) -> Mapping[str, Any]:
+        """Return a rebooted node to service. Raises ClusterUnavailable until it has come back."""
+        coming = sorted(node.states & {*BOOTING, "NOT_RESPONDING"})
+        if coming:
+            raise ClusterUnavailable(f"node {node.name} has not come back from its reboot: {'+'.join(coming)}")
+        await self.slurm.return_to_service(node.name)
+        after = await self.slurm.node(node.name)
+        if after.is_out_of_service:
+            raise TemporaryFailure(f"Slurm has not returned node {node.name} to service", node_state(after))
+        return node_state(after)
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
@@ -477,8 +483,13 @@ class SlurmRequeue(Irreversible, JobAction):
                 before = job.restarts
             else:
                 before = int(begun[1])
-            await self.slurm.requeue(job_id, params.hold)
-            after = await self.slurm.job(job_id)
+            try:
+                await self.slurm.requeue(job_id, params.hold)
+                after = await self.slurm.job(job_id)
+            except ClusterRefused:  # such as "pending", if a request whose answer was lost has come through
+                after = await self.slurm.job(job_id)
+                if after.restarts <= before:
+                    raise
             if after.restarts <= before:
                 raise ClusterUnavailable(f"Slurm has not requeued job {job_id} yet", may_be_done=True)
             return await self._cleared(after, intent, params.at_once)

@@ -12,7 +12,8 @@ from msgspec import structs
 from pydantic import BaseModel, Field, model_validator
 
 from trainmedic_core.fields import Duration
-from trainmedic_server.actions.slurm import PREFIX, JobAction, SlurmJobParams, changed_job, find_node, job_state
+from trainmedic_server.actions.slurm import JobAction, SlurmJobParams, changed_job, find_node, job_state
+from trainmedic_server.actions.slurm_marks import PREFIX
 from trainmedic_server.domain import host_lists
 from trainmedic_server.errors import ObjectMissing, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call, Inverse

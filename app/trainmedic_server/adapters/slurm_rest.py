@@ -7,7 +7,6 @@ every answer is checked for errors and for the requested name.
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -17,11 +16,22 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 from msgspec import Struct
-from msgspec.structs import replace
 
+from trainmedic_server.adapters import slurm_errors
 from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.adapters.httpx_caller import HttpxCaller, read_secret
-from trainmedic_server.domain import host_lists
+from trainmedic_server.adapters.slurm_json import (
+    API_VERSIONS,
+    found_job,
+    found_node,
+    is_responding,
+    jobs_of,
+    members_of,
+    nodes_of,
+    number_of,
+    release_of,
+    reservations_of,
+)
 from trainmedic_server.errors import (
     ClusterRefused,
     ClusterUnavailable,
@@ -33,7 +43,6 @@ from trainmedic_server.errors import (
 from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.outside import HttpReply
 from trainmedic_server.ports.slurm import (
-    HELD_PRIORITY,
     UNLIMITED,
     JobChange,
     SlurmJob,
@@ -42,8 +51,6 @@ from trainmedic_server.ports.slurm import (
     SlurmReservation,
 )
 
-API_VERSIONS = ("v0.0.45", "v0.0.44", "v0.0.43", "v0.0.42")
-"""Data parsers of this client, newest first: Slurm 26.05, 25.11, 25.05 and 24.11."""
 _CAN_REQUEUE = frozenset({"v0.0.45"})
 _CAN_RESERVE = frozenset({"v0.0.45", "v0.0.44", "v0.0.43"})
 _LISTS_CHANGES = frozenset({"v0.0.45"})
@@ -52,19 +59,8 @@ TIMEOUT = timedelta(seconds=20)
 """slurmctld answers late while it schedules thousands of jobs."""
 _BODY_LIMIT = 256 * 1024 * 1024
 """A job is about 10 kB of JSON, so this is some 25,000 jobs."""
-_NO_NODE, _NO_JOB, _ENDED, _NO_RESERVATION = 2018, 2017, 2021, 2053
-"""Slurm's error numbers (slurm_errno.h)."""
-_NO_ANSWER = frozenset({-1, *range(1, 1007), *range(1008, 2000), *range(5000, 6000)})
-"""Communication with slurmctld, such as 1001 (unable to contact) and 5004 (timed out).
-
-Numbers below 1000 are the system's. -1 states no cause: it comes from a controller under load.
-"""
-_AUTH_ERRORS = frozenset({1007, 2002, 9202})
-"""Authentication errors: the token may have expired."""
 _UNCHANGED: Mapping[str, Any] = MappingProxyType({})
 """Stands for status 304: nothing has changed since ``update_time``."""
-
-_GPU_INDEXES = re.compile(r"(?:^|,)gpu:[^()]*\(IDX:([0-9,-]+)\)")
 
 Record = TypeVar("Record")
 
@@ -136,6 +132,12 @@ class SlurmRest:
     async def undrain(self, node: str) -> None:
         await self._change_node(node, {"state": ["UNDRAIN"]})
 
+    async def reboot(self, node: str, reason: str) -> None:
+        raise ClusterRefused("slurmrestd cannot reboot a node: connect Slurm through an agent (--slurm-agent)")
+
+    async def return_to_service(self, node: str) -> None:
+        await self._change_node(node, {"state": ["RESUME"]})
+
     async def reservations(self) -> Sequence[SlurmReservation]:
         return reservations_of(await self._ask("GET", "/reservations/"))
 
@@ -177,7 +179,7 @@ class SlurmRest:
         _check_status(await self._ask("DELETE", f"/job/{await self._own_id(job_id)}?{query}"), job_id)
 
     async def cancel(self, job_id: str) -> None:
-        _check_status(await self._ask("DELETE", f"/job/{await self._own_id(job_id)}"), job_id, fine=_ENDED)
+        _check_status(await self._ask("DELETE", f"/job/{await self._own_id(job_id)}"), job_id, fine=slurm_errors.ENDED)
 
     async def update(self, job_id: str, change: JobChange) -> None:
         new: dict[str, Any] = {}
@@ -211,7 +213,7 @@ class SlurmRest:
         answer = await self._ask("GET", path if known is None else f"{path}?update_time={known.as_of}")
         if known is not None and answer is _UNCHANGED:
             return known.records
-        records, as_of = read(answer), _value(answer.get("last_update"))
+        records, as_of = read(answer), number_of(answer.get("last_update"))
         if as_of:
             self._lists[path] = _Listed(as_of, records)
         return records
@@ -289,14 +291,9 @@ def _document(reply: HttpReply) -> Mapping[str, Any] | None:
     return document if isinstance(document, Mapping) else None
 
 
-def _list(answer: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    members = answer.get(name)
-    return [each for each in members if isinstance(each, Mapping)] if isinstance(members, list) else []
-
-
 def _check_errors(answer: Mapping[str, Any], status: int, is_change: bool) -> None:
-    """Number 0 is a remark on an empty result, not an error."""
-    errors = [each for each in _list(answer, "errors") if each.get("error_number") or status >= 400]
+    """Raise if the answer has errors. Number 0 is a remark on an empty result."""
+    errors = [each for each in members_of(answer, "errors") if each.get("error_number") or status >= 400]
     may_be_done = is_change and status >= 500
     if not errors:
         if status >= 400:
@@ -305,190 +302,23 @@ def _check_errors(answer: Mapping[str, Any], status: int, is_change: bool) -> No
     first = errors[0]
     number = first.get("error_number")
     text = f"Slurm: {first.get('error')} ({number}): {first.get('description')}"
-    if number in (_NO_NODE, _NO_JOB, _NO_RESERVATION):
-        raise ObjectMissing(text)
-    if number in _AUTH_ERRORS or status == 401:
-        raise ClusterRefused(f"{text}; check the token for slurmrestd", may_pass=True)
-    if not isinstance(number, int) or number in _NO_ANSWER:
-        raise ClusterUnavailable(text, may_be_done=is_change)
     # Releases before 25.05 answer refusals with status 500.
-    raise ClusterRefused(text)
+    raise slurm_errors.failure(
+        slurm_errors.UNAUTHENTICATED if status == 401 else number, text, is_change, "check the token for slurmrestd"
+    )
 
 
 def _check_status(answer: Mapping[str, Any], job_id: str, fine: int | None = None) -> None:
-    for each in _list(answer, "status"):
+    """Raise if the answer states an error for a job or one of its steps."""
+    for each in members_of(answer, "status"):
         error = each.get("error")
         if not isinstance(error, Mapping):
             continue
         code = error.get("code")
         if code and code != fine:
             text = f"Slurm: {error.get('string')} ({code}): job {job_id}"
-            raise ObjectMissing(text) if code == _NO_JOB else ClusterRefused(text)
+            raise ObjectMissing(text) if code == slurm_errors.NO_JOB else ClusterRefused(text)
 
 
 def _number(value: int) -> dict[str, Any]:
     return {"set": True, "infinite": False, "number": value}
-
-
-def _value(number: object) -> int | None:
-    """Return None for a number that is unset or infinite."""
-    if isinstance(number, Mapping):
-        if not number.get("set") or number.get("infinite"):
-            return None
-        number = number.get("number")
-    return number if isinstance(number, int) and not isinstance(number, bool) else None
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    """Return a list, which older data parsers write as text with commas."""
-    if isinstance(value, str):
-        return tuple(part for part in value.split(",") if part)
-    return tuple(str(each) for each in value) if isinstance(value, list) else ()
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-# --- the JSON of Slurm -----------------------------------------------------------------------------------------
-
-
-def found_node(answer: Mapping[str, Any], name: str) -> SlurmNode:
-    """Raises ObjectMissing: an unknown node is an empty list."""
-    for each in nodes_of(answer):
-        if each.name == name:
-            return each
-    raise ObjectMissing(f"Slurm has no node {name}")
-
-
-def nodes_of(answer: Mapping[str, Any]) -> list[SlurmNode]:
-    return [_node(each) for each in _list(answer, "nodes")]
-
-
-def found_job(answer: Mapping[str, Any], job_id: str) -> SlurmJob:
-    """Raises ObjectMissing, and ClusterRefused for an id of several parts."""
-    parts = _list(answer, "jobs")
-    named = [each for each in parts if job_id in _names_of(each)]
-    components = [each for each in parts if _value(each.get("het_job_id"))]
-    if components:
-        if not named:
-            raise ObjectMissing(f"Slurm knows no job {job_id}")
-        return _whole(components) if str(_value(components[0].get("het_job_id"))) == job_id else _job(named[0])
-    if len(parts) > 1 and "_" not in job_id:
-        # A change would reach all of them, and reading one back would prove nothing about the others.
-        raise ClusterRefused(f"job {job_id} has {len(parts)} parts: name one of them, such as {job_id}_0")
-    # For a task slurmrestd lists the whole array. Tasks that wait are in one record, with their numbers as text.
-    waiting = [each for each in parts if each.get("array_task_string")]
-    if not named and not waiting:
-        raise ObjectMissing(f"Slurm knows no job {job_id}")
-    return _job((named or waiting)[0])
-
-
-def _whole(components: Sequence[Mapping[str, Any]]) -> SlurmJob:
-    jobs = [_job(each) for each in sorted(components, key=lambda each: _value(each.get("het_job_offset")) or 0)]
-    return replace(
-        jobs[0],
-        nodes=",".join(job.nodes for job in jobs if job.nodes),
-        is_held=any(job.is_held for job in jobs),
-        components=tuple(job.job_id for job in jobs),
-    )
-
-
-def jobs_of(answer: Mapping[str, Any]) -> list[SlurmJob]:
-    return [_job(each) for each in _list(answer, "jobs")]
-
-
-def reservations_of(answer: Mapping[str, Any]) -> list[SlurmReservation]:
-    found = []
-    for each in _list(answer, "reservations"):
-        starts_at, ends_at = _value(each.get("start_time")), _value(each.get("end_time"))
-        found.append(
-            SlurmReservation(
-                name=_text(each.get("name")),
-                nodes=_text(each.get("node_list")),
-                users=_texts(each.get("users")),
-                starts_at=datetime.fromtimestamp(starts_at, UTC) if starts_at else None,
-                ends_at=datetime.fromtimestamp(ends_at, UTC) if ends_at else None,
-            )
-        )
-    return found
-
-
-def _node(answer: Mapping[str, Any]) -> SlurmNode:
-    resume_at = _value(answer.get("resume_after"))
-    return SlurmNode(
-        name=_text(answer.get("name")),
-        hostname=_text(answer.get("hostname")),
-        address=_text(answer.get("address")),
-        states=frozenset(_texts(answer.get("state"))),
-        reason=_text(answer.get("reason")),
-        reason_set_by=_text(answer.get("reason_set_by_user")),
-        resume_after=datetime.fromtimestamp(resume_at, UTC) if resume_at else None,
-        partitions=_texts(answer.get("partitions")),
-        features=_texts(answer.get("features")),
-        reservation=_text(answer.get("reservation")),
-        topology=_text(answer.get("topology")),
-    )
-
-
-def _names_of(answer: Mapping[str, Any]) -> set[str]:
-    """Include ARRAY_TASK of an array's task, and LEADER+OFFSET of a component."""
-    names = {str(answer.get("job_id"))}
-    array, task = _value(answer.get("array_job_id")), _value(answer.get("array_task_id"))
-    if array and task is not None:
-        names.add(f"{array}_{task}")
-    leader, offset = _value(answer.get("het_job_id")), _value(answer.get("het_job_offset"))
-    if leader and offset is not None:
-        names.add(f"{leader}+{offset}")
-    return names
-
-
-def _job(answer: Mapping[str, Any]) -> SlurmJob:
-    minutes = _value(answer.get("time_limit"))
-    return SlurmJob(
-        job_id=str(answer.get("job_id")),
-        name=_text(answer.get("name")),
-        user=_text(answer.get("user_name")),
-        states=frozenset(_texts(answer.get("job_state"))),
-        nodes=_text(answer.get("nodes")),
-        is_held=bool(answer.get("hold")) or _value(answer.get("priority")) == HELD_PRIORITY,
-        may_requeue=bool(answer.get("requeue")),
-        restarts=_value(answer.get("restart_cnt")) or 0,
-        excluded_nodes=_texts(answer.get("excluded_nodes")),
-        why_pending=_text(answer.get("state_reason")),
-        admin_comment=_text(answer.get("admin_comment")),
-        priority=_value(answer.get("priority")),
-        time_limit=timedelta(minutes=minutes) if minutes is not None else None,
-        other_ids=tuple(sorted(_names_of(answer) - {str(answer.get("job_id"))})),
-        leader=str(_value(answer.get("het_job_id")) or ""),
-        gpus_by_node=_gpus_by_node(answer),
-    )
-
-
-def _gpus_by_node(answer: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Read ``gres_detail``, which has an entry such as ``gpu:h100:2(IDX:0-1),nic:1`` for each node."""
-    details, nodes = answer.get("gres_detail"), _text(answer.get("nodes"))
-    if not (isinstance(details, list) and details and nodes):
-        return {}
-    try:
-        names = host_lists.expand(nodes)
-        indexes = [_indexes(detail) for detail in details if isinstance(detail, str)]
-    except host_lists.UnreadableHostList:
-        return {}
-    return dict(zip(names, indexes, strict=True)) if len(names) == len(indexes) else {}
-
-
-def _indexes(detail: str) -> tuple[int, ...]:
-    listed = ",".join(_GPU_INDEXES.findall(detail))
-    return tuple(int(number) for number in host_lists.expand(f"[{listed}]")) if listed else ()
-
-
-def is_responding(answer: Mapping[str, Any]) -> bool:
-    # Data parsers before v0.0.43 have only the text.
-    return any(ping.get("responding") or ping.get("pinged") == "UP" for ping in _list(answer, "pings"))
-
-
-def release_of(answer: Mapping[str, Any]) -> str:
-    meta = answer.get("meta")
-    slurm = meta.get("slurm") or meta.get("Slurm") if isinstance(meta, Mapping) else None
-    return _text(slurm.get("release")) if isinstance(slurm, Mapping) else ""

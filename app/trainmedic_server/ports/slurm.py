@@ -118,9 +118,11 @@ class SlurmJob(Struct, frozen=True):
 class SlurmRelease(Struct, frozen=True):
     version: str
     can_requeue: bool
-    """True if `Slurm.requeue` works: over REST from 26.05."""
+    """True if `Slurm.requeue` works: through an agent, and over REST from 26.05."""
     can_reserve: bool = True
-    """True if `Slurm.reserve` works: over REST from 25.05."""
+    """True if `Slurm.reserve` works: through an agent, and over REST from 25.05."""
+    can_reboot: bool = False
+    """True if `Slurm.reboot` works: through an agent."""
 
 
 class SlurmReservation(Struct, frozen=True):
@@ -176,6 +178,17 @@ class Slurm(Protocol):
 
     async def undrain(self, node: str) -> None:
         """End the drain. A node that is down stays down."""
+        ...
+
+    async def reboot(self, node: str, reason: str) -> None:
+        """Reboot the node as soon as no job runs on it; until then no new job starts. It then stays down.
+
+        Raises ClusterRefused over REST, which cannot do it.
+        """
+        ...
+
+    async def return_to_service(self, node: str) -> None:
+        """Let jobs start on a node that is drained or down."""
         ...
 
     async def reservations(self) -> Sequence[SlurmReservation]: ...

@@ -87,6 +87,7 @@ _SAYS: Mapping[str, Says] = {
     "k8s.drain": _on_node("drain {node} in Kubernetes"),
     "k8s.uncordon": _on_node("uncordon {node} in Kubernetes"),
     "slurm.drain": _on_node("drain {node} in Slurm"),
+    "slurm.reboot": _on_node("reboot {node} by Slurm"),
     "slurm.resume": _on_node("resume {node} in Slurm"),
     "slurm.requeue": _plainly("requeue {on} in Slurm"),
     "slurm.cancel": _plainly("cancel {on} in Slurm"),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from trainmedic_core.problems import did_you_mean
 from trainmedic_core.setting_sources import SettingSource
@@ -72,6 +72,14 @@ class IntegrationSettings(BaseModel):
             "unix:///PATH."
         ),
     )
+    slurm_agent: Annotated[str | None, SettingSource("TRAINMEDIC_SLURM_AGENT", "--slurm-agent", "NODE")] = Field(
+        None,
+        min_length=1,
+        max_length=253,
+        description=(
+            "Instead of slurmrestd, the node whose agent runs Slurm's commands, if its policy has the part slurm."
+        ),
+    )
     slurm_user: Annotated[str | None, SettingSource("TRAINMEDIC_SLURM_USER", "--slurm-user", "USER")] = Field(
         None, description="Slurm user of the token. Default: the user in the token."
     )
@@ -84,3 +92,9 @@ class IntegrationSettings(BaseModel):
     slurm_ca: Annotated[ExpandedPath | None, SettingSource("TRAINMEDIC_SLURM_CA_FILE", "--slurm-ca-file", "FILE")] = (
         Field(None, description="File with the certificates to trust. Default: those of the system.")
     )
+
+    @model_validator(mode="after")
+    def _has_one_way_into_slurm(self) -> Self:
+        if self.slurm_url is not None and self.slurm_agent is not None:
+            raise ValueError("--slurm-url and --slurm-agent are two ways into the same Slurm: give one of them")
+        return self

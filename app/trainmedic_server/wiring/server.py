@@ -30,6 +30,7 @@ from trainmedic_server.adapters.prometheus_api import PrometheusApi
 from trainmedic_server.adapters.redis_bus import RedisBus
 from trainmedic_server.adapters.redis_capacity import RedisCapacity, check_is_no_cluster
 from trainmedic_server.adapters.redis_inbox import LateReply
+from trainmedic_server.adapters.slurm_agent import SlurmAgent
 from trainmedic_server.adapters.slurm_rest import SlurmRest
 from trainmedic_server.adapters.slurm_topology import SlurmWatch
 from trainmedic_server.adapters.sql_store import postgresql
@@ -44,7 +45,7 @@ from trainmedic_server.auth.identity import TrustedProxies
 from trainmedic_server.catalog import alert_map_roots, modes_file
 from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
 from trainmedic_server.catalog.library import Library
-from trainmedic_server.domain.topology import NO_SLURM, ClusterTopology, SlurmTopology, WrittenTopology
+from trainmedic_server.domain.topology import NO_SLURM, ClusterTopology, WrittenTopology
 from trainmedic_server.engine.agent_watch import AgentWatch
 from trainmedic_server.engine.job_watch import JobWatch
 from trainmedic_server.engine.kept_jobs import KeptJobs
@@ -67,6 +68,7 @@ from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.job_pods import JobPods, NoPods
 from trainmedic_server.ports.outside import UNSIGNED, Notifier
 from trainmedic_server.ports.playbooks import CompiledPlaybook
+from trainmedic_server.ports.slurm import Slurm
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.reports.compiling import ReportCompiler
 from trainmedic_server.reports.reported_figures import ReportedFigures
@@ -225,7 +227,9 @@ class TrainmedicServer:
             bus = RedisBus(redis_url, clock, metrics, signer, on_late_reply=late, fence=store.fence)
             cluster, cluster_topology, pods = await self._cluster(stack, store.fence)
             prometheus = opened_prometheus(settings, stack, metrics.prometheus_errors.inc)
-            slurm, slurm_topology = await self._slurm(stack, store.fence)
+            slurm = self._slurm(stack, bus, store.fence)
+            slurm_watch = SlurmWatch(slurm, clock, metrics) if slurm is not None else None
+            slurm_topology = slurm_watch.topology if slurm_watch is not None else lambda: NO_SLURM
             services = await self._services(stack, bus, alerts, cluster, cluster_topology, slurm, prometheus, written)
             catalog, rules, alert_map = await self._loaded(actions := registry.build(services))
             notifications.warn_of_missing_channels(settings, catalog)
@@ -234,7 +238,7 @@ class TrainmedicServer:
             where, job_locations = watch.topology, JobLocations(bus, store, cluster_topology)
             served = (store, catalog, actions, clock, limits, metrics, where, alerts, store.fence, clock)
             engine = Engine(*served, lambda: alert_map.current, watch.renew)
-            job_lives = await self._start_work(stack, bus, store, watch, engine)
+            job_lives = await self._start_work(stack, bus, store, watch, engine, slurm_watch)
             shared = (settings, redis_url, store, engine, rules, watch, alerts, clock, metrics, signer, prometheus)
             await stack.enter_async_context(FindingParts(*shared, pods).started())
             await self._start_upkeep(stack, catalog, store, engine, services.notifier, prometheus)
@@ -299,10 +303,21 @@ class TrainmedicServer:
         return catalog, rules, alert_map
 
     async def _start_work(
-        self, stack: contextlib.AsyncExitStack, bus: RedisBus, store: RunStore, topology: TopologyWatch, engine: Engine
+        self,
+        stack: contextlib.AsyncExitStack,
+        bus: RedisBus,
+        store: RunStore,
+        topology: TopologyWatch,
+        engine: Engine,
+        slurm: SlurmWatch | None,
     ) -> JobWatch:
         await bus.start()
         stack.push_async_callback(bus.close)
+        if slurm is not None:
+            with contextlib.suppress(ActionFailure, TimeoutError):  # `watch` logs it, and tries again
+                async with asyncio.timeout(_FIRST_LOOK_SECONDS):
+                    await slurm.refresh()
+            await stack.enter_async_context(background(slurm.watch(), "slurm"))
         presences, settings = topology.presences, self._settings
         agent_lives = AgentWatch(presences, store, self._clock, self._metrics, engine.ago, retention=settings.retention)
         # Do this before the first delivery, so that nodes whose agents are gone are known.
@@ -361,7 +376,7 @@ class TrainmedicServer:
         alertmanager: AlertmanagerApi | None,
         cluster: Cluster | None,
         cluster_topology: Callable[[], ClusterTopology],
-        slurm: SlurmRest | None,
+        slurm: Slurm | None,
         prometheus: PrometheusApi | None,
         written: WrittenTopology,
     ) -> Services:
@@ -398,20 +413,15 @@ class TrainmedicServer:
         stack.push_async_callback(alertmanager.close)
         return alertmanager
 
-    async def _slurm(
-        self, stack: contextlib.AsyncExitStack, fence: Fence
-    ) -> tuple[SlurmRest | None, Callable[[], SlurmTopology]]:
+    def _slurm(self, stack: contextlib.AsyncExitStack, bus: RedisBus, fence: Fence) -> Slurm | None:
         settings = self._settings
+        if settings.slurm_agent is not None:
+            return SlurmAgent(bus, self._clock, settings.slurm_agent, fence)
         if settings.slurm_url is None:
-            return None, lambda: NO_SLURM
+            return None
         slurm = SlurmRest(settings.slurm_url, settings.slurm_user, settings.slurm_token, settings.slurm_ca, fence)
         stack.push_async_callback(slurm.close)
-        watch = SlurmWatch(slurm, self._clock, self._metrics)
-        with contextlib.suppress(ActionFailure, TimeoutError):  # `watch` logs it, and tries again
-            async with asyncio.timeout(_FIRST_LOOK_SECONDS):
-                await watch.refresh()
-        await stack.enter_async_context(background(watch.watch(), "slurm"))
-        return slurm, watch.topology
+        return slurm
 
     async def _cluster(
         self, stack: contextlib.AsyncExitStack, fence: Fence

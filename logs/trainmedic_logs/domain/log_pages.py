@@ -1,4 +1,4 @@
-"""Compressed pages of lines in agent replies."""
+"""Compressed JSON in agent replies: pages of lines, and Slurm's documents."""
 
 from __future__ import annotations
 
@@ -10,27 +10,32 @@ from typing import Any
 
 MOST_PACKED = 56_000
 """Characters; a reply has 64 KiB."""
-_PIECE = 4000
+PIECE = 4000
+"""Characters of one text."""
 _LARGEST = 16 * 1024 * 1024
 
 
 def packed(page: Mapping[str, Any]) -> list[str]:
-    raw = zlib.compress(json.dumps(page, separators=(",", ":")).encode(), 6)
-    text = base64.b64encode(raw).decode()
-    return [text[begin : begin + _PIECE] for begin in range(0, len(text), _PIECE)]
+    return packed_bytes(json.dumps(page, separators=(",", ":")).encode())
+
+
+def packed_bytes(raw: bytes) -> list[str]:
+    """Pack a JSON object."""
+    text = base64.b64encode(zlib.compress(raw, 6)).decode()
+    return [text[begin : begin + PIECE] for begin in range(0, len(text), PIECE)]
 
 
 def fits(pieces: Sequence[str]) -> bool:
     return sum(map(len, pieces)) <= MOST_PACKED
 
 
-def unpacked(pieces: object) -> dict[str, Any]:
-    """Raises ValueError for invalid pages."""
+def unpacked(pieces: object, largest: int = _LARGEST) -> dict[str, Any]:
+    """`largest`: bytes of the JSON. Raises ValueError for invalid pages."""
     if not isinstance(pieces, list | tuple) or not all(isinstance(piece, str) for piece in pieces):
         raise ValueError("it is no page of lines")
     try:
         decompress = zlib.decompressobj()
-        raw = decompress.decompress(base64.b64decode("".join(pieces), validate=True), _LARGEST)
+        raw = decompress.decompress(base64.b64decode("".join(pieces), validate=True), largest)
         page = json.loads(raw)
     except (ValueError, zlib.error, RecursionError) as error:
         raise ValueError("the page of lines cannot be unpacked") from error

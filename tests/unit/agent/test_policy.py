@@ -63,6 +63,33 @@ def test_what_may_be_restarted_is_read() -> None:
     assert not restart.allows_container("exporter", {"restart": "no"})
 
 
+def test_commands_of_slurm_need_their_part() -> None:
+    """It permits reading; a drain brings its end with it."""
+    policy = parse("allow: [slurm.drain, slurm.hold]\nslurm: {commands: /opt/slurm/bin}", "p")
+    assert policy.slurm is not None
+    assert (policy.slurm.commands, policy.slurm.conf) == ("/opt/slurm/bin", None)
+    allowed = (
+        "slurm.read",
+        "slurm.list",
+        "slurm.drain",
+        "slurm.resume",
+        "slurm.hold",
+        "slurm.release",
+        "slurm.comment",
+    )
+    assert all(map(policy.allows, allowed))
+    assert not any(map(policy.allows, ("slurm.cancel", "slurm.requeue", "slurm.reboot", "slurm.update")))
+    reading = parse("slurm: {}", "p")
+    assert reading.allows("slurm.read")
+    assert not reading.allows("slurm.comment")
+    assert not Policy().allows("slurm.read")
+    assert told("allow: [slurm.drain]") == [
+        "policy.yaml:1:8: allow: slurm.drain needs the part slurm, which states how Slurm's commands are run"
+    ]
+    assert "must be an absolute path" in told("slurm: {commands: bin}")[0]
+    assert "allowed by the part slurm" in told("allow: [slurm.read]\nslurm: {}")[0]
+
+
 def test_no_policy_allows_reading_alone() -> None:
     """Which needs no permission, with a policy or without."""
     assert Policy().allows("node.facts")
@@ -103,8 +130,7 @@ def test_calling_itself_an_undo_opens_no_door(action: str) -> None:
         (
             "allow:\n  - gpu.powerlimit",
             "policy.yaml:2:5: allow.0: 'gpu.powerlimit' is not one of gpu.power_limit, disk.clean, "
-            "disk.prune_containers, node.restart_unit, node.restart_container, gpu.reset, node.reboot; "
-            "did you mean 'gpu.power_limit'?",
+            "disk.prune_containers, node.restart_unit, node.restart_container, gpu.reset, node.reboot, slurm.drain, ",
         ),
         (
             "allow: [node.facts]",

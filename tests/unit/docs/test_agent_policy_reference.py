@@ -10,10 +10,11 @@ from trainmedic_agent.disk.rules import CleaningPolicy, CleaningRule
 from trainmedic_agent.log_reading.log_policy import FilesOfSource, LogsPolicy
 from trainmedic_agent.policy import CHANGING, Policy, PowerBounds
 from trainmedic_agent.repairs.policy import RestartPolicy
+from trainmedic_agent.slurm.policy import SlurmPolicy
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "agent-policy.md").read_text(encoding="utf-8")
 NOT_IN_THE_FILE = {"name", "source", "digest"}
-PARTS = (Policy, PowerBounds, CleaningPolicy, CleaningRule, RestartPolicy, LogsPolicy, FilesOfSource)
+PARTS = (SlurmPolicy, Policy, PowerBounds, CleaningPolicy, CleaningRule, RestartPolicy, LogsPolicy, FilesOfSource)
 KEYS = {key for part in PARTS for key in part.__struct_fields__} - NOT_IN_THE_FILE
 
 

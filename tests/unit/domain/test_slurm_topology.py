@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from trainmedic_core.target import Target
-from trainmedic_server.adapters.slurm_rest import jobs_of, nodes_of
+from trainmedic_server.adapters.slurm_json import jobs_of, nodes_of
 from trainmedic_server.adapters.slurm_topology import read
 from trainmedic_server.domain import job_lookup, places, selectors, target_resolution
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved

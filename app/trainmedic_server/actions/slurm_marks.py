@@ -1,0 +1,36 @@
+"""Trainmedic's marks in the reasons of Slurm nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from trainmedic_server.ports.slurm import SlurmNode
+
+PREFIX = "trainmedic:"
+_OWNERS = re.compile(rf"{PREFIX}(?P<runs>[0-9a-zA-Z_-]+(?:,[0-9a-zA-Z_-]+)*)(?: (?P<text>.*))?", re.DOTALL)
+_REASON_LIMIT = 200
+"""Characters of the sentence in a node's reason: ``sinfo -R`` shows one line."""
+_REBOOT = re.compile(r"reboot-[0-9a-f]{8}")
+BOOTING = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED"})
+
+
+def owners_of(text: str) -> tuple[str, ...]:
+    """Return the runs named in a reason or comment; empty if it is not ours."""
+    match = _OWNERS.fullmatch(text)
+    return tuple(match["runs"].split(",")) if match else ()
+
+
+def marked(owners: Collection[str], text: str) -> str:
+    return f"{PREFIX}{','.join(owners)} {' '.join(text.split())[:_REASON_LIMIT]}"
+
+
+def reboot_mark(step: str) -> str:
+    """Return the word that stands for one step's reboot. `step`: 8 hexadecimal digits."""
+    return f"reboot-{step}"
+
+
+def is_out_for_reboot(node: SlurmNode) -> bool:
+    """Return whether a reboot of ours keeps the node out of service, before or after it."""
+    is_ours = bool(owners_of(node.reason)) and _REBOOT.search(node.reason) is not None
+    return is_ours and not node.states.isdisjoint({"DOWN", *BOOTING})

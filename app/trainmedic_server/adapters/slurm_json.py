@@ -1,0 +1,200 @@
+"""Slurm's JSON (data parsers v0.0.42 to v0.0.45), read from slurmrestd or from ``scontrol --json``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from msgspec.structs import replace
+
+from trainmedic_server.domain import host_lists
+from trainmedic_server.errors import ClusterRefused, ObjectMissing
+from trainmedic_server.ports.slurm import HELD_PRIORITY, SlurmJob, SlurmNode, SlurmReservation
+
+API_VERSIONS = ("v0.0.45", "v0.0.44", "v0.0.43", "v0.0.42")
+"""Known data parsers, newest first: Slurm 26.05, 25.11, 25.05 and 24.11."""
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "nodes": (
+        *("name", "hostname", "address", "state", "reason", "reason_set_by_user", "resume_after", "partitions"),
+        *("features", "reservation", "topology"),
+    ),
+    "jobs": (
+        *("job_id", "name", "user_name", "job_state", "nodes", "hold", "priority", "requeue", "restart_cnt"),
+        *("excluded_nodes", "state_reason", "admin_comment", "time_limit", "gres_detail", "array_job_id"),
+        *("array_task_id", "array_task_string", "het_job_id", "het_job_offset"),
+    ),
+    "reservations": ("name", "node_list", "users", "start_time", "end_time"),
+    "pings": ("responding", "pinged"),
+}
+"""What is read of each kind of record. A job has a hundred more."""
+_GPU_INDEXES = re.compile(r"(?:^|,)gpu:[^()]*\(IDX:([0-9,-]+)\)")
+
+
+def found_node(answer: Mapping[str, Any], name: str) -> SlurmNode:
+    """Raises ObjectMissing: an unknown node is an empty list."""
+    for each in nodes_of(answer):
+        if each.name == name:
+            return each
+    raise ObjectMissing(f"Slurm has no node {name}")
+
+
+def nodes_of(answer: Mapping[str, Any]) -> list[SlurmNode]:
+    return [_node(each) for each in members_of(answer, "nodes")]
+
+
+def found_job(answer: Mapping[str, Any], job_id: str) -> SlurmJob:
+    """Raises ObjectMissing, and ClusterRefused for an id of several parts."""
+    parts = members_of(answer, "jobs")
+    named = [each for each in parts if job_id in _names_of(each)]
+    components = [each for each in parts if number_of(each.get("het_job_id"))]
+    if components:
+        if not named:
+            raise ObjectMissing(f"Slurm knows no job {job_id}")
+        return _whole(components) if str(number_of(components[0].get("het_job_id"))) == job_id else _job(named[0])
+    if len(parts) > 1 and "_" not in job_id:
+        # A change would reach all of them, and reading one back would prove nothing about the others.
+        raise ClusterRefused(f"job {job_id} has {len(parts)} parts: name one of them, such as {job_id}_0")
+    # For a task slurmrestd lists the whole array. Tasks that wait are in one record, with their numbers as text.
+    waiting = [each for each in parts if each.get("array_task_string")]
+    if not named and not waiting:
+        raise ObjectMissing(f"Slurm knows no job {job_id}")
+    return _job((named or waiting)[0])
+
+
+def _whole(components: Sequence[Mapping[str, Any]]) -> SlurmJob:
+    """Return a heterogeneous job from all of its components."""
+    jobs = [_job(each) for each in sorted(components, key=lambda each: number_of(each.get("het_job_offset")) or 0)]
+    return replace(
+        jobs[0],
+        nodes=",".join(job.nodes for job in jobs if job.nodes),
+        is_held=any(job.is_held for job in jobs),
+        components=tuple(job.job_id for job in jobs),
+    )
+
+
+def jobs_of(answer: Mapping[str, Any]) -> list[SlurmJob]:
+    return [_job(each) for each in members_of(answer, "jobs")]
+
+
+def reservations_of(answer: Mapping[str, Any]) -> list[SlurmReservation]:
+    found = []
+    for each in members_of(answer, "reservations"):
+        starts_at, ends_at = number_of(each.get("start_time")), number_of(each.get("end_time"))
+        found.append(
+            SlurmReservation(
+                name=_text(each.get("name")),
+                nodes=_text(each.get("node_list")),
+                users=_texts(each.get("users")),
+                starts_at=datetime.fromtimestamp(starts_at, UTC) if starts_at else None,
+                ends_at=datetime.fromtimestamp(ends_at, UTC) if ends_at else None,
+            )
+        )
+    return found
+
+
+def _node(answer: Mapping[str, Any]) -> SlurmNode:
+    resume_at = number_of(answer.get("resume_after"))
+    return SlurmNode(
+        name=_text(answer.get("name")),
+        hostname=_text(answer.get("hostname")),
+        address=_text(answer.get("address")),
+        states=frozenset(_texts(answer.get("state"))),
+        reason=_text(answer.get("reason")),
+        reason_set_by=_text(answer.get("reason_set_by_user")),
+        resume_after=datetime.fromtimestamp(resume_at, UTC) if resume_at else None,
+        partitions=_texts(answer.get("partitions")),
+        features=_texts(answer.get("features")),
+        reservation=_text(answer.get("reservation")),
+        topology=_text(answer.get("topology")),
+    )
+
+
+def _names_of(answer: Mapping[str, Any]) -> set[str]:
+    """Return a job's ids: its own, ARRAY_TASK for a task of an array, and LEADER+OFFSET for a component."""
+    names = {str(answer.get("job_id"))}
+    array, task = number_of(answer.get("array_job_id")), number_of(answer.get("array_task_id"))
+    if array and task is not None:
+        names.add(f"{array}_{task}")
+    leader, offset = number_of(answer.get("het_job_id")), number_of(answer.get("het_job_offset"))
+    if leader and offset is not None:
+        names.add(f"{leader}+{offset}")
+    return names
+
+
+def _job(answer: Mapping[str, Any]) -> SlurmJob:
+    minutes = number_of(answer.get("time_limit"))
+    return SlurmJob(
+        job_id=str(answer.get("job_id")),
+        name=_text(answer.get("name")),
+        user=_text(answer.get("user_name")),
+        states=frozenset(_texts(answer.get("job_state"))),
+        nodes=_text(answer.get("nodes")),
+        is_held=bool(answer.get("hold")) or number_of(answer.get("priority")) == HELD_PRIORITY,
+        may_requeue=bool(answer.get("requeue")),
+        restarts=number_of(answer.get("restart_cnt")) or 0,
+        excluded_nodes=_texts(answer.get("excluded_nodes")),
+        why_pending=_text(answer.get("state_reason")),
+        admin_comment=_text(answer.get("admin_comment")),
+        priority=number_of(answer.get("priority")),
+        time_limit=timedelta(minutes=minutes) if minutes is not None else None,
+        other_ids=tuple(sorted(_names_of(answer) - {str(answer.get("job_id"))})),
+        leader=str(number_of(answer.get("het_job_id")) or ""),
+        gpus_by_node=_gpus_by_node(answer),
+    )
+
+
+def _gpus_by_node(answer: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the indexes of ``gres_detail``, which has an entry such as ``gpu:h100:2(IDX:0-1),nic:1`` for each node."""
+    details, nodes = answer.get("gres_detail"), _text(answer.get("nodes"))
+    if not (isinstance(details, list) and details and nodes):
+        return {}
+    try:
+        names = host_lists.expand(nodes)
+        indexes = [_indexes(detail) for detail in details if isinstance(detail, str)]
+    except host_lists.UnreadableHostList:
+        return {}
+    return dict(zip(names, indexes, strict=True)) if len(names) == len(indexes) else {}
+
+
+def _indexes(detail: str) -> tuple[int, ...]:
+    listed = ",".join(_GPU_INDEXES.findall(detail))
+    return tuple(int(number) for number in host_lists.expand(f"[{listed}]")) if listed else ()
+
+
+def is_responding(answer: Mapping[str, Any]) -> bool:
+    """Return whether a slurmctld has answered a ping."""
+    # Data parsers before v0.0.43 have only the text.
+    return any(ping.get("responding") or ping.get("pinged") == "UP" for ping in members_of(answer, "pings"))
+
+
+def release_of(answer: Mapping[str, Any]) -> str:
+    meta = answer.get("meta")
+    slurm = meta.get("slurm") or meta.get("Slurm") if isinstance(meta, Mapping) else None
+    return _text(slurm.get("release")) if isinstance(slurm, Mapping) else ""
+
+
+def members_of(answer: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    members = answer.get(name)
+    return [each for each in members if isinstance(each, Mapping)] if isinstance(members, list) else []
+
+
+def number_of(number: object) -> int | None:
+    """Return a number; None if it is unset, infinite, or not a number."""
+    if isinstance(number, Mapping):
+        if not number.get("set") or number.get("infinite"):
+            return None
+        number = number.get("number")
+    return number if isinstance(number, int) and not isinstance(number, bool) else None
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    """Return a list; older data parsers write it as text with commas."""
+    if isinstance(value, str):
+        return tuple(part for part in value.split(",") if part)
+    return tuple(str(each) for each in value) if isinstance(value, list) else ()
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
