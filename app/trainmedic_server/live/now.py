@@ -106,8 +106,8 @@ class NowView(View):
     )
     running: list[RunningView] = Field(description="The other open runs.")
     failed: list[FailedView] = Field(
-        description="Failed runs of the last day, the newest first. Their alert still fires, or no alert began them, and "
-        "no open run answers it."
+        description="Failed runs of the last day, the newest first. Their alert still fires, or no alert began them, "
+        "and no open run answers it."
     )
     lost: list[LostView] = Field(description="In the last day, and not back.")
     last_hour: HourView

@@ -1,3 +1,5 @@
+"""Tests of playbooks, run by the server."""
+
 from __future__ import annotations
 
 from typing import Protocol
@@ -22,6 +24,7 @@ class PlayedTests(Struct, frozen=True):
     problems: tuple[FileProblem, ...] = ()
     """Errors in the file or its playbook, which prevented tests."""
     unfinished: str = ""
+    """Why there is no outcome; otherwise empty."""
 
     @property
     def passed(self) -> bool:
@@ -31,9 +34,9 @@ class PlayedTests(Struct, frozen=True):
 
 class PlaybookTester(Protocol):
     async def run_beside(self, source: str) -> PlayedTests:
-        """Run the tests of the playbook file `source`, with a time limit and without external effects.
+        """Run the test file next to the playbook file `source`, with a time limit and without external effects.
 
-        Raises NotFound without tests, Conflict if too many are running.
+        Raises NotFound if there is none, Conflict if too many are running.
         """
         ...
 

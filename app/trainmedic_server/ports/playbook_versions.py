@@ -1,3 +1,5 @@
+"""Past texts of playbooks."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -8,6 +10,11 @@ from msgspec import Struct
 
 
 class UsedVersion(Struct, frozen=True):
+    """`runs` counts the newest runs only; `first_run` and `last_run` are their IDs.
+
+    IDs and `last_used_at` are None without such runs.
+    """
+
     version: str
     first_used_at: datetime
     last_used_at: datetime | None = None
