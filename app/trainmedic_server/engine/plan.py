@@ -41,6 +41,7 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
 def advance(draft: RunDraft) -> RunPlan:
+    """Plan an open run's next instruction, otherwise its next undo."""
     then: Instruction | None = _advance_open(draft) if draft.run.is_open else None
     if then is None:
         then = undoing.next_undo(draft)
@@ -50,12 +51,12 @@ def advance(draft: RunDraft) -> RunPlan:
 
 
 def conclude_and_advance(draft: RunDraft, act: PerformAttempt, outcome: AttemptOutcome) -> RunPlan:
+    """Record an attempt's outcome, and advance. `CALLED_OFF` removes the attempt: it did not start."""
     if outcome is not CALLED_OFF:
         (undoing if act.undo else steps).apply_outcome(draft, act.key, outcome)
     elif not act.resumed:  # otherwise a killed server may have made it
         steps.take_back_attempt(draft, act.key)
-    if draft.refused is not None:
-        _cancel_or_not_start(draft, draft.refused[1], draft.refused[0])
+    _close_if_refused(draft)
     return advance(draft)
 
 
@@ -92,6 +93,7 @@ def why_stale(draft: RunDraft) -> str | None:
 
 
 def newest_beginning(run: Run, outside: OutsideState, context: PlanningContext) -> datetime:
+    """Return the time from which the run's age counts."""
     began = [record.alert.starts_at for record in outside.alerts if not record.is_resolved]
     has_windows = context.playbook is not None and bool(context.playbook.definition.windows)
     is_later = run.started_by or run.repeats or run.parent or has_windows  # a member counts from its batch
@@ -99,6 +101,7 @@ def newest_beginning(run: Run, outside: OutsideState, context: PlanningContext) 
 
 
 def has_begun(run: Run) -> bool:
+    """Return whether the run has acted, has begun a step, or waits for members or its window."""
     return (
         run.acted_at is not None
         or run.waiting_on in (group_plan.MEMBERS, windows.WINDOW)
@@ -107,6 +110,7 @@ def has_begun(run: Run) -> bool:
 
 
 def is_under_way(draft: RunDraft) -> bool:
+    """Return whether the run, or a member of its group, has begun."""
     return has_begun(draft.run) or (draft.run.is_group and group_plan.has_begun(draft.run, draft.group))
 
 
@@ -118,6 +122,8 @@ _UNUSED = {
 
 
 def observe(run: Run, playbook: CompiledPlaybook, names: Scope) -> Run:
+    """Close a run in mode `observe`, with what each step would do."""
+
     def observed(state: StepState) -> StepState:
         if why := step_sequence.why_without_target(run, state):
             return replace(state, status=StepStatus.SKIPPED, message=why)
@@ -159,6 +165,7 @@ def _advance_open(draft: RunDraft) -> Instruction | None:
 
 
 def _next_step(draft: RunDraft) -> Instruction | None:
+    """Return the next instruction; None if the run closed or a step ended without one."""
     broken = step_sequence.failed_step(draft.run, draft.playbook)
     if broken is not None and broken.status is StepStatus.REJECTED:
         _close(draft, Status.REJECTED, group_plan.why_ended(draft, broken, broken.why_not))
@@ -191,8 +198,7 @@ def _next_step(draft: RunDraft) -> Instruction | None:
             return ahead
     if state is not None:
         then = steps.proceed(draft, state)
-        if draft.refused is not None:
-            _cancel_or_not_start(draft, draft.refused[1], draft.refused[0])
+        _close_if_refused(draft)
         return then
     if error is not None:
         _close(draft, Status.FAILED, error)
@@ -244,6 +250,12 @@ def _cancel_or_not_start(draft: RunDraft, reason: str, decision: Decision) -> No
     _close(draft, status, reason, decision)
 
 
+def _close_if_refused(draft: RunDraft) -> None:
+    if draft.refused is not None:
+        decision, reason = draft.refused
+        _cancel_or_not_start(draft, reason, decision)
+
+
 def _close(draft: RunDraft, status: Status, message: str, decision: Decision | None = None) -> None:
     unused = StepStatus.CANCELLED if status is Status.CANCELLED else StepStatus.SKIPPED
     for state in draft.run.steps:
@@ -251,7 +263,7 @@ def _close(draft: RunDraft, status: Status, message: str, decision: Decision | N
             ended = replace(state, status=unused, ended_at=draft.now if state.started_at else None)
             draft.put(steps.with_undo_as_owed(ended))
     draft.run = replace(draft.run, status=status, ended_at=draft.now, waiting_on=None, message=message)
-    draft.run = undoing.with_duties_of_closed(draft.run, draft.context.actions)
+    draft.run = undoing.with_undos_of_closed(draft.run, draft.context.actions)
     draft.add_event(Closed(status, message, decision))
 
 

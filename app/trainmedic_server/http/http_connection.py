@@ -18,7 +18,7 @@ from trainmedic_server.http.connection_table import ConnectionTable, Standing
 from trainmedic_server.http.limits import ConnectionLimits
 from trainmedic_server.http.problems import MEDIA_TYPE, ProblemResponse, from_error
 
-# Chunked encoding costs up to six bytes for each byte of a body.
+# Received bytes per byte of a body: chunked encoding adds up to six. A larger excess is a head.
 _FRAMING_PER_BYTE = 8
 _LINGER_SECONDS = 2.0
 _NEVER = float("inf")
@@ -61,9 +61,11 @@ class HttpConnection(HttpToolsProtocol):
         return self.transport.get_write_buffer_size() + waiting + (len(self.cycle.body) if self.cycle else 0)
 
     def give_way(self) -> None:
+        """Close at once, because there are too many connections."""
         self.transport.abort()
 
     def overdue(self, now: float) -> bool:
+        """Return whether the client is too slow with a head, or in taking a response."""
         if self.transport.is_closing() and self._write_deadline == _NEVER:
             self._write_deadline = now + self._limits.flush_seconds
         return now > min(self._head_deadline, self._write_deadline)
@@ -175,6 +177,7 @@ class HttpConnection(HttpToolsProtocol):
         return self._serving is not None and not self._serving.more_body
 
     def _vouch(self, standing: Standing) -> None:
+        """Note the client's standing. Called after its token was checked."""
         self._table.vouch(self, standing)
 
     def _refuse(self, refusal: _Refusal) -> None:
@@ -237,6 +240,8 @@ class _JoinedWrites:
 
 
 class _Flow(FlowControl):
+    """Reading stays paused while requests wait."""
+
     def __init__(self, transport: asyncio.Transport, connection: HttpConnection) -> None:
         super().__init__(transport)
         self._connection = connection

@@ -21,6 +21,8 @@ class RunName(Struct, frozen=True):
 
 
 class Values(Struct, frozen=True):
+    """Named values, such as parameters."""
+
     values: Mapping[str, Any]
 
 
@@ -29,4 +31,5 @@ Sentence = tuple[Piece, ...]
 
 
 def written(sentence: Sentence, write: Callable[[Piece], str]) -> str:
+    """Join the parts as a surface writes them."""
     return "".join(map(write, sentence)).strip()
