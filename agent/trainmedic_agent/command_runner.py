@@ -46,8 +46,6 @@ _PERHAPS_BEGUN = f"it had expired when the agent restarted; {_BEGUN}"
 
 
 class CommandRunner:
-    """Receives commands in one thread and executes each in its executor's queue."""
-
     def __init__(
         self, context: AgentContext, executors: Mapping[str, Executor], replies: AgentReplies, stopping: threading.Event
     ) -> None:
@@ -205,7 +203,7 @@ class CommandRunner:
             return ended(envelope.FAILED, f"{type(error).__name__}: {error}")
 
     def _abandon_begun(self, executor: Executor, accepted: AcceptedCommand) -> bool:
-        """Revert what an earlier process may have done; return whether no effect is left."""
+        """Revert partial effects; return whether none is left."""
         if not accepted.resumed:
             return True
         if not isinstance(executor, SupportsAbandon):

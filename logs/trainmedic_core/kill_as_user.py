@@ -14,13 +14,13 @@ import threading
 from collections.abc import Callable
 
 _SETRESUID = {"x86_64": 117, "aarch64": 147}
-"""System call numbers: the C library's function would change all threads."""
+"""The C library's function would change all threads."""
 _UNCHANGED = -1
 _JOIN_SECONDS = 5.0
 
 
 def kill(pid: int, uid: int) -> bool:
-    """Kill a process, even a stopped one. Return False without permission, True if it has ended already."""
+    """Kill a process, even a stopped one. Return False without permission."""
     return _signalled(lambda: os.kill(pid, signal.SIGKILL), uid)
 
 

@@ -74,8 +74,7 @@ def access_times(mount: int | None, proc: Path, *, sees_every_process: bool) -> 
 def _mounts_of_others(proc: Path) -> list[Mount]:
     """Return the mounts of machine and containers. Raises OSError.
 
-    Namespaces whose ``/`` is the machine's are skipped: they include restricted services, to which nearly everything
-    is read-only.
+    Namespaces with the machine's ``/`` are skipped: to restricted services nearly everything is read-only.
     """
     mounts = mounts_of(proc / "1")
     top = _top(mounts)

@@ -218,7 +218,7 @@ class Filesystems:
         return self._measure(filesystem.fd)
 
     def has_enough(self, device: int) -> bool:
-        """Return whether the target is reached. Wait if deleted bytes should suffice but are not free yet."""
+        """Return whether the target is reached; wait for space freed late."""
         if self._target is None:
             return False
         if self.space(device).percent >= self._target:

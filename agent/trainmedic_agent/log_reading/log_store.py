@@ -45,7 +45,7 @@ _TABLES = (
 )
 _TRACKED = "CREATE TABLE log_followed (number INTEGER PRIMARY KEY, value TEXT NOT NULL)"
 _IN_ROWS = "{}"
-"""Value of `_TRACKER` if the entries are rows of ``log_followed``. Older agents stored them in the value."""
+"""Value of `_TRACKER` since its entries are rows of ``log_followed``."""
 _COUNTS = "SELECT (SELECT COUNT(*) FROM log_findings), (SELECT COUNT(*) FROM log_waiting)"
 _INSTANCE, _LOST, _TRACKER, _RULES = "instance", "lost", "tracker", "rules"
 
@@ -125,7 +125,6 @@ class LogStore:
             self._measure()
 
     def text_of(self, finding: Finding) -> str:
-        """Return the finding as text for `finding_of`."""
         return self._encoded(OutgoingFinding(finding)).decode()
 
     @staticmethod
@@ -149,7 +148,7 @@ class LogStore:
     # --- sending ---
 
     def waiting(self, most: int) -> list[tuple[int, bytes]]:
-        """Number and return the next updates, which no longer change."""
+        """Number and return the next updates, which are now final."""
         with self._lock:
             ((numbered, queued),) = self._journal.rows(_COUNTS)
             if queued and numbered < most:

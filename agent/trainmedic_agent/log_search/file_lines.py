@@ -59,7 +59,7 @@ PIECE = 256 * 1024
 UNTIMED_BYTES = 1024 * 1024
 """Read at the end of files without times."""
 _NEAR = 256 * 1024
-"""Bytes: a bisection ends when its range is this small."""
+"""Bytes at which a bisection ends."""
 _MUCH = 4 * 1024 * 1024
 """Bytes from which on lines that arrived in time are checked for old timestamps."""
 _BEFORE = 64 * 1024
@@ -67,9 +67,8 @@ _BEFORE = 64 * 1024
 _PROBE = 64 * 1024
 _PROBES = 4
 _MARKED = 64
-"""Bytes before a place that its mark covers."""
 _QUIET_SECONDS = 10.0
-"""Time without writes after which a last line without a line feed is complete."""
+"""After this, a last line without line feed is complete."""
 
 
 class FileLines(WantedLines):
@@ -106,7 +105,7 @@ class FileLines(WantedLines):
         self.go_to(place if place is not None and self.has(place) else self._first())
 
     def has(self, place: FilePlace) -> bool:
-        """Return whether the bytes before a place are unchanged, as far as it has a mark. Raises OSError."""
+        """Return whether the marked bytes before a place are unchanged. Raises OSError."""
         return place.offset <= self._size and place.mark in (0, self._mark(place.offset))
 
     def go_to(self, place: FilePlace) -> None:
@@ -169,7 +168,7 @@ class FileLines(WantedLines):
         return stated[-100:]
 
     def _first(self) -> FilePlace:
-        """Return a place shortly before the first line since the query's `since`, found by bisection."""
+        """Return a place before the first line since `since`, by bisection."""
         since = self._wanted.query.since
         low, high = 0, self._size
         arrivals = self.clock.arrivals
@@ -208,7 +207,7 @@ class FileLines(WantedLines):
         return low
 
     def _time_at(self, offset: int, before: int, *, is_latest: bool = False) -> datetime | None:
-        """Return the first time stated from `offset` on, or the latest in the same piece. None if none is near."""
+        """Return the first time from `offset` on, or the latest in its piece; None without one nearby."""
         for _ in range(_PROBES):
             offset = self._data_at(offset)
             if offset >= before:

@@ -39,7 +39,7 @@ class ShipCounters:
         self._failures: Counter[str] = Counter()
         self.files: Mapping[str, int] = {}
         self.refused: Mapping[str, int] = {}
-        """As `files`, in no metric here: those of log reading have it."""
+        """Shown by log reading."""
         self.behind = 0
         """Bytes that the store lacks."""
         self.problem = ""

@@ -1,4 +1,4 @@
-"""Checkpoints of a node's training jobs before work is taken from it. A failed checkpoint does not stop the action."""
+"""Checkpoints of a node's training jobs before work is taken from it. A failed one stops nothing."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ async def ask_for(
 ) -> dict[str, str]:
     """Return each job's outcome, ``written`` or why not, at most `patience` after the step's start.
 
-    The outcome of ``*`` stands for all jobs if Redis is unavailable. `only`: names of the jobs to ask; None: all.
-    Raises `check_wanted`'s errors within a second if the run ends or its alert resolves, unless `can_stop` is False.
+    ``*`` stands for all jobs if Redis is unavailable.
+    With `can_stop`, raises `check_wanted`'s errors within a second.
     """
     until = min(call.issued_at + patience, call.deadline)
     try:

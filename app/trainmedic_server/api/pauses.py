@@ -27,7 +27,7 @@ from trainmedic_server.ports.outside import Clock
 
 _LONGEST = timedelta(days=366)
 _CLOCKS_DIFFER = timedelta(minutes=5)
-"""Accepted age of a start: a client with a slow clock may send its "now"."""
+"""Accepted age of a start: a client's clock may be slow."""
 _REFUSALS = responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503)
 
 
@@ -250,7 +250,7 @@ def _switches_routes(
 async def set_mode(
     engine: EnginePort, catalog: CatalogPort, clock: Clock, name: str, body: ModeBody, actor: str
 ) -> ControlsView:
-    """Limit the playbook `name` to observing, or end that. Raises NotFound, Conflict, StoreUnavailable."""
+    """Raises NotFound, Conflict, StoreUnavailable."""
     now = clock.now()
     limits = [pause for pause in engine.controls.pauses if pause.observe and pause.scope.playbook == name]
     if body.mode == "as_written":

@@ -28,7 +28,7 @@ class InnerApi:
         return await self.ask(principal, "GET", path, query)
 
     async def get_or(self, default: Any, principal: Principal, path: str, query: Query | None = None) -> Any:
-        """Return `default` if the path does not exist (404), such as one of a disabled feature."""
+        """Return `default` on 404."""
         try:
             return await self.get(principal, path, query)
         except HttpProblem as problem:

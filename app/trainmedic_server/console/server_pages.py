@@ -22,7 +22,7 @@ async def now(page: PageRequest) -> Response:
 
 
 async def settings(page: PageRequest, tested: Mapping[str, Any] | None = None) -> Response:
-    """`tested`: outcome of a test message, sent by a button of this page."""
+    """`tested`: outcome of a test message sent from the page."""
     ready = await page.get("/ready")
     pauses = await page.get_or({"items": []}, "/pauses")
     sessions = await page.get_or(None, "/sessions")
@@ -45,7 +45,7 @@ async def settings(page: PageRequest, tested: Mapping[str, Any] | None = None) -
 
 
 async def report(page: PageRequest) -> Response:
-    """Return the page without the report, which may be slow. The page then requests it with `whole`."""
+    """The page requests the slow report by `whole`."""
     since = page.query.get("since", "7d")
     document = await page.get("/report", {"since": since}) if "whole" in page.query else None
     by_day = [

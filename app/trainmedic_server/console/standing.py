@@ -15,11 +15,11 @@ from trainmedic_server.http.problems import HttpProblem
 
 KEPT_SECONDS = 1.0
 _READY_SECONDS = 10.0
-"""Interval of requests for readiness and GPU indexes."""
+"""Interval of requests for readiness."""
 
 
 class StandingView(Struct, frozen=True):
-    """``document`` is None if the store does not respond; then `seq` is 0 and `ready` False."""
+    """``document`` is None if the store does not respond."""
 
     seq: int
     """Newest event included; pages request later ones."""

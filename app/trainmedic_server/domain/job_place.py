@@ -40,7 +40,7 @@ def contradiction(
 
 
 def elsewhere(job: str, node: str, topology: Topology) -> Unresolved | None:
-    """Return why the job does not run on `node`; None if it does, or if its nodes are unknown."""
+    """Return why the job is not on `node`; None if it is, or is nowhere known."""
     nodes = topology.nodes_of_job(job)
     if not nodes or node in nodes:
         return None

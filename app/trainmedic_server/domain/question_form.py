@@ -30,7 +30,7 @@ class Escalation(PlaybookModel):
 
 
 class AskingForm(PlaybookModel):
-    """Members that a step's question and mode `approve` share."""
+    """Common members of steps and mode `approve`."""
 
     message: str = Field("", description="A template: what is asked.")
     by: Approvers = Field(

@@ -41,7 +41,6 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
 def advance(draft: RunDraft) -> RunPlan:
-    """Plan an open run's next instruction, otherwise its next undo."""
     then: Instruction | None = _advance_open(draft) if draft.run.is_open else None
     if then is None:
         then = undoing.next_undo(draft)
@@ -51,7 +50,7 @@ def advance(draft: RunDraft) -> RunPlan:
 
 
 def conclude_and_advance(draft: RunDraft, act: PerformAttempt, outcome: AttemptOutcome) -> RunPlan:
-    """Record an attempt's outcome, and advance. `CALLED_OFF` removes the attempt: it did not start."""
+    """Record the outcome, or remove a `CALLED_OFF` attempt."""
     if outcome is not CALLED_OFF:
         (undoing if act.undo else steps).apply_outcome(draft, act.key, outcome)
     elif not act.resumed:  # otherwise a killed server may have made it
@@ -93,7 +92,6 @@ def why_stale(draft: RunDraft) -> str | None:
 
 
 def newest_beginning(run: Run, outside: OutsideState, context: PlanningContext) -> datetime:
-    """Return the time from which the run's age counts."""
     began = [record.alert.starts_at for record in outside.alerts if not record.is_resolved]
     has_windows = context.playbook is not None and bool(context.playbook.definition.windows)
     is_later = run.started_by or run.repeats or run.parent or has_windows  # a member counts from its batch
@@ -101,7 +99,6 @@ def newest_beginning(run: Run, outside: OutsideState, context: PlanningContext) 
 
 
 def has_begun(run: Run) -> bool:
-    """Return whether the run has acted, has begun a step, or waits for members or its window."""
     return (
         run.acted_at is not None
         or run.waiting_on in (group_plan.MEMBERS, windows.WINDOW)
@@ -110,7 +107,6 @@ def has_begun(run: Run) -> bool:
 
 
 def is_under_way(draft: RunDraft) -> bool:
-    """Return whether the run, or a member of its group, has begun."""
     return has_begun(draft.run) or (draft.run.is_group and group_plan.has_begun(draft.run, draft.group))
 
 
@@ -122,7 +118,7 @@ _UNUSED = {
 
 
 def observe(run: Run, playbook: CompiledPlaybook, names: Scope) -> Run:
-    """Close a run in mode `observe`, with what each step would do."""
+    """Close a run with the preview of its steps."""
 
     def observed(state: StepState) -> StepState:
         if why := step_sequence.why_without_target(run, state):
@@ -165,7 +161,7 @@ def _advance_open(draft: RunDraft) -> Instruction | None:
 
 
 def _next_step(draft: RunDraft) -> Instruction | None:
-    """Return the next instruction; None if the run closed or a step ended without one."""
+    """Return None to look again, as the run may have closed."""
     broken = step_sequence.failed_step(draft.run, draft.playbook)
     if broken is not None and broken.status is StepStatus.REJECTED:
         _close(draft, Status.REJECTED, group_plan.why_ended(draft, broken, broken.why_not))

@@ -61,11 +61,10 @@ class HttpConnection(HttpToolsProtocol):
         return self.transport.get_write_buffer_size() + waiting + (len(self.cycle.body) if self.cycle else 0)
 
     def give_way(self) -> None:
-        """Close at once, because there are too many connections."""
         self.transport.abort()
 
     def overdue(self, now: float) -> bool:
-        """Return whether the client is too slow with a head, or in taking a response."""
+        """Return whether the client sends or reads too slowly."""
         if self.transport.is_closing() and self._write_deadline == _NEVER:
             self._write_deadline = now + self._limits.flush_seconds
         return now > min(self._head_deadline, self._write_deadline)
@@ -177,7 +176,6 @@ class HttpConnection(HttpToolsProtocol):
         return self._serving is not None and not self._serving.more_body
 
     def _vouch(self, standing: Standing) -> None:
-        """Note the client's standing. Called after its token was checked."""
         self._table.vouch(self, standing)
 
     def _refuse(self, refusal: _Refusal) -> None:

@@ -1,5 +1,3 @@
-"""Tests of playbooks, run by the server."""
-
 from __future__ import annotations
 
 from typing import Protocol
@@ -34,9 +32,9 @@ class PlayedTests(Struct, frozen=True):
 
 class PlaybookTester(Protocol):
     async def run_beside(self, source: str) -> PlayedTests:
-        """Run the test file next to the playbook file `source`, with a time limit and without external effects.
+        """Run the tests next to the playbook file `source`, with a time limit and no external effects.
 
-        Raises NotFound if there is none, Conflict if too many are running.
+        Raises NotFound without tests, Conflict if too many are running.
         """
         ...
 

@@ -10,10 +10,7 @@ from msgspec import Struct
 
 
 class UsedVersion(Struct, frozen=True):
-    """`runs` counts the newest runs only; `first_run` and `last_run` are their IDs.
-
-    IDs and `last_used_at` are None without such runs.
-    """
+    """`first_run` and `last_run` are IDs. They and `last_used_at` are None without runs."""
 
     version: str
     first_used_at: datetime

@@ -31,5 +31,4 @@ Sentence = tuple[Piece, ...]
 
 
 def written(sentence: Sentence, write: Callable[[Piece], str]) -> str:
-    """Join the parts as a surface writes them."""
     return "".join(map(write, sentence)).strip()

@@ -65,7 +65,7 @@ def failures_of(events: Sequence[Event], verdicts: Sequence[VerdictRecord]) -> l
 
 
 def _failures(events: Sequence[Event]) -> list[FailureRecord]:
-    """Return failures without verdicts. A failed job that then disappears without a restart is one failure."""
+    """Return failures without verdicts. A job that fails and then disappears is one."""
     failures: list[FailureRecord] = []
     for index, event in enumerate(events):
         if event.kind not in (FAILED, GONE):
@@ -85,5 +85,5 @@ def _is_down_since(failure: FailureRecord, events: Sequence[Event]) -> bool:
 
 
 def _may_be_of(verdict: VerdictRecord, failure: FailureRecord) -> bool:
-    """Return whether a verdict may be about a failure, which may show long before it ends the job."""
+    """Return whether they belong together: a failure may show long before it ends the job."""
     return -_SHOWS_BEFORE <= (verdict.at - failure.at).total_seconds() <= _FOUND_AFTER

@@ -1,4 +1,4 @@
-"""Selection of undecoded lines that may matter: fifty times cheaper than decoding all."""
+"""Selection of lines that may matter: fifty times cheaper than decoding."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LineSearch:
 
 
 class Prefilter(LineSearch):
-    """Search for rules' literals, and for lines that always matter: tracebacks, records and divided lines."""
+    """Search for rules' literals, and for tracebacks, records and divided lines."""
 
     def __init__(self, literals: Iterable[str]) -> None:
         parts = {max(literal.split(_REPLACED), key=len) for literal in literals}

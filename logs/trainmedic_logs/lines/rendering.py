@@ -1,4 +1,4 @@
-"""Rendering of a rule's templates. A finding is reported without the texts whose template fails."""
+"""Rendering of a rule's templates. Failing ones are omitted from the finding."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def scope_of(finding: Finding) -> dict[str, Any]:
 
 
 def severity_of(rule: LogRule, finding: Finding) -> str:
-    """Return the rendered severity; ``warning`` if it is not one of `SEVERITIES`."""
+    """Return ``warning`` for an unknown severity."""
     made = text_of(rule.alert.severity, scope_of(finding)) if rule.alert else None
     return made if made in SEVERITIES else "warning"
 

@@ -23,7 +23,7 @@ _RECENT = 2 * _STEPS
 _FEWEST = 2 * _RECENT
 """Losses before the first judgement."""
 _FEW = _RECENT // 5
-"""Recent losses that may be low although the loss has risen."""
+"""Low losses allowed in a rise."""
 _MARGIN, _SPREADS, _TIMES, _OF_PROGRESS = 1.0, 6.0, 1.5, 0.25
 """A risen loss exceeds the lowest level by a margin, spreads, a factor, and a share of the progress since the first
 level.
@@ -32,8 +32,7 @@ _RECOVERED, _SWINGS = 0.3, 1.2
 """A rise ends when only this share of it remains. The next one must be larger by this factor."""
 _STILL = 0.95
 """A loss below this share is recovering."""
-_RATE_RAISED = 2.0
-"""Factor from which on a learning rate counts as raised."""
+_RATE_RAISED = 2.0  # factor
 _SETTLING = 5
 """Levels after that in which the loss may rise."""
 _OTHER_LOSSES = re.compile(
@@ -42,7 +41,7 @@ _OTHER_LOSSES = re.compile(
 )
 """In adversarial and reinforcement learning, a rising loss is normal."""
 _OF_SDK = "attempt"
-"""Member of the SDK's records only. They have their own alerts."""
+"""Member of SDK records, which have their own alerts."""
 
 
 _NOT_RISEN: Mapping[str, float] = {"loss_rise": 0.0}
@@ -61,7 +60,7 @@ class _Losses(Struct):
     block: list[float] = field(default_factory=list)
     count: int = 0
     settling: int = 0
-    """Levels left after a raised learning rate."""
+    """Levels after a raised learning rate."""
     first: _Level | None = None
     best: _Level | None = None
     peak: float = 0.0
@@ -98,7 +97,7 @@ class _Losses(Struct):
         self.limit = max(_limit(self.first, self.best), self.best.loss + _SWINGS * self.swing)
 
     def risen(self) -> Mapping[str, float]:
-        """Return the rise, or a rise of 0; empty without enough losses."""
+        """Return the rise, 0 without one; empty while unknown."""
         best, limit = self.best, self.limit
         if best is None or self.count < _FEWEST or best.loss <= 0:
             return {}

@@ -12,7 +12,7 @@ _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def with_zone(text: str) -> datetime | None:
-    """Return the ISO time at the text's beginning, in UTC. None without time or zone, or before 2000."""
+    """Return the leading ISO time in UTC; None without zone or before 2000."""
     match = _ISO.match(text)
     if match is None:
         return None
@@ -26,7 +26,7 @@ def with_zone(text: str) -> datetime | None:
 
 
 def stated_by(text: str, record: Mapping[str, Any] | None) -> datetime | None:
-    """Return the record's ``ts``; without a record, the time at the line's beginning. None as in `with_zone`."""
+    """Return the record's ``ts`` or, without a record, the line's leading time."""
     if record is not None:
         written = record.get("ts")
         return with_zone(written) if isinstance(written, str) else None

@@ -109,10 +109,7 @@ def _check_checkpoints(engine: Any) -> None:
 
 
 def _plain(loader: Any) -> Any:
-    """Return a PyTorch loader for a DeepSpeed one, unless its sampler has state or it changes batches.
-
-    Other loaders are returned as they are.
-    """
+    """Return PyTorch's loader for DeepSpeed's, unless that one's sampler has state or it changes batches."""
     kind = type(loader)
     if kind.__name__ != "DeepSpeedDataLoader" or not kind.__module__.startswith("deepspeed"):
         return loader

@@ -25,7 +25,7 @@ _FAULTS = (
 
 
 def gpu_in_use(device: torch.device) -> str | None:
-    """Return why the GPU counts as in use; None if it is idle."""
+    """Return the reason; None if it is idle."""
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)

@@ -85,7 +85,7 @@ class SlotMark:
 
 
 class Slot:
-    """Memory of ``size`` bytes: `existing`, in a new file, or anonymous. Raises OSError."""
+    """Memory of ``size`` bytes: existing, in a new file, or anonymous. Raises OSError."""
 
     def __init__(self, size: int, file: Path | None, existing: mmap.mmap | None = None) -> None:
         self.size = size
@@ -123,7 +123,7 @@ class Slot:
         return slot
 
     def complete(self, mark: SlotMark) -> None:
-        """Mark the content as complete. Raises OSError if that is not visible to other processes."""
+        """Mark the content as complete. Raises OSError if others cannot see it."""
         self.mark = mark
         if self.file is not None:
             write_mark(self.file, mark)
@@ -204,7 +204,7 @@ class DirectoryLock:
 
 
 def surviving(node: Path) -> Iterator[tuple[Path, SlotMark]]:
-    """Yield files with a complete checkpoint. Skip unreadable and untrusted ones."""
+    """Yield complete checkpoints; skip untrusted files."""
     for mark_file in sorted(node.glob("*/slot-*.json")):
         file = mark_file.with_suffix("")
         try:

@@ -52,7 +52,7 @@ def settings_of(optimizer: Any) -> list[dict[str, Any]]:
 def put_settings(optimizer: Any, before: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> None:
     """Set the groups' options to ``saved``.
 
-    ``before`` has the options before a load. Its tensors are filled and used again.
+    Tensors of ``before``, the options before a load, are filled and used again.
     """
     for group, own, values in zip(optimizer.param_groups, before, saved, strict=True):
         for key, value in values.items():
@@ -68,7 +68,7 @@ def put_settings(optimizer: Any, before: Sequence[Mapping[str, Any]], saved: Seq
 
 
 def owned_numbers(part: Any) -> set[int]:
-    """Return the numbers of the parameters that this rank's ``ZeroRedundancyOptimizer`` updates."""
+    """Return the numbers of the parameters that this rank updates."""
     owned = {parameter for group in part.optim.param_groups for parameter in group["params"]}
     return {number for number, parameter in enumerate(parameters_of(part)) if parameter in owned}
 
@@ -93,7 +93,7 @@ def inner_optimizers(part: Any) -> Iterator[tuple[str, torch.optim.Optimizer]]:
 
 
 def separate_optimizers(part: Any) -> dict[str, torch.optim.Optimizer]:
-    """Return the inner optimizers whose state `part` does not share."""
+    """Return inner optimizers with a state of their own."""
     if is_zero_redundancy(part):
         return {}
     own = getattr(part, "state", None)
@@ -105,7 +105,7 @@ def is_standard(part: Any) -> bool:
 
 
 def live_state(optimizer: torch.optim.Optimizer) -> Mapping[Any, Any]:
-    """Return the state by parameter, not a copy; only this rank's of a ``ZeroRedundancyOptimizer``."""
+    """Return this rank's state by parameter, not a copy."""
     inner = optimizer.optim if is_zero_redundancy(optimizer) else optimizer  # type: ignore[attr-defined]
     state: Mapping[Any, Any] = inner.state
     return state

@@ -1,7 +1,7 @@
 """The scheduled learning rate, independent of the optimizer's.
 
-Most schedulers multiply the optimizer's present rate, so they adopt external changes. Their closed form depends only on
-the step's number. Of the schedulers without one, only MultiplicativeLR and ChainedScheduler use the present rate.
+Most schedulers multiply the optimizer's present rate, so they adopt external changes. Their closed form does not. Of
+those without one, MultiplicativeLR and ChainedScheduler also use the present rate.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class RateSchedule:
         return self._agreed >= _IN_A_ROW
 
     def expect_followed(self) -> None:
-        """Expect a rate at once: the resumed training followed the schedule."""
+        """Expect it at once, in a resumed training."""
         self._agreed = _IN_A_ROW
 
     @property
     def rate(self) -> Any:
-        """Expected rate; None if unknown. Each reading compares the optimizer's rate until it is followed."""
+        """Expected rate; None until the optimizer followed it. Each reading counts."""
         if self._scheduler is None:
             return None
         rate = _scheduled_rate(self._scheduler)
@@ -53,7 +53,7 @@ class RateSchedule:
 
 
 def computes_as_pytorch(scheduler: Any) -> bool:
-    """Return whether it is PyTorch's, or a subclass that does not override the computation."""
+    """Return whether PyTorch's own code computes the rate."""
     kind = type(scheduler)
     if not isinstance(scheduler, lr_scheduler.LRScheduler):
         return False
@@ -62,7 +62,7 @@ def computes_as_pytorch(scheduler: Any) -> bool:
 
 
 def _schedules(scheduler: Any, optimizer: Any) -> bool:
-    """Return whether `scheduler` sets `optimizer`'s rate. Compare groups, because either may be wrapped."""
+    """Compare groups, because either may be wrapped."""
     groups: Any = getattr(getattr(scheduler, "optimizer", None), "param_groups", ())
     return len(groups) > 0 and groups[0] is optimizer.param_groups[0]
 

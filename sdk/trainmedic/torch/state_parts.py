@@ -125,7 +125,7 @@ class StateParts:
         return {name: part for name, part in self.by_name.items() if isinstance(part, torch.optim.Optimizer)}
 
     def of_optimizers(self) -> dict[str, Any]:
-        """Return PyTorch optimizers, and other parts given under the name ``optimizer``."""
+        """Return optimizers, and parts named ``optimizer``."""
         return {
             name: part
             for name, part in self.by_name.items()

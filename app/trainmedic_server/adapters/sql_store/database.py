@@ -24,7 +24,7 @@ _REFUSING_STATES = ("22", "23", "54")
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether the database failed. False if it rejected its input."""
+    """Return whether the database failed, not its input."""
     if not isinstance(error, exc.DBAPIError):
         return isinstance(error, exc.TimeoutError)
     state = getattr(error.orig, "sqlstate", None)
@@ -136,7 +136,7 @@ class OwnerLock:
             )
 
     def release(self) -> None:
-        """Release the locks. Keep the lock file: after its removal, two servers could lock two files of one name."""
+        """Keep the lock file, or two servers could lock two files of one name."""
         if self._name is not None:
             self._name.release()
         self._file.release()
@@ -182,8 +182,7 @@ class OwnerLock:
 def writer_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:
     """Return the engine for writes.
 
-    It checkpoints the write-ahead log every 32 MB instead of 4, so pages that change often are written an eighth as
-    often.
+    The write-ahead log is checkpointed every 32 MB, not 4: pages that change often are written less often.
     """
     engine = sa.create_engine(url, poolclass=pool.NullPool, connect_args=_connect_args(busy_timeout))
     pragmas = ("cache_size = -32768", "journal_size_limit = 67108864", "wal_autocheckpoint = 8000")
@@ -192,7 +191,7 @@ def writer_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:
 
 
 def reader_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:
-    """Return the engine for reads. A transaction sees one moment's state, and does not block or await writers."""
+    """Return an engine whose transactions see one moment's state and neither block nor await writers."""
     engine = sa.create_engine(
         url, poolclass=pool.QueuePool, pool_size=READERS, max_overflow=0, connect_args=_connect_args(busy_timeout)
     )

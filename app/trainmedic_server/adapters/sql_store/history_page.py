@@ -131,7 +131,7 @@ def _among(ids: sa.Column[Any], span: Span | None, *conditions: Condition | sa.T
 def other_conditions(
     matching: HistoryFilter, before: tuple[datetime, str] | None
 ) -> Iterator[Condition | sa.TextClause]:
-    """Yield the conditions besides those of `alternatives`."""
+    """Yield those not in `alternatives`."""
     if matching.since is not None:
         yield runs.c.created_at >= matching.since
     if matching.until is not None:

@@ -22,17 +22,17 @@ SECONDS = 1.0
 """Limit of one page; the window in progress is completed."""
 _FIRST_WINDOW = timedelta(hours=1)
 _SHORT = 0.05
-"""Seconds: after a faster window, the next one is four times as long."""
+"""Seconds: faster windows are followed by fourfold ones."""
 _BEFORE_ALL = "!"
 """Sorts before every run's ID."""
 _KEYS = {"sqlite": sa.literal_column("runs.rowid", sa.BigInteger)}
-"""Column to intersect, by dialect; otherwise the ID. Every SQLite index has the row number."""
+"""Column to intersect, if not the ID: every SQLite index has the row number."""
 _OLDEST = sa.select(sa.func.min(runs.c.created_at))
 _NEWEST = sa.select(sa.func.max(runs.c.created_at))
 
 
 def is_needed(matching: HistoryFilter) -> bool:
-    """Return whether one index is not enough. Open runs and pending undos are few, so theirs is."""
+    """Return whether one index is too slow. Open runs and pending undos are few."""
     if matching.is_open or matching.owes_undo:
         return False
     return bool(values_of(matching.node)) or len(list(alternatives(matching))) > 1
@@ -46,7 +46,7 @@ def search(
     seconds: Callable[[], float] = time.monotonic,
     mapped: Collection[str] = (),
 ) -> tuple[list[sa.Row[Any]], Place | None]:
-    """Return up to `limit` runs, newest first, and the place of the next page; None at the end."""
+    """Return the newest runs and the next page's place, None at the end."""
     oldest, newest = connection.execute(_OLDEST).scalar(), connection.execute(_NEWEST).scalar()
     if oldest is None or newest is None:
         return [], None

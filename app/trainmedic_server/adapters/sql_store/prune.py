@@ -1,4 +1,4 @@
-"""Deletion of old data. Functions with a transaction delete one batch and return its number of rows."""
+"""Deletion of old data. Functions with a transaction delete a batch and return its size."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 from trainmedic_server.adapters.sql_store.verdicts import verdicts
 
 BATCH = 50
-"""Rows per transaction; other writes wait for it for a few milliseconds."""
+"""Rows per transaction, so that others wait a few milliseconds."""
 
 REST = 3
-"""Pause after a deletion, as a multiple of its duration. A million runs take up to an hour."""
+"""Pause per duration of a deletion: a million runs take up to an hour."""
 
 _BEFORE = sa.bindparam("before", type_=schema.TimeColumn)
 _RUN_IDS: sa.BindParameter[Any] = sa.bindparam("runs", expanding=True)
@@ -102,7 +102,7 @@ _DELETE_EVENTS = sa.delete(events).where(
 )
 _FINDING_IDS: sa.BindParameter[Any] = sa.bindparam("findings", expanding=True)
 _AFTERWARDS = 3600 * 1_000_000
-"""Microseconds after a job left a node in which findings there may still be about it."""
+"""Microseconds: later findings on the node are not about the job."""
 _IS_OF_KEPT_JOB = sa.exists().where(
     kept_jobs.c.job == findings.c.job,
     sa.or_(kept_jobs.c.attempt == 0, findings.c.attempt.is_(None), kept_jobs.c.attempt == findings.c.attempt),
@@ -171,7 +171,7 @@ def alerts_before(transaction: SqlTransaction, before: datetime) -> int:
 
 
 def count_surplus_alerts(connection: sa.Connection) -> int:
-    """Return by how many the alerts without a run exceed `MOST_ALERTS`; negative below it."""
+    """May be negative."""
     return int(connection.execute(_COUNT_OF_NOTHING).scalar_one()) - MOST_ALERTS
 
 
@@ -202,7 +202,7 @@ def verdicts_before(transaction: SqlTransaction, before: datetime) -> int:
 
 
 def small_tables_before(transaction: SqlTransaction, before: datetime) -> int:
-    """Delete nodes, time gaps, job places and counted days. Their rows are few, so return 0: no batch follows."""
+    """Delete old rows of small tables. Returns 0: no batch follows."""
     connection = transaction.flushed_connection(deletes_nodes=True)
     connection.execute(_DELETE_NODES, {"before": before})
     connection.execute(_DELETE_TIME_GAPS, {"before": before})

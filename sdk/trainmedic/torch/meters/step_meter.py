@@ -19,16 +19,14 @@ class StepMeter:
         self._tokens = 0
 
     def measure_waits(self, model: torch.nn.Module, waits: Waits) -> None:
-        """Add the model's waits for other ranks."""
         self._waits.add(model, waits)
 
     def add_batch(self, batch: Any, seconds: float) -> None:
-        """``seconds``: time for which the loop waited for it."""
+        """``seconds``: wait for it."""
         self._data_seconds = (self._data_seconds or 0.0) + seconds
         self._tokens += tokens_in(batch)
 
     def start_waiting(self) -> None:
-        """Begin a wait of the loop for other ranks."""
         self._waits.start()
 
     def stop_waiting(self) -> None:
