@@ -147,7 +147,7 @@ class CommandRunner:
     def _enter(self, command: envelope.Command, resumed: bool = False) -> None:
         with self._lock:
             self._deadlines[command.id] = command.expires_at
-            self._unwritten.pop(command.id, None)  # it had expired; a repeat now finds it open
+            self._unwritten.pop(command.id, None)  # a repeat of a command that had expired: it is open again
         executor = self._executors.get(command.action)
         # An older agent may have accepted an action that is unknown here. Any queue will do: `carry_out` answers it.
         name = executor.queue if executor is not None else next(iter(self._queues))
@@ -184,11 +184,11 @@ class CommandRunner:
         with self._lock:
             deadline = self._deadlines[command.id]
         if self._now() >= deadline:
-            leaves_nothing = self._leaves_nothing(executor, accepted)
+            leaves_nothing = self._abandon_begun(executor, accepted)
             return ended(envelope.EXPIRED, _TOO_LATE) if leaves_nothing else _doubtful(envelope.EXPIRED, _PERHAPS_BEGUN)
         refusal = self._context.policy.refusal(command)
         if refusal is not None:
-            leaves_nothing = self._leaves_nothing(executor, accepted)
+            leaves_nothing = self._abandon_begun(executor, accepted)
             rejected = envelope.REJECTED
             return ended(rejected, refusal) if leaves_nothing else _doubtful(rejected, f"{refusal}; {_BEGUN}")
         try:
@@ -209,8 +209,8 @@ class CommandRunner:
             self._context.counters.loop_error(executor.queue)
             return ended(envelope.FAILED, f"{type(error).__name__}: {error}")
 
-    def _leaves_nothing(self, executor: Executor, accepted: AcceptedCommand) -> bool:
-        """Undo a command that an earlier process may have begun; return whether no effect is left."""
+    def _abandon_begun(self, executor: Executor, accepted: AcceptedCommand) -> bool:
+        """Revert partial effects; return whether none is left."""
         if not accepted.resumed:
             return True
         if not isinstance(executor, SupportsAbandon):

@@ -25,7 +25,7 @@ class AgentCounters:
         self._redis_answered_at = at
 
     def redis_answered_at(self) -> float | None:
-        """Return the Unix time of Redis's last answer, or None."""
+        """Return the Unix time of Redis's last answer; None before the first."""
         return self._redis_answered_at
 
     def commands(self) -> dict[tuple[str, str], int]:

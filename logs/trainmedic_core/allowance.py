@@ -1,7 +1,9 @@
+"""Limit of the templates in one file."""
+
 from __future__ import annotations
 
 MOST_PARTS = 50_000
-"""Nodes of a file's templates, compiled in about 3 s."""
+"""Syntax-tree nodes, compiled in about 3 s."""
 _PARTS_OF_ANY_TEMPLATE = 10
 _CHARACTERS_PER_PART = 16
 

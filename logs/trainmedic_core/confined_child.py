@@ -88,7 +88,7 @@ def refuse_signals() -> None:
 
 
 def first_mapped(ids: Sequence[int]) -> int | None:
-    """Return the first number that is a mapped user and group, or None."""
+    """Return the first number that is a mapped user and group; None without one."""
     ranges = [_ranges(_SELF / f"{name}_map") for name in ("uid", "gid")]
     return next((number for number in ids if all(any(number in each for each in part) for part in ranges)), None)
 

@@ -8,7 +8,7 @@ _LONGEST_PCI = 16
 
 
 def normal_pci(text: str) -> str | None:
-    """Return a PCI address as ``0000:18:00.0``, or None."""
+    """Return a PCI address as ``0000:18:00.0``; None for another text."""
     address = _PCI.fullmatch(text.strip().lower())
     if address is None:
         return None

@@ -14,22 +14,22 @@ import threading
 from collections.abc import Callable
 
 _SETRESUID = {"x86_64": 117, "aarch64": 147}
-"""The C library's function changes all threads."""
+"""The C library's function would change all threads."""
 _UNCHANGED = -1
 _JOIN_SECONDS = 5.0
 
 
 def kill(pid: int, uid: int) -> bool:
     """Kill a process, even a stopped one. Return False without permission."""
-    return _ended(lambda: os.kill(pid, signal.SIGKILL), uid)
+    return _signalled(lambda: os.kill(pid, signal.SIGKILL), uid)
 
 
 def kill_group(group: int, uid: int) -> bool:
     """Kill the user's processes of a group, like `kill`."""
-    return _ended(lambda: os.killpg(group, signal.SIGKILL), uid)
+    return _signalled(lambda: os.killpg(group, signal.SIGKILL), uid)
 
 
-def _ended(send: Callable[[], None], uid: int) -> bool:
+def _signalled(send: Callable[[], None], uid: int) -> bool:
     if uid == os.geteuid():
         return _sent(send)
     outcome: list[bool] = []

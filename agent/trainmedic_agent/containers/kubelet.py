@@ -13,7 +13,7 @@ _LABELS = ("io.kubernetes.", "io.cri-")
 
 
 def sign_of_kubelet(proc: Path = Path("/proc"), pods: Path = Path("/var/lib/kubelet/pods")) -> str | None:
-    """Return the evidence for a kubelet here, in words, or None."""
+    """Return the evidence for a kubelet here, in words; None without any."""
     if os.environ.get("KUBERNETES_SERVICE_HOST"):
         return "this agent runs in a pod"
     for name in _process_names(proc):

@@ -59,7 +59,7 @@ def access_times(mount: int | None, proc: Path, *, sees_every_process: bool) -> 
         others = _mounts_of_others(proc)
     except OSError:
         others, sees_every_process = [], False
-    # This process may see as read-only what it must not write, so only the others' mounts count.
+    # The agent's own mounts may be read-only only for its protection, so only the others' count.
     is_read_only = any(b"ro" in entry.options for entry in others if entry.device == ours.device)
     options = [entry.options for entry in (*own, *others) if entry.device == ours.device]
     if any(b"noatime" in each for each in options):
@@ -74,8 +74,7 @@ def access_times(mount: int | None, proc: Path, *, sees_every_process: bool) -> 
 def _mounts_of_others(proc: Path) -> list[Mount]:
     """Return the mounts of machine and containers. Raises OSError.
 
-    Namespaces with the first process's ``/`` are skipped: services' restrictions would show nearly everything as
-    read-only.
+    Namespaces with the machine's ``/`` are skipped: to restricted services nearly everything is read-only.
     """
     mounts = mounts_of(proc / "1")
     top = _top(mounts)

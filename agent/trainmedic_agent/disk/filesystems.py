@@ -96,7 +96,7 @@ def open_directory(parent: int, name: str) -> int:
 
 
 def mount_of(fd: int) -> int | None:
-    """Return the mount ID, or None. Unlike the device number, it distinguishes bind mounts."""
+    """Return the mount ID; None if unknown. Unlike the device number, it distinguishes bind mounts."""
     try:
         with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as lines:  # noqa: PTH123
             return next((int(line.split()[1]) for line in lines if line.startswith("mnt_id:")), None)
@@ -218,6 +218,7 @@ class Filesystems:
         return self._measure(filesystem.fd)
 
     def has_enough(self, device: int) -> bool:
+        """Return whether the target is reached; wait for space freed late."""
         if self._target is None:
             return False
         if self.space(device).percent >= self._target:

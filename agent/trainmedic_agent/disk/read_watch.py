@@ -45,6 +45,7 @@ class ReadWatch:
         self._is_blind = False
         self._numbers: dict[WalkedDirectory, set[int]] = {}
         self._names: dict[WalkedDirectory, set[str]] = {}
+        """Matched files. In other directories every file counts."""
         self._opened: dict[int, set[str]] = {}
         self._opened_count = 0
         self._own_opens: set[tuple[int, str]] = set()
@@ -80,6 +81,7 @@ class ReadWatch:
         return Reason.READ if any(names is None or name in names for name in opened) else None
 
     def ignore(self, directory: WalkedDirectory, name: str) -> None:
+        """Ignore the agent's own open of a file."""
         self._own_opens.update((number, name) for number in self._numbers.get(directory, ()))
 
     def _watch(self, directories: Iterable[WalkedDirectory], *, is_deep: bool) -> None:

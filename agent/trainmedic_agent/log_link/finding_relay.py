@@ -53,7 +53,7 @@ class FindingRelay:
         self._send = send
         self._unix_now = unix_now
         self.clock_error: float | None = None
-        """Seconds, or None."""
+        """Seconds; None until it is known."""
         self._lock = threading.Lock()
         self._batch: FindingBatch | None = None
         self._generation = 0

@@ -26,7 +26,7 @@ class RuleNews:
         self._known = None
 
     def look(self, client: redis.Redis) -> RulesNow | None:
-        """Return changed rules, or None. Raises Redis errors."""
+        """Return changed rules; None without any. Raises Redis errors."""
         value: Any = client.get(notice_of_rules(self._node))
         if value is None:
             return None  # no server has published rules in the last hour: the reader keeps its own

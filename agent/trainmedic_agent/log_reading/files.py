@@ -119,7 +119,9 @@ class Positions(Protocol):
 
 class FileCounts(Protocol):
     files: Mapping[str, int]
+    """Followed files by source."""
     refused: Mapping[str, int]
+    """Files that were not opened, by reason."""
 
 
 class FileFollowing(Generic[FollowedT]):

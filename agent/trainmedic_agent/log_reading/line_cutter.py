@@ -14,7 +14,7 @@ PlacedLine = tuple[int, bytes]
 class LineCutter:
     """Splitter of pieces from `offset` on into lines of at most `longest` bytes.
 
-    `is_skipping`: the rest of a returned line follows.
+    `is_skipping`: the next line feed ends a line that was returned already.
     """
 
     def __init__(self, offset: int = 0, is_skipping: bool = False, longest: int = MOST_KEPT) -> None:
@@ -50,6 +50,7 @@ class LineCutter:
         return lines
 
     def half_line(self) -> list[PlacedLine]:
+        """Return the last line without line feed, if any."""
         lines: list[PlacedLine] = []
         if self._begun:
             self._give_out(self._begun, lines)

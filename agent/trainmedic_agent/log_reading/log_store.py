@@ -45,6 +45,7 @@ _TABLES = (
 )
 _TRACKED = "CREATE TABLE log_followed (number INTEGER PRIMARY KEY, value TEXT NOT NULL)"
 _IN_ROWS = "{}"
+"""Value of `_TRACKER` since its entries are rows of ``log_followed``."""
 _COUNTS = "SELECT (SELECT COUNT(*) FROM log_findings), (SELECT COUNT(*) FROM log_waiting)"
 _INSTANCE, _LOST, _TRACKER, _RULES = "instance", "lost", "tracker", "rules"
 
@@ -77,6 +78,7 @@ class LogStore:
             self._put(_INSTANCE, envelope.new_id())
         self._instance = self._value(_INSTANCE) or ""
         self.is_new = self._value(_TRACKER) is None
+        """True until the first commit."""
         self._adopt_tracker()
         counters.findings_lost = int(self._value(_LOST) or 0)
         self._measure()
@@ -122,7 +124,7 @@ class LogStore:
         if outgoing:
             self._measure()
 
-    def first_word(self, finding: Finding) -> str:
+    def text_of(self, finding: Finding) -> str:
         return self._encoded(OutgoingFinding(finding)).decode()
 
     @staticmethod
@@ -146,7 +148,7 @@ class LogStore:
     # --- sending ---
 
     def waiting(self, most: int) -> list[tuple[int, bytes]]:
-        """Return the next updates, now final, with their numbers."""
+        """Number and return the next updates, which are now final."""
         with self._lock:
             ((numbered, queued),) = self._journal.rows(_COUNTS)
             if queued and numbered < most:

@@ -158,7 +158,7 @@ class RuleRunner:
                 if excerpt is not None and not pending.update:
                     self._hold(pending.finding_id, excerpt)
                     continue
-                finding = self._latest.pop(pending.finding_id, None) or self._first_word(pending)
+                finding = self._latest.pop(pending.finding_id, None) or self._stored_finding(pending)
                 if excerpt is not None and finding is not None:
                     self._say(finding, excerpt)
             self._positions[source.key] = {"place": place, "stream": source.stream.to_json()}
@@ -211,7 +211,7 @@ class RuleRunner:
 
     def _await_excerpt(self, stream: LineStream, finding: Finding, place: int) -> None:
         self._latest[finding.id] = finding
-        stream.excerpts = [*stream.excerpts, self._pending(finding, place, self._store.first_word(finding))]
+        stream.excerpts = [*stream.excerpts, self._pending(finding, place, self._store.text_of(finding))]
 
     def _pending(self, finding: Finding, place: int, update: str) -> PendingExcerpt:
         return PendingExcerpt(finding.id, place, update, self._monotonic() + EXCERPT_SECONDS)
@@ -221,7 +221,7 @@ class RuleRunner:
         if len(self._held) > _MOST_HELD:
             self._held.pop(next(iter(self._held)))
 
-    def _first_word(self, pending: PendingExcerpt) -> Finding | None:
+    def _stored_finding(self, pending: PendingExcerpt) -> Finding | None:
         try:
             return self._store.finding_of(pending.update)
         except ValueError:  # another version's format

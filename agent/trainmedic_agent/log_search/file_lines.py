@@ -31,7 +31,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def born_at(fd: int) -> datetime | None:
-    """Return the file's creation time (statx(2)), or None."""
+    """Return the file's creation time (statx(2)); None if it is not recorded."""
     statx = _statx()
     if statx is None:
         return None
@@ -59,6 +59,7 @@ PIECE = 256 * 1024
 UNTIMED_BYTES = 1024 * 1024
 """Read at the end of files without times."""
 _NEAR = 256 * 1024
+"""Bytes at which a bisection ends."""
 _MUCH = 4 * 1024 * 1024
 """Bytes from which on lines that arrived in time are checked for old timestamps."""
 _BEFORE = 64 * 1024
@@ -67,6 +68,7 @@ _PROBE = 64 * 1024
 _PROBES = 4
 _MARKED = 64
 _QUIET_SECONDS = 10.0
+"""After this, a last line without line feed is complete."""
 
 
 class FileLines(WantedLines):
@@ -103,7 +105,7 @@ class FileLines(WantedLines):
         self.go_to(place if place is not None and self.has(place) else self._first())
 
     def has(self, place: FilePlace) -> bool:
-        """Return whether the bytes before a place are unchanged. Raises OSError."""
+        """Return whether the marked bytes before a place are unchanged. Raises OSError."""
         return place.offset <= self._size and place.mark in (0, self._mark(place.offset))
 
     def go_to(self, place: FilePlace) -> None:
@@ -124,7 +126,7 @@ class FileLines(WantedLines):
 
     def _mark(self, offset: int) -> int:
         begin = max(offset - _MARKED, 0)
-        return zlib.crc32(os.pread(self._fd, offset - begin, begin)) or 1
+        return zlib.crc32(os.pread(self._fd, offset - begin, begin)) or 1  # 0 means no mark
 
     def _read(self) -> bool:
         read = len(self._waiting)
@@ -166,6 +168,7 @@ class FileLines(WantedLines):
         return stated[-100:]
 
     def _first(self) -> FilePlace:
+        """Return a place before the first line since `since`, by bisection."""
         since = self._wanted.query.since
         low, high = 0, self._size
         arrivals = self.clock.arrivals
@@ -204,6 +207,7 @@ class FileLines(WantedLines):
         return low
 
     def _time_at(self, offset: int, before: int, *, is_latest: bool = False) -> datetime | None:
+        """Return the first time from `offset` on, or the latest in its piece; None without one nearby."""
         for _ in range(_PROBES):
             offset = self._data_at(offset)
             if offset >= before:

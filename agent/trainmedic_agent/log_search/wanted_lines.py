@@ -60,7 +60,7 @@ class FilePlace(NamedTuple):
     at: datetime = BEGINNING
     """Time of the last timed line before it."""
     mark: int = 0
-    """Checksum of the bytes before it."""
+    """Checksum of the bytes before it; 0 without one."""
 
 
 class WantedLines(ABC):
@@ -192,7 +192,7 @@ class WantedLines(ABC):
         prefixed = prefixes.split(text, self._origin.source)
         if self.skips_ranks and prefixed.local_rank is not None:
             return None, None
-        at = prefixed.at or times.said_by(prefixed.text, record_of(prefixed.text))
+        at = prefixed.at or times.stated_by(prefixed.text, record_of(prefixed.text))
         return at, line_times.stated(prefixed.text) if at is None else None
 
     def _likely(self, lines: list[PlacedLine]) -> Sequence[PlacedLine]:

@@ -83,7 +83,7 @@ class EntryMaker:
 
     @property
     def key_place(self) -> int | None:
-        """Start of an unfinished private key, or None."""
+        """Start of an unfinished private key; None outside one."""
         return self._key_place if self._mask.is_in_key else None
 
     def entry(self, placed: PlacedLine, arrived: datetime, now: datetime, turn: int = 0) -> StoreEntry | None:

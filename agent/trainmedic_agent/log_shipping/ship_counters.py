@@ -39,10 +39,11 @@ class ShipCounters:
         self._failures: Counter[str] = Counter()
         self.files: Mapping[str, int] = {}
         self.refused: Mapping[str, int] = {}
-        """Refused lines, counted by reading."""
+        """Shown by log reading."""
         self.behind = 0
         """Bytes that the store lacks."""
         self.problem = ""
+        """Why the store does not accept lines; otherwise empty."""
 
     def shipped(self, lines: Mapping[str, int]) -> None:
         with self._lock:

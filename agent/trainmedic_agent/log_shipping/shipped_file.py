@@ -120,7 +120,7 @@ class ShippedFile:
     # --- called by ``shipper`` ---
 
     def head(self) -> StoreEntry | None:
-        """Return the next entry without removing it, or None. Raises OSError."""
+        """Return the next entry without removing it, if any. Raises OSError."""
         while self._head is None:
             if not self._raw and not self._read():
                 return None

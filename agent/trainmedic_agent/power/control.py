@@ -253,7 +253,7 @@ class PowerControl:
         return [cap_id for cap_id, cap in active.items() if self._remaining(cap) <= 0]
 
     def next_end(self) -> float | None:
-        """Return the seconds until the first lease ends, or None."""
+        """Return the seconds until the first lease ends; None without a cap."""
         remaining = [self._remaining(cap) for state in self.ledger.all().values() for cap in state.active]
         return min(remaining, default=None)
 

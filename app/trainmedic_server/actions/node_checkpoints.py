@@ -1,4 +1,4 @@
-"""Checkpoints of a node's training jobs before work is taken from it. A failure stops nothing."""
+"""Checkpoints of a node's training jobs before work is taken from it. A failed one stops nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ async def ask_for(
 ) -> dict[str, str]:
     """Return each job's outcome, ``written`` or why not, at most `patience` after the step's start.
 
-    If it `can_stop`, raises as `check_wanted` within a second.
+    ``*`` stands for all jobs if Redis is unavailable.
+    With `can_stop`, raises `check_wanted`'s errors within a second.
     """
     until = min(call.issued_at + patience, call.deadline)
     try:

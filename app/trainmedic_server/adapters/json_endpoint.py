@@ -28,7 +28,10 @@ class JsonEndpoint:
         self._http = HttpxCaller()
 
     async def send(self, method: str, path: str, document: Any, media_type: str = "application/json") -> Any:
-        """Return JSON, or None. Raises PermanentFailure for rejected content, TemporaryFailure, OutcomeUnknown."""
+        """Return the answer's JSON; None if it is not JSON.
+
+        Raises PermanentFailure for rejected content, TemporaryFailure, OutcomeUnknown.
+        """
         headers = {"Content-Type": media_type}
         if self._token_file is not None:
             headers["Authorization"] = f"Bearer {await read_secret(self._token_file, f'the token for {self._what}')}"

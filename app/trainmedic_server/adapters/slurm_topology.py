@@ -1,6 +1,6 @@
 """Nodes and running jobs of Slurm, read periodically. After a failure the last ones remain.
 
-The rest between readings grows with their duration, for slurmctld's sake.
+The pause between readings grows with their duration, to limit slurmctld's load.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SlurmWatch:
 def read(nodes: Sequence[SlurmNode], jobs: Sequence[SlurmJob], before: SlurmTopology) -> SlurmTopology:
     by_node: dict[str, set[str]] = {}
     by_gpu: dict[str, set[str]] = {}
-    whole: dict[str, str] = {}
+    whole: dict[str, str] = {}  # ID of the whole job, by the ID of each part of it
     for job in jobs:
         job_id = job.leader or job.job_id
         whole |= dict.fromkeys((job.job_id, *job.other_ids), job_id)

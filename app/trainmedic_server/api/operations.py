@@ -35,7 +35,7 @@ from trainmedic_server.ports.tallies import PlaybookTally
 from trainmedic_server.reports import repair_outcomes
 from trainmedic_server.reports.compiling import ReportCompiler
 
-CountsOfLate: TypeAlias = Callable[[], Awaitable[Mapping[str, PlaybookTally]]]
+RecentCounts: TypeAlias = Callable[[], Awaitable[Mapping[str, PlaybookTally]]]
 
 
 class OrderBody(ApiModel):
@@ -150,7 +150,7 @@ def routers(
         starts.router(engine, standing.present, auth, bodies),
         approvals.router(compiler.history, auth, reads, standing.external_url),
         orders(engine, standing.present, auth, bodies),
-        overview(catalog, compiler.counts_of_late, auth, reads, clock.now, alert_map),
+        overview(catalog, compiler.recent_counts, auth, reads, clock.now, alert_map),
         job_orders(lives, auth, bodies),
     )
 
@@ -203,7 +203,7 @@ def orders(engine: EnginePort, present: Present, auth: Authenticator, bodies: Bo
 
 def overview(
     catalog: CatalogPort,
-    counts_of_late: CountsOfLate,
+    recent_counts: RecentCounts,
     auth: Authenticator,
     reads: ReadTurns,
     now: Callable[[], datetime],
@@ -220,7 +220,7 @@ def overview(
     async def playbooks(counted: Counted = True) -> PlaybookList:
         """Files that were not loaded are included with their errors."""
         async with reads.take():
-            counts = await counts_of_late() if counted else {}
+            counts = await recent_counts() if counted else {}
         problems = (*catalog.problems, *(alert_map.problems if alert_map is not None else ()))
         return PlaybookList(
             items=[PlaybookSummary(**_summary(playbook, counts, now())) for playbook in catalog.all()],
@@ -240,7 +240,7 @@ def overview(
                 "No playbook of that name is loaded. GET /playbooks lists loaded playbooks and failed files."
             )
         async with reads.take():
-            counts = await counts_of_late() if counted else {}
+            counts = await recent_counts() if counted else {}
         return PlaybookView(**_summary(playbook, counts, now()), text=playbook.text)
 
     return routes

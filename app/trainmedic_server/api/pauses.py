@@ -27,7 +27,7 @@ from trainmedic_server.ports.outside import Clock
 
 _LONGEST = timedelta(days=366)
 _CLOCKS_DIFFER = timedelta(minutes=5)
-"""Largest age of a start: a client's "now", if its clock is slow."""
+"""Accepted age of a start: a client's clock may be slow."""
 _REFUSALS = responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503)
 
 
@@ -174,10 +174,10 @@ def controls_view(controls: Controls, now: datetime) -> ControlsView:
 def routers(
     engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
 ) -> tuple[ApiRoutes, ...]:
-    return _switching(engine, catalog, auth, bodies, clock), _standing(engine, catalog, auth, bodies, clock)
+    return _switches_routes(engine, catalog, auth, bodies, clock), _limits_routes(engine, catalog, auth, bodies, clock)
 
 
-def _standing(
+def _limits_routes(
     engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
 ) -> ApiRoutes:
     operator = requires(auth, TokenRole.OPERATOR)
@@ -208,7 +208,7 @@ def _standing(
     return routes
 
 
-def _switching(
+def _switches_routes(
     engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
 ) -> ApiRoutes:
     operator = requires(auth, TokenRole.OPERATOR)
@@ -250,14 +250,14 @@ def _switching(
 async def set_mode(
     engine: EnginePort, catalog: CatalogPort, clock: Clock, name: str, body: ModeBody, actor: str
 ) -> ControlsView:
-    """A playbook's name is no pattern. Raises NotFound, Conflict, StoreUnavailable."""
+    """Raises NotFound, Conflict, StoreUnavailable."""
     now = clock.now()
-    orders = [pause for pause in engine.controls.pauses if pause.observe and pause.scope.playbook == name]
+    limits = [pause for pause in engine.controls.pauses if pause.observe and pause.scope.playbook == name]
     if body.mode == "as_written":
-        if not orders:
+        if not limits:
             raise NotFound(f"The playbook {name} is not limited to observing by an operator.")
-        for order in orders:
-            await engine.resume(actor, order.id)
+        for limit in limits:
+            await engine.resume(actor, limit.id)
         return controls_view(engine.controls, clock.now())
     if catalog.get(name) is None:
         raise NotFound("No playbook of that name is loaded. GET /playbooks lists loaded playbooks and failed files.")

@@ -51,7 +51,7 @@ def check(paths: Sequence[Path]) -> None:
     Each error is reported with file, line and column. Exit code: 1 after an error, 2 if there is no rule.
     """
     roots = log_rules.rule_roots(paths)
-    log_rules.tell_checked(roots, *check_log_rules(roots))
+    log_rules.report_checked(roots, *check_log_rules(roots))
 
 
 @logs.command()

@@ -28,6 +28,7 @@ class InnerApi:
         return await self.ask(principal, "GET", path, query)
 
     async def get_or(self, default: Any, principal: Principal, path: str, query: Query | None = None) -> Any:
+        """Return `default` on 404."""
         try:
             return await self.get(principal, path, query)
         except HttpProblem as problem:

@@ -58,7 +58,7 @@ class PageRequest(Struct, frozen=True):
             query=self.query,
             query_text=self.request.url.query,
             curl=self._curl,
-            standing=await self.stands(),
+            standing=await self.current_state(),
             notice=notice,
             **names,
         )
@@ -67,7 +67,7 @@ class PageRequest(Struct, frozen=True):
             notices.clear(response)
         return response
 
-    async def stands(self) -> StandingView:
+    async def current_state(self) -> StandingView:
         return await self.standing.now(since=last_event(self.request.headers.get("last-event-id", "0")) or 0)
 
     def _curl(self, path: str) -> str:

@@ -34,7 +34,7 @@ _RACK = re.compile(r"(?P<rack>.+?)[-_.]?\d+$")
 
 async def jobs(page: PageRequest) -> Response:
     listed = await _every(page, "/jobs")
-    present = await page.stands()
+    present = await page.current_state()
     return await page.page(
         "jobs.html",
         title="Jobs",
@@ -70,7 +70,7 @@ async def job(page: PageRequest) -> Response:
         findings=findings,
         most_findings=_MOST_FINDINGS,
         losses=losses_of(shown),
-        changed=_changed((await page.stands()).document).get(f"job:{name}", []),
+        changed=_changed((await page.current_state()).document).get(f"job:{name}", []),
         whole="whole" in page.query,
         curves=await _curves(page, name) if "whole" in page.query else None,
         labels=JOB_LABELS,
@@ -99,7 +99,7 @@ def _marks(runs: Iterable[Mapping[str, Any]]) -> Iterator[pictures.Mark]:
 
 async def nodes(page: PageRequest) -> Response:
     agents = await _every(page, "/agents")
-    present = await page.stands()
+    present = await page.current_state()
     racks = _racks(agents)
     changed = _changed(present.document)
     return await page.page(
@@ -124,7 +124,7 @@ async def node(page: PageRequest) -> Response:
     runs, more = await folding.runs(page, {"node": name})
     if agent is None and not runs:
         raise HttpProblem(404, f"The agent of node {name} is not connected, and no run was on this node.")
-    present = await page.stands()
+    present = await page.current_state()
     return await page.page(
         "node.html",
         title=f"Node {name}",

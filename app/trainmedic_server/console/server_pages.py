@@ -22,7 +22,7 @@ async def now(page: PageRequest) -> Response:
 
 
 async def settings(page: PageRequest, tested: Mapping[str, Any] | None = None) -> Response:
-    """`tested` is a sent test message."""
+    """`tested`: outcome of a test message sent from the page."""
     ready = await page.get("/ready")
     pauses = await page.get_or({"items": []}, "/pauses")
     sessions = await page.get_or(None, "/sessions")
@@ -40,12 +40,12 @@ async def settings(page: PageRequest, tested: Mapping[str, Any] | None = None) -
         sessions=sessions["items"] if sessions else None,
         errors=books["errors"],
         health=health,
-        present=(await page.stands()).document,
+        present=(await page.current_state()).document,
     )
 
 
 async def report(page: PageRequest) -> Response:
-    """The report is slow in a long history, so it is loaded afterwards."""
+    """The page requests the slow report by `whole`."""
     since = page.query.get("since", "7d")
     document = await page.get("/report", {"since": since}) if "whole" in page.query else None
     by_day = [

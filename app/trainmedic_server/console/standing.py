@@ -15,6 +15,7 @@ from trainmedic_server.http.problems import HttpProblem
 
 KEPT_SECONDS = 1.0
 _READY_SECONDS = 10.0
+"""Interval of requests for readiness."""
 
 
 class StandingView(Struct, frozen=True):
@@ -26,7 +27,7 @@ class StandingView(Struct, frozen=True):
     ready: bool
 
     @property
-    def owed(self) -> int:
+    def changed_runs(self) -> int:
         """Number of runs with changes that can be reverted."""
         changes = self.document["changed"] if self.document else ()
         return len({change["run_id"] for change in changes if change["is_reversible"]})

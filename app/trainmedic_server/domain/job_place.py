@@ -23,7 +23,7 @@ def contradiction(
 ) -> Unresolved | None:
     """Return why the alert is not about the known job of this name.
 
-    `used` is a GPU that it is said to use (`gpu_names.key`).
+    `used` is the GPU by which the job was found (`gpu_names.key`).
     """
     if labels.value(own_source.SOURCE) == own_source.DIAGNOSIS:
         return None  # a verdict names the failed node; the job may have moved
@@ -40,6 +40,7 @@ def contradiction(
 
 
 def elsewhere(job: str, node: str, topology: Topology) -> Unresolved | None:
+    """Return why the job is not on `node`; None if it is, or is nowhere known."""
     nodes = topology.nodes_of_job(job)
     if not nodes or node in nodes:
         return None

@@ -80,7 +80,7 @@ class OperatorPause(Struct, frozen=True):
         return window[1] if window is not None else None
 
     def without_this_window(self, now: datetime) -> OperatorPause | None:
-        """Return the pause from its next window on, or None."""
+        """Return the pause from its next window on; None without one."""
         window = self.window(now)
         if self.every is None or window is None or window[1] is None:
             return None

@@ -25,12 +25,12 @@ class Escalation(PlaybookModel):
 
     by: Annotated[Approvers, Field(min_length=1)]
     to: str | None = Field(None, description="Notification channel; default: all.")
-    timeout: Duration | None = None
+    timeout: Duration | None = Field(None, description="Time to answer; default: the step's timeout.")
     on_timeout: LastResort = "fail"
 
 
 class AskingForm(PlaybookModel):
-    """How people are asked."""
+    """Common members of steps and mode `approve`."""
 
     message: str = Field("", description="A template: what is asked.")
     by: Approvers = Field(

@@ -50,12 +50,12 @@ def advance(draft: RunDraft) -> RunPlan:
 
 
 def conclude_and_advance(draft: RunDraft, act: PerformAttempt, outcome: AttemptOutcome) -> RunPlan:
+    """Record the outcome, or remove a `CALLED_OFF` attempt."""
     if outcome is not CALLED_OFF:
         (undoing if act.undo else steps).apply_outcome(draft, act.key, outcome)
     elif not act.resumed:  # otherwise a killed server may have made it
         steps.take_back_attempt(draft, act.key)
-    if draft.refused is not None:
-        _cancel_or_not_start(draft, draft.refused[1], draft.refused[0])
+    _close_if_refused(draft)
     return advance(draft)
 
 
@@ -118,6 +118,8 @@ _UNUSED = {
 
 
 def observe(run: Run, playbook: CompiledPlaybook, names: Scope) -> Run:
+    """Close a run with the preview of its steps."""
+
     def observed(state: StepState) -> StepState:
         if why := step_sequence.why_without_target(run, state):
             return replace(state, status=StepStatus.SKIPPED, message=why)
@@ -159,6 +161,7 @@ def _advance_open(draft: RunDraft) -> Instruction | None:
 
 
 def _next_step(draft: RunDraft) -> Instruction | None:
+    """Return None to look again, as the run may have closed."""
     broken = step_sequence.failed_step(draft.run, draft.playbook)
     if broken is not None and broken.status is StepStatus.REJECTED:
         _close(draft, Status.REJECTED, group_plan.why_ended(draft, broken, broken.why_not))
@@ -191,8 +194,7 @@ def _next_step(draft: RunDraft) -> Instruction | None:
             return ahead
     if state is not None:
         then = steps.proceed(draft, state)
-        if draft.refused is not None:
-            _cancel_or_not_start(draft, draft.refused[1], draft.refused[0])
+        _close_if_refused(draft)
         return then
     if error is not None:
         _close(draft, Status.FAILED, error)
@@ -244,6 +246,12 @@ def _cancel_or_not_start(draft: RunDraft, reason: str, decision: Decision) -> No
     _close(draft, status, reason, decision)
 
 
+def _close_if_refused(draft: RunDraft) -> None:
+    if draft.refused is not None:
+        decision, reason = draft.refused
+        _cancel_or_not_start(draft, reason, decision)
+
+
 def _close(draft: RunDraft, status: Status, message: str, decision: Decision | None = None) -> None:
     unused = StepStatus.CANCELLED if status is Status.CANCELLED else StepStatus.SKIPPED
     for state in draft.run.steps:
@@ -251,7 +259,7 @@ def _close(draft: RunDraft, status: Status, message: str, decision: Decision | N
             ended = replace(state, status=unused, ended_at=draft.now if state.started_at else None)
             draft.put(steps.with_undo_as_owed(ended))
     draft.run = replace(draft.run, status=status, ended_at=draft.now, waiting_on=None, message=message)
-    draft.run = undoing.with_duties_of_closed(draft.run, draft.context.actions)
+    draft.run = undoing.with_undos_of_closed(draft.run, draft.context.actions)
     draft.add_event(Closed(status, message, decision))
 
 

@@ -81,7 +81,7 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
         draft.add_event(UndoDelayed(state.id, undo.action, outcome.error, attempt.number, wait.total_seconds()))
 
 
-def with_duties_of_closed(run: Run, actions: Actions) -> Run:
+def with_undos_of_closed(run: Run, actions: Actions) -> Run:
     """Return a just closed run with its pending undos.
 
     After success, ``on_failure`` undos are only available. Otherwise, what was held for a person's decision is released

@@ -18,7 +18,7 @@ from trainmedic_server.http.connection_table import ConnectionTable, Standing
 from trainmedic_server.http.limits import ConnectionLimits
 from trainmedic_server.http.problems import MEDIA_TYPE, ProblemResponse, from_error
 
-# Chunked encoding costs up to six bytes for each byte of a body.
+# Received bytes per byte of a body: chunked encoding adds up to six. A larger excess is a head.
 _FRAMING_PER_BYTE = 8
 _LINGER_SECONDS = 2.0
 _NEVER = float("inf")
@@ -64,6 +64,7 @@ class HttpConnection(HttpToolsProtocol):
         self.transport.abort()
 
     def overdue(self, now: float) -> bool:
+        """Return whether the client sends or reads too slowly."""
         if self.transport.is_closing() and self._write_deadline == _NEVER:
             self._write_deadline = now + self._limits.flush_seconds
         return now > min(self._head_deadline, self._write_deadline)
@@ -237,6 +238,8 @@ class _JoinedWrites:
 
 
 class _Flow(FlowControl):
+    """Reading stays paused while requests wait."""
+
     def __init__(self, transport: asyncio.Transport, connection: HttpConnection) -> None:
         super().__init__(transport)
         self._connection = connection

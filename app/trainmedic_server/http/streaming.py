@@ -66,7 +66,7 @@ class StreamedResponse(Response):
 
 
 async def while_allowed(chunks: AsyncGenerator[bytes, None], is_allowed: Callable[[], bool]) -> AsyncGenerator[bytes]:
-    """Check the client's right before each chunk. Quiet streams send chunks too."""
+    """Pass chunks on while allowed. Quiet streams end too: they send keep-alive chunks."""
     try:
         async for chunk in chunks:
             if not is_allowed():

@@ -126,7 +126,7 @@ class Action(Protocol):
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        """Return the action that reverts it, or None. Called before the attempt with `output` None, and after it with
+        """Return the action that reverts it. Called before the attempt with `output` None, and after it with
         the output.
 
         Return None if it cannot be reverted, or if only the output will show how. Annotate a class that can never be

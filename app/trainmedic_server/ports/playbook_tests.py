@@ -22,6 +22,7 @@ class PlayedTests(Struct, frozen=True):
     problems: tuple[FileProblem, ...] = ()
     """Errors in the file or its playbook, which prevented tests."""
     unfinished: str = ""
+    """Why there is no outcome; otherwise empty."""
 
     @property
     def passed(self) -> bool:
@@ -31,7 +32,7 @@ class PlayedTests(Struct, frozen=True):
 
 class PlaybookTester(Protocol):
     async def run_beside(self, source: str) -> PlayedTests:
-        """Run the tests of the playbook file `source`, with a time limit and without external effects.
+        """Run the tests next to the playbook file `source`, with a time limit and no external effects.
 
         Raises NotFound without tests, Conflict if too many are running.
         """

@@ -1,3 +1,5 @@
+"""Past texts of playbooks."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -8,6 +10,8 @@ from msgspec import Struct
 
 
 class UsedVersion(Struct, frozen=True):
+    """`first_run` and `last_run` are IDs. They and `last_used_at` are None without runs."""
+
     version: str
     first_used_at: datetime
     last_used_at: datetime | None = None

@@ -43,7 +43,7 @@ class SlurmNode(Struct, frozen=True):
     """Why it is drained or down; may be empty. Release 24.11 keeps it when the node is available again."""
     reason_set_by: str = ""
     resume_after: datetime | None = None
-    """When Slurm resumes it by itself (aware UTC), or None."""
+    """When Slurm resumes it by itself (aware UTC); None if it does not."""
     partitions: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     reservation: str = ""

@@ -21,6 +21,8 @@ class RunName(Struct, frozen=True):
 
 
 class Values(Struct, frozen=True):
+    """Named values, such as parameters."""
+
     values: Mapping[str, Any]
 
 

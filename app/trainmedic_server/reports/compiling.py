@@ -123,7 +123,7 @@ class ReportCompiler:
         tallies = await self.history.tally(since, until)
         return fleet_report(since, until, events, runs, tallies, verdicts, left_out)
 
-    async def counts_of_late(self) -> dict[str, PlaybookTally]:
+    async def recent_counts(self) -> dict[str, PlaybookTally]:
         """Count the last 30 days. Raises StoreUnavailable."""
         now = self._clock.now() if self._clock is not None else datetime.now(UTC)
         # Start at midnight UTC: whole days are counted already.

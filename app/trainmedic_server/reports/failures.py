@@ -1,3 +1,5 @@
+"""Failures of jobs, from events and verdicts."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -14,8 +16,8 @@ from trainmedic_server.reports.points import Stretch
 FAILED, GONE, ENDED, RESTARTED = map(name_of, (kinds.JobFailed, kinds.JobGone, kinds.JobEnded, kinds.JobRestarted))
 JOB_EVENTS = names(kinds.LifeEvent)
 DIAGNOSED = "diagnosed"
-_SHOWS_BEFORE = 1800.0
-_FOUND_AFTER = 120.0
+_SHOWS_BEFORE, _FOUND_AFTER = 1800.0, 120.0
+"""Seconds: see `_may_be_of`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def failures_of(events: Sequence[Event], verdicts: Sequence[VerdictRecord]) -> l
 
 
 def _failures(events: Sequence[Event]) -> list[FailureRecord]:
-    """A failed job that disappears a minute later without a restart is one failure."""
+    """Return failures without verdicts. A job that fails and then disappears is one."""
     failures: list[FailureRecord] = []
     for index, event in enumerate(events):
         if event.kind not in (FAILED, GONE):
@@ -83,5 +85,5 @@ def _is_down_since(failure: FailureRecord, events: Sequence[Event]) -> bool:
 
 
 def _may_be_of(verdict: VerdictRecord, failure: FailureRecord) -> bool:
-    """A failure may show long before it ends the job, or be diagnosed shortly after."""
+    """Return whether they belong together: a failure may show long before it ends the job."""
     return -_SHOWS_BEFORE <= (verdict.at - failure.at).total_seconds() <= _FOUND_AFTER

@@ -64,10 +64,10 @@ def check(paths: Sequence[Path]) -> None:
     checked = check_log_rules(roots)
     for place in checked.beyond_logs:
         click.echo(visible(str(place), keep="\n"), err=True)
-    tell_checked(roots, checked.rules, checked.problems)
+    report_checked(roots, checked.rules, checked.problems)
 
 
-def tell_checked(roots: Sequence[Path], rules: RuleSet, problems: Sequence[FileProblem]) -> None:
+def report_checked(roots: Sequence[Path], rules: RuleSet, problems: Sequence[FileProblem]) -> None:
     """Print problems, or the number of rules. Raises exits.Failure, exits.InvalidInput."""
     for problem in problems:
         click.echo(visible(str(problem), keep="\n"))

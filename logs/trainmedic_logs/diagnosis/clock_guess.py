@@ -24,7 +24,7 @@ _OF_DAY = re.compile(rb"\d\d:\d\d:\d\d")
 
 
 def of_line(raw: bytes, written: datetime) -> datetime | None:
-    """Return the time stated in any form, in UTC, or None.
+    """Return the time stated in any form, in UTC; None without one.
 
     A missing year is the latest that is not after `written`, the file's modification time.
     """

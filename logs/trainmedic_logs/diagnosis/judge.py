@@ -27,7 +27,7 @@ from trainmedic_logs.domain.finding import CauseClass, Finding, Role
 
 _NOT_A_NUMBER = "loss-nan"
 _VAGUE = frozenset({CauseClass.UNKNOWN, CauseClass.HANG})
-_OFTEN_BESIDE = frozenset({CauseClass.NETWORK, CauseClass.STORAGE, CauseClass.HOST_MEMORY})
+_OFTEN_UNRELATED = frozenset({CauseClass.NETWORK, CauseClass.STORAGE, CauseClass.HOST_MEMORY})
 _PLAIN_ERRORS = frozenset({CauseClass.CODE, CauseClass.GPU_MEMORY})
 _MOST_EVIDENCE = 20
 
@@ -51,7 +51,7 @@ def diagnose(facts: Facts) -> Verdict:
     if not attributions and facts.throughput_drop is not None and not facts.steps and counting.ended is None:
         return slow.by_throughput(facts.throughput_drop, _timeouts(facts))
     if not attributions:
-        return _nobody(facts, counting)
+        return _without_attribution(facts, counting)
     leader = _leader(attributions)
     leader, against = _weighed(leader, [other for other in attributions if other is not leader])
     return _verdict(leader, against, facts, counting)
@@ -90,7 +90,7 @@ def _leader(attributions: Sequence[Attribution]) -> Attribution:
     likely = [a for a in attributions if a.confidence is not Confidence.LOW and not _was_killed(a, attributions)]
     errors = [a for a in likely if a.source is EvidenceSource.LINE and a.cause in _PLAIN_ERRORS]
     # A link, file system or other process's memory may be unrelated; a plain error is not.
-    strongest = next((a for a in likely if not (errors and _may_be_beside(a))), attributions[0])
+    strongest = next((a for a in likely if not (errors and _may_be_unrelated(a))), attributions[0])
     if strongest in errors:
         return strongest
     if strongest.source is EvidenceSource.LINE and strongest.cause is CauseClass.NETWORK:
@@ -109,10 +109,10 @@ def _leader(attributions: Sequence[Attribution]) -> Attribution:
     return first
 
 
-def _may_be_beside(attribution: Attribution) -> bool:
+def _may_be_unrelated(attribution: Attribution) -> bool:
     is_sure = attribution.confidence is Confidence.HIGH
     has_time = attribution.moment is not None and attribution.moment.is_known
-    is_vague = attribution.cause in _OFTEN_BESIDE or not has_time
+    is_vague = attribution.cause in _OFTEN_UNRELATED or not has_time
     return attribution.source is EvidenceSource.KERNEL and not is_sure and is_vague
 
 
@@ -151,6 +151,8 @@ def _merged(leader: Attribution, same: Sequence[Attribution]) -> tuple[Attributi
             leader = leader.with_confidence(Confidence.LOW)  # a cause is no more certain than its source
         both = leader.ranks & other.ranks if is_narrower else leader.ranks
         ranks = both if leader.ranks and other.ranks else leader.ranks or other.ranks
+        # Another source raises the confidence if one of the two is trusted or both state ranks. A trusted one without
+        # a usable time may be about another failure.
         raised = other.source <= EvidenceSource.EXIT and other.source is not leader.source
         raised = raised and (other.is_trusted or leader.is_trusted or _both_know_ranks(leader, other))
         raised = raised and all(
@@ -165,7 +167,9 @@ def _merged(leader: Attribution, same: Sequence[Attribution]) -> tuple[Attributi
             gpu=leader.gpu or other.gpu,
             is_trusted=leader.is_trusted or other.is_trusted,
             names_node=leader.names_node or other.names_node,
-            confidence=Confidence.HIGH if raised and is_provable and _is_worth(leader, other) else leader.confidence,
+            confidence=Confidence.HIGH
+            if raised and is_provable and _neither_is_low(leader, other)
+            else leader.confidence,
             evidence=leader.evidence + other.evidence if cause is leader.cause else other.evidence + leader.evidence,
             fingerprint=other.fingerprint if cause is not leader.cause else leader.fingerprint,
         )
@@ -197,7 +201,7 @@ def _both_know_ranks(one: Attribution, other: Attribution) -> bool:
     return bool(one.ranks) and bool(other.ranks)
 
 
-def _is_worth(leader: Attribution, other: Attribution) -> bool:
+def _neither_is_low(leader: Attribution, other: Attribution) -> bool:
     return Confidence.LOW not in (leader.confidence, other.confidence)
 
 
@@ -249,7 +253,7 @@ def _ended_without_numbers(facts: Facts, first: Finding) -> Verdict:
     )
 
 
-def _nobody(facts: Facts, counting: Relevant) -> Verdict:
+def _without_attribution(facts: Facts, counting: Relevant) -> Verdict:
     hang = next((finding for finding in counting.cascades if finding.cause is CauseClass.HANG), None)
     by_rule = {finding.rule: finding for finding in reversed(counting.cascades)}
     evidence = [

@@ -53,7 +53,7 @@ class RankStep(Struct, frozen=True):
 
 class ThroughputDrop(Struct, frozen=True):
     share: float | None = None
-    """0 to 1, or None."""
+    """0 to 1; None if unknown."""
 
 
 def by_own_figures(evidence: Sequence[Evidence]) -> Verdict:

@@ -98,7 +98,7 @@ class KnownFinding(Struct, frozen=True):
     no_alert_because: str = ""
     """Reason for people; empty if it raises an alert."""
     tell_at: datetime | None = None
-    """Next alert, or None."""
+    """When its alert is sent next; None for never."""
 
     @property
     def key(self) -> str:

@@ -32,7 +32,7 @@ class KnownVerdict(Struct, frozen=True):
     labels: Mapping[str, str] | None = None
     """None before the alert."""
     tell_at: datetime | None = None
-    """Next alert, or None."""
+    """When its alert is sent next; None for never."""
 
     @property
     def is_slow(self) -> bool:

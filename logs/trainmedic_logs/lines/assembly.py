@@ -132,7 +132,7 @@ class LineAssembler:
             text = text[:LONGEST]
         origin, at, key = self._origin_of(prefixed), prefixed.at, prefixed.key
         if self._learned or (HEADING in text and not text.startswith(ORIGINAL)):
-            at = at or times.said_by(text, None)
+            at = at or times.stated_by(text, None)
             text, learned = self._learned.split(text)
             key = self._key_of(text, key, learned)
         line = self._line(text, at, arrived, places[0], origin, is_cut, number)
@@ -176,7 +176,7 @@ class LineAssembler:
         record = report.record if report is not None else None
         if record is not None and record["event"] == "step":
             record = {**record, **self._trends.add(origin.rank, record, text)}
-        at = at or times.said_by(text, record if text.startswith("{") else None)
+        at = at or times.stated_by(text, record if text.startswith("{") else None)
         if at is None or at > arrived + _FUTURE:
             at, source = arrived, TimeSource.ARRIVAL
         else:

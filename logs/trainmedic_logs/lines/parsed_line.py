@@ -64,7 +64,7 @@ def parse(raw: bytes, source: str, booted_at: datetime, longest: int = LONGEST) 
         return ParsedLine(kernel.text, kernel.at, level_of_kernel(text), stated=stated)
     prefixed = prefixes.split(text, source)
     record = record_of(prefixed.text)
-    at = prefixed.at or times.said_by(prefixed.text, record)
+    at = prefixed.at or times.stated_by(prefixed.text, record)
     level = level_of(prefixed.text, record)
     stated = line_times.stated(prefixed.text) if at is None else None
     return ParsedLine(prefixed.text, at, level, prefixed.rank, prefixed.local_rank, stated)

@@ -1,4 +1,4 @@
-"""Selection of physical lines that may matter: fifty times cheaper than decoding."""
+"""Selection of lines that may matter: fifty times cheaper than decoding."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ class LineSearch:
 
 
 class Prefilter(LineSearch):
+    """Search for rules' literals, and for tracebacks, records and divided lines."""
+
     def __init__(self, literals: Iterable[str]) -> None:
         parts = {max(literal.split(_REPLACED), key=len) for literal in literals}
         # A literal that contains another one is redundant.

@@ -1,4 +1,4 @@
-"""Rendering of a rule's templates. A failing one yields nothing; the finding stays."""
+"""Rendering of a rule's templates. Failing ones are omitted from the finding."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def labels_of(rule: LogRule, fields: Mapping[str, Any]) -> dict[str, str]:
     return made
 
 
-MEMBERS = {
+MEMBERS = {  # of `scope_of`, for checks of templates
     "target": ("kind", "key", "node", "gpu", "job"),
     "finding": ("count", "line", "rule", "ranks", "source"),
 }
@@ -66,6 +66,7 @@ def scope_of(finding: Finding) -> dict[str, Any]:
 
 
 def severity_of(rule: LogRule, finding: Finding) -> str:
+    """Return ``warning`` for an unknown severity."""
     made = text_of(rule.alert.severity, scope_of(finding)) if rule.alert else None
     return made if made in SEVERITIES else "warning"
 

@@ -18,9 +18,12 @@ from msgspec import Struct, field
 _MOST_WINDOWS = 64
 """Per stream."""
 _STEPS = 10
+"""Losses per level."""
 _RECENT = 2 * _STEPS
 _FEWEST = 2 * _RECENT
+"""Losses before the first judgement."""
 _FEW = _RECENT // 5
+"""Low losses allowed in a rise."""
 _MARGIN, _SPREADS, _TIMES, _OF_PROGRESS = 1.0, 6.0, 1.5, 0.25
 """A risen loss exceeds the lowest level by a margin, spreads, a factor, and a share of the progress since the first
 level.
@@ -29,18 +32,19 @@ _RECOVERED, _SWINGS = 0.3, 1.2
 """A rise ends when only this share of it remains. The next one must be larger by this factor."""
 _STILL = 0.95
 """A loss below this share is recovering."""
-_RATE_RAISED = 2.0
+_RATE_RAISED = 2.0  # factor
 _SETTLING = 5
+"""Levels after that in which the loss may rise."""
 _OTHER_LOSSES = re.compile(
     r"(?i)loss[ _]?(?:d|g|dis\w*|gen\w*|adv\w*|actor|critic|policy|value|kl|pg|vf)\b"
     r"|\b(?:d|g|dis\w*|gen\w*|adv\w*|actor|critic|policy|value|kl|pg|vf)[ _/-]?loss|reward|\bkl\b|entropy|advantage"
 )
 """In adversarial and reinforcement learning, a rising loss is normal."""
 _OF_SDK = "attempt"
-"""SDK records have their own alerts."""
+"""Member of SDK records, which have their own alerts."""
 
 
-_LEVEL: Mapping[str, float] = {"loss_rise": 0.0}
+_NOT_RISEN: Mapping[str, float] = {"loss_rise": 0.0}
 
 
 class _Level(Struct, frozen=True):
@@ -63,6 +67,7 @@ class _Losses(Struct):
     swing: float = 0.0
     """Largest recovered rise."""
     limit: float = inf
+    """Losses above it have risen."""
 
     def add(self, loss: float, rate: float | None) -> None:
         self.count += 1
@@ -92,15 +97,16 @@ class _Losses(Struct):
         self.limit = max(_limit(self.first, self.best), self.best.loss + _SWINGS * self.swing)
 
     def risen(self) -> Mapping[str, float]:
+        """Return the rise, 0 without one; empty while unknown."""
         best, limit = self.best, self.limit
         if best is None or self.count < _FEWEST or best.loss <= 0:
             return {}
         if sum(loss <= limit for loss in self.recent) > _FEW:
-            return _LEVEL
+            return _NOT_RISEN
         losses = list(self.recent)
         now, before = median(losses[_STEPS:]), median(losses[:_STEPS])
         if now < _STILL * before:
-            return _LEVEL
+            return _NOT_RISEN
         return {"loss_before": _short(best.loss), "loss_now": _short(now), "loss_rise": _short(now - best.loss)}
 
 
@@ -131,7 +137,7 @@ class StepTrends:
         loss, data, whole = (_number(record.get(name)) for name in ("loss", "data_s", "step_s"))
         if loss is None and (data is None or whole is None):
             return {}
-        key = (rank, *record)
+        key = (rank, *record)  # by names of members: records of steps and of evaluations have different ones
         window = self._windows.get(key)
         if window is None:
             if len(self._windows) >= _MOST_WINDOWS:

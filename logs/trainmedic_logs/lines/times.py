@@ -1,3 +1,5 @@
+"""Times with a zone, in lines and records."""
+
 from __future__ import annotations
 
 import re
@@ -10,6 +12,7 @@ _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def with_zone(text: str) -> datetime | None:
+    """Return the leading ISO time in UTC; None without zone or before 2000."""
     match = _ISO.match(text)
     if match is None:
         return None
@@ -22,8 +25,10 @@ def with_zone(text: str) -> datetime | None:
     return at if at >= _EARLIEST else None
 
 
-def said_by(text: str, record: Mapping[str, Any] | None) -> datetime | None:
+def stated_by(text: str, record: Mapping[str, Any] | None) -> datetime | None:
+    """Return the record's ``ts`` or, without a record, the line's leading time."""
     if record is not None:
         written = record.get("ts")
         return with_zone(written) if isinstance(written, str) else None
+    # Most lines begin otherwise, and comparing is cheaper than the pattern.
     return with_zone(text) if text[:2] in ("20", "[2") else None

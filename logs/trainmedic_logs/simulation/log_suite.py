@@ -104,6 +104,7 @@ def _checks(test: LogTest) -> Iterator[tuple[DocumentPath, LogCheck]]:
 
 
 def beyond_logs(path: Path) -> Sequence[FileProblem]:
+    """Return each suite's first part that only the server can test."""
     suites, _ = log_test_format.read(path)
     firsts = (next(iter(suite.beyond_logs()), None) for suite in suites)
     return [

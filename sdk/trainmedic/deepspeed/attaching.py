@@ -77,7 +77,7 @@ def _check_engine(engine: Any) -> None:
     missing = [name for name in _CALLED if not hasattr(type(engine), name)]
     if missing:
         raise ConfigurationError(
-            f"engine: a {type(engine).__name__} has no {missing[0]}(); give what deepspeed.initialize() returned first"
+            f"engine: a {type(engine).__name__} has no {missing[0]}(); give the first result of deepspeed.initialize()"
         )
     if hasattr(type(engine), "train_batch"):
         raise ConfigurationError(
@@ -109,7 +109,7 @@ def _check_checkpoints(engine: Any) -> None:
 
 
 def _plain(loader: Any) -> Any:
-    """Return DeepSpeed's ``DataLoader``, except for curriculum learning, whose sampler has state."""
+    """Return PyTorch's loader for DeepSpeed's, unless that one's sampler has state or it changes batches."""
     kind = type(loader)
     if kind.__name__ != "DeepSpeedDataLoader" or not kind.__module__.startswith("deepspeed"):
         return loader

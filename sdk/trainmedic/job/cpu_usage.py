@@ -19,7 +19,7 @@ class CpuMeter:
         self._cores: float | None = None
 
     def cores(self, now: float) -> float | None:
-        """Return the mean number of busy cores since the last reading, or None."""
+        """Return the mean busy cores since the last reading; None if unknown, or in the first second."""
         if now - self._at < _SHORTEST:
             return self._cores
         seconds = cpu_seconds(self._proc)

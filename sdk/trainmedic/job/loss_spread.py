@@ -17,7 +17,7 @@ _NOT_FINITE = ("nan", "inf", "-inf")
 
 
 def loss_spread(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the summary, or None. Non-finite losses are listed by kind, because JSON has no NaN."""
+    """Return the summary; None without losses. Non-finite ones are listed by kind, as JSON has no NaN."""
     losses = {
         rank: float(value)
         for rank, figures in ranks.items()

@@ -25,7 +25,7 @@ _FAULTS = (
 
 
 def gpu_in_use(device: torch.device) -> str | None:
-    """Return the reason, or None."""
+    """Return the reason; None if it is idle."""
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any, Iterable, Mapping, Protocol
 
 _NOTHING = "?"
-"""Not JSON: comparing with it and setting it reads a key."""
+"""Never a value, as it is not JSON. `compare_set` from and to it only reads."""
 _DELETED_AT_ONCE = 200
 _MOST_EXPIRED = 20_000
 
@@ -44,6 +44,7 @@ class SharedStore:
         self._store.set(self._prefix + key, json.dumps(value))
 
     def set_if_absent(self, key: str, value: Any) -> Any:
+        """Return the value, perhaps another rank's."""
         return json.loads(self._store.compare_set(self._prefix + key, "", json.dumps(value)))
 
     def delete(self, key: str) -> None:
@@ -66,7 +67,10 @@ class SharedStore:
 
 
 class ExpiredKeys:
-    """Keys that rank 0 deletes once every rank has passed a sync point, or the older half of too many."""
+    """Keys that rank 0 deletes once every rank has passed their sync point.
+
+    Of more than `_MOST_EXPIRED`, the older half is deleted at once; slow ranks read ``deleted_before``.
+    """
 
     def __init__(self, store: SharedStore) -> None:
         self._store = store

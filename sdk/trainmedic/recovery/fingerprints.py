@@ -34,7 +34,7 @@ class Unread:
         """True if no device is waited for."""
 
     def read(self) -> Optional[int]:
-        """Return the hash after waiting for the device, or None."""
+        """Return the hash after waiting for the device; None if its memory cannot be read."""
         try:
             content = b"\0".join([leaf if type(leaf) is bytes else _as_bytes(leaf) for leaf in self._leaves])
         except RuntimeError:

@@ -1,7 +1,7 @@
 """Slots in host memory, one per in-memory checkpoint, which can outlive the process.
 
-Each is a mapped file in ``/dev/shm``, or private. Its mark file is written last and removed first. Only this user has
-access; links and other users' files are rejected.
+Each is a mapped file in ``/dev/shm``, or anonymous memory of this process. A file's mark is written last and removed
+first. Only this user has access; links and other users' files are rejected.
 
 ::
 
@@ -61,7 +61,7 @@ class SlotMark:
     size: int
     """Bytes in use."""
     structure: int
-    """Offset of the last part."""
+    """Offset of the pickled structure, which follows the tensors."""
     checksum: int
     """CRC-32 of the bytes in use."""
     health: Mapping[str, Any] | None = None
@@ -85,7 +85,7 @@ class SlotMark:
 
 
 class Slot:
-    """Memory of ``size`` bytes, in a new file or anonymous. Raises OSError."""
+    """Memory of ``size`` bytes: existing, in a new file, or anonymous. Raises OSError."""
 
     def __init__(self, size: int, file: Path | None, existing: mmap.mmap | None = None) -> None:
         self.size = size
@@ -94,6 +94,7 @@ class Slot:
         self.users = 0
         """Readers and writers, which prevent reuse."""
         self.cache: Any = None
+        """The user's views of the memory."""
         if existing is not None:
             self.memory = existing
             return
@@ -122,7 +123,7 @@ class Slot:
         return slot
 
     def complete(self, mark: SlotMark) -> None:
-        """Mark the content as complete. Raises OSError if other processes cannot find it."""
+        """Mark the content as complete. Raises OSError if others cannot see it."""
         self.mark = mark
         if self.file is not None:
             write_mark(self.file, mark)
@@ -203,6 +204,7 @@ class DirectoryLock:
 
 
 def surviving(node: Path) -> Iterator[tuple[Path, SlotMark]]:
+    """Yield complete checkpoints; skip untrusted files."""
     for mark_file in sorted(node.glob("*/slot-*.json")):
         file = mark_file.with_suffix("")
         try:

@@ -83,7 +83,7 @@ class ReplicaServer:
 def fetch(
     address: Address, secret: bytes, request: Mapping[str, Any], memory_for: Callable[[SlotMark], memoryview]
 ) -> SlotMark | None:
-    """Fetch a copy into `memory_for`'s memory, or None. Raises NotFetched and OSError."""
+    """Fetch a copy into `memory_for`'s memory. Return None if the node has none. Raises NotFetched and OSError."""
     asked = json.dumps({**request, "nonce": secrets.token_hex(16)}).encode() + b"\n"
     with socket.create_connection(address, _SECONDS) as connection, connection.makefile("rb") as stream:
         connection.sendall(asked + _mac(secret, b"request", asked).hexdigest().encode() + b"\n")

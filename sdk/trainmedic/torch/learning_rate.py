@@ -85,7 +85,7 @@ class LearningRate:
 
     @property
     def expected(self) -> Number | None:
-        """First group's scaled scheduled rate, or None."""
+        """First group's scaled scheduled rate; None if unknown."""
         return self.schedule.rate
 
     def asked_scale(self) -> float:

@@ -1,7 +1,7 @@
 """State of an optimizer of any class.
 
 - Each rank saves its own entries of a ``ZeroRedundancyOptimizer``.
-- A wrapper shares its inner optimizer's ``param_groups`` after a load too.
+- Some wrappers use their inner optimizer's ``param_groups`` list. A load must not separate the two.
 - A parameter's number is its position in the optimizer.
 """
 
@@ -37,7 +37,8 @@ def load_state(part: Any, state: Any) -> None:
     if is_zero_redundancy(part):
         _load_zero_redundancy(part, state)
         return
-    shared = [inner for _, inner in inner_optimizers(part) if _groups(part) is _groups(inner) is not None]
+    own = _groups(part)
+    shared = [inner for _, inner in inner_optimizers(part) if own is not None and own is _groups(inner)]
     part.load_state_dict(state)
     for inner in shared:
         if _groups(part) is not _groups(inner):
@@ -49,7 +50,10 @@ def settings_of(optimizer: Any) -> list[dict[str, Any]]:
 
 
 def put_settings(optimizer: Any, before: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> None:
-    """Set the parameter groups to ``saved``, in ``before``'s tensor objects."""
+    """Set the groups' options to ``saved``.
+
+    Tensors of ``before``, the options before a load, are filled and used again.
+    """
     for group, own, values in zip(optimizer.param_groups, before, saved, strict=True):
         for key, value in values.items():
             present = own.get(key)
@@ -64,7 +68,7 @@ def put_settings(optimizer: Any, before: Sequence[Mapping[str, Any]], saved: Seq
 
 
 def owned_numbers(part: Any) -> set[int]:
-    """Return the numbers of the parameters owned here."""
+    """Return the numbers of the parameters that this rank updates."""
     owned = {parameter for group in part.optim.param_groups for parameter in group["params"]}
     return {number for number, parameter in enumerate(parameters_of(part)) if parameter in owned}
 
@@ -89,6 +93,7 @@ def inner_optimizers(part: Any) -> Iterator[tuple[str, torch.optim.Optimizer]]:
 
 
 def separate_optimizers(part: Any) -> dict[str, torch.optim.Optimizer]:
+    """Return inner optimizers with a state of their own."""
     if is_zero_redundancy(part):
         return {}
     own = getattr(part, "state", None)
@@ -100,6 +105,7 @@ def is_standard(part: Any) -> bool:
 
 
 def live_state(optimizer: torch.optim.Optimizer) -> Mapping[Any, Any]:
+    """Return this rank's state by parameter, not a copy."""
     inner = optimizer.optim if is_zero_redundancy(optimizer) else optimizer  # type: ignore[attr-defined]
     state: Mapping[Any, Any] = inner.state
     return state

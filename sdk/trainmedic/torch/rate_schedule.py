@@ -1,7 +1,7 @@
 """The scheduled learning rate, independent of the optimizer's.
 
-Schedulers that derive it from the optimizer's adopt external changes, so it is computed from the step's number, except
-by MultiplicativeLR and ChainedScheduler.
+Most schedulers multiply the optimizer's present rate, so they adopt external changes. Their closed form does not. Of
+those without one, MultiplicativeLR and ChainedScheduler also use the present rate.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RateSchedule:
 
     def __init__(self, optimizer: Any, schedulers: Sequence[Any]) -> None:
         self._optimizer = optimizer
-        own = [scheduler for scheduler in schedulers if _moves(scheduler, optimizer)]
+        own = [scheduler for scheduler in schedulers if _schedules(scheduler, optimizer)]
         # With two schedulers for one rate, neither prescribes it.
         self._scheduler = own[0] if len(own) == 1 and computes_as_pytorch(own[0]) else None
         self._agreed = 0
@@ -35,11 +35,13 @@ class RateSchedule:
     def is_followed(self) -> bool:
         return self._agreed >= _IN_A_ROW
 
-    def was_followed(self) -> None:
+    def expect_followed(self) -> None:
+        """Expect it at once, in a resumed training."""
         self._agreed = _IN_A_ROW
 
     @property
     def rate(self) -> Any:
+        """Expected rate; None until the optimizer followed it. Each reading counts."""
         if self._scheduler is None:
             return None
         rate = _scheduled_rate(self._scheduler)
@@ -51,6 +53,7 @@ class RateSchedule:
 
 
 def computes_as_pytorch(scheduler: Any) -> bool:
+    """Return whether PyTorch's own code computes the rate."""
     kind = type(scheduler)
     if not isinstance(scheduler, lr_scheduler.LRScheduler):
         return False
@@ -58,8 +61,8 @@ def computes_as_pytorch(scheduler: Any) -> bool:
     return all(getattr(kind, name).__module__ in ours for name in ("step", "get_lr"))
 
 
-def _moves(scheduler: Any, optimizer: Any) -> bool:
-    """Return whether they belong together; either may be wrapped."""
+def _schedules(scheduler: Any, optimizer: Any) -> bool:
+    """Compare groups, because either may be wrapped."""
     groups: Any = getattr(getattr(scheduler, "optimizer", None), "param_groups", ())
     return len(groups) > 0 and groups[0] is optimizer.param_groups[0]
 

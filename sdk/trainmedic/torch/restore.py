@@ -207,7 +207,7 @@ class CheckpointRestore:
         if resumed:
             training.loss_log.restore(None if kept is None else kept.get("losses"), checkpoint.step)
             if kept is not None and kept.get("follows_schedule"):
-                training.rate.schedule.was_followed()
+                training.rate.schedule.expect_followed()
             self._keep_global_batch(kept)
             self._change_as_before()
         training.reset_to(checkpoint)

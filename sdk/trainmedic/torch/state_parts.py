@@ -52,6 +52,7 @@ class StateParts:
         self._attributes.restore(dict(held))
 
     def mismatch(self, states: Mapping[str, Any]) -> str:
+        """Return why `states` cannot be restored here, or an empty text."""
         for name, part in self.by_name.items():
             if name not in states:
                 return f"it has no {name}"
@@ -69,12 +70,13 @@ class StateParts:
             state = states[name]
             if isinstance(part, nn.Module):
                 part.load_state_dict(named_as(part.state_dict(), state))
-            elif begins_anew(part, state):
+            elif _was_disabled(part, state):
                 log.warning("%s was disabled when the checkpoint was written; it starts afresh", name)
             else:
                 load_state(part, state)
 
     def buffers(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Return the modules' persistent buffers, by part."""
         buffers = {}
         for name, module in self.modules().items():
             kept = module.state_dict().keys()
@@ -82,7 +84,7 @@ class StateParts:
         return buffers
 
     def buffers_of(self, states: Mapping[str, Any]) -> dict[str, dict[str, torch.Tensor]]:
-        """Return the same from `capture`'s output."""
+        """Return `buffers` as they are in `capture`'s output."""
         return {
             name: {plain_name(key): states[name][key] for key, _ in module.named_buffers() if key in states[name]}
             for name, module in self.modules().items()
@@ -123,7 +125,7 @@ class StateParts:
         return {name: part for name, part in self.by_name.items() if isinstance(part, torch.optim.Optimizer)}
 
     def of_optimizers(self) -> dict[str, Any]:
-        """Return optimizers and parts given as such."""
+        """Return optimizers, and parts named ``optimizer``."""
         return {
             name: part
             for name, part in self.by_name.items()
@@ -133,7 +135,7 @@ class StateParts:
 
     @property
     def not_restored(self) -> frozenset[str]:
-        """Holders of attributes that the last `restore` omitted."""
+        """Names of parts whose attributes the last `restore` omitted."""
         return self._attributes.not_restored
 
     @property
@@ -206,7 +208,7 @@ def drop_noted_steps(part: Any) -> None:
             scaler.update(scaler.get_scale())  # setting a scale clears its record
 
 
-def begins_anew(part: Any, state: Any) -> bool:
+def _was_disabled(part: Any, state: Any) -> bool:
     """Return whether a disabled gradient scaler's `state` is for an enabled one."""
     return state == {} and any(scaler.is_enabled() for scaler in _scalers(part))
 

@@ -119,7 +119,7 @@ class Step:
 
 
 def _scaler(parts: StateParts) -> Any:
-    """Return the gradient scaler, or None. Raises ConfigurationError if ambiguous."""
+    """Return the gradient scaler, if given. Raises ConfigurationError if ambiguous."""
     if any(name.startswith("scaler.") for name in parts.by_name):
         raise ConfigurationError(
             "step.backward() and step.update() support one gradient scaler; with several, call them yourself"

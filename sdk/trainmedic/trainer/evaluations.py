@@ -16,7 +16,7 @@ _PERPLEXITY = re.compile(rf"^{_KIND}(?:.*[_/.-])?(?:perplexity|ppl)(?:_epoch)?$"
 
 
 def loss_and_perplexity(metrics: Mapping[str, Any], is_of_tokens: bool = False) -> tuple[Any, Any]:
-    """Return both by their usual names, or None.
+    """Return both by their usual names; None if missing.
 
     ``is_of_tokens``: the loss is tokens' mean cross entropy, whose exponential is the perplexity.
     """

@@ -20,10 +20,11 @@ READERS = 4
 
 _REFUSED = (exc.IntegrityError, exc.DataError, exc.ProgrammingError, exc.InterfaceError, exc.NotSupportedError)
 _REFUSING_STATES = ("22", "23", "54")
+"""Beginnings of PostgreSQL's SQLSTATEs for rejected input."""
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return False if the database rejected its input."""
+    """Return whether the database failed, not its input."""
     if not isinstance(error, exc.DBAPIError):
         return isinstance(error, exc.TimeoutError)
     state = getattr(error.orig, "sqlstate", None)
@@ -135,7 +136,7 @@ class OwnerLock:
             )
 
     def release(self) -> None:
-        """Keep the lock file: removing it would let two servers hold two locks of one name."""
+        """Keep the lock file, or two servers could lock two files of one name."""
         if self._name is not None:
             self._name.release()
         self._file.release()
@@ -179,7 +180,10 @@ class OwnerLock:
 
 
 def writer_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:
-    """Checkpoint the write-ahead log every 32 MB, not 4: pages that change often are written an eighth as often."""
+    """Return the engine for writes.
+
+    The write-ahead log is checkpointed every 32 MB, not 4: pages that change often are written less often.
+    """
     engine = sa.create_engine(url, poolclass=pool.NullPool, connect_args=_connect_args(busy_timeout))
     pragmas = ("cache_size = -32768", "journal_size_limit = 67108864", "wal_autocheckpoint = 8000")
     _prepare(engine, begin="BEGIN IMMEDIATE", pragmas=pragmas)
@@ -187,7 +191,7 @@ def writer_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:
 
 
 def reader_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:
-    """A transaction sees one moment's state and neither blocks writers nor waits for them."""
+    """Return an engine whose transactions see one moment's state and neither block nor await writers."""
     engine = sa.create_engine(
         url, poolclass=pool.QueuePool, pool_size=READERS, max_overflow=0, connect_args=_connect_args(busy_timeout)
     )

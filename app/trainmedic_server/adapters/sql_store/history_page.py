@@ -50,7 +50,7 @@ def page_select(
     before: tuple[datetime, str] | None = None,
     mapped: Collection[str] = (),
 ) -> sa.Select[Any]:
-    common = list(beside_them(matching, before))
+    common = list(other_conditions(matching, before))
     groups = list(alternatives(matching, mapped=mapped))
     lists = list(itertools.islice(itertools.product(*groups), _MOST_LISTS + 1))
     whole = sa.select(runs).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
@@ -128,7 +128,10 @@ def _among(ids: sa.Column[Any], span: Span | None, *conditions: Condition | sa.T
     return runs.c.id.in_(among)
 
 
-def beside_them(matching: HistoryFilter, before: tuple[datetime, str] | None) -> Iterator[Condition | sa.TextClause]:
+def other_conditions(
+    matching: HistoryFilter, before: tuple[datetime, str] | None
+) -> Iterator[Condition | sa.TextClause]:
+    """Yield those not in `alternatives`."""
     if matching.since is not None:
         yield runs.c.created_at >= matching.since
     if matching.until is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from trainmedic_server.adapters.sql_store.history_page import after_place, alternatives, beside_them
+from trainmedic_server.adapters.sql_store.history_page import after_place, alternatives, other_conditions
 from trainmedic_server.adapters.sql_store.schema import runs
 from trainmedic_server.ports.store import HistoryFilter, values_of
 
@@ -22,15 +22,17 @@ SECONDS = 1.0
 """Limit of one page; the window in progress is completed."""
 _FIRST_WINDOW = timedelta(hours=1)
 _SHORT = 0.05
-"""Seconds. The last window takes about as long as all before."""
+"""Seconds: faster windows are followed by fourfold ones."""
 _BEFORE_ALL = "!"
+"""Sorts before every run's ID."""
 _KEYS = {"sqlite": sa.literal_column("runs.rowid", sa.BigInteger)}
+"""Column to intersect, if not the ID: every SQLite index has the row number."""
 _OLDEST = sa.select(sa.func.min(runs.c.created_at))
 _NEWEST = sa.select(sa.func.max(runs.c.created_at))
 
 
 def is_needed(matching: HistoryFilter) -> bool:
-    """Return False for open runs or pending undos, which are few."""
+    """Return whether one index is too slow. Open runs and pending undos are few."""
     if matching.is_open or matching.owes_undo:
         return False
     return bool(values_of(matching.node)) or len(list(alternatives(matching))) > 1
@@ -44,6 +46,7 @@ def search(
     seconds: Callable[[], float] = time.monotonic,
     mapped: Collection[str] = (),
 ) -> tuple[list[sa.Row[Any]], Place | None]:
+    """Return the newest runs and the next page's place, None at the end."""
     oldest, newest = connection.execute(_OLDEST).scalar(), connection.execute(_NEWEST).scalar()
     if oldest is None or newest is None:
         return [], None
@@ -82,7 +85,7 @@ def _in_window(
     key: sa.ColumnElement[Any],
     mapped: Collection[str],
 ) -> sa.Select[Any]:
-    common = [runs.c.created_at >= begin, runs.c.created_at < end, *beside_them(matching, None)]
+    common = [runs.c.created_at >= begin, runs.c.created_at < end, *other_conditions(matching, None)]
     met = sa.intersect(*(_of_any(group, common, key) for group in alternatives(matching, (begin, end), mapped)))
     newest = sa.select(runs).where(key.in_(met)).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
     return newest.where(*after_place(before))

@@ -1,4 +1,4 @@
-"""Deletion of old data. Each function deletes one batch and returns its number of rows."""
+"""Deletion of old data. Functions with a transaction delete a batch and return its size."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 from trainmedic_server.adapters.sql_store.verdicts import verdicts
 
 BATCH = 50
-"""Others wait a few milliseconds."""
+"""Rows per transaction, so that others wait a few milliseconds."""
 
 REST = 3
-"""As a multiple of a deletion's duration: a million runs take up to an hour."""
+"""Pause per duration of a deletion: a million runs take up to an hour."""
 
 _BEFORE = sa.bindparam("before", type_=schema.TimeColumn)
 _RUN_IDS: sa.BindParameter[Any] = sa.bindparam("runs", expanding=True)
@@ -80,7 +80,7 @@ _DELETE_ALERTS = sa.delete(alerts).where(
     alerts.c.fingerprint.in_(_FINGERPRINTS), alerts.c.last_heard_at < _BEFORE, ~_IS_TIED
 )
 _LED_TO_NOTHING = sa.and_(sa.not_(alerts.c.reacted), ~_IS_TIED)
-"""The first half nearly always implies the second, and has an index."""
+"""The first condition nearly always implies the second, and has an index."""
 _COUNT_OF_NOTHING = sa.select(sa.func.count()).select_from(alerts).where(_LED_TO_NOTHING)
 _OLDEST_OF_NOTHING = (
     sa.select(alerts.c.fingerprint, alerts.c.starts_at)
@@ -102,17 +102,18 @@ _DELETE_EVENTS = sa.delete(events).where(
 )
 _FINDING_IDS: sa.BindParameter[Any] = sa.bindparam("findings", expanding=True)
 _AFTERWARDS = 3600 * 1_000_000
+"""Microseconds: later findings on the node are not about the job."""
 _IS_OF_KEPT_JOB = sa.exists().where(
     kept_jobs.c.job == findings.c.job,
     sa.or_(kept_jobs.c.attempt == 0, findings.c.attempt.is_(None), kept_jobs.c.attempt == findings.c.attempt),
 )
-_IS_BESIDE_KEPT_JOB = sa.exists().where(
+_IS_ON_NODE_OF_KEPT_JOB = sa.exists().where(
     job_places.c.job == kept_jobs.c.job,
     job_places.c.node == findings.c.node,
     sa.type_coerce(findings.c.first_at, sa.BigInteger)
     <= sa.type_coerce(job_places.c.seen_at, sa.BigInteger) + _AFTERWARDS,
 )
-_IS_KEPT = sa.or_(_IS_OF_KEPT_JOB, _IS_BESIDE_KEPT_JOB)
+_IS_KEPT = sa.or_(_IS_OF_KEPT_JOB, _IS_ON_NODE_OF_KEPT_JOB)
 """In the log of a retained job, or about its node or GPU."""
 _OLD_FINDINGS = (
     sa.select(findings.c.id)
@@ -170,6 +171,7 @@ def alerts_before(transaction: SqlTransaction, before: datetime) -> int:
 
 
 def count_surplus_alerts(connection: sa.Connection) -> int:
+    """May be negative."""
     return int(connection.execute(_COUNT_OF_NOTHING).scalar_one()) - MOST_ALERTS
 
 
@@ -199,7 +201,8 @@ def verdicts_before(transaction: SqlTransaction, before: datetime) -> int:
     return transaction.flushed_connection().execute(_DELETE_VERDICTS, {"before": before}).rowcount
 
 
-def nodes_before(transaction: SqlTransaction, before: datetime) -> int:
+def small_tables_before(transaction: SqlTransaction, before: datetime) -> int:
+    """Delete old rows of small tables. Returns 0: no batch follows."""
     connection = transaction.flushed_connection(deletes_nodes=True)
     connection.execute(_DELETE_NODES, {"before": before})
     connection.execute(_DELETE_TIME_GAPS, {"before": before})
@@ -208,4 +211,4 @@ def nodes_before(transaction: SqlTransaction, before: datetime) -> int:
     return 0
 
 
-BATCHES_BESIDE_RUNS = (alerts_before, events_before, findings_before, verdicts_before, nodes_before)
+OTHER_BATCHES = (alerts_before, events_before, findings_before, verdicts_before, small_tables_before)

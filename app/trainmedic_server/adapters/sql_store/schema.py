@@ -195,7 +195,7 @@ controls = sa.Table(
     sa.Column("pauses", JsonColumn),
     sa.Column("breaker_closed_at", TimeColumn),
 )
-"""One row. ``paused`` and the next columns summarise ``pauses``, also for an earlier release."""
+"""One row. ``paused``, ``paused_by`` and ``paused_at`` summarise ``pauses``, which earlier releases do not read."""
 
 time_gaps = sa.Table(
     "time_gaps",
@@ -309,7 +309,8 @@ sa.Index("ix_run_alerts_alert", run_alerts.c.fingerprint, run_alerts.c.starts_at
 # one page of the history for each filter: equality first, then the time. Runs of one moment are sorted when read,
 # because IDs would be more than half of each index. PostgreSQL includes IDs: a search by several filters reads only
 # indexes, and it has no row numbers as SQLite has
-# mostly without members: a group is one story. Pruning and the breaker need the two whole ones
+# Most exclude members of groups, because a page shows a group as one run. Pruning and the breaker need members, in the
+# indexes of the time and of the decision.
 _page_index("created")
 _page_index("alert_name", runs.c.alert_name, where=_IS_NO_MEMBER)
 _page_index(

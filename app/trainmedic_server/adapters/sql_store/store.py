@@ -136,7 +136,7 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
             pruned = await old_runs.delete_archived(archive, self._read, self._delete, older_than)
         else:
             pruned = await self._delete_all(prune.runs_before, older_than)
-        for batch in prune.BATCHES_BESIDE_RUNS:
+        for batch in prune.OTHER_BATCHES:
             await self._delete_all(batch, older_than)
         surplus = await self._read(prune.count_surplus_alerts)
         while surplus > 0 and (deleted := await self._delete(partial(prune.surplus_alerts, most=surplus))):

@@ -22,6 +22,7 @@ class StepMeter:
         self._waits.add(model, waits)
 
     def add_batch(self, batch: Any, seconds: float) -> None:
+        """``seconds``: wait for it."""
         self._data_seconds = (self._data_seconds or 0.0) + seconds
         self._tokens += tokens_in(batch)
 
