@@ -4,6 +4,38 @@ python -m benchmarks.unattended              about three quarters of an hour
 python -m benchmarks.unattended --short      three faults in three quarters of a minute
 python -m benchmarks.unattended --beside REVISION --faults 20 --kinds "rank killed" …
                                             the seconds of another revision and of this one, in turns
+
+Without root, omit ``full disk`` or use ``unshare --map-root-user --mount``.
+
+A small transformer is trained with DistributedDataParallel over gloo: four ranks on two loopback nodes, each started by
+``trainmedic-run -- torchrun``. Checkpoints: in memory every two steps, copied to the other node; on disk every fifty.
+Prometheus, Alertmanager and the server use the shipped files, except:
+
+- Durations of rules, playbooks and configurations, and the launcher's ``--delay`` and ``--grace``, are divided by 30.
+  ``--hang-after`` is 2 minutes.
+- Playbooks may run 40 times a day.
+- ``training-straggler`` restarts the processes of the slow node.
+- In-memory checkpoints may cost a tenth of a step (``Memory(share=0.1)``).
+
+The kinds of faults:
+
+- poisoned batches: labels of 100 batches are noise whenever drawn
+- learning-rate jump: rate times 30
+- gradient explosion: gradients of 100 steps are large noise
+- NaN: losses of 3 batches are NaN whenever drawn
+- silent corruption: one bit of one rank's weight flips
+- rank killed, node killed: SIGKILL to one rank; to all of a node, whose shared memory is emptied
+- out of memory, hang: an allocation fails; one rank never reaches its step
+- corrupt checkpoint: the newest is changed, in memory or on disk, and a rank killed
+- slow rank: each step of a rank takes 60 ms or 1.2 times longer
+- full disk: the checkpoints' file system is full for 6 s
+- server killed, Redis killed: SIGKILL during a repair
+
+A fault is repaired if its playbooks ended well, or the job restarted from a checkpoint (full disk: wrote a later one),
+and the ranks' weights are bitwise equal before the next fault. Steps lost were done twice. Seconds lost are the time
+between faults minus the last execution of each step. The effective training time ratio divides the time of the steps'
+last executions by the total. The report also has the median seconds of each phase of a restart: notice, end of the
+attempt, wait, launch, imports, join of the process group, build, load, first step.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from trainmedic_server.domain.event_kinds import EventKind
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "events.md"
 _TABLE = re.compile(r"^\| kind \|.*\n(?:\|.*\n)+", re.MULTILINE)
+_LONG = 4
+"""Members from which a row names an earlier kind with the same ones instead."""
 
 
 def page() -> str:
@@ -28,15 +30,20 @@ def page() -> str:
 
 
 def _table(section: type[EventKind]) -> str:
-    rows = [_row(kind) for kind in kinds_of(section)]
+    first: dict[str, str] = {}
+    rows = []
+    for kind in kinds_of(section):
+        data, name = _data(kind), name_of(kind)
+        earlier = first.setdefault(data, name)
+        shown = data if earlier == name or len(fields(kind)) < _LONG else f"as `{earlier}`"
+        rows.append(f"| `{name}` | {' '.join((kind.__doc__ or '').split())} | {shown} |\n")
     return "".join(["| kind | meaning | `data`; in brackets if given |\n", "|---|---|---|\n", *rows])
 
 
-def _row(kind: type[EventKind]) -> str:
-    meaning = " ".join((kind.__doc__ or "").split())
+def _data(kind: type[EventKind]) -> str:
     always = _listed([field.name for field in fields(kind) if field.required])
     given = _listed([field.name for field in fields(kind) if not field.required])
-    return f"| `{name_of(kind)}` | {meaning} | {' '.join(filter(None, [always, f'({given})' if given else '']))} |\n"
+    return " ".join(filter(None, [always, f"({given})" if given else ""]))
 
 
 def _listed(members: Sequence[str]) -> str:

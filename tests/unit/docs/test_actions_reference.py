@@ -10,6 +10,7 @@ import pytest
 from trainmedic_core import duration
 from trainmedic_core.target import TargetKind
 from trainmedic_server.actions import registry
+from trainmedic_server.catalog import written_actions
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "actions.md"
 SECTIONS = {
@@ -43,4 +44,4 @@ def test_the_reference_has_targets_timeout_and_undo(spec):
         assert set(targets.split(", ")) == {str(kind) for kind in spec.targets}
     (timeout,) = re.findall(r"^- \*\*Timeout\*\*: (\S+)$", section, re.MULTILINE)
     assert duration.parse(timeout) == spec.default_timeout
-    assert "- **Undo**: " in section
+    assert ("- **Undo**: " in section) == written_actions.can_be_undone(spec)
