@@ -1,12 +1,17 @@
-"""Number of random examples that a property test plays."""
+"""How much of its examples a property test plays: less in the quick part."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import TypeVar
 
 from tests.support import parts
 
+Item = TypeVar("Item")
 _FEWER = 5
+_EVERY = 3
 
 
 def examples(many: int) -> int:
@@ -14,4 +19,13 @@ def examples(many: int) -> int:
     wanted = os.environ.get("TRAINMEDIC_TEST_EXAMPLES")
     if wanted:
         return int(wanted)
-    return max(1, many // _FEWER) if parts.selected is parts.Part.QUICK else many
+    return max(1, many // _FEWER) if _is_quick() else many
+
+
+def some(of: Iterable[Item]) -> Sequence[Item]:
+    """Return the first and each third after it in the quick part, else all."""
+    return list(islice(of, 0, None, _EVERY if _is_quick() else 1))
+
+
+def _is_quick() -> bool:
+    return parts.selected is parts.Part.QUICK

@@ -1,8 +1,8 @@
 """The two parts of the tests: the quick one, which every change needs, and the rest.
 
 The rest needs downloads that few changes are about, or takes minutes. A file, a folder or a test (`file::test`) that
-`REST` names belongs to it; all else is quick. `BOTH` names property tests that play few random examples in the quick
-part and many in the rest. ``tests/conftest.py`` applies this where ``--part`` is given, as ``scripts/test`` does.
+`REST` names belongs to it; all else is quick. `BOTH` names property tests that play few examples in the quick part
+and many in the rest. ``tests/conftest.py`` applies this where ``--part`` is given, as ``scripts/test`` does.
 """
 
 from __future__ import annotations
@@ -181,8 +181,9 @@ BOTH = (
     "tests/unit/domain/test_any_labels.py",
     "tests/unit/engine/test_any_history.py",
     "tests/unit/engine/test_several_targets.py::test_no_interleaving_of_runs_deadlocks_starves_or_overlaps",
+    "tests/unit/playbooks/test_every_moment.py",
 )
-"""Tests in both parts: `tests.support.examples` gives their number of examples."""
+"""Tests in both parts: `tests.support.examples` chooses their examples."""
 
 selected: Part | None = None
 """The part that runs. None: both."""
