@@ -20,7 +20,8 @@ import redis
 import structlog
 
 from tests.driver.driver import Card, Driver, cards
-from tests.support.parts import REST, Part, may_have_some_of, part_of
+from tests.support import parts
+from tests.support.parts import REST, Part, may_have_some_of, parts_of
 from tests.support.postgres import PostgresServer
 from tests.support.programs import free_port
 from trainmedic_agent.gpu_record import GpuRecord
@@ -39,6 +40,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--part", type=Part, choices=list(Part), help="one part of the tests (tests/support/parts.py); default: both"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the part for test files that are imported later."""
+    parts.selected = config.getoption("--part")
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -62,14 +68,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     runs_long = os.environ.get("TRAINMEDIC_TEST_KINDS") == "all" or any("::" in argument for argument in config.args)
 
     def is_left_out(item: pytest.Item) -> bool:
-        if part is not None and part_of(item.nodeid) is not part:
+        if part is not None and part not in parts_of(item.nodeid):
             return True
         return not runs_long and item.get_closest_marker("long") is not None
 
     left_out = [item for item in items if is_left_out(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not is_left_out(item)]
+        leaving = set(left_out)
+        items[:] = [item for item in items if item not in leaving]
 
 
 @pytest.fixture(autouse=True)

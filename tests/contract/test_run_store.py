@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from tests.contract import run_store_values as values
 from tests.contract.run_store_values import at, closed, event, gpu, heard, not_started, run, step, undo
+from tests.support.examples import examples
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import schema
@@ -41,7 +42,9 @@ Tx = Transaction
 COOL = ("cool", gpu().key)
 
 any_values = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

@@ -238,7 +238,9 @@ async def test_a_script_that_could_not_reach_slurmctld_is_recorded_later(
 ) -> None:
     """Slurm has drained the node with a reason of its own. The health check makes it ours, and gives it back."""
     break_gpu(cluster, "n1")
-    unreachable = ("env", "SLURMD_NODENAME=n1", "SLURM_JOB_EXIT_CODE2=0:0", "SLURM_CONF=/mnt/none")
+    elsewhere = re.sub("SlurmctldPort=.*", "SlurmctldPort=1", (cluster.work / "slurm.conf").read_text())
+    (cluster.work / "elsewhere.conf").write_text(elsewhere.replace("MessageTimeout=20", "MessageTimeout=1"))
+    unreachable = ("env", "SLURMD_NODENAME=n1", "SLURM_JOB_EXIT_CODE2=0:0", "SLURM_CONF=/mnt/elsewhere.conf")
     with pytest.raises(AssertionError):
         cluster.run(*unreachable, f"/mnt/scripts/{script}")
     cluster.run("scontrol", "update", "nodename=n1", "state=drain", f"reason={script.capitalize()} error")

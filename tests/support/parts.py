@@ -1,14 +1,15 @@
 """The two parts of the tests: the quick one, which every change needs, and the rest.
 
 The rest needs downloads that few changes are about, or takes minutes. A file, a folder or a test (`file::test`) that
-`REST` names belongs to it; all else is quick. ``tests/conftest.py`` applies this where ``--part`` is given, as
-``scripts/test`` does.
+`REST` names belongs to it; all else is quick. `BOTH` names property tests that play few examples in the quick part
+and many in the rest. ``tests/conftest.py`` applies this where ``--part`` is given, as ``scripts/test`` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
+from pathlib import PurePosixPath
 
 
 class Part(StrEnum):
@@ -81,21 +82,56 @@ REST: Mapping[str, Sequence[str]] = {
         "tests/acceptance/test_example_job.py",
         "tests/acceptance/test_loss_spike.py",
     ),
+    "distributions and their bills of materials": (
+        "tests/integration/test_distributions.py",
+        "tests/integration/test_supply.py",
+    ),
+    "probes of several nodes": (
+        "tests/integration/test_probe.py::test_a_rank_that_never_comes_ends_the_probe",
+        "tests/integration/test_probe.py::test_nodes_that_train_are_left_alone_unless_it_is_said",
+        "tests/integration/test_probe.py::test_pairs_of_nodes_are_held_against_what_they_were",
+        "tests/integration/test_probe.py::test_the_command_line_of_the_server_has_it_as_well",
+    ),
     "long stories of an agent": (
+        "tests/integration/agent/test_log_reader_process.py::test_a_reader_that_something_else_starts",
         "tests/integration/agent/test_log_reader_process.py::test_commands_do_not_notice_that_the_reader_is_gone",
         "tests/integration/agent/test_log_reading.py::test_an_agent_killed_at_random_loses_no_line_and_repeats_none",
+        "tests/integration/agent/test_log_reading.py::test_logrotate_takes_no_line_away",
+        "tests/integration/agent/test_log_reading.py::test_nothing_more_is_added_while_the_server_takes_nothing",
+        "tests/integration/agent/test_log_reading.py::test_rules_that_are_forged_older_or_unreadable_are_not_taken",
+        "tests/integration/agent/test_log_reading.py::test_the_last_good_rules_are_applied_without_a_server",
         "tests/integration/agent/test_log_shipping.py::test_a_server_finds_each_line_once_whatever_was_killed",
         "tests/integration/agent/test_logs_to_alerts.py",
         "tests/integration/agent/test_node_health.py::test_a_load_test_measures_memory_and_links",
         "tests/integration/test_log_search.py::test_lines_of_six_formats_have_their_time_while_a_process_prints_them",
+        "tests/integration/test_log_search.py::test_text_is_for_people_and_raw_for_other_programs",
+        "tests/integration/test_log_search.py::test_what_only_arrival_dates_is_found_over_a_restart_of_the_agent",
+        "tests/integration/test_agent.py::test_of_two_agents_with_one_name_none_is_commanded",
+        "tests/integration/test_known_nodes.py"
+        "::test_an_agent_makes_its_node_known_in_every_spelling_and_after_it_is_gone",
+        "tests/integration/test_one_agent.py::test_a_gpu_that_appears_later_stays_its_first_agents",
     ),
     "long stories of a server": (
+        "tests/integration/test_downtime.py::test_a_run_from_before_a_long_downtime_is_stale_and_its_undo_still_owed",
+        "tests/integration/test_downtime.py"
+        "::test_an_alertmanager_is_asked_about_an_alert_that_ended_during_the_downtime",
         "tests/integration/test_forged_messages.py::test_a_forged_note_is_no_outcome",
+        "tests/integration/test_forged_messages.py::test_a_forged_reply_is_no_outcome",
+        "tests/integration/test_forged_messages.py::test_a_gpu_added_to_a_presence_brings_no_job_a_command",
+        "tests/integration/test_forged_messages.py::test_a_rank_that_did_not_answer_is_missed",
         "tests/integration/test_messages.py::test_a_question_reaches_people_once_though_the_server_is_killed",
         "tests/integration/test_messages.py::test_each_team_gets_its_own_messages_and_no_others",
         "tests/integration/test_messages.py"
         "::test_the_sixth_job_of_a_power_emergency_is_told_though_the_server_is_killed",
         "tests/integration/test_node_repair.py",
+        "tests/integration/test_one_server.py::test_a_backup_in_the_place_of_the_file_is_served_at_once",
+        "tests/integration/test_one_server.py"
+        "::test_a_copy_is_served_once_the_first_one_has_ended_and_keeps_it_out_then",
+        "tests/integration/test_one_server.py::test_a_server_that_was_killed_starts_at_once",
+        "tests/integration/test_redis_outages.py::test_a_command_that_expires_meanwhile_fails_its_run"
+        "_and_what_it_may_have_done_is_undone",
+        "tests/integration/test_redis_outages.py::test_commands_wait_for_a_redis_that_comes_back_with_its_data",
+        "tests/integration/test_standing_by.py::test_a_server_that_hung_and_wakes_does_nothing_more",
         "tests/integration/test_slack.py::test_a_message_whose_posting_was_not_answered_is_found_and_not_posted_twice",
     ),
     "benchmarks": ("tests/integration/test_benchmarks.py",),
@@ -116,8 +152,21 @@ REST: Mapping[str, Sequence[str]] = {
         "tests/crash/test_several_servers.py",
         "tests/crash/test_several_target_kills.py",
         "tests/crash/test_upgrade_in_turns.py",
+        "tests/integration/plain_torch/test_answers_after_a_death.py",
+        "tests/integration/test_beginnings.py",
+        "tests/unit/engine/test_kills_of_people.py",
     ),
-    "attacks": ("tests/attack",),
+    "attacks": (
+        "tests/attack",
+        "tests/helm/test_redis_users.py::test_who_uses_up_the_ids_of_replies_silences_nobody_for_long",
+        "tests/integration/agent/test_log_reader_process.py"
+        "::test_hostile_readers_cost_the_agent_neither_memory_nor_commands",
+        "tests/integration/test_findings.py::test_a_stream_whose_ids_are_used_up_begins_anew",
+        "tests/unit/diagnosis/test_folder.py::test_a_hostile_folder_is_read_in_bounded_time",
+        "tests/unit/diagnosis/test_hostile_dumps.py::test_what_never_ends_is_ended",
+        "tests/unit/diagnosis/test_hostile_dumps.py::test_what_takes_all_memory_ends_that_process_and_no_other",
+        "tests/unit/diagnosis/test_reading_limits.py::test_many_dumps_that_expand_take_bounded_memory",
+    ),
     "whole nights, and alerts of public rule sets": (
         "tests/acceptance/strangers",
         "tests/acceptance/test_full_disk.py",
@@ -128,20 +177,42 @@ REST: Mapping[str, Sequence[str]] = {
 }
 """What the rest is about, and where it is."""
 
-_NAMES = tuple(name for names in REST.values() for name in names)
+BOTH = (
+    "tests/contract/test_run_store.py::test_any_alert_comes_back_as_it_was",
+    "tests/contract/test_run_store.py::test_any_change_of_a_run_comes_back",
+    "tests/contract/test_run_store.py::test_any_event_comes_back_as_it_was",
+    "tests/contract/test_run_store.py::test_any_run_comes_back_as_it_was",
+    "tests/unit/agent/disk/test_any_tree.py",
+    "tests/unit/agent/log_reading/test_any_rotation.py",
+    "tests/unit/domain/test_any_labels.py",
+    "tests/unit/engine/test_any_history.py",
+    "tests/unit/engine/test_several_targets.py::test_no_interleaving_of_runs_deadlocks_starves_or_overlaps",
+    "tests/unit/playbooks/test_every_moment.py",
+)
+"""Tests in both parts: `tests.support.examples` chooses their examples."""
+
+selected: Part | None = None
+"""The part that runs. None: both."""
+
+_REST = frozenset(name for names in REST.values() for name in names)
 
 
-def _covers(name: str, path: str) -> bool:
-    return path == name or path.startswith((f"{name}/", f"{name}::", f"{name}["))
+def _is_covered(node: str, names: Collection[str]) -> bool:
+    """Return whether the names have this test, or its file or a folder of it."""
+    test, _, _ = node.partition("[")
+    file, _, _ = test.partition("::")
+    return any(name in names for name in (test, file, *map(str, PurePosixPath(file).parents)))
 
 
-def part_of(node: str) -> Part:
-    """Return the part of a test, by its node id, or of a file or folder as a whole, by its path from the root."""
-    return Part.REST if any(_covers(name, node) for name in _NAMES) else Part.QUICK
+def parts_of(node: str) -> set[Part]:
+    """Return the parts of a test, by its node id, or of a file or folder as a whole, by its path from the root."""
+    if _is_covered(node, BOTH):
+        return set(Part)
+    return {Part.REST if _is_covered(node, _REST) else Part.QUICK}
 
 
 def may_have_some_of(path: str, part: Part) -> bool:
     """Return whether a test file has to be looked into for tests of a part."""
-    if part is Part.QUICK:
-        return part_of(path) is Part.QUICK
-    return part_of(path) is Part.REST or any(_covers(path, name) for name in _NAMES)
+    if part in parts_of(path):
+        return True
+    return part is Part.REST and any(name.startswith(f"{path}::") for name in (*_REST, *BOTH))

@@ -30,6 +30,9 @@ mount --rbind / "$root/srv"
 mount --rbind /proc "$root/proc"
 mount --rbind /dev "$root/dev"
 mount --bind "$work" "$root/mnt"
+: >>"$root/etc/hosts"
+mount --bind "$work/hosts" "$root/etc/hosts"
+mount --bind /dev/null "$root/etc/resolv.conf"
 exec chroot $CHROOT_OPTIONS "$root" "$@"
 """
 _CONFIGURATION = """
@@ -147,6 +150,8 @@ class SlurmCluster:
         (self.work / "state").mkdir()
         (self.work / "run").mkdir()
         (self.work / "run").chmod(0o777)  # slurmrestd runs as nobody
+        # Without it, Slurm waits for a DNS server.
+        (self.work / "hosts").write_text(f"127.0.0.1 localhost {os.uname().nodename}\n")
         (self.work / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
         if self._scripts is not None:
             shutil.copytree(self._scripts, self.work / "scripts")

@@ -1,17 +1,17 @@
 """Whatever labels an alert has, nothing is done on a machine, GPU or job other than that which it is about.
 
-``TRAINMEDIC_TEST_EXAMPLES`` sets how many fleets are made; the share of label sets that is refused is printed.
+The tests print the share of label sets that is refused.
 """
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.unit.domain.any_fleet import Fleet
 from tests.unit.domain.any_labels import Case, clear_case, job_case, unclear_case
 from trainmedic_core import gpu_names
@@ -21,7 +21,7 @@ from trainmedic_server.domain.identity import IdentityLabels, Unresolved
 from trainmedic_server.domain.target_resolution import resolve, unknown_node
 from trainmedic_server.domain.topology import Topology
 
-EXAMPLES = int(os.environ.get("TRAINMEDIC_TEST_EXAMPLES", "300"))
+EXAMPLES = examples(300)
 PER_FLEET = 8
 LEAST_ACTING = 0.95
 """Of the label sets that name exactly one known subject."""

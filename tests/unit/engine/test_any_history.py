@@ -1,12 +1,8 @@
-"""What holds in any history: any playbooks, alerts, orders, failures and kills, in any order.
-
-``HISTORIES=5000`` in the environment looks at so many of each kind, in place of fifteen.
-"""
+"""What holds in any history: any playbooks, alerts, orders, failures and kills, in any order."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +10,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.unit.engine.histories import ACTION_SECONDS, History, Say, Start, Switch, histories
 from tests.unit.engine.lives import Life, live, world_of
 from tests.unit.engine.world import World
@@ -25,7 +22,7 @@ from trainmedic_server.ports.store import RunRecord
 from trainmedic_server.simulation import virtual_time
 
 UNSUCCESSFUL = (Status.FAILED, Status.REJECTED, Status.CANCELLED)
-MANY = settings(deadline=None, max_examples=int(os.environ.get("HISTORIES", "15")))
+MANY = settings(deadline=None, max_examples=examples(15))
 
 
 def lived(history: History, kills_at: list[int] | None = None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from tests.support.examples import examples
 from tests.unit.engine.world import Scripted, World
 from trainmedic_core.target import TargetKind
 from trainmedic_server import errors
@@ -387,7 +388,7 @@ MOVES = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.lists(MOVES, max_size=14), st.integers(1, 25))
 def test_no_interleaving_of_runs_deadlocks_starves_or_overlaps(moves: list[tuple[str, Any]], lasts: int) -> None:
     """Jobs move, servers die; yet runs with a common target follow each other, guards hold, and each run ends."""

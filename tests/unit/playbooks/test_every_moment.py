@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.support.examples import some
 from tests.unit.playbooks.site import Site, SiteBus, SiteCluster, SiteMetrics, SiteNotifier
 from trainmedic_core import yaml_files
 from trainmedic_core.fingerprint import fingerprint
@@ -349,7 +350,7 @@ def test_its_alert_resolves_at_any_moment(path: Path) -> None:
     found = []
     for first in beginnings(path):
         found += wrongs(first)
-        for moment in first.moments():
+        for moment in some(first.moments()):
             found += wrongs(play(_with(first.case, resolved=moment)))
     assert found == []
 
@@ -369,7 +370,7 @@ def test_a_person_cancels_it_at_any_moment(path: Path) -> None:
         over = _last_wait(first)
         runs = [first, *([play(_with(first.case, resolved=over))] if over is not None else [])]
         for run in runs:
-            for number, moment in enumerate(run.moments()[::2]):
+            for number, moment in some(enumerate(run.moments()[::2])):
                 case = _with(run.case, orders=((moment, OrderKind.CANCEL),), undo=number % 2 == 1)
                 found += wrongs(play(case))
     assert found == []
@@ -383,9 +384,11 @@ def test_any_of_its_steps_fails(path: Path, fault: str) -> None:
     for first in beginnings(path):
         assert first.run is not None
         names = {step.action for step in first.run.steps if step.action and step.phase == "steps"}
-        for name in sorted(names | ({"check"} if "k8s.create_job" in names else set())):
-            for resolved in (_last_wait(first), 5.0 if fault in ("failed", "lost") else None):
-                found += wrongs(play(_with(first.case, faults={name: fault}, resolved=resolved)))
+        names |= {"check"} if "k8s.create_job" in names else set()
+        # As a dictionary: both are None where the run has no wait.
+        resolutions = dict.fromkeys((_last_wait(first), 5.0 if fault in ("failed", "lost") else None))
+        for name, resolved in some(product(sorted(names), resolutions)):
+            found += wrongs(play(_with(first.case, faults={name: fault}, resolved=resolved)))
     assert found == []
 
 
@@ -395,7 +398,7 @@ def test_people_reject_it_or_do_not_answer(path: Path) -> None:
     found = []
     for first in beginnings(path):
         text = _document(first.case.book)
-        for place in range(len(text["steps"]) + 1):
+        for place in some(range(len(text["steps"]) + 1)):
             steps = [*text["steps"][:place], {"approve": "go on?", "timeout": "5m"}, *text["steps"][place:]]
             (book,) = _parsed({**text, "steps": steps})
             for orders in ((), tuple((at, OrderKind.REJECT) for at in range(1, 3600, 240))):

@@ -17,6 +17,7 @@ from typing import Any
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.unit.agent.disk.trees import DAY, aged, clean, cleaner, filled_by, names, stored_below
 
 BLOCK = 4096
@@ -137,7 +138,7 @@ def meant(base: Path, raw: dict[str, Any], began: float) -> list[tuple[float, st
     return sorted(found)
 
 
-@settings(deadline=None, max_examples=int(os.environ.get("TRIALS", "100")))
+@settings(deadline=None, max_examples=examples(100))
 @given(
     members=st.lists(entries, min_size=5, max_size=40),
     raw=rule,

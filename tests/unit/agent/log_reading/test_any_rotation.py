@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from tests.support.examples import examples
 from tests.unit.agent.log_reading.reading import Reading, policy_of
 from trainmedic_agent.log_reading.line_cutter import MOST_KEPT
 
@@ -144,7 +145,7 @@ def test_every_line_counts_once_whatever_becomes_of_its_file() -> None:
     run_state_machine_as_test(
         RotatedFiles,
         settings=settings(
-            max_examples=int(os.environ.get("TRAINMEDIC_TEST_ROTATIONS", "40")),
+            max_examples=examples(40),
             stateful_step_count=25,
             deadline=None,
             suppress_health_check=list(HealthCheck),
