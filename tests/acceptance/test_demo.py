@@ -35,7 +35,7 @@ def left_over(directory: Path) -> list[str]:
 
 @pytest.mark.parametrize("options", [("--plain", "--only-own"), ()], ids=["alone", "with what is installed"])
 def test_faults_are_repaired_and_nothing_is_left(tmp_path: Path, options: tuple[str, ...]) -> None:
-    """Without a terminal it ends when both faults are repaired."""
+    """Without a terminal it ends when both faults are repaired, and their changes reverted."""
     argv = [sys.executable, "-m", "trainmedic_server", "demo", "--for", "5m", *options]
     done = subprocess.run(
         [*argv, "--fault", "data", "--fault", "heat"],
@@ -48,7 +48,7 @@ def test_faults_are_repaired_and_nothing_is_left(tmp_path: Path, options: tuple[
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "loss-spike on job llm-1: succeeded" in done.stdout
-    assert "hot-gpu on node-1 · GPU 0: succeeded" in done.stdout
+    assert "hot-gpu on node-1 · GPU 0: succeeded, undone" in done.stdout
     assert left_over(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
 

@@ -155,7 +155,7 @@ class _Show:
             if self._shown.get(item["run_id"]) != text:
                 self._shown[item["run_id"]] = text
                 _say(text)
-            if item["status"] == Status.SUCCEEDED:
+            if item["status"] == Status.SUCCEEDED and not item.get("owes_undo"):
                 self._repaired.add(place)
 
 
