@@ -96,7 +96,9 @@ def faults(
     """Return errors, without those of union branches that do not apply."""
     details = error.errors(include_url=False)[:MOST_FAULTS]
     followed = [_follow(detail, value, tagged) for detail in details]
-    numbers = {place.path for detail, place in zip(details, followed, strict=True) if detail["type"].startswith("float_")}
+    numbers = {
+        place.path for detail, place in zip(details, followed, strict=True) if detail["type"].startswith("float_")
+    }
     kept: list[ValidationFault] = []
     for detail, place in zip(details, followed, strict=True):
         rivals = [other for other in followed if other.labels and other.path[: len(place.path)] == place.path]
