@@ -96,11 +96,16 @@ def faults(
     """Return errors, without those of union branches that do not apply."""
     details = error.errors(include_url=False)[:MOST_FAULTS]
     followed = [_follow(detail, value, tagged) for detail in details]
+    numbers = {
+        place.path for detail, place in zip(details, followed, strict=True) if detail["type"].startswith("float_")
+    }
     kept: list[ValidationFault] = []
     for detail, place in zip(details, followed, strict=True):
         rivals = [other for other in followed if other.labels and other.path[: len(place.path)] == place.path]
         if place.labels and not _is_meant(place, rivals):
             continue
+        if detail["type"].startswith("int_") and place.path in numbers:
+            continue  # any number may stand there
         if detail["type"] in ("too_short", "string_too_short") and place.value:
             continue  # pydantic counts only valid entries; the faults of the others are reported
         message = _words(detail, model, tagged)

@@ -35,7 +35,7 @@ def left_over(directory: Path) -> list[str]:
 
 @pytest.mark.parametrize("options", [("--plain", "--only-own"), ()], ids=["alone", "with what is installed"])
 def test_faults_are_repaired_and_nothing_is_left(tmp_path: Path, options: tuple[str, ...]) -> None:
-    """Without a terminal it ends when both faults are repaired."""
+    """Without a terminal it ends when both faults are repaired, and their changes reverted."""
     argv = [sys.executable, "-m", "trainmedic_server", "demo", "--for", "5m", *options]
     done = subprocess.run(
         [*argv, "--fault", "data", "--fault", "heat"],
@@ -48,13 +48,13 @@ def test_faults_are_repaired_and_nothing_is_left(tmp_path: Path, options: tuple[
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "loss-spike on job llm-1: succeeded" in done.stdout
-    assert "hot-gpu on node-1 · GPU 0: succeeded" in done.stdout
+    assert "hot-gpu on node-1 · GPU 0: succeeded, undone" in done.stdout
     assert left_over(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_key_causes_a_fault_and_a_signal_ends_it(tmp_path: Path) -> None:
-    """On a terminal; the programs are gone with it."""
+def test_keys_cause_faults_and_a_signal_ends_it(tmp_path: Path) -> None:
+    """On a terminal, also if two are pressed at once; the programs are gone with it."""
     keyboard, terminal = pty.openpty()
     log = tmp_path / "demo.log"
     work = tmp_path / "work"
@@ -69,9 +69,10 @@ def test_a_key_causes_a_fault_and_a_signal_ends_it(tmp_path: Path) -> None:
         )
     try:
         eventually(lambda: "Keys:" in log.read_text() or demo.poll() is not None, 240, "the keys")
-        os.write(keyboard, b"g")
+        os.write(keyboard, b"gh")
         eventually(lambda: "gradient-explosion on job llm-2" in log.read_text(), 120, "the repair")
         assert "FAULT gradients" in log.read_text()
+        assert "FAULT heat" in log.read_text()
         assert left_over(work) != []
         demo.send_signal(signal.SIGTERM)
         assert demo.wait(120) == 0, log.read_text()

@@ -172,4 +172,14 @@ def test_a_test_that_fails_ends_with_1_and_says_why(directory: Path) -> None:
 
 def test_no_tests_at_all_end_with_2(directory: Path) -> None:
     """A path without tests is more likely wrong than meant."""
-    assert playbook(directory, "test").returncode == 2
+    done = playbook(directory, "test")
+    assert done.returncode == 2
+    assert "No test files found in playbooks" in done.stderr
+
+
+def test_a_missing_path_is_no_passed_test(directory: Path) -> None:
+    """Also next to a directory whose tests would pass."""
+    (directory / "playbooks" / "slow-down_test.yaml").write_text(TESTS.replace("STATUS", "succeeded"))
+    done = playbook(directory, "test", "playbooks", "plybooks")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "plybooks: there is no such file or directory" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import signal
 import sys
@@ -155,7 +156,7 @@ class _Show:
             if self._shown.get(item["run_id"]) != text:
                 self._shown[item["run_id"]] = text
                 _say(text)
-            if item["status"] == Status.SUCCEEDED:
+            if item["status"] == Status.SUCCEEDED and not item.get("owes_undo"):
                 self._repaired.add(place)
 
 
@@ -191,7 +192,8 @@ def _keys() -> Iterator[Any]:
 
     def read_key(seconds: float) -> str:
         ready, _, _ = select.select([sys.stdin], [], [], seconds)
-        return sys.stdin.read(1) if ready else ""
+        # Not sys.stdin.read: it takes all keys that wait, and select() does not see what it buffers.
+        return os.read(sys.stdin.fileno(), 1).decode(errors="replace") if ready else ""
 
     try:
         tty.setcbreak(sys.stdin)

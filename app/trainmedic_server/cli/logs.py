@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from trainmedic_logs.cli import log_rules
-from trainmedic_logs.simulation.log_check import test_files
 from trainmedic_server import telemetry
 from trainmedic_server.actions import registry
 from trainmedic_server.cli.client import Client, server_options
@@ -64,5 +63,5 @@ def test(paths: Sequence[Path], verbose: bool) -> None:
     Exit code 1 if one fails.
     """
     actions = registry.specs_only()
-    files = test_files(log_rules.rule_roots(paths))
+    files = log_rules.found_tests(log_rules.rule_roots(paths))
     log_rules.show_results(files, lambda file: suite.run_file(file, actions), verbose=verbose)

@@ -13,8 +13,8 @@ from trainmedic_core.cli import exits
 from trainmedic_core.cli.output import output_option
 from trainmedic_core.plain_text import visible
 from trainmedic_core.words import plain
+from trainmedic_logs.cli.log_rules import found_tests
 from trainmedic_logs.simulation import test_results
-from trainmedic_logs.simulation.log_check import test_files
 from trainmedic_logs.simulation.test_results import FileResult
 from trainmedic_server import telemetry
 from trainmedic_server.actions import registry
@@ -141,9 +141,7 @@ def test(paths: Sequence[Path], verbose: bool, as_json: bool) -> None:
 
     The tests of gpu.yaml are in gpu_test.yaml. Exit code 1 if one fails.
     """
-    files = test_files(playbook_roots(paths))
-    if not files:
-        raise exits.InvalidInput("No test files found; their names end in _test.yaml.")
+    files = found_tests(playbook_roots(paths))
     results: list[FileResult] = []
     if as_json:
         click.echo(json.dumps(report.document(_tested(files, results))))

@@ -20,7 +20,7 @@ from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import Rollback, ScaleLr
 from trainmedic_server.demo.faults import FaultKind
 from trainmedic_server.demo.training_pace import StepPace
-from trainmedic_server.demo.training_text import EXPLODED_STEPS, EXPLOSION, SPOILED_BATCHES, FaultFile, text
+from trainmedic_server.demo.training_text import SPOILED_BATCHES, Explosion, FaultFile, text
 
 _BATCH = 64
 _LEARNING_RATE = 4.0
@@ -79,12 +79,13 @@ class _Characters:
 class PlainTraining:
     """The training loop, and the handlers of its commands."""
 
-    def __init__(self, medic: trainmedic.Medic, faults: FaultFile) -> None:
+    def __init__(self, medic: trainmedic.Medic, faults: FaultFile, explosion: Explosion | None = None) -> None:
         self._medic = medic
         self._faults = faults
+        self._explosion = explosion or Explosion()
         self._model = _Characters(text())
         self._checkpoints: deque[_Checkpoint] = deque(maxlen=_KEPT)
-        self._step = self._batch = self._explodes_for = 0
+        self._step = self._batch = 0
         self._spoiled = range(0)
         self._rate = _LEARNING_RATE
         medic.on("job.checkpoint")(self._save)
@@ -100,9 +101,7 @@ class PlainTraining:
     def take_step(self) -> None:
         self._look_for_faults()
         pairs = self._model.batch(self._batch, self._batch in self._spoiled)
-        factor = EXPLOSION if self._explodes_for > 0 else 1.0
-        loss, norm = self._model.learn(pairs, self._rate, factor)
-        self._explodes_for -= 1
+        loss, norm = self._model.learn(pairs, self._rate, self._explosion.factor())
         self._step += 1
         self._batch += 1
         self._medic.report(self._step, loss, norm, self._rate, _BATCH)
@@ -115,7 +114,7 @@ class PlainTraining:
             case FaultKind.DATA:
                 self._spoiled = range(self._batch, self._batch + SPOILED_BATCHES)
             case FaultKind.GRADIENTS:
-                self._explodes_for = EXPLODED_STEPS
+                self._explosion.begin()
 
     def _save(self, command: JobCommand | None) -> Mapping[str, Any]:
         weights = copy.deepcopy(self._model.weights)

@@ -232,9 +232,13 @@ class SimulatedCluster:
         return next((gpu.index for node in self._nodes for gpu in node.gpus if gpu.uuid == uuid), None)
 
     def _tick(self) -> None:
+        before = time.monotonic()
         while not self._over.wait(_TICK):
+            # Elapsed time: on a busy machine ticks come late, and a stopped fan would not heat its GPU to the limit.
+            now = time.monotonic()
             for node in self._nodes:
-                node.advance(_TICK)
+                node.advance(now - before)
+            before = now
 
 
 class _Temperatures(Collector):

@@ -14,7 +14,7 @@ import trainmedic
 import trainmedic.torch
 from trainmedic_server.demo.faults import FaultKind
 from trainmedic_server.demo.training_pace import StepPace
-from trainmedic_server.demo.training_text import EXPLODED_STEPS, EXPLOSION, SPOILED_BATCHES, FaultFile, text
+from trainmedic_server.demo.training_text import SPOILED_BATCHES, Explosion, FaultFile, text
 
 _CONTEXT, _WIDTH, _HIDDEN, _BATCH = 12, 16, 64, 64
 _LEARNING_RATE = 3e-3
@@ -44,7 +44,7 @@ class _Samples(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         self._codes = torch.tensor([codes[character] for character in source])
         self._faults = faults
         self._spoiled = range(0)
-        self.explodes_for = 0
+        self.explosion = Explosion()
 
     def __len__(self) -> int:
         return _STEPS * _BATCH
@@ -65,7 +65,7 @@ class _Samples(Dataset[tuple[torch.Tensor, torch.Tensor]]):
             case FaultKind.DATA:
                 self._spoiled = range(batch, batch + SPOILED_BATCHES)
             case FaultKind.GRADIENTS:
-                self.explodes_for = EXPLODED_STEPS
+                self.explosion.begin()
 
 
 def train(medic: trainmedic.Medic, directory: Path, faults: FaultFile) -> None:
@@ -90,8 +90,7 @@ def train(medic: trainmedic.Medic, directory: Path, faults: FaultFile) -> None:
         with run.step() as step:
             loss = functional.cross_entropy(model(context), labels)
             optimizer.zero_grad()
-            (loss * (EXPLOSION if samples.explodes_for > 0 else 1.0)).backward()  # type: ignore[no-untyped-call]
-            samples.explodes_for -= 1
+            (loss * samples.explosion.factor()).backward()  # type: ignore[no-untyped-call]
             norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the norm before clipping
             optimizer.step()
             step.report(loss=loss, grad_norm=norm)

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from trainmedic_server.demo.faults import FaultKind
 
-SPOILED_BATCHES, EXPLODED_STEPS = 120, 150
-EXPLOSION = 500.0
+SPOILED_BATCHES = 120
+EXPLODED_SECONDS = 15.0
+_EXPLOSION = 500.0
 
 
 def text() -> str:
     """Return the source of Python's json package."""
     return "".join(path.read_text(encoding="utf-8") for path in sorted(Path(json.__file__).parent.glob("*.py")))
+
+
+class Explosion:
+    """Factor of the gradients. It ends by time: 150 slow steps would outlast the playbook's wait."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._until = clock()
+
+    def begin(self) -> None:
+        self._until = self._clock() + EXPLODED_SECONDS
+
+    def factor(self) -> float:
+        return _EXPLOSION if self._clock() < self._until else 1.0
 
 
 class FaultFile:

@@ -46,7 +46,7 @@ def _power(params: Document, on: str) -> str:
 
 def _rollback(params: Document, on: str) -> str:
     skipped = params.get("skip_batches")
-    more = f", and skip {skipped} {'batch' if skipped == 1 else 'batches'} of data" if skipped else ""
+    more = f", skipping {skipped} {'batch' if skipped == 1 else 'batches'} of data" if skipped else ""
     where = "the newest checkpoint from before the alert began"
     if params.get("before") is not None:
         where = f"the newest checkpoint from before {plain(params['before'])}"

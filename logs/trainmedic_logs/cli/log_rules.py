@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from trainmedic.wire import steady_time
-from trainmedic_core import words
+from trainmedic_core import words, yaml_files
 from trainmedic_core.cli import exits
 from trainmedic_core.cli.output import output_option
 from trainmedic_core.plain_text import json_text, visible
@@ -100,16 +100,24 @@ def test(paths: Sequence[Path], verbose: bool) -> None:
 
     Exit code 1 if one fails. What playbooks do is tested only if trainmedic-server is installed.
     """
-    files = test_files(rule_roots(paths))
+    files = found_tests(rule_roots(paths))
     for place in (place for file in files for place in log_suite.beyond_logs(file)[:1]):
         click.echo(visible(str(place), keep="\n"), err=True)
     show_results(files, log_suite.run_file, verbose=verbose)
 
 
+def found_tests(roots: Sequence[Path]) -> list[Path]:
+    """Raises exits.InvalidInput for a missing path, and without a test file."""
+    if missing := [str(root) for root in roots if not yaml_files.exists(root)]:
+        raise exits.InvalidInput(f"{visible(', '.join(missing))}: there is no such file or directory")
+    if not (files := test_files(roots)):
+        places = visible(", ".join(map(str, roots)))
+        raise exits.InvalidInput(f"No test files found in {places}; their names end in _test.yaml.")
+    return files
+
+
 def show_results(files: Sequence[Path], run_file: Callable[[Path], FileResult], *, verbose: bool) -> None:
-    """Raises exits.InvalidInput without a file, exits.Failure if a test fails."""
-    if not files:
-        raise exits.InvalidInput("No test files found; their names end in _test.yaml.")
+    """Raises exits.Failure if a test fails."""
     results: list[FileResult] = []
 
     def tested() -> Iterator[FileResult]:

@@ -88,6 +88,13 @@ def test_members_of_a_step_and_of_its_output_are_known_for_every_action(action: 
     assert [scope_check.check(tree, names) for tree in trees] == [[]] * len(members)
 
 
+def test_text_for_a_number_is_one_mistake() -> None:
+    """A factor may be whole or not."""
+    scale = "  - {action: job.scale_lr, with: {factor: half}}\n"
+    (told,) = problems_of(BASE.replace("target: gpu", "target: job") + scale)
+    assert told.endswith("with.factor: must be a number")
+
+
 def test_an_output_of_a_job_is_checked_where_no_ranks_or_nodes_are_merged() -> None:
     """``job.load`` and ``http.request`` have one output; that of ``node.facts`` on a job is not known to the leaf."""
     of_job = BASE.replace("target: gpu", "target: job") + "  - {id: load, action: job.load}\n"

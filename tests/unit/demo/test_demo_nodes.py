@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from tests.support.programs import free_port
 from trainmedic.wire import envelope
-from trainmedic_server.demo.simulated_nodes import DEFAULT_WATTS, SimulatedGpu, SimulatedNode
+from trainmedic_server.demo.simulated_nodes import DEFAULT_WATTS, SimulatedCluster, SimulatedGpu, SimulatedNode
 
 
 @pytest.fixture
@@ -72,3 +75,30 @@ def test_what_an_agent_cannot_do_it_refuses(node: SimulatedNode) -> None:
     assert order(node, "gpu.power_limit", gpu="7", percent=60)[0] == "rejected"
     assert order(node, "disk.clean") == ("unsupported", {"reason": "a simulated agent does not know disk.clean"})
     assert order(node, "node.facts")[1]["gpus"][1]["index"] == 1
+
+
+class BusyNode(SimulatedNode):
+    """Each tick takes 0.7 s, as on a busy machine."""
+
+    def __init__(self) -> None:
+        super().__init__("node-1", "redis://127.0.0.1:1/0", 1)
+        self.advanced: list[float] = []
+        self.is_second = threading.Event()
+
+    def advance(self, seconds: float) -> None:
+        time.sleep(0.7)
+        self.advanced.append(seconds)
+        if len(self.advanced) > 1:
+            self.is_second.set()
+
+
+def test_late_ticks_lose_no_time() -> None:
+    """Else a fan that stops for 20 s would heat its GPU for a part of them only."""
+    node = BusyNode()
+    cluster = SimulatedCluster([node], free_port())
+    cluster.start()
+    try:
+        assert node.is_second.wait(60)
+    finally:
+        cluster.stop()
+    assert node.advanced[1] > 1.1

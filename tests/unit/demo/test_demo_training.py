@@ -15,7 +15,7 @@ from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import parse
 from trainmedic_server.demo.faults import FaultKind
 from trainmedic_server.demo.plain_training import PlainTraining
-from trainmedic_server.demo.training_text import EXPLODED_STEPS, FaultFile
+from trainmedic_server.demo.training_text import EXPLODED_SECONDS, Explosion, FaultFile
 
 
 class Reports:
@@ -76,7 +76,8 @@ def test_a_spoiled_job_goes_back_and_passes_over_the_spoiled_batches(medic: Repo
 def test_exploded_gradients_are_reported_and_end(medic: Reports, tmp_path: Path) -> None:
     """Clipped before they are applied, so that the weights stay good; the rate is scaled and given back."""
     faults = FaultFile(tmp_path, "llm-2")
-    training = PlainTraining(medic, faults)  # type: ignore[arg-type]
+    seconds = 0.0
+    training = PlainTraining(medic, faults, Explosion(lambda: seconds))  # type: ignore[arg-type]
     run(training, 20)
     usual = medic.norms[-1]
     faults.write(FaultKind.GRADIENTS)
@@ -84,7 +85,8 @@ def test_exploded_gradients_are_reported_and_end(medic: Reports, tmp_path: Path)
     assert medic.norms[-1] > 20 * usual
     halved = medic.order("job.scale_lr", factor=0.5)
     assert medic.order("job.scale_lr", factor=2.0) == {"before": halved["after"], "after": halved["before"]}
-    run(training, EXPLODED_STEPS)
+    seconds = EXPLODED_SECONDS
+    run(training, 1)
     assert medic.norms[-1] < 20 * usual
 
 

@@ -71,6 +71,12 @@ def test_the_key_of_a_gpu_within_a_text_becomes_its_name() -> None:
         ("job.scale_lr", {"factor": 0.5}, "lower the learning rate of X by half", "lowered the learning rate of X"),
         ("job.scale_lr", {"factor": 2.0}, "raise the learning rate of X by the factor 2", "raised the learning rate"),
         ("job.rollback", {}, "take X back to the newest checkpoint from before the alert began", "took X back"),
+        (
+            "job.rollback",
+            {"step": 7, "skip_batches": 1},
+            "take X back to the checkpoint at or before step 7, skipping 1 batch of data",
+            "took X back to the checkpoint at or before step 7, skipping 1 batch",
+        ),
         ("job.rollback", {"step": 7}, "take X back to the checkpoint at or before step 7", "took X back"),
         ("job.stop", {}, "stop X after a checkpoint", "stopped X after a checkpoint"),
         ("job.stop", {"checkpoint": False}, "stop X", "stopped X"),

@@ -124,7 +124,7 @@ async def test_a_jobs_page_draws_what_prometheus_knows_and_says_what_is_missing(
         node = (await measured.get("/nodes/node-1?whole=1", headers=HTML)).text
         curves = (await measured.get("/jobs/llm-3/curves")).json()
     assert page.count('class="picture"') == 4
-    assert "Lost is what it did since the checkpoint of step 2" in page
+    assert "It would lose its work since the checkpoint of step 2" in page
     assert 'class="mark act"' in page
     assert [each["rank"] for each in curves["ranks"]] == ["21"]
     assert len(curves["curves"][0]["points"]) <= 121
@@ -147,7 +147,7 @@ async def test_without_prometheus_the_pictures_are_of_what_jobs_and_agents_repor
     assert page.count('class="picture"') == 3
     assert "Reported by the job since 11:30:00" in page
     assert "Prometheus is not used: no Prometheus is set (--prometheus-url)" in page
-    assert "Lost is what it did since the checkpoint of step 20" in page
+    assert "It would lose its work since the checkpoint of step 20" in page
     assert (curves["source"], curves["reported_since"]) == ("reports", "2026-01-31T11:30:00Z")
     assert "Reported by its agent since 11:30:00" in node
     assert "61 °C" in node
