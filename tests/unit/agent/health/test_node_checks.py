@@ -136,16 +136,16 @@ def test_a_read_only_file_system_is_left_to_the_record(node: NodeTree) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+def test_a_file_without_permission_is_unknown(node: NodeTree) -> None:
+    (node.sys / "block/sda/device/state").chmod(0)
+    assert bad(node) == [("disk", "sda", HealthVerdict.UNKNOWN)]
+
+
 def test_a_mount_point_of_any_bytes_is_stored_as_text(node: NodeTree) -> None:
     """One that is no UTF-8 must not stop the record of all others."""
     (node.proc / "self" / "mountinfo").write_bytes(b"30 1 8:1 / /data\xff rw - ext4 /dev/sda1 rw\n")
     assert amounts(node)["mount_writable /data\\xff"] == 1
     assert all(key.encode() for key in amounts(node))
-
-
-def test_a_file_without_permission_is_unknown(node: NodeTree) -> None:
-    (node.sys / "block/sda/device/state").chmod(0)
-    assert bad(node) == [("disk", "sda", HealthVerdict.UNKNOWN)]
 
 
 def test_a_directory_in_the_place_of_a_file_is_unknown(node: NodeTree) -> None:
