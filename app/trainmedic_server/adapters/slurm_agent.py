@@ -239,7 +239,8 @@ class SlurmAgent:
         self._bus.acknowledge(command.id)
         reply = next((reply for reply in replies if reply.is_final), None)
         if reply is None:
-            raise ClusterUnavailable(f"{self._agent} did not answer in time", may_be_done=is_change)
+            text = f"{self._agent} did not answer in time; 'trainmedic agents' lists the connected ones"
+            raise ClusterUnavailable(text, may_be_done=is_change)
         if reply.status == envelope.APPLIED:
             return reply.output
         may_be_done = is_change and reply.output.get("may_be_done", reply.status == envelope.FAILED) is not False
