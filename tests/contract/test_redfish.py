@@ -172,6 +172,18 @@ async def test_the_system_is_named_where_there_are_several(caller: HttpxCaller, 
     assert (await power(caller, "off", url=served, system="HGX_0", **LOGIN))["power_state"] == "Off"
 
 
+@pytest.mark.parametrize(
+    "path", ["http://other/Reset", "/redfish/v1/Systems/1/../2/Reset", "/redfish/v1/Systems/1/%2e%2E/2/Reset"]
+)
+async def test_a_reset_that_leads_to_another_system_is_refused(
+    caller: HttpxCaller, bmc: Bmc, served: str, path: str
+) -> None:
+    bmc.reset_at = path
+    with pytest.raises(PermanentFailure, match=r"offers no reset of /redfish/v1/Systems/1$"):
+        await power(caller, "power_cycle", url=served, **LOGIN)
+    assert bmc.asked == []
+
+
 async def test_a_wrong_password_is_told(caller: HttpxCaller, bmc: Bmc, served: str) -> None:
     """And appears nowhere."""
     bmc.password = "another"

@@ -123,6 +123,17 @@ def test_a_mistake_in_the_policy_is_shown_where_it_is(tmp_path: Path, policy: Pa
     assert len(report["gpus"]) == len(driver.cards)
 
 
+def test_a_command_of_slurm_that_is_missing_is_an_error(tmp_path: Path, driver: Driver) -> None:
+    """Also if scontrol, here a script, answers."""
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\n")
+    scontrol.chmod(0o755)
+    policy = tmp_path / "slurm.yaml"
+    policy.write_text(f"allow: [slurm.cancel]\nslurm: {{commands: {tmp_path}}}\n")
+    report = told(driver, "--policy", policy, "--redis", NO_REDIS, "--state-dir", tmp_path / "state", status=1)
+    assert any(f"cannot run {tmp_path}/scancel" in each for each in report["errors"])
+
+
 @pytest.mark.parametrize("is_genuine", [True, False])
 def test_the_agent_that_runs_is_told_where_its_presence_is_genuine(
     tmp_path: Path, policy: Path, driver: Driver, redis_url: str, is_genuine: bool

@@ -34,6 +34,8 @@ class Bmc:
     stays: bool = False
     refuses: list[int] = field(default_factory=list)
     """Statuses of the next resets, which then have no effect; 0: carried out, and not answered usefully (502)."""
+    reset_at: str = ""
+    """A path that it gives for the reset instead of its own."""
     asked: list[str] = field(default_factory=list)
     _coming: str | None = None
     _looks: int = 0
@@ -66,7 +68,10 @@ class Bmc:
             else:
                 self._looks -= 1
         path = request.url.path
-        reset: dict[str, Any] = {"target": f"{path}/{RESET}", "ResetType@Redfish.AllowableValues": list(self.allowed)}
+        reset: dict[str, Any] = {
+            "target": self.reset_at or f"{path}/{RESET}",
+            "ResetType@Redfish.AllowableValues": list(self.allowed),
+        }
         return JSONResponse({"@odata.id": path, "PowerState": self.power, "Actions": {"#ComputerSystem.Reset": reset}})
 
     async def _reset(self, request: Request) -> Response:

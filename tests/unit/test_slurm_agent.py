@@ -109,3 +109,10 @@ async def test_a_server_that_may_not_act_sends_no_change() -> None:
         await slurm.drain("n1", "hot")
     assert not bus.sent
     assert await slurm.nodes() == []
+
+
+@pytest.mark.parametrize("name", ["2001:db8::1", "-w", "n[1-2]", "n1;id", ""])
+async def test_what_is_no_node_name_is_missing(name: str) -> None:
+    """So the node is looked for by its address, as by slurmrestd."""
+    with pytest.raises(ObjectMissing, match="is no NodeName"):
+        await slurm_with(envelope.REJECTED, reason="node is not one name").node(name)

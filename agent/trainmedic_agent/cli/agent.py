@@ -134,6 +134,8 @@ def health(gpus: int, level: str, probe: str | None, state_dir: Path | None, out
     except JournalUnavailable as error:
         raise exits.InvalidInput(f"--state-dir: {error}") from error
     report = result.report
+    if state_dir is not None and not (state_dir / "agent.db").exists():
+        click.echo(plain(f"Not compared: {state_dir} has no record of an agent"), err=True)
     if output == "json":
         click.echo(json_text({**report.as_output(), "gpus": list(result.gpus)}, indent=2))
     else:

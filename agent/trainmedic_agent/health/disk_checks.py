@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,7 +65,8 @@ def _local_mounts(proc: Path) -> Iterator[tuple[str, bool]]:
     read-only.
     """
     seen: set[str] = set()
-    for line in os.fsdecode((proc / "self" / "mountinfo").read_bytes()).rstrip("\n").split("\n"):
+    mounts = (proc / "self" / "mountinfo").read_bytes().decode(errors="backslashreplace")  # to be stored as text
+    for line in mounts.rstrip("\n").split("\n"):
         before, _, after = line.partition(" - ")
         fields, (kind, _, options) = before.split(" "), after.split(" ", 2)
         if kind in host.ON_DISK and fields[2] not in seen and not fields[4].startswith(_OF_PODS):

@@ -44,7 +44,7 @@ class HealthRecord:
             return
         merged = {**self.histories, **changed}
         newest_first = sorted(merged, key=lambda key: merged[key].changed_at, reverse=True)
-        removed = newest_first[MOST_VALUES:]
+        removed = set(newest_first[MOST_VALUES:])
 
         def write(connection: sqlite3.Connection) -> None:
             texts = [(key, msgspec.json.encode(history).decode()) for key, history in changed.items()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +30,7 @@ class NodeRoots(Struct, frozen=True):
 def text(path: Path) -> str | None:
     """Return the content, or None. Raises OSError if it exists but cannot be read."""
     try:
-        return os.fsdecode(path.read_bytes()).strip()
+        return path.read_bytes().decode(errors="backslashreplace").strip()
     except OSError as error:
         if error.errno in _ABSENT:
             return None

@@ -44,7 +44,7 @@ def read_restart(raw: object, faults: list[FieldFault]) -> RestartPolicy:
     reader.refuse_unknown_keys(RestartPolicy.__struct_fields__)
     policy = RestartPolicy(
         units=reader.each("units", _unit_pattern),
-        containers=reader.each("containers", mapping_reader.text),
+        containers=reader.each("containers", _container_pattern),
         container_labels=reader.each("container_labels", _label),
         socket=reader.optional("socket", socket_path, DEFAULT_SOCKET),
     )
@@ -62,6 +62,17 @@ def _unit_pattern(raw: object) -> str:
     pattern = mapping_reader.text(raw)
     if not _UNIT_PATTERN.fullmatch(pattern):
         raise ValueError(f"{pattern!r} must be the name or pattern of a service, such as nvidia-persistenced.service")
+    return _narrow(pattern, pattern.removesuffix(".service"))
+
+
+def _container_pattern(raw: object) -> str:
+    pattern = mapping_reader.text(raw)
+    return _narrow(pattern, pattern)
+
+
+def _narrow(pattern: str, name: str) -> str:
+    if not any(char.isalnum() for char in name):
+        raise ValueError(f"{pattern!r} permits every name; write a part of the names that may be restarted")
     return pattern
 
 

@@ -15,7 +15,14 @@ from trainmedic_agent.repairs.intents import IntentBook
 from trainmedic_agent.repairs.policy import UNIT, RestartPolicy
 from trainmedic_agent.repairs.timing import LOOK_EVERY, SETTLED_SECONDS, RepairTime, parameters
 
-_PROPERTIES = ("LoadState", "ActiveState", "SubState", "InvocationID", "MainPID", "Result", "Type")
+_PROPERTIES = (
+    *("LoadState", "ActiveState", "SubState", "InvocationID"),
+    *("MainPID", "Result", "Type", "ConditionResult", "ConditionTimestampMonotonic"),
+)
+_UNSEEN = (
+    "systemctl reported success, and systemd has forgotten this end. A unit whose condition is not met ends so too, "
+    "without a start"
+)
 _SHOW_SECONDS = 20.0
 
 
@@ -27,6 +34,13 @@ class UnitState(Struct, frozen=True):
     main_pid: int
     result: str
     kind: str
+    condition: str
+    condition_at: str
+
+    @property
+    def is_unmet(self) -> bool:
+        """Return whether systemd has not started it because of a condition."""
+        return self.active == "inactive" and self.condition == "no" and self.condition_at not in ("", "0")
 
     @property
     def has_ended_well(self) -> bool:
@@ -73,9 +87,11 @@ class RestartUnitExecutor:
             self._restart(unit, time)
         after = self._state(unit)
         # systemd forgets the invocation of a oneshot unit that has ended; systemctl has waited for that end.
-        if not (is_restarted and after.has_ended_well):
+        has_ended = is_restarted and after.has_ended_well and not after.is_unmet
+        if not has_ended:
             after = self._settled(unit, before, time)
-        return {"unit": unit, "invocation_id_before": before, **after.output(), "resumed": accepted.resumed}
+        note = {"note": _UNSEEN} if has_ended and after.invocation in ("", before) else {}
+        return {"unit": unit, "invocation_id_before": before, **after.output(), **note, "resumed": accepted.resumed}
 
     def _restart(self, unit: str, time: RepairTime) -> None:
         answer = programs.run([*self._systemctl, "restart", "--no-ask-password", "--", unit], time.left())
@@ -95,6 +111,8 @@ class RestartUnitExecutor:
         if first.active == "active" and first.invocation != before:
             time.pause(SETTLED_SECONDS)
         last = self._state(unit)
+        if last.is_unmet:
+            raise CommandFailed(f"{unit} was not started: a condition of the unit is not met", last.output())
         if last.invocation == before:
             raise CommandFailed(
                 f"{unit} was not started again: its invocation ID is the one from before", last.output()
@@ -123,4 +141,6 @@ class RestartUnitExecutor:
             int(pid) if pid.isdigit() else 0,
             values.get("Result", ""),
             values.get("Type", ""),
+            values.get("ConditionResult", ""),
+            values.get("ConditionTimestampMonotonic", ""),
         )

@@ -43,7 +43,11 @@ def node_name(raw: object) -> str:
 
 def job_id(raw: object) -> str:
     """Return an id, or that of an array's task."""
-    return _matching("job", raw, _JOB)
+    job = _matching("job", raw, _JOB)
+    if any(int(number) >= _MOST for number in job.split("_")):
+        # Slurm's commands take it modulo 2**32, so it would be another job.
+        raise CommandRejected(f"job is {job}, and Slurm's numbers end below {_MOST}")
+    return job
 
 
 def _drain(params: Params) -> Arguments:

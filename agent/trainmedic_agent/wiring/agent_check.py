@@ -199,8 +199,11 @@ def _slurm(policy: Policy, report: CheckReport) -> None:
     report.values["slurm"] = None
     if policy.slurm is None:
         return
+    programs = SlurmPrograms(policy.slurm)
     try:
-        done = SlurmPrograms(policy.slurm).run(("scontrol", "ping"), _SLURM_SECONDS)
+        if not policy.allow.isdisjoint(("slurm.signal", "slurm.cancel")):
+            programs.run(("scancel", "--version"), _SLURM_SECONDS)
+        done = programs.run(("scontrol", "ping"), _SLURM_SECONDS)
     except CommandNotExecuted as error:
         report.errors.append(str(error))
         return

@@ -79,7 +79,7 @@ NODE_HEALTH: Mapping[str, Shape] = {
 _REASON = {"reason": TEXT}
 
 RESTARTED_UNIT: Mapping[str, Shape] = {
-    **dict.fromkeys(("unit", "invocation_id_before", "invocation_id", "active_state", "sub_state"), TEXT),
+    **dict.fromkeys(("unit", "invocation_id_before", "invocation_id", "active_state", "sub_state", "note"), TEXT),
     "main_pid": NUMBER,
     "resumed": BOOLEAN,
     **_REASON,

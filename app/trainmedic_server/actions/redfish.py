@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Literal, cast
+from urllib.parse import unquote
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
@@ -29,6 +30,7 @@ _EVERY = timedelta(seconds=2)
 _CALL = timedelta(seconds=20)
 _MAY_PASS = frozenset({408, 425, 429})
 _GATEWAY = frozenset({502, 504})
+_LONGEST_STATE = 100
 _RESET_TYPES = {_ON: "On", _OFF: "ForceOff"}
 """Reset type by the state that it leads to."""
 
@@ -79,7 +81,7 @@ class _Bmc:
         members = (await self._get(_SYSTEMS)).get("Members")
         listed = members if isinstance(members, list) else []
         paths = [str(each.get("@odata.id", "")).rstrip("/") for each in listed if isinstance(each, Mapping)]
-        ids = {path.rpartition("/")[2]: path for path in paths if path.startswith(f"{_SYSTEMS}/")}
+        ids = {path.rpartition("/")[2]: path for path in paths if _is_below(path, _SYSTEMS)}
         chosen = [wanted] if wanted is not None else list(ids)
         if len(chosen) != 1 or chosen[0] not in ids:
             told = f"has no system {wanted}" if wanted is not None else f"has {len(ids)} systems; name one as system"
@@ -92,7 +94,7 @@ class _Bmc:
         reset = actions.get(_RESET) if isinstance(actions, Mapping) else None
         offer = reset if isinstance(reset, Mapping) else {}
         target, allowed = offer.get("target"), offer.get(_ALLOWED)
-        if not isinstance(target, str) or not target.startswith(f"{self._system}/"):
+        if not isinstance(target, str) or not _is_below(target, self._system):
             raise PermanentFailure(f"the BMC {self._base} offers no reset of {self._system}")
         kinds = [_RESET_TYPES[state] for state in states]
         if isinstance(allowed, list) and (missing := [kind for kind in kinds if kind not in allowed]):
@@ -103,7 +105,7 @@ class _Bmc:
     async def state(self) -> str:
         system = await self._get(self._system)
         state = system.get("PowerState")
-        if not isinstance(state, str):
+        if not isinstance(state, str) or len(state) > _LONGEST_STATE:
             raise TemporaryFailure(f"the BMC {self._base} does not state the power state of {self._system}")
         if self._states[-1:] != [state]:
             self._states.append(state)
@@ -238,6 +240,11 @@ def _way(do: str, state: str) -> Sequence[str]:
         return (_ON,) if state == _OFF else (_OFF, _ON)
     wanted = _ON if do == "on" else _OFF
     return () if state == wanted else (wanted,)
+
+
+def _is_below(path: str, parent: str) -> bool:
+    """Return whether a path of the BMC's stays below `parent`: another system may be next to it."""
+    return path.startswith(f"{parent}/") and not {".", ".."} & {*unquote(path).split("/")}
 
 
 def _message(body: str) -> str:

@@ -22,7 +22,9 @@ def owners_of(text: str) -> tuple[str, ...]:
 
 
 def marked(owners: Collection[str], text: str) -> str:
-    return f"{PREFIX}{','.join(owners)} {' '.join(text.split())[:_REASON_LIMIT]}"
+    """Return a reason of one printable line, which does not end with a quote: scontrol removes it."""
+    line = "".join(char if char.isprintable() else " " for char in text)
+    return f"{PREFIX}{','.join(owners)} {' '.join(line.split())[:_REASON_LIMIT]}".rstrip("\"'")
 
 
 def reboot_mark(step: str) -> str:

@@ -6,6 +6,7 @@ entry; a list that has not changed is not sent again.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -47,6 +48,8 @@ _REMEDY = "check the rights of the agent's user in Slurm"
 _UNLIMITED = "unlimited"
 _NO_PARTITION = "Invalid partition name specified"
 """How Slurm refuses the question whether the server may change a job."""
+_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+"""The names that agents pass to Slurm."""
 
 Record = TypeVar("Record")
 
@@ -75,6 +78,8 @@ class SlurmAgent:
         return SlurmRelease(release_of(answer), can_requeue=True, can_reserve=True, can_reboot=True)
 
     async def node(self, name: str) -> SlurmNode:
+        if not _NODE_NAME.fullmatch(name):
+            raise ObjectMissing(f"{name!r:.200} is no NodeName of Slurm")  # it may be an address
         try:
             return found_node(await self._read("node", "nodes", name), name)
         except ObjectMissing:
@@ -234,7 +239,8 @@ class SlurmAgent:
         self._bus.acknowledge(command.id)
         reply = next((reply for reply in replies if reply.is_final), None)
         if reply is None:
-            raise ClusterUnavailable(f"{self._agent} did not answer in time", may_be_done=is_change)
+            text = f"{self._agent} did not answer in time; 'trainmedic agents' lists the connected ones"
+            raise ClusterUnavailable(text, may_be_done=is_change)
         if reply.status == envelope.APPLIED:
             return reply.output
         may_be_done = is_change and reply.output.get("may_be_done", reply.status == envelope.FAILED) is not False

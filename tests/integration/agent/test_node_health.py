@@ -126,6 +126,8 @@ def test_the_command_line_compares_with_the_record_of_a_running_agent(idle: Heal
     idle.tree.port(rate="200 Gb/sec (4X HDR)")
     alone = idle.cli("--gpus", "2", "--output", "json")
     assert (alone.returncode, json.loads(alone.stdout)["verdict"]) == (0, "ok")
+    wrong = idle.cli("--gpus", "2", "--state-dir", "/nonexistent")
+    assert (wrong.returncode, wrong.stderr) == (0, "Not compared: /nonexistent has no record of an agent\n")
     done = idle.cli("--gpus", "2", "--state-dir", idle.state)
     assert (done.returncode, done.stderr.splitlines()) == (
         0,

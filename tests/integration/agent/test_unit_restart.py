@@ -101,6 +101,24 @@ def test_a_oneshot_unit_is_judged_by_its_end(units: UnitManager, intents: Intent
         restart(units, intents, "trainmedic-test-bad.service", command_id="c2")
 
 
+@pytest.mark.parametrize("service", ["Type=oneshot\nExecStart=true", RUNS])
+def test_a_unit_whose_condition_is_not_met_was_not_started(
+    units: UnitManager, intents: IntentBook, service: str
+) -> None:
+    """systemctl reports success for it."""
+    units.add(UNIT, f"{service}\n[Unit]\nConditionPathExists=/nonexistent")
+    units.add("trainmedic-test-holder.service", f"{RUNS}\n[Unit]\nWants={UNIT}")
+    units.ask("start", "trainmedic-test-holder.service")  # so that systemd does not forget the unit
+    with pytest.raises(CommandFailed, match="was not started: a condition of the unit is not met"):
+        restart(units, intents)
+
+
+def test_an_end_that_systemd_has_forgotten_is_said_to_be_unseen(units: UnitManager, intents: IntentBook) -> None:
+    """Then a unit that was not started looks like one that has ended well."""
+    units.add(UNIT, "Type=oneshot\nExecStart=true\n[Unit]\nConditionPathExists=/nonexistent")
+    assert "without a start" in restart(units, intents)["note"]
+
+
 def test_only_what_the_policy_lists_is_restarted(units: UnitManager, intents: IntentBook) -> None:
     """By its full name: no pattern, option or other kind of unit reaches systemctl."""
     units.add(UNIT, RUNS)

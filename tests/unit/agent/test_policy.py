@@ -164,6 +164,14 @@ def test_calling_itself_an_undo_opens_no_door(action: str) -> None:
             "nvidia-persistenced.service",
         ),
         (
+            "restart: {units: ['*.service']}",
+            "policy.yaml:1:19: restart.units.0: '*.service' permits every name",
+        ),
+        (
+            "restart: {containers: ['*']}",
+            "policy.yaml:1:24: restart.containers.0: '*' permits every name",
+        ),
+        (
             "restart: {container_labels: [restart]}",
             "policy.yaml:1:30: restart.container_labels.0: 'restart' must be a label with its value",
         ),

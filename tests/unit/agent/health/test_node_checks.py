@@ -141,6 +141,13 @@ def test_a_file_without_permission_is_unknown(node: NodeTree) -> None:
     assert bad(node) == [("disk", "sda", HealthVerdict.UNKNOWN)]
 
 
+def test_a_mount_point_of_any_bytes_is_stored_as_text(node: NodeTree) -> None:
+    """One that is no UTF-8 must not stop the record of all others."""
+    (node.proc / "self" / "mountinfo").write_bytes(b"30 1 8:1 / /data\xff rw - ext4 /dev/sda1 rw\n")
+    assert amounts(node)["mount_writable /data\\xff"] == 1
+    assert all(key.encode() for key in amounts(node))
+
+
 def test_a_directory_in_the_place_of_a_file_is_unknown(node: NodeTree) -> None:
     """As any file that exists and cannot be read."""
     (node.sys / "block/sda/device/state").unlink()

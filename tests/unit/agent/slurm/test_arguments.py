@@ -72,8 +72,12 @@ def test_a_node_is_one_name(node: object) -> None:
             change(action, {"node": node, "reason": "hot"})
 
 
-@pytest.mark.parametrize("job", ["", "0", "7,8", "7_[1-3]", "-u", "llm", "7_*", "7 8", "+7", "7\n", 7, None])
+@pytest.mark.parametrize(
+    "job",
+    ["", "0", "7,8", "7_[1-3]", "-u", "llm", "7_*", "7 8", "+7", "7\n", 7, None, str(7 + 2**32), f"7_{1 + 2**32}"],
+)
 def test_a_job_is_one_id(job: object) -> None:
+    """scancel takes a number modulo 2**32, so a larger one would name another job."""
     for action in ("slurm.hold", "slurm.requeue", "slurm.cancel", "slurm.comment"):
         given = {"text": ""} if action == "slurm.comment" else {}
         with pytest.raises(CommandRejected, match="job is"):
