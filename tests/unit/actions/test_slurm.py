@@ -11,7 +11,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from trainmedic_core.target import Target, TargetKind
-from trainmedic_server.actions import registry
+from trainmedic_server.actions import registry, slurm_marks
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.errors import (
@@ -329,3 +329,8 @@ async def test_an_update_of_a_job_of_the_sdk_is_undone_by_its_id() -> None:
     assert inverse is not None
     await hold_by_name(slurm, None, inverse.action, **inverse.params)
     assert (slurm.known.excluded_nodes, slurm.known.admin_comment) == ((), "")
+
+
+def test_a_reason_is_one_printable_line_without_a_last_quote() -> None:
+    """The agent refuses other characters, and scontrol removes the quote."""
+    assert slurm_marks.marked(("r1",), 'a\u200bb\x1b\n say "hi"') == 'trainmedic:r1 a b say "hi'
