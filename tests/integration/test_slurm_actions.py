@@ -146,7 +146,7 @@ async def test_a_drain_and_its_undo(actions: Registry, cluster: SlurmCluster) ->
     """The reason names the run. After the undo the node takes jobs again."""
     output = await do(actions, "slurm.drain", node("n1"), {})
     assert state_of(cluster, "n1") == ("IDLE+DRAIN", "trainmedic:0192f0c1-aaaa GPU 3 is too hot")
-    assert output["state"] == "DRAIN+IDLE"
+    assert {"DRAIN", "IDLE"} <= set(output["state"].split("+"))  # it may not have responded yet
     await undo(actions, "slurm.drain", node("n1"), {})
     assert state_of(cluster, "n1") == ("IDLE", "")
 
@@ -297,13 +297,13 @@ async def test_the_reservation_of_another_is_left_alone(actions: Registry, clust
 
 async def test_a_job_restarts_without_the_broken_node_and_forgets_it(actions: Registry, cluster: SlurmCluster) -> None:
     """Requeued held, kept off the node, released."""
-    job_id = cluster.submit(TRAINING, "--requeue", "-w", "n1")
-    cluster.run("scontrol", "update", f"jobid={job_id}", "reqnodelist=")
+    job_id = cluster.submit(TRAINING, "--requeue")
     await until_running(cluster, job_id)
-    target, given = Target(TargetKind.JOB, job=f"slurm:{job_id}"), {"exclude_nodes": ["n1"], "time_limit": "2h"}
+    broken = cluster.run("squeue", "-h", "-j", job_id, "-o", "%N").strip()
+    target, given = Target(TargetKind.JOB, job=f"slurm:{job_id}"), {"exclude_nodes": [broken], "time_limit": "2h"}
     await do(actions, "slurm.requeue", target, {"hold": True, "at_once": True})
     await do(actions, "slurm.update", target, given)
-    assert "ExcNodeList=n1" in cluster.run("scontrol", "show", "job", job_id)
+    assert f"ExcNodeList={broken}" in cluster.run("scontrol", "show", "job", job_id)
     await undo(actions, "slurm.update", target, given)
     shown = cluster.run("scontrol", "show", "job", job_id)
     assert "ExcNodeList= " in shown.replace("\n", " ") or "ExcNodeList=(null)" in shown
