@@ -70,9 +70,16 @@ async def slurm(request: pytest.FixtureRequest, cluster: SlurmCluster, rest: Slu
     for node in slurm_cluster.NODES:
         with contextlib.suppress(ClusterRefused):  # it is not drained
             await rest.undrain(node)
-    for job in await rest.jobs():
-        if not job.has_ended:
+    await until(lambda: all_ended(rest), "the jobs end")
+
+
+async def all_ended(rest: SlurmRest) -> bool:
+    """Cancel the jobs that have not ended, and return whether there was none."""
+    left = [job for job in await rest.jobs() if not job.has_ended]
+    for job in left:
+        with contextlib.suppress(ClusterRefused, ObjectMissing):  # it has ended by now
             await rest.cancel(job.job_id)
+    return not left
 
 
 def stand_in_the_way(slurm: Slurm, cluster: SlurmCluster) -> Program:
