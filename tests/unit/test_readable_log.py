@@ -50,11 +50,16 @@ def test_a_line_for_a_terminal_is_readable_and_cannot_steer_it() -> None:
 
 
 @pytest.mark.parametrize("readable", [False, True])
-def test_values_that_our_modules_give_to_the_standard_logger_are_shown(readable: bool) -> None:
+def test_values_that_our_modules_give_to_the_standard_logger_are_shown(
+    readable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Modules without the server's packages log that way. What libraries give is for formatters of their own: uvicorn
     repeats its message with colours, and another name could replace the event."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
+    for name in ("uvicorn", "uvicorn.error"):  # a server that another test has run may have silenced them
+        for attribute, value in {"disabled": False, "propagate": True, "level": logging.NOTSET}.items():
+            monkeypatch.setattr(logging.getLogger(name), attribute, value)
     stream = io.StringIO()
     telemetry.configure_logging("INFO", stream, readable=readable)
     try:

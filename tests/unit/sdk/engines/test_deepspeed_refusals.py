@@ -52,7 +52,9 @@ def reason(engine: Any, **options: Any) -> str:
 def test_what_is_no_engine_is_refused() -> None:
     """Such as the model, of which an engine would pass on the attributes, by the function that it lacks."""
     model = SimpleNamespace(save_checkpoint=print)
-    assert "a SimpleNamespace has no save_checkpoint(); give what deepspeed.initialize()" in reason(model)
+    assert "a SimpleNamespace has no save_checkpoint(); give the first result of deepspeed.initialize()" in reason(
+        model
+    )
 
 
 def test_a_pipeline_engine_is_refused_with_what_to_do_instead() -> None:
