@@ -1,6 +1,7 @@
 """The argument list of each change: one process of scontrol or scancel, without a shell.
 
-Nodes and jobs are single names: ``ALL``, host lists, and lists of jobs would reach more than the server has read.
+``ALL``, host lists, and lists of jobs are refused: they would reach more than the server has read. The name of a
+NodeSet cannot be told from a node's here; the server refuses it, because Slurm lists no such node.
 """
 
 from __future__ import annotations
