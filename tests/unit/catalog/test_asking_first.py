@@ -9,7 +9,14 @@ from trainmedic_server.catalog import loader
 from trainmedic_server.domain.modes import Mode
 
 ACTIONS = registry.specs_only()
-ASKING = {"gpu.reset", "node.restart_unit", "node.restart_container", "node.reboot", "node.power"}
+ASKING = {
+    "gpu.reset",
+    "node.power",
+    "node.reboot",
+    "node.restart_container",
+    "node.restart_unit",
+    "slurm.reboot",
+}
 
 
 def mode_of(steps: str, more: str = "") -> Mode:
