@@ -108,7 +108,7 @@ class Ours:
         assert self.memory.background.settle(PATIENCE)
         other = 1 - dist.get_rank()
         until = time.monotonic() + PATIENCE
-        while step not in self.memory.replicas.kept(other):  # type: ignore[union-attr]
+        while step not in self.memory.replicas.steps_of(other):  # type: ignore[union-attr]
             assert time.monotonic() < until, "no copy came from the other rank"
             time.sleep(0.05)
 

@@ -12,7 +12,7 @@ from trainmedic.deepspeed.run import EngineRun
 from trainmedic.errors import ConfigurationError
 from trainmedic.recovery.rollback_budget import LIMIT
 from trainmedic.torch.attaching import check_options, check_positive, join_ranks, make_records
-from trainmedic.torch.carried_state import CarriedState, generators_of, named_by_user
+from trainmedic.torch.carried_state import CarriedState, generators_of, split_also
 from trainmedic.torch.learning_rate import LearningRate
 from trainmedic.torch.sources.batch_sources import REREAD
 from trainmedic.torch.sources.source_choice import batch_source_for
@@ -53,7 +53,7 @@ def attach(
         _check_checkpoints(engine)
     if also is not None and "model" in also:
         raise ConfigurationError("also: the name model is taken")
-    more, named = named_by_user(also or {})
+    more, named = split_also(also or {})
     parts = EngineParts(engine, **more)
     join_ranks(medic)
     storage = None if checkpoints is None else engine_checkpoints(checkpoints, keep, medic, engine)
@@ -67,7 +67,7 @@ def attach(
     training.is_interruptible = False
     training.verifies = verify
     training.carried = CarriedState(StateParts(model=engine.module, **more), named, generators_of(loader))
-    training.carried.begin()
+    training.carried.record_start()
     training.global_step = int(engine.global_steps)
     return EngineRun(training, engine, checkpoint_every, checkpoint_at_start and checkpoint_every is not None)
 

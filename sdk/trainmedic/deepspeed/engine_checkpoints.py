@@ -20,8 +20,8 @@ from trainmedic.errors import TrainmedicError
 from trainmedic.recovery import checkpoints
 from trainmedic.torch.checkpoints.checkpoint_storage import UnusableCheckpoint
 from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory
-from trainmedic.torch.checkpoints.rank_states import RankState, merge, own_of
-from trainmedic.torch.optimizer_states import put_settings, settings_of
+from trainmedic.torch.checkpoints.rank_states import RankState, merge, own_part
+from trainmedic.torch.optimizer_states import options_of, put_options
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.trainer.patching import replaced
 
@@ -43,7 +43,7 @@ class EngineContents:
         """`write` fills the first result."""
         files: Files = {}
         states = self.comparable(parts)
-        differing = None if states is None else own_of(states, RankState.of(run.get("rank_state")), self._rank)
+        differing = None if states is None else own_part(states, RankState.of(run.get("rank_state")), self._rank)
         return files, {
             "files": files,
             "ranks": self._world_size,
@@ -95,7 +95,7 @@ class EngineContents:
 
     def restore(self, content: Path, parts: StateParts, own: Any) -> None:
         engine = self._engine
-        before = settings_of(engine.optimizer)
+        before = options_of(engine.optimizer)
         loaded, _ = engine.load_checkpoint(str(content.parent), tag=content.name)
         if loaded is None:
             raise TrainmedicError(f"DeepSpeed did not load {content.name}; see its log")
@@ -105,7 +105,7 @@ class EngineContents:
             engine.optimizer.load_state_dict(states[_OPTIMIZER])
         parts.restore_buffers(own["buffers"])
         parts.restore_extra_states(own.get("extra", {}))
-        put_settings(engine.optimizer, before, own["groups"])
+        put_options(engine.optimizer, before, own["groups"])
         for name, part in self._others(parts).items():
             part.load_state_dict(own["others"][name])
 
@@ -118,7 +118,7 @@ class EngineContents:
 def engine_checkpoints(directory: str | Path, keep: int | None, medic: Medic, engine: Any) -> JointCheckpointDirectory:
     contents = EngineContents(engine, medic.rank, medic.world_size)
     made = JointCheckpointDirectory(directory, keep, medic.rank, medic.world_size, medic.group, contents)
-    made.goes_on_from = _name_latest
+    made.on_latest_changed = _name_latest
     return made
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from trainmedic.torch import randomness
 from trainmedic.torch.sources.batch_sources import NOT_REPLAYED, REPLAYED, REREAD
-from trainmedic.torch.sources.shuffle_buffers import BufferWatch, begins_again, is_streamed, iterator_of, shuffles
+from trainmedic.torch.sources.shuffle_buffers import BufferWatch, can_restart_epoch, is_streamed, iterator_of, shuffles
 from trainmedic.trainer.patching import replaced
 
 _LENGTHS: Mapping[str, Callable[[Iterable[float]], float]] = {"min_size": min, "sequential": sum}
@@ -253,7 +253,7 @@ class _ResumableLoader:
         is_kept = resume["loaders"] is not None and len(resume["loaders"]) == len(self.flattened)
         keeps_all = is_kept and all(_keeps_its_place(loader) for loader in self.flattened)
         held_back = resume.get("held_back") or ("its shuffle buffer" if any(map(shuffles, self.flattened)) else "")
-        if keeps_all and (not held_back or place > REREAD or not all(map(begins_again, self.flattened))):
+        if keeps_all and (not held_back or place > REREAD or not all(map(can_restart_epoch, self.flattened))):
             for loader, kept in zip(self.flattened, resume["loaders"], strict=True):
                 loader.load_state_dict(kept)
             super().__iter__()  # type: ignore[misc]

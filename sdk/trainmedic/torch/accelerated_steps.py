@@ -8,9 +8,9 @@ from trainmedic.errors import ConfigurationError
 
 
 class AcceleratedSteps:
-    """Accelerate's part, if ``accelerator`` is given. If it ``leads``, it sets ``accumulation`` (None: unknown).
+    """Accelerate's part, if ``accelerator`` is given (``exists``). ``leads``: Accelerate decides on accumulation.
 
-    Raises ConfigurationError if it contradicts the script.
+    Raises ConfigurationError if ``accumulation``, the script's, contradicts it.
     """
 
     def __init__(self, accelerator: Any = None, accumulation: int | None = None) -> None:
@@ -26,6 +26,7 @@ class AcceleratedSteps:
                 "only one of them"
             )
         self.accumulation = batches if self.leads else accumulation
+        """None if neither states it."""
 
     @property
     def scaler(self) -> Any:
@@ -34,6 +35,7 @@ class AcceleratedSteps:
 
     @property
     def registered(self) -> list[Any]:
+        """Objects that the script gave to ``register_for_checkpointing``."""
         return list(getattr(self._accelerator, "_custom_objects", ()))
 
     @property
@@ -43,9 +45,9 @@ class AcceleratedSteps:
     def set_accumulation(self, batches: int) -> None:
         if self.leads:
             self._accelerator.gradient_accumulation_steps = batches
-            self.begin_step()
+            self.restart_accumulation()
 
-    def begin_step(self) -> None:
+    def restart_accumulation(self) -> None:
         if self.exists:
             self._accelerator.step = 0
 
@@ -53,7 +55,7 @@ class AcceleratedSteps:
         self._accelerator.backward(loss)
 
     def clip(self, parameters: Sequence[Any], max_norm: float) -> Any:
-        """Return their former norm."""
+        """Return the gradients' norm before clipping."""
         return self._accelerator.clip_grad_norm_(parameters, max_norm)
 
     def step(self, optimizers: Iterable[Any]) -> None:

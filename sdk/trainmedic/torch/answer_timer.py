@@ -1,24 +1,22 @@
+"""Timer that answers a command for a hanging loop."""
+
 from __future__ import annotations
 
 import threading
 from typing import Callable
 
-_GRACE = 1.0
-"""Seconds, because a working loop answers at the limit."""
+_GRACE = 1.0  # seconds for a working loop to answer by itself at the limit
 
 
 class AnswerTimer:
-    """Calls a function in its own thread at the limit, because a hanging loop never answers.
-
-    ``lock`` excludes the training thread.
-    """
+    """Calls a function in a thread of its own. ``lock`` keeps it apart from the training thread."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._timer: threading.Timer | None = None
 
     def start(self, seconds: float, act: Callable[[], None]) -> None:
-        """Call `act` with the lock held, unless cancelled."""
+        """Call ``act`` with the lock held, shortly after ``seconds``. Replaces an earlier timer."""
         self.cancel()
 
         def locked() -> None:

@@ -17,27 +17,25 @@ log = logging.getLogger("trainmedic")
 
 
 def check_parts(job: str, parts: StateParts, keeps_own: bool, carried: Sequence[Any] = ()) -> None:
-    """Raise ConfigurationError for parts of several trainings or that cannot be saved.
+    """Raise ConfigurationError for parts that do not belong together or cannot be saved.
 
-    ``keeps_own``: the user's functions save. ``carried``: other saved values.
+    ``keeps_own``: the user's functions save them. ``carried``: other saved values.
     """
-    _check_materialised(parts)
+    _check_has_values(parts)
     held = {id(parameter) for module in parts.modules().values() for parameter in module.parameters()}
-    for name, optimizer in parts.of_optimizers().items():
+    for name, optimizer in parts.optimizer_parts().items():
         _check_form(name, optimizer)
         if held and not keeps_own:
             lost = [parameter for parameter in parameters_of(optimizer) if id(parameter) not in held]
             if lost:
-                kept = _kept_beside(parts, carried)
-                lost = [
-                    parameter for parameter in lost if id(parameter) not in kept and _address(parameter) not in kept
-                ]
+                saved = _saved_outside_modules(parts, carried)
+                lost = [each for each in lost if id(each) not in saved and _address(each) not in saved]
             _check_parameters(name, len(parameters_of(optimizer)), lost)
         if not any(parameter.requires_grad for parameter in parameters_of(optimizer)):
             log.warning("%s: no parameter of %s requires a gradient: nothing is trained", job, name)
 
 
-def _check_materialised(parts: StateParts) -> None:
+def _check_has_values(parts: StateParts) -> None:
     for part, module in parts.modules().items():
         empty = [name for name, tensor in _tensors(module) if tensor.is_meta]
         if empty:
@@ -51,7 +49,7 @@ def _check_form(name: str, optimizer: Any) -> None:
     kind = type(optimizer).__name__
     if not isinstance(getattr(optimizer, "param_groups", None), (list, tuple)):
         inner = [key for key, _ in inner_optimizers(optimizer)]
-        advice = f"give the optimizer that it holds, its attribute {inner[0]}" if inner else _in_its_place(optimizer)
+        advice = f"give the optimizer that it holds, its attribute {inner[0]}" if inner else _replacement(optimizer)
         raise ConfigurationError(f"{name}: a {kind} has no param_groups, which hold parameters and rates: {advice}")
     if is_zero_redundancy(optimizer) and getattr(optimizer, "_overlap_with_ddp", False):
         raise ConfigurationError(
@@ -60,7 +58,8 @@ def _check_form(name: str, optimizer: Any) -> None:
         )
 
 
-def _in_its_place(optimizer: Any) -> str:
+def _replacement(optimizer: Any) -> str:
+    """Return advice for an object that only the script knows to be an optimizer."""
     attributes = getattr(optimizer, "__dict__", {}).items()
     holding = [name for name, value in attributes if isinstance(value, Mapping) and _holds_state(value)]
     state = f"its state ({', '.join(holding[:3])})" if holding else "its state"
@@ -76,12 +75,13 @@ def _holds_state(value: Mapping[Any, Any]) -> bool:
     return any(not isinstance(tensor, nn.Parameter) for tensor in tensors_in(value))
 
 
-def _kept_beside(parts: StateParts, carried: Sequence[Any]) -> set[int]:
+def _saved_outside_modules(parts: StateParts, carried: Sequence[Any]) -> set[int]:
+    """Return identities and addresses of saved tensors."""
     states = [state_of(part) for part in parts.by_name.values() if not isinstance(part, nn.Module)]
-    kept: set[int] = set()
+    saved: set[int] = set()
     for tensor in tensors_in([*states, *carried]):
-        kept.update((id(tensor), _address(tensor)))
-    return kept - {0}
+        saved.update((id(tensor), _address(tensor)))
+    return saved - {0}
 
 
 def _check_parameters(name: str, count: int, lost: Sequence[torch.Tensor]) -> None:
@@ -101,6 +101,7 @@ def _check_parameters(name: str, count: int, lost: Sequence[torch.Tensor]) -> No
 
 
 def _address(tensor: torch.Tensor) -> int:
+    """Return 0 without a storage."""
     try:
         return tensor.data_ptr()
     except (NotImplementedError, RuntimeError):

@@ -18,7 +18,7 @@ from trainmedic.recovery.memory_cadence import MemoryCadence
 from trainmedic.recovery.rollback_budget import LIMIT, RollbackBudget
 from trainmedic.torch.accelerated_steps import AcceleratedSteps
 from trainmedic.torch.attach_checks import check_parts
-from trainmedic.torch.carried_state import CarriedState, by_state, generators_of, named_by_user
+from trainmedic.torch.carried_state import CarriedState, CarriedValue, generators_of, split_also, state_of_object
 from trainmedic.torch.checkpoints.background_saves import BackgroundSaves
 from trainmedic.torch.checkpoints.checkpoint_storage import CheckpointDirectory, CheckpointStorage
 from trainmedic.torch.checkpoints.checkpoint_tiers import TieredCheckpoints
@@ -92,9 +92,9 @@ def attach(
     check_options(checkpoints, checkpoint_every, also, rollbacks, seed, reread, keep_global_batch)
     steps = AcceleratedSteps(accelerator, accumulation)
     scaler = scaler if scaler is not None else steps.scaler
-    more, named = named_by_user(also or {})
+    more, named = split_also(also or {})
     parts = _state_parts(more, model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, ema=ema)
-    named.update(_registered(steps, parts))
+    named.update(_registered_with_accelerator(steps, parts))
     keeps_own = checkpoints is not None and not isinstance(checkpoints, (str, Path))
     check_parts(medic.job, parts, keeps_own, [each.get() for each in named.values()])
     join_ranks(medic)
@@ -103,15 +103,15 @@ def attach(
     rate, (budget, changes) = LearningRate(optimizer, scheduler), make_records(medic, storage, rollbacks)
     training = TrainingState(medic, parts, rate, source, storage, budget, changes, steps.accumulation or 1, steps)
     training.carried = CarriedState(parts, named, generators_of(loader))
-    training.carried.begin()
+    training.carried.record_start()
     training.verifies, training.keep_global_batch = verify, keep_global_batch
     return Run(training, checkpoint_every, checkpoint_at_start, steps.accumulation is not None, memory_start=start)
 
 
-def _registered(steps: AcceleratedSteps, parts: StateParts) -> dict[str, Any]:
+def _registered_with_accelerator(steps: AcceleratedSteps, parts: StateParts) -> dict[str, CarriedValue]:
     given = [id(part) for part in parts.by_name.values()]
     objects = enumerate(steps.registered)
-    return {f"accelerator.{number}": by_state(each) for number, each in objects if id(each) not in given}
+    return {f"accelerator.{number}": state_of_object(each) for number, each in objects if id(each) not in given}
 
 
 def check_positive(**options: int | None) -> None:
@@ -132,24 +132,24 @@ def check_options(
     """Raise ConfigurationError for values that would fail later."""
     if checkpoint_every is not None and checkpoints is None:
         raise ConfigurationError(f"checkpoint_every is {checkpoint_every}, but checkpoints=... is missing")
-    count, place = "a whole number from 0 on", "the name of a directory, or OwnCheckpoints(...)"
-    for name, value, is_right, what in (
-        ("checkpoints", checkpoints, checkpoints is None or _is_place(checkpoints), f"{place}, or None"),
+    count, storage = "a whole number from 0 on", "the name of a directory, or OwnCheckpoints(...)"
+    for name, value, is_valid, expected in (
+        ("checkpoints", checkpoints, checkpoints is None or _is_storage(checkpoints), f"{storage}, or None"),
         ("also", also, also is None or isinstance(also, Mapping), "a dict of what else a checkpoint holds, or None"),
         ("rollbacks", rollbacks, rollbacks is None or _is_whole(rollbacks, 0), f"{count}, or None"),
         ("seed", seed, seed is None or _is_whole(seed), "a whole number, or None"),
         ("reread", reread, _is_whole(reread, 0), count),
         ("keep_global_batch", keep_global_batch, keep_global_batch in (None, True, False), "True, False or None"),
     ):
-        if not is_right:
-            raise ConfigurationError(f"{name} is {value!r}; it is {what}")
+        if not is_valid:
+            raise ConfigurationError(f"{name} is {value!r}; it is {expected}")
 
 
 def _is_whole(value: Any, least: float = -math.inf) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
-def _is_place(value: Any) -> bool:
+def _is_storage(value: Any) -> bool:
     if isinstance(value, (str, Path)):
         return value != ""
     return callable(getattr(value, "save", None)) and callable(getattr(value, "load", None))
@@ -245,9 +245,10 @@ def _background(
     if not isinstance(storage, CheckpointDirectory):
         raise ConfigurationError("memory: asynchronous needs a checkpoint directory, not your own functions")
     if isinstance(storage, JointCheckpointDirectory):
-        storage.write_beside_training()
-    told = medic.saved, medic.save_failed
-    return BackgroundSaves(medic.job, medic.rank, medic.world_size, medic.group, storage, memory, *told)
+        storage.allow_background_writes()
+    return BackgroundSaves(
+        medic.job, medic.rank, medic.world_size, medic.group, storage, memory, medic.saved, medic.save_failed
+    )
 
 
 def make_records(

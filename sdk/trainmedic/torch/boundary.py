@@ -14,7 +14,7 @@ from trainmedic.recovery.pausing import LoopPause
 from trainmedic.torch.checkpoints.checkpoint_writer import CheckpointWriter
 from trainmedic.torch.meters.layer_norms import LayerNorms
 from trainmedic.torch.meters.step_meter import StepMeter
-from trainmedic.torch.optimizer_steps import SILENT, OptimizerSteps, has_gradients
+from trainmedic.torch.optimizer_steps import MOST_WITHOUT_UPDATE, OptimizerSteps, has_gradients
 from trainmedic.torch.rate_commands import RateCommands
 from trainmedic.torch.restore import CheckpointRestore
 from trainmedic.torch.training_state import TrainingState
@@ -25,6 +25,8 @@ log = logging.getLogger("trainmedic")
 
 @dataclass(frozen=True)
 class BoundaryWatches:
+    """Observers of the steps, which answer commands later."""
+
     verification: RollbackVerification
     rates: RateCommands
     steps: OptimizerSteps
@@ -34,13 +36,13 @@ class BoundaryWatches:
         self.rates.step_done()
 
     def finish(self, because: str) -> None:
-        """Answer with what was seen before the loop's error."""
+        """Answer pending commands with the observations before the loop's error."""
         self.verification.finish(because, is_error=True)
         self.rates.finish(because)
 
 
 class StepBoundary:
-    """Boundaries of one training, with a checkpoint every ``every`` steps (None: never)."""
+    """Boundaries of one training, with a checkpoint every ``checkpoint_every`` steps (None: never)."""
 
     def __init__(
         self,
@@ -49,7 +51,7 @@ class StepBoundary:
         restore: CheckpointRestore,
         pause: LoopPause,
         watches: BoundaryWatches,
-        every: int | None,
+        checkpoint_every: int | None,
     ) -> None:
         medic = training.medic
         self.training = training
@@ -57,12 +59,12 @@ class StepBoundary:
         self._restore = restore
         self._pause = pause
         self._watches = watches
-        self._is_save_due = self._has_told_period = False
-        # A gradient scaler skips updates, which is no accumulation.
+        self._is_save_due = self._has_logged_period = False
+        # A gradient scaler skips updates, so a boundary without one does not mean accumulation.
         scalers = [part for name, part in training.parts.by_name.items() if name.partition(".")[0] == "scaler"]
         scales_loss = any(getattr(scaler, "is_enabled", lambda: True)() for scaler in scalers)
-        self._waits_for_updates = watches.steps.works and not scales_loss
-        self._every = every
+        self._waits_for_updates = watches.steps.is_hooked and not scales_loss
+        self._checkpoint_every = checkpoint_every
         self._medic = medic
         self._progress = medic.progress
         self._progress.skips_overflows = scales_loss
@@ -71,9 +73,9 @@ class StepBoundary:
         self.layer_norms = LayerNorms(models, training.rate.optimizers, medic)
         # With several ranks the others wait in a collective, so interrupting one does not help.
         enabled = medic.world_size == 1 and training.is_interruptible
-        self._interrupter = Interrupter(self._is_worth_interrupting, lambda: medic.stall().is_hang, enabled)
-        self.begin: Callable[[], None] = self._interrupter.arm
-        self.end: Callable[[], None] = self._interrupter.disarm
+        self._interrupter = Interrupter(self._can_command_end_hang, lambda: medic.stall().is_hang, enabled)
+        self.allow_interrupts: Callable[[], None] = self._interrupter.arm
+        self.forbid_interrupts: Callable[[], None] = self._interrupter.disarm
         if self._interrupter.works:
             medic.on_arrival = self._interrupter.check_for_hang
 
@@ -88,7 +90,7 @@ class StepBoundary:
     def report(
         self, number: int, is_update: bool, loss: Any, grad_norm: Any, samples: float | None, more: Mapping[str, Any]
     ) -> None:
-        """Report a step; of several batches the last, with their mean loss."""
+        """Report a step at its last batch, with the mean loss of its batches."""
         training = self.training
         if training.accumulation > 1:
             if loss is not None:
@@ -145,16 +147,16 @@ class StepBoundary:
         watches = self._watches
         if watches.verification.pending or watches.rates.pending:
             watches.step_done(number)
-        if self._every is not None and number % self._every == 0:
+        if self._checkpoint_every is not None and number % self._checkpoint_every == 0:
             self._is_save_due = True
         if self._waits_for_updates and not watches.steps.step_ends():
             return
-        if watches.steps.period > 1 and not self._has_told_period:
-            self._has_told_period = True
+        if watches.steps.period > 1 and not self._has_logged_period:
+            self._has_logged_period = True
             message = "%s: the loop updates its weights every %d steps; commands and checkpoints wait for the updates"
             log.info(message, self._medic.job, watches.steps.period)
-        if watches.steps.without == SILENT and not watches.steps.count:
-            self._warn_of_silence()
+        if watches.steps.boundaries_without_update == MOST_WITHOUT_UPDATE and not watches.steps.count:
+            self._warn_of_no_update()
         if not self._medic.is_quiet(number) or number >= training.memory_due or self._is_save_due:
             self.cross()
 
@@ -183,10 +185,10 @@ class StepBoundary:
             # After a rollback the state is a complete checkpoint's.
             if training.rollbacks == rollbacks and training.broken is None:
                 if interrupted:
-                    self._go_on_after_interruption()
+                    self._continue_after_interruption()
                 else:
                     if self._is_save_due:
-                        self._is_save_due = self._is_between_updates()
+                        self._is_save_due = self._may_be_accumulating()
                         if not self._is_save_due:
                             self._writer.save_when_due()
                     if training.global_step >= training.memory_due:
@@ -200,25 +202,31 @@ class StepBoundary:
         if training.broken is not None:
             raise training.broken
 
-    def _is_between_updates(self) -> bool:
+    def _may_be_accumulating(self) -> bool:
+        """Return whether gradients wait for the first update; until it the period is unknown."""
         steps = self._watches.steps
-        is_first = self._waits_for_updates and not steps.count and steps.without < SILENT
-        return is_first and has_gradients(self.training.rate.optimizers)
+        if not self._waits_for_updates or steps.count or steps.boundaries_without_update >= MOST_WITHOUT_UPDATE:
+            return False
+        return has_gradients(self.training.rate.optimizers)
 
-    def _warn_of_silence(self) -> None:
+    def _warn_of_no_update(self) -> None:
         log.warning(
             "%s: %d steps ended without a step of the optimizer given to attach(); pass the optimizer that the loop "
             "steps, or use no run for a loop that only evaluates",
-            *(self._medic.job, SILENT),
+            self._medic.job,
+            MOST_WITHOUT_UPDATE,
         )
 
-    def _go_on_after_interruption(self) -> None:
+    def _continue_after_interruption(self) -> None:
         self.training.drop_unfinished_step()
         if not self.training.stopping:
             log.error("%s: the interrupted step was not rolled back; training continues without it", self._medic.job)
 
-    def _is_worth_interrupting(self) -> bool:
-        """Return whether a waiting command can help a hanging loop. Interrupter's thread only."""
+    def _can_command_end_hang(self) -> bool:
+        """Return whether a waiting stop, or possible rollback, needs the hanging loop interrupted.
+
+        Interrupter's thread only.
+        """
         for command in self._medic.unanswered():
             if command.action == "job.stop":
                 return True

@@ -2,9 +2,8 @@
 
 Named by the user (``attach(also=...)``), or found:
 
-- tensor attributes of modules and optimizers, except parameters and buffers
-- numbers, and containers of them, changed since `attach`
-- non-persistent buffers
+- tensor attributes of modules, except parameters and persistent buffers
+- numbers in their attributes, also in containers, that changed since `attach`
 - random generators of the data set
 """
 
@@ -15,7 +14,7 @@ import weakref
 from collections import deque
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any, Callable, Generic, Iterable, Iterator, Mapping
+from typing import Any, Callable, Generic, Iterable, Iterator, Mapping, NamedTuple
 
 import torch
 from torch import nn
@@ -26,52 +25,64 @@ from trainmedic.torch.state_parts import StateParts
 
 log = logging.getLogger("trainmedic")
 
-_OWN = frozenset(vars(nn.Module())) | {"param_groups", "state", "defaults"}
+_IGNORED_ATTRIBUTES = frozenset(vars(nn.Module())) | {"param_groups", "state", "defaults"}  # PyTorch's own
 _WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "deepspeed", "accelerate")
-_MOST_SEEN = 5000  # objects searched for random generators
+# Limits of the search for random generators.
+_MOST_SEARCHED = 5000  # objects
+_MOST_MEMBERS = 100  # of one object
 _DEEPEST = 5
-_MOST_NAMED = 8
-_LARGE = 1 << 28  # bytes
+_MOST_NAMED = 8  # values in a log message
+_LARGE = 1 << 28  # bytes of carried state that are logged as a warning
 _MOST_AT_START = 100  # members of a recorded list or dict without tensors
 
 
 @dataclass(frozen=True)
-class _Named:
+class CarriedValue:
     """Value named by the user, with its setter if it cannot change in place."""
 
     get: Callable[[], Any]
     put: Callable[[Any], None] | None
 
 
+class _Attribute(NamedTuple):
+    owner: nn.Module
+    name: str
+
+    def get(self) -> Any:
+        return getattr(self.owner, self.name)
+
+    def set(self, value: Any) -> None:
+        setattr(self.owner, self.name, value)
+
+
 @dataclass
 class CarriedState:
     parts: StateParts | None = None
-    named: Mapping[str, _Named] = field(default_factory=dict)
+    named: Mapping[str, CarriedValue] = field(default_factory=dict)
     generators: Mapping[str, Any] = field(default_factory=dict)
-    _at_start: Mapping[str, carried_values.Held] = field(default_factory=dict)
+    _values_at_start: Mapping[str, carried_values.Held] = field(default_factory=dict)
     """Attributes without tensors at `attach`, such as None or 0."""
-    _first: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
-    """Attributes with tensors at `attach`; returns None after their deletion."""
-    _told: set[str] = field(default_factory=set)
+    _objects_at_start: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    """References to attributes with tensors at `attach`."""
+    _warned: set[str] = field(default_factory=set)
 
-    def begin(self) -> None:
-        """Record attributes without tensors."""
+    def record_start(self) -> None:
+        """Record the attributes' values at `attach`; log what checkpoints will hold."""
         if self.parts is None:
             return
         owners = _owners(self.parts)
-        self._at_start = {
+        self._values_at_start = {
             f"{name}.{each}": start
             for name, owner in owners.items()
             for each, value in vars(owner).items()
-            if each not in _OWN and (start := _without_tensors(value)) is not None
+            if each not in _IGNORED_ATTRIBUTES and (start := _value_at_start(value)) is not None
         }
-        self._first = {name: _reference(getattr(owner, each)) for name, (owner, each) in self._seen()}
+        self._objects_at_start = {name: _reference(attribute.get()) for name, attribute in self._tensor_attributes()}
         held = self.take()
         if held:
-            size = sum(_size(each) for each in held.values())
-            names = _listed(held)
+            size = sum(map(carried_values.size, held.values()))
             level = logging.WARNING if size > _LARGE else logging.INFO
-            log.log(level, "checkpoints also hold carried state, %.1f MiB: %s", size / 2**20, names)
+            log.log(level, "checkpoints also hold carried state, %.1f MiB: %s", size / 2**20, _listed(held))
 
     def take(self) -> dict[str, carried_values.Held]:
         """Return copies of all values that can be copied, by name."""
@@ -80,21 +91,21 @@ class CarriedState:
             try:
                 taken[name] = carried_values.take(value)
             except (TypeError, RuntimeError) as error:
-                if name not in self._told:
-                    self._told.add(name)
+                if name not in self._warned:
+                    self._warned.add(name)
                     log.warning("%s is not in checkpoints: %s", name, error)
         return taken
 
     def put_back(self, held: Mapping[str, carried_values.Held] | None) -> Mapping[str, Any]:
-        """Restore `take`'s output; return how many values were compared and agree.
+        """Restore `take`'s output; return the answer's ``verified.carried``.
 
         None, of an earlier release, changes nothing.
         """
         if held is None:
             return {}
-        for name, attribute in [*self._seen(), *self._changed_numbers()]:
-            if name not in held and not self._is_told(name) and not self._is_first(name, *attribute):
-                self._forget(*attribute, name)
+        for name, attribute in [*self._tensor_attributes(), *self._changed_numbers()]:
+            if name not in held and name not in self._warned and not self._is_object_at_start(name, attribute):
+                self._reset(attribute, name)
         missing = [name for name in held if not self._put(name, held[name])]
         if missing:
             log.warning("the checkpoint holds carried state that is no longer there: %s", _listed(missing))
@@ -106,48 +117,47 @@ class CarriedState:
             outcome["different"] = _listed(different)
         return outcome if compared else {}
 
-    def _is_first(self, name: str, owner: Any, attribute: str) -> bool:
-        first = self._first.get(name)
-        return first is not None and first() is getattr(owner, attribute)
-
-    def _is_told(self, name: str) -> bool:
-        return name in self._told
+    def _is_object_at_start(self, name: str, attribute: _Attribute) -> bool:
+        reference = self._objects_at_start.get(name)
+        return reference is not None and reference() is attribute.get()
 
     def _values(self) -> Iterator[tuple[str, Any]]:
         for name, named in self.named.items():
             yield f"also.{name}", named.get()
         for name, generator in self.generators.items():
             yield name, generator
-        for name, (owner, attribute) in (*self._seen(), *self._changed_numbers()):
-            yield name, getattr(owner, attribute)
+        for name, attribute in (*self._tensor_attributes(), *self._changed_numbers()):
+            yield name, attribute.get()
 
-    def _changed_numbers(self) -> Iterator[tuple[str, tuple[Any, str]]]:
+    def _changed_numbers(self) -> Iterator[tuple[str, _Attribute]]:
         if self.parts is None:
             return
         for part, owner in _owners(self.parts).items():
             for attribute, value in list(vars(owner).items()):
                 name = f"{part}.{attribute}"
-                start = self._at_start.get(name)
-                if start is None or attribute in _OWN or not _holds_numbers(value):
+                start = self._values_at_start.get(name)
+                if start is None or attribute in _IGNORED_ATTRIBUTES or not _holds_numbers(value):
                     continue
-                present = _without_tensors(value)
+                present = _value_at_start(value)
                 if present is not None and not carried_values.is_same(start, present):
-                    yield name, (owner, attribute)
+                    yield name, _Attribute(owner, attribute)
 
-    def _seen(self) -> Iterator[tuple[str, tuple[Any, str]]]:
+    def _tensor_attributes(self) -> Iterator[tuple[str, _Attribute]]:
+        """Yield attributes with tensors or random generators that no ``state_dict`` saves."""
         if self.parts is None:
             return
         owners = _owners(self.parts)
-        state_tensors = _Known(self.parts)
+        saved = _SavedTensors(self.parts)
         for part, owner in owners.items():
             for name in sorted(getattr(owner, "_non_persistent_buffers_set", ())):
                 if getattr(owner, name, None) is not None:
-                    yield f"{part}.{name}", (owner, name)
+                    yield f"{part}.{name}", _Attribute(owner, name)
             for name, value in list(vars(owner).items()):
-                if name not in _OWN and state_tensors.is_carried(value):
-                    yield f"{part}.{name}", (owner, name)
+                if name not in _IGNORED_ATTRIBUTES and saved.leave_out(value):
+                    yield f"{part}.{name}", _Attribute(owner, name)
 
     def _put(self, name: str, held: carried_values.Held) -> bool:
+        """Restore one value; return False if its holder is gone."""
         kind, _, own = name.partition(".")
         if kind == "also":
             named = self.named.get(own)
@@ -170,39 +180,44 @@ class CarriedState:
             setattr(owner, attribute, value)
         return True
 
-    def _forget(self, owner: Any, attribute: str, name: str) -> None:
-        present, start = getattr(owner, attribute), self._at_start.get(name)
-        if attribute in getattr(owner, "_non_persistent_buffers_set", ()):
-            setattr(owner, attribute, None)
+    def _reset(self, attribute: _Attribute, name: str) -> None:
+        """Undo a change after the checkpoint, which lacks this attribute."""
+        present, start = attribute.get(), self._values_at_start.get(name)
+        if attribute.name in getattr(attribute.owner, "_non_persistent_buffers_set", ()):
+            attribute.set(None)
         elif start is not None:
-            setattr(owner, attribute, carried_values.put_back(present, start))
+            attribute.set(carried_values.put_back(present, start))
         elif carried_values.is_in_place(present) and hasattr(present, "clear"):
             present.clear()
         else:
-            delattr(owner, attribute)
+            delattr(attribute.owner, attribute.name)
 
 
-class _Known:
+class _SavedTensors:
+    """Parameters and buffers, which the parts' ``state_dict`` saves."""
+
     def __init__(self, parts: StateParts) -> None:
         modules = list(parts.modules().values())
         held = [each for module in modules for each in (*module.parameters(), *module.buffers())]
         held += [p for each in parts.optimizers().values() for group in each.param_groups for p in group["params"]]
         self._ids = {id(each) for each in held}
-        self._storages = {storage for each in held if (storage := _storage(each))}
+        self._storages = {storage for each in held if (storage := _storage_address(each))}
 
-    def is_carried(self, value: Any) -> bool:
+    def leave_out(self, value: Any) -> bool:
+        """Return whether a value has state of its own: tensors, all of them others, or random numbers."""
         if carried_values.is_random(value):
             return True
         tensors = list(carried_values.tensors_in(value))
-        return bool(tensors) and not any(self._is_known(each) for each in tensors)
+        return bool(tensors) and not any(self._has(each) for each in tensors)
 
-    def _is_known(self, tensor: torch.Tensor) -> bool:
-        is_there = isinstance(tensor, nn.Parameter) or id(tensor) in self._ids or tensor.is_meta
+    def _has(self, tensor: torch.Tensor) -> bool:
+        if isinstance(tensor, nn.Parameter) or id(tensor) in self._ids or tensor.is_meta:
+            return True
         # A freed view belongs to weights that a wrapper keeps elsewhere.
-        return is_there or _storage(tensor) in self._storages or carried_values.is_freed(tensor)
+        return _storage_address(tensor) in self._storages or carried_values.is_freed(tensor)
 
 
-def named_by_user(also: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, _Named]]:
+def split_also(also: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, CarriedValue]]:
     """Split ``also`` into objects with ``state_dict`` and carried values. Raises ConfigurationError."""
     parts, named = {}, {}
     for name, value in also.items():
@@ -220,11 +235,11 @@ def named_by_user(also: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, _N
     return parts, named
 
 
-def by_value(also: Mapping[str, Any]) -> dict[str, _Named]:
+def all_as_values(also: Mapping[str, Any]) -> dict[str, CarriedValue]:
     """Return all of ``also`` as carried values. Raises ConfigurationError."""
-    objects, named = named_by_user(also)
+    objects, named = split_also(also)
     for name, part in StateParts(**objects).by_name.items():
-        named[name] = by_state(part)
+        named[name] = state_of_object(part)
         try:
             carried_values.take(part.state_dict())
         except TypeError as error:
@@ -235,17 +250,17 @@ def by_value(also: Mapping[str, Any]) -> dict[str, _Named]:
     return named
 
 
-def by_state(part: Any) -> _Named:
-    return _Named(part.state_dict, part.load_state_dict)
+def state_of_object(part: Any) -> CarriedValue:
+    return CarriedValue(part.state_dict, part.load_state_dict)
 
 
-def _named(name: str, value: Any) -> _Named:
+def _named(name: str, value: Any) -> CarriedValue:
     if isinstance(value, tuple) and len(value) == 2 and all(callable(each) for each in value):
-        return _Named(value[0], value[1])
+        return CarriedValue(value[0], value[1])
     if carried_values.is_in_place(value):
-        return _Named(lambda: value, None)
+        return CarriedValue(lambda: value, None)
     if hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value):
-        return _Named(lambda: vars(value), None)
+        return CarriedValue(lambda: vars(value), None)
     raise ConfigurationError(
         f"also: {name}: a {type(value).__name__} has no state_dict and load_state_dict to be saved with, and cannot be "
         "changed in place; give a tensor, list or dict that the loop changes, or two functions, (get, set)"
@@ -253,6 +268,7 @@ def _named(name: str, value: Any) -> _Named:
 
 
 def _reference(value: Any) -> Callable[[], Any]:
+    """Return a function that returns the object, if possible without keeping it alive."""
     try:
         return weakref.ref(value)
     except TypeError:  # list or dict
@@ -268,6 +284,7 @@ def _is_part(value: Any) -> bool:
 
 
 def generators_of(loader: Any) -> dict[str, Any]:
+    """Return the random generators that the data set and the collate function refer to, by name."""
     if getattr(loader, "num_workers", 0):
         return {}  # workers have copies seeded by batch position
     roots = {"data": getattr(loader, "dataset", None), "collate": getattr(loader, "collate_fn", None)}
@@ -281,7 +298,7 @@ def generators_of(loader: Any) -> dict[str, Any]:
 
 
 def _search(name: str, value: Any, depth: int, visited: set[int], generators: dict[str, Any]) -> None:
-    if depth > _DEEPEST or id(value) in visited or len(visited) > _MOST_SEEN:
+    if depth > _DEEPEST or id(value) in visited or len(visited) > _MOST_SEARCHED:
         return
     visited.add(id(value))
     if carried_values.is_random(value):
@@ -293,29 +310,32 @@ def _search(name: str, value: Any, depth: int, visited: set[int], generators: di
 
 def _members_of(value: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(value, FunctionType):
-        held = dict(zip(value.__code__.co_freevars, (_cell(each) for each in value.__closure__ or ()), strict=False))
+        cells = [_cell_content(each) for each in value.__closure__ or ()]
+        held = dict(zip(value.__code__.co_freevars, cells, strict=False))
         used = {name: value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__}
         return {**used, **held}.items()
     if isinstance(value, Mapping):
-        return list(value.items())[:100]
+        return list(value.items())[:_MOST_MEMBERS]
     if isinstance(value, (list, tuple)):
-        return list(enumerate(value[:100]))
+        return list(enumerate(value[:_MOST_MEMBERS]))
     own = getattr(value, "__self__", None)
-    if own is not None and not isinstance(value, type):
+    if own is not None and not isinstance(value, type):  # bound method
         return [("self", own)]
-    skipped = (torch.Tensor, type(torch), type, str, bytes)
-    return () if isinstance(value, skipped) else list(getattr(value, "__dict__", {}).items())[:100]
+    if isinstance(value, (torch.Tensor, type(torch), type, str, bytes)):
+        return ()
+    return list(getattr(value, "__dict__", {}).items())[:_MOST_MEMBERS]
 
 
-def _cell(cell: Any) -> Any:
+def _cell_content(cell: Any) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # not set yet
         return None
 
 
-def _owners(parts: StateParts) -> dict[str, Any]:
-    owners: dict[str, Any] = {}
+def _owners(parts: StateParts) -> dict[str, nn.Module]:
+    """Return the user's modules by name, without wrappers such as DDP."""
+    owners: dict[str, nn.Module] = {}
     for part, module in parts.modules().items():
         for name, each in module.named_modules():
             if not _is_wrapper(type(each)):
@@ -324,21 +344,22 @@ def _owners(parts: StateParts) -> dict[str, Any]:
 
 
 def _is_wrapper(kind: type) -> bool:
-    beside = (nn.Module, Generic, object)
+    common_bases = (nn.Module, Generic, object)
     return kind is not nn.Module and all(
-        base in beside or base.__module__.startswith(_WRAPPERS) for base in kind.__mro__
+        base in common_bases or base.__module__.startswith(_WRAPPERS) for base in kind.__mro__
     )
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    """Return the storage address; 0 without one."""
+def _storage_address(tensor: torch.Tensor) -> int:
+    """Return 0 without a storage."""
     try:
         return tensor.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):
         return 0
 
 
-def _without_tensors(value: Any) -> carried_values.Held | None:
+def _value_at_start(value: Any) -> carried_values.Held | None:
+    """Return a copy of a number, None, or a small container without tensors; None for others."""
     is_plain = value is None or isinstance(value, (bool, int, float))
     is_container = isinstance(value, (list, tuple, dict, deque)) and len(value) <= _MOST_AT_START
     if not is_plain and (not is_container or any(True for _ in carried_values.tensors_in(value))):
@@ -350,7 +371,7 @@ def _without_tensors(value: Any) -> carried_values.Held | None:
 
 
 def _holds_numbers(value: Any) -> bool:
-    """Return whether it consists of numbers; booleans and texts are settings."""
+    """Return whether it consists of numbers. Booleans and texts are settings, which do not change."""
     if isinstance(value, (list, tuple, deque)):
         return bool(value) and all(map(_holds_numbers, value))
     if isinstance(value, dict):
@@ -358,18 +379,7 @@ def _holds_numbers(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _size(held: carried_values.Held) -> int:
-    kind, content = held
-    if kind == "tensor":
-        return int(content[0].nbytes)
-    if kind == "array":
-        return int(content.nbytes)
-    if kind == "dict":
-        return sum(map(_size, content.values()))
-    return sum(map(_size, content)) if kind in ("list", "tuple", "deque") else 0
-
-
 def _listed(names: Iterable[str]) -> str:
     listed = list(names)
-    more = f" and {len(listed) - _MOST_NAMED} more" if len(listed) > _MOST_NAMED else ""
-    return ", ".join(listed[:_MOST_NAMED]) + more
+    named = ", ".join(listed[:_MOST_NAMED])
+    return f"{named} and {len(listed) - _MOST_NAMED} more" if len(listed) > _MOST_NAMED else named

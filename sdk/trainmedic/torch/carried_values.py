@@ -1,4 +1,4 @@
-"""Copies of values in plain containers for PyTorch's safe loading, restored in place."""
+"""Copies of values in plain containers, as PyTorch's safe loading needs, and their restoration in place."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from typing import Any, Callable, Iterator, Mapping, MutableMapping, NamedTuple
 import torch
 
 Held = tuple[str, Any]
+"""Kind and copied content."""
 
-_PLAIN = (int, float, complex, str, bytes, bool, type(None))
-_TENSOR, _ARRAY, _LIST, _TUPLE, _DEQUE, _DICT, _SIMPLE = "tensor", "array", "list", "tuple", "deque", "dict", "plain"
+_PLAIN_TYPES = (int, float, complex, str, bytes, bool, type(None))
+# Kinds, stored in checkpoints.
+_TENSOR, _ARRAY, _LIST, _TUPLE, _DEQUE, _DICT, _PLAIN = "tensor", "array", "list", "tuple", "deque", "dict", "plain"
 _SCALAR = "scalar"  # NumPy scalar; its type is kept
+_NUMBER_KINDS = "biufc"  # NumPy's codes for booleans, integers, floats and complex numbers
 _TORCH_RANDOM, _PYTHON_RANDOM, _NUMPY_RANDOM = "torch random", "python random", "numpy random"
 
 
@@ -41,11 +44,11 @@ def is_freed(tensor: torch.Tensor) -> bool:
     """Return whether a tensor's memory was freed, as by FSDP; reading it would crash."""
     if tensor.layout != torch.strided or not tensor.numel():
         return False
-    last = tensor.storage_offset() + sum(
+    last_element = tensor.storage_offset() + sum(
         (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
     try:
-        return tensor.untyped_storage().nbytes() < (last + 1) * tensor.element_size()
+        return tensor.untyped_storage().nbytes() < (last_element + 1) * tensor.element_size()
     except (NotImplementedError, RuntimeError):  # a tensor subclass without storage
         return False
 
@@ -56,8 +59,8 @@ def take(value: Any) -> Held:
         if value.is_meta or hasattr(value, "placements") or value.layout != torch.strided or is_freed(value):
             raise TypeError("a tensor that is spread over ranks, sparse or without data")
         return _TENSOR, (value.detach().to("cpu", copy=True), str(value.device))
-    if isinstance(value, _PLAIN):
-        return _SIMPLE, value
+    if isinstance(value, _PLAIN_TYPES):
+        return _PLAIN, value
     if is_random(value):
         return _random_state(value)
     if _is_array(value):
@@ -65,7 +68,7 @@ def take(value: Any) -> Held:
     if _is_scalar(value):
         return _SCALAR, torch.from_numpy(sys.modules["numpy"].array(value))
     if isinstance(value, Mapping):
-        if not all(isinstance(key, _PLAIN) for key in value):
+        if not all(isinstance(key, _PLAIN_TYPES) for key in value):
             raise TypeError("a dict with keys that are neither numbers nor texts")
         return _DICT, {key: take(each) for key, each in value.items()}
     for kind, name in ((list, _LIST), (tuple, _TUPLE), (deque, _DEQUE)):
@@ -75,7 +78,10 @@ def take(value: Any) -> Held:
 
 
 def put_back(present: Any, held: Held) -> Any:
-    """Return the restored value: `present` in place, if possible."""
+    """Restore `take`'s output into ``present`` if possible, else into a new object; return it.
+
+    Raises TypeError if ``present`` is no random generator and the copy is one's state.
+    """
     kind, content = held
     if kind == _TENSOR:
         return _put_tensor(present, *content)
@@ -87,9 +93,21 @@ def put_back(present: Any, held: Held) -> Any:
         return _put_dict(present, content)
     if kind in (_LIST, _TUPLE, _DEQUE):
         return _put_sequence(present, kind, content)
-    if kind == _SIMPLE:
+    if kind == _PLAIN:
         return content
     return _put_random(present, kind, content)
+
+
+def size(held: Held) -> int:
+    """Return the bytes of tensors and arrays."""
+    kind, content = held
+    if kind == _TENSOR:
+        return int(content[0].nbytes)
+    if kind == _ARRAY:
+        return int(content.nbytes)
+    if kind == _DICT:
+        return sum(map(size, content.values()))
+    return sum(map(size, content)) if kind in (_LIST, _TUPLE, _DEQUE) else 0
 
 
 def is_same(one: Held, other: Held) -> bool:
@@ -104,7 +122,8 @@ def is_same(one: Held, other: Held) -> bool:
         return bool(mine.keys() == theirs.keys()) and all(is_same(each, theirs[key]) for key, each in mine.items())
     if one[0] in (_LIST, _TUPLE, _DEQUE):
         return len(mine) == len(theirs) and all(is_same(*pair) for pair in zip(mine, theirs, strict=True))
-    return bool(mine == theirs) or (mine != mine and theirs != theirs)
+    is_nan_in_both = mine != mine and theirs != theirs
+    return bool(mine == theirs) or is_nan_in_both
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -121,8 +140,8 @@ def _put_tensor(present: Any, content: torch.Tensor, device: str) -> torch.Tenso
             present.copy_(content)
         kept: torch.Tensor = present
         return kept
-    place = present.device if isinstance(present, torch.Tensor) else torch.device(device)
-    return content.to(place, copy=True)
+    target = present.device if isinstance(present, torch.Tensor) else torch.device(device)
+    return content.to(target, copy=True)
 
 
 def _put_array(present: Any, content: Any) -> Any:
@@ -136,10 +155,9 @@ def _put_array(present: Any, content: Any) -> Any:
 
 
 def _put_dict(present: Any, content: Mapping[Any, Held]) -> Any:
-    is_there = isinstance(present, MutableMapping)
-    values = {key: put_back(present.get(key) if is_there else None, each) for key, each in content.items()}
-    if not is_there:
-        return values
+    if not isinstance(present, MutableMapping):
+        return {key: put_back(None, each) for key, each in content.items()}
+    values = {key: put_back(present.get(key), each) for key, each in content.items()}
     present.clear()
     present.update(values)
     return present
@@ -165,9 +183,9 @@ def _random_state(value: Any) -> Held:
         return _TORCH_RANDOM, value.get_state()
     if isinstance(value, random.Random):
         return _PYTHON_RANDOM, value.getstate()
-    numbers = _numpy_state(value)
-    assert numbers is not None
-    return _NUMPY_RANDOM, _without_arrays(numbers.read())
+    generator = _numpy_state(value)
+    assert generator is not None
+    return _NUMPY_RANDOM, _without_arrays(generator.read())
 
 
 def _put_random(present: Any, kind: str, content: Any) -> Any:
@@ -179,37 +197,38 @@ def _put_random(present: Any, kind: str, content: Any) -> Any:
         version, internal, gauss = content
         present.setstate((version, tuple(internal), gauss))
     else:
-        numbers = _numpy_state(present)
-        assert numbers is not None
-        numbers.write(_with_arrays(content))
+        generator = _numpy_state(present)
+        assert generator is not None
+        generator.write(_with_arrays(content))
     return present
 
 
-class _Access(NamedTuple):
+class _StateAccess(NamedTuple):
     read: Callable[[], Any]
     write: Callable[[Any], None]
 
 
-def _numpy_state(value: Any) -> _Access | None:
+def _numpy_state(value: Any) -> _StateAccess | None:
+    """Return access to the state of NumPy's generators; None for other values."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return None
     if isinstance(value, numpy.random.Generator):
         bits = value.bit_generator
-        return _Access(lambda: bits.state, lambda state: setattr(bits, "state", state))
+        return _StateAccess(lambda: bits.state, lambda state: setattr(bits, "state", state))
     if isinstance(value, numpy.random.RandomState):
-        return _Access(lambda: value.get_state(legacy=False), value.set_state)
+        return _StateAccess(lambda: value.get_state(legacy=False), value.set_state)
     return None
 
 
 def _is_array(value: Any) -> bool:
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc"
+    return numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in _NUMBER_KINDS
 
 
 def _is_scalar(value: Any) -> bool:
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biufc"
+    return numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in _NUMBER_KINDS
 
 
 def _without_arrays(state: Any) -> Any:

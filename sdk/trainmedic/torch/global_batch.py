@@ -1,6 +1,4 @@
-"""Preservation of the global batch (micro-batch × accumulation × ranks) by accumulation when the number of ranks
-changes.
-"""
+"""Accumulation that keeps the global batch (micro-batch × accumulation × ranks) when the number of ranks changes."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ class GlobalBatch:
     """Components of an optimizer step without commands."""
 
     micro_batch: int | None
-    """Samples per batch and rank, or None."""
+    """Samples per batch and rank; None if unknown."""
     accumulation: int
     ranks: int
     given: int
@@ -28,25 +26,27 @@ class GlobalBatch:
         return {"micro_batch": self.micro_batch, **numbers}
 
     @classmethod
-    def of(cls, kept: Any) -> GlobalBatch | None:
-        if not isinstance(kept, Mapping):
+    def from_plain(cls, saved: Any) -> GlobalBatch | None:
+        """Parse `plain`'s output; None if it is missing or invalid."""
+        if not isinstance(saved, Mapping):
             return None
-        micro_batch = kept.get("micro_batch")
-        named = (kept.get(name) for name in ("accumulation", "ranks", "given"))
+        micro_batch = saved.get("micro_batch")
+        named = (saved.get(name) for name in ("accumulation", "ranks", "given"))
         numbers = [number for number in named if isinstance(number, int) and number > 0]
         if len(numbers) < 3:
             return None
         return cls(micro_batch if isinstance(micro_batch, int) and micro_batch > 0 else None, *numbers)
 
 
-def accumulation_to_go_on_with(then: GlobalBatch, now: GlobalBatch, accumulates: bool) -> int:
-    """Return the accumulation to continue with. Raises GlobalBatchLost.
+def accumulation_to_continue_with(then: GlobalBatch, now: GlobalBatch, accumulates: bool) -> int:
+    """Return the script's accumulation after a resume. Raises GlobalBatchLost.
 
-    `accumulates`: the loop supports any.
+    ``then``: at the checkpoint. ``accumulates``: the loop supports any accumulation.
     """
     if then.ranks == now.ranks:
         # An earlier adjustment stays valid unless the script's accumulation changed.
         return then.accumulation if then.given == now.given and accumulates else now.accumulation
+    # If a micro-batch is unknown, count batches instead of samples.
     micro_then, micro_now = (then.micro_batch, now.micro_batch) if then.micro_batch and now.micro_batch else (1, 1)
     size = micro_then * then.accumulation * then.ranks
     if micro_now * now.accumulation * now.ranks == size:
@@ -57,11 +57,11 @@ def accumulation_to_go_on_with(then: GlobalBatch, now: GlobalBatch, accumulates:
             f"{change}: the global batch cannot be kept, because the loop does not declare gradient accumulation: "
             "use attach(..., accumulation=...)"
         )
-    accumulation, rest = divmod(size, micro_now * now.ranks)
-    if rest or not accumulation:
-        of = "samples" if then.micro_batch and now.micro_batch else "batches"
+    accumulation, remainder = divmod(size, micro_now * now.ranks)
+    if remainder or not accumulation:
+        unit = "samples" if then.micro_batch and now.micro_batch else "batches"
         raise GlobalBatchLost(
-            f"{change}: a global batch of {size} {of} is not a multiple of {micro_now * now.ranks}, so no accumulation "
-            "keeps it; use another number of ranks or another micro-batch"
+            f"{change}: a global batch of {size} {unit} is not a multiple of {micro_now * now.ranks}, so no "
+            "accumulation keeps it; use another number of ranks or another micro-batch"
         )
     return accumulation

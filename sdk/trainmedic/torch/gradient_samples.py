@@ -11,18 +11,19 @@ from trainmedic.torch.training_state import TrainingState
 
 log = logging.getLogger("trainmedic")
 
-_PARAMETERS = 16
-"""Sampled parameters per optimizer."""
-_NUMBERS = 4096
+_PARAMETERS = 16  # sampled per optimizer, about evenly
+_NUMBERS = 4096  # read of each parameter
 
 
 class GradientSamples:
+    """Samples in the steps that a rollback compares (``loss_log.until``)."""
+
     def __init__(self, training: TrainingState) -> None:
         self._training = training
         self._works = True
 
     def take(self, optimizer: Any) -> None:
-        """Sample gradients right before an update; log errors."""
+        """Sample gradients right before an update. An error is logged and ends sampling."""
         training = self._training
         if not self._works or training.global_step >= training.loss_log.until:
             return
@@ -37,17 +38,18 @@ def _norms(optimizer: Any) -> list[torch.Tensor]:
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     every = max(len(parameters) // _PARAMETERS, 1)
     gradients = [each.grad.detach() for each in parameters[::every] if each.grad is not None]
-    parts = [_part(each) for each in gradients if _has_numbers(each)]
+    parts = [_first_numbers(each) for each in gradients if _is_readable(each)]
     norms = [torch.linalg.vector_norm(numbers) for part in parts for numbers in _with_half(part)]
-    is_in_one_place = len({each.device for each in norms}) == 1
-    return [torch.stack(norms)] if is_in_one_place else norms
+    is_on_one_device = len({each.device for each in norms}) == 1
+    return [torch.stack(norms)] if is_on_one_device else norms
 
 
-def _has_numbers(gradient: torch.Tensor) -> bool:
+def _is_readable(gradient: torch.Tensor) -> bool:
     return gradient.layout == torch.strided and gradient.numel() > 0 and not gradient.is_meta
 
 
-def _part(gradient: torch.Tensor) -> torch.Tensor:
+def _first_numbers(gradient: torch.Tensor) -> torch.Tensor:
+    """Return numbers of this rank's shard, without copying it."""
     own = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     row = own if own.is_contiguous() or not own.dim() else own[0]
     numbers = row.reshape(-1)[:_NUMBERS]
@@ -55,7 +57,7 @@ def _part(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _with_half(numbers: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the numbers and their first half: a loop may scale each gradient to one norm."""
+    """Yield the numbers and their first half, which differs even if the loop normalizes each gradient."""
     yield numbers
     if numbers.numel() > 1:
         yield numbers[: numbers.numel() // 2]

@@ -36,12 +36,12 @@ NO_ACCUMULATION = "the loop does not declare gradient accumulation: use attach(.
 NO_BATCH_SIZE = "only the batch size of a plain DataLoader over an indexed data set can be changed"
 NO_WORKERS = "only the workers of a plain DataLoader over an indexed data set can be changed"
 NO_ACCELERATOR = "there is no accelerator whose memory is cached"
-NOT_WHOLE = "the step hung and was interrupted; its state is incomplete"
+INCOMPLETE_STATE = "the step hung and was interrupted; its state is incomplete"
 
 
 @dataclass(frozen=True)
 class CommandHandlers:
-    """``_accumulates``: the loop heeds ``Step.is_update``."""
+    """Handlers by action. ``_accumulates``: the loop heeds ``Step.is_update``."""
 
     _training: TrainingState
     _writer: CheckpointWriter
@@ -89,7 +89,7 @@ class CommandHandlers:
 
     def checkpoint(self, command: JobCommand) -> Output:
         if self._training.was_interrupted:
-            raise Rejected(NOT_WHOLE)
+            raise Rejected(INCOMPLETE_STATE)
         checkpoint = self._writer.save()
         return {"checkpoint": checkpoint.name, "saved_at": checkpoint.at.isoformat()}
 
@@ -101,7 +101,7 @@ class CommandHandlers:
             source.check_skip(rollback.skip_batches)
         self._verification.finish("another rollback was ordered")
         output = self._restore.roll_back(rollback, command.group)
-        self._rates.begin_again()
+        self._rates.restart_watch()
         losses = self._training.loss_log.comparison
         self._verification.begin(command, output, self._pause.lasts, losses)
 
@@ -124,7 +124,7 @@ class CommandHandlers:
         size = scaled_whole(training.script_batch_size, sizes, "the micro-batch", round_down=round_down)
         accumulation = self._scaled_accumulation(accumulations)
         before, accumulation_before = source.batch_size, training.accumulation
-        self._batches_change()
+        self._record_batch_change()
         try:
             on_all_ranks(command.group, lambda: source.set_batch_size(size))
         except Exception:  # different batch sizes would end epochs at different steps
@@ -158,18 +158,18 @@ class CommandHandlers:
         assert source is not None
         assert source.workers is not None
         previous = source.workers
-        count, is_most = agreed_workers(command, previous), command.parameters.at_most is not None
+        count, is_upper_limit = agreed_workers(command, previous), command.parameters.at_most is not None
         if command.undo_of is not None and training.changes.workers is None:
             count = previous  # no active change: the script restarted with fewer workers
         if bool(previous) != bool(count):  # workers draw their own random numbers
-            self._batches_change()
+            self._record_batch_change()
         try:
             source.set_workers(count)
         except Exception:  # return to the workers that are known to start
             source.set_workers(previous)
             raise
         changed = count if count != training.script_workers else None
-        training.changes.set_workers(changed, training.global_step, at_most=is_most)
+        training.changes.set_workers(changed, training.global_step, at_most=is_upper_limit)
         return {"previous": previous, "count": count}
 
     def empty_cache(self, command: JobCommand) -> Output:
@@ -192,7 +192,7 @@ class CommandHandlers:
         return self._pause.end()
 
     def stop(self, command: JobCommand) -> Output:
-        """Stop even if the checkpoint fails."""
+        """Stop the training, even if its checkpoint fails."""
         training = self._training
         assert isinstance(command.parameters, Stop)
         output: dict[str, Any] = {"stopping": True}
@@ -203,7 +203,7 @@ class CommandHandlers:
         if command.parameters.checkpoint and training.storage is None:
             output["no_checkpoint"] = NO_CHECKPOINTS
         elif command.parameters.checkpoint and training.was_interrupted:
-            output["no_checkpoint"] = NOT_WHOLE
+            output["no_checkpoint"] = INCOMPLETE_STATE
         elif command.parameters.checkpoint:
             try:
                 output["checkpoint"] = self._writer.save().name
@@ -212,8 +212,9 @@ class CommandHandlers:
                 output["no_checkpoint"] = f"{type(error).__name__}: {error}"
         return output
 
-    def _batches_change(self) -> None:
-        self._verification.end("a command has changed the batches")
+    def _record_batch_change(self) -> None:
+        """End comparisons with earlier batches and losses, which no longer agree."""
+        self._verification.stop_comparing("a command has changed the batches")
         self._training.batch_log.forget(OTHER_BATCHES)
         self._training.loss_log.course_changes(self._training.global_step)
 
@@ -222,6 +223,7 @@ class CommandHandlers:
 
 
 def _accelerator() -> Any:
+    """Return the module of the device whose memory PyTorch caches, or None."""
     if torch.cuda.is_available():
         return torch.cuda
     if hasattr(torch, "xpu") and torch.xpu.is_available():

@@ -17,16 +17,19 @@ from trainmedic.torch.rate_schedule import RateSchedule, computes_as_pytorch
 MARK = "trainmedic_lr_scale"
 """Key of the scale in the optimizer's groups."""
 
-# Values that PyTorch's schedulers compute from; in groups, those of OneCycleLR and SWALR.
-_IN_GROUPS = ("initial_lr", "max_lr", "min_lr", "swa_lr")
-_IN_SCHEDULERS = ("base_lrs", "max_lrs", "min_lrs", "default_min_lr", "eta_min", "_last_lr")
-_STEPS = ("step", "step_update")
+# Rates from which PyTorch's schedulers compute the next one: in the optimizer's groups (the last three of OneCycleLR
+# and SWALR), and in attributes of schedulers.
+_GROUP_KEYS = ("initial_lr", "max_lr", "min_lr", "swa_lr")
+_SCHEDULER_ATTRIBUTES = ("base_lrs", "max_lrs", "min_lrs", "default_min_lr", "eta_min", "_last_lr")
+_STEP_METHODS = ("step", "step_update")  # the latter of timm's schedulers
 
 Number = Any  # float or one-element tensor
 Name = Hashable
 
 
 class _RateSlot:
+    """One stored rate: ``container[key]``."""
+
     __slots__ = ("_container", "_key", "name")
 
     def __init__(self, name: Name, container: Any, key: Any) -> None:
@@ -45,27 +48,30 @@ class _RateSlot:
             self._container[self._key] = value
 
 
-class _Watched(NamedTuple):
+class _LastChange(NamedTuple):
     expected: list[float]
+    """Rates right after it, by group."""
     ratio: float
+    """New scale by old scale."""
 
 
 class LearningRate:
-    """``scale`` is the present factor; 1.0 leaves everything bitwise unchanged."""
+    """Rates of the optimizers' groups, times ``scale``; 1.0 leaves everything bitwise unchanged."""
 
     def __init__(self, optimizer: Any, scheduler: Any = None) -> None:
-        self.optimizers = list(_several(optimizer))
-        schedulers = [_unwrapped(member) for member in _several(scheduler)]
-        self._schedulers = list(_flat(schedulers))
+        self.optimizers = list(_as_sequence(optimizer))
+        schedulers = [_unwrapped(member) for member in _as_sequence(scheduler)]
+        self._schedulers = list(_with_inner(schedulers))
         self.schedule = RateSchedule(self.optimizers[0], schedulers)
-        self.scale = self._marked()  # an earlier scale, for example loaded
+        self.scale = self._marked()  # not 1.0 if the script has loaded a scaled optimizer
         # {slot: (written value, unscaled value)}: undoing must be exact, but multiplication and division round.
         self._written: dict[Name, tuple[float, float]] = {}
         self.is_asked_for = False
+        """True if the loop has asked for the factor."""
         self.left_alone = False
         """True if the last change kept a rate that the loop had set."""
-        self._returned = False  # a scaled rate was returned to the loop
-        self._watched = _Watched([], 1.0)
+        self._has_returned_scaled = False  # since the last change
+        self._last_change = _LastChange([], 1.0)
 
     def parameters(self) -> list[torch.nn.Parameter]:
         return [parameter for group in self._groups() for parameter in group["params"]]
@@ -80,44 +86,42 @@ class LearningRate:
 
     @property
     def present(self) -> Number:
-        """First group's rate, maybe an unread tensor."""
+        """First group's rate. Reading its value may wait for the device, if it is a tensor."""
         return self.optimizers[0].param_groups[0]["lr"]
 
     @property
     def expected(self) -> Number | None:
         """First group's scaled scheduled rate; None if unknown."""
-        return self.schedule.rate
+        return self.schedule.read_rate()
 
-    def asked_scale(self) -> float:
+    def scale_for_loop(self) -> float:
         """Return the factor to a loop that applies it."""
         self.is_asked_for = True
         return self.scale
 
     def scaled(self, value: Number) -> Number:
         """Return the rate times the factor; the same object if unscaled."""
-        self.is_asked_for = self._returned = True
+        self.is_asked_for = self._has_returned_scaled = True
         return value if self.scale == 1.0 else value * self.scale
 
-    def watch(self, before: float) -> None:
-        """``before``: former scale."""
-        self._watched, self._returned = _Watched(self.values, self.scale / before), False
+    def watch(self, scale_before: float) -> None:
+        """Let `overwritten` check the present rates."""
+        self._last_change = _LastChange(self.values, self.scale / scale_before)
+        self._has_returned_scaled = False
 
     def overwritten(self) -> tuple[float, float] | None:
-        """Return the first rate set without the factor since `watch`, and the expected one, or None."""
-        if self._returned or (self._schedulers and self.scale == 1.0) or self.left_alone:
+        """Return the first rate that the loop set without the factor since `watch`, and the expected one, or None."""
+        if self._has_returned_scaled or (self._schedulers and self.scale == 1.0) or self.left_alone:
             return None
-        for number, (found, expected) in enumerate(zip(self.values, self._watched.expected, strict=False)):
+        for number, (found, expected) in enumerate(zip(self.values, self._last_change.expected, strict=False)):
             if math.isclose(found, expected, rel_tol=1e-6) or self._is_scheduled(number, found):
                 continue
             if not (self.is_asked_for and self._is_nearer(found, expected)):
                 return found, expected
         return None
 
-    def give_up(self, scale: float) -> None:
-        """Set ``scale`` and keep the rates, which the loop sets without asking for the factor.
-
-        Removes the last change where it remains.
-        """
+    def give_up_last_change(self, scale: float) -> None:
+        """Set the former ``scale``, and remove the last change from rates that the loop has not set since."""
         present = [group["lr"] for group in self._groups()]
         rates = [self._without_change(number, float(rate), scale) for number, rate in enumerate(present)]
         self._rescale(self.scale, scale)
@@ -129,7 +133,7 @@ class LearningRate:
         self._written.clear()
 
     def _without_change(self, number: int, rate: float, scale: float) -> float:
-        expected, ratio = self._watched
+        expected, ratio = self._last_change
         if ratio == 1.0 or number >= len(expected) or not self._is_nearer(rate, expected[number]):
             return rate
         written, raw = self._written.get(("group", number, "lr"), (None, 0.0))
@@ -138,6 +142,7 @@ class LearningRate:
         return rate / ratio
 
     def _is_scheduled(self, number: int, rate: float) -> bool:
+        """Return whether a scheduler, with the factor, set this group's rate."""
         if not self._schedulers:
             return False
         if self._written.get(("group", number, "lr"), (None,))[0] == rate:
@@ -146,7 +151,8 @@ class LearningRate:
         return any(math.isclose(float(each), rate, rel_tol=1e-6) for each in last)
 
     def _is_nearer(self, found: float, expected: float) -> bool:
-        before = expected / self._watched.ratio
+        """Return whether a rate is nearer to the expected one than to the one without the last change."""
+        before = expected / self._last_change.ratio
         if min(found, expected, before) <= 0.0:
             return True
         return abs(math.log(found / expected)) <= abs(math.log(found / before))
@@ -160,22 +166,25 @@ class LearningRate:
         if scale == self.scale:
             return
         _check(scale, self.values)
-        self._follow_others()
+        self._unscale_own_schedulers()
         self._rescale(self.scale, scale)
 
-    def loaded(self, held: float | None = None, scale: float | None = None) -> None:
-        """Rescale states loaded with the scale ``held``, by default their groups'."""
-        if held is None:
-            held = self._marked()
+    def rescale_loaded(self, loaded_scale: float | None = None, scale: float | None = None) -> None:
+        """Set ``scale`` after a load of states scaled by ``loaded_scale``. Raises Rejected.
+
+        Defaults: the present scale, and the groups' mark.
+        """
+        if loaded_scale is None:
+            loaded_scale = self._marked()
         if scale is None:
             scale = self.scale
         self._written.clear()
-        if held != scale:
-            self._rescale(held, scale)
+        if loaded_scale != scale:
+            self._rescale(loaded_scale, scale)
         self.scale = scale
         self._mark()
         if self.scale != 1.0:
-            self._follow_others()
+            self._unscale_own_schedulers()
             for number, value in enumerate(self.values):
                 self._written.setdefault(("group", number, "lr"), (value, value / self.scale))
 
@@ -211,27 +220,29 @@ class LearningRate:
             yield from optimizer.param_groups
 
     def _slots(self) -> Iterator[_RateSlot]:
-        pytorchs = [scheduler for scheduler in self._schedulers if computes_as_pytorch(scheduler)]
+        """Yield all rates to scale, also those that PyTorch's schedulers start from."""
+        standard = [scheduler for scheduler in self._schedulers if computes_as_pytorch(scheduler)]
         for number, group in enumerate(self._groups()):
-            for key in ("lr", *(_IN_GROUPS if pytorchs else ())):
+            for key in ("lr", *(_GROUP_KEYS if standard else ())):
                 if key in group:
                     yield _RateSlot(("group", number, key), group, key)
-        for number, scheduler in enumerate(pytorchs):
-            held = vars(scheduler)
-            for name in _IN_SCHEDULERS:
-                value = held.get(name)
+        for number, scheduler in enumerate(standard):
+            attributes = vars(scheduler)
+            for name in _SCHEDULER_ATTRIBUTES:
+                value = attributes.get(name)
                 if isinstance(value, list):
                     for index in range(len(value)):
                         yield _RateSlot((number, name, index), value, index)
                 elif value is not None:
-                    yield _RateSlot((number, name), held, name)
+                    yield _RateSlot((number, name), attributes, name)
 
-    def _follow_others(self) -> None:
+    def _unscale_own_schedulers(self) -> None:
+        """Let schedulers with computations of their own step with unscaled rates. Raises Rejected."""
         for scheduler in self._schedulers:
             if not computes_as_pytorch(scheduler):
-                _follow(scheduler, self)
+                _step_unscaled(scheduler, self)
 
-    def unscaled(self, step: Callable[[], Any]) -> Any:
+    def call_unscaled(self, step: Callable[[], Any]) -> Any:
         scale = self.scale
         if scale == 1.0:
             return step()
@@ -242,11 +253,12 @@ class LearningRate:
             self._rescale(1.0, scale)
 
 
-def _follow(scheduler: Any, rate: LearningRate) -> None:
-    """Make a scheduler step with unscaled rates. Raises Rejected."""
+def _step_unscaled(scheduler: Any, rate: LearningRate) -> None:
+    """Replace the scheduler's class by a subclass whose steps see unscaled rates. Raises Rejected."""
     kind = type(scheduler)
     if not hasattr(kind, "_trainmedic_rate"):
-        steps = {name: _following(getattr(kind, name)) for name in _STEPS if callable(getattr(kind, name, None))}
+        methods = {name: getattr(kind, name, None) for name in _STEP_METHODS}
+        steps = {name: _unscaled(method) for name, method in methods.items() if callable(method)}
         members = {**steps, "__module__": kind.__module__, "__doc__": kind.__doc__}
         try:
             scheduler.__class__ = kind = type(kind.__name__, (kind,), members)
@@ -255,20 +267,21 @@ def _follow(scheduler: Any, rate: LearningRate) -> None:
     kind._trainmedic_rate = rate
 
 
-def _following(step: Callable[..., Any]) -> Callable[..., Any]:
+def _unscaled(step: Callable[..., Any]) -> Callable[..., Any]:
     def stepped(scheduler: Any, *arguments: Any, **options: Any) -> Any:
-        return type(scheduler)._trainmedic_rate.unscaled(lambda: step(scheduler, *arguments, **options))
+        rate: LearningRate = type(scheduler)._trainmedic_rate
+        return rate.call_unscaled(lambda: step(scheduler, *arguments, **options))
 
     return stepped
 
 
-def _flat(schedulers: Iterable[Any]) -> Iterator[Any]:
+def _with_inner(schedulers: Iterable[Any]) -> Iterator[Any]:
     for scheduler in schedulers:
         yield scheduler
-        yield from _flat(getattr(scheduler, "_schedulers", ()))
+        yield from _with_inner(getattr(scheduler, "_schedulers", ()))
 
 
-def _several(members: Any) -> Sequence[Any]:
+def _as_sequence(members: Any) -> Sequence[Any]:
     if members is None:
         return ()
     if isinstance(members, Mapping):
@@ -283,6 +296,7 @@ def _unwrapped(scheduler: Any) -> Any:
 
 
 def marked_scale(optimizers: Iterable[Any]) -> float:
+    """Return the scale noted in the groups; 1.0 without a mark."""
     groups = (group for optimizer in optimizers for group in optimizer.param_groups)
     return next((float(group[MARK]) for group in groups if MARK in group), 1.0)
 
@@ -295,7 +309,7 @@ def _check(scale: float, values: Sequence[float]) -> None:
 
 
 def rate_change(before: Sequence[float], after: Sequence[float], scale: float) -> Mapping[str, Any]:
-    """Return the answer: the first group's change, all if they differ."""
+    """Return the answer's output: the first group's change, and all groups' if they differ."""
     output: dict[str, Any] = {"before": before[0], "after": after[0], "scale": scale}
     if len(set(after)) > 1:
         output["groups"] = [{"before": old, "after": new} for old, new in zip(before, after, strict=True)]

@@ -1,3 +1,5 @@
+"""Conditions under which the losses after a rollback must agree with those before."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -9,60 +11,66 @@ from torch import nn
 from trainmedic.job.loss_log import COARSE_KERNELS, EXACT_KERNELS, LossComparison, LossCourse, LossLog
 from trainmedic.torch.sources.batch_sources import REPLAYED
 
-_HALF = (torch.float16, torch.bfloat16)
+_HALF_PRECISION = (torch.float16, torch.bfloat16)
 _NO_STATE = "the checkpoint does not hold the run's own state"
 _NO_RANDOM = "the checkpoint does not hold this rank's random numbers"
 _OTHER_ACCUMULATION = "another number of batches makes a step than when the checkpoint was written"
 
 
 @dataclass(frozen=True)
-class Return:
-    """A completed rollback."""
-
+class CompletedRollback:
     step: int
+    """Step of the checkpoint."""
     data: str
     """The answer's text about the batches."""
     skipped: int
+    """Batches that the command skips."""
     accumulation: int
     accumulation_then: int
+    """Accumulation at the checkpoint."""
     is_scaled_otherwise: bool
+    """True if the learning rate's factor is not the checkpoint's."""
     trouble_at: int | None
-    """First untrusted step."""
+    """First untrusted step before the rollback."""
     has_state: bool = True
     """True if the checkpoint holds the run's own state."""
     has_random: bool = True
     """True if it holds the random state."""
     is_replay: bool = False
-    """True if the loop may draw the same batches."""
+    """True if the loop draws its batches, possibly the same ones."""
 
 
-def begin_comparison(log: LossLog, back: Return, models: Iterable[nn.Module]) -> LossComparison:
-    changed_at = log.first_change(back.step)
-    if back.is_scaled_otherwise:
-        changed_at = min(back.step + 2, changed_at or back.step + 2)  # the first loss precedes its own update
+def begin_comparison(log: LossLog, rollback: CompletedRollback, models: Iterable[nn.Module]) -> LossComparison:
+    changed_at = log.first_change(rollback.step)
+    if rollback.is_scaled_otherwise:
+        # The first step's loss precedes its update, so the rate changes the second.
+        second = rollback.step + 2
+        changed_at = second if changed_at is None else min(second, changed_at)
     course = LossCourse(
         tolerance=tolerance_of(models),
-        not_comparable=_why_not(back),
-        is_known=back.data.startswith(REPLAYED),
-        trouble_at=back.trouble_at,
+        not_comparable=_why_not_comparable(rollback),
+        is_known=rollback.data.startswith(REPLAYED),
+        trouble_at=rollback.trouble_at,
         changed_at=changed_at,
     )
-    return log.go_back(back.step, course)
+    return log.go_back(rollback.step, course)
 
 
 def tolerance_of(models: Iterable[nn.Module]) -> float:
+    """Return the relative difference of losses that the models' kernels may cause."""
     parameters = [each for module in models for each in module.parameters()]
-    is_exact = all(each.device.type == "cpu" and each.dtype not in _HALF for each in parameters)
+    is_exact = all(each.device.type == "cpu" and each.dtype not in _HALF_PRECISION for each in parameters)
     return EXACT_KERNELS if is_exact else COARSE_KERNELS
 
 
-def _why_not(back: Return) -> str:
-    if back.skipped:
-        return f"{back.skipped} batches are left out, so no step comes again"
-    if not back.has_state:
+def _why_not_comparable(rollback: CompletedRollback) -> str:
+    """Return an empty text if the losses can be compared."""
+    if rollback.skipped:
+        return f"{rollback.skipped} batches are left out, so no step comes again"
+    if not rollback.has_state:
         return _NO_STATE
-    if not back.has_random:
+    if not rollback.has_random:
         return _NO_RANDOM
-    if back.accumulation != back.accumulation_then:
+    if rollback.accumulation != rollback.accumulation_then:
         return _OTHER_ACCUMULATION
-    return "" if back.is_replay or back.data.startswith(REPLAYED) else back.data
+    return "" if rollback.is_replay or rollback.data.startswith(REPLAYED) else rollback.data

@@ -1,6 +1,6 @@
 """Attributes of optimizers and DDP communication hooks outside any ``state_dict``.
 
-A rollback restores all that training has changed; a new process what had changed at the checkpoint.
+A checkpoint holds those changed since the start. A rollback also resets those that changed only after it.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from trainmedic.torch.optimizer_states import parameters_of, separate_optimizers
 
 log = logging.getLogger("trainmedic")
 
-_MARK = "__kind"
-_PARAMETER = "parameter"
+_MARK = "__kind"  # key of a stored generator's kind
+_PARAMETER = "parameter"  # first member of a stored reference to a parameter
 HOOK = ".comm_hook."
 """Part of communication hooks' names."""
-_PLAIN = (bool, int, float, str, type(None))
-_OF_PYTORCH = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=1.0))) | {"_opt_called"}
+_PLAIN_TYPES = (bool, int, float, str, type(None))
+_PYTORCH_ATTRIBUTES = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=1.0))) | {"_opt_called"}
 Attributes = dict[str, dict[str, Any]]
+"""By holder: its changed values, and states of its inner optimizers."""
 
 
 class OptimizerAttributes:
     def __init__(self, parts: Mapping[str, Any]) -> None:
         self._parts = parts
-        self._process = secrets.token_hex(4)
+        self._process_id = secrets.token_hex(4)
         self.not_restored: frozenset[str] = frozenset()
         """Holders that the last `restore` omitted."""
         holders = {name: _Holder(*holder_found) for name, holder_found in self._holders().items()}
         self._at_start = {name: _without_tensors(holder.values()) for name, holder in holders.items()}
 
     @property
-    def are_none(self) -> bool:
+    def is_empty(self) -> bool:
         return not self._holders() or not self.capture()
 
     def capture(self) -> Attributes:
@@ -48,7 +49,7 @@ class OptimizerAttributes:
             if values or inner:
                 held[name] = {"values": values, "inner": inner}
                 if HOOK in name:
-                    held[name]["process"] = self._process
+                    held[name]["process"] = self._process_id
         return held
 
     def restore(self, held: Attributes) -> None:
@@ -57,7 +58,7 @@ class OptimizerAttributes:
         A hook's state fits only its process's bucket layout.
         """
         self.not_restored = frozenset(
-            name for name, inner in held.items() if inner.get("process", self._process) != self._process
+            name for name, each in held.items() if each.get("process", self._process_id) != self._process_id
         )
         for name in self.not_restored:
             log.warning("%s starts afresh: a new process may have a different DDP bucket layout", name)
@@ -67,8 +68,9 @@ class OptimizerAttributes:
             holder = _Holder(*holder_found)
             values = dict(held.get(name, {}).get("values", {}))
             at_start = self._at_start.get(name, {})
-            for key in self._changed(name, holder).keys() - values.keys() & at_start.keys():
-                values[key] = at_start[key]
+            for key in self._changed(name, holder):
+                if key in at_start and key not in values:
+                    values[key] = at_start[key]
             holder.put(values)
             for key, state in held.get(name, {}).get("inner", {}).items():
                 holder.inner[key].load_state_dict(state)
@@ -101,15 +103,18 @@ class OptimizerAttributes:
 
 
 class _Holder:
+    """Attributes of one optimizer or hook state; parameters are stored as numbers."""
+
     def __init__(self, holder: Any, parameters: list[torch.Tensor]) -> None:
         self._holder = holder
-        self._parameters = {id(parameter): number for number, parameter in enumerate(parameters)}
-        self._by_number = parameters
+        self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
+        self._parameters = parameters
         is_optimizer = isinstance(holder, torch.optim.Optimizer)
-        self._passed_over = _OF_PYTORCH if is_optimizer else frozenset()
+        self._ignored = _PYTORCH_ATTRIBUTES if is_optimizer else frozenset()
         self.inner = separate_optimizers(holder) if is_optimizer else {}
 
     def values(self) -> dict[str, Any]:
+        """Return the attributes that can be stored."""
         values = {}
         for name in self._names():
             try:
@@ -126,24 +131,24 @@ class _Holder:
         """Return inner optimizers that the wrapper's state lacks."""
         if not self.inner:
             return {}
-        shown = {tensor.data_ptr() for tensor in _tensors_in(self._holder.state_dict())}
+        covered = {tensor.data_ptr() for tensor in _tensors_in(self._holder.state_dict())}
         return {
             name: inner
             for name, inner in self.inner.items()
-            if not inner.state or any(tensor.data_ptr() not in shown for tensor in _tensors_in(dict(inner.state)))
+            if not inner.state or any(tensor.data_ptr() not in covered for tensor in _tensors_in(dict(inner.state)))
         }
 
     def _names(self) -> list[str]:
         slots = [name for kind in type(self._holder).__mro__ for name in getattr(kind, "__slots__", ())]
         names = [*getattr(self._holder, "__dict__", {}), *slots]
-        return [name for name in names if name not in self._passed_over and not name.startswith("__")]
+        return [name for name in names if name not in self._ignored and not name.startswith("__")]
 
     def _plain(self, value: Any) -> Any:
         """Convert to safely loadable types. Raises _NotPlain."""
-        if type(value) in _PLAIN:
+        if type(value) in _PLAIN_TYPES:
             return value
         if isinstance(value, torch.Tensor):
-            if id(value) in self._parameters or isinstance(value, nn.Parameter) or value.layout != torch.strided:
+            if id(value) in self._numbers or isinstance(value, nn.Parameter) or value.layout != torch.strided:
                 raise _NotPlain
             return value.detach()
         if isinstance(value, torch.Generator):
@@ -161,13 +166,14 @@ class _Holder:
         raise _NotPlain
 
     def _plain_key(self, key: Any) -> Any:
-        if id(key) in self._parameters:
-            return (_PARAMETER, self._parameters[id(key)])
+        if id(key) in self._numbers:
+            return (_PARAMETER, self._numbers[id(key)])
         if type(key) not in (int, str, bool):
             raise _NotPlain
         return key
 
     def _put(self, present: Any, value: Any) -> Any:
+        """Return the stored value, in the present object if it fits."""
         if isinstance(value, torch.Tensor):
             if isinstance(present, torch.Tensor) and (present.shape, present.dtype) == (value.shape, value.dtype):
                 with torch.no_grad():
@@ -178,22 +184,25 @@ class _Holder:
             _set_generator(present, value)
             return present
         if isinstance(value, dict):
-            keys = {key: self._by_number[key[1]] if isinstance(key, tuple) else key for key in value}
-            there = present if isinstance(present, dict) else {}
-            members = {keys[key]: self._put(there.get(keys[key]), member) for key, member in value.items()}
+            before = present if isinstance(present, dict) else {}
+            members = {}
+            for stored_key, member in value.items():
+                key = self._parameters[stored_key[1]] if isinstance(stored_key, tuple) else stored_key
+                members[key] = self._put(before.get(key), member)
             if not isinstance(present, dict):
                 return members
             present.clear()
             present.update(members)
             return present
         if isinstance(value, (list, tuple)):
-            is_like = isinstance(present, (list, tuple)) and len(present) == len(value)
-            return type(value)(self._put(present[i] if is_like else None, each) for i, each in enumerate(value))
+            has_same_length = isinstance(present, (list, tuple)) and len(present) == len(value)
+            old = present if has_same_length else [None] * len(value)
+            return type(value)(map(self._put, old, value))
         return value
 
 
 class _NotPlain(Exception):
-    """The value has an unsupported type."""
+    """The value's type cannot be stored."""
 
 
 def _set_generator(present: Any, value: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """State of an optimizer of any class.
 
 - Each rank saves its own entries of a ``ZeroRedundancyOptimizer``.
-- Some wrappers use their inner optimizer's ``param_groups`` list. A load must not separate the two.
+- Some wrappers use their inner optimizer's ``param_groups`` list. After a load both must still share it.
 - A parameter's number is its position in the optimizer.
 """
 
@@ -12,6 +12,7 @@ from typing import Any, Iterator, Mapping, Sequence
 import torch
 
 _ZERO = "ZeroRedundancyOptimizer"
+_OWN_MAPPINGS = ("state", "defaults")  # attributes of every optimizer
 
 
 def is_zero_redundancy(part: Any) -> bool:
@@ -37,23 +38,20 @@ def load_state(part: Any, state: Any) -> None:
     if is_zero_redundancy(part):
         _load_zero_redundancy(part, state)
         return
-    own = _groups(part)
-    shared = [inner for _, inner in inner_optimizers(part) if own is not None and own is _groups(inner)]
+    groups = _groups(part)
+    shared = [inner for _, inner in inner_optimizers(part) if groups is not None and _groups(inner) is groups]
     part.load_state_dict(state)
     for inner in shared:
         if _groups(part) is not _groups(inner):
             part.param_groups = inner.param_groups
 
 
-def settings_of(optimizer: Any) -> list[dict[str, Any]]:
+def options_of(optimizer: Any) -> list[dict[str, Any]]:
     return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
 
-def put_settings(optimizer: Any, before: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> None:
-    """Set the groups' options to ``saved``.
-
-    Tensors of ``before``, the options before a load, are filled and used again.
-    """
+def put_options(optimizer: Any, before: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> None:
+    """Set the groups' options to ``saved``, in the tensors of ``before``, the options before a load."""
     for group, own, values in zip(optimizer.param_groups, before, saved, strict=True):
         for key, value in values.items():
             present = own.get(key)
@@ -81,7 +79,7 @@ def inner_optimizers(part: Any) -> Iterator[tuple[str, torch.optim.Optimizer]]:
     """Yield the optimizers in `part`'s attributes, lists and mappings, with names."""
     for name, value in getattr(part, "__dict__", {}).items():
         members: Mapping[Any, Any] = {}
-        if isinstance(value, Mapping) and name not in ("state", "defaults"):
+        if isinstance(value, Mapping) and name not in _OWN_MAPPINGS:
             members = value
         elif isinstance(value, (list, tuple)) and name != "param_groups":
             members = dict(enumerate(value))
@@ -101,6 +99,7 @@ def separate_optimizers(part: Any) -> dict[str, torch.optim.Optimizer]:
 
 
 def is_standard(part: Any) -> bool:
+    """Return whether `live_state` has the whole state."""
     return isinstance(part, torch.optim.Optimizer) and not separate_optimizers(part)
 
 

@@ -1,4 +1,4 @@
-"""Hooks on the optimizers: number of steps, used rates, and boundaries after updates."""
+"""Hooks on the optimizers, which find the boundaries that follow an update."""
 
 from __future__ import annotations
 
@@ -6,33 +6,44 @@ from typing import Any, Callable, Sequence
 
 import torch
 
-SILENT = 100
-"""Steps without an update until a warning."""
+MOST_WITHOUT_UPDATE = 100
+"""Boundaries before the first update, until a warning."""
 _HOOKS = "_optimizer_step_pre_hooks"
 """Attribute that some wrappers lack."""
-_MOST = 256
+_LONGEST_PERIOD = 256  # boundaries; bounds the wait for an update
 
 
 class OptimizerSteps:
-    __slots__ = ("_handles", "_last", "count", "observer", "period", "sampler", "without", "works")
+    __slots__ = (
+        "_handles",
+        "_last_count",
+        "boundaries_without_update",
+        "count",
+        "is_hooked",
+        "observer",
+        "period",
+        "sampler",
+    )
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
         self.count = 0
         """Steps of all optimizers."""
-        self.without = 0
-        """Consecutive boundaries without an update."""
+        self.boundaries_without_update = 0
+        """Consecutive ones, until now."""
         self.period = 1
         """Boundaries between the last two updates."""
         self.observer: Callable[[], None] | None = None
         """Called right after an update, with the rates it used."""
         self.sampler: Callable[[Any], None] | None = None
         """Called with the optimizer right before its update."""
-        self._last = 0
+        self._last_count = 0  # at the previous boundary
         innermost = [_innermost(each) for each in optimizers]
-        self.works = bool(innermost) and all(hasattr(each, _HOOKS) for each in innermost)
+        self.is_hooked = bool(innermost) and all(hasattr(each, _HOOKS) for each in innermost)
+        """False if an optimizer's steps cannot be observed; then nothing is counted."""
         self._handles: list[Any] = []
-        for each in innermost if self.works else ():
-            self._handles += [each.register_step_pre_hook(self._steps), each.register_step_post_hook(self._stepped)]
+        for each in innermost if self.is_hooked else ():
+            self._handles.append(each.register_step_pre_hook(self._before_step))
+            self._handles.append(each.register_step_post_hook(self._after_step))
 
     def close(self) -> None:
         for handle in self._handles:
@@ -41,21 +52,21 @@ class OptimizerSteps:
 
     def step_ends(self) -> bool:
         """Record a boundary; return whether it follows an update or none is awaited."""
-        if self.count != self._last:
-            self._last = self.count
-            self.period = self.without + 1 if self.without < _MOST else _MOST
-            self.without = 0
+        if self.count != self._last_count:
+            self._last_count = self.count
+            self.period = min(self.boundaries_without_update + 1, _LONGEST_PERIOD)
+            self.boundaries_without_update = 0
             return True
-        self.without += 1
+        self.boundaries_without_update += 1
         # Do not wait if the loop skips an update, as for a NaN loss.
-        return self.without >= self.period
+        return self.boundaries_without_update >= self.period
 
-    def _steps(self, optimizer: Any, arguments: Any, options: Any) -> None:
+    def _before_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
         self.count += 1
         if self.sampler is not None:
             self.sampler(optimizer)
 
-    def _stepped(self, optimizer: Any, arguments: Any, options: Any) -> None:
+    def _after_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
         if self.observer is not None:
             self.observer()
 

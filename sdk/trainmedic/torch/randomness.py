@@ -9,7 +9,7 @@ from typing import Any, Iterator, Mapping
 
 import torch
 
-_BITS = (1 << 64) - 1
+_64_BITS = (1 << 64) - 1
 
 
 def capture() -> dict[str, Any]:
@@ -24,7 +24,7 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: Mapping[str, Any]) -> None:
-    """Restore `capture`'s output for generators in use."""
+    """Restore `capture`'s output. GPU states are restored only if there are enough GPUs."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     torch.set_rng_state(state["torch"])
@@ -39,7 +39,7 @@ def restore(state: Mapping[str, Any]) -> None:
 
 
 def seed(value: int) -> None:
-    """Seed the CPU generators, in a worker process or `preserved`."""
+    """Seed the CPU generators. In the training process, call it within `preserved`."""
     random.seed(value)
     torch.default_generator.manual_seed(value)
     numpy = _numpy()
@@ -48,6 +48,7 @@ def seed(value: int) -> None:
 
 
 def has_moved(state: Mapping[str, Any]) -> bool:
+    """Return whether CPU generators were used since ``state`` was captured."""
     present = capture()
     return (
         not torch.equal(state["torch"], present["torch"])
@@ -58,6 +59,7 @@ def has_moved(state: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def preserved() -> Iterator[None]:
+    """Restore the CPU generators at the end of the block."""
     python, cpu, numpy = random.getstate(), torch.get_rng_state(), _numpy()
     state = numpy.random.get_state() if numpy is not None else None
     try:
@@ -70,12 +72,12 @@ def preserved() -> Iterator[None]:
 
 
 def mixed_seed(*numbers: int) -> int:
-    """Mix numbers to a 63-bit seed, by SplitMix64's finalizer (Steele et al., 2014)."""
+    """Hash numbers to a 63-bit seed, by SplitMix64's finalizer (Steele et al., 2014)."""
     value = 0
     for number in numbers:
-        value = (value + (number & _BITS) + 0x9E3779B97F4A7C15) & _BITS
-        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
-        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _BITS
+        value = (value + (number & _64_BITS) + 0x9E3779B97F4A7C15) & _64_BITS
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _64_BITS
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _64_BITS
         value ^= value >> 31
     return value >> 1
 

@@ -15,9 +15,9 @@ class FailedOnSomeRanks(TrainmedicError):
 
 
 def on_all_ranks(group: Group, act: Callable[[], Result]) -> Result:
-    """Return `act`'s result once it succeeded everywhere.
+    """Call ``act``; return its result once it succeeded on all ranks.
 
-    Raises FailedOnSomeRanks on all ranks, NotAgreed if unknown.
+    Raises FailedOnSomeRanks on all ranks, NotAgreed if a rank did not report. With one rank, raises ``act``'s errors.
     """
     result: Any = None
     fault: Exception | None = None
@@ -34,7 +34,10 @@ def on_all_ranks(group: Group, act: Callable[[], Result]) -> Result:
 
 
 def failures(reports: Mapping[int, Any], group: Group) -> str:
-    """Return the failed ranks and the first reason, or "". Raises NotAgreed if a rank is missing."""
+    """Return the failed ranks and the first reason, or "". Raises NotAgreed if a rank is missing.
+
+    ``reports``: reason by rank; None or empty for success.
+    """
     missing = [rank for rank in range(group.world_size) if rank not in reports]
     if missing:
         raise NotAgreed(f"{ranks_named(missing)} did not report")
@@ -46,6 +49,7 @@ def failures(reports: Mapping[int, Any], group: Group) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's first line, with its type unless it is our own."""
-    text = (str(error).strip().splitlines() or [""])[0][:300]
+    """Return at most 300 characters of an error's first line, with its type unless it is our own."""
+    lines = str(error).strip().splitlines()
+    text = lines[0][:300] if lines else ""
     return text if isinstance(error, TrainmedicError) and text else f"{type(error).__name__}: {text}"

@@ -21,19 +21,19 @@ log = logging.getLogger("trainmedic")
 
 
 class RankComparison:
-    """``apart``: parts that differ on purpose at some steps."""
+    """``differs_on_purpose``: parts that are not compared, because they differ at some steps."""
 
-    def __init__(self, medic: Medic, apart: Iterable[str] = ()) -> None:
+    def __init__(self, medic: Medic, differs_on_purpose: Iterable[str] = ()) -> None:
         self._medic = medic
-        self._agreed_at: dict[str, int] = {}  # by part
+        self._agreed_at: dict[str, int] = {}  # step of the last agreement, by part
         self._faulty: frozenset[str] = frozenset()
-        # Parts that differ on purpose at some steps.
-        self._apart: set[str] = set(apart)
+        self._differs_on_purpose: set[str] = set(differs_on_purpose)
         self.differing: tuple[str, ...] = ()
+        """Parts that differ, on purpose or not."""
         self.agree: bool | None = None
-        """None if unknown, and after a rollback."""
+        """False after a new difference; None if unknown, and after a rollback."""
         self.trouble_at: int | None = None
-        """First step with a possibly wrong loss."""
+        """First step with a possibly wrong loss; None without a fault."""
 
     def compare(self, step: int, digests: Digests, memory: MemoryCheckpoints | None) -> None:
         """Compare the ranks' digests. Every rank calls it."""
@@ -45,35 +45,36 @@ class RankComparison:
             if part:
                 mine.setdefault(part, hashlib.sha256()).update(f"{name} {digest}\n".encode())
         try:
-            found = self._medic.group(f"compare-{step}").poll({part: held.hexdigest() for part, held in mine.items()})
+            reports = self._medic.group(f"compare-{step}").poll({part: each.hexdigest() for part, each in mine.items()})
         except NotAgreed as error:
             log.warning("%s: the ranks' weights were not compared: %s", self._medic.job, error)
             return
-        if len(found) == self._medic.world_size:
-            others = {}
-            for part in sorted({part for held in found.values() for part in held}):
-                of_part = {rank: found[rank].get(part) for rank in sorted(found)}
-                usual = Counter(of_part.values()).most_common(1)[0][0]
-                others[part] = [rank for rank, held in of_part.items() if held != usual]
-            self.differing = tuple(part for part, ranks in others.items() if ranks)
-            self._judge(step, others, memory)
+        if len(reports) == self._medic.world_size:
+            minority = {}
+            for part in sorted({part for report in reports.values() for part in report}):
+                of_part = {rank: reports[rank].get(part) for rank in sorted(reports)}
+                most_common = Counter(of_part.values()).most_common(1)[0][0]
+                minority[part] = [rank for rank, digest in of_part.items() if digest != most_common]
+            self.differing = tuple(part for part, ranks in minority.items() if ranks)
+            self._judge(step, minority, memory)
 
     def is_faulty(self, part: str) -> bool:
         return _part(part) in self._faulty
 
-    def went_back(self) -> None:
+    def reset_after_rollback(self) -> None:
         self._faulty, self.trouble_at = frozenset(), None
         if self.agree is False:
             self.agree = None
             self._medic.progress.ranks_differing = 0
 
-    def _judge(self, step: int, others: Mapping[str, list[int]], memory: MemoryCheckpoints | None) -> None:
+    def _judge(self, step: int, minority: Mapping[str, list[int]], memory: MemoryCheckpoints | None) -> None:
+        """Find faults. ``minority``: ranks that differ from most others, by part."""
         progress = self._medic.progress
-        for part in [part for part in self._faulty if not others.get(part)]:
+        for part in [part for part in self._faulty if not minority.get(part)]:
             # A hardware fault does not heal by itself: the training averages the ranks at some steps.
             log.info("%s: the ranks differ in %s at some steps only; it is not compared", self._medic.job, part)
-            self._apart.add(part)
-        judged = {part: ranks for part, ranks in others.items() if part not in self._apart}
+            self._differs_on_purpose.add(part)
+        judged = {part: ranks for part, ranks in minority.items() if part not in self._differs_on_purpose}
         self._faulty = frozenset(part for part, ranks in judged.items() if ranks and part in self._agreed_at)
         if self._faulty:
             faulty = sorted({rank for part in self._faulty for rank in judged[part]})
@@ -85,7 +86,7 @@ class RankComparison:
             is_sound = self._medic.rank not in faulty and 2 * len(faulty) < self._medic.world_size
             self.trouble_at = agreed_at + (2 if is_sound else 1)
             if memory is not None:
-                memory.forget_after(agreed_at)
+                memory.drop_after(agreed_at)
             return
         agreed = [part for part, ranks in judged.items() if not ranks]
         if agreed or self.agree is False:
@@ -96,4 +97,5 @@ class RankComparison:
 
 
 def _part(name: str) -> str:
+    """Return a digest's part, without a member's number: "model" for "model.0.weight"."""
     return name.partition(":")[0].partition(".")[0]

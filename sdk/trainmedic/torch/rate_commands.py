@@ -27,10 +27,10 @@ from trainmedic.wire import envelope
 
 log = logging.getLogger("trainmedic")
 
-_UPDATES = 2
-"""An unknown scheduler changes the rate after the first."""
-_BOUNDARIES = 16
-_LONGEST, _RESERVE = 30.0, 5.0  # seconds, as in ``verification``
+_UPDATES = 2  # until the answer; a scheduler unknown to `attach` changes the rate after the first
+_BOUNDARIES = 16  # most, until the answer
+_LONGEST = 30.0  # seconds until the answer
+_RESERVE = 5.0  # seconds before the command expires, to deliver the answer
 _NO_UPDATE = "the loop made no update since"
 _TOGETHER = "several changes were observed together"
 HOW = "use the rate that step.learning_rate(value) or run.learning_rate(value) returns, or give attach() the scheduler"
@@ -60,10 +60,13 @@ class _Pending:
     command: JobCommand
     output: Mapping[str, Any]
     until: float
+    """``time.monotonic``, when it must be answered."""
 
 
 @dataclass
 class _Watch:
+    """Observations since the last change."""
+
     scale_before: float
     """Scale before the first pending change."""
     used: list[list[float]] = field(default_factory=list)
@@ -95,14 +98,14 @@ class RateCommands:
         self.pending: list[_Pending] = []
         self._watch = _Watch(1.0)
         self._timer = AnswerTimer()
-        self._sets_itself = ""  # why rates do not persist, once known
+        self._why_unsupported = ""  # once the loop was seen to set its rate
 
     def scale(self, command: JobCommand) -> None:
-        """Raises Refusal without changing anything."""
+        """Handle the command. Raises Refusal without changing anything."""
         rate, changes = self._training.rate, self._training.changes
         assert isinstance(command.parameters, ScaleLr)
-        if self._sets_itself and not rate.is_asked_for and command.undo_of is None:
-            raise Unsupported(self._sets_itself)
+        if self._why_unsupported and not rate.is_asked_for and command.undo_of is None:
+            raise Unsupported(self._why_unsupported)
         factors = changes.with_factor(LEARNING_RATE, command.id, command.parameters.factor, command.undo_of)
         before, scale = rate.values, rate.scale
         try:
@@ -125,9 +128,9 @@ class RateCommands:
                 self._answer(PAUSED)
                 return
             command.later(lambda: self.finish("the job ended"))
-            self._timer.start(min(each.until for each in self.pending) - self._now(), self._time_is_up)
+            self._timer.start(min(each.until for each in self.pending) - self._now(), self._answer_for_hanging_loop)
 
-    def begin_again(self, steps: OptimizerSteps | None = None) -> None:
+    def restart_watch(self, steps: OptimizerSteps | None = None) -> None:
         """Observe pending changes again after a load. ``steps``: a restarted loop's."""
         with self._timer.lock:
             if steps is not None:
@@ -138,51 +141,53 @@ class RateCommands:
     def _begin_watch(self, scale_before: float) -> None:
         self._watch = _Watch(scale_before)
         self._training.rate.watch(scale_before)
-        self._steps.observer = self._update
+        self._steps.observer = self._observe_update
 
     def step_done(self) -> None:
         if self.pending:
             with self._timer.lock:
-                self._look_after_step()
+                self._observe_boundary()
 
-    def _look_after_step(self) -> None:
+    def _observe_boundary(self) -> None:
+        """Answer if enough was observed, or if the next step may come too late."""
         watch = self._watch
         watch.boundaries += 1
-        self._look(watch)
-        updates = len(watch.used) if self._steps.works else watch.boundaries
-        open_ones = [each for each in self.pending if not each.command.is_answered]
+        self._check_overwritten(watch)
+        updates = len(watch.used) if self._steps.is_hooked else watch.boundaries
+        unanswered = [each for each in self.pending if not each.command.is_answered]
         if watch.overwritten is not None or updates >= _UPDATES:
             self._answer("")
-        elif open_ones:
+        elif unanswered:
             seconds = self._training.medic.progress.pace.median_step_seconds() or 0.0
-            if self._now() + seconds > min(each.until for each in open_ones):
+            if self._now() + seconds > min(each.until for each in unanswered):
                 self._answer(TOO_SLOW)
             elif watch.boundaries >= _BOUNDARIES:
                 self._answer(_NO_UPDATE)
 
     def finish(self, because: str) -> None:
+        """Answer now and stop observing."""
         with self._timer.lock:
             if any(not each.command.is_answered for each in self.pending):
                 self._answer(because)
             self._end()
 
-    def _time_is_up(self) -> None:
-        """Answer for a hanging loop, in the timer's thread."""
+    def _answer_for_hanging_loop(self) -> None:
+        """Answer in the timer's thread."""
         if any(not each.command.is_answered for each in self.pending):
             self._answer(TOO_SLOW)
 
-    def _update(self) -> None:
+    def _observe_update(self) -> None:
         watch = self._watch
         if self.pending and len(watch.used) < _UPDATES:
             watch.used.append(self._training.rate.values)
-            self._look(watch)
+            self._check_overwritten(watch)
 
-    def _look(self, watch: _Watch) -> None:
+    def _check_overwritten(self, watch: _Watch) -> None:
         if watch.overwritten is None:
             watch.overwritten = self._training.rate.overwritten()
 
     def _answer(self, ended_because: str) -> None:
-        """Answer all; observe further for a correction if needed."""
+        """Answer all pending commands. After an early answer, continue to observe for a correction."""
         self._timer.cancel()
         watch, rate, pending = self._watch, self._training.rate, self.pending
         verified: dict[str, Any] = {"updates": len(watch.used)}
@@ -190,42 +195,41 @@ class RateCommands:
             verified["used"] = watch.used[-1][0]
         if ended_because or len(pending) > 1:
             verified["why"] = ended_because or _TOGETHER
-        is_own = rate.left_alone or watch.overwritten is not None
-        reason = self._give_up(watch) if watch.overwritten is not None else ""
+        is_set_by_loop = rate.left_alone or watch.overwritten is not None
+        reason = self._revert(watch.overwritten) if watch.overwritten is not None else ""
         for each in pending:
-            self._answer_one(each, verified, reason, is_own)
+            self._answer_one(each, verified, reason, is_set_by_loop)
         if not ended_because or reason:
             self._end()
 
-    def _answer_one(self, pending: _Pending, verified: Mapping[str, Any], reason: str, is_own: bool) -> None:
+    def _answer_one(self, pending: _Pending, verified: Mapping[str, Any], reason: str, is_set_by_loop: bool) -> None:
         command, status = pending.command, envelope.APPLIED
         output: dict[str, Any] = {**pending.output, "verified": {"learning_rate": dict(verified)}}
         if command.undo_of is None and reason:
             status, rate = envelope.FAILED, self._training.rate
-            # Nothing remains changed.
             output = {**pending.output, "after": rate.value, "scale": rate.scale, "reason": reason}
-        elif is_own:
+        elif is_set_by_loop:
             output["left_alone"] = "the loop has set the rate by itself since, so it was not changed"
         if not command.is_answered:
             command.answer(status, output)
         elif status == envelope.FAILED:
             log.error("%s: %s was answered applied, but %s", self._training.medic.job, command.id, reason)
 
-    def _give_up(self, watch: _Watch) -> str:
-        assert watch.overwritten is not None
-        actual, expected = watch.overwritten
+    def _revert(self, overwritten: tuple[float, float]) -> str:
+        """Revert the pending changes; return the reason. Return "" if only undos are pending."""
+        actual, expected = overwritten
         training = self._training
         failed = {each.command.id for each in self.pending if each.command.undo_of is None}
+        if not failed:
+            return ""
         factors = training.changes.factors(LEARNING_RATE)
-        kept = {command_id: factor for command_id, factor in factors.items() if command_id not in failed}
-        if failed:
-            reason = f"the loop set the learning rate to {actual:.6g} instead of {expected:.6g}; {self._how}"
-            self._sets_itself = reason
-            training.rate.give_up(math.prod(kept.values()))
-            training.changes.set_factors(LEARNING_RATE, kept, training.global_step)
-            log.warning("%s: %s", training.medic.job, reason)
-            return reason
-        return ""
+        remaining = {command_id: factor for command_id, factor in factors.items() if command_id not in failed}
+        reason = f"the loop set the learning rate to {actual:.6g} instead of {expected:.6g}; {self._how}"
+        self._why_unsupported = reason
+        training.rate.give_up_last_change(math.prod(remaining.values()))
+        training.changes.set_factors(LEARNING_RATE, remaining, training.global_step)
+        log.warning("%s: %s", training.medic.job, reason)
+        return reason
 
     def _end(self) -> None:
         self.pending = []

@@ -1,7 +1,7 @@
-"""The scheduled learning rate, independent of the optimizer's.
+"""The learning rate that the schedule expects, to detect changes of the optimizer's rate.
 
-Most schedulers multiply the optimizer's present rate, so they adopt external changes. Their closed form does not. Of
-those without one, MultiplicativeLR and ChainedScheduler also use the present rate.
+Most schedulers multiply the optimizer's present rate, so they adopt such changes, but their closed form does not.
+MultiplicativeLR and ChainedScheduler have no closed form: changes of them are not detected.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch.optim.swa_utils import SWALR
 
 from trainmedic.job.reported_values import deviation
 
-_AGREE = 1e-3  # relative difference of equal rates
-_IN_A_ROW = 3  # readings
+_TOLERANCE = 1e-3  # relative difference of equal rates
+_AGREEING_READINGS = 3  # in a row, until the schedule counts as followed
 
 
 class RateSchedule:
@@ -33,22 +33,21 @@ class RateSchedule:
 
     @property
     def is_followed(self) -> bool:
-        return self._agreed >= _IN_A_ROW
+        return self._agreed >= _AGREEING_READINGS
 
     def expect_followed(self) -> None:
-        """Expect it at once, in a resumed training."""
-        self._agreed = _IN_A_ROW
+        """Expect the schedule at once, in a resumed training."""
+        self._agreed = _AGREEING_READINGS
 
-    @property
-    def rate(self) -> Any:
-        """Expected rate; None until the optimizer followed it. Each reading counts."""
+    def read_rate(self) -> Any:
+        """Return the expected rate; None until enough readings agreed with the optimizer's."""
         if self._scheduler is None:
             return None
         rate = _scheduled_rate(self._scheduler)
         if rate is None or self.is_followed:
             return rate
-        apart = deviation(float(self._optimizer.param_groups[0]["lr"]), float(rate))
-        self._agreed = self._agreed + 1 if apart is not None and apart < _AGREE else 0
+        difference = deviation(float(self._optimizer.param_groups[0]["lr"]), float(rate))
+        self._agreed = self._agreed + 1 if difference is not None and difference < _TOLERANCE else 0
         return rate if self.is_followed else None
 
 
@@ -57,8 +56,8 @@ def computes_as_pytorch(scheduler: Any) -> bool:
     kind = type(scheduler)
     if not isinstance(scheduler, lr_scheduler.LRScheduler):
         return False
-    ours = {lr_scheduler.__name__, SWALR.__module__}
-    return all(getattr(kind, name).__module__ in ours for name in ("step", "get_lr"))
+    pytorch_modules = {lr_scheduler.__name__, SWALR.__module__}
+    return all(getattr(kind, name).__module__ in pytorch_modules for name in ("step", "get_lr"))
 
 
 def _schedules(scheduler: Any, optimizer: Any) -> bool:
@@ -70,6 +69,6 @@ def _schedules(scheduler: Any, optimizer: Any) -> bool:
 def _scheduled_rate(scheduler: Any) -> Any:
     while isinstance(scheduler, lr_scheduler.SequentialLR):
         scheduler = scheduler._schedulers[bisect_right(scheduler._milestones, scheduler.last_epoch)]
-    by_number = getattr(scheduler, "_get_closed_form_lr", None)
-    rates = by_number() if by_number is not None else getattr(scheduler, "_last_lr", None)
+    closed_form = getattr(scheduler, "_get_closed_form_lr", None)
+    rates = closed_form() if closed_form is not None else getattr(scheduler, "_last_lr", None)
     return rates[0] if rates else None

@@ -22,17 +22,17 @@ from trainmedic.torch.checkpoints.checkpoint_storage import (
     CheckpointStorage,
     UnusableCheckpoint,
 )
-from trainmedic.torch.checkpoints.checkpoint_tiers import on_disk
+from trainmedic.torch.checkpoints.checkpoint_tiers import without_memory
 from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory
-from trainmedic.torch.checkpoints.loading import CheckpointLoading, KeptState, LoadedCheckpoint
-from trainmedic.torch.loss_course import Return, begin_comparison
+from trainmedic.torch.checkpoints.loading import CheckpointLoading, LoadedCheckpoint, RunState
+from trainmedic.torch.loss_course import CompletedRollback, begin_comparison
 from trainmedic.torch.sources.batch_sources import NOT_REPLAYED, REPLAYED, BatchSource
 from trainmedic.torch.training_state import TrainingState
 
 log = logging.getLogger("trainmedic")
 
-NOT_KEPT = "the checkpoint does not hold the data position; training continues with the next batches"
-NOT_KNOWN = "not known: the loop draws its own batches"
+NO_POSITION = "the checkpoint does not hold the data position; training continues with the next batches"
+UNKNOWN_BATCHES = "not known: the loop draws its own batches"
 OTHER_BATCHES = "the same samples again, in other batches: their size, or what loads them, has changed since"
 CANNOT_SKIP = (
     "the loop draws its own batches, so none of them can be skipped: pass their source, or the function that draws "
@@ -49,18 +49,20 @@ PERHAPS_AHEAD = (
 
 
 class CheckpointRestore:
+    """Rollbacks and resumes of one training."""
+
     def __init__(self, training: TrainingState) -> None:
         self._training = training
         self._loading = CheckpointLoading(training)
         # Checkpoints of an earlier training, by path and time. Rollbacks skip them, unless this training resumes from
         # one.
-        self._foreign = _already_there(training.storage)
+        self._foreign = _existing_checkpoints(training.storage)
         disk = getattr(training.storage, "disk", training.storage)  # without memory
         if isinstance(disk, JointCheckpointDirectory):
             disk.check_rank_count = training.check_rank_count
 
     def choose(self, rollback: Rollback, onset: Onset | None = None) -> Choice:
-        """Return checkpoints for a fault that began at ``onset``. Raises Rejected."""
+        """Return checkpoints for a fault that began at ``onset`` (None: unknown). Raises Rejected."""
         training = self._training
         if training.batch_source is None and rollback.skip_batches:
             raise Rejected(CANNOT_SKIP)
@@ -89,8 +91,8 @@ class CheckpointRestore:
         checkpoint = loaded.checkpoint
         training.rollbacks += 1
         progress.go_back(checkpoint.step, output.get("loss_at_checkpoint"))
-        self._compare_losses(loaded.kept, output["data"], rollback.skip_batches, onset)
-        training.rank_comparison.went_back()
+        self._compare_losses(loaded.run_state, output["data"], rollback.skip_batches, onset)
+        training.rank_comparison.reset_after_rollback()
         output.update(self._record_rollback(checkpoint, left_step))
         if loss is not None:
             output["loss_before"] = loss
@@ -105,11 +107,11 @@ class CheckpointRestore:
         log.warning("%s: went back from step %d to the checkpoint of step %d", self._job, left_step, checkpoint.step)
         return output
 
-    def _compare_losses(self, kept: KeptState | None, data: str, skipped: int, onset: Onset | None) -> None:
-        training, state = self._training, kept or {}
+    def _compare_losses(self, run_state: RunState | None, data: str, skipped: int, onset: Onset | None) -> None:
+        training, state = self._training, run_state or {}
         # From the losses and from the comparison of the ranks' weights.
         faults = [None if onset is None else onset.step, training.rank_comparison.trouble_at]
-        back = Return(
+        rollback = CompletedRollback(
             step=training.global_step,
             data=data,
             skipped=skipped,
@@ -117,11 +119,11 @@ class CheckpointRestore:
             accumulation_then=(state.get("losses") or {}).get("accumulation", training.accumulation),
             is_scaled_otherwise=state.get("lr_scale", training.rate.scale) != training.rate.scale,
             trouble_at=min((step for step in faults if step is not None), default=None),
-            has_state=kept is not None,
+            has_state=run_state is not None,
             has_random=state.get("random") is not None,
-            is_replay=data == NOT_KNOWN,  # the loop draws its own batches, possibly the same ones
+            is_replay=data == UNKNOWN_BATCHES,  # the loop draws its own batches, possibly the same ones
         )
-        begin_comparison(training.loss_log, back, training.parts.modules().values())
+        begin_comparison(training.loss_log, rollback, training.parts.modules().values())
 
     def resume(self) -> int | None:
         """See `Run.resume`."""
@@ -129,7 +131,7 @@ class CheckpointRestore:
         if training.storage is None:
             return None
         group = training.medic.group("resume")
-        candidates = checkpoints.as_seen_by_rank_0(group, self._in_order_of_restart)
+        candidates = checkpoints.as_seen_by_rank_0(group, self._candidates_for_resume)
         if not candidates:
             training.changes.forget()
             training.budget.reset()
@@ -147,7 +149,7 @@ class CheckpointRestore:
             log.warning("%s: resumed from step %d, with %s", self._job, training.global_step, output["data"])
         return training.global_step
 
-    def begin(self) -> None:
+    def warn_of_foreign_checkpoints(self) -> None:
         if self._foreign:
             message = (
                 "%s: %s holds %d checkpoints of an earlier training, which this one did not resume; it will "
@@ -155,17 +157,16 @@ class CheckpointRestore:
             )
             log.warning(message, self._job, self._storage.directory, len(self._foreign))
 
-    def _in_order_of_restart(self) -> list[SavedCheckpoint]:
+    def _candidates_for_resume(self) -> list[SavedCheckpoint]:
         ordered = checkpoints.healthy_first(self._storage.checkpoints())
         healthy = [checkpoint for checkpoint in ordered if not problem(checkpoint.health)]
         if any(checkpoint.step for checkpoint in healthy):
             # Prefer any other to step 0, from which they would all be overwritten.
             ordered = [checkpoint for checkpoint in ordered if checkpoint.step]
         newest = max(ordered, key=lambda checkpoint: (checkpoint.at, checkpoint.step), default=None)
-        why = "" if newest is None else problem(newest.health)
-        if newest is not None and why:
-            what = "an older one is tried first" if healthy else "so are all others"
-            log.warning("%s: the newest checkpoint, %s, is unhealthy, and %s: %s", self._job, newest.name, what, why)
+        if newest is not None and (why := problem(newest.health)):
+            others = "an older one is tried first" if healthy else "so are all others"
+            log.warning("%s: the newest checkpoint, %s, is unhealthy, and %s: %s", self._job, newest.name, others, why)
         return ordered
 
     @property
@@ -186,7 +187,7 @@ class CheckpointRestore:
         try:
             if resumed:
                 self._recall_changes(loaded, group)
-            output = self._take_over(loaded, skip_batches, resumed)
+            output = self._adopt_run_state(loaded, skip_batches, resumed)
         except Exception as error:  # any error: the other ranks wait for this report
             fault = error
         # Every rank must reach this poll, failed or not.
@@ -195,83 +196,90 @@ class CheckpointRestore:
 
     def _recall_changes(self, loaded: LoadedCheckpoint, group: Group) -> None:
         changes, budget = self._training.changes, self._training.budget
-        changes.recall(None if loaded.kept is None else loaded.kept.get("changes"), loaded.checkpoint.step)
+        changes.recall(None if loaded.run_state is None else loaded.run_state.get("changes"), loaded.checkpoint.step)
         if group.world_size > 1:
             state = group.choose(lambda: {"changes": changes.state(), "spent": asdict(budget.spent)})
             changes.restore(state["changes"])
             budget.spent = RollbackCount(**state["spent"])
 
-    def _take_over(self, loaded: LoadedCheckpoint, skip_batches: int, resumed: bool) -> dict[str, Any]:
-        training, checkpoint, kept = self._training, loaded.checkpoint, loaded.kept
-        training.rate.loaded(None if kept is None else kept["lr_scale"], training.changes.scale(LEARNING_RATE))
+    def _adopt_run_state(self, loaded: LoadedCheckpoint, skip_batches: int, resumed: bool) -> dict[str, Any]:
+        training, checkpoint, run_state = self._training, loaded.checkpoint, loaded.run_state
+        loaded_scale = None if run_state is None else run_state["lr_scale"]
+        training.rate.rescale_loaded(loaded_scale, training.changes.scale(LEARNING_RATE))
         if resumed:
-            training.loss_log.restore(None if kept is None else kept.get("losses"), checkpoint.step)
-            if kept is not None and kept.get("follows_schedule"):
+            training.loss_log.restore(None if run_state is None else run_state.get("losses"), checkpoint.step)
+            if run_state is not None and run_state.get("follows_schedule"):
                 training.rate.schedule.expect_followed()
-            self._keep_global_batch(kept)
-            self._change_as_before()
+            self._keep_global_batch(run_state)
+            self._reapply_changes()
         training.reset_to(checkpoint)
         output: dict[str, Any] = {
             "step": checkpoint.step,
             "checkpoint": checkpoint.name,
             "saved_at": checkpoint.at.isoformat(),
         }
-        output["data"], left_out = NOT_KNOWN, 0
+        output["data"], left_out = UNKNOWN_BATCHES, 0
         if training.batch_source is not None:
-            output["data"], left_out = self._move_batch_source(training.batch_source, kept, skip_batches, resumed)
+            output["data"], left_out = self._move_batch_source(training.batch_source, run_state, skip_batches, resumed)
             output["skipped_batches"] = skip_batches
-        self._move_batch_log(kept, output["data"], left_out, resumed)
+        self._move_batch_log(run_state, output["data"], left_out, resumed)
         output["learning_rate"] = training.rate.value
-        if kept is not None:
-            output["carried"] = training.carried.put_back(kept.get("carried"))
+        if run_state is not None:
+            output["carried"] = training.carried.put_back(run_state.get("carried"))
             # Last, because moving the batch source may draw random numbers.
-            if kept["random"] is not None:
-                randomness.restore(kept["random"])
-            output["loss_at_checkpoint"] = kept["loss"]
+            if run_state["random"] is not None:
+                randomness.restore(run_state["random"])
+            output["loss_at_checkpoint"] = run_state["loss"]
         return output
 
     def _move_batch_source(
-        self, source: BatchSource, kept: KeptState | None, skip_batches: int, resumed: bool
+        self, source: BatchSource, run_state: RunState | None, skip_batches: int, resumed: bool
     ) -> tuple[str, int]:
-        state = kept["feed"] if kept is not None else None  # the stored name of the batch source's state
+        """Return the answer's text about the batches, and the number of newly skipped batches."""
+        state = run_state["feed"] if run_state is not None else None  # the stored name of the batch source's state
         if resumed:
             for epoch, start, stop in self._training.changes.skipped:
                 source.skipped.add(epoch, start, stop)
-        data = NOT_KEPT
+        data = NO_POSITION
         if state is not None:
-            data = source.restore(state) if source.knows(state) else source.start_epoch(state["epoch"])
+            data = source.restore(state) if source.can_restore(state) else source.start_epoch(state["epoch"])
         left_out = source.skip(skip_batches) if skip_batches else 0
         order = self._training.fetch_order
-        if order.is_ahead or order.may_be_ahead:
-            return FETCHED_AHEAD if order.is_ahead else PERHAPS_AHEAD, left_out
-        return OTHER_BATCHES if data == REPLAYED and self._are_made_otherwise(kept) else data, left_out
+        if order.is_ahead:
+            data = FETCHED_AHEAD
+        elif order.may_be_ahead:
+            data = PERHAPS_AHEAD
+        elif data == REPLAYED and self._batches_differ(run_state):
+            data = OTHER_BATCHES
+        return data, left_out
 
-    def _move_batch_log(self, kept: KeptState | None, data: str, left_out: int, resumed: bool) -> None:
+    def _move_batch_log(self, run_state: RunState | None, data: str, left_out: int, resumed: bool) -> None:
         training, batch_log = self._training, self._training.batch_log
-        batches = (kept or {}).get("batches")
+        batches = (run_state or {}).get("batches")
         if resumed:
             batch_log.restore(batches)
-            if self._are_made_otherwise(kept):
+            if self._batches_differ(run_state):
                 batch_log.forget(OTHER_BATCHES)
             return
-        claims = data.startswith(REPLAYED)
+        drawn = batches["drawn"] if batches else None
         epoch = training.batch_source.epoch if training.batch_source is not None else 0
-        batch_log.go_back(batches and batches["drawn"], epoch, left_out, "" if claims else data)
+        not_comparable = "" if data.startswith(REPLAYED) else data
+        batch_log.go_back(drawn, epoch, left_out, not_comparable)
 
-    def _are_made_otherwise(self, kept: KeptState | None) -> bool:
-        make = ((kept or {}).get("batches") or {}).get("make")
-        return make is not None and list(make) != self._training.batch_make
+    def _batches_differ(self, run_state: RunState | None) -> bool:
+        form = ((run_state or {}).get("batches") or {}).get("make")
+        return form is not None and list(form) != self._training.batch_form
 
-    def _keep_global_batch(self, kept: KeptState | None) -> None:
+    def _keep_global_batch(self, run_state: RunState | None) -> None:
         training = self._training
-        accumulation = training.accumulation_after(kept)
+        accumulation = training.accumulation_after(run_state)
         if accumulation != training.script_accumulation:
             message = "%s: with %d ranks %d batches make a step, so that the global batch stays what it was"
             log.warning(message, self._job, training.medic.world_size, accumulation)
             training.script_accumulation = accumulation
             training.set_accumulation(accumulation)
 
-    def _change_as_before(self) -> None:
+    def _reapply_changes(self) -> None:
         training, source, changes = self._training, self._training.batch_source, self._training.changes
         try:
             training.set_accumulation(
@@ -292,7 +300,7 @@ class CheckpointRestore:
             log.warning("%s: changes by commands no longer fit: %s", self._job, error)
 
     def _record_rollback(self, checkpoint: SavedCheckpoint, left_step: int) -> Mapping[str, Any]:
-        """Count a rollback; errors do not undo it."""
+        """Count a rollback and mark its checkpoint; return the answer's budget. Errors do not undo it."""
         training = self._training
         budget = training.budget.spend(checkpoint.step, left_step)
         training.changes.went_back(checkpoint.step)
@@ -307,8 +315,9 @@ class CheckpointRestore:
         return budget
 
 
-def _already_there(storage: CheckpointStorage | None) -> frozenset[tuple[str, Any]]:
-    disk = on_disk(storage)
+def _existing_checkpoints(storage: CheckpointStorage | None) -> frozenset[tuple[str, Any]]:
+    """Return path and time of the checkpoints in a directory."""
+    disk = without_memory(storage)
     if not isinstance(disk, CheckpointDirectory):
         return frozenset()
     try:

@@ -18,7 +18,7 @@ from trainmedic.recovery.health import problem
 from trainmedic.recovery.pausing import LoopPause
 from trainmedic.torch import randomness
 from trainmedic.torch.boundary import BoundaryWatches, StepBoundary
-from trainmedic.torch.checkpoints.checkpoint_tiers import TieredCheckpoints, on_disk
+from trainmedic.torch.checkpoints.checkpoint_tiers import TieredCheckpoints, without_memory
 from trainmedic.torch.checkpoints.checkpoint_writer import CheckpointWriter
 from trainmedic.torch.gradient_samples import GradientSamples
 from trainmedic.torch.handlers import CommandHandlers
@@ -33,7 +33,7 @@ from trainmedic.torch.verification import RollbackVerification
 
 log = logging.getLogger("trainmedic")
 
-_DRAWN_WITHOUT_STEP = 50  # batches
+_MOST_DRAWN_WITHOUT_STEP = 50  # batches, until a warning
 _EMPTY_EPOCHS = 3  # consecutive, until the data counts as empty
 
 
@@ -43,8 +43,8 @@ class Run:
     def __init__(
         self,
         training: TrainingState,
-        every: int | None,
-        at_start: bool,
+        checkpoint_every: int | None,
+        checkpoint_at_start: bool,
         accumulates: bool,
         memory_start: MemoryStart | None = None,
     ) -> None:
@@ -60,13 +60,15 @@ class Run:
         self._steps.sampler = GradientSamples(training).take
         self._rates = RateCommands(training, self._steps, lambda: pause.lasts)
         watches = BoundaryWatches(self._verification, self._rates, self._steps)
-        self._boundary = StepBoundary(training, self._writer, self._restore, pause, watches, every)
-        self._saves_at_start = at_start and every is not None
+        self._boundary = StepBoundary(training, self._writer, self._restore, pause, watches, checkpoint_every)
+        self._saves_at_start = checkpoint_at_start and checkpoint_every is not None
         self._memory_start = memory_start
         self._is_begun = False
-        acting = self._writer, self._restore, pause, self._verification, self._rates
-        CommandHandlers(training, *acting, accumulates).register()
-        self._drawn_without_step = 0
+        CommandHandlers(
+            training, self._writer, self._restore, pause, self._verification, self._rates, accumulates
+        ).register()
+        # Batches; None after the first step, or after the warning.
+        self._drawn_without_step: int | None = 0
 
     @property
     def global_step(self) -> int:
@@ -93,7 +95,7 @@ class Run:
     @property
     def lr_scale(self) -> float:
         """Factor by commands, for loops that set the rate themselves."""
-        return self.training.rate.asked_scale()
+        return self.training.rate.scale_for_loop()
 
     def learning_rate(self, value: Any) -> Any:
         """Return the rate times the factor by commands. Loops that write ``group["lr"]`` call it each time."""
@@ -124,38 +126,39 @@ class Run:
         if not self._is_begun:
             self._begin()
         try:
-            yield from self._until(source, epochs, steps)
+            yield from self._draw(source, epochs, steps)
         finally:
             self._verification.finish("the loop ended")
             self._rates.finish("the loop ended")
 
-    def _until(self, source: BatchSource, epochs: int | None, steps: int | None) -> Iterator[Any]:
+    def _draw(self, source: BatchSource, epochs: int | None, steps: int | None) -> Iterator[Any]:
         training, boundary, verification = self.training, self._boundary, self._verification
-        empty = 0
+        empty_epochs = 0
         while not training.stopping and (steps is None or training.global_step < steps):
             epoch, position = source.epoch, source.position
             if epochs is not None and epoch >= epochs:
                 break
             before = verification.before_draw()
             try:
-                boundary.begin()
+                boundary.allow_interrupts()
                 began = time.perf_counter()
                 try:
                     batch = source.next()
                 finally:
-                    boundary.end()
+                    boundary.forbid_interrupts()
                 boundary.meter.add_batch(batch, time.perf_counter() - began)
             except StopIteration:
-                empty = empty + 1 if position == 0 and not source.skipped.contains(epoch, 0) else 0
-                if empty >= _EMPTY_EPOCHS:
+                is_empty = position == 0 and not source.skipped.contains(epoch, 0)
+                empty_epochs = empty_epochs + 1 if is_empty else 0
+                if empty_epochs >= _EMPTY_EPOCHS:
                     break
                 continue
             except Interrupted:
-                self._loading_was_interrupted(source)
+                self._restart_interrupted_loading(source)
                 continue
-            empty = 0
-            if self._drawn_without_step >= 0:
-                self._count_drawn()
+            empty_epochs = 0
+            if self._drawn_without_step is not None:
+                self._count_drawn(self._drawn_without_step + 1)
             if not training.fetch_order.is_decided:
                 training.fetch_order.batch_was_taken()
             verification.batch_drawn(batch, epoch, before)
@@ -166,7 +169,7 @@ class Run:
         if not self._is_begun:
             self._begin()
         training = self.training
-        self._drawn_without_step = -1
+        self._drawn_without_step = None
         return Step(self._boundary, training.global_step + 1, training.batches_done + 1 >= training.accumulation)
 
     def checkpoint(self) -> SavedCheckpoint | None:
@@ -184,7 +187,7 @@ class Run:
         self._begin_memory(resumes=True)
         step = self._restore.resume()
         if self.training.memory is not None:
-            self.training.memory.forget_after(self.training.global_step)
+            self.training.memory.drop_after(self.training.global_step)
         return step
 
     def close(self) -> None:
@@ -210,19 +213,21 @@ class Run:
 
     def _begin(self) -> None:
         self._is_begun = True
-        self._restore.begin()
+        self._restore.warn_of_foreign_checkpoints()
         self._begin_memory(resumes=False)
         self._save_at_start()
 
-    def _count_drawn(self) -> None:
-        self._drawn_without_step += 1
-        if self._drawn_without_step > _DRAWN_WITHOUT_STEP:
-            self._drawn_without_step = -1
-            log.warning(
-                "%s: the loop has drawn %d batches and begun no step, so no command is carried out and no checkpoint "
-                "is written; put the work on each batch into: with run.step() as step",
-                *(self.training.medic.job, _DRAWN_WITHOUT_STEP),
-            )
+    def _count_drawn(self, batches: int) -> None:
+        if batches <= _MOST_DRAWN_WITHOUT_STEP:
+            self._drawn_without_step = batches
+            return
+        self._drawn_without_step = None
+        log.warning(
+            "%s: the loop has drawn %d batches and begun no step, so no command is carried out and no checkpoint "
+            "is written; put the work on each batch into: with run.step() as step",
+            self.training.medic.job,
+            _MOST_DRAWN_WITHOUT_STEP,
+        )
 
     def _save_at_start(self) -> None:
         """Write the initial checkpoint. Deletes none: the user may have forgotten to resume."""
@@ -231,9 +236,9 @@ class Run:
         self._saves_at_start = False
 
     def _begin_memory(self, resumes: bool) -> None:
-        """Reserve memory once; training continues without it."""
+        """Start in-memory checkpoints once. If that fails, training continues without them."""
         training, start = self.training, self._memory_start
-        memory, storage = training.memory, on_disk(training.storage)
+        memory, storage = training.memory, without_memory(training.storage)
         if start is None or memory is None or storage is None or memory.pool is not None:
             return
 
@@ -248,8 +253,8 @@ class Run:
         except (NotAgreed, OSError) as error:
             log.warning("%s: no in-memory checkpoints: %s", training.medic.job, error)
 
-    def _loading_was_interrupted(self, source: BatchSource) -> None:
-        """Restart a hanging loader, unless a rollback moved it."""
+    def _restart_interrupted_loading(self, source: BatchSource) -> None:
+        """Carry out commands, then restart the loader unless a rollback moved it."""
         training = self.training
         log.warning("%s: the data loader hung and was interrupted", training.medic.job)
         rollbacks, state = training.rollbacks, source.state()

@@ -23,7 +23,7 @@ ATTRIBUTES = ".attributes"
 class StateParts:
     """Objects with ``state_dict`` and ``load_state_dict``.
 
-    Members of a list or dict are named ``model.0`` or ``model.key``.
+    Members of a list or dict are named ``model.0`` or ``model.key``. Raises ConfigurationError for other objects.
     """
 
     def __init__(self, **objects: Any) -> None:
@@ -46,13 +46,14 @@ class StateParts:
         return {**states, ATTRIBUTES: attributes} if attributes else states
 
     def attributes(self) -> dict[str, Any]:
+        """Return `OptimizerAttributes.capture`'s output."""
         return self._attributes.capture()
 
     def restore_attributes(self, held: Mapping[str, Any]) -> None:
         self._attributes.restore(dict(held))
 
     def mismatch(self, states: Mapping[str, Any]) -> str:
-        """Return why `states` cannot be restored here, or an empty text."""
+        """Return why `capture`'s output cannot be restored here, or ""."""
         for name, part in self.by_name.items():
             if name not in states:
                 return f"it has no {name}"
@@ -65,6 +66,7 @@ class StateParts:
         return self._attributes.mismatch(states.get(ATTRIBUTES, {}))
 
     def restore(self, states: Mapping[str, Any]) -> None:
+        """Restore `capture`'s output. Raises any error of ``load_state_dict``, after which parts may be changed."""
         self.restore_attributes(states.get(ATTRIBUTES, {}))
         for name, part in self.by_name.items():
             state = states[name]
@@ -79,12 +81,12 @@ class StateParts:
         """Return the modules' persistent buffers, by part."""
         buffers = {}
         for name, module in self.modules().items():
-            kept = module.state_dict().keys()
-            buffers[name] = {plain_name(key): buffer for key, buffer in module.named_buffers() if key in kept}
+            saved = module.state_dict().keys()
+            buffers[name] = {plain_name(key): buffer for key, buffer in module.named_buffers() if key in saved}
         return buffers
 
     def buffers_of(self, states: Mapping[str, Any]) -> dict[str, dict[str, torch.Tensor]]:
-        """Return `buffers` as they are in `capture`'s output."""
+        """Return the persistent buffers in `capture`'s output, by part."""
         return {
             name: {plain_name(key): states[name][key] for key, _ in module.named_buffers() if key in states[name]}
             for name, module in self.modules().items()
@@ -112,11 +114,14 @@ class StateParts:
                 if own in held.get(name, {}):
                     each.set_extra_state(held[name][own])
 
-    def forget_gradients(self) -> None:
+    def discard_gradients(self) -> None:
+        """Clear gradients, and what gradient scalers recorded of an unfinished step."""
         for part in self.by_name.values():
             if hasattr(part, "zero_grad"):
                 part.zero_grad()
-            drop_noted_steps(part)
+            for scaler in _scalers(part):
+                with contextlib.suppress(AssertionError):  # nothing scaled yet
+                    scaler.update(scaler.get_scale())  # setting a scale clears its record
 
     def modules(self) -> dict[str, nn.Module]:
         return {name: part for name, part in self.by_name.items() if isinstance(part, nn.Module)}
@@ -124,7 +129,7 @@ class StateParts:
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         return {name: part for name, part in self.by_name.items() if isinstance(part, torch.optim.Optimizer)}
 
-    def of_optimizers(self) -> dict[str, Any]:
+    def optimizer_parts(self) -> dict[str, Any]:
         """Return optimizers, and parts named ``optimizer``."""
         return {
             name: part
@@ -140,7 +145,7 @@ class StateParts:
 
     @property
     def has_attributes(self) -> bool:
-        return not self._attributes.are_none
+        return not self._attributes.is_empty
 
 
 def is_sharded(parts: StateParts) -> bool:
@@ -150,8 +155,8 @@ def is_sharded(parts: StateParts) -> bool:
 
 def is_wrapped_by_fsdp1(parts: StateParts) -> bool:
     """Check by name, because importing takes seconds."""
-    wrapped = (module for part in parts.modules().values() for module in part.modules())
-    return any(type(module).__name__ == "FullyShardedDataParallel" for module in wrapped)
+    modules = (module for part in parts.modules().values() for module in part.modules())
+    return any(type(module).__name__ == "FullyShardedDataParallel" for module in modules)
 
 
 def _members(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -178,20 +183,24 @@ def _detached(state: Any) -> Any:
         return state.detach()
     if type(state) is dict:
         return {key: _detached(value) for key, value in state.items()}
-    return type(state)(map(_detached, state)) if type(state) in (list, tuple) else state
+    if type(state) in (list, tuple):
+        return type(state)(map(_detached, state))
+    return state
 
 
 def _difference(part: Any, held: Any) -> str:
+    """Return why a saved state does not fit a module or optimizer, or ""."""
     if isinstance(part, nn.Module):
         present = part.state_dict()
-        return _other_shape(present, named_as(present, held))
+        return _difference_of_tensors(present, named_as(present, held))
     if isinstance(part, torch.optim.Optimizer):
-        sizes = [len(group["params"]) for group in held["param_groups"]]
-        return "other parameter groups" if sizes != [len(group["params"]) for group in part.param_groups] else ""
+        saved_sizes = [len(group["params"]) for group in held["param_groups"]]
+        if saved_sizes != [len(group["params"]) for group in part.param_groups]:
+            return "other parameter groups"
     return ""
 
 
-def _other_shape(present: Mapping[str, Any], held: Mapping[str, Any]) -> str:
+def _difference_of_tensors(present: Mapping[str, Any], held: Mapping[str, Any]) -> str:
     if present.keys() != held.keys():
         odd = sorted(present.keys() ^ held.keys())
         return f"{len(odd)} names differ, such as {odd[0]}"
@@ -201,15 +210,8 @@ def _other_shape(present: Mapping[str, Any], held: Mapping[str, Any]) -> str:
     return ""
 
 
-def drop_noted_steps(part: Any) -> None:
-    """Make the gradient scaler forget an abandoned step."""
-    for scaler in _scalers(part):
-        with contextlib.suppress(AssertionError):  # nothing scaled yet
-            scaler.update(scaler.get_scale())  # setting a scale clears its record
-
-
 def _was_disabled(part: Any, state: Any) -> bool:
-    """Return whether a disabled gradient scaler's `state` is for an enabled one."""
+    """Return whether ``state`` is a disabled gradient scaler's, and the scaler is enabled now."""
     return state == {} and any(scaler.is_enabled() for scaler in _scalers(part))
 
 

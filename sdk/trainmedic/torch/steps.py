@@ -39,7 +39,7 @@ class Step:
         if self._accelerated.exists:
             self._accelerated.backward(loss)
             return
-        scaler = _scaler(training.parts)
+        scaler = _gradient_scaler(training.parts)
         if scaler is not None:
             loss = scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -56,7 +56,7 @@ class Step:
         parts = training.parts
         if self._accelerated.exists:
             return self._update_accelerated(max_norm)
-        scaler = _scaler(parts)
+        scaler = _gradient_scaler(parts)
         optimizers = training.rate.optimizers
         if scaler is not None:
             for optimizer in optimizers:
@@ -97,14 +97,14 @@ class Step:
         fetch_order = self._boundary.training.fetch_order
         if not fetch_order.is_decided:
             fetch_order.step_began()
-        self._boundary.begin()
+        self._boundary.allow_interrupts()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         boundary = self._boundary
-        boundary.end()
+        boundary.forbid_interrupts()
         fetch_order = boundary.training.fetch_order
         if not fetch_order.is_decided:
             fetch_order.step_ended()
@@ -118,8 +118,8 @@ class Step:
         return False
 
 
-def _scaler(parts: StateParts) -> Any:
-    """Return the gradient scaler, if given. Raises ConfigurationError if ambiguous."""
+def _gradient_scaler(parts: StateParts) -> Any:
+    """Return the only gradient scaler, or None. Raises ConfigurationError if there are several."""
     if any(name.startswith("scaler.") for name in parts.by_name):
         raise ConfigurationError(
             "step.backward() and step.update() support one gradient scaler; with several, call them yourself"
@@ -142,9 +142,6 @@ def _step_schedulers_and_emas(parts: StateParts) -> None:
             update_average(part, model)
 
 
-_METHODS = ("update", "step")
-
-
 def update_average(ema: Any, model: Any) -> None:
     """Call PyTorch's ``update_parameters(model)`` or others' ``update(model)``, ``update(parameters)``,
     ``step(parameters)`` or ``update()``.
@@ -154,7 +151,7 @@ def update_average(ema: Any, model: Any) -> None:
     if hasattr(ema, "update_parameters"):
         ema.update_parameters(model)
         return
-    name = next((name for name in _METHODS if hasattr(ema, name)), None)
+    name = next((name for name in ("update", "step") if hasattr(ema, name)), None)
     if name is None:
         raise ConfigurationError(f"step.update() cannot update a {type(ema).__name__}: do it yourself")
     update: Callable[..., Any] = getattr(ema, name)
@@ -162,6 +159,6 @@ def update_average(ema: Any, model: Any) -> None:
     if first is not None and first.name.startswith("param"):
         update(model.parameters())
     elif first is None or first.default is not first.empty:
-        update()  # it holds its model
+        update()  # such an average holds its model
     else:
         update(model)

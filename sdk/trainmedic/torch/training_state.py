@@ -17,7 +17,7 @@ from trainmedic.torch import randomness
 from trainmedic.torch.accelerated_steps import AcceleratedSteps
 from trainmedic.torch.carried_state import CarriedState
 from trainmedic.torch.checkpoints.checkpoint_storage import CheckpointStorage, HalfLoaded, UnusableCheckpoint
-from trainmedic.torch.global_batch import GlobalBatch, GlobalBatchLost, accumulation_to_go_on_with
+from trainmedic.torch.global_batch import GlobalBatch, GlobalBatchLost, accumulation_to_continue_with
 from trainmedic.torch.learning_rate import LearningRate
 from trainmedic.torch.memory.memory_checkpoints import NEVER, MemoryCheckpoints
 from trainmedic.torch.rank_comparison import RankComparison
@@ -54,11 +54,11 @@ class TrainingState:
     accumulates: bool = False
     """True if the loop heeds ``Step.is_update``."""
     keep_global_batch: bool | None = None
-    """None if possible, True or refuse, False never."""
+    """See `attach`."""
 
     rank_comparison: RankComparison = field(init=False)
     script_accumulation: int = field(init=False)
-    """Batches per optimizer step without commands."""
+    """Batches per optimizer step without commands, adapted to the number of ranks."""
     given_accumulation: int = field(init=False)
     """Accumulation that the script asked for."""
     script_batch_size: int | None = field(init=False)
@@ -67,31 +67,35 @@ class TrainingState:
     """None if fixed."""
 
     global_step: int = 0
-    """A rollback decreases it."""
+    """Completed optimizer steps; a rollback decreases it."""
     batches_done: int = 0
+    """Batches of the present step."""
     batch_log: BatchLog = field(default_factory=BatchLog)
     loss_log: LossLog = field(default_factory=LossLog)
     """Losses of the steps after each checkpoint."""
     carried: CarriedState = field(default_factory=CarriedState)
     carried_hint: str = CARRIED_HINT
     losses: list[Any] = field(default_factory=list)
+    """Losses of the present step's batches."""
     gradients: list[Any] = field(default_factory=list)
+    """The present step's `GradientSamples`."""
     memory_due: int = NEVER
+    """Step of the next in-memory checkpoint."""
     current_checkpoint: SavedCheckpoint | None = None
     """The checkpoint of the present state, until the next step."""
     rollbacks: int = 0
     fetch_order: FetchOrder = field(default_factory=FetchOrder)
     stopping: bool = False
     is_interruptible: bool = True
-    """False if a hanging step's remains cannot be cleared."""
+    """False if an interrupted step's partial results cannot be discarded."""
     was_interrupted: bool = False
     """True if the last step was interrupted, so that the state is incomplete."""
     broken: HalfLoaded | None = None
-    """A partial load, after which nothing is saved."""
+    """The error of a partial load, after which nothing is saved."""
 
     def __post_init__(self) -> None:
         # With an averager (``PostLocalSGDOptimizer``) the ranks differ between averages.
-        averages = any(hasattr(part, "averager") for part in self.parts.of_optimizers().values())
+        averages = any(hasattr(part, "averager") for part in self.parts.optimizer_parts().values())
         self.rank_comparison = RankComparison(self.medic, ("model", "optimizer") if averages else ())
         self.script_accumulation = self.given_accumulation = self.accumulation
         self.script_batch_size = self.batch_source.batch_size if self.batch_source is not None else None
@@ -102,25 +106,25 @@ class TrainingState:
         ranks = self.medic.world_size
         return GlobalBatch(self.script_batch_size, self.script_accumulation, ranks, self.given_accumulation)
 
-    def accumulation_after(self, kept: Mapping[str, Any] | None) -> int:
-        """Return the script's accumulation after a resume. Raises GlobalBatchLost."""
-        then = GlobalBatch.of(kept.get("global_batch")) if kept is not None else None
+    def accumulation_after(self, run_state: Mapping[str, Any] | None) -> int:
+        """Return `script_accumulation` after a resume. Raises GlobalBatchLost if `keep_global_batch` demands it."""
+        then = GlobalBatch.from_plain(run_state.get("global_batch")) if run_state is not None else None
         if then is None or self.keep_global_batch is False:
             return self.script_accumulation
         try:
-            return accumulation_to_go_on_with(then, self.global_batch, self.accumulates)
+            return accumulation_to_continue_with(then, self.global_batch, self.accumulates)
         except GlobalBatchLost as error:
             if self.keep_global_batch:
                 raise
             log.warning("%s: the global batch changes with the number of ranks: %s", self.medic.job, error)
             return self.script_accumulation
 
-    def check_rank_count(self, kept: Mapping[str, Any]) -> None:
+    def check_rank_count(self, run_state: Mapping[str, Any]) -> None:
         """Raise UnusableCheckpoint if the global batch must be kept but cannot."""
         if not self.keep_global_batch:
             return
         try:
-            self.accumulation_after(kept)
+            self.accumulation_after(run_state)
         except GlobalBatchLost as error:
             raise UnusableCheckpoint(str(error)) from error
 
@@ -130,7 +134,7 @@ class TrainingState:
             "v": 1,
             "step": self.global_step,
             "feed": self.batch_source.state() if self.batch_source is not None else None,
-            "batches": {**self.batch_log.state(), "make": self.batch_make},
+            "batches": {**self.batch_log.state(), "make": self.batch_form},
             "losses": {**self.loss_log.state(), "accumulation": self.accumulation},
             "carried": self.carried.take(),
             "random": randomness.capture(),
@@ -146,9 +150,10 @@ class TrainingState:
         self.accelerated.set_accumulation(batches)
 
     @property
-    def batch_make(self) -> list[Any]:
+    def batch_form(self) -> list[Any]:
+        """Settings that change the batches: batch size, and whether there are workers."""
         source = self.batch_source
-        # Workers draw their own random numbers, whatever their number.
+        # Workers draw their own random numbers, which do not depend on the number of workers.
         return [] if source is None else [source.batch_size, bool(source.workers)]
 
     def reset_to(self, checkpoint: SavedCheckpoint) -> None:
@@ -159,5 +164,5 @@ class TrainingState:
     def drop_unfinished_step(self) -> None:
         self.batches_done = 0
         self.losses, self.gradients = [], []
-        self.accelerated.begin_step()
-        self.parts.forget_gradients()
+        self.accelerated.restart_accumulation()
+        self.parts.discard_gradients()

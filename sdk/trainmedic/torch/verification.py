@@ -1,6 +1,7 @@
 """Answer to a rollback, after comparing repeated batches and losses.
 
-``applied`` only if all agree within the time limit. `JobReports.rollback_did_not_hold` reports a later difference.
+It is ``applied`` only if all that were compared within the time limit agree. `JobReports.rollback_did_not_hold` reports
+a later difference.
 """
 
 from __future__ import annotations
@@ -68,11 +69,13 @@ class _Pending:
     latest: float
     """``time.monotonic``, without enough losses."""
     batches: Mapping[str, Any] | None = None
-    verdict: str = ""
+    """Result, if the comparison of batches ended early."""
+    status: str = ""
+    """The answer's; empty before it."""
 
     @property
     def is_over(self) -> bool:
-        """Return whether nothing can change the verdict."""
+        """Return whether further steps cannot change the answer."""
         if self.losses.not_finite_at is not None:
             return True
         has_batches = self.batches is not None or self.comparison.is_complete
@@ -80,10 +83,7 @@ class _Pending:
 
 
 class RollbackVerification:
-    """The pending rollback of one training. Training thread only.
-
-    ``now`` is monotonic.
-    """
+    """Comparison after the last rollback of one training. Training thread only."""
 
     def __init__(self, training: VerifiedTraining, now: Callable[[], float] = time.monotonic) -> None:
         self._training = training
@@ -112,23 +112,22 @@ class RollbackVerification:
             self._timer.start(latest - now, lambda: self.finish(TOO_SLOW))
 
     def before_draw(self) -> Mapping[str, Any] | None:
-        """Return `batch_drawn`'s input that detects use of random numbers, or None."""
+        """Return the random state for `batch_drawn`; None if not needed."""
         pending = self.pending
         return randomness.capture() if pending is not None and pending.comparison.is_skip else None
 
     def batch_drawn(self, batch: Any, epoch: int, before: Mapping[str, Any] | None) -> None:
-        """Record the next batch before the loop gets it."""
+        """Record the next batch, before the loop gets it. ``before``: see `before_draw`."""
         if not self._is_logged:
             return
         is_random = before is not None and randomness.has_moved(before)
         self._training.batch_log.add(fingerprint(batch), epoch, is_random)
-        if self.pending is not None:
-            self._look()
+        self._check_progress()
 
     def step_done(self, step: int) -> None:
         if self.pending is not None:
             self.pending.losses.step_passed(step)
-            self._look()
+            self._check_progress()
 
     def finish(self, because: str, is_error: bool = False) -> None:
         """Answer with what was compared.
@@ -136,36 +135,33 @@ class RollbackVerification:
         After the loop's own error: ``failed`` unless a few losses were compared.
         """
         with self._timer.lock:
-            self._finish(because, is_error)
+            if self.pending is not None and not self.pending.command.is_answered:
+                self._answer(because, is_error)
 
-    def _finish(self, because: str, is_error: bool) -> None:
-        if self.pending is not None and not self.pending.command.is_answered:
-            self._answer(because, is_error)
-
-    def end(self, because: str) -> None:
-        """Stop comparing; losses must still be finite."""
+    def stop_comparing(self, because: str) -> None:
+        """Compare no further batches and losses. Losses must still be finite."""
         pending = self.pending
         if pending is not None:
             if pending.batches is None:
                 pending.batches = pending.comparison.told(because)
             pending.losses.course_changes(because, self._training.medic.step or 0)
-            self._look()
+            self._check_progress()
 
-    def _look(self) -> None:
-        if self.pending is not None:
-            with self._timer.lock:
-                self._look_at(self.pending)
-
-    def _look_at(self, pending: _Pending) -> None:
-        if pending.is_over:
-            self._answer("")
-        elif not pending.command.is_answered:
-            latest = pending.until if pending.losses.has_enough else pending.latest
-            if self._now() + self._seconds_per_batch() > latest:
-                self._answer(TOO_SLOW)
+    def _check_progress(self) -> None:
+        """Answer if the comparison is over, or if the next batch may come too late."""
+        pending = self.pending
+        if pending is None:
+            return
+        with self._timer.lock:
+            if pending.is_over:
+                self._answer("")
+            elif not pending.command.is_answered:
+                latest = pending.until if pending.losses.has_enough else pending.latest
+                if self._now() + self._seconds_per_batch() > latest:
+                    self._answer(TOO_SLOW)
 
     def _answer(self, ended_because: str, is_error: bool = False) -> None:
-        """Answer; later comparisons serve a correction."""
+        """Answer the command; if it is answered already, report a difference found since."""
         pending = self.pending
         assert pending is not None
         self._timer.cancel()
@@ -177,22 +173,23 @@ class RollbackVerification:
         if losses is not NOTHING:
             verified["losses"] = losses.told(ended_because)
         output = {**pending.output, "verified": verified}
-        reason = self._reason(pending, output, batches)
+        reason = self._why_failed(pending, output, batches)
         if not reason and is_error and losses is not NOTHING and not losses.has_enough:
             reason = f"{ended_because} before {FEWEST} losses were compared; it is not known whether the rollback holds"
         if reason:
             output["reason"] = reason
             log.error("%s: %s", self._training.medic.job, reason)
         if not command.is_answered:
-            pending.verdict = envelope.FAILED if reason else envelope.APPLIED
-            command.answer(pending.verdict, output)
-        elif reason and pending.verdict == envelope.APPLIED:
+            pending.status = envelope.FAILED if reason else envelope.APPLIED
+            command.answer(pending.status, output)
+        elif reason and pending.status == envelope.APPLIED:
             self._training.medic.rollback_did_not_hold(command.id, int(output["step"]), reason)
 
-    def _reason(self, pending: _Pending, output: Mapping[str, Any], batches: Mapping[str, Any]) -> str:
-        others = batches["compared"] - batches["agreed"]
-        if others:
-            return _what_happened(output, others, batches["compared"])
+    def _why_failed(self, pending: _Pending, output: Mapping[str, Any], batches: Mapping[str, Any]) -> str:
+        """Return the difference found, or ""."""
+        different_batches = batches["compared"] - batches["agreed"]
+        if different_batches:
+            return _why_batches_differ(output, different_batches, batches["compared"])
         step = output.get("checkpoint_step", output["step"])
         if different := pending.output["verified"].get("carried", {}).get("different"):
             return f"the training went back to step {step}, but carried state differs from what was saved: {different}"
@@ -212,11 +209,11 @@ class RollbackVerification:
         return 0.0 if median is None else median / self._training.accumulation
 
 
-def _what_happened(output: Mapping[str, Any], others: int, compared: int) -> str:
+def _why_batches_differ(output: Mapping[str, Any], different: int, compared: int) -> str:
     skipped = output.get("skipped_batches") or 0
     expected = f"those after the {skipped} that were to be skipped" if skipped else "those from before"
     step = output.get("checkpoint_step", output["step"])
     return (
         f"the training went back to step {step}, and its parameters are those of the checkpoint; but different "
-        f"batches follow: {others} of the first {compared} are not {expected}"
+        f"batches follow: {different} of the first {compared} are not {expected}"
     )

@@ -104,7 +104,7 @@ class TitanTraining(SelfSavingFramework):
     def load(self, *arguments: Any, **options: Any) -> Any:
         """Replace ``CheckpointManager.load``. Checkpoints hold unscaled rates."""
         self._is_loaded = False
-        return self.attachment.live.unscaled(lambda: self._load(*arguments, **options))
+        return self.attachment.live.call_unscaled(lambda: self._load(*arguments, **options))
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         return self._batches(self._noted(self.to_train_on(iter(loader))))
@@ -134,7 +134,7 @@ class TitanTraining(SelfSavingFramework):
         is_scaled = self.attachment.live.lr_scale != 1.0
         with self.medic.window(CHECKPOINT):
             self._keep(curr_step)
-            result = self.attachment.live.unscaled(lambda: self._save_now(curr_step, last_step, is_scaled))
+            result = self.attachment.live.call_unscaled(lambda: self._save_now(curr_step, last_step, is_scaled))
             self.note_saved()
         return result
 

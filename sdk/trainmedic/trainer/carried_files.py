@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trainmedic.torch import randomness
-from trainmedic.torch.carried_state import CarriedState, by_value, generators_of
+from trainmedic.torch.carried_state import CarriedState, all_as_values, generators_of
 from trainmedic.torch.checkpoints.checkpoint_files import add_file
 from trainmedic.torch.state_parts import StateParts
 
@@ -23,13 +23,13 @@ _FORMAT = 1
 class CarriedFiles:
     def __init__(self, rank: int, also: Mapping[str, Any] | None) -> None:
         self._file = _FILE.format(rank=rank)
-        self._named = by_value(also or {})
+        self._named = all_as_values(also or {})
         self._carried = CarriedState(named=self._named)
 
     def begin(self, models: Sequence[nn.Module], loader: Any = None) -> None:
         parts = StateParts(model=[_without_wrappers(model) for model in models])
         self._carried = CarriedState(parts, self._named, generators_of(loader))
-        self._carried.begin()
+        self._carried.record_start()
 
     def save(self, checkpoint: Path) -> None:
         held = {"format": _FORMAT, "carried": self._carried.take(), "random": randomness.capture()}

@@ -48,7 +48,7 @@ class LiveCommands:
             self._rate.set_scale(self._changes.scale(LEARNING_RATE))
         self._steps.close()
         self._steps = OptimizerSteps(self._rate.optimizers)
-        self._rates.begin_again(self._steps)
+        self._rates.restart_watch(self._steps)
 
     def loop_ends(self, is_for_good: bool) -> None:
         self._steps.close()
@@ -91,8 +91,8 @@ class LiveCommands:
         if self._changes is not None:
             self._changes.checkpoint_written(step)
 
-    def unscaled(self, call: Callable[[], Result]) -> Result:
-        result: Result = call() if self._rate is None else self._rate.unscaled(call)
+    def call_unscaled(self, call: Callable[[], Result]) -> Result:
+        result: Result = call() if self._rate is None else self._rate.call_unscaled(call)
         return result
 
     @property

@@ -125,14 +125,14 @@ class RollbackProof:
             if why_not:
                 self._expect_other_losses(why_not)
         elif self._skipped() != self._skipped_at_first:
-            self._verification.end(_SKIPPED_MORE)
+            self._verification.stop_comparing(_SKIPPED_MORE)
         self._verification.batch_drawn(batch, epoch, before)
 
     def expect_no_more(self, because: str) -> None:
         """End the comparison of batches, which now differ on purpose."""
         if not self._is_back:
             self._expect_other_losses(because)
-            self._verification.end(because)
+            self._verification.stop_comparing(because)
 
     def _expect_other_losses(self, because: str) -> None:
         self.losses.log.comparison.course_changes(because, self.losses.step)

@@ -9,7 +9,7 @@ from torch import nn
 from trainmedic.job.loss_log import LossLog
 from trainmedic.job.reported_values import is_one_number
 from trainmedic.torch.learning_rate import marked_scale
-from trainmedic.torch.loss_course import Return, begin_comparison
+from trainmedic.torch.loss_course import CompletedRollback, begin_comparison
 
 
 class StepLosses:
@@ -56,7 +56,7 @@ class StepLosses:
         """
         self._parts, self.step = [], step
         state, scale = kept or {}, marked_scale(optimizers)
-        back = Return(
+        back = CompletedRollback(
             step=step,
             data=data,
             skipped=skipped,

@@ -381,7 +381,7 @@ def test_views_whose_memory_was_freed_are_left_alone() -> None:
     with pytest.raises(TypeError):
         carried_values.take(view)
     carried = CarriedState(StateParts(model=module))
-    carried.begin()
+    carried.record_start()
     assert carried.take() == {}
 
 

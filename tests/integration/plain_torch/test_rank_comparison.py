@@ -26,10 +26,10 @@ class Memory:
     """What a rank keeps in memory, as far as it is told to forget."""
 
     def __init__(self) -> None:
-        self.forgotten_after: list[int] = []
+        self.dropped_after: list[int] = []
 
-    def forget_after(self, step: int) -> None:
-        self.forgotten_after.append(step)
+    def drop_after(self, step: int) -> None:
+        self.dropped_after.append(step)
 
 
 class Ranks:
@@ -66,7 +66,7 @@ def test_a_rank_whose_weights_have_changed_by_themselves_is_found_and_named(capl
         assert ranks.compare(10, SAME, SAME, SAME) == [True] * 3
         assert ranks.compare(20, SAME, OTHER, SAME) == [False] * 3
     assert [progress.ranks_differing for progress in ranks.progress] == [1] * 3
-    assert [memory.forgotten_after for memory in ranks.memory] == [[10]] * 3
+    assert [memory.dropped_after for memory in ranks.memory] == [[10]] * 3
     assert "at step 20 the weights of rank 1 differ from the other ranks'; at step 10 they were equal" in caplog.text
 
 
@@ -104,7 +104,7 @@ def test_ranks_that_have_never_agreed_after_a_step_are_left_alone() -> None:
         ranks.compare(0, SAME, SAME, SAME)
         ranks.compare(10, SAME, OTHER, SAME)
     assert [progress.ranks_differing for progress in ranks.progress] == [0] * 3
-    assert [memory.forgotten_after for memory in ranks.memory] == [[]] * 3
+    assert [memory.dropped_after for memory in ranks.memory] == [[]] * 3
 
 
 def both(model: Mapping[str, str], moment: str) -> Mapping[str, str]:

@@ -1,7 +1,7 @@
 """Checkpoints written in the background; training waits only for the in-memory copy.
 
-Code that changes checkpoints calls `settle` first. ``torch.distributed.checkpoint.async_save`` would copy the state
-again.
+Code that changes checkpoints calls `BackgroundSaves.settle` first. ``torch.distributed.checkpoint.async_save`` is not
+used: it would copy the state again.
 """
 
 from __future__ import annotations
@@ -27,21 +27,27 @@ from trainmedic.wire import envelope
 log = logging.getLogger("trainmedic")
 
 PATIENCE = 120.0
-"""Seconds."""
-_LONGEST = 1800.0  # seconds that rank 0 waits for the other parts
-_LOOK_EVERY = 0.2
+"""Seconds that `BackgroundSaves.settle` waits for a write."""
+_LONGEST_WAIT = 1800.0  # seconds, of rank 0 for the other ranks' parts
+_POLL_INTERVAL = 0.2  # seconds
+# Files in the unfinished checkpoint by which ranks report, with the rank's number.
 _WRITTEN, _FAILED = "written-", "failed-"
+# A rank's reasons not to start.
 _WRITING, _NO_MEMORY = "writing", "no memory"
 
 
 class PartWriter(Protocol):
+    """Writer of a checkpoint of which each rank writes a part."""
+
     def begin_parts(self, step: int) -> str:
         """Create a directory on rank 0 and return its name."""
         ...
 
     def part_directory(self, name: str) -> Path: ...
 
-    def write_part(self, unfinished: Path, parts: StateParts, held: Any, run: Mapping[str, Any]) -> None: ...
+    def write_part(self, unfinished: Path, parts: StateParts, held: Any, run: Mapping[str, Any]) -> None:
+        """Write this rank's part. ``held``: `MemoryContents.capture`'s output. ``run``: the run's own state."""
+        ...
 
     def finish_parts(self, unfinished: Path, step: int, at: datetime, health: Any) -> SavedCheckpoint:
         """Rename the checkpoint and mark it complete, on rank 0."""
@@ -51,7 +57,7 @@ class PartWriter(Protocol):
 
 
 class BackgroundSaves:
-    """Writer of periodic checkpoints, whose thread calls ``saved`` or ``failed``."""
+    """Writer of periodic checkpoints. Its thread calls ``saved`` or ``failed`` with the step."""
 
     def __init__(
         self,
@@ -76,12 +82,13 @@ class BackgroundSaves:
         # Held while a checkpoint is completed or given up.
         self._completing = threading.Lock()
         self._is_given_up = False
-        self.is_first = True
+        self.has_saved = False
+        """True after the first complete checkpoint."""
 
     def start(self, step: int, parts: StateParts, copy: Callable[[], Slot | None]) -> bool:
-        """Copy the state and start writing, unless another write is running.
+        """Copy the state and start writing. If a rank is still writing the last checkpoint, only log that.
 
-        Every rank calls it. Returns False if a rank has no memory. Raises NotAgreed and errors of `copy`.
+        Every rank calls it. Returns False if a rank has no memory for the copy. Raises NotAgreed and errors of ``copy``.
         """
         group = self._new_group(f"save-{step}")
         slot: Slot | None = None
@@ -91,7 +98,11 @@ class BackgroundSaves:
                 slot = copy()
             except Exception as error:  # any error of a state_dict; the other ranks wait for this report
                 fault = error
-        obstacle = _WRITING if not self._thread.is_idle else "" if slot is not None else _NO_MEMORY
+        obstacle = ""
+        if not self._thread.is_idle:
+            obstacle = _WRITING
+        elif slot is None:
+            obstacle = _NO_MEMORY
         try:
             obstacles = group.poll(obstacle)
             if len(obstacles) < group.world_size:
@@ -111,7 +122,7 @@ class BackgroundSaves:
         return _NO_MEMORY not in obstacles.values() or _WRITING in obstacles.values()
 
     def settle(self) -> None:
-        """Wait until nothing is being written, or give up."""
+        """Wait until nothing is being written. After `PATIENCE`, give the checkpoint up."""
         if not self._thread.settle(PATIENCE):
             log.error("%s: giving up a checkpoint that is not written after %.0f s", self._job, PATIENCE)
             with self._completing:
@@ -124,7 +135,7 @@ class BackgroundSaves:
     def _write(self, unfinished: Path, step: int, parts: StateParts, slot: Slot) -> None:
         began = time.monotonic()
         try:
-            mark = self._memory.wait_until_whole(slot, step)
+            mark = self._memory.wait_until_complete(slot, step)
             state = self._memory.views(slot, mark, parts)
             self._disk.write_part(unfinished, parts, state["training"], state["run"])
             (unfinished / f"{_WRITTEN}{self._rank:05d}").touch()
@@ -134,31 +145,33 @@ class BackgroundSaves:
         except Exception as error:  # any error of the disk or a state costs only this checkpoint
             log.error("%s: no checkpoint of step %d: %s", self._job, step, first_line(error))
             self._failed(step, first_line(error))
-            self._clear_away(unfinished, error)
+            self._report_failure(unfinished, error)
         finally:
             if self._memory.pool is not None:
                 self._memory.pool.release(slot)
 
     def _complete(self, unfinished: Path, step: int, mark: SlotMark) -> None:
-        until = time.monotonic() + _LONGEST
+        """Wait for all parts, then publish the checkpoint, on rank 0. Raises TrainmedicError."""
+        until = time.monotonic() + _LONGEST_WAIT
         while len(written := list(unfinished.glob(f"{_WRITTEN}*"))) < self._world_size:
             for failed in unfinished.glob(f"{_FAILED}*"):
                 raise TrainmedicError(failed.read_text(errors="replace") or "it failed on another rank")
             if time.monotonic() > until or self._is_given_up:
                 raise TrainmedicError(f"{self._world_size - len(written)} of {self._world_size} ranks wrote no part")
-            time.sleep(_LOOK_EVERY)
+            time.sleep(_POLL_INTERVAL)
         for file in written:
             file.unlink()
         with self._completing:
             if self._is_given_up:
                 raise TrainmedicError("the checkpoint was given up")
             checkpoint = self._disk.finish_parts(unfinished, step, envelope.read_time(mark.at), mark.health)
-        self.is_first = False
+        self.has_saved = True
         self._saved(checkpoint.step)
         with suppress(OSError):
             self._disk.prune()
 
-    def _clear_away(self, unfinished: Path, error: Exception) -> None:
+    def _report_failure(self, unfinished: Path, error: Exception) -> None:
+        """Let rank 0 give the checkpoint up; on rank 0, delete it."""
         with suppress(OSError):
             if self._rank == 0:
                 shutil.rmtree(unfinished, ignore_errors=True)

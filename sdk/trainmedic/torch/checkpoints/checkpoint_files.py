@@ -1,3 +1,5 @@
+"""Files of checkpoints, written durably and read with their checksums."""
+
 from __future__ import annotations
 
 import io
@@ -13,7 +15,7 @@ import torch
 
 from trainmedic.errors import TrainmedicError
 from trainmedic.recovery.checkpoints import write_durably
-from trainmedic.torch.checkpoints.frozen_base import Split, file_of, join, present_base
+from trainmedic.torch.checkpoints.frozen_base import Split, frozen_file_of, identical_present_base, join
 from trainmedic.torch.state_parts import StateParts
 
 log = logging.getLogger("trainmedic")
@@ -32,7 +34,7 @@ class UnusableCheckpoint(TrainmedicError):
 
 
 def write_file(path: Path, content: Any) -> int:
-    """Write durably and return the size."""
+    """Write durably; return the size in bytes."""
     with path.open("wb") as file:
         torch.save(content, file)
         file.flush()
@@ -41,7 +43,7 @@ def write_file(path: Path, content: Any) -> int:
 
 
 def add_file(path: Path, content: Any) -> None:
-    """Add a file atomically to a framework's checkpoint. Raises OSError."""
+    """Write a file atomically into a framework's checkpoint. Raises OSError."""
     data = io.BytesIO()
     torch.save(content, data)
     write_durably(path, data.getvalue())
@@ -58,14 +60,17 @@ def write_training(directory: Path, split: Split) -> dict[str, int]:
 
 
 def read_training(path: Path, parts: StateParts, checked: bool) -> dict[str, Any]:
-    """Read `write_training`'s output. Raises UnusableCheckpoint."""
+    """Return `write_training`'s states. ``checked``: verify checksums. Raises UnusableCheckpoint.
+
+    An unreadable file of frozen parameters is replaced by the present ones, if identical.
+    """
     states: dict[str, Any] = read_file(path / TRAINING, checked)
-    file = file_of(states)
+    file = frozen_file_of(states)
     if file:
         try:
             frozen = read_file(path / file, checked)
         except UnusableCheckpoint as error:
-            frozen = present_base(parts, states)
+            frozen = identical_present_base(parts, states)
             if frozen is None:
                 raise
             log.warning("%s; using the identical present parameters instead", error)
@@ -74,7 +79,7 @@ def read_training(path: Path, parts: StateParts, checked: bool) -> dict[str, Any
 
 
 def read_file(path: Path, checked: bool) -> Any:
-    """Read a file with verified checksums. Raises UnusableCheckpoint.
+    """Read a file. ``checked``: verify its checksums. Raises UnusableCheckpoint.
 
     Unsafe objects are unpickled only if no other user can write the file.
     """
@@ -86,14 +91,14 @@ def read_file(path: Path, checked: bool) -> Any:
         try:
             return torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError:
-            if not _is_ours_alone(path):
+            if not _only_we_can_write(path):
                 raise
             return torch.load(path, map_location="cpu", weights_only=False)
     except _UNREADABLE as error:
         raise UnusableCheckpoint(f"{path.parent.name}/{path.name} cannot be read: {_first_line(error)}") from error
 
 
-def _is_ours_alone(path: Path) -> bool:
+def _only_we_can_write(path: Path) -> bool:
     for entry in (path, path.parent, path.parent.parent):
         status = entry.stat()
         if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

@@ -31,7 +31,7 @@ from trainmedic.wire import envelope
 log = logging.getLogger("trainmedic")
 
 ALERT_TO_ROLLBACK = 120.0
-"""Seconds, with the shipped rules."""
+"""Seconds from a fault's start to its rollback, with the shipped alert rules."""
 RUN = "run.pt"
 _SHARED = "another process writes checkpoints into this directory too; give each job its own directory"
 _NAME = re.compile(r"step-(\d{8,18})\Z")
@@ -66,61 +66,66 @@ class CheckpointStorage(Protocol):
         ...
 
     def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
-        """Protect `checkpoint` and put aside later ones."""
+        """Protect ``checkpoint`` from `prune`, and no longer list later ones."""
         ...
 
-    def prune(self) -> None: ...
+    def prune(self) -> None:
+        """Delete old checkpoints."""
+        ...
 
 
 class CheckpointDirectory:
-    """Directory of the ``keep`` newest checkpoints (None: all). One rank ``watches`` for other writers."""
+    """Directory of the ``keep`` newest checkpoints (None: all).
 
-    def __init__(self, directory: str | Path, keep: int | None = 3, watches: bool = True) -> None:
+    One rank ``detects_writers``: it ignores checkpoints that another process writes here at the same time.
+    """
+
+    def __init__(self, directory: str | Path, keep: int | None = 3, detects_writers: bool = True) -> None:
         self._root = Path(directory)
         self.directory: Path | None = self._root
         self._keep = keep
-        self._watches = watches
-        self.beside: Callable[[], Sequence[SavedCheckpoint]] = tuple
+        self._detects_writers = detects_writers
+        self.in_memory: Callable[[], Sequence[SavedCheckpoint]] = tuple
         """Returns checkpoints in memory."""
         self._has_warned = False
         self._frozen = FrozenBase()
-        self._writer = envelope.new_id()
+        self._writer_id = envelope.new_id()
         self._began = envelope.write_time(envelope.utc_now())
         self._is_shared = False  # another process writes here too
-        self._at_start: Mapping[Path, Mapping[str, Any] | None] = {}
-        """Checkpoints of earlier processes."""
-        self._left_at_start: frozenset[str] = frozenset()
+        self._marks_at_start: Mapping[Path, Mapping[str, Any] | None] = {}
+        self._names_at_start: frozenset[str] = frozenset()
         with contextlib.suppress(OSError):  # reported by the next access
-            self._at_start = self._marks()
-            self._left_at_start = frozenset(path.name for path in self._root.iterdir())
+            self._marks_at_start = self._completion_marks()
+            self._names_at_start = frozenset(path.name for path in self._root.iterdir())
 
     def checkpoints(self) -> list[SavedCheckpoint]:
-        """Return all but those of another process since the start."""
-        marks = self._marks().items()
-        return [self._inspect(path, facts) for path, facts in marks if not self._is_of_another(path, facts)]
+        """Return all checkpoints, except those that another process has written since the start."""
+        marks = self._completion_marks().items()
+        return [self._inspect(path, facts) for path, facts in marks if not self._is_of_another_process(path, facts)]
 
-    def _marks(self) -> dict[Path, Mapping[str, Any] | None]:
+    def _completion_marks(self) -> dict[Path, Mapping[str, Any] | None]:
+        """Return the facts in the checkpoints' marks; None for incomplete ones."""
         try:
             paths = [Path(entry.path) for entry in os.scandir(self._root) if _NAME.match(entry.name)]
         except (FileNotFoundError, NotADirectoryError):
             return {}
         return {path: checkpoints.completion(path) for path in paths}
 
-    def _is_of_another(self, path: Path, facts: Mapping[str, Any] | None) -> bool:
-        if not self._watches or facts is None or facts.get("writer") in (None, self._writer):
+    def _is_of_another_process(self, path: Path, facts: Mapping[str, Any] | None) -> bool:
+        """Return whether another process has written it since the start; log the first one."""
+        if not self._detects_writers or facts is None or facts.get("writer") in (None, self._writer_id):
             return False
-        if str(facts.get("at")) < self._began:
+        if str(facts.get("at")) < self._began or facts == self._marks_at_start.get(path):
             return False
-        is_of_another = facts != self._at_start.get(path)
-        if is_of_another and not self._is_shared:
+        if not self._is_shared:
             self._is_shared = True
             log.error("%s: %s; rollbacks ignore them", self._root, _SHARED)
-        return is_of_another
+        return True
 
     def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
         self._root.mkdir(parents=True, exist_ok=True)
         path = self._path_of(step)
-        unfinished = self._unfinished(path)
+        unfinished = self._unfinished_path(path)
         try:
             unfinished.mkdir()
             sizes = write_training(unfinished, self._frozen.split(parts, parts.capture(), run))
@@ -150,8 +155,8 @@ class CheckpointDirectory:
             if checkpoints.is_pinned(other.path):
                 checkpoints.unpin(other.path)
             if not other.complete or other.at > checkpoint.at:
-                other.path.rename(self._free_name(other.path))
-        if isinstance(checkpoint.path, Path):  # those in memory are kept there
+                other.path.rename(self._abandoned_path(other.path))
+        if isinstance(checkpoint.path, Path):  # others are in memory
             checkpoints.pin(checkpoint.path, reason)
 
     def prune(self) -> None:
@@ -159,27 +164,28 @@ class CheckpointDirectory:
             return
         present = self.checkpoints()
         pinned = [checkpoint for checkpoint in present if self._stays_pinned(checkpoint, present)]
-        back_to = min((checkpoint.step for checkpoint in pinned), default=None)
-        kept = [checkpoint.path for checkpoint in pinned]
-        gone = [checkpoint.path for checkpoint in checkpoints.surplus(present, self._keep, kept, back_to)]
+        first_pinned = min((checkpoint.step for checkpoint in pinned), default=None)
+        pinned_paths = [checkpoint.path for checkpoint in pinned]
+        to_delete = [each.path for each in checkpoints.surplus(present, self._keep, pinned_paths, first_pinned)]
         if not self._is_shared:  # else the other process deletes its own
-            gone += [path for path in self._root.iterdir() if self._is_leftover(path.name)]
-        self._warn_if_too_few([each for each in present if each.path not in gone], len(gone))
-        for path in gone:
+            to_delete += [path for path in self._root.iterdir() if self._is_leftover(path.name)]
+        self._warn_if_too_few([each for each in present if each.path not in to_delete], len(to_delete))
+        for path in to_delete:
             # Delete the mark first: a partly deleted checkpoint must not count as complete.
             (path / checkpoints.COMPLETE).unlink(missing_ok=True)
             shutil.rmtree(path)
 
     def _is_leftover(self, name: str) -> bool:
-        """Return whether no process needs it; another may be writing a new one."""
-        is_own = name.startswith("abandoned-") or self._writer in name
-        return bool(_LEFTOVER.match(name)) and (is_own or name in self._left_at_start)
+        """Return whether no process needs it. Another process may be writing an unfinished one."""
+        is_own = name.startswith("abandoned-") or self._writer_id in name
+        return bool(_LEFTOVER.match(name)) and (is_own or name in self._names_at_start)
 
     def _warn_if_too_few(self, staying: Sequence[SavedCheckpoint], surplus: int) -> None:
+        """Warn once if the checkpoints that stay are all newer than a fault at its rollback."""
         complete = checkpoints.newest_first(staying)
         if self._has_warned or not surplus or len(complete) < checkpoints.NEVER_DELETED:
             return
-        oldest = min(each.at for each in (*complete, *self.beside()))
+        oldest = min(each.at for each in (*complete, *self.in_memory()))
         seconds = (complete[0].at - oldest).total_seconds()
         if seconds < ALERT_TO_ROLLBACK:
             self._has_warned = True
@@ -191,25 +197,31 @@ class CheckpointDirectory:
             )
 
     def _stays_pinned(self, checkpoint: SavedCheckpoint, present: Sequence[SavedCheckpoint]) -> bool:
-        """Return whether it is pinned and its fault may not be over, as few checkpoints exist beyond it."""
+        """Return whether a rollback's checkpoint is still needed.
+
+        It is, until enough checkpoints exist after the step before the rollback: the fault may occur again there.
+        """
         reason = checkpoints.pin_reason(checkpoint.path)
-        left = None if reason is None else reason.get("left_step")
-        if type(left) is not int:
-            return reason is not None
-        beyond = [other for other in present if other.complete and other.step > left]
+        if reason is None:
+            return False
+        left_step = reason.get("left_step")
+        if type(left_step) is not int:  # pinned by the user
+            return True
+        beyond = [other for other in present if other.complete and other.step > left_step]
         return len(beyond) < max(self._keep or 0, checkpoints.NEVER_DELETED)
 
     def _path_of(self, step: int) -> Path:
         return self._root / f"step-{step:08d}"
 
-    def _unfinished(self, path: Path) -> Path:
-        unfinished = self._root / f"unfinished-{self._writer}-{path.name}"
+    def _unfinished_path(self, path: Path) -> Path:
+        """Return the path at which a checkpoint is written before it is renamed to ``path``, after emptying it."""
+        unfinished = self._root / f"unfinished-{self._writer_id}-{path.name}"
         shutil.rmtree(unfinished, ignore_errors=True)
         return unfinished
 
     def begin_parts(self, step: int) -> str:
-        """See `PartWriter`, also for `write_part` and `finish_parts`."""
-        unfinished = self._unfinished(self._path_of(step))
+        """See `PartWriter`, also for the next three methods."""
+        unfinished = self._unfinished_path(self._path_of(step))
         unfinished.mkdir(parents=True)
         return unfinished.name
 
@@ -227,7 +239,8 @@ class CheckpointDirectory:
         return SavedCheckpoint(step, at, path)
 
     def _publish(self, unfinished: Path, path: Path, step: int, sizes: Mapping[str, int], **more: Any) -> datetime:
-        if self._is_of_another(path, checkpoints.completion(path)):
+        """Rename and mark a written checkpoint; return its time. ``more``: further facts for the mark."""
+        if self._is_of_another_process(path, checkpoints.completion(path)):
             raise TrainmedicError(f"{path.name} is there already: {_SHARED}")
         if path.exists():  # incomplete, or of the same step and equivalent
             shutil.rmtree(path)
@@ -235,7 +248,7 @@ class CheckpointDirectory:
         checkpoints.flush_directory(self._root)
         checked = torch.serialization.get_crc32_options()
         at = envelope.write_time(envelope.utc_now())
-        facts = {"step": step, "at": at, "files": sizes, "checksums": checked, "writer": self._writer, **more}
+        facts = {"step": step, "at": at, "files": sizes, "checksums": checked, "writer": self._writer_id, **more}
         try:
             checkpoints.mark_complete(path, facts)
         except BaseException:  # an interrupt must not leave a partial checkpoint either
@@ -248,14 +261,14 @@ class CheckpointDirectory:
         if facts is not None:
             try:
                 at = envelope.read_time(facts["at"])
-                sizes = all((path / name).stat().st_size == size for name, size in facts["files"].items())
+                is_complete = all((path / name).stat().st_size == size for name, size in facts["files"].items())
                 health = CheckpointHealth.from_json(facts.get("health"))
-                return SavedCheckpoint(int(facts["step"]), at, path, complete=sizes, health=health)
+                return SavedCheckpoint(int(facts["step"]), at, path, complete=is_complete, health=health)
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
-                pass
+                pass  # an invalid mark, or missing files
         return SavedCheckpoint(step, datetime.fromtimestamp(0, timezone.utc), path, complete=False)
 
-    def _free_name(self, path: Path) -> Path:
+    def _abandoned_path(self, path: Path) -> Path:
         number = 1
         while (new := path.with_name(f"abandoned-{number}-{path.name}")).exists():
             number += 1

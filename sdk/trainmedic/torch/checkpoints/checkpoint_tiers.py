@@ -13,7 +13,7 @@ from trainmedic.torch.state_parts import StateParts
 
 
 class TieredCheckpoints:
-    """Commands save to disk."""
+    """Both storages as one `CheckpointStorage`. `save` writes to disk."""
 
     def __init__(
         self, disk: CheckpointStorage, memory: MemoryCheckpoints, background: BackgroundSaves | None = None
@@ -23,7 +23,7 @@ class TieredCheckpoints:
         self.background = background
         self.directory: Path | None = disk.directory
         if isinstance(disk, CheckpointDirectory):
-            disk.beside = memory.checkpoints
+            disk.in_memory = memory.checkpoints
 
     def checkpoints(self) -> Sequence[SavedCheckpoint]:
         return [*self.disk.checkpoints(), *self.memory.checkpoints()]
@@ -46,10 +46,10 @@ class TieredCheckpoints:
         self.disk.prune()
 
     def _settle(self) -> None:
-        """Wait for background writes, which are no leftovers."""
+        """Wait for background writes, so that their unfinished files are not taken for leftovers."""
         if self.background is not None:
             self.background.settle()
 
 
-def on_disk(storage: CheckpointStorage | None) -> CheckpointStorage | None:
+def without_memory(storage: CheckpointStorage | None) -> CheckpointStorage | None:
     return storage.disk if isinstance(storage, TieredCheckpoints) else storage

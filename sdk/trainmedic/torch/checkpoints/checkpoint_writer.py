@@ -12,7 +12,7 @@ from trainmedic.job.progress import CHECKPOINT
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import CheckpointHealth, health_now
 from trainmedic.recovery.memory_slots import Slot
-from trainmedic.torch.checkpoints.checkpoint_tiers import TieredCheckpoints, on_disk
+from trainmedic.torch.checkpoints.checkpoint_tiers import TieredCheckpoints, without_memory
 from trainmedic.torch.checkpoints.digests import Digests, KnownDigests, are_finite
 from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory, JointOwnCheckpoints
 from trainmedic.torch.checkpoints.rank_states import RankState, compare_states
@@ -26,7 +26,9 @@ log = logging.getLogger("trainmedic")
 
 
 @dataclass(frozen=True)
-class _Compared:
+class _RankComparison:
+    """Result of comparing the ranks right before a save."""
+
     digests: Digests | None
     """None without verification."""
     rank_state: RankState | None
@@ -38,7 +40,7 @@ class CheckpointWriter:
         self._training = training
 
     def save(self, prune: bool = True) -> SavedCheckpoint:
-        """Write a checkpoint, or return this step's. Raises the storage's errors."""
+        """Write a checkpoint, unless the present state has one on disk. Return it. Raises the storage's errors."""
         training = self._training
         assert training.storage is not None
         if training.broken is not None:
@@ -49,7 +51,7 @@ class CheckpointWriter:
         medic = training.medic
         with medic.window(CHECKPOINT):
             training.loss_log.expect_from(training.global_step)
-            compared = self._compared()
+            compared = self._compare_ranks()
             checkpoint = training.storage.save(training.global_step, training.parts, self._run_state(compared))
             training.current_checkpoint = checkpoint
             medic.saved(checkpoint.step)
@@ -63,7 +65,7 @@ class CheckpointWriter:
         return checkpoint
 
     def save_to_memory(self) -> None:
-        """Make an in-memory checkpoint; log errors."""
+        """Make an in-memory checkpoint, unless the training is faulty; log errors."""
         training = self._training
         is_sound = training.broken is None and training.rank_comparison.agree is not False
         if training.memory is not None and is_sound:
@@ -85,12 +87,12 @@ class CheckpointWriter:
         if background is None or training.current_checkpoint is not None or training.broken is not None:
             self.save_or_log()
             return
-        if not background.is_first:
+        if background.has_saved:
             training.changes.drop_earlier_run()
         try:
             with training.medic.window(CHECKPOINT):
                 training.loss_log.expect_from(training.global_step)
-                compared = self._compared()
+                compared = self._compare_ranks()
                 is_begun = background.start(training.global_step, training.parts, lambda: self._copy(compared))
         except Exception as error:  # any error of a state_dict costs only this checkpoint
             log.warning("%s: no checkpoint of step %d: %s", training.medic.job, training.global_step, first_line(error))
@@ -99,25 +101,25 @@ class CheckpointWriter:
         if not is_begun:
             self.save_or_log()
 
-    def _copy(self, compared: _Compared) -> Slot | None:
+    def _copy(self, compared: _RankComparison) -> Slot | None:
         training, run = self._training, self._run_state(compared)
         assert training.memory is not None
         health = CheckpointHealth.from_json(run["health"]) or CheckpointHealth()
         return training.memory.copy(training.global_step, training.parts, run, health, holds=True)
 
-    def _compared(self) -> _Compared:
+    def _compare_ranks(self) -> _RankComparison:
         training, medic = self._training, self._training.medic
         cache = KnownDigests()
-        kept = digests_of_parts(training.parts, cache) if training.verifies else None
+        digests = digests_of_parts(training.parts, cache) if training.verifies else None
         if medic.world_size == 1:
-            return _Compared(kept, None)
-        if kept is not None and not is_sharded(training.parts):
-            training.rank_comparison.compare(training.global_step, kept, training.memory)
-        return _Compared(kept, self._rank_state(cache))
+            return _RankComparison(digests, None)
+        if digests is not None and not is_sharded(training.parts):
+            training.rank_comparison.compare(training.global_step, digests, training.memory)
+        return _RankComparison(digests, self._rank_state(cache))
 
     def _rank_state(self, cache: KnownDigests) -> RankState | None:
         training, medic = self._training, self._training.medic
-        comparison, disk = training.rank_comparison, on_disk(training.storage)
+        comparison, disk = training.rank_comparison, without_memory(training.storage)
         if isinstance(disk, JointOwnCheckpoints) and not is_sharded(training.parts):
             return RankState(medic.rank, comparison.differing, (), {})
         states = disk.comparable(training.parts) if isinstance(disk, JointCheckpointDirectory) else None
@@ -129,7 +131,7 @@ class CheckpointWriter:
             return None
         return replace(state, from_rank_0=tuple(part for part in state.parts if comparison.is_faulty(part)))
 
-    def _run_state(self, compared: _Compared) -> dict[str, Any]:
+    def _run_state(self, compared: _RankComparison) -> dict[str, Any]:
         training = self._training
         is_finite = are_finite(training.parts.modules(), training.parts.optimizers())
         health = replace(health_now(training.medic.progress, is_finite), ranks_agree=training.rank_comparison.agree)
@@ -138,6 +140,7 @@ class CheckpointWriter:
         return {**training.state_dict(), **own}
 
     def save_or_log(self, prune: bool = True) -> None:
+        """Write a checkpoint if there is a storage; log and report errors."""
         training = self._training
         if training.storage is None:
             return
@@ -149,7 +152,10 @@ class CheckpointWriter:
             training.medic.save_failed(training.global_step, why)
             log.error(
                 "%s: no checkpoint of step %d, after %.1f s: %s",
-                *(training.medic.job, training.global_step, seconds, why),
+                training.medic.job,
+                training.global_step,
+                seconds,
+                why,
                 # These errors are complete in one sentence and may recur at every checkpoint.
                 exc_info=not isinstance(error, (OSError, TrainmedicError)),
             )

@@ -15,18 +15,18 @@ from trainmedic.torch.optimizer_states import live_state, parameters_of
 from trainmedic.torch.tensor_names import plain_name
 
 Digests = Mapping[str, str]
-"""{tensor name: "type:digest"}."""
+"""By tensor name: "type:digest"."""
 Modules = Mapping[str, nn.Module]
 Optimizers = Mapping[str, torch.optim.Optimizer]
 
 _CHUNK, _CHUNK_ON_DEVICE = 1 << 16, 1 << 24  # words; on a CPU the intermediate results stay in the cache
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WORD_TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MOST_NAMED = 3
 
 
 class DigestComparison(NamedTuple):
     compared: int
-    """Compared tensors of equal type."""
+    """Number of tensors, without those whose type has changed."""
     different: tuple[str, ...]
 
     def without(self, names: Collection[str]) -> DigestComparison:
@@ -35,12 +35,15 @@ class DigestComparison(NamedTuple):
     @property
     def problem(self) -> str:
         """The difference as text, or ""."""
+        if not self.different:
+            return ""
         names, count = ", ".join(self.different[:_MOST_NAMED]), len(self.different)
         more = f" and {count - _MOST_NAMED} more" if count > _MOST_NAMED else ""
-        return f"{count} of {self.compared} tensors are not as they were saved: {names}{more}" if names else ""
+        return f"{count} of {self.compared} tensors are not as they were saved: {names}{more}"
 
 
 def digests(modules: Modules, optimizers: Optimizers, cache: KnownDigests | None = None) -> dict[str, str]:
+    """Return digests of parameters and of standard optimizers' states, of this rank's shards."""
     return digests_of(dict(_tensors(modules, optimizers)), cache)
 
 
@@ -74,18 +77,18 @@ class KnownDigests:
 
 
 def place_of(tensor: torch.Tensor) -> Any:
-    """Return a key of the tensor's memory, equal for tied parameters, different for other views."""
+    """Return a key of the tensor's memory and shape, equal for tied parameters, different for other views."""
     if tensor.is_meta or tensor.layout != torch.strided or not tensor.numel():
         return id(tensor)
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.is_conj()
 
 
-def compare(kept: Digests, present: Digests) -> DigestComparison:
+def compare(saved: Digests, present: Digests) -> DigestComparison:
     """Compare digests; a tensor in only one of them differs."""
     compared, different = 0, []
-    for name in sorted({*kept, *present}):
-        before, now = kept.get(name, ":"), present.get(name, ":")
-        if name in kept and name in present and before.partition(":")[0] != now.partition(":")[0]:
+    for name in sorted({*saved, *present}):
+        before, now = saved.get(name, ":"), present.get(name, ":")
+        if name in saved and name in present and before.partition(":")[0] != now.partition(":")[0]:
             continue
         compared += 1
         if before != now:
@@ -99,7 +102,7 @@ def are_finite(modules: Modules, optimizers: Optimizers) -> bool:
 
 
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    bounds: list[torch.Tensor] = []
+    bounds: list[torch.Tensor] = []  # NaN if any value is
     for tensor in tensors:
         values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
         if values.is_floating_point() and values.element_size() > 1 and values.numel() and not values.is_meta:
@@ -143,11 +146,11 @@ def local_part(tensor: Any) -> torch.Tensor:
 
 
 def _digest(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a number on the device, without waiting."""
+    """Return the digest as a tensor on the device, without waiting for it. Tensors without data have 0."""
     if tensor.is_meta or tensor.layout != torch.strided:
         return torch.zeros((), dtype=torch.int64)
     values = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    words = values.contiguous().reshape(-1).view(_WORDS[values.element_size()])
+    words = values.contiguous().reshape(-1).view(_WORD_TYPES[values.element_size()])
     size = _CHUNK if words.device.type == "cpu" else _CHUNK_ON_DEVICE
     odd = torch.arange(1, 2 * min(size, max(len(words), 1)), 2, dtype=torch.int64, device=words.device)
     total = torch.full((), len(words), dtype=torch.int64, device=words.device)
@@ -162,7 +165,7 @@ def _read(values: list[torch.Tensor]) -> list[int]:
 
 
 def _gathered(values: Iterable[torch.Tensor]) -> Iterator[Any]:
-    """Yield numbers, with one wait per device and type."""
+    """Yield the numbers in their order, with one wait per device and type."""
     listed = list(values)
     groups: dict[Any, list[int]] = {}
     for index, value in enumerate(listed):

@@ -18,23 +18,26 @@ from trainmedic.torch.tensor_names import plain_name
 log = logging.getLogger("trainmedic")
 
 REFERENCE = ".frozen"
-_WORTH = 1 << 20  # bytes below which a separate file does not pay
+"""Key of the frozen parameters' digest and names in ``training.pt``."""
+_LEAST_SIZE = 1 << 20  # bytes; a smaller file is no gain
 Names = Mapping[str, list[str]]
+"""Names of parameters by part."""
 
 
 class FrozenBase:
     def __init__(self) -> None:
         self._digest = ""
-        self._is_over = False
+        self._has_changed = False
 
     def split(self, parts: StateParts, states: Mapping[str, Any], run: Mapping[str, Any]) -> Split:
-        names = {} if self._is_over else _frozen_names(parts, states)
+        """Separate frozen parameters, until one of them changes. ``run``: the run's own state with its digests."""
+        names = {} if self._has_changed else _frozen_names(parts, states)
         if not names:
             return Split(states)
         digest = _digest(names, states, run.get("digests"))
         if self._digest not in ("", digest):
             log.warning("parameters that require no gradient have changed; from now on each checkpoint holds them")
-            self._is_over = True
+            self._has_changed = True
             return Split(states)
         self._digest = digest
         trained = dict(states)
@@ -46,7 +49,7 @@ class FrozenBase:
 
 
 class Split:
-    """Content of ``training.pt`` and of a file next to it."""
+    """Content of ``training.pt``, and of the file of frozen parameters (None: no such file)."""
 
     def __init__(self, trained: Mapping[str, Any], frozen: Mapping[str, Any] | None = None, digest: str = "") -> None:
         self.trained = trained
@@ -54,6 +57,7 @@ class Split:
         self.file = f"frozen-{digest}.pt"
 
     def link(self, directory: Path) -> bool:
+        """Hard-link the frozen parameters of another checkpoint; return False without one."""
         for other in sorted(directory.parent.glob(f"step-*/{self.file}"), reverse=True):
             with contextlib.suppress(OSError):
                 os.link(other, directory / self.file)
@@ -61,7 +65,8 @@ class Split:
         return False
 
 
-def file_of(states: Mapping[str, Any]) -> str:
+def frozen_file_of(states: Mapping[str, Any]) -> str:
+    """Return the name of the frozen parameters' file, or ""."""
     return f"frozen-{states[REFERENCE]['digest']}.pt" if REFERENCE in states else ""
 
 
@@ -71,7 +76,8 @@ def join(states: dict[str, Any], frozen: Mapping[str, Any]) -> None:
         states[part].update(members)
 
 
-def present_base(parts: StateParts, states: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def identical_present_base(parts: StateParts, states: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return copies of the model's present frozen parameters; None if they differ from the saved ones."""
     names: Names = states[REFERENCE]["names"]
     present = {part: parts.by_name[part].state_dict() for part in names if part in parts.by_name}
     if any(part not in present or not set(members) <= present[part].keys() for part, members in names.items()):
@@ -87,7 +93,7 @@ def _frozen_names(parts: StateParts, states: Mapping[str, Any]) -> Names:
     for part, module in parts.modules().items():
         if part.partition(".")[0] != "model":
             continue
-        # Under all names: a tied head would else stay in each checkpoint.
+        # Under all names: a tied parameter's other name would else stay in each checkpoint.
         for name, parameter in module.named_parameters(remove_duplicate=False):
             held = states[part].get(name)
             if parameter.requires_grad or not isinstance(held, torch.Tensor) or parameter.is_meta:
@@ -95,17 +101,16 @@ def _frozen_names(parts: StateParts, states: Mapping[str, Any]) -> Names:
             if (held.shape, held.dtype) == (parameter.shape, parameter.dtype) and held.layout == torch.strided:
                 names.setdefault(part, []).append(name)
                 size += held.numel() * held.element_size()
-    return names if size >= _WORTH else {}
+    return names if size >= _LEAST_SIZE else {}
 
 
-def _digest(names: Names, states: Mapping[str, Any], digests_at_hand: Mapping[str, str] | None) -> str:
+def _digest(names: Names, states: Mapping[str, Any], known_digests: Mapping[str, str] | None) -> str:
     tensors = {f"{part}.{plain_name(name)}": states[part][name] for part, members in names.items() for name in members}
-    first: dict[Any, str] = {}
-    known_as = {name: first.setdefault(place_of(tensor), name) for name, tensor in tensors.items()}
-    digests = (
-        digests_at_hand
-        if digests_at_hand is not None and digests_at_hand.keys() >= set(first.values())
-        else digests_of({name: tensors[name] for name in first.values()})
-    )
-    facts = [(name, tuple(tensor.shape), digests[known_as[name]]) for name, tensor in sorted(tensors.items())]
+    # Digests have only the first name of a tied parameter.
+    first_names: dict[Any, str] = {}
+    first_name_of = {name: first_names.setdefault(place_of(tensor), name) for name, tensor in tensors.items()}
+    digests = known_digests
+    if digests is None or not digests.keys() >= set(first_names.values()):
+        digests = digests_of({name: tensors[name] for name in first_names.values()})
+    facts = [(name, tuple(tensor.shape), digests[first_name_of[name]]) for name, tensor in sorted(tensors.items())]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]

@@ -24,7 +24,7 @@ from trainmedic.torch.checkpoints.checkpoint_storage import (
 )
 from trainmedic.torch.checkpoints.own_checkpoints import OwnCheckpoints
 from trainmedic.torch.checkpoints.rank_states import RankState
-from trainmedic.torch.checkpoints.replicated_contents import as_written, differs, united
+from trainmedic.torch.checkpoints.replicated_contents import differs_by_rank, unite_files, with_digests_of_restored
 from trainmedic.torch.rank_agreement import FailedOnSomeRanks, on_all_ranks
 from trainmedic.torch.sources.sample_order import for_other_rank_count
 from trainmedic.torch.state_parts import StateParts
@@ -34,13 +34,13 @@ NewGroup = Callable[[str], Group]
 
 
 class JointContents(Protocol):
-    """Common part of a checkpoint. Every rank calls each method."""
+    """A training's division into a part common to all ranks, and each rank's own. Every rank calls each method."""
 
     is_replicated: bool
     """True if each rank has the whole training, except for differences."""
 
     def capture(self, parts: StateParts, run: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return the common part and this rank's. ``run``: the run's own state, with its differences by rank."""
+        """Return the common part and this rank's own. ``run``: the run's own state, with its differences by rank."""
         ...
 
     def comparable(self, parts: StateParts) -> Mapping[str, Any] | None:
@@ -57,16 +57,22 @@ class JointContents(Protocol):
         """Read into memory, changing nothing. Raises UnusableCheckpoint."""
         ...
 
-    def restore(self, content: Any, parts: StateParts, own: Any) -> None: ...
+    def restore(self, content: Any, parts: StateParts, own: Any) -> None:
+        """Load `read`'s output and this rank's own part."""
+        ...
 
 
 @runtime_checkable
 class BackgroundContents(JointContents, Protocol):
-    def use_group_of_its_own(self) -> None:
+    """Contents that a thread can write from an in-memory copy."""
+
+    def use_separate_group(self) -> None:
         """Write with a separate process group. Every rank calls it."""
         ...
 
-    def of_memory(self, parts: StateParts, held: Any, run: Mapping[str, Any]) -> tuple[Any, Any]: ...
+    def divide(self, parts: StateParts, held: Any, run: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return `capture`'s output for a copy, `MemoryContents.capture`'s output."""
+        ...
 
 
 @runtime_checkable
@@ -74,7 +80,7 @@ class UnitedContents(JointContents, Protocol):
     """Contents that another number of ranks can read."""
 
     def for_other_ranks(self, name: str, files: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Return each rank's own part. Raises UnusableCheckpoint."""
+        """Return one own part for each rank. ``files``: the rank files in ``name``. Raises UnusableCheckpoint."""
         ...
 
 
@@ -88,24 +94,24 @@ class JointCheckpointDirectory(CheckpointDirectory):
         new_group: NewGroup,
         contents: JointContents,
     ) -> None:
-        super().__init__(directory, keep, watches=rank == 0)
+        super().__init__(directory, keep, detects_writers=rank == 0)
         self._rank = rank
         self._world_size = world_size
         self._new_group = new_group
         self._contents = contents
         self.check_rank_count: Callable[[Mapping[str, Any]], None] = lambda run: None
         """Raises UnusableCheckpoint if another number of ranks cannot continue."""
-        self.goes_on_from: Callable[[Path], None] = lambda path: None
+        self.on_latest_changed: Callable[[Path], None] = lambda path: None
         """Called on rank 0 with the checkpoint to continue from."""
 
     def comparable(self, parts: StateParts) -> Mapping[str, Any] | None:
         return self._contents.comparable(parts)
 
-    def write_beside_training(self) -> None:
-        """Allow writing in a thread. Every rank calls it. Raises ConfigurationError."""
+    def allow_background_writes(self) -> None:
+        """Prepare for writing in a thread. Every rank calls it. Raises ConfigurationError."""
         if not isinstance(self._contents, BackgroundContents):
             raise ConfigurationError(f"{type(self._contents).__name__} cannot be written in the background")
-        self._contents.use_group_of_its_own()
+        self._contents.use_separate_group()
 
     def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
         group = self._new_group(f"save-{step}")
@@ -123,18 +129,18 @@ class JointCheckpointDirectory(CheckpointDirectory):
         return SavedCheckpoint(step, envelope.read_time(at), path)
 
     def _begin(self, path: Path) -> str:
-        unfinished = self._unfinished(path)
+        unfinished = self._unfinished_path(path)
         unfinished.mkdir(parents=True)
         return unfinished.name
 
     def _write(self, unfinished: Path, content: Any, own: Any) -> None:
         unfinished.mkdir(parents=True, exist_ok=True)
         self._contents.write(unfinished, content)
-        write_file(unfinished / _file_of(self._rank), own)
+        write_file(unfinished / _rank_file(self._rank), own)
 
     def _finish(self, unfinished: Path, path: Path, step: int, **more: Any) -> str:
         files = {str(file.relative_to(unfinished)): file for file in unfinished.rglob("*") if file.is_file()}
-        unseen = [rank for rank in range(self._world_size) if _file_of(rank) not in files]
+        unseen = [rank for rank in range(self._world_size) if _rank_file(rank) not in files]
         if unseen:
             raise TrainmedicError(
                 f"rank 0 does not see in {self._root} what {len(unseen)} of {self._world_size} ranks have written "
@@ -144,12 +150,12 @@ class JointCheckpointDirectory(CheckpointDirectory):
         for directory in {file.parent for file in files.values()}:
             checkpoints.flush_directory(directory)
         at = self._publish(unfinished, path, step, sizes, ranks=self._world_size, **more)
-        self.goes_on_from(path)
+        self.on_latest_changed(path)
         return envelope.write_time(at)
 
     def write_part(self, unfinished: Path, parts: StateParts, held: Any, run: Mapping[str, Any]) -> None:
         assert isinstance(self._contents, BackgroundContents)
-        content, own = self._contents.of_memory(parts, held, run)
+        content, own = self._contents.divide(parts, held, run)
         self._write(unfinished, content, {"run": run, "own": own})
 
     def finish_parts(self, unfinished: Path, step: int, at: datetime, health: Any) -> SavedCheckpoint:
@@ -184,30 +190,34 @@ class JointCheckpointDirectory(CheckpointDirectory):
         return run
 
     def _read_own(self, path: Path, ranks: Any, checked: bool, parts: StateParts) -> Mapping[str, Any]:
+        """Return this rank's file, adapted if another number of ranks wrote it. Raises UnusableCheckpoint."""
         if not isinstance(ranks, int) or ranks < 1:
             raise UnusableCheckpoint(f"{path.name} was not written by a job of several ranks")
         if ranks == self._world_size:
-            mine: dict[str, Any] = read_file(path / _file_of(self._rank), checked)
+            mine: dict[str, Any] = read_file(path / _rank_file(self._rank), checked)
             if not self._contents.is_replicated or self._rank == 0:
                 return mine
-            first = read_file(path / _file_of(0), checked)["run"]
-            return {**mine, "run": as_written(path.name, mine, first)}
-        first = read_file(path / _file_of(0), checked)
+            first = read_file(path / _rank_file(0), checked)["run"]
+            return {**mine, "run": with_digests_of_restored(path.name, mine, first)}
+        first = read_file(path / _rank_file(0), checked)
         self.check_rank_count(first["run"])
         # "feed" is the stored name of the batch source's state.
         source = for_other_rank_count(first["run"]["feed"], ranks, self._world_size)
         run = {**first["run"], "feed": source, "random": None, "batches": None, "digests": None}
-        files = [first, *(read_file(path / _file_of(rank), checked) for rank in range(1, ranks) if differs(first))]
+        files = [
+            first,
+            *(read_file(path / _rank_file(rank), checked) for rank in range(1, ranks) if differs_by_rank(first)),
+        ]
         if isinstance(self._contents, UnitedContents):
             return {"run": run, "own": self._contents.for_other_ranks(path.name, files)}
         if not self._contents.is_replicated:
             return {**first, "run": run}
-        own, digests = united(path.name, files, parts)
+        own, digests = unite_files(path.name, files, parts)
         return {"run": {**run, "digests": digests}, "own": own}
 
     def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
         if self._rank == 0:
-            self.goes_on_from(checkpoint.path)
+            self.on_latest_changed(checkpoint.path)
             super().rolled_back_to(checkpoint, reason)
 
     def prune(self) -> None:
@@ -231,21 +241,21 @@ class JointOwnCheckpoints:
 
     def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
         group = self._new_group(f"save-{step}")
-        judged = {**run, "health": _health_of_all(run.get("health"), group)}
-        return on_all_ranks(group, lambda: self._storage.save(step, parts, judged))
+        with_health = {**run, "health": _health_of_all(run.get("health"), group)}
+        return on_all_ranks(group, lambda: self._storage.save(step, parts, with_health))
 
     def load(self, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any] | None:
         try:
-            kept = self._storage.load(checkpoint, parts)
+            run_state = self._storage.load(checkpoint, parts)
         except UnusableCheckpoint as error:  # other ranks may have loaded it, so no older one can be tried
             raise HalfLoaded(str(error)) from error
-        state = RankState.of((kept or {}).get("rank_state"))
+        state = RankState.of((run_state or {}).get("rank_state"))
         if state is not None and state.rank != self._rank and state.parts:
             raise HalfLoaded(
                 f"rank {self._rank} was given the state of rank {state.rank}, but {', '.join(state.parts)} differs by "
                 "rank: let save and load keep it on each rank"
             )
-        return kept
+        return run_state
 
     def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
         if self._rank == 0:
@@ -257,11 +267,12 @@ class JointOwnCheckpoints:
 
 
 def _health_of_all(own: Any, group: Group) -> Any:
+    """Return this rank's health, with ``finite`` False if it is on any rank."""
     if not isinstance(own, dict):
         return None
     finite = [report for report in group.poll(own.get("finite")).values() if report is not None]
     return {**own, "finite": all(finite)} if finite else own
 
 
-def _file_of(rank: int) -> str:
+def _rank_file(rank: int) -> str:
     return f"rank-{rank:05d}.pt"

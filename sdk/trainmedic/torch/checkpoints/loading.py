@@ -1,4 +1,4 @@
-"""Loading of the first intact checkpoint, the same on all ranks. Without one the training ends (`HalfLoaded`)."""
+"""Loading of the first intact checkpoint, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ log = logging.getLogger("trainmedic")
 
 _NO_DIGESTS = "the checkpoint holds no digests of them for this rank"
 
-KeptState = Mapping[str, Any]
+RunState = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
     checkpoint: SavedCheckpoint
-    kept: KeptState | None
-    """The run's own state, or None."""
+    run_state: RunState | None
+    """The run's own state; None if the checkpoint lacks it."""
     unusable: list[str]
+    """Problems of the checkpoints tried before."""
     verified: Mapping[str, Any]
     """The answer's ``verified.parameters``."""
 
@@ -39,19 +40,22 @@ class CheckpointLoading:
         self._training = training
 
     def load_first(self, candidates: Sequence[SavedCheckpoint], group: Group) -> LoadedCheckpoint:
-        """Load the first intact checkpoint. After any error but HalfLoaded no rank has changed."""
+        """Load the first intact checkpoint.
+
+        Raises UnusableCheckpoint if no rank has changed, HalfLoaded if one may have.
+        """
         problems: list[str] = []
         is_changed = False
         for checkpoint in candidates:
             try:
-                kept, comparison, fault = self._load(checkpoint)
+                run_state, comparison, fault = self._load(checkpoint)
             except UnusableCheckpoint as error:  # raised on all ranks together
                 problems.append(str(error))
                 is_changed = is_changed or isinstance(error, PartlyLoaded)
             else:
                 different = self.confirm_on_all_ranks(group, fault, comparison.problem if comparison else "")
                 if not different:
-                    return LoadedCheckpoint(checkpoint, kept, problems, _verified(comparison, group))
+                    return LoadedCheckpoint(checkpoint, run_state, problems, _verified(comparison, group))
                 problems.append(f"{checkpoint.name} was loaded otherwise than it was saved: {different}")
                 is_changed = True
             log.error("%s: %s", self._training.medic.job, problems[-1])
@@ -61,10 +65,7 @@ class CheckpointLoading:
         raise UnusableCheckpoint(f"no checkpoint could be loaded: {'; '.join(problems)}")
 
     def confirm_on_all_ranks(self, group: Group, fault: Exception | None, different: str = "") -> str:
-        """Confirm the load on all ranks; return the differences by rank.
-
-        Raises HalfLoaded if a rank failed.
-        """
+        """Return all ranks' differences as text, or "". Raises HalfLoaded if a rank failed or did not report."""
         if fault is not None:
             log.error("%s: a checkpoint was loaded only in part", self._training.medic.job, exc_info=fault)
         try:
@@ -78,17 +79,18 @@ class CheckpointLoading:
             raise self._training.broken from fault
         return differs
 
-    def _load(self, checkpoint: SavedCheckpoint) -> tuple[KeptState | None, DigestComparison | None, Exception | None]:
+    def _load(self, checkpoint: SavedCheckpoint) -> tuple[RunState | None, DigestComparison | None, Exception | None]:
+        """Return the run's own state, its comparison if the checkpoint has digests, and this rank's error."""
         training = self._training
         assert training.storage is not None
         try:
-            put_back_tensors = hold_group_tensors(list(training.parts.optimizers().values()))
-            kept = training.storage.load(checkpoint, training.parts)
+            put_back_tensors = remember_group_tensors(list(training.parts.optimizers().values()))
+            run_state = training.storage.load(checkpoint, training.parts)
             put_back_tensors()
-            before = kept.get("digests") if kept is not None and training.verifies else None
+            before = run_state.get("digests") if run_state is not None and training.verifies else None
             if before is None:
-                return kept, None, None
-            return kept, compare_with(before, training.parts), None
+                return run_state, None, None
+            return run_state, compare_with(before, training.parts), None
         except (Refusal, UnusableCheckpoint, NotAgreed):
             raise  # on all ranks together
         except Exception as error:  # any error: the other ranks wait for this report
@@ -108,8 +110,8 @@ def _broken(why: str) -> HalfLoaded:
     )
 
 
-def hold_group_tensors(optimizers: Sequence[Any]) -> Callable[[], None]:
-    """Return a function that restores the group tensors' identity after a load.
+def remember_group_tensors(optimizers: Sequence[Any]) -> Callable[[], None]:
+    """Return a function that puts the same tensor objects back into the groups after a load.
 
     The loop may hold one, such as a learning rate for ``torch.compile``.
     """

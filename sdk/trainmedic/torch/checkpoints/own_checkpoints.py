@@ -21,27 +21,30 @@ log = logging.getLogger("trainmedic")
 
 ABANDONED = ".trainmedic-abandoned.json"
 HEALTH = ".trainmedic-health.json"
-_MOST = 100  # spans kept, one per rollback
-_MOST_HEALTH = 500  # checkpoints
-_NEAR = timedelta(minutes=1)  # between the user's time and that of the call
+_MOST_SPANS = 100  # one per rollback
+_MOST_HEALTHS = 500  # one per checkpoint
+_TOLERANCE = timedelta(minutes=1)  # between the user's time of a checkpoint and the call of `save`
 
 
 @dataclass(frozen=True)
-class _KeptHealth:
+class _HealthRecord:
+    """Health of the checkpoint that one call of `save` wrote."""
+
     step: int
     began: datetime
     saved: datetime
     health: Any
 
     def is_of(self, checkpoint: SavedCheckpoint) -> bool:
-        return checkpoint.step == self.step and self.began - _NEAR <= checkpoint.at <= self.saved + _NEAR
+        earliest, latest = self.began - _TOLERANCE, self.saved + _TOLERANCE
+        return checkpoint.step == self.step and earliest <= checkpoint.at <= latest
 
     def to_json(self) -> list[Any]:
         return [self.step, envelope.write_time(self.began), envelope.write_time(self.saved), self.health]
 
     @classmethod
-    def from_json(cls, members: Any) -> _KeptHealth:
-        """Raises ValueError, TypeError and AttributeError."""
+    def from_json(cls, members: Any) -> _HealthRecord:
+        """Parse `to_json`'s output. Raises ValueError, TypeError or AttributeError."""
         step, began, saved, health = members
         return cls(int(step), envelope.read_time(began), envelope.read_time(saved), health)
 
@@ -72,9 +75,10 @@ class OwnCheckpoints:
         self._load = load
         self._list = found
         # Spans of time in which checkpoints were abandoned by a rollback.
-        self._abandoned = self._recall()
-        self._kept_health = self._recall_health()
+        self._abandoned = self._read_abandoned()
+        self._health_records = self._read_health()
         self.writes_files = True
+        """False on ranks that leave ``directory`` to another rank."""
 
     def checkpoints(self) -> list[SavedCheckpoint]:
         return [
@@ -87,7 +91,7 @@ class OwnCheckpoints:
         began = envelope.utc_now()
         path = self._save(step, run)
         saved = envelope.utc_now()
-        self._keep_health(_KeptHealth(step, began, saved, run.get("health")))
+        self._record_health(_HealthRecord(step, began, saved, run.get("health")))
         return SavedCheckpoint(step, saved, path, health=CheckpointHealth.from_json(run.get("health")))
 
     def load(self, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any] | None:
@@ -100,7 +104,7 @@ class OwnCheckpoints:
             raise PartlyLoaded(f"{path} could not be loaded: {type(error).__name__}: {error}") from error
 
     def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
-        self._abandoned = [*self._abandoned, (checkpoint.at, envelope.utc_now())][-_MOST:]
+        self._abandoned = [*self._abandoned, (checkpoint.at, envelope.utc_now())][-_MOST_SPANS:]
         if self.directory is not None:
             times = [[envelope.write_time(moment) for moment in span] for span in self._abandoned]
             checkpoints.write_durably(self.directory / ABANDONED, json.dumps(times).encode())
@@ -116,34 +120,34 @@ class OwnCheckpoints:
     def _with_health(self, checkpoint: SavedCheckpoint) -> SavedCheckpoint:
         if checkpoint.health is not None:
             return checkpoint
-        for kept in reversed(self._kept_health):
-            if kept.is_of(checkpoint):
-                return replace(checkpoint, health=CheckpointHealth.from_json(kept.health))
+        for record in reversed(self._health_records):
+            if record.is_of(checkpoint):
+                return replace(checkpoint, health=CheckpointHealth.from_json(record.health))
         return checkpoint
 
-    def _keep_health(self, kept: _KeptHealth) -> None:
-        self._kept_health = [*self._kept_health, kept][-_MOST_HEALTH:]
+    def _record_health(self, record: _HealthRecord) -> None:
+        self._health_records = [*self._health_records, record][-_MOST_HEALTHS:]
         if self.directory is None or not self.writes_files:
             return
         try:
-            members = [each.to_json() for each in self._kept_health]
+            members = [each.to_json() for each in self._health_records]
             checkpoints.write_durably(self.directory / HEALTH, json.dumps(members).encode())
         except OSError as error:  # costs only the health after a restart
             log.warning("%s cannot be written: %s", self.directory / HEALTH, error)
 
-    def _recall_health(self) -> list[_KeptHealth]:
+    def _read_health(self) -> list[_HealthRecord]:
         if self.directory is None:
             return []
         file = self.directory / HEALTH
         try:
-            return [_KeptHealth.from_json(members) for members in json.loads(file.read_bytes())]
+            return [_HealthRecord.from_json(members) for members in json.loads(file.read_bytes())]
         except FileNotFoundError:
             return []
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             log.warning("%s cannot be read; the health of earlier checkpoints is unknown: %s", file, error)
             return []
 
-    def _recall(self) -> list[tuple[datetime, datetime]]:
+    def _read_abandoned(self) -> list[tuple[datetime, datetime]]:
         if self.directory is None:
             return []
         file = self.directory / ABANDONED

@@ -1,7 +1,7 @@
-"""Differences between ranks that hold copies of most of the state, such as Muon's momentum, hand-made ZeRO-1 shares,
-and buffers.
+"""Differences between ranks that have mostly equal states.
 
-A checkpoint stores rank 0's states, and other ranks' differing leaves (values in nested mappings).
+Muon's momentum, a script's own ZeRO-1 shares and buffers may differ. A checkpoint stores rank 0's states, and other
+ranks' differing leaves (values in nested mappings).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from trainmedic.torch.optimizer_attributes import HOOK
 from trainmedic.torch.state_parts import ATTRIBUTES
 
 Path = tuple[Any, ...]
-_DIGITS = 16
+"""Keys from the outermost mapping to a leaf."""
+_DIGITS = 16  # of a hexadecimal hash, to keep files small
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,11 @@ class RankState:
     parts: tuple[str, ...]
     """Parts that differ on any rank."""
     own: tuple[Path, ...]
-    """Leaves that rank 0 lacks or has with another value."""
+    """This rank's leaves that rank 0 lacks or has with another value."""
     digests: Mapping[str, str]
-    """Digests of this rank's `parts`, by leaf path as text."""
+    """Digests of this rank's leaves in `parts`, by path as text."""
     from_rank_0: tuple[str, ...] = ()
-    """Parts that differ by a fault."""
+    """Parts that differ by a fault; loading takes rank 0's."""
 
     def plain(self) -> dict[str, Any]:
         members = {"rank": self.rank, "parts": list(self.parts), "own": list(self.own)}
@@ -61,7 +62,7 @@ def leaves(states: Mapping[Any, Any], path: Path = ()) -> Iterator[tuple[Path, A
 
 
 def compare_states(states: Mapping[str, Any], group: Group, cache: KnownDigests) -> RankState | None:
-    """Compare this rank's states with rank 0's, on every rank. None if they cannot agree."""
+    """Compare this rank's states with rank 0's. Every rank calls it. Return None if a rank did not report."""
     mine = leaf_digests(states, cache)
     parts: dict[str, dict[str, str]] = {}
     for path, digest in mine.items():
@@ -83,19 +84,22 @@ def compare_states(states: Mapping[str, Any], group: Group, cache: KnownDigests)
     return RankState(group.rank, tuple(differing), own, {_text(path): digest for path, digest in held.items()})
 
 
-def own_of(states: Mapping[str, Any], state: RankState | None, rank: int) -> dict[str, Any]:
-    """Return this rank's file; all states if the differences are unknown (None)."""
+def own_part(states: Mapping[str, Any], state: RankState | None, rank: int) -> dict[str, Any]:
+    """Return the differing parts, this rank's paths in them, and its own leaves.
+
+    These are all leaves, except on rank 0, if the differences are unknown (None).
+    """
     held = dict(leaves(states))
     if state is None:
-        own = list(held) if rank else []
-        return {"parts": list(states), "paths": [_text(path) for path in held], "own": [(p, held[p]) for p in own]}
+        own = list(held.items()) if rank else []
+        return {"parts": list(states), "paths": [_text(path) for path in held], "own": own}
     parts = [part for part in state.parts if part not in state.from_rank_0]
     paths = [_text(path) for path in held if path[0] in parts]
     return {"parts": parts, "paths": paths, "own": [(path, held[path]) for path in state.own if path[0] in parts]}
 
 
 def merge(states: dict[str, Any], own: Mapping[str, Any]) -> None:
-    """Change rank 0's states into those of the rank whose `own_of` is `own`."""
+    """Change rank 0's states into those of the rank whose `own_part` is ``own``."""
     present = set(own["paths"])
     for path, _ in [leaf for leaf in leaves(states) if leaf[0][0] in own["parts"]]:
         if _text(path) not in present:
@@ -108,19 +112,20 @@ def merge(states: dict[str, Any], own: Mapping[str, Any]) -> None:
 
 
 def unite(owns: Sequence[Mapping[str, Any]], states: Sequence[RankState], part: str) -> dict[str, Any] | None:
-    """Return all ranks' leaves, or None if two ranks differ in one.
-
-    Communication hooks are ignored: they restart in each process.
-    """
-    values = _values(states, part)
+    """Return an own part with all ranks' leaves of ``part``; None unless `can_unite`. ``owns``: each rank's `own_part`."""
+    digests = _digests_by_path(states, part)
     if not can_unite(states, part):
         return None
-    united = [(path, value) for own in owns for path, value in own["own"] if _text(path) in values]
-    return {"parts": [part], "paths": list(values), "own": united}
+    united = [(path, value) for own in owns for path, value in own["own"] if _text(path) in digests]
+    return {"parts": [part], "paths": list(digests), "own": united}
 
 
 def can_unite(states: Sequence[RankState], part: str) -> bool:
-    return all(len(reports) == 1 for reports in _values(states, part).values())
+    """Return whether no two ranks have different values of a leaf.
+
+    Communication hooks are ignored: they restart in each process.
+    """
+    return all(len(digests) == 1 for digests in _digests_by_path(states, part).values())
 
 
 def why_not_united(part: str, checkpoint: str, written_by: int) -> str:
@@ -131,13 +136,14 @@ def why_not_united(part: str, checkpoint: str, written_by: int) -> str:
     )
 
 
-def _values(states: Sequence[RankState], part: str) -> dict[str, set[str]]:
-    values: dict[str, set[str]] = {}
+def _digests_by_path(states: Sequence[RankState], part: str) -> dict[str, set[str]]:
+    digests: dict[str, set[str]] = {}
+    in_part = _text((part,)).removesuffix("]")
     for state in states:
-        for text, digest in state.digests.items():
-            if text.startswith(_text((part,))[:-1]) and HOOK not in text:
-                values.setdefault(text, set()).add(digest)
-    return values
+        for path, digest in state.digests.items():
+            if path.startswith(in_part) and HOOK not in path:
+                digests.setdefault(path, set()).add(digest)
+    return digests
 
 
 def leaf_digests(states: Mapping[str, Any], cache: KnownDigests) -> dict[Path, str]:
@@ -151,6 +157,7 @@ def leaf_digests(states: Mapping[str, Any], cache: KnownDigests) -> dict[Path, s
 
 
 def _described(value: Any, tensors: list[torch.Tensor]) -> tuple[str, list[int]]:
+    """Return a value as text, and the numbers of its tensors, which it adds to ``tensors``."""
     if isinstance(value, torch.Tensor) and value.layout == torch.strided and not hasattr(value, "to_local"):
         tensors.append(value.detach())
         return f"tensor {tuple(value.shape)}", [len(tensors) - 1]
@@ -168,6 +175,7 @@ def _described(value: Any, tensors: list[torch.Tensor]) -> tuple[str, list[int]]
 
 
 def _remove(states: dict[str, Any], path: Path) -> None:
+    """Delete a leaf, and mappings below the part's that become empty."""
     within: list[dict[Any, Any]] = [states]
     for key in path[:-1]:
         within.append(within[-1][key])

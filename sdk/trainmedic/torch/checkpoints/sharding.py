@@ -27,20 +27,20 @@ from trainmedic.torch.checkpoints.checkpoint_storage import UnusableCheckpoint
 from trainmedic.torch.checkpoints.digests import local_part, state_tensors
 from trainmedic.torch.checkpoints.rank_states import Path as Leaf
 from trainmedic.torch.checkpoints.rank_states import RankState, can_unite, leaves, why_not_united
-from trainmedic.torch.optimizer_states import put_settings, settings_of
+from trainmedic.torch.optimizer_states import options_of, put_options
 from trainmedic.torch.rank_agreement import first_line
 from trainmedic.torch.state_parts import ATTRIBUTES, StateParts
 from trainmedic.torch.tensor_names import plain_name
 
 SHARDED = "sharded"
-_WRITING = timedelta(minutes=30)
+_WRITE_TIMEOUT = timedelta(minutes=30)
 _METADATA = ".metadata"  # without it torch.distributed.checkpoint takes a different path on this rank only
 
 Tensors = dict[str, Any]
 
 
 class ShardedContents:
-    """`JointContents` of a sharded training. Raises ConfigurationError."""
+    """`BackgroundContents`, `UnitedContents` and `MemoryContents` of a sharded training. Raises ConfigurationError."""
 
     is_replicated = False
 
@@ -68,15 +68,15 @@ class ShardedContents:
             "others": {name: part.state_dict() for name, part in self._others(parts).items()},
         }
 
-    def of_memory(self, parts: StateParts, held: Any, run: Mapping[str, Any]) -> tuple[Any, Any]:
+    def divide(self, parts: StateParts, held: Any, run: Mapping[str, Any]) -> tuple[Any, Any]:
         content, own = held
         return content, {**own, "plain": self._plain(content, run)}
 
     def comparable(self, parts: StateParts) -> Mapping[str, Any]:
-        return {**_not_spread(self._tensors(self._fresh())), ATTRIBUTES: parts.attributes()}
+        return {**_unsharded(self._tensors(self._fresh())), ATTRIBUTES: parts.attributes()}
 
-    def use_group_of_its_own(self) -> None:
-        self._group = dist.new_group(backend="gloo", timeout=_WRITING)
+    def use_separate_group(self) -> None:
+        self._group = dist.new_group(backend="gloo", timeout=_WRITE_TIMEOUT)
 
     def write(self, path: Path, content: Any) -> None:
         try:
@@ -100,7 +100,7 @@ class ShardedContents:
         return prepared
 
     def for_other_ranks(self, name: str, files: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Return the own part. Raises UnusableCheckpoint for differing values."""
+        """Return rank 0's own part. Raises UnusableCheckpoint if ranks have different values."""
         states = [RankState.of(file["run"].get("rank_state")) for file in files]
         known = [state for state in states if state is not None]
         for part in known[0].parts if known else ():
@@ -115,19 +115,17 @@ class ShardedContents:
         set_model_state_dict(self._model, {**get_model_state_dict(self._model), **content["model"]})
         parts.restore_buffers(own["buffers"])
         for name, optimizer in self._optimizers.items():
-            before = settings_of(optimizer)
+            before = options_of(optimizer)
             if name in own["fresh"]:
                 optimizer.state.clear()
             else:
                 held = get_optimizer_state_dict(self._model, optimizer)
                 set_optimizer_state_dict(self._model, optimizer, {**held, "state": content[name]})
-            put_settings(optimizer, before, own["groups"][name])
+            put_options(optimizer, before, own["groups"][name])
         if "attributes" in own:  # absent in earlier releases
             parts.restore_attributes(own["attributes"])
         for name, part in self._others(parts).items():
             part.load_state_dict(own["others"][name])
-
-    # In memory: `trainmedic.torch.memory.memory_contents.MemoryContents`.
 
     def meshes(self, parts: StateParts) -> Sequence[Any]:
         meshes: list[Any] = []
@@ -136,9 +134,6 @@ class ShardedContents:
             if mesh is not None and mesh not in meshes:
                 meshes.append(mesh)
         return meshes
-
-    def held(self, parts: StateParts) -> Any:
-        return self.capture(parts)
 
     def mismatch(self, parts: StateParts, held: Any) -> str:
         content, own = held
@@ -167,6 +162,7 @@ class ShardedContents:
         self.restore(content, parts, own)
 
     def _fresh(self) -> list[str]:
+        """Return the names of optimizers that have made no step."""
         return [name for name, optimizer in self._optimizers.items() if not optimizer.state]
 
     def _plain(self, content: Tensors, run: Mapping[str, Any] | None) -> list[tuple[Leaf, Any]]:
@@ -174,13 +170,11 @@ class ShardedContents:
         if run is None:
             return []
         state = RankState.of(run.get("rank_state"))
-        return [
-            (path, value) for path, value in leaves(_not_spread(content)) if state is None or path[0] in state.parts
-        ]
+        return [(path, value) for path, value in leaves(_unsharded(content)) if state is None or path[0] in state.parts]
 
     def _mismatch(self, parts: StateParts, own: Any) -> str:
         for name, optimizer in self._optimizers.items():
-            if _sizes(own["groups"].get(name, ())) != _sizes(optimizer.state_dict()["param_groups"]):
+            if _group_sizes(own["groups"].get(name, ())) != _group_sizes(optimizer.state_dict()["param_groups"]):
                 return f"{name}: other parameter groups"
         lacking = self._others(parts).keys() - own["others"].keys()
         return f"it has no {min(lacking)}" if lacking else ""
@@ -199,9 +193,10 @@ class ShardedContents:
         return {name: part for name, part in parts.by_name.items() if name not in sharded}
 
 
-def _not_spread(content: Mapping[Any, Any]) -> dict[Any, Any]:
+def _unsharded(content: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return all but the shards."""
     return {
-        key: _not_spread(value) if isinstance(value, Mapping) else value
+        key: _unsharded(value) if isinstance(value, Mapping) else value
         for key, value in content.items()
         if not hasattr(value, "to_local")
     }
@@ -215,7 +210,7 @@ def _put_plain(content: Tensors, plain: Sequence[tuple[Leaf, Any]]) -> None:
         within[path[-1]] = value
 
 
-def _sizes(groups: Any) -> list[int]:
+def _group_sizes(groups: Any) -> list[int]:
     return [len(group["params"]) for group in groups]
 
 

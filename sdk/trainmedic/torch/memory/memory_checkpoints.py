@@ -36,22 +36,23 @@ log = logging.getLogger("trainmedic")
 PREFIX = "memory-step-"
 NEVER = sys.maxsize
 _PATIENCE = 60.0  # seconds for pending background work
-_FAILURES = 3  # consecutive, until no more copies are made
+_MOST_FAILURES = 3  # consecutive, until no more copies are made
 
 COPIED = 2
+"""Newest checkpoints that other nodes may be copying, and which stay for that."""
 
 NewGroup = Callable[[str], Group]
 
 
 @dataclass(frozen=True)
 class Course:
-    """Identity of a course. Parts of different ones are never combined."""
+    """Identity of the steps of one process between two rollbacks. Parts of different ones are never combined."""
 
     name: str
-    turn: int = 0
+    rollbacks: int = 0
 
     def set_id(self, step: int) -> str:
-        return f"{PREFIX}{step:08d}-{self.name}-{self.turn}"
+        return f"{PREFIX}{step:08d}-{self.name}-{self.rollbacks}"
 
 
 def is_in_memory(checkpoint: SavedCheckpoint) -> bool:
@@ -61,7 +62,7 @@ def is_in_memory(checkpoint: SavedCheckpoint) -> bool:
 class Replicas(Protocol):
     """Copies on other nodes."""
 
-    def drop(self, step: int) -> None: ...
+    def drop_after(self, step: int) -> None: ...
 
 
 class MemoryCheckpoints:
@@ -86,12 +87,13 @@ class MemoryCheckpoints:
         self._new_group = new_group
         self._contents = contents
         self._failures = 0
-        self._is_hidden = False  # completion marks could not be written for other processes
-        self._latest: tuple[str, Slot] | None = None
-        self._judging: tuple[Sequence[Place], Sequence[int]] = ((), ())
+        self._has_warned_of_marks = False
+        self._latest: tuple[str, Slot] | None = None  # set ID, and slot
+        # Places of the last snapshot, and the numbers of its tensors whose values must be finite.
+        self._finite_tensors: tuple[Sequence[Place], Sequence[int]] = ((), ())
         self._taker: SnapshotTaker | None = None
-        # ID of the last rollback's checkpoint, and the step before that rollback.
-        self._target: tuple[str, int] | None = None
+        # Set ID of the last rollback's checkpoint, and the step before that rollback.
+        self._rollback_target: tuple[str, int] | None = None
         self.replicas: Replicas | None = None
         """None without copies."""
 
@@ -109,9 +111,9 @@ class MemoryCheckpoints:
         health: Callable[[], CheckpointHealth],
         step_seconds: float | None,
     ) -> None:
-        """Copy the state; log failures. All ranks call it at the same steps.
+        """Copy the state, and adapt the interval; log failures. All ranks call it at the same steps.
 
-        ``run`` returns the run's own part.
+        ``run`` returns the run's own state.
         """
         slot = None
         began = time.perf_counter()
@@ -129,12 +131,15 @@ class MemoryCheckpoints:
 
     @property
     def _works(self) -> bool:
-        return self.pool is not None and not self.pool.problem and self._failures < _FAILURES
+        return self.pool is not None and not self.pool.problem and self._failures < _MOST_FAILURES
 
     def copy(
         self, step: int, parts: StateParts, run: Mapping[str, Any], health: CheckpointHealth, holds: bool = False
     ) -> Slot | None:
-        """Copy into a slot; None without a free one. ``holds``: the caller releases it."""
+        """Copy into a slot; None without a free one. A thread completes it. ``holds``: the caller releases it.
+
+        A copy of this step is returned again. Raises pickling errors.
+        """
         pool = self.pool
         if pool is None or not self._works:
             return None
@@ -144,7 +149,7 @@ class MemoryCheckpoints:
                 pool.hold(self._latest[1])
             return self._latest[1]
         at = envelope.write_time(envelope.utc_now())
-        state = {"training": self._contents.held(parts), "run": run}
+        state = {"training": self._contents.capture(parts), "run": run}
         if self._taker is None:
             self._taker = SnapshotTaker(self._contents.meshes(parts))
         snapshot = self._taker.take(state)
@@ -163,45 +168,49 @@ class MemoryCheckpoints:
         self._latest = (set_id, slot)
         if holds:
             pool.hold(slot)
-        sizes = {"size": snapshot.size, "structure": snapshot.begins, "checksum": 0}
+        sizes = {"size": snapshot.size, "structure": snapshot.structure_offset, "checksum": 0}
         mark = SlotMark(set_id, step, at, self._rank, self._world_size, **sizes, health=health.to_json())
-        judged = self._judged(snapshot, parts, state["training"])
-        self.background.submit(lambda: self._complete(pool, slot, mark, judged))
+        checked = self._tensors_to_check(snapshot, parts, state["training"])
+        self.background.submit(lambda: self._complete(pool, slot, mark, checked))
         return slot
 
-    def _judged(self, snapshot: Snapshot, parts: StateParts, held: Any) -> Sequence[int]:
-        if self._judging[0] is not snapshot.places:
+    def _tensors_to_check(self, snapshot: Snapshot, parts: StateParts, held: Any) -> Sequence[int]:
+        """Return the numbers of the tensors whose values must be finite; none if they are not known."""
+        if self._finite_tensors[0] is not snapshot.places:
             try:
-                judged = {tensor.data_ptr() for tensor in self._contents.tensors(parts, held).values()}
+                addresses = {tensor.data_ptr() for tensor in self._contents.tensors(parts, held).values()}
             except (LookupError, TypeError, AttributeError):  # nonstandard optimizer state
-                judged = set()
-            numbers = [number for number, tensor in enumerate(snapshot.tensors) if tensor.data_ptr() in judged]
-            self._judging = snapshot.places, numbers
-        return self._judging[1]
+                addresses = set()
+            numbers = [number for number, tensor in enumerate(snapshot.tensors) if tensor.data_ptr() in addresses]
+            self._finite_tensors = snapshot.places, numbers
+        return self._finite_tensors[1]
 
     def _kept(self, pool: SlotPool, step: int) -> set[str]:
-        """Return the checkpoints of the last rollback and those being copied to other nodes."""
+        """Return the IDs of the last rollback's checkpoint and of those being copied to other nodes."""
         every = self.cadence.replica_steps
         marks = [slot.mark for slot in pool.complete() if slot.mark is not None]
-        kept = {mark.set_id for mark in [mark for mark in marks if every and mark.step % every == 0][-COPIED:]}
-        if self._target is not None and step <= self._target[1]:
-            kept.add(self._target[0])
+        copied = [mark for mark in marks if every and mark.step % every == 0]
+        kept = {mark.set_id for mark in copied[-COPIED:]}
+        if self._rollback_target is not None and step <= self._rollback_target[1]:
+            kept.add(self._rollback_target[0])
         return kept
 
-    def _complete(self, pool: SlotPool, slot: Slot, mark: SlotMark, judged: Sequence[int]) -> None:
+    def _complete(self, pool: SlotPool, slot: Slot, mark: SlotMark, checked: Sequence[int]) -> None:
+        """Add checksum and health to the slot's mark, and release the slot. Background thread only."""
         try:
             views = _views(slot, None)
-            finite = {"finite": all_finite(views[number] for number in judged)} if judged else {}
+            finite = {"finite": all_finite(views[number] for number in checked)} if checked else {}
             facts = {"checksum": slot.checksum(mark.size), "health": {**(mark.health or {}), **finite}}
             slot.complete(SlotMark(**{**vars(mark), **facts}))
-        except OSError as error:  # the mapping remains valid
-            if not self._is_hidden:
-                self._is_hidden = True
+        except OSError as error:  # of the mark's file; this process does not need it
+            if not self._has_warned_of_marks:
+                self._has_warned_of_marks = True
                 log.warning("%s: a restart will not find the checkpoints in memory: %s", self._job, error)
         finally:
             pool.release(slot)
 
     def _provide(self, pool: SlotPool, size: int) -> None:
+        """Allocate slots of ``size`` bytes. Background thread only."""
         try:
             pool.provide(size)
         except OSError as error:
@@ -248,6 +257,7 @@ class MemoryCheckpoints:
         return self._with_digests(parts, state)
 
     def _with_digests(self, parts: StateParts, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the run's own state, with digests of the copy if it has none."""
         run: Mapping[str, Any] = state["run"]
         if run.get("digests") is not None:
             return run
@@ -256,8 +266,8 @@ class MemoryCheckpoints:
         except (LookupError, TypeError, AttributeError):  # nonstandard optimizer state
             return run
 
-    def wait_until_whole(self, slot: Slot, step: int) -> SlotMark:
-        """Wait for a held slot's copy. Raises UnusableCheckpoint."""
+    def wait_until_complete(self, slot: Slot, step: int) -> SlotMark:
+        """Wait for a held slot's completion; return its mark. Raises UnusableCheckpoint."""
         self.background.settle(_PATIENCE)
         mark = slot.mark
         if mark is None or mark.step != step:
@@ -271,17 +281,18 @@ class MemoryCheckpoints:
         return state
 
     def rolled_back_to(self, checkpoint: SavedCheckpoint, left_step: int) -> None:
-        self.forget_after(checkpoint.step)
-        self.course = Course(self.course.name, self.course.turn + 1)
-        self._target = (checkpoint.path, left_step) if is_in_memory(checkpoint) else None
-        self.pace.agree_anew()
+        self.drop_after(checkpoint.step)
+        self.course = Course(self.course.name, self.course.rollbacks + 1)
+        self._rollback_target = (checkpoint.path, left_step) if is_in_memory(checkpoint) else None
+        self.pace.reset_agreement()
 
-    def forget_after(self, step: int) -> None:
+    def drop_after(self, step: int) -> None:
+        """Discard checkpoints of later steps, also on other nodes."""
         self.background.settle(_PATIENCE)
         if self.pool is not None:
             self.pool.drop(step)
         if self.replicas is not None:
-            self.replicas.drop(step)
+            self.replicas.drop_after(step)
 
     def close(self) -> None:
         """End background work; the memory stays."""
@@ -312,6 +323,7 @@ class MemoryCheckpoints:
 
 
 def _views(slot: Slot, snapshot: Snapshot | None) -> list[torch.Tensor]:
+    """Return tensors in the slot's memory, as ``snapshot`` places them; with None those of the last snapshot."""
     places, views = slot.cache or (None, [])
     if snapshot is not None and places != snapshot.places:
         views = snapshots.views_of(slot.memory, snapshot.places)

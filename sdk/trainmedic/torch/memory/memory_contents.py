@@ -7,7 +7,7 @@ from typing import Any, Mapping, Protocol, Sequence
 import torch
 
 from trainmedic.torch.checkpoints.digests import state_tensors
-from trainmedic.torch.checkpoints.state_digests import tensors_of_other_forms
+from trainmedic.torch.checkpoints.state_digests import nonstandard_tensors
 from trainmedic.torch.optimizer_states import is_standard
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.torch.tensor_names import plain_name
@@ -18,10 +18,12 @@ class MemoryContents(Protocol):
         """Return device meshes, in the same order in each process."""
         ...
 
-    def held(self, parts: StateParts) -> Any: ...
+    def capture(self, parts: StateParts) -> Any:
+        """Return the states, called ``held`` below. They share memory with the parts."""
+        ...
 
     def mismatch(self, parts: StateParts, held: Any) -> str:
-        """Return why `held` cannot be restored, or ""."""
+        """Return why ``held`` cannot be restored, or ""."""
         ...
 
     def tensors(self, parts: StateParts, held: Any) -> Mapping[str, torch.Tensor]:
@@ -32,10 +34,12 @@ class MemoryContents(Protocol):
 
 
 class WholeContents:
+    """Contents of a training that each rank has whole."""
+
     def meshes(self, parts: StateParts) -> Sequence[Any]:
         return ()
 
-    def held(self, parts: StateParts) -> Any:
+    def capture(self, parts: StateParts) -> Any:
         return parts.capture()
 
     def mismatch(self, parts: StateParts, held: Any) -> str:
@@ -50,7 +54,7 @@ class WholeContents:
         for part, optimizer in parts.optimizers().items():
             for number, state in held[part]["state"].items() if is_standard(optimizer) else ():
                 tensors.update(state_tensors(f"{part}.{number}", state))
-        return {**tensors, **tensors_of_other_forms(parts, held)}
+        return {**tensors, **nonstandard_tensors(parts, held)}
 
     def put_back(self, parts: StateParts, held: Any) -> None:
         parts.restore(held)

@@ -14,38 +14,43 @@ from trainmedic.recovery.memory_cadence import MemoryCadence
 log = logging.getLogger("trainmedic")
 
 _COSTS = 5  # copies in the median
-_AGREE_EVERY = 20.0  # seconds between two agreements
+_AGREE_EVERY = 20.0  # seconds between two agreements of the ranks
 _PATIENCE = 60.0  # seconds that ranks wait for each other
 
 
 class MemoryPace:
+    """Adapts ``cadence``, the same on all ranks."""
+
     def __init__(self, job: str, world_size: int, new_group: Callable[[str], Group], cadence: MemoryCadence) -> None:
         self.is_over = False
-        """True if some rank cannot make copies any more."""
+        """True if some rank can no longer make copies."""
         self.replica_seconds = 0.0
+        """Time to fetch another node's copy."""
         self._job = job
         self._world_size = world_size
         self._new_group = new_group
         self._cadence = cadence
         self._costs: deque[float] = deque(maxlen=_COSTS)
-        self._agree_at = 0
+        self._next_agreement = 0  # step
 
-    def record(self, cost: float) -> None:
-        self._costs.append(cost)
+    def record(self, seconds: float) -> None:
+        self._costs.append(seconds)
 
-    def agree_anew(self) -> None:
-        self._agree_at = 0
+    def reset_agreement(self) -> None:
+        """Let the ranks agree at the next copy, because a rollback decreases the step."""
+        self._next_agreement = 0
 
     def adapt(self, step: int, step_seconds: float | None, works: bool) -> None:
-        """Adapt the interval. Every rank calls it at the same steps."""
+        """Adapt the interval. Every rank calls it at the same steps. ``works``: this rank can make copies."""
         cost = statistics.median(self._costs) if self._costs else None
         if self._world_size == 1:
             self.is_over = not works
-        elif step < self._agree_at:
+        elif step < self._next_agreement:
             return
         else:
             cost, step_seconds = self._agree(cost, step_seconds, works)
-            self._agree_at = step + (round(_AGREE_EVERY / step_seconds) if cost and step_seconds else 0)
+            steps = round(_AGREE_EVERY / step_seconds) if cost and step_seconds else 0
+            self._next_agreement = step + steps
         if cost is None or not step_seconds:
             return
         if self._cadence.adapt(cost, step_seconds):
@@ -54,7 +59,7 @@ class MemoryPace:
         self._cadence.space_replicas(step_seconds, self.replica_seconds)
 
     def _agree(self, cost: float | None, step_seconds: float | None, works: bool) -> tuple[float | None, float | None]:
-        """Return all ranks' largest figures, None if one has none."""
+        """Return the largest cost and step time of all ranks, each None if a rank has none."""
         mine = {"cost": cost, "step": step_seconds, "works": works, "replica": self.replica_seconds}
         try:
             figures = self._new_group("memory-pace").poll(mine, _PATIENCE)

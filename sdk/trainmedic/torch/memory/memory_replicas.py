@@ -1,6 +1,6 @@
-"""Copies of another node's in-memory checkpoints, and a server for this rank's own.
+"""Copies of other nodes' in-memory checkpoints, and a server for this rank's own.
 
-All ranks copy the same steps.
+A rank copies the checkpoints of its wards, ranks on another node. All ranks copy the same steps.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ _PERIOD = 1.0  # seconds between two checks
 
 
 class MemoryReplicas:
+    """``node``: this node's directory in shared memory. ``secret``: common to all ranks."""
+
     def __init__(self, memory: MemoryCheckpoints, rank: int, node: Path, secret: bytes) -> None:
         self._memory = memory
         self._rank = rank
@@ -44,6 +46,7 @@ class MemoryReplicas:
         return self._server.address
 
     def fetch(self, address: Address, mark: SlotMark, slot: Slot) -> SlotMark | None:
+        """Fetch an earlier process's checkpoint into ``slot``; None if it is no longer there. Raises NotFetched."""
         request = {"set_id": mark.set_id, "rank": mark.rank}
 
         def memory_for(fetched: SlotMark) -> memoryview:
@@ -53,13 +56,14 @@ class MemoryReplicas:
 
         return replicas.fetch(address, self._secret, request, memory_for)
 
-    def begin(self, wards: Mapping[int, Address]) -> None:
+    def start_copying(self, wards: Mapping[int, Address]) -> None:
         self._wards = dict(wards)
         if self._wards:
             self._thread = threading.Thread(target=self._run, name="trainmedic-replicator", daemon=True)
             self._thread.start()
 
     def end(self, in_order: bool) -> None:
+        """Stop. ``in_order``: the training has ended without an error, so delete the copies."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(_PERIOD + replicas._SECONDS)
@@ -68,13 +72,13 @@ class MemoryReplicas:
             for ward in self._wards:
                 memory_slots.remove_directory(memory_slots.replica_directory(self._node, ward))
 
-    def drop(self, step: int) -> None:
+    def drop_after(self, step: int) -> None:
         with self._lock:
             for slot in [slot for slots in self._slots.values() for slot in slots]:
                 if slot.mark is not None and slot.mark.step > step:
                     slot.clear()
 
-    def kept(self, ward: int) -> Sequence[int]:
+    def steps_of(self, ward: int) -> Sequence[int]:
         return [slot.mark.step for slot in self._slots.get(ward, ()) if slot.mark is not None]
 
     def _run(self) -> None:
@@ -90,13 +94,14 @@ class MemoryReplicas:
                         log.warning("no copies of the checkpoints of rank %d: %s", ward, error)
 
     def _update(self, ward: int, address: Address) -> None:
+        """Copy a ward's newest checkpoint, if it is new. Raises OSError and TrainmedicError."""
         slots = self._slots.setdefault(ward, [])
         newest = max((slot.mark for slot in slots if slot.mark is not None), default=None, key=lambda mark: mark.at)
         slot: Slot | None = None
 
         def memory_for(mark: SlotMark) -> memoryview:
             nonlocal slot
-            slot = self._slot(ward, slots, mark.size)
+            slot = self._free_slot(ward, slots, mark.size)
             return memoryview(slot.memory)
 
         began = time.monotonic()
@@ -113,7 +118,8 @@ class MemoryReplicas:
                 slot.complete(mark)
         self._memory.pace.replica_seconds = time.monotonic() - began
 
-    def _slot(self, ward: int, slots: list[Slot], size: int) -> Slot:
+    def _free_slot(self, ward: int, slots: list[Slot], size: int) -> Slot:
+        """Return a new slot, or the older one of two, emptied and large enough."""
         directory = memory_slots.replica_directory(self._node, ward)
         directory.mkdir(mode=0o700, exist_ok=True)
         if len(slots) < COPIES:
@@ -129,6 +135,7 @@ class MemoryReplicas:
 
     @contextmanager
     def _find(self, request: Mapping[str, Any]) -> Iterator[Found | None]:
+        """Find a named checkpoint in any rank's files, or this rank's newest one to copy."""
         pool, rank, set_id = self._memory.pool, request["rank"], request.get("set_id")
         if set_id is not None:
             with self._in_files(str(set_id), rank) as found:

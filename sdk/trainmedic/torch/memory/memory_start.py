@@ -27,6 +27,7 @@ from trainmedic.torch.memory.memory_replicas import MemoryReplicas
 log = logging.getLogger("trainmedic")
 
 FILE = ".trainmedic-memory.json"
+"""File in the checkpoint directory with the training's name in shared memory."""
 _UNKNOWN_LIMIT = 1 << 30  # bytes, if the available memory is unknown
 _SHARE = 0.5  # of the node's memory available at the start
 
@@ -64,6 +65,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Remnant:
+    """One rank's part of a checkpoint that an earlier process left in a node's memory."""
+
     node: str
     file: str
     mark: SlotMark
@@ -72,7 +75,7 @@ class Remnant:
         return {"node": self.node, "file": self.file, "mark": json.loads(self.mark.text())}
 
     @classmethod
-    def of_json(cls, fields: Mapping[str, Any]) -> Remnant:
+    def from_json(cls, fields: Mapping[str, Any]) -> Remnant:
         return cls(fields["node"], fields["file"], SlotMark.read(fields["mark"]))
 
 
@@ -87,9 +90,10 @@ class MemoryStart:
         self._replicas: MemoryReplicas | None = None
 
     def begin(self, group: Group, newest_step: Callable[[], int] | None) -> None:
-        """Reserve memory and restore what an earlier process left.
+        """Reserve memory and restore what an earlier process left. Raises NotAgreed.
 
-        ``newest_step`` returns the disk's; only later ones are fetched from other nodes. None restores nothing.
+        ``newest_step`` returns the newest step on disk: only later ones are fetched from other nodes. None restores
+        nothing.
         """
         if self._lock is not None:  # from a failed start
             self._lock.release()
@@ -106,16 +110,16 @@ class MemoryStart:
         if newest_step is not None:
             by_node = {nodes[rank]: address for rank, address in reversed(addresses.items())}
             for number, parts in enumerate(complete_sets(remnants, group.world_size)):
-                is_worth_it = number == 0 and parts[0].mark.step > names["newest"]
-                self._take_up(parts[group.rank], pool, by_node if is_worth_it else {})
-        self._remove_others(group, directory, pool, neighbours)
+                is_needed = number == 0 and parts[0].mark.step > names["newest"]
+                self._restore(parts[group.rank], pool, by_node if is_needed else {})
+        self._remove_unused(group, directory, pool, neighbours)
         self.memory.begin(Course(names["course"]), pool, self._replicas)
         if self._replicas is not None:
             wards = replicas.ring(nodes, group.rank)
-            self._replicas.begin({rank: addresses[rank] for rank in wards if rank in addresses})
+            self._replicas.start_copying({rank: addresses[rank] for rank in wards if rank in addresses})
 
     def end(self, in_order: bool) -> None:
-        """Free the memory after a regular end."""
+        """Stop. ``in_order``: the training has ended without an error, so free the memory."""
         self.memory.close()
         if self._replicas is not None:
             self._replicas.end(in_order)
@@ -133,6 +137,7 @@ class MemoryStart:
         return {"training": self._training_name(), "newest": newest, **names}
 
     def _training_name(self) -> str | None:
+        """Return the training's name in shared memory, from its file or new; None without a file."""
         if self._file is None:
             return None
         try:
@@ -156,6 +161,7 @@ class MemoryStart:
         return f"{self._job}-{name}-{zlib.crc32(os.fsencode(self._file.resolve())):08x}"
 
     def _nodes(self, group: Group) -> tuple[dict[int, str], dict[int, Address]]:
+        """Return nodes and replica servers' addresses by rank. Raises NotAgreed."""
         address = self._replicas.address if self._replicas is not None else None
         members = group.poll({"node": self._node, "address": address})
         if len(members) < group.world_size:
@@ -175,13 +181,15 @@ class MemoryStart:
         except OSError as error:
             log.warning("%s: no copies on other nodes: no port is available: %s", self._job, error)
 
-    def _remnants(self, group: Group, directory: Path | None, tells: bool) -> list[Remnant]:
+    def _remnants(self, group: Group, directory: Path | None, reports: bool) -> list[Remnant]:
+        """Return all nodes' remnants. One rank per node ``reports`` them."""
         mine: list[dict[str, Any]] = []
-        if directory is not None and tells:
+        if directory is not None and reports:
             mine = [Remnant(self._node, str(file), mark).to_json() for file, mark in memory_slots.surviving(directory)]
-        return [Remnant.of_json(fields) for listed in group.poll(mine).values() for fields in listed]
+        return [Remnant.from_json(fields) for listed in group.poll(mine).values() for fields in listed]
 
     def _open(self, training: str | None, rank: int) -> Path | None:
+        """Lock this rank's directory in shared memory; return the node's. None without shared memory."""
         if training is None:
             return None
         try:
@@ -193,6 +201,7 @@ class MemoryStart:
         return directory
 
     def _limit(self, neighbours: int, directory: Path | None) -> int:
+        """Return this rank's bytes. ``neighbours``: ranks on this node."""
         if self._options.limit is not None:
             return self._options.limit
         memory = host_memory()
@@ -203,7 +212,8 @@ class MemoryStart:
             available = min(available, status.f_bavail * status.f_frsize) + held
         return int(available * _SHARE) // neighbours
 
-    def _take_up(self, remnant: Remnant, pool: SlotPool, addresses: Mapping[str, Address]) -> None:
+    def _restore(self, remnant: Remnant, pool: SlotPool, addresses: Mapping[str, Address]) -> None:
+        """Add a remnant to the pool: in place, copied from a neighbour's file, or fetched from another node."""
         try:
             file = Path(remnant.file)
             if remnant.node != self._node:
@@ -228,8 +238,9 @@ class MemoryStart:
         if fetched is not None:
             slot.complete(fetched)
 
-    def _remove_others(self, group: Group, directory: Path | None, pool: SlotPool, neighbours: Sequence[int]) -> None:
-        group.poll()
+    def _remove_unused(self, group: Group, directory: Path | None, pool: SlotPool, neighbours: Sequence[int]) -> None:
+        """Delete files that no rank has restored."""
+        group.poll()  # all ranks have read what they need
         if directory is None:
             return
         if self._lock is not None:
@@ -244,6 +255,7 @@ class MemoryStart:
 
 
 def complete_sets(remnants: Iterable[Remnant], ranks: int) -> list[dict[int, Remnant]]:
+    """Return checkpoints of which all ranks' parts survive, newest first."""
     sets: dict[str, dict[int, Remnant]] = {}
     for remnant in remnants:
         mark = remnant.mark

@@ -11,7 +11,7 @@ from typing import Any, Iterable, NamedTuple, Sequence
 import torch
 
 Buffer = mmap.mmap | memoryview | bytearray
-_ALIGNED = 64
+_ALIGNMENT = 64  # bytes
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 # Errors from reading corrupt bytes.
@@ -22,7 +22,10 @@ UNREADABLE = (
 
 
 class Place(NamedTuple):
+    """Location of a tensor in a snapshot's memory."""
+
     offset: int
+    """Bytes."""
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -37,22 +40,25 @@ class Place(NamedTuple):
 
 
 class Layout:
+    """Places of a state's tensors, reused while the tensors' forms stay equal."""
+
     def __init__(self) -> None:
         self.places: list[Place] = []
         self.ends: list[int] = []
         """First free offset after each tensor."""
 
     def add(self, number: int, tensor: torch.Tensor) -> None:
+        """Set the place of the tensor with this number. A different form invalidates all later places."""
         shape = tensor.shape
         if number < len(self.places):
             place = self.places[number]
             if place.shape == shape and place.dtype is tensor.dtype and place.stride == tensor.stride():
                 return
             del self.places[number:], self.ends[number:]
-        begins = self.ends[-1] if self.ends else 0
+        offset = self.ends[-1] if self.ends else 0
         size = tensor.numel() * tensor.dtype.itemsize
-        self.places.append(Place(begins, tensor.dtype, tuple(shape), _stride(tensor)))
-        self.ends.append(begins + -(-size // _ALIGNED) * _ALIGNED)
+        self.places.append(Place(offset, tensor.dtype, tuple(shape), _stride_in_memory(tensor)))
+        self.ends.append(offset + -(-size // _ALIGNMENT) * _ALIGNMENT)
 
 
 @dataclass(frozen=True)
@@ -62,25 +68,28 @@ class Snapshot:
     tensors: Sequence[torch.Tensor]
     places: Sequence[Place]
     structure: bytes
-    begins: int
-    """Offset of `structure`."""
+    """Pickled places and pickled state, with numbers for the tensors."""
+    structure_offset: int
 
     @property
     def size(self) -> int:
-        return self.begins + len(self.structure)
+        return self.structure_offset + len(self.structure)
 
     def copy(self, memory: mmap.mmap, views: Sequence[torch.Tensor], non_blocking: bool = False) -> None:
         """Copy into `memory`, whose `views_of` is ``views``."""
         for view, tensor in zip(views, self.tensors, strict=True):
             view.copy_(tensor, non_blocking=non_blocking)
-        memory[self.begins : self.size] = self.structure
+        memory[self.structure_offset : self.size] = self.structure
 
 
 class SnapshotTaker:
+    """Takes snapshots of states with mostly equal tensors. ``meshes``: device meshes of shards."""
+
     def __init__(self, meshes: Sequence[Any] = ()) -> None:
         self._meshes = meshes
         self._layout = Layout()
-        self._table: tuple[tuple[Place, ...], bytes] = ((), pickle.dumps(()))
+        self._places: tuple[Place, ...] = ()
+        self._pickled_places = pickle.dumps(())
 
     def take(self, state: Any) -> Snapshot:
         """Pickle the structure and place the tensors. Raises pickling errors."""
@@ -89,27 +98,29 @@ class SnapshotTaker:
         packer.dump(state)
         count = len(packer.tensors)
         places = tuple(self._layout.places[:count])
-        if places != self._table[0]:
-            self._table = places, pickle.dumps([tuple(place) for place in places])
-        begins = self._layout.ends[count - 1] if count else 0
-        return Snapshot(packer.tensors, self._table[0], self._table[1] + buffer.getvalue(), begins)
+        if places != self._places:
+            self._places, self._pickled_places = places, pickle.dumps([tuple(place) for place in places])
+        structure_offset = self._layout.ends[count - 1] if count else 0
+        return Snapshot(packer.tensors, self._places, self._pickled_places + buffer.getvalue(), structure_offset)
 
 
 def views_of(memory: Buffer, places: Iterable[Place]) -> list[torch.Tensor]:
     return [place.tensor(memory) for place in places]
 
 
-def read(memory: Buffer, begins: int, size: int, meshes: Sequence[Any] = (), copies: bool = True) -> Any:
-    """Return the state, which must be this user's own because it is unpickled. Raises one of UNREADABLE.
+def read(memory: Buffer, structure_offset: int, size: int, meshes: Sequence[Any] = (), copies: bool = True) -> Any:
+    """Return a snapshot's state, which must be this user's own because it is unpickled. Raises one of UNREADABLE.
 
     Without ``copies`` the tensors share ``memory``.
     """
-    structure = io.BytesIO(memoryview(memory)[begins:size])
+    structure = io.BytesIO(memoryview(memory)[structure_offset:size])
     places = [Place(*fields) for fields in pickle.load(structure)]  # noqa: S301 - this user's own memory, checked
     return _Unpacker(structure, [_Reader(place, memory, copies) for place in places], meshes).load()
 
 
 class _Packer(pickle.Pickler):
+    """Pickles a state with numbers instead of tensors, which it collects."""
+
     def __init__(self, file: io.BytesIO, layout: Layout, meshes: Sequence[Any]) -> None:
         super().__init__(file, protocol=5)
         self.tensors: list[torch.Tensor] = []
@@ -143,6 +154,8 @@ class _Packer(pickle.Pickler):
 
 
 class _Reader:
+    """Reads a tensor once, however many names it has."""
+
     def __init__(self, place: Place, memory: Buffer, copies: bool) -> None:
         self._place = place
         self._memory = memory
@@ -173,10 +186,11 @@ class _Unpacker(pickle.Unpickler):
     def _sharded(self, number: int, mesh: int, placements: Any, shape: tuple[int, ...], stride: Any) -> Any:
         from torch.distributed.tensor import DTensor  # slow to import; a sharded training has it loaded
 
-        tensor, of_mesh, size = self._readers[number].read(), self._meshes[mesh], torch.Size(shape)
-        return DTensor.from_local(tensor, of_mesh, placements, run_check=False, shape=size, stride=stride)
+        tensor, device_mesh, size = self._readers[number].read(), self._meshes[mesh], torch.Size(shape)
+        return DTensor.from_local(tensor, device_mesh, placements, run_check=False, shape=size, stride=stride)
 
 
+# Their names are in snapshots that outlive a process.
 def _whole(number: int) -> None:
     """Placeholder of a tensor, replaced by `_Unpacker`."""
 
@@ -185,7 +199,8 @@ def _sharded(number: int, mesh: int, placements: Any, shape: Any, stride: Any) -
     """Placeholder of a sharded tensor."""
 
 
-def _stride(tensor: torch.Tensor) -> tuple[int, ...]:
+def _stride_in_memory(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the tensor's own strides if it is dense, else those of a contiguous copy."""
     if tensor.is_contiguous():
         return tuple(tensor.stride())
     extent = 1 + sum((length - 1) * step for length, step in zip(tensor.shape, tensor.stride(), strict=True))

@@ -16,13 +16,12 @@ from trainmedic.client import Medic
 
 log = logging.getLogger("trainmedic")
 
-_INTERVAL = 5.0
-"""Seconds; a measurement reads all gradients."""
+_INTERVAL = 5.0  # seconds, because a measurement reads all gradients
 _NEVER = float("inf")
 
 
 class LayerNorms:
-    """Measures ``models`` before ``optimizers`` step, on rank 0."""
+    """Measures ``models`` before ``optimizers`` step, on rank 0 and if layers are reported at all."""
 
     def __init__(self, models: Iterable[Any], optimizers: Iterable[Any], medic: Medic) -> None:
         self._progress = medic.progress
@@ -35,6 +34,7 @@ class LayerNorms:
         ]
 
     def measure(self) -> None:
+        """Measure if due; log errors."""
         now = time.monotonic()
         if now < self._due_at:
             return
@@ -59,6 +59,7 @@ class LayerNorms:
 
 
 def _layers(models: Iterable[Any]) -> dict[str, list[nn.Parameter]]:
+    """Return the trained parameters by layer, from the output to the input."""
     layers: dict[str, list[nn.Parameter]] = {}
     for model in models:
         if isinstance(model, nn.Module):

@@ -28,29 +28,33 @@ _GROUP_METHODS = ("wait_for_unshard", "post_backward", "finalize_backward")
 """Waiting methods of `fully_shard` on CUDA."""
 _GROUP_COLLECTIVES = ("_all_gather_comm", "_reduce_scatter_comm")
 """Callable objects of `fully_shard` on a CPU."""
+# Functions of `FullyShardedDataParallel`, whose parameters are flat.
 _FLAT_WAITS = ("_pre_forward_unshard", "_pre_backward_hook", "_post_backward_final_callback")
-"""Waiting functions of `FullyShardedDataParallel` on CUDA."""
+"""Waiting functions on CUDA."""
 _FLAT_GATHERING = "_all_gather_flat_param"
-_FLAT_SUMS = ("_reduce_grad", "_reduce_grad_no_shard")
-"""Summing functions of `FullyShardedDataParallel` on a CPU."""
-_CUDA_EVERY = 4
-"""A hundred layers need hundreds of events."""
+"""Gathering method of a handle, on a CPU."""
+_FLAT_REDUCTIONS = ("_reduce_grad", "_reduce_grad_no_shard")
+"""Reducing functions on a CPU."""
+_CUDA_EVERY = 4  # steps between measurements: a hundred layers need hundreds of events
 
 _watched: WeakKeyDictionary[Any, ShardedWaits] = WeakKeyDictionary()
 
 
 class ShardedWaits:
+    """`Waits` of a model that FSDP shards, either `fully_shard` or `FullyShardedDataParallel`."""
+
     def __init__(self, stopwatch: Stopwatch) -> None:
         self.stopwatch = stopwatch
         self._every = _CUDA_EVERY if isinstance(stopwatch, CudaStopwatch) else 1
         self._steps = 0
-        self._depth = 0
+        self._depth = 0  # of nested measured calls
         self._has_waited = False
-        self._is_hidden = False
-        self._wrapped: list[tuple[Any, str]] = []
-        self._changed: list[tuple[Any, type]] = []
+        self._is_asynchronous = False  # a collective of this step, whose waiting is not measured
+        self._wrapped: list[tuple[Any, str]] = []  # owner and method
+        self._changed: list[tuple[Any, type]] = []  # collective and original class
         self._flat: list[Any] = []
         self.functions: tuple[str, ...] = ()
+        """Measured functions of `FullyShardedDataParallel`."""
 
     @classmethod
     def of(cls, model: nn.Module, world_size: int) -> ShardedWaits | None:
@@ -62,7 +66,8 @@ class ShardedWaits:
         is_flat = isinstance(model, FullyShardedDataParallel)
         if is_flat == bool(groups) or bool(flat) != is_flat or (groups and not _all_are_sharded(model)):
             return None
-        spans = [*(_spans(group, world_size) for group in groups), *(_is_of(module, world_size) for module in flat)]
+        spans = [_spans_all_ranks(group, world_size) for group in groups]
+        spans += [_flat_spans_all_ranks(module, world_size) for module in flat]
         stopwatch = _stopwatch_for(model) if all(spans) else None
         if stopwatch is None:
             return None
@@ -73,8 +78,8 @@ class ShardedWaits:
         return None
 
     def step_ends(self) -> None:
-        is_known = self._has_waited and not self._is_hidden
-        self._has_waited = self._is_hidden = False
+        is_known = self._has_waited and not self._is_asynchronous
+        self._has_waited = self._is_asynchronous = False
         self._depth = 0
         self.stopwatch.step_ends(is_known)
         self._steps += 1
@@ -92,6 +97,7 @@ class ShardedWaits:
         self._wrapped, self._changed, self._flat = [], [], []
 
     def measured(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Call the function. Measure the outermost of nested calls."""
         is_on = self._steps % self._every == 0
         if is_on and self._depth == 0:
             self._call_meter(self.stopwatch.start)
@@ -111,6 +117,7 @@ class ShardedWaits:
             log.exception("cannot measure this rank's waiting; training continues")
 
     def _wrap(self, owner: Any, name: str) -> bool:
+        """Measure a method; return False if the owner lacks it."""
         if not callable(getattr(owner, name, None)):
             return False
         setattr(owner, name, functools.partial(self.measured, getattr(owner, name)))
@@ -118,6 +125,7 @@ class ShardedWaits:
         return True
 
     def _watch_groups(self, groups: list[Any]) -> bool:
+        """Return False if the waits of `fully_shard` cannot be measured here."""
         if isinstance(self.stopwatch, CudaStopwatch):
             return all(self._wrap(group, name) for group in groups for name in _GROUP_METHODS)
         if any(group.mesh_info.mesh.ndim > 1 for group in groups):
@@ -131,15 +139,16 @@ class ShardedWaits:
         return True
 
     def collect(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call a collective; others wait for an asynchronous one."""
-        work = self.measured(call, *arguments, **named)
-        self._is_hidden |= work is not None
-        return work
+        """Call a collective. An asynchronous one returns a handle, on which other code waits."""
+        handle = self.measured(call, *arguments, **named)
+        self._is_asynchronous |= handle is not None
+        return handle
 
     def _watch_flat(self, modules: list[Any]) -> bool:
+        """Return False if the waits of `FullyShardedDataParallel` cannot be measured here."""
         is_cuda = isinstance(self.stopwatch, CudaStopwatch)
-        self.functions = _FLAT_WAITS if is_cuda else _FLAT_SUMS
-        if not all(_is_passing(name) for name in self.functions):
+        self.functions = _FLAT_WAITS if is_cuda else _FLAT_REDUCTIONS
+        if not all(_wrap_for_measuring(name) for name in self.functions):
             return False
         handles = [module._handle for module in modules if module._handle is not None]
         if not is_cuda and not all(self._wrap(handle, _FLAT_GATHERING) for handle in handles):
@@ -151,6 +160,8 @@ class ShardedWaits:
 
 
 def _measured_kind(kind: type, waits: ShardedWaits) -> type:
+    """Return a subclass whose calls are measured. Python looks ``__call__`` up in the class only."""
+
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
         return waits.collect(functools.partial(kind.__call__, self), *arguments, **named)
 
@@ -171,44 +182,46 @@ def _all_are_sharded(model: nn.Module) -> bool:
     return all(hasattr(each, "device_mesh") for each in model.parameters() if each.requires_grad)
 
 
-def _spans(group: Any, world_size: int) -> bool:
+def _spans_all_ranks(group: Any, world_size: int) -> bool:
     mesh = group.mesh_info.mesh
     meshes = [getattr(each.sharded_param, "device_mesh", None) for each in group.fsdp_params]
     return bool(mesh.size() == world_size) and all(each is not None and each.ndim == mesh.ndim for each in meshes)
 
 
-def _is_of(module: FullyShardedDataParallel, world_size: int) -> bool:
-    between = getattr(module, "_inter_node_pg", None)
-    return module.world_size * (between.size() if between is not None else 1) == world_size
+def _flat_spans_all_ranks(module: FullyShardedDataParallel, world_size: int) -> bool:
+    between_nodes = getattr(module, "_inter_node_pg", None)  # replicas, if shards stay within a node
+    replicas = between_nodes.size() if between_nodes is not None else 1
+    return bool(module.world_size * replicas == world_size)
 
 
 def _stopwatch_for(model: nn.Module) -> Stopwatch | None:
+    """Return None if the parameters are on several kinds of devices, or offloaded."""
     kinds = {parameter.device.type for parameter in model.parameters()}
-    if kinds == {"cpu"} and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # with CUDA, parameters are offloaded
+    if kinds == {"cpu"} and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # with CUDA, they are offloaded
         return HostStopwatch()
     return CudaStopwatch() if kinds == {"cuda"} else None
 
 
-def _is_passing(name: str) -> bool:
-    """False if PyTorch lacks it."""
+def _wrap_for_measuring(name: str) -> bool:
+    """Replace a function of PyTorch by one that measures watched modules; return False if PyTorch lacks it."""
     function = getattr(runtime, name, None)
     if not callable(function):
         return False
     if not hasattr(function, "_trainmedic"):
-        wrapper = _passing(function, name)
+        wrapper = _measuring(function, name)
         for module in (runtime, fully_sharded_data_parallel):
             if getattr(module, name, None) is function:
                 setattr(module, name, wrapper)
     return True
 
 
-def _passing(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _measuring(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(function)
-    def passed(state: Any, *arguments: Any, **named: Any) -> Any:
+    def measuring(state: Any, *arguments: Any, **named: Any) -> Any:
         waits = _watched.get(state)
         if waits is None or name not in waits.functions:
             return function(state, *arguments, **named)
         return waits.measured(function, state, *arguments, **named)
 
-    passed._trainmedic = True  # type: ignore[attr-defined]
-    return passed
+    measuring._trainmedic = True  # type: ignore[attr-defined]
+    return measuring

@@ -15,14 +15,14 @@ class StepMeter:
         self.step_ends = self._waits.step_ends
         """Called after every step, reported or not."""
         self._world_size = world_size
-        self._data_seconds: float | None = None  # None if the loop does not report its batches
+        self._data_seconds: float | None = None  # until the loop reports a batch
         self._tokens = 0
 
     def measure_waits(self, model: torch.nn.Module, waits: Waits) -> None:
         self._waits.add(model, waits)
 
     def add_batch(self, batch: Any, seconds: float) -> None:
-        """``seconds``: wait for it."""
+        """``seconds``: the loop's wait for the batch."""
         self._data_seconds = (self._data_seconds or 0.0) + seconds
         self._tokens += tokens_in(batch)
 
@@ -33,14 +33,16 @@ class StepMeter:
         self._waits.stop()
 
     def take(self, steps: int) -> dict[str, Any]:
-        """Return `Medic.report`'s arguments for ``steps`` steps and reset."""
+        """Return `Medic.report`'s arguments for the ``steps`` steps since the last call."""
         waited = self._waits.seconds_per_step()
         parts = {
             "data_seconds": self._data_seconds,
             "wait_seconds": waited * steps if waited is not None else None,
             "tokens": self._tokens * self._world_size or None,
         }
-        self._data_seconds, self._tokens = (0.0 if self._data_seconds is not None else None), 0
+        if self._data_seconds is not None:
+            self._data_seconds = 0.0
+        self._tokens = 0
         return parts
 
     def close(self) -> None:

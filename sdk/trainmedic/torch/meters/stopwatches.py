@@ -12,7 +12,7 @@ _MOST_PENDING = 256  # steps that the device has not finished
 
 
 class Stopwatch(Protocol):
-    """Sums spans by step."""
+    """Sums spans of time by step."""
 
     def start(self) -> None:
         """Begin a span; replaces an unfinished one."""
@@ -21,10 +21,10 @@ class Stopwatch(Protocol):
         """End the span, if any."""
 
     def step_ends(self, is_known: bool) -> None:
-        """End a step, which counts only if all its spans are known."""
+        """End a step. It counts only if all its spans are known."""
 
     def seconds_per_step(self) -> float | None:
-        """Return the mean of the known steps since the last call."""
+        """Return the mean sum of the known steps since the last call; None without any."""
 
 
 class HostStopwatch:
@@ -57,6 +57,8 @@ class HostStopwatch:
 
 
 class CudaStopwatch:
+    """Times the device's stream by events; a step is known once the device has finished it."""
+
     def __init__(self) -> None:
         self._spare: list[Any] = []
         self._began: Any = None
@@ -64,11 +66,11 @@ class CudaStopwatch:
         self._pending: deque[list[tuple[Any, Any]]] = deque()
 
     def start(self) -> None:
-        self._began = self._recorded()
+        self._began = self._record_event()
 
     def stop(self) -> None:
         began, self._began = self._began, None
-        ended = self._recorded() if began is not None else None
+        ended = self._record_event() if began is not None else None
         if ended is not None:
             self._of_step.append((began, ended))
 
@@ -89,7 +91,7 @@ class CudaStopwatch:
             self._spare.extend(event for span in spans for event in span)
         return total / steps if steps else None
 
-    def _recorded(self) -> Any:
+    def _record_event(self) -> Any:
         """Queue an event; None while a graph is captured."""
         if torch.cuda.is_current_stream_capturing():
             return None

@@ -20,14 +20,15 @@ from trainmedic.torch.meters.stopwatches import CudaStopwatch, HostStopwatch, St
 log = logging.getLogger("trainmedic")
 
 _engine: Any = torch.autograd.Variable._execution_engine
-_MOST_MISSED = 10
-_MOST_LEARNED = 3
-"""Attempts to find a model's last gradient, which may vary."""
+_MOST_MISSED = 10  # consecutive steps without the gradient found, until another is sought
+_MOST_SEARCHES = 3  # for a model's last gradient, which may vary
 
 
 class Waits(Protocol):
+    """Measurement of one model's waits for other ranks."""
+
     stopwatch: Stopwatch
-    """Also for waits of the loop."""
+    """Also for waits in the loop's own code."""
 
     def step_ends(self) -> None: ...
 
@@ -39,7 +40,7 @@ class Waits(Protocol):
 
 
 class WaitMeter:
-    """Waits of one rank's ``models``. The first step finds unknown wrappers."""
+    """Waits of one rank's ``models``. Wrappers that are not given are found in the first step."""
 
     def __init__(self, models: Iterable[Any], world_size: int) -> None:
         self._world_size = world_size
@@ -51,6 +52,7 @@ class WaitMeter:
                 self._watch(model)
 
     def add(self, model: nn.Module, waits: Waits) -> None:
+        """Use this measurement for a model."""
         if not self._is_alone:
             self._unknown.discard(id(model))
             self._waits.append(waits)
@@ -68,6 +70,7 @@ class WaitMeter:
             waits.step_ends()
 
     def seconds_per_step(self) -> float | None:
+        """Return the mean of the known steps since the last call; None if a model's waits are unknown."""
         if self._is_alone:
             return 0.0
         seconds = [waits.seconds_per_step() for waits in self._waits]
@@ -93,9 +96,9 @@ class WaitMeter:
         self._unknown.add(id(model))
         # A compiled model would trace the hook into its graph.
         if not isinstance(model, DistributedDataParallel) and not hasattr(model, "_orig_mod"):
-            self._ask_for_wrapper(model)
+            self._find_wrapper_in_first_step(model)
 
-    def _ask_for_wrapper(self, model: nn.Module) -> None:
+    def _find_wrapper_in_first_step(self, model: nn.Module) -> None:
         def hook(module: nn.Module, inputs: Any) -> None:
             if not module.training:
                 return
@@ -113,75 +116,78 @@ class WaitMeter:
 
 
 class _WrapperWaits:
+    """Waits in `DistributedDataParallel`, from the last gradient to the end of the backward pass."""
+
     def __init__(self, wrapper: DistributedDataParallel, stopwatch: Stopwatch) -> None:
         self._parameters = [each for each in wrapper.module.parameters() if each.requires_grad]
         self.stopwatch = stopwatch
-        self._last: Any = None
+        self._last: Any = None  # parameter whose gradient comes last
         self._last_handle: Any = None  # hook on that parameter
-        self._learning: list[Any] = []  # hooks that find it
-        self._learned = 0
-        self._missed = 0  # consecutive steps without it
-        self._was_ready = False
+        self._search_handles: list[Any] = []  # hooks on all parameters, during the step that finds it
+        self._searches = 0
+        self._missed = 0  # consecutive steps without its gradient
+        self._was_ready = False  # its gradient came in this step
         self._stop = _unless_it_fails(stopwatch.stop)
         self._buffer_handles: list[Any] = []
         if wrapper.broadcast_buffers and next(wrapper.module.buffers(), None) is not None:
-            due, there = _unless_it_fails(self._buffers_are_due), _unless_it_fails(self._buffers_are_there)
-            self._buffer_handles.append(wrapper.register_forward_pre_hook(due))
-            self._buffer_handles.append(wrapper.module.register_forward_pre_hook(there))
-        self._learn()
+            # The wrapper broadcasts its buffers between its own and its module's hooks.
+            start, stop = _unless_it_fails(self._start_before_buffers), _unless_it_fails(self._stop_after_buffers)
+            self._buffer_handles.append(wrapper.register_forward_pre_hook(start))
+            self._buffer_handles.append(wrapper.module.register_forward_pre_hook(stop))
+        self._begin_search()
 
     def step_ends(self) -> None:
         was_ready, self._was_ready = self._was_ready, False
         self.stopwatch.step_ends(was_ready)
-        if self._learning:
+        if self._search_handles:
             if self._last is not None:
-                self._stop_learning()
+                self._end_search()
         elif was_ready:
             self._missed = 0
         else:
             self._missed += 1
-            if self._missed == _MOST_MISSED and self._learned < _MOST_LEARNED:
-                self._learn()
+            if self._missed == _MOST_MISSED and self._searches < _MOST_SEARCHES:
+                self._begin_search()
 
     def seconds_per_step(self) -> float | None:
         return self.stopwatch.seconds_per_step()
 
     def close(self) -> None:
-        for handle in (*self._learning, *self._buffer_handles, self._last_handle):
+        for handle in (*self._search_handles, *self._buffer_handles, self._last_handle):
             if handle is not None:
                 handle.remove()
 
-    def _learn(self) -> None:
+    def _begin_search(self) -> None:
         if self._last_handle is not None:
             self._last_handle.remove()
-        self._last, self._learned, self._missed = None, self._learned + 1, 0
-        note = _unless_it_fails(self._note)
-        self._learning = [each.register_post_accumulate_grad_hook(note) for each in self._parameters]
+        self._last, self._searches, self._missed = None, self._searches + 1, 0
+        hook = _unless_it_fails(self._remember_last)
+        self._search_handles = [each.register_post_accumulate_grad_hook(hook) for each in self._parameters]
 
-    def _note(self, parameter: torch.Tensor) -> None:
+    def _remember_last(self, parameter: torch.Tensor) -> None:
         self._last = parameter
 
-    def _stop_learning(self) -> None:
-        for handle in self._learning:
+    def _end_search(self) -> None:
+        for handle in self._search_handles:
             handle.remove()
-        self._learning = []
-        hook = _unless_it_fails(self._gradients_are_ready)
+        self._search_handles = []
+        hook = _unless_it_fails(self._start_at_last_gradient)
         self._last_handle = self._last.register_post_accumulate_grad_hook(hook)
 
-    def _gradients_are_ready(self, parameter: torch.Tensor) -> None:
+    def _start_at_last_gradient(self, parameter: torch.Tensor) -> None:
         self._was_ready = True
         self.stopwatch.start()
-        _engine.queue_callback(self._backward_ends)
+        _engine.queue_callback(self._stop_after_wrapper)
 
-    def _backward_ends(self) -> None:
-        # Queued now, it runs after the wrapper's own callback.
+    def _stop_after_wrapper(self) -> None:
+        # Queued at the end of the backward pass, it runs after the wrapper's own callback.
         _engine.queue_callback(self._stop)
 
-    def _buffers_are_due(self, module: nn.Module, inputs: Any) -> None:
+    def _start_before_buffers(self, module: nn.Module, inputs: Any) -> None:
         if module.training:
             self.stopwatch.start()
 
-    def _buffers_are_there(self, module: nn.Module, inputs: Any) -> None:
+    def _stop_after_buffers(self, module: nn.Module, inputs: Any) -> None:
         if module.training:
             self.stopwatch.stop()
 
@@ -193,6 +199,8 @@ def _stopwatch_for(device: torch.device) -> Stopwatch | None:
 
 
 def _unless_it_fails(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return a hook that logs its errors."""
+
     @functools.wraps(hook)
     def guarded(*arguments: Any) -> None:
         try:

@@ -20,7 +20,7 @@ class AcceleratedSource(IndexedSource):
     def __init__(self, loader: Any, seed: int, rank: int) -> None:
         super().__init__(loader, seed, rank)
         self._prepared = loader
-        self._is_begun = False
+        self._has_begun_epoch = False
         sampler = loader.batch_sampler
         if isinstance(sampler, BatchSamplerShard):
             # Positions count this rank's batches, so they do not fit a loader that is not distributed.
@@ -33,28 +33,28 @@ class AcceleratedSource(IndexedSource):
 
     def next(self) -> Any:
         loader = self._prepared
-        if not self._is_begun:
+        if not self._has_begun_epoch:
             loader.begin()
-            self._is_begun = True
+            self._has_begun_epoch = True
         try:
             batch = super().next()
         except StopIteration:
-            self._end()
+            self._end_epoch()
             raise
-        if self._is_at_end():
+        if self._is_last_batch():
             loader.end_of_dataloader = True
         return batch if loader.device is None else send_to_device(batch, loader.device)
 
     def stop_loading(self) -> None:
         super().stop_loading()
-        self._end()
+        self._end_epoch()
 
-    def _end(self) -> None:
-        if self._is_begun:
-            self._is_begun = False
+    def _end_epoch(self) -> None:
+        if self._has_begun_epoch:
+            self._has_begun_epoch = False
             self._prepared.end()
 
-    def _is_at_end(self) -> bool:
+    def _is_last_batch(self) -> bool:
         order = self._order
         entries = len(order.entries(self.epoch))
         left = sum(stop - start for start, stop in self.skipped.remaining(self.epoch, self.position, entries))
@@ -62,8 +62,10 @@ class AcceleratedSource(IndexedSource):
 
 
 class AcceleratedReread(RereadSource):
-    def __init__(self, loader: Any, most: int) -> None:
-        super().__init__(loader, most)
+    """A prepared loader's batches, if they have no index."""
+
+    def __init__(self, loader: Any, most_reread: int) -> None:
+        super().__init__(loader, most_reread)
         if getattr(loader, "use_stateful_dataloader", False):
             # Its state query began an iterator, which would return the first epoch's batches in any epoch.
             with randomness.preserved():

@@ -14,7 +14,7 @@ from trainmedic.torch.sources.sample_order import Position, SkippedRanges
 REPLAYED = "the same batches again"
 NOT_REPLAYED = "not the same batches"
 REREAD = 1000
-"""Batches read again to reach a position without random access."""
+"""Most batches to read again to reach a position without random access."""
 
 
 class BatchSource:
@@ -26,7 +26,9 @@ class BatchSource:
     kind: str
     """Name in checkpoints, which must not change."""
     batch_size: int | None = None
+    """Samples per batch; None if unknown or fixed."""
     workers: int | None = None
+    """Worker processes; None if fixed."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -66,7 +68,7 @@ class BatchSource:
         }
 
     def restore(self, state: dict[str, Any]) -> str:
-        """Go to `state`'s position and return what comes next. Later skipped batches stay skipped."""
+        """Go to `state`'s position. Return the answer's text about the next batches. Later skips stay."""
         self.epoch, self.position = state["epoch"], state["place"]
         ends = {**self.skipped.ends, **dict(state.get("ends", ()))}
         self.skipped = SkippedRanges([*self.skipped.ranges, *state["left_out"]])
@@ -74,27 +76,27 @@ class BatchSource:
         self.skipped.add(self.epoch, self.position, self.position + state["leaving_out"])
         return REPLAYED
 
-    def knows(self, state: dict[str, Any]) -> bool:
+    def can_restore(self, state: dict[str, Any]) -> bool:
         return state.get("kind") in (None, self.kind)
 
     def start_epoch(self, epoch: int) -> str:
-        """Go to an epoch's start, because another source's position is meaningless."""
+        """Go to an epoch's start, because another source's position is meaningless. Return the answer's text."""
         self.stop_loading()
         self.epoch, self.position = epoch, 0
         self.skipped = SkippedRanges()
         return f"{NOT_REPLAYED}: the checkpoint was written with a loader of another kind; its epoch begins anew"
 
     def check_skip(self, batches: int) -> None:
-        """Raise Rejected if so many batches cannot be skipped."""
+        """Raise Rejected if this many batches cannot be skipped."""
 
     def skip(self, batches: int) -> int:
-        """Skip batches; return how many are newly skipped."""
+        """Skip the next batches; return how many of them were not skipped before."""
         already = self.skipped.count(self.epoch, self.position, batches)
         self.skipped.add(self.epoch, self.position, self.position + batches)
         return batches - already
 
     def stop_loading(self) -> None:
-        """Drop batches being loaded, before a new start."""
+        """Drop batches being loaded. The next one is loaded from ``position``."""
 
     def set_workers(self, count: int) -> None:
         raise Unsupported("only the workers of a plain DataLoader over an indexed data set can be changed")
@@ -104,7 +106,7 @@ class BatchSource:
 
 
 class SequenceSource(BatchSource):
-    """A length or an IndexError ends an epoch."""
+    """Batches ``source[0]``, ``source[1]`` and so on. The length or an IndexError ends an epoch."""
 
     kind = "Numbered"
 
@@ -124,6 +126,8 @@ class SequenceSource(BatchSource):
 
 
 class IteratedSource(BatchSource, ABC):
+    """Batches of one iterator per epoch."""
+
     def __init__(self) -> None:
         super().__init__()
         self._iterator: Iterator[Any] | None = None
@@ -149,45 +153,51 @@ class IteratedSource(BatchSource, ABC):
 
 
 class RereadSource(IteratedSource):
+    """Batches of an iterable. To go back, the epoch is read again with its first random numbers.
+
+    Positions after ``most_reread`` batches cannot be reached.
+    """
+
     kind = "Reread"
 
-    def __init__(self, source: Any, most: int) -> None:
+    def __init__(self, source: Any, most_reread: int) -> None:
         super().__init__()
         self._source = source
-        self._most = most
-        self._at_start: dict[str, Any] | None = None
+        self._most_reread = most_reread
+        self._random_at_start: dict[str, Any] | None = None  # of the epoch
         # Of the present epoch, to check that a second reading returns the same batches.
         self._fingerprints: list[Fingerprint] = []
 
     def fetch(self) -> Any:
         batch = super().fetch()
-        if len(self._fingerprints) < min(self.position, self._most):
+        if len(self._fingerprints) < min(self.position, self._most_reread):
             self._fingerprints.append(fingerprint(batch))
         return batch
 
     def state(self) -> dict[str, Any]:
         if self._iterator is not None:
-            return {**super().state(), "at_start": self._at_start, "generator": None}
+            return {**super().state(), "at_start": self._random_at_start, "generator": None}
         return {**super().state(), "at_start": None, "generator": self._generator_state()}
 
     def restore(self, state: dict[str, Any]) -> str:
         position = state["place"]
-        if position > self._most and (self.epoch, self.position) < (state["epoch"], position):
+        if position > self._most_reread:
+            too_many = f"for more than {self._most_reread} would have to be read again"
+            if (self.epoch, self.position) >= (state["epoch"], position):
+                return f"{NOT_REPLAYED}: it goes on, {too_many}"
             super().restore(state)  # another process wrote it; no iterator can continue here
             self.position = 0
-            return f"{NOT_REPLAYED}: the epoch begins anew, for more than {self._most} would have to be read again"
-        if position > self._most:
-            return f"{NOT_REPLAYED}: it goes on, for more than {self._most} would have to be read again"
+            return f"{NOT_REPLAYED}: the epoch begins anew, {too_many}"
         expected = self._fingerprints if self.epoch == state["epoch"] else []
         super().restore(state)
         self.stop_loading()
         self._fingerprints = []
-        at_start = state["at_start"]
-        if at_start is None:  # between epochs or before the first
+        random_at_start = state["at_start"]
+        if random_at_start is None:  # between epochs or before the first
             self._set_generator(state.get("generator"))
             return REPLAYED
-        randomness.restore(at_start["random"])
-        self._set_generator(at_start["generator"])
+        randomness.restore(random_at_start["random"])
+        self._set_generator(random_at_start["generator"])
         self._iterator = self.begin_epoch()
         for batches in range(position):
             try:
@@ -197,12 +207,12 @@ class RereadSource(IteratedSource):
                 return f"{NOT_REPLAYED}: the source has only {batches} batches this time"
         if any(read(before) != read(again) for before, again in zip(expected, self._fingerprints, strict=False)):
             return f"{NOT_REPLAYED}: the source gives others when it is read again"
-        return read_again(position)
+        return replayed_after_rereading(position)
 
     def begin_epoch(self) -> Iterator[Any]:
         if self.position == 0:
             self._fingerprints = []
-        self._at_start = {"random": randomness.capture(), "generator": self._generator_state()}
+        self._random_at_start = {"random": randomness.capture(), "generator": self._generator_state()}
         for part in (self._source, getattr(self._source, "dataset", None)):
             set_epoch(part, self.epoch)
         return iter(self._source)
@@ -222,15 +232,15 @@ class ForwardSource(BatchSource):
 
     def __init__(self) -> None:
         super().__init__()
-        self._passed = 0  # batches after a rollback's checkpoint that cannot be read again
+        self._lost = 0  # batches between a rollback's checkpoint and the rollback, which cannot be read again
 
     def restore(self, state: dict[str, Any]) -> str:
-        self._passed = max(self.position - state["place"], 0)
-        return f"{NOT_REPLAYED}: a stream only goes on; {self._passed} batches since then are left out"
+        self._lost = max(self.position - state["place"], 0)
+        return f"{NOT_REPLAYED}: a stream only goes on; {self._lost} batches since then are left out"
 
     def skip(self, batches: int) -> int:
-        """Skip batches after the checkpoint's position; passed ones count."""
-        return super().skip(max(batches - self._passed, 0))
+        """Skip batches after the checkpoint's position. Lost batches count as skipped."""
+        return super().skip(max(batches - self._lost, 0))
 
 
 class IteratorSource(ForwardSource):
@@ -246,11 +256,12 @@ class IteratorSource(ForwardSource):
         return batch
 
 
-def read_again(batches: int) -> str:
+def replayed_after_rereading(batches: int) -> str:
     return f"{REPLAYED}, if the source repeats itself: {batches} were read again"
 
 
 def set_epoch(part: Any, epoch: int) -> None:
+    """Set the epoch of a sampler or data set, by any known interface."""
     if hasattr(part, "set_epoch"):
         part.set_epoch(epoch)
     elif hasattr(part, "next_epoch"):

@@ -19,7 +19,7 @@ log = logging.getLogger("trainmedic")
 
 
 class DrawnSource(ForwardSource):
-    """Batches of a function, one per call; ``rank`` distinguishes the ranks'."""
+    """Batches of a function, one per call. ``rank`` gives each rank other random numbers."""
 
     kind = "Drawn"
 
@@ -29,15 +29,15 @@ class DrawnSource(ForwardSource):
         self._seed = seed
         self._rank = rank
         self._repeats: bool | None = None  # unknown before the first batch
-        self._drawn: list[Any] = []  # second batch of a function that does not repeat
+        self._pending: list[Any] = []  # second batch of a function that does not repeat, not yet delivered
 
     def fetch(self) -> Any:
-        batch = self._drawn.pop() if self._drawn else self._draw_seeded()
+        batch = self._pending.pop() if self._pending else self._draw_seeded()
         if self._repeats is None:
             again = self._draw_seeded()
             self._repeats = _is_same(batch, again)
             if not self._repeats:
-                self._drawn.append(again)
+                self._pending.append(again)
                 log.warning(
                     "loader: the function that draws batches keeps its own position, so rollbacks do not repeat them; "
                     "let it depend on the random generators of Python, NumPy and PyTorch only"
@@ -55,7 +55,7 @@ class DrawnSource(ForwardSource):
             self.epoch, self.position = state["epoch"], state["place"]
             return f"{NOT_REPLAYED}: the function that draws them keeps its own position and continues"
         self._seed = int(state["seed"])
-        self._passed = 0
+        self._lost = 0
         return BatchSource.restore(self, state)
 
     def _draw_seeded(self) -> Any:

@@ -9,10 +9,12 @@ _TAKEN, _BEGUN, _ENDED = "t", "b", "e"
 # without prefetching take no batch before the first step, or another one before the second.
 _AHEAD = re.compile("t+bt+eb")
 _PERHAPS_AHEAD = re.compile("t+bt+e")  # after the first step; the second decides
-_LONGEST = 10_000  # events; longer first steps are not examined
+_MOST_EVENTS = 10_000  # after more before the second step, the loop counts as not prefetching
 
 
 class FetchOrder:
+    """``is_ahead``: the loop prefetches; known once this ``is_decided``, at the second step."""
+
     __slots__ = ("_events", "is_ahead", "is_decided")
 
     def __init__(self) -> None:
@@ -22,7 +24,7 @@ class FetchOrder:
 
     @property
     def may_be_ahead(self) -> bool:
-        """Return whether this is undecided after the first step."""
+        """True if the loop perhaps prefetches, before the second step."""
         return not self.is_decided and _PERHAPS_AHEAD.fullmatch("".join(self._events)) is not None
 
     def batch_was_taken(self) -> None:
@@ -39,4 +41,4 @@ class FetchOrder:
 
     def _note(self, event: str) -> None:
         self._events.append(event)
-        self.is_decided = self.is_decided or len(self._events) > _LONGEST
+        self.is_decided = self.is_decided or len(self._events) > _MOST_EVENTS

@@ -1,4 +1,4 @@
-"""Batch source for a `DataLoader`, with access to any batch.
+"""Batch source for a `DataLoader` over an indexed data set, which can continue at any batch.
 
 Workers seed random generators by batch position.
 """
@@ -17,7 +17,7 @@ from trainmedic.torch import randomness
 from trainmedic.torch.sources.batch_sources import NOT_REPLAYED, REPLAYED, BatchSource, shut_down_workers
 from trainmedic.torch.sources.sample_order import Position, SampleOrder
 
-_MOST_EPOCHS = 10  # epochs that a rollback may skip; more is an error in the playbook
+_MOST_SKIPPED_EPOCHS = 10  # by a rollback; more is an error in the playbook
 
 
 class IndexedSource(BatchSource):
@@ -67,14 +67,14 @@ class IndexedSource(BatchSource):
 
     def check_skip(self, batches: int) -> None:
         entries, size = len(self._order.entries(self.epoch)), self.batch_size or 1
-        if batches * size > max(_MOST_EPOCHS * entries, size):
+        if batches * size > max(_MOST_SKIPPED_EPOCHS * entries, size):
             raise Rejected(
                 f"cannot skip {batches} batches: an epoch has {-(-entries // size)}, "
-                f"and at most {_MOST_EPOCHS} epochs can be skipped"
+                f"and at most {_MOST_SKIPPED_EPOCHS} epochs can be skipped"
             )
 
     def skip(self, batches: int) -> int:
-        """Skip, also across epochs."""
+        """Skip the next batches, also across epochs; return how many were not skipped before."""
         epoch, position = self.epoch, self.position
         size, added = self.batch_size or 1, 0
         while batches:
@@ -82,7 +82,7 @@ class IndexedSource(BatchSource):
             here = self._batches_in(end - position)
             if end == 0 or (here == 0 and position == 0):
                 break
-            # A dropped rest of an epoch is no batch, unless batches become smaller.
+            # Entries that `drop_last` drops do not count, but may be in a batch once batches become smaller.
             stop = min(position + min(batches, here) * size, end)
             left = self.skipped.remaining(epoch, position, stop)
             added += self._batches_in(sum(until - start for start, until in left))
@@ -139,11 +139,12 @@ class IndexedSource(BatchSource):
             options["multiprocessing_context"] = pattern.multiprocessing_context
             options["timeout"] = pattern.timeout
         entries = _Entries(self._upcoming)
-        if self._order.batches:
+        if self._order.has_batches:
             return DataLoader(batch_sampler=entries, **options)
         return DataLoader(batch_size=None, sampler=entries, **options)
 
     def _upcoming(self) -> Iterator[Any]:
+        """Yield the entries of each batch from ``position`` to the end of the epoch."""
         order, size, epoch = self._order, self.batch_size or 1, self.epoch
         entries = order.entries(epoch)
         batch: list[Any] = []
@@ -162,14 +163,17 @@ class IndexedSource(BatchSource):
             yield self._requested(epoch, begin, end, batch)
 
     def _requested(self, epoch: int, begin: Position, end: Position, entry: Any) -> Any:
+        """Record a batch's end; return what `_SeededDataset` gets for it."""
         self._ends.append(end)
         if not self.workers:
             return entry
         position = (epoch, begin)
-        return [position, *entry] if self._order.batches else (position, entry)
+        return [position, *entry] if self._order.has_batches else (position, entry)
 
 
 class _Entries:
+    """Sampler that asks for the upcoming entries whenever an iterator starts."""
+
     def __init__(self, upcoming: Callable[[], Iterator[Any]]) -> None:
         self._upcoming = upcoming
 
@@ -178,6 +182,8 @@ class _Entries:
 
 
 class _SeededDataset:
+    """The user's data set, in workers with random numbers by batch. Attributes are those of the user's."""
+
     def __init__(self, dataset: Any, seed: int, rank: int) -> None:
         self.__dict__.update(dataset=dataset, seeds=(seed, rank))
 

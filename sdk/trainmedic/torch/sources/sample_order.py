@@ -12,9 +12,9 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from trainmedic.torch import randomness
 
-_MOST_ENDS = 1000
+_MOST_ENDS = 1000  # epochs whose end is remembered
 Position = int
-"""Entries before it, in samples or in batches of the user's batch sampler."""
+"""Number of entries before it. An entry is a sample, or a batch of the user's batch sampler."""
 
 
 class SampleOrder:
@@ -26,7 +26,7 @@ class SampleOrder:
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         self._seed = seed
         batcher: Any = loader.batch_sampler
-        self.batches = batcher is not None
+        self.has_batches = batcher is not None
         self.drop_last = False
         self.batch_size: int | None = None
         self._sampler: Any = loader.sampler if batcher is None else batcher
@@ -46,11 +46,12 @@ class SampleOrder:
 
     def entries(self, epoch: int) -> Sequence[Any]:
         if epoch != self._epoch:
-            self._entries = self._ask(epoch)
+            self._entries = self._draw_entries(epoch)
             self._epoch, self._fingerprint = epoch, None
         return self._entries
 
     def fingerprint(self, epoch: int) -> int:
+        """Return a number that differs between orders: a checksum, or the length of a sequential order."""
         entries = self.entries(epoch)
         if isinstance(entries, range):
             return len(entries)
@@ -58,7 +59,8 @@ class SampleOrder:
             self._fingerprint = zlib.crc32(entries if isinstance(entries, array) else repr(entries).encode())
         return self._fingerprint
 
-    def _ask(self, epoch: int) -> Sequence[Any]:
+    def _draw_entries(self, epoch: int) -> Sequence[Any]:
+        """Read the sampler with random numbers that depend on seed and epoch only."""
         sampler = self._sampler
         if type(sampler) is SequentialSampler:
             return range(len(sampler))
@@ -81,6 +83,7 @@ class SampleOrder:
 
 
 def _members(sampler: Any) -> Iterator[Any]:
+    """Yield a sampler and those that it wraps."""
     visited: list[Any] = []
     while sampler is not None and all(sampler is not other for other in visited):
         visited.append(sampler)
@@ -98,7 +101,7 @@ def _compact(entries: Iterable[Any]) -> Sequence[Any]:
 
 
 class SkippedRanges:
-    """Untrained ranges: epoch, first, end."""
+    """Ranges that are not trained on: epoch, first position, and the position after the last."""
 
     def __init__(self, ranges: Iterable[Sequence[int]] = ()) -> None:
         self.ranges: list[tuple[int, Position, Position]] = []
@@ -122,7 +125,7 @@ class SkippedRanges:
         return any(other == epoch and start <= position < stop for other, start, stop in self.ranges)
 
     def end_epoch(self, epoch: int, end: Position) -> None:
-        """Record an epoch's end; ranges beyond it continue in the next."""
+        """Record an epoch's end. Ranges beyond it continue in the next epoch."""
         self.ends = dict([*self.ends.items(), (epoch, end)][-_MOST_ENDS:])
         ranges, self.ranges = self.ranges, []
         for other, start, stop in ranges:
@@ -143,6 +146,7 @@ class SkippedRanges:
         return counted
 
     def remaining(self, epoch: int, position: Position, end: Position) -> Iterator[tuple[Position, Position]]:
+        """Yield the ranges between ``position`` and ``end`` that are not skipped."""
         for other, start, stop in self.ranges:
             if other == epoch and stop > position:
                 if position < min(start, end):
@@ -153,7 +157,7 @@ class SkippedRanges:
 
 
 def for_other_rank_count(state: dict[str, Any] | None, ranks_then: int, ranks_now: int) -> dict[str, Any] | None:
-    """Scale a state's positions for another number of ranks; None if impossible."""
+    """Scale the positions in a batch source's state for another number of ranks; None if impossible."""
     if state is None or "loader" in state or state.get("at_start") is not None:
         return None
     skipped = [

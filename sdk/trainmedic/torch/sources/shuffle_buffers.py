@@ -8,11 +8,11 @@ from typing import Any, Dict, Iterator, Mapping, Tuple
 
 from torch.utils.data import IterableDataset
 
-_DEEPEST = 6
+_DEEPEST = 6  # levels of stages, and of containers in a state
 _INNER = ("dataset", "source", "ex_iterable", "_ex_iterable", "ex_iterables", "pipeline", "datasets")
 """Attributes that hold preceding pipeline stages."""
-_SHUFFLING = ("BufferShuffledExamplesIterable", "detshuffle")
-_EXACT = ("streaming",)  # MosaicML's data sets, whose state is complete
+_SHUFFLING_STAGES = ("BufferShuffledExamplesIterable", "detshuffle")  # classes of datasets and WebDataset
+_WITH_COMPLETE_STATE = ("streaming",)  # packages: MosaicML's data sets
 
 Buffers = Dict[str, Tuple[int, ...]]
 """Identities of samples by buffer name."""
@@ -21,10 +21,12 @@ Buffers = Dict[str, Tuple[int, ...]]
 def is_streamed(loader: Any) -> bool:
     """Return whether the data set is iterable only, with a possibly incomplete state."""
     dataset = getattr(loader, "dataset", None)
-    return isinstance(dataset, IterableDataset) and type(dataset).__module__.partition(".")[0] not in _EXACT
+    return (
+        isinstance(dataset, IterableDataset) and type(dataset).__module__.partition(".")[0] not in _WITH_COMPLETE_STATE
+    )
 
 
-def begins_again(loader: Any) -> bool:
+def can_restart_epoch(loader: Any) -> bool:
     """Return whether an empty state restarts the loader's epoch, as in torchdata."""
     return hasattr(loader, "next_iter_state")
 
@@ -39,6 +41,8 @@ def shuffles(loader: Any) -> bool:
 
 
 class BufferWatch:
+    """Detection of lists that collect samples while a data set is read."""
+
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._before: Buffers = {}
@@ -51,6 +55,7 @@ class BufferWatch:
             self._before = self._after_first
 
     def held_back(self, iterator: Any, state: Any) -> str:
+        """Return the samples that ``state`` lacks, as text, or "" if it seems complete."""
         if shuffles(self._loader):
             return "its shuffle buffer"
         now = _buffers(self._dataset, iterator)
@@ -66,7 +71,7 @@ class BufferWatch:
 
 
 def _is_shuffling(stage: Any) -> bool:
-    if type(stage).__name__ in _SHUFFLING:
+    if type(stage).__name__ in _SHUFFLING_STAGES:
         return True
     # WebDataset's stages call a function of this name.
     function = getattr(stage, "f", None)
@@ -85,6 +90,7 @@ def _stages(stage: Any, depth: int) -> Iterator[Any]:
 
 
 def _buffers(dataset: Any, iterator: Any) -> Buffers:
+    """Return all lists in the data set, its iterator and the generators that this holds."""
     fetcher = getattr(iterator, "_dataset_fetcher", None)  # None with worker processes
     if fetcher is None:
         return {}
@@ -112,6 +118,7 @@ def _collect(holder: Any, found: Buffers, depth: int) -> None:
 
 
 def _has_sequence(state: Any, length: int, depth: int) -> bool:
+    """Return whether a state contains a sequence of this length, so probably the buffer."""
     if isinstance(state, Mapping):
         return depth > 0 and any(_has_sequence(each, length, depth - 1) for each in state.values())
     try:

@@ -28,7 +28,7 @@ from trainmedic.torch.sources.batch_sources import (
 from trainmedic.torch.sources.drawn_source import DrawnSource
 from trainmedic.torch.sources.indexed_source import IndexedSource
 from trainmedic.torch.sources.sample_order import SampleOrder
-from trainmedic.torch.sources.shuffle_buffers import begins_again, is_streamed
+from trainmedic.torch.sources.shuffle_buffers import can_restart_epoch, is_streamed
 from trainmedic.torch.sources.stateful_source import BufferedSource, StatefulSource, keeps_position
 
 
@@ -40,7 +40,7 @@ def batch_source_for(loader: Any, seed: int | None, rank: int, reread: int = RER
 
         return source_of_prepared(loader, order_seed, rank, reread)
     if keeps_position(loader):
-        if is_streamed(loader) and begins_again(loader):
+        if is_streamed(loader) and can_restart_epoch(loader):
             return BufferedSource(loader, loader, reread)
         return StatefulSource(loader, loader)
     if isinstance(loader, DataLoader):

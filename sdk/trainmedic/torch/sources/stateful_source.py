@@ -15,13 +15,12 @@ from trainmedic.torch.sources.batch_sources import (
     REPLAYED,
     BatchSource,
     IteratedSource,
-    read_again,
+    replayed_after_rereading,
     set_epoch,
 )
 from trainmedic.torch.sources.shuffle_buffers import BufferWatch, shuffles
 
-_LAST = 4
-"""Batches to compare after reading the epoch again."""
+_LAST = 4  # batches to compare after reading the epoch again
 
 
 class StatefulSource(IteratedSource):
@@ -37,35 +36,41 @@ class StatefulSource(IteratedSource):
         self._loader = loader
         self._keeper = keeper
         # A data set may be at its end between epochs and would stay there.
-        self._fresh = keeper.state_dict() if keeper is not loader else None
-        self._at_start: dict[str, Any] | None = None  # random numbers at the start of the present iterator
-        # The restored position is inside an epoch, whose first random numbers the checkpoint's generators have already
-        # given.
-        self._was_begun = False
+        self._initial_state = keeper.state_dict() if keeper is not loader else None
+        self._random_at_start: dict[str, Any] | None = None  # of the present iterator
+        # The restored position is inside an epoch. The checkpoint's generators are already past its first random
+        # numbers.
+        self._was_inside_epoch = False
 
     def state(self) -> dict[str, Any]:
         before = randomness.capture()
-        kept = self._keeper.state_dict()
+        loader_state = self._keeper.state_dict()
         # The loader may have begun to iterate for its state; drawn random numbers show that.
-        if self._at_start is None and not torch.equal(before["torch"], torch.get_rng_state()):
-            self._at_start = before
-        return {**super().state(), "loader": kept, "begun": self._at_start is not None, "at_start": self._at_start}
+        if self._random_at_start is None and not torch.equal(before["torch"], torch.get_rng_state()):
+            self._random_at_start = before
+        is_inside_epoch = self._random_at_start is not None
+        return {
+            **super().state(),
+            "loader": loader_state,
+            "begun": is_inside_epoch,
+            "at_start": self._random_at_start,
+        }
 
     def restore(self, state: dict[str, Any]) -> str:
         super().restore(state)
         self.stop_loading()
-        self._was_begun = state.get("begun", False)
-        self._at_start = state.get("at_start")
+        self._was_inside_epoch = state.get("begun", False)
+        self._random_at_start = state.get("at_start")
         self._set_epoch()
-        fresh = self._fresh is not None and self.position == 0
-        self._keeper.load_state_dict(self._fresh if fresh else state["loader"])
+        is_at_start = self._initial_state is not None and self.position == 0
+        self._keeper.load_state_dict(self._initial_state if is_at_start else state["loader"])
         return REPLAYED
 
     def fetch(self) -> Any:
         try:
             return super().fetch()
         except StopIteration:
-            self._at_start = None
+            self._random_at_start = None
             raise
 
     def _set_epoch(self) -> None:
@@ -76,32 +81,32 @@ class StatefulSource(IteratedSource):
 
     def begin_epoch(self) -> Iterator[Any]:
         self._set_epoch()
-        if not self._was_begun:
-            if self._at_start is None:
-                self._at_start = randomness.capture()
+        if not self._was_inside_epoch:
+            if self._random_at_start is None:
+                self._random_at_start = randomness.capture()
             return iter(self._loader)
-        self._was_begun = False
+        self._was_inside_epoch = False
         with randomness.preserved():
-            if self._at_start is not None:
-                randomness.restore(self._at_start)
+            if self._random_at_start is not None:
+                randomness.restore(self._random_at_start)
             return iter(self._loader)
 
 
 class BufferedSource(StatefulSource):
     """Batches of a streamed data set that may buffer samples.
 
-    If its state lacks them, up to ``most`` batches are read again.
+    If its state lacks them, up to ``most_reread`` batches are read again.
     """
 
-    def __init__(self, loader: Any, keeper: Any, most: int) -> None:
+    def __init__(self, loader: Any, keeper: Any, most_reread: int) -> None:
         super().__init__(loader, keeper)
-        self._most = most
+        self._most_reread = most_reread
         self._watch = BufferWatch(loader)
         self._last: deque[Fingerprint] = deque(maxlen=_LAST)
         dataset = loader.dataset
         # The data set in this process continues from its loaded state.
-        is_kept = keeps_position(dataset) and not loader.num_workers
-        self._data_set_at_start = dataset.state_dict() if is_kept else None
+        must_reset = keeps_position(dataset) and not loader.num_workers
+        self._data_set_at_start = dataset.state_dict() if must_reset else None
 
     def state(self) -> dict[str, Any]:
         state = super().state()
@@ -121,26 +126,27 @@ class BufferedSource(StatefulSource):
         held_back = state.get("held_back") or ("its shuffle buffer" if shuffles(self._loader) else "")
         self._last = deque(state.get("last", ()), maxlen=_LAST)
         position = state["place"]
-        if not held_back or position == 0 or position > self._most:
-            kept = self._restore_state(state)
-            if not held_back or position == 0:
-                return kept
+        if not held_back or position == 0:
+            return self._restore_state(state)
+        if position > self._most_reread:
+            self._restore_state(state)
             return (
-                f"{NOT_REPLAYED}: more than {self._most} would have to be read again, because the state of the data "
-                f"set lacks {held_back}; it goes on from where it was, and those samples come otherwise"
+                f"{NOT_REPLAYED}: more than {self._most_reread} would have to be read again, because the state of the "
+                f"data set lacks {held_back}; it goes on from where it was, and those samples come otherwise"
             )
         BatchSource.restore(self, state)
         self.stop_loading()
-        self._was_begun, self._at_start = False, state.get("at_start")
-        self._load_start()
+        self._was_inside_epoch, self._random_at_start = False, state.get("at_start")
+        self._go_to_epoch_start()
         return self._read_again(position)
 
     def _restore_state(self, state: dict[str, Any]) -> str:
-        told = super().restore(state)
-        is_unseen = self._loader.num_workers and told == REPLAYED and self.position
-        return f"{told}, if the state of the data set holds all that its workers hold back" if is_unseen else told
+        data = super().restore(state)
+        if self._loader.num_workers and data == REPLAYED and self.position:
+            return f"{data}, if the state of the data set holds all that its workers hold back"
+        return data
 
-    def _load_start(self) -> None:
+    def _go_to_epoch_start(self) -> None:
         if self._keeper is self._loader:
             self._loader.load_state_dict({})
         if self._data_set_at_start is not None:
@@ -153,8 +159,8 @@ class BufferedSource(StatefulSource):
     def _read_again(self, position: int) -> str:
         expected, self._last = [read(each) for each in self._last], deque(maxlen=_LAST)
         with randomness.preserved():
-            if self._at_start is not None:
-                randomness.restore(self._at_start)
+            if self._random_at_start is not None:
+                randomness.restore(self._random_at_start)
             self._iterator = iter(self._loader)
             for number in range(position):
                 try:
@@ -165,15 +171,14 @@ class BufferedSource(StatefulSource):
                 self._watch.batch_read(self._iterator, number == 0)
         if expected and expected != [read(each) for each in self._last]:
             return f"{NOT_REPLAYED}: the source gives others when it is read again"
-        return read_again(position)
+        return replayed_after_rereading(position)
 
 
 def keeps_position(loader: Any) -> bool:
-    """Return whether its state needs no argument; MosaicML's data sets need the position."""
-    ask = getattr(loader, "state_dict", None)
-    if not callable(ask) or not callable(getattr(loader, "load_state_dict", None)):
+    """Return whether it has a state that needs no argument. MosaicML's data sets need the position."""
+    state_dict = getattr(loader, "state_dict", None)
+    if not callable(state_dict) or not callable(getattr(loader, "load_state_dict", None)):
         return False
-    needed = [
-        name for name, parameter in inspect.signature(ask).parameters.items() if parameter.default is parameter.empty
-    ]
+    parameters = inspect.signature(state_dict).parameters.items()
+    needed = [name for name, parameter in parameters if parameter.default is parameter.empty]
     return all(name in ("args", "kwargs") for name in needed)

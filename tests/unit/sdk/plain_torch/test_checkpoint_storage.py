@@ -243,7 +243,7 @@ def test_those_in_memory_count_among_those_that_reach_back(tmp_path: Path, caplo
     """A rollback may go to them, so nothing is said where they reach back far enough, and the whole reach is told."""
     storage, training = Directory(tmp_path, keep=3), parts()
     began = datetime.now(UTC) - timedelta(minutes=13)
-    storage.beside = lambda: [SavedCheckpoint(0, began, "memory-step-00000000")]
+    storage.in_memory = lambda: [SavedCheckpoint(0, began, "memory-step-00000000")]
     for number in range(8):
         age(storage.save(number, training, {}).path, minutes=10 - number / 3)
         storage.prune()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainmedic.torch.global_batch import GlobalBatch, GlobalBatchLost, accumulation_to_go_on_with
+from trainmedic.torch.global_batch import GlobalBatch, GlobalBatchLost, accumulation_to_continue_with
 
 
 def batch(micro_batch: int | None, accumulation: int, ranks: int, given: int | None = None) -> GlobalBatch:
@@ -27,8 +27,8 @@ def batch(micro_batch: int | None, accumulation: int, ranks: int, given: int | N
 )
 def test_as_many_samples_as_before_make_a_step(then: GlobalBatch, now: GlobalBatch, accumulation: int) -> None:
     """Whether ranks were lost, came back, or neither."""
-    assert accumulation_to_go_on_with(then, now, True) == accumulation
-    assert GlobalBatch.of(then.plain()) == then
+    assert accumulation_to_continue_with(then, now, True) == accumulation
+    assert GlobalBatch.from_plain(then.plain()) == then
 
 
 @pytest.mark.parametrize(
@@ -42,17 +42,17 @@ def test_as_many_samples_as_before_make_a_step(then: GlobalBatch, now: GlobalBat
 def test_where_no_accumulation_keeps_it_the_reason_is_told(then: GlobalBatch, now: GlobalBatch, reason: str) -> None:
     """And what can be done."""
     with pytest.raises(GlobalBatchLost, match=reason):
-        accumulation_to_go_on_with(then, now, True)
+        accumulation_to_continue_with(then, now, True)
 
 
 def test_a_loop_that_does_not_accumulate_cannot_keep_it() -> None:
     """Unless it has done so itself."""
     with pytest.raises(GlobalBatchLost, match="does not declare gradient accumulation"):
-        accumulation_to_go_on_with(batch(4, 1, 4), batch(4, 1, 2), False)
-    assert accumulation_to_go_on_with(batch(4, 1, 4), batch(8, 1, 2), False) == 1
+        accumulation_to_continue_with(batch(4, 1, 4), batch(4, 1, 2), False)
+    assert accumulation_to_continue_with(batch(4, 1, 4), batch(8, 1, 2), False) == 1
 
 
 @pytest.mark.parametrize("kept", [None, 5, {}, {"accumulation": "2", "ranks": 1, "given": 1}, {"accumulation": 0}])
 def test_a_checkpoint_that_says_nothing_of_it_is_taken(kept: object) -> None:
     """One of an earlier release, or one that was written over by hand."""
-    assert GlobalBatch.of(kept) is None
+    assert GlobalBatch.from_plain(kept) is None

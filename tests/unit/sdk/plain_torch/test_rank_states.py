@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trainmedic.torch.checkpoints.digests import KnownDigests
-from trainmedic.torch.checkpoints.rank_states import RankState, compare_states, leaf_digests, merge, own_of, unite
+from trainmedic.torch.checkpoints.rank_states import RankState, compare_states, leaf_digests, merge, own_part, unite
 from trainmedic.torch.state_parts import ATTRIBUTES, StateParts
 
 
@@ -65,7 +65,7 @@ FIRST: dict[str, Any] = {
 def test_a_rank_keeps_what_differs_and_gets_it_back(mine: dict[str, Any]) -> None:
     """Other values, other shapes, entries that only one of them has: nothing else is kept, and nothing is lost."""
     state = compared(mine, FIRST)
-    kept = own_of(mine, RankState.of(state.plain()), 1)
+    kept = own_part(mine, RankState.of(state.plain()), 1)
     assert len(kept["own"]) < len(leaf_digests(mine, KnownDigests()))
     loaded = {part: dict(held) for part, held in FIRST.items()}
     loaded["optimizer"]["state"] = {0: {"momentum": torch.ones(2)}}
@@ -78,7 +78,7 @@ def test_where_it_is_not_known_what_differs_all_is_kept() -> None:
     """The ranks could not compare: then each keeps all that it has."""
     mine = {"model": {"weight": torch.zeros(2)}}
     loaded = {"model": {"weight": torch.ones(2), "other": torch.ones(1)}}
-    merge(loaded, own_of(mine, None, 1))
+    merge(loaded, own_part(mine, None, 1))
     assert loaded["model"].keys() == {"weight"}
     assert not loaded["model"]["weight"].any()
 
@@ -87,14 +87,14 @@ def test_what_differs_by_a_fault_is_not_kept() -> None:
     """Of a part whose weights have changed by themselves every rank is to get those of rank 0."""
     mine = {**FIRST, "model": {**FIRST["model"], "weight": torch.zeros(2)}}
     state = compared(mine, FIRST)
-    assert own_of(mine, RankState(1, state.parts, state.own, state.digests, ("model",)), 1)["own"] == []
+    assert own_part(mine, RankState(1, state.parts, state.own, state.digests, ("model",)), 1)["own"] == []
 
 
 def test_states_of_other_owners_are_united_and_others_are_not() -> None:
     """Each parameter's momentum on one rank makes a whole; two values for one parameter belong to their ranks."""
     second = {**FIRST, "optimizer": {**FIRST["optimizer"], "state": {1: {"momentum": torch.zeros(2)}}}}
     states = [compared(FIRST, second), compared(second, FIRST)]
-    owns = [own_of(held, state, rank) for rank, (held, state) in enumerate(zip((FIRST, second), states, strict=True))]
+    owns = [own_part(held, state, rank) for rank, (held, state) in enumerate(zip((FIRST, second), states, strict=True))]
     whole = unite(owns, states, "optimizer")
     assert whole is not None
     loaded = {part: dict(held) for part, held in FIRST.items()}
@@ -102,7 +102,7 @@ def test_states_of_other_owners_are_united_and_others_are_not() -> None:
     assert sorted(loaded["optimizer"]["state"]) == [0, 1]
     other = {**FIRST, "optimizer": {**FIRST["optimizer"], "state": {0: {"momentum": torch.zeros(2)}}}}
     states = [compared(FIRST, other), compared(other, FIRST)]
-    assert unite([own_of(FIRST, states[0], 0), own_of(other, states[1], 1)], states, "optimizer") is None
+    assert unite([own_part(FIRST, states[0], 0), own_part(other, states[1], 1)], states, "optimizer") is None
 
 
 class Counting(torch.optim.SGD):

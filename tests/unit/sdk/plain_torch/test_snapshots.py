@@ -20,7 +20,7 @@ def copied(state: Any, taker: SnapshotTaker | None = None) -> tuple[bytearray, s
 
 
 def read(memory: bytearray, snapshot: snapshots.Snapshot, **options: Any) -> Any:
-    return snapshots.read(memory, snapshot.begins, snapshot.size, **options)
+    return snapshots.read(memory, snapshot.structure_offset, snapshot.size, **options)
 
 
 def same(mine: Any, theirs: Any) -> bool:
@@ -90,7 +90,7 @@ def test_a_state_may_change_its_shape_from_one_copy_to_the_next() -> None:
 
 def test_bytes_that_are_not_a_snapshot_are_told() -> None:
     memory, snapshot = copied({"weight": torch.ones(4)})
-    for damage in (snapshot.begins, snapshot.begins + 3, snapshot.size - 2):
+    for damage in (snapshot.structure_offset, snapshot.structure_offset + 3, snapshot.size - 2):
         damaged = bytearray(memory)
         damaged[damage] ^= 0xFF
         try:

@@ -99,11 +99,11 @@ def test_a_step_that_was_left_half_done_is_forgotten(kind: str, steps_before: in
     states = kept(scene.parts)
     before = [scene.scaler.get_scale(), scene.scaler.state_dict()]
     scene.parts.restore(states)
-    scene.parts.forget_gradients()
+    scene.parts.discard_gradients()
     scene.half_step()
     assert not scene.parts.mismatch(states)
     scene.parts.restore(states)
-    scene.parts.forget_gradients()
+    scene.parts.discard_gradients()
     assert [scene.scaler.get_scale(), scene.scaler.state_dict()] == before
     assert scene.model.weight.grad is None
     scene.step()
@@ -118,7 +118,7 @@ def test_the_scale_and_its_growth_come_back() -> None:
         scene.step()
     assert scene.scaler.get_scale() == 128.0
     scene.parts.restore(states)
-    scene.parts.forget_gradients()
+    scene.parts.discard_gradients()
     assert (scene.scaler.get_scale(), scene.scaler.state_dict()["_growth_tracker"]) == (64.0, 1)
 
 
