@@ -8,9 +8,8 @@ from trainmedic.errors import ConfigurationError
 
 
 class AcceleratedSteps:
-    """Accelerate's part, if ``accelerator`` is given (``exists``). ``leads``: Accelerate decides on accumulation.
-
-    Raises ConfigurationError if ``accumulation``, the script's, contradicts it.
+    """Accelerate's part: none unless it ``exists``; if it ``leads``, it sets ``accumulation``. Raises
+    ConfigurationError.
     """
 
     def __init__(self, accelerator: Any = None, accumulation: int | None = None) -> None:
@@ -25,8 +24,7 @@ class AcceleratedSteps:
                 f"accumulation is {accumulation}, and Accelerator(gradient_accumulation_steps={batches}): pass "
                 "only one of them"
             )
-        self.accumulation = batches if self.leads else accumulation
-        """None if neither states it."""
+        self.accumulation = batches if self.leads else accumulation  # None if neither states it
 
     @property
     def scaler(self) -> Any:
@@ -35,7 +33,7 @@ class AcceleratedSteps:
 
     @property
     def registered(self) -> list[Any]:
-        """Objects that the script gave to ``register_for_checkpointing``."""
+        """Objects given to ``register_for_checkpointing``."""
         return list(getattr(self._accelerator, "_custom_objects", ()))
 
     @property

@@ -9,14 +9,14 @@ _GRACE = 1.0  # seconds for a working loop to answer by itself at the limit
 
 
 class AnswerTimer:
-    """Calls a function in a thread of its own. ``lock`` keeps it apart from the training thread."""
+    """Calls a function in a thread of its own, with ``lock`` held."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._timer: threading.Timer | None = None
 
     def start(self, seconds: float, act: Callable[[], None]) -> None:
-        """Call ``act`` with the lock held, shortly after ``seconds``. Replaces an earlier timer."""
+        """Call ``act`` shortly after ``seconds``, unless cancelled."""
         self.cancel()
 
         def locked() -> None:

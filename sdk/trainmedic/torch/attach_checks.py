@@ -59,7 +59,6 @@ def _check_form(name: str, optimizer: Any) -> None:
 
 
 def _replacement(optimizer: Any) -> str:
-    """Return advice for an object that only the script knows to be an optimizer."""
     attributes = getattr(optimizer, "__dict__", {}).items()
     holding = [name for name, value in attributes if isinstance(value, Mapping) and _holds_state(value)]
     state = f"its state ({', '.join(holding[:3])})" if holding else "its state"
@@ -76,7 +75,6 @@ def _holds_state(value: Mapping[Any, Any]) -> bool:
 
 
 def _saved_outside_modules(parts: StateParts, carried: Sequence[Any]) -> set[int]:
-    """Return identities and addresses of saved tensors."""
     states = [state_of(part) for part in parts.by_name.values() if not isinstance(part, nn.Module)]
     saved: set[int] = set()
     for tensor in tensors_in([*states, *carried]):
@@ -85,7 +83,6 @@ def _saved_outside_modules(parts: StateParts, carried: Sequence[Any]) -> set[int
 
 
 def _check_parameters(name: str, count: int, lost: Sequence[torch.Tensor]) -> None:
-    """`lost`: parameters that are not saved."""
     if count and len(lost) == count:
         raise ConfigurationError(
             f"{name}: none of its {count} parameters is one of the model's: it is the optimizer of another "

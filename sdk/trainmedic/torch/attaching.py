@@ -129,7 +129,6 @@ def check_options(
     reread: Any,
     keep_global_batch: Any = None,
 ) -> None:
-    """Raise ConfigurationError for values that would fail later."""
     if checkpoint_every is not None and checkpoints is None:
         raise ConfigurationError(f"checkpoint_every is {checkpoint_every}, but checkpoints=... is missing")
     count, storage = "a whole number from 0 on", "the name of a directory, or OwnCheckpoints(...)"

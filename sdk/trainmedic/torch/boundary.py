@@ -36,7 +36,7 @@ class BoundaryWatches:
         self.rates.step_done()
 
     def finish(self, because: str) -> None:
-        """Answer pending commands with the observations before the loop's error."""
+        """Answer pending commands."""
         self.verification.finish(because, is_error=True)
         self.rates.finish(because)
 
@@ -203,7 +203,7 @@ class StepBoundary:
             raise training.broken
 
     def _may_be_accumulating(self) -> bool:
-        """Return whether gradients wait for the first update; until it the period is unknown."""
+        """Return whether gradients wait for the first update."""
         steps = self._watches.steps
         if not self._waits_for_updates or steps.count or steps.boundaries_without_update >= MOST_WITHOUT_UPDATE:
             return False
@@ -223,10 +223,7 @@ class StepBoundary:
             log.error("%s: the interrupted step was not rolled back; training continues without it", self._medic.job)
 
     def _can_command_end_hang(self) -> bool:
-        """Return whether a waiting stop, or possible rollback, needs the hanging loop interrupted.
-
-        Interrupter's thread only.
-        """
+        """Return whether a waiting command needs the hanging loop interrupted. Interrupter's thread only."""
         for command in self._medic.unanswered():
             if command.action == "job.stop":
                 return True

@@ -60,14 +60,14 @@ class CarriedState:
     parts: StateParts | None = None
     named: Mapping[str, CarriedValue] = field(default_factory=dict)
     generators: Mapping[str, Any] = field(default_factory=dict)
+    # Attributes without tensors at `attach`, such as None or 0.
     _values_at_start: Mapping[str, carried_values.Held] = field(default_factory=dict)
-    """Attributes without tensors at `attach`, such as None or 0."""
+    # References to attributes with tensors at `attach`.
     _objects_at_start: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
-    """References to attributes with tensors at `attach`."""
     _warned: set[str] = field(default_factory=set)
 
     def record_start(self) -> None:
-        """Record the attributes' values at `attach`; log what checkpoints will hold."""
+        """Record the values at `attach`."""
         if self.parts is None:
             return
         owners = _owners(self.parts)
@@ -143,7 +143,7 @@ class CarriedState:
                     yield name, _Attribute(owner, attribute)
 
     def _tensor_attributes(self) -> Iterator[tuple[str, _Attribute]]:
-        """Yield attributes with tensors or random generators that no ``state_dict`` saves."""
+        """Yield attributes that no ``state_dict`` saves."""
         if self.parts is None:
             return
         owners = _owners(self.parts)
@@ -181,7 +181,7 @@ class CarriedState:
         return True
 
     def _reset(self, attribute: _Attribute, name: str) -> None:
-        """Undo a change after the checkpoint, which lacks this attribute."""
+        """Undo a change of an attribute that the checkpoint lacks."""
         present, start = attribute.get(), self._values_at_start.get(name)
         if attribute.name in getattr(attribute.owner, "_non_persistent_buffers_set", ()):
             attribute.set(None)
@@ -194,8 +194,6 @@ class CarriedState:
 
 
 class _SavedTensors:
-    """Parameters and buffers, which the parts' ``state_dict`` saves."""
-
     def __init__(self, parts: StateParts) -> None:
         modules = list(parts.modules().values())
         held = [each for module in modules for each in (*module.parameters(), *module.buffers())]
@@ -204,7 +202,7 @@ class _SavedTensors:
         self._storages = {storage for each in held if (storage := _storage_address(each))}
 
     def leave_out(self, value: Any) -> bool:
-        """Return whether a value has state of its own: tensors, all of them others, or random numbers."""
+        """Return whether a value has other tensors only, or random numbers."""
         if carried_values.is_random(value):
             return True
         tensors = list(carried_values.tensors_in(value))
@@ -268,7 +266,7 @@ def _named(name: str, value: Any) -> CarriedValue:
 
 
 def _reference(value: Any) -> Callable[[], Any]:
-    """Return a function that returns the object, if possible without keeping it alive."""
+    """Return a function that returns the object, if possible by a weak reference."""
     try:
         return weakref.ref(value)
     except TypeError:  # list or dict
@@ -284,7 +282,7 @@ def _is_part(value: Any) -> bool:
 
 
 def generators_of(loader: Any) -> dict[str, Any]:
-    """Return the random generators that the data set and the collate function refer to, by name."""
+    """Return the generators that the data set or collate function refers to."""
     if getattr(loader, "num_workers", 0):
         return {}  # workers have copies seeded by batch position
     roots = {"data": getattr(loader, "dataset", None), "collate": getattr(loader, "collate_fn", None)}
@@ -334,7 +332,7 @@ def _cell_content(cell: Any) -> Any:
 
 
 def _owners(parts: StateParts) -> dict[str, nn.Module]:
-    """Return the user's modules by name, without wrappers such as DDP."""
+    """Return modules by name, without wrappers such as DDP."""
     owners: dict[str, nn.Module] = {}
     for part, module in parts.modules().items():
         for name, each in module.named_modules():
@@ -359,7 +357,7 @@ def _storage_address(tensor: torch.Tensor) -> int:
 
 
 def _value_at_start(value: Any) -> carried_values.Held | None:
-    """Return a copy of a number, None, or a small container without tensors; None for others."""
+    """Return a copy of a number, None or small container; None for others."""
     is_plain = value is None or isinstance(value, (bool, int, float))
     is_container = isinstance(value, (list, tuple, dict, deque)) and len(value) <= _MOST_AT_START
     if not is_plain and (not is_container or any(True for _ in carried_values.tensors_in(value))):
@@ -371,7 +369,7 @@ def _value_at_start(value: Any) -> carried_values.Held | None:
 
 
 def _holds_numbers(value: Any) -> bool:
-    """Return whether it consists of numbers. Booleans and texts are settings, which do not change."""
+    """Return whether it consists of numbers; booleans and texts are settings."""
     if isinstance(value, (list, tuple, deque)):
         return bool(value) and all(map(_holds_numbers, value))
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Copies of values in plain containers, as PyTorch's safe loading needs, and their restoration in place."""
+"""Copies of values in PyTorch's safely loadable types, restored in place."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any, Callable, Iterator, Mapping, MutableMapping, NamedTuple
 
 import torch
 
-Held = tuple[str, Any]
-"""Kind and copied content."""
+Held = tuple[str, Any]  # kind and copied content
 
 _PLAIN_TYPES = (int, float, complex, str, bytes, bool, type(None))
 # Kinds, stored in checkpoints.
@@ -78,10 +77,7 @@ def take(value: Any) -> Held:
 
 
 def put_back(present: Any, held: Held) -> Any:
-    """Restore `take`'s output into ``present`` if possible, else into a new object; return it.
-
-    Raises TypeError if ``present`` is no random generator and the copy is one's state.
-    """
+    """Return the restored value: ``present`` in place, if possible. Raises TypeError for a missing generator."""
     kind, content = held
     if kind == _TENSOR:
         return _put_tensor(present, *content)
@@ -209,7 +205,7 @@ class _StateAccess(NamedTuple):
 
 
 def _numpy_state(value: Any) -> _StateAccess | None:
-    """Return access to the state of NumPy's generators; None for other values."""
+    """Return access to a NumPy generator's state, or None."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return None

@@ -14,12 +14,10 @@ class GlobalBatchLost(ValueError):
 class GlobalBatch:
     """Components of an optimizer step without commands."""
 
-    micro_batch: int | None
-    """Samples per batch and rank; None if unknown."""
+    micro_batch: int | None  # samples per batch and rank; None if unknown
     accumulation: int
     ranks: int
-    given: int
-    """The script's own accumulation."""
+    given: int  # the script's own accumulation
 
     def plain(self) -> dict[str, int | None]:
         numbers = {"accumulation": self.accumulation, "ranks": self.ranks, "given": self.given}
@@ -39,9 +37,9 @@ class GlobalBatch:
 
 
 def accumulation_to_continue_with(then: GlobalBatch, now: GlobalBatch, accumulates: bool) -> int:
-    """Return the script's accumulation after a resume. Raises GlobalBatchLost.
+    """Return the accumulation after a resume. Raises GlobalBatchLost.
 
-    ``then``: at the checkpoint. ``accumulates``: the loop supports any accumulation.
+    ``accumulates``: the loop supports any.
     """
     if then.ranks == now.ranks:
         # An earlier adjustment stays valid unless the script's accumulation changed.

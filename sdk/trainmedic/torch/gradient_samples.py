@@ -16,14 +16,12 @@ _NUMBERS = 4096  # read of each parameter
 
 
 class GradientSamples:
-    """Samples in the steps that a rollback compares (``loss_log.until``)."""
-
     def __init__(self, training: TrainingState) -> None:
         self._training = training
         self._works = True
 
     def take(self, optimizer: Any) -> None:
-        """Sample gradients right before an update. An error is logged and ends sampling."""
+        """Sample gradients right before an update; log errors."""
         training = self._training
         if not self._works or training.global_step >= training.loss_log.until:
             return
@@ -49,7 +47,6 @@ def _is_readable(gradient: torch.Tensor) -> bool:
 
 
 def _first_numbers(gradient: torch.Tensor) -> torch.Tensor:
-    """Return numbers of this rank's shard, without copying it."""
     own = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     row = own if own.is_contiguous() or not own.dim() else own[0]
     numbers = row.reshape(-1)[:_NUMBERS]
@@ -57,7 +54,7 @@ def _first_numbers(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _with_half(numbers: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the numbers and their first half, which differs even if the loop normalizes each gradient."""
+    """Yield the numbers and their first half: the loop may normalize each gradient."""
     yield numbers
     if numbers.numel() > 1:
         yield numbers[: numbers.numel() // 2]

@@ -192,7 +192,7 @@ class CommandHandlers:
         return self._pause.end()
 
     def stop(self, command: JobCommand) -> Output:
-        """Stop the training, even if its checkpoint fails."""
+        """Stop even if the checkpoint fails."""
         training = self._training
         assert isinstance(command.parameters, Stop)
         output: dict[str, Any] = {"stopping": True}
@@ -213,7 +213,6 @@ class CommandHandlers:
         return output
 
     def _record_batch_change(self) -> None:
-        """End comparisons with earlier batches and losses, which no longer agree."""
         self._verification.stop_comparing("a command has changed the batches")
         self._training.batch_log.forget(OTHER_BATCHES)
         self._training.loss_log.course_changes(self._training.global_step)
@@ -223,7 +222,7 @@ class CommandHandlers:
 
 
 def _accelerator() -> Any:
-    """Return the module of the device whose memory PyTorch caches, or None."""
+    """Return the device's module, or None."""
     if torch.cuda.is_available():
         return torch.cuda
     if hasattr(torch, "xpu") and torch.xpu.is_available():

@@ -14,8 +14,7 @@ from torch.optim import lr_scheduler
 from trainmedic.errors import Rejected
 from trainmedic.torch.rate_schedule import RateSchedule, computes_as_pytorch
 
-MARK = "trainmedic_lr_scale"
-"""Key of the scale in the optimizer's groups."""
+MARK = "trainmedic_lr_scale"  # key of the scale in the optimizer's groups
 
 # Rates from which PyTorch's schedulers compute the next one: in the optimizer's groups (the last three of OneCycleLR
 # and SWALR), and in attributes of schedulers.
@@ -28,8 +27,6 @@ Name = Hashable
 
 
 class _RateSlot:
-    """One stored rate: ``container[key]``."""
-
     __slots__ = ("_container", "_key", "name")
 
     def __init__(self, name: Name, container: Any, key: Any) -> None:
@@ -49,14 +46,12 @@ class _RateSlot:
 
 
 class _LastChange(NamedTuple):
-    expected: list[float]
-    """Rates right after it, by group."""
-    ratio: float
-    """New scale by old scale."""
+    expected: list[float]  # rates right after it, by group
+    ratio: float  # new scale by old scale
 
 
 class LearningRate:
-    """Rates of the optimizers' groups, times ``scale``; 1.0 leaves everything bitwise unchanged."""
+    """Rates of all groups, times ``scale``; 1.0 changes nothing."""
 
     def __init__(self, optimizer: Any, scheduler: Any = None) -> None:
         self.optimizers = list(_as_sequence(optimizer))
@@ -66,10 +61,8 @@ class LearningRate:
         self.scale = self._marked()  # not 1.0 if the script has loaded a scaled optimizer
         # {slot: (written value, unscaled value)}: undoing must be exact, but multiplication and division round.
         self._written: dict[Name, tuple[float, float]] = {}
-        self.is_asked_for = False
-        """True if the loop has asked for the factor."""
-        self.left_alone = False
-        """True if the last change kept a rate that the loop had set."""
+        self.is_asked_for = False  # True if the loop has asked for the factor
+        self.left_alone = False  # True if the last change kept a rate that the loop had set
         self._has_returned_scaled = False  # since the last change
         self._last_change = _LastChange([], 1.0)
 
@@ -86,7 +79,7 @@ class LearningRate:
 
     @property
     def present(self) -> Number:
-        """First group's rate. Reading its value may wait for the device, if it is a tensor."""
+        """First group's rate, perhaps a tensor on the device."""
         return self.optimizers[0].param_groups[0]["lr"]
 
     @property
@@ -110,7 +103,7 @@ class LearningRate:
         self._has_returned_scaled = False
 
     def overwritten(self) -> tuple[float, float] | None:
-        """Return the first rate that the loop set without the factor since `watch`, and the expected one, or None."""
+        """Return the first rate set without the factor since `watch`, and the expected one, or None."""
         if self._has_returned_scaled or (self._schedulers and self.scale == 1.0) or self.left_alone:
             return None
         for number, (found, expected) in enumerate(zip(self.values, self._last_change.expected, strict=False)):
@@ -121,7 +114,7 @@ class LearningRate:
         return None
 
     def give_up_last_change(self, scale: float) -> None:
-        """Set the former ``scale``, and remove the last change from rates that the loop has not set since."""
+        """Set the former scale, but keep rates that the loop has set since."""
         present = [group["lr"] for group in self._groups()]
         rates = [self._without_change(number, float(rate), scale) for number, rate in enumerate(present)]
         self._rescale(self.scale, scale)
@@ -142,7 +135,6 @@ class LearningRate:
         return rate / ratio
 
     def _is_scheduled(self, number: int, rate: float) -> bool:
-        """Return whether a scheduler, with the factor, set this group's rate."""
         if not self._schedulers:
             return False
         if self._written.get(("group", number, "lr"), (None,))[0] == rate:
@@ -151,14 +143,13 @@ class LearningRate:
         return any(math.isclose(float(each), rate, rel_tol=1e-6) for each in last)
 
     def _is_nearer(self, found: float, expected: float) -> bool:
-        """Return whether a rate is nearer to the expected one than to the one without the last change."""
+        """Return whether a rate still has the last change."""
         before = expected / self._last_change.ratio
         if min(found, expected, before) <= 0.0:
             return True
         return abs(math.log(found / expected)) <= abs(math.log(found / before))
 
     def multiply(self, factor: float) -> None:
-        """Multiply the scale. Raises Rejected for an unusable result."""
         self.set_scale(self.scale * factor)
 
     def set_scale(self, scale: float) -> None:
@@ -166,14 +157,11 @@ class LearningRate:
         if scale == self.scale:
             return
         _check(scale, self.values)
-        self._unscale_own_schedulers()
+        self._unscale_other_schedulers()
         self._rescale(self.scale, scale)
 
     def rescale_loaded(self, loaded_scale: float | None = None, scale: float | None = None) -> None:
-        """Set ``scale`` after a load of states scaled by ``loaded_scale``. Raises Rejected.
-
-        Defaults: the present scale, and the groups' mark.
-        """
+        """Rescale loaded states to ``scale``. Defaults: the groups' mark, the present scale."""
         if loaded_scale is None:
             loaded_scale = self._marked()
         if scale is None:
@@ -184,7 +172,7 @@ class LearningRate:
         self.scale = scale
         self._mark()
         if self.scale != 1.0:
-            self._unscale_own_schedulers()
+            self._unscale_other_schedulers()
             for number, value in enumerate(self.values):
                 self._written.setdefault(("group", number, "lr"), (value, value / self.scale))
 
@@ -220,7 +208,6 @@ class LearningRate:
             yield from optimizer.param_groups
 
     def _slots(self) -> Iterator[_RateSlot]:
-        """Yield all rates to scale, also those that PyTorch's schedulers start from."""
         standard = [scheduler for scheduler in self._schedulers if computes_as_pytorch(scheduler)]
         for number, group in enumerate(self._groups()):
             for key in ("lr", *(_GROUP_KEYS if standard else ())):
@@ -236,8 +223,8 @@ class LearningRate:
                 elif value is not None:
                     yield _RateSlot((number, name), attributes, name)
 
-    def _unscale_own_schedulers(self) -> None:
-        """Let schedulers with computations of their own step with unscaled rates. Raises Rejected."""
+    def _unscale_other_schedulers(self) -> None:
+        """Let other schedulers step with unscaled rates. Raises Rejected."""
         for scheduler in self._schedulers:
             if not computes_as_pytorch(scheduler):
                 _step_unscaled(scheduler, self)
@@ -254,7 +241,7 @@ class LearningRate:
 
 
 def _step_unscaled(scheduler: Any, rate: LearningRate) -> None:
-    """Replace the scheduler's class by a subclass whose steps see unscaled rates. Raises Rejected."""
+    """Replace the class by one whose steps see unscaled rates. Raises Rejected."""
     kind = type(scheduler)
     if not hasattr(kind, "_trainmedic_rate"):
         methods = {name: getattr(kind, name, None) for name in _STEP_METHODS}
@@ -296,7 +283,7 @@ def _unwrapped(scheduler: Any) -> Any:
 
 
 def marked_scale(optimizers: Iterable[Any]) -> float:
-    """Return the scale noted in the groups; 1.0 without a mark."""
+    """Return the groups' scale; 1.0 without a mark."""
     groups = (group for optimizer in optimizers for group in optimizer.param_groups)
     return next((float(group[MARK]) for group in groups if MARK in group), 1.0)
 
@@ -309,7 +296,7 @@ def _check(scale: float, values: Sequence[float]) -> None:
 
 
 def rate_change(before: Sequence[float], after: Sequence[float], scale: float) -> Mapping[str, Any]:
-    """Return the answer's output: the first group's change, and all groups' if they differ."""
+    """Return the answer: the first group's change, all if they differ."""
     output: dict[str, Any] = {"before": before[0], "after": after[0], "scale": scale}
     if len(set(after)) > 1:
         output["groups"] = [{"before": old, "after": new} for old, new in zip(before, after, strict=True)]

@@ -19,25 +19,16 @@ _OTHER_ACCUMULATION = "another number of batches makes a step than when the chec
 
 @dataclass(frozen=True)
 class CompletedRollback:
-    step: int
-    """Step of the checkpoint."""
-    data: str
-    """The answer's text about the batches."""
-    skipped: int
-    """Batches that the command skips."""
+    step: int  # step of the checkpoint
+    data: str  # the answer's text about the batches
+    skipped: int  # batches that the command skips
     accumulation: int
-    accumulation_then: int
-    """Accumulation at the checkpoint."""
-    is_scaled_otherwise: bool
-    """True if the learning rate's factor is not the checkpoint's."""
-    trouble_at: int | None
-    """First untrusted step before the rollback."""
-    has_state: bool = True
-    """True if the checkpoint holds the run's own state."""
-    has_random: bool = True
-    """True if it holds the random state."""
-    is_replay: bool = False
-    """True if the loop draws its batches, possibly the same ones."""
+    accumulation_then: int  # accumulation at the checkpoint
+    is_scaled_otherwise: bool  # True if the learning rate's factor is not the checkpoint's
+    trouble_at: int | None  # first untrusted step before the rollback
+    has_state: bool = True  # True if the checkpoint holds the run's own state
+    has_random: bool = True  # True if it holds the random state
+    is_replay: bool = False  # True if the loop draws its batches, possibly the same ones
 
 
 def begin_comparison(log: LossLog, rollback: CompletedRollback, models: Iterable[nn.Module]) -> LossComparison:
@@ -57,14 +48,14 @@ def begin_comparison(log: LossLog, rollback: CompletedRollback, models: Iterable
 
 
 def tolerance_of(models: Iterable[nn.Module]) -> float:
-    """Return the relative difference of losses that the models' kernels may cause."""
+    """Return a relative difference."""
     parameters = [each for module in models for each in module.parameters()]
     is_exact = all(each.device.type == "cpu" and each.dtype not in _HALF_PRECISION for each in parameters)
     return EXACT_KERNELS if is_exact else COARSE_KERNELS
 
 
 def _why_not_comparable(rollback: CompletedRollback) -> str:
-    """Return an empty text if the losses can be compared."""
+    """Return "" if they can be compared."""
     if rollback.skipped:
         return f"{rollback.skipped} batches are left out, so no step comes again"
     if not rollback.has_state:

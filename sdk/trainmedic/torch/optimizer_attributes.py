@@ -1,6 +1,6 @@
 """Attributes of optimizers and DDP communication hooks outside any ``state_dict``.
 
-A checkpoint holds those changed since the start. A rollback also resets those that changed only after it.
+A checkpoint holds those changed since the start. A rollback resets the others.
 """
 
 from __future__ import annotations
@@ -19,20 +19,17 @@ log = logging.getLogger("trainmedic")
 
 _MARK = "__kind"  # key of a stored generator's kind
 _PARAMETER = "parameter"  # first member of a stored reference to a parameter
-HOOK = ".comm_hook."
-"""Part of communication hooks' names."""
+HOOK = ".comm_hook."  # part of communication hooks' names
 _PLAIN_TYPES = (bool, int, float, str, type(None))
 _PYTORCH_ATTRIBUTES = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=1.0))) | {"_opt_called"}
-Attributes = dict[str, dict[str, Any]]
-"""By holder: its changed values, and states of its inner optimizers."""
+Attributes = dict[str, dict[str, Any]]  # by holder: its changed values, and states of its inner optimizers
 
 
 class OptimizerAttributes:
     def __init__(self, parts: Mapping[str, Any]) -> None:
         self._parts = parts
         self._process_id = secrets.token_hex(4)
-        self.not_restored: frozenset[str] = frozenset()
-        """Holders that the last `restore` omitted."""
+        self.not_restored: frozenset[str] = frozenset()  # holders that the last `restore` omitted
         holders = {name: _Holder(*holder_found) for name, holder_found in self._holders().items()}
         self._at_start = {name: _without_tensors(holder.values()) for name, holder in holders.items()}
 
@@ -103,7 +100,7 @@ class OptimizerAttributes:
 
 
 class _Holder:
-    """Attributes of one optimizer or hook state; parameters are stored as numbers."""
+    """Attributes of an optimizer or hook state, with numbers for parameters."""
 
     def __init__(self, holder: Any, parameters: list[torch.Tensor]) -> None:
         self._holder = holder
@@ -114,7 +111,6 @@ class _Holder:
         self.inner = separate_optimizers(holder) if is_optimizer else {}
 
     def values(self) -> dict[str, Any]:
-        """Return the attributes that can be stored."""
         values = {}
         for name in self._names():
             try:
@@ -173,7 +169,6 @@ class _Holder:
         return key
 
     def _put(self, present: Any, value: Any) -> Any:
-        """Return the stored value, in the present object if it fits."""
         if isinstance(value, torch.Tensor):
             if isinstance(present, torch.Tensor) and (present.shape, present.dtype) == (value.shape, value.dtype):
                 with torch.no_grad():

@@ -51,7 +51,7 @@ def options_of(optimizer: Any) -> list[dict[str, Any]]:
 
 
 def put_options(optimizer: Any, before: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> None:
-    """Set the groups' options to ``saved``, in the tensors of ``before``, the options before a load."""
+    """Set the groups' options to ``saved``, in the tensors of ``before``."""
     for group, own, values in zip(optimizer.param_groups, before, saved, strict=True):
         for key, value in values.items():
             present = own.get(key)

@@ -6,10 +6,8 @@ from typing import Any, Callable, Sequence
 
 import torch
 
-MOST_WITHOUT_UPDATE = 100
-"""Boundaries before the first update, until a warning."""
-_HOOKS = "_optimizer_step_pre_hooks"
-"""Attribute that some wrappers lack."""
+MOST_WITHOUT_UPDATE = 100  # boundaries before the first update, until a warning
+_HOOKS = "_optimizer_step_pre_hooks"  # attribute that some wrappers lack
 _LONGEST_PERIOD = 256  # boundaries; bounds the wait for an update
 
 
@@ -26,20 +24,15 @@ class OptimizerSteps:
     )
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
-        self.count = 0
-        """Steps of all optimizers."""
-        self.boundaries_without_update = 0
-        """Consecutive ones, until now."""
-        self.period = 1
-        """Boundaries between the last two updates."""
-        self.observer: Callable[[], None] | None = None
-        """Called right after an update, with the rates it used."""
-        self.sampler: Callable[[Any], None] | None = None
-        """Called with the optimizer right before its update."""
+        self.count = 0  # steps of all optimizers
+        self.boundaries_without_update = 0  # consecutive ones, until now
+        self.period = 1  # boundaries between the last two updates
+        self.observer: Callable[[], None] | None = None  # called right after an update, with the rates it used
+        self.sampler: Callable[[Any], None] | None = None  # called with the optimizer right before its update
         self._last_count = 0  # at the previous boundary
         innermost = [_innermost(each) for each in optimizers]
+        # False if an optimizer's steps cannot be observed; then nothing is counted.
         self.is_hooked = bool(innermost) and all(hasattr(each, _HOOKS) for each in innermost)
-        """False if an optimizer's steps cannot be observed; then nothing is counted."""
         self._handles: list[Any] = []
         for each in innermost if self.is_hooked else ():
             self._handles.append(each.register_step_pre_hook(self._before_step))

@@ -24,7 +24,7 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: Mapping[str, Any]) -> None:
-    """Restore `capture`'s output. GPU states are restored only if there are enough GPUs."""
+    """Restore `capture`'s output for generators in use."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     torch.set_rng_state(state["torch"])
@@ -39,7 +39,7 @@ def restore(state: Mapping[str, Any]) -> None:
 
 
 def seed(value: int) -> None:
-    """Seed the CPU generators. In the training process, call it within `preserved`."""
+    """Seed the CPU generators, in a worker process or `preserved`."""
     random.seed(value)
     torch.default_generator.manual_seed(value)
     numpy = _numpy()
@@ -48,7 +48,7 @@ def seed(value: int) -> None:
 
 
 def has_moved(state: Mapping[str, Any]) -> bool:
-    """Return whether CPU generators were used since ``state`` was captured."""
+    """Return whether CPU generators were used since."""
     present = capture()
     return (
         not torch.equal(state["torch"], present["torch"])
@@ -59,7 +59,7 @@ def has_moved(state: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def preserved() -> Iterator[None]:
-    """Restore the CPU generators at the end of the block."""
+    """Restore the CPU generators afterwards."""
     python, cpu, numpy = random.getstate(), torch.get_rng_state(), _numpy()
     state = numpy.random.get_state() if numpy is not None else None
     try:

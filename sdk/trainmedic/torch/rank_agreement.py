@@ -15,9 +15,9 @@ class FailedOnSomeRanks(TrainmedicError):
 
 
 def on_all_ranks(group: Group, act: Callable[[], Result]) -> Result:
-    """Call ``act``; return its result once it succeeded on all ranks.
+    """Return ``act``'s result once it succeeded on all ranks.
 
-    Raises FailedOnSomeRanks on all ranks, NotAgreed if a rank did not report. With one rank, raises ``act``'s errors.
+    Raises FailedOnSomeRanks, or NotAgreed if a rank did not report.
     """
     result: Any = None
     fault: Exception | None = None
@@ -34,10 +34,7 @@ def on_all_ranks(group: Group, act: Callable[[], Result]) -> Result:
 
 
 def failures(reports: Mapping[int, Any], group: Group) -> str:
-    """Return the failed ranks and the first reason, or "". Raises NotAgreed if a rank is missing.
-
-    ``reports``: reason by rank; None or empty for success.
-    """
+    """Return the failed ranks and the first reason, or "". Raises NotAgreed if a rank is missing."""
     missing = [rank for rank in range(group.world_size) if rank not in reports]
     if missing:
         raise NotAgreed(f"{ranks_named(missing)} did not report")
@@ -49,7 +46,7 @@ def failures(reports: Mapping[int, Any], group: Group) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return at most 300 characters of an error's first line, with its type unless it is our own."""
+    """Return an error's first line, with its type unless it is our own."""
     lines = str(error).strip().splitlines()
     text = lines[0][:300] if lines else ""
     return text if isinstance(error, TrainmedicError) and text else f"{type(error).__name__}: {text}"

@@ -21,19 +21,16 @@ log = logging.getLogger("trainmedic")
 
 
 class RankComparison:
-    """``differs_on_purpose``: parts that are not compared, because they differ at some steps."""
+    """``differs_on_purpose``: parts that are not compared."""
 
     def __init__(self, medic: Medic, differs_on_purpose: Iterable[str] = ()) -> None:
         self._medic = medic
         self._agreed_at: dict[str, int] = {}  # step of the last agreement, by part
         self._faulty: frozenset[str] = frozenset()
         self._differs_on_purpose: set[str] = set(differs_on_purpose)
-        self.differing: tuple[str, ...] = ()
-        """Parts that differ, on purpose or not."""
-        self.agree: bool | None = None
-        """False after a new difference; None if unknown, and after a rollback."""
-        self.trouble_at: int | None = None
-        """First step with a possibly wrong loss; None without a fault."""
+        self.differing: tuple[str, ...] = ()  # parts that differ, on purpose or not
+        self.agree: bool | None = None  # False after a new difference; None if unknown, and after a rollback
+        self.trouble_at: int | None = None  # first step with a possibly wrong loss; None without a fault
 
     def compare(self, step: int, digests: Digests, memory: MemoryCheckpoints | None) -> None:
         """Compare the ranks' digests. Every rank calls it."""
@@ -68,7 +65,7 @@ class RankComparison:
             self._medic.progress.ranks_differing = 0
 
     def _judge(self, step: int, minority: Mapping[str, list[int]], memory: MemoryCheckpoints | None) -> None:
-        """Find faults. ``minority``: ranks that differ from most others, by part."""
+        """Find faults among ``minority``, the ranks that differ, by part."""
         progress = self._medic.progress
         for part in [part for part in self._faulty if not minority.get(part)]:
             # A hardware fault does not heal by itself: the training averages the ranks at some steps.
@@ -97,5 +94,5 @@ class RankComparison:
 
 
 def _part(name: str) -> str:
-    """Return a digest's part, without a member's number: "model" for "model.0.weight"."""
+    """Return a digest's part: "model" for "model.0.weight"."""
     return name.partition(":")[0].partition(".")[0]

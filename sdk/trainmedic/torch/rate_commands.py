@@ -59,21 +59,15 @@ class ScaledTraining(Protocol):
 class _Pending:
     command: JobCommand
     output: Mapping[str, Any]
-    until: float
-    """``time.monotonic``, when it must be answered."""
+    until: float  # ``time.monotonic``, when it must be answered
 
 
 @dataclass
 class _Watch:
-    """Observations since the last change."""
-
-    scale_before: float
-    """Scale before the first pending change."""
-    used: list[list[float]] = field(default_factory=list)
-    """The groups' rates at each update."""
+    scale_before: float  # scale before the first pending change
+    used: list[list[float]] = field(default_factory=list)  # the groups' rates at each update
     boundaries: int = 0
-    overwritten: tuple[float, float] | None = None
-    """First unexpected rate, and the expected one."""
+    overwritten: tuple[float, float] | None = None  # first unexpected rate, and the expected one
 
 
 class RateCommands:
@@ -101,7 +95,7 @@ class RateCommands:
         self._why_unsupported = ""  # once the loop was seen to set its rate
 
     def scale(self, command: JobCommand) -> None:
-        """Handle the command. Raises Refusal without changing anything."""
+        """Scale the rate. Raises Refusal without changing anything."""
         rate, changes = self._training.rate, self._training.changes
         assert isinstance(command.parameters, ScaleLr)
         if self._why_unsupported and not rate.is_asked_for and command.undo_of is None:
@@ -149,7 +143,6 @@ class RateCommands:
                 self._observe_boundary()
 
     def _observe_boundary(self) -> None:
-        """Answer if enough was observed, or if the next step may come too late."""
         watch = self._watch
         watch.boundaries += 1
         self._check_overwritten(watch)
@@ -165,14 +158,12 @@ class RateCommands:
                 self._answer(_NO_UPDATE)
 
     def finish(self, because: str) -> None:
-        """Answer now and stop observing."""
         with self._timer.lock:
             if any(not each.command.is_answered for each in self.pending):
                 self._answer(because)
             self._end()
 
     def _answer_for_hanging_loop(self) -> None:
-        """Answer in the timer's thread."""
         if any(not each.command.is_answered for each in self.pending):
             self._answer(TOO_SLOW)
 
@@ -187,7 +178,7 @@ class RateCommands:
             watch.overwritten = self._training.rate.overwritten()
 
     def _answer(self, ended_because: str) -> None:
-        """Answer all pending commands. After an early answer, continue to observe for a correction."""
+        """Answer all; after an early answer, observe further."""
         self._timer.cancel()
         watch, rate, pending = self._watch, self._training.rate, self.pending
         verified: dict[str, Any] = {"updates": len(watch.used)}
@@ -216,7 +207,7 @@ class RateCommands:
             log.error("%s: %s was answered applied, but %s", self._training.medic.job, command.id, reason)
 
     def _revert(self, overwritten: tuple[float, float]) -> str:
-        """Revert the pending changes; return the reason. Return "" if only undos are pending."""
+        """Return the reason; "" if only undos are pending."""
         actual, expected = overwritten
         training = self._training
         failed = {each.command.id for each in self.pending if each.command.undo_of is None}

@@ -1,7 +1,7 @@
-"""The learning rate that the schedule expects, to detect changes of the optimizer's rate.
+"""The rate that the schedule expects, to detect changes of the optimizer's.
 
-Most schedulers multiply the optimizer's present rate, so they adopt such changes, but their closed form does not.
-MultiplicativeLR and ChainedScheduler have no closed form: changes of them are not detected.
+Most schedulers multiply the optimizer's present rate and adopt changes; their closed form does not. MultiplicativeLR
+and ChainedScheduler have none.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RateSchedule:
         self._agreed = _AGREEING_READINGS
 
     def read_rate(self) -> Any:
-        """Return the expected rate; None until enough readings agreed with the optimizer's."""
+        """Return the expected rate; None until enough readings agreed."""
         if self._scheduler is None:
             return None
         rate = _scheduled_rate(self._scheduler)

@@ -49,8 +49,6 @@ PERHAPS_AHEAD = (
 
 
 class CheckpointRestore:
-    """Rollbacks and resumes of one training."""
-
     def __init__(self, training: TrainingState) -> None:
         self._training = training
         self._loading = CheckpointLoading(training)
@@ -62,7 +60,7 @@ class CheckpointRestore:
             disk.check_rank_count = training.check_rank_count
 
     def choose(self, rollback: Rollback, onset: Onset | None = None) -> Choice:
-        """Return checkpoints for a fault that began at ``onset`` (None: unknown). Raises Rejected."""
+        """Return checkpoints for a fault that began at ``onset``. Raises Rejected."""
         training = self._training
         if training.batch_source is None and rollback.skip_batches:
             raise Rejected(CANNOT_SKIP)
@@ -235,7 +233,7 @@ class CheckpointRestore:
     def _move_batch_source(
         self, source: BatchSource, run_state: RunState | None, skip_batches: int, resumed: bool
     ) -> tuple[str, int]:
-        """Return the answer's text about the batches, and the number of newly skipped batches."""
+        """Return the answer's text, and the number of newly skipped batches."""
         state = run_state["feed"] if run_state is not None else None  # the stored name of the batch source's state
         if resumed:
             for epoch, start, stop in self._training.changes.skipped:
@@ -300,7 +298,7 @@ class CheckpointRestore:
             log.warning("%s: changes by commands no longer fit: %s", self._job, error)
 
     def _record_rollback(self, checkpoint: SavedCheckpoint, left_step: int) -> Mapping[str, Any]:
-        """Count a rollback and mark its checkpoint; return the answer's budget. Errors do not undo it."""
+        """Count a rollback; errors do not undo it."""
         training = self._training
         budget = training.budget.spend(checkpoint.step, left_step)
         training.changes.went_back(checkpoint.step)
@@ -316,7 +314,7 @@ class CheckpointRestore:
 
 
 def _existing_checkpoints(storage: CheckpointStorage | None) -> frozenset[tuple[str, Any]]:
-    """Return path and time of the checkpoints in a directory."""
+    """Return path and time of each."""
     disk = without_memory(storage)
     if not isinstance(disk, CheckpointDirectory):
         return frozenset()

@@ -236,7 +236,7 @@ class Run:
         self._saves_at_start = False
 
     def _begin_memory(self, resumes: bool) -> None:
-        """Start in-memory checkpoints once. If that fails, training continues without them."""
+        """Start in-memory checkpoints once; training continues without them."""
         training, start = self.training, self._memory_start
         memory, storage = training.memory, without_memory(training.storage)
         if start is None or memory is None or storage is None or memory.pool is not None:
@@ -254,7 +254,7 @@ class Run:
             log.warning("%s: no in-memory checkpoints: %s", training.medic.job, error)
 
     def _restart_interrupted_loading(self, source: BatchSource) -> None:
-        """Carry out commands, then restart the loader unless a rollback moved it."""
+        """Carry out commands; restart the loader unless a rollback moved it."""
         training = self.training
         log.warning("%s: the data loader hung and was interrupted", training.medic.job)
         rollbacks, state = training.rollbacks, source.state()

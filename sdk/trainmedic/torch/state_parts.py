@@ -16,14 +16,13 @@ from trainmedic.torch.tensor_names import named_as, plain_name
 
 log = logging.getLogger("trainmedic")
 
-ATTRIBUTES = ".attributes"
-"""State outside any ``state_dict``."""
+ATTRIBUTES = ".attributes"  # state outside any ``state_dict``
 
 
 class StateParts:
     """Objects with ``state_dict`` and ``load_state_dict``.
 
-    Members of a list or dict are named ``model.0`` or ``model.key``. Raises ConfigurationError for other objects.
+    Members of a list or dict are named ``model.0`` or ``model.key``.
     """
 
     def __init__(self, **objects: Any) -> None:
@@ -46,7 +45,6 @@ class StateParts:
         return {**states, ATTRIBUTES: attributes} if attributes else states
 
     def attributes(self) -> dict[str, Any]:
-        """Return `OptimizerAttributes.capture`'s output."""
         return self._attributes.capture()
 
     def restore_attributes(self, held: Mapping[str, Any]) -> None:
@@ -66,7 +64,7 @@ class StateParts:
         return self._attributes.mismatch(states.get(ATTRIBUTES, {}))
 
     def restore(self, states: Mapping[str, Any]) -> None:
-        """Restore `capture`'s output. Raises any error of ``load_state_dict``, after which parts may be changed."""
+        """Restore `capture`'s output. An error may leave some parts restored."""
         self.restore_attributes(states.get(ATTRIBUTES, {}))
         for name, part in self.by_name.items():
             state = states[name]
@@ -115,7 +113,7 @@ class StateParts:
                     each.set_extra_state(held[name][own])
 
     def discard_gradients(self) -> None:
-        """Clear gradients, and what gradient scalers recorded of an unfinished step."""
+        """Clear gradients and the gradient scalers' records."""
         for part in self.by_name.values():
             if hasattr(part, "zero_grad"):
                 part.zero_grad()
@@ -189,7 +187,6 @@ def _detached(state: Any) -> Any:
 
 
 def _difference(part: Any, held: Any) -> str:
-    """Return why a saved state does not fit a module or optimizer, or ""."""
     if isinstance(part, nn.Module):
         present = part.state_dict()
         return _difference_of_tensors(present, named_as(present, held))
@@ -211,7 +208,7 @@ def _difference_of_tensors(present: Mapping[str, Any], held: Mapping[str, Any]) 
 
 
 def _was_disabled(part: Any, state: Any) -> bool:
-    """Return whether ``state`` is a disabled gradient scaler's, and the scaler is enabled now."""
+    """Return whether a disabled gradient scaler's ``state`` is for an enabled one."""
     return state == {} and any(scaler.is_enabled() for scaler in _scalers(part))
 
 

@@ -119,7 +119,7 @@ class Step:
 
 
 def _gradient_scaler(parts: StateParts) -> Any:
-    """Return the only gradient scaler, or None. Raises ConfigurationError if there are several."""
+    """Return the only gradient scaler, or None. Raises ConfigurationError."""
     if any(name.startswith("scaler.") for name in parts.by_name):
         raise ConfigurationError(
             "step.backward() and step.update() support one gradient scaler; with several, call them yourself"

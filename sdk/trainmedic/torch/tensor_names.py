@@ -13,7 +13,7 @@ def plain_name(name: str) -> str:
 
 
 def named_as(names: Iterable[str], state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Give a state's tensors those of ``names`` that differ by compilation only."""
+    """Rename a state's tensors if only compilation differs."""
     names = list(names)
     if state.keys() == set(names):
         return state
@@ -30,6 +30,5 @@ def named_as(names: Iterable[str], state: Mapping[str, Any]) -> Mapping[str, Any
 
 
 def _modules_above(name: str) -> Iterable[str]:
-    """Return the modules that contain a tensor, from the root (""): for "a.b.weight" also "a" and "a.b"."""
     parts = name.split(".")
     return (".".join(parts[:length]) for length in range(len(parts)))

@@ -39,59 +39,40 @@ class TrainingState:
     medic: Medic
     parts: StateParts
     rate: LearningRate
-    batch_source: BatchSource | None
-    """None if the loop reads its data."""
-    storage: CheckpointStorage | None
-    """None without checkpoints and rollbacks."""
+    batch_source: BatchSource | None  # None if the loop reads its data
+    storage: CheckpointStorage | None  # None without checkpoints and rollbacks
     budget: RollbackBudget
     changes: AppliedChanges
-    accumulation: int
-    """Batches per optimizer step, with changes by commands."""
+    accumulation: int  # batches per optimizer step, with changes by commands
     accelerated: AcceleratedSteps = field(default_factory=AcceleratedSteps)
-    verifies: bool = True
-    """True to compare loaded states with the saved digests."""
+    verifies: bool = True  # True to compare loaded states with the saved digests
     memory: MemoryCheckpoints | None = None
-    accumulates: bool = False
-    """True if the loop heeds ``Step.is_update``."""
-    keep_global_batch: bool | None = None
-    """See `attach`."""
+    accumulates: bool = False  # True if the loop heeds ``Step.is_update``
+    keep_global_batch: bool | None = None  # see `attach`
 
     rank_comparison: RankComparison = field(init=False)
+    # Batches per optimizer step without commands, adapted to the number of ranks.
     script_accumulation: int = field(init=False)
-    """Batches per optimizer step without commands, adapted to the number of ranks."""
-    given_accumulation: int = field(init=False)
-    """Accumulation that the script asked for."""
-    script_batch_size: int | None = field(init=False)
-    """None if unknown or fixed."""
-    script_workers: int | None = field(init=False)
-    """None if fixed."""
+    given_accumulation: int = field(init=False)  # accumulation that the script asked for
+    script_batch_size: int | None = field(init=False)  # None if unknown or fixed
+    script_workers: int | None = field(init=False)  # None if fixed
 
-    global_step: int = 0
-    """Completed optimizer steps; a rollback decreases it."""
-    batches_done: int = 0
-    """Batches of the present step."""
+    global_step: int = 0  # completed optimizer steps; a rollback decreases it
+    batches_done: int = 0  # batches of the present step
     batch_log: BatchLog = field(default_factory=BatchLog)
-    loss_log: LossLog = field(default_factory=LossLog)
-    """Losses of the steps after each checkpoint."""
+    loss_log: LossLog = field(default_factory=LossLog)  # losses of the steps after each checkpoint
     carried: CarriedState = field(default_factory=CarriedState)
     carried_hint: str = CARRIED_HINT
-    losses: list[Any] = field(default_factory=list)
-    """Losses of the present step's batches."""
-    gradients: list[Any] = field(default_factory=list)
-    """The present step's `GradientSamples`."""
-    memory_due: int = NEVER
-    """Step of the next in-memory checkpoint."""
-    current_checkpoint: SavedCheckpoint | None = None
-    """The checkpoint of the present state, until the next step."""
+    losses: list[Any] = field(default_factory=list)  # losses of the present step's batches
+    gradients: list[Any] = field(default_factory=list)  # the present step's `GradientSamples`
+    memory_due: int = NEVER  # step of the next in-memory checkpoint
+    current_checkpoint: SavedCheckpoint | None = None  # the checkpoint of the present state, until the next step
     rollbacks: int = 0
     fetch_order: FetchOrder = field(default_factory=FetchOrder)
     stopping: bool = False
-    is_interruptible: bool = True
-    """False if an interrupted step's partial results cannot be discarded."""
-    was_interrupted: bool = False
-    """True if the last step was interrupted, so that the state is incomplete."""
-    broken: HalfLoaded | None = None
-    """The error of a partial load, after which nothing is saved."""
+    is_interruptible: bool = True  # False if an interrupted step's partial results cannot be discarded
+    was_interrupted: bool = False  # True if the last step was interrupted, so that the state is incomplete
+    broken: HalfLoaded | None = None  # the error of a partial load, after which nothing is saved
 
     def __post_init__(self) -> None:
         # With an averager (``PostLocalSGDOptimizer``) the ranks differ between averages.
@@ -107,7 +88,7 @@ class TrainingState:
         return GlobalBatch(self.script_batch_size, self.script_accumulation, ranks, self.given_accumulation)
 
     def accumulation_after(self, run_state: Mapping[str, Any] | None) -> int:
-        """Return `script_accumulation` after a resume. Raises GlobalBatchLost if `keep_global_batch` demands it."""
+        """Return `script_accumulation` after a resume. Raises GlobalBatchLost."""
         then = GlobalBatch.from_plain(run_state.get("global_batch")) if run_state is not None else None
         if then is None or self.keep_global_batch is False:
             return self.script_accumulation
@@ -151,7 +132,7 @@ class TrainingState:
 
     @property
     def batch_form(self) -> list[Any]:
-        """Settings that change the batches: batch size, and whether there are workers."""
+        """Settings that change the batches: size, and whether there are workers."""
         source = self.batch_source
         # Workers draw their own random numbers, which do not depend on the number of workers.
         return [] if source is None else [source.batch_size, bool(source.workers)]

@@ -1,7 +1,6 @@
 """Answer to a rollback, after comparing repeated batches and losses.
 
-It is ``applied`` only if all that were compared within the time limit agree. `JobReports.rollback_did_not_hold` reports
-a later difference.
+``applied`` only if all agree within the time limit. `JobReports.rollback_did_not_hold` reports a later difference.
 """
 
 from __future__ import annotations
@@ -35,8 +34,6 @@ _EITHER_COURSE = (
 
 
 class VerifiedTraining(Protocol):
-    """Implemented by ``TrainingState`` and ``RollbackProof``."""
-
     @property
     def medic(self) -> Medic: ...
 
@@ -64,14 +61,10 @@ class _Pending:
     output: Mapping[str, Any]
     comparison: BatchComparison
     losses: LossComparison
-    until: float
-    """``time.monotonic``, with enough losses."""
-    latest: float
-    """``time.monotonic``, without enough losses."""
-    batches: Mapping[str, Any] | None = None
-    """Result, if the comparison of batches ended early."""
-    status: str = ""
-    """The answer's; empty before it."""
+    until: float  # ``time.monotonic``, with enough losses
+    latest: float  # ``time.monotonic``, without enough losses
+    batches: Mapping[str, Any] | None = None  # result, if the comparison of batches ended early
+    status: str = ""  # the answer's; empty before it
 
     @property
     def is_over(self) -> bool:
@@ -88,8 +81,7 @@ class RollbackVerification:
     def __init__(self, training: VerifiedTraining, now: Callable[[], float] = time.monotonic) -> None:
         self._training = training
         self._now = now
-        self.pending: _Pending | None = None
-        """The unanswered or still compared rollback."""
+        self.pending: _Pending | None = None  # the unanswered or still compared rollback
         self._timer = AnswerTimer()
         self._is_logged = training.storage is not None  # without checkpoints there are no rollbacks
 
@@ -117,7 +109,7 @@ class RollbackVerification:
         return randomness.capture() if pending is not None and pending.comparison.is_skip else None
 
     def batch_drawn(self, batch: Any, epoch: int, before: Mapping[str, Any] | None) -> None:
-        """Record the next batch, before the loop gets it. ``before``: see `before_draw`."""
+        """Record the next batch before the loop gets it."""
         if not self._is_logged:
             return
         is_random = before is not None and randomness.has_moved(before)
@@ -148,7 +140,7 @@ class RollbackVerification:
             self._check_progress()
 
     def _check_progress(self) -> None:
-        """Answer if the comparison is over, or if the next batch may come too late."""
+        """Answer if the comparison is over, or the next batch may be late."""
         pending = self.pending
         if pending is None:
             return
@@ -161,7 +153,7 @@ class RollbackVerification:
                     self._answer(TOO_SLOW)
 
     def _answer(self, ended_because: str, is_error: bool = False) -> None:
-        """Answer the command; if it is answered already, report a difference found since."""
+        """Answer; later comparisons serve a correction."""
         pending = self.pending
         assert pending is not None
         self._timer.cancel()

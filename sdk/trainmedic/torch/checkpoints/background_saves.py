@@ -1,7 +1,7 @@
 """Checkpoints written in the background; training waits only for the in-memory copy.
 
-Code that changes checkpoints calls `BackgroundSaves.settle` first. ``torch.distributed.checkpoint.async_save`` is not
-used: it would copy the state again.
+Code that changes checkpoints calls `BackgroundSaves.settle` first. ``torch.distributed.checkpoint.async_save`` would
+copy the state again.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from trainmedic.wire import envelope
 
 log = logging.getLogger("trainmedic")
 
-PATIENCE = 120.0
-"""Seconds that `BackgroundSaves.settle` waits for a write."""
+PATIENCE = 120.0  # seconds that `BackgroundSaves.settle` waits for a write
 _LONGEST_WAIT = 1800.0  # seconds, of rank 0 for the other ranks' parts
 _POLL_INTERVAL = 0.2  # seconds
 # Files in the unfinished checkpoint by which ranks report, with the rank's number.
@@ -37,8 +36,6 @@ _WRITING, _NO_MEMORY = "writing", "no memory"
 
 
 class PartWriter(Protocol):
-    """Writer of a checkpoint of which each rank writes a part."""
-
     def begin_parts(self, step: int) -> str:
         """Create a directory on rank 0 and return its name."""
         ...
@@ -46,7 +43,7 @@ class PartWriter(Protocol):
     def part_directory(self, name: str) -> Path: ...
 
     def write_part(self, unfinished: Path, parts: StateParts, held: Any, run: Mapping[str, Any]) -> None:
-        """Write this rank's part. ``held``: `MemoryContents.capture`'s output. ``run``: the run's own state."""
+        """Write this rank's part from the copy ``held``."""
         ...
 
     def finish_parts(self, unfinished: Path, step: int, at: datetime, health: Any) -> SavedCheckpoint:
@@ -57,7 +54,7 @@ class PartWriter(Protocol):
 
 
 class BackgroundSaves:
-    """Writer of periodic checkpoints. Its thread calls ``saved`` or ``failed`` with the step."""
+    """Writer of periodic checkpoints, whose thread calls ``saved`` or ``failed``."""
 
     def __init__(
         self,
@@ -82,13 +79,12 @@ class BackgroundSaves:
         # Held while a checkpoint is completed or given up.
         self._completing = threading.Lock()
         self._is_given_up = False
-        self.has_saved = False
-        """True after the first complete checkpoint."""
+        self.has_saved = False  # True after the first complete checkpoint
 
     def start(self, step: int, parts: StateParts, copy: Callable[[], Slot | None]) -> bool:
-        """Copy the state and start writing. If a rank is still writing the last checkpoint, only log that.
+        """Copy the state and start writing, unless another write is running.
 
-        Every rank calls it. Returns False if a rank has no memory for the copy. Raises NotAgreed and errors of ``copy``.
+        Every rank calls it. Returns False if a rank lacks memory. Raises NotAgreed and errors of ``copy``.
         """
         group = self._new_group(f"save-{step}")
         slot: Slot | None = None
@@ -122,7 +118,7 @@ class BackgroundSaves:
         return _NO_MEMORY not in obstacles.values() or _WRITING in obstacles.values()
 
     def settle(self) -> None:
-        """Wait until nothing is being written. After `PATIENCE`, give the checkpoint up."""
+        """Wait for the write; give it up after `PATIENCE`."""
         if not self._thread.settle(PATIENCE):
             log.error("%s: giving up a checkpoint that is not written after %.0f s", self._job, PATIENCE)
             with self._completing:
@@ -151,7 +147,7 @@ class BackgroundSaves:
                 self._memory.pool.release(slot)
 
     def _complete(self, unfinished: Path, step: int, mark: SlotMark) -> None:
-        """Wait for all parts, then publish the checkpoint, on rank 0. Raises TrainmedicError."""
+        """Publish the checkpoint once all parts are written, on rank 0."""
         until = time.monotonic() + _LONGEST_WAIT
         while len(written := list(unfinished.glob(f"{_WRITTEN}*"))) < self._world_size:
             for failed in unfinished.glob(f"{_FAILED}*"):
@@ -171,7 +167,6 @@ class BackgroundSaves:
             self._disk.prune()
 
     def _report_failure(self, unfinished: Path, error: Exception) -> None:
-        """Let rank 0 give the checkpoint up; on rank 0, delete it."""
         with suppress(OSError):
             if self._rank == 0:
                 shutil.rmtree(unfinished, ignore_errors=True)

@@ -60,10 +60,7 @@ def write_training(directory: Path, split: Split) -> dict[str, int]:
 
 
 def read_training(path: Path, parts: StateParts, checked: bool) -> dict[str, Any]:
-    """Return `write_training`'s states. ``checked``: verify checksums. Raises UnusableCheckpoint.
-
-    An unreadable file of frozen parameters is replaced by the present ones, if identical.
-    """
+    """Read `write_training`'s states; ``checked`` verifies checksums. Raises UnusableCheckpoint."""
     states: dict[str, Any] = read_file(path / TRAINING, checked)
     file = frozen_file_of(states)
     if file:
@@ -79,7 +76,7 @@ def read_training(path: Path, parts: StateParts, checked: bool) -> dict[str, Any
 
 
 def read_file(path: Path, checked: bool) -> Any:
-    """Read a file. ``checked``: verify its checksums. Raises UnusableCheckpoint.
+    """Read a file; ``checked`` verifies checksums. Raises UnusableCheckpoint.
 
     Unsafe objects are unpickled only if no other user can write the file.
     """

@@ -30,8 +30,7 @@ from trainmedic.wire import envelope
 
 log = logging.getLogger("trainmedic")
 
-ALERT_TO_ROLLBACK = 120.0
-"""Seconds from a fault's start to its rollback, with the shipped alert rules."""
+ALERT_TO_ROLLBACK = 120.0  # seconds from a fault's start to its rollback, with the shipped alert rules
 RUN = "run.pt"
 _SHARED = "another process writes checkpoints into this directory too; give each job its own directory"
 _NAME = re.compile(r"step-(\d{8,18})\Z")
@@ -66,27 +65,21 @@ class CheckpointStorage(Protocol):
         ...
 
     def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
-        """Protect ``checkpoint`` from `prune`, and no longer list later ones."""
+        """Protect ``checkpoint`` and no longer list later ones."""
         ...
 
-    def prune(self) -> None:
-        """Delete old checkpoints."""
-        ...
+    def prune(self) -> None: ...
 
 
 class CheckpointDirectory:
-    """Directory of the ``keep`` newest checkpoints (None: all).
-
-    One rank ``detects_writers``: it ignores checkpoints that another process writes here at the same time.
-    """
+    """Directory of the ``keep`` newest checkpoints (None: all). One rank ``detects_writers``: other processes."""
 
     def __init__(self, directory: str | Path, keep: int | None = 3, detects_writers: bool = True) -> None:
         self._root = Path(directory)
         self.directory: Path | None = self._root
         self._keep = keep
         self._detects_writers = detects_writers
-        self.in_memory: Callable[[], Sequence[SavedCheckpoint]] = tuple
-        """Returns checkpoints in memory."""
+        self.in_memory: Callable[[], Sequence[SavedCheckpoint]] = tuple  # returns checkpoints in memory
         self._has_warned = False
         self._frozen = FrozenBase()
         self._writer_id = envelope.new_id()
@@ -99,12 +92,12 @@ class CheckpointDirectory:
             self._names_at_start = frozenset(path.name for path in self._root.iterdir())
 
     def checkpoints(self) -> list[SavedCheckpoint]:
-        """Return all checkpoints, except those that another process has written since the start."""
+        """Return all but those of another process since the start."""
         marks = self._completion_marks().items()
         return [self._inspect(path, facts) for path, facts in marks if not self._is_of_another_process(path, facts)]
 
     def _completion_marks(self) -> dict[Path, Mapping[str, Any] | None]:
-        """Return the facts in the checkpoints' marks; None for incomplete ones."""
+        """Return marks by path; None for incomplete checkpoints."""
         try:
             paths = [Path(entry.path) for entry in os.scandir(self._root) if _NAME.match(entry.name)]
         except (FileNotFoundError, NotADirectoryError):
@@ -112,7 +105,6 @@ class CheckpointDirectory:
         return {path: checkpoints.completion(path) for path in paths}
 
     def _is_of_another_process(self, path: Path, facts: Mapping[str, Any] | None) -> bool:
-        """Return whether another process has written it since the start; log the first one."""
         if not self._detects_writers or facts is None or facts.get("writer") in (None, self._writer_id):
             return False
         if str(facts.get("at")) < self._began or facts == self._marks_at_start.get(path):
@@ -176,12 +168,10 @@ class CheckpointDirectory:
             shutil.rmtree(path)
 
     def _is_leftover(self, name: str) -> bool:
-        """Return whether no process needs it. Another process may be writing an unfinished one."""
         is_own = name.startswith("abandoned-") or self._writer_id in name
         return bool(_LEFTOVER.match(name)) and (is_own or name in self._names_at_start)
 
     def _warn_if_too_few(self, staying: Sequence[SavedCheckpoint], surplus: int) -> None:
-        """Warn once if the checkpoints that stay are all newer than a fault at its rollback."""
         complete = checkpoints.newest_first(staying)
         if self._has_warned or not surplus or len(complete) < checkpoints.NEVER_DELETED:
             return
@@ -197,10 +187,7 @@ class CheckpointDirectory:
             )
 
     def _stays_pinned(self, checkpoint: SavedCheckpoint, present: Sequence[SavedCheckpoint]) -> bool:
-        """Return whether a rollback's checkpoint is still needed.
-
-        It is, until enough checkpoints exist after the step before the rollback: the fault may occur again there.
-        """
+        """Return whether its fault may recur, because few checkpoints exist after the step before the rollback."""
         reason = checkpoints.pin_reason(checkpoint.path)
         if reason is None:
             return False
@@ -214,7 +201,7 @@ class CheckpointDirectory:
         return self._root / f"step-{step:08d}"
 
     def _unfinished_path(self, path: Path) -> Path:
-        """Return the path at which a checkpoint is written before it is renamed to ``path``, after emptying it."""
+        """Return the path for writing, emptied."""
         unfinished = self._root / f"unfinished-{self._writer_id}-{path.name}"
         shutil.rmtree(unfinished, ignore_errors=True)
         return unfinished
@@ -239,7 +226,7 @@ class CheckpointDirectory:
         return SavedCheckpoint(step, at, path)
 
     def _publish(self, unfinished: Path, path: Path, step: int, sizes: Mapping[str, int], **more: Any) -> datetime:
-        """Rename and mark a written checkpoint; return its time. ``more``: further facts for the mark."""
+        """Rename and mark a written checkpoint; return its time."""
         if self._is_of_another_process(path, checkpoints.completion(path)):
             raise TrainmedicError(f"{path.name} is there already: {_SHARED}")
         if path.exists():  # incomplete, or of the same step and equivalent

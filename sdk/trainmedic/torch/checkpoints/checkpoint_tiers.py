@@ -46,7 +46,7 @@ class TieredCheckpoints:
         self.disk.prune()
 
     def _settle(self) -> None:
-        """Wait for background writes, so that their unfinished files are not taken for leftovers."""
+        """Wait for background writes, which are no leftovers."""
         if self.background is not None:
             self.background.settle()
 

@@ -27,12 +27,8 @@ log = logging.getLogger("trainmedic")
 
 @dataclass(frozen=True)
 class _RankComparison:
-    """Result of comparing the ranks right before a save."""
-
-    digests: Digests | None
-    """None without verification."""
-    rank_state: RankState | None
-    """None with one rank, without agreement, or if the storage keeps each rank's own."""
+    digests: Digests | None  # None without verification
+    rank_state: RankState | None  # None with one rank, without agreement, or if the storage keeps each rank's own
 
 
 class CheckpointWriter:
@@ -40,7 +36,7 @@ class CheckpointWriter:
         self._training = training
 
     def save(self, prune: bool = True) -> SavedCheckpoint:
-        """Write a checkpoint, unless the present state has one on disk. Return it. Raises the storage's errors."""
+        """Write a checkpoint, unless the state has one on disk. Raises the storage's errors."""
         training = self._training
         assert training.storage is not None
         if training.broken is not None:
@@ -65,7 +61,7 @@ class CheckpointWriter:
         return checkpoint
 
     def save_to_memory(self) -> None:
-        """Make an in-memory checkpoint, unless the training is faulty; log errors."""
+        """Make an in-memory checkpoint; log errors."""
         training = self._training
         is_sound = training.broken is None and training.rank_comparison.agree is not False
         if training.memory is not None and is_sound:
@@ -140,7 +136,6 @@ class CheckpointWriter:
         return {**training.state_dict(), **own}
 
     def save_or_log(self, prune: bool = True) -> None:
-        """Write a checkpoint if there is a storage; log and report errors."""
         training = self._training
         if training.storage is None:
             return

@@ -14,8 +14,7 @@ from torch import nn
 from trainmedic.torch.optimizer_states import live_state, parameters_of
 from trainmedic.torch.tensor_names import plain_name
 
-Digests = Mapping[str, str]
-"""By tensor name: "type:digest"."""
+Digests = Mapping[str, str]  # by tensor name: "type:digest"
 Modules = Mapping[str, nn.Module]
 Optimizers = Mapping[str, torch.optim.Optimizer]
 
@@ -25,8 +24,7 @@ _MOST_NAMED = 3
 
 
 class DigestComparison(NamedTuple):
-    compared: int
-    """Number of tensors, without those whose type has changed."""
+    compared: int  # number of tensors, without those whose type has changed
     different: tuple[str, ...]
 
     def without(self, names: Collection[str]) -> DigestComparison:
@@ -43,7 +41,7 @@ class DigestComparison(NamedTuple):
 
 
 def digests(modules: Modules, optimizers: Optimizers, cache: KnownDigests | None = None) -> dict[str, str]:
-    """Return digests of parameters and of standard optimizers' states, of this rank's shards."""
+    """Return digests of parameters and of standard optimizers' states."""
     return digests_of(dict(_tensors(modules, optimizers)), cache)
 
 
@@ -77,7 +75,7 @@ class KnownDigests:
 
 
 def place_of(tensor: torch.Tensor) -> Any:
-    """Return a key of the tensor's memory and shape, equal for tied parameters, different for other views."""
+    """Return a key of the memory, equal only for tied parameters."""
     if tensor.is_meta or tensor.layout != torch.strided or not tensor.numel():
         return id(tensor)
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.is_conj()
@@ -146,7 +144,7 @@ def local_part(tensor: Any) -> torch.Tensor:
 
 
 def _digest(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the digest as a tensor on the device, without waiting for it. Tensors without data have 0."""
+    """Return a number on the device, without waiting."""
     if tensor.is_meta or tensor.layout != torch.strided:
         return torch.zeros((), dtype=torch.int64)
     values = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
@@ -165,7 +163,7 @@ def _read(values: list[torch.Tensor]) -> list[int]:
 
 
 def _gathered(values: Iterable[torch.Tensor]) -> Iterator[Any]:
-    """Yield the numbers in their order, with one wait per device and type."""
+    """Yield numbers, with one wait per device and type."""
     listed = list(values)
     groups: dict[Any, list[int]] = {}
     for index, value in enumerate(listed):

@@ -17,11 +17,9 @@ from trainmedic.torch.tensor_names import plain_name
 
 log = logging.getLogger("trainmedic")
 
-REFERENCE = ".frozen"
-"""Key of the frozen parameters' digest and names in ``training.pt``."""
+REFERENCE = ".frozen"  # key of the frozen parameters' digest and names in ``training.pt``
 _LEAST_SIZE = 1 << 20  # bytes; a smaller file is no gain
-Names = Mapping[str, list[str]]
-"""Names of parameters by part."""
+Names = Mapping[str, list[str]]  # names of parameters by part
 
 
 class FrozenBase:
@@ -30,7 +28,7 @@ class FrozenBase:
         self._has_changed = False
 
     def split(self, parts: StateParts, states: Mapping[str, Any], run: Mapping[str, Any]) -> Split:
-        """Separate frozen parameters, until one of them changes. ``run``: the run's own state with its digests."""
+        """Separate frozen parameters, until one has changed."""
         names = {} if self._has_changed else _frozen_names(parts, states)
         if not names:
             return Split(states)
@@ -49,7 +47,7 @@ class FrozenBase:
 
 
 class Split:
-    """Content of ``training.pt``, and of the file of frozen parameters (None: no such file)."""
+    """Content of ``training.pt`` and of a file next to it."""
 
     def __init__(self, trained: Mapping[str, Any], frozen: Mapping[str, Any] | None = None, digest: str = "") -> None:
         self.trained = trained
@@ -57,7 +55,7 @@ class Split:
         self.file = f"frozen-{digest}.pt"
 
     def link(self, directory: Path) -> bool:
-        """Hard-link the frozen parameters of another checkpoint; return False without one."""
+        """Hard-link another checkpoint's file; return False without one."""
         for other in sorted(directory.parent.glob(f"step-*/{self.file}"), reverse=True):
             with contextlib.suppress(OSError):
                 os.link(other, directory / self.file)
@@ -66,7 +64,7 @@ class Split:
 
 
 def frozen_file_of(states: Mapping[str, Any]) -> str:
-    """Return the name of the frozen parameters' file, or ""."""
+    """Return the file's name, or ""."""
     return f"frozen-{states[REFERENCE]['digest']}.pt" if REFERENCE in states else ""
 
 
@@ -77,7 +75,7 @@ def join(states: dict[str, Any], frozen: Mapping[str, Any]) -> None:
 
 
 def identical_present_base(parts: StateParts, states: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return copies of the model's present frozen parameters; None if they differ from the saved ones."""
+    """Return copies of the present frozen parameters; None if they differ."""
     names: Names = states[REFERENCE]["names"]
     present = {part: parts.by_name[part].state_dict() for part in names if part in parts.by_name}
     if any(part not in present or not set(members) <= present[part].keys() for part, members in names.items()):

@@ -34,13 +34,13 @@ NewGroup = Callable[[str], Group]
 
 
 class JointContents(Protocol):
-    """A training's division into a part common to all ranks, and each rank's own. Every rank calls each method."""
+    """Division of a checkpoint into a common part and each rank's own. Every rank calls each method."""
 
     is_replicated: bool
     """True if each rank has the whole training, except for differences."""
 
     def capture(self, parts: StateParts, run: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return the common part and this rank's own. ``run``: the run's own state, with its differences by rank."""
+        """Return the common part and this rank's own."""
         ...
 
     def comparable(self, parts: StateParts) -> Mapping[str, Any] | None:
@@ -57,9 +57,7 @@ class JointContents(Protocol):
         """Read into memory, changing nothing. Raises UnusableCheckpoint."""
         ...
 
-    def restore(self, content: Any, parts: StateParts, own: Any) -> None:
-        """Load `read`'s output and this rank's own part."""
-        ...
+    def restore(self, content: Any, parts: StateParts, own: Any) -> None: ...
 
 
 @runtime_checkable
@@ -71,7 +69,7 @@ class BackgroundContents(JointContents, Protocol):
         ...
 
     def divide(self, parts: StateParts, held: Any, run: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return `capture`'s output for a copy, `MemoryContents.capture`'s output."""
+        """Return `capture`'s output for an in-memory copy."""
         ...
 
 
@@ -80,7 +78,7 @@ class UnitedContents(JointContents, Protocol):
     """Contents that another number of ranks can read."""
 
     def for_other_ranks(self, name: str, files: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Return one own part for each rank. ``files``: the rank files in ``name``. Raises UnusableCheckpoint."""
+        """Return each rank's own part. Raises UnusableCheckpoint."""
         ...
 
 
@@ -99,16 +97,16 @@ class JointCheckpointDirectory(CheckpointDirectory):
         self._world_size = world_size
         self._new_group = new_group
         self._contents = contents
+        # Raises UnusableCheckpoint if another number of ranks cannot continue.
         self.check_rank_count: Callable[[Mapping[str, Any]], None] = lambda run: None
-        """Raises UnusableCheckpoint if another number of ranks cannot continue."""
+        # Called on rank 0 with the checkpoint to continue from.
         self.on_latest_changed: Callable[[Path], None] = lambda path: None
-        """Called on rank 0 with the checkpoint to continue from."""
 
     def comparable(self, parts: StateParts) -> Mapping[str, Any] | None:
         return self._contents.comparable(parts)
 
     def allow_background_writes(self) -> None:
-        """Prepare for writing in a thread. Every rank calls it. Raises ConfigurationError."""
+        """Allow writing in a thread. Every rank calls it. Raises ConfigurationError."""
         if not isinstance(self._contents, BackgroundContents):
             raise ConfigurationError(f"{type(self._contents).__name__} cannot be written in the background")
         self._contents.use_separate_group()
@@ -190,7 +188,7 @@ class JointCheckpointDirectory(CheckpointDirectory):
         return run
 
     def _read_own(self, path: Path, ranks: Any, checked: bool, parts: StateParts) -> Mapping[str, Any]:
-        """Return this rank's file, adapted if another number of ranks wrote it. Raises UnusableCheckpoint."""
+        """Return this rank's file, adapted to the number of ranks. Raises UnusableCheckpoint."""
         if not isinstance(ranks, int) or ranks < 1:
             raise UnusableCheckpoint(f"{path.name} was not written by a job of several ranks")
         if ranks == self._world_size:
@@ -267,7 +265,7 @@ class JointOwnCheckpoints:
 
 
 def _health_of_all(own: Any, group: Group) -> Any:
-    """Return this rank's health, with ``finite`` False if it is on any rank."""
+    """Return this rank's health, not finite if any rank's is not."""
     if not isinstance(own, dict):
         return None
     finite = [report for report in group.poll(own.get("finite")).values() if report is not None]

@@ -27,12 +27,9 @@ RunState = Mapping[str, Any]
 @dataclass(frozen=True)
 class LoadedCheckpoint:
     checkpoint: SavedCheckpoint
-    run_state: RunState | None
-    """The run's own state; None if the checkpoint lacks it."""
-    unusable: list[str]
-    """Problems of the checkpoints tried before."""
-    verified: Mapping[str, Any]
-    """The answer's ``verified.parameters``."""
+    run_state: RunState | None  # the run's own state; None if the checkpoint lacks it
+    unusable: list[str]  # problems of the checkpoints tried before
+    verified: Mapping[str, Any]  # the answer's ``verified.parameters``
 
 
 class CheckpointLoading:
@@ -40,10 +37,7 @@ class CheckpointLoading:
         self._training = training
 
     def load_first(self, candidates: Sequence[SavedCheckpoint], group: Group) -> LoadedCheckpoint:
-        """Load the first intact checkpoint.
-
-        Raises UnusableCheckpoint if no rank has changed, HalfLoaded if one may have.
-        """
+        """Load the first intact checkpoint. After any error but HalfLoaded no rank has changed."""
         problems: list[str] = []
         is_changed = False
         for checkpoint in candidates:
@@ -65,7 +59,7 @@ class CheckpointLoading:
         raise UnusableCheckpoint(f"no checkpoint could be loaded: {'; '.join(problems)}")
 
     def confirm_on_all_ranks(self, group: Group, fault: Exception | None, different: str = "") -> str:
-        """Return all ranks' differences as text, or "". Raises HalfLoaded if a rank failed or did not report."""
+        """Return all ranks' differences, or "". Raises HalfLoaded if a rank failed."""
         if fault is not None:
             log.error("%s: a checkpoint was loaded only in part", self._training.medic.job, exc_info=fault)
         try:
@@ -80,7 +74,6 @@ class CheckpointLoading:
         return differs
 
     def _load(self, checkpoint: SavedCheckpoint) -> tuple[RunState | None, DigestComparison | None, Exception | None]:
-        """Return the run's own state, its comparison if the checkpoint has digests, and this rank's error."""
         training = self._training
         assert training.storage is not None
         try:
@@ -111,10 +104,7 @@ def _broken(why: str) -> HalfLoaded:
 
 
 def remember_group_tensors(optimizers: Sequence[Any]) -> Callable[[], None]:
-    """Return a function that puts the same tensor objects back into the groups after a load.
-
-    The loop may hold one, such as a learning rate for ``torch.compile``.
-    """
+    """Return a function that puts the tensor objects back after a load; the loop may hold one."""
     held = [
         (optimizer, number, key, value)
         for optimizer in optimizers

@@ -28,8 +28,6 @@ _TOLERANCE = timedelta(minutes=1)  # between the user's time of a checkpoint and
 
 @dataclass(frozen=True)
 class _HealthRecord:
-    """Health of the checkpoint that one call of `save` wrote."""
-
     step: int
     began: datetime
     saved: datetime
@@ -77,8 +75,7 @@ class OwnCheckpoints:
         # Spans of time in which checkpoints were abandoned by a rollback.
         self._abandoned = self._read_abandoned()
         self._health_records = self._read_health()
-        self.writes_files = True
-        """False on ranks that leave ``directory`` to another rank."""
+        self.writes_files = True  # False on ranks that leave ``directory`` to another rank
 
     def checkpoints(self) -> list[SavedCheckpoint]:
         return [

@@ -1,7 +1,6 @@
-"""Differences between ranks that have mostly equal states.
+"""Differences between ranks with mostly equal states, such as Muon's momentum or buffers.
 
-Muon's momentum, a script's own ZeRO-1 shares and buffers may differ. A checkpoint stores rank 0's states, and other
-ranks' differing leaves (values in nested mappings).
+A checkpoint stores rank 0's states, and other ranks' differing leaves (values in nested mappings).
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from trainmedic.torch.checkpoints.digests import KnownDigests, digests_of
 from trainmedic.torch.optimizer_attributes import HOOK
 from trainmedic.torch.state_parts import ATTRIBUTES
 
-Path = tuple[Any, ...]
-"""Keys from the outermost mapping to a leaf."""
+Path = tuple[Any, ...]  # keys from the outermost mapping to a leaf
 _DIGITS = 16  # of a hexadecimal hash, to keep files small
 
 
@@ -29,14 +27,10 @@ class RankState:
     """Differences of this rank's states from rank 0's."""
 
     rank: int
-    parts: tuple[str, ...]
-    """Parts that differ on any rank."""
-    own: tuple[Path, ...]
-    """This rank's leaves that rank 0 lacks or has with another value."""
-    digests: Mapping[str, str]
-    """Digests of this rank's leaves in `parts`, by path as text."""
-    from_rank_0: tuple[str, ...] = ()
-    """Parts that differ by a fault; loading takes rank 0's."""
+    parts: tuple[str, ...]  # parts that differ on any rank
+    own: tuple[Path, ...]  # this rank's leaves that rank 0 lacks or has with another value
+    digests: Mapping[str, str]  # digests of this rank's leaves in `parts`, by path as text
+    from_rank_0: tuple[str, ...] = ()  # parts that differ by a fault; loading takes rank 0's
 
     def plain(self) -> dict[str, Any]:
         members = {"rank": self.rank, "parts": list(self.parts), "own": list(self.own)}
@@ -62,7 +56,7 @@ def leaves(states: Mapping[Any, Any], path: Path = ()) -> Iterator[tuple[Path, A
 
 
 def compare_states(states: Mapping[str, Any], group: Group, cache: KnownDigests) -> RankState | None:
-    """Compare this rank's states with rank 0's. Every rank calls it. Return None if a rank did not report."""
+    """Compare this rank's states with rank 0's, on every rank. None if they cannot agree."""
     mine = leaf_digests(states, cache)
     parts: dict[str, dict[str, str]] = {}
     for path, digest in mine.items():
@@ -85,10 +79,7 @@ def compare_states(states: Mapping[str, Any], group: Group, cache: KnownDigests)
 
 
 def own_part(states: Mapping[str, Any], state: RankState | None, rank: int) -> dict[str, Any]:
-    """Return the differing parts, this rank's paths in them, and its own leaves.
-
-    These are all leaves, except on rank 0, if the differences are unknown (None).
-    """
+    """Return this rank's file; all leaves if the differences are unknown (None)."""
     held = dict(leaves(states))
     if state is None:
         own = list(held.items()) if rank else []
@@ -112,7 +103,7 @@ def merge(states: dict[str, Any], own: Mapping[str, Any]) -> None:
 
 
 def unite(owns: Sequence[Mapping[str, Any]], states: Sequence[RankState], part: str) -> dict[str, Any] | None:
-    """Return an own part with all ranks' leaves of ``part``; None unless `can_unite`. ``owns``: each rank's `own_part`."""
+    """Return an own part with all ranks' leaves of ``part``, or None."""
     digests = _digests_by_path(states, part)
     if not can_unite(states, part):
         return None
@@ -121,10 +112,7 @@ def unite(owns: Sequence[Mapping[str, Any]], states: Sequence[RankState], part: 
 
 
 def can_unite(states: Sequence[RankState], part: str) -> bool:
-    """Return whether no two ranks have different values of a leaf.
-
-    Communication hooks are ignored: they restart in each process.
-    """
+    """Return whether ranks with a leaf agree on it. Communication hooks are ignored: they restart."""
     return all(len(digests) == 1 for digests in _digests_by_path(states, part).values())
 
 
@@ -157,7 +145,7 @@ def leaf_digests(states: Mapping[str, Any], cache: KnownDigests) -> dict[Path, s
 
 
 def _described(value: Any, tensors: list[torch.Tensor]) -> tuple[str, list[int]]:
-    """Return a value as text, and the numbers of its tensors, which it adds to ``tensors``."""
+    """Return a text, and the numbers of its tensors in ``tensors``."""
     if isinstance(value, torch.Tensor) and value.layout == torch.strided and not hasattr(value, "to_local"):
         tensors.append(value.detach())
         return f"tensor {tuple(value.shape)}", [len(tensors) - 1]
@@ -175,7 +163,7 @@ def _described(value: Any, tensors: list[torch.Tensor]) -> tuple[str, list[int]]
 
 
 def _remove(states: dict[str, Any], path: Path) -> None:
-    """Delete a leaf, and mappings below the part's that become empty."""
+    """Delete a leaf, and mappings that become empty."""
     within: list[dict[Any, Any]] = [states]
     for key in path[:-1]:
         within.append(within[-1][key])

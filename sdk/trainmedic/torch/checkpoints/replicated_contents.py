@@ -20,7 +20,7 @@ _PATHS = "paths"
 
 
 class ReplicatedContents:
-    """`BackgroundContents` of a replicated training: rank 0 writes its states, other ranks their differences."""
+    """`BackgroundContents`: rank 0's states, and other ranks' differences."""
 
     is_replicated = True
 
@@ -62,7 +62,7 @@ class ReplicatedContents:
 
 
 def with_digests_of_restored(name: str, file: Mapping[str, Any], first: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return this rank's run state, with rank 0's digests (``first``) of the parts that a fault had changed.
+    """Return this rank's run state; faulty parts get rank 0's digests.
 
     Raises UnusableCheckpoint for an earlier release's differing state.
     """
@@ -82,13 +82,12 @@ def with_digests_of_restored(name: str, file: Mapping[str, Any], first: Mapping[
 
 
 def differs_by_rank(first: Mapping[str, Any]) -> bool:
-    """Return whether ranks differ, by rank 0's file."""
     state = RankState.of(first["run"].get("rank_state"))
     return state is not None and bool(state.parts)
 
 
 def unite_files(name: str, files: Sequence[Mapping[str, Any]], parts: StateParts) -> tuple[Any, Any]:
-    """Return one own part for any number of ranks, and its digests (None: not saved). Raises UnusableCheckpoint."""
+    """Return one own part for all ranks, and its digests. Raises UnusableCheckpoint."""
     first = files[0]["run"]
     state = RankState.of(first.get("rank_state"))
     if state is None or not state.parts:
@@ -111,7 +110,7 @@ def unite_files(name: str, files: Sequence[Mapping[str, Any]], parts: StateParts
 
 
 def _unite_part(part: str, files: Sequence[Mapping[str, Any]], parts: StateParts) -> dict[str, Any] | None:
-    """Return all ranks' differences in a part; empty if rank 0's state serves all, None if they cannot be united."""
+    """Return a part's differences on all ranks; None if they cannot be united."""
     if part in parts.modules():
         digests = [_of_part(file["run"].get("digests") or {}, part) for file in files]
         is_same = all(each == digests[0] for each in digests)
@@ -124,7 +123,7 @@ def _unite_part(part: str, files: Sequence[Mapping[str, Any]], parts: StateParts
 
 
 def _of_owned_parameters(digests: Mapping[str, str], parts: StateParts) -> dict[str, str]:
-    """Drop digests of parameters that a ``ZeroRedundancyOptimizer`` updates on other ranks."""
+    """Drop digests of parameters that other ranks update."""
     owned_digests = dict(digests)
     for name, part in parts.optimizers().items():
         if is_zero_redundancy(part):
@@ -140,5 +139,4 @@ def _of_part(digests: Mapping[str, str], part: str) -> dict[str, str]:
 
 
 def _is_in(name: str, parts: Sequence[str]) -> bool:
-    """Return whether a digest's name is of one of the parts."""
     return name.startswith(tuple(f"{part}{end}" for part in parts for end in ".:"))

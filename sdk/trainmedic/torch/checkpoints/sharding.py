@@ -40,7 +40,7 @@ Tensors = dict[str, Any]
 
 
 class ShardedContents:
-    """`BackgroundContents`, `UnitedContents` and `MemoryContents` of a sharded training. Raises ConfigurationError."""
+    """Shards in a common part, the rest in each rank's own. Raises ConfigurationError."""
 
     is_replicated = False
 
@@ -57,7 +57,7 @@ class ShardedContents:
 
     def capture(self, parts: StateParts, run: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
         # Requesting the state of an optimizer without a step would create one.
-        fresh = self._fresh()
+        fresh = self._optimizers_without_step()
         content = self._tensors(fresh)
         return content, {
             "fresh": fresh,
@@ -73,7 +73,7 @@ class ShardedContents:
         return content, {**own, "plain": self._plain(content, run)}
 
     def comparable(self, parts: StateParts) -> Mapping[str, Any]:
-        return {**_unsharded(self._tensors(self._fresh())), ATTRIBUTES: parts.attributes()}
+        return {**_unsharded(self._tensors(self._optimizers_without_step())), ATTRIBUTES: parts.attributes()}
 
     def use_separate_group(self) -> None:
         self._group = dist.new_group(backend="gloo", timeout=_WRITE_TIMEOUT)
@@ -100,7 +100,7 @@ class ShardedContents:
         return prepared
 
     def for_other_ranks(self, name: str, files: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Return rank 0's own part. Raises UnusableCheckpoint if ranks have different values."""
+        """Return the own part. Raises UnusableCheckpoint for differing values."""
         states = [RankState.of(file["run"].get("rank_state")) for file in files]
         known = [state for state in states if state is not None]
         for part in known[0].parts if known else ():
@@ -161,8 +161,7 @@ class ShardedContents:
         content, own = held
         self.restore(content, parts, own)
 
-    def _fresh(self) -> list[str]:
-        """Return the names of optimizers that have made no step."""
+    def _optimizers_without_step(self) -> list[str]:
         return [name for name, optimizer in self._optimizers.items() if not optimizer.state]
 
     def _plain(self, content: Tensors, run: Mapping[str, Any] | None) -> list[tuple[Leaf, Any]]:
@@ -194,7 +193,6 @@ class ShardedContents:
 
 
 def _unsharded(content: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return all but the shards."""
     return {
         key: _unsharded(value) if isinstance(value, Mapping) else value
         for key, value in content.items()

@@ -1,7 +1,4 @@
-"""Digests of parameters, optimizer states and attributes.
-
-A nonstandard optimizer's state is read from its ``state_dict``.
-"""
+"""Digests of parameters, optimizer states and attributes."""
 
 from __future__ import annotations
 
@@ -21,8 +18,7 @@ from trainmedic.torch.checkpoints.digests import (
 from trainmedic.torch.optimizer_states import is_standard
 from trainmedic.torch.state_parts import ATTRIBUTES, StateParts
 
-_SEPARATOR = ":"
-"""Follows a nonstandard optimizer's name in a digest's name; ``.`` follows others."""
+_SEPARATOR = ":"  # follows a nonstandard optimizer's name in a digest's name; ``.`` follows others
 
 
 def digests_of_parts(parts: StateParts, cache: KnownDigests | None = None) -> dict[str, str]:
@@ -34,7 +30,7 @@ def digests_of_parts(parts: StateParts, cache: KnownDigests | None = None) -> di
 
 
 def nonstandard_tensors(parts: StateParts, states: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return tensors and numbers of nonstandard optimizers and of attributes, by digest name."""
+    """Return nonstandard optimizers' and attributes' tensors by digest name."""
     tensors: dict[str, torch.Tensor] = {}
     for name, part in parts.optimizer_parts().items():
         if not is_standard(part):
@@ -46,10 +42,7 @@ def nonstandard_tensors(parts: StateParts, states: Mapping[str, Any]) -> dict[st
 
 
 def compare_with(saved: Digests, parts: StateParts) -> DigestComparison:
-    """Compare the loaded parts with the saved digests.
-
-    Attributes that `StateParts.restore` omitted, or that the checkpoint lacks, are ignored.
-    """
+    """Compare the loaded parts with the saved digests. Attributes that were not restored are ignored."""
     omitted = tuple(f"{ATTRIBUTES}.{name}" for name in parts.not_restored)
     restored = {name: digest for name, digest in saved.items() if not name.startswith(omitted)}
     present = digests_of_parts(parts)

@@ -38,15 +38,14 @@ NEVER = sys.maxsize
 _PATIENCE = 60.0  # seconds for pending background work
 _MOST_FAILURES = 3  # consecutive, until no more copies are made
 
-COPIED = 2
-"""Newest checkpoints that other nodes may be copying, and which stay for that."""
+COPIED = 2  # newest checkpoints that other nodes may be copying, and which stay for that
 
 NewGroup = Callable[[str], Group]
 
 
 @dataclass(frozen=True)
 class Course:
-    """Identity of the steps of one process between two rollbacks. Parts of different ones are never combined."""
+    """Identity of the steps between two rollbacks. Parts of different ones are never combined."""
 
     name: str
     rollbacks: int = 0
@@ -60,8 +59,6 @@ def is_in_memory(checkpoint: SavedCheckpoint) -> bool:
 
 
 class Replicas(Protocol):
-    """Copies on other nodes."""
-
     def drop_after(self, step: int) -> None: ...
 
 
@@ -76,8 +73,7 @@ class MemoryCheckpoints:
         cadence: MemoryCadence,
     ) -> None:
         self.course = Course("")
-        self.pool: SlotPool | None = None
-        """None before `begin`."""
+        self.pool: SlotPool | None = None  # None before `begin`
         self.background = BackgroundThread("trainmedic-memory")
         self.cadence = cadence
         self.pace = MemoryPace(job, world_size, new_group, cadence)
@@ -94,8 +90,7 @@ class MemoryCheckpoints:
         self._taker: SnapshotTaker | None = None
         # Set ID of the last rollback's checkpoint, and the step before that rollback.
         self._rollback_target: tuple[str, int] | None = None
-        self.replicas: Replicas | None = None
-        """None without copies."""
+        self.replicas: Replicas | None = None  # None without copies
 
     def begin(self, course: Course, pool: SlotPool, replicas: Replicas | None = None) -> None:
         self.course, self.pool, self.replicas = course, pool, replicas
@@ -111,10 +106,7 @@ class MemoryCheckpoints:
         health: Callable[[], CheckpointHealth],
         step_seconds: float | None,
     ) -> None:
-        """Copy the state, and adapt the interval; log failures. All ranks call it at the same steps.
-
-        ``run`` returns the run's own state.
-        """
+        """Copy the state, adapt the interval, log failures. All ranks call it at the same steps."""
         slot = None
         began = time.perf_counter()
         try:
@@ -136,10 +128,7 @@ class MemoryCheckpoints:
     def copy(
         self, step: int, parts: StateParts, run: Mapping[str, Any], health: CheckpointHealth, holds: bool = False
     ) -> Slot | None:
-        """Copy into a slot; None without a free one. A thread completes it. ``holds``: the caller releases it.
-
-        A copy of this step is returned again. Raises pickling errors.
-        """
+        """Return a slot with the copy; None without a free one. ``holds``: the caller releases it."""
         pool = self.pool
         if pool is None or not self._works:
             return None
@@ -175,7 +164,7 @@ class MemoryCheckpoints:
         return slot
 
     def _tensors_to_check(self, snapshot: Snapshot, parts: StateParts, held: Any) -> Sequence[int]:
-        """Return the numbers of the tensors whose values must be finite; none if they are not known."""
+        """Return the tensors whose values must be finite, by number."""
         if self._finite_tensors[0] is not snapshot.places:
             try:
                 addresses = {tensor.data_ptr() for tensor in self._contents.tensors(parts, held).values()}
@@ -186,7 +175,7 @@ class MemoryCheckpoints:
         return self._finite_tensors[1]
 
     def _kept(self, pool: SlotPool, step: int) -> set[str]:
-        """Return the IDs of the last rollback's checkpoint and of those being copied to other nodes."""
+        """Return IDs of checkpoints that a rollback or other nodes need."""
         every = self.cadence.replica_steps
         marks = [slot.mark for slot in pool.complete() if slot.mark is not None]
         copied = [mark for mark in marks if every and mark.step % every == 0]
@@ -196,7 +185,7 @@ class MemoryCheckpoints:
         return kept
 
     def _complete(self, pool: SlotPool, slot: Slot, mark: SlotMark, checked: Sequence[int]) -> None:
-        """Add checksum and health to the slot's mark, and release the slot. Background thread only."""
+        """Complete the slot's mark, in the background thread."""
         try:
             views = _views(slot, None)
             finite = {"finite": all_finite(views[number] for number in checked)} if checked else {}
@@ -210,7 +199,6 @@ class MemoryCheckpoints:
             pool.release(slot)
 
     def _provide(self, pool: SlotPool, size: int) -> None:
-        """Allocate slots of ``size`` bytes. Background thread only."""
         try:
             pool.provide(size)
         except OSError as error:
@@ -257,7 +245,7 @@ class MemoryCheckpoints:
         return self._with_digests(parts, state)
 
     def _with_digests(self, parts: StateParts, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the run's own state, with digests of the copy if it has none."""
+        """Return the run's own state, with digests."""
         run: Mapping[str, Any] = state["run"]
         if run.get("digests") is not None:
             return run
@@ -267,7 +255,7 @@ class MemoryCheckpoints:
             return run
 
     def wait_until_complete(self, slot: Slot, step: int) -> SlotMark:
-        """Wait for a held slot's completion; return its mark. Raises UnusableCheckpoint."""
+        """Wait for a held slot's copy. Raises UnusableCheckpoint."""
         self.background.settle(_PATIENCE)
         mark = slot.mark
         if mark is None or mark.step != step:
@@ -287,7 +275,6 @@ class MemoryCheckpoints:
         self.pace.reset_agreement()
 
     def drop_after(self, step: int) -> None:
-        """Discard checkpoints of later steps, also on other nodes."""
         self.background.settle(_PATIENCE)
         if self.pool is not None:
             self.pool.drop(step)
@@ -323,7 +310,7 @@ class MemoryCheckpoints:
 
 
 def _views(slot: Slot, snapshot: Snapshot | None) -> list[torch.Tensor]:
-    """Return tensors in the slot's memory, as ``snapshot`` places them; with None those of the last snapshot."""
+    """Return tensors in the slot's memory; with None those of the last snapshot."""
     places, views = slot.cache or (None, [])
     if snapshot is not None and places != snapshot.places:
         views = snapshots.views_of(slot.memory, snapshot.places)

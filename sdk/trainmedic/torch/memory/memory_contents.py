@@ -19,7 +19,7 @@ class MemoryContents(Protocol):
         ...
 
     def capture(self, parts: StateParts) -> Any:
-        """Return the states, called ``held`` below. They share memory with the parts."""
+        """Return the states, sharing memory with the parts."""
         ...
 
     def mismatch(self, parts: StateParts, held: Any) -> str:
@@ -34,8 +34,6 @@ class MemoryContents(Protocol):
 
 
 class WholeContents:
-    """Contents of a training that each rank has whole."""
-
     def meshes(self, parts: StateParts) -> Sequence[Any]:
         return ()
 

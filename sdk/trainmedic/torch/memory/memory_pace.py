@@ -19,13 +19,9 @@ _PATIENCE = 60.0  # seconds that ranks wait for each other
 
 
 class MemoryPace:
-    """Adapts ``cadence``, the same on all ranks."""
-
     def __init__(self, job: str, world_size: int, new_group: Callable[[str], Group], cadence: MemoryCadence) -> None:
-        self.is_over = False
-        """True if some rank can no longer make copies."""
-        self.replica_seconds = 0.0
-        """Time to fetch another node's copy."""
+        self.is_over = False  # True if some rank can no longer make copies
+        self.replica_seconds = 0.0  # time to fetch another node's copy
         self._job = job
         self._world_size = world_size
         self._new_group = new_group
@@ -37,11 +33,11 @@ class MemoryPace:
         self._costs.append(seconds)
 
     def reset_agreement(self) -> None:
-        """Let the ranks agree at the next copy, because a rollback decreases the step."""
+        """Agree at the next copy, because a rollback decreases the step."""
         self._next_agreement = 0
 
     def adapt(self, step: int, step_seconds: float | None, works: bool) -> None:
-        """Adapt the interval. Every rank calls it at the same steps. ``works``: this rank can make copies."""
+        """Adapt the interval. Every rank calls it at the same steps."""
         cost = statistics.median(self._costs) if self._costs else None
         if self._world_size == 1:
             self.is_over = not works
@@ -59,7 +55,7 @@ class MemoryPace:
         self._cadence.space_replicas(step_seconds, self.replica_seconds)
 
     def _agree(self, cost: float | None, step_seconds: float | None, works: bool) -> tuple[float | None, float | None]:
-        """Return the largest cost and step time of all ranks, each None if a rank has none."""
+        """Return all ranks' largest figures, None if one has none."""
         mine = {"cost": cost, "step": step_seconds, "works": works, "replica": self.replica_seconds}
         try:
             figures = self._new_group("memory-pace").poll(mine, _PATIENCE)

@@ -1,6 +1,6 @@
 """Copies of other nodes' in-memory checkpoints, and a server for this rank's own.
 
-A rank copies the checkpoints of its wards, ranks on another node. All ranks copy the same steps.
+A rank copies its wards' checkpoints. All ranks copy the same steps.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from trainmedic.torch.memory.memory_checkpoints import MemoryCheckpoints
 
 log = logging.getLogger("trainmedic")
 
-COPIES = 2
-"""One is complete while the other is fetched."""
+COPIES = 2  # one is complete while the other is fetched
 _FAILURES = 5  # consecutive, until a warning is logged
 _PERIOD = 1.0  # seconds between two checks
 
 
 class MemoryReplicas:
-    """``node``: this node's directory in shared memory. ``secret``: common to all ranks."""
+    """Copies in ``node``, this node's directory."""
 
     def __init__(self, memory: MemoryCheckpoints, rank: int, node: Path, secret: bytes) -> None:
         self._memory = memory
@@ -46,7 +45,7 @@ class MemoryReplicas:
         return self._server.address
 
     def fetch(self, address: Address, mark: SlotMark, slot: Slot) -> SlotMark | None:
-        """Fetch an earlier process's checkpoint into ``slot``; None if it is no longer there. Raises NotFetched."""
+        """Fetch an earlier process's checkpoint; None if it is gone. Raises NotFetched."""
         request = {"set_id": mark.set_id, "rank": mark.rank}
 
         def memory_for(fetched: SlotMark) -> memoryview:
@@ -63,7 +62,7 @@ class MemoryReplicas:
             self._thread.start()
 
     def end(self, in_order: bool) -> None:
-        """Stop. ``in_order``: the training has ended without an error, so delete the copies."""
+        """Stop; ``in_order`` deletes the copies."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(_PERIOD + replicas._SECONDS)
@@ -94,7 +93,7 @@ class MemoryReplicas:
                         log.warning("no copies of the checkpoints of rank %d: %s", ward, error)
 
     def _update(self, ward: int, address: Address) -> None:
-        """Copy a ward's newest checkpoint, if it is new. Raises OSError and TrainmedicError."""
+        """Copy a ward's newest checkpoint if it is new."""
         slots = self._slots.setdefault(ward, [])
         newest = max((slot.mark for slot in slots if slot.mark is not None), default=None, key=lambda mark: mark.at)
         slot: Slot | None = None
@@ -119,7 +118,6 @@ class MemoryReplicas:
         self._memory.pace.replica_seconds = time.monotonic() - began
 
     def _free_slot(self, ward: int, slots: list[Slot], size: int) -> Slot:
-        """Return a new slot, or the older one of two, emptied and large enough."""
         directory = memory_slots.replica_directory(self._node, ward)
         directory.mkdir(mode=0o700, exist_ok=True)
         if len(slots) < COPIES:
@@ -135,7 +133,7 @@ class MemoryReplicas:
 
     @contextmanager
     def _find(self, request: Mapping[str, Any]) -> Iterator[Found | None]:
-        """Find a named checkpoint in any rank's files, or this rank's newest one to copy."""
+        """Find a named checkpoint on this node, or this rank's newest to copy."""
         pool, rank, set_id = self._memory.pool, request["rank"], request.get("set_id")
         if set_id is not None:
             with self._in_files(str(set_id), rank) as found:

@@ -26,8 +26,7 @@ from trainmedic.torch.memory.memory_replicas import MemoryReplicas
 
 log = logging.getLogger("trainmedic")
 
-FILE = ".trainmedic-memory.json"
-"""File in the checkpoint directory with the training's name in shared memory."""
+FILE = ".trainmedic-memory.json"  # file in the checkpoint directory with the training's name in shared memory
 _UNKNOWN_LIMIT = 1 << 30  # bytes, if the available memory is unknown
 _SHARE = 0.5  # of the node's memory available at the start
 
@@ -65,7 +64,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Remnant:
-    """One rank's part of a checkpoint that an earlier process left in a node's memory."""
+    """One rank's part of a checkpoint, left by an earlier process."""
 
     node: str
     file: str
@@ -92,8 +91,7 @@ class MemoryStart:
     def begin(self, group: Group, newest_step: Callable[[], int] | None) -> None:
         """Reserve memory and restore what an earlier process left. Raises NotAgreed.
 
-        ``newest_step`` returns the newest step on disk: only later ones are fetched from other nodes. None restores
-        nothing.
+        ``newest_step`` returns the disk's; only later ones are fetched from other nodes. None restores nothing.
         """
         if self._lock is not None:  # from a failed start
             self._lock.release()
@@ -119,7 +117,7 @@ class MemoryStart:
             self._replicas.start_copying({rank: addresses[rank] for rank in wards if rank in addresses})
 
     def end(self, in_order: bool) -> None:
-        """Stop. ``in_order``: the training has ended without an error, so free the memory."""
+        """Stop; ``in_order`` frees the memory."""
         self.memory.close()
         if self._replicas is not None:
             self._replicas.end(in_order)
@@ -137,7 +135,7 @@ class MemoryStart:
         return {"training": self._training_name(), "newest": newest, **names}
 
     def _training_name(self) -> str | None:
-        """Return the training's name in shared memory, from its file or new; None without a file."""
+        """Return the training's name in shared memory, or None."""
         if self._file is None:
             return None
         try:
@@ -161,7 +159,7 @@ class MemoryStart:
         return f"{self._job}-{name}-{zlib.crc32(os.fsencode(self._file.resolve())):08x}"
 
     def _nodes(self, group: Group) -> tuple[dict[int, str], dict[int, Address]]:
-        """Return nodes and replica servers' addresses by rank. Raises NotAgreed."""
+        """Return nodes and replica addresses by rank."""
         address = self._replicas.address if self._replicas is not None else None
         members = group.poll({"node": self._node, "address": address})
         if len(members) < group.world_size:
@@ -182,14 +180,13 @@ class MemoryStart:
             log.warning("%s: no copies on other nodes: no port is available: %s", self._job, error)
 
     def _remnants(self, group: Group, directory: Path | None, reports: bool) -> list[Remnant]:
-        """Return all nodes' remnants. One rank per node ``reports`` them."""
         mine: list[dict[str, Any]] = []
         if directory is not None and reports:
             mine = [Remnant(self._node, str(file), mark).to_json() for file, mark in memory_slots.surviving(directory)]
         return [Remnant.from_json(fields) for listed in group.poll(mine).values() for fields in listed]
 
     def _open(self, training: str | None, rank: int) -> Path | None:
-        """Lock this rank's directory in shared memory; return the node's. None without shared memory."""
+        """Lock this rank's directory; return the node's, or None."""
         if training is None:
             return None
         try:
@@ -201,7 +198,7 @@ class MemoryStart:
         return directory
 
     def _limit(self, neighbours: int, directory: Path | None) -> int:
-        """Return this rank's bytes. ``neighbours``: ranks on this node."""
+        """Return this rank's bytes."""
         if self._options.limit is not None:
             return self._options.limit
         memory = host_memory()
@@ -213,7 +210,7 @@ class MemoryStart:
         return int(available * _SHARE) // neighbours
 
     def _restore(self, remnant: Remnant, pool: SlotPool, addresses: Mapping[str, Address]) -> None:
-        """Add a remnant to the pool: in place, copied from a neighbour's file, or fetched from another node."""
+        """Restore a part in place, by a copy, or from another node."""
         try:
             file = Path(remnant.file)
             if remnant.node != self._node:
@@ -239,7 +236,6 @@ class MemoryStart:
             slot.complete(fetched)
 
     def _remove_unused(self, group: Group, directory: Path | None, pool: SlotPool, neighbours: Sequence[int]) -> None:
-        """Delete files that no rank has restored."""
         group.poll()  # all ranks have read what they need
         if directory is None:
             return
@@ -255,7 +251,7 @@ class MemoryStart:
 
 
 def complete_sets(remnants: Iterable[Remnant], ranks: int) -> list[dict[int, Remnant]]:
-    """Return checkpoints of which all ranks' parts survive, newest first."""
+    """Return checkpoints of which all parts survive, newest first."""
     sets: dict[str, dict[int, Remnant]] = {}
     for remnant in remnants:
         mark = remnant.mark

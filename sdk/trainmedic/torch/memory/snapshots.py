@@ -22,10 +22,7 @@ UNREADABLE = (
 
 
 class Place(NamedTuple):
-    """Location of a tensor in a snapshot's memory."""
-
-    offset: int
-    """Bytes."""
+    offset: int  # bytes
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -40,15 +37,14 @@ class Place(NamedTuple):
 
 
 class Layout:
-    """Places of a state's tensors, reused while the tensors' forms stay equal."""
+    """Places of tensors, reused while their forms stay equal."""
 
     def __init__(self) -> None:
         self.places: list[Place] = []
-        self.ends: list[int] = []
-        """First free offset after each tensor."""
+        self.ends: list[int] = []  # first free offset after each tensor
 
     def add(self, number: int, tensor: torch.Tensor) -> None:
-        """Set the place of the tensor with this number. A different form invalidates all later places."""
+        """Place a tensor. A different form invalidates later places."""
         shape = tensor.shape
         if number < len(self.places):
             place = self.places[number]
@@ -67,8 +63,7 @@ class Snapshot:
 
     tensors: Sequence[torch.Tensor]
     places: Sequence[Place]
-    structure: bytes
-    """Pickled places and pickled state, with numbers for the tensors."""
+    structure: bytes  # pickled places and pickled state, with numbers for the tensors
     structure_offset: int
 
     @property
@@ -83,8 +78,6 @@ class Snapshot:
 
 
 class SnapshotTaker:
-    """Takes snapshots of states with mostly equal tensors. ``meshes``: device meshes of shards."""
-
     def __init__(self, meshes: Sequence[Any] = ()) -> None:
         self._meshes = meshes
         self._layout = Layout()
@@ -119,7 +112,7 @@ def read(memory: Buffer, structure_offset: int, size: int, meshes: Sequence[Any]
 
 
 class _Packer(pickle.Pickler):
-    """Pickles a state with numbers instead of tensors, which it collects."""
+    """Pickles a state with numbers instead of tensors."""
 
     def __init__(self, file: io.BytesIO, layout: Layout, meshes: Sequence[Any]) -> None:
         super().__init__(file, protocol=5)
@@ -154,8 +147,6 @@ class _Packer(pickle.Pickler):
 
 
 class _Reader:
-    """Reads a tensor once, however many names it has."""
-
     def __init__(self, place: Place, memory: Buffer, copies: bool) -> None:
         self._place = place
         self._memory = memory
@@ -200,7 +191,7 @@ def _sharded(number: int, mesh: int, placements: Any, shape: Any, stride: Any) -
 
 
 def _stride_in_memory(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the tensor's own strides if it is dense, else those of a contiguous copy."""
+    """Return the strides of a dense copy."""
     if tensor.is_contiguous():
         return tuple(tensor.stride())
     extent = 1 + sum((length - 1) * step for length, step in zip(tensor.shape, tensor.stride(), strict=True))

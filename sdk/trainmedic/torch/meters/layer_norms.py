@@ -21,7 +21,7 @@ _NEVER = float("inf")
 
 
 class LayerNorms:
-    """Measures ``models`` before ``optimizers`` step, on rank 0 and if layers are reported at all."""
+    """Measures ``models`` on rank 0 before ``optimizers`` step."""
 
     def __init__(self, models: Iterable[Any], optimizers: Iterable[Any], medic: Medic) -> None:
         self._progress = medic.progress
@@ -34,7 +34,6 @@ class LayerNorms:
         ]
 
     def measure(self) -> None:
-        """Measure if due; log errors."""
         now = time.monotonic()
         if now < self._due_at:
             return
@@ -59,7 +58,7 @@ class LayerNorms:
 
 
 def _layers(models: Iterable[Any]) -> dict[str, list[nn.Parameter]]:
-    """Return the trained parameters by layer, from the output to the input."""
+    """Return trained parameters by layer, output first."""
     layers: dict[str, list[nn.Parameter]] = {}
     for model in models:
         if isinstance(model, nn.Module):

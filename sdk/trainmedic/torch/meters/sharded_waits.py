@@ -24,25 +24,19 @@ except ImportError:  # later PyTorch releases may lack it
 
 log = logging.getLogger("trainmedic")
 
-_GROUP_METHODS = ("wait_for_unshard", "post_backward", "finalize_backward")
-"""Waiting methods of `fully_shard` on CUDA."""
-_GROUP_COLLECTIVES = ("_all_gather_comm", "_reduce_scatter_comm")
-"""Callable objects of `fully_shard` on a CPU."""
+_GROUP_METHODS = ("wait_for_unshard", "post_backward", "finalize_backward")  # waiting methods of `fully_shard` on CUDA
+_GROUP_COLLECTIVES = ("_all_gather_comm", "_reduce_scatter_comm")  # callable objects of `fully_shard` on a CPU
 # Functions of `FullyShardedDataParallel`, whose parameters are flat.
+# Waiting functions on CUDA.
 _FLAT_WAITS = ("_pre_forward_unshard", "_pre_backward_hook", "_post_backward_final_callback")
-"""Waiting functions on CUDA."""
-_FLAT_GATHERING = "_all_gather_flat_param"
-"""Gathering method of a handle, on a CPU."""
-_FLAT_REDUCTIONS = ("_reduce_grad", "_reduce_grad_no_shard")
-"""Reducing functions on a CPU."""
+_FLAT_GATHERING = "_all_gather_flat_param"  # gathering method of a handle, on a CPU
+_FLAT_REDUCTIONS = ("_reduce_grad", "_reduce_grad_no_shard")  # reducing functions on a CPU
 _CUDA_EVERY = 4  # steps between measurements: a hundred layers need hundreds of events
 
 _watched: WeakKeyDictionary[Any, ShardedWaits] = WeakKeyDictionary()
 
 
 class ShardedWaits:
-    """`Waits` of a model that FSDP shards, either `fully_shard` or `FullyShardedDataParallel`."""
-
     def __init__(self, stopwatch: Stopwatch) -> None:
         self.stopwatch = stopwatch
         self._every = _CUDA_EVERY if isinstance(stopwatch, CudaStopwatch) else 1
@@ -53,8 +47,7 @@ class ShardedWaits:
         self._wrapped: list[tuple[Any, str]] = []  # owner and method
         self._changed: list[tuple[Any, type]] = []  # collective and original class
         self._flat: list[Any] = []
-        self.functions: tuple[str, ...] = ()
-        """Measured functions of `FullyShardedDataParallel`."""
+        self.functions: tuple[str, ...] = ()  # measured functions of `FullyShardedDataParallel`
 
     @classmethod
     def of(cls, model: nn.Module, world_size: int) -> ShardedWaits | None:
@@ -97,7 +90,7 @@ class ShardedWaits:
         self._wrapped, self._changed, self._flat = [], [], []
 
     def measured(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call the function. Measure the outermost of nested calls."""
+        """Call the function; measure the outermost call."""
         is_on = self._steps % self._every == 0
         if is_on and self._depth == 0:
             self._call_meter(self.stopwatch.start)
@@ -117,7 +110,6 @@ class ShardedWaits:
             log.exception("cannot measure this rank's waiting; training continues")
 
     def _wrap(self, owner: Any, name: str) -> bool:
-        """Measure a method; return False if the owner lacks it."""
         if not callable(getattr(owner, name, None)):
             return False
         setattr(owner, name, functools.partial(self.measured, getattr(owner, name)))
@@ -125,7 +117,7 @@ class ShardedWaits:
         return True
 
     def _watch_groups(self, groups: list[Any]) -> bool:
-        """Return False if the waits of `fully_shard` cannot be measured here."""
+        """Return False if these waits cannot be measured."""
         if isinstance(self.stopwatch, CudaStopwatch):
             return all(self._wrap(group, name) for group in groups for name in _GROUP_METHODS)
         if any(group.mesh_info.mesh.ndim > 1 for group in groups):
@@ -139,13 +131,12 @@ class ShardedWaits:
         return True
 
     def collect(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call a collective. An asynchronous one returns a handle, on which other code waits."""
+        """Call a collective; others wait for an asynchronous one."""
         handle = self.measured(call, *arguments, **named)
         self._is_asynchronous |= handle is not None
         return handle
 
     def _watch_flat(self, modules: list[Any]) -> bool:
-        """Return False if the waits of `FullyShardedDataParallel` cannot be measured here."""
         is_cuda = isinstance(self.stopwatch, CudaStopwatch)
         self.functions = _FLAT_WAITS if is_cuda else _FLAT_REDUCTIONS
         if not all(_wrap_for_measuring(name) for name in self.functions):
@@ -160,7 +151,7 @@ class ShardedWaits:
 
 
 def _measured_kind(kind: type, waits: ShardedWaits) -> type:
-    """Return a subclass whose calls are measured. Python looks ``__call__`` up in the class only."""
+    """Return a subclass, because Python looks ``__call__`` up there."""
 
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
         return waits.collect(functools.partial(kind.__call__, self), *arguments, **named)
@@ -195,7 +186,7 @@ def _flat_spans_all_ranks(module: FullyShardedDataParallel, world_size: int) -> 
 
 
 def _stopwatch_for(model: nn.Module) -> Stopwatch | None:
-    """Return None if the parameters are on several kinds of devices, or offloaded."""
+    """Return None for several kinds of devices, or offloading."""
     kinds = {parameter.device.type for parameter in model.parameters()}
     if kinds == {"cpu"} and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # with CUDA, they are offloaded
         return HostStopwatch()
@@ -203,7 +194,7 @@ def _stopwatch_for(model: nn.Module) -> Stopwatch | None:
 
 
 def _wrap_for_measuring(name: str) -> bool:
-    """Replace a function of PyTorch by one that measures watched modules; return False if PyTorch lacks it."""
+    """Return False if PyTorch lacks it."""
     function = getattr(runtime, name, None)
     if not callable(function):
         return False

@@ -12,8 +12,7 @@ from trainmedic.torch.meters.wait_meter import WaitMeter, Waits
 class StepMeter:
     def __init__(self, models: Iterable[Any], world_size: int) -> None:
         self._waits = WaitMeter(models, world_size)
-        self.step_ends = self._waits.step_ends
-        """Called after every step, reported or not."""
+        self.step_ends = self._waits.step_ends  # called after every step, reported or not
         self._world_size = world_size
         self._data_seconds: float | None = None  # until the loop reports a batch
         self._tokens = 0
@@ -33,7 +32,7 @@ class StepMeter:
         self._waits.stop()
 
     def take(self, steps: int) -> dict[str, Any]:
-        """Return `Medic.report`'s arguments for the ``steps`` steps since the last call."""
+        """Return `Medic.report`'s arguments for ``steps`` steps, and reset."""
         waited = self._waits.seconds_per_step()
         parts = {
             "data_seconds": self._data_seconds,

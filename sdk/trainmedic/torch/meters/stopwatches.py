@@ -21,10 +21,10 @@ class Stopwatch(Protocol):
         """End the span, if any."""
 
     def step_ends(self, is_known: bool) -> None:
-        """End a step. It counts only if all its spans are known."""
+        """End a step, which counts only if all its spans are known."""
 
     def seconds_per_step(self) -> float | None:
-        """Return the mean sum of the known steps since the last call; None without any."""
+        """Return the mean of the known steps since the last call."""
 
 
 class HostStopwatch:
@@ -57,7 +57,7 @@ class HostStopwatch:
 
 
 class CudaStopwatch:
-    """Times the device's stream by events; a step is known once the device has finished it."""
+    """Times the device's stream."""
 
     def __init__(self) -> None:
         self._spare: list[Any] = []

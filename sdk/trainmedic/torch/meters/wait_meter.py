@@ -25,10 +25,7 @@ _MOST_SEARCHES = 3  # for a model's last gradient, which may vary
 
 
 class Waits(Protocol):
-    """Measurement of one model's waits for other ranks."""
-
-    stopwatch: Stopwatch
-    """Also for waits in the loop's own code."""
+    stopwatch: Stopwatch  # also for waits in the loop's own code
 
     def step_ends(self) -> None: ...
 
@@ -40,7 +37,7 @@ class Waits(Protocol):
 
 
 class WaitMeter:
-    """Waits of one rank's ``models``. Wrappers that are not given are found in the first step."""
+    """Waits of one rank's ``models``. The first step finds unknown wrappers."""
 
     def __init__(self, models: Iterable[Any], world_size: int) -> None:
         self._world_size = world_size
@@ -52,7 +49,6 @@ class WaitMeter:
                 self._watch(model)
 
     def add(self, model: nn.Module, waits: Waits) -> None:
-        """Use this measurement for a model."""
         if not self._is_alone:
             self._unknown.discard(id(model))
             self._waits.append(waits)
@@ -70,7 +66,7 @@ class WaitMeter:
             waits.step_ends()
 
     def seconds_per_step(self) -> float | None:
-        """Return the mean of the known steps since the last call; None if a model's waits are unknown."""
+        """Return None if a model's waits are unknown."""
         if self._is_alone:
             return 0.0
         seconds = [waits.seconds_per_step() for waits in self._waits]
@@ -116,7 +112,7 @@ class WaitMeter:
 
 
 class _WrapperWaits:
-    """Waits in `DistributedDataParallel`, from the last gradient to the end of the backward pass."""
+    """Waits in `DistributedDataParallel`."""
 
     def __init__(self, wrapper: DistributedDataParallel, stopwatch: Stopwatch) -> None:
         self._parameters = [each for each in wrapper.module.parameters() if each.requires_grad]
@@ -199,8 +195,6 @@ def _stopwatch_for(device: torch.device) -> Stopwatch | None:
 
 
 def _unless_it_fails(hook: Callable[..., None]) -> Callable[..., None]:
-    """Return a hook that logs its errors."""
-
     @functools.wraps(hook)
     def guarded(*arguments: Any) -> None:
         try:

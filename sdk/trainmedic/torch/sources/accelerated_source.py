@@ -62,8 +62,6 @@ class AcceleratedSource(IndexedSource):
 
 
 class AcceleratedReread(RereadSource):
-    """A prepared loader's batches, if they have no index."""
-
     def __init__(self, loader: Any, most_reread: int) -> None:
         super().__init__(loader, most_reread)
         if getattr(loader, "use_stateful_dataloader", False):

@@ -13,8 +13,7 @@ from trainmedic.torch.sources.sample_order import Position, SkippedRanges
 
 REPLAYED = "the same batches again"
 NOT_REPLAYED = "not the same batches"
-REREAD = 1000
-"""Most batches to read again to reach a position without random access."""
+REREAD = 1000  # most batches to read again to reach a position without random access
 
 
 class BatchSource:
@@ -23,12 +22,9 @@ class BatchSource:
     Positions in ``skipped`` are never delivered.
     """
 
-    kind: str
-    """Name in checkpoints, which must not change."""
-    batch_size: int | None = None
-    """Samples per batch; None if unknown or fixed."""
-    workers: int | None = None
-    """Worker processes; None if fixed."""
+    kind: str  # name in checkpoints, which must not change
+    batch_size: int | None = None  # samples per batch; None if unknown or fixed
+    workers: int | None = None  # worker processes; None if fixed
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -68,7 +64,7 @@ class BatchSource:
         }
 
     def restore(self, state: dict[str, Any]) -> str:
-        """Go to `state`'s position. Return the answer's text about the next batches. Later skips stay."""
+        """Go to `state`'s position and return the answer's text. Later skips stay."""
         self.epoch, self.position = state["epoch"], state["place"]
         ends = {**self.skipped.ends, **dict(state.get("ends", ()))}
         self.skipped = SkippedRanges([*self.skipped.ranges, *state["left_out"]])
@@ -80,7 +76,7 @@ class BatchSource:
         return state.get("kind") in (None, self.kind)
 
     def start_epoch(self, epoch: int) -> str:
-        """Go to an epoch's start, because another source's position is meaningless. Return the answer's text."""
+        """Go to an epoch's start, because another source's position is meaningless."""
         self.stop_loading()
         self.epoch, self.position = epoch, 0
         self.skipped = SkippedRanges()
@@ -90,13 +86,13 @@ class BatchSource:
         """Raise Rejected if this many batches cannot be skipped."""
 
     def skip(self, batches: int) -> int:
-        """Skip the next batches; return how many of them were not skipped before."""
+        """Skip batches; return how many are newly skipped."""
         already = self.skipped.count(self.epoch, self.position, batches)
         self.skipped.add(self.epoch, self.position, self.position + batches)
         return batches - already
 
     def stop_loading(self) -> None:
-        """Drop batches being loaded. The next one is loaded from ``position``."""
+        """Drop batches being loaded, before a new start."""
 
     def set_workers(self, count: int) -> None:
         raise Unsupported("only the workers of a plain DataLoader over an indexed data set can be changed")
@@ -106,7 +102,7 @@ class BatchSource:
 
 
 class SequenceSource(BatchSource):
-    """Batches ``source[0]``, ``source[1]`` and so on. The length or an IndexError ends an epoch."""
+    """Batches ``source[0]``, ``source[1]``; a length or IndexError ends an epoch."""
 
     kind = "Numbered"
 
@@ -126,8 +122,6 @@ class SequenceSource(BatchSource):
 
 
 class IteratedSource(BatchSource, ABC):
-    """Batches of one iterator per epoch."""
-
     def __init__(self) -> None:
         super().__init__()
         self._iterator: Iterator[Any] | None = None
@@ -153,10 +147,7 @@ class IteratedSource(BatchSource, ABC):
 
 
 class RereadSource(IteratedSource):
-    """Batches of an iterable. To go back, the epoch is read again with its first random numbers.
-
-    Positions after ``most_reread`` batches cannot be reached.
-    """
+    """Batches of an iterable, read again with the same random numbers to go back."""
 
     kind = "Reread"
 
@@ -239,7 +230,7 @@ class ForwardSource(BatchSource):
         return f"{NOT_REPLAYED}: a stream only goes on; {self._lost} batches since then are left out"
 
     def skip(self, batches: int) -> int:
-        """Skip batches after the checkpoint's position. Lost batches count as skipped."""
+        """Skip batches after the checkpoint; lost ones count."""
         return super().skip(max(batches - self._lost, 0))
 
 
@@ -261,7 +252,6 @@ def replayed_after_rereading(batches: int) -> str:
 
 
 def set_epoch(part: Any, epoch: int) -> None:
-    """Set the epoch of a sampler or data set, by any known interface."""
     if hasattr(part, "set_epoch"):
         part.set_epoch(epoch)
     elif hasattr(part, "next_epoch"):

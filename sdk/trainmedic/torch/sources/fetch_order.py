@@ -13,7 +13,7 @@ _MOST_EVENTS = 10_000  # after more before the second step, the loop counts as n
 
 
 class FetchOrder:
-    """``is_ahead``: the loop prefetches; known once this ``is_decided``, at the second step."""
+    """``is_ahead`` is known once it ``is_decided``, at the second step."""
 
     __slots__ = ("_events", "is_ahead", "is_decided")
 
@@ -24,7 +24,7 @@ class FetchOrder:
 
     @property
     def may_be_ahead(self) -> bool:
-        """True if the loop perhaps prefetches, before the second step."""
+        """True if undecided after the first step."""
         return not self.is_decided and _PERHAPS_AHEAD.fullmatch("".join(self._events)) is not None
 
     def batch_was_taken(self) -> None:

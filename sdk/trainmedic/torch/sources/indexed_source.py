@@ -1,4 +1,4 @@
-"""Batch source for a `DataLoader` over an indexed data set, which can continue at any batch.
+"""Batch source for an indexed `DataLoader`, which can continue at any batch.
 
 Workers seed random generators by batch position.
 """
@@ -74,7 +74,7 @@ class IndexedSource(BatchSource):
             )
 
     def skip(self, batches: int) -> int:
-        """Skip the next batches, also across epochs; return how many were not skipped before."""
+        """Skip, also across epochs."""
         epoch, position = self.epoch, self.position
         size, added = self.batch_size or 1, 0
         while batches:
@@ -144,7 +144,6 @@ class IndexedSource(BatchSource):
         return DataLoader(batch_size=None, sampler=entries, **options)
 
     def _upcoming(self) -> Iterator[Any]:
-        """Yield the entries of each batch from ``position`` to the end of the epoch."""
         order, size, epoch = self._order, self.batch_size or 1, self.epoch
         entries = order.entries(epoch)
         batch: list[Any] = []
@@ -163,7 +162,7 @@ class IndexedSource(BatchSource):
             yield self._requested(epoch, begin, end, batch)
 
     def _requested(self, epoch: int, begin: Position, end: Position, entry: Any) -> Any:
-        """Record a batch's end; return what `_SeededDataset` gets for it."""
+        """Record a batch's end; return the sampler's entry."""
         self._ends.append(end)
         if not self.workers:
             return entry
@@ -172,8 +171,6 @@ class IndexedSource(BatchSource):
 
 
 class _Entries:
-    """Sampler that asks for the upcoming entries whenever an iterator starts."""
-
     def __init__(self, upcoming: Callable[[], Iterator[Any]]) -> None:
         self._upcoming = upcoming
 
@@ -182,7 +179,7 @@ class _Entries:
 
 
 class _SeededDataset:
-    """The user's data set, in workers with random numbers by batch. Attributes are those of the user's."""
+    """The user's data set, seeded by batch in workers."""
 
     def __init__(self, dataset: Any, seed: int, rank: int) -> None:
         self.__dict__.update(dataset=dataset, seeds=(seed, rank))

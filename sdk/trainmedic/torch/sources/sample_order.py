@@ -13,8 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from trainmedic.torch import randomness
 
 _MOST_ENDS = 1000  # epochs whose end is remembered
-Position = int
-"""Number of entries before it. An entry is a sample, or a batch of the user's batch sampler."""
+Position = int  # number of entries before it. An entry is a sample, or a batch of the user's batch sampler.
 
 
 class SampleOrder:
@@ -51,7 +50,7 @@ class SampleOrder:
         return self._entries
 
     def fingerprint(self, epoch: int) -> int:
-        """Return a number that differs between orders: a checksum, or the length of a sequential order."""
+        """Return a number that differs between orders."""
         entries = self.entries(epoch)
         if isinstance(entries, range):
             return len(entries)
@@ -60,17 +59,16 @@ class SampleOrder:
         return self._fingerprint
 
     def _draw_entries(self, epoch: int) -> Sequence[Any]:
-        """Read the sampler with random numbers that depend on seed and epoch only."""
         sampler = self._sampler
         if type(sampler) is SequentialSampler:
             return range(len(sampler))
-        for member in _members(sampler):
+        for member in _with_inner(sampler):
             if hasattr(member, "set_epoch"):
                 member.set_epoch(epoch)
         value = randomness.mixed_seed(self._seed, epoch)
         with randomness.preserved():
             randomness.seed(value)
-            held = (getattr(member, "generator", None) for member in _members(sampler))
+            held = (getattr(member, "generator", None) for member in _with_inner(sampler))
             generators = [generator for generator in held if isinstance(generator, torch.Generator)]
             states = [generator.get_state() for generator in generators]
             for generator in generators:
@@ -82,8 +80,7 @@ class SampleOrder:
                     generator.set_state(state)
 
 
-def _members(sampler: Any) -> Iterator[Any]:
-    """Yield a sampler and those that it wraps."""
+def _with_inner(sampler: Any) -> Iterator[Any]:
     visited: list[Any] = []
     while sampler is not None and all(sampler is not other for other in visited):
         visited.append(sampler)
@@ -101,12 +98,11 @@ def _compact(entries: Iterable[Any]) -> Sequence[Any]:
 
 
 class SkippedRanges:
-    """Ranges that are not trained on: epoch, first position, and the position after the last."""
+    """Untrained ranges: epoch, first, end."""
 
     def __init__(self, ranges: Iterable[Sequence[int]] = ()) -> None:
         self.ranges: list[tuple[int, Position, Position]] = []
-        self.ends: dict[int, Position] = {}
-        """Observed ends of the last epochs."""
+        self.ends: dict[int, Position] = {}  # observed ends of the last epochs
         for epoch, start, stop in ranges:
             self.add(epoch, start, stop)
 
@@ -125,7 +121,7 @@ class SkippedRanges:
         return any(other == epoch and start <= position < stop for other, start, stop in self.ranges)
 
     def end_epoch(self, epoch: int, end: Position) -> None:
-        """Record an epoch's end. Ranges beyond it continue in the next epoch."""
+        """Record an epoch's end; ranges beyond it continue in the next."""
         self.ends = dict([*self.ends.items(), (epoch, end)][-_MOST_ENDS:])
         ranges, self.ranges = self.ranges, []
         for other, start, stop in ranges:
@@ -146,7 +142,7 @@ class SkippedRanges:
         return counted
 
     def remaining(self, epoch: int, position: Position, end: Position) -> Iterator[tuple[Position, Position]]:
-        """Yield the ranges between ``position`` and ``end`` that are not skipped."""
+        """Yield unskipped ranges up to ``end``."""
         for other, start, stop in self.ranges:
             if other == epoch and stop > position:
                 if position < min(start, end):
@@ -157,7 +153,7 @@ class SkippedRanges:
 
 
 def for_other_rank_count(state: dict[str, Any] | None, ranks_then: int, ranks_now: int) -> dict[str, Any] | None:
-    """Scale the positions in a batch source's state for another number of ranks; None if impossible."""
+    """Scale a state's positions for another number of ranks; None if impossible."""
     if state is None or "loader" in state or state.get("at_start") is not None:
         return None
     skipped = [

@@ -9,13 +9,12 @@ from typing import Any, Dict, Iterator, Mapping, Tuple
 from torch.utils.data import IterableDataset
 
 _DEEPEST = 6  # levels of stages, and of containers in a state
+# Attributes that hold preceding pipeline stages.
 _INNER = ("dataset", "source", "ex_iterable", "_ex_iterable", "ex_iterables", "pipeline", "datasets")
-"""Attributes that hold preceding pipeline stages."""
 _SHUFFLING_STAGES = ("BufferShuffledExamplesIterable", "detshuffle")  # classes of datasets and WebDataset
 _WITH_COMPLETE_STATE = ("streaming",)  # packages: MosaicML's data sets
 
-Buffers = Dict[str, Tuple[int, ...]]
-"""Identities of samples by buffer name."""
+Buffers = Dict[str, Tuple[int, ...]]  # identities of samples by buffer name
 
 
 def is_streamed(loader: Any) -> bool:
@@ -41,8 +40,6 @@ def shuffles(loader: Any) -> bool:
 
 
 class BufferWatch:
-    """Detection of lists that collect samples while a data set is read."""
-
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._before: Buffers = {}
@@ -55,7 +52,7 @@ class BufferWatch:
             self._before = self._after_first
 
     def held_back(self, iterator: Any, state: Any) -> str:
-        """Return the samples that ``state`` lacks, as text, or "" if it seems complete."""
+        """Return the samples that ``state`` lacks, as text, or ""."""
         if shuffles(self._loader):
             return "its shuffle buffer"
         now = _buffers(self._dataset, iterator)
@@ -90,7 +87,6 @@ def _stages(stage: Any, depth: int) -> Iterator[Any]:
 
 
 def _buffers(dataset: Any, iterator: Any) -> Buffers:
-    """Return all lists in the data set, its iterator and the generators that this holds."""
     fetcher = getattr(iterator, "_dataset_fetcher", None)  # None with worker processes
     if fetcher is None:
         return {}
@@ -118,7 +114,6 @@ def _collect(holder: Any, found: Buffers, depth: int) -> None:
 
 
 def _has_sequence(state: Any, length: int, depth: int) -> bool:
-    """Return whether a state contains a sequence of this length, so probably the buffer."""
     if isinstance(state, Mapping):
         return depth > 0 and any(_has_sequence(each, length, depth - 1) for each in state.values())
     try:

@@ -175,7 +175,7 @@ class BufferedSource(StatefulSource):
 
 
 def keeps_position(loader: Any) -> bool:
-    """Return whether it has a state that needs no argument. MosaicML's data sets need the position."""
+    """Return whether its state needs no argument; MosaicML's data sets need the position."""
     state_dict = getattr(loader, "state_dict", None)
     if not callable(state_dict) or not callable(getattr(loader, "load_state_dict", None)):
         return False
