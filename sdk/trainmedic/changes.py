@@ -1,4 +1,4 @@
-"""Public names of ``recovery.changes``."""
+"""Public names of ``recovery.changes``, under which scripts import them."""
 
 from __future__ import annotations
 

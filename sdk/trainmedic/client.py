@@ -33,7 +33,7 @@ from trainmedic.wire import envelope, evaluations, param_schema
 
 Handler = TypeVar("Handler", bound=Callable[[JobCommand], "Mapping[str, Any] | None"])
 
-_CLOSE_SECONDS = 2.0
+_CLOSE_SECONDS = 2.0  # for the last answers
 
 
 def connect(
@@ -106,7 +106,7 @@ class Medic(JobReports):
         self.job = settings.job
         self.rank = settings.rank
         self.world_size = settings.world_size
-        # Returns the figures of all ranks once the ranks agree.
+        # Returns live ranks' figures. None before `share`.
         self.gather: Callable[[], Mapping[int, Mapping[str, Any]]] | None = None
         self.step: int | None = None
         self.share: Share | None = None
@@ -131,7 +131,7 @@ class Medic(JobReports):
             return
         if metrics_port is not None:
             self._endpoint = MetricsEndpoint(
-                self.job, self.progress, self._ranks, metrics_host, metrics_port, self._evaluated
+                self.job, self.progress, self._stats_by_rank, metrics_host, metrics_port, self._evaluated_metrics
             )
         self._is_receiving = self.world_size == 1
         self._server = ServerConnection(settings, self._handlers, self._report_outcome, self._describe)
@@ -178,6 +178,7 @@ class Medic(JobReports):
         return handlers.carry_out(due) if due else []
 
     def is_quiet(self, step: int) -> bool:
+        """Set the step; return whether `commands` has nothing to do."""
         self.step = step
         is_alone = self._is_receiving and self.share is None
         return is_alone and not self._handlers.in_progress and self._queue is not None and not self._queue.has_work
@@ -295,16 +296,16 @@ class Medic(JobReports):
         self._error = error
         self.close()
 
-    def _evaluated(self) -> tuple[evaluations.EvaluatedMetric, ...]:
+    def _evaluated_metrics(self) -> tuple[evaluations.EvaluatedMetric, ...]:
         own = self.progress.evaluated_metrics()
         if own or self.gather is None:
             return own
         return evaluations.read(self.gather().get(self.world_size - 1, {}).get(evaluations.FIELD))
 
-    def _ranks(self) -> Mapping[int, Mapping[str, Any]]:
+    def _stats_by_rank(self) -> Mapping[int, Mapping[str, Any]]:
         return {**(self.gather() if self.gather is not None else {}), self.rank: self.stats()}
 
-    def _losses(self) -> dict[str, Any] | None:
+    def _loss_spread(self) -> dict[str, Any] | None:
         others = self.gather() if self.gather is not None else {}
         return loss_spread({**others, self.rank: self._stats.own_loss()})
 
@@ -343,15 +344,15 @@ class Medic(JobReports):
             "interrupts_hangs": self.on_arrival is not None,
             **({"namespace": self._namespace} if self._namespace is not None else {}),
             **({"slurm": self._slurm} if self._slurm is not None else {}),
-            **({evaluations.FIELD: evaluations.as_plain(shown)} if (shown := self._evaluated()) else {}),
+            **({evaluations.FIELD: evaluations.as_plain(metrics)} if (metrics := self._evaluated_metrics()) else {}),
             "step": self.progress.step if self.progress.step is not None else self.step,
-            **({"losses": losses} if (losses := self._losses()) is not None else {}),
+            **({"losses": losses} if (losses := self._loss_spread()) is not None else {}),
             **self.progress.shown(time.perf_counter()),
         }
 
 
 def _check_schema(action: str, schema: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError."""
+    """Raise ConfigurationError if the schema is invalid or not allowed."""
     if action in ACTIONS:
         raise ConfigurationError(f"{action} has fixed parameters; schema is only for commands of one's own")
     try:

@@ -22,7 +22,7 @@ from trainmedic.errors import ConfigurationError
 from trainmedic.job import devices
 from trainmedic.ranks.share import CALL_PATIENCE, PATIENCE, Share
 
-_STORE_SECONDS = 30.0
+_STORE_TIMEOUT = 30.0  # seconds
 
 
 def share(
@@ -53,6 +53,7 @@ def share(
 
 
 def is_needed() -> bool:
+    """Return whether this process is one of several ranks."""
     return is_started() and dist.get_world_size() > 1
 
 
@@ -64,14 +65,14 @@ def _find_store() -> Any:
     if not dist.is_available():
         raise ConfigurationError("share: this PyTorch was built without torch.distributed")
     if dist.is_initialized():
-        return _connection(dist.distributed_c10d._get_default_store())
+        return _separate_connection(dist.distributed_c10d._get_default_store())
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
         return TCPStore(
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
             is_master=False,
             wait_for_workers=False,
-            timeout=timedelta(seconds=_STORE_SECONDS),
+            timeout=timedelta(seconds=_STORE_TIMEOUT),
         )
     raise ConfigurationError(
         "share: the ranks have no store to agree through: call torch.distributed.init_process_group() before, "
@@ -79,7 +80,8 @@ def _find_store() -> Any:
     )
 
 
-def _connection(store: Any) -> Any:
+def _separate_connection(store: Any) -> Any:
+    """Return a clone, so that waiting calls of the training do not block; the store itself if it has none."""
     try:
         return store.clone()
     except (AttributeError, NotImplementedError, RuntimeError):

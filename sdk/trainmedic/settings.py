@@ -32,12 +32,11 @@ class Settings:
     job: str
     rank: int
     world_size: int
+    # Returns the signing key, then the previous one; may raise ConfigurationError. None without a key.
     read_keys: Callable[[], Sequence[bytes]] | None
-    """Returns the signing key, then the previous one; may raise ConfigurationError."""
     redis_url: str | None
-    url_file: Path
-    """File with the URL of a server of the same user."""
-    url_origin: str = "TRAINMEDIC_REDIS_URL"
+    url_file: Path  # with the URL of a server of the same user
+    url_origin: str = "TRAINMEDIC_REDIS_URL"  # name for error messages
 
     def find_url(self) -> str | None:
         return self.redis_url if self.redis_url is not None else read_url(self.url_file)
@@ -55,7 +54,7 @@ class LogSettings:
 def resolve_logs(
     log_dir: str | os.PathLike[str] | None, interval: int, environment: Mapping[str, str] | None = None
 ) -> LogSettings | None:
-    """Raises ConfigurationError. None without a directory."""
+    """Return None without a directory. Raises ConfigurationError."""
     env = os.environ if environment is None else environment
     if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
         raise ConfigurationError(f"log_interval is {interval!r}; it is a whole number of steps, 1 or more")
@@ -70,6 +69,7 @@ def resolve_logs(
 
 
 def slurm_job(env: Mapping[str, str]) -> dict[str, str | int] | None:
+    """Describe this process's Slurm job; None outside one."""
     job_id = env.get("SLURM_JOB_ID", "")
     if not (job_id.isascii() and job_id.isdecimal()):
         return None
@@ -97,7 +97,7 @@ def resolve(
     world_size: int | None,
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Raises ConfigurationError without a key in its text."""
+    """Return the settings. Raises ConfigurationError, whose text never contains a key."""
     env = os.environ if environment is None else environment
     name = job if job is not None else env.get("TRAINMEDIC_JOB", "")
     if not isinstance(name, str) or not _JOB.match(name):
@@ -133,7 +133,7 @@ def key_reader(argument: str | bytes | None, env: Mapping[str, str]) -> Callable
     """Return `Settings.read_keys`; None without a key. Both raise ConfigurationError."""
 
     def read_keys() -> list[bytes]:
-        keys = _key("TRAINMEDIC_SIGNING_KEY", argument, env), _previous_key(env)
+        keys = _read_key("TRAINMEDIC_SIGNING_KEY", argument, env), _previous_key(env)
         if keys[0] is None and keys[1] is not None:
             raise ConfigurationError("TRAINMEDIC_PREVIOUS_SIGNING_KEY is set, and TRAINMEDIC_SIGNING_KEY is not")
         return [key for key in keys if key is not None]
@@ -146,20 +146,21 @@ def _previous_key(env: Mapping[str, str]) -> bytes | None:
     variable = "TRAINMEDIC_PREVIOUS_SIGNING_KEY"
     path = env.get(f"{variable}_FILE")
     if env.get(variable):
-        return _key(variable, None, env)
+        return _read_key(variable, None, env)
     if not path or is_withdrawn(path):
         return None
-    return _key(variable, None, {f"{variable}_FILE": path})
+    return _read_key(variable, None, {f"{variable}_FILE": path})
 
 
 def is_withdrawn(path: str) -> bool:
+    """Return whether a previous key's file is empty or gone."""
     try:
         return not Path(path).read_bytes().strip()
     except OSError:
         return not Path(path).exists()
 
 
-def _key(variable: str, argument: str | bytes | None, env: Mapping[str, str]) -> bytes | None:
+def _read_key(variable: str, argument: str | bytes | None, env: Mapping[str, str]) -> bytes | None:
     key = argument
     if key is None:
         key = env.get(variable)

@@ -12,7 +12,7 @@ import pytest
 
 from trainmedic.recovery import replicas
 from trainmedic.recovery.memory_slots import SlotMark
-from trainmedic.recovery.replicas import Address, NotFetched, ReplicaServer, fetch, ring
+from trainmedic.recovery.replicas import Address, NotFetched, ReplicaServer, fetch, wards_of
 
 SECRET = b"s" * 32
 CONTENT = bytes(range(256)) * 20_000
@@ -123,4 +123,4 @@ def test_strangers_do_not_keep_it_from_serving(server: ReplicaServer) -> None:
 )
 def test_each_rank_is_kept_by_one_of_another_node(nodes: list[str], expected: list[list[int]]) -> None:
     by_rank = dict(enumerate(nodes))
-    assert [ring(by_rank, rank) for rank in by_rank] == expected
+    assert [wards_of(by_rank, rank) for rank in by_rank] == expected

@@ -19,6 +19,7 @@ from trainmedic.torch.sources.source_choice import batch_source_for
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.torch.training_state import TrainingState
 
+# Methods that are called.
 _CALLED = (
     *("save_checkpoint", "load_checkpoint", "gradient_accumulation_steps", "is_gradient_accumulation_boundary"),
     *("set_train_batch_size", "set_train_micro_batch_size"),
@@ -58,7 +59,7 @@ def attach(
     join_ranks(medic)
     storage = None if checkpoints is None else engine_checkpoints(checkpoints, keep, medic, engine)
     loader = loader if loader is not None else getattr(engine, "training_dataloader", None)
-    source = None if loader is None else batch_source_for(_plain(loader), seed, medic.rank, reread)
+    source = None if loader is None else batch_source_for(_as_pytorch_loader(loader), seed, medic.rank, reread)
     budget, changes = make_records(medic, storage, rollbacks)
     rate = LearningRate(engine.optimizer, engine.lr_scheduler)
     accumulation = int(engine.gradient_accumulation_steps())
@@ -108,8 +109,8 @@ def _check_checkpoints(engine: Any) -> None:
         )
 
 
-def _plain(loader: Any) -> Any:
-    """Return PyTorch's loader for DeepSpeed's, unless that one's sampler has state or it changes batches."""
+def _as_pytorch_loader(loader: Any) -> Any:
+    """Return a PyTorch loader like DeepSpeed's. Return others, and those that change batches, as they are."""
     kind = type(loader)
     if kind.__name__ != "DeepSpeedDataLoader" or not kind.__module__.startswith("deepspeed"):
         return loader

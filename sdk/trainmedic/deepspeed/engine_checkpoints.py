@@ -28,10 +28,12 @@ from trainmedic.trainer.patching import replaced
 _OPTIMIZER = "optimizer"
 LATEST = "latest"  # DeepSpeed's file with the default tag to load
 
-Files = dict[str, tuple[int, bool]]
+Files = dict[str, tuple[int, bool]]  # size, and whether it has checksums, by path
 
 
 class EngineContents:
+    """`JointContents` of an engine, which writes and loads the common part itself."""
+
     is_replicated = False
 
     def __init__(self, engine: Any, rank: int, world_size: int) -> None:
@@ -40,7 +42,7 @@ class EngineContents:
         self._world_size = world_size
 
     def capture(self, parts: StateParts, run: Mapping[str, Any]) -> tuple[Files, Any]:
-        """`write` fills the first result."""
+        """Return the files, which `write` fills in, and this rank's own part."""
         files: Files = {}
         states = self.comparable(parts)
         differing = None if states is None else own_part(states, RankState.of(run.get("rank_state")), self._rank)
@@ -50,7 +52,7 @@ class EngineContents:
             "buffers": parts.buffers(),
             "extra": parts.extra_states(),
             # Not all of the engine's optimizers save the current rate, and the schedule sets it only at the next step.
-            "groups": [_without_parameters(group) for group in self._engine.optimizer.param_groups],
+            "groups": [_copied_options(group) for group in self._engine.optimizer.param_groups],
             "others": {name: part.state_dict() for name, part in self._others(parts).items()},
             "differing": differing,
         }
@@ -66,7 +68,7 @@ class EngineContents:
 
     def write(self, path: Path, content: Files) -> None:
         engine = self._engine
-        with _written_by(engine.checkpoint_engine) as written:
+        with _recorded_writes(engine.checkpoint_engine) as written:
             engine.save_checkpoint(str(path.parent), tag=path.name, save_latest=False)
         for file in written:
             content[str(file.relative_to(path))] = _flush(file), zipfile.is_zipfile(file)
@@ -90,7 +92,7 @@ class EngineContents:
 
     def read(self, path: Path, prepared: list[Path], parts: StateParts, checked: bool) -> Path:
         for file in prepared if checked else ():
-            _check_content(file)
+            _check_checksums(file)
         return path
 
     def restore(self, content: Path, parts: StateParts, own: Any) -> None:
@@ -100,7 +102,7 @@ class EngineContents:
         if loaded is None:
             raise TrainmedicError(f"DeepSpeed did not load {content.name}; see its log")
         if own.get("differing"):
-            states = {_OPTIMIZER: _with_own_mappings(engine.optimizer.state_dict())}
+            states = {_OPTIMIZER: _with_copied_mappings(engine.optimizer.state_dict())}
             merge(states, own["differing"])
             engine.optimizer.load_state_dict(states[_OPTIMIZER])
         parts.restore_buffers(own["buffers"])
@@ -117,33 +119,37 @@ class EngineContents:
 
 def engine_checkpoints(directory: str | Path, keep: int | None, medic: Medic, engine: Any) -> JointCheckpointDirectory:
     contents = EngineContents(engine, medic.rank, medic.world_size)
-    made = JointCheckpointDirectory(directory, keep, medic.rank, medic.world_size, medic.group, contents)
-    made.on_latest_changed = _name_latest
-    return made
+    storage = JointCheckpointDirectory(directory, keep, medic.rank, medic.world_size, medic.group, contents)
+    storage.on_latest_changed = _write_latest
+    return storage
 
 
-def _name_latest(checkpoint: Path) -> None:
+def _write_latest(checkpoint: Path) -> None:
     checkpoints.write_durably(checkpoint.parent / LATEST, checkpoint.name.encode())
 
 
 @contextlib.contextmanager
-def _written_by(checkpoint_engine: Any) -> Iterator[list[Path]]:
+def _recorded_writes(checkpoint_engine: Any) -> Iterator[list[Path]]:
+    """Record the files that the engine writes during the block."""
     files: list[Path] = []
     save = checkpoint_engine.save
 
-    def noting(state_dict: Any, path: Any, *arguments: Any, **options: Any) -> Any:
+    def save_and_record(state_dict: Any, path: Any, *arguments: Any, **options: Any) -> Any:
         files.append(Path(path))
         return save(state_dict, path, *arguments, **options)
 
-    with replaced(checkpoint_engine, save=noting):
+    with replaced(checkpoint_engine, save=save_and_record):
         yield files
 
 
-def _with_own_mappings(state: Any) -> Any:
-    return {key: _with_own_mappings(value) for key, value in state.items()} if isinstance(state, Mapping) else state
+def _with_copied_mappings(state: Any) -> Any:
+    """Copy mappings, which `merge` changes, but not tensors."""
+    if isinstance(state, Mapping):
+        return {key: _with_copied_mappings(value) for key, value in state.items()}
+    return state
 
 
-def _without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
+def _copied_options(group: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value.clone() if isinstance(value, torch.Tensor) else value
         for key, value in group.items()
@@ -152,6 +158,7 @@ def _without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flush(file: Path) -> int:
+    """Flush a file to the disk; return its size."""
     with file.open("rb") as written:
         os.fsync(written.fileno())
         return os.fstat(written.fileno()).st_size
@@ -166,7 +173,7 @@ def _check_size(file: Path, size: int) -> None:
         raise UnusableCheckpoint(f"{file.parent.name}/{file.name} has {present} bytes, and {size} were written")
 
 
-def _check_content(file: Path) -> None:
+def _check_checksums(file: Path) -> None:
     try:
         with zipfile.ZipFile(file) as archive:
             damaged = archive.testzip()

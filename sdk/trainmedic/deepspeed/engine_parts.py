@@ -13,6 +13,8 @@ from trainmedic.torch.state_parts import StateParts
 
 
 class EngineParts(StateParts):
+    """Parts whose `modules` and `optimizers` show this rank's partitions, for digests and health."""
+
     def __init__(self, engine: Any, **also: Any) -> None:
         super().__init__(model=engine.module, **also)
         self._engine = engine
@@ -22,12 +24,12 @@ class EngineParts(StateParts):
 
     def optimizers(self) -> dict[str, Any]:
         trained = list(_trained(self._engine))
-        shown = SimpleNamespace(
+        partitions = SimpleNamespace(
             param_groups=[{"params": [partition.weights for partition in trained]}],
             state={partition.weights: partition.state for partition in trained},
         )
         others = {name: part for name, part in self.by_name.items() if isinstance(part, torch.optim.Optimizer)}
-        return {**others, "optimizer": shown}
+        return {**others, "optimizer": partitions}
 
 
 class _TrainedPartition(NamedTuple):
@@ -64,6 +66,7 @@ class _PartitionedModule(nn.Module):
 
 
 def _trained(engine: Any) -> Iterator[_TrainedPartition]:
+    """Yield the weights that this rank updates, in full precision, and their optimizer state."""
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
     partitions: Any = getattr(engine.optimizer, "fp32_partitioned_groups_flat", None)
     if partitions is None:
@@ -83,8 +86,9 @@ def _trained(engine: Any) -> Iterator[_TrainedPartition]:
 
 
 def _part(value: Any, flat: torch.Tensor, start: int, length: int) -> Any:
-    is_of_each = isinstance(value, torch.Tensor) and value.shape == flat.shape
-    return value.narrow(0, start, length) if is_of_each else value
+    """Return one parameter's part of a state value; a value for all parameters as it is."""
+    is_elementwise = isinstance(value, torch.Tensor) and value.shape == flat.shape
+    return value.narrow(0, start, length) if is_elementwise else value
 
 
 def _is_partitioned(parameter: Any) -> bool:
@@ -92,6 +96,7 @@ def _is_partitioned(parameter: Any) -> bool:
 
 
 def _own_length(parameter: Any) -> int:
+    """Return the numbers in this rank's partition, without padding."""
     size = int(parameter.ds_tensor.ds_numel)
     rank = dist.get_rank(group=parameter.ds_process_group)
     return max(0, min(size, int(parameter.ds_numel) - rank * size))

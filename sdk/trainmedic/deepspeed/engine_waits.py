@@ -20,7 +20,8 @@ except ImportError:  # not a real DeepSpeed engine
 
 log = logging.getLogger("trainmedic")
 
-_CALLS = (
+# Methods of the backend.
+_COLLECTIVES = (
     *("all_reduce", "inference_all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "broadcast"),
     *("all_gather", "all_gather_into_tensor", "all_gather_base", "all_gather_coalesced", "reduce_scatter_tensor"),
     *("all_to_all_single", "all_to_all", "gather", "scatter", "barrier", "monitored_barrier"),
@@ -28,14 +29,16 @@ _CALLS = (
 
 
 class EngineWaits:
+    """`Waits` in all collectives of ``backend``, DeepSpeed's object for them."""
+
     def __init__(self, stopwatch: Stopwatch, backend: Any) -> None:
         self.stopwatch = stopwatch
         self._backend = backend
-        self._computing = _queue()
-        self._depth = 0
+        self._compute_stream = _current_stream()
+        self._depth = 0  # of nested measured calls
         self._has_waited = False
-        self._is_hidden = False
-        for name in _CALLS:
+        self._is_unknown = False  # a collective of this step ran on another stream
+        for name in _COLLECTIVES:
             if callable(getattr(type(backend), name, None)):
                 setattr(backend, name, functools.partial(self._call, getattr(backend, name)))
 
@@ -46,21 +49,22 @@ class EngineWaits:
         if backend is None or getattr(engine, "mpu", None) is not None:
             return None  # model parallelism has its own groups and calls
         device = getattr(getattr(engine, "device", None), "type", None)
-        stopwatch = HostStopwatch() if device == "cpu" else CudaStopwatch() if device == "cuda" else None
-        return None if stopwatch is None else cls(stopwatch, backend)
+        if device == "cpu":
+            return cls(HostStopwatch(), backend)
+        return cls(CudaStopwatch(), backend) if device == "cuda" else None
 
     def step_ends(self) -> None:
-        is_known = self._has_waited and not self._is_hidden
-        self._has_waited = self._is_hidden = False
+        is_known = self._has_waited and not self._is_unknown
+        self._has_waited = self._is_unknown = False
         self._depth = 0
-        self._computing = _queue()
+        self._compute_stream = _current_stream()
         self.stopwatch.step_ends(is_known)
 
     def seconds_per_step(self) -> float | None:
         return self.stopwatch.seconds_per_step()
 
     def close(self) -> None:
-        for name in _CALLS:
+        for name in _COLLECTIVES:
             wrapper = self._backend.__dict__.get(name)
             if isinstance(wrapper, functools.partial) and wrapper.func == self._call:
                 del self._backend.__dict__[name]
@@ -70,8 +74,8 @@ class EngineWaits:
         return _Handle(answer, self) if callable(getattr(answer, "wait", None)) else answer
 
     def _measured(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        if _queue() != self._computing:
-            self._is_hidden = True
+        if _current_stream() != self._compute_stream:
+            self._is_unknown = True
             return function(*arguments, **named)
         if self._depth == 0:
             self._call_meter(self.stopwatch.start)
@@ -92,6 +96,8 @@ class EngineWaits:
 
 
 class _Handle:
+    """Handle of an asynchronous collective, whose wait is measured."""
+
     def __init__(self, handle: Any, waits: EngineWaits) -> None:
         self._handle = handle
         self._waits = waits
@@ -103,5 +109,6 @@ class _Handle:
         return getattr(self._handle, name)
 
 
-def _queue() -> Any:
+def _current_stream() -> Any:
+    """Return None on a CPU."""
     return torch.cuda.current_stream() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]

@@ -40,8 +40,10 @@ class EngineStep(Step):
 
 
 class EngineRun(Run):
-    def __init__(self, training: TrainingState, engine: Any, every: int | None, at_start: bool) -> None:
-        super().__init__(training, every, at_start, accumulates=True)
+    def __init__(
+        self, training: TrainingState, engine: Any, checkpoint_every: int | None, checkpoint_at_start: bool
+    ) -> None:
+        super().__init__(training, checkpoint_every, checkpoint_at_start, accumulates=True)
         self._engine = engine
         waits = EngineWaits.of(engine) if training.medic.world_size > 1 else None
         if waits is not None:
@@ -55,12 +57,12 @@ class EngineRun(Run):
         """``with run.step() as step:`` around the work on one batch; commands run at its end."""
         plain = super().step()
         if self.training.batches_done == 0:
-            self._resize()
+            self._set_engine_batch_sizes()
         if self._engine_counts:
             self._engine.set_gradient_accumulation_boundary(plain.is_update)
         return EngineStep(self._boundary, plain.number, plain.is_update, self._engine)
 
-    def _resize(self) -> None:
+    def _set_engine_batch_sizes(self) -> None:
         engine, training = self._engine, self.training
         source, micro_batch = training.batch_source, self._micro_batch
         if source is not None and source.batch_size is not None and training.script_batch_size:

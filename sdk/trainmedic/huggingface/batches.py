@@ -17,9 +17,11 @@ from trainmedic.torch.meters.step_meter import StepMeter
 from trainmedic.trainer.patching import replaced
 from trainmedic.trainer.rollback_proof import RollbackProof
 
-MADE = "the model samples its batches, and samples new ones from here on"
+SAMPLED = "the model samples its batches, and samples new ones from here on"
+# Methods of the Trainer.
 _DRAW, _COUNT, _PLAN = "get_batch_samples", "_get_num_items_in_batch", "set_initial_training_values"
 _STEP, _LOSS = "training_step", "compute_loss"
+# Settings of TRL's GRPO: steps per sampling, and how often its completions are used.
 _PER_SAMPLING, _REPEATS = "steps_per_generation", "num_iterations"
 _OTHER_EPOCH = "the batches to leave out reach beyond the end of the epoch, and the next one may have another order"
 
@@ -47,7 +49,8 @@ class UsedBatches:
         self._drawn_since: Any = None
 
     @contextlib.contextmanager
-    def noting(self) -> Iterator[None]:
+    def reporting(self) -> Iterator[None]:
+        """Observe the Trainer's steps during the block."""
         trainer = self._trainer
         self._step, self._loss = getattr(trainer, _STEP), getattr(trainer, _LOSS)
         with contextlib.ExitStack() as stack:
@@ -56,15 +59,15 @@ class UsedBatches:
                 stack.callback(trainer.model.register_forward_pre_hook(self._forward, with_kwargs=True).remove)
             yield
 
-    def drawing(self) -> None:
+    def before_draw(self) -> None:
         self._before = self._proof.before_draw()
 
-    def drawn(self) -> None:
+    def after_draw(self) -> None:
         has_moved = self._before is not None and randomness.has_moved(self._before)
         self._drawn_since = self._before if has_moved else None
         self._look_at_random_numbers()
 
-    def pass_over_epoch(self) -> None:
+    def expect_other_epoch(self) -> None:
         self._why_not = self._why_not or _OTHER_EPOCH
 
     def _take_step(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
@@ -88,10 +91,11 @@ class UsedBatches:
             self._note((arguments, options))
         elif not self.makes_batches:
             self.makes_batches = True
-            self._why_not = self._why_not or MADE
-            self._proof.expect_no_more(self._why_not)
+            self._why_not = self._why_not or SAMPLED
+            self._proof.stop_comparing(self._why_not)
 
     def _note(self, used: Any) -> None:
+        """Report the step's batch, once. None: unknown."""
         if self._loaded is None:
             return
         (loaded,), self._loaded = self._loaded, None
@@ -124,22 +128,23 @@ class LoadedBatches:
         self._trainer = trainer
         self._used = used
         self._meter = meter
-        self._left = self._most = skip
+        self._left = self._to_skip = skip
         self._originals: dict[str, Any] = {}
         self._epoch: Any = None  # iterator of the current epoch
-        self._is_shortened = False  # whether batches of that epoch were skipped
-        self._before_epoch = 0  # `skipped` when that epoch began
-        self._has_trained = False  # whether any batch of it was trained on
-        self._counting = 0.0  # seconds, in the current draw
-        self.is_passed_over = False
+        self._is_shortened = False  # batches of that epoch were skipped
+        self._skipped_before_epoch = 0
+        self._has_trained = False  # on a batch of that epoch
+        self._counting_seconds = 0.0  # in the current draw
+        self.is_passed_over = False  # the rest of that epoch is skipped
         self.skipped = 0
 
     @contextlib.contextmanager
-    def taking(self) -> Iterator[None]:
+    def skipping(self) -> Iterator[None]:
+        """Replace the Trainer's methods that draw batches during the block."""
         members = {_DRAW: self._take}
         if hasattr(self._trainer, _COUNT):
             members[_COUNT] = self._count
-        if self._most and self._trainer.args.max_steps > 0:
+        if self._to_skip and self._trainer.args.max_steps > 0:
             members[_PLAN] = self._plan
         self._originals = {name: getattr(self._trainer, name) for name in members}
         with replaced(self._trainer, **members):
@@ -149,25 +154,25 @@ class LoadedBatches:
         epochs, steps_per_epoch, *others = self._originals[_PLAN](*arguments, **options)
         accumulation = self._trainer.args.gradient_accumulation_steps
         # One step more, for the last one of the shortened epoch, which may lack batches.
-        further = (self._most + accumulation) // (steps_per_epoch * accumulation) + 1
+        further = (self._to_skip + accumulation) // (steps_per_epoch * accumulation) + 1
         return (epochs + further, steps_per_epoch, *others)
 
     def _take(self, batches: Iterator[Any], count: int, *arguments: Any, **options: Any) -> Any:
         if batches is not self._epoch:
-            self._epoch, self._is_shortened, self._before_epoch = batches, self._left > 0, self.skipped
+            self._epoch, self._is_shortened, self._skipped_before_epoch = batches, self._left > 0, self.skipped
             self._has_trained = self.is_passed_over = False
         if self.is_passed_over:
             return [], None
-        self._used.drawing()
+        self._used.before_draw()
         if self._is_shortened:
             self._leave_out(batches)
         samples, items = self._draw(batches, count, *arguments, **options)
-        self._used.drawn()
+        self._used.after_draw()
         if self._is_shortened and len(samples) < count:
             self.skipped += len(samples)
-            if not self._has_trained and self.skipped > self._before_epoch:  # else the data is empty
+            if not self._has_trained and self.skipped > self._skipped_before_epoch:  # else the data is empty
                 self.is_passed_over = True
-                self._used.pass_over_epoch()
+                self._used.expect_other_epoch()
             return [], None
         self._has_trained = True
         return samples, items
@@ -178,9 +183,9 @@ class LoadedBatches:
             self.skipped += 1
 
     def _draw(self, *arguments: Any, **options: Any) -> Any:
-        began, self._counting = time.perf_counter(), 0.0
+        began, self._counting_seconds = time.perf_counter(), 0.0
         samples, items = self._originals[_DRAW](*arguments, **options)
-        seconds = time.perf_counter() - began - self._counting
+        seconds = time.perf_counter() - began - self._counting_seconds
         meter = self._meter()
         if meter is not None:
             for number, batch in enumerate(samples):
@@ -194,11 +199,12 @@ class LoadedBatches:
         items = self._originals[_COUNT](*arguments, **options)
         if meter is not None:
             meter.stop_waiting()
-        self._counting += time.perf_counter() - began
+        self._counting_seconds += time.perf_counter() - began
         return items
 
 
 def _is_loaded(used: Any, loaded: Any) -> bool:
+    """Return whether the used batch is the loader's, not one that the model sampled."""
     if used is loaded:
         return True
     return isinstance(used, Mapping) and isinstance(loaded, Mapping) and set(used) == set(loaded)

@@ -25,6 +25,8 @@ _NO_ACCUMULATION = (
 
 @dataclass(frozen=True)
 class _StepEnd:
+    """The Trainer's objects between two steps."""
+
     args: Any
     state: Any
     control: Any
@@ -47,7 +49,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]
         self.framework: HuggingFaceFramework | None = None
         self.reports = StepReports(self.medic)
         self._step_end: _StepEnd | None = None
-        self._saving: list[JobCommand] = []
+        self._saving: list[JobCommand] = []  # commands that wait for a checkpoint
         self._unreported: Path | None = None  # checkpoint of which other ranks may still write their part
         handlers = {"job.scale_batch": self._scale_batch, "job.dataloader_workers": self._set_workers}
         self._attachment = Attachment(self.medic, _RESTARTER, self._end_for_rollback, handlers, self._is_in_force)
@@ -60,7 +62,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]
         self.framework = framework
         self._attachment.attach(None if framework is None else framework.loop)
         if framework is None:
-            self._saves_no_more()
+            self._fail_waiting_saves()
 
     def learning_rate(self, value: Any) -> Any:
         """Return the rate times commands' factor. Programs that write ``group["lr"]`` call it each time."""
@@ -76,8 +78,8 @@ class Callback(TrainerCallback):  # type: ignore[misc]
         if self.framework is not None:
             self.framework.loop.begins(state.global_step, *_parts(objects))
         # Without a loop, the ranks' wait before counting tokens is not observed.
-        is_seen = self.framework is not None or not getattr(args, "average_tokens_across_devices", False)
-        attachment.measure([objects.get("model")], is_seen)
+        knows_all_waiting = self.framework is not None or not getattr(args, "average_tokens_across_devices", False)
+        attachment.measure([objects.get("model")], knows_all_waiting)
         attachment.arm()
 
     @log_errors
@@ -128,7 +130,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]
     @log_errors
     def on_evaluate(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         self.reports.evaluated(control.should_save)
-        is_of_tokens = _kind_of(objects.get("model")).endswith(("ForCausalLM", "LMHeadModel"))
+        is_of_tokens = _class_name(objects.get("model")).endswith(("ForCausalLM", "LMHeadModel"))
         self._attachment.evaluated(objects.get("metrics") or {}, state.global_step, is_of_tokens)
 
     @log_errors
@@ -158,7 +160,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]
                 checkpoints.mark(path, step=step, skipped_batches=0)
             return
         modules, optimizers = _parts(objects)
-        self.framework.keep(path, modules, optimizers)
+        self.framework.save_records(path, modules, optimizers)
         if writes:
             health = self.framework.loop.proof.health(modules, optimizers).to_json()
             checkpoints.mark(path, step=step, skipped_batches=self.framework.skipped_batches, health=health)
@@ -167,9 +169,9 @@ class Callback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         self._attachment.training_ends()
         self.reports.step_begins()
-        self._saves_no_more()
+        self._fail_waiting_saves()
 
-    def _saves_no_more(self) -> None:
+    def _fail_waiting_saves(self) -> None:
         for command in self._saving:
             command.failed("training ended before the checkpoint was written")
         self._saving.clear()
@@ -208,10 +210,11 @@ class Callback(TrainerCallback):  # type: ignore[misc]
     def _set_workers(self, command: JobCommand) -> None:
         self._restart_from_here(command, self._required_framework.set_workers)
 
-    def _restart_from_here(self, command: JobCommand, ask: Callable[[JobCommand, Path], bool]) -> None:
+    def _restart_from_here(self, command: JobCommand, request: Callable[[JobCommand, Path], bool]) -> None:
+        """Save this step, and restart from it with other settings."""
         self._require_room(command)
         step_end = self._required_step_end
-        if not ask(command, step_end.checkpoint):
+        if not request(command, step_end.checkpoint):
             return
         step_end.control.should_training_stop = step_end.control.should_save = True
         self._attachment.live.pause.end()
@@ -242,7 +245,8 @@ def _answer_save(command: JobCommand, path: Path, is_written: bool) -> None:
         command.failed(reason)
 
 
-def _kind_of(model: Any) -> str:
+def _class_name(model: Any) -> str:
+    """Return the class of a model within its wrappers."""
     while hasattr(model, "module") or hasattr(model, "_orig_mod"):
         model = getattr(model, "_orig_mod", None) or model.module
     return type(model).__name__

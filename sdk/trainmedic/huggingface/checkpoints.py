@@ -39,8 +39,9 @@ def skipped_batches(checkpoint: str | Path) -> int:
     return batches if type(batches) is int and batches > 0 else 0
 
 
-def kept(checkpoint: str | Path, rank: int) -> dict[str, Any] | None:
-    own, first = (checkpoints.kept(Path(checkpoint), number) for number in (rank, 0))
+def rank_record(checkpoint: str | Path, rank: int) -> dict[str, Any] | None:
+    """Return a rank's record, with rank 0's digests; None without any."""
+    own, first = (checkpoints.read_rank_record(Path(checkpoint), number) for number in (rank, 0))
     if own is None and first is None:
         return None
     return {**(own or {}), "digests": (first or {}).get("digests")}
@@ -73,7 +74,7 @@ def is_complete(checkpoint: Path, ranks: int = 1) -> bool:
         return (
             isinstance(state, dict)
             and state.get("global_step") == step_of(checkpoint)
-            and _has_weights(checkpoint, names)
+            and _has_complete_weights(checkpoint, names)
             and _has_optimizer(checkpoint, names)
             and (ranks == 1 or all(f"rng_state_{rank}.pth" in names for rank in range(ranks)))
         )
@@ -87,7 +88,7 @@ def is_written(checkpoint: Path, save_only_model: bool, ranks: int = 1) -> bool:
 
 
 def check_room(output_dir: str | Path) -> None:
-    """Raises Rejected if the disk cannot hold another checkpoint."""
+    """Raise Rejected if the disk cannot hold another checkpoint."""
     complete = [Path(checkpoint.path) for checkpoint in in_directory(output_dir) if checkpoint.complete]
     if not complete:
         return
@@ -110,7 +111,7 @@ def _described(path: Path, ranks: int) -> SavedCheckpoint:
     return SavedCheckpoint(step_of(path), datetime.fromtimestamp(at, timezone.utc), path, complete, health)
 
 
-def _has_weights(checkpoint: Path, names: set[str]) -> bool:
+def _has_complete_weights(checkpoint: Path, names: set[str]) -> bool:
     for index in _INDEXES:
         if index in names:
             shards = set(json.loads((checkpoint / index).read_bytes())["weight_map"].values())

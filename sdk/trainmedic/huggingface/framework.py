@@ -13,7 +13,7 @@ from trainmedic.huggingface.other_models import SYNCHRONIZED, ReferenceModel, Ro
 from trainmedic.huggingface.trainer_state import TrainerState
 from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import ScaleBatch
-from trainmedic.recovery.checkpoints import SavedCheckpoint, keep
+from trainmedic.recovery.checkpoints import SavedCheckpoint, write_rank_record
 from trainmedic.recovery.health import problem
 from trainmedic.recovery.loader_workers import agreed_workers
 from trainmedic.recovery.loop_restart import LoopRestart
@@ -51,7 +51,7 @@ class HuggingFaceFramework(Framework):
         if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
             self.loop.proof.not_comparable = _SHARDED
         self._used = UsedBatches(trainer, self.loop.proof)
-        self._makes_batches = False  # whether the model sampled batches before the last restart
+        self._has_sampled = False  # the model, batches before the last restart
         self._loaded = LoadedBatches(trainer, 0, self._used)
         self._engine = RolloutEngine(trainer)
         self._reference = ReferenceModel(trainer)
@@ -71,27 +71,28 @@ class HuggingFaceFramework(Framework):
                 self.loop.start_fresh()
             self._skipped_before = checkpoints.skipped_batches(start) if start else 0
             skip = self._skipped_before + (restart.skip_batches if restart else 0)
-            self._note_start(start, restart)
+            self._begin_proof(start, restart)
             why_not = "" if self.data == REPLAYED else self.data
-            self._makes_batches |= self._used.makes_batches
+            self._has_sampled |= self._used.makes_batches
             used = self._used = UsedBatches(self._trainer, self.loop.proof, why_not)
             loaded = self._loaded = LoadedBatches(self._trainer, skip, used, lambda: self.loop.meter)
-            engine = self._engine.behind(restart is not None)
-            with self.loop.attempting(), used.noting(), loaded.taking(), engine:
+            engine = self._engine.updating(restart is not None)
+            with self.loop.attempting(), used.reporting(), loaded.skipping(), engine:
                 return original(start, *arguments, **options)
 
         return self.loop.restarts.run(attempt)
 
-    def _note_start(self, start: Any, restart: LoopRestart | None) -> None:
-        self.loop.kept = checkpoints.kept(start, self._trainer.args.process_index) if start else None
+    def _begin_proof(self, start: Any, restart: LoopRestart | None) -> None:
+        self.loop.record = checkpoints.rank_record(start, self._trainer.args.process_index) if start else None
         if restart is None:
-            self.loop.proof.resumes(self.loop.kept)
+            self.loop.proof.restore_batches(self.loop.record)
         elif _BATCH in restart.settings:
-            self.loop.proof.changes_batches(_OTHER_BATCHES)
+            self.loop.proof.forget_batches(_OTHER_BATCHES)
         else:
-            self.loop.proof.goes_back(self.loop.kept, lambda: self.newly_skipped)
+            self.loop.proof.expect_return(self.loop.record, lambda: self.newly_skipped)
 
     def _first_checkpoint(self, resume: Any) -> Any:
+        """Return the path for ``resume_from_checkpoint``; None to start afresh."""
         if resume is True:
             return get_last_checkpoint(self._trainer.args.output_dir) or resume
         return resume or None
@@ -124,10 +125,10 @@ class HuggingFaceFramework(Framework):
         complete = [checkpoint for checkpoint in reversed(present) if checkpoint.complete]
         return sorted(complete, key=lambda checkpoint: bool(problem(checkpoint.health)))
 
-    def whole_skip(self, batches: int) -> int:
+    def round_up_skip(self, batches: int) -> int:
         """Round up, so that the loader stays in step with the sampling."""
-        shared = batches_per_sampling(self._trainer) or 1
-        return -(-batches // shared) * shared
+        per_sampling = batches_per_sampling(self._trainer) or 1
+        return -(-batches // per_sampling) * per_sampling
 
     @property
     def newly_skipped(self) -> int:
@@ -144,8 +145,8 @@ class HuggingFaceFramework(Framework):
         return _SAMPLED_ELSEWHERE if self._engine.samples else REPLAYED
 
     @property
-    def _data_text(self) -> str:
-        if self.data != REPLAYED or not (self._makes_batches or self._used.makes_batches):
+    def _data_after_first_step(self) -> str:
+        if self.data != REPLAYED or not (self._has_sampled or self._used.makes_batches):
             return self.data
         return _SAMPLED if self._used.makes_batches else _UNTIL_SAMPLED
 
@@ -155,14 +156,14 @@ class HuggingFaceFramework(Framework):
             self._in_force ^= {command.undo_of or command.id}
         engine = {"rollout_engine": SYNCHRONIZED} if self._engine.samples else {}
         held = {"trainer_state": self._put_back.to_json()} if self._put_back.reset else {}
-        data = {"data": self._data_text} if restart.is_rollback else {}
+        data = {"data": self._data_after_first_step} if restart.is_rollback else {}
         return {**data, **engine, **held}
 
-    def keep(self, checkpoint: Path, modules: Modules, optimizers: Optimizers) -> None:
+    def save_records(self, checkpoint: Path, modules: Modules, optimizers: Optimizers) -> None:
         """Store this rank's data for comparison; rank 0 adds digests of the weights. Raises OSError."""
         proof, step = self.loop.proof, self.step_of(checkpoint)
-        kept = proof.kept(step, modules, optimizers) if self.writes else proof.kept_of_rank(step, optimizers)
-        keep(checkpoint, self._trainer.args.process_index, kept)
+        record = proof.record(step, modules, optimizers) if self.writes else proof.rank_record(step, optimizers)
+        write_rank_record(checkpoint, self._trainer.args.process_index, record)
         self._held.save(checkpoint)
         self._reference.save(checkpoint)
 
@@ -188,24 +189,25 @@ class HuggingFaceFramework(Framework):
         if args.auto_find_batch_size:
             raise Rejected("the Trainer was told to find its batch size by itself (auto_find_batch_size)")
         batch, accumulation = split(getattr(args, _BATCH), getattr(args, _ACCUMULATION), scale.factor)
-        return self._restart_with({_BATCH: batch, _ACCUMULATION: accumulation}, command, here)
+        return self._request_restart({_BATCH: batch, _ACCUMULATION: accumulation}, command, here)
 
     def set_workers(self, command: JobCommand, here: Path) -> bool:
-        """As `scale_batch`."""
+        """Request a restart; see `scale_batch`."""
         previous = int(getattr(self._trainer.args, _WORKERS))
         count = agreed_workers(command, previous)
         settings: dict[str, Any] = {_WORKERS: count}
         if count == 0:  # torch refuses both without workers
             settings.update(dataloader_persistent_workers=False, dataloader_prefetch_factor=None)
         output = {"count": count, "previous": previous}
-        return self._restart_with(settings, command, here, output)
+        return self._request_restart(settings, command, here, output)
 
-    def _restart_with(
+    def _request_restart(
         self, settings: Mapping[str, Any], command: JobCommand, here: Path, output: Mapping[str, Any] | None = None
     ) -> bool:
         previous = {name: getattr(self._trainer.args, name) for name in settings}
         output = output or {**settings, "previous": previous}
-        return self.loop.restarts.ask(LoopRestart(here, command, settings=settings, previous=previous, output=output))
+        restart = LoopRestart(here, command, settings=settings, previous=previous, output=output)
+        return self.loop.restarts.request(restart)
 
 
 def split(batch: int, accumulation: int, factor: float) -> tuple[int, int]:

@@ -62,7 +62,7 @@ class ReferenceModel:
 class RolloutEngine:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._is_behind = False
+        self._is_outdated = False  # its weights are those of the abandoned model
 
     @property
     def samples(self) -> bool:
@@ -82,16 +82,16 @@ class RolloutEngine:
         return _UNSEEN if rollout is not None and not callable(getattr(rollout, _SYNC, None)) else ""
 
     @contextlib.contextmanager
-    def behind(self, is_behind: bool) -> Iterator[None]:
-        """Update an engine that ``is_behind`` before its first sampling."""
-        self._is_behind = is_behind
+    def updating(self, is_outdated: bool) -> Iterator[None]:
+        """Update an outdated engine before its first sampling in the block."""
+        self._is_outdated = is_outdated
         with contextlib.ExitStack() as stack:
             vllm = self._vllm
             rollout: Any = getattr(self._trainer, "rollout_func", None)
             if vllm is not None:
                 send = getattr(vllm, _SYNC)
                 sample = functools.partial(self._sample, send, getattr(vllm, _GENERATE))
-                stack.enter_context(replaced(vllm, **{_SYNC: functools.partial(self._sent, send), _GENERATE: sample}))
+                stack.enter_context(replaced(vllm, **{_SYNC: functools.partial(self._send, send), _GENERATE: sample}))
             elif callable(getattr(rollout, _SYNC, None)):
                 sample = functools.partial(self._sample, rollout.sync_weights, rollout)
                 stack.enter_context(replaced(self._trainer, rollout_func=sample))
@@ -102,12 +102,12 @@ class RolloutEngine:
         engine = getattr(self._trainer, "vllm_generation", None)
         return engine if all(callable(getattr(engine, name, None)) for name in (_SYNC, _GENERATE)) else None
 
-    def _sent(self, send: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    def _send(self, send: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         result = send(*arguments, **options)
-        self._is_behind = False
+        self._is_outdated = False
         return result
 
     def _sample(self, send: Callable[..., Any], sample: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        if self._is_behind:
-            self._sent(send)
+        if self._is_outdated:
+            self._send(send)
         return sample(*arguments, **options)

@@ -24,8 +24,7 @@ log = logging.getLogger("trainmedic")
 _FILE = "trainmedic-held-{rank:05d}.pt"
 _FORMAT = 1
 _PACKAGE = ("transformers",)
-_ENGINE_MARK = "_last_loaded_step"
-"""TRL's attribute with the step of the engine's weights."""
+_ENGINE_STEP = "_last_loaded_step"  # TRL's attribute with the step of the engine's weights
 _NO_STEP = -1
 
 
@@ -33,7 +32,7 @@ class TrainerState:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._modules = HeldModules(trainer.model)
-        self._held = HeldState(trainer, assigned_names(type(trainer), _PACKAGE) | {_ENGINE_MARK})
+        self._held = HeldState(trainer, assigned_names(type(trainer), _PACKAGE) | {_ENGINE_STEP})
 
     def save(self, checkpoint: Path) -> None:
         args = self._trainer.args
@@ -49,8 +48,8 @@ class TrainerState:
         held, modules = kept if kept is not None and is_whole else (None, None)
         put_back = self._held.put_back(held, keeps_batches)
         put_back = put_back.followed_by(self._modules.put_back(modules).within("model"))
-        if getattr(self._trainer, "use_vllm", False) and hasattr(self._trainer, _ENGINE_MARK):
-            setattr(self._trainer, _ENGINE_MARK, _NO_STEP)
+        if getattr(self._trainer, "use_vllm", False) and hasattr(self._trainer, _ENGINE_STEP):
+            setattr(self._trainer, _ENGINE_STEP, _NO_STEP)
         self._restore_callbacks(checkpoint)
         return put_back
 

@@ -62,6 +62,8 @@ def fit(
 
 @dataclass(frozen=True)
 class _Fit:
+    """Arguments of `fit`."""
+
     trainer: Any
     model: Any
     loaders: Mapping[str, Any]
@@ -81,14 +83,14 @@ class _Fit:
 
     def run(self) -> None:
         trainer, own, callback = self.trainer, None, _callback_of(self.trainer)
-        is_there = callback is not None
+        is_users_own = callback is not None
         if callback is None:
             if self.medic is None:
                 ranks = {"rank": trainer.global_rank, "world_size": trainer.world_size}
                 own = connect(self.job, **{**ranks, **self.connection})
             callback = Callback(self.medic or own)
         framework = LightningFramework(trainer, callback.medic, self.limits)
-        if not is_there:
+        if not is_users_own:
             # Before the callbacks that write checkpoints, which Lightning keeps last, to prevent that if necessary.
             trainer.callbacks.insert(len(trainer.callbacks) - len(trainer.checkpoint_callbacks), callback)
         callback.attach(framework)
@@ -104,7 +106,7 @@ class _Fit:
                 framework.fit(call, self.ckpt_path, model)
         finally:
             callback.attach(None)
-            if not is_there:
+            if not is_users_own:
                 trainer.callbacks.remove(callback)
             if own is not None:
                 own.close()

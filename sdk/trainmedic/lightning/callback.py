@@ -28,8 +28,7 @@ except ImportError:
 
 _NO_LOADER = "in Lightning the data loader is made by the program, not by the Trainer, so its {} cannot be changed"
 
-_PATIENCE, _POLL = 60.0, 0.05
-"""Seconds for a background checkpoint, and between two looks."""
+_PATIENCE, _POLL_INTERVAL = 60.0, 0.05  # seconds for a background checkpoint, and between two looks at it
 _CANNOT_MOVE = (
     "a connected Callback cannot go to another process, as with strategy='ddp_spawn': leave it out of the Trainer, and "
     "give trainmedic.lightning.fit(..., job=...) the job's name, so that each process connects by itself"
@@ -50,19 +49,20 @@ class Callback(LightningCallback):  # type: ignore[misc]
         self._attachment = Attachment(self.medic, "trainmedic.lightning.fit", self._end_loop)
         self._written = WrittenCheckpoints(self.medic, self._attachment.saved)
         self._wants_norm = grad_norm
+        # Of the present step.
         self._norm: Any = None
         self._losses: list[Any] = []
         self._samples = 0
-        self._step = -1
+        self._step = -1  # the last reported one
         self._is_between_steps = False
         self._window = contextlib.ExitStack()  # the open window, if any
         self._trainer: Any = None
         self._accumulated_by: set[str] = set()  # IDs of the commands that changed it in this process
-        self._next_accumulation: tuple[JobCommand, int] | None = None
-        self._random: Mapping[str, Any] | None = None
+        self._next_accumulation: tuple[JobCommand, int] | None = None  # that waits for its step
+        self._random: Mapping[str, Any] | None = None  # loaded, to be restored at the start
         self.medic.on("job.checkpoint")(self._checkpoint)
         self.medic.on("job.stop")(self._stop)
-        self.medic.on("job.accumulate", in_force=self._accumulates)(self._accumulate)
+        self.medic.on("job.accumulate", in_force=self._is_accumulation_in_force)(self._accumulate)
         self.medic.cannot("job.scale_batch", _NO_LOADER.format("batch size"))
         self.medic.cannot("job.dataloader_workers", _NO_LOADER.format("workers"))
 
@@ -71,9 +71,9 @@ class Callback(LightningCallback):  # type: ignore[misc]
         self.framework = framework
         self._attachment.attach(None if framework is None else framework.loop)
         if framework is None:
-            self._written.look()  # by now Lightning has waited for writes in the background
+            self._written.report_newest()  # by now Lightning has waited for writes in the background
             self._written.stop()
-            self._accumulates_no_more()
+            self._fail_waiting_accumulation()
 
     def learning_rate(self, value: Any) -> Any:
         """Return the rate times commands' factor. Programs that write ``group["lr"]`` call it each time."""
@@ -99,7 +99,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
         self.medic.progress.skips_overflows = getattr(trainer.precision_plugin, "scaler", None) is not None
         attachment.measure([trainer.strategy.model])
         if self.framework is not None:
-            self.framework.resumable.drew = attachment.meter.add_batch
+            self.framework.resumable.on_drawn = attachment.meter.add_batch
         self._refuse_accumulation(trainer, pl_module)
         if self._random is not None:
             randomness.restore(self._random)
@@ -112,7 +112,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._window.close()
         if self.framework is not None:
-            self.framework.draws()
+            self.framework.batch_begins()
 
     @log_errors
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
@@ -136,10 +136,10 @@ class Callback(LightningCallback):  # type: ignore[misc]
 
     def _end_step(self) -> None:
         self._is_between_steps = True
-        self._written.look()
+        self._written.report_newest()
         try:
             self._attachment.carry_out(self._step)
-            self._accumulate_when_it_fits()
+            self._change_accumulation_if_possible()
         finally:
             self._is_between_steps = False
 
@@ -158,7 +158,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._attachment.training_ends()
         self._window.close()
-        self._accumulates_no_more()
+        self._fail_waiting_accumulation()
 
     @log_errors
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -171,15 +171,15 @@ class Callback(LightningCallback):  # type: ignore[misc]
             self._attachment.training_ends()
             self._window.close()
             self._written.stop()
-            self._accumulates_no_more()
+            self._fail_waiting_accumulation()
 
-    def _accumulates_no_more(self) -> None:
+    def _fail_waiting_accumulation(self) -> None:
         if self._next_accumulation is not None:
             self._next_accumulation[0].failed("training ended before the accumulation could change")
             self._next_accumulation = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state; Lightning stores only rank 0's, and no random state."""
+        """Return all ranks' states: Lightning stores only rank 0's, and no random state."""
         if self.framework is None or self._trainer is None:
             return {"ranks": _of_all_ranks({"random": randomness.capture(), "data": None})}
         proof = self.framework.loop.proof
@@ -188,7 +188,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
             "random": randomness.capture(),
             "data": self.framework.resumable.state(),
             "held": self.framework.held(),
-            **proof.kept_of_rank(self._trainer.global_step, optimizers),
+            **proof.rank_record(self._trainer.global_step, optimizers),
         }
         state: dict[str, Any] = {"ranks": _of_all_ranks(own)}
         if self._trainer.is_global_zero:  # it writes the weights
@@ -205,9 +205,9 @@ class Callback(LightningCallback):  # type: ignore[misc]
         own = ranks[rank] if len(ranks) == world_size else {}
         self._random = own.get("random")
         if self.framework is not None:
-            kept = {name: own.get(name) for name in ("batches", "losses", "lr_scale") if name in own}
-            kept["digests"] = state_dict.get("digests")
-            self.framework.load(kept, own.get("data"), own.get("held"))
+            record = {name: own.get(name) for name in ("batches", "losses", "lr_scale") if name in own}
+            record["digests"] = state_dict.get("digests")
+            self.framework.load(record, own.get("data"), own.get("held"))
 
     def _checkpoint(self, command: JobCommand | None = None) -> Mapping[str, Any]:
         self._require_between_steps()
@@ -216,7 +216,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
             self._trainer.save_checkpoint(path)
             if self._trainer.is_global_zero:
                 self._confirm(path)
-        self._written.look()
+        self._written.report_newest()
         return {"checkpoint": path.name, "checkpoint_step": self._step, "directory": str(path.parent)}
 
     def _confirm(self, path: Path) -> None:
@@ -225,7 +225,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
         while not checkpoints.is_written(path):
             if not writes_later(self._trainer) or time.monotonic() >= until:
                 raise TrainmedicError(f"{path.name} is missing, unfinished, or without the optimizers' states")
-            time.sleep(_POLL)
+            time.sleep(_POLL_INTERVAL)
 
     def _stop(self, command: JobCommand) -> Mapping[str, Any]:
         assert isinstance(command.parameters, Stop)
@@ -256,7 +256,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
             self.medic.cannot("job.accumulate", "the model steps its optimizers itself (manual optimization)")
 
     def _accumulate(self, command: JobCommand) -> Mapping[str, Any] | None:
-        """Change it at a step after which the epoch divides into whole steps."""
+        """Let the accumulation change at a step after which the epoch divides into whole steps."""
         assert isinstance(command.parameters, Accumulate)
         if self._next_accumulation is not None:
             command.failed("another change of the accumulation waits for its step")
@@ -267,10 +267,10 @@ class Callback(LightningCallback):  # type: ignore[misc]
         command.later()
         return None
 
-    def _accumulates(self, command_id: str) -> bool:
+    def _is_accumulation_in_force(self, command_id: str) -> bool:
         return command_id in self._accumulated_by
 
-    def _accumulate_when_it_fits(self) -> None:
+    def _change_accumulation_if_possible(self) -> None:
         trainer = self._trainer
         if self._next_accumulation is None or trainer.should_stop:
             return
@@ -305,6 +305,7 @@ def _parts(trainer: Any) -> tuple[Modules, Optimizers]:
 
 
 def _of_all_ranks(state: Mapping[str, Any]) -> list[Any]:
+    """Return the states by rank. Every rank calls it."""
     _, world_size = _rank_and_world_size()
     states: list[Any] = [state] * world_size
     if world_size > 1:
@@ -319,7 +320,12 @@ def _rank_and_world_size() -> tuple[int, int]:
 
 
 def _samples(batch: Any) -> int:
+    """Return the length of the first tensor; 0 without one."""
     if isinstance(batch, torch.Tensor):
         return len(batch) if batch.dim() else 1
-    members = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
+    members: Any = ()
+    if isinstance(batch, Mapping):
+        members = batch.values()
+    elif isinstance(batch, (list, tuple)):
+        members = batch
     return next((length for length in map(_samples, members) if length), 0)

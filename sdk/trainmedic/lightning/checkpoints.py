@@ -68,7 +68,7 @@ def _content(checkpoint: Path) -> _Content:
 
 @functools.lru_cache(maxsize=1024)
 def _read(checkpoint: Path, changed: int, size: int) -> _Content:
-    """Read a file without tensors. The cache's keys miss replaced files."""
+    """Read a file without tensors. Time and size are the cache's keys, to read a replaced file again."""
     try:
         content = torch.load(checkpoint, map_location="meta", mmap=True, weights_only=True)
     except (OSError, RuntimeError, ValueError, TypeError, KeyError, pickle.UnpicklingError):
@@ -76,7 +76,7 @@ def _read(checkpoint: Path, changed: int, size: int) -> _Content:
     content = content if isinstance(content, dict) else {}
     callbacks = content.get("callbacks")
     states = callbacks.values() if isinstance(callbacks, dict) else ()
-    kept = next((state["health"] for state in states if isinstance(state, dict) and "health" in state), None)
+    stored = next((state["health"] for state in states if isinstance(state, dict) and "health" in state), None)
     step = content.get("global_step")
-    health = CheckpointHealth.from_json(kept)
+    health = CheckpointHealth.from_json(stored)
     return _Content("optimizer_states" in content, step if isinstance(step, int) else None, health)

@@ -21,7 +21,7 @@ _SHARDED = "the strategy keeps the parameters in shards of its own"
 
 
 class LightningFramework(Framework):
-    reads_late = True  # batches are known once Lightning has made its iterator
+    knows_batches_late = True  # batches are known once Lightning has made its iterator
 
     def __init__(self, trainer: Any, medic: Medic, limits: RestartLimits) -> None:
         self.writes = trainer.is_global_zero
@@ -31,16 +31,16 @@ class LightningFramework(Framework):
         self._has_begun = False
         self._held: HeldModules | None = None
         self._put_back = PutBack()  # in the last restart
-        self._keeps_batches = True
+        self._keeps_batches = True  # the last restart skips none
 
     def fit(self, call: Callable[[Any], None], ckpt_path: Any, model: Any) -> None:
         self._held = HeldModules(model, batches_in_model=True)
         fit_loop = self._trainer.fit_loop
-        least = (fit_loop.min_epochs, fit_loop.epoch_loop.min_steps)
+        minima = (fit_loop.min_epochs, fit_loop.epoch_loop.min_steps)
 
         def attempt(restart: LoopRestart | None) -> None:
-            fit_loop.min_epochs, fit_loop.epoch_loop.min_steps = least  # `end` changed them
-            self.loop.kept = None
+            fit_loop.min_epochs, fit_loop.epoch_loop.min_steps = minima  # `end` changed them
+            self.loop.record = None
             start = ckpt_path if restart is None else str(self.loop.prepare(restart))
             with self.loop.attempting():
                 call(start)
@@ -48,16 +48,16 @@ class LightningFramework(Framework):
         try:
             self.loop.restarts.run(attempt)
         finally:
-            fit_loop.min_epochs, fit_loop.epoch_loop.min_steps = least
+            fit_loop.min_epochs, fit_loop.epoch_loop.min_steps = minima
 
     def prepare(self, checkpoint: Path, restart: LoopRestart) -> None:
-        self._mark_saved(0)  # else the step saved last would not be saved again
+        self._set_last_saved_step(0)  # else the step saved last would not be saved again
         self.resumable.prepare(restart.skip_batches)
         self._keeps_batches = not restart.skip_batches
         if self._held is not None:
             self._put_back = self._held.put_back(None)  # before the model's own hooks load their state
 
-    def _mark_saved(self, step: int) -> None:
+    def _set_last_saved_step(self, step: int) -> None:
         for callback in self._trainer.checkpoint_callbacks:
             if hasattr(callback, "_last_global_step_saved"):
                 callback._last_global_step_saved = step
@@ -76,7 +76,7 @@ class LightningFramework(Framework):
     def step_of(self, checkpoint: Path) -> int:
         return checkpoints.step_of(checkpoint) or 0
 
-    def abandoned(self, name: str, number: int) -> str:
+    def abandoned_name(self, name: str, number: int) -> str:
         return f"{name}.abandoned-{number}"
 
     @property
@@ -104,9 +104,9 @@ class LightningFramework(Framework):
         return self._held.record() if self._held is not None else {}
 
     def load(
-        self, kept: Mapping[str, Any], place: Mapping[str, Any] | None, held: Mapping[str, Any] | None = None
+        self, record: Mapping[str, Any], place: Mapping[str, Any] | None, held: Mapping[str, Any] | None = None
     ) -> None:
-        self.loop.kept = kept
+        self.loop.record = record
         self.resumable.restore(place)
         if self._held is not None and held and self.loop.restarts.starting is not None:
             self._put_back = self._put_back.followed_by(self._held.add(held, self._keeps_batches))
@@ -115,12 +115,12 @@ class LightningFramework(Framework):
         if any(name in type(self._trainer.strategy).__name__ for name in _SHARDING):
             self.loop.proof.not_comparable = _SHARDED
         if self.loop.restarts.starting is None:
-            self.loop.proof.resumes(self.loop.kept)
+            self.loop.proof.restore_batches(self.loop.record)
         else:
-            self.loop.proof.goes_back(self.loop.kept, lambda: self.resumable.skipped)
+            self.loop.proof.expect_return(self.loop.record, lambda: self.resumable.skipped)
         self.loop.begins(step, modules, optimizers)
 
-    def draws(self) -> None:
+    def batch_begins(self) -> None:
         self.resumable.count_skipped()
         self.loop.compare_losses()
         why_not = "" if self.data.startswith(REPLAYED) else self.data
@@ -128,9 +128,10 @@ class LightningFramework(Framework):
             self.loop.proof.drawn(batch, self._trainer.current_epoch, before, why_not)
 
     def end(self) -> None:
-        if self.loop.restarts.is_asked:
+        """Let Lightning end the fit after this step."""
+        if self.loop.restarts.is_requested:
             # Saving discarded state could delete the checkpoint to go back to.
-            self._mark_saved(self._trainer.global_step)
+            self._set_last_saved_step(self._trainer.global_step)
         self._trainer.fit_loop.min_epochs = 0
         self._trainer.fit_loop.epoch_loop.min_steps = None
         self._trainer.should_stop = True

@@ -20,8 +20,9 @@ from trainmedic.torch.sources.batch_sources import NOT_REPLAYED, REPLAYED, REREA
 from trainmedic.torch.sources.shuffle_buffers import BufferWatch, can_restart_epoch, is_streamed, iterator_of, shuffles
 from trainmedic.trainer.patching import replaced
 
+# Length of combined loaders by the mode of Lightning's ``CombinedLoader``; that of others is the longest one's.
 _LENGTHS: Mapping[str, Callable[[Iterable[float]], float]] = {"min_size": min, "sequential": sum}
-_EARLIER_STATE = {"place", "began"}
+_EARLIER_STATE = {"place", "began"}  # keys of an earlier release's loader state
 
 
 class ResumableData:
@@ -37,15 +38,15 @@ class ResumableData:
         # If a step draws batches itself, the last ones.
         self._drawn: deque[tuple[Any, Any]] = deque(maxlen=2)
         self._loader: _ResumableLoader | None = None
-        self._resume: Mapping[str, Any] | None = None
+        self._resume: Mapping[str, Any] | None = None  # position for the next epoch's start
         self._to_skip = 0
         self._uncounted = 0  # batches skipped since `count_skipped`
         self.skipped = 0
-        self.drew: Callable[[Any, float], None] | None = None
-        self.replayed = ""
-        """Statement whether the batches since the checkpoint repeat."""
+        self.on_drawn: Callable[[Any, float], None] | None = None  # called with a batch and the seconds of waiting
+        self.replayed = ""  # the answer's text about the batches after the checkpoint
 
     def wrap(self, loaders: Any) -> Any:
+        """Return Lightning's combined loader, which resumes."""
         combined = _combined_loader_of(self._trainer)
         if isinstance(loaders, combined):
             self._loader = _loader_class(combined)(loaders.iterables, loaders._mode)
@@ -55,6 +56,7 @@ class ResumableData:
         return self._loader
 
     def wrapping(self, source: Any) -> contextlib.AbstractContextManager[None]:
+        """Wrap the loaders that ``source`` makes during the block."""
         original = source.train_dataloader
 
         @functools.wraps(original)
@@ -70,9 +72,11 @@ class ResumableData:
         self.replayed = f"{NOT_REPLAYED}: the checkpoint does not hold the place in the data; the epoch restarts"
 
     def state(self) -> dict[str, Any] | None:
-        """Return this rank's position for `restore`, or None."""
-        if self._resume is not None or self._loader is None:
-            return None if self._resume is None else dict(self._resume)
+        """Return this rank's position for `restore`; None if unknown."""
+        if self._resume is not None:  # nothing drawn yet
+            return dict(self._resume)
+        if self._loader is None:
+            return None
         progress = self._trainer.fit_loop.epoch_loop.batch_progress
         ended = progress.is_last_batch or progress.current.ready >= self._trainer.num_training_batches
         if self._loader.began is None and progress.current.ready and not ended:
@@ -82,8 +86,8 @@ class ResumableData:
             "ended": ended,
             "began": self._loader.began,
             "generators": self._loader.generator_states(),
-            "workers": self._loader.kept_workers(),
-            "loaders": None if ended else self._loader.kept_places(),
+            "workers": self._loader.which_have_workers(),
+            "loaders": None if ended else self._loader.loader_states(),
             "held_back": "" if ended else self._loader.held_back(),
         }
 
@@ -97,6 +101,7 @@ class ResumableData:
         self._resume = state
 
     def count_skipped(self) -> None:
+        """Advance Lightning's counters by the batches skipped since the last call."""
         batches, self._uncounted = self._uncounted, 0
         progress = self._trainer.fit_loop.epoch_loop.batch_progress
         for counters in (progress.total, progress.current):
@@ -106,14 +111,14 @@ class ResumableData:
             counters.completed += batches
 
     def take_drawn(self) -> Iterable[tuple[Any, Any]]:
-        """Return the oldest untrained batch, with `before_draw`'s result."""
+        """Return the oldest untrained batch, if any, with ``before_draw``'s result."""
         return [self._drawn.popleft()] if self._drawn else []
 
     def draw(self, draw: Callable[[], Any]) -> Any:
         before, began = self._before_draw(), time.perf_counter()
         drawn = draw()
-        if self.drew is not None:
-            self.drew(drawn[0], time.perf_counter() - began)
+        if self.on_drawn is not None:
+            self.on_drawn(drawn[0], time.perf_counter() - began)
         self._drawn.append((drawn[0], before))
         return drawn
 
@@ -160,9 +165,9 @@ class _ResumableLoader:
     limits: list[float] | None
     _mode: str
 
-    began: Mapping[str, Any] | None = None
+    began: Mapping[str, Any] | None = None  # random states at the epoch's start
     _has_begun = False
-    _before: list[Any] | None = None
+    _states_before_draw: list[Any] | None = None
     _watches: Sequence[BufferWatch] = ()
     _is_first = True
 
@@ -175,7 +180,7 @@ class _ResumableLoader:
             self._begin()
             self._has_begun = self._is_first = True
         if self._is_read_ahead:
-            self._before = _places(self.flattened)
+            self._states_before_draw = _states(self.flattened)
         drawn = self.data.draw(super().__next__)  # type: ignore[misc]
         self._watch()
         return drawn
@@ -192,18 +197,19 @@ class _ResumableLoader:
         self._has_begun = False
         super().reset()  # type: ignore[misc]
 
-    def kept_places(self) -> list[Any] | None:
-        return self._before if self._is_read_ahead else _places(self.flattened)
+    def loader_states(self) -> list[Any] | None:
+        """Return the loaders' states after the last used batch; None if a loader has none."""
+        return self._states_before_draw if self._is_read_ahead else _states(self.flattened)
 
     def held_back(self) -> str:
-        states = self.kept_places() or []
+        states = self.loader_states() or []
         watched = zip(self._watches, self.flattened, states, strict=False)
         return next(filter(None, (each.held_back(iterator_of(loader), state) for each, loader, state in watched)), "")
 
     def generator_states(self) -> list[Any]:
         return [generator.get_state() for generator in _generators(self.flattened)]
 
-    def kept_workers(self) -> list[bool]:
+    def which_have_workers(self) -> list[bool]:
         return [getattr(loader, "_iterator", None) is not None for loader in self.flattened]
 
     def _load_state_dicts(self, states: list[dict[str, Any]]) -> None:
@@ -222,6 +228,7 @@ class _ResumableLoader:
 
     @property
     def _is_read_ahead(self) -> bool:
+        """True if Lightning draws each batch during the step before, to find the end."""
         return self._epoch_length == float("inf")
 
     @functools.cached_property
@@ -235,12 +242,12 @@ class _ResumableLoader:
         place = 0 if resume is None or resume["ended"] else resume["place"]
         if not place:
             if resume is not None:
-                self._come_to(randomness.capture(), resume["generators"], resume["workers"])
+                self._restore_random(randomness.capture(), resume["generators"], resume["workers"])
                 self.data.replayed = REPLAYED
             self.began = {
                 "random": randomness.capture(),
                 "generators": self.generator_states(),
-                "workers": self.kept_workers(),
+                "workers": self.which_have_workers(),
             }
             super().__iter__()  # type: ignore[misc]
         else:
@@ -250,24 +257,25 @@ class _ResumableLoader:
 
     def _go_to(self, place: int, resume: Mapping[str, Any]) -> None:
         now, self.began = randomness.capture(), resume["began"]
-        is_kept = resume["loaders"] is not None and len(resume["loaders"]) == len(self.flattened)
-        keeps_all = is_kept and all(_keeps_its_place(loader) for loader in self.flattened)
+        has_states = resume["loaders"] is not None and len(resume["loaders"]) == len(self.flattened)
+        can_load = has_states and all(_has_state(loader) for loader in self.flattened)
         held_back = resume.get("held_back") or ("its shuffle buffer" if any(map(shuffles, self.flattened)) else "")
-        if keeps_all and (not held_back or place > REREAD or not all(map(can_restart_epoch, self.flattened))):
-            for loader, kept in zip(self.flattened, resume["loaders"], strict=True):
-                loader.load_state_dict(kept)
+        if can_load and (not held_back or place > REREAD or not all(map(can_restart_epoch, self.flattened))):
+            for loader, state in zip(self.flattened, resume["loaders"], strict=True):
+                loader.load_state_dict(state)
             super().__iter__()  # type: ignore[misc]
             self.data.replayed = f"{NOT_REPLAYED}: the state of a data set lacks {held_back}" if held_back else REPLAYED
         else:
-            for loader in self.flattened if keeps_all else ():
+            for loader in self.flattened if can_load else ():
                 loader.load_state_dict({})  # so that it restarts the epoch
             # A loader draws the order when iteration begins: the same for the same random state.
-            self._come_to(**resume["began"])
+            self._restore_random(**resume["began"])
             super().__iter__()  # type: ignore[misc]
             self.data.replayed = self._read_up_to(place)
         randomness.restore(now)
 
     def _read_up_to(self, place: int) -> str:
+        """Draw and drop the epoch's batches before ``place``; return the answer's text."""
         is_indexed = all(_is_indexed(loader) for loader in self.flattened)
         if any(isinstance(loader, Iterator) for loader in self.flattened):
             return f"{NOT_REPLAYED}: an iterator cannot go back"
@@ -278,7 +286,7 @@ class _ResumableLoader:
             return f"{NOT_REPLAYED}: the source has only {read} batches this time"
         return REPLAYED if is_indexed else f"{REPLAYED}, if the source repeats itself: {read} were read again"
 
-    def _come_to(self, random: Mapping[str, Any], generators: list[Any], workers: list[bool]) -> None:
+    def _restore_random(self, random: Mapping[str, Any], generators: list[Any], workers: list[bool]) -> None:
         for loader, had_workers in zip(self.flattened, workers, strict=False):
             # A loader that reuses its workers draws one number less.
             if had_workers and loader._iterator is None:
@@ -288,6 +296,7 @@ class _ResumableLoader:
         randomness.restore(random)
 
     def _read(self, batches: int) -> int:
+        """Draw and drop batches; return how many there were."""
         for read in range(batches):
             try:
                 super().__next__()  # type: ignore[misc]
@@ -306,12 +315,12 @@ def _loader_class(combined: Any) -> Any:
     return type("ResumableLoader", (_ResumableLoader, combined), {})
 
 
-def _keeps_its_place(loader: Any) -> bool:
+def _has_state(loader: Any) -> bool:
     return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
 
 
-def _places(loaders: list[Any]) -> list[Any] | None:
-    if not all(_keeps_its_place(loader) for loader in loaders):
+def _states(loaders: list[Any]) -> list[Any] | None:
+    if not all(_has_state(loader) for loader in loaders):
         return None
     return [loader.state_dict() for loader in loaders]
 
@@ -324,15 +333,15 @@ def _length(loader: Any) -> float:
 
 
 def _generators(loaders: list[Any]) -> list[torch.Generator]:
-    own: list[torch.Generator] = []
+    generators: list[torch.Generator] = []
     for loader in loaders:
         sampler = getattr(loader, "sampler", None)
         inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
         for part in (loader, sampler, inner):
             generator = getattr(part, "generator", None)
-            if isinstance(generator, torch.Generator) and all(generator is not each for each in own):
-                own.append(generator)
-    return own
+            if isinstance(generator, torch.Generator) and all(generator is not each for each in generators):
+                generators.append(generator)
+    return generators
 
 
 def _is_indexed(loader: Any) -> bool:

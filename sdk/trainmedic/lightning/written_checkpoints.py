@@ -15,15 +15,14 @@ from trainmedic.trainer.patching import replaced
 
 log = logging.getLogger("trainmedic")
 
-_Stamp = Tuple[int, int, int]
-_MOST = 4  # begun checkpoints to look for: a plugin writes one after the other
+_Stamp = Tuple[int, int, int]  # inode, time of change in ns, and size of a file
+_MOST_BEGUN = 4  # checkpoints to look for: a plugin writes one after the other
 
 
 class _Begun(NamedTuple):
     step: int
     path: str
-    before: _Stamp | None
-    """Stamp of the replaced file."""
+    before: _Stamp | None  # of the file that is replaced
 
 
 class WrittenCheckpoints:
@@ -34,34 +33,34 @@ class WrittenCheckpoints:
         self._report = report
         self._trainer: Any = None
         self._save: Callable[..., Any] = lambda: None
-        self._begun: deque[_Begun] = deque(maxlen=_MOST)
+        self._begun: deque[_Begun] = deque(maxlen=_MOST_BEGUN)
         self._watching = contextlib.ExitStack()
 
     def watch(self, trainer: Any) -> None:
         self.stop()
         self._begun.clear()
         self._trainer, self._save = trainer, trainer.save_checkpoint
-        self._watching.enter_context(replaced(trainer, save_checkpoint=self._saved))
+        self._watching.enter_context(replaced(trainer, save_checkpoint=self._save_and_report))
 
     def stop(self) -> None:
         self._watching.close()
 
-    def look(self) -> None:
-        """Report the newest complete checkpoint."""
+    def report_newest(self) -> None:
+        """Report the newest complete checkpoint, if it is new."""
         complete = [begun for begun in self._begun if self._is_complete(begun)]
         if complete:
             while self._begun.popleft() is not complete[-1]:
                 pass
             self._report(complete[-1].step)
 
-    def _saved(self, filepath: Any, weights_only: bool | None = None, *arguments: Any, **options: Any) -> Any:
+    def _save_and_report(self, filepath: Any, weights_only: bool | None = None, *arguments: Any, **options: Any) -> Any:
         begun = _Begun(self._trainer.global_step, str(filepath), _stamp(filepath))
         with self._medic.window(CHECKPOINT):
             result = self._save(filepath, weights_only, *arguments, **options)
         if self._trainer.is_global_zero and not weights_only:
             try:
                 self._begun.append(begun)
-                self.look()
+                self.report_newest()
                 if not writes_later(self._trainer):
                     self._begun.clear()  # an incomplete one stays so
             except Exception:  # Lightning would end the training for any error
@@ -78,6 +77,7 @@ class WrittenCheckpoints:
 
 
 def writes_later(trainer: Any) -> bool:
+    """Return whether Lightning writes checkpoints in the background."""
     plugin = type(trainer.strategy.checkpoint_io)  # by name: the library may be installed twice
     return any(each.__name__ == "AsyncCheckpointIO" for each in plugin.__mro__)
 

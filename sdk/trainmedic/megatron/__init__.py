@@ -23,6 +23,7 @@ from trainmedic.trainer.carried_files import CarriedFiles
 __all__ = ["protect"]
 
 MODULE = "megatron.training.training"
+# Functions in it.
 _REPLACED = (
     *("train", "train_step", "checkpoint_and_decide_exit", "build_train_valid_test_data_iterators"),
     *("save_checkpoint_and_time", "evaluate_and_print_results"),
@@ -53,7 +54,7 @@ def protect(
         raise ConfigurationError(f"{megatron.__name__} is protected already: call protect() once in a process")
     training = MegatronTraining(medic, megatron, rollbacks, CarriedFiles(medic.rank, also))
     call, decide = megatron.train, megatron.checkpoint_and_decide_exit
-    parameters, decides_on = inspect.signature(call), inspect.signature(decide)
+    parameters, decide_parameters = inspect.signature(call), inspect.signature(decide)
 
     @functools.wraps(call)
     def train(*arguments: Any, **options: Any) -> Any:
@@ -61,7 +62,7 @@ def protect(
 
     @functools.wraps(decide)
     def checkpoint_and_decide_exit(*arguments: Any, **options: Any) -> bool:
-        return training.decide_exit(**decides_on.bind(*arguments, **options).arguments)
+        return training.decide_exit(**decide_parameters.bind(*arguments, **options).arguments)
 
     megatron.train = train
     megatron.checkpoint_and_decide_exit = checkpoint_and_decide_exit

@@ -13,7 +13,7 @@ from trainmedic.trainer.step_directories import StepDirectories
 TRACKER = "latest_checkpointed_iteration.txt"
 
 
-def tracked(directory: Path) -> int:
+def read_tracker(directory: Path) -> int:
     """Return the tracker's iteration; -1 without one, or for initial weights (``release``)."""
     try:
         return int((directory / TRACKER).read_text())
@@ -21,13 +21,13 @@ def tracked(directory: Path) -> int:
         return -1
 
 
-def track(directory: Path, iteration: int) -> None:
+def write_tracker(directory: Path, iteration: int) -> None:
     write_durably(directory / TRACKER, str(iteration).encode())
 
 
 def _is_complete(checkpoint: Path) -> bool:
     step = LAYOUT.step_of(checkpoint)
-    return step is not None and checkpoint.is_dir() and step <= tracked(checkpoint.parent)
+    return step is not None and checkpoint.is_dir() and step <= read_tracker(checkpoint.parent)
 
 
 def _last_change(checkpoint: Path, is_complete: bool) -> float:

@@ -28,17 +28,16 @@ from trainmedic.trainer.self_saving import SelfSavingFramework
 
 REPLAYED = "the same batches again, by the samples consumed up to the checkpoint"
 
-_BEGUN_TWICE = ("no_sync_func", "grad_sync_func", "param_sync_func")
-"""Configuration that ``train()`` expects unset."""
+_SET_BY_TRAIN = ("no_sync_func", "grad_sync_func", "param_sync_func")  # configuration that must be unset before
 
-_FOR_A_ROLLBACK = {
+# Options of the first load, such as of foreign weights, with their values for a rollback.
+_OPTIONS_FOR_ROLLBACK = {
     "finetune": False,
     "no_load_optim": False,
     "no_load_rng": False,
     "ckpt_step": None,
     "override_ckpt_iteration": None,
 }
-"""First load's options, such as foreign weights, with their values for a rollback."""
 
 
 class MegatronTraining(SelfSavingFramework):
@@ -59,8 +58,8 @@ class MegatronTraining(SelfSavingFramework):
         self._providers: list[Any] = []  # of the data, one per call that built some
         self._result: Any = None  # of the last ``train_step``
         self._consumed = 0  # samples, at the last report
-        self._state: dict[str, Any] = {}  # arguments of Megatron-LM's functions that save
-        self._begun_with: dict[str, Any] | None = None  # those of `_BEGUN_TWICE`; None before the first iteration
+        self._state: dict[str, Any] = {}  # arguments of Megatron-LM's functions that save, between two steps
+        self._configuration: dict[str, Any] | None = None  # `_SET_BY_TRAIN` before ``train()``; None until then
         self.attachment.attach(self.loop)
         medic.on("job.checkpoint")(self.checkpoint)
 
@@ -71,9 +70,9 @@ class MegatronTraining(SelfSavingFramework):
         return self._build_data(provider)
 
     def train(self, call: Callable[..., Any], named: dict[str, Any]) -> Any:
-        if self._begun_with is None:
+        if self._configuration is None:
             self._begin(named)
-        self._begun_with = {name: getattr(named["config"], name, None) for name in _BEGUN_TWICE}
+        self._configuration = {name: getattr(named["config"], name, None) for name in _SET_BY_TRAIN}
 
         def attempt(restart: LoopRestart | None) -> Any:
             if restart is not None:
@@ -84,7 +83,7 @@ class MegatronTraining(SelfSavingFramework):
                 try:
                     return call(**named)
                 except LoopEnds:
-                    self._clear_away(named)
+                    self._clean_up_after_train(named)
                     if self.attachment.restart_is_due:
                         return None
                     self._move_data(named)
@@ -102,12 +101,12 @@ class MegatronTraining(SelfSavingFramework):
         self.loop.proof.losses.log.expect_from(iteration)
         with self.medic.window(CHECKPOINT):
             result = self._save(iteration, *arguments, **options)
-            self._keep(iteration)
-        self.begins_saving(iteration, health_now(self.medic.progress))
+            self._save_carried(iteration)
+        self.save_begins(iteration, health_now(self.medic.progress))
         return result
 
     @log_errors
-    def _keep(self, iteration: int) -> None:
+    def _save_carried(self, iteration: int) -> None:
         path = self.path_of(iteration)
         if path.is_dir():  # else it went to another place
             self.carried.save(path)
@@ -121,46 +120,46 @@ class MegatronTraining(SelfSavingFramework):
         self._state = state
         self.end_step(iteration)
         self._state = {}
-        return self.ends_here(has_to_move=self._is_to_skip(iteration))
+        return self.must_end(has_to_move=self._is_to_skip(iteration))
 
     def _begin(self, named: Mapping[str, Any]) -> None:
         args, optimizer = self._args, named["optimizer"]
         for group in optimizer.param_groups:
             group.pop(MARK, None)  # the schedule has set the loaded state's rate, unscaled
-        self.no_restart_because = _no_restart(args)
-        self.no_skip_because = _no_skip(args)
+        self.no_restart_because = _why_no_restart(args)
+        self.no_skip_because = _why_no_skip(args)
         if args.save:
             self.directory.mkdir(parents=True, exist_ok=True)
         self.carried.begin(_models(named))
         if args.iteration == 0:
-            self.starts_fresh()
+            self.start_fresh()
         elif args.load:
             loaded = self.layout.path_of(Path(args.load), args.iteration)
-            self.put_back_carried(loaded, with_random=not getattr(args, "no_load_rng", None))
+            self.restore_carried(loaded, with_random=not getattr(args, "no_load_rng", None))
         self.attachment.attach(self.loop)
         self.begins(optimizer, named["opt_param_scheduler"], args.iteration)
         self._consumed = args.consumed_train_samples
 
-    def goes_back_to(self, step: int) -> None:
-        checkpoints.track(self.directory, step)
+    def resume_from(self, step: int) -> None:
+        checkpoints.write_tracker(self.directory, step)
 
     def prepare(self, checkpoint: Path, restart: LoopRestart) -> None:
         self.medic.group("put-aside").poll()  # every rank reads the tracker
 
     def _go_back(self, checkpoint: Path, restart: LoopRestart, named: dict[str, Any]) -> None:
         self._load(checkpoint, named)
-        self.put_back_carried(checkpoint)
+        self.restore_carried(checkpoint)
         iterations = math.ceil(restart.skip_batches / self.accumulation)
         self.newly_skipped = iterations * self.accumulation
         self.leave_out(self._args.iteration, iterations)
         self._move_data(named)
-        self.loop.has_gone_back(restart, self.step_of(checkpoint), _models(named), [named["optimizer"]])
+        self.loop.begin_comparison(restart, self.step_of(checkpoint), _models(named), [named["optimizer"]])
 
     def _load(self, checkpoint: Path, named: Mapping[str, Any]) -> None:
         args, megatron = self._args, self._megatron
         model, optimizer, scheduler = named["model"], named["optimizer"], named["opt_param_scheduler"]
-        kept = {name: getattr(args, name) for name in ("load", *_FOR_A_ROLLBACK) if hasattr(args, name)}
-        vars(args).update({name: value for name, value in _FOR_A_ROLLBACK.items() if name in kept})
+        before = {name: getattr(args, name) for name in ("load", *_OPTIONS_FOR_ROLLBACK) if hasattr(args, name)}
+        vars(args).update({name: value for name, value in _OPTIONS_FOR_ROLLBACK.items() if name in before})
         args.load = args.save
         # Megatron-LM adds to the first and asserts that the others are zero, as it loads only at its start.
         scheduler.num_steps = 0
@@ -173,7 +172,7 @@ class MegatronTraining(SelfSavingFramework):
                 model, optimizer, scheduler, checkpointing_context=named.get("checkpointing_context")
             )
         finally:
-            vars(args).update(kept)
+            vars(args).update(before)
             if overlaps:
                 megatron.enable_forward_pre_hook(model)
         args.iteration, args.num_floating_point_operations_so_far = loaded
@@ -181,6 +180,7 @@ class MegatronTraining(SelfSavingFramework):
             raise TrainmedicError(f"Megatron-LM loaded iteration {args.iteration} in place of {checkpoint.name}")
 
     def _move_data(self, named: dict[str, Any]) -> None:
+        """Advance over skipped iterations, and build new data iterators there."""
         args = self._args
         while self._is_to_skip(args.iteration):
             stop = max(stop for start, stop in self.left_out if start <= args.iteration < stop)
@@ -199,11 +199,11 @@ class MegatronTraining(SelfSavingFramework):
     def _is_to_skip(self, iteration: int) -> bool:
         return skipped_data.contains(self.left_out, iteration)
 
-    def _clear_away(self, named: Mapping[str, Any]) -> None:
+    def _clean_up_after_train(self, named: Mapping[str, Any]) -> None:
         megatron = self._megatron
         megatron.maybe_finalize_async_save(blocking=True)
         megatron.get_timers()("interval-time", log_level=0).stop()
-        for name, value in (self._begun_with or {}).items():
+        for name, value in (self._configuration or {}).items():
             setattr(named["config"], name, value)
 
     def checkpoint(self, command: JobCommand | None = None) -> Mapping[str, Any]:
@@ -225,7 +225,7 @@ class MegatronTraining(SelfSavingFramework):
         return {"checkpoint": self.path_of(state["iteration"]).name, "directory": str(args.save)}
 
     def has_saved(self, step: int) -> bool:
-        return checkpoints.tracked(self.directory) >= step
+        return checkpoints.read_tracker(self.directory) >= step
 
     @property
     def directory(self) -> Path:
@@ -255,6 +255,7 @@ class MegatronTraining(SelfSavingFramework):
         self._consumed = consumed
 
     def _loss(self) -> Any:
+        """Return the first loss; with a pipeline, the last stage's on all ranks."""
         losses = self._result[0] if self._result else {}
         loss = next(iter(losses.values()), None)
         mpu = self._megatron.mpu
@@ -274,13 +275,14 @@ def _models(named: Mapping[str, Any]) -> list[Any]:
 
 
 def _grad_norm(result: Any) -> Any:
-    """``train_step``'s; before core 0.9 it is the third member."""
-    if not isinstance(result, tuple):
-        return None
-    return result[5] if len(result) >= 7 else result[2] if len(result) == 4 else None
+    """Return the norm in ``train_step``'s result, or None."""
+    length = len(result) if isinstance(result, tuple) else 0
+    if length >= 7:
+        return result[5]
+    return result[2] if length == 4 else None  # before core 0.9
 
 
-def _no_restart(args: Any) -> str:
+def _why_no_restart(args: Any) -> str:
     if not args.save:
         return "there are no checkpoints: --save"
     refused = {
@@ -290,17 +292,18 @@ def _no_restart(args: Any) -> str:
         "--cuda-graph-impl": getattr(args, "cuda_graph_impl", None) not in (None, "none"),
         **_options(args, "enable_cuda_graph", "optimizer_cuda_graph"),
     }
-    return _reason(refused, "with {} the training cannot be restored to an earlier state")
+    return _reason_of_first(refused, "with {} the training cannot be restored to an earlier state")
 
 
-def _no_skip(args: Any) -> str:
+def _why_no_skip(args: Any) -> str:
     refused = _options(args, "rampup_batch_size", "phase_transition_iterations", "override_opt_param_scheduler")
-    return _reason(refused, "with {} the schedule would not know of it; ask with skip_batches: 0")
+    return _reason_of_first(refused, "with {} the schedule would not know of it; ask with skip_batches: 0")
 
 
 def _options(args: Any, *names: str) -> dict[str, Any]:
     return {f"--{name.replace('_', '-')}": getattr(args, name, None) for name in names}
 
 
-def _reason(refused: Mapping[str, Any], reason: str) -> str:
+def _reason_of_first(refused: Mapping[str, Any], reason: str) -> str:
+    """Return the reason with the first option that is set, or ""."""
     return next((reason.format(option) for option, value in refused.items() if value), "")

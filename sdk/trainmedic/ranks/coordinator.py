@@ -23,31 +23,31 @@ from trainmedic.wire.output import fitting
 log = logging.getLogger("trainmedic")
 
 TOO_LATE = "the ranks did not come to it in time; with several ranks a step that hangs is not interrupted"
-_TAKE_EVERY = 2.0
-"""Seconds between reads without a decision."""
-_FIRST_COLLECT, _LONGEST_COLLECT = 0.005, 0.5
-_PARTIAL_AFTER = 0.25
-"""Seconds until partial outcomes are sent."""
+_TAKE_INTERVAL = 2.0  # seconds between two looks at the queue, in addition to those at decisions
+_FIRST_COLLECT, _LONGEST_COLLECT = 0.005, 0.5  # seconds between two reads of a command's outcomes
+_PARTIAL_AFTER = 0.25  # seconds until the outcomes of some ranks are sent
+# In one decision.
 _MOST_COMMANDS = 16
 _MOST_BYTES = 512 * 1024
-_OVERDUE = timedelta(seconds=30)
+_OVERDUE = timedelta(seconds=30)  # after a command's expiry, until missing outcomes count as failed
 
 
 @dataclass
 class RunningCommand:
+    """A command that the ranks carry out. Times are monotonic."""
+
     command: JobCommand
-    replied: set[int] = field(default_factory=set)
-    count: int = 0
+    replied: set[int] = field(default_factory=set)  # ranks whose outcome was sent
+    count: int = 0  # outcomes in the store at the last read
     since: float = field(default_factory=time.monotonic)
-    due: float = 0.0
+    due: float = 0.0  # time of the next read
     backoff: Backoff = field(default_factory=lambda: Backoff(_FIRST_COLLECT, _LONGEST_COLLECT, factor=1.5))
 
 
 class Coordinator:
     """Rank 0's counterpart of `Participant`, called by the synchronizer's thread."""
 
-    lead = 0.2
-    """Seconds from a decision to its sync point."""
+    lead = 0.2  # seconds from a decision to its sync point
 
     def __init__(self, job: str, queue: CommandQueue, base: SharedStore, interval: SyncInterval) -> None:
         self._job = job
@@ -64,7 +64,7 @@ class Coordinator:
         self._decided: set[str] = set()
         # Last sync point that a rank missed, and the names of those ranks.
         self._missed_at = -1
-        self._missing = ""
+        self._missing_ranks = ""
         self._running: dict[tuple[int, int], RunningCommand] = {}
         self._is_leaving = False
 
@@ -83,7 +83,7 @@ class Coordinator:
         if self.membership.hosts:
             self._queue.hosts = self.membership.hosts
         if now >= self._take_due:
-            self._take_due = now + _TAKE_EVERY
+            self._take_due = now + _TAKE_INTERVAL
             self._take_pending()
         delay = min(delay, self._take_due - now, self._collect(now))
         self._expired_keys.delete_due(self.membership.passed_by_all())
@@ -114,7 +114,7 @@ class Coordinator:
     def take_outcome(self, decision: SyncDecision, outcome: AgreedOutcome) -> None:
         if outcome.missing:
             self._missed_at = decision.number
-            self._missing = outcome.missing
+            self._missing_ranks = outcome.missing
             log.warning("%s: no command was carried out: %s; trying again", self._job, outcome.missing)
         self._decided = set()
         by_id = {command.id: command for command in self._pending}
@@ -128,13 +128,12 @@ class Coordinator:
                 self._refuse(command, *outcome.refused[sent.id])
 
     def running(self, sync_key: tuple[int, int]) -> JobCommand | None:
+        """Return the running command of this sync point and index."""
         running = self._running.get(sync_key)
         return running.command if running is not None else None
 
     def _next_commands(self) -> list[JobCommand]:
-        """Return commands for the next decision, none before all ranks have joined, or while one is behind a missed
-        sync point.
-        """
+        """Return commands for the next decision. None before all ranks have joined, or while one lags behind."""
         self._take_pending()
         if not self._pending or self.membership.absent():
             return []
@@ -167,7 +166,7 @@ class Coordinator:
         absent = self.membership.absent()
         if absent:
             return f"{ranks_named(absent)} did not join the others in time"
-        return f"{TOO_LATE}: {self._missing}" if self._missing else TOO_LATE
+        return f"{TOO_LATE}: {self._missing_ranks}" if self._missing_ranks else TOO_LATE
 
     def report(self, sync_key: tuple[int, int], status: str, output: Mapping[str, Any]) -> None:
         running = self._running.get(sync_key)
@@ -176,7 +175,7 @@ class Coordinator:
             running.due = 0.0
 
     def _collect(self, now: float) -> float:
-        delay = _TAKE_EVERY
+        delay = _TAKE_INTERVAL
         for sync_key, running in list(self._running.items()):
             if now >= running.due:
                 self._collect_outcomes(sync_key, running, now)
@@ -201,7 +200,7 @@ class Coordinator:
             missing = []
         if not missing:
             del self._running[sync_key]
-            self._missing = ""
+            self._missing_ranks = ""
             self._queue.close_ranks(command, running.replied)
             self._expired_keys.add_entries(sync_key[0], key)
         elif 0 in command.outcomes and now - running.since > _PARTIAL_AFTER:
@@ -230,6 +229,7 @@ class Coordinator:
         return not self._running and self._store.count_entries("left") >= len(self.membership.others)
 
     def abandon(self, reason: str) -> None:
+        """Answer all commands ``failed``, because no rank carries them out any more."""
         for running in list(self._running.values()):
             for rank in range(self._store.world_size):
                 running.command.outcomes.setdefault(rank, (envelope.FAILED, {"reason": reason}))

@@ -10,19 +10,20 @@ from trainmedic.job.group import ranks_named
 from trainmedic.ranks.shared_store import whole_number
 from trainmedic.wire import envelope
 
-_TARGET_SECONDS = 1.0
-"""Seconds between sync points, unless calls were given."""
-_MOST_CALLS = 10_000
-_KEPT = 4
+_TARGET_SECONDS = 1.0  # between sync points, unless calls were given
+_MOST_CALLS = 10_000  # between sync points
+_RECENT = 4  # sync points
 
 
 @dataclass(frozen=True)
 class SyncDecision:
+    """Content of one sync point."""
+
     number: int
-    by: int
-    span: int
+    by: int  # rank that wrote it
+    span: int  # calls until the next sync point
     commands: tuple[envelope.Command, ...] = ()
-    over: str | None = None
+    over: str | None = None  # why no further decisions follow
 
     def fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = {"by": self.by, "span": self.span}
@@ -34,7 +35,7 @@ class SyncDecision:
 
     @classmethod
     def read(cls, number: int, fields: Mapping[str, Any]) -> SyncDecision:
-        """Raises ValueError."""
+        """Parse `fields`' output. Raises ValueError."""
         commands = tuple(envelope.Command.decode(raw.encode()) for raw in fields.get("commands", ()))
         over = fields.get("over")
         by, span = whole_number(fields, "by"), whole_number(fields, "span")
@@ -43,9 +44,11 @@ class SyncDecision:
 
 @dataclass(frozen=True)
 class AgreedOutcome:
-    go: tuple[str, ...] = ()
-    refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    missing: str = ""
+    """Result of the ranks' agreement on a decision's commands, by ID."""
+
+    go: tuple[str, ...] = ()  # to carry out
+    refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # status and reason
+    missing: str = ""  # ranks that did not take part, as text; then no command is decided
 
     def fields(self) -> dict[str, Any]:
         return {"go": list(self.go), "refused": dict(self.refused), "missing": self.missing}
@@ -60,16 +63,16 @@ class AgreedOutcome:
 def agree(
     decision: SyncDecision, statements: Mapping[int, Any], missing: str, expired: Collection[str], lateness: str
 ) -> AgreedOutcome:
-    """Return the outcome of `decision`'s commands.
+    """Return the outcome of ``decision``'s commands. ``lateness``: reason to answer ``expired`` ones with.
 
-    If a rank is `missing`, nothing happens; if the stated steps differ, all commands are refused.
+    If a rank is ``missing``, nothing happens; if the stated steps differ, all commands are refused.
     """
     if missing:
         return AgreedOutcome(missing=missing)
     steps: dict[str, list[int]] = {}
     for rank in sorted(statements):
         steps.setdefault(json.dumps(statements[rank].get("step")), []).append(rank)
-    apart = "; ".join(f"{ranks_named(ranks)} at step {step}" for step, ranks in list(steps.items())[:4])
+    positions = "; ".join(f"{ranks_named(ranks)} at step {step}" for step, ranks in list(steps.items())[:4])
     go, refused = [], {}
     for command in decision.commands:
         unable = {
@@ -78,17 +81,20 @@ def agree(
             if command.id in statement["cannot"]
         }
         if len(steps) > 1:
-            refused[command.id] = (envelope.FAILED, f"the ranks are not at the same step, so none applied it: {apart}")
+            refused[command.id] = (
+                envelope.FAILED,
+                f"the ranks are not at the same step, so none applied it: {positions}",
+            )
         elif command.id in expired:
             refused[command.id] = (envelope.EXPIRED, lateness)
         elif unable:
-            refused[command.id] = (envelope.UNSUPPORTED, _unable(unable, len(statements)))
+            refused[command.id] = (envelope.UNSUPPORTED, _why_unable(unable, len(statements)))
         else:
             go.append(command.id)
     return AgreedOutcome(tuple(go), refused)
 
 
-def _unable(reasons: Mapping[int, str], world_size: int) -> str:
+def _why_unable(reasons: Mapping[int, str], world_size: int) -> str:
     ranks = sorted(reasons)
     reason = f"{ranks_named(ranks)}: {reasons[ranks[0]]}"
     return reason if len(ranks) == world_size else f"{reason}; so no rank applied it"
@@ -104,7 +110,7 @@ class SyncInterval:
 
     def record(self, span: int, seconds: float) -> None:
         self._span = span
-        self._recent = (*self._recent, max(seconds, 0.0) / span)[-_KEPT:]
+        self._recent = (*self._recent, max(seconds, 0.0) / span)[-_RECENT:]
 
     def next_span(self) -> int:
         """Return the calls until the next sync point, at most twice as many as before."""
@@ -115,4 +121,5 @@ class SyncInterval:
         return max(1, min(int(_TARGET_SECONDS / max(self._recent[-1], 1e-9)), 2 * self._span, _MOST_CALLS))
 
     def seconds(self, calls: int) -> float:
+        """Return the least seconds that so many calls may take."""
         return min(self._recent, default=0.0) * calls

@@ -10,7 +10,8 @@ from trainmedic.ranks.rounds import SILENT_AFTER
 from trainmedic.ranks.shared_store import SharedStore
 from trainmedic.wire.backoff import Backoff
 
-_REFRESH_EVERY = 2.0
+# Seconds between two reads of all heartbeats, and of absent ranks' requests.
+_REFRESH_INTERVAL = 2.0
 _FIRST_WAIT, _LONGEST_WAIT = 0.005, 1.0
 
 
@@ -26,7 +27,7 @@ class Membership:
         self.own = RankStatus()
         self.others: dict[int, RankStatus] = {}
         self._seen_at: dict[int, float] = {}  # when the heartbeat was first seen, by the monotonic clock
-        self.hosts: Mapping[int, str] = {}
+        self.hosts: Mapping[int, str] = {}  # by rank
         self._nonces: dict[int, str] = {}
         self._backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, factor=1.5)
         self._admit_due = 0.0
@@ -36,7 +37,7 @@ class Membership:
         """Admit new ranks and read due heartbeats; return the seconds until the next call."""
         delay = self._admit(now)
         if now >= self._refresh_due:
-            self._refresh_due = now + _REFRESH_EVERY
+            self._refresh_due = now + _REFRESH_INTERVAL
             for rank in list(self.others):
                 self._read_heartbeat(rank, now)
         return min(delay, self._refresh_due - now)
@@ -54,6 +55,7 @@ class Membership:
         return min([self.own.passed, *(status.passed for status in self.others.values())])
 
     def figures(self) -> Mapping[int, Mapping[str, Any]]:
+        """Return live ranks' figures."""
         now = time.monotonic()
         others = {rank: status.stats for rank, status in list(self.others.items()) if not self.is_silent(rank, now)}
         return {0: self.own.stats, **others}
@@ -65,13 +67,14 @@ class Membership:
         ]
 
     def _admit(self, now: float) -> float:
+        """Answer absent ranks' requests to join; return the seconds until the next call."""
         absent = self.absent()
         if not absent:
-            return _REFRESH_EVERY
+            return _REFRESH_INTERVAL
         if now < self._admit_due:
             return self._admit_due - now
         if self._base.get("current") != self._store.token:
-            return _REFRESH_EVERY  # a later start has taken over; the synchronizer will notice
+            return _REFRESH_INTERVAL  # a later start has taken over; the synchronizer will notice
         for rank in absent:
             nonce = self._base.get(f"join/{rank}")
             if nonce is not None and nonce != self._nonces.get(rank):

@@ -22,14 +22,13 @@ from trainmedic.wire import envelope
 log = logging.getLogger("trainmedic")
 
 _IDLE_SECONDS = 2.0
-_WIDEST = 32
-"""Multiple of the usual calls between sync points, without rank 0."""
+_LARGEST_SPAN = 32  # between sync points without rank 0, times the usual one
 
 
 class Participant:
     """Counterpart of `Coordinator`. ``patience``: wait for a late decision, in seconds."""
 
-    lead = 0.1  # after the coordinator's
+    lead = 0.1  # seconds from reading a decision to its sync point; the coordinator decides earlier
 
     def __init__(self, job: str, base: SharedStore, interval: SyncInterval, patience: float) -> None:
         self._job = job
@@ -40,7 +39,7 @@ class Participant:
         self._nonce: str | None = None
         # Sync point that rank 0 had passed when one of its decisions was missed; else None.
         self._missed_at: int | None = None
-        self._heartbeat_of_0: tuple[int, float] = (-1, time.monotonic())
+        self._heartbeat_of_0: tuple[int, float] = (-1, time.monotonic())  # number, and when it was first seen
         self._heartbeat_due = 0.0
 
     def join(self) -> SharedStore | None:
@@ -66,6 +65,7 @@ class Participant:
         return True
 
     def decide(self, position: TrainingPosition, waited: float | None) -> SyncDecision | None:
+        """Return the next decision; None so far. ``waited``: seconds that the training thread waits for it, or None."""
         decision = self._read(position.number + 1)
         if decision is None and waited is not None and (waited >= self._patience or self._is_known_to_be_late()):
             decision = self._decide_nothing(position)
@@ -79,16 +79,16 @@ class Participant:
         if decision.by == 0:
             self._missed_at = None
         else:
-            self._refuse_deleted(number)
+            self._require_not_deleted(number)
         return decision
 
     def _decide_nothing(self, position: TrainingPosition) -> SyncDecision:
         """Write an empty decision at growing intervals, because rank 0 deletes no keys."""
         number = position.number + 1
-        span = min(position.span * 2, self._interval.next_span() * _WIDEST)
+        span = min(position.span * 2, self._interval.next_span() * _LARGEST_SPAN)
         mine = SyncDecision(number, self._base.rank, max(span, 1))
         decision = SyncDecision.read(number, self._store.set_if_absent(f"decision/{number}", mine.fields()))
-        self._refuse_deleted(number)
+        self._require_not_deleted(number)
         if decision.by != 0:
             if self._missed_at is None:
                 log.warning(
@@ -98,13 +98,14 @@ class Participant:
         return decision
 
     def _is_known_to_be_late(self) -> bool:
+        """Return whether rank 0 is still where it missed an earlier decision."""
         return self._missed_at is not None and self._passed_by_rank_0() <= self._missed_at
 
     def _passed_by_rank_0(self) -> int:
         status = self._store.get("heartbeat/0")
         return int(status["passed"]) if status is not None else -1
 
-    def _refuse_deleted(self, number: int) -> None:
+    def _require_not_deleted(self, number: int) -> None:
         """Raise RankLost for a deleted decision that a late rank wrote again."""
         deleted_before = self._store.get("deleted_before")
         if deleted_before is not None and number < deleted_before:

@@ -6,10 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Mapping
 
-HEARTBEAT_EVERY = 2.0
-"""Seconds."""
-HEARTBEAT_OF_MANY = 5.0
-"""Seconds for more than `MANY_RANKS` ranks."""
+HEARTBEAT_EVERY = 2.0  # seconds
+HEARTBEAT_OF_MANY = 5.0  # seconds, for more than `MANY_RANKS` ranks
 MANY_RANKS = 64
 
 
@@ -19,17 +17,21 @@ class RankLost(Exception):
 
 @dataclass(frozen=True)
 class TrainingPosition:
+    """The last sync point that the training thread has passed."""
+
     number: int = -1
-    calls: int = 0
-    span: int = 1
+    calls: int = 0  # made until then
+    span: int = 1  # calls to the next one
     at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True)
 class RankStatus:
-    heartbeat: int = 0
-    passed: int = -1
-    about: Mapping[str, Any] = field(default_factory=dict)
+    """A rank's heartbeat, as stored."""
+
+    heartbeat: int = 0  # increasing number
+    passed: int = -1  # last sync point
+    about: Mapping[str, Any] = field(default_factory=dict)  # its location
     stats: Mapping[str, Any] = field(default_factory=dict)
 
     def fields(self) -> dict[str, Any]:
@@ -37,4 +39,5 @@ class RankStatus:
 
 
 def outcome_key(sync_key: tuple[int, int]) -> str:
+    """Return the key of a command's outcomes, by sync point and index."""
     return f"outcome/{sync_key[0]}/{sync_key[1]}"

@@ -14,24 +14,24 @@ from trainmedic.ranks.shared_store import SharedStore
 
 Value = TypeVar("Value")
 
-SILENT_AFTER = 30.0
-"""Seconds without a heartbeat."""
-GONE = "gone"
-_GRACE = 15.0
-"""Seconds more for rank 0's result."""
-_READ_INTERVAL = 1.0
+SILENT_AFTER = 30.0  # seconds without a heartbeat
+GONE = "gone"  # member of a result that states why there is none
+_GRACE = 15.0  # seconds more for rank 0's result
+_READ_INTERVAL = 1.0  # seconds between two reads of all entries
 
 
 @dataclass(frozen=True)
 class Round:
     key: str
+    # Makes the result on rank 0, from values by rank and the missing ranks. None: rank 0's value is the result.
     combine: Callable[[dict[int, Any], list[int]], Any] | None
-    """Makes the result on rank 0; None: its value is the result."""
-    outcomes_key: str | None = None
-    patience: float = PATIENCE
+    outcomes_key: str | None = None  # of the command; a rank with an outcome enters no more values
+    patience: float = PATIENCE  # seconds for all ranks
 
 
 class Rounds:
+    """This rank's part in rounds."""
+
     def __init__(self, store: SharedStore, is_silent: Callable[[int, float], bool]) -> None:
         self._store = store
         self._is_silent = is_silent
@@ -39,7 +39,7 @@ class Rounds:
         self._entries_read_at = 0.0
 
     def attempt(self, round_: Round, value: Any, since: float, now: float) -> Any:
-        """Return the result; None so far. The caller waits since `since`."""
+        """Return the result; None so far. The caller waits since ``since``."""
         store, end = self._store, f"{round_.key}/end"
         if round_.combine is not None and self._entered != round_.key:
             store.add_entry(round_.key, value)
@@ -80,6 +80,8 @@ class Rounds:
 
 
 class RankGroup:
+    """`Group` of all ranks, with a round for each call."""
+
     def __init__(
         self, store: SharedStore, key: str, outcomes_key: str | None, run_round: Callable[[Round, Any], Any]
     ) -> None:

@@ -24,15 +24,15 @@ from trainmedic.ranks.shared_store import KeyValueStore, SharedStore
 from trainmedic.ranks.synchronizer import GRACE, JOIN_PATIENCE, Role, Synchronizer
 from trainmedic.wire import envelope
 
-PATIENCE = 10.0
-"""Seconds for a late decision."""
-CALL_PATIENCE = 30.0
-"""Seconds at a command."""
-_MOST_GROUPS = 1000
+PATIENCE = 10.0  # seconds for a late decision
+CALL_PATIENCE = 30.0  # seconds for ranks at a command
+_MOST_GROUPS = 1000  # names whose uses are counted
 
 
 @dataclass(frozen=True)
 class LocalRank:
+    """This rank's job, and what `Share` needs from it. ``queue`` is None except on rank 0."""
+
     job: str
     rank: int
     world_size: int
@@ -45,6 +45,8 @@ class LocalRank:
 
 @dataclass(frozen=True)
 class SharingOptions:
+    """See `trainmedic.distributed.share`."""
+
     every: int | None = None
     patience: float = PATIENCE
     call_patience: float = CALL_PATIENCE
@@ -55,9 +57,9 @@ class Share:
         self._local = local
         self._options = options
         self._pid = os.getpid()
-        self._calls = 0
-        self._next = 1
-        self._groups: dict[str, int] = {}
+        self._calls = 0  # of `tick`
+        self._next_call = 1  # number of the call at the next sync point
+        self._groups: dict[str, int] = {}  # uses of each name
         self._interval = SyncInterval(options.every)
         self._base = SharedStore(store, "", local.rank, local.world_size)
         job, base, interval = local.job, self._base, self._interval
@@ -92,16 +94,17 @@ class Share:
         return {"ranks": list(range(self._local.world_size)), "placement": placement, "sharing": self.state}
 
     def tick(self, step: int | None) -> Sequence[JobCommand]:
+        """Count a call of `Medic.commands`; at a sync point, return the commands that all ranks carry out."""
         self._calls += 1
-        if self._calls < self._next:
+        if self._calls < self._next_call:
             return ()
         if self._synchronizer.ended_because is not None or os.getpid() != self._pid:
-            self._next = sys.maxsize
+            self._next_call = sys.maxsize
             return ()
         try:
             return self._synchronize(step)
         except RankLost:
-            self._next = sys.maxsize
+            self._next_call = sys.maxsize
             return ()
 
     def report_outcome(self, command: JobCommand, status: str, output: Mapping[str, Any]) -> None:
@@ -130,14 +133,15 @@ class Share:
         now = time.monotonic()
         if number > 0:
             self._interval.record(position.span, now - position.at)
-        self._next = self._calls + decision.span
+        self._next_call = self._calls + decision.span
         synchronizer.location = self._local.location()
         synchronizer.position = TrainingPosition(number, self._calls, decision.span, now)
         synchronizer.wake()
         return agreed
 
     def _meet(self, decision: SyncDecision, step: int | None) -> list[JobCommand]:
-        cannot = {sent.id: reason for sent in decision.commands if (reason := self._unable(sent))}
+        """Agree with the other ranks on the decision's commands; return those to carry out."""
+        cannot = {sent.id: reason for sent in decision.commands if (reason := self._why_unable(sent))}
         statement = {"step": step, "cannot": cannot}
         patience = self._options.call_patience
         attempt = partial(self._synchronizer.attempt_meeting, decision, statement, patience)
@@ -148,7 +152,7 @@ class Share:
             if sent.id in outcome.go
         ]
 
-    def _unable(self, sent: envelope.Command) -> str | None:
+    def _why_unable(self, sent: envelope.Command) -> str | None:
         try:
             parse(sent.action, sent.params)
         except ValueError as error:  # another version of the SDK than rank 0's

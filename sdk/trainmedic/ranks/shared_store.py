@@ -9,13 +9,14 @@ import json
 from collections import deque
 from typing import Any, Iterable, Mapping, Protocol
 
-_NOTHING = "?"
-"""Never a value, as it is not JSON. `compare_set` from and to it only reads."""
-_DELETED_AT_ONCE = 200
-_MOST_EXPIRED = 20_000
+_NO_VALUE = "?"  # not JSON, so never stored: a `compare_set` from and to it only reads
+_DELETED_AT_ONCE = 200  # keys
+_MOST_EXPIRED = 20_000  # keys
 
 
 class KeyValueStore(Protocol):
+    """Methods of ``torch.distributed.Store`` that are used. ``compare_set`` with ``expected=""`` sets an absent key."""
+
     def set(self, key: str, value: str, /) -> None: ...
 
     def add(self, key: str, amount: int, /) -> int: ...
@@ -26,10 +27,12 @@ class KeyValueStore(Protocol):
 
 
 class SharedStore:
+    """JSON values under ``prefix``."""
+
     def __init__(self, store: KeyValueStore, prefix: str, rank: int, world_size: int) -> None:
         self._store = store
         self._prefix = prefix
-        self.token = prefix.rstrip("/")
+        self.token = prefix.rstrip("/")  # names this start of the job
         self.rank = rank
         self.world_size = world_size
 
@@ -37,14 +40,14 @@ class SharedStore:
         return SharedStore(self._store, f"{self._prefix}{prefix}/", self.rank, self.world_size)
 
     def get(self, key: str) -> Any:
-        raw = self._store.compare_set(self._prefix + key, _NOTHING, _NOTHING)
-        return None if raw == _NOTHING.encode() else json.loads(raw)
+        raw = self._store.compare_set(self._prefix + key, _NO_VALUE, _NO_VALUE)
+        return None if raw == _NO_VALUE.encode() else json.loads(raw)
 
     def set(self, key: str, value: Any) -> None:
         self._store.set(self._prefix + key, json.dumps(value))
 
     def set_if_absent(self, key: str, value: Any) -> Any:
-        """Return the value, perhaps another rank's."""
+        """Return the stored value, perhaps another rank's."""
         return json.loads(self._store.compare_set(self._prefix + key, "", json.dumps(value)))
 
     def delete(self, key: str) -> None:
@@ -69,7 +72,7 @@ class SharedStore:
 class ExpiredKeys:
     """Keys that rank 0 deletes once every rank has passed their sync point.
 
-    Of more than `_MOST_EXPIRED`, the older half is deleted at once; slow ranks read ``deleted_before``.
+    Above `_MOST_EXPIRED` keys, it deletes the older half anyway. Ranks before ``deleted_before`` then end their part.
     """
 
     def __init__(self, store: SharedStore) -> None:
@@ -96,6 +99,7 @@ class ExpiredKeys:
 
 
 def whole_number(fields: Mapping[str, Any], name: str) -> int:
+    """Return a member. Raises ValueError if it is no whole number."""
     value = fields.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{name} is {value!r}, and should be a number")

@@ -30,14 +30,13 @@ from trainmedic.wire.backoff import Backoff
 
 log = logging.getLogger("trainmedic")
 
-GRACE = 15.0
-"""Seconds more for a slow store."""
-JOIN_PATIENCE = 60.0
-"""Seconds."""
-_JOIN_EVERY = 0.02
-_LEAVE_EVERY = 0.005
+# All in seconds.
+GRACE = 15.0  # in addition to a limit, for a slow store
+JOIN_PATIENCE = 60.0  # until rank 0 must have started
+_JOIN_INTERVAL = 0.02  # between two attempts to join
+_LEAVE_INTERVAL = 0.005  # between two attempts to leave
 _IDLE_SECONDS = 2.0
-_FIRST_WAIT, _LONGEST_WAIT = 0.01, 0.25
+_FIRST_WAIT, _LONGEST_WAIT = 0.01, 0.25  # between two attempts to read a due decision
 
 
 Role = Coordinator | Participant
@@ -58,17 +57,18 @@ class Inquiry:
 
 
 class Synchronizer:
-    """The training thread sets ``position``, ``location`` and ``published``, and reads ``next_decision``."""
+    """One rank's thread. The training thread sets ``position``, ``location`` and ``published``, and reads
+    ``next_decision``.
+    """
 
     def __init__(
         self, job: str, base: SharedStore, role: Role, interval: SyncInterval, stats: Callable[[], Mapping[str, Any]]
     ) -> None:
         self._job = job
-        self.ended_because: str | None = None
+        self.ended_because: str | None = None  # None while it runs
         self.position = TrainingPosition()
         self.location: Mapping[str, Any] = {}
-        self.published: Mapping[str, Any] = {}
-        """Figures in addition to ``stats``."""
+        self.published: Mapping[str, Any] = {}  # figures in addition to ``stats``
         self.next_decision: SyncDecision | None = None
         self._rank = base.rank
         self._world_size = base.world_size
@@ -95,6 +95,7 @@ class Synchronizer:
         self._wake.set()
 
     def wait_for(self, attempt: Callable[[float, float], Any], limit: float) -> Any:
+        """Let the thread call ``attempt`` until it returns a value. Raises RankLost after ``limit`` seconds."""
         inquiry = Inquiry(attempt, self._world_size)
         self._inquiries.append(inquiry)
         self._wake.set()
@@ -114,6 +115,7 @@ class Synchronizer:
         self._wake.set()
 
     def end(self, reason: str, level: int = logging.WARNING) -> None:
+        """Stop taking part, and release the training thread."""
         if self.ended_because is None:
             self.ended_because = reason
             log.log(level, "%s: rank %d no longer carries out commands: %s", self._job, self._rank, reason)
@@ -141,7 +143,7 @@ class Synchronizer:
             try:
                 delay = self._work(time.monotonic())
                 if self._closing_at is not None:
-                    delay = min(delay, _LEAVE_EVERY)
+                    delay = min(delay, _LEAVE_INTERVAL)
                     if self._has_left(time.monotonic()):
                         return
             except RankLost as error:
@@ -155,10 +157,11 @@ class Synchronizer:
             self._role.abandon(f"the ranks no longer agree on commands: {self.ended_because}")
 
     def _work(self, now: float) -> float:
+        """Do what is due; return the seconds until the next call. So do the methods that it calls."""
         store = self._store or self._join()
         delay = self._attempt_inquiries(now)
         if store is None:
-            return min(delay, _JOIN_EVERY)
+            return min(delay, _JOIN_INTERVAL)
         delay = min(delay, self._write_heartbeat(store, now))
         if self._store is None:
             return 0.0  # it has to join again
@@ -223,6 +226,8 @@ class Synchronizer:
         if self._store is None or self._closing_at is None or now > self._closing_at:
             return True
         return self._role.leave(self.position.number + 1)
+
+    # --- for `wait_for`: None means not yet ---------------------------------------------------------------
 
     def attempt_decision(self, since: float, now: float) -> SyncDecision | None:
         if self._store is None:

@@ -24,8 +24,7 @@ FILE = ".trainmedic-changes.json"
 LEARNING_RATE = "learning_rate"
 BATCH_SIZE = "batch_size"
 ACCUMULATION = "accumulation"
-AS_LOADED = "as the checkpoint was"
-"""Replaces a command ID if only a factor is known."""
+AS_LOADED = "as the checkpoint was"  # in the place of a command ID, if only a factor is known
 _SCALED = (LEARNING_RATE, BATCH_SIZE, ACCUMULATION)
 _LARGEST_DENOMINATOR = 10_000  # 0.333… means a third
 _WORKERS, _WORKERS_PER_CPU = 16, 4  # most workers that a command may set: the larger of 16 and 4 per CPU
@@ -35,9 +34,8 @@ LARGEST_GROWTH = 1000
 """Multiple of the script's batch size or accumulation; longer steps would end too late for the undo."""
 
 _ROUNDING = 1 + 1e-9  # so that 0.1 · 0.1 · 0.1 counts as 0.001
-WORKERS = "workers"
-"""Replaces a command ID for the data loader workers."""
-_STARTS = 2
+WORKERS = "workers"  # in the place of a command ID, for the data loader workers
+_STARTS = 2  # without a checkpoint, until the changes on trial are dropped
 
 
 @dataclass(frozen=True)
@@ -51,18 +49,18 @@ class FactorBounds:
     def check(self, factors: Mapping[str, float], added: float | None) -> None:
         """Raise Rejected if the product, or ``added`` alone, is out of bounds."""
         for factor in (math.prod(factors.values()), *(() if added is None else (added,))):
-            if not self._contain(factor):
+            if not self._allow(factor):
                 raise Rejected(
                     f"{self.what} would be {factor:g} times the script's own; commands may set "
                     f"{self.least:g} to {self.most:g} times"
                 )
 
-    def kept(self, factors: Mapping[str, float]) -> dict[str, float]:
-        """Drop factors that move the product out of bounds."""
-        kept: dict[str, float] = {}
+    def drop_excessive(self, factors: Mapping[str, float]) -> dict[str, float]:
+        """Return the factors without those that move the product out of bounds."""
+        allowed: dict[str, float] = {}
         for command_id, factor in factors.items():
-            if self._contain(math.prod(kept.values()) * factor):
-                kept[command_id] = factor
+            if self._allow(math.prod(allowed.values()) * factor):
+                allowed[command_id] = factor
             else:
                 log.warning(
                     "%s was scaled by %g, by command %s; that is out of bounds and is not reapplied",
@@ -70,21 +68,22 @@ class FactorBounds:
                     factor,
                     command_id,
                 )
-        return kept
+        return allowed
 
-    def _contain(self, product: float) -> bool:
+    def _allow(self, product: float) -> bool:
         return self.least <= product * _ROUNDING and product <= self.most * _ROUNDING
 
 
 @dataclass(frozen=True)
 class ChangeTrial:
+    """Changes that no checkpoint has followed yet: they may be what crashes the job."""
+
     changes: frozenset[str] = frozenset()
-    step: int = 0
-    """Step after which the last change was made."""
-    starts: int = 0
+    step: int = 0  # after which the last change was made
+    starts: int = 0  # of the job since
 
     @classmethod
-    def of(cls, state: Any) -> ChangeTrial:
+    def from_state(cls, state: Any) -> ChangeTrial:
         try:
             return cls(frozenset(map(str, state["changes"])), int(state["step"]), int(state["starts"]))
         except (KeyError, TypeError, ValueError, OverflowError):
@@ -142,6 +141,7 @@ class AppliedChanges:
         self._is_complete = False  # the record here holds all active changes
 
     def training_begins(self) -> None:
+        """Record that all active changes are known, because no `recall` follows."""
         self._is_complete = True
 
     def is_in_force(self, name: str, command_id: str) -> bool | None:
@@ -230,11 +230,11 @@ class AppliedChanges:
             self.restore(state)
             if step is not None and step > self._trial.step:
                 self._trial = ChangeTrial()
-            self._start_trial_again()
+            self._count_start()
         self._is_complete = True
         return state is not None
 
-    def _start_trial_again(self) -> None:
+    def _count_start(self) -> None:
         """Drop the changes on trial at the second start without a checkpoint."""
         if not self._trial.changes:
             return
@@ -250,6 +250,7 @@ class AppliedChanges:
         self.save()
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over `state`'s output, unless it is invalid."""
         try:
             factors = {
                 name: {str(command_id): float(factor) for command_id, factor in state[name].items()} for name in _SCALED
@@ -261,16 +262,14 @@ class AppliedChanges:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             log.warning("cannot read earlier changes by commands; ignoring them: %s", error)
             return
-        self._factors = {name: self._bounds[name].kept(factors[name]) for name in _SCALED}
+        self._factors = {name: self._bounds[name].drop_excessive(factors[name]) for name in _SCALED}
         self.skipped = left_out
         self.workers = workers if isinstance(workers, int) else None
         self.workers_at_most = state.get("workers_at_most") is True
-        self._trial = ChangeTrial.of(state.get("on_trial"))
+        self._trial = ChangeTrial.from_state(state.get("on_trial"))
 
     def drop_earlier_run(self) -> None:
-        """Overwrite an earlier training's file, which the user may have forgotten to resume from, at the first
-        checkpoint.
-        """
+        """Overwrite an earlier training's file, at the first checkpoint: until then the user may resume from it."""
         if self._is_new and self._file is not None and self._file.exists():
             self.save()
 

@@ -22,10 +22,9 @@ from trainmedic.wire import envelope
 
 COMPLETE = ".trainmedic-complete"
 PINNED = ".trainmedic-pinned"
-NEVER_DELETED = 2
-"""Number that stays, because the newest may hold the fault."""
-_LARGEST_MARK = 1 << 20
-_KEPT = ".trainmedic-rank-{rank:05d}.json"
+NEVER_DELETED = 2  # newest ones that stay, because the very newest may hold the fault
+_LARGEST_MARK = 1 << 20  # bytes
+_RANK_RECORD = ".trainmedic-rank-{rank:05d}.json"
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ def choose(found: Sequence[SavedCheckpoint], rollback: Rollback, step: int) -> S
 
 
 def candidates(found: Sequence[SavedCheckpoint], rollback: Rollback, step: int) -> list[SavedCheckpoint]:
-    """Return checkpoints for `rollback`, ordered at `step`, newest first.
+    """Return checkpoints for a rollback commanded at ``step``, newest first.
 
     Excludes incomplete ones and later steps', which belong to another training. Raises Rejected.
     """
@@ -64,7 +63,7 @@ def candidates(found: Sequence[SavedCheckpoint], rollback: Rollback, step: int) 
         fitting = [checkpoint for checkpoint in complete if checkpoint.step <= latest]
         condition = f" of step {latest} or before"
     if not fitting:
-        raise Rejected(f"there is no complete checkpoint{condition}{_existing_ones(found, complete)}")
+        raise Rejected(f"there is no complete checkpoint{condition}{_description_of_existing(found, complete)}")
     return fitting
 
 
@@ -92,6 +91,7 @@ def surplus(
 
 
 def healthy_first(present: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
+    """Return complete checkpoints, healthy ones before others, each newest first."""
     return sorted(newest_first(present), key=lambda checkpoint: bool(problem(checkpoint.health)))
 
 
@@ -124,6 +124,7 @@ def mark_complete(checkpoint: Path, facts: Mapping[str, Any]) -> None:
 
 
 def completion(checkpoint: Path) -> Mapping[str, Any] | None:
+    """Return `mark_complete`'s facts; None if missing or unreadable."""
     return _read(checkpoint / COMPLETE)
 
 
@@ -146,15 +147,15 @@ def pin_reason(checkpoint: Path) -> Mapping[str, Any] | None:
     return _read(checkpoint / PINNED) or ({} if is_pinned(checkpoint) else None)
 
 
-def keep(checkpoint: Path, rank: int, facts: Mapping[str, Any]) -> None:
-    """Store data for comparison after a rollback. Raises OSError."""
-    write_durably(checkpoint / _KEPT.format(rank=rank), json.dumps(facts).encode())
+def write_rank_record(checkpoint: Path, rank: int, facts: Mapping[str, Any]) -> None:
+    """Store a rank's data for comparison after a rollback. Raises OSError."""
+    write_durably(checkpoint / _RANK_RECORD.format(rank=rank), json.dumps(facts).encode())
 
 
-def kept(checkpoint: Path, rank: int) -> dict[str, Any] | None:
-    """Read `keep`'s data; None if missing or unreadable."""
+def read_rank_record(checkpoint: Path, rank: int) -> dict[str, Any] | None:
+    """Return None if missing or unreadable."""
     try:
-        facts = json.loads((checkpoint / _KEPT.format(rank=rank)).read_bytes())
+        facts = json.loads((checkpoint / _RANK_RECORD.format(rank=rank)).read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
     return facts if isinstance(facts, dict) else None
@@ -198,7 +199,7 @@ def _write(path: Path, facts: Mapping[str, Any]) -> None:
     write_durably(path, json.dumps(dict(facts)).encode())
 
 
-def _existing_ones(present: Sequence[SavedCheckpoint], complete: Sequence[SavedCheckpoint]) -> str:
+def _description_of_existing(present: Sequence[SavedCheckpoint], complete: Sequence[SavedCheckpoint]) -> str:
     if complete:
         oldest = complete[-1]
         at = envelope.write_time(oldest.at)

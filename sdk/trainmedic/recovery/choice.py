@@ -16,15 +16,15 @@ from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import Onset, problem
 from trainmedic.recovery.rollback_budget import RollbackCount
 
-MARGIN = 5
-"""Steps before the fault: a higher loss shows earlier steps' effect."""
-_SHORT_MARGIN = 2
-"""Used where five steps would cost many."""
-_MOST_TOLD = 20
+MARGIN = 5  # steps before the fault: a higher loss shows earlier steps' effect
+_SHORT_MARGIN = 2  # where five steps would cost many
+_MOST_REPORTED = 20  # checkpoints in an answer
 
 
 @dataclass(frozen=True)
 class PassedOver:
+    """Checkpoint newer than the chosen one, and why it was not chosen."""
+
     name: str
     step: int
     why: str
@@ -40,7 +40,7 @@ class Choice:
     def best(self) -> SavedCheckpoint:
         return self.candidates[0]
 
-    def told(self) -> list[dict[str, Any]]:
+    def passed_over_json(self) -> list[dict[str, Any]]:
         return [{"checkpoint": each.name, "step": each.step, "why": each.why} for each in self.passed_over]
 
 
@@ -51,16 +51,16 @@ def choose(
     onset: Onset | None = None,
     spent: RollbackCount | None = None,
 ) -> Choice:
-    """Choose for `rollback`, ordered at `step`, with ``onset`` as the start of the fault.
+    """Choose for a rollback commanded at ``step``. Raises Rejected if none is suitable and healthy.
 
-    Raises Rejected if none is suitable and healthy.
+    ``onset``: start of the fault. ``spent``: rollbacks before.
     """
     fitting = checkpoints.candidates(present, rollback, step)
     # By identity: the path of a user's own checkpoint may be unhashable.
-    ill = {id(checkpoint): why for checkpoint in fitting if (why := _illness(checkpoint, onset))}
-    healthy = [checkpoint for checkpoint in fitting if id(checkpoint) not in ill]
+    unhealthy = {id(checkpoint): why for checkpoint in fitting if (why := _why_unhealthy(checkpoint, onset))}
+    healthy = [checkpoint for checkpoint in fitting if id(checkpoint) not in unhealthy]
     if not healthy:
-        reasons = "; ".join(f"{each.name}: {ill[id(each)]}" for each in fitting[:_MOST_TOLD])
+        reasons = "; ".join(f"{each.name}: {unhealthy[id(each)]}" for each in fitting[:_MOST_REPORTED])
         raise Rejected(f"no suitable checkpoint is healthy: {reasons}")
     avoided = _too_late(healthy, onset)
     preferred = [checkpoint for checkpoint in healthy if id(checkpoint) not in avoided]
@@ -69,10 +69,10 @@ def choose(
     if is_relative and spent is not None and preferred:
         avoided |= _not_far_enough(preferred, spent)
     best_first = sorted(healthy, key=lambda checkpoint: id(checkpoint) in avoided)
-    why_not = {**avoided, **ill}
+    why_not = {**avoided, **unhealthy}
     newer = fitting[: fitting.index(best_first[0])]
     passed_over = [PassedOver(each.name, each.step, why_not[id(each)]) for each in newer]
-    return Choice(tuple(best_first), tuple(passed_over[:_MOST_TOLD]))
+    return Choice(tuple(best_first), tuple(passed_over[:_MOST_REPORTED]))
 
 
 def agree(group: Group, decide: Callable[[], Choice]) -> Choice:
@@ -94,7 +94,7 @@ def agree(group: Group, decide: Callable[[], Choice]) -> Choice:
     )
 
 
-def _illness(checkpoint: SavedCheckpoint, onset: Onset | None) -> str:
+def _why_unhealthy(checkpoint: SavedCheckpoint, onset: Onset | None) -> str:
     why = problem(checkpoint.health)
     if not why and onset is not None and onset.is_rise and checkpoint.step >= onset.shown_at:
         return f"the losses had risen when it was written, from step {onset.shown_at} on"
@@ -102,12 +102,13 @@ def _illness(checkpoint: SavedCheckpoint, onset: Onset | None) -> str:
 
 
 def _too_late(healthy: Sequence[SavedCheckpoint], onset: Onset | None) -> dict[int, str]:
+    """Return reasons by identity; none if all are too late."""
     if onset is None:
         return {}
     margin = _margin(healthy, onset)
-    what = "the losses rose" if onset.is_rise else "the alert began"
+    event = "the losses rose" if onset.is_rise else "the alert began"
     late = {
-        id(checkpoint): f"it is within {margin} steps of step {onset.step}, at which {what}"
+        id(checkpoint): f"it is within {margin} steps of step {onset.step}, at which {event}"
         for checkpoint in healthy
         if checkpoint.step > onset.step - margin
     }
@@ -115,7 +116,7 @@ def _too_late(healthy: Sequence[SavedCheckpoint], onset: Onset | None) -> dict[i
 
 
 def _margin(healthy: Sequence[SavedCheckpoint], onset: Onset) -> int:
-    """Return the margin in steps: five, or two if five would cost more than ten and the losses show the exact start."""
+    """Return the steps: two if five would cost more than ten and the losses show the exact start, else five."""
     is_exact = onset.is_rise and onset.shown_at == onset.step
     is_cheap = any(MARGIN <= onset.step - checkpoint.step <= 2 * MARGIN for checkpoint in healthy)
     return MARGIN if is_cheap or not is_exact else _SHORT_MARGIN

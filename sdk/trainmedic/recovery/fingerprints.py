@@ -11,15 +11,13 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, List, Mapping, Optional, Union
 
-_WHOLE = 128
-"""Numbers of a tensor used whole."""
-_SAMPLED = _WHOLE // 2
+_WHOLE = 128  # numbers; larger tensors are sampled
+_SAMPLED = _WHOLE // 2  # fewest numbers of a sample
 _LONGEST_TEXT = 4096  # most characters of a text
 _MOST_LEAVES = 128  # most values of one batch
-_DEEPEST = 8
+_DEEPEST = 8  # levels of containers
 
-Fingerprint = Union[int, "Unread", None]
-"""None if nothing can be sampled."""
+Fingerprint = Union[int, "Unread", None]  # None if nothing can be sampled
 _Leaves = List[Any]  # bytes; immutable numbers and texts; tensors on a device
 
 
@@ -30,8 +28,7 @@ class Unread:
 
     def __init__(self, leaves: _Leaves, is_here: bool) -> None:
         self._leaves = leaves
-        self.is_here = is_here
-        """True if no device is waited for."""
+        self.is_here = is_here  # no device is waited for
 
     def read(self) -> Optional[int]:
         """Return the hash after waiting for the device; None if its memory cannot be read."""
@@ -49,7 +46,7 @@ def fingerprint(batch: Any) -> Fingerprint:
     # Catch everything: this calls the user's methods and must not end the training.
     except Exception:
         return None
-    return Unread(leaves, content < _AWAY) if content else None
+    return Unread(leaves, content < _ON_DEVICE) if content else None
 
 
 def read(value: Fingerprint) -> Optional[int]:
@@ -65,15 +62,16 @@ def _as_bytes(leaf: Any) -> bytes:
 
 @lru_cache(maxsize=256)
 def _form(dtype: Any, shape: Any) -> bytes:
-    """Cached, because NumPy computes `repr` of types slowly."""
+    """Describe an array; cached, because NumPy computes `repr` of types slowly."""
     return f"{dtype!r}\0{shape!r}".encode()
 
 
-_NOTHING, _PLAIN, _ARRAY, _AWAY = range(4)
-"""Types, plain values, arrays, or arrays on a device."""
+# The most that a value contains: types only, plain values, arrays, or arrays on a device.
+_NOTHING, _PLAIN, _ARRAY, _ON_DEVICE = range(4)
 
 
 def _walk(value: Any, leaves: _Leaves, depth: int) -> int:
+    """Add a value's samples to ``leaves``; return what it contains."""
     if len(leaves) >= _MOST_LEAVES or depth > _DEEPEST:
         return _NOTHING
     kind = _kind_of(type(value))  # type: ignore[arg-type]  # a type can be hashed
@@ -170,10 +168,11 @@ def _add_other_tensor(value: Any, leaves: _Leaves) -> int:
         leaves.append(_bytes_of(sample))
         return _ARRAY
     leaves.append(sample.clone())
-    return _AWAY
+    return _ON_DEVICE
 
 
 def _thinned(values: Any) -> Any:
+    """Return a sample over all dimensions, without copying the whole."""
     per_dimension = max(int(_WHOLE ** (1 / len(values.shape))), 2)
     return values[tuple(slice(None, None, max(length // per_dimension, 1)) for length in values.shape)]
 

@@ -20,32 +20,23 @@ from trainmedic.job.progress import Progress
 from trainmedic.job.reported_values import ReportedValues, deviation, number
 from trainmedic.wire import envelope
 
-REPORTS = 100
-"""Last reports that a loss is compared with."""
-_LOOKED_AT = 3 * REPORTS  # reports to search for those before a rise
-FEWEST = 20
-"""With fewer reports nothing is unhealthy."""
+REPORTS = 100  # last ones that a loss is compared with
+_SEARCHED_REPORTS = 3 * REPORTS  # for those before a rise
+FEWEST = 20  # reports; with fewer nothing is unhealthy
 
-_Factors = tuple[float, float]
-"""Limits above the median, in standard deviations and as a part of it; the larger counts."""
+# Limits above the median, in standard deviations and as a part of the median. The larger counts.
+_Limits = tuple[float, float]
 _NORMAL = 1.4826  # converts the median absolute deviation of normal noise to its standard deviation
-_ILL = (6.0, 0.25)
-"""Six standard deviations and 25 % above the median.
-
-Normal noise exceeds the first once in 10⁹ reports, Laplace noise once in 10³; the second is for nearly constant losses.
-"""
-_RAISED = (3.0, 0.1)
-"""Limits around an unhealthy report in a rise: losses do not always jump at once."""
-_NORM_FACTOR = 10.0
-"""A norm above ten times its median has moved the weights too far."""
-_REFRESH, _REFRESH_FALLING = 25, 5
-"""Reports between computations of the limits."""
+# Normal noise exceeds six standard deviations once in 10⁹ reports, Laplace noise once in 10³. The part of 25 % is for
+# nearly constant losses.
+_UNHEALTHY = (6.0, 0.25)
+_RAISED = (3.0, 0.1)  # around an unhealthy report in a rise: losses do not always jump at once
+_NORM_FACTOR = 10.0  # a norm above ten times its median has moved the weights too far
+_REFRESH, _REFRESH_FALLING = 25, 5  # reports between computations of the limits
 _CALM = 3  # consecutive reports at the usual level that end a rise
-_LONGEST_RISE = 300.0
-"""A longer rise is a new level."""
-_OFF_SCHEDULE = 0.05
-"""Relative deviation of the learning rate, as in the alert TrainingLearningRateOff."""
-_SAID = ("finite", "ranks_agree", "on_schedule")
+_LONGEST_RISE = 300.0  # seconds; a longer rise is a new level
+_OFF_SCHEDULE = 0.05  # relative deviation of the learning rate, as in the alert TrainingLearningRateOff
+_BOOLEANS = ("finite", "ranks_agree", "on_schedule")  # members of `CheckpointHealth`
 
 
 @dataclass(frozen=True)
@@ -78,12 +69,13 @@ class CheckpointHealth:
 
     @classmethod
     def from_json(cls, members: Any) -> CheckpointHealth | None:
+        """Parse `to_json`'s output; None if invalid."""
         if not isinstance(members, dict):
             return None
         known = {field.name: members[field.name] for field in fields(cls) if members.get(field.name) is not None}
         try:
-            said = {name: known.pop(name) for name in _SAID if name in known}
-            values: dict[str, Any] = {name: value for name, value in said.items() if isinstance(value, bool)}
+            booleans = {name: known.pop(name) for name in _BOOLEANS if name in known}
+            values: dict[str, Any] = {name: value for name, value in booleans.items() if isinstance(value, bool)}
             values["reports"] = int(known.pop("reports", 0))
             values |= {name: float(value) for name, value in known.items()}
             return cls(**values)
@@ -95,13 +87,12 @@ class Onset(NamedTuple):
     """Start of a fault; ``step`` is the first untrusted one."""
 
     step: int
-    is_rise: bool
-    """False if it is the alert's step."""
-    shown_at: int
-    """First step certainly affected."""
+    is_rise: bool  # of the losses; False if it is the alert's step
+    shown_at: int  # first step certainly affected
 
 
 def problem(health: CheckpointHealth | None) -> str:
+    """Return why a checkpoint is unhealthy, or ""."""
     if health is None:
         return ""
     if health.finite is False:
@@ -115,7 +106,7 @@ def problem(health: CheckpointHealth | None) -> str:
     if health.reports < FEWEST:
         return ""
     if health.loss is not None and health.loss_median is not None and health.loss_spread is not None:
-        limit = _limit(health.loss_median, health.loss_spread, _ILL)
+        limit = _limit(health.loss_median, health.loss_spread, _UNHEALTHY)
         if limit is not None and health.loss > limit:
             return (
                 f"the loss was {health.loss:.4g} when it was written, against a median of {health.loss_median:.4g} "
@@ -129,7 +120,7 @@ def problem(health: CheckpointHealth | None) -> str:
 
 def health_now(progress: Progress, finite: bool | None = None) -> CheckpointHealth:
     """Judge the training's present health, after waiting for the device."""
-    record = progress.record.read()[-_LOOKED_AT:]
+    record = progress.record.read()[-_SEARCHED_REPORTS:]
     rising = rise(record)
     usual = [values for values in record if rising is None or values.step < rising.shown_at][-REPORTS:]
     losses, norms = _finite(values.loss for values in usual), _finite(values.grad_norm for values in usual)
@@ -147,17 +138,19 @@ def health_now(progress: Progress, finite: bool | None = None) -> CheckpointHeal
 
 
 def _is_on_schedule(progress: Progress) -> bool | None:
-    apart = deviation(number(progress.learning_rate), number(progress.expected_learning_rate))
-    if apart is None or apart <= _OFF_SCHEDULE:
+    """Return None if unknown, or after a long deviation."""
+    difference = deviation(number(progress.learning_rate), number(progress.expected_learning_rate))
+    if difference is None or difference <= _OFF_SCHEDULE:
         progress.off_schedule_since = None
-        return None if apart is None else True
+        return None if difference is None else True
     now = time.perf_counter()
-    progress.off_schedule_since = progress.off_schedule_since or now
+    if progress.off_schedule_since is None:
+        progress.off_schedule_since = now
     return False if now - progress.off_schedule_since <= _LONGEST_RISE else None
 
 
 def onset_of(rollback: Rollback, progress: Progress) -> Onset | None:
-    """Return the start of the fault, or None.
+    """Return the start of the fault; None if unknown.
 
     It is the start of the rise that lasted when the alert began (now, if unknown), else the alert's step.
     """
@@ -173,24 +166,24 @@ def onset_of(rollback: Rollback, progress: Progress) -> Onset | None:
         return rising
     last = before[-1]
     # Interpolate: between two reports there may be many steps.
-    until = record[len(before)] if len(before) < len(record) else _latest(progress, last)
-    part = (began - last.at) / max(until.at - last.at, 1e-9)
-    step = last.step + round(min(part, 1.0) * (until.step - last.step))
+    following = record[len(before)] if len(before) < len(record) else _present_position(progress, last)
+    part = (began - last.at) / max(following.at - last.at, 1e-9)
+    step = last.step + round(min(part, 1.0) * (following.step - last.step))
     return Onset(step, False, step)
 
 
-def _latest(progress: Progress, last: ReportedValues) -> ReportedValues:
+def _present_position(progress: Progress, last: ReportedValues) -> ReportedValues:
     return ReportedValues(max(progress.step or 0, last.step), time.perf_counter(), None, None)
 
 
 def rise(record: Sequence[ReportedValues]) -> Onset | None:
-    """Return the rise at the end of the record.
+    """Return the rise that lasts at the end of the record, or None.
 
     It begins with the first raised loss and must reach unhealthy ones.
     """
     usual = _UsualLosses()
     rising: list[ReportedValues] = []
-    begins, last_step, is_ill, calm = 0, None, False, 0
+    begins, last_step, is_unhealthy, calm = 0, None, False, 0
     for values in record:
         loss = values.loss
         if loss is None:
@@ -203,19 +196,21 @@ def rise(record: Sequence[ReportedValues]) -> Onset | None:
             usual.add([loss])
             continue
         rising.append(values)
-        is_ill = is_ill or usual.is_beyond(loss, _ILL)
+        is_unhealthy = is_unhealthy or usual.is_beyond(loss, _UNHEALTHY)
         calm = 0 if is_raised else calm + 1
         has_settled = values.at - rising[0].at > _LONGEST_RISE
         if calm >= _CALM or has_settled:
             usual.add(_finite(each.loss for each in (rising if has_settled else rising[-_CALM:])))
-            rising, is_ill, calm = [], False, 0
-    return Onset(begins, True, rising[0].step) if is_ill else None
+            rising, is_unhealthy, calm = [], False, 0
+    return Onset(begins, True, rising[0].step) if is_unhealthy else None
 
 
 class _UsualLosses:
+    """Last losses outside a rise, and limits above them."""
+
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=REPORTS)
-        self._limits: dict[_Factors, float | None] = {}
+        self._limits: dict[_Limits, float | None] = {}
         self._is_falling = False
         self._added = 0  # added after the last computation of the limits, which is the slow part
 
@@ -227,17 +222,18 @@ class _UsualLosses:
             self._added = 0
             usual = usual_level(self._losses)
             self._is_falling = usual.is_falling
-            self._limits = {factors: _limit(usual.level, usual.spread, factors) for factors in (_ILL, _RAISED)}
+            self._limits = {limits: _limit(usual.level, usual.spread, limits) for limits in (_UNHEALTHY, _RAISED)}
 
-    def is_beyond(self, loss: float, factors: _Factors) -> bool:
-        limit = self._limits.get(factors)
+    def is_beyond(self, loss: float, limits: _Limits) -> bool:
+        limit = self._limits.get(limits)
         return not math.isfinite(loss) or (limit is not None and loss > limit)
 
 
-def _limit(median: float, spread: float, factors: _Factors) -> float | None:
-    deviations, part = factors
-    room = max(deviations * _NORMAL * spread, part * abs(median))
-    return median + room if room > 0 else None
+def _limit(median: float, spread: float, limits: _Limits) -> float | None:
+    """Return None if all losses are 0."""
+    deviations, part = limits
+    tolerance = max(deviations * _NORMAL * spread, part * abs(median))
+    return median + tolerance if tolerance > 0 else None
 
 
 def _finite(values: Iterable[float | None]) -> list[float]:

@@ -22,18 +22,13 @@ class DamagedCheckpoint(TrainmedicError):
 @dataclass(frozen=True)
 class LoopRestart:
     checkpoint: Path
-    command: JobCommand | None = None
-    """None after a crash."""
+    command: JobCommand | None = None  # None after a crash
     skip_batches: int = 0
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    previous: Mapping[str, Any] = field(default_factory=dict)
-    """The former ``settings``."""
-    output: Mapping[str, Any] = field(default_factory=dict)
-    """Known part of the answer."""
-    trouble_at: int | None = None
-    """First untrusted step."""
-    others: tuple[SavedCheckpoint, ...] = ()
-    """Older checkpoints, best first."""
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the framework, changed by the command
+    previous: Mapping[str, Any] = field(default_factory=dict)  # the former ``settings``
+    output: Mapping[str, Any] = field(default_factory=dict)  # known part of the answer
+    trouble_at: int | None = None  # first untrusted step
+    others: tuple[SavedCheckpoint, ...] = ()  # older checkpoints, best first
 
     @property
     def is_rollback(self) -> bool:
@@ -43,11 +38,11 @@ class LoopRestart:
         """Return the rollback to the first of ``others``, because of ``why``."""
         best, *rest = self.others
         unusable = [*self.output.get("unusable", ()), why]
-        output = {**self.output, **told(best), "unusable": unusable}
+        output = {**self.output, **checkpoint_output(best), "unusable": unusable}
         return replace(self, checkpoint=best.path, others=tuple(rest), output=output)
 
 
-def told(checkpoint: SavedCheckpoint) -> dict[str, Any]:
+def checkpoint_output(checkpoint: SavedCheckpoint) -> dict[str, Any]:
     return {
         "checkpoint": checkpoint.name,
         "checkpoint_step": checkpoint.step,

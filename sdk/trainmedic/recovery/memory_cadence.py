@@ -8,19 +8,18 @@ from __future__ import annotations
 import math
 from typing import Sequence
 
-HORIZON = 600.0
-"""Seconds; an alert's rollback takes about two minutes."""
-FIRST_INTERVAL = 10
-"""Steps between copies until their cost is known."""
-_REPLICA_REST = 4  # times the duration of a copy to another node, so that one is always complete
-_SHARE, _LARGE_SHARE, _FIXED = 0.0015, 0.008, 0.000_15
+HORIZON = 600.0  # seconds that checkpoints reach back; an alert's rollback takes about two minutes
+FIRST_INTERVAL = 10  # steps between copies until their cost is known
+_REPLICA_PERIOD = 4  # at least, times the duration of a copy to another node, so that one is always complete
+# Shares of long and short steps, and the seconds that bound the latter.
+_SHARE, _LARGE_SHARE, _MOST_BY_LARGE_SHARE = 0.0015, 0.008, 0.000_15
 
 
 def budget_per_step(step_seconds: float, share: float | None = None) -> float:
     """Return the seconds of a step that copies may cost: ``share`` of it, or 0.8 % of 10 ms, 0.15 % of 100 ms."""
     if share is not None:
         return step_seconds * share
-    return max(_SHARE * step_seconds, min(_LARGE_SHARE * step_seconds, _FIXED))
+    return max(_SHARE * step_seconds, min(_LARGE_SHARE * step_seconds, _MOST_BY_LARGE_SHARE))
 
 
 class MemoryCadence:
@@ -32,10 +31,8 @@ class MemoryCadence:
     def __init__(self, every: int | None, share: float | None = None, replica_every: float | None = None) -> None:
         self.every = every or 1
         self.interval = every or FIRST_INTERVAL
-        self.horizon = 0
-        """Steps that the checkpoints reach back; 0 while unknown."""
-        self.replica_steps = 0
-        """Multiples of this are copied to another node; 0 while unknown."""
+        self.horizon = 0  # steps that checkpoints reach back; 0 while unknown
+        self.replica_steps = 0  # multiples of this are copied to another node; 0 while unknown
         self._replica_every = replica_every
         self._share = share
 
@@ -55,7 +52,7 @@ class MemoryCadence:
     def space_replicas(self, step_seconds: float, seconds: float) -> None:
         """Set the steps between copies to another node, of ``seconds`` each."""
         if self._replica_every is not None:
-            period = max(self._replica_every, _REPLICA_REST * seconds)
+            period = max(self._replica_every, _REPLICA_PERIOD * seconds)
             self.replica_steps = self.interval * math.ceil(period / (self.interval * step_seconds))
 
 

@@ -11,27 +11,24 @@ from trainmedic.recovery.health import CheckpointHealth, problem
 from trainmedic.recovery.memory_cadence import dispensable
 from trainmedic.recovery.memory_slots import Slot, SlotMark
 
-LEAST = 2
-"""One is complete while the other is written."""
-_SPARE = 1 / 16
-_ROUND = 1 << 16
+LEAST = 2  # slots: one is complete while the other is written
+_SPARE = 1 / 16  # of a slot, for states that grow
+_ROUND = 1 << 16  # bytes, of which a slot's size is a multiple
 
 
 class SlotPool:
     """At most ``wanted`` slots of together ``limit`` bytes, in ``directory`` or private memory (None)."""
 
     def __init__(self, wanted: int, limit: int, directory: Path | None) -> None:
-        self.problem = ""
-        """Reason for no slots, or ""."""
-        self.kept: set[str] = set()
-        """IDs of checkpoints that stay."""
+        self.problem = ""  # why there can be no slots
+        self.kept: set[str] = set()  # IDs of checkpoints that stay
         self._wanted = max(wanted, LEAST)
         self._limit = limit
         self._directory = directory
         self._slots: list[Slot] = []
         self._lock = threading.RLock()
-        self._is_provided = 0
-        self._number = 0
+        self._provided_size = 0  # bytes per slot
+        self._number = 0  # of the next file
 
     @property
     def count(self) -> int:
@@ -42,12 +39,13 @@ class SlotPool:
             self._slots.append(slot)
 
     def make(self, size: int) -> Slot:
-        """Raises OSError."""
+        """Add a slot of ``size`` bytes at once. Raises OSError."""
         slot = Slot(size, self._free_file())
         self.add(slot)
         return slot
 
     def complete(self) -> list[Slot]:
+        """Return slots with a complete checkpoint, by step."""
         with self._lock:
             return sorted((slot for slot in self._slots if slot.mark is not None), key=_step)
 
@@ -71,7 +69,7 @@ class SlotPool:
             slot.users -= 1
 
     def take(self, size: int, step: int, horizon: int) -> Slot | None:
-        """Return a slot until `release`; None without a free one."""
+        """Return a slot to write to, until `release`. None if all are in use or must stay. Drops old checkpoints."""
         with self._lock:
             idle = [slot for slot in self._slots if not slot.users]
             outgrown = [slot for slot in idle if slot.size < size and slot is not self._newest()]
@@ -79,7 +77,7 @@ class SlotPool:
                 self._remove(slot)
                 idle.remove(slot)
             fitting = [slot for slot in idle if slot.mark is None and slot.size >= size]
-            if not fitting and self._is_provided >= size:
+            if not fitting and self._provided_size >= size:
                 victim = self._dispensable(idle, size, step, horizon)
                 if victim is not None:
                     victim.clear()
@@ -90,10 +88,10 @@ class SlotPool:
             return fitting[0]
 
     def needs(self, size: int) -> bool:
-        return self._is_provided < size and not self.problem
+        return self._provided_size < size and not self.problem
 
     def provide(self, size: int) -> None:
-        """Make as many slots of `size` bytes as allowed, in the background. Raises OSError."""
+        """Make as many slots of ``size`` bytes as allowed. Raises OSError."""
         size = -(-int(size * (1 + _SPARE)) // _ROUND) * _ROUND
         count = min(self._wanted, self._limit // size)
         if count < LEAST:
@@ -112,9 +110,9 @@ class SlotPool:
             made = Slot(size, self._free_file())
             with self._lock:
                 self._slots.append(made)
-        self._is_provided = size
+        self._provided_size = size
 
-    def drop(self, step: int) -> None:
+    def drop_after(self, step: int) -> None:
         with self._lock:
             for slot in self.complete():
                 if _step(slot) > step:
@@ -126,11 +124,12 @@ class SlotPool:
                 self._remove(slot)
 
     def _dispensable(self, idle: list[Slot], size: int, step: int, horizon: int) -> Slot | None:
+        """Return an unhealthy checkpoint's slot, or the most dispensable one's."""
         complete = self.complete()
         for slot in complete:
-            if slot in idle and slot.size >= size and slot.mark is not None and _is_ill(slot.mark):
+            if slot in idle and slot.size >= size and slot.mark is not None and _is_unhealthy(slot.mark):
                 return slot
-        for kept in (self.kept, ()):  # with too few slots for all `kept`, the oldest goes
+        for kept in (self.kept, ()):  # if all slots are to be kept, one of them must go
             candidates = {_step(slot): slot for slot in complete if slot.mark is not None}
             while candidates:
                 slot = candidates.pop(dispensable([*candidates, step], horizon))
@@ -153,7 +152,7 @@ class SlotPool:
         return file
 
 
-def _is_ill(mark: SlotMark) -> bool:
+def _is_unhealthy(mark: SlotMark) -> bool:
     return bool(problem(CheckpointHealth.from_json(mark.health)))
 
 

@@ -34,15 +34,13 @@ except ImportError:  # Windows has no shared memory of this kind
 
 ENVIRONMENT = "TRAINMEDIC_SHARED_MEMORY"
 """Variable that replaces ``/dev/shm``."""
-STALE_AFTER = 3600.0
-"""Seconds."""
+STALE_AFTER = 3600.0  # seconds without a change, until an ended training's memory is removed
 _DEFAULT_BASE = "/dev/shm"  # noqa: S108 - its subdirectory is accessible to this user only
-_LARGEST_MARK = 1 << 20
-_CHUNK = 1 << 26
+_LARGEST_MARK = 1 << 20  # bytes
+_CHUNK = 1 << 26  # bytes of a checksum between two possible interrupts
 _VERSION = 1
-_LOCK = "lock"
-_HELD: set[tuple[int, str]] = set()
-"""Locks by process ID, because a fork copies the set."""
+_LOCK = "lock"  # file
+_HELD_LOCKS: set[tuple[int, str]] = set()  # process ID and path, because a fork copies the set
 
 
 class UntrustedMemory(TrainmedicError):
@@ -52,7 +50,7 @@ class UntrustedMemory(TrainmedicError):
 @dataclass(frozen=True)
 class SlotMark:
     set_id: str
-    """ID common to all ranks."""
+    """ID of the checkpoint, common to all ranks."""
     step: int
     at: str
     """Time in the envelope's format."""
@@ -68,7 +66,7 @@ class SlotMark:
 
     @classmethod
     def read(cls, fields: Any) -> SlotMark:
-        """Parse. Raises UntrustedMemory."""
+        """Parse `text`'s members. Raises UntrustedMemory."""
         try:
             numbers = {name: fields[name] for name in ("step", "rank", "ranks", "size", "structure", "checksum")}
             if fields["v"] != _VERSION or not all(type(value) is int and value >= 0 for value in numbers.values()):
@@ -91,10 +89,8 @@ class Slot:
         self.size = size
         self.file = file
         self.mark: SlotMark | None = None
-        self.users = 0
-        """Readers and writers, which prevent reuse."""
-        self.cache: Any = None
-        """The user's views of the memory."""
+        self.users = 0  # readers and writers, which prevent reuse
+        self.cached_views: Any = None  # set by the user of the memory
         if existing is not None:
             self.memory = existing
             return
@@ -116,14 +112,14 @@ class Slot:
 
     @classmethod
     def of_file(cls, file: Path, mark: SlotMark) -> Slot:
-        """Raises OSError and UntrustedMemory."""
-        memory = mapped(file, mark, is_writable=True)
+        """Open an existing slot. Raises OSError and UntrustedMemory."""
+        memory = map_file(file, mark, is_writable=True)
         slot = cls(len(memory), file, memory)
         slot.mark = mark
         return slot
 
     def complete(self, mark: SlotMark) -> None:
-        """Mark the content as complete. Raises OSError if others cannot see it."""
+        """Mark the content as complete. Raises OSError if other processes cannot see that."""
         self.mark = mark
         if self.file is not None:
             write_mark(self.file, mark)
@@ -136,7 +132,7 @@ class Slot:
 
     def remove(self) -> None:
         self.clear()
-        self.cache = None
+        self.cached_views = None
         if self.file is not None:
             with contextlib.suppress(OSError):
                 self.file.unlink(missing_ok=True)
@@ -164,7 +160,7 @@ def node_directory(training: str, node: str) -> Path:
         raise UntrustedMemory(f"{root} is not a private directory of this user: remove it, or set {ENVIRONMENT}")
     remove_stale(root, keep=training)
     # No other user can enter the directories below.
-    directory = root / _safe(training) / _safe(node)
+    directory = root / _file_name(training) / _file_name(node)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     return directory
 
@@ -187,40 +183,40 @@ class DirectoryLock:
         directory.mkdir(mode=0o700, exist_ok=True)
         self.directory = directory
         self._holder = (os.getpid(), str(directory / _LOCK))
-        if self._holder in _HELD:
+        if self._holder in _HELD_LOCKS:
             raise UntrustedMemory(f"{directory} is held by another run of this process, which was not closed")
         self._descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         until = time.monotonic() + patience
-        while not _lock(self._descriptor):
+        while not _try_lock(self._descriptor):
             if time.monotonic() > until:
                 os.close(self._descriptor)
                 raise UntrustedMemory(f"{directory} is held by another process of the same training")
             time.sleep(0.05)
-        _HELD.add(self._holder)
+        _HELD_LOCKS.add(self._holder)
 
     def release(self) -> None:
-        _HELD.discard(self._holder)
+        _HELD_LOCKS.discard(self._holder)
         os.close(self._descriptor)
 
 
 def surviving(node: Path) -> Iterator[tuple[Path, SlotMark]]:
-    """Yield complete checkpoints; skip untrusted files."""
+    """Yield the complete slots in a node's directory; skip untrusted files."""
     for mark_file in sorted(node.glob("*/slot-*.json")):
         file = mark_file.with_suffix("")
         try:
             mark = SlotMark.read(json.loads(_contents(mark_file, _LARGEST_MARK)))
-            if mark.size > _checked(file.lstat()).st_size:
+            if mark.size > _require_private(file.lstat()).st_size:
                 continue
         except (OSError, ValueError, RecursionError, UntrustedMemory):
             continue
         yield file, mark
 
 
-def mapped(file: Path, mark: SlotMark, is_writable: bool = False) -> mmap.mmap:
-    """Raises OSError and UntrustedMemory."""
+def map_file(file: Path, mark: SlotMark, is_writable: bool = False) -> mmap.mmap:
+    """Map a slot's file. Raises OSError and UntrustedMemory."""
     descriptor = os.open(file, (os.O_RDWR if is_writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        size = _checked(os.fstat(descriptor)).st_size
+        size = _require_private(os.fstat(descriptor)).st_size
         if size < mark.size:
             raise UntrustedMemory(f"{file} is truncated")
         return mmap.mmap(descriptor, size, prot=mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0))
@@ -239,6 +235,7 @@ def write_mark(file: Path, mark: SlotMark) -> None:
 
 
 def remove_directory(directory: Path) -> None:
+    """Remove a rank's directory, and its node's and training's if empty."""
     shutil.rmtree(directory, ignore_errors=True)
     with contextlib.suppress(OSError):
         directory.parent.rmdir()
@@ -248,7 +245,7 @@ def remove_directory(directory: Path) -> None:
 def remove_stale(root: Path, keep: str, older_than: float = STALE_AFTER) -> None:
     """Remove the memory of trainings unchanged for ``older_than`` seconds without a live process."""
     for training in root.iterdir():
-        if training.name == _safe(keep) or training.is_symlink() or not training.is_dir():
+        if training.name == _file_name(keep) or training.is_symlink() or not training.is_dir():
             continue
         try:
             changed = max(path.lstat().st_mtime for path in (training, *training.rglob("*")))
@@ -260,21 +257,21 @@ def remove_stale(root: Path, keep: str, older_than: float = STALE_AFTER) -> None
 
 def _is_locked(training: Path) -> bool:
     for file in training.glob(f"*/*/{_LOCK}"):
-        if (os.getpid(), str(file)) in _HELD:  # opening and closing it would release the lock
+        if (os.getpid(), str(file)) in _HELD_LOCKS:  # opening and closing it would release the lock
             return True
         try:
             descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             return True
         try:
-            if not _lock(descriptor):
+            if not _try_lock(descriptor):
                 return True
         finally:
             os.close(descriptor)
     return False
 
 
-def _lock(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # both mean that another process holds the lock
@@ -286,14 +283,14 @@ def _create(file: Path) -> int:
     return os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
-def _contents(file: Path, most: int) -> bytes:
+def _contents(file: Path, most_bytes: int) -> bytes:
     descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as source:
-        _checked(os.fstat(source.fileno()))
-        return source.read(most)
+        _require_private(os.fstat(source.fileno()))
+        return source.read(most_bytes)
 
 
-def _checked(status: os.stat_result) -> os.stat_result:
+def _require_private(status: os.stat_result) -> os.stat_result:
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise UntrustedMemory("a file in shared memory is not a private file of this user")
     return status
@@ -303,6 +300,6 @@ def _mark_of(file: Path) -> Path:
     return file.with_name(f"{file.name}.json")
 
 
-def _safe(name: str) -> str:
+def _file_name(name: str) -> str:
     quoted = quote(name, safe="")[:200] or "-"
     return quoted if quoted.strip(".") else quoted.replace(".", "%2E")

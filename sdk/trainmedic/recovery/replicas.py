@@ -23,17 +23,17 @@ log = logging.getLogger("trainmedic")
 
 ENVIRONMENT = "TRAINMEDIC_REPLICA_HOST"
 """Variable for this node's address, by default the one that routes to MASTER_ADDR."""
-_SECONDS = 20.0  # without a byte, until a connection is closed
-_MOST_AT_ONCE = 16
-_LONGEST_LINE = 1 << 16
-_CHUNK = 1 << 20
-_MAC = 32
-_ELSEWHERE = "10.255.255.255"  # any address on another machine; nothing is sent to it
+TIMEOUT = 20.0  # seconds without a byte, until a connection is closed
+_MOST_CONNECTIONS = 16
+_LONGEST_LINE = 1 << 16  # bytes
+_CHUNK = 1 << 20  # bytes
+_MAC_SIZE = 32  # bytes of a SHA-256
+_OTHER_MACHINE = "10.255.255.255"  # any address that is not local; nothing is sent to it
 
 Address = tuple[str, int]
 Found = tuple[SlotMark, memoryview]
+# Returns what a request asks for; within the context it does not change.
 Find = Callable[[Mapping[str, Any]], AbstractContextManager[Found | None]]
-"""Returns the data, protected within the context."""
 
 
 class NotFetched(TrainmedicError):
@@ -44,20 +44,20 @@ class ReplicaServer:
     """Server of copies for other nodes. Raises OSError without a port."""
 
     def __init__(self, secret: bytes, find: Find) -> None:
-        places = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        connections = threading.BoundedSemaphore(_MOST_CONNECTIONS)
 
         class RankRequest(socketserver.StreamRequestHandler):
-            timeout = _SECONDS
+            timeout = TIMEOUT
 
             def handle(self) -> None:
-                if not places.acquire(blocking=False):
+                if not connections.acquire(blocking=False):
                     return
                 try:
                     # The client disconnected or is not a rank of this job, or the requested slot was removed.
                     with suppress(OSError, ValueError, LookupError, TypeError, TrainmedicError):
                         _answer(self.rfile, self.wfile, secret, find)
                 finally:
-                    places.release()
+                    connections.release()
 
         host = own_host()
         self._server = socketserver.ThreadingTCPServer((host, 0), RankRequest, bind_and_activate=False)
@@ -85,7 +85,7 @@ def fetch(
 ) -> SlotMark | None:
     """Fetch a copy into `memory_for`'s memory. Return None if the node has none. Raises NotFetched and OSError."""
     asked = json.dumps({**request, "nonce": secrets.token_hex(16)}).encode() + b"\n"
-    with socket.create_connection(address, _SECONDS) as connection, connection.makefile("rb") as stream:
+    with socket.create_connection(address, TIMEOUT) as connection, connection.makefile("rb") as stream:
         connection.sendall(asked + _mac(secret, b"request", asked).hexdigest().encode() + b"\n")
         answer = stream.readline(_LONGEST_LINE)
         expected = _mac(secret, b"answer", asked + answer)
@@ -106,14 +106,15 @@ def fetch(
 
 
 def own_host() -> str:
+    """Return this node's address for other nodes; the loopback address if unknown."""
     named, master = os.environ.get(ENVIRONMENT), os.environ.get("MASTER_ADDR", "")
     if named:
         return named
     if master in ("localhost", "127.0.0.1", "::1"):
         return "127.0.0.1"
-    for target in (master, _ELSEWHERE):
+    for target in (master, _OTHER_MACHINE):
         with suppress(OSError, ValueError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((target, 9))
+            probe.connect((target, 9))  # only chooses the route, so any port will do
             host = str(probe.getsockname()[0])
             if not ipaddress.ip_address(host).is_loopback:
                 return host
@@ -121,6 +122,7 @@ def own_host() -> str:
 
 
 def _answer(source: BufferedIOBase, target: BufferedIOBase, secret: bytes, find: Find) -> None:
+    """Answer one request; write nothing to a client without the secret."""
     asked = source.readline(_LONGEST_LINE)
     mac = source.readline(_LONGEST_LINE).strip()
     if not hmac.compare_digest(mac, _mac(secret, b"request", asked).hexdigest().encode()):
@@ -144,7 +146,7 @@ def _mac(secret: bytes, purpose: bytes, text: bytes) -> hmac.HMAC:
 
 
 def _confirm(stream: BufferedIOBase, expected: hmac.HMAC) -> None:
-    if not hmac.compare_digest(stream.read(_MAC), expected.digest()):
+    if not hmac.compare_digest(stream.read(_MAC_SIZE), expected.digest()):
         raise NotFetched("data from another node is not authentic")
 
 
@@ -157,8 +159,8 @@ def _read_into(stream: BufferedIOBase, memory: memoryview) -> None:
         position += count
 
 
-def ring(nodes: Mapping[int, str], rank: int) -> list[int]:
-    """Return the ranks whose copies `rank` keeps: the preceding node's."""
+def wards_of(nodes: Mapping[int, str], rank: int) -> list[int]:
+    """Return the ranks whose copies ``rank`` keeps: its share of the preceding node's, in a ring of all nodes."""
     by_node: dict[str, list[int]] = {}
     for other in sorted(nodes):
         by_node.setdefault(nodes[other], []).append(other)

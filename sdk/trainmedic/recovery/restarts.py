@@ -1,6 +1,6 @@
 """Restarts of a training loop after a command or a crash.
 
-A handler that needs one passes a `LoopRestart` to `LoopRestarter.ask` and ends the loop; `run` starts it again.
+A handler that needs one passes a `LoopRestart` to `LoopRestarter.request` and ends the loop; `run` restarts it.
 
 - The next older checkpoint replaces a damaged one.
 - After an exception, the loop restarts from the newest one, a limited number of times.
@@ -39,10 +39,9 @@ Result = TypeVar("Result")
 class RestartLimits:
     """Limits for a loop of one rank. With several, crashes are left to the launcher."""
 
-    retries: int = 3
-    delay: float = 10.0
-    rollbacks: int | None = LIMIT
-    """None for no limit."""
+    retries: int = 3  # after crashes without progress
+    delay: float = 10.0  # seconds from a crash to the restart
+    rollbacks: int | None = LIMIT  # without progress; None for no limit
 
 
 def require_on_all_ranks(group: Group, checkpoint: SavedCheckpoint, is_there: Callable[[Path], bool]) -> None:
@@ -60,7 +59,8 @@ def _apply(command: JobCommand, output: Mapping[str, Any]) -> None:
 class LoopRestarter:
     """Runs and restarts one training's loop.
 
-    `choose` returns a rollback's checkpoint or raises Rejected, also in the interrupter's thread.
+    ``newest`` returns the checkpoint for a restart after a crash. ``choose`` returns a rollback's checkpoint or raises
+    Rejected, also in the interrupter's thread.
     """
 
     def __init__(
@@ -79,31 +79,31 @@ class LoopRestarter:
         self._sleep = sleep
         self._now = now
         self._interrupter: Interrupter | None = None
-        self._asked: LoopRestart | None = None
+        self._requested: LoopRestart | None = None
         self._starting: LoopRestart | None = None
         self._has_loaded = False  # the present loop
-        self._has_come_up = False
-        self._may_start_again = True
-        self._failures = 0
-        self._furthest = -1
+        self._has_stepped = False  # the present loop
+        self._may_restart = True
+        self._failures = 0  # since the last progress
+        self._furthest_step = -1
         self._window: Window | None = None
 
     @property
-    def is_asked(self) -> bool:
-        return self._asked is not None
+    def is_requested(self) -> bool:
+        return self._requested is not None
 
-    def ask(self, restart: LoopRestart) -> bool:
+    def request(self, restart: LoopRestart) -> bool:
         """Request a restart for a command; the caller must then end the loop.
 
         False if it was answered ``failed``: the loop must continue.
         """
         assert restart.command is not None
-        if self._asked is not None or not self._may_start_again:
+        if self._requested is not None or not self._may_restart:
             busy = "the training loop is about to restart for another command"
-            restart.command.failed(busy if self._may_start_again else "the job was told to stop")
+            restart.command.failed(busy if self._may_restart else "the job was told to stop")
             return False
         restart.command.later()
-        self._asked = restart
+        self._requested = restart
         self._enter_window()
         return True
 
@@ -112,7 +112,7 @@ class LoopRestarter:
         """The present loop's restart; None for the first."""
         return self._starting
 
-    def has_loaded(self) -> None:
+    def note_loaded(self) -> None:
         self._has_loaded = True
 
     def stepped(
@@ -122,11 +122,11 @@ class LoopRestarter:
         answer: Callable[[JobCommand, Mapping[str, Any]], None] = _apply,
     ) -> None:
         """Record a step. The first after a restart sends its answer, completed by `finish`."""
-        if step > self._furthest:
-            self._furthest, self._failures = step, 0
-        if self._has_come_up:
+        if step > self._furthest_step:
+            self._furthest_step, self._failures = step, 0
+        if self._has_stepped:
             return
-        self._has_come_up = True
+        self._has_stepped = True
         self._leave_window()
         restart = self._starting
         if restart is not None:
@@ -144,21 +144,21 @@ class LoopRestarter:
             self._interrupter.disarm()
 
     def stop(self) -> None:
-        self._may_start_again = False
-        if self._asked is not None:
-            self._fail(self._asked, "the job was told to stop before the training loop could restart")
-            self._asked = None
+        self._may_restart = False
+        if self._requested is not None:
+            self._fail(self._requested, "the job was told to stop before the training loop could restart")
+            self._requested = None
         self._leave_window()
 
     def run(self, attempt: Callable[[LoopRestart | None], Result]) -> Result:
         """Call `attempt` until it ends without a requested restart."""
         if self._medic.world_size == 1:
-            self._interrupter = Interrupter(self._is_worth_interrupting, lambda: self._medic.stall().is_hang)
+            self._interrupter = Interrupter(self._can_command_end_hang, lambda: self._medic.stall().is_hang)
             if self._interrupter.works:
                 self._medic.on_arrival = self._interrupter.check_for_hang
         try:
             while True:
-                self._has_loaded = self._has_come_up = False
+                self._has_loaded = self._has_stepped = False
                 try:
                     result = attempt(self._starting)
                 except Interrupted as interruption:
@@ -171,11 +171,11 @@ class LoopRestarter:
                     self._starting = self._after_failure(error)
                 else:
                     self.disarm()
-                    if not self._has_come_up:
+                    if not self._has_stepped:
                         self._fail(self._starting, "training ended before the restarted loop completed a step")
-                    if self._asked is None:
+                    if self._requested is None:
                         return result
-                    self._starting, self._asked = self._asked, None
+                    self._starting, self._requested = self._requested, None
         finally:
             self._leave_window()
             if self._interrupter is not None:
@@ -183,7 +183,7 @@ class LoopRestarter:
                 self._interrupter.close()
                 self._interrupter = None
 
-    def _is_worth_interrupting(self) -> bool:
+    def _can_command_end_hang(self) -> bool:
         """Return whether a feasible rollback waits. Interrupter's thread only."""
         for command in self._medic.unanswered():
             if isinstance(command.parameters, Rollback) and not command.is_deferred:
@@ -199,14 +199,15 @@ class LoopRestarter:
         log.error("%s: the training loop hung and was interrupted", self._medic.job)
         _free_frames(interruption)
         self._medic.commands(self._medic.step or 0)
-        asked, self._asked = self._asked, None
-        if asked is None:
+        requested, self._requested = self._requested, None
+        if requested is None:
             return self._after_failure(interruption)
-        if not self._has_come_up:
+        if not self._has_stepped:
             self._fail(self._starting, "the restarted loop hung before it completed a step")
-        return asked
+        return requested
 
     def _after_damage(self, damage: DamagedCheckpoint) -> LoopRestart:
+        """Return the restart from another checkpoint. Raises ``damage`` without one."""
         damaged, newest = self._starting, self._newest()
         assert damaged is not None
         log.error("%s: %s", self._medic.job, damage)
@@ -223,12 +224,13 @@ class LoopRestarter:
         return instead
 
     def _after_failure(self, error: BaseException) -> LoopRestart:
+        """Return the restart after an exception. Raises ``error`` if there is to be none."""
         reason = f"{type(error).__name__}: {error}"
-        asked, self._asked = self._asked, None
-        self._fail(asked, f"the training loop crashed before it could restart: {reason}")
+        requested, self._requested = self._requested, None
+        self._fail(requested, f"the training loop crashed before it could restart: {reason}")
         self._failures += 1
-        starting = self._starting if not self._has_come_up else None
-        if not self._may_start_again or self._medic.world_size > 1:
+        starting = self._starting if not self._has_stepped else None
+        if not self._may_restart or self._medic.world_size > 1:
             self._fail(starting, reason)
             raise error
         if starting is not None and self._failures > self._limits.retries:
@@ -238,14 +240,14 @@ class LoopRestarter:
                 _free_frames(error)
                 return starting.to_next_best(f"{starting.checkpoint.name} cannot be loaded: {reason}")
             self._fail(starting, f"the training loop did not restart: {reason}")
-            return self._fallback(starting, error)
+            return self._after_last_retry(starting, error)
         if starting is None:
             starting = self._after_crash(error)
         _free_frames(error)
-        self._wait(starting)
+        self._delay(starting)
         return starting
 
-    def _fallback(self, starting: LoopRestart, error: BaseException) -> LoopRestart:
+    def _after_last_retry(self, starting: LoopRestart, error: BaseException) -> LoopRestart:
         checkpoint, self._failures = self._newest(), 0
         if starting.settings:
             log.error("%s: continuing with the former settings", self._medic.job)
@@ -262,7 +264,7 @@ class LoopRestarter:
 
     def _after_crash(self, error: BaseException) -> LoopRestart:
         checkpoint = self._newest()
-        if checkpoint is None or self._failures > self._limits.retries or self._furthest < 0:
+        if checkpoint is None or self._failures > self._limits.retries or self._furthest_step < 0:
             raise error
         log.error(
             "%s: the training loop crashed and starts again from %s, try %d of %d",
@@ -274,7 +276,7 @@ class LoopRestarter:
         )
         return LoopRestart(checkpoint)
 
-    def _wait(self, starting: LoopRestart) -> None:
+    def _delay(self, starting: LoopRestart) -> None:
         self._enter_window()
         self._sleep(self._limits.delay)
         command = starting.command
@@ -296,5 +298,6 @@ class LoopRestarter:
 
 
 def _free_frames(error: BaseException) -> None:
+    """Free the failed loop's objects, such as GPU tensors."""
     error.__traceback__ = None
     gc.collect()

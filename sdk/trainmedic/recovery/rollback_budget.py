@@ -17,13 +17,15 @@ from trainmedic.recovery.checkpoints import write_durably
 log = logging.getLogger("trainmedic")
 
 FILE = ".trainmedic-rollbacks.json"
-LIMIT = 3
+LIMIT = 3  # rollbacks without progress
 
 
 @dataclass(frozen=True)
 class RollbackCount:
-    root_step: int = -1
-    furthest_step: int = -1
+    """Rollbacks that belong together."""
+
+    root_step: int = -1  # the earliest step that they went back to
+    furthest_step: int = -1  # the latest step from which one started
     rollbacks: int = 0
 
     def is_continued_by(self, target_step: int) -> bool:
@@ -59,6 +61,7 @@ class RollbackBudget:
             )
 
     def spend(self, target_step: int, left_step: int) -> Mapping[str, Any]:
+        """Count a rollback; return the answer's part."""
         self.spent = self.spent.after(target_step, left_step)
         self._write()
         return {

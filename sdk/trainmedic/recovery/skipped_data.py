@@ -33,7 +33,7 @@ def read(directory: Path) -> Ranges:
 
 
 def write(directory: Path, ranges: Any) -> None:
-    """Raises OSError."""
+    """Replace the recorded ranges. Raises OSError."""
     checkpoints.write_durably(directory / FILE, json.dumps([list(each) for each in ranges]).encode())
 
 

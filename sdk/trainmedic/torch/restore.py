@@ -97,7 +97,7 @@ class CheckpointRestore:
         if loaded.unusable:
             output["unusable"] = loaded.unusable
         if choice.passed_over:
-            output["passed_over"] = choice.told()
+            output["passed_over"] = choice.passed_over_json()
         output["left_step"] = left_step
         output["verified"] = {"parameters": loaded.verified}
         if carried := output.pop("carried", None):

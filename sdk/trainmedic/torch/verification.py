@@ -135,7 +135,7 @@ class RollbackVerification:
         pending = self.pending
         if pending is not None:
             if pending.batches is None:
-                pending.batches = pending.comparison.told(because)
+                pending.batches = pending.comparison.result(because)
             pending.losses.course_changes(because, self._training.medic.step or 0)
             self._check_progress()
 
@@ -160,7 +160,7 @@ class RollbackVerification:
         command, losses = pending.command, pending.losses
         if pending.is_over:
             self.pending = None
-        batches = pending.batches if pending.batches is not None else pending.comparison.told(ended_because)
+        batches = pending.batches if pending.batches is not None else pending.comparison.result(ended_because)
         verified = {**pending.output["verified"], "batches": batches}
         if losses is not NOTHING:
             verified["losses"] = losses.told(ended_because)

@@ -18,7 +18,7 @@ from trainmedic.client import Medic
 from trainmedic.job.command import JobCommand
 from trainmedic.job.progress import CHECKPOINT, EVALUATION
 from trainmedic.recovery import skipped_data
-from trainmedic.recovery.checkpoints import keep, kept
+from trainmedic.recovery.checkpoints import read_rank_record, write_rank_record
 from trainmedic.recovery.health import CheckpointHealth
 from trainmedic.recovery.loop_restart import LoopEnds, LoopRestart
 from trainmedic.torch.checkpoints.digests import Modules, Optimizers
@@ -29,7 +29,8 @@ from trainmedic.trainer.carried_files import CarriedFiles
 from trainmedic.trainer.patching import replaced
 from trainmedic.trainer.self_saving import SelfSavingFramework
 
-_CALLED = ("_should_save", "maybe_wait_for_saving", "maybe_wait_for_staging", "exclude_from_loading", "interval")
+# Members of the checkpointer that are used.
+_USED = ("_should_save", "maybe_wait_for_saving", "maybe_wait_for_staging", "exclude_from_loading", "interval")
 
 
 class TitanTraining(SelfSavingFramework):
@@ -44,21 +45,21 @@ class TitanTraining(SelfSavingFramework):
         self._trainer = trainer
         self._checkpointer = trainer.checkpointer
         self._drawn = 0  # batches of this rank since training began, including skipped ones
-        self._left_out_before: skipped_data.Ranges = []  # by number from 0, in the course that a rollback has ended
-        self._dropped_newly = 0  # since the loop began
+        self._left_out_before: skipped_data.Ranges = []  # before the present loop, by number of the batch
+        self._newly_dropped = 0  # batches that the present loop skips and earlier ones did not
         self._logged: dict[str, float] = {}  # loss and norm of the current step, if torchtitan logged them
         self._samples = self._tokens = 0  # drawn by this rank since the last report
         self._saved: int | None = None  # step of the last checkpoint
         self._has_begun = False
         self._health = CheckpointHealth()  # when the last checkpoint was begun
-        self._is_loaded = False  # whether the running loop has loaded its start and begun
+        self._has_loop_begun = False  # the present loop has loaded its start
         self._continues: Callable[[], bool] = trainer.should_continue_training
         self._step: Callable[..., Any] = trainer.train_step
         self._batches: Callable[..., Iterator[Any]] = trainer.batch_generator
         self._load: Callable[..., Any] = trainer.checkpointer.load
         self._save: Callable[..., Any] = trainer.checkpointer.save
         self._log: Callable[..., Any] = trainer.metrics_processor.log
-        self.no_restart_because = self.no_checkpoint_because = _no_restart(self._checkpointer)
+        self.no_restart_because = self.no_checkpoint_because = _why_no_restart(self._checkpointer)
         self.attachment.attach(self.loop)
         if self.no_restart_because:
             medic.cannot("job.checkpoint", self.no_restart_because)
@@ -77,7 +78,7 @@ class TitanTraining(SelfSavingFramework):
             trainer.validator.validate = self.in_window(EVALUATION, trainer.validator.validate)
 
         def attempt(restart: LoopRestart | None) -> Any:
-            self.newly_skipped = self._dropped_newly = 0
+            self.newly_skipped = self._newly_dropped = 0
             if restart is None:
                 return self._call(call)
             checkpointer.maybe_wait_for_saving()  # else it would write what is being put aside
@@ -103,19 +104,20 @@ class TitanTraining(SelfSavingFramework):
 
     def load(self, *arguments: Any, **options: Any) -> Any:
         """Replace ``CheckpointManager.load``. Checkpoints hold unscaled rates."""
-        self._is_loaded = False
+        self._has_loop_begun = False
         return self.attachment.live.call_unscaled(lambda: self._load(*arguments, **options))
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
-        return self._batches(self._noted(self.to_train_on(iter(loader))))
+        return self._batches(self._recorded(self.without_skipped(iter(loader))))
 
     def continues(self) -> bool:
-        if self._is_loaded:
+        """Replace ``Trainer.should_continue_training``, which is called before each step."""
+        if self._has_loop_begun:
             self.end_step(self._trainer.step)
         else:
-            self._is_loaded = True
+            self._has_loop_begun = True
             self._begin()
-        return not self.ends_here() and self._continues()
+        return not self.must_end() and self._continues()
 
     def train_step(self, *arguments: Any, **options: Any) -> Any:
         self._logged = {}
@@ -124,7 +126,7 @@ class TitanTraining(SelfSavingFramework):
         return result
 
     def log(self, step: int, global_avg_loss: float, global_max_loss: float, grad_norm: float, **more: Any) -> Any:
-        self._note(global_avg_loss, grad_norm)
+        self._remember_logged(global_avg_loss, grad_norm)
         return self._log(step, global_avg_loss, global_max_loss, grad_norm, **more)
 
     def save(self, curr_step: int, last_step: bool = False) -> Any:
@@ -133,7 +135,7 @@ class TitanTraining(SelfSavingFramework):
             return self._save(curr_step, last_step)
         is_scaled = self.attachment.live.lr_scale != 1.0
         with self.medic.window(CHECKPOINT):
-            self._keep(curr_step)
+            self._save_records(curr_step)
             result = self.attachment.live.call_unscaled(lambda: self._save_now(curr_step, last_step, is_scaled))
             self.note_saved()
         return result
@@ -145,47 +147,47 @@ class TitanTraining(SelfSavingFramework):
             self._has_begun = True
             self.carried.begin(trainer.model_parts, getattr(trainer, "dataloader", None))
             if trainer.step == 0 and not self.no_restart_because:
-                self.starts_fresh()
+                self.start_fresh()
             self.begins(list(trainer.optimizers), list(trainer.lr_schedulers), trainer.step)
             self.attachment.measure(trainer.model_parts, knows_all_waiting=False)
         self._saved = trainer.step or None
-        self._begin_course(trainer.step)
+        self._begin_loop(trainer.step)
 
-    def _begin_course(self, step: int) -> None:
+    def _begin_loop(self, step: int) -> None:
         loop, restart = self.loop, self.loop.restarts.starting
-        loop.kept = kept(self.path_of(step), self.medic.rank) if step else None
-        self._drawn = (loop.kept or {}).get("drawn", step * self.accumulation)
+        loop.record = read_rank_record(self.path_of(step), self.medic.rank) if step else None
+        self._drawn = (loop.record or {}).get("drawn", step * self.accumulation)
         self._left_out_before = self.left_out
         if restart is None:
-            loop.proof.resumes(loop.kept)
+            loop.proof.restore_batches(loop.record)
         else:
             self.leave_out(self._drawn, restart.skip_batches)
-            loop.proof.goes_back(loop.kept, lambda: self._dropped_newly)
+            loop.proof.expect_return(loop.record, lambda: self._newly_dropped)
         if step:
-            self.put_back_carried(self.path_of(step))
+            self.restore_carried(self.path_of(step))
         loop.begins(step, *self._parts())
 
-    def to_train_on(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def without_skipped(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             number, self._drawn = self._drawn, self._drawn + 1
             if skipped_data.contains(self.left_out, number):
                 self.newly_skipped += 1
-                self._dropped_newly += not skipped_data.contains(self._left_out_before, number)
+                self._newly_dropped += not skipped_data.contains(self._left_out_before, number)
             else:
                 yield batch
 
-    def _noted(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _recorded(self, batches: Iterator[Any]) -> Iterator[Any]:
         while True:
             before, began = self.loop.proof.before_draw(), time.perf_counter()
             try:
                 batch = next(batches)
             except StopIteration:
                 return
-            self._note_drawn(batch, before, time.perf_counter() - began)
+            self._record_drawn(batch, before, time.perf_counter() - began)
             yield batch
 
     @log_errors
-    def _note_drawn(self, batch: Any, before: Any, seconds: float) -> None:
+    def _record_drawn(self, batch: Any, before: Any, seconds: float) -> None:
         self.loop.proof.drawn(batch, 0, before)
         self.attachment.meter.add_batch(None, seconds)
         labels = batch[1]
@@ -193,10 +195,11 @@ class TitanTraining(SelfSavingFramework):
         self._tokens += labels.numel()
 
     @log_errors
-    def _note(self, loss: float, grad_norm: float) -> None:
+    def _remember_logged(self, loss: float, grad_norm: float) -> None:
         self._logged = {"loss": self._on_all_stages(loss), "grad_norm": grad_norm}
 
     def _on_all_stages(self, loss: float) -> float:
+        """Return the loss, which only the last stage of a pipeline knows."""
         trainer = self._trainer
         if not trainer.parallel_dims.pp_enabled:
             return loss
@@ -207,14 +210,14 @@ class TitanTraining(SelfSavingFramework):
     @log_errors
     def _report(self, step: int) -> None:
         live = self.attachment.live
-        draws_apart = self.medic.world_size // self._trainer.parallel_dims.non_data_parallel_size
-        parts = {**self.attachment.parts_of_step(step), "tokens": self._tokens * draws_apart or None}
+        data_parallel_ranks = self.medic.world_size // self._trainer.parallel_dims.non_data_parallel_size
+        parts = {**self.attachment.parts_of_step(step), "tokens": self._tokens * data_parallel_ranks or None}
         self.loop.proof.losses.add(self._logged.get("loss"))
         self.medic.report(
             step=step,
             learning_rate=live.optimizers[0].param_groups[0]["lr"],
             expected_learning_rate=live.expected_learning_rate,
-            samples=self._samples * draws_apart or None,
+            samples=self._samples * data_parallel_ranks or None,
             **self._logged,
             **parts,
         )
@@ -236,26 +239,26 @@ class TitanTraining(SelfSavingFramework):
         return bool(self._checkpointer._should_save(step, is_last))
 
     @log_errors
-    def _keep(self, step: int) -> None:
+    def _save_records(self, step: int) -> None:
         path, proof, parts = self.path_of(step), self.loop.proof, self._parts()
         self._health = proof.health(*parts)
         path.mkdir(parents=True, exist_ok=True)
         self.carried.save(path)
-        keep(path, self.medic.rank, {**proof.kept(step, *parts), "drawn": self._drawn})
+        write_rank_record(path, self.medic.rank, {**proof.record(step, *parts), "drawn": self._drawn})
 
     def _save_now(self, step: int, is_last: bool, is_scaled: bool) -> Any:
         result = self._save(step, is_last)
         if is_scaled:  # the rates are about to be scaled again
             self._checkpointer.maybe_wait_for_staging()
         self._saved = step
-        self.begins_saving(step, self._health)
+        self.save_begins(step, self._health)
         return result
 
     def has_saved(self, step: int) -> bool:
         future = getattr(self._checkpointer, "save_future", None)
         return (future is None or future.done()) and self.is_complete(self.path_of(step))
 
-    def abandoned(self, name: str, number: int) -> str:
+    def abandoned_name(self, name: str, number: int) -> str:
         # torchtitan takes any name with "step-" and a number for a checkpoint.
         return f"abandoned-{number}-of-{name.replace('step-', '')}"
 
@@ -274,10 +277,10 @@ class TitanTraining(SelfSavingFramework):
         return modules, {f"optimizer.{number}": part for number, part in enumerate(trainer.optimizers)}
 
 
-def _no_restart(checkpointer: Any) -> str:
+def _why_no_restart(checkpointer: Any) -> str:
     if not checkpointer.enable:
         return "there are no checkpoints: --checkpoint.enable"
-    if any(not hasattr(checkpointer, name) for name in _CALLED):
+    if any(not hasattr(checkpointer, name) for name in _USED):
         return f"how a {type(checkpointer).__name__} keeps its checkpoints is not known; use CheckpointManager"
     if checkpointer.load_only:
         return "no checkpoints are written: --checkpoint.load_only"

@@ -78,14 +78,14 @@ class Attachment:
         """
         self.loop = loop
         if loop is None:
-            self.live.loop_ends(is_for_good=True)
+            self.live.loop_ends(is_final=True)
         else:
             self.live.loss_log = loop.proof.losses.log
         self._register_restarts()
 
     def _register_restarts(self) -> None:
-        unattended = _NEEDS_RESTART.format(self._restarter)
-        reason = self.loop.framework.no_restart_because if self.loop is not None else unattended
+        no_loop = _NEEDS_RESTART.format(self._restarter)
+        reason = self.loop.framework.no_restart_because if self.loop is not None else no_loop
         for action, handler in {"job.rollback": self._roll_back, **self._restart_handlers}.items():
             if reason:
                 self.medic.cannot(action, reason)
@@ -103,7 +103,7 @@ class Attachment:
     def measure(self, trained: Sequence[Any], knows_all_waiting: bool = True) -> None:
         """Measure steps, and layers' norms if requested.
 
-        ``knows_all_waiting``: ranks wait for each other only observed.
+        ``knows_all_waiting``: the wrappers of ``trained`` show all waits for other ranks.
         """
         models = trained if knows_all_waiting else ()
         self._end_measuring()
@@ -115,7 +115,7 @@ class Attachment:
     def training_ends(self) -> None:
         self.disarm()
         self._end_measuring()
-        self.live.loop_ends(is_for_good=self.loop is None or not self.loop.restarts.is_asked)
+        self.live.loop_ends(is_final=self.loop is None or not self.loop.restarts.is_requested)
         if self.loop is not None:
             self.loop.ends()
 
@@ -125,10 +125,12 @@ class Attachment:
             self._layer_norms.close()
 
     def parts_of_step(self, step: int) -> Mapping[str, Any]:
+        """End the step's measurement; return `Medic.report`'s arguments."""
         self.meter.step_ends()
         return self.meter.take(self.medic.progress.steps_to(step))
 
     def arm(self) -> None:
+        """Let a rollback interrupt the loop if it hangs."""
         if self.loop is not None:
             self.loop.restarts.arm()
 
@@ -137,6 +139,7 @@ class Attachment:
             self.loop.restarts.disarm()
 
     def between_steps(self, work: Callable[[], None]) -> None:
+        """Call ``work``, which must not be interrupted."""
         self.disarm()
         try:
             work()
@@ -144,6 +147,7 @@ class Attachment:
             self.arm()
 
     def carry_out(self, step: int) -> None:
+        """Record a step, carry out commands, and wait for a pause to end."""
         if self.loop is not None:
             self.loop.stepped(step)
         self.live.step_done()
@@ -164,7 +168,7 @@ class Attachment:
 
     @property
     def restart_is_due(self) -> bool:
-        return self.loop is not None and self.loop.restarts.is_asked
+        return self.loop is not None and self.loop.restarts.is_requested
 
     def stop(self) -> None:
         self.live.pause.end()

@@ -21,6 +21,8 @@ _FORMAT = 1
 
 
 class CarriedFiles:
+    """State named by ``also`` (see `trainmedic.torch.attach`) or found in the models, and random numbers."""
+
     def __init__(self, rank: int, also: Mapping[str, Any] | None) -> None:
         self._file = _FILE.format(rank=rank)
         self._named = all_as_values(also or {})
@@ -36,10 +38,7 @@ class CarriedFiles:
         add_file(checkpoint / self._file, held)
 
     def restore(self, checkpoint: Path, with_random: bool = True) -> Mapping[str, Any]:
-        """Restore `save`'s state; return ``verified.carried``.
-
-        Without it, modules get their initial state.
-        """
+        """Restore `save`'s state, or without it the modules' initial state; return ``verified.carried``."""
         held, why = self._read(checkpoint)
         try:
             comparison = self._carried.put_back({} if held is None else held["carried"])
@@ -53,6 +52,7 @@ class CarriedFiles:
         return comparison
 
     def _read(self, checkpoint: Path) -> tuple[Mapping[str, Any] | None, str]:
+        """Return the content; None, with the reason, if there is no usable one."""
         try:
             held = torch.load(checkpoint / self._file, map_location="cpu", weights_only=True)
         except FileNotFoundError:

@@ -10,13 +10,13 @@ from trainmedic.recovery.loop_restart import LoopRestart
 
 
 class Framework(Protocol):
-    """Optional members have defaults."""
+    """One training by the framework. Optional members have defaults."""
 
-    reads_late: bool = False
-    """True if the batches are known only at the first one, which calls `TrainerLoop.compare_losses`."""
-    no_restart_because: str = ""
-    no_skip_because: str = ""
-    writes: bool
+    # True if the batches are known only at the first one, which calls `TrainerLoop.compare_losses`.
+    knows_batches_late: bool = False
+    no_restart_because: str = ""  # reason to reject commands that need a restart
+    no_skip_because: str = ""  # reason to reject rollbacks that skip batches
+    writes: bool  # True on the rank that writes this package's files
 
     @property
     def directories(self) -> list[Path]:
@@ -33,7 +33,8 @@ class Framework(Protocol):
         """Return the complete ones in order of preference."""
         return healthy_first(present)
 
-    def abandoned(self, name: str, number: int) -> str:
+    def abandoned_name(self, name: str, number: int) -> str:
+        """Return a name that the framework does not take for a checkpoint."""
         return f"abandoned-{number}-{name}"
 
     @property
@@ -45,18 +46,22 @@ class Framework(Protocol):
         ...
 
     @property
-    def newly_skipped(self) -> int: ...
+    def newly_skipped(self) -> int:
+        """Batches that the last restart skips, and earlier ones did not."""
+        ...
 
-    def whole_skip(self, batches: int) -> int:
+    def round_up_skip(self, batches: int) -> int:
         """Round up to what the framework can skip at once."""
         return batches
 
-    def goes_back_to(self, step: int) -> None:
+    def resume_from(self, step: int) -> None:
         """Make the framework resume from this step, on the writing rank. Raises OSError."""
         return
 
     def prepare(self, checkpoint: Path, restart: LoopRestart) -> None:
+        """Prepare the framework's objects for a restart."""
         return
 
     def outcome(self, restart: LoopRestart) -> Mapping[str, Any]:
+        """Return further members of the answer, after the first step."""
         return {}

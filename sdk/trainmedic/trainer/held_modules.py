@@ -30,20 +30,25 @@ class HeldModules:
         return {name: record for name, record in records.items() if record}
 
     def put_back(self, records: Mapping[str, Mapping[str, Any]] | None, keeps_batches: bool = True) -> PutBack:
+        """Restore all modules; see `HeldState.put_back`."""
         changed = PutBack()
         for name, state in self._states.items():
-            keeps = keeps_batches or bool(name) or not self._batches_in_model
-            changed = changed.followed_by(state.put_back((records or {}).get(name), keeps).within(name))
+            put_back = state.put_back((records or {}).get(name), self._keeps(name, keeps_batches))
+            changed = changed.followed_by(put_back.within(name))
         return changed
 
     def add(self, records: Mapping[str, Mapping[str, Any]], keeps_batches: bool = True) -> PutBack:
+        """Restore recorded attributes only."""
         changed = PutBack()
         for name, record in records.items():
             if name in self._states:
-                keeps = keeps_batches or bool(name) or not self._batches_in_model
-                put_back = self._states[name].put_back(record, keeps, only=record)
+                put_back = self._states[name].put_back(record, self._keeps(name, keeps_batches), only=record)
                 changed = changed.followed_by(put_back.within(name))
         return changed
+
+    def _keeps(self, name: str, keeps_batches: bool) -> bool:
+        may_hold_batches = self._batches_in_model and not name
+        return keeps_batches or not may_hold_batches
 
 
 def _is_of_library(module: nn.Module) -> bool:

@@ -19,16 +19,17 @@ from trainmedic.trainer.held_values import NotPlain, is_figure, packed, same, un
 
 log = logging.getLogger("trainmedic")
 
-_SETTINGS = (bool, str, bytes)
-_OF_MODULES = frozenset(vars(nn.Module()))
+_SETTINGS = (bool, str, bytes)  # types whose values training does not change
+_MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 _CONTAINERS = (list, tuple, dict, set, deque, torch.Tensor)
 
 
 @dataclass(frozen=True)
 class PutBack:
+    """Names of the attributes that a restart has changed."""
+
     restored: tuple[str, ...] = ()
-    reset: tuple[str, ...] = ()
-    """Names set to their initial state."""
+    reset: tuple[str, ...] = ()  # to their initial state
 
     def followed_by(self, later: PutBack) -> PutBack:
         reset = {*self.reset, *later.reset} - {*later.restored}
@@ -52,11 +53,12 @@ class HeldState:
 
     def __init__(self, holder: Any, excluded: Collection[str], buffers_only: bool = False) -> None:
         self._holder = holder
-        self._excluded = frozenset(excluded) | (_OF_MODULES if isinstance(holder, nn.Module) else frozenset())
+        self._excluded = frozenset(excluded) | (_MODULE_ATTRIBUTES if isinstance(holder, nn.Module) else frozenset())
         self._buffers_only = buffers_only
         self._at_start = self._copies()
 
     def record(self) -> dict[str, Any]:
+        """Return copies of attributes that differ from the initial state."""
         return {
             name: form
             for name, form in self._copies().items()
@@ -76,19 +78,20 @@ class HeldState:
         present = self._copies()
         names = {*present, *known, *self._at_start} if only is None else {*only}
         for name in sorted(names - self._excluded):
-            is_kept = name in known and (keeps_batches or is_figure(known[name]))
-            target = known if is_kept else self._at_start
+            is_recorded = name in known and (keeps_batches or is_figure(known[name]))
+            target = known if is_recorded else self._at_start
             if name in target and name in present and same(present[name], target[name]):
                 continue
             if name not in present and (name not in target or self._is_part(name)):
                 continue
-            is_restored = is_kept and self._set(name, known)
+            is_restored = is_recorded and self._set(name, known)
             if not is_restored:
                 self._set(name, self._at_start)
             (restored if is_restored else reset).append(name)
         return PutBack(tuple(restored), tuple(reset))
 
     def _is_part(self, name: str) -> bool:
+        """Return whether the attribute is an object that is not copied, such as a data set."""
         return not isinstance(self._members().get(name), (type(None), *_CONTAINERS))
 
     def _members(self) -> dict[str, Any]:
@@ -98,6 +101,7 @@ class HeldState:
         return members
 
     def _set(self, name: str, target: Mapping[str, Any]) -> bool:
+        """Set or delete an attribute as in ``target``; return False if its class no longer exists."""
         is_buffer = isinstance(self._holder, nn.Module) and name in self._holder._buffers
         members = self._holder._buffers if is_buffer else vars(self._holder)
         if name not in target:

@@ -12,11 +12,12 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from trainmedic.torch.carried_values import is_freed
 
-LARGEST = 256 << 20
-_DEEPEST = 12
+LARGEST = 256 << 20  # bytes of one copy
+_DEEPEST = 12  # levels of containers
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 _FACTORIES = {each.__name__: each for each in (list, dict, set, int, float)}
 _NO_DATA = (nn.Module, nn.Parameter, torch.optim.Optimizer, Dataset, DataLoader, Sampler, type)
+# Packages whose objects are no data.
 _LIBRARIES = frozenset(
     [
         "accelerate",
@@ -39,7 +40,6 @@ _LIBRARIES = frozenset(
         "vllm",
     ]
 )
-"""Packages whose objects are no data."""
 
 
 class NotPlain(Exception):
@@ -90,14 +90,17 @@ def same(one: Any, other: Any) -> bool:
 
 
 def is_figure(form: Any) -> bool:
+    """Return whether a result of `packed` is one number."""
     is_tensor = isinstance(form, tuple) and form[0] == "tensor"
     return isinstance(form, (int, float)) or (is_tensor and form[1].numel() == 1)
 
 
 class _Packer:
+    """Copies one value to scalars and tuples of a kind and its content."""
+
     def __init__(self) -> None:
         self._bytes = 0
-        self._open: set[int] = set()  # ids of surrounding containers, to detect cycles
+        self._surrounding: set[int] = set()  # ids of containers, to detect cycles
 
     def pack(self, value: Any, depth: int) -> Any:
         if isinstance(value, _SCALARS):
@@ -107,15 +110,15 @@ class _Packer:
             if isinstance(value, float):  # such as NumPy's
                 return float(value)
             raise NotPlain(type(value).__name__)  # such as an enumeration
-        if isinstance(value, _NO_DATA) or depth > _DEEPEST or id(value) in self._open:
+        if isinstance(value, _NO_DATA) or depth > _DEEPEST or id(value) in self._surrounding:
             raise NotPlain(type(value).__name__)
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
-        self._open.add(id(value))
+        self._surrounding.add(id(value))
         try:
             return self._container(value, depth + 1)
         finally:
-            self._open.discard(id(value))
+            self._surrounding.discard(id(value))
 
     def _container(self, value: Any, depth: int) -> Any:
         kind = type(value)
@@ -160,8 +163,8 @@ class _Packer:
 
 def _is_known(kind: type) -> bool:
     """Return whether objects consist of their attributes, and the class is found by name."""
-    own = any(vars(each).get("__slots__") for each in kind.__mro__)
-    return kind.__dictoffset__ != 0 and not own and _class(kind.__module__, kind.__qualname__) is kind
+    has_slots = any(vars(each).get("__slots__") for each in kind.__mro__)
+    return kind.__dictoffset__ != 0 and not has_slots and _class(kind.__module__, kind.__qualname__) is kind
 
 
 def _is_batch(kind: type) -> bool:

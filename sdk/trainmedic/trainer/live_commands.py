@@ -34,7 +34,7 @@ class LiveCommands:
         self._is_recalled = False
         self._steps = OptimizerSteps(())
         self._rates = RateCommands(self, self._steps, lambda: self.pause.lasts, how=_HOW)
-        medic.on("job.scale_lr", in_force=self._scales)(self._rates.scale)
+        medic.on("job.scale_lr", in_force=self._is_scale_in_force)(self._rates.scale)
         medic.on("job.pause")(self._pause)
         medic.on("job.resume", in_force=self.pause.is_in_force)(lambda command: self.pause.end())
         if torch.cuda.is_available():
@@ -50,12 +50,13 @@ class LiveCommands:
         self._steps = OptimizerSteps(self._rate.optimizers)
         self._rates.restart_watch(self._steps)
 
-    def loop_ends(self, is_for_good: bool) -> None:
+    def loop_ends(self, is_final: bool) -> None:
         self._steps.close()
-        if is_for_good:
+        if is_final:
             self._rates.finish("training ended")
 
     def finish(self, because: str) -> None:
+        """Answer waiting rate changes now."""
         self._rates.finish(because)
 
     def step_done(self) -> None:
@@ -123,7 +124,7 @@ class LiveCommands:
     def global_step(self) -> int:
         return self.medic.step or 0
 
-    def _scales(self, command_id: str) -> bool | None:
+    def _is_scale_in_force(self, command_id: str) -> bool | None:
         if self._changes is None or not self._is_recalled:
             return None
         return self._changes.is_in_force(LEARNING_RATE, command_id)

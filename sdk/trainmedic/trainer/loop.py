@@ -17,7 +17,7 @@ from trainmedic.job.parameters import Rollback
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.choice import Choice, agree, choose
 from trainmedic.recovery.health import Onset, onset_of
-from trainmedic.recovery.loop_restart import DamagedCheckpoint, LoopRestart, told
+from trainmedic.recovery.loop_restart import DamagedCheckpoint, LoopRestart, checkpoint_output
 from trainmedic.recovery.restarts import LoopRestarter, RestartLimits, require_on_all_ranks
 from trainmedic.recovery.rollback_budget import RollbackBudget
 from trainmedic.torch.checkpoints.digests import Modules, Optimizers
@@ -29,10 +29,11 @@ log = logging.getLogger("trainmedic")
 
 
 class TrainerLoop:
+    """Rollbacks and restarts of one training by a framework."""
+
     def __init__(self, medic: Medic, framework: Framework, limits: RestartLimits) -> None:
         self.framework = framework
-        self.kept: Mapping[str, Any] | None = None
-        """Trainmedic's record in the loaded checkpoint, or None."""
+        self.record: Mapping[str, Any] | None = None  # Trainmedic's in the loaded checkpoint
         self.meter: StepMeter | None = None
         self.restarts = LoopRestarter(medic, self._newest, self._choose, limits)
         self.proof = RollbackProof(medic, lambda: framework.accumulation)
@@ -42,7 +43,7 @@ class TrainerLoop:
         # Path and time of checkpoints of earlier trainings and of damaged ones, which are never used.
         self._foreign: frozenset[tuple[Any, Any]] = frozenset()
         self._started_from = Path()  # checkpoint of the last restart
-        self._begin_comparison: Callable[[], None] | None = None
+        self._pending_comparison: Callable[[], None] | None = None
 
     def start_fresh(self) -> None:
         """Begin a new training: ignore existing checkpoints, and reset the count of rollbacks."""
@@ -51,7 +52,7 @@ class TrainerLoop:
         self._medic.progress.begin_training(time.perf_counter())
 
     def prepare(self, restart: LoopRestart) -> Path:
-        """Return the checkpoint, with later ones put aside. Raises OSError."""
+        """Put later checkpoints aside; return the one to restart from. Every rank calls it. Raises OSError."""
         ranks = self._medic.group("restart")
         ranks.poll()  # a rank may still be writing its part of a checkpoint
         checkpoint = self._started_from = Path(ranks.choose(lambda: str(self._available(restart))))
@@ -64,7 +65,7 @@ class TrainerLoop:
         return checkpoint
 
     def _available(self, restart: LoopRestart) -> Path:
-        """Raises FileNotFoundError."""
+        """Return the restart's checkpoint; if it is gone after a crash, the newest. Raises FileNotFoundError."""
         if self.framework.is_complete(restart.checkpoint):
             return restart.checkpoint
         newest = self._newest()
@@ -74,19 +75,19 @@ class TrainerLoop:
 
     def put_aside(self, after: int) -> None:
         """Rename later checkpoints, so that nothing resumes from them. Raises OSError."""
-        self.framework.goes_back_to(after)
+        self.framework.resume_from(after)
         renamed = [self._rename(each.path) for each in self.framework.all_checkpoints() if each.step > after]
         if renamed:
             log.warning("%s: put aside as %s", self._medic.job, ", ".join(renamed))
 
     def _rename(self, path: Path) -> str:
         number = 1
-        while (new := path.with_name(self.framework.abandoned(path.name, number))).exists():
+        while (new := path.with_name(self.framework.abandoned_name(path.name, number))).exists():
             number += 1
         path.rename(new)
         return new.name
 
-    def _disown(self, damaged: Path) -> None:
+    def _put_aside_damaged(self, damaged: Path) -> None:
         self._foreign |= {(each.path, each.at) for each in self.framework.all_checkpoints() if each.path == damaged}
         if self.framework.writes:
             try:
@@ -112,7 +113,7 @@ class TrainerLoop:
 
     @functools.cached_property
     def budget(self) -> RollbackBudget:
-        """Made at first use: Lightning knows its directories only during fit."""
+        """Budget, made at first use: Lightning knows its directories only during fit."""
         return RollbackBudget(self.framework.directories[0], self._limits.rollbacks, writes=self.framework.writes)
 
     def begins(self, step: int, modules: Modules, optimizers: Optimizers) -> None:
@@ -120,26 +121,28 @@ class TrainerLoop:
 
         Raises DamagedCheckpoint if a restart has loaded other data than saved.
         """
-        self.restarts.has_loaded()
+        self.restarts.note_loaded()
         restart = self.restarts.starting
         if restart is None:
-            self.proof.resumed(self.kept, modules, optimizers)
-            self.proof.losses.resumes(self.kept, step)
-        elif different := self.proof.loaded(self.kept, modules, optimizers):
+            self.proof.check_resumed(self.record, modules, optimizers)
+            self.proof.losses.restore(self.record, step)
+        elif different := self.proof.check_loaded(self.record, modules, optimizers):
             damaged = self._started_from
-            self._disown(damaged)
+            self._put_aside_damaged(damaged)
             raise DamagedCheckpoint(f"{damaged.name} was loaded otherwise than it was saved: {different}")
         else:
-            self.has_gone_back(restart, step, modules.values(), optimizers.values())
+            self.begin_comparison(restart, step, modules.values(), optimizers.values())
 
-    def has_gone_back(self, restart: LoopRestart, step: int, models: Iterable[Any], optimizers: Iterable[Any]) -> None:
-        """Begin to compare losses, or defer it with `Framework.reads_late`."""
-        self._begin_comparison = functools.partial(self._compare_losses, restart, step, models, optimizers)
-        if not self.framework.reads_late:
+    def begin_comparison(
+        self, restart: LoopRestart, step: int, models: Iterable[Any], optimizers: Iterable[Any]
+    ) -> None:
+        """Compare losses after a rollback; defer it with `Framework.knows_batches_late`."""
+        self._pending_comparison = functools.partial(self._compare_losses, restart, step, models, optimizers)
+        if not self.framework.knows_batches_late:
             self.compare_losses()
 
     def compare_losses(self) -> None:
-        begin, self._begin_comparison = self._begin_comparison, None
+        begin, self._pending_comparison = self._pending_comparison, None
         if begin is not None:
             begin()
 
@@ -148,7 +151,7 @@ class TrainerLoop:
     ) -> None:
         losses, framework = self.proof.losses, self.framework
         course = framework.accumulation, framework.data, restart.skip_batches, restart.trouble_at
-        losses.go_back(self.kept, step, models, optimizers, *course)
+        losses.go_back(self.record, step, models, optimizers, *course)
         if restart.settings:
             losses.log.course_changes(step)
 
@@ -159,11 +162,11 @@ class TrainerLoop:
         self.proof.step_done(step)
 
     def ends(self) -> None:
-        again = self.restarts.is_asked
-        self.proof.finish("the loop restarts for another command" if again else "training ended")
+        restarts = self.restarts.is_requested
+        self.proof.finish("the loop restarts for another command" if restarts else "training ended")
 
     def roll_back(self, command: JobCommand) -> bool:
-        """Choose the checkpoint on all ranks and request a restart. Raises Rejected."""
+        """Choose the checkpoint on all ranks and request a restart; False if it is refused. Raises Rejected."""
         rollback, progress = command.parameters, self._medic.progress
         assert isinstance(rollback, Rollback)
         if rollback.skip_batches and self.framework.no_skip_because:
@@ -172,14 +175,14 @@ class TrainerLoop:
         choice = agree(command.group, lambda: self._choose(rollback, onset))
         checkpoint = choice.best
         require_on_all_ranks(command.group, checkpoint, self.framework.is_complete)
-        output = {**told(checkpoint), "left_step": self._step}
+        output = {**checkpoint_output(checkpoint), "left_step": self._step}
         if choice.passed_over:
-            output["passed_over"] = choice.told()
+            output["passed_over"] = choice.passed_over_json()
         older = tuple(each for each in choice.candidates if each.step < checkpoint.step)
         trouble_at = None if onset is None else onset.step
-        skip = self.framework.whole_skip(rollback.skip_batches)
+        skip = self.framework.round_up_skip(rollback.skip_batches)
         restart = LoopRestart(checkpoint.path, command, skip, output=output, trouble_at=trouble_at)
-        return self.restarts.ask(replace(restart, others=older))
+        return self.restarts.request(replace(restart, others=older))
 
     def _choose(self, rollback: Rollback, onset: Onset | None = None) -> Choice:
         """Choose the checkpoint. Raises Rejected.
@@ -191,12 +194,13 @@ class TrainerLoop:
         return choice
 
     def _finish(self, restart: LoopRestart) -> Mapping[str, Any]:
+        """Count a rollback; return the rest of the answer's output."""
         if not restart.is_rollback:
             return self.framework.outcome(restart)
         step = restart.output["checkpoint_step"]
         spent = self.budget.spend(step, restart.output["left_step"])
-        place = {"skipped_batches": self.framework.newly_skipped, "data": self.framework.data}
-        return {**spent, "step": self._step, **place, **self.framework.outcome(restart)}
+        data = {"skipped_batches": self.framework.newly_skipped, "data": self.framework.data}
+        return {**spent, "step": self._step, **data, **self.framework.outcome(restart)}
 
     def _answer(self, command: JobCommand, output: Mapping[str, Any]) -> None:
         if command.action != "job.rollback":

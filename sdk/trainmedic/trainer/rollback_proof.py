@@ -23,7 +23,7 @@ from trainmedic.wire import envelope
 
 log = logging.getLogger("trainmedic")
 
-_NOT_KEPT = "the checkpoint holds no digests of them"
+_NO_DIGESTS = "the checkpoint holds no digests of them"
 _NOT_DRAWN = "no batch was drawn yet"
 _BASE_CHANGED = (
     "parameters that no checkpoint of an adapter holds have changed since: {}; end the job, so that its next process "
@@ -33,12 +33,12 @@ _SKIPPED_MORE = "further batches are left out around the end of the epoch"
 
 
 class RollbackProof:
-    """Proof of one training over all restarts.
+    """Proofs of one training's rollbacks, over all restarts. Each `record` is for a checkpoint.
 
     ``not_comparable``: reason if parameters cannot be compared.
     """
 
-    storage = True
+    storage = True  # as in `VerifiedTraining`
     carried_hint = "State outside the checkpoint did not go back"
 
     def __init__(self, medic: Medic, accumulation: Callable[[], int]) -> None:
@@ -49,12 +49,13 @@ class RollbackProof:
         self._accumulation = accumulation
         self._verification = RollbackVerification(self)
         self._is_back = False  # restarted, and nothing drawn yet
-        self._place: int | None = None  # batches drawn at the checkpoint of the restart
+        self._drawn_at_checkpoint: int | None = None  # batches; None if unknown
         self._skipped: Callable[[], int] = lambda: 0
-        self._skipped_at_first = 0
-        self._parameters: dict[str, Any] = {"compared": 0, "agreed": 0, "ranks": medic.world_size, "why": _NOT_KEPT}
-        self._problem = ""
+        self._skipped_at_first = 0  # before the first batch
+        # The answer's ``verified.parameters`` and ``verified.carried``.
+        self._parameters: dict[str, Any] = {"compared": 0, "agreed": 0, "ranks": medic.world_size, "why": _NO_DIGESTS}
         self.carried: Mapping[str, Any] = {}
+        self._problem = ""  # why the answer must be ``failed``
 
     @property
     def accumulation(self) -> int:
@@ -63,45 +64,48 @@ class RollbackProof:
     def health(self, modules: Modules, optimizers: Optimizers) -> CheckpointHealth:
         return health_now(self.medic.progress, None if self.not_comparable else are_finite(modules, optimizers))
 
-    def kept(self, step: int, modules: Modules, optimizers: Optimizers) -> dict[str, Any]:
-        return {"digests": self.digests(modules, optimizers), **self.kept_of_rank(step, optimizers)}
+    def record(self, step: int, modules: Modules, optimizers: Optimizers) -> dict[str, Any]:
+        return {"digests": self.digests(modules, optimizers), **self.rank_record(step, optimizers)}
 
     def digests(self, modules: Modules, optimizers: Optimizers) -> Any:
+        """Return None if parameters cannot be compared."""
         return None if self.not_comparable else digests(modules, optimizers)
 
-    def kept_of_rank(self, step: int, optimizers: Optimizers) -> dict[str, Any]:
-        return {"batches": self.batch_log.state(), **self.losses.kept(step, optimizers.values(), self.accumulation)}
+    def rank_record(self, step: int, optimizers: Optimizers) -> dict[str, Any]:
+        return {"batches": self.batch_log.state(), **self.losses.record(step, optimizers.values(), self.accumulation)}
 
-    def resumes(self, kept: Mapping[str, Any] | None) -> None:
-        self.batch_log.restore(None if kept is None else kept.get("batches"))
+    def restore_batches(self, record: Mapping[str, Any] | None) -> None:
+        self.batch_log.restore(None if record is None else record.get("batches"))
 
-    def goes_back(self, kept: Mapping[str, Any] | None, skipped: Callable[[], int]) -> None:
+    def expect_return(self, record: Mapping[str, Any] | None, skipped: Callable[[], int]) -> None:
+        """Compare the batches drawn from now on. ``skipped`` returns the batches that the rollback has skipped."""
         self._is_back, self._skipped = True, skipped
-        self._place = ((kept or {}).get("batches") or {}).get("drawn")
+        self._drawn_at_checkpoint = ((record or {}).get("batches") or {}).get("drawn")
 
-    def changes_batches(self, why: str) -> None:
+    def forget_batches(self, why: str) -> None:
         self.batch_log.forget(why)
 
-    def resumed(self, kept: Mapping[str, Any] | None, modules: Modules, optimizers: Optimizers) -> None:
-        before = None if kept is None or self.not_comparable else kept.get("digests")
+    def check_resumed(self, record: Mapping[str, Any] | None, modules: Modules, optimizers: Optimizers) -> None:
+        """Log a difference between the loaded state and the saved one."""
+        before = None if record is None or self.not_comparable else record.get("digests")
         if before and (problem := compare(before, digests(modules, optimizers)).problem):
             message = "%s: the checkpoint was loaded otherwise than it was saved: %s; unless the script has changed, "
             log.error(
                 message + "it is damaged: end the training, and resume from an older one", self.medic.job, problem
             )
 
-    def loaded(self, kept: Mapping[str, Any] | None, modules: Modules, optimizers: Optimizers) -> str:
+    def check_loaded(self, record: Mapping[str, Any] | None, modules: Modules, optimizers: Optimizers) -> str:
         """Compare parameters and optimizer; return the difference, the same on all ranks."""
-        before = None if kept is None else kept.get("digests")
+        before = None if record is None else record.get("digests")
         group = self.medic.group("verify")
-        why = self.not_comparable or ("" if before else _NOT_KEPT)
+        why = self.not_comparable or ("" if before else _NO_DIGESTS)
         comparison = DigestComparison(0, ())
         if before and not why:
             comparison = compare(before, digests(modules, optimizers))
         self._parameters = {"compared": comparison.compared, "agreed": comparison.compared, "ranks": group.world_size}
         if why:
             self._parameters["why"] = why
-        unsaved = set(comparison.different) & _not_saved(modules)
+        unsaved = set(comparison.different) & _unsaved_parameters(modules)
         self._problem = _BASE_CHANGED.format(", ".join(sorted(unsaved)[:3])) if unsaved else ""
         self._parameters["agreed"] -= len(unsaved)
         comparison = comparison.without(unsaved)
@@ -111,24 +115,25 @@ class RollbackProof:
             self._problem = f"it is not known whether every rank has loaded what was saved: {error}"
             self._parameters["agreed"] = 0
             return ""
-        differs = sorted(rank for rank, problem in reports.items() if problem)
-        return f"{reports[differs[0]]} ({ranks_named(differs)})" if differs else ""
+        different = sorted(rank for rank, problem in reports.items() if problem)
+        return f"{reports[different[0]]} ({ranks_named(different)})" if different else ""
 
     def before_draw(self) -> Any:
         # The first step after a rollback answers it and starts the verification.
         return randomness.capture() if self._is_back else self._verification.before_draw()
 
     def drawn(self, batch: Any, epoch: int, before: Any = None, why_not: str = "") -> None:
+        """Record a batch. ``before``: `before_draw`'s result. ``why_not``: reason to expect other batches."""
         if self._is_back:
             self._is_back, self._skipped_at_first = False, self._skipped()
-            self.batch_log.go_back(self._place, epoch, self._skipped_at_first, why_not)
+            self.batch_log.go_back(self._drawn_at_checkpoint, epoch, self._skipped_at_first, why_not)
             if why_not:
                 self._expect_other_losses(why_not)
         elif self._skipped() != self._skipped_at_first:
             self._verification.stop_comparing(_SKIPPED_MORE)
         self._verification.batch_drawn(batch, epoch, before)
 
-    def expect_no_more(self, because: str) -> None:
+    def stop_comparing(self, because: str) -> None:
         """End the comparison of batches, which now differ on purpose."""
         if not self._is_back:
             self._expect_other_losses(because)
@@ -138,13 +143,14 @@ class RollbackProof:
         self.losses.log.comparison.course_changes(because, self.losses.step)
 
     def answer(self, command: JobCommand, output: Mapping[str, Any]) -> None:
+        """Answer ``failed`` at once, or begin the verification."""
         if self._is_back:
             self._is_back = False
             self.batch_log.go_back(None, 0, 0, _NOT_DRAWN)
         carried = {"carried": self.carried} if self.carried else {}
         proven = {**output, "verified": {"parameters": self._parameters, **carried}}
         if self._problem:
-            batches = self.batch_log.comparison.told(_NOT_DRAWN)
+            batches = self.batch_log.comparison.result(_NOT_DRAWN)
             step = output["checkpoint_step"]
             reason = f"the training went back to step {step} and goes on from there, but {self._problem}"
             log.error("%s: %s", self.medic.job, reason)
@@ -161,7 +167,7 @@ class RollbackProof:
         self._verification.finish(because, is_error)
 
 
-def _not_saved(modules: Modules) -> set[str]:
+def _unsaved_parameters(modules: Modules) -> set[str]:
     """Return the digest names of PEFT models' frozen parameters, which checkpoints omit."""
     return {
         f"{part}.{plain_name(name)}"

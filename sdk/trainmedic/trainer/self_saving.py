@@ -24,7 +24,7 @@ from trainmedic.trainer.framework import Framework
 from trainmedic.trainer.loop import TrainerLoop
 from trainmedic.trainer.step_directories import StepDirectories
 
-_NOT_OURS = ("job.accumulate", "job.scale_batch", "job.dataloader_workers")
+_SET_BY_FRAMEWORK = ("job.accumulate", "job.scale_batch", "job.dataloader_workers")
 
 
 class SelfSavingFramework(Framework, abc.ABC):
@@ -33,8 +33,8 @@ class SelfSavingFramework(Framework, abc.ABC):
     Each rank stores ``carried`` next to the framework's checkpoints.
     """
 
-    restarter: ClassVar[str]
-    fixed_by: ClassVar[str]
+    restarter: ClassVar[str]  # function of this package that makes restarts possible
+    fixed_by: ClassVar[str]  # settings that determine batches and workers
     layout: ClassVar[StepDirectories]
     no_checkpoint_because: str = ""
 
@@ -42,13 +42,13 @@ class SelfSavingFramework(Framework, abc.ABC):
         self.medic = medic
         self.writes = medic.rank == 0
         self.carried = carried
-        self.left_out: skipped_data.Ranges = []
-        self.stops = False
+        self.left_out: skipped_data.Ranges = []  # of data to skip
+        self.is_stopping = False
         self._being_saved: tuple[int, CheckpointHealth] | None = None
         self.loop = TrainerLoop(medic, self, RestartLimits(retries=0, delay=0.0, rollbacks=rollbacks))
-        self.attachment = Attachment(medic, self.restarter, self._leave_course)
+        self.attachment = Attachment(medic, self.restarter, self._finish_rate_changes)
         medic.on("job.stop")(self._stop)
-        for action in _NOT_OURS:
+        for action in _SET_BY_FRAMEWORK:
             medic.cannot(action, f"the batches and the workers of the loaders are set by {self.fixed_by}")
 
     @abc.abstractmethod
@@ -59,7 +59,7 @@ class SelfSavingFramework(Framework, abc.ABC):
     def has_saved(self, step: int) -> bool:
         """Return whether that checkpoint is complete, as seen by this rank."""
 
-    def starts_fresh(self) -> None:
+    def start_fresh(self) -> None:
         self.loop.start_fresh()
         if self.writes:
             skipped_data.forget(self.directory)
@@ -71,11 +71,11 @@ class SelfSavingFramework(Framework, abc.ABC):
         read: list[Any] = ranks.choose(lambda: [list(each) for each in skipped_data.read(self.directory)])
         self.left_out = [(start, stop) for start, stop in read]
 
-    def put_back_carried(self, checkpoint: Path, with_random: bool = True) -> None:
+    def restore_carried(self, checkpoint: Path, with_random: bool = True) -> None:
         self.loop.proof.carried = self.carried.restore(checkpoint, with_random)
 
     def leave_out(self, start: int, count: int) -> None:
-        """Skip `count` from `start` on. Raises OSError."""
+        """Skip ``count`` batches or iterations from ``start`` on. Raises OSError."""
         if count:
             self.left_out = [*self.left_out, (start, start + count)]
             if self.writes:
@@ -86,17 +86,18 @@ class SelfSavingFramework(Framework, abc.ABC):
         self.note_saved()
         self.attachment.carry_out(step)
 
-    def ends_here(self, has_to_move: bool = False) -> bool:
-        """Return whether to end for good. Raises LoopEnds for a restart or a move in the data."""
-        if not self.stops and (self.attachment.restart_is_due or has_to_move):
+    def must_end(self, has_to_move: bool = False) -> bool:
+        """Return whether training must end. Raises LoopEnds for a restart or a move in the data."""
+        if not self.is_stopping and (self.attachment.restart_is_due or has_to_move):
             raise LoopEnds
-        return self.stops
+        return self.is_stopping
 
-    def begins_saving(self, step: int, health: CheckpointHealth) -> None:
+    def save_begins(self, step: int, health: CheckpointHealth) -> None:
         self._being_saved = step, health
 
     @log_errors
     def note_saved(self) -> None:
+        """Report the checkpoint that was begun last, once it is complete."""
         if self._being_saved is None or not self.has_saved(self._being_saved[0]):
             return
         step, health = self._being_saved
@@ -112,6 +113,8 @@ class SelfSavingFramework(Framework, abc.ABC):
             raise TrainmedicError(f"{self.path_of(self._being_saved[0])} is missing or incomplete")
 
     def in_window(self, kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that calls ``call`` in `Medic.window`."""
+
         def called(*arguments: Any, **options: Any) -> Any:
             with self.medic.window(kind):
                 return call(*arguments, **options)
@@ -125,10 +128,10 @@ class SelfSavingFramework(Framework, abc.ABC):
             reason = self.no_checkpoint_because
             output = {**output, "no_checkpoint": reason} if reason else self.checkpoint()
         self.attachment.stop()
-        self.stops = True
+        self.is_stopping = True
         return output
 
-    def _leave_course(self) -> None:
+    def _finish_rate_changes(self) -> None:
         self.attachment.live.finish("a rollback was ordered")  # a rollback loads other rates into the same optimizer
 
     @property

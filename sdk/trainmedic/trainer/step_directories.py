@@ -16,11 +16,13 @@ from trainmedic.wire import envelope
 
 @dataclass(frozen=True)
 class StepDirectories:
+    """Names and times of one framework's checkpoints."""
+
     prefix: str
-    digits: int
+    digits: int  # at least
     is_complete: Callable[[Path], bool]
+    # Returns the Unix time at which an unmarked checkpoint, complete or not, was written. Raises OSError.
     last_change: Callable[[Path, bool], float]
-    """Returns when an unmarked checkpoint was written (Unix time), by its completeness. Raises OSError."""
 
     def in_directory(self, directory: Path) -> list[SavedCheckpoint]:
         present = []

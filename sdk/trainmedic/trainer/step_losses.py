@@ -16,7 +16,7 @@ class StepLosses:
     def __init__(self) -> None:
         self.log = LossLog()
         self.step = 0
-        self._parts: list[Any] = []  # of the current step
+        self._parts: list[Any] = []  # of the current step, whose sum is its loss
 
     def add(self, loss: Any) -> None:
         if is_one_number(loss):
@@ -28,20 +28,20 @@ class StepLosses:
         if parts and step <= self.log.until:
             self.log.note(step, sum(parts))
 
-    def kept(self, step: int, optimizers: Iterable[Any], accumulation: int) -> dict[str, Any]:
+    def record(self, step: int, optimizers: Iterable[Any], accumulation: int) -> dict[str, Any]:
         self.log.expect_from(step)
         return {
             "losses": {**self.log.state(), "accumulation": accumulation},
             "lr_scale": marked_scale(optimizers),
         }
 
-    def resumes(self, kept: Mapping[str, Any] | None, step: int) -> None:
+    def restore(self, record: Mapping[str, Any] | None, step: int) -> None:
         self._parts, self.step = [], step
-        self.log.restore((kept or {}).get("losses"), step)
+        self.log.restore((record or {}).get("losses"), step)
 
     def go_back(
         self,
-        kept: Mapping[str, Any] | None,
+        record: Mapping[str, Any] | None,
         step: int,
         models: Iterable[nn.Module],
         optimizers: Iterable[Any],
@@ -50,13 +50,10 @@ class StepLosses:
         skipped: int,
         trouble_at: int | None,
     ) -> None:
-        """Compare losses after a return.
-
-        ``data`` describes the batches; ``trouble_at`` is the first untrusted step.
-        """
+        """Compare the losses of the next steps. The arguments are those of `CompletedRollback`."""
         self._parts, self.step = [], step
-        state, scale = kept or {}, marked_scale(optimizers)
-        back = CompletedRollback(
+        state, scale = record or {}, marked_scale(optimizers)
+        rollback = CompletedRollback(
             step=step,
             data=data,
             skipped=skipped,
@@ -65,4 +62,4 @@ class StepLosses:
             is_scaled_otherwise=state.get("lr_scale", scale) != scale,
             trouble_at=trouble_at,
         )
-        begin_comparison(self.log, back, models)
+        begin_comparison(self.log, rollback, models)

@@ -34,7 +34,7 @@ def test_the_same_batches_again_agree() -> None:
     draw(log, *range(50, 50 + MOST_COMPARED))
     assert comparison.is_complete
     draw(log, 999)
-    assert comparison.told() == {"compared": 16, "agreed": 16}
+    assert comparison.result() == {"compared": 16, "agreed": 16}
     assert log.drawn == 67
 
 
@@ -43,7 +43,7 @@ def test_other_batches_do_not_agree() -> None:
     log = drawn(*range(10))
     comparison = log.go_back(4, 0)
     draw(log, 4, 77, 78, 7, 8, 9)
-    assert comparison.told() == {"compared": 6, "agreed": 4}
+    assert comparison.result() == {"compared": 6, "agreed": 4}
 
 
 def test_after_a_skip_the_later_ones_come() -> None:
@@ -51,7 +51,7 @@ def test_after_a_skip_the_later_ones_come() -> None:
     log = drawn(*range(30))
     comparison = log.go_back(10, 0, skip=12)
     draw(log, *range(22, 38))
-    assert comparison.told() == {"compared": 16, "agreed": 16}
+    assert comparison.result() == {"compared": 16, "agreed": 16}
 
 
 @given(st.lists(st.sampled_from(["unread", "known", None, "back"]), max_size=120))
@@ -94,7 +94,7 @@ def test_a_skip_that_is_ignored_shows(skip: int) -> None:
     log = drawn(*range(30))
     comparison = log.go_back(20, 0, skip=skip)
     draw(log, *range(20, 36))
-    told = comparison.told()
+    told = comparison.result()
     assert told["compared"] == 16
     assert told["agreed"] < 10
 
@@ -105,7 +105,7 @@ def test_in_the_next_epoch_a_batch_may_look_like_one_left_out() -> None:
     comparison = log.go_back(0, 0, skip=10)
     draw(log, *range(10), *range(6), epoch=1)
     why = "none of the present batches was drawn before"
-    assert comparison.told() == {"compared": 0, "agreed": 0, "why": why}
+    assert comparison.result() == {"compared": 0, "agreed": 0, "why": why}
 
 
 def test_a_batch_that_is_made_anew_is_no_proof_that_those_to_be_left_out_are_left_out() -> None:
@@ -114,7 +114,7 @@ def test_a_batch_that_is_made_anew_is_no_proof_that_those_to_be_left_out_are_lef
     comparison = log.go_back(2, 0, skip=20)
     for number in range(16):
         log.add(100 + number, 0, is_random=True)
-    assert comparison.told()["compared"] == 0
+    assert comparison.result()["compared"] == 0
 
 
 def test_random_numbers_are_no_reason_where_there_was_nothing_to_compare_with() -> None:
@@ -124,7 +124,7 @@ def test_random_numbers_are_no_reason_where_there_was_nothing_to_compare_with() 
     for number in range(16):
         log.add(100 + number, 1, is_random=number == 3)
     why = "none of the present batches was drawn before"
-    assert comparison.told() == {"compared": 0, "agreed": 0, "why": why}
+    assert comparison.result() == {"compared": 0, "agreed": 0, "why": why}
 
 
 def test_of_batches_that_are_all_alike_nothing_is_claimed_that_they_cannot_show() -> None:
@@ -132,10 +132,10 @@ def test_of_batches_that_are_all_alike_nothing_is_claimed_that_they_cannot_show(
     log = drawn(*[7] * 20)
     again = log.go_back(10, 0)
     draw(log, *[7] * 10)
-    assert again.told() == {"compared": 10, "agreed": 10}
+    assert again.result() == {"compared": 10, "agreed": 10}
     skipped = log.go_back(10, 0, skip=10)
     draw(log, *[7] * 16)
-    assert skipped.told()["compared"] == 0
+    assert skipped.result()["compared"] == 0
 
 
 @pytest.mark.parametrize(
@@ -151,14 +151,14 @@ def test_where_nothing_can_be_compared_the_reason_is_told_at_once(
     """Nobody waits for it."""
     comparison = log.go_back(position, 0)
     assert comparison.is_complete
-    assert comparison.told() == {"compared": 0, "agreed": 0, "why": why}
+    assert comparison.result() == {"compared": 0, "agreed": 0, "why": why}
 
 
 def test_a_source_that_does_not_repeat_itself_claims_nothing() -> None:
     """What it says of itself is the reason."""
     log = drawn(1, 2, 3)
     comparison = log.go_back(1, 0, why_not="not the same batches: a stream only goes on")
-    assert comparison.told() == {"compared": 0, "agreed": 0, "why": "not the same batches: a stream only goes on"}
+    assert comparison.result() == {"compared": 0, "agreed": 0, "why": "not the same batches: a stream only goes on"}
 
 
 def test_an_unfinished_comparison_says_why() -> None:
@@ -166,7 +166,7 @@ def test_an_unfinished_comparison_says_why() -> None:
     log = drawn(1, 2, 3)
     comparison = log.go_back(0, 0)
     draw(log, 1)
-    assert comparison.told("the job ended") == {"compared": 1, "agreed": 1, "why": "the job ended"}
+    assert comparison.result("the job ended") == {"compared": 1, "agreed": 1, "why": "the job ended"}
 
 
 def test_batches_that_cannot_be_looked_at_are_not_compared() -> None:
@@ -174,7 +174,7 @@ def test_batches_that_cannot_be_looked_at_are_not_compared() -> None:
     log = draw(BatchLog(), None, None)
     comparison = log.go_back(0, 0)
     draw(log, None, None)
-    assert comparison.told() == {"compared": 0, "agreed": 0, "why": "nothing of these batches can be compared"}
+    assert comparison.result() == {"compared": 0, "agreed": 0, "why": "nothing of these batches can be compared"}
 
 
 def test_after_a_change_of_the_batches_only_new_ones_are_compared() -> None:
@@ -182,11 +182,11 @@ def test_after_a_change_of_the_batches_only_new_ones_are_compared() -> None:
     log = drawn(1, 2, 3)
     log.forget("the batch size was changed")
     draw(log, 14, 15)
-    assert log.go_back(1, 0).told()["why"] == "the batch size was changed"
+    assert log.go_back(1, 0).result()["why"] == "the batch size was changed"
     draw(log, 12, 13, 14, 15)
     comparison = log.go_back(3, 0)
     draw(log, 14, 15)
-    assert comparison.told() == {"compared": 2, "agreed": 2}
+    assert comparison.result() == {"compared": 2, "agreed": 2}
 
 
 def test_a_rollback_after_a_rollback_compares_with_the_new_course() -> None:
@@ -196,7 +196,7 @@ def test_a_rollback_after_a_rollback_compares_with_the_new_course() -> None:
     draw(log, 15, 16, 17, 18)
     comparison = log.go_back(10, 0)
     draw(log, 15, 16, 17, 18)
-    assert comparison.told() == {"compared": 4, "agreed": 4}
+    assert comparison.result() == {"compared": 4, "agreed": 4}
 
 
 def test_a_restart_remembers_the_last_batches() -> None:
@@ -207,9 +207,9 @@ def test_a_restart_remembers_the_last_batches() -> None:
     draw(log, 1000, 1001)
     comparison = log.go_back(995, 0)
     draw(log, *range(995, 1002))
-    assert comparison.told() == {"compared": 7, "agreed": 7}
+    assert comparison.result() == {"compared": 7, "agreed": 7}
     log.restore(state)
-    assert log.go_back(5, 0).told()["why"] == "these batches were drawn by an earlier process"
+    assert log.go_back(5, 0).result()["why"] == "these batches were drawn by an earlier process"
     log.restore(None)
     assert log.drawn == 0
 
@@ -218,7 +218,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint from before all that is remembered is not compared with."""
     monkeypatch.setattr(batch_log, "_LONGEST", 10)
     log = drawn(*range(50))
-    assert log.go_back(30, 0).told()["why"] == "too many were drawn since"
+    assert log.go_back(30, 0).result()["why"] == "too many were drawn since"
     assert log.drawn == 30
 
 
@@ -234,7 +234,7 @@ def test_whatever_comes_no_more_agree_than_do(course: list[int], data: st.DataOb
     after = data.draw(st.lists(st.integers(0, 5), max_size=20))
     comparison = log.go_back(position, 0, skip)
     draw(log, *after)
-    told = comparison.told("over")
+    told = comparison.result("over")
     expected = course[position + skip :][:MOST_COMPARED]
     alike = sum(one == other for one, other in zip(after, expected, strict=False))
     assert 0 <= told["agreed"] <= told["compared"] <= MOST_COMPARED

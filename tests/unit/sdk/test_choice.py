@@ -44,7 +44,7 @@ def test_one_that_was_saved_after_the_jump_is_passed_over() -> None:
     """The loss jumped at step 290, a checkpoint came at step 300, and the alert began at step 305."""
     found = choose([*ROW[:3], saved(300, ILL)], BEFORE, 320)
     assert steps(found) == [200, 100, 0]
-    assert found.told() == [
+    assert found.passed_over_json() == [
         {
             "checkpoint": "step-300",
             "step": 300,
@@ -177,5 +177,5 @@ def test_all_ranks_make_the_choice_of_rank_0() -> None:
         for thread in threads:
             thread.join(30)
     assert [steps(found[rank]) for rank in range(2)] == [[200, 100, 0]] * 2
-    assert found[1].told() == mine.told()
+    assert found[1].passed_over_json() == mine.told()
     assert refused[0] == refused[1]

@@ -71,7 +71,7 @@ def test_what_another_could_have_put_there_is_not_believed(base: Path, place: Pa
     (place / "slot-5").unlink()
     (place / "slot-5").symlink_to(place / "slot-3")
     with pytest.raises(OSError, match="symbolic"):
-        memory_slots.mapped(place / "slot-5", mark(5))
+        memory_slots.map_file(place / "slot-5", mark(5))
 
 
 @pytest.mark.parametrize("kind", ["link", "open to others", "file"])

@@ -151,8 +151,8 @@ def test_a_command_is_answered_when_the_loop_has_come_up(
 
     def ask() -> None:
         restarts.stepped(12, finish)
-        restarts.ask(LoopRestart(Path("checkpoint-5"), command, output={"left_step": 12}))
-        assert restarts.is_asked
+        restarts.request(LoopRestart(Path("checkpoint-5"), command, output={"left_step": 12}))
+        assert restarts.is_requested
 
     loop = Loop(ask, crash, lambda: restarts.stepped(6, finish))
     assert restarts.run(loop) == 3
@@ -168,7 +168,7 @@ def test_a_command_that_expires_while_the_loop_does_not_come_up_is_failed(
 
     def ask() -> None:
         restarts.stepped(12, finish)
-        restarts.ask(LoopRestart(Path("checkpoint-5"), command))
+        restarts.request(LoopRestart(Path("checkpoint-5"), command))
 
     restarts.run(Loop(ask, crash, crash, crash, lambda: restarts.stepped(6, finish)))
     assert [status for status, _ in answers] == ["failed"]
@@ -184,7 +184,7 @@ def test_settings_that_the_loop_does_not_come_up_with_are_taken_back(
 
     def ask() -> None:
         restarts.stepped(12, finish)
-        restarts.ask(LoopRestart(NEWEST, command, settings={"batch": 8}, previous={"batch": 4}))
+        restarts.request(LoopRestart(NEWEST, command, settings={"batch": 8}, previous={"batch": 4}))
 
     acts = [ask, crash, crash, crash, lambda: restarts.stepped(13, finish)]
 
@@ -204,7 +204,7 @@ def test_a_rollback_that_cannot_be_goes_on_from_the_newest(
 
     def ask() -> None:
         restarts.stepped(20, finish)
-        restarts.ask(LoopRestart(Path("checkpoint-5"), command))
+        restarts.request(LoopRestart(Path("checkpoint-5"), command))
 
     loop = Loop(ask, crash, crash, crash, lambda: restarts.stepped(11, finish))
     assert restarts.run(loop) == 5
@@ -222,7 +222,9 @@ def test_a_rollback_whose_checkpoint_is_damaged_goes_to_the_next_older_one(
 
     def ask() -> None:
         restarts.stepped(12, finish)
-        restarts.ask(LoopRestart(Path("checkpoint-5"), command, output={"checkpoint": "checkpoint-5"}, others=OLDER))
+        restarts.request(
+            LoopRestart(Path("checkpoint-5"), command, output={"checkpoint": "checkpoint-5"}, others=OLDER)
+        )
 
     loop = Loop(ask, damage("5 is bad"), damage("4 is bad"), lambda: restarts.stepped(3, finish))
     assert restarts.run(loop) == 4
@@ -240,7 +242,7 @@ def test_a_rollback_that_finds_none_but_damaged_ones_ends_the_training(
 
     def ask() -> None:
         restarts.stepped(12, finish)
-        restarts.ask(LoopRestart(Path("checkpoint-5"), command, others=OLDER[1:]))
+        restarts.request(LoopRestart(Path("checkpoint-5"), command, others=OLDER[1:]))
 
     loop = Loop(ask, damage("5 is bad"), damage("2 is bad"))
     with pytest.raises(DamagedCheckpoint, match="2 is bad"):
@@ -258,10 +260,10 @@ def test_a_checkpoint_that_cannot_be_loaded_is_tried_as_often_as_any_and_then_re
 
     def ask() -> None:
         restarts.stepped(12, finish)
-        restarts.ask(LoopRestart(Path("checkpoint-5"), command, others=OLDER))
+        restarts.request(LoopRestart(Path("checkpoint-5"), command, others=OLDER))
 
     def load_and_crash() -> None:
-        restarts.has_loaded()
+        restarts.note_loaded()
         crash()
 
     loop = Loop(ask, crash, crash, crash, load_and_crash, load_and_crash, load_and_crash)
@@ -302,7 +304,7 @@ def test_a_stop_ends_what_was_about_to_restart(
 
     def ask_and_stop() -> None:
         restarts.stepped(12, finish)
-        restarts.ask(LoopRestart(NEWEST, command))
+        restarts.request(LoopRestart(NEWEST, command))
         restarts.stop()
 
     assert restarts.run(Loop(ask_and_stop)) == 1

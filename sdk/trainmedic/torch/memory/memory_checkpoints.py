@@ -277,7 +277,7 @@ class MemoryCheckpoints:
     def drop_after(self, step: int) -> None:
         self.background.settle(_PATIENCE)
         if self.pool is not None:
-            self.pool.drop(step)
+            self.pool.drop_after(step)
         if self.replicas is not None:
             self.replicas.drop_after(step)
 
@@ -311,8 +311,8 @@ class MemoryCheckpoints:
 
 def _views(slot: Slot, snapshot: Snapshot | None) -> list[torch.Tensor]:
     """Return tensors in the slot's memory; with None those of the last snapshot."""
-    places, views = slot.cache or (None, [])
+    places, views = slot.cached_views or (None, [])
     if snapshot is not None and places != snapshot.places:
         views = snapshots.views_of(slot.memory, snapshot.places)
-        slot.cache = (snapshot.places, views)
+        slot.cached_views = (snapshot.places, views)
     return views

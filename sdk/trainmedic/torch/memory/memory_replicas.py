@@ -65,7 +65,7 @@ class MemoryReplicas:
         """Stop; ``in_order`` deletes the copies."""
         self._ended.set()
         if self._thread is not None:
-            self._thread.join(_PERIOD + replicas._SECONDS)
+            self._thread.join(_PERIOD + replicas.TIMEOUT)
         self._server.close()
         if in_order:
             for ward in self._wards:
@@ -152,6 +152,6 @@ class MemoryReplicas:
     def _in_files(self, set_id: str, rank: Any) -> Iterator[Found | None]:
         for file, mark in memory_slots.surviving(self._node):
             if mark.set_id == set_id and mark.rank == rank:
-                yield mark, memoryview(memory_slots.mapped(file, mark))
+                yield mark, memoryview(memory_slots.map_file(file, mark))
                 return
         yield None

@@ -113,7 +113,7 @@ class MemoryStart:
         self._remove_unused(group, directory, pool, neighbours)
         self.memory.begin(Course(names["course"]), pool, self._replicas)
         if self._replicas is not None:
-            wards = replicas.ring(nodes, group.rank)
+            wards = replicas.wards_of(nodes, group.rank)
             self._replicas.start_copying({rank: addresses[rank] for rank in wards if rank in addresses})
 
     def end(self, in_order: bool) -> None:
@@ -220,7 +220,7 @@ class MemoryStart:
             if self._lock is not None and file.parent == self._lock.directory:
                 pool.add(Slot.of_file(file, remnant.mark))
             else:
-                self._copy(memory_slots.mapped(file, remnant.mark), remnant.mark, pool)
+                self._copy(memory_slots.map_file(file, remnant.mark), remnant.mark, pool)
         except (OSError, TrainmedicError) as error:
             log.warning("%s: cannot restore %s: %s", self._job, remnant.mark.set_id, error)
 

@@ -95,7 +95,7 @@ def test_a_checkpoint_that_did_not_come_about_is_not_answered_as_written(tmp_pat
     titan = a_training(tmp_path, maybe_wait_for_saving=lambda: None)
     titan.medic.window = MagicMock()  # type: ignore[method-assign]
     titan._trainer.step = titan._saved = 10
-    titan.begins_saving(10, CheckpointHealth())
+    titan.save_begins(10, CheckpointHealth())
     with pytest.raises(TrainmedicError, match="step-10 is missing or incomplete"):
         titan.checkpoint()
     saved(tmp_path, 10)

@@ -67,7 +67,7 @@ class Counting(Framework):
                 begin, _ = 0, self.loop.start_fresh()
             else:
                 begin = self.step_of(self.loop.prepare(restart))
-                self.loop.proof.goes_back(None, lambda: 0)
+                self.loop.proof.expect_return(None, lambda: 0)
             with self.loop.attempting():
                 self.loop.begins(begin, {}, {})
                 for step in range(begin + 1, steps + 1):
@@ -95,7 +95,7 @@ class Telling(Counting):
     def abandoned(self, name: str, number: int) -> str:
         return f"{name}.{number}"
 
-    def goes_back_to(self, step: int) -> None:
+    def resume_from(self, step: int) -> None:
         self.calls.append((step, sorted(path.name for path in self._directory.glob("step-*"))))
 
     def prepare(self, checkpoint: Path, restart: LoopRestart) -> None:
