@@ -1,4 +1,4 @@
-"""Public names of ``recovery.changes``, under which scripts import them."""
+"""Public names of ``recovery.changes``."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ class Medic(JobReports):
         return handlers.carry_out(due) if due else []
 
     def is_quiet(self, step: int) -> bool:
-        """Set the step; return whether `commands` has nothing to do."""
+        """Return whether `commands` has nothing to do."""
         self.step = step
         is_alone = self._is_receiving and self.share is None
         return is_alone and not self._handlers.in_progress and self._queue is not None and not self._queue.has_work
@@ -352,7 +352,6 @@ class Medic(JobReports):
 
 
 def _check_schema(action: str, schema: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError if the schema is invalid or not allowed."""
     if action in ACTIONS:
         raise ConfigurationError(f"{action} has fixed parameters; schema is only for commands of one's own")
     try:

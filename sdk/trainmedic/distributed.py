@@ -53,7 +53,6 @@ def share(
 
 
 def is_needed() -> bool:
-    """Return whether this process is one of several ranks."""
     return is_started() and dist.get_world_size() > 1
 
 
@@ -81,7 +80,7 @@ def _find_store() -> Any:
 
 
 def _separate_connection(store: Any) -> Any:
-    """Return a clone, so that waiting calls of the training do not block; the store itself if it has none."""
+    """Return a clone for concurrent calls, if possible."""
     try:
         return store.clone()
     except (AttributeError, NotImplementedError, RuntimeError):

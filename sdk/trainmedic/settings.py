@@ -69,7 +69,7 @@ def resolve_logs(
 
 
 def slurm_job(env: Mapping[str, str]) -> dict[str, str | int] | None:
-    """Describe this process's Slurm job; None outside one."""
+    """Return this process's Slurm job, or None."""
     job_id = env.get("SLURM_JOB_ID", "")
     if not (job_id.isascii() and job_id.isdecimal()):
         return None
@@ -97,7 +97,7 @@ def resolve(
     world_size: int | None,
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Return the settings. Raises ConfigurationError, whose text never contains a key."""
+    """Return the settings. Raises ConfigurationError without a key in its text."""
     env = os.environ if environment is None else environment
     name = job if job is not None else env.get("TRAINMEDIC_JOB", "")
     if not isinstance(name, str) or not _JOB.match(name):
@@ -153,7 +153,7 @@ def _previous_key(env: Mapping[str, str]) -> bytes | None:
 
 
 def is_withdrawn(path: str) -> bool:
-    """Return whether a previous key's file is empty or gone."""
+    """Return whether the file is empty or gone."""
     try:
         return not Path(path).read_bytes().strip()
     except OSError:

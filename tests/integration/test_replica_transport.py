@@ -27,7 +27,7 @@ def find(request: Mapping[str, Any]) -> Iterator[replicas.Found | None]:
 @pytest.fixture(autouse=True)
 def on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setattr(replicas, "_SECONDS", 2.0)
+    monkeypatch.setattr(replicas, "TIMEOUT", 2.0)
 
 
 @pytest.fixture

@@ -84,8 +84,8 @@ def test_a_job_of_many_steps_and_commands_does_not_grow(
 def test_ranks_that_agree_for_long_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does the store that they share; what all have read is swept away."""
     monkeypatch.setattr("trainmedic.wire.command_memory._KEPT_HERE", KEPT)
-    monkeypatch.setattr("trainmedic.ranks.coordinator._TAKE_EVERY", 0.05)
-    monkeypatch.setattr("trainmedic.ranks.membership._REFRESH_EVERY", 0.05)
+    monkeypatch.setattr("trainmedic.ranks.coordinator._TAKE_INTERVAL", 0.05)
+    monkeypatch.setattr("trainmedic.ranks.membership._REFRESH_INTERVAL", 0.05)
     monkeypatch.setattr("trainmedic.ranks.synchronizer.HEARTBEAT_EVERY", 0.05)
     keys: list[int] = []
     counts: list[int] = []

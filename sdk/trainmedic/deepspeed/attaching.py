@@ -110,7 +110,7 @@ def _check_checkpoints(engine: Any) -> None:
 
 
 def _as_pytorch_loader(loader: Any) -> Any:
-    """Return a PyTorch loader like DeepSpeed's. Return others, and those that change batches, as they are."""
+    """Return DeepSpeed's loader as PyTorch's, unless it changes batches."""
     kind = type(loader)
     if kind.__name__ != "DeepSpeedDataLoader" or not kind.__module__.startswith("deepspeed"):
         return loader

@@ -32,7 +32,7 @@ Files = dict[str, tuple[int, bool]]  # size, and whether it has checksums, by pa
 
 
 class EngineContents:
-    """`JointContents` of an engine, which writes and loads the common part itself."""
+    """`JointContents` whose common part the engine writes and loads."""
 
     is_replicated = False
 
@@ -42,7 +42,7 @@ class EngineContents:
         self._world_size = world_size
 
     def capture(self, parts: StateParts, run: Mapping[str, Any]) -> tuple[Files, Any]:
-        """Return the files, which `write` fills in, and this rank's own part."""
+        """Return the files, filled by `write`, and this rank's own part."""
         files: Files = {}
         states = self.comparable(parts)
         differing = None if states is None else own_part(states, RankState.of(run.get("rank_state")), self._rank)
@@ -130,7 +130,6 @@ def _write_latest(checkpoint: Path) -> None:
 
 @contextlib.contextmanager
 def _recorded_writes(checkpoint_engine: Any) -> Iterator[list[Path]]:
-    """Record the files that the engine writes during the block."""
     files: list[Path] = []
     save = checkpoint_engine.save
 
@@ -143,7 +142,6 @@ def _recorded_writes(checkpoint_engine: Any) -> Iterator[list[Path]]:
 
 
 def _with_copied_mappings(state: Any) -> Any:
-    """Copy mappings, which `merge` changes, but not tensors."""
     if isinstance(state, Mapping):
         return {key: _with_copied_mappings(value) for key, value in state.items()}
     return state
@@ -158,7 +156,6 @@ def _copied_options(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flush(file: Path) -> int:
-    """Flush a file to the disk; return its size."""
     with file.open("rb") as written:
         os.fsync(written.fileno())
         return os.fstat(written.fileno()).st_size

@@ -13,7 +13,7 @@ from trainmedic.torch.state_parts import StateParts
 
 
 class EngineParts(StateParts):
-    """Parts whose `modules` and `optimizers` show this rank's partitions, for digests and health."""
+    """Parts that show this rank's partitions, for digests and health."""
 
     def __init__(self, engine: Any, **also: Any) -> None:
         super().__init__(model=engine.module, **also)
@@ -66,7 +66,7 @@ class _PartitionedModule(nn.Module):
 
 
 def _trained(engine: Any) -> Iterator[_TrainedPartition]:
-    """Yield the weights that this rank updates, in full precision, and their optimizer state."""
+    """Yield this rank's weights in full precision, with their optimizer state."""
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
     partitions: Any = getattr(engine.optimizer, "fp32_partitioned_groups_flat", None)
     if partitions is None:
@@ -86,7 +86,7 @@ def _trained(engine: Any) -> Iterator[_TrainedPartition]:
 
 
 def _part(value: Any, flat: torch.Tensor, start: int, length: int) -> Any:
-    """Return one parameter's part of a state value; a value for all parameters as it is."""
+    """Return one parameter's part, or a value for all parameters."""
     is_elementwise = isinstance(value, torch.Tensor) and value.shape == flat.shape
     return value.narrow(0, start, length) if is_elementwise else value
 
@@ -96,7 +96,6 @@ def _is_partitioned(parameter: Any) -> bool:
 
 
 def _own_length(parameter: Any) -> int:
-    """Return the numbers in this rank's partition, without padding."""
     size = int(parameter.ds_tensor.ds_numel)
     rank = dist.get_rank(group=parameter.ds_process_group)
     return max(0, min(size, int(parameter.ds_numel) - rank * size))

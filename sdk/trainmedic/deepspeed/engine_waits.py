@@ -29,7 +29,7 @@ _COLLECTIVES = (
 
 
 class EngineWaits:
-    """`Waits` in all collectives of ``backend``, DeepSpeed's object for them."""
+    """`Waits` in DeepSpeed's collectives, methods of ``backend``."""
 
     def __init__(self, stopwatch: Stopwatch, backend: Any) -> None:
         self.stopwatch = stopwatch
@@ -96,8 +96,6 @@ class EngineWaits:
 
 
 class _Handle:
-    """Handle of an asynchronous collective, whose wait is measured."""
-
     def __init__(self, handle: Any, waits: EngineWaits) -> None:
         self._handle = handle
         self._waits = waits
@@ -110,5 +108,4 @@ class _Handle:
 
 
 def _current_stream() -> Any:
-    """Return None on a CPU."""
     return torch.cuda.current_stream() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]

@@ -50,7 +50,6 @@ class UsedBatches:
 
     @contextlib.contextmanager
     def reporting(self) -> Iterator[None]:
-        """Observe the Trainer's steps during the block."""
         trainer = self._trainer
         self._step, self._loss = getattr(trainer, _STEP), getattr(trainer, _LOSS)
         with contextlib.ExitStack() as stack:
@@ -95,7 +94,7 @@ class UsedBatches:
             self._proof.stop_comparing(self._why_not)
 
     def _note(self, used: Any) -> None:
-        """Report the step's batch, once. None: unknown."""
+        """Report the step's batch once; None if unknown."""
         if self._loaded is None:
             return
         (loaded,), self._loaded = self._loaded, None
@@ -140,7 +139,6 @@ class LoadedBatches:
 
     @contextlib.contextmanager
     def skipping(self) -> Iterator[None]:
-        """Replace the Trainer's methods that draw batches during the block."""
         members = {_DRAW: self._take}
         if hasattr(self._trainer, _COUNT):
             members[_COUNT] = self._count
@@ -204,7 +202,7 @@ class LoadedBatches:
 
 
 def _is_loaded(used: Any, loaded: Any) -> bool:
-    """Return whether the used batch is the loader's, not one that the model sampled."""
+    """Return whether it is the loader's batch, not sampled by the model."""
     if used is loaded:
         return True
     return isinstance(used, Mapping) and isinstance(loaded, Mapping) and set(used) == set(loaded)

@@ -25,8 +25,6 @@ _NO_ACCUMULATION = (
 
 @dataclass(frozen=True)
 class _StepEnd:
-    """The Trainer's objects between two steps."""
-
     args: Any
     state: Any
     control: Any
@@ -211,7 +209,6 @@ class Callback(TrainerCallback):  # type: ignore[misc]
         self._restart_from_here(command, self._required_framework.set_workers)
 
     def _restart_from_here(self, command: JobCommand, request: Callable[[JobCommand, Path], bool]) -> None:
-        """Save this step, and restart from it with other settings."""
         self._require_room(command)
         step_end = self._required_step_end
         if not request(command, step_end.checkpoint):
@@ -246,7 +243,6 @@ def _answer_save(command: JobCommand, path: Path, is_written: bool) -> None:
 
 
 def _class_name(model: Any) -> str:
-    """Return the class of a model within its wrappers."""
     while hasattr(model, "module") or hasattr(model, "_orig_mod"):
         model = getattr(model, "_orig_mod", None) or model.module
     return type(model).__name__

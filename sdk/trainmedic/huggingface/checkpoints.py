@@ -40,7 +40,7 @@ def skipped_batches(checkpoint: str | Path) -> int:
 
 
 def rank_record(checkpoint: str | Path, rank: int) -> dict[str, Any] | None:
-    """Return a rank's record, with rank 0's digests; None without any."""
+    """Return a rank's record with rank 0's digests, or None."""
     own, first = (checkpoints.read_rank_record(Path(checkpoint), number) for number in (rank, 0))
     if own is None and first is None:
         return None
@@ -83,7 +83,7 @@ def is_complete(checkpoint: Path, ranks: int = 1) -> bool:
 
 
 def is_written(checkpoint: Path, save_only_model: bool, ranks: int = 1) -> bool:
-    """Return whether all ranks have written what the Trainer's arguments ask for."""
+    """Return whether all ranks have written what the arguments ask for."""
     return checkpoint.is_dir() if save_only_model else is_complete(checkpoint, ranks)
 
 

@@ -92,7 +92,7 @@ class HuggingFaceFramework(Framework):
             self.loop.proof.expect_return(self.loop.record, lambda: self.newly_skipped)
 
     def _first_checkpoint(self, resume: Any) -> Any:
-        """Return the path for ``resume_from_checkpoint``; None to start afresh."""
+        """Return the checkpoint to start from, or None."""
         if resume is True:
             return get_last_checkpoint(self._trainer.args.output_dir) or resume
         return resume or None
@@ -126,7 +126,7 @@ class HuggingFaceFramework(Framework):
         return sorted(complete, key=lambda checkpoint: bool(problem(checkpoint.health)))
 
     def round_up_skip(self, batches: int) -> int:
-        """Round up, so that the loader stays in step with the sampling."""
+        """Round up, so that loading stays in step with sampling."""
         per_sampling = batches_per_sampling(self._trainer) or 1
         return -(-batches // per_sampling) * per_sampling
 
@@ -192,7 +192,6 @@ class HuggingFaceFramework(Framework):
         return self._request_restart({_BATCH: batch, _ACCUMULATION: accumulation}, command, here)
 
     def set_workers(self, command: JobCommand, here: Path) -> bool:
-        """Request a restart; see `scale_batch`."""
         previous = int(getattr(self._trainer.args, _WORKERS))
         count = agreed_workers(command, previous)
         settings: dict[str, Any] = {_WORKERS: count}

@@ -83,7 +83,6 @@ class RolloutEngine:
 
     @contextlib.contextmanager
     def updating(self, is_outdated: bool) -> Iterator[None]:
-        """Update an outdated engine before its first sampling in the block."""
         self._is_outdated = is_outdated
         with contextlib.ExitStack() as stack:
             vllm = self._vllm

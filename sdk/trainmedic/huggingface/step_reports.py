@@ -17,7 +17,7 @@ class StepReports:
         self._evaluates = False
 
     def step_ends(self, will_log: bool, **figures: Any) -> None:
-        """Report the step; if its log follows, with the values in it."""
+        """Report the step, with its log's values if that follows."""
         self._flush()
         self._pending = figures
         if not will_log:
@@ -31,7 +31,6 @@ class StepReports:
             self._medic.progress.add_late_values(loss, grad_norm)
 
     def expect(self, evaluation: bool, checkpoint: bool) -> None:
-        """Open the window of the evaluation or checkpoint that follows."""
         self._window.close()
         self._evaluates = evaluation
         if evaluation or checkpoint:

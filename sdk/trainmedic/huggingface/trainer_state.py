@@ -41,7 +41,6 @@ class TrainerState:
         add_file(file, {"format": _FORMAT, "ranks": args.world_size, **kept})
 
     def restore(self, checkpoint: Path, group: Group, keeps_batches: bool) -> PutBack:
-        """Restore the copies, on all ranks or none."""
         kept = self._read(checkpoint)
         seen = group.poll(kept is not None)
         is_whole = all(seen.get(rank) for rank in range(group.world_size))

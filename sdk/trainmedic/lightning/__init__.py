@@ -62,8 +62,6 @@ def fit(
 
 @dataclass(frozen=True)
 class _Fit:
-    """Arguments of `fit`."""
-
     trainer: Any
     model: Any
     loaders: Mapping[str, Any]

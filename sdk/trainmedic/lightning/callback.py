@@ -179,7 +179,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
             self._next_accumulation = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all ranks' states: Lightning stores only rank 0's, and no random state."""
+        """Return all ranks' states, because Lightning stores only rank 0's."""
         if self.framework is None or self._trainer is None:
             return {"ranks": _of_all_ranks({"random": randomness.capture(), "data": None})}
         proof = self.framework.loop.proof
@@ -256,7 +256,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
             self.medic.cannot("job.accumulate", "the model steps its optimizers itself (manual optimization)")
 
     def _accumulate(self, command: JobCommand) -> Mapping[str, Any] | None:
-        """Let the accumulation change at a step after which the epoch divides into whole steps."""
+        """Change it at a step after which the epoch divides into whole steps."""
         assert isinstance(command.parameters, Accumulate)
         if self._next_accumulation is not None:
             command.failed("another change of the accumulation waits for its step")
@@ -305,7 +305,6 @@ def _parts(trainer: Any) -> tuple[Modules, Optimizers]:
 
 
 def _of_all_ranks(state: Mapping[str, Any]) -> list[Any]:
-    """Return the states by rank. Every rank calls it."""
     _, world_size = _rank_and_world_size()
     states: list[Any] = [state] * world_size
     if world_size > 1:
@@ -320,7 +319,7 @@ def _rank_and_world_size() -> tuple[int, int]:
 
 
 def _samples(batch: Any) -> int:
-    """Return the length of the first tensor; 0 without one."""
+    """Return the first tensor's length, or 0."""
     if isinstance(batch, torch.Tensor):
         return len(batch) if batch.dim() else 1
     members: Any = ()

@@ -128,7 +128,6 @@ class LightningFramework(Framework):
             self.loop.proof.drawn(batch, self._trainer.current_epoch, before, why_not)
 
     def end(self) -> None:
-        """Let Lightning end the fit after this step."""
         if self.loop.restarts.is_requested:
             # Saving discarded state could delete the checkpoint to go back to.
             self._set_last_saved_step(self._trainer.global_step)

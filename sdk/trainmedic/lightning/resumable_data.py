@@ -46,7 +46,6 @@ class ResumableData:
         self.replayed = ""  # the answer's text about the batches after the checkpoint
 
     def wrap(self, loaders: Any) -> Any:
-        """Return Lightning's combined loader, which resumes."""
         combined = _combined_loader_of(self._trainer)
         if isinstance(loaders, combined):
             self._loader = _loader_class(combined)(loaders.iterables, loaders._mode)
@@ -56,7 +55,6 @@ class ResumableData:
         return self._loader
 
     def wrapping(self, source: Any) -> contextlib.AbstractContextManager[None]:
-        """Wrap the loaders that ``source`` makes during the block."""
         original = source.train_dataloader
 
         @functools.wraps(original)
@@ -66,13 +64,12 @@ class ResumableData:
         return replaced(source, train_dataloader=train_dataloader)
 
     def prepare(self, skip_batches: int) -> None:
-        """Prepare for a restart that skips batches, before `restore`."""
         self._resume, self._to_skip, self._uncounted, self.skipped = None, skip_batches, 0, 0
         self._drawn.clear()
         self.replayed = f"{NOT_REPLAYED}: the checkpoint does not hold the place in the data; the epoch restarts"
 
     def state(self) -> dict[str, Any] | None:
-        """Return this rank's position for `restore`; None if unknown."""
+        """Return this rank's position, or None."""
         if self._resume is not None:  # nothing drawn yet
             return dict(self._resume)
         if self._loader is None:
@@ -101,7 +98,7 @@ class ResumableData:
         self._resume = state
 
     def count_skipped(self) -> None:
-        """Advance Lightning's counters by the batches skipped since the last call."""
+        """Advance Lightning's counters by skipped batches."""
         batches, self._uncounted = self._uncounted, 0
         progress = self._trainer.fit_loop.epoch_loop.batch_progress
         for counters in (progress.total, progress.current):
@@ -111,7 +108,7 @@ class ResumableData:
             counters.completed += batches
 
     def take_drawn(self) -> Iterable[tuple[Any, Any]]:
-        """Return the oldest untrained batch, if any, with ``before_draw``'s result."""
+        """Return the oldest untrained batch, with `before_draw`'s result."""
         return [self._drawn.popleft()] if self._drawn else []
 
     def draw(self, draw: Callable[[], Any]) -> Any:
@@ -198,7 +195,7 @@ class _ResumableLoader:
         super().reset()  # type: ignore[misc]
 
     def loader_states(self) -> list[Any] | None:
-        """Return the loaders' states after the last used batch; None if a loader has none."""
+        """Return states after the last used batch, or None."""
         return self._states_before_draw if self._is_read_ahead else _states(self.flattened)
 
     def held_back(self) -> str:
@@ -228,7 +225,7 @@ class _ResumableLoader:
 
     @property
     def _is_read_ahead(self) -> bool:
-        """True if Lightning draws each batch during the step before, to find the end."""
+        """True if Lightning reads one batch ahead, to find the end."""
         return self._epoch_length == float("inf")
 
     @functools.cached_property
@@ -275,7 +272,7 @@ class _ResumableLoader:
         randomness.restore(now)
 
     def _read_up_to(self, place: int) -> str:
-        """Draw and drop the epoch's batches before ``place``; return the answer's text."""
+        """Drop the batches before ``place``; return the answer's text."""
         is_indexed = all(_is_indexed(loader) for loader in self.flattened)
         if any(isinstance(loader, Iterator) for loader in self.flattened):
             return f"{NOT_REPLAYED}: an iterator cannot go back"
@@ -296,7 +293,6 @@ class _ResumableLoader:
         randomness.restore(random)
 
     def _read(self, batches: int) -> int:
-        """Draw and drop batches; return how many there were."""
         for read in range(batches):
             try:
                 super().__next__()  # type: ignore[misc]

@@ -46,7 +46,6 @@ class WrittenCheckpoints:
         self._watching.close()
 
     def report_newest(self) -> None:
-        """Report the newest complete checkpoint, if it is new."""
         complete = [begun for begun in self._begun if self._is_complete(begun)]
         if complete:
             while self._begun.popleft() is not complete[-1]:
@@ -77,7 +76,6 @@ class WrittenCheckpoints:
 
 
 def writes_later(trainer: Any) -> bool:
-    """Return whether Lightning writes checkpoints in the background."""
     plugin = type(trainer.strategy.checkpoint_io)  # by name: the library may be installed twice
     return any(each.__name__ == "AsyncCheckpointIO" for each in plugin.__mro__)
 

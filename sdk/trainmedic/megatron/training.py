@@ -180,7 +180,6 @@ class MegatronTraining(SelfSavingFramework):
             raise TrainmedicError(f"Megatron-LM loaded iteration {args.iteration} in place of {checkpoint.name}")
 
     def _move_data(self, named: dict[str, Any]) -> None:
-        """Advance over skipped iterations, and build new data iterators there."""
         args = self._args
         while self._is_to_skip(args.iteration):
             stop = max(stop for start, stop in self.left_out if start <= args.iteration < stop)
@@ -255,7 +254,7 @@ class MegatronTraining(SelfSavingFramework):
         self._consumed = consumed
 
     def _loss(self) -> Any:
-        """Return the first loss; with a pipeline, the last stage's on all ranks."""
+        """Return the last pipeline stage's loss on all ranks."""
         losses = self._result[0] if self._result else {}
         loss = next(iter(losses.values()), None)
         mpu = self._megatron.mpu
@@ -275,7 +274,6 @@ def _models(named: Mapping[str, Any]) -> list[Any]:
 
 
 def _grad_norm(result: Any) -> Any:
-    """Return the norm in ``train_step``'s result, or None."""
     length = len(result) if isinstance(result, tuple) else 0
     if length >= 7:
         return result[5]
@@ -305,5 +303,5 @@ def _options(args: Any, *names: str) -> dict[str, Any]:
 
 
 def _reason_of_first(refused: Mapping[str, Any], reason: str) -> str:
-    """Return the reason with the first option that is set, or ""."""
+    """Return the reason with the first option set, or ""."""
     return next((reason.format(option) for option, value in refused.items() if value), "")

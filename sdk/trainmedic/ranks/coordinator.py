@@ -34,8 +34,6 @@ _OVERDUE = timedelta(seconds=30)  # after a command's expiry, until missing outc
 
 @dataclass
 class RunningCommand:
-    """A command that the ranks carry out. Times are monotonic."""
-
     command: JobCommand
     replied: set[int] = field(default_factory=set)  # ranks whose outcome was sent
     count: int = 0  # outcomes in the store at the last read
@@ -128,12 +126,12 @@ class Coordinator:
                 self._refuse(command, *outcome.refused[sent.id])
 
     def running(self, sync_key: tuple[int, int]) -> JobCommand | None:
-        """Return the running command of this sync point and index."""
+        """Return the command of a sync point and index."""
         running = self._running.get(sync_key)
         return running.command if running is not None else None
 
     def _next_commands(self) -> list[JobCommand]:
-        """Return commands for the next decision. None before all ranks have joined, or while one lags behind."""
+        """Return commands for the next decision; none before all ranks have joined, or while one lags."""
         self._take_pending()
         if not self._pending or self.membership.absent():
             return []
@@ -229,7 +227,6 @@ class Coordinator:
         return not self._running and self._store.count_entries("left") >= len(self.membership.others)
 
     def abandon(self, reason: str) -> None:
-        """Answer all commands ``failed``, because no rank carries them out any more."""
         for running in list(self._running.values()):
             for rank in range(self._store.world_size):
                 running.command.outcomes.setdefault(rank, (envelope.FAILED, {"reason": reason}))

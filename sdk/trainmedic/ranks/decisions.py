@@ -17,8 +17,6 @@ _RECENT = 4  # sync points
 
 @dataclass(frozen=True)
 class SyncDecision:
-    """Content of one sync point."""
-
     number: int
     by: int  # rank that wrote it
     span: int  # calls until the next sync point
@@ -44,8 +42,6 @@ class SyncDecision:
 
 @dataclass(frozen=True)
 class AgreedOutcome:
-    """Result of the ranks' agreement on a decision's commands, by ID."""
-
     go: tuple[str, ...] = ()  # to carry out
     refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # status and reason
     missing: str = ""  # ranks that did not take part, as text; then no command is decided
@@ -63,9 +59,10 @@ class AgreedOutcome:
 def agree(
     decision: SyncDecision, statements: Mapping[int, Any], missing: str, expired: Collection[str], lateness: str
 ) -> AgreedOutcome:
-    """Return the outcome of ``decision``'s commands. ``lateness``: reason to answer ``expired`` ones with.
+    """Return the outcome of ``decision``'s commands.
 
-    If a rank is ``missing``, nothing happens; if the stated steps differ, all commands are refused.
+    If a rank is ``missing``, nothing happens; if the stated steps differ, all commands are refused. ``lateness``:
+    reason for ``expired`` ones.
     """
     if missing:
         return AgreedOutcome(missing=missing)
@@ -101,8 +98,6 @@ def _why_unable(reasons: Mapping[int, str], world_size: int) -> str:
 
 
 class SyncInterval:
-    """Calls between sync points, from recent durations."""
-
     def __init__(self, every: int | None = None) -> None:
         self._every = every
         self._recent: tuple[float, ...] = ()  # seconds per call; replaced as a whole for the other thread
@@ -121,5 +116,4 @@ class SyncInterval:
         return max(1, min(int(_TARGET_SECONDS / max(self._recent[-1], 1e-9)), 2 * self._span, _MOST_CALLS))
 
     def seconds(self, calls: int) -> float:
-        """Return the least seconds that so many calls may take."""
         return min(self._recent, default=0.0) * calls

@@ -55,7 +55,6 @@ class Membership:
         return min([self.own.passed, *(status.passed for status in self.others.values())])
 
     def figures(self) -> Mapping[int, Mapping[str, Any]]:
-        """Return live ranks' figures."""
         now = time.monotonic()
         others = {rank: status.stats for rank, status in list(self.others.items()) if not self.is_silent(rank, now)}
         return {0: self.own.stats, **others}
@@ -67,7 +66,7 @@ class Membership:
         ]
 
     def _admit(self, now: float) -> float:
-        """Answer absent ranks' requests to join; return the seconds until the next call."""
+        """Answer requests to join; return the seconds until the next call."""
         absent = self.absent()
         if not absent:
             return _REFRESH_INTERVAL

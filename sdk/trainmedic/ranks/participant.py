@@ -65,7 +65,7 @@ class Participant:
         return True
 
     def decide(self, position: TrainingPosition, waited: float | None) -> SyncDecision | None:
-        """Return the next decision; None so far. ``waited``: seconds that the training thread waits for it, or None."""
+        """Return the next decision, or None. ``waited``: seconds for which the training thread waits."""
         decision = self._read(position.number + 1)
         if decision is None and waited is not None and (waited >= self._patience or self._is_known_to_be_late()):
             decision = self._decide_nothing(position)
@@ -98,7 +98,7 @@ class Participant:
         return decision
 
     def _is_known_to_be_late(self) -> bool:
-        """Return whether rank 0 is still where it missed an earlier decision."""
+        """Return whether rank 0 has passed no sync point since it missed one."""
         return self._missed_at is not None and self._passed_by_rank_0() <= self._missed_at
 
     def _passed_by_rank_0(self) -> int:

@@ -17,8 +17,6 @@ class RankLost(Exception):
 
 @dataclass(frozen=True)
 class TrainingPosition:
-    """The last sync point that the training thread has passed."""
-
     number: int = -1
     calls: int = 0  # made until then
     span: int = 1  # calls to the next one
@@ -27,8 +25,6 @@ class TrainingPosition:
 
 @dataclass(frozen=True)
 class RankStatus:
-    """A rank's heartbeat, as stored."""
-
     heartbeat: int = 0  # increasing number
     passed: int = -1  # last sync point
     about: Mapping[str, Any] = field(default_factory=dict)  # its location
@@ -39,5 +35,4 @@ class RankStatus:
 
 
 def outcome_key(sync_key: tuple[int, int]) -> str:
-    """Return the key of a command's outcomes, by sync point and index."""
     return f"outcome/{sync_key[0]}/{sync_key[1]}"

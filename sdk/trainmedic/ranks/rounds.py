@@ -30,8 +30,6 @@ class Round:
 
 
 class Rounds:
-    """This rank's part in rounds."""
-
     def __init__(self, store: SharedStore, is_silent: Callable[[int, float], bool]) -> None:
         self._store = store
         self._is_silent = is_silent
@@ -80,8 +78,6 @@ class Rounds:
 
 
 class RankGroup:
-    """`Group` of all ranks, with a round for each call."""
-
     def __init__(
         self, store: SharedStore, key: str, outcomes_key: str | None, run_round: Callable[[Round, Any], Any]
     ) -> None:

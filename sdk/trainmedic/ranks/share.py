@@ -31,7 +31,7 @@ _MOST_GROUPS = 1000  # names whose uses are counted
 
 @dataclass(frozen=True)
 class LocalRank:
-    """This rank's job, and what `Share` needs from it. ``queue`` is None except on rank 0."""
+    """This rank, for `Share`. Only rank 0 has a ``queue``."""
 
     job: str
     rank: int
@@ -45,8 +45,6 @@ class LocalRank:
 
 @dataclass(frozen=True)
 class SharingOptions:
-    """See `trainmedic.distributed.share`."""
-
     every: int | None = None
     patience: float = PATIENCE
     call_patience: float = CALL_PATIENCE
@@ -94,7 +92,7 @@ class Share:
         return {"ranks": list(range(self._local.world_size)), "placement": placement, "sharing": self.state}
 
     def tick(self, step: int | None) -> Sequence[JobCommand]:
-        """Count a call of `Medic.commands`; at a sync point, return the commands that all ranks carry out."""
+        """Count a call; return the agreed commands at a sync point."""
         self._calls += 1
         if self._calls < self._next_call:
             return ()
@@ -140,7 +138,7 @@ class Share:
         return agreed
 
     def _meet(self, decision: SyncDecision, step: int | None) -> list[JobCommand]:
-        """Agree with the other ranks on the decision's commands; return those to carry out."""
+        """Agree with the other ranks; return the commands to carry out."""
         cannot = {sent.id: reason for sent in decision.commands if (reason := self._why_unable(sent))}
         statement = {"step": step, "cannot": cannot}
         patience = self._options.call_patience

@@ -15,7 +15,7 @@ _MOST_EXPIRED = 20_000  # keys
 
 
 class KeyValueStore(Protocol):
-    """Methods of ``torch.distributed.Store`` that are used. ``compare_set`` with ``expected=""`` sets an absent key."""
+    """Methods of ``torch.distributed.Store`` in use. ``compare_set`` from "" sets an absent key."""
 
     def set(self, key: str, value: str, /) -> None: ...
 
@@ -27,8 +27,6 @@ class KeyValueStore(Protocol):
 
 
 class SharedStore:
-    """JSON values under ``prefix``."""
-
     def __init__(self, store: KeyValueStore, prefix: str, rank: int, world_size: int) -> None:
         self._store = store
         self._prefix = prefix
@@ -47,7 +45,7 @@ class SharedStore:
         self._store.set(self._prefix + key, json.dumps(value))
 
     def set_if_absent(self, key: str, value: Any) -> Any:
-        """Return the stored value, perhaps another rank's."""
+        """Return the value, perhaps another rank's."""
         return json.loads(self._store.compare_set(self._prefix + key, "", json.dumps(value)))
 
     def delete(self, key: str) -> None:
@@ -72,7 +70,7 @@ class SharedStore:
 class ExpiredKeys:
     """Keys that rank 0 deletes once every rank has passed their sync point.
 
-    Above `_MOST_EXPIRED` keys, it deletes the older half anyway. Ranks before ``deleted_before`` then end their part.
+    Of more than `_MOST_EXPIRED`, the older half is deleted at once; slow ranks read ``deleted_before`` and leave.
     """
 
     def __init__(self, store: SharedStore) -> None:
@@ -99,7 +97,7 @@ class ExpiredKeys:
 
 
 def whole_number(fields: Mapping[str, Any], name: str) -> int:
-    """Return a member. Raises ValueError if it is no whole number."""
+    """Return a member. Raises ValueError."""
     value = fields.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{name} is {value!r}, and should be a number")

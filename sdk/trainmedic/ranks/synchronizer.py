@@ -43,10 +43,7 @@ Role = Coordinator | Participant
 
 
 class Inquiry:
-    """A value for the training thread: `attempt` is called until it returns one.
-
-    The interval grows with the number of ranks.
-    """
+    """A value for the training thread: ``attempt`` is called until it returns one."""
 
     def __init__(self, attempt: Callable[[float, float], Any], world_size: int) -> None:
         self.attempt = attempt
@@ -57,8 +54,9 @@ class Inquiry:
 
 
 class Synchronizer:
-    """One rank's thread. The training thread sets ``position``, ``location`` and ``published``, and reads
-    ``next_decision``.
+    """One rank's thread.
+
+    The training thread sets ``position``, ``location`` and ``published``, and reads ``next_decision``.
     """
 
     def __init__(
@@ -95,7 +93,7 @@ class Synchronizer:
         self._wake.set()
 
     def wait_for(self, attempt: Callable[[float, float], Any], limit: float) -> Any:
-        """Let the thread call ``attempt`` until it returns a value. Raises RankLost after ``limit`` seconds."""
+        """Let the thread call ``attempt`` until it returns a value. Raises RankLost."""
         inquiry = Inquiry(attempt, self._world_size)
         self._inquiries.append(inquiry)
         self._wake.set()
@@ -115,7 +113,6 @@ class Synchronizer:
         self._wake.set()
 
     def end(self, reason: str, level: int = logging.WARNING) -> None:
-        """Stop taking part, and release the training thread."""
         if self.ended_because is None:
             self.ended_because = reason
             log.log(level, "%s: rank %d no longer carries out commands: %s", self._job, self._rank, reason)
@@ -157,7 +154,7 @@ class Synchronizer:
             self._role.abandon(f"the ranks no longer agree on commands: {self.ended_because}")
 
     def _work(self, now: float) -> float:
-        """Do what is due; return the seconds until the next call. So do the methods that it calls."""
+        """Do what is due; return the seconds until the next call."""
         store = self._store or self._join()
         delay = self._attempt_inquiries(now)
         if store is None:

@@ -31,7 +31,6 @@ class BackgroundThread:
         return self._pending == 0
 
     def settle(self, seconds: float) -> bool:
-        """Wait for all tasks; return False if ``seconds`` were not enough."""
         with self._idle:
             return self._idle.wait_for(lambda: self._pending == 0, seconds)
 

@@ -32,7 +32,7 @@ class _Drawn(NamedTuple):
 
 
 class BatchComparison:
-    """Batches after a rollback, ``expected`` or not (``left_out``). ``why_none``: reason if none is expected."""
+    """Batches after a rollback: ``expected`` ones, and skipped ones (``left_out``)."""
 
     def __init__(
         self, expected: Sequence[Fingerprint], left_out: Sequence[Fingerprint], epoch: int, why_none: str
@@ -45,7 +45,7 @@ class BatchComparison:
 
     @property
     def is_skip(self) -> bool:
-        """True if batches were skipped, so that the next are made with other random numbers."""
+        """True if batches were skipped, so that the next have other random numbers."""
         return bool(self._left_out)
 
     @property
@@ -123,7 +123,6 @@ class BatchLog:
             self._compares = not self.comparison.is_complete
 
     def read(self) -> None:
-        """Compute pending fingerprints, after waiting for the batches' device."""
         if self._unread:  # the unread ones are last
             unread = [self._fingerprints.pop() for _ in range(min(self._unread, len(self._fingerprints)))]
             self._fingerprints.extend(map(read, reversed(unread)))
@@ -152,7 +151,7 @@ class BatchLog:
         return self.comparison
 
     def _since(self, drawn: int | None) -> tuple[list[Fingerprint], str]:
-        """Return the batches after ``drawn``; if unknown none, and the reason."""
+        """Return the batches after ``drawn``, or why they are unknown."""
         first = self.drawn - len(self._fingerprints)
         if drawn is None:
             return [], "the checkpoint does not say how many batches had been drawn"

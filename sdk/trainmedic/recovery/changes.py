@@ -28,10 +28,9 @@ AS_LOADED = "as the checkpoint was"  # in the place of a command ID, if only a f
 _SCALED = (LEARNING_RATE, BATCH_SIZE, ACCUMULATION)
 _LARGEST_DENOMINATOR = 10_000  # 0.333… means a third
 _WORKERS, _WORKERS_PER_CPU = 16, 4  # most workers that a command may set: the larger of 16 and 4 per CPU
-SMALLEST_LR_SCALE = 1e-3
-"""Multiple of the script's learning rate; below it training stands still."""
+SMALLEST_LR_SCALE = 1e-3  # multiple of the script's learning rate; below it training stands still
+# Multiple of the script's batch size or accumulation; longer steps would end too late for the undo.
 LARGEST_GROWTH = 1000
-"""Multiple of the script's batch size or accumulation; longer steps would end too late for the undo."""
 
 _ROUNDING = 1 + 1e-9  # so that 0.1 · 0.1 · 0.1 counts as 0.001
 WORKERS = "workers"  # in the place of a command ID, for the data loader workers
@@ -56,7 +55,7 @@ class FactorBounds:
                 )
 
     def drop_excessive(self, factors: Mapping[str, float]) -> dict[str, float]:
-        """Return the factors without those that move the product out of bounds."""
+        """Drop factors that move the product out of bounds."""
         allowed: dict[str, float] = {}
         for command_id, factor in factors.items():
             if self._allow(math.prod(allowed.values()) * factor):
@@ -76,7 +75,7 @@ class FactorBounds:
 
 @dataclass(frozen=True)
 class ChangeTrial:
-    """Changes that no checkpoint has followed yet: they may be what crashes the job."""
+    """Changes without a later checkpoint, which may crash the job."""
 
     changes: frozenset[str] = frozenset()
     step: int = 0  # after which the last change was made
@@ -141,7 +140,7 @@ class AppliedChanges:
         self._is_complete = False  # the record here holds all active changes
 
     def training_begins(self) -> None:
-        """Record that all active changes are known, because no `recall` follows."""
+        """Record that no `recall` follows."""
         self._is_complete = True
 
     def is_in_force(self, name: str, command_id: str) -> bool | None:
@@ -197,7 +196,6 @@ class AppliedChanges:
             self.save()
 
     def save(self) -> None:
-        """Write the file; log failures."""
         if self._file is None or not self._writes:
             return
         try:
@@ -250,7 +248,7 @@ class AppliedChanges:
         self.save()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over `state`'s output, unless it is invalid."""
+        """Restore `state`'s output, unless invalid."""
         try:
             factors = {
                 name: {str(command_id): float(factor) for command_id, factor in state[name].items()} for name in _SCALED
@@ -269,7 +267,7 @@ class AppliedChanges:
         self._trial = ChangeTrial.from_state(state.get("on_trial"))
 
     def drop_earlier_run(self) -> None:
-        """Overwrite an earlier training's file, at the first checkpoint: until then the user may resume from it."""
+        """Overwrite an earlier training's file, from which the user may have resumed until now."""
         if self._is_new and self._file is not None and self._file.exists():
             self.save()
 

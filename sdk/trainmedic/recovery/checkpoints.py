@@ -30,12 +30,10 @@ _RANK_RECORD = ".trainmedic-rank-{rank:05d}.json"
 @dataclass(frozen=True)
 class SavedCheckpoint:
     step: int
-    at: datetime
-    """Completion, in UTC."""
+    at: datetime  # completion, in UTC
     path: Any
     complete: bool = True
-    health: CheckpointHealth | None = None
-    """None if unrecorded."""
+    health: CheckpointHealth | None = None  # None if unrecorded
 
     @property
     def name(self) -> str:
@@ -48,7 +46,7 @@ def choose(found: Sequence[SavedCheckpoint], rollback: Rollback, step: int) -> S
 
 
 def candidates(found: Sequence[SavedCheckpoint], rollback: Rollback, step: int) -> list[SavedCheckpoint]:
-    """Return checkpoints for a rollback commanded at ``step``, newest first.
+    """Return checkpoints for a rollback at ``step``, newest first.
 
     Excludes incomplete ones and later steps', which belong to another training. Raises Rejected.
     """
@@ -91,7 +89,7 @@ def surplus(
 
 
 def healthy_first(present: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
-    """Return complete checkpoints, healthy ones before others, each newest first."""
+    """Sort complete checkpoints, healthy and new ones first."""
     return sorted(newest_first(present), key=lambda checkpoint: bool(problem(checkpoint.health)))
 
 
@@ -124,7 +122,7 @@ def mark_complete(checkpoint: Path, facts: Mapping[str, Any]) -> None:
 
 
 def completion(checkpoint: Path) -> Mapping[str, Any] | None:
-    """Return `mark_complete`'s facts; None if missing or unreadable."""
+    """Return `mark_complete`'s facts, or None."""
     return _read(checkpoint / COMPLETE)
 
 
@@ -148,12 +146,11 @@ def pin_reason(checkpoint: Path) -> Mapping[str, Any] | None:
 
 
 def write_rank_record(checkpoint: Path, rank: int, facts: Mapping[str, Any]) -> None:
-    """Store a rank's data for comparison after a rollback. Raises OSError."""
+    """Store a rank's data for comparison. Raises OSError."""
     write_durably(checkpoint / _RANK_RECORD.format(rank=rank), json.dumps(facts).encode())
 
 
 def read_rank_record(checkpoint: Path, rank: int) -> dict[str, Any] | None:
-    """Return None if missing or unreadable."""
     try:
         facts = json.loads((checkpoint / _RANK_RECORD.format(rank=rank)).read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -23,8 +23,6 @@ _MOST_REPORTED = 20  # checkpoints in an answer
 
 @dataclass(frozen=True)
 class PassedOver:
-    """Checkpoint newer than the chosen one, and why it was not chosen."""
-
     name: str
     step: int
     why: str
@@ -32,8 +30,7 @@ class PassedOver:
 
 @dataclass(frozen=True)
 class Choice:
-    candidates: tuple[SavedCheckpoint, ...]
-    """At least one, best first."""
+    candidates: tuple[SavedCheckpoint, ...]  # at least one, best first
     passed_over: tuple[PassedOver, ...] = ()
 
     @property
@@ -51,9 +48,9 @@ def choose(
     onset: Onset | None = None,
     spent: RollbackCount | None = None,
 ) -> Choice:
-    """Choose for a rollback commanded at ``step``. Raises Rejected if none is suitable and healthy.
+    """Choose for a rollback at ``step``. Raises Rejected if none is suitable and healthy.
 
-    ``onset``: start of the fault. ``spent``: rollbacks before.
+    ``onset``: start of the fault. ``spent``: earlier rollbacks.
     """
     fitting = checkpoints.candidates(present, rollback, step)
     # By identity: the path of a user's own checkpoint may be unhashable.
@@ -102,7 +99,6 @@ def _why_unhealthy(checkpoint: SavedCheckpoint, onset: Onset | None) -> str:
 
 
 def _too_late(healthy: Sequence[SavedCheckpoint], onset: Onset | None) -> dict[int, str]:
-    """Return reasons by identity; none if all are too late."""
     if onset is None:
         return {}
     margin = _margin(healthy, onset)
@@ -116,7 +112,7 @@ def _too_late(healthy: Sequence[SavedCheckpoint], onset: Onset | None) -> dict[i
 
 
 def _margin(healthy: Sequence[SavedCheckpoint], onset: Onset) -> int:
-    """Return the steps: two if five would cost more than ten and the losses show the exact start, else five."""
+    """Return five steps, or two if five would cost more than ten and the losses show the exact start."""
     is_exact = onset.is_rise and onset.shown_at == onset.step
     is_cheap = any(MARGIN <= onset.step - checkpoint.step <= 2 * MARGIN for checkpoint in healthy)
     return MARGIN if is_cheap or not is_exact else _SHORT_MARGIN

@@ -62,7 +62,7 @@ def _as_bytes(leaf: Any) -> bytes:
 
 @lru_cache(maxsize=256)
 def _form(dtype: Any, shape: Any) -> bytes:
-    """Describe an array; cached, because NumPy computes `repr` of types slowly."""
+    """Cached, because NumPy computes `repr` of types slowly."""
     return f"{dtype!r}\0{shape!r}".encode()
 
 
@@ -71,7 +71,7 @@ _NOTHING, _PLAIN, _ARRAY, _ON_DEVICE = range(4)
 
 
 def _walk(value: Any, leaves: _Leaves, depth: int) -> int:
-    """Add a value's samples to ``leaves``; return what it contains."""
+    """Add samples to ``leaves``; return the most complex content."""
     if len(leaves) >= _MOST_LEAVES or depth > _DEEPEST:
         return _NOTHING
     kind = _kind_of(type(value))  # type: ignore[arg-type]  # a type can be hashed
@@ -172,7 +172,6 @@ def _add_other_tensor(value: Any, leaves: _Leaves) -> int:
 
 
 def _thinned(values: Any) -> Any:
-    """Return a sample over all dimensions, without copying the whole."""
     per_dimension = max(int(_WHOLE ** (1 / len(values.shape))), 2)
     return values[tuple(slice(None, None, max(length // per_dimension, 1)) for length in values.shape)]
 

@@ -43,22 +43,15 @@ _BOOLEANS = ("finite", "ranks_agree", "on_schedule")  # members of `CheckpointHe
 class CheckpointHealth:
     """State of a training; None means unknown."""
 
-    loss: float | None = None
-    """NaN if not finite."""
-    loss_median: float | None = None
-    """Level of the last finite losses outside a rise."""
-    loss_spread: float | None = None
-    """Median absolute deviation of these losses, from their trend if they fall."""
-    grad_norm: float | None = None
-    """NaN if not finite."""
+    loss: float | None = None  # naN if not finite
+    loss_median: float | None = None  # level of the last finite losses outside a rise
+    loss_spread: float | None = None  # median absolute deviation of these losses, from their trend if they fall
+    grad_norm: float | None = None  # naN if not finite
     grad_norm_median: float | None = None
-    reports: int = 0
-    """Losses behind the median."""
+    reports: int = 0  # losses behind the median
     finite: bool | None = None
-    ranks_agree: bool | None = None
-    """True if replicated state was equal on all ranks; False only if it had been before."""
-    on_schedule: bool | None = None
-    """True if the learning rate followed its schedule; None also after a long deviation."""
+    ranks_agree: bool | None = None  # True if replicated state was equal on all ranks; False only if it had been before
+    on_schedule: bool | None = None  # True if the learning rate followed its schedule; None also after a long deviation
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object in which NaN is a string."""
@@ -69,7 +62,7 @@ class CheckpointHealth:
 
     @classmethod
     def from_json(cls, members: Any) -> CheckpointHealth | None:
-        """Parse `to_json`'s output; None if invalid."""
+        """Parse `to_json`'s output, or return None."""
         if not isinstance(members, dict):
             return None
         known = {field.name: members[field.name] for field in fields(cls) if members.get(field.name) is not None}
@@ -138,7 +131,6 @@ def health_now(progress: Progress, finite: bool | None = None) -> CheckpointHeal
 
 
 def _is_on_schedule(progress: Progress) -> bool | None:
-    """Return None if unknown, or after a long deviation."""
     difference = deviation(number(progress.learning_rate), number(progress.expected_learning_rate))
     if difference is None or difference <= _OFF_SCHEDULE:
         progress.off_schedule_since = None
@@ -150,7 +142,7 @@ def _is_on_schedule(progress: Progress) -> bool | None:
 
 
 def onset_of(rollback: Rollback, progress: Progress) -> Onset | None:
-    """Return the start of the fault; None if unknown.
+    """Return the start of the fault, or None.
 
     It is the start of the rise that lasted when the alert began (now, if unknown), else the alert's step.
     """
@@ -177,7 +169,7 @@ def _present_position(progress: Progress, last: ReportedValues) -> ReportedValue
 
 
 def rise(record: Sequence[ReportedValues]) -> Onset | None:
-    """Return the rise that lasts at the end of the record, or None.
+    """Return the rise at the end of the record.
 
     It begins with the first raised loss and must reach unhealthy ones.
     """
@@ -206,8 +198,6 @@ def rise(record: Sequence[ReportedValues]) -> Onset | None:
 
 
 class _UsualLosses:
-    """Last losses outside a rise, and limits above them."""
-
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=REPORTS)
         self._limits: dict[_Limits, float | None] = {}
@@ -230,7 +220,6 @@ class _UsualLosses:
 
 
 def _limit(median: float, spread: float, limits: _Limits) -> float | None:
-    """Return None if all losses are 0."""
     deviations, part = limits
     tolerance = max(deviations * _NORMAL * spread, part * abs(median))
     return median + tolerance if tolerance > 0 else None

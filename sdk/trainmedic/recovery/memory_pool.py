@@ -39,13 +39,11 @@ class SlotPool:
             self._slots.append(slot)
 
     def make(self, size: int) -> Slot:
-        """Add a slot of ``size`` bytes at once. Raises OSError."""
         slot = Slot(size, self._free_file())
         self.add(slot)
         return slot
 
     def complete(self) -> list[Slot]:
-        """Return slots with a complete checkpoint, by step."""
         with self._lock:
             return sorted((slot for slot in self._slots if slot.mark is not None), key=_step)
 
@@ -69,7 +67,7 @@ class SlotPool:
             slot.users -= 1
 
     def take(self, size: int, step: int, horizon: int) -> Slot | None:
-        """Return a slot to write to, until `release`. None if all are in use or must stay. Drops old checkpoints."""
+        """Return a slot until `release`; None without a free one."""
         with self._lock:
             idle = [slot for slot in self._slots if not slot.users]
             outgrown = [slot for slot in idle if slot.size < size and slot is not self._newest()]
@@ -91,7 +89,7 @@ class SlotPool:
         return self._provided_size < size and not self.problem
 
     def provide(self, size: int) -> None:
-        """Make as many slots of ``size`` bytes as allowed. Raises OSError."""
+        """Make slots of ``size`` bytes, as many as allowed. Raises OSError."""
         size = -(-int(size * (1 + _SPARE)) // _ROUND) * _ROUND
         count = min(self._wanted, self._limit // size)
         if count < LEAST:
@@ -124,7 +122,6 @@ class SlotPool:
                 self._remove(slot)
 
     def _dispensable(self, idle: list[Slot], size: int, step: int, horizon: int) -> Slot | None:
-        """Return an unhealthy checkpoint's slot, or the most dispensable one's."""
         complete = self.complete()
         for slot in complete:
             if slot in idle and slot.size >= size and slot.mark is not None and _is_unhealthy(slot.mark):

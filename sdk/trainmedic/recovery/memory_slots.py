@@ -32,8 +32,7 @@ try:
 except ImportError:  # Windows has no shared memory of this kind
     fcntl = None  # type: ignore[assignment]
 
-ENVIRONMENT = "TRAINMEDIC_SHARED_MEMORY"
-"""Variable that replaces ``/dev/shm``."""
+ENVIRONMENT = "TRAINMEDIC_SHARED_MEMORY"  # variable that replaces ``/dev/shm``
 STALE_AFTER = 3600.0  # seconds without a change, until an ended training's memory is removed
 _DEFAULT_BASE = "/dev/shm"  # noqa: S108 - its subdirectory is accessible to this user only
 _LARGEST_MARK = 1 << 20  # bytes
@@ -49,24 +48,18 @@ class UntrustedMemory(TrainmedicError):
 
 @dataclass(frozen=True)
 class SlotMark:
-    set_id: str
-    """ID of the checkpoint, common to all ranks."""
+    set_id: str  # ID of the checkpoint, common to all ranks
     step: int
-    at: str
-    """Time in the envelope's format."""
+    at: str  # time in the envelope's format
     rank: int
     ranks: int
-    size: int
-    """Bytes in use."""
-    structure: int
-    """Offset of the pickled structure, which follows the tensors."""
-    checksum: int
-    """CRC-32 of the bytes in use."""
+    size: int  # bytes in use
+    structure: int  # offset of the pickled structure, which follows the tensors
+    checksum: int  # CRC-32 of the bytes in use
     health: Mapping[str, Any] | None = None
 
     @classmethod
     def read(cls, fields: Any) -> SlotMark:
-        """Parse `text`'s members. Raises UntrustedMemory."""
         try:
             numbers = {name: fields[name] for name in ("step", "rank", "ranks", "size", "structure", "checksum")}
             if fields["v"] != _VERSION or not all(type(value) is int and value >= 0 for value in numbers.values()):
@@ -119,7 +112,7 @@ class Slot:
         return slot
 
     def complete(self, mark: SlotMark) -> None:
-        """Mark the content as complete. Raises OSError if other processes cannot see that."""
+        """Mark the content as complete. Raises OSError if others cannot see it."""
         self.mark = mark
         if self.file is not None:
             write_mark(self.file, mark)
@@ -200,7 +193,7 @@ class DirectoryLock:
 
 
 def surviving(node: Path) -> Iterator[tuple[Path, SlotMark]]:
-    """Yield the complete slots in a node's directory; skip untrusted files."""
+    """Yield complete slots; skip untrusted files."""
     for mark_file in sorted(node.glob("*/slot-*.json")):
         file = mark_file.with_suffix("")
         try:
@@ -235,7 +228,7 @@ def write_mark(file: Path, mark: SlotMark) -> None:
 
 
 def remove_directory(directory: Path) -> None:
-    """Remove a rank's directory, and its node's and training's if empty."""
+    """Remove a directory, and empty ones above it."""
     shutil.rmtree(directory, ignore_errors=True)
     with contextlib.suppress(OSError):
         directory.parent.rmdir()

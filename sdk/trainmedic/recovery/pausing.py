@@ -47,7 +47,6 @@ class LoopPause:
         return {"was_paused": was_paused}
 
     def wait(self, step: int) -> None:
-        """Wait for the end of a pause, carrying out commands."""
         if not self.lasts:
             return
         with self._medic.window(PAUSE):

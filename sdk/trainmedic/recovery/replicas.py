@@ -21,8 +21,8 @@ from trainmedic.recovery.memory_slots import SlotMark
 
 log = logging.getLogger("trainmedic")
 
+# Variable for this node's address, by default the one that routes to MASTER_ADDR.
 ENVIRONMENT = "TRAINMEDIC_REPLICA_HOST"
-"""Variable for this node's address, by default the one that routes to MASTER_ADDR."""
 TIMEOUT = 20.0  # seconds without a byte, until a connection is closed
 _MOST_CONNECTIONS = 16
 _LONGEST_LINE = 1 << 16  # bytes
@@ -106,7 +106,7 @@ def fetch(
 
 
 def own_host() -> str:
-    """Return this node's address for other nodes; the loopback address if unknown."""
+    """Return this node's address for others, or loopback."""
     named, master = os.environ.get(ENVIRONMENT), os.environ.get("MASTER_ADDR", "")
     if named:
         return named
@@ -122,7 +122,6 @@ def own_host() -> str:
 
 
 def _answer(source: BufferedIOBase, target: BufferedIOBase, secret: bytes, find: Find) -> None:
-    """Answer one request; write nothing to a client without the secret."""
     asked = source.readline(_LONGEST_LINE)
     mac = source.readline(_LONGEST_LINE).strip()
     if not hmac.compare_digest(mac, _mac(secret, b"request", asked).hexdigest().encode()):
@@ -160,7 +159,7 @@ def _read_into(stream: BufferedIOBase, memory: memoryview) -> None:
 
 
 def wards_of(nodes: Mapping[int, str], rank: int) -> list[int]:
-    """Return the ranks whose copies ``rank`` keeps: its share of the preceding node's, in a ring of all nodes."""
+    """Return the ranks whose copies ``rank`` keeps: the preceding node's."""
     by_node: dict[str, list[int]] = {}
     for other in sorted(nodes):
         by_node.setdefault(nodes[other], []).append(other)

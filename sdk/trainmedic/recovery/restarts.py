@@ -59,8 +59,8 @@ def _apply(command: JobCommand, output: Mapping[str, Any]) -> None:
 class LoopRestarter:
     """Runs and restarts one training's loop.
 
-    ``newest`` returns the checkpoint for a restart after a crash. ``choose`` returns a rollback's checkpoint or raises
-    Rejected, also in the interrupter's thread.
+    ``newest`` returns a crash's checkpoint, ``choose`` a rollback's. The latter raises Rejected, also in the
+    interrupter's thread.
     """
 
     def __init__(
@@ -184,7 +184,6 @@ class LoopRestarter:
                 self._interrupter = None
 
     def _can_command_end_hang(self) -> bool:
-        """Return whether a feasible rollback waits. Interrupter's thread only."""
         for command in self._medic.unanswered():
             if isinstance(command.parameters, Rollback) and not command.is_deferred:
                 try:
@@ -207,7 +206,7 @@ class LoopRestarter:
         return requested
 
     def _after_damage(self, damage: DamagedCheckpoint) -> LoopRestart:
-        """Return the restart from another checkpoint. Raises ``damage`` without one."""
+        """Return the restart from another checkpoint, or raise ``damage``."""
         damaged, newest = self._starting, self._newest()
         assert damaged is not None
         log.error("%s: %s", self._medic.job, damage)
@@ -224,7 +223,7 @@ class LoopRestarter:
         return instead
 
     def _after_failure(self, error: BaseException) -> LoopRestart:
-        """Return the restart after an exception. Raises ``error`` if there is to be none."""
+        """Return the restart after an exception, or raise it."""
         reason = f"{type(error).__name__}: {error}"
         requested, self._requested = self._requested, None
         self._fail(requested, f"the training loop crashed before it could restart: {reason}")
@@ -298,6 +297,5 @@ class LoopRestarter:
 
 
 def _free_frames(error: BaseException) -> None:
-    """Free the failed loop's objects, such as GPU tensors."""
     error.__traceback__ = None
     gc.collect()

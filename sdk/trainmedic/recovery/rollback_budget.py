@@ -22,8 +22,6 @@ LIMIT = 3  # rollbacks without progress
 
 @dataclass(frozen=True)
 class RollbackCount:
-    """Rollbacks that belong together."""
-
     root_step: int = -1  # the earliest step that they went back to
     furthest_step: int = -1  # the latest step from which one started
     rollbacks: int = 0
@@ -52,7 +50,6 @@ class RollbackBudget:
         self.spent = _read(self._file)
 
     def check(self, target_step: int, left_step: int) -> None:
-        """Raise Rejected if a rollback exceeds the limit."""
         then = self.spent.after(target_step, left_step)
         if self.limit is not None and then.rollbacks > self.limit:
             raise Rejected(
@@ -61,7 +58,6 @@ class RollbackBudget:
             )
 
     def spend(self, target_step: int, left_step: int) -> Mapping[str, Any]:
-        """Count a rollback; return the answer's part."""
         self.spent = self.spent.after(target_step, left_step)
         self._write()
         return {

@@ -13,8 +13,7 @@ log = logging.getLogger("trainmedic")
 
 FILE = ".trainmedic-skipped.json"
 
-Ranges = list[tuple[int, int]]
-"""Half-open ranges of numbers."""
+Ranges = list[tuple[int, int]]  # half-open ranges of numbers
 
 
 def contains(ranges: Ranges, number: int) -> bool:
@@ -33,7 +32,7 @@ def read(directory: Path) -> Ranges:
 
 
 def write(directory: Path, ranges: Any) -> None:
-    """Replace the recorded ranges. Raises OSError."""
+    """Replace the file. Raises OSError."""
     checkpoints.write_durably(directory / FILE, json.dumps([list(each) for each in ranges]).encode())
 
 

@@ -36,7 +36,6 @@ class BoundaryWatches:
         self.rates.step_done()
 
     def finish(self, because: str) -> None:
-        """Answer pending commands."""
         self.verification.finish(because, is_error=True)
         self.rates.finish(because)
 

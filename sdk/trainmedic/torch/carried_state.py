@@ -67,7 +67,6 @@ class CarriedState:
     _warned: set[str] = field(default_factory=set)
 
     def record_start(self) -> None:
-        """Record the values at `attach`."""
         if self.parts is None:
             return
         owners = _owners(self.parts)

@@ -192,7 +192,6 @@ class CommandHandlers:
         return self._pause.end()
 
     def stop(self, command: JobCommand) -> Output:
-        """Stop even if the checkpoint fails."""
         training = self._training
         assert isinstance(command.parameters, Stop)
         output: dict[str, Any] = {"stopping": True}

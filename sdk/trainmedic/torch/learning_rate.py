@@ -98,7 +98,6 @@ class LearningRate:
         return value if self.scale == 1.0 else value * self.scale
 
     def watch(self, scale_before: float) -> None:
-        """Let `overwritten` check the present rates."""
         self._last_change = _LastChange(self.values, self.scale / scale_before)
         self._has_returned_scaled = False
 

@@ -59,7 +59,6 @@ def has_moved(state: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def preserved() -> Iterator[None]:
-    """Restore the CPU generators afterwards."""
     python, cpu, numpy = random.getstate(), torch.get_rng_state(), _numpy()
     state = numpy.random.get_state() if numpy is not None else None
     try:

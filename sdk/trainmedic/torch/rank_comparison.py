@@ -1,7 +1,7 @@
 """Comparison of ranks' weights that should be equal, as with DDP.
 
 A silent hardware fault changes one rank's weights and degrades all gradients. A new difference makes the checkpoint
-unhealthy and discards later in-memory ones. Parts that differ on purpose, as with local SGD, are ignored.
+unhealthy and discards later in-memory ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger("trainmedic")
 
 
 class RankComparison:
-    """``differs_on_purpose``: parts that are not compared."""
+    """``differs_on_purpose``: parts that are not compared, as with local SGD."""
 
     def __init__(self, medic: Medic, differs_on_purpose: Iterable[str] = ()) -> None:
         self._medic = medic

@@ -124,7 +124,6 @@ class CheckpointRestore:
         begin_comparison(training.loss_log, rollback, training.parts.modules().values())
 
     def resume(self) -> int | None:
-        """See `Run.resume`."""
         training = self._training
         if training.storage is None:
             return None
@@ -314,7 +313,6 @@ class CheckpointRestore:
 
 
 def _existing_checkpoints(storage: CheckpointStorage | None) -> frozenset[tuple[str, Any]]:
-    """Return path and time of each."""
     disk = without_memory(storage)
     if not isinstance(disk, CheckpointDirectory):
         return frozenset()

@@ -1,7 +1,4 @@
-"""`Run`, a plain PyTorch training loop that Trainmedic can repair.
-
-Commands are carried out at the ends of ``with run.step()``.
-"""
+"""`Run`, a plain PyTorch training loop that Trainmedic can repair."""
 
 from __future__ import annotations
 

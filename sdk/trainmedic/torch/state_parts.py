@@ -76,7 +76,6 @@ class StateParts:
                 load_state(part, state)
 
     def buffers(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return the modules' persistent buffers, by part."""
         buffers = {}
         for name, module in self.modules().items():
             saved = module.state_dict().keys()
@@ -113,7 +112,6 @@ class StateParts:
                     each.set_extra_state(held[name][own])
 
     def discard_gradients(self) -> None:
-        """Clear gradients and the gradient scalers' records."""
         for part in self.by_name.values():
             if hasattr(part, "zero_grad"):
                 part.zero_grad()

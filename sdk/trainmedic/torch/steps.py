@@ -1,5 +1,3 @@
-"""`Step`: one step of the training loop."""
-
 from __future__ import annotations
 
 import inspect

@@ -110,7 +110,6 @@ class TrainingState:
             raise UnusableCheckpoint(str(error)) from error
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a checkpoint's content besides the parts."""
         return {
             "v": 1,
             "step": self.global_step,

@@ -178,7 +178,6 @@ class RollbackVerification:
             self._training.medic.rollback_did_not_hold(command.id, int(output["step"]), reason)
 
     def _why_failed(self, pending: _Pending, output: Mapping[str, Any], batches: Mapping[str, Any]) -> str:
-        """Return the difference found, or ""."""
         different_batches = batches["compared"] - batches["agreed"]
         if different_batches:
             return _why_batches_differ(output, different_batches, batches["compared"])

@@ -29,7 +29,7 @@ def _is_complete(checkpoint: Path) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _holds_position(checkpoint: Path, changed: int, size: int) -> bool:
-    """Return whether torchtitan can resume from it. ``changed`` and ``size`` of the metadata are for the cache."""
+    """Return whether torchtitan can resume from it. ``changed`` and ``size`` are cache keys."""
     try:
         names = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
     except Exception as error:  # unpickling a damaged file may raise anything

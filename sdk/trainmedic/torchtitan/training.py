@@ -111,7 +111,6 @@ class TitanTraining(SelfSavingFramework):
         return self._batches(self._recorded(self.without_skipped(iter(loader))))
 
     def continues(self) -> bool:
-        """Replace ``Trainer.should_continue_training``, which is called before each step."""
         if self._has_loop_begun:
             self.end_step(self._trainer.step)
         else:
@@ -199,7 +198,7 @@ class TitanTraining(SelfSavingFramework):
         self._logged = {"loss": self._on_all_stages(loss), "grad_norm": grad_norm}
 
     def _on_all_stages(self, loss: float) -> float:
-        """Return the loss, which only the last stage of a pipeline knows."""
+        """Return the last pipeline stage's loss."""
         trainer = self._trainer
         if not trainer.parallel_dims.pp_enabled:
             return loss

@@ -103,7 +103,7 @@ class Attachment:
     def measure(self, trained: Sequence[Any], knows_all_waiting: bool = True) -> None:
         """Measure steps, and layers' norms if requested.
 
-        ``knows_all_waiting``: the wrappers of ``trained`` show all waits for other ranks.
+        ``knows_all_waiting``: no other waits for ranks than those in wrappers.
         """
         models = trained if knows_all_waiting else ()
         self._end_measuring()
@@ -125,12 +125,10 @@ class Attachment:
             self._layer_norms.close()
 
     def parts_of_step(self, step: int) -> Mapping[str, Any]:
-        """End the step's measurement; return `Medic.report`'s arguments."""
         self.meter.step_ends()
         return self.meter.take(self.medic.progress.steps_to(step))
 
     def arm(self) -> None:
-        """Let a rollback interrupt the loop if it hangs."""
         if self.loop is not None:
             self.loop.restarts.arm()
 
@@ -139,7 +137,6 @@ class Attachment:
             self.loop.restarts.disarm()
 
     def between_steps(self, work: Callable[[], None]) -> None:
-        """Call ``work``, which must not be interrupted."""
         self.disarm()
         try:
             work()

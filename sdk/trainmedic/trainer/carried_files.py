@@ -21,7 +21,7 @@ _FORMAT = 1
 
 
 class CarriedFiles:
-    """State named by ``also`` (see `trainmedic.torch.attach`) or found in the models, and random numbers."""
+    """Carried state of this rank, with random numbers."""
 
     def __init__(self, rank: int, also: Mapping[str, Any] | None) -> None:
         self._file = _FILE.format(rank=rank)
@@ -38,7 +38,7 @@ class CarriedFiles:
         add_file(checkpoint / self._file, held)
 
     def restore(self, checkpoint: Path, with_random: bool = True) -> Mapping[str, Any]:
-        """Restore `save`'s state, or without it the modules' initial state; return ``verified.carried``."""
+        """Restore `save`'s state, else the modules' initial state; return ``verified.carried``."""
         held, why = self._read(checkpoint)
         try:
             comparison = self._carried.put_back({} if held is None else held["carried"])
@@ -52,7 +52,7 @@ class CarriedFiles:
         return comparison
 
     def _read(self, checkpoint: Path) -> tuple[Mapping[str, Any] | None, str]:
-        """Return the content; None, with the reason, if there is no usable one."""
+        """Return the content, or None and why."""
         try:
             held = torch.load(checkpoint / self._file, map_location="cpu", weights_only=True)
         except FileNotFoundError:

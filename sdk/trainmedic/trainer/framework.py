@@ -10,7 +10,7 @@ from trainmedic.recovery.loop_restart import LoopRestart
 
 
 class Framework(Protocol):
-    """One training by the framework. Optional members have defaults."""
+    """One training. Optional members have defaults."""
 
     # True if the batches are known only at the first one, which calls `TrainerLoop.compare_losses`.
     knows_batches_late: bool = False
@@ -30,11 +30,9 @@ class Framework(Protocol):
     def step_of(self, checkpoint: Path) -> int: ...
 
     def restart_order(self, present: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
-        """Return the complete ones in order of preference."""
         return healthy_first(present)
 
     def abandoned_name(self, name: str, number: int) -> str:
-        """Return a name that the framework does not take for a checkpoint."""
         return f"abandoned-{number}-{name}"
 
     @property
@@ -47,7 +45,7 @@ class Framework(Protocol):
 
     @property
     def newly_skipped(self) -> int:
-        """Batches that the last restart skips, and earlier ones did not."""
+        """Batches skipped for the first time."""
         ...
 
     def round_up_skip(self, batches: int) -> int:
@@ -59,9 +57,7 @@ class Framework(Protocol):
         return
 
     def prepare(self, checkpoint: Path, restart: LoopRestart) -> None:
-        """Prepare the framework's objects for a restart."""
         return
 
     def outcome(self, restart: LoopRestart) -> Mapping[str, Any]:
-        """Return further members of the answer, after the first step."""
         return {}

@@ -26,8 +26,6 @@ _CONTAINERS = (list, tuple, dict, set, deque, torch.Tensor)
 
 @dataclass(frozen=True)
 class PutBack:
-    """Names of the attributes that a restart has changed."""
-
     restored: tuple[str, ...] = ()
     reset: tuple[str, ...] = ()  # to their initial state
 
@@ -58,7 +56,6 @@ class HeldState:
         self._at_start = self._copies()
 
     def record(self) -> dict[str, Any]:
-        """Return copies of attributes that differ from the initial state."""
         return {
             name: form
             for name, form in self._copies().items()
@@ -91,7 +88,6 @@ class HeldState:
         return PutBack(tuple(restored), tuple(reset))
 
     def _is_part(self, name: str) -> bool:
-        """Return whether the attribute is an object that is not copied, such as a data set."""
         return not isinstance(self._members().get(name), (type(None), *_CONTAINERS))
 
     def _members(self) -> dict[str, Any]:
@@ -101,7 +97,7 @@ class HeldState:
         return members
 
     def _set(self, name: str, target: Mapping[str, Any]) -> bool:
-        """Set or delete an attribute as in ``target``; return False if its class no longer exists."""
+        """Set or delete an attribute; return False if its class no longer exists."""
         is_buffer = isinstance(self._holder, nn.Module) and name in self._holder._buffers
         members = self._holder._buffers if is_buffer else vars(self._holder)
         if name not in target:

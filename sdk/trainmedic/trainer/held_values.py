@@ -90,14 +90,11 @@ def same(one: Any, other: Any) -> bool:
 
 
 def is_figure(form: Any) -> bool:
-    """Return whether a result of `packed` is one number."""
     is_tensor = isinstance(form, tuple) and form[0] == "tensor"
     return isinstance(form, (int, float)) or (is_tensor and form[1].numel() == 1)
 
 
 class _Packer:
-    """Copies one value to scalars and tuples of a kind and its content."""
-
     def __init__(self) -> None:
         self._bytes = 0
         self._surrounding: set[int] = set()  # ids of containers, to detect cycles

@@ -56,7 +56,6 @@ class LiveCommands:
             self._rates.finish("training ended")
 
     def finish(self, because: str) -> None:
-        """Answer waiting rate changes now."""
         self._rates.finish(because)
 
     def step_done(self) -> None:

@@ -29,8 +29,6 @@ log = logging.getLogger("trainmedic")
 
 
 class TrainerLoop:
-    """Rollbacks and restarts of one training by a framework."""
-
     def __init__(self, medic: Medic, framework: Framework, limits: RestartLimits) -> None:
         self.framework = framework
         self.record: Mapping[str, Any] | None = None  # Trainmedic's in the loaded checkpoint
@@ -52,7 +50,7 @@ class TrainerLoop:
         self._medic.progress.begin_training(time.perf_counter())
 
     def prepare(self, restart: LoopRestart) -> Path:
-        """Put later checkpoints aside; return the one to restart from. Every rank calls it. Raises OSError."""
+        """Put later checkpoints aside; return the one to restart from. Raises OSError."""
         ranks = self._medic.group("restart")
         ranks.poll()  # a rank may still be writing its part of a checkpoint
         checkpoint = self._started_from = Path(ranks.choose(lambda: str(self._available(restart))))
@@ -65,7 +63,7 @@ class TrainerLoop:
         return checkpoint
 
     def _available(self, restart: LoopRestart) -> Path:
-        """Return the restart's checkpoint; if it is gone after a crash, the newest. Raises FileNotFoundError."""
+        """Return the checkpoint, or the newest after a crash. Raises FileNotFoundError."""
         if self.framework.is_complete(restart.checkpoint):
             return restart.checkpoint
         newest = self._newest()
@@ -113,7 +111,7 @@ class TrainerLoop:
 
     @functools.cached_property
     def budget(self) -> RollbackBudget:
-        """Budget, made at first use: Lightning knows its directories only during fit."""
+        """Budget, made late: Lightning knows its directories only during fit."""
         return RollbackBudget(self.framework.directories[0], self._limits.rollbacks, writes=self.framework.writes)
 
     def begins(self, step: int, modules: Modules, optimizers: Optimizers) -> None:
@@ -136,7 +134,7 @@ class TrainerLoop:
     def begin_comparison(
         self, restart: LoopRestart, step: int, models: Iterable[Any], optimizers: Iterable[Any]
     ) -> None:
-        """Compare losses after a rollback; defer it with `Framework.knows_batches_late`."""
+        """Compare losses; defer it with `Framework.knows_batches_late`."""
         self._pending_comparison = functools.partial(self._compare_losses, restart, step, models, optimizers)
         if not self.framework.knows_batches_late:
             self.compare_losses()
@@ -166,7 +164,7 @@ class TrainerLoop:
         self.proof.finish("the loop restarts for another command" if restarts else "training ended")
 
     def roll_back(self, command: JobCommand) -> bool:
-        """Choose the checkpoint on all ranks and request a restart; False if it is refused. Raises Rejected."""
+        """Choose a checkpoint on all ranks and request a restart. Raises Rejected."""
         rollback, progress = command.parameters, self._medic.progress
         assert isinstance(rollback, Rollback)
         if rollback.skip_batches and self.framework.no_skip_because:
@@ -194,7 +192,7 @@ class TrainerLoop:
         return choice
 
     def _finish(self, restart: LoopRestart) -> Mapping[str, Any]:
-        """Count a rollback; return the rest of the answer's output."""
+        """Count a rollback; return the rest of the answer."""
         if not restart.is_rollback:
             return self.framework.outcome(restart)
         step = restart.output["checkpoint_step"]

@@ -6,7 +6,6 @@ from typing import Any, Iterator
 
 @contextlib.contextmanager
 def replaced(holder: Any, **members: Any) -> Iterator[None]:
-    """Replace attributes of an object or class during the block."""
     before = {name: getattr(holder, name) for name in members}
     own = getattr(holder, "__dict__", {})
     inherited = members.keys() - own.keys()

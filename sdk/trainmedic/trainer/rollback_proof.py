@@ -33,7 +33,7 @@ _SKIPPED_MORE = "further batches are left out around the end of the epoch"
 
 
 class RollbackProof:
-    """Proofs of one training's rollbacks, over all restarts. Each `record` is for a checkpoint.
+    """Proof of one training over all restarts.
 
     ``not_comparable``: reason if parameters cannot be compared.
     """
@@ -68,7 +68,6 @@ class RollbackProof:
         return {"digests": self.digests(modules, optimizers), **self.rank_record(step, optimizers)}
 
     def digests(self, modules: Modules, optimizers: Optimizers) -> Any:
-        """Return None if parameters cannot be compared."""
         return None if self.not_comparable else digests(modules, optimizers)
 
     def rank_record(self, step: int, optimizers: Optimizers) -> dict[str, Any]:
@@ -78,7 +77,7 @@ class RollbackProof:
         self.batch_log.restore(None if record is None else record.get("batches"))
 
     def expect_return(self, record: Mapping[str, Any] | None, skipped: Callable[[], int]) -> None:
-        """Compare the batches drawn from now on. ``skipped`` returns the batches that the rollback has skipped."""
+        """Compare the batches drawn from now on. ``skipped`` counts those left out."""
         self._is_back, self._skipped = True, skipped
         self._drawn_at_checkpoint = ((record or {}).get("batches") or {}).get("drawn")
 
@@ -86,7 +85,6 @@ class RollbackProof:
         self.batch_log.forget(why)
 
     def check_resumed(self, record: Mapping[str, Any] | None, modules: Modules, optimizers: Optimizers) -> None:
-        """Log a difference between the loaded state and the saved one."""
         before = None if record is None or self.not_comparable else record.get("digests")
         if before and (problem := compare(before, digests(modules, optimizers)).problem):
             message = "%s: the checkpoint was loaded otherwise than it was saved: %s; unless the script has changed, "
@@ -123,7 +121,7 @@ class RollbackProof:
         return randomness.capture() if self._is_back else self._verification.before_draw()
 
     def drawn(self, batch: Any, epoch: int, before: Any = None, why_not: str = "") -> None:
-        """Record a batch. ``before``: `before_draw`'s result. ``why_not``: reason to expect other batches."""
+        """Record a batch. ``why_not``: reason to expect others."""
         if self._is_back:
             self._is_back, self._skipped_at_first = False, self._skipped()
             self.batch_log.go_back(self._drawn_at_checkpoint, epoch, self._skipped_at_first, why_not)
@@ -143,7 +141,6 @@ class RollbackProof:
         self.losses.log.comparison.course_changes(because, self.losses.step)
 
     def answer(self, command: JobCommand, output: Mapping[str, Any]) -> None:
-        """Answer ``failed`` at once, or begin the verification."""
         if self._is_back:
             self._is_back = False
             self.batch_log.go_back(None, 0, 0, _NOT_DRAWN)

@@ -75,7 +75,7 @@ class SelfSavingFramework(Framework, abc.ABC):
         self.loop.proof.carried = self.carried.restore(checkpoint, with_random)
 
     def leave_out(self, start: int, count: int) -> None:
-        """Skip ``count`` batches or iterations from ``start`` on. Raises OSError."""
+        """Skip ``count`` from ``start`` on. Raises OSError."""
         if count:
             self.left_out = [*self.left_out, (start, start + count)]
             if self.writes:
@@ -87,7 +87,7 @@ class SelfSavingFramework(Framework, abc.ABC):
         self.attachment.carry_out(step)
 
     def must_end(self, has_to_move: bool = False) -> bool:
-        """Return whether training must end. Raises LoopEnds for a restart or a move in the data."""
+        """Return whether to end for good. Raises LoopEnds for a restart or a move in the data."""
         if not self.is_stopping and (self.attachment.restart_is_due or has_to_move):
             raise LoopEnds
         return self.is_stopping
@@ -97,7 +97,6 @@ class SelfSavingFramework(Framework, abc.ABC):
 
     @log_errors
     def note_saved(self) -> None:
-        """Report the checkpoint that was begun last, once it is complete."""
         if self._being_saved is None or not self.has_saved(self._being_saved[0]):
             return
         step, health = self._being_saved
@@ -113,8 +112,6 @@ class SelfSavingFramework(Framework, abc.ABC):
             raise TrainmedicError(f"{self.path_of(self._being_saved[0])} is missing or incomplete")
 
     def in_window(self, kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that calls ``call`` in `Medic.window`."""
-
         def called(*arguments: Any, **options: Any) -> Any:
             with self.medic.window(kind):
                 return call(*arguments, **options)

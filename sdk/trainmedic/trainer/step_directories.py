@@ -16,8 +16,6 @@ from trainmedic.wire import envelope
 
 @dataclass(frozen=True)
 class StepDirectories:
-    """Names and times of one framework's checkpoints."""
-
     prefix: str
     digits: int  # at least
     is_complete: Callable[[Path], bool]

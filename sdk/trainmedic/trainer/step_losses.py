@@ -50,7 +50,6 @@ class StepLosses:
         skipped: int,
         trouble_at: int | None,
     ) -> None:
-        """Compare the losses of the next steps. The arguments are those of `CompletedRollback`."""
         self._parts, self.step = [], step
         state, scale = record or {}, marked_scale(optimizers)
         rollback = CompletedRollback(

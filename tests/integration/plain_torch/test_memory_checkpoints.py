@@ -129,7 +129,7 @@ def test_a_beginning_that_failed_is_made_good_before_the_first_step(
     begin: Begin, tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As where another process of the training ends at the same moment, and takes its directory away."""
-    original, fails = MemoryStart._remove_others, [True]
+    original, fails = MemoryStart._remove_unused, [True]
 
     def remove_others(self: MemoryStart, *arguments: Any) -> None:
         if fails:
@@ -137,7 +137,7 @@ def test_a_beginning_that_failed_is_made_good_before_the_first_step(
             raise FileNotFoundError("it was there a moment ago")
         original(self, *arguments)
 
-    monkeypatch.setattr(MemoryStart, "_remove_others", remove_others)
+    monkeypatch.setattr(MemoryStart, "_remove_unused", remove_others)
     training = begin(**options(tmp_path))
     training.run.resume()
     training.train(20, {step: pause(training) for step in range(4, 20)})

@@ -201,7 +201,6 @@ class CheckpointDirectory:
         return self._root / f"step-{step:08d}"
 
     def _unfinished_path(self, path: Path) -> Path:
-        """Return the path for writing, emptied."""
         unfinished = self._root / f"unfinished-{self._writer_id}-{path.name}"
         shutil.rmtree(unfinished, ignore_errors=True)
         return unfinished

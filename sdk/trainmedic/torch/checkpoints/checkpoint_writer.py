@@ -1,5 +1,3 @@
-"""Writing of checkpoints in the training thread."""
-
 from __future__ import annotations
 
 import logging
@@ -61,7 +59,6 @@ class CheckpointWriter:
         return checkpoint
 
     def save_to_memory(self) -> None:
-        """Make an in-memory checkpoint; log errors."""
         training = self._training
         is_sound = training.broken is None and training.rank_comparison.agree is not False
         if training.memory is not None and is_sound:

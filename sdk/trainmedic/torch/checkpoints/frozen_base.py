@@ -64,7 +64,6 @@ class Split:
 
 
 def frozen_file_of(states: Mapping[str, Any]) -> str:
-    """Return the file's name, or ""."""
     return f"frozen-{states[REFERENCE]['digest']}.pt" if REFERENCE in states else ""
 
 

@@ -1,7 +1,6 @@
 """Checkpoints that all ranks write and load together in a shared directory.
 
-``training.pt`` or ``sharded/`` is common; ``rank-00003.pt`` is a rank's own. All ranks make the same calls in the same
-order.
+``training.pt`` or ``sharded/`` is common; ``rank-00003.pt`` is a rank's own.
 """
 
 from __future__ import annotations

@@ -1,5 +1,3 @@
-"""Digests of parameters, optimizer states and attributes."""
-
 from __future__ import annotations
 
 from typing import Any, Mapping

@@ -245,7 +245,6 @@ class MemoryCheckpoints:
         return self._with_digests(parts, state)
 
     def _with_digests(self, parts: StateParts, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the run's own state, with digests."""
         run: Mapping[str, Any] = state["run"]
         if run.get("digests") is not None:
             return run

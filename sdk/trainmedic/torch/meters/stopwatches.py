@@ -12,8 +12,6 @@ _MOST_PENDING = 256  # steps that the device has not finished
 
 
 class Stopwatch(Protocol):
-    """Sums spans of time by step."""
-
     def start(self) -> None:
         """Begin a span; replaces an unfinished one."""
 
@@ -28,8 +26,6 @@ class Stopwatch(Protocol):
 
 
 class HostStopwatch:
-    """Times work that the host waits for."""
-
     def __init__(self) -> None:
         self._began: float | None = None
         self._of_step = 0.0
@@ -57,8 +53,6 @@ class HostStopwatch:
 
 
 class CudaStopwatch:
-    """Times the device's stream."""
-
     def __init__(self) -> None:
         self._spare: list[Any] = []
         self._began: Any = None

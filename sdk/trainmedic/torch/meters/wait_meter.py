@@ -112,8 +112,6 @@ class WaitMeter:
 
 
 class _WrapperWaits:
-    """Waits in `DistributedDataParallel`."""
-
     def __init__(self, wrapper: DistributedDataParallel, stopwatch: Stopwatch) -> None:
         self._parameters = [each for each in wrapper.module.parameters() if each.requires_grad]
         self.stopwatch = stopwatch

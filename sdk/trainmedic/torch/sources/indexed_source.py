@@ -74,7 +74,6 @@ class IndexedSource(BatchSource):
             )
 
     def skip(self, batches: int) -> int:
-        """Skip, also across epochs."""
         epoch, position = self.epoch, self.position
         size, added = self.batch_size or 1, 0
         while batches:

@@ -142,7 +142,6 @@ class SkippedRanges:
         return counted
 
     def remaining(self, epoch: int, position: Position, end: Position) -> Iterator[tuple[Position, Position]]:
-        """Yield unskipped ranges up to ``end``."""
         for other, start, stop in self.ranges:
             if other == epoch and stop > position:
                 if position < min(start, end):

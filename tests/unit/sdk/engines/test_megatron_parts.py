@@ -27,7 +27,7 @@ def test_a_checkpoint_is_whole_once_the_tracker_has_come_to_it(tmp_path: Path) -
     saved(tmp_path, 10, 20, 30)
     (tmp_path / "abandoned-1-iter_0000040").mkdir()
     (tmp_path / "iter_last").mkdir()
-    checkpoints.track(tmp_path, 20)
+    checkpoints.write_tracker(tmp_path, 20)
     present = [(checkpoint.step, checkpoint.complete) for checkpoint in checkpoints.LAYOUT.in_directory(tmp_path)]
     assert present == [(10, True), (20, True), (30, False)]
     assert not checkpoints.LAYOUT.is_complete(tmp_path / "iter_0000030")
@@ -46,7 +46,7 @@ def test_without_a_number_in_the_tracker_nothing_is_whole(tmp_path: Path, conten
 def test_the_mark_says_when_it_was_whole_and_what_it_is_judged_by(tmp_path: Path) -> None:
     """Without being loaded."""
     saved(tmp_path, 10)
-    checkpoints.track(tmp_path, 10)
+    checkpoints.write_tracker(tmp_path, 10)
     before = checkpoints.LAYOUT.in_directory(tmp_path)[0]
     checkpoints.LAYOUT.mark(before.path, CheckpointHealth(loss=4.0, loss_median=1.5, reports=30))
     after = checkpoints.LAYOUT.in_directory(tmp_path)[0]
@@ -67,7 +67,7 @@ def test_the_mark_says_when_it_was_whole_and_what_it_is_judged_by(tmp_path: Path
 )
 def test_options_with_which_a_training_cannot_go_back_are_named(options: dict[str, Any], reason: str) -> None:
     """Options that a release does not have are not asked for."""
-    told = training._no_restart(Namespace(**{"save": "checkpoints", **options}))
+    told = training._why_no_restart(Namespace(**{"save": "checkpoints", **options}))
     assert told.startswith(reason)
     assert bool(told) == bool(reason)
 

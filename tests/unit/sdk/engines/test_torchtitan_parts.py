@@ -107,14 +107,14 @@ def test_batches_that_are_left_out_already_count(tmp_path: Path) -> None:
     first = a_training(tmp_path)
     first._drawn = 4
     first.leave_out(4, 3)
-    assert list(first.to_train_on(iter(range(4, 10)))) == [7, 8, 9]
-    assert (first.newly_skipped, first._dropped_newly, first._drawn) == (3, 3, 10)
+    assert list(first.without_skipped(iter(range(4, 10)))) == [7, 8, 9]
+    assert (first.newly_skipped, first._newly_dropped, first._drawn) == (3, 3, 10)
     again = a_training(tmp_path)
     again.left_out = again._left_out_before = skipped_data.read(tmp_path)
     again._drawn = 4
     again.leave_out(4, 4)
-    assert list(again.to_train_on(iter(range(4, 10)))) == [8, 9]
-    assert (again.newly_skipped, again._dropped_newly) == (4, 1)
+    assert list(again.without_skipped(iter(range(4, 10)))) == [8, 9]
+    assert (again.newly_skipped, again._newly_dropped) == (4, 1)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_why_a_training_cannot_go_back_is_said(options: dict[str, Any], reason: 
 
 
 def test_another_manager_of_checkpoints_is_not_guessed_at() -> None:
-    told = training._no_restart(SimpleNamespace(enable=True, folder="checkpoints"))
+    told = training._why_no_restart(SimpleNamespace(enable=True, folder="checkpoints"))
     assert told == "how a SimpleNamespace keeps its checkpoints is not known; use CheckpointManager"
 
 
