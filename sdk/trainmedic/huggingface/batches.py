@@ -73,27 +73,27 @@ class UsedBatches:
         self._loaded, self._before = (inputs,), self._proof.before_draw()
         try:
             result = self._step(model, inputs, *arguments, **options)
-            self._note(None)  # it was not observed, so nothing is known of it
+            self._report_used(None)  # it was not observed, so nothing is known of it
             self._proof.losses.add(result)
             return result
         finally:
             self._loaded = None
 
     def _compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
-        self._note(inputs)
+        self._report_used(inputs)
         return self._loss(model, inputs, *arguments, **options)
 
     def _forward(self, module: Any, arguments: Any, options: Any) -> None:
         if self._loaded is None:
             return
         if torch.is_grad_enabled():
-            self._note((arguments, options))
+            self._report_used((arguments, options))
         elif not self.makes_batches:
             self.makes_batches = True
             self._why_not = self._why_not or SAMPLED
             self._proof.stop_comparing(self._why_not)
 
-    def _note(self, used: Any) -> None:
+    def _report_used(self, used: Any) -> None:
         """Report the step's batch once; None if unknown."""
         if self._loaded is None:
             return
@@ -149,6 +149,7 @@ class LoadedBatches:
             yield
 
     def _plan(self, *arguments: Any, **options: Any) -> tuple[Any, ...]:
+        """Plan more epochs, to replace skipped batches."""
         epochs, steps_per_epoch, *others = self._originals[_PLAN](*arguments, **options)
         accumulation = self._trainer.args.gradient_accumulation_steps
         # One step more, for the last one of the shortened epoch, which may lack batches.
@@ -191,6 +192,7 @@ class LoadedBatches:
         return samples, items
 
     def _count(self, *arguments: Any, **options: Any) -> Any:
+        # Counting a batch's tokens waits for the other ranks.
         began, meter = time.perf_counter(), self._meter()
         if meter is not None:
             meter.start_waiting()

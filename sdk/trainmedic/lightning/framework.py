@@ -104,10 +104,10 @@ class LightningFramework(Framework):
         return self._held.record() if self._held is not None else {}
 
     def load(
-        self, record: Mapping[str, Any], place: Mapping[str, Any] | None, held: Mapping[str, Any] | None = None
+        self, record: Mapping[str, Any], position: Mapping[str, Any] | None, held: Mapping[str, Any] | None = None
     ) -> None:
         self.loop.record = record
-        self.resumable.restore(place)
+        self.resumable.restore(position)
         if self._held is not None and held and self.loop.restarts.starting is not None:
             self._put_back = self._put_back.followed_by(self._held.add(held, self._keeps_batches))
 

@@ -236,8 +236,8 @@ class _ResumableLoader:
         if self.data.resumes_at_end:
             raise StopIteration
         resume = self.data.take_resumption()
-        place = 0 if resume is None or resume["ended"] else resume["place"]
-        if not place:
+        position = 0 if resume is None or resume["ended"] else resume["place"]
+        if not position:
             if resume is not None:
                 self._restore_random(randomness.capture(), resume["generators"], resume["workers"])
                 self.data.replayed = REPLAYED
@@ -249,15 +249,15 @@ class _ResumableLoader:
             super().__iter__()  # type: ignore[misc]
         else:
             assert resume is not None
-            self._go_to(place, resume)
-        self.data.note_skipped(self._read(self.data.take_skip(self._epoch_length - place)))
+            self._resume_at(position, resume)
+        self.data.note_skipped(self._read(self.data.take_skip(self._epoch_length - position)))
 
-    def _go_to(self, place: int, resume: Mapping[str, Any]) -> None:
+    def _resume_at(self, position: int, resume: Mapping[str, Any]) -> None:
         now, self.began = randomness.capture(), resume["began"]
         has_states = resume["loaders"] is not None and len(resume["loaders"]) == len(self.flattened)
         can_load = has_states and all(_has_state(loader) for loader in self.flattened)
         held_back = resume.get("held_back") or ("its shuffle buffer" if any(map(shuffles, self.flattened)) else "")
-        if can_load and (not held_back or place > REREAD or not all(map(can_restart_epoch, self.flattened))):
+        if can_load and (not held_back or position > REREAD or not all(map(can_restart_epoch, self.flattened))):
             for loader, state in zip(self.flattened, resume["loaders"], strict=True):
                 loader.load_state_dict(state)
             super().__iter__()  # type: ignore[misc]
@@ -268,18 +268,18 @@ class _ResumableLoader:
             # A loader draws the order when iteration begins: the same for the same random state.
             self._restore_random(**resume["began"])
             super().__iter__()  # type: ignore[misc]
-            self.data.replayed = self._read_up_to(place)
+            self.data.replayed = self._read_up_to(position)
         randomness.restore(now)
 
-    def _read_up_to(self, place: int) -> str:
-        """Drop the batches before ``place``; return the answer's text."""
+    def _read_up_to(self, position: int) -> str:
+        """Drop the batches before ``position``; return the answer's text."""
         is_indexed = all(_is_indexed(loader) for loader in self.flattened)
         if any(isinstance(loader, Iterator) for loader in self.flattened):
             return f"{NOT_REPLAYED}: an iterator cannot go back"
-        if place > REREAD and not is_indexed:
+        if position > REREAD and not is_indexed:
             return f"{NOT_REPLAYED}: the epoch restarts: more than {REREAD} batches would have to be read again"
-        read = self._read(place)
-        if read < place:
+        read = self._read(position)
+        if read < position:
             return f"{NOT_REPLAYED}: the source has only {read} batches this time"
         return REPLAYED if is_indexed else f"{REPLAYED}, if the source repeats itself: {read} were read again"
 

@@ -70,6 +70,7 @@ class MegatronTraining(SelfSavingFramework):
         return self._build_data(provider)
 
     def train(self, call: Callable[..., Any], named: dict[str, Any]) -> Any:
+        """Replace ``train()``, with its arguments ``named``."""
         if self._configuration is None:
             self._begin(named)
         self._configuration = {name: getattr(named["config"], name, None) for name in _SET_BY_TRAIN}

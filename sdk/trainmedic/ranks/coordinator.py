@@ -110,6 +110,7 @@ class Coordinator:
         return agree(decision, statements, absent, expired, TOO_LATE).fields()
 
     def take_outcome(self, decision: SyncDecision, outcome: AgreedOutcome) -> None:
+        """Start or refuse the decision's commands."""
         if outcome.missing:
             self._missed_at = decision.number
             self._missing_ranks = outcome.missing

@@ -99,6 +99,7 @@ def _why_unhealthy(checkpoint: SavedCheckpoint, onset: Onset | None) -> str:
 
 
 def _too_late(healthy: Sequence[SavedCheckpoint], onset: Onset | None) -> dict[int, str]:
+    """Return reasons by identity; none if all are too late."""
     if onset is None:
         return {}
     margin = _margin(healthy, onset)

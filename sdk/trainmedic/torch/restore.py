@@ -178,6 +178,7 @@ class CheckpointRestore:
     def _load(
         self, candidates: Sequence[SavedCheckpoint], group: Group, skip_batches: int = 0, resumed: bool = False
     ) -> tuple[LoadedCheckpoint, dict[str, Any]]:
+        """Load on all ranks; return the answer's output too."""
         loaded = self._loading.load_first(candidates, group)
         fault: Exception | None = None
         output: dict[str, Any] = {}

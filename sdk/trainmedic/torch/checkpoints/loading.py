@@ -74,6 +74,7 @@ class CheckpointLoading:
         return differs
 
     def _load(self, checkpoint: SavedCheckpoint) -> tuple[RunState | None, DigestComparison | None, Exception | None]:
+        """Return this rank's error instead of raising it, unless all ranks raise it together."""
         training = self._training
         assert training.storage is not None
         try:

@@ -68,4 +68,9 @@ class MemoryPace:
             return None, None
         costs, steps = ([figure[name] for figure in figures.values()] for name in ("cost", "step"))
         self.replica_seconds = max(figure["replica"] for figure in figures.values())
-        return None if None in costs else max(costs), None if None in steps else max(steps)
+        return _largest(costs), _largest(steps)
+
+
+def _largest(figures: list[float | None]) -> float | None:
+    known = [figure for figure in figures if figure is not None]
+    return max(known) if len(known) == len(figures) else None

@@ -28,17 +28,17 @@ class FetchOrder:
         return not self.is_decided and _PERHAPS_AHEAD.fullmatch("".join(self._events)) is not None
 
     def batch_was_taken(self) -> None:
-        self._note(_TAKEN)
+        self._record(_TAKEN)
 
     def step_began(self) -> None:
-        self._note(_BEGUN)
+        self._record(_BEGUN)
         if self._events.count(_BEGUN) == 2:
             self.is_decided = True
             self.is_ahead = _AHEAD.fullmatch("".join(self._events)) is not None
 
     def step_ended(self) -> None:
-        self._note(_ENDED)
+        self._record(_ENDED)
 
-    def _note(self, event: str) -> None:
+    def _record(self, event: str) -> None:
         self._events.append(event)
         self.is_decided = self.is_decided or len(self._events) > _MOST_EVENTS
