@@ -45,7 +45,9 @@ class EngineContents:
         """Return the files, filled by `write`, and this rank's own part."""
         files: Files = {}
         states = self.comparable(parts)
-        differing = None if states is None else own_part(states, RankState.of(run.get("rank_state")), self._rank)
+        differing = (
+            None if states is None else own_part(states, RankState.from_plain(run.get("rank_state")), self._rank)
+        )
         return files, {
             "files": files,
             "ranks": self._world_size,
@@ -53,7 +55,7 @@ class EngineContents:
             "extra": parts.extra_states(),
             # Not all of the engine's optimizers save the current rate, and the schedule sets it only at the next step.
             "groups": [_copied_options(group) for group in self._engine.optimizer.param_groups],
-            "others": {name: part.state_dict() for name, part in self._others(parts).items()},
+            "others": {name: part.state_dict() for name, part in self._other_parts(parts).items()},
             "differing": differing,
         }
 
@@ -83,7 +85,7 @@ class EngineContents:
             )
         if len(own["groups"]) != len(self._engine.optimizer.param_groups):
             raise UnusableCheckpoint(f"{path.name} is of another training: other parameter groups")
-        lacking = self._others(parts).keys() - own["others"].keys()
+        lacking = self._other_parts(parts).keys() - own["others"].keys()
         if lacking:
             raise UnusableCheckpoint(f"{path.name} is of another training: it has no {min(lacking)}")
         for name, (size, _) in own["files"].items():
@@ -108,10 +110,10 @@ class EngineContents:
         parts.restore_buffers(own["buffers"])
         parts.restore_extra_states(own.get("extra", {}))
         put_options(engine.optimizer, before, own["groups"])
-        for name, part in self._others(parts).items():
+        for name, part in self._other_parts(parts).items():
             part.load_state_dict(own["others"][name])
 
-    def _others(self, parts: StateParts) -> Mapping[str, Any]:
+    def _other_parts(self, parts: StateParts) -> Mapping[str, Any]:
         others = {name: part for name, part in parts.by_name.items() if name != "model"}
         scaler = getattr(self._engine, "torch_autocast_z0_gradscaler", None)
         return {**others, "autocast scaler": scaler} if scaler is not None else others

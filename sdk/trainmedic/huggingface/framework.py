@@ -173,6 +173,7 @@ class HuggingFaceFramework(Framework):
 
     @property
     def passes_over_epoch(self) -> bool:
+        """True if the rest of the epoch is skipped."""
         return self._loaded.is_passed_over
 
     def is_in_force(self, command_id: str) -> bool:

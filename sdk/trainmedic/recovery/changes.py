@@ -47,7 +47,10 @@ class FactorBounds:
 
     def check(self, factors: Mapping[str, float], added: float | None) -> None:
         """Raise Rejected if the product, or ``added`` alone, is out of bounds."""
-        for factor in (math.prod(factors.values()), *(() if added is None else (added,))):
+        checked = [math.prod(factors.values())]
+        if added is not None:
+            checked.append(added)
+        for factor in checked:
             if not self._allow(factor):
                 raise Rejected(
                     f"{self.what} would be {factor:g} times the script's own; commands may set "

@@ -184,6 +184,7 @@ class LoopRestarter:
                 self._interrupter = None
 
     def _can_command_end_hang(self) -> bool:
+        """Return whether a feasible rollback waits. Interrupter's thread only."""
         for command in self._medic.unanswered():
             if isinstance(command.parameters, Rollback) and not command.is_deferred:
                 try:
@@ -297,5 +298,6 @@ class LoopRestarter:
 
 
 def _free_frames(error: BaseException) -> None:
+    # The failed loop's frames hold its objects, such as GPU tensors.
     error.__traceback__ = None
     gc.collect()

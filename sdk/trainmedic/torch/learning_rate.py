@@ -87,7 +87,7 @@ class LearningRate:
         """First group's scaled scheduled rate; None if unknown."""
         return self.schedule.read_rate()
 
-    def scale_for_loop(self) -> float:
+    def asked_scale(self) -> float:
         """Return the factor to a loop that applies it."""
         self.is_asked_for = True
         return self.scale
@@ -97,8 +97,8 @@ class LearningRate:
         self.is_asked_for = self._has_returned_scaled = True
         return value if self.scale == 1.0 else value * self.scale
 
-    def watch(self, scale_before: float) -> None:
-        self._last_change = _LastChange(self.values, self.scale / scale_before)
+    def watch(self, before: float) -> None:
+        self._last_change = _LastChange(self.values, self.scale / before)
         self._has_returned_scaled = False
 
     def overwritten(self) -> tuple[float, float] | None:
@@ -112,7 +112,7 @@ class LearningRate:
                 return found, expected
         return None
 
-    def give_up_last_change(self, scale: float) -> None:
+    def give_up(self, scale: float) -> None:
         """Set the former scale, but keep rates that the loop has set since."""
         present = [group["lr"] for group in self._groups()]
         rates = [self._without_change(number, float(rate), scale) for number, rate in enumerate(present)]
@@ -159,15 +159,15 @@ class LearningRate:
         self._unscale_other_schedulers()
         self._rescale(self.scale, scale)
 
-    def rescale_loaded(self, loaded_scale: float | None = None, scale: float | None = None) -> None:
-        """Rescale loaded states to ``scale``. Defaults: the groups' mark, the present scale."""
-        if loaded_scale is None:
-            loaded_scale = self._marked()
+    def loaded(self, held: float | None = None, scale: float | None = None) -> None:
+        """Rescale states loaded with the scale ``held``, by default their groups'."""
+        if held is None:
+            held = self._marked()
         if scale is None:
             scale = self.scale
         self._written.clear()
-        if loaded_scale != scale:
-            self._rescale(loaded_scale, scale)
+        if held != scale:
+            self._rescale(held, scale)
         self.scale = scale
         self._mark()
         if self.scale != 1.0:
@@ -229,7 +229,7 @@ class LearningRate:
             if not computes_as_pytorch(scheduler):
                 _step_unscaled(scheduler, self)
 
-    def call_unscaled(self, step: Callable[[], Any]) -> Any:
+    def unscaled(self, step: Callable[[], Any]) -> Any:
         scale = self.scale
         if scale == 1.0:
             return step()
@@ -257,7 +257,7 @@ def _step_unscaled(scheduler: Any, rate: LearningRate) -> None:
 def _unscaled(step: Callable[..., Any]) -> Callable[..., Any]:
     def stepped(scheduler: Any, *arguments: Any, **options: Any) -> Any:
         rate: LearningRate = type(scheduler)._trainmedic_rate
-        return rate.call_unscaled(lambda: step(scheduler, *arguments, **options))
+        return rate.unscaled(lambda: step(scheduler, *arguments, **options))
 
     return stepped
 

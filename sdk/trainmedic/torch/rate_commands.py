@@ -217,7 +217,7 @@ class RateCommands:
         remaining = {command_id: factor for command_id, factor in factors.items() if command_id not in failed}
         reason = f"the loop set the learning rate to {actual:.6g} instead of {expected:.6g}; {self._how}"
         self._why_unsupported = reason
-        training.rate.give_up_last_change(math.prod(remaining.values()))
+        training.rate.give_up(math.prod(remaining.values()))
         training.changes.set_factors(LEARNING_RATE, remaining, training.global_step)
         log.warning("%s: %s", training.medic.job, reason)
         return reason

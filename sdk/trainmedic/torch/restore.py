@@ -203,7 +203,7 @@ class CheckpointRestore:
     def _adopt_run_state(self, loaded: LoadedCheckpoint, skip_batches: int, resumed: bool) -> dict[str, Any]:
         training, checkpoint, run_state = self._training, loaded.checkpoint, loaded.run_state
         loaded_scale = None if run_state is None else run_state["lr_scale"]
-        training.rate.rescale_loaded(loaded_scale, training.changes.scale(LEARNING_RATE))
+        training.rate.loaded(loaded_scale, training.changes.scale(LEARNING_RATE))
         if resumed:
             training.loss_log.restore(None if run_state is None else run_state.get("losses"), checkpoint.step)
             if run_state is not None and run_state.get("follows_schedule"):

@@ -92,7 +92,7 @@ class Run:
     @property
     def lr_scale(self) -> float:
         """Factor by commands, for loops that set the rate themselves."""
-        return self.training.rate.scale_for_loop()
+        return self.training.rate.asked_scale()
 
     def learning_rate(self, value: Any) -> Any:
         """Return the rate times the factor by commands. Loops that write ``group["lr"]`` call it each time."""

@@ -111,6 +111,7 @@ class TitanTraining(SelfSavingFramework):
         return self._batches(self._recorded(self.without_skipped(iter(loader))))
 
     def continues(self) -> bool:
+        """Replace ``should_continue_training``, which is called before each step."""
         if self._has_loop_begun:
             self.end_step(self._trainer.step)
         else:

@@ -15,7 +15,7 @@ from typing import Any, Collection, Iterator, Mapping
 import torch
 from torch import nn
 
-from trainmedic.trainer.held_values import NotPlain, is_figure, packed, same, unpacked
+from trainmedic.trainer.held_values import NotPlain, is_one_number, packed, same, unpacked
 
 log = logging.getLogger("trainmedic")
 
@@ -75,7 +75,7 @@ class HeldState:
         present = self._copies()
         names = {*present, *known, *self._at_start} if only is None else {*only}
         for name in sorted(names - self._excluded):
-            is_recorded = name in known and (keeps_batches or is_figure(known[name]))
+            is_recorded = name in known and (keeps_batches or is_one_number(known[name]))
             target = known if is_recorded else self._at_start
             if name in target and name in present and same(present[name], target[name]):
                 continue

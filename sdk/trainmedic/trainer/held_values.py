@@ -89,7 +89,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other) or (one != one and other != other)
 
 
-def is_figure(form: Any) -> bool:
+def is_one_number(form: Any) -> bool:
     is_tensor = isinstance(form, tuple) and form[0] == "tensor"
     return isinstance(form, (int, float)) or (is_tensor and form[1].numel() == 1)
 

@@ -92,7 +92,7 @@ class LiveCommands:
             self._changes.checkpoint_written(step)
 
     def call_unscaled(self, call: Callable[[], Result]) -> Result:
-        result: Result = call() if self._rate is None else self._rate.call_unscaled(call)
+        result: Result = call() if self._rate is None else self._rate.unscaled(call)
         return result
 
     @property

@@ -148,8 +148,16 @@ class TrainerLoop:
         self, restart: LoopRestart, step: int, models: Iterable[Any], optimizers: Iterable[Any]
     ) -> None:
         losses, framework = self.proof.losses, self.framework
-        course = framework.accumulation, framework.data, restart.skip_batches, restart.trouble_at
-        losses.go_back(self.record, step, models, optimizers, *course)
+        losses.go_back(
+            self.record,
+            step,
+            models,
+            optimizers,
+            framework.accumulation,
+            framework.data,
+            restart.skip_batches,
+            restart.trouble_at,
+        )
         if restart.settings:
             losses.log.course_changes(step)
 

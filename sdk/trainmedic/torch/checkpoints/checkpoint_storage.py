@@ -72,13 +72,13 @@ class CheckpointStorage(Protocol):
 
 
 class CheckpointDirectory:
-    """Directory of the ``keep`` newest checkpoints (None: all). One rank ``detects_writers``: other processes."""
+    """Directory of the ``keep`` newest checkpoints (None: all). One rank ``watches`` for other writers."""
 
-    def __init__(self, directory: str | Path, keep: int | None = 3, detects_writers: bool = True) -> None:
+    def __init__(self, directory: str | Path, keep: int | None = 3, watches: bool = True) -> None:
         self._root = Path(directory)
         self.directory: Path | None = self._root
         self._keep = keep
-        self._detects_writers = detects_writers
+        self._watches = watches
         self.in_memory: Callable[[], Sequence[SavedCheckpoint]] = tuple  # returns checkpoints in memory
         self._has_warned = False
         self._frozen = FrozenBase()
@@ -105,7 +105,7 @@ class CheckpointDirectory:
         return {path: checkpoints.completion(path) for path in paths}
 
     def _is_of_another_process(self, path: Path, facts: Mapping[str, Any] | None) -> bool:
-        if not self._detects_writers or facts is None or facts.get("writer") in (None, self._writer_id):
+        if not self._watches or facts is None or facts.get("writer") in (None, self._writer_id):
             return False
         if str(facts.get("at")) < self._began or facts == self._marks_at_start.get(path):
             return False

@@ -91,7 +91,7 @@ class JointCheckpointDirectory(CheckpointDirectory):
         new_group: NewGroup,
         contents: JointContents,
     ) -> None:
-        super().__init__(directory, keep, detects_writers=rank == 0)
+        super().__init__(directory, keep, watches=rank == 0)
         self._rank = rank
         self._world_size = world_size
         self._new_group = new_group
@@ -246,7 +246,7 @@ class JointOwnCheckpoints:
             run_state = self._storage.load(checkpoint, parts)
         except UnusableCheckpoint as error:  # other ranks may have loaded it, so no older one can be tried
             raise HalfLoaded(str(error)) from error
-        state = RankState.of((run_state or {}).get("rank_state"))
+        state = RankState.from_plain((run_state or {}).get("rank_state"))
         if state is not None and state.rank != self._rank and state.parts:
             raise HalfLoaded(
                 f"rank {self._rank} was given the state of rank {state.rank}, but {', '.join(state.parts)} differs by "

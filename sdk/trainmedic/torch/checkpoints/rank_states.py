@@ -37,7 +37,7 @@ class RankState:
         return {**members, "digests": dict(self.digests), "from_rank_0": list(self.from_rank_0)}
 
     @classmethod
-    def of(cls, members: Any) -> RankState | None:
+    def from_plain(cls, members: Any) -> RankState | None:
         """Parse `plain`'s output; None for an earlier release's."""
         if not isinstance(members, Mapping):
             return None
@@ -96,10 +96,10 @@ def merge(states: dict[str, Any], own: Mapping[str, Any]) -> None:
         if _text(path) not in present:
             _remove(states, path)
     for path, value in own["own"]:
-        within = states
+        mapping = states
         for key in path[:-1]:
-            within = within.setdefault(key, {})
-        within[path[-1]] = value
+            mapping = mapping.setdefault(key, {})
+        mapping[path[-1]] = value
 
 
 def unite(owns: Sequence[Mapping[str, Any]], states: Sequence[RankState], part: str) -> dict[str, Any] | None:

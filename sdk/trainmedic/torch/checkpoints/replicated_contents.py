@@ -38,7 +38,7 @@ class ReplicatedContents:
         """Do nothing: it uses no process group."""
 
     def divide(self, parts: StateParts, held: Any, run: Mapping[str, Any]) -> tuple[Any, Any]:
-        own = own_part(held, RankState.of(run.get("rank_state")), self._rank)
+        own = own_part(held, RankState.from_plain(run.get("rank_state")), self._rank)
         return (self._frozen.split(parts, held, run) if self._rank == 0 else None), own
 
     def write(self, path: Path, content: Any) -> None:
@@ -72,7 +72,7 @@ def with_digests_of_restored(name: str, file: Mapping[str, Any], first: Mapping[
         return mine
     if _PATHS not in (file["own"] or ()) and digests != first.get("digests"):
         raise UnusableCheckpoint(f"{name} holds the state of rank 0 alone, and this rank had another")
-    state = RankState.of(mine.get("rank_state"))
+    state = RankState.from_plain(mine.get("rank_state"))
     if state is None:
         return mine
     faulty = state.from_rank_0
@@ -82,14 +82,14 @@ def with_digests_of_restored(name: str, file: Mapping[str, Any], first: Mapping[
 
 
 def differs_by_rank(first: Mapping[str, Any]) -> bool:
-    state = RankState.of(first["run"].get("rank_state"))
+    state = RankState.from_plain(first["run"].get("rank_state"))
     return state is not None and bool(state.parts)
 
 
 def unite_files(name: str, files: Sequence[Mapping[str, Any]], parts: StateParts) -> tuple[Any, Any]:
     """Return one own part for all ranks, and its digests. Raises UnusableCheckpoint."""
     first = files[0]["run"]
-    state = RankState.of(first.get("rank_state"))
+    state = RankState.from_plain(first.get("rank_state"))
     if state is None or not state.parts:
         return None, first.get("digests")
     own: dict[str, Any] = {"parts": [], "paths": [], "own": []}
@@ -117,7 +117,7 @@ def _unite_part(part: str, files: Sequence[Mapping[str, Any]], parts: StateParts
         return {} if is_same or part.partition(".")[0] != "model" else None
     if part not in parts.optimizer_parts() and part != ATTRIBUTES:
         return {}
-    states = [RankState.of(file["run"].get("rank_state")) for file in files]
+    states = [RankState.from_plain(file["run"].get("rank_state")) for file in files]
     known = [each for each in states if each is not None]
     return unite([file["own"] for file in files], known, part) if len(known) == len(files) else None
 

@@ -40,7 +40,7 @@ Tensors = dict[str, Any]
 
 
 class ShardedContents:
-    """Shards in a common part, the rest in each rank's own. Raises ConfigurationError."""
+    """`BackgroundContents`, `UnitedContents` and `MemoryContents` of shards. Raises ConfigurationError."""
 
     is_replicated = False
 
@@ -57,20 +57,20 @@ class ShardedContents:
 
     def capture(self, parts: StateParts, run: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
         # Requesting the state of an optimizer without a step would create one.
-        fresh = self._optimizers_without_step()
-        content = self._tensors(fresh)
+        without_step = self._optimizers_without_step()
+        content = self._tensors(without_step)
         return content, {
-            "fresh": fresh,
-            "plain": self._plain(content, run),
+            "fresh": without_step,
+            "plain": self._unsharded_leaves(content, run),
             "attributes": parts.attributes(),
             "buffers": parts.buffers(),
             "groups": {name: optimizer.state_dict()["param_groups"] for name, optimizer in self._optimizers.items()},
-            "others": {name: part.state_dict() for name, part in self._others(parts).items()},
+            "others": {name: part.state_dict() for name, part in self._other_parts(parts).items()},
         }
 
     def divide(self, parts: StateParts, held: Any, run: Mapping[str, Any]) -> tuple[Any, Any]:
         content, own = held
-        return content, {**own, "plain": self._plain(content, run)}
+        return content, {**own, "plain": self._unsharded_leaves(content, run)}
 
     def comparable(self, parts: StateParts) -> Mapping[str, Any]:
         return {**_unsharded(self._tensors(self._optimizers_without_step())), ATTRIBUTES: parts.attributes()}
@@ -101,7 +101,7 @@ class ShardedContents:
 
     def for_other_ranks(self, name: str, files: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """Return the own part. Raises UnusableCheckpoint for differing values."""
-        states = [RankState.of(file["run"].get("rank_state")) for file in files]
+        states = [RankState.from_plain(file["run"].get("rank_state")) for file in files]
         known = [state for state in states if state is not None]
         for part in known[0].parts if known else ():
             if len(known) < len(files) or not can_unite(known, part):
@@ -110,7 +110,7 @@ class ShardedContents:
         return own
 
     def restore(self, content: Any, parts: StateParts, own: Any) -> None:
-        _put_plain(content, own.get("plain", ()))
+        _put_leaves(content, own.get("plain", ()))
         # Shards lack buffers, which are in the own file; pass the present ones along.
         set_model_state_dict(self._model, {**get_model_state_dict(self._model), **content["model"]})
         parts.restore_buffers(own["buffers"])
@@ -124,7 +124,7 @@ class ShardedContents:
             put_options(optimizer, before, own["groups"][name])
         if "attributes" in own:  # absent in earlier releases
             parts.restore_attributes(own["attributes"])
-        for name, part in self._others(parts).items():
+        for name, part in self._other_parts(parts).items():
             part.load_state_dict(own["others"][name])
 
     def meshes(self, parts: StateParts) -> Sequence[Any]:
@@ -164,30 +164,30 @@ class ShardedContents:
     def _optimizers_without_step(self) -> list[str]:
         return [name for name, optimizer in self._optimizers.items() if not optimizer.state]
 
-    def _plain(self, content: Tensors, run: Mapping[str, Any] | None) -> list[tuple[Leaf, Any]]:
+    def _unsharded_leaves(self, content: Tensors, run: Mapping[str, Any] | None) -> list[tuple[Leaf, Any]]:
         """Return differing unsharded leaves; ``torch.distributed.checkpoint`` writes only one rank's."""
         if run is None:
             return []
-        state = RankState.of(run.get("rank_state"))
+        state = RankState.from_plain(run.get("rank_state"))
         return [(path, value) for path, value in leaves(_unsharded(content)) if state is None or path[0] in state.parts]
 
     def _mismatch(self, parts: StateParts, own: Any) -> str:
         for name, optimizer in self._optimizers.items():
             if _group_sizes(own["groups"].get(name, ())) != _group_sizes(optimizer.state_dict()["param_groups"]):
                 return f"{name}: other parameter groups"
-        lacking = self._others(parts).keys() - own["others"].keys()
+        lacking = self._other_parts(parts).keys() - own["others"].keys()
         return f"it has no {min(lacking)}" if lacking else ""
 
-    def _tensors(self, fresh: Collection[str]) -> Tensors:
+    def _tensors(self, without_step: Collection[str]) -> Tensors:
         buffers = {plain_name(name) for name, _ in self._model.named_buffers()}
         model = {name: tensor for name, tensor in get_model_state_dict(self._model).items() if name not in buffers}
         tensors: Tensors = {"model": model}
         for name, optimizer in self._optimizers.items():
-            if name not in fresh:
+            if name not in without_step:
                 tensors[name] = get_optimizer_state_dict(self._model, optimizer)["state"]
         return tensors
 
-    def _others(self, parts: StateParts) -> Mapping[str, Any]:
+    def _other_parts(self, parts: StateParts) -> Mapping[str, Any]:
         sharded = {"model", *self._optimizers}
         return {name: part for name, part in parts.by_name.items() if name not in sharded}
 
@@ -200,12 +200,12 @@ def _unsharded(content: Mapping[Any, Any]) -> dict[Any, Any]:
     }
 
 
-def _put_plain(content: Tensors, plain: Sequence[tuple[Leaf, Any]]) -> None:
-    for path, value in plain:
-        within = content
+def _put_leaves(content: Tensors, unsharded: Sequence[tuple[Leaf, Any]]) -> None:
+    for path, value in unsharded:
+        mapping = content
         for key in path[:-1]:
-            within = within.setdefault(key, {})
-        within[path[-1]] = value
+            mapping = mapping.setdefault(key, {})
+        mapping[path[-1]] = value
 
 
 def _group_sizes(groups: Any) -> list[int]:

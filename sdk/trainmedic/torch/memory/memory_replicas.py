@@ -134,19 +134,26 @@ class MemoryReplicas:
     @contextmanager
     def _find(self, request: Mapping[str, Any]) -> Iterator[Found | None]:
         """Find a named checkpoint on this node, or this rank's newest to copy."""
-        pool, rank, set_id = self._memory.pool, request["rank"], request.get("set_id")
+        set_id = request.get("set_id")
         if set_id is not None:
-            with self._in_files(str(set_id), rank) as found:
+            with self._in_files(str(set_id), request["rank"]) as found:
                 yield found
             return
-        every = request["multiple_of"]
-        slots = pool.complete() if pool is not None and rank == self._rank and type(every) is int and every else []
-        own = [slot for slot in slots if slot.mark is not None and slot.mark.step % every == 0]
-        if pool is None or not own or own[-1].mark is None or own[-1].mark.set_id == request["other_than"]:
+        pool, newest = self._memory.pool, self._newest_to_copy(request)
+        if pool is None or newest is None:
             yield None
             return
-        with pool.using(own[-1]) as slot:
+        with pool.using(newest) as slot:
             yield None if slot.mark is None else (slot.mark, memoryview(slot.memory))
+
+    def _newest_to_copy(self, request: Mapping[str, Any]) -> Slot | None:
+        pool, every = self._memory.pool, request["multiple_of"]
+        if pool is None or request["rank"] != self._rank or type(every) is not int or every == 0:
+            return None
+        copied = [slot for slot in pool.complete() if slot.mark is not None and slot.mark.step % every == 0]
+        newest = copied[-1] if copied else None
+        is_known = newest is not None and newest.mark is not None and newest.mark.set_id == request["other_than"]
+        return None if is_known else newest
 
     @contextmanager
     def _in_files(self, set_id: str, rank: Any) -> Iterator[Found | None]:

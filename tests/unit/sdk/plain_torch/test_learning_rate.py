@@ -141,7 +141,7 @@ def test_a_checkpoint_from_before_the_change_is_scaled_when_it_is_loaded(kind: s
     scaled.rate.multiply(0.5)
     scaled.train(3)
     load(scaled, saved)
-    scaled.rate.rescale_loaded(loaded_scale=1.0)
+    scaled.rate.loaded(held=1.0)
     for mine, theirs in zip(scaled.train(9), plain.train(9), strict=True):
         assert mine == pytest.approx([rate / 2 for rate in theirs], rel=1e-12)
 
@@ -157,7 +157,7 @@ def test_a_checkpoint_with_a_scale_is_unscaled_where_that_was_undone(kind: str) 
     scaled.rate.set_scale(1.0)
     scaled.train(3)
     load(scaled, saved)
-    scaled.rate.rescale_loaded()  # the state says by itself how it is scaled
+    scaled.rate.loaded()  # the state says by itself how it is scaled
     for mine, theirs in zip(scaled.train(9), plain.train(9), strict=True):
         assert mine == pytest.approx(theirs, rel=1e-12)
 
@@ -196,7 +196,7 @@ def test_a_scale_that_stays_changes_no_bit_of_a_state_that_has_it() -> None:
     saved, rates = state_of(loop), None
     rates = loop.train(5)
     load(loop, saved)
-    loop.rate.rescale_loaded(loaded_scale=loop.rate.scale)
+    loop.rate.loaded(held=loop.rate.scale)
     assert loop.train(5) == rates
 
 

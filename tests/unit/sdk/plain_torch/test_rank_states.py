@@ -65,7 +65,7 @@ FIRST: dict[str, Any] = {
 def test_a_rank_keeps_what_differs_and_gets_it_back(mine: dict[str, Any]) -> None:
     """Other values, other shapes, entries that only one of them has: nothing else is kept, and nothing is lost."""
     state = compared(mine, FIRST)
-    kept = own_part(mine, RankState.of(state.plain()), 1)
+    kept = own_part(mine, RankState.from_plain(state.plain()), 1)
     assert len(kept["own"]) < len(leaf_digests(mine, KnownDigests()))
     loaded = {part: dict(held) for part, held in FIRST.items()}
     loaded["optimizer"]["state"] = {0: {"momentum": torch.ones(2)}}

@@ -91,7 +91,7 @@ def test_a_rate_that_jumped_stays_off_its_schedule_until_it_is_put_back(name: st
     assert off(rate) > 0.9
     scheduler.load_state_dict(state[1])
     optimizer.load_state_dict(state[0])
-    rate.rescale_loaded()
+    rate.loaded()
     scheduler.step()
     assert off(rate) < 1e-6
 
