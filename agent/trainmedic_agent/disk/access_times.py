@@ -23,7 +23,7 @@ _KEEPING = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs"})
 _DAY_NS = 86_400 * 10**9
 """RELATIME_MARGIN of the kernel."""
 _HAS_ENDED = frozenset({errno.ENOENT, errno.ESRCH, errno.EINVAL})
-"""Errors of an ended process or a zombie."""
+"""Errors for ended processes and zombies."""
 
 
 class AccessTimes(Struct, frozen=True):
@@ -33,6 +33,7 @@ class AccessTimes(Struct, frozen=True):
     """Reasons why reads may leave no trace."""
 
     def last_use_ns(self, status: os.stat_result) -> int:
+        """Return the last change, or a later recorded access plus its lag. Untraced reads are not in it."""
         changed = max(status.st_mtime_ns, status.st_ctime_ns)
         return changed if status.st_atime_ns <= changed else status.st_atime_ns + self.lag_ns
 
@@ -43,10 +44,11 @@ class AccessTimes(Struct, frozen=True):
 
 
 KEPT = AccessTimes()
+"""All reads are recorded."""
 
 
 def access_times(mount: int | None, proc: Path, *, sees_every_process: bool) -> AccessTimes:
-    """Return the reliability below a mount ID. `sees_every_process`: `proc` lists all processes."""
+    """Return the reliability on the mount with this ID. `sees_every_process`: `proc` lists all processes."""
     try:
         own = mounts_of(proc / "self")
     except OSError:
@@ -72,20 +74,21 @@ def access_times(mount: int | None, proc: Path, *, sees_every_process: bool) -> 
 
 
 def _mounts_of_others(proc: Path) -> list[Mount]:
-    """Return the mounts of machine and containers. Raises OSError.
+    """Return the mounts of the machine and its containers. Raises OSError.
 
-    Namespaces with the machine's ``/`` are skipped: to restricted services nearly everything is read-only.
+    Other mount namespaces with the machine's ``/`` are skipped. They belong to restricted services, which see nearly
+    everything read-only.
     """
     mounts = mounts_of(proc / "1")
     top = _top(mounts)
-    met: set[Path] = set()
+    seen: set[Path] = set()
     with os.scandir(proc) as entries:
         for entry in entries:
             if not entry.name.isdigit():
                 continue
             try:
                 namespace = _namespace(proc / entry.name)
-                if namespace in met:
+                if namespace in seen:
                     continue
                 theirs = mounts_of(proc / entry.name)
             except OSError as error:
@@ -93,14 +96,14 @@ def _mounts_of_others(proc: Path) -> list[Mount]:
                     continue
                 raise
             if namespace is not None:
-                met.add(namespace)
+                seen.add(namespace)
             if _top(theirs) != top:
                 mounts.extend(theirs)
     return mounts
 
 
 def _namespace(process: Path) -> Path | None:
-    """Return a process's mount namespace; None without permission."""
+    """Return a process's mount namespace. None without permission."""
     try:
         return (process / "ns/mnt").readlink()
     except PermissionError:
@@ -108,4 +111,5 @@ def _namespace(process: Path) -> Path | None:
 
 
 def _top(mounts: list[Mount]) -> tuple[bytes, bytes] | None:
+    """Return device and directory mounted at ``/``."""
     return next(((entry.device, entry.root) for entry in reversed(mounts) if entry.point == b"/"), None)

@@ -43,7 +43,9 @@ class CheckpointTraits(Struct, frozen=True):
     completeness: Completeness
     is_pinned: bool
     best: str | None
+    """Name of the best checkpoint, according to this one's trainer state."""
     is_known: bool = True
+    """False if a file needed for this is unreadable."""
 
 
 def is_checkpoint(fd: int, name: str) -> bool:

@@ -25,6 +25,7 @@ from trainmedic_agent.disk.report import Reason
 from trainmedic_agent.disk.throttle import Clocks, Throttle
 
 FRESH_SECONDS = 10.0
+"""Seconds for which a scan is used."""
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """Kernel, PROC_PID_INIT_INO."""
 _KERNEL_THREAD = 0x00200000
@@ -55,6 +56,8 @@ def acquire_write_lease(fd: int) -> bool:
 
 
 class OpenFileSnapshot(Struct):
+    """Inodes in use on a device."""
+
     device: int
     is_complete: bool = True
     open: set[int] = field(default_factory=set)

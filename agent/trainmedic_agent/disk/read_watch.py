@@ -29,8 +29,8 @@ _EVENT = struct.Struct("iIII")
 _BUFFER_BYTES = 64 * 1024
 # From inotify(7).
 _OPEN, _OVERFLOW, _IS_DIRECTORY, _ONLY_DIRECTORY = 0x20, 0x4000, 0x40000000, 0x01000000
-_FAILED = -1
-"""Result if the kernel cannot watch."""
+_NO_WATCH = -1
+"""Number in place of a watch that the kernel refused."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -43,10 +43,12 @@ class ReadWatch:
         self._throttle = throttle
         self._queue: int | None = None
         self._is_blind = False
-        self._numbers: dict[WalkedDirectory, set[int]] = {}
-        self._names: dict[WalkedDirectory, set[str]] = {}
+        """True if events were lost."""
+        self._watches: dict[WalkedDirectory, set[int]] = {}
+        self._matched_names: dict[WalkedDirectory, set[str]] = {}
         """Matched files. In other directories every file counts."""
         self._opened: dict[int, set[str]] = {}
+        """Names of opened files, by watch."""
         self._opened_count = 0
         self._own_opens: set[tuple[int, str]] = set()
 
@@ -55,17 +57,19 @@ class ReadWatch:
             os.close(self._queue)
 
     def watch_files(self, files: Iterable[MatchedFile]) -> None:
-        self._numbers.clear()
-        self._names.clear()
+        """Watch the files' directories for a while, where necessary. Earlier ones are no longer watched."""
+        self._watches.clear()
+        self._matched_names.clear()
         for file in files:
             if file.directory.root.access_times.untraced:
-                self._names.setdefault(file.directory, set()).add(file.name)
-        self._watch(self._names, is_deep=False)
+                self._matched_names.setdefault(file.directory, set()).add(file.name)
+        self._watch(self._matched_names, is_recursive=False)
 
     def watch_checkpoints(self, matched: Iterable[MatchedCheckpoint]) -> None:
+        """Watch the checkpoints with their subdirectories for a while, where necessary."""
         self._watch(
             (each.directory for each in matched if each.directory.root.access_times.untraced),
-            is_deep=True,
+            is_recursive=True,
         )
 
     def obstacle(self, directory: WalkedDirectory) -> Reason | None:
@@ -73,50 +77,50 @@ class ReadWatch:
         if not directory.root.access_times.untraced or not self._seconds:
             return None
         self._read_queue()
-        numbers = self._numbers.get(directory, {_FAILED})
-        if self._is_blind or _FAILED in numbers:
+        numbers = self._watches.get(directory, {_NO_WATCH})
+        if self._is_blind or _NO_WATCH in numbers:
             return Reason.OPEN_UNKNOWN
-        names = self._names.get(directory)
+        names = self._matched_names.get(directory)
         opened = (name for number in numbers for name in self._opened[number])
         return Reason.READ if any(names is None or name in names for name in opened) else None
 
     def ignore(self, directory: WalkedDirectory, name: str) -> None:
-        """Ignore the agent's own open of a file."""
-        self._own_opens.update((number, name) for number in self._numbers.get(directory, ()))
+        """Ignore opens of a file that the next read of the queue finds: they are the agent's own."""
+        self._own_opens.update((number, name) for number in self._watches.get(directory, ()))
 
-    def _watch(self, directories: Iterable[WalkedDirectory], *, is_deep: bool) -> None:
+    def _watch(self, directories: Iterable[WalkedDirectory], *, is_recursive: bool) -> None:
         if not self._seconds:
             return
         before = len(self._opened)
         for directory in directories:
             if not self._throttle.may_continue():
                 return
-            self._numbers[directory] = self._add(directory, is_deep)
+            self._watches[directory] = self._add(directory, is_recursive)
         for _ in range(math.ceil(self._seconds / _STEP_SECONDS) if len(self._opened) > before else 0):
             self._throttle.wait(_STEP_SECONDS)
             self._read_queue()
             if not self._throttle.may_continue():
                 return
 
-    def _add(self, directory: WalkedDirectory, is_deep: bool) -> set[int]:
-        """Return watch numbers, with `_FAILED` after an error."""
+    def _add(self, directory: WalkedDirectory, is_recursive: bool) -> set[int]:
+        """Return watch numbers, with `_NO_WATCH` after an error."""
         numbers: set[int] = set()
 
         def add(inner: WalkedDirectory, _: bool = True) -> bool:
             # By descriptor: the path may lead elsewhere by now.
             number = self._add_watch(f"/proc/self/fd/{inner.fd}")
             numbers.add(number)
-            if number != _FAILED:
+            if number != _NO_WATCH:
                 self._opened.setdefault(number, set())
             return True
 
         try:
             fd = directory.reopen()
         except OSError:
-            return {_FAILED}
+            return {_NO_WATCH}
         try:
             opened = replace(directory, fd=fd)
-            if not is_deep:
+            if not is_recursive:
                 add(opened)
                 return numbers
             with closing(opened.walk_all(self._throttle, lambda *_: None, add)) as entries:

@@ -27,7 +27,7 @@ from trainmedic_agent.disk.search import MatchedFile
 
 _OPEN_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
-# ioctl_iflags(2): _IOR('f', 1, long) and three flags.
+# ioctl_iflags(2)
 _FS_IOC_GETFLAGS, _IMMUTABLE, _APPEND_ONLY, _NO_ACCESS_TIME = 0x80086601, 0x10, 0x20, 0x80
 # fallocate(2); Python's version has no flags.
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
@@ -134,6 +134,7 @@ class FileRemover(Struct, frozen=True):
 
 
 def _difference(status: os.stat_result, file: MatchedFile) -> Reason | None:
+    """Return why this is not the file that was found, if so."""
     if inode_of(status) != file.inode or not stat.S_ISREG(status.st_mode):
         return Reason.CHANGED
     return Reason.HARD_LINK if status.st_nlink > 1 else None
@@ -148,6 +149,7 @@ def open_for_reading(parent: int, name: str) -> int | None:
 
 
 def refusal(parent: int, status: os.stat_result, fd: int | None) -> Reason | None:
+    """Return why the system would refuse to delete an entry, if so. `fd`: the opened entry, if permitted."""
     directory = os.fstat(parent)
     if os.fstatvfs(parent).f_flag & os.ST_RDONLY:
         return Reason.READ_ONLY

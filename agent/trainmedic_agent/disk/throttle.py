@@ -28,7 +28,7 @@ _MAX_REST_SECONDS = 2.0
 _MAX_REST_RATIO, _MIN_REST_RATIO = 16.0, 1.0
 """Rest time as a multiple of work time."""
 _CONTENTION = 0.05
-"""Fraction of a rest in which tasks wait for the disk."""
+"""Fraction of a rest in which tasks wait for the disk, from which on rests grow."""
 _NICE = 10
 """A tenth of an ordinary share of a core."""
 
@@ -39,7 +39,7 @@ _IOPRIO_LAST_BEST_EFFORT = 2 << 13 | 7
 
 
 def seconds_waited_for_core() -> float:
-    """Return 0 if unknown."""
+    """Return the seconds in which this thread was runnable but had no core, 0 if unknown."""
     try:
         with open("/proc/thread-self/schedstat", encoding="ascii") as file:  # noqa: PTH123
             return int(file.read().split()[1]) / 1e9
@@ -78,6 +78,7 @@ class Throttle:
         self.stop_reason: Reason | None = None
 
     def may_continue(self) -> bool:
+        """Return False if the cleaning must end. Rest first, if it has worked long enough."""
         if self.stop_reason is not None:
             return False
         passed = self._clocks.steady() - self._began

@@ -22,6 +22,8 @@ _EVERYTHING = (Glob.read("**"),)
 
 
 class WalkedDirectory(Struct, eq=False):
+    """A directory and its way from the root."""
+
     root: Root
     parent: WalkedDirectory | None
     name: str
@@ -30,6 +32,7 @@ class WalkedDirectory(Struct, eq=False):
     """Open during the walk, else -1."""
 
     def names(self) -> list[str]:
+        """Return the names from the root on."""
         parts: list[str] = []
         directory = self
         while directory.parent is not None:
@@ -38,10 +41,11 @@ class WalkedDirectory(Struct, eq=False):
         return parts[::-1]
 
     def path(self, name: str = "") -> str:
+        """Return the path of the directory, or of its entry `name`."""
         return "/".join([self.root.path, *self.names(), *([name] if name else [])])
 
     def reopen(self) -> int:
-        """Open the directory now at this path, possibly another one, so callers compare each entry and close it.
+        """Open the directory that has this path now. It may be another one, so callers compare each entry.
 
         Raises OSError.
         """
@@ -57,13 +61,14 @@ class WalkedDirectory(Struct, eq=False):
     def walk_all(
         self, throttle: Throttle, skip: SkipEntry, visit: VisitDirectory
     ) -> Generator[WalkedEntry, None, None]:
+        """Walk everything below this open directory, as `Walk`."""
         top = replace(self.root, path=self.path(), fd=self.fd)
         return Walk(_EVERYTHING, (), throttle, skip, visit)(top)
 
 
 SkipEntry = Callable[[Reason, WalkedDirectory, str], None]
 VisitDirectory = Callable[[WalkedDirectory, bool], bool]
-"""Returns whether to enter; the second argument: its path matches."""
+"""Returns whether to enter a directory. The second argument is whether its path matches."""
 WalkedEntry = tuple[WalkedDirectory, os.DirEntry[str] | None]
 
 
@@ -75,6 +80,8 @@ class _Level(Struct):
 
 
 class Walk(Struct, frozen=True):
+    """`skip` is called for directories that cannot be entered, `visit` for each other one."""
+
     globs: tuple[Glob, ...]
     exclude: tuple[Glob, ...]
     throttle: Throttle
@@ -91,7 +98,7 @@ class Walk(Struct, frozen=True):
         top = WalkedDirectory(root, None, "", 0, root.fd)
         try:
             if self.visit(top, False):
-                levels.append(_Level(top, self._list(top), GlobState.of(self.globs), GlobState.of(self.exclude)))
+                levels.append(_Level(top, self._entries(top), GlobState.of(self.globs), GlobState.of(self.exclude)))
             while levels:
                 level = levels[-1]
                 for entry in level.entries:
@@ -112,7 +119,7 @@ class Walk(Struct, frozen=True):
             while levels:
                 _close(levels.pop())
 
-    def _list(self, directory: WalkedDirectory) -> Generator[os.DirEntry[str], None, None]:
+    def _entries(self, directory: WalkedDirectory) -> Generator[os.DirEntry[str], None, None]:
         try:
             with os.scandir(directory.fd) as entries:
                 yield from entries
@@ -133,7 +140,7 @@ class Walk(Struct, frozen=True):
             directory.fd = -1
             return False
         exclude = level.exclude.below(name) if level.exclude is not None else None
-        levels.append(_Level(directory, self._list(directory), globs, exclude))
+        levels.append(_Level(directory, self._entries(directory), globs, exclude))
         return True
 
     def _open(self, parent: WalkedDirectory, entry: os.DirEntry[str]) -> WalkedDirectory | Reason:

@@ -10,7 +10,7 @@ import threading
 
 _HEADER = struct.Struct(">I")
 SEND_SECONDS = 5.0
-"""Seconds to accept a frame."""
+"""Time in which the other end must accept a frame."""
 
 
 class LinkClosed(ConnectionError):
@@ -22,16 +22,13 @@ class FrameFault(Exception):
 
 
 class FrameStream:
-    """One end of a link. Any thread may send, one receives.
-
-    `largest`: received frame size in bytes.
-    """
+    """One end of a link. Any thread may send, one receives frames of up to `largest` bytes."""
 
     def __init__(self, connection: socket.socket, largest: int) -> None:
         self._socket = connection
         self._largest = largest
         self._lock = threading.Lock()
-        # A socket timeout would limit receiving too.
+        # A timeout of the Python socket would limit receiving too.
         seconds, micros = int(SEND_SECONDS), int(SEND_SECONDS % 1 * 1e6)
         connection.setblocking(True)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", seconds, micros))
@@ -53,17 +50,19 @@ class FrameStream:
         return self._exactly(length)
 
     def wait_for_end(self) -> None:
+        """Wait until the other end closes the link."""
         poll = select.poll()
         poll.register(self._socket, select.POLLRDHUP)
         while not poll.poll():
             continue
 
     def close(self) -> None:
+        """End the link, from any thread. `receive` then raises LinkClosed."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Close the socket, in the receiving thread only."""
+        """Free the socket, in the receiving thread only."""
         self.close()
         self._socket.close()
 

@@ -44,6 +44,7 @@ class LinkedReading:
         self._relay.stop(_THREAD_SECONDS)
 
     def presence(self) -> Mapping[str, Any]:
+        """Return members of the agent's presence."""
         status = self._link.status
         values: dict[str, Any] = {"rules": status.rules, "files": status.files}
         if status.kernel is not None:
@@ -72,10 +73,12 @@ class LinkedReading:
             clock_error=self._relay.clock_error,
             uid=self._link.status.uid,
         )
-        yield from metric_families.read(self._link.metrics())
+        yield from metric_families.from_messages(self._link.metrics())
 
 
 class LinkedSearch(Struct, frozen=True):
+    """Executor of ``logs.read``. `withdrawal`: action that withdraws a search."""
+
     link: ReaderLink
     action: str = READ
     queue: str = "logs"

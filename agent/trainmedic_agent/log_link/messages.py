@@ -20,6 +20,7 @@ VERSION = 1
 LARGEST_OF_READER = LARGEST_UPDATE + 64 * 1024
 """Bytes; the largest finding fits."""
 LARGEST_OF_AGENT = LARGEST_RULES + 64 * 1024
+"""Bytes; the largest rules fit."""
 MOST_UPDATES = 50
 
 _Name = Annotated[str, Meta(max_length=64)]
@@ -31,6 +32,8 @@ _Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class Welcome(Struct, frozen=True, tag="welcome"):
+    """The agent's greeting: start reading."""
+
     policy: LogsPolicy
     boot: NodeBoot
     version: int = VERSION
@@ -63,6 +66,8 @@ class SearchWithdrawn(Struct, frozen=True, tag="search_withdrawn"):
 
 
 class Ping(Struct, frozen=True, tag="ping"):
+    """Heartbeat, which the reader answers with a `Pong`."""
+
     number: int
     wants_metrics: bool = False
 
@@ -85,7 +90,7 @@ class QueuedFinding(Struct, frozen=True):
 
 
 class FindingBatch(Struct, frozen=True, tag="findings"):
-    """The next batch follows this one's `FindingsTaken`."""
+    """Findings for Redis. The next batch follows this one's `FindingsTaken`."""
 
     updates: Annotated[list[QueuedFinding], Meta(min_length=1, max_length=MOST_UPDATES)]
 
@@ -120,6 +125,7 @@ class ReaderStatus(Struct, frozen=True):
     """None if shipping is disabled."""
     cuts: Annotated[list[dict[_Name, _CutField]], Meta(max_length=200)] = []
     uid: _Number | None = None
+    """The reader's user."""
 
 
 class MetricKind(StrEnum):
@@ -138,7 +144,7 @@ class LogSample(Struct, frozen=True):
 
 
 class LogMetric(Struct, frozen=True):
-    """The prefix prevents clashes with the agent's own metrics."""
+    """A metric of the reader. The name's prefix prevents clashes with the agent's own metrics."""
 
     name: Annotated[str, Meta(pattern="^trainmedic_agent_log_[a-z_]{1,60}$")]
     kind: MetricKind
@@ -156,20 +162,20 @@ class Pong(Struct, frozen=True, tag="pong"):
 ReaderMessage = FindingBatch | SearchAnswer | SearchFailure | Pong
 
 
-def _written(value: object) -> str:
+def _encode_pattern(value: object) -> str:
     if isinstance(value, re.Pattern):
         return str(value.pattern)
     raise NotImplementedError(type(value))
 
 
-def _read(kind: Any, value: Any) -> Any:
+def _decode_pattern(kind: Any, value: Any) -> Any:
     if getattr(kind, "__origin__", kind) is re.Pattern:
         return re.compile(value)
     raise NotImplementedError(kind)
 
 
-_encode = msgspec.msgpack.Encoder(enc_hook=_written).encode
-_of_agent: msgspec.msgpack.Decoder[AgentMessage] = msgspec.msgpack.Decoder(AgentMessage, dec_hook=_read)
+_encode = msgspec.msgpack.Encoder(enc_hook=_encode_pattern).encode
+_of_agent: msgspec.msgpack.Decoder[AgentMessage] = msgspec.msgpack.Decoder(AgentMessage, dec_hook=_decode_pattern)
 _of_reader: msgspec.msgpack.Decoder[ReaderMessage] = msgspec.msgpack.Decoder(ReaderMessage)
 
 

@@ -1,6 +1,6 @@
 """Creation of the reader's directory.
 
-The agent writes only until the directory belongs to the reader's user.
+The agent writes in it only until it belongs to the reader's user.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from trainmedic_agent.log_link.reader_process import ReaderUser
 
 NAME = "reader"
 _PARTS = ("log_reading", "log_queue", "log_arrivals", "log_shipping")
+"""Parts of the schema that an older agent had in its journal."""
 _OWN_TABLES = "SELECT name, type, sql FROM {}sqlite_master WHERE tbl_name GLOB 'log_*' OR tbl_name GLOB 'ship_*'"
 
 
@@ -41,6 +42,7 @@ def prepare(state: Path, journal: Journal, user: ReaderUser) -> None:
 
 
 def _make(state: Path, user: ReaderUser) -> None:
+    """Create the directory under another name, then rename it: a killed attempt starts again."""
     unready = state / f"{NAME}.new"
     if unready.exists():
         shutil.rmtree(unready)
@@ -84,6 +86,7 @@ def _hand_over(directory: Path, user: ReaderUser) -> None:
 
 
 def _copy(old: Path, new: Path) -> None:
+    """Copy the reader's tables of the journal."""
     with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("ATTACH ? AS old", (str(old),))
@@ -95,11 +98,11 @@ def _copy(old: Path, new: Path) -> None:
         for table in tables:
             connection.execute(f'INSERT INTO main."{table}" SELECT * FROM old."{table}"')  # noqa: S608
         if tables:
-            _copy_numbers(connection)
+            _copy_versions(connection)
         connection.execute("COMMIT")
 
 
-def _copy_numbers(connection: sqlite3.Connection) -> None:
+def _copy_versions(connection: sqlite3.Connection) -> None:
     marks = ", ".join("?" * len(_PARTS))
     connection.execute("CREATE TABLE parts (name TEXT PRIMARY KEY, version INTEGER NOT NULL)")
     connection.execute(f"INSERT INTO main.parts SELECT * FROM old.parts WHERE name IN ({marks})", _PARTS)  # noqa: S608
@@ -123,6 +126,7 @@ def _drop_old(journal: Journal) -> None:
 
 
 def _give(path: Path | int, user: ReaderUser) -> None:
+    """Change the owner, or without permission for that the group and its rights."""
     facts = os.stat(path)  # noqa: PTH116
     if facts.st_uid == user.uid:
         return

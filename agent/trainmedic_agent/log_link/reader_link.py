@@ -39,15 +39,18 @@ from trainmedic_agent.log_link.messages import (
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 15.0
-"""Seconds without a pong."""
+"""Seconds without a pong after which the reader is killed."""
 SEARCH_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
-"""Seconds that a search waits."""
+"""Seconds that a search waits for a reader."""
 METRICS_SECONDS = 1.0
-_TURN = 0.2
+_CHECK_SECONDS = 0.2
 _JOIN_SECONDS = 1.0
 _MOST_WITHDRAWN = 100
+"""Searches that may still be answered."""
 _MOST_LOOPS = 16
+_MOST_LOOP_ERRORS = 16
+"""Errors of a loop counted per pong."""
 STARTING = "the log reader process of this node has not connected yet"
 AWAY = "the log reader process of this node does not answer; restarting it"
 
@@ -75,9 +78,11 @@ class ReaderLink:
         self._stream: FrameStream | None = None
         self._peer: Peer | None = None
         self.generation = 0
+        """Number of connections so far."""
         self.status = ReaderStatus()
         self._metrics: Sequence[LogMetric] = ()
         self._pings: dict[int, float] = {}
+        """Monotonic times of unanswered pings, by number."""
         self._number = 0
         self._searches: dict[int, SearchAnswer | SearchFailure | None] = {}
         self._withdrawn: set[int] = set()
@@ -113,10 +118,11 @@ class ReaderLink:
 
     @property
     def is_up(self) -> bool:
+        """True if the connected reader has answered a heartbeat."""
         return self._stream is not None and self._has_answered
 
     def send(self, message: AgentMessage, generation: int | None = None) -> bool:
-        """Return False without this generation's reader."""
+        """Return False if the reader, of this `generation` if given, is gone."""
         with self._changed:
             stream = self._stream
             if stream is None or generation not in (None, self.generation):
@@ -129,10 +135,12 @@ class ReaderLink:
         return True
 
     def wait_for_another(self, generation: int, timeout: float) -> None:
+        """Wait for a connection other than this."""
         with self._changed:
             self._changed.wait_for(lambda: self.generation != generation, timeout)
 
     def greet(self, messages: Sequence[AgentMessage], generation: int) -> None:
+        """Send the first messages, after which searches and heartbeats are sent."""
         if all(self.send(message, generation) for message in messages):
             with self._changed:
                 self._is_greeted = generation == self.generation
@@ -153,6 +161,7 @@ class ReaderLink:
         return True
 
     def kill(self) -> None:
+        """Kill the reader's process, if permitted, and close the link."""
         with self._changed:
             peer = self._peer
             if peer is not None:
@@ -166,7 +175,7 @@ class ReaderLink:
             stream.close()
 
     def metrics(self) -> Sequence[LogMetric]:
-        """Return the last metrics if the reader does not answer in time."""
+        """Return the reader's metrics: the previous ones if it does not answer in time, none without a reader."""
         number = self._ping(wants_metrics=True)
         if number is None:
             return ()
@@ -184,7 +193,7 @@ class ReaderLink:
         try:
             if not self.send(SearchRequest(number, dict(params)), generation):
                 raise CommandFailed(AWAY)
-            answer = self._awaited(number, generation, is_stopping)
+            answer = self._wait_for_answer(number, generation, is_stopping)
         finally:
             with self._changed:
                 is_open = self._searches.pop(number) is None and self.generation == generation
@@ -194,9 +203,13 @@ class ReaderLink:
                 self.send(SearchWithdrawn(number), generation)
         if isinstance(answer, SearchAnswer):
             return answer.pieces
-        raise (CommandRejected if answer.kind is FailureKind.REJECTED else CommandFailed)(answer.reason)
+        if answer.kind is FailureKind.REJECTED:
+            raise CommandRejected(answer.reason)
+        raise CommandFailed(answer.reason)
 
-    def _awaited(self, number: int, generation: int, is_stopping: Callable[[], bool]) -> SearchAnswer | SearchFailure:
+    def _wait_for_answer(
+        self, number: int, generation: int, is_stopping: Callable[[], bool]
+    ) -> SearchAnswer | SearchFailure:
         until = time.monotonic() + SEARCH_SECONDS
         with self._changed:
             while (answer := self._searches[number]) is None:
@@ -206,10 +219,11 @@ class ReaderLink:
                     raise CommandInterrupted("the agent stops")
                 if time.monotonic() > until:
                     raise CommandFailed(f"the log reader did not answer within {SEARCH_SECONDS:g} s")
-                self._changed.wait(_TURN)
+                self._changed.wait(_CHECK_SECONDS)
         return answer
 
     def _ping(self, *, wants_metrics: bool) -> int | None:
+        """Return the ping's number. None if it was not sent."""
         with self._changed:
             if not self._is_greeted:
                 return None
@@ -246,7 +260,7 @@ class ReaderLink:
         reason = ""
         try:
             while not self._stopping.is_set():
-                self._take(reader_message(stream.receive()))
+                self._handle(reader_message(stream.receive()))
         except LinkClosed as error:
             reason = str(error)
         except FrameFault as fault:
@@ -260,17 +274,18 @@ class ReaderLink:
                 self.status, self._metrics = ReaderStatus(), ()
                 self._changed.notify_all()
             stream.release()
-            peer.forget()
+            peer.close()
         log.info("link to the log reader ended", extra={"reason": reason})
 
-    def _take(self, message: ReaderMessage) -> None:
+    def _handle(self, message: ReaderMessage) -> None:
+        """Raises FrameFault for a message that was not requested."""
         if isinstance(message, FindingBatch):
             if self.findings is None or not self.findings.offer(message, self.generation):
                 raise FrameFault("findings arrived before earlier ones were acknowledged")
             return
         with self._changed:
             if isinstance(message, Pong):
-                self._take_pong(message)
+                self._handle_pong(message)
             elif message.id in self._searches:
                 if self._searches[message.id] is not None:
                     raise FrameFault("a search was answered twice")
@@ -281,7 +296,7 @@ class ReaderLink:
                 raise FrameFault("an answer belongs to no search")
             self._changed.notify_all()
 
-    def _take_pong(self, pong: Pong) -> None:
+    def _handle_pong(self, pong: Pong) -> None:
         if self._pings.pop(pong.number, None) is None:
             raise FrameFault("a heartbeat was answered that was not sent")
         self.status = pong.status
@@ -291,7 +306,7 @@ class ReaderLink:
         for loop, count in pong.loop_errors.items():
             if loop not in self._loop_errors and len(self._loop_errors) >= _MOST_LOOPS:
                 continue
-            for _ in range(min(count - self._loop_errors.get(loop, 0), _MOST_LOOPS)):
+            for _ in range(min(count - self._loop_errors.get(loop, 0), _MOST_LOOP_ERRORS)):
                 self._counters.loop_error(loop)
             self._loop_errors[loop] = count
 

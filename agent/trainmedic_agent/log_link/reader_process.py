@@ -1,3 +1,5 @@
+"""The log reader's process and user: choice of the user, start, and restriction of rights."""
+
 from __future__ import annotations
 
 import contextlib
@@ -7,6 +9,7 @@ import os
 import pwd
 import resource
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,15 +22,15 @@ from trainmedic_core import confined_child, kill_as_user
 
 DEFAULT_USER = "trainmedic-reader"
 WITHOUT_ACCOUNT = (2_100_000_017, 60_999)
-"""User and group IDs if the default user is missing: the first mapped here."""
+"""IDs of user and group if the default user is missing. The first that this user namespace maps is used."""
 _JOURNAL_GROUP = "systemd-journal"
 _STACKS = 16 * 8 * 1024**2
-"""Reserved bytes, mostly unused."""
+"""Address space in bytes that threads reserve for stacks and mostly do not use."""
 _PASSED_ON = (
     *("PATH", "LANG", "TZ", "TZDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "TMPDIR"),
     *("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "VIRTUAL_ENV", "MALLOC_ARENA_MAX"),
 )
-"""Variables passed on, none secret."""
+"""Variables for the reader, none secret."""
 _PR_SET_PDEATHSIG = 1
 _CAP_CHOWN, _CAP_DAC_READ_SEARCH, _CAP_SETGID, _CAP_SETUID = 0, 2, 6, 7
 CAP_SYSLOG = 34
@@ -38,13 +41,14 @@ class ReaderUser(Struct, frozen=True):
     uid: int
     gid: int
     is_without_account: bool = False
+    """True for one of `WITHOUT_ACCOUNT`."""
 
 
 def reader_user(name: str | None) -> ReaderUser:
-    """Return the user for reading logs. Raises ConfigurationError.
+    """Return the user with this name or number. None: the default user. Raises ConfigurationError.
 
-    Without the default user it is one without an account: the agent's own user could signal the agent, and root could
-    open root's files.
+    If that is missing, the result has no account: the agent's own user could signal the agent, and root could open
+    root's files.
     """
     if name is not None and name.isascii() and name.isdigit():
         number = int(name)
@@ -61,7 +65,7 @@ def reader_user(name: str | None) -> ReaderUser:
 
 
 def usable_user(name: str | None, paths: Sequence[Path], *, is_started: bool) -> tuple[ReaderUser, str | None]:
-    """Return the user for reading logs, who can reach `paths`, and the reason if it is this process's own.
+    """Return the named user if it can reach `paths`, else this process's own with the reason.
 
     `is_started`: this process starts the reader. Raises ConfigurationError.
     """
@@ -81,6 +85,7 @@ def own_user() -> ReaderUser:
 
 
 def has_rights_to_read() -> bool:
+    """Return whether this process has any capability that helps to open others' files or the kernel's log."""
     return any(_has(capability) for capability in (_CAP_DAC_READ_SEARCH, _CAP_SETGID, _CAP_SETUID, CAP_SYSLOG))
 
 
@@ -92,7 +97,7 @@ def may_become(user: ReaderUser) -> bool:
 
 
 def closed_to(user: ReaderUser, path: Path) -> Path | None:
-    """Return the parent of `path`, or of its link target, that the user cannot traverse, or None."""
+    """Return a parent of `path`, or of its link target, that the user cannot traverse, if any."""
     if user.uid in {0, os.geteuid()}:
         return None
     groups = groups_of(user)
@@ -103,16 +108,21 @@ def closed_to(user: ReaderUser, path: Path) -> Path | None:
             continue
         except PermissionError:
             return parent
-        shift = 6 if facts.st_uid == user.uid else 3 if facts.st_gid in groups else 0
-        if not facts.st_mode >> shift & 1:
+        if facts.st_uid == user.uid:
+            needed = stat.S_IXUSR
+        elif facts.st_gid in groups:
+            needed = stat.S_IXGRP
+        else:
+            needed = stat.S_IXOTH
+        if not facts.st_mode & needed:
             return parent
     return None
 
 
 class ReaderChild(subprocess.Popen[bytes]):
-    """The reader as child process and group leader.
+    """The reader as child process and group leader, that is the opener with the reading process as its child.
 
-    The kernel ends its own child with it only if it may signal that child.
+    The kernel ends that child with the opener only if the opener may signal it.
     """
 
     user_of_child: int | None = None
@@ -148,6 +158,7 @@ def start(directory: Path, user: ReaderUser, memory: int, log_level: str) -> Rea
 
 
 def is_stopped(pid: int) -> bool:
+    """Return whether a signal has stopped the process."""
     try:
         # The process name in brackets can contain anything.
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:1]
@@ -157,7 +168,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def confine(user: ReaderUser, memory: int) -> None:
-    """Drop unneeded user, capabilities and memory. Raises ConfigurationError."""
+    """Become the user, drop all capabilities and limit the memory to `memory` bytes. Raises ConfigurationError."""
     confined_child.drop_bounding_set()
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")  # the OOM killer should prefer it to the agent
@@ -180,9 +191,9 @@ def confine(user: ReaderUser, memory: int) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Make the kernel end this process with its parent. Raises ConfigurationError.
+    """Make the kernel end this process with its parent. Call it after a change of user, which resets this.
 
-    A change of user resets this, so call it afterwards.
+    Raises ConfigurationError if the parent has ended.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -209,6 +220,7 @@ def groups_of(user: ReaderUser) -> list[int]:
 
 
 def _has_account(number: int) -> bool:
+    """Return whether a user or a group has the number."""
     for look in (pwd.getpwuid, grp.getgrgid):
         with contextlib.suppress(KeyError):
             look(number)

@@ -22,7 +22,9 @@ class UnreadReason(StrEnum):
     SPECIAL = "special"
     """A pipe, socket or device."""
     SECOND_NAME = "second_name"
+    """It has a further hard link."""
     OUTSIDE = "outside"
+    """Not below the policy's paths."""
     FORBIDDEN = "forbidden"
     """Not readable by the agent's user, or by one who placed or named it."""
     TOO_MANY = "too_many"
@@ -38,6 +40,8 @@ class LogRefused(Exception):
 
 
 class NamedBy(Struct, frozen=True):
+    """A job's file that names further log files."""
+
     path: str
     device: int
     inode: int
@@ -52,7 +56,7 @@ class FileFacts(Struct, frozen=True):
     links: int
     size: int
     written_ns: int
-    """In nanoseconds since 1970."""
+    """Nanoseconds since 1970."""
     uid: int
 
     @classmethod
@@ -78,7 +82,9 @@ class Listing(Struct, frozen=True):
     device: int
     entries: Sequence[ListedName]
     is_cut: bool = False
+    """True if there are more entries."""
     may_be_renamed: bool = False
+    """True if users other than their owners may rename entries."""
 
 
 class NodeFiles(Protocol):
@@ -88,10 +94,12 @@ class NodeFiles(Protocol):
         """Return the regular file's descriptor. Never blocks on a pipe or opens a device."""
         ...
 
-    def listing(self, path: str, most: int, named_by: NamedBy | None = None) -> Listing: ...
+    def listing(self, path: str, most: int, named_by: NamedBy | None = None) -> Listing:
+        """Return up to `most` entries of a directory."""
+        ...
 
     def facts(self, path: str, names: Sequence[str], named_by: NamedBy | None = None) -> list[FileFacts | None]:
-        """Return metadata of these entries, in order, None for missing ones."""
+        """Return metadata of these entries of a directory, in order, None for missing ones."""
         ...
 
 
@@ -111,7 +119,7 @@ def check_readable(mode: int, links: int) -> None:
 
 
 def parts_of(path: str) -> list[str]:
-    """Raises LogRefused for a relative path or ``.`` and ``..``."""
+    """Return the names in an absolute path. Raises LogRefused for others, and for ``.`` and ``..``."""
     names = [name for name in path.split("/") if name]
     if not path.startswith("/") or "\0" in path or not {".", ".."}.isdisjoint(names):
         raise LogRefused(UnreadReason.OUTSIDE)

@@ -15,35 +15,36 @@ from msgspec import Struct
 
 HALF_LIFE = 60.0
 """Seconds."""
-_LEAST = 1e-6
+_LEAST_SECONDS = 1e-6
 """Seconds per turn, so that turns alternate under a stopped clock."""
 _MOST_REMEMBERED = 20_000
 _HOUR = 3600.0
-_TEN = 10.0
-_JOBS_OF_USER = 4
-"""Multiple of a job's budget."""
+_LINE_PERIOD = 10.0
+"""Seconds."""
+_USER_FACTOR = 4
+"""A user's budget, as a multiple of a job's."""
 _FREE_SHARE = 0.02
-"""Share that a job always keeps: a user's jobs cannot silence each other."""
+"""Share of its budget that a job has even if its user's is used up: a user's jobs cannot silence each other."""
 
 
 class BudgetOwner(Struct, frozen=True):
     uid: int | None
-    """Owner of the job's directory or file. None: the node's own logs."""
+    """Owner of the job's directory or file. None for the node's own logs."""
     job: str | None = None
     """Name from the job's directory, pod or file name."""
 
 
 NODE_ITSELF = BudgetOwner(None)
 UNKNOWN_USER = -1
-"""Unknown owner; not `NODE_ITSELF`, whose turns no job may use."""
+"""Unknown user; not None, because no job may use the turns of `NODE_ITSELF`."""
 
 Item = TypeVar("Item")
 _Turn = tuple[float, int, BudgetOwner, Iterator[Item], float, Item]
-"""Used plus expected seconds, sort number, owner, further items, expected seconds, item."""
+"""Used plus expected seconds, owner's number, owner, further items, expected seconds, next item."""
 
 
 class FairTurns:
-    """Time used by users and jobs. Not thread-safe."""
+    """Turns by time used. Not thread-safe."""
 
     def __init__(
         self,
@@ -52,9 +53,7 @@ class FairTurns:
         most_waiting: float = math.inf,
         processor: Callable[[], float] = time.thread_time,
     ) -> None:
-        """A turn counts at most `most_waiting` times its thread's `processor` seconds: a busy machine can interrupt any
-        turn.
-        """
+        """A turn counts at most `most_waiting` times its `processor` seconds: a busy machine can interrupt any turn."""
         self._monotonic = monotonic
         self._most_waiting = most_waiting
         self._processor = processor
@@ -69,9 +68,9 @@ class FairTurns:
     def turns(
         self, waiting: Mapping[BudgetOwner, Iterable[Item]], expected: Callable[[Item], float] = lambda _: 0.0
     ) -> Iterator[tuple[BudgetOwner, Item]]:
-        """Yield all items: next that of the least served user and job.
+        """Yield all items, next one of the least served user's least served job.
 
-        The time until the next item is requested counts as used. `expected` estimates it in seconds.
+        The time until the caller requests the next item counts as used. `expected` estimates it in seconds.
         """
         self._fade()
         jobs: dict[int | None, list[_Turn[Item]]] = {}
@@ -99,6 +98,7 @@ class FairTurns:
         items: Iterator[Item],
         expected: Callable[[Item], float],
     ) -> None:
+        """Push the owner's next item, if any."""
         for item in items:
             seconds = expected(item)
             heapq.heappush(heap, (self._jobs.get(owner, 0.0) + seconds, number, owner, items, seconds, item))
@@ -112,24 +112,27 @@ class FairTurns:
             took = self._monotonic() - began
             if self._most_waiting < math.inf:
                 took = min(took, self._most_waiting * (self._processor() - used))
-            took = max(took, _LEAST)
+            took = max(took, _LEAST_SECONDS)
             self._users[owner.uid] = self.used_by(owner.uid) + took
             self._jobs[owner] = self._jobs.get(owner, 0.0) + took
 
     def _fade(self) -> None:
+        """Reduce the times used to what is left after `HALF_LIFE`."""
         now = self._monotonic()
         share = 0.5 ** ((now - self._faded_at) / HALF_LIFE)
         if share > 0.99 and len(self._jobs) < _MOST_REMEMBERED:
             return
         self._faded_at = now
-        self._users = {uid: used * share for uid, used in self._users.items() if used * share > _LEAST}
-        jobs = {owner: used * share for owner, used in self._jobs.items() if used * share > _LEAST}
+        self._users = {uid: used * share for uid, used in self._users.items() if used * share > _LEAST_SECONDS}
+        jobs = {owner: used * share for owner, used in self._jobs.items() if used * share > _LEAST_SECONDS}
         if len(jobs) >= _MOST_REMEMBERED:
             jobs = dict(heapq.nlargest(_MOST_REMEMBERED // 2, jobs.items(), key=lambda item: item[1]))
         self._jobs = jobs
 
 
 class HourlyBudget:
+    """Budget of `most` per job and hour, and of four times as much per user. It refills continuously."""
+
     def __init__(self, most: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._most = most
         self._monotonic = monotonic
@@ -149,11 +152,13 @@ class HourlyBudget:
         return True
 
     def has_left(self, owner: BudgetOwner) -> bool:
+        """Return whether `spend` of an unknown amount is allowed."""
         now = self._monotonic()
         left = self._left_of(owner, now)
         return left > (1 - _FREE_SHARE) * self._most or min(left, self._left_of_user(owner, now)) > 0
 
     def spend(self, owner: BudgetOwner, count: float) -> None:
+        """Use `count` even if less is left."""
         now = self._monotonic()
         if len(self._left) >= _MOST_REMEMBERED:
             self._forget()
@@ -165,9 +170,9 @@ class HourlyBudget:
     def _left_of_user(self, owner: BudgetOwner, now: float) -> float:
         return self._left_of(BudgetOwner(owner.uid), now)
 
-    def _left_of(self, who: BudgetOwner, now: float) -> float:
-        most = self._most if who.job is not None else _JOBS_OF_USER * self._most
-        left, at = self._left.get(who, (most, now))
+    def _left_of(self, job_or_user: BudgetOwner, now: float) -> float:
+        most = self._most if job_or_user.job is not None else _USER_FACTOR * self._most
+        left, at = self._left.get(job_or_user, (most, now))
         return min(left + (now - at) * most / _HOUR, most)
 
     def _forget(self) -> None:
@@ -176,12 +181,14 @@ class HourlyBudget:
 
 
 class SharedLines:
+    """Budget of lines per job and second, averaged over `_LINE_PERIOD`."""
+
     def __init__(self, per_second: int, monotonic: Callable[[], float] = time.monotonic) -> None:
-        # A bound per ten seconds is an hourly one with a faster clock.
-        self._budget = HourlyBudget(per_second * _TEN, lambda: monotonic() * _HOUR / _TEN)
+        # An hourly budget with a faster clock.
+        self._budget = HourlyBudget(per_second * _LINE_PERIOD, lambda: monotonic() * _HOUR / _LINE_PERIOD)
 
     def within(self, owner: BudgetOwner, count: int) -> int:
-        """Count at most `count` lines; return how many may be processed."""
+        """Use the budget for up to `count` lines; return how many may be processed."""
         if count == 0 or self._budget.take(owner, count):
             return count
         part = count

@@ -18,7 +18,7 @@ from trainmedic_agent.log_opening.node_files import FileFacts, LogRefused, NodeF
 from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading.budgets import BudgetOwner, FairTurns
 from trainmedic_agent.log_reading.cut_record import CutRecord
-from trainmedic_agent.log_reading.directory_look import DirectoryLook, FileKey, LookPlace
+from trainmedic_agent.log_reading.directory_look import DirectoryLook, LookPlace
 from trainmedic_agent.log_reading.directory_names import DirectoryNames
 from trainmedic_agent.log_reading.finders import Finder, LayoutFinder, NamedFiles, PatternFinder, PodFinder
 from trainmedic_agent.log_reading.job_look import DueUnit, LargeLooks, Looked, looked_at
@@ -31,6 +31,7 @@ from trainmedic_agent.log_reading.scan_units import (
     SMALL_ENTRIES,
     SMALL_SECONDS,
     USER_SECONDS,
+    FileKey,
     FoundFile,
     ScanBudget,
     ScanUnit,
@@ -45,32 +46,39 @@ from trainmedic_logs.domain.log_cuts import CutKind
 
 PODS = "/var/log/pods"
 _MOST_WAITING = 20.0
-"""Requests to the opener take two to ten times the processor time."""
+"""See `FairTurns`: requests to the opener take two to ten times the processor time."""
 MOST_ENTRIES = 2_000_000
 """Entries of a policy directory."""
 
 
 class Scan(Struct, frozen=True):
     files: tuple[FoundFile, ...]
+    """Logs, without dumps."""
     refused: Mapping[UnreadReason, int]
     dumps: tuple[FoundFile, ...] = ()
     is_cut: bool = False
+    """True if a directory had too many entries."""
     late: int = 0
     """Jobs not scanned completely in time."""
     is_behind: bool = False
     """True if the next scan should follow soon, because small jobs are late."""
     errors: int = 0
+    """Unexpected, already logged."""
     is_stale: bool = False
     """True for an earlier scan: the next one did not end in time."""
 
 
 class _Top(Struct):
+    """A policy directory: files directly in it, and the job directories by name."""
+
     path: str
     files: tuple[FoundFile, ...] = ()
     units: Mapping[str, ScanUnit] = {}
 
 
 class Discovery:
+    """Scanner of the policy's directories. Only `large` is for another thread."""
+
     def __init__(
         self,
         policy: LogsPolicy,
@@ -86,7 +94,7 @@ class Discovery:
         self._node = node
         self._files = files
         self._cuts = cuts or CutRecord()
-        # The first finder's sources files are never read: each unit has its own.
+        # These finders' JobSources stay unused: each unit has its own.
         self._tops: list[tuple[str, Finder]] = [
             (root, LayoutFinder(root, node, JobSources(policy, node))) for root in policy.roots
         ]
@@ -103,7 +111,7 @@ class Discovery:
         shared = names or DirectoryNames()
         self._units = [UnitTable(policy, node, self._cuts, files, shared) for _ in self._tops]
         self.large = LargeLooks(files, policy.max_job_entries)
-        """Looks at large jobs, left to another thread."""
+        """Looks at large jobs, made by another thread."""
         self._known: Collection[FileKey] = ()
         self._late = 0
         self._is_behind = False
@@ -120,8 +128,9 @@ class Discovery:
     ) -> Scan:
         """Scan everything once. `known` are files followed under any name.
 
-        It ends after about `seconds`; for jobs not reached, the previous result counts. `is_asked`: a caller waits, so
-        cheap units are scanned early.
+        It ends after about `seconds`, None for no limit; for jobs not reached, the previous result counts. A small job
+        takes at most `job_seconds`, but at least `SMALL_SECONDS`. `is_asked`: a caller waits, so cheap units are
+        scanned early.
         """
         self._known, refused, is_cut, self._errors = known, Counter[UnreadReason](), False, 0
         tops: list[_Top] = []
@@ -136,34 +145,31 @@ class Discovery:
     def _assembled(self, tops: Sequence[_Top], refused: Counter[UnreadReason], is_cut: bool) -> Scan:
         units = [unit for top in tops for unit in top.units.values()]
         for owner, count in trim(units, MOST_OF_USER, self._known).items():
-            self._cuts.stands_at(owner, CutKind.FILES, count)
+            self._cuts.set_count(owner, CutKind.FILES, count)
         files: dict[FileKey, FoundFile] = {}
         for top in tops:
             for file in chain(top.files, *(unit.files for unit in top.units.values())):
-                self._keep(files, file)
+                _add_once(files, file)
         for unit in units:
             for file in unit.named:
-                self._keep(files, file)
+                _add_once(files, file)
             refused += unit.refused
         dumps = tuple(file for file in files.values() if is_dump(file))
         logs = tuple(file for file in files.values() if not is_dump(file))
         return Scan(logs, +refused, dumps, is_cut, self._late, self._is_behind, self._errors)
-
-    def _keep(self, files: dict[FileKey, FoundFile], file: FoundFile) -> None:
-        if file.key not in files or files[file.key].origin is None:
-            files[file.key] = file
 
     # --- policy directories ---
 
     def _top(
         self, path: str, finder: Finder, units: UnitTable, budget: ScanBudget, refused: Counter[UnreadReason]
     ) -> _Top:
+        """List a policy directory and update its `units`; add to `refused`."""
         look, place = DirectoryLook(self._files, self._known, budget), LookPlace(path, finder)
         top = _Top(path)
         try:
             deeper, files, listing = look.listed(place, units.by_name)
             found = list(look.logs_among(place, files, listing.device))
-            units.renew(path, deeper, may_be_renamed=listing.may_be_renamed)
+            units.update(path, deeper, may_be_renamed=listing.may_be_renamed)
             top = _Top(path, tuple(newest_of_users(found, MOST_OF_USER, self._known)), units.by_name)
         except (OSError, LogRefused) as error:
             look.count(error)
@@ -183,13 +189,37 @@ class Discovery:
         job_seconds: float,
         cheap: float,
     ) -> bool:
+        """Look at due units; return whether one had too many entries."""
         now = time.monotonic()
         count = sum(len(top.units) for top in tops)
         is_cut = False
         for looked in self.large.results():
-            is_cut |= self._take(looked, count)
+            is_cut |= self._store_result(looked, count)
             self._late += self._is_partial(looked)
-        waiting: dict[int | None, list[DueUnit]] = {}
+        small, large = self._due_units(tops, now, seconds, cheap)
+        self.large.wait_for(large, self._known, is_stopping)
+        entries = self._policy.max_job_entries if seconds is None else min(SMALL_ENTRIES, self._policy.max_job_entries)
+        self._is_behind = False
+        for _, (unit, changed_ns) in self._turns.turns(small, lambda item: item[0].cost):
+            if is_stopping() or (seconds is not None and time.monotonic() - now >= seconds):
+                self._is_behind = True
+                break
+            allowed = None if seconds is None else max(SMALL_SECONDS, job_seconds)
+            budget = ScanBudget(entries, is_stopping, allowed)
+            looked = looked_at(unit, changed_ns, self._files, self._known, budget, is_stopping)
+            is_cut |= self._store_result(looked, count)
+            self._late -= not self._is_partial(looked)
+            self._is_behind |= budget.is_late
+        return is_cut
+
+    def _due_units(
+        self, tops: Sequence[_Top], now: float, seconds: float | None, cheap: float
+    ) -> tuple[Mapping[BudgetOwner, Sequence[DueUnit]], Mapping[BudgetOwner, Sequence[DueUnit]]]:
+        """Return the units to look at here, by user, and those for the other thread, by job.
+
+        All due units count as late until their result is here.
+        """
+        small: dict[BudgetOwner, list[DueUnit]] = {}
         large: dict[BudgetOwner, list[DueUnit]] = {}
         for top, table in zip(tops, self._units, strict=True):
             every = [unit for unit in top.units.values() if seconds is None or unit.due <= now or unit.cost < cheap]
@@ -197,32 +227,21 @@ class Discovery:
             # Exclude units that would be skipped: they must not displace others of their user.
             due = every if seconds is None else first_of_users(list(filter(self._may_look_at, every)))
             for unit, facts in zip(due, self._facts(top.path, due), strict=True):
-                seen = table.renew_changed(top.path, unit, facts) if facts is not None else unit
-                item = seen, facts.written_ns if facts is not None else -1
-                if seen.is_large and seconds is not None:
-                    large.setdefault(seen.owner, []).append(item)
+                current = table.current_unit(top.path, unit, facts) if facts is not None else unit
+                due_unit = current, facts.written_ns if facts is not None else -1
+                if current.is_large and seconds is not None:
+                    large.setdefault(current.owner, []).append(due_unit)
                 else:
-                    waiting.setdefault(seen.owner.uid, []).append(item)
-        self.large.wait_for(large, self._known, is_stopping)
-        entries = self._policy.max_job_entries if seconds is None else min(SMALL_ENTRIES, self._policy.max_job_entries)
-        in_turn = {BudgetOwner(uid): sorted(items, key=lambda item: item[0].due) for uid, items in waiting.items()}
-        self._is_behind = False
-        for _, (unit, changed_ns) in self._turns.turns(in_turn, lambda item: item[0].cost):
-            if is_stopping() or (seconds is not None and time.monotonic() - now >= seconds):
-                self._is_behind = True
-                break
-            allowed = None if seconds is None else max(SMALL_SECONDS, job_seconds)
-            budget = ScanBudget(entries, is_stopping, allowed)
-            looked = looked_at(unit, changed_ns, self._files, self._known, budget, is_stopping)
-            is_cut |= self._take(looked, count)
-            self._late -= not self._is_partial(looked)
-            self._is_behind |= budget.is_late
-        return is_cut
+                    small.setdefault(BudgetOwner(current.owner.uid), []).append(due_unit)
+        for units in small.values():
+            units.sort(key=lambda due_unit: due_unit[0].due)
+        return small, large
 
     def _may_look_at(self, unit: ScanUnit) -> bool:
+        """Return False for large units in progress, or without budget, which is recorded."""
         if not unit.is_large:
             return True
-        if unit.is_looked_at:
+        if unit.is_in_progress:
             return False
         if self.large.used_by(unit.owner.uid) <= USER_SECONDS:
             return True
@@ -230,6 +249,7 @@ class Discovery:
         return False
 
     def _facts(self, path: str, units: Sequence[ScanUnit]) -> Sequence[FileFacts | None]:
+        """Return the metadata of the units' directories, None for those that are gone."""
         if not units:
             return []
         try:
@@ -238,17 +258,19 @@ class Discovery:
             return [None] * len(units)
 
     def _is_partial(self, looked: Looked) -> bool:
+        """Return whether a longer look would find more."""
         budget = looked.budget
         return budget.is_late or (budget.is_cut and budget.most < self._policy.max_job_entries)
 
-    def _take(self, looked: Looked, units: int) -> bool:
+    def _store_result(self, looked: Looked, units: int) -> bool:
+        """Store a look's result in its unit; return whether it had too many entries. `units`: number of all."""
         unit, budget = looked.unit, looked.budget
         if looked.is_stopped:
             return False  # earlier results still hold, and the next look is due
         if looked.changed_ns < 0:
             unit.files, unit.named, unit.refused = (), (), looked.refused
             return False
-        unit.looked(looked.began, looked.ended, units, is_late=budget.is_late)
+        unit.record_look(looked.began, looked.ended, units, is_late=budget.is_late)
         if looked.is_failed:
             self._errors += 1
             return False
@@ -265,7 +287,7 @@ class Discovery:
         is_cut = budget.is_cut and not is_partial
         if is_cut:
             self._cuts.add(unit.owner, CutKind.ENTRIES)
-        self._cuts.stands_at(unit.owner, CutKind.FILES, len(files) + len(named) - 2 * MOST_FOUND)
+        self._cuts.set_count(unit.owner, CutKind.FILES, len(files) + len(named) - 2 * MOST_FOUND)
         unit.files, unit.named = newest(files, MOST_FOUND, self._known), newest(named, MOST_FOUND, self._known)
         unit.changed_ns, unit.looked_at, unit.refused = looked.changed_ns, looked.began, looked.refused
         unit.written_ns = max((looked.changed_ns, *(file.written_ns for file in unit.all_files)))
@@ -273,11 +295,14 @@ class Discovery:
 
 
 def _joined(before: Sequence[FoundFile], found: Sequence[FoundFile]) -> list[FoundFile]:
+    """Return both, in order, the newer entry for files in both."""
     return list(({file.key: file for file in before} | {file.key: file for file in found}).values())
 
 
-def _attempt_of(file: FoundFile) -> int:
-    return (file.origin.attempt or 0) if file.origin is not None else 0
+def _add_once(files: dict[FileKey, FoundFile], file: FoundFile) -> None:
+    """Add a file, unless another name with an origin was added."""
+    if file.key not in files or files[file.key].origin is None:
+        files[file.key] = file
 
 
 def is_dump(file: FoundFile) -> bool:

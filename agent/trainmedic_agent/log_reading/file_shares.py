@@ -6,23 +6,24 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from trainmedic_agent.log_reading.budgets import BudgetOwner
-from trainmedic_agent.log_reading.scan_units import FoundFile
-
-FileKey = tuple[int, int]
+from trainmedic_agent.log_reading.scan_units import FileKey, FoundFile
 
 
 class FileShares(Struct, frozen=True):
     opened: Sequence[FoundFile]
+    """Wanted files to open."""
     closed: Sequence[FileKey]
+    """Followed files to close."""
     left_out: Mapping[BudgetOwner, int]
+    """Number of files in neither, or closed."""
 
 
 def shares(
     followed: Mapping[FileKey, BudgetOwner], wanted: Iterable[FoundFile], most: int, most_of_job: int
 ) -> FileShares:
-    """Choose at most `most` files, and at most `most_of_job` per job, from users and jobs in turn.
+    """Choose at most `most` files, and `most_of_job` per job, one by one from users in turn, and from jobs within them.
 
-    Followed files precede others. `wanted` are in order of importance.
+    A job's followed files precede its `wanted` ones, which are in order of importance.
     """
     queues: dict[BudgetOwner, deque[FoundFile | FileKey]] = {}
     for key, owner in followed.items():
@@ -60,8 +61,8 @@ def shares(
 
 
 def _leave_out(
-    rest: Collection[FoundFile | FileKey], owner: BudgetOwner, closed: list[FileKey], left_out: Counter[BudgetOwner]
+    files: Collection[FoundFile | FileKey], owner: BudgetOwner, closed: list[FileKey], left_out: Counter[BudgetOwner]
 ) -> None:
-    if rest:
-        left_out[owner] += len(rest)
-        closed.extend(each for each in rest if not isinstance(each, FoundFile))
+    if files:
+        left_out[owner] += len(files)
+        closed.extend(file for file in files if not isinstance(file, FoundFile))

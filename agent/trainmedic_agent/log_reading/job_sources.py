@@ -23,7 +23,7 @@ from trainmedic_logs.domain.finding import Origin
 
 _LARGEST = 64 * 1024
 _MOST_FILES = 64
-_MOST_RANKS = 100_000
+"""Files that a rank may name."""
 _LONGEST_NAME = 253
 _SOURCES = ("training", "launcher")
 """A job cannot forge kernel lines."""
@@ -35,41 +35,48 @@ class _RankSources(Struct, frozen=True):
     """None if unknown."""
     origin: Origin
     files: tuple[tuple[str, str], ...]
+    """Path and source of further files."""
     outside: int
+    """Number of files named but not allowed."""
     named_by: NamedBy
 
 
 class JobSources:
+    """Sources files of a job. Directories are attempt directories."""
+
     def __init__(self, policy: LogsPolicy, node: str, files: NodeFiles = OwnFiles()) -> None:
         self._files = files
         self._allowed = (*policy.roots, *policy.paths)
         self._node = node
-        self._looked_at: dict[str, FileFacts | None] = {}
+        self._facts: dict[str, FileFacts | None] = {}
+        """By path, of one directory."""
         self._read: dict[str, tuple[tuple[int, int, int], _RankSources | None]] = {}
+        """Inode, size and last write when read, with the content if valid, by path."""
         # By attempt directory and file name.
         self._attempts: dict[str, dict[str, _RankSources]] = {}
         self._launchers: dict[str, set[str | None]] = {}
 
     def begin_scan(self) -> None:
-        """Start a scan of the job. Forget earlier files unless `saw` registers them."""
-        met = {f"{directory}/{name}" for directory, files in self._attempts.items() for name in files}
-        self._read = {path: entry for path, entry in self._read.items() if path in met}
+        """Start a scan of the job. Forget earlier files unless `register` registers them."""
+        registered = {f"{directory}/{name}" for directory, files in self._attempts.items() for name in files}
+        self._read = {path: entry for path, entry in self._read.items() if path in registered}
         self._attempts = {}
         self._launchers = {}
 
     @property
     def outside(self) -> int:
+        """Number of files named outside the policy's paths."""
         return sum(entry.outside for entry in self._all())
 
-    def look_at(self, directory: str, names: Sequence[str]) -> None:
+    def read_metadata(self, directory: str, names: Sequence[str]) -> None:
         """Read the metadata of a directory's sources files. Raises OSError, LogRefused."""
         every = self._files.facts(directory, names)
-        self._looked_at = {f"{directory}/{name}": facts for name, facts in zip(names, every, strict=True)}
+        self._facts = {f"{directory}/{name}": facts for name, facts in zip(names, every, strict=True)}
 
-    def saw(self, directory: str, name: str) -> None:
-        """Register a sources file of this scan, and read it if it has changed, after `look_at`."""
+    def register(self, directory: str, name: str) -> None:
+        """Register a sources file of this scan, after `read_metadata`. Read it if it has changed."""
         path = f"{directory}/{name}"
-        facts = self._looked_at.get(path)
+        facts = self._facts.get(path)
         if facts is None:
             return
         mark = (facts.inode, facts.size, facts.written_ns)
@@ -79,11 +86,12 @@ class JobSources:
         if entry is not None:
             self._attempts.setdefault(directory, {})[name] = entry
 
-    def saw_launcher(self, directory: str, node: str | None) -> None:
-        """`node` is None if its name is truncated."""
+    def register_launcher(self, directory: str, node: str | None) -> None:
+        """Register the log of a node's launcher. `node` is None if its name is truncated."""
         self._launchers.setdefault(directory, set()).add(node)
 
     def launchers(self, directory: str) -> Collection[str | None]:
+        """Return the nodes of registered launchers."""
         return self._launchers.get(directory, set())
 
     def of_rank(self, attempt: str, rank: int | None) -> Origin | None:
@@ -99,6 +107,7 @@ class JobSources:
         return bool(stated) and job not in stated
 
     def named_files(self) -> Iterator[tuple[str, Origin, NamedBy]]:
+        """Yield path and origin of further files, with the sources file that names it."""
         for entry in self._all():
             for path, source in entry.files:
                 yield path, replace(entry.origin, source=source), entry.named_by
@@ -124,11 +133,12 @@ class JobSources:
         if len(raw) > _LARGEST:
             return None
         try:
-            return self._said(read_object(raw), NamedBy(path, facts.st_dev, facts.st_ino))
+            return self._parsed(read_object(raw), NamedBy(path, facts.st_dev, facts.st_ino))
         except (ValueError, KeyError, TypeError, json.JSONDecodeError):
             return None  # incomplete or invalid
 
-    def _said(self, values: Mapping[str, Any], named_by: NamedBy) -> _RankSources | None:
+    def _parsed(self, values: Mapping[str, Any], named_by: NamedBy) -> _RankSources | None:
+        """Return None for another node's. Raises ValueError, KeyError, TypeError."""
         if values.get("node") != self._node:
             return None
         attempt, rank, local_rank, node_rank = (

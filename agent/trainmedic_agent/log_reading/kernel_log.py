@@ -31,18 +31,21 @@ log = logging.getLogger(__name__)
 KMSG = "/dev/kmsg"
 _JOURNALS = ("/run/log/journal", "/var/log/journal")
 _LARGEST_RECORD = 8192
-"""printk's CONSOLE_EXT_LOG_MAX."""
+"""Bytes: printk's CONSOLE_EXT_LOG_MAX."""
 _MOST_AT_ONCE = 2000
+"""Lines per read."""
 _JOURNAL_PIECE = 64 * 1024
 _LONGEST_ENTRY = 256 * 1024
 _RESTART_SECONDS = 5.0
-_FAR_OFF = 2.0
-"""Seconds by which the kernel's time may be wrong."""
-_SAME_MICROSECOND = 16
+_MAX_CLOCK_ERROR = 2.0
+"""Seconds by which the kernel's time may differ from ours."""
+_PLACES_PER_MICROSECOND = 16
+"""So that lines of the same microsecond have different places."""
 
 
 class KernelReader(Protocol):
     lost: int
+    """Lines overwritten before they were read."""
 
     def fileno(self) -> int | None:
         """Return a descriptor for poll(2), None without one."""
@@ -52,21 +55,25 @@ class KernelReader(Protocol):
         """Return the next lines as in ``/dev/kmsg``. Raises OSError."""
         ...
 
-    def place_json(self) -> Mapping[str, Any]: ...
+    def place_json(self) -> Mapping[str, Any]:
+        """Return the place to resume at, for `open_reader`."""
+        ...
 
     def close(self) -> None: ...
 
 
-def own_kmsg(path: str) -> int:
+def open_kmsg_directly(path: str) -> int:
     """Raises OSError."""
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
 
 
-open_kmsg: Callable[[str], int] = own_kmsg
-"""An unprivileged reader uses the opener."""
+open_kmsg: Callable[[str], int] = open_kmsg_directly
+"""Replaced in an unprivileged reader, which uses the opener."""
 
 
 class KmsgReader:
+    """Reader of ``/dev/kmsg`` from the record number `first` on."""
+
     def __init__(self, first: int, path: str = KMSG) -> None:
         """Raises OSError if not permitted."""
         self.lost = 0
@@ -103,11 +110,14 @@ class KmsgReader:
 
 
 def _number(record: bytes) -> int | None:
+    """Return a record's number, its second field, if valid."""
     fields = record.partition(b";")[0].split(b",")
     return int(fields[1]) if len(fields) > 2 and fields[1].isdigit() else None
 
 
 class JournalReader:
+    """Reader of the kernel's lines in the systemd journal, by a `command` that is restarted when it ends."""
+
     def __init__(self, after: int, cursor: str, command: str = "journalctl") -> None:
         """`after`: last place read, 0 for none. `cursor`: its journal cursor."""
         self.lost = 0
@@ -115,10 +125,11 @@ class JournalReader:
         self._cursor = cursor
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
-        self._begun = b""
+        self._unfinished = b""
         self._start_at = 0.0
         self._has_read = False
         self._microsecond = (0, 0)
+        """The last line's time, and the number of earlier lines with it."""
 
     def fileno(self) -> int | None:
         return self._process.stdout.fileno() if self._process is not None and self._process.stdout else None
@@ -133,11 +144,11 @@ class JournalReader:
         except BlockingIOError:
             return []
         if not piece:
-            self._ended()
+            self._close_ended()
             return []
-        *entries, self._begun = (self._begun + piece).split(b"\n")
-        if len(self._begun) > _LONGEST_ENTRY:
-            self._begun = b""  # its end is not valid JSON and is dropped too
+        *entries, self._unfinished = (self._unfinished + piece).split(b"\n")
+        if len(self._unfinished) > _LONGEST_ENTRY:
+            self._unfinished = b""  # its end is not valid JSON and is dropped too
         placed = (self._line(entry) for entry in entries)
         return [line for line in placed if line is not None]
 
@@ -164,16 +175,17 @@ class JournalReader:
             [self._command, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         os.set_blocking(self.fileno() or -1, False)
-        self._begun, self._has_read, self._microsecond = b"", False, (0, 0)
+        self._unfinished, self._has_read, self._microsecond = b"", False, (0, 0)
         return True
 
-    def _ended(self) -> None:
-        """Retry without the cursor if the journal rejected it."""
+    def _close_ended(self) -> None:
+        """Close the ended process. If it returned nothing, the next one starts without the cursor, possibly invalid."""
         if not self._has_read:
             self._cursor = ""
         self.close()
 
     def _line(self, raw: bytes) -> PlacedLine | None:
+        """Return an entry as in ``/dev/kmsg``. None if invalid or read before."""
         try:
             entry = json.loads(raw)
             message, cursor = entry["MESSAGE"], str(entry["__CURSOR"])
@@ -185,7 +197,7 @@ class JournalReader:
         self._has_read = True
         same = self._microsecond[1] + 1 if self._microsecond[0] == at else 0
         self._microsecond = (at, same)
-        place = at * _SAME_MICROSECOND + min(same, _SAME_MICROSECOND - 1)
+        place = at * _PLACES_PER_MICROSECOND + min(same, _PLACES_PER_MICROSECOND - 1)
         if place <= self._after:
             return None
         self._after, self._cursor = place, cursor
@@ -216,17 +228,17 @@ class KernelStream:
         return place if oldest is None else {**place, "next": oldest, "cursor": ""}
 
     def excerpt(self, place: int) -> Excerpt | None:
-        recent = [(number, _text(raw)) for number, raw in self._recent]
-        before = [raw for number, raw in recent if number < place]
-        after = [raw for number, raw in recent if number >= place]
-        return excerpt_of(before, after) if after and recent[len(before)][0] == place else None
+        before = [_text(raw) for number, raw in self._recent if number < place]
+        if len(before) == len(self._recent) or self._recent[len(before)][0] != place:
+            return None
+        return excerpt_of(before, [_text(raw) for number, raw in self._recent if number >= place])
 
     def poll(self, runner: RuleRunner, counters: LogCounters, now: datetime) -> bool:
         """Read new lines; return whether there may be more. Raises OSError."""
         lost = self.reader.lost
         placed = self.reader.read()
         counters.add_kernel_lines_lost(self.reader.lost - lost)
-        counters.lines(self._origin.source, len(placed))
+        counters.add_lines(self._origin.source, len(placed))
         self._recent.extend(placed)
         lines = [*self.stream.feed(self._timed(placed, now), now), *self.stream.flush(now)]
         self._is_live = not placed or self._is_live
@@ -240,13 +252,14 @@ class KernelStream:
         if not self._is_live or self._booted_at is None:
             return placed
         since_boot = (now - self._booted_at).total_seconds()
-        return [(place, retimed(raw, since_boot)) for place, raw in placed]
+        return [(place, with_plausible_time(raw, since_boot)) for place, raw in placed]
 
-    def fall_behind(self) -> None:
-        """Do not count later lines as new, because none are read now."""
+    def mark_behind(self) -> None:
+        """Expect old lines at the next poll, because none are read now."""
         self._is_live = False
 
     def wait(self, seconds: float) -> None:
+        """Wait for new lines, up to `seconds`."""
         fd = self.reader.fileno()
         if fd is None:
             time.sleep(seconds)
@@ -256,22 +269,24 @@ class KernelStream:
         poll.poll(seconds * 1000)
 
 
-def retimed(raw: bytes, since_boot: float) -> bytes:
+def with_plausible_time(raw: bytes, since_boot: float) -> bytes:
+    """Replace a new line's time if it is far from now, in seconds since boot."""
     head, _, text = raw.partition(b";")
     fields = head.split(b",")
-    if len(fields) < 3 or not fields[2].isdigit() or abs(int(fields[2]) / 1e6 - since_boot) <= _FAR_OFF:
+    if len(fields) < 3 or not fields[2].isdigit() or abs(int(fields[2]) / 1e6 - since_boot) <= _MAX_CLOCK_ERROR:
         return raw
     fields[2] = str(round(since_boot * 1e6)).encode()
     return b",".join(fields) + b";" + text
 
 
 def _text(raw: bytes) -> bytes:
+    """Return a line as ``dmesg`` shows it."""
     head, _, text = raw.partition(b";")
     fields = head.split(b",")
     return b"[%12.6f] %s" % (int(fields[2]) / 1e6, text) if len(fields) > 2 and fields[2].isdigit() else raw
 
 
-def way_of(kernel: KernelLog, kmsg: str = KMSG, journals: Sequence[str] = _JOURNALS) -> KernelReading:
+def choose_reading(kernel: KernelLog, kmsg: str = KMSG, journals: Sequence[str] = _JOURNALS) -> KernelReading:
     """Return the policy's way to read the kernel's log, else the first that works."""
     if kernel.by is not KernelReading.ANY:
         return kernel.by
@@ -287,7 +302,7 @@ def way_of(kernel: KernelLog, kmsg: str = KMSG, journals: Sequence[str] = _JOURN
     return KernelReading.FILE
 
 
-def opened(way: KernelReading, kept: Mapping[str, Any], boot: str, kmsg: str = KMSG) -> KernelReader:
+def open_reader(way: KernelReading, kept: Mapping[str, Any], boot: str, kmsg: str = KMSG) -> KernelReader:
     """Return a reader that continues the previous one, or starts with the boot. Raises OSError."""
     is_same = kept.get("boot") == boot and kept.get("by") == way.value
     first = int(kept.get("next", 0)) if is_same else 0

@@ -19,6 +19,7 @@ class LineCutter:
 
     def __init__(self, offset: int = 0, is_skipping: bool = False, longest: int = MOST_KEPT) -> None:
         self.offset = offset
+        """End of the pieces so far."""
         self.is_skipping = is_skipping
         self.left_out = 0
         """Dropped bytes."""
@@ -27,11 +28,11 @@ class LineCutter:
 
     @property
     def resume_at(self) -> int:
-        """Offset at which a new cutter continues."""
+        """Offset at which a new cutter continues: the unfinished line's start."""
         return self.offset - len(self._begun)
 
     @property
-    def has_half_line(self) -> bool:
+    def has_unfinished_line(self) -> bool:
         return bool(self._begun)
 
     def feed(self, piece: bytes) -> list[PlacedLine]:
@@ -42,34 +43,35 @@ class LineCutter:
             if self.is_skipping:
                 self.left_out += end - begin
             else:
-                self._give_out(self._begun + piece[begin:end], lines)
+                self._add_line(self._begun + piece[begin:end], lines)
             self.offset += end + 1 - begin
             self.is_skipping = False
             begin = end + 1
         self._keep(piece[begin:], lines)
         return lines
 
-    def half_line(self) -> list[PlacedLine]:
-        """Return the last line without line feed, if any."""
+    def take_unfinished_line(self) -> list[PlacedLine]:
+        """Return the unfinished line, if any, as a line. What follows it is another line."""
         lines: list[PlacedLine] = []
         if self._begun:
-            self._give_out(self._begun, lines)
+            self._add_line(self._begun, lines)
         return lines
 
     def _keep(self, rest: bytes, lines: list[PlacedLine]) -> None:
+        """Keep the beginning of an unfinished line; once overlong, add it to `lines`."""
         if self.is_skipping:
             self.left_out += len(rest)
             self.offset += len(rest)
             return
         begun = self._begun + rest
         if len(begun) >= self._longest:
-            self._give_out(begun, lines)
+            self._add_line(begun, lines)
             self.is_skipping = True
         else:
             self._begun = begun
         self.offset += len(rest)
 
-    def _give_out(self, line: bytes, lines: list[PlacedLine]) -> None:
+    def _add_line(self, line: bytes, lines: list[PlacedLine]) -> None:
         lines.append((self.resume_at, line[: self._longest]))
         self.left_out += max(len(line) - self._longest, 0)
         self._begun = b""

@@ -10,6 +10,8 @@ from trainmedic_agent.log_reading.cut_record import CutRecord
 
 
 class LogCounters:
+    """Values of the metrics in ``log_metrics``."""
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.cuts = CutRecord()
@@ -25,19 +27,21 @@ class LogCounters:
         self.files: Mapping[str, int] = {}
         self.refused: Mapping[str, int] = {}
         self.takes_rights = False
-        """False if file modes are compared."""
+        """True if files are opened with their users' rights, False if file modes are compared."""
         self.rules = ""
+        """Version of the active rules, empty before the first."""
         self.problem = ""
+        """Why findings cannot be stored, otherwise empty."""
 
-    def lines(self, source: str, count: int) -> None:
+    def add_lines(self, source: str, count: int) -> None:
         with self._lock:
             self._lines[source] += count
 
-    def lines_left_out(self, source: str, count: int) -> None:
+    def add_lines_left_out(self, source: str, count: int) -> None:
         with self._lock:
             self._lines_left_out[source] += count
 
-    def finding(self, rule: str) -> None:
+    def add_finding(self, rule: str) -> None:
         with self._lock:
             self._findings[rule] += 1
 

@@ -20,12 +20,13 @@ PLACES = ("job", "node", *NUMBERS)
 _PLACE = re.compile(r"\{([a-z_]*)\}")
 _NEEDS_LISTING = re.compile(r"[*?\[{]")
 _ENDS = re.compile(r"\\[Zz]\Z")
+"""End of a regular expression from `fnmatch.translate`."""
 _LONGEST = 1024
 _NOT_FOR_LOGS = ("/dev", "/proc", "/sys")
 
 
 def checked_path(path: str) -> str:
-    """Return a possible log path. Raises ValueError."""
+    """Return the path of a possible log or directory unchanged. Raises ValueError."""
     if not path.startswith("/") or path.startswith("//") or posixpath.normpath(path) != path or "\0" in path:
         raise ValueError(f"{path!r} must be an absolute path without '.', '..', double or closing '/'")
     if path == "/" or len(path) > _LONGEST:
@@ -38,11 +39,13 @@ def checked_path(path: str) -> str:
 class PathPattern(Struct, frozen=True):
     text: str
     base: str
+    """Directory before the first pattern."""
     parts: tuple[re.Pattern[str], ...]
-    """The last one is for the file name."""
+    """Patterns of the names below `base`, the last for the file name."""
 
     @classmethod
     def read(cls, text: str) -> PathPattern:
+        """Raises ValueError."""
         checked_path(text)
         places = _PLACE.findall(text)
         for place in places:

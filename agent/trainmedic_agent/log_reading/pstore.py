@@ -26,11 +26,15 @@ _PACKED = re.compile(r".+\.(?:z|enc\.z|gz)\Z")
 _LARGEST = 1024 * 1024
 _MOST_RECORDS = 64
 _DEEPEST = 2
+"""Directories below the given ones."""
 _MOST_ENTRIES = 10_000
 KEY = "pstore"
+"""Key of the stored position, which lists the records read."""
 
 
 class _Record:
+    """A record as a stream. `read`: names of the records read, with this one."""
+
     key = KEY
 
     def __init__(self, origin: Origin, raw: bytes, read: Sequence[str]) -> None:

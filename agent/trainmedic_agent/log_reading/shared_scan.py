@@ -8,14 +8,14 @@ from collections.abc import Callable, Collection
 
 from msgspec.structs import replace
 
-from trainmedic_agent.log_reading.directory_look import FileKey
 from trainmedic_agent.log_reading.discovery import Scan
+from trainmedic_agent.log_reading.scan_units import FileKey
 
-_TURN = 0.1
+_STOP_CHECK_SECONDS = 0.1
 
 
 class SharedScan:
-    """Scanner for ``log_search``. A search requests the next scan at once."""
+    """The latest scan. A search requests the next one at once."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -26,6 +26,7 @@ class SharedScan:
     # --- called by the scanning thread ---
 
     def begin(self) -> bool:
+        """Record the beginning of a scan; return whether a search waits for it."""
         with self._changed:
             self._begun += 1
             is_wanted, self._is_wanted = self._is_wanted, False
@@ -55,7 +56,10 @@ class SharedScan:
         seconds: float | None = None,
         job_seconds: float = 0.0,
     ) -> Scan:
-        """Return a scan that began after this call; after `seconds` the last one marked as stale."""
+        """Return a scan that began after this call; after `seconds` the last one marked as stale.
+
+        The other arguments of `Discovery.scan` have no effect.
+        """
         until = None if seconds is None else time.monotonic() + seconds
         with self._changed:
             begun, self._is_wanted = self._begun, True
@@ -63,5 +67,5 @@ class SharedScan:
             while self._ended <= begun:
                 if is_stopping() or self._is_stopped or (until is not None and time.monotonic() > until):
                     return replace(self._latest, is_stale=True)
-                self._changed.wait(_TURN)
+                self._changed.wait(_STOP_CHECK_SECONDS)
             return self._latest

@@ -17,9 +17,11 @@ from trainmedic_logs.domain import file_times
 from trainmedic_logs.domain.finding import Origin
 
 MOST_UNPACKED = 128 * 1024 * 1024
+"""Uncompressed bytes of a file that are searched."""
 _PIECE = 256 * 1024
 _READ = 64 * 1024
 _GZIP = 31
+"""zlib's `wbits` for gzip."""
 
 
 class PackedLines(WantedLines):
@@ -39,6 +41,7 @@ class PackedLines(WantedLines):
         key, clock = f"{facts.st_dev:x}-{facts.st_ino:x}", LineClock(written_at, zone=zone)
         super().__init__(key, origin, line_filter, clock, budget)
         self.is_cut = False
+        """True if the file is damaged or larger than `MOST_UNPACKED`."""
         self._cutter = LineCutter()
         self._unpacking = zlib.decompressobj(_GZIP)
         self._packed_offset = 0
@@ -72,15 +75,16 @@ class PackedLines(WantedLines):
             piece = self._piece()
             self._budget.take(len(piece))
             if piece:
-                self._waiting.extend(self._likely(self._cutter.feed(piece)))
-            elif self._cutter.has_half_line:
-                self._waiting.extend(self._cutter.half_line())
+                self._waiting.extend(self._preselected(self._cutter.feed(piece)))
+            elif self._cutter.has_unfinished_line:
+                self._waiting.extend(self._cutter.take_unfinished_line())
             else:
                 self.has_more = False
                 return False
         return True
 
     def _piece(self) -> bytes:
+        """Return the next bytes from the cutter's offset on, empty at the end."""
         if self._cutter.offset < self._unpacked:  # the cutter went back
             self._unpacking, self._packed_offset, self._unpacked = zlib.decompressobj(_GZIP), 0, 0
         while not self._budget.is_stopped:
@@ -100,6 +104,7 @@ class PackedLines(WantedLines):
         return b""
 
     def _unpack(self) -> bytes:
+        """Raises OSError, zlib.error."""
         while True:
             if self._unpacking.eof:
                 # A file can have several gzip members.

@@ -26,6 +26,7 @@ from trainmedic_logs.lines.records import record_of
 
 _MAY_STATE = re.compile(rb"\d\d:\d\d:\d\d|\d{10}|\d{8}[T_-]\d{6}")
 _BEGINNING = 1024
+"""Bytes of a line in which a time may be."""
 PROBED_LINES = 256
 """Lines ahead, searched for the next time."""
 
@@ -55,8 +56,11 @@ class ReadBudget:
 
 
 class FilePlace(NamedTuple):
+    """A place between two lines."""
+
     offset: int = 0
     is_skipping: bool = False
+    """True within a line that was returned cut."""
     at: datetime = BEGINNING
     """Time of the last timed line before it."""
     mark: int = 0
@@ -64,15 +68,19 @@ class FilePlace(NamedTuple):
 
 
 class WantedLines(ABC):
+    """A stream's matching lines, in order. `key` identifies it in a cursor."""
+
     def __init__(self, key: str, origin: Origin, line_filter: LineFilter, clock: LineClock, budget: ReadBudget) -> None:
         self.key = key
         self._budget = budget
         self.is_untimed = False
+        """True if no line near the window states a time."""
         self.skips_ranks = False
         """True if the ranks have their own files."""
         self.has_more = False
-        """True if the budget is spent."""
+        """True if lines were left when the budget was spent."""
         self.line_place = FilePlace()
+        """Place before the last returned line."""
         self.clock = clock
         self._origin = origin
         self._wanted = line_filter
@@ -80,7 +88,7 @@ class WantedLines(ABC):
         self._mask = LineMask()
         self._waiting: deque[PlacedLine] = deque()
         self._following: tuple[int, datetime | None] = (-1, None)
-        """Next time, and the place up to which it is next."""
+        """The next stated time, and the place up to which it is the next."""
         self._left_out: Counter[str] = Counter()
         self._left_out_since: datetime | None = None
 
@@ -90,7 +98,8 @@ class WantedLines(ABC):
         """Place after the last returned or skipped line."""
 
     @abstractmethod
-    def go_to(self, place: FilePlace) -> None: ...
+    def go_to(self, place: FilePlace) -> None:
+        """Continue at a place."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -100,11 +109,12 @@ class WantedLines(ABC):
         """Queue more lines; False without any or without budget. Raises OSError."""
 
     def marked(self, place: FilePlace) -> FilePlace:
-        """Raises OSError."""
+        """Return the place with its mark, if this stream has marks. Raises OSError."""
         return place
 
     @property
     def left_out(self) -> dict[str, LeftOut]:
+        """Lines that may match, by the attribute that is unknown."""
         since = {TIME: self._left_out_since}
         return {name: LeftOut(0, count, since.get(name)) for name, count in self._left_out.items()}
 
@@ -132,9 +142,12 @@ class WantedLines(ABC):
             return None
         if not line.text and raw and not raw.strip(b"\0"):
             return None  # the rest of a hole
-        said = self.clock.stated_at(end, line.at, line.stated)
-        moment = self.clock.stating(*said) if said is not None else self.clock.stating_none(end, self._ahead(offset))
-        if self._wanted.is_out(line.level, moment):
+        stated = self.clock.stated_at(end, line.at, line.stated)
+        if stated is not None:
+            moment = self.clock.time_stated(*stated)
+        else:
+            moment = self.clock.time_without(end, self._next_stated(offset))
+        if self._wanted.is_excluded(line.level, moment):
             self._mask.skip(line.text)  # masking each line would take most of the time
             return None
         shown = FoundLine(
@@ -150,7 +163,7 @@ class WantedLines(ABC):
             moment.known_by,
             round(moment.error, 3) if moment.error is not None else None,
         )
-        answer, missing = self._wanted.answers(shown, moment)
+        answer, missing = self._wanted.answer(shown, moment)
         if answer is Answers.UNKNOWN:
             self._left_out[missing] += 1
             if missing == TIME and moment.earliest is not None:
@@ -158,7 +171,8 @@ class WantedLines(ABC):
                 self._left_out_since = moment.earliest if since is None else min(since, moment.earliest)
         return shown if answer is Answers.YES else None
 
-    def _ahead(self, offset: int) -> datetime | None:
+    def _next_stated(self, offset: int) -> datetime | None:
+        """Return the next stated time after `offset`, if within `PROBED_LINES`. Raises OSError."""
         until, at = self._following
         if offset < until:
             return at
@@ -166,23 +180,24 @@ class WantedLines(ABC):
             continue
         place = offset
         for number, (place, raw) in enumerate(islice(self._waiting, PROBED_LINES)):
-            said = self._stated_by(place, raw)
-            if said is not None:
-                self._following = (place, said)
-                return said
+            stated = self._stated_by(place, raw)
+            if stated is not None:
+                self._following = (place, stated)
+                return stated
             if number == PROBED_LINES // 2:
-                # No line up to here states a time.
+                # Lines up to here need no further look: their next time is not near.
                 self._following = (place, None)
         if self._following[0] <= offset:
             self._following = (place, None)
         return None
 
     def _stated_by(self, offset: int, raw: bytes) -> datetime | None:
-        at, stated = self._times_in(raw)
-        said = self.clock.stated_at(offset + len(raw), at, stated)
-        return said[0] if said is not None else None
+        at, uncertain = self._times_in(raw)
+        stated = self.clock.stated_at(offset + len(raw), at, uncertain)
+        return stated[0] if stated is not None else None
 
     def _times_in(self, raw: bytes) -> tuple[datetime | None, Stated | None]:
+        """Return the line's time; else one that lacks its date or zone."""
         if self._origin.source != "kernel" and not _may_state(raw):
             return None, None
         text, _ = raw_text.text_of(raw)
@@ -195,7 +210,8 @@ class WantedLines(ABC):
         at = prefixed.at or times.stated_by(prefixed.text, record_of(prefixed.text))
         return at, line_times.stated(prefixed.text) if at is None else None
 
-    def _likely(self, lines: list[PlacedLine]) -> Sequence[PlacedLine]:
+    def _preselected(self, lines: list[PlacedLine]) -> Sequence[PlacedLine]:
+        """Return the lines that must be checked, and those whose times they need."""
         likely = self._wanted.likely
         if likely is None or self._mask.is_in_key or self._origin.source == "kernel":
             return lines
@@ -206,5 +222,6 @@ class WantedLines(ABC):
 
 
 def _may_state(raw: bytes) -> bool:
+    """Return False if the line certainly states no time."""
     is_whole = raw.startswith(b"{") or b"\r" in raw
     return _MAY_STATE.search(raw if is_whole else raw[:_BEGINNING]) is not None or b"\0" in raw[:_BEGINNING]

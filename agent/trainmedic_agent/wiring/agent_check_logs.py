@@ -117,7 +117,7 @@ def _ship(ship: ShipPolicy, report: LogsCheck) -> str:
 
 
 def _kernel(kernel: KernelLog, report: LogsCheck) -> str:
-    way = kernel_log.way_of(kernel)
+    way = kernel_log.choose_reading(kernel)
     if way is KernelReading.KMSG and not os.access(kernel_log.KMSG, os.R_OK):
         report.errors.append(f"{kernel_log.KMSG} cannot be read: that needs CAP_SYSLOG, and the device")
     if way is KernelReading.JOURNAL and shutil.which("journalctl") is None:

@@ -128,10 +128,10 @@ class LogReading:
         return self._context.counters.loop_errors()
 
     def metrics(self) -> list[LogMetric]:
-        families = list(log_metrics.families(self._reader.counters, self._reader.runner.near))
+        families = list(log_metrics.families(self._reader.counters, self._reader.runner.near_misses))
         if self._shipping is not None:
             families += self._shipping.metrics()
-        return metric_families.written(families)
+        return metric_families.to_messages(families)
 
 
 def _shipping(

@@ -65,7 +65,7 @@ def run(settings: ReaderSettings, *, once: bool) -> int:
     stopping = _StopOrder()
     while not stopping.is_given:
         try:
-            stream = FrameStream(link_socket.connected(settings.state_dir), LARGEST_OF_AGENT)
+            stream = FrameStream(link_socket.connect(settings.state_dir), LARGEST_OF_AGENT)
         except OSError as error:
             if once:
                 raise ConfigurationError(f"the agent cannot be reached: {error.strerror or error}") from error
@@ -163,7 +163,7 @@ def _greeting(stream: FrameStream) -> tuple[AgentSession, Welcome] | None:
     """Return None after a logged failure."""
     session = AgentSession(stream)
     try:
-        return session, session.greeted()
+        return session, session.wait_for_welcome()
     except (LinkClosed, FrameFault) as error:
         log.warning("agent did not greet the log reader", extra={"reason": str(error)})
         return None
