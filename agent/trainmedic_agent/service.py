@@ -34,7 +34,7 @@ STOP_SECONDS = 8.0
 _READ_SECONDS = 1.0
 _SEND_SECONDS = 2.0
 _LOG_SECONDS = 3.0
-_PRUNE_EVERY = 3600.0
+_PRUNE_SECONDS = 3600.0
 
 
 class ReadsLogs(Protocol):
@@ -70,13 +70,13 @@ class _Pruning:
         self._now = context.now
         self._newest_at = context.journal.newest_at() or context.now()
         self._began = since_boot()
-        self._due = self._began + _PRUNE_EVERY
+        self._due = self._began + _PRUNE_SECONDS
 
     def due(self) -> float:
         return self._due - since_boot()
 
     def run(self) -> None:
-        self._due = since_boot() + _PRUNE_EVERY
+        self._due = since_boot() + _PRUNE_SECONDS
         try:
             at_most = self._newest_at + timedelta(seconds=since_boot() - self._began)
             self._journal.prune(min(self._now(), at_most))

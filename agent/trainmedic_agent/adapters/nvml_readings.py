@@ -39,7 +39,7 @@ def collect(queries: Queries, handle: Any, ends: tuple[int, ...]) -> tuple[dict[
     return values, unread
 
 
-def _first(*asks: Callable[[], Any]) -> Any:
+def _first_supported(*asks: Callable[[], Any]) -> Any:
     """Return the first supported result: NVML renames functions."""
     for ask in asks[:-1]:
         try:
@@ -57,7 +57,7 @@ def _utilization(handle: Any) -> dict[str, Any]:
 
 def _memory(handle: Any) -> dict[str, Any]:
     """Exclude the driver's own memory, like nvidia-smi."""
-    memory = _first(
+    memory = _first_supported(
         lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2),
         lambda: pynvml.nvmlDeviceGetMemoryInfo(handle),
     )
@@ -66,7 +66,7 @@ def _memory(handle: Any) -> dict[str, Any]:
 
 def _temperature(handle: Any) -> dict[str, Any]:
     sensor = pynvml.NVML_TEMPERATURE_GPU
-    celsius = _first(
+    celsius = _first_supported(
         lambda: pynvml.nvmlDeviceGetTemperatureV(handle, sensor),
         lambda: pynvml.nvmlDeviceGetTemperature(handle, sensor),
     )
@@ -90,7 +90,7 @@ def _field(handle: Any, number: int) -> int:
 
 
 def _throttle_reasons(handle: Any) -> dict[str, Any]:
-    bits = _first(
+    bits = _first_supported(
         lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
         lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
     )
