@@ -21,8 +21,7 @@ from trainmedic_core.machine_locks import FileLock, NameLock
 
 T = TypeVar("T")
 
-_LOG_PAGES = 64
-"""Pages of 4 KiB between checkpoints of the log."""
+_LOG_PAGES = 64  # pages of 4 KiB between checkpoints of the log
 
 _IDENTITY = (
     "CREATE TABLE identity (id TEXT PRIMARY KEY)",
@@ -34,8 +33,7 @@ _NO_SPACE = (
     sqlite3.SQLITE_IOERR_WRITE,  # quota used up
     sqlite3.SQLITE_IOERR_SHMSIZE,
     sqlite3.SQLITE_CANTOPEN,  # no space for a directory entry
-)
-"""SQLite's error codes for a full disk."""
+)  # SQLite's error codes for a full disk
 
 
 class AgentDatabase:

@@ -71,8 +71,7 @@ _ACTION_OF_DRIVER = {
     "bus_reset": "reset_gpu",
     "reboot": "restart_node",
     "system_reboot": "restart_node",
-}
-"""Catalogue action by NVML's recovery action, by default ``ask``."""
+}  # catalogue action by NVML's recovery action, by default ``ask``
 
 
 def labels(info: GpuInfo) -> list[str]:

@@ -14,10 +14,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from socketserver import ThreadingMixIn
 from typing import Any
 
-_MOST_CONNECTIONS = 16
-"""Connections, each with a thread."""
-_EXCHANGE_SECONDS = 10.0
-"""Prometheus times out after 10 s."""
+_MOST_CONNECTIONS = 16  # Connections, each with a thread
+_EXCHANGE_SECONDS = 10.0  # prometheus times out after 10 s
 _REQUEST_BYTES = 16 * 1024
 _BACKLOG = 64
 
@@ -32,12 +30,9 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         """Raises OSError if the address cannot be used."""
         if ":" in host:
             self.address_family = socket.AF_INET6
-        self._deadlines: dict[socket.socket, float] = {}
-        """Deadlines of connections, in order of arrival."""
-        self._incomplete: dict[socket.socket, None] = {}
-        """Incomplete requests, oldest first."""
-        self._open: set[socket.socket] = set()
-        """All open connections, also without a place."""
+        self._deadlines: dict[socket.socket, float] = {}  # deadlines of connections, in order of arrival
+        self._incomplete: dict[socket.socket, None] = {}  # incomplete requests, oldest first
+        self._open: set[socket.socket] = set()  # all open connections, also without a place
         self._lock = threading.Lock()
         super().__init__((host, port), handler)
 

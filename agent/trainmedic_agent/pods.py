@@ -14,10 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PROC = Path("/proc")
-MOST_PROCESSES = 256
-"""Per GPU; others are ignored."""
-MOST_PODS = 32
-"""Seven MIG instances have fewer."""
+MOST_PROCESSES = 256  # per GPU; others are ignored
+MOST_PODS = 32  # seven MIG instances have fewer
 _LONGEST = 16 * 1024
 _LOGIN = b"/user.slice/"
 # A static pod's UID is a hash without dashes here.

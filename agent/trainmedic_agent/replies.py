@@ -24,8 +24,7 @@ log = logging.getLogger(__name__)
 
 _PRESENCE_LIFETIME = 30
 _PRESENCE_INTERVAL = 10.0
-_MOST_REFILLED = 500
-"""The writer's queue holds twice as many."""
+_MOST_REFILLED = 500  # the writer's queue holds twice as many
 
 
 class AgentReplies:

@@ -14,13 +14,10 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-PIECE = 128 * 1024
-"""About ten transactions."""
+PIECE = 128 * 1024  # about ten transactions
 PIECES = 8
-_RETRY_SECONDS = 30.0
-"""Seconds."""
-_FREE_SIZES = 8
-"""Free space for a refill, in sizes of the file."""
+_RETRY_SECONDS = 30.0  # Seconds
+_FREE_SIZES = 8  # free space for a refill, in sizes of the file
 
 
 class ReservedSpace:

@@ -27,10 +27,9 @@ from trainmedic_agent.worker_queues import WorkerQueue
 
 log = logging.getLogger(__name__)
 
-QUEUES = ("gpu", "disk", "node", "facts", "logs", "health")
-"""Of every agent; executors may add others."""
+QUEUES = ("gpu", "disk", "node", "facts", "logs", "health")  # of every agent; executors may add others
+# Seconds for running commands. With the three times below it stays under systemd's 20 s (``packaging/systemd``).
 STOP_SECONDS = 8.0
-"""Seconds for running commands. With the three times below it stays under systemd's 20 s (``packaging/systemd``)."""
 _READ_SECONDS = 1.0
 _SEND_SECONDS = 2.0
 _LOG_SECONDS = 3.0

@@ -15,8 +15,8 @@ _RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 _NO_SUCH_LINK = (*UNAVAILABLE, pynvml.NVML_ERROR_INVALID_ARGUMENT)
 _UNSIGNED_INT = 1  # NVML_VALUE_TYPE_UNSIGNED_INT
 
+# NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC, and the totals of GPUs before Hopper, whose sums are taken.
 _NVLINK_ERRORS = ((161, 162, 163), (38, 45, 52, 59))
-"""NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC, and the totals of GPUs before Hopper, whose sums are taken."""
 
 Queries = Mapping[str, Callable[[Any], Mapping[str, Any]]]
 

@@ -28,8 +28,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_REOPEN_SECONDS = 60.0
-"""Seconds between reopenings for a lost GPU."""
+_REOPEN_SECONDS = 60.0  # seconds between reopenings for a lost GPU
 _CLOSE_SECONDS = 5.0
 
 

@@ -20,10 +20,8 @@ from msgspec import Struct
 from trainmedic_agent.disk.mounts import Mount, mounts_of
 
 _KEEPING = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs"})
-_DAY_NS = 86_400 * 10**9
-"""RELATIME_MARGIN of the kernel."""
-_HAS_ENDED = frozenset({errno.ENOENT, errno.ESRCH, errno.EINVAL})
-"""Errors for ended processes and zombies."""
+_DAY_NS = 86_400 * 10**9  # RELATIME_MARGIN of the kernel
+_HAS_ENDED = frozenset({errno.ENOENT, errno.ESRCH, errno.EINVAL})  # errors for ended processes and zombies
 
 
 class AccessTimes(Struct, frozen=True):
@@ -43,8 +41,7 @@ class AccessTimes(Struct, frozen=True):
         return "a day behind at most" if self.lag_ns else "kept"
 
 
-KEPT = AccessTimes()
-"""All reads are recorded."""
+KEPT = AccessTimes()  # all reads are recorded
 
 
 def access_times(mount: int | None, proc: Path, *, sees_every_process: bool) -> AccessTimes:

@@ -26,8 +26,7 @@ PINNED_MARKER = ".trainmedic-pinned"
 _DISTRIBUTED_INDEX = ".metadata"
 _TRAINER_STATE = "trainer_state.json"
 MARKS_OF_COMPLETENESS = (COMPLETE_MARKER, _DISTRIBUTED_INDEX, _TRAINER_STATE)
-_LATEST = ("latest", "latest_checkpointed_iteration.txt")
-"""DeepSpeed ("global_step100"), Megatron ("100")."""
+_LATEST = ("latest", "latest_checkpointed_iteration.txt")  # DeepSpeed ("global_step100"), Megatron ("100")
 
 
 class Completeness(StrEnum):

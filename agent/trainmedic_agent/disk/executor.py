@@ -15,8 +15,7 @@ from trainmedic_agent.disk.mounts import NamedFilesystem
 from trainmedic_agent.errors import CommandRejected
 from trainmedic_agent.executors import AcceptedCommand
 
-_REPLY_MARGIN = timedelta(seconds=5)
-"""Time for the reply before expiry; less for short commands."""
+_REPLY_MARGIN = timedelta(seconds=5)  # time for the reply before expiry; less for short commands
 _PARAMETERS = ("rules", "until_free_percent", "dry_run", "filesystems")
 _MAX_RULES = 100
 

@@ -26,14 +26,11 @@ from trainmedic_agent.disk.access_times import KEPT, AccessTimes
 from trainmedic_agent.disk.throttle import Throttle
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_LATE_SPACE_CHECKS, _LATE_SPACE_SECONDS = 20, 0.3
-"""Number and interval: ZFS takes about 5 s."""
-_MAX_LATE_SPACE_WAITS = 2
-"""Waits per file system; then another process must be filling it."""
+_LATE_SPACE_CHECKS, _LATE_SPACE_SECONDS = 20, 0.3  # number and interval: ZFS takes about 5 s
+_MAX_LATE_SPACE_WAITS = 2  # waits per file system; then another process must be filling it
 _BLOCK_BYTES = 512
 
-Inode = tuple[int, int]
-"""Device and number."""
+Inode = tuple[int, int]  # device and number
 
 
 def inode_of(facts: os.stat_result) -> Inode:

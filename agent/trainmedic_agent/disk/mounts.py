@@ -11,10 +11,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
+# Usual mount points of the machine's root in exporters.
 _PREFIXES = ("/host/rootfs", "/host/root", "/hostfs", "/host", "/rootfs")
-"""Usual mount points of the machine's root in exporters."""
-_PSEUDO = frozenset({"tmpfs", "devtmpfs", "ramfs", "overlay"})
-"""File systems whose device name identifies none."""
+_PSEUDO = frozenset({"tmpfs", "devtmpfs", "ramfs", "overlay"})  # file systems whose device name identifies none
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 

@@ -24,12 +24,9 @@ from trainmedic_agent.disk.filesystems import Inode
 from trainmedic_agent.disk.report import Reason
 from trainmedic_agent.disk.throttle import Clocks, Throttle
 
-FRESH_SECONDS = 10.0
-"""Seconds for which a scan is used."""
-_FIRST_PID_NAMESPACE = 0xEFFFFFFC
-"""Kernel, PROC_PID_INIT_INO."""
-_KERNEL_THREAD = 0x00200000
-"""PF_KTHREAD, in field 9 of /proc/PID/stat."""
+FRESH_SECONDS = 10.0  # seconds for which a scan is used
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC  # Kernel, PROC_PID_INIT_INO
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD, in field 9 of /proc/PID/stat
 
 _WITHOUT_FILES = ("/dev/", "/proc/", "/sys/")
 _SHARED_MEMORY = "/dev/shm/"  # noqa: S108

@@ -21,16 +21,13 @@ from trainmedic_agent.disk.throttle import Throttle
 from trainmedic_agent.disk.walk import WalkedDirectory
 
 WATCH_SECONDS = 60.0
-_STEP_SECONDS = 0.5
-"""Interval between reads of the queue."""
+_STEP_SECONDS = 0.5  # interval between reads of the queue
 _MAX_OPENED = 100_000
-_EVENT = struct.Struct("iIII")
-"""Watch, kind, cookie, length of the name."""
+_EVENT = struct.Struct("iIII")  # watch, kind, cookie, length of the name
 _BUFFER_BYTES = 64 * 1024
 # From inotify(7).
 _OPEN, _OVERFLOW, _IS_DIRECTORY, _ONLY_DIRECTORY = 0x20, 0x4000, 0x40000000, 0x01000000
-_NO_WATCH = -1
-"""Number in place of a watch that the kernel refused."""
+_NO_WATCH = -1  # number in place of a watch that the kernel refused
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -42,13 +39,11 @@ class ReadWatch:
         self._seconds = min(seconds, WATCH_SECONDS)
         self._throttle = throttle
         self._queue: int | None = None
-        self._is_blind = False
-        """True if events were lost."""
+        self._is_blind = False  # True if events were lost
         self._watches: dict[WalkedDirectory, set[int]] = {}
+        # Matched files. In other directories every file counts.
         self._matched_names: dict[WalkedDirectory, set[str]] = {}
-        """Matched files. In other directories every file counts."""
-        self._opened: dict[int, set[str]] = {}
-        """Names of opened files, by watch."""
+        self._opened: dict[int, set[str]] = {}  # names of opened files, by watch
         self._opened_count = 0
         self._own_opens: set[tuple[int, str]] = set()
 

@@ -50,8 +50,7 @@ class CleaningOperation(StrEnum):
     SHRINK = "shrink"
 
 
-_EARLIEST_NS = -(2**63)
-"""So that times fit into 64 bits: tmpfs and btrfs allow others."""
+_EARLIEST_NS = -(2**63)  # so that times fit into 64 bits: tmpfs and btrfs allow others
 
 
 class AgeBy(StrEnum):

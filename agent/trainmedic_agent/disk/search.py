@@ -26,15 +26,11 @@ from trainmedic_agent.disk.throttle import Throttle
 from trainmedic_agent.disk.walk import DELETING, VisitDirectory, Walk, WalkedDirectory, WalkedEntry
 
 BATCH_SIZE = 30_000
-MAX_CHECKPOINTS = 20_000
-"""Checkpoints per rule; with more, none is deleted."""
+MAX_CHECKPOINTS = 20_000  # checkpoints per rule; with more, none is deleted
 
-_KEY = struct.Struct(">QHQ")
-"""Last use, root index, inode: packed, they sort as bytes."""
-_DETAILS = struct.Struct(">QI")
-"""Bytes on disk, directory number."""
-_TIME_OFFSET = 2**63
-"""Makes times before 1970 positive too."""
+_KEY = struct.Struct(">QHQ")  # last use, root index, inode: packed, they sort as bytes
+_DETAILS = struct.Struct(">QI")  # bytes on disk, directory number
+_TIME_OFFSET = 2**63  # makes times before 1970 positive too
 
 
 class _Search(Struct):

@@ -13,11 +13,9 @@ from trainmedic_agent.disk.globs import Glob, GlobState
 from trainmedic_agent.disk.report import Reason
 from trainmedic_agent.disk.throttle import Throttle
 
-MAX_DEPTH = 128
-"""Levels below a root, two descriptors each."""
+MAX_DEPTH = 128  # levels below a root, two descriptors each
 _ENTRIES_PER_CHECK = 128
-DELETING = ".trainmedic-deleting-"
-"""Prefix during deletion; patterns ignore it."""
+DELETING = ".trainmedic-deleting-"  # prefix during deletion; patterns ignore it
 _EVERYTHING = (Glob.read("**"),)
 
 
@@ -67,8 +65,8 @@ class WalkedDirectory(Struct, eq=False):
 
 
 SkipEntry = Callable[[Reason, WalkedDirectory, str], None]
+# Returns whether to enter a directory. The second argument is whether its path matches.
 VisitDirectory = Callable[[WalkedDirectory, bool], bool]
-"""Returns whether to enter a directory. The second argument is whether its path matches."""
 WalkedEntry = tuple[WalkedDirectory, os.DirEntry[str] | None]
 
 

@@ -63,15 +63,12 @@ class AgentSession:
         self._changed = threading.Condition()
         self._uuids: Mapping[str, str] = {}
         self._access = StoreAccess()
-        self._rules: RulesNow | None = None
-        """Rules received before the greeting."""
-        self._unacknowledged: set[int] = set()
-        """Numbers of findings sent but not in Redis."""
+        self._rules: RulesNow | None = None  # rules received before the greeting
+        self._unacknowledged: set[int] = set()  # numbers of findings sent but not in Redis
         self._searches: queue.Queue[SearchRequest | None] = queue.Queue()
         self._open_searches: set[int] = set()
         self._parts: ReadingParts | None = None
-        self.ended = threading.Event()
-        """Set when the link closes or is to end."""
+        self.ended = threading.Event()  # set when the link closes or is to end
         self._is_closed = False
         self._receiving = threading.Thread(target=self._receive, name="log-link", daemon=True)
         self._searching = threading.Thread(target=self._run_searches, name="log-search", daemon=True)

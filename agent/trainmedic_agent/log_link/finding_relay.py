@@ -28,11 +28,9 @@ log = logging.getLogger(__name__)
 
 _RULES_SECONDS = 5.0
 _CLOCK_SECONDS = 60.0
-_FULL_SECONDS = 1.0
-"""Pause while the stream in Redis is full."""
+_FULL_SECONDS = 1.0  # pause while the stream in Redis is full
 _IDLE_SECONDS = 1.0
-_TURN_SECONDS = 1.0
-"""Longest use of the connection, on which commands are received too."""
+_TURN_SECONDS = 1.0  # longest use of the connection, on which commands are received too
 _NEXT_BATCH_SECONDS = 0.1
 
 
@@ -53,8 +51,7 @@ class FindingRelay:
         self._rules = rules
         self._send = send
         self._unix_now = unix_now
-        self.clock_error: float | None = None
-        """Maximum difference to Redis's clock in seconds. None until it is known."""
+        self.clock_error: float | None = None  # maximum difference to Redis's clock in seconds. None until it is known.
         self._lock = threading.Lock()
         self._batch: FindingBatch | None = None
         self._generation = 0

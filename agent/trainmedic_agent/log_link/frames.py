@@ -9,8 +9,7 @@ import struct
 import threading
 
 _HEADER = struct.Struct(">I")
-SEND_SECONDS = 5.0
-"""Time in which the other end must accept a frame."""
+SEND_SECONDS = 5.0  # time in which the other end must accept a frame
 
 
 class LinkClosed(ConnectionError):

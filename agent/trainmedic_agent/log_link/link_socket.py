@@ -13,8 +13,7 @@ from pathlib import Path
 from trainmedic.errors import ConfigurationError
 
 NAME = "reader.sock"
-_LONGEST = 100
-"""Bytes of a path that every kernel accepts."""
+_LONGEST = 100  # bytes of a path that every kernel accepts
 _ACCEPT_SECONDS = 0.5
 
 

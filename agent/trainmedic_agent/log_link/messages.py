@@ -17,10 +17,8 @@ from trainmedic_agent.log_reading.log_store import NodeBoot
 from trainmedic_agent.log_shipping.store_access import StoreAccess
 
 VERSION = 1
-LARGEST_OF_READER = LARGEST_UPDATE + 64 * 1024
-"""Bytes; the largest finding fits."""
-LARGEST_OF_AGENT = LARGEST_RULES + 64 * 1024
-"""Bytes; the largest rules fit."""
+LARGEST_OF_READER = LARGEST_UPDATE + 64 * 1024  # bytes; the largest finding fits
+LARGEST_OF_AGENT = LARGEST_RULES + 64 * 1024  # bytes; the largest rules fit
 MOST_UPDATES = 50
 
 _Name = Annotated[str, Meta(max_length=64)]

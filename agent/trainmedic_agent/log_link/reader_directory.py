@@ -17,8 +17,8 @@ from trainmedic_agent.journal import Journal
 from trainmedic_agent.log_link.reader_process import ReaderUser
 
 NAME = "reader"
+# Parts of the schema that an older agent had in its journal.
 _PARTS = ("log_reading", "log_queue", "log_arrivals", "log_shipping")
-"""Parts of the schema that an older agent had in its journal."""
 _OWN_TABLES = "SELECT name, type, sql FROM {}sqlite_master WHERE tbl_name GLOB 'log_*' OR tbl_name GLOB 'ship_*'"
 
 

@@ -38,19 +38,15 @@ from trainmedic_agent.log_link.messages import (
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_SECONDS = 15.0
-"""Seconds without a pong after which the reader is killed."""
+HEARTBEAT_SECONDS = 15.0  # seconds without a pong after which the reader is killed
 SEARCH_SECONDS = 30.0
-CONNECT_SECONDS = 5.0
-"""Seconds that a search waits for a reader."""
+CONNECT_SECONDS = 5.0  # seconds that a search waits for a reader
 METRICS_SECONDS = 1.0
 _CHECK_SECONDS = 0.2
 _JOIN_SECONDS = 1.0
-_MOST_WITHDRAWN = 100
-"""Searches that may still be answered."""
+_MOST_WITHDRAWN = 100  # searches that may still be answered
 _MOST_LOOPS = 16
-_MOST_LOOP_ERRORS = 16
-"""Errors of a loop counted per pong."""
+_MOST_LOOP_ERRORS = 16  # errors of a loop counted per pong
 STARTING = "the log reader process of this node has not connected yet"
 AWAY = "the log reader process of this node does not answer; restarting it"
 
@@ -77,12 +73,10 @@ class ReaderLink:
         self._changed = threading.Condition()
         self._stream: FrameStream | None = None
         self._peer: Peer | None = None
-        self.generation = 0
-        """Number of connections so far."""
+        self.generation = 0  # number of connections so far
         self.status = ReaderStatus()
         self._metrics: Sequence[LogMetric] = ()
-        self._pings: dict[int, float] = {}
-        """Monotonic times of unanswered pings, by number."""
+        self._pings: dict[int, float] = {}  # monotonic times of unanswered pings, by number
         self._number = 0
         self._searches: dict[int, SearchAnswer | SearchFailure | None] = {}
         self._withdrawn: set[int] = set()

@@ -21,20 +21,17 @@ from trainmedic.errors import ConfigurationError
 from trainmedic_core import confined_child, kill_as_user
 
 DEFAULT_USER = "trainmedic-reader"
+# IDs of user and group if the default user is missing. The first that this user namespace maps is used.
 WITHOUT_ACCOUNT = (2_100_000_017, 60_999)
-"""IDs of user and group if the default user is missing. The first that this user namespace maps is used."""
 _JOURNAL_GROUP = "systemd-journal"
-_STACKS = 16 * 8 * 1024**2
-"""Address space in bytes that threads reserve for stacks and mostly do not use."""
+_STACKS = 16 * 8 * 1024**2  # address space in bytes that threads reserve for stacks and mostly do not use
 _PASSED_ON = (
     *("PATH", "LANG", "TZ", "TZDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "TMPDIR"),
     *("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "VIRTUAL_ENV", "MALLOC_ARENA_MAX"),
-)
-"""Variables for the reader, none secret."""
+)  # variables for the reader, none secret
 _PR_SET_PDEATHSIG = 1
 _CAP_CHOWN, _CAP_DAC_READ_SEARCH, _CAP_SETGID, _CAP_SETUID = 0, 2, 6, 7
-CAP_SYSLOG = 34
-"""Needed to open a restricted kernel log."""
+CAP_SYSLOG = 34  # needed to open a restricted kernel log
 
 
 class ReaderUser(Struct, frozen=True):

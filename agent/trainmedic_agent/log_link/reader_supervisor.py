@@ -19,11 +19,9 @@ from trainmedic_agent.log_link.reader_process import ReaderChild
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-SETTLED_SECONDS = 60.0
-"""Seconds of work that reset the pause."""
+SETTLED_SECONDS = 60.0  # seconds of work that reset the pause
 CONNECT_SECONDS = 60.0
-STOPPED_SECONDS = 2.0
-"""Seconds after which a reader stopped by a signal is killed."""
+STOPPED_SECONDS = 2.0  # seconds after which a reader stopped by a signal is killed
 _LOOK_SECONDS = 0.25
 _BEAT_SECONDS = 1.0
 _END_SECONDS = 1.0

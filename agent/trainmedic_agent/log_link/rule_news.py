@@ -19,8 +19,7 @@ class RuleNews:
         self._node = node
         self._signer = signer
         self._known: RulesNotice | None = None
-        self._refused = ""
-        """Why the last rules were rejected."""
+        self._refused = ""  # why the last rules were rejected
 
     def forget(self) -> None:
         """Return the present rules again."""

@@ -32,8 +32,7 @@ from trainmedic_agent.log_opening.placement import PathStep, placers
 from trainmedic_agent.log_opening.rights import ANYONE, Rights, UserDatabase, has_acl
 from trainmedic_agent.log_opening.thread_rights import ThreadRights
 
-_MOST_USERS = 8
-"""Paths with more are refused."""
+_MOST_USERS = 8  # paths with more are refused
 _POD_VOLUMES = "/var/lib/kubelet/pods"
 
 
@@ -50,8 +49,7 @@ class _OpenedPath:
     def __init__(self, steps: list[PathStep], bounds: list[_Bound], user: Rights | None) -> None:
         self.steps = steps
         self.bounds = bounds
-        self.user = user
-        """User with whose rights the next component is opened. None for this process's."""
+        self.user = user  # user with whose rights the next component is opened. None for this process's.
 
     @property
     def end(self) -> PathStep:

@@ -12,11 +12,9 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-NOBODY_ID = 65534
-"""The user and group nobody."""
+NOBODY_ID = 65534  # the user and group nobody
 _LAST_SYSTEM_ID = 999
-_USERS_GROUP = 100
-"""The group that some distributions give to all users."""
+_USERS_GROUP = 100  # the group that some distributions give to all users
 _KNOWN_SECONDS = 300.0
 _MOST_KNOWN = 10_000
 _WITHOUT_ACL = frozenset((errno.ENODATA, errno.EOPNOTSUPP))
@@ -40,8 +38,7 @@ class Rights(Struct, frozen=True):
         return bool(mode & wanted)
 
 
-ANYONE = Rights(None, NOBODY_ID)
-"""The rights that all users have."""
+ANYONE = Rights(None, NOBODY_ID)  # the rights that all users have
 
 
 def of_group(gid: int) -> Rights:

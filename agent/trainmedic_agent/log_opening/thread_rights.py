@@ -25,8 +25,7 @@ _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
 _NEEDED = 1 << _SETGID_BIT | 1 << _SETUID_BIT
 _VERSION_3 = 0x20080522
 _NO_ID = 0xFFFFFFFF
-_EXIT_CODE = 70
-"""EX_SOFTWARE."""
+_EXIT_CODE = 70  # EX_SOFTWARE
 
 
 class _Capabilities(ctypes.Structure):

@@ -33,28 +33,18 @@ _TABLES = (
     ) WITHOUT ROWID""",
     "CREATE INDEX log_arrivals_at ON log_arrivals (at)",
 )
-_RESOLUTION = 1000
-"""Milliseconds merged into one block."""
+_RESOLUTION = 1000  # milliseconds merged into one block
 _BLOCKS_OF_CHUNK = 256
-MOST_CHUNKS = 400
-"""Per file: a hundred thousand blocks of about 4 bytes."""
-_MOST_ROWS = 40_000
-"""About 40 MB."""
-_MOST_FILES = 100_000
-"""Files in memory: users can create any number."""
+MOST_CHUNKS = 400  # per file: a hundred thousand blocks of about 4 bytes
+_MOST_ROWS = 40_000  # about 40 MB
+_MOST_FILES = 100_000  # files in memory: users can create any number
 _STORE_SECONDS = 5.0
-_KEPT_MILLISECONDS = 40 * 24 * 3600 * 1000
-"""Retention of an idle file's times."""
-_NEW_SECONDS = 24 * 3600.0
-"""Files not written for so long get no entry."""
-_STALE_MILLISECONDS = 150_000
-"""Greatest age of what a scan reports of an old file, which it rarely looks at."""
-_UNKNOWN = 0
-"""A time that is not known."""
-_NO_SPAN = 2**64 - 1
-"""Stored in place of a block's duration if its earliest arrival is unknown."""
-_ENDLESS = 2**63
-"""Beyond any file's size."""
+_KEPT_MILLISECONDS = 40 * 24 * 3600 * 1000  # retention of an idle file's times
+_NEW_SECONDS = 24 * 3600.0  # files not written for so long get no entry
+_STALE_MILLISECONDS = 150_000  # greatest age of what a scan reports of an old file, which it rarely looks at
+_UNKNOWN = 0  # a time that is not known
+_NO_SPAN = 2**64 - 1  # stored in place of a block's duration if its earliest arrival is unknown
+_ENDLESS = 2**63  # beyond any file's size
 
 
 class Block(NamedTuple):

@@ -13,18 +13,14 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-HALF_LIFE = 60.0
-"""Seconds."""
-_LEAST_SECONDS = 1e-6
-"""Seconds per turn, so that turns alternate under a stopped clock."""
+HALF_LIFE = 60.0  # Seconds
+_LEAST_SECONDS = 1e-6  # seconds per turn, so that turns alternate under a stopped clock
 _MOST_REMEMBERED = 20_000
 _HOUR = 3600.0
-_LINE_PERIOD = 10.0
-"""Seconds."""
-_USER_FACTOR = 4
-"""A user's budget, as a multiple of a job's."""
+_LINE_PERIOD = 10.0  # Seconds
+_USER_FACTOR = 4  # a user's budget, as a multiple of a job's
+# Share of its budget that a job has even if its user's is used up: a user's jobs cannot silence each other.
 _FREE_SHARE = 0.02
-"""Share of its budget that a job has even if its user's is used up: a user's jobs cannot silence each other."""
 
 
 class BudgetOwner(Struct, frozen=True):
@@ -35,12 +31,11 @@ class BudgetOwner(Struct, frozen=True):
 
 
 NODE_ITSELF = BudgetOwner(None)
-UNKNOWN_USER = -1
-"""Unknown user; not None, because no job may use the turns of `NODE_ITSELF`."""
+UNKNOWN_USER = -1  # unknown user; not None, because no job may use the turns of `NODE_ITSELF`
 
 Item = TypeVar("Item")
+# Used plus expected seconds, owner's number, owner, further items, expected seconds, next item.
 _Turn = tuple[float, int, BudgetOwner, Iterator[Item], float, Item]
-"""Used plus expected seconds, owner's number, owner, further items, expected seconds, next item."""
 
 
 class FairTurns:
@@ -136,8 +131,7 @@ class HourlyBudget:
     def __init__(self, most: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._most = most
         self._monotonic = monotonic
-        self._left: dict[BudgetOwner, tuple[float, float]] = {}
-        """Remainder and its time, by owner."""
+        self._left: dict[BudgetOwner, tuple[float, float]] = {}  # remainder and its time, by owner
 
     def take(self, owner: BudgetOwner, count: float = 1.0) -> bool:
         """Use `count` if the owner has it left; return whether it had. `NODE_ITSELF` is unlimited."""

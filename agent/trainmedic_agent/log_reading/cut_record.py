@@ -15,10 +15,8 @@ from msgspec import Struct
 from trainmedic_agent.log_reading.budgets import BudgetOwner
 from trainmedic_logs.domain.log_cuts import LONGEST_JOB, MOST_REPORTED, CutKind, LogCut
 
-FORGOTTEN_AFTER = 600.0
-"""Seconds without a cut."""
-_MOST_KEPT = 2000
-"""Entries."""
+FORGOTTEN_AFTER = 600.0  # seconds without a cut
+_MOST_KEPT = 2000  # Entries
 
 
 class _Entry(Struct):

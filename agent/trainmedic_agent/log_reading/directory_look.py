@@ -28,8 +28,7 @@ from trainmedic_agent.log_reading.scan_units import FileKey, FoundFile, ScanBudg
 from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
 
-_FACTS_AT_ONCE = 2000
-"""So that the time is checked in between."""
+_FACTS_AT_ONCE = 2000  # so that the time is checked in between
 _ROTATED = re.compile(r"(.+?)(?:\.\d{1,3}|-\d{8}(?:-?\d{1,6})?|\.\d{4}-?\d\d-?\d\d\S{0,16})\Z")
 _PACKED = re.compile(r".+\.(?:gz|xz|bz2|zst|lz4|zip)\Z")
 

@@ -45,10 +45,8 @@ from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_cuts import CutKind
 
 PODS = "/var/log/pods"
-_MOST_WAITING = 20.0
-"""See `FairTurns`: requests to the opener take two to ten times the processor time."""
-MOST_ENTRIES = 2_000_000
-"""Entries of a policy directory."""
+_MOST_WAITING = 20.0  # see `FairTurns`: requests to the opener take two to ten times the processor time
+MOST_ENTRIES = 2_000_000  # entries of a policy directory
 
 
 class Scan(Struct, frozen=True):
@@ -110,8 +108,7 @@ class Discovery:
         self._turns = FairTurns(most_waiting=_MOST_WAITING)
         shared = names or DirectoryNames()
         self._units = [UnitTable(policy, node, self._cuts, files, shared) for _ in self._tops]
-        self.large = LargeLooks(files, policy.max_job_entries)
-        """Looks at large jobs, made by another thread."""
+        self.large = LargeLooks(files, policy.max_job_entries)  # looks at large jobs, made by another thread
         self._known: Collection[FileKey] = ()
         self._late = 0
         self._is_behind = False

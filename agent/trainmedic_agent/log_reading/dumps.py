@@ -28,27 +28,19 @@ from trainmedic_logs.domain.finding_codec import LARGEST_RANK, write_ranks
 from trainmedic_logs.domain.log_cuts import CutKind
 from trainmedic_logs.errors import DumpError
 
-MOST_RANKS = 2 * MOST_AROUND
-"""Ranks per attempt and node."""
-MOST_BYTES = 8 * 1024 * 1024
-"""3,000 entries with call stacks."""
-OLDEST = timedelta(hours=1)
-"""Age up to which a dump is read."""
-SECONDS_OF_JOB = 120.0
-"""Per hour; 64 dumps of 5 MB take about 20 s."""
-BYTES_OF_JOB = 1024**3
-"""Bytes per hour."""
-DUMPS_OF_JOB = 4 * MOST_RANKS
-"""Dumps of a job's newest attempts."""
+MOST_RANKS = 2 * MOST_AROUND  # ranks per attempt and node
+MOST_BYTES = 8 * 1024 * 1024  # 3,000 entries with call stacks
+OLDEST = timedelta(hours=1)  # age up to which a dump is read
+SECONDS_OF_JOB = 120.0  # per hour; 64 dumps of 5 MB take about 20 s
+BYTES_OF_JOB = 1024**3  # bytes per hour
+DUMPS_OF_JOB = 4 * MOST_RANKS  # dumps of a job's newest attempts
 _NO_BUDGET = "the hourly budget for dumps of this job is used up"
-_AT_ONCE = 4
-"""Dumps per call of `read`."""
+_AT_ONCE = 4  # dumps per call of `read`
 _LOOK_SECONDS = 1.0
 
-_Mark = tuple[int, int, int]
-"""Inode, size and last write, which identify a file's content."""
+_Mark = tuple[int, int, int]  # inode, size and last write, which identify a file's content
+# Parses dumps, given as rank and content. A str is the reason why one cannot be read.
 ReadDumps = Callable[[Sequence[tuple[int, bytes]]], Sequence[Dump | str]]
-"""Parses dumps, given as rank and content. A str is the reason why one cannot be read."""
 
 
 class TakesFindings(Protocol):
@@ -80,11 +72,9 @@ class DumpReading:
         self._seconds = HourlyBudget(SECONDS_OF_JOB, monotonic)
         self._size = HourlyBudget(BYTES_OF_JOB, monotonic)
         self._found: tuple[FoundFile, ...] = ()
-        self._first_seen: dict[str, tuple[_Mark, datetime]] = {}
-        """Mark and time, by path."""
+        self._first_seen: dict[str, tuple[_Mark, datetime]] = {}  # mark and time, by path
         self._last_marks: dict[str, _Mark] = {}
-        self._lines: dict[str, tuple[_Mark, str]] = {}
-        """Mark when read, and digest line, by path."""
+        self._lines: dict[str, tuple[_Mark, str]] = {}  # mark when read, and digest line, by path
 
     def take_scan(self, scan: Scan) -> None:
         self._found = scan.dumps

@@ -36,21 +36,15 @@ from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
 
 log = logging.getLogger(__name__)
 
-CLOSED_AFTER = 3600.0
-"""Idle seconds."""
-_DELETED_CLOSED_AFTER = 60.0
-"""Idle seconds until a deleted file is closed, to free its disk space."""
+CLOSED_AFTER = 3600.0  # idle seconds
+_DELETED_CLOSED_AFTER = 60.0  # idle seconds until a deleted file is closed, to free its disk space
 ROUND_SECONDS = 0.5
-_SECONDS_PER_BYTE = 4e-7
-"""Rules process about 35,000 lines of 70 bytes per second."""
-_BUSY_SECONDS = 60.0
-"""Seconds after new data in which a file is polled every round."""
+_SECONDS_PER_BYTE = 4e-7  # rules process about 35,000 lines of 70 bytes per second
+_BUSY_SECONDS = 60.0  # seconds after new data in which a file is polled every round
 _IDLE_POLL_SECONDS = 1.0
 _FORGOTTEN_AFTER = 24 * 3600.0
-NEW_SECONDS = 24 * 3600.0
-"""An unknown file is read if written within this time."""
-FIRST_BYTES = 1024 * 1024
-"""Bytes read from the end of files in the first scan ever; 64 MiB of the kernel's log."""
+NEW_SECONDS = 24 * 3600.0  # an unknown file is read if written within this time
+FIRST_BYTES = 1024 * 1024  # bytes read from the end of files in the first scan ever; 64 MiB of the kernel's log
 
 
 class Followed(Protocol):
@@ -168,10 +162,8 @@ class FileFollowing(Generic[FollowedT]):
         self._to_open: dict[FileKey, _FileToOpen] = {}
         self._unopened: dict[FileKey, UnreadReason] = {}
         self._refused: Counter[UnreadReason] = Counter()
-        self._known: dict[FileKey, KnownFile] = {}
-        """Closed files with their positions."""
-        self._missing: dict[FileKey, float] = {}
-        """Monotonic time since when scans miss a known file."""
+        self._known: dict[FileKey, KnownFile] = {}  # closed files with their positions
+        self._missing: dict[FileKey, float] = {}  # monotonic time since when scans miss a known file
         self._is_first_scan = positions.is_first
         self._restore()
 

@@ -17,8 +17,7 @@ from trainmedic_agent.log_reading.log_policy import LogsPolicy
 from trainmedic_agent.log_reading.path_patterns import NUMBERS, PathPattern
 from trainmedic_logs.domain.finding import Origin
 
-_DEEPEST = 10
-"""Directories below a root."""
+_DEEPEST = 10  # directories below a root
 _CONTAINER_LOG = re.compile(r"\d{1,9}\.log\Z")
 _STREAM_SOURCES = {
     log_layout.STDOUT: "training",

@@ -23,8 +23,7 @@ class FindingQueue:
 
     def __init__(self) -> None:
         self._turns = 0
-        self._served: dict[BudgetOwner, int] = {}
-        """Number of each owner's last turn."""
+        self._served: dict[BudgetOwner, int] = {}  # number of each owner's last turn
 
     def body(self, connection: sqlite3.Connection, finding: str) -> bytes | None:
         row = connection.execute("SELECT body FROM log_waiting WHERE finding = ?", (finding,)).fetchone()

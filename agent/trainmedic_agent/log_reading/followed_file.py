@@ -18,8 +18,7 @@ from trainmedic_agent.log_reading.streams import BYTES_AROUND, LineStream, excer
 from trainmedic_logs.domain.finding import Excerpt, Origin
 from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
 
-HALF_LINE_SECONDS = 10.0
-"""Seconds without new data after which an unfinished line counts as complete."""
+HALF_LINE_SECONDS = 10.0  # seconds without new data after which an unfinished line counts as complete
 
 
 class KnownFile(Struct, frozen=True):

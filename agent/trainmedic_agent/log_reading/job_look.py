@@ -18,15 +18,12 @@ from trainmedic_agent.log_reading.scan_units import LARGE_SECONDS, FileKey, Foun
 
 log = logging.getLogger(__name__)
 
-OLD_SECONDS = 6 * 3600.0
-"""Seconds without a write until scans are rare."""
-_OLD_PAUSE = 60.0
-"""Seconds between scans of an old job, unless its directory changes."""
+OLD_SECONDS = 6 * 3600.0  # seconds without a write until scans are rare
+_OLD_PAUSE = 60.0  # seconds between scans of an old job, unless its directory changes
 _IDLE_SECONDS = 0.5
 _log_limit = LogLimit()
 
-DueUnit = tuple[ScanUnit, int]
-"""Unit, and its directory's last change in nanoseconds since 1970, -1 if gone."""
+DueUnit = tuple[ScanUnit, int]  # unit, and its directory's last change in nanoseconds since 1970, -1 if gone
 
 
 class Looked(Struct):

@@ -22,11 +22,9 @@ from trainmedic_agent.log_reading.path_patterns import checked_path
 from trainmedic_logs.domain.finding import Origin
 
 _LARGEST = 64 * 1024
-_MOST_FILES = 64
-"""Files that a rank may name."""
+_MOST_FILES = 64  # files that a rank may name
 _LONGEST_NAME = 253
-_SOURCES = ("training", "launcher")
-"""A job cannot forge kernel lines."""
+_SOURCES = ("training", "launcher")  # a job cannot forge kernel lines
 
 
 class _RankSources(Struct, frozen=True):
@@ -48,10 +46,9 @@ class JobSources:
         self._files = files
         self._allowed = (*policy.roots, *policy.paths)
         self._node = node
-        self._facts: dict[str, FileFacts | None] = {}
-        """By path, of one directory."""
+        self._facts: dict[str, FileFacts | None] = {}  # by path, of one directory
+        # inode, size and last write when read, with the content if valid, by path.
         self._read: dict[str, tuple[tuple[int, int, int], _RankSources | None]] = {}
-        """Inode, size and last write when read, with the content if valid, by path."""
         # By attempt directory and file name.
         self._attempts: dict[str, dict[str, _RankSources]] = {}
         self._launchers: dict[str, set[str | None]] = {}

@@ -30,17 +30,13 @@ log = logging.getLogger(__name__)
 
 KMSG = "/dev/kmsg"
 _JOURNALS = ("/run/log/journal", "/var/log/journal")
-_LARGEST_RECORD = 8192
-"""Bytes: printk's CONSOLE_EXT_LOG_MAX."""
-_MOST_AT_ONCE = 2000
-"""Lines per read."""
+_LARGEST_RECORD = 8192  # bytes: printk's CONSOLE_EXT_LOG_MAX
+_MOST_AT_ONCE = 2000  # lines per read
 _JOURNAL_PIECE = 64 * 1024
 _LONGEST_ENTRY = 256 * 1024
 _RESTART_SECONDS = 5.0
-_MAX_CLOCK_ERROR = 2.0
-"""Seconds by which the kernel's time may differ from ours."""
-_PLACES_PER_MICROSECOND = 16
-"""So that lines of the same microsecond have different places."""
+_MAX_CLOCK_ERROR = 2.0  # seconds by which the kernel's time may differ from ours
+_PLACES_PER_MICROSECOND = 16  # so that lines of the same microsecond have different places
 
 
 class KernelReader(Protocol):
@@ -67,8 +63,7 @@ def open_kmsg_directly(path: str) -> int:
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
 
 
-open_kmsg: Callable[[str], int] = open_kmsg_directly
-"""Replaced in an unprivileged reader, which uses the opener."""
+open_kmsg: Callable[[str], int] = open_kmsg_directly  # replaced in an unprivileged reader, which uses the opener
 
 
 class KmsgReader:
@@ -128,8 +123,7 @@ class JournalReader:
         self._unfinished = b""
         self._start_at = 0.0
         self._has_read = False
-        self._microsecond = (0, 0)
-        """The last line's time, and the number of earlier lines with it."""
+        self._microsecond = (0, 0)  # the last line's time, and the number of earlier lines with it
 
     def fileno(self) -> int | None:
         return self._process.stdout.fileno() if self._process is not None and self._process.stdout else None

@@ -8,10 +8,8 @@ from trainmedic_agent.log_reading.cut_record import CutRecord
 from trainmedic_agent.log_reading.line_cutter import PlacedLine
 from trainmedic_logs.domain.log_cuts import CutKind
 
-_SAVED_SECONDS = 10.0
-"""Seconds of budget that a file can save."""
-_SAMPLE_INTERVAL = 100
-"""Of lines beyond the budget, one in so many is processed."""
+_SAVED_SECONDS = 10.0  # seconds of budget that a file can save
+_SAMPLE_INTERVAL = 100  # of lines beyond the budget, one in so many is processed
 
 
 class LinesOfJobs:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from trainmedic_logs.lines.line import LONGEST
 
-MOST_KEPT = LONGEST + 1
-"""Bytes of a line: one more than rules process, so that they notice the cut."""
+MOST_KEPT = LONGEST + 1  # bytes of a line: one more than rules process, so that they notice the cut
 
-PlacedLine = tuple[int, bytes]
-"""Offset, and line without line feed."""
+PlacedLine = tuple[int, bytes]  # offset, and line without line feed
 
 
 class LineCutter:
@@ -18,11 +16,9 @@ class LineCutter:
     """
 
     def __init__(self, offset: int = 0, is_skipping: bool = False, longest: int = MOST_KEPT) -> None:
-        self.offset = offset
-        """End of the pieces so far."""
+        self.offset = offset  # end of the pieces so far
         self.is_skipping = is_skipping
-        self.left_out = 0
-        """Dropped bytes."""
+        self.left_out = 0  # dropped bytes
         self._begun = b""
         self._longest = longest
 

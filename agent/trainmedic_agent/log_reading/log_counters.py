@@ -21,17 +21,13 @@ class LogCounters:
         self.bytes_left_out = 0
         self.truncations = 0
         self.kernel_lines_lost = 0
-        self.findings_lost = 0
-        """Updates dropped as unreadable, or for lack of space."""
+        self.findings_lost = 0  # updates dropped as unreadable, or for lack of space
         self.findings_waiting = 0
         self.files: Mapping[str, int] = {}
         self.refused: Mapping[str, int] = {}
-        self.takes_rights = False
-        """True if files are opened with their users' rights, False if file modes are compared."""
-        self.rules = ""
-        """Version of the active rules, empty before the first."""
-        self.problem = ""
-        """Why findings cannot be stored, otherwise empty."""
+        self.takes_rights = False  # True if files are opened with their users' rights, False if file modes are compared
+        self.rules = ""  # version of the active rules, empty before the first
+        self.problem = ""  # why findings cannot be stored, otherwise empty
 
     def add_lines(self, source: str, count: int) -> None:
         with self._lock:

@@ -19,16 +19,14 @@ from trainmedic_agent.log_reading.budgets import NODE_ITSELF, BudgetOwner
 from trainmedic_agent.log_reading.line_cutter import MOST_KEPT, LineCutter, PlacedLine
 from trainmedic_logs.domain import file_times
 
-LARGEST_READ = 64 * 1024
-"""Bytes read at a time."""
+LARGEST_READ = 64 * 1024  # bytes read at a time
+# Unread bytes beyond which reading skips to the last `_KEPT_BEHIND`, unless every line counts.
 FARTHEST_BEHIND = 64 * 1024 * 1024
-"""Unread bytes beyond which reading skips to the last `_KEPT_BEHIND`, unless every line counts."""
 _KEPT_BEHIND = 16 * 1024 * 1024
 _HEAD_BYTES = 256
 _TAIL_BYTES = 64
 
-OpenLog = Callable[[str], int]
-"""Returns the descriptor of the regular file at a path. Raises OSError, LogRefused."""
+OpenLog = Callable[[str], int]  # returns the descriptor of the regular file at a path. Raises OSError, LogRefused.
 
 
 class FilePosition(Struct, frozen=True):
@@ -98,14 +96,12 @@ class GrowingFile:
         self, fd: int, position: FilePosition, *, is_whole: bool = False, sizes: ReadSizes = ReadSizes()
     ) -> None:
         """`is_whole`: nothing may be skipped."""
-        self.left_out = 0
-        """Skipped bytes, and those of overlong lines."""
+        self.left_out = 0  # skipped bytes, and those of overlong lines
         self.owner: BudgetOwner = NODE_ITSELF
         self._fd = fd
         self._is_whole = is_whole
         self._sizes = sizes
-        self._known_position = position
-        """Identifies the file: its head, and the tail before its offset."""
+        self._known_position = position  # identifies the file: its head, and the tail before its offset
         self._cutter = self._cutter_at(position.offset, position.is_skipping)
         # Size and last write at the last look, -1 before it.
         self._size = -1

@@ -38,12 +38,9 @@ from trainmedic_logs.domain.finding import Origin
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
-SCAN_SECONDS = 1.0
-"""Pause between scans."""
-BEHIND_SECONDS = 0.1
-"""The same, if the last scan left small jobs out."""
-TURN_SECONDS = 0.5
-"""Limit of a scan."""
+SCAN_SECONDS = 1.0  # pause between scans
+BEHIND_SECONDS = 0.1  # the same, if the last scan left small jobs out
+TURN_SECONDS = 0.5  # limit of a scan
 HUNG_SECONDS = 30.0
 _HUNG = "reading log files has not ended for {:g} s: a file system, or the process that opens files, does not respond"
 _FILE_LOOPS = ("log-files", "log-scan", "log-large-jobs")

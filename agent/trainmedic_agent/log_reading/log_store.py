@@ -44,11 +44,10 @@ _TABLES = (
     "CREATE TABLE log_memory (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
 )
 _TRACKER_TABLE = "CREATE TABLE log_followed (number INTEGER PRIMARY KEY, value TEXT NOT NULL)"
+# Value of `_TRACKER` if the tracker's entries are in ``log_followed``, and not in the value as in earlier versions.
 _IN_TABLE = "{}"
-"""Value of `_TRACKER` if the tracker's entries are in ``log_followed``, and not in the value as in earlier versions."""
 _COUNTS = "SELECT (SELECT COUNT(*) FROM log_findings), (SELECT COUNT(*) FROM log_waiting)"
-_INSTANCE, _LOST, _TRACKER, _RULES = "instance", "lost", "tracker", "rules"
-"""Names in ``log_memory``."""
+_INSTANCE, _LOST, _TRACKER, _RULES = "instance", "lost", "tracker", "rules"  # names in ``log_memory``
 
 
 class NodeBoot(Struct, frozen=True):
@@ -80,8 +79,7 @@ class LogStore:
         if self._value(_INSTANCE) is None:
             self._put(_INSTANCE, envelope.new_id())
         self._instance = self._value(_INSTANCE) or ""
-        self.is_new = self._value(_TRACKER) is None
-        """True until the first commit ever."""
+        self.is_new = self._value(_TRACKER) is None  # true until the first commit ever
         self._move_tracker()
         counters.findings_lost = int(self._value(_LOST) or 0)
         self._count_waiting()

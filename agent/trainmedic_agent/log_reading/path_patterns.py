@@ -19,8 +19,7 @@ NUMBERS = ("attempt", "rank", "local_rank", "node_rank")
 PLACES = ("job", "node", *NUMBERS)
 _PLACE = re.compile(r"\{([a-z_]*)\}")
 _NEEDS_LISTING = re.compile(r"[*?\[{]")
-_ENDS = re.compile(r"\\[Zz]\Z")
-"""End of a regular expression from `fnmatch.translate`."""
+_ENDS = re.compile(r"\\[Zz]\Z")  # end of a regular expression from `fnmatch.translate`
 _LONGEST = 1024
 _NOT_FOR_LOGS = ("/dev", "/proc", "/sys")
 

@@ -27,17 +27,12 @@ from trainmedic_logs.lines.tracker import FindingTracker
 
 log = logging.getLogger(__name__)
 
-EXCERPT_SECONDS = 3.0
-"""Seconds for the lines after a finding."""
-_COMMIT_SECONDS = 5.0
-"""Interval of commits without a finding."""
-_OVERDUE_SECONDS = 0.25
-"""Longest wait of a finding while a round of reading lasts."""
+EXCERPT_SECONDS = 3.0  # seconds for the lines after a finding
+_COMMIT_SECONDS = 5.0  # interval of commits without a finding
+_OVERDUE_SECONDS = 0.25  # longest wait of a finding while a round of reading lasts
 _TICK_SECONDS = 0.5
-_MOST_UNWRITTEN = 2000
-"""Findings in memory at which reading pauses."""
-_MOST_HELD = 32
-"""Excerpts of findings that are not reported yet."""
+_MOST_UNWRITTEN = 2000  # findings in memory at which reading pauses
+_MOST_HELD = 32  # excerpts of findings that are not reported yet
 
 
 class ReadStream(Protocol):
@@ -80,15 +75,12 @@ class RuleRunner:
         self._tracker: FindingTracker | None = None
         self._positions: dict[str, Mapping[str, Any] | None] = {}
         self._outgoing: dict[str, OutgoingFinding] = {}
-        self._latest: dict[str, Finding] = {}
-        """Current state of findings whose excerpt is pending, by ID."""
-        self._held: dict[str, Excerpt] = {}
-        """Excerpts of findings reported only once they have lasted, by ID."""
+        self._latest: dict[str, Finding] = {}  # current state of findings whose excerpt is pending, by ID
+        self._held: dict[str, Excerpt] = {}  # excerpts of findings reported only once they have lasted, by ID
         self._has_new_stream = False
         self._committed_at = self._ticked_at = monotonic()
         self.is_first = store.is_new
-        self.has_findings = threading.Event()
-        """Set when findings were stored."""
+        self.has_findings = threading.Event()  # set when findings were stored
 
     @property
     def can_take(self) -> bool:

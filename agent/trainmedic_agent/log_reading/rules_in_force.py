@@ -20,10 +20,8 @@ class RulesInForce:
     def __init__(self, store: LogStore, runner: RuleRunner) -> None:
         self._store = store
         self._runner = runner
-        self._active: tuple[datetime, bytes] | None = None
-        """Time and text of the rules, as published."""
-        self._refused = ""
-        """Why the last rules were rejected."""
+        self._active: tuple[datetime, bytes] | None = None  # time and text of the rules, as published
+        self._refused = ""  # why the last rules were rejected
 
     def restore(self) -> None:
         """Activate the rules on disk, if any. Raises JournalUnavailable."""

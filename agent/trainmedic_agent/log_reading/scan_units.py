@@ -25,32 +25,21 @@ from trainmedic_agent.log_reading.log_policy import LogsPolicy
 from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_cuts import CutKind
 
-SMALL_SECONDS = 0.5
-"""Limit of a look at a small unit."""
+SMALL_SECONDS = 0.5  # limit of a look at a small unit
 SMALL_ENTRIES = 2_000
-LARGE_SECONDS = 3.0
-"""Limit of a look at a large unit."""
-CHEAP_SECONDS = 0.02
-"""Quicker looks are repeated early for a waiting caller."""
-USER_SECONDS = 5.0
-"""Time, halved every minute, for a user's large units: about a seventeenth of the time."""
-MOST_DUE = 2_000
-"""Units per user and scan, longest due first."""
-MOST_JOBS = 10_000
-"""Units per user and directory, most recently changed."""
-MOST_FOUND = 2_000
-"""Files per job, most recently written."""
-MOST_OF_USER = 10_000
-"""Files per user."""
-_PAUSE_PER_COST = 50
-"""So a job's scans take at most a fiftieth of the time."""
+LARGE_SECONDS = 3.0  # limit of a look at a large unit
+CHEAP_SECONDS = 0.02  # quicker looks are repeated early for a waiting caller
+USER_SECONDS = 5.0  # time, halved every minute, for a user's large units: about a seventeenth of the time
+MOST_DUE = 2_000  # units per user and scan, longest due first
+MOST_JOBS = 10_000  # units per user and directory, most recently changed
+MOST_FOUND = 2_000  # files per job, most recently written
+MOST_OF_USER = 10_000  # files per user
+_PAUSE_PER_COST = 50  # so a job's scans take at most a fiftieth of the time
 _LEAST_PAUSE = 1.0
 _UNITS_PER_SECOND = 1000
-_QUIET_SECONDS = 60.0
-"""A unit without a write for this long waits twice as long."""
+_QUIET_SECONDS = 60.0  # a unit without a write for this long waits twice as long
 
-FileKey = tuple[int, int]
-"""Device and inode."""
+FileKey = tuple[int, int]  # device and inode
 
 
 class FoundFile(Struct, frozen=True):
@@ -78,8 +67,7 @@ class ScanBudget:
         self._left = self.most = entries
         self._is_stopping = is_stopping
         self._ends_at = None if seconds is None else time.monotonic() + seconds
-        self.is_late = False
-        """True if the time ran out."""
+        self.is_late = False  # True if the time ran out
 
     @property
     def is_cut(self) -> bool:

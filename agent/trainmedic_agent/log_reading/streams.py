@@ -19,8 +19,7 @@ from trainmedic_logs.lines.line import LONGEST, Line
 from trainmedic_logs.lines.masks import masked
 from trainmedic_logs.lines.prefilter import Prefilter
 
-BYTES_AROUND = 64 * 1024
-"""Bytes searched on each side of a line for its excerpt."""
+BYTES_AROUND = 64 * 1024  # bytes searched on each side of a line for its excerpt
 
 
 class PendingExcerpt(Struct, frozen=True):

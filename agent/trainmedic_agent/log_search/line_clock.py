@@ -17,19 +17,14 @@ from trainmedic_logs.lines import line_times
 from trainmedic_logs.lines.line_times import AHEAD, Lacks, Stated
 
 BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
-SLACK = timedelta(seconds=60)
-"""Disorder if several processes write."""
-_BEHIND = timedelta(hours=24)
-"""A time this long before arrival is not the line's own."""
-_NARROW = timedelta(minutes=15)
-"""An arrival this precise completes a time without year or date."""
-_WEAK = timedelta(minutes=15)
-"""Digits that may be no time must be this close to the arrival."""
-_EXACT = timedelta(seconds=2)
-"""Error of an exact time."""
+SLACK = timedelta(seconds=60)  # disorder if several processes write
+_BEHIND = timedelta(hours=24)  # a time this long before arrival is not the line's own
+_NARROW = timedelta(minutes=15)  # an arrival this precise completes a time without year or date
+_WEAK = timedelta(minutes=15)  # digits that may be no time must be this close to the arrival
+_EXACT = timedelta(seconds=2)  # error of an exact time
 _ZONE_STEP = timedelta(minutes=15)
+# Arrival after and before the line's own time, when a zone is detected.
 _LATE, _EARLY = timedelta(seconds=60), timedelta(seconds=5)
-"""Arrival after and before the line's own time, when a zone is detected."""
 _MOST_STEPS = 14 * 4
 _LEAST_VOTES = 3
 
@@ -61,12 +56,9 @@ class LineClock:
         if first_at is not None and born_at is not None and first_at < born_at - _EARLY:
             arrivals = None  # of an earlier file with this inode
         self.arrivals = arrivals
-        self.latest = BEGINNING
-        """Latest time so far."""
-        self.before = BEGINNING
-        """Last stated time."""
-        self.goes_back = False
-        """True if times were out of order by more than `SLACK`."""
+        self.latest = BEGINNING  # latest time so far
+        self.before = BEGINNING  # last stated time
+        self.goes_back = False  # True if times were out of order by more than `SLACK`
         self._written_at = written_at
         self._born_at = born_at
         self._zone = zone

@@ -21,8 +21,7 @@ from trainmedic_logs.lines import raw_text
 from trainmedic_logs.lines.prefilter import LineSearch
 
 _KEY = "-----BEGIN"
-_ESCAPED = rb"\{\"log\":\".*\\[^n]"
-"""Escapes in a container's JSON log."""
+_ESCAPED = rb"\{\"log\":\".*\\[^n]"  # escapes in a container's JSON log
 
 
 class LikelyLines:
@@ -55,8 +54,8 @@ def _first_timed(positions: range, lines: Sequence[PlacedLine], states_time: Cal
     return next(([at] for at in positions if states_time(lines[at])), [])
 
 
+# So that times can be added to the ends.
 _EARLIEST, _LATEST = datetime(1971, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
-"""So that times can be added to the ends."""
 _OF_FILES = ("attempt", "node_rank")
 _OF_LINES = ("rank", "local_rank")
 

@@ -16,12 +16,10 @@ from trainmedic_agent.log_search.wanted_lines import FilePlace, ReadBudget, Want
 from trainmedic_logs.domain import file_times
 from trainmedic_logs.domain.finding import Origin
 
-MOST_UNPACKED = 128 * 1024 * 1024
-"""Uncompressed bytes of a file that are searched."""
+MOST_UNPACKED = 128 * 1024 * 1024  # uncompressed bytes of a file that are searched
 _PIECE = 256 * 1024
 _READ = 64 * 1024
-_GZIP = 31
-"""zlib's `wbits` for gzip."""
+_GZIP = 31  # zlib's `wbits` for gzip
 
 
 class PackedLines(WantedLines):
@@ -40,8 +38,7 @@ class PackedLines(WantedLines):
         written_at = file_times.written_at(facts)
         key, clock = f"{facts.st_dev:x}-{facts.st_ino:x}", LineClock(written_at, zone=zone)
         super().__init__(key, origin, line_filter, clock, budget)
-        self.is_cut = False
-        """True if the file is damaged or larger than `MOST_UNPACKED`."""
+        self.is_cut = False  # True if the file is damaged or larger than `MOST_UNPACKED`
         self._cutter = LineCutter()
         self._unpacking = zlib.decompressobj(_GZIP)
         self._packed_offset = 0

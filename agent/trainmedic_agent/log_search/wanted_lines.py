@@ -25,10 +25,8 @@ from trainmedic_logs.lines.parsed_line import LineMask, parse
 from trainmedic_logs.lines.records import record_of
 
 _MAY_STATE = re.compile(rb"\d\d:\d\d:\d\d|\d{10}|\d{8}[T_-]\d{6}")
-_BEGINNING = 1024
-"""Bytes of a line in which a time may be."""
-PROBED_LINES = 256
-"""Lines ahead, searched for the next time."""
+_BEGINNING = 1024  # bytes of a line in which a time may be
+PROBED_LINES = 256  # lines ahead, searched for the next time
 
 
 class ReadBudget:
@@ -73,22 +71,18 @@ class WantedLines(ABC):
     def __init__(self, key: str, origin: Origin, line_filter: LineFilter, clock: LineClock, budget: ReadBudget) -> None:
         self.key = key
         self._budget = budget
-        self.is_untimed = False
-        """True if no line near the window states a time."""
-        self.skips_ranks = False
-        """True if the ranks have their own files."""
-        self.has_more = False
-        """True if lines were left when the budget was spent."""
-        self.line_place = FilePlace()
-        """Place before the last returned line."""
+        self.is_untimed = False  # True if no line near the window states a time
+        self.skips_ranks = False  # True if the ranks have their own files
+        self.has_more = False  # True if lines were left when the budget was spent
+        self.line_place = FilePlace()  # place before the last returned line
         self.clock = clock
         self._origin = origin
         self._wanted = line_filter
         self._booted_at = datetime.fromtimestamp(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME), UTC)
         self._mask = LineMask()
         self._waiting: deque[PlacedLine] = deque()
+        # The next stated time, and the place up to which it is the next.
         self._following: tuple[int, datetime | None] = (-1, None)
-        """The next stated time, and the place up to which it is the next."""
         self._left_out: Counter[str] = Counter()
         self._left_out_since: datetime | None = None
 

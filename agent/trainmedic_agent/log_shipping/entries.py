@@ -19,22 +19,16 @@ from trainmedic_logs.domain.log_search import TimeKnownBy
 from trainmedic_logs.lines import line_times
 from trainmedic_logs.lines.parsed_line import LineMask, ParsedLine, parse
 
-LONGEST_LINE = 64 * 1024
-"""Bytes shipped; Loki's limit is 256 KiB."""
-LONGEST_LABEL = 1024
-"""Characters of a value; Loki's limit is 2,048."""
-_FUTURE = timedelta(minutes=1)
-"""A time further ahead is wrong; Loki's limit is 10 min."""
-_SAME_TIME = timedelta(seconds=2)
-"""A line without a timestamp gets that of a line this shortly before."""
-_NEAR_ARRIVAL = timedelta(minutes=15)
-"""A time without a zone counts, in the node's zone, this close to the arrival."""
+LONGEST_LINE = 64 * 1024  # bytes shipped; Loki's limit is 256 KiB
+LONGEST_LABEL = 1024  # characters of a value; Loki's limit is 2,048
+_FUTURE = timedelta(minutes=1)  # a time further ahead is wrong; Loki's limit is 10 min
+_SAME_TIME = timedelta(seconds=2)  # a line without a timestamp gets that of a line this shortly before
+_NEAR_ARRIVAL = timedelta(minutes=15)  # a time without a zone counts, in the node's zone, this close to the arrival
+# Nanoseconds: each file adds its own offset below this, so that equal lines of ranks do not collide.
 _FILE_OFFSETS = 500
-"""Nanoseconds: each file adds its own offset below this, so that equal lines of ranks do not collide."""
 _MILLISECOND = 1_000_000
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
-_MOST_ARRIVALS = 600
-"""Per file."""
+_MOST_ARRIVALS = 600  # per file
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -64,8 +58,7 @@ class EntryMaker:
 
     def __init__(self, origin: Origin, booted_at: datetime, oldest: timedelta, last: int = 0) -> None:
         """`last`: an earlier process's last entry, in nanoseconds."""
-        self.skips_ranks = False
-        """True if the ranks have their own files."""
+        self.skips_ranks = False  # True if the ranks have their own files
         self._booted_at = booted_at
         self._oldest = oldest
         self._last = last

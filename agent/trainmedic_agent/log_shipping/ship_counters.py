@@ -25,8 +25,7 @@ class LostReason(StrEnum):
     """By the kernel, before it was read."""
 
 
-COUNTED_IN_BYTES = (LostReason.BEHIND, LostReason.DELETED, LostReason.TRUNCATED)
-"""Losses of lines that were never read."""
+COUNTED_IN_BYTES = (LostReason.BEHIND, LostReason.DELETED, LostReason.TRUNCATED)  # losses of lines that were never read
 
 
 class ShipCounters:
@@ -39,10 +38,8 @@ class ShipCounters:
         self._failures: Counter[str] = Counter()
         self.files: Mapping[str, int] = {}
         self.refused: Mapping[str, int] = {}  # not exported here: log reading has the same
-        self.behind = 0
-        """Bytes that the store lacks."""
-        self.problem = ""
-        """Why the store does not accept lines, otherwise empty."""
+        self.behind = 0  # bytes that the store lacks
+        self.problem = ""  # why the store does not accept lines, otherwise empty
 
     def add_shipped(self, lines: Mapping[str, int]) -> None:
         with self._lock:

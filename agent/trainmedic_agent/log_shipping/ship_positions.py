@@ -39,8 +39,7 @@ class ShipPositions:
         self._stored = self._rows()
         self._forgotten: set[str] = set()
         self.is_first = not self._stored
-        self.has_new_file = False
-        """True if `store` should be called soon."""
+        self.has_new_file = False  # True if `store` should be called soon
 
     def stored(self) -> Mapping[str, Any]:
         return {key: json.loads(text) for key, text in self._stored.items()}

@@ -18,12 +18,9 @@ from trainmedic_agent.log_shipping.ship_counters import LostReason, ShipCounters
 from trainmedic_agent.log_shipping.ship_positions import ShipPositions
 from trainmedic_logs.domain.finding import Origin
 
-SIZES = ReadSizes(piece=16 * 1024, longest=LONGEST_LINE)
-"""Small pieces, because many files can have backlogs in memory."""
-_MOST_PIECES = 64
-"""Pieces read at once without a complete line."""
-_HELD_SECONDS = 600.0
-"""Seconds that a deleted file with a backlog may use disk space."""
+SIZES = ReadSizes(piece=16 * 1024, longest=LONGEST_LINE)  # small pieces, because many files can have backlogs in memory
+_MOST_PIECES = 64  # pieces read at once without a complete line
+_HELD_SECONDS = 600.0  # seconds that a deleted file with a backlog may use disk space
 
 
 class ShippedFile:

@@ -14,8 +14,7 @@ from trainmedic_agent.log_shipping.ship_counters import LostReason, ShipCounters
 from trainmedic_logs.domain.finding import Origin
 
 KEY = "kernel"
-_LIVE_SECONDS = 3.0
-"""Lines read so soon after the last complete read are new."""
+_LIVE_SECONDS = 3.0  # lines read so soon after the last complete read are new
 
 
 class ShippedKernel:

@@ -39,16 +39,13 @@ from trainmedic_logs.domain.finding import Origin
 log = logging.getLogger(__name__)
 
 BATCH_SECONDS = 1.0
-MOST_BYTES = 1024 * 1024
-"""Bytes per push, uncompressed."""
+MOST_BYTES = 1024 * 1024  # bytes per push, uncompressed
 _LEAST_BYTES = 16 * 1024
-MOST_JOBS = 100
-"""Per hour, because each adds labels to the store's index."""
+MOST_JOBS = 100  # per hour, because each adds labels to the store's index
 _JOB_SECONDS = 3600.0
 _STORE_SECONDS = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
-_MOST_REFUSALS = 25
-"""Bisecting a full batch needs half as many."""
+_MOST_REFUSALS = 25  # bisecting a full batch needs half as many
 _KERNEL_RETRY_SECONDS = 60.0
 _PAUSE_AFTER_ERROR = 1.0
 

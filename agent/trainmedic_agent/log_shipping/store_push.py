@@ -34,8 +34,7 @@ _LINE_ERRORS = (
     ("too far behind", LostReason.OUT_OF_ORDER),
     ("out of order", LostReason.OUT_OF_ORDER),
     ("max entry size", LostReason.TOO_LARGE),
-)
-"""Phrases in Loki's answers, from its ``pkg/validation`` and ``pkg/chunkenc``."""
+)  # phrases in Loki's answers, from its ``pkg/validation`` and ``pkg/chunkenc``
 _IGNORED = re.compile(r"total ignored: (\d{1,9}) out of")
 _COUNTED_ERROR = re.compile(r"(\d{1,9}) errors? like: ([^;]*)")
 

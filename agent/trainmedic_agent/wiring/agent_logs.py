@@ -31,10 +31,8 @@ from trainmedic_core.confined_process import StartsPrograms
 from trainmedic_core.program_source import Programs
 from trainmedic_logs.files import dump_child, dump_reader
 
-_MEMORY_OF_DUMPS = 192 * 1024**2
-"""A dump of 5 MB needs 45 MiB."""
-_LONGEST_ANSWER = 1024**2
-"""Parsed, dumps take ten times as much."""
+_MEMORY_OF_DUMPS = 192 * 1024**2  # a dump of 5 MB needs 45 MiB
+_LONGEST_ANSWER = 1024**2  # Parsed, dumps take ten times as much
 _LONGEST_PROBLEM = 1000
 _STOPPED = "a signal has stopped the process that opens this node's logs; continue or end it"
 

@@ -38,8 +38,7 @@ from trainmedic_core.program_source import ProgramSource
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.5
-_OPEN_SECONDS = 20.0
-"""Seconds that the previous process may need."""
+_OPEN_SECONDS = 20.0  # seconds that the previous process may need
 _STOP_SECONDS = 2.5
 _LOOK_SECONDS = 0.5
 _HANG_SECONDS = 10.0
