@@ -55,7 +55,6 @@ class Block(NamedTuple):
     after: int
     """Earliest arrival, 0 if unknown."""
     at: int
-    """Latest arrival."""
 
 
 class Arrival(NamedTuple):
@@ -68,16 +67,14 @@ class Arrival(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """Successive blocks of a file, as stored in a row."""
+    """Successive blocks of a file, as stored in a row. Times are in milliseconds since 1970."""
 
     begin: int
     """Offset of the first byte."""
     size: int
-    """The file's size after the last block."""
     began: int
-    """Base of the times in `raw`, in milliseconds since 1970."""
+    """Base of the times in `raw`."""
     at: int
-    """Latest arrival, in milliseconds since 1970."""
     raw: bytes
 
     @classmethod
@@ -101,7 +98,7 @@ class _Chunk(NamedTuple):
 
 
 class FileArrivals:
-    """Arrival times of one file's bytes: stored chunks, then the `last` blocks."""
+    """Arrival times of one file's bytes."""
 
     def __init__(self, chunks: Sequence[_Chunk], last: Sequence[Block], looked_at: int) -> None:
         """`looked_at`: last look, in milliseconds since 1970."""
@@ -161,7 +158,7 @@ class FileArrivals:
 
 
 class _FileState(Struct):
-    """State of a file in memory. Times are in milliseconds since 1970."""
+    """Times are in milliseconds since 1970."""
 
     size: int = 0
     at: int = _UNKNOWN
@@ -170,14 +167,12 @@ class _FileState(Struct):
     begin: int = 0
     """Offset of the first of `blocks`."""
     began: int = _UNKNOWN
-    """As in `_Chunk`."""
     blocks: list[Block] = field(default_factory=list)
-    """Blocks since the last full chunk."""
     is_changed: bool = False
 
 
 class ArrivalIndex:
-    """Arrival times of all files, stored in the journal. Thread-safe."""
+    """Arrival times of all files. Thread-safe."""
 
     def __init__(self, journal: AgentDatabase) -> None:
         """Raises JournalUnavailable."""
@@ -200,7 +195,7 @@ class ArrivalIndex:
             self._look(key, size, written_ns // 1_000_000, moment, moment)
 
     def record_scan(self, files: Iterable[FoundFile], began: datetime, ended: datetime) -> None:
-        """Record that files had these sizes at some time between `began` and `ended`."""
+        """Record sizes found between `began` and `ended`."""
         first, last = _milliseconds(began), _milliseconds(ended)
         with self._lock:
             for file in files:
@@ -219,12 +214,11 @@ class ArrivalIndex:
                 self._drop_longest_unseen(self._files)
 
     def forget(self, key: FileKey) -> None:
-        """Forget a file's arrivals, after its truncation."""
         with self._lock:
             self._forget(key)
 
     def of(self, key: FileKey, size: int) -> FileArrivals | None:
-        """Return a file's arrivals. None if unknown, or if its current `size` is smaller than the recorded one."""
+        """Return a file's arrivals. None if unknown, or recorded beyond its present `size`."""
         with self._lock:
             seen = self._files.get(key)
             if seen is None or seen.size > size:
@@ -241,7 +235,7 @@ class ArrivalIndex:
         return FileArrivals([*(chunk for chunk in kept if chunk.begin < newer_from), *waiting], last, looked_at)
 
     def store_due(self, monotonic: float, *, is_last: bool = False) -> None:
-        """Store changes if the last time was over 5 s ago. Failures are retried later."""
+        """Store changes, at most every 5 s. Failures are retried later."""
         if monotonic - self._written_at < _STORE_SECONDS and not is_last:
             return
         self._written_at = monotonic
@@ -320,7 +314,6 @@ class ArrivalIndex:
                 self._make_room(connection)
 
     def _merge_chunks(self, connection: sqlite3.Connection, key: FileKey) -> None:
-        """Merge a file's stored chunks down to `MOST_CHUNKS`."""
         of_file = "FROM log_arrivals WHERE device = ? AND inode = ?"
         ((count,),) = connection.execute(f"SELECT COUNT(*) {of_file}", key)
         if count <= MOST_CHUNKS:
@@ -343,10 +336,9 @@ class ArrivalIndex:
 
 
 def _merges(chunks: Sequence[_Chunk]) -> Iterable[tuple[_Chunk, int]]:
-    """Yield merged chunks, each with the `begin` of the neighbour that it absorbed.
+    """Yield merged chunks, each with the `begin` of the absorbed one.
 
-    The two chunks whose common duration is smallest in proportion to their age are merged next, and their blocks by
-    twos.
+    The two chunks whose common duration is smallest in proportion to their age are merged next, their blocks by twos.
     """
     left = list(chunks)
     while len(left) > MOST_CHUNKS:

@@ -48,7 +48,7 @@ class FairTurns:
         most_waiting: float = math.inf,
         processor: Callable[[], float] = time.thread_time,
     ) -> None:
-        """A turn counts at most `most_waiting` times its `processor` seconds: a busy machine can interrupt any turn."""
+        """A turn counts at most `most_waiting` times its `processor` seconds: a busy machine interrupts turns."""
         self._monotonic = monotonic
         self._most_waiting = most_waiting
         self._processor = processor
@@ -65,7 +65,7 @@ class FairTurns:
     ) -> Iterator[tuple[BudgetOwner, Item]]:
         """Yield all items, next one of the least served user's least served job.
 
-        The time until the caller requests the next item counts as used. `expected` estimates it in seconds.
+        The time until the next request counts as used. `expected` estimates it in seconds.
         """
         self._fade()
         jobs: dict[int | None, list[_Turn[Item]]] = {}
@@ -93,7 +93,6 @@ class FairTurns:
         items: Iterator[Item],
         expected: Callable[[Item], float],
     ) -> None:
-        """Push the owner's next item, if any."""
         for item in items:
             seconds = expected(item)
             heapq.heappush(heap, (self._jobs.get(owner, 0.0) + seconds, number, owner, items, seconds, item))
@@ -112,7 +111,6 @@ class FairTurns:
             self._jobs[owner] = self._jobs.get(owner, 0.0) + took
 
     def _fade(self) -> None:
-        """Reduce the times used to what is left after `HALF_LIFE`."""
         now = self._monotonic()
         share = 0.5 ** ((now - self._faded_at) / HALF_LIFE)
         if share > 0.99 and len(self._jobs) < _MOST_REMEMBERED:
@@ -126,7 +124,7 @@ class FairTurns:
 
 
 class HourlyBudget:
-    """Budget of `most` per job and hour, and of four times as much per user. It refills continuously."""
+    """Budget of `most` per job and hour, four times as much per user. It refills continuously."""
 
     def __init__(self, most: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._most = most
@@ -134,7 +132,7 @@ class HourlyBudget:
         self._left: dict[BudgetOwner, tuple[float, float]] = {}  # remainder and its time, by owner
 
     def take(self, owner: BudgetOwner, count: float = 1.0) -> bool:
-        """Use `count` if the owner has it left; return whether it had. `NODE_ITSELF` is unlimited."""
+        """Use `count` if the owner has it left; return whether it had."""
         if owner == NODE_ITSELF:
             return True
         now = self._monotonic()
@@ -146,7 +144,6 @@ class HourlyBudget:
         return True
 
     def has_left(self, owner: BudgetOwner) -> bool:
-        """Return whether `spend` of an unknown amount is allowed."""
         now = self._monotonic()
         left = self._left_of(owner, now)
         return left > (1 - _FREE_SHARE) * self._most or min(left, self._left_of_user(owner, now)) > 0
@@ -175,14 +172,14 @@ class HourlyBudget:
 
 
 class SharedLines:
-    """Budget of lines per job and second, averaged over `_LINE_PERIOD`."""
+    """Lines per job and second."""
 
     def __init__(self, per_second: int, monotonic: Callable[[], float] = time.monotonic) -> None:
         # An hourly budget with a faster clock.
         self._budget = HourlyBudget(per_second * _LINE_PERIOD, lambda: monotonic() * _HOUR / _LINE_PERIOD)
 
     def within(self, owner: BudgetOwner, count: int) -> int:
-        """Use the budget for up to `count` lines; return how many may be processed."""
+        """Return how many of `count` lines may be processed."""
         if count == 0 or self._budget.take(owner, count):
             return count
         part = count

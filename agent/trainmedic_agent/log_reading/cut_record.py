@@ -36,12 +36,12 @@ class CutRecord:
         self._totals: Counter[CutKind] = Counter()
 
     def add(self, owner: BudgetOwner, what: CutKind, count: int = 1) -> None:
-        """Add to a cut's count. Nothing happens for 0 or less."""
+        """Add to a cut's count, unless 0."""
         if count > 0:
             self._put(owner, what, count, is_sum=True)
 
     def set_count(self, owner: BudgetOwner, what: CutKind, count: int) -> None:
-        """Set the count of a cut found by each scan. Nothing happens for 0 or less."""
+        """Set the count of a cut that each scan finds, unless 0."""
         if count > 0:
             self._put(owner, what, count, is_sum=False)
 
@@ -51,7 +51,7 @@ class CutRecord:
             return {kind.value: self._totals[kind] for kind in CutKind}
 
     def cuts(self, node: str = "") -> list[LogCut]:
-        """Return the latest cuts of each kind, at most `MOST_REPORTED` together."""
+        """Return the latest cuts of each kind."""
         with self._lock:
             self._forget()
             by_kind: dict[CutKind, list[tuple[BudgetOwner, _Entry]]] = {}
@@ -65,7 +65,6 @@ class CutRecord:
         ]
 
     def presence(self) -> dict[str, Any]:
-        """Return the cuts as members of the agent's presence."""
         cuts = self.cuts()
         return {"cuts": [cut.plain() for cut in cuts]} if cuts else {}
 

@@ -34,7 +34,7 @@ _PACKED = re.compile(r".+\.(?:gz|xz|bz2|zst|lz4|zip)\Z")
 
 
 class LookPlace(Struct, frozen=True):
-    """A directory to look at. `named_by`: the job's file that names it, if any."""
+    """A directory to look at."""
 
     path: str
     finder: Finder
@@ -65,10 +65,7 @@ class DirectoryLook:
     def listed(
         self, place: LookPlace, units: Mapping[str, ScanUnit] = {}
     ) -> tuple[list[tuple[str, Finder]], list[ListedName], Listing]:
-        """Return directories to enter, other entries, and the listing. `units` are entered in any case.
-
-        Raises OSError, LogRefused.
-        """
+        """Return directories to enter, with all `units`; other entries; and the listing. Raises OSError, LogRefused."""
         deeper: list[tuple[str, Finder]] = []
         files: list[ListedName] = []
         listing = self._files.listing(place.path, self._budget.room, place.named_by)
@@ -107,7 +104,7 @@ class DirectoryLook:
                     yield file
 
     def walk(self, place: LookPlace) -> Iterator[FoundFile]:
-        """Yield the logs in a directory and below. Errors are counted."""
+        """Yield the logs below. Errors are counted."""
         try:
             deeper, files, listing = self.listed(place)
             yield from self.logs_among(place, files, listing.device)
@@ -120,7 +117,7 @@ class DirectoryLook:
             yield from self.walk(LookPlace(f"{place.path}/{name}", inner, place.named_by))
 
     def named(self) -> Iterator[FoundFile]:
-        """Yield the logs that the job's sources files name, after `walk`."""
+        """Yield the logs named by the job's sources files, after `walk`."""
         directories: dict[tuple[str, NamedBy], dict[str, Origin]] = {}
         for path, origin, named_by in self._sources.named_files() if self._sources is not None else ():
             directory, _, name = path.rpartition("/")
@@ -131,7 +128,7 @@ class DirectoryLook:
             yield from self.walk(LookPlace(directory, NamedFiles(origins), named_by))
 
     def count(self, error: OSError | LogRefused) -> None:
-        """Count an error as refused, unless the directory merely vanished or its file system fails."""
+        """Count an error, unless the directory vanished or its file system fails."""
         if isinstance(error, LogRefused):
             self.refused[error.reason] += 1
         elif isinstance(error, PermissionError):
@@ -142,7 +139,7 @@ class DirectoryLook:
     def _file(
         self, place: LookPlace, name: str, facts: FileFacts, origin: Origin | None, names: Collection[str]
     ) -> FoundFile | None:
-        """Return the file, without origin if rotated; None if it is refused. `names`: the directory's."""
+        """Return the file, without origin if rotated. None if refused. `names`: the directory's."""
         try:
             check_readable(facts.mode, facts.links)
         except LogRefused as refused:
@@ -161,7 +158,7 @@ def _newest_attempt_first(entry: tuple[str, Finder]) -> int:
 
 
 def is_rotated(name: str, names: Collection[str]) -> bool:
-    """Return whether a file is a rotated log, whose lines were read before: packed, or next to the log of `names`."""
+    """Return whether a file is a rotated log, whose lines were read before: packed, or next to the log."""
     if _PACKED.match(name):
         return True
     match = _ROTATED.match(name)

@@ -32,7 +32,7 @@ class DirectoryNames:
         self._known: dict[tuple[int, int], _Known] = {}
 
     def first_of(self, name: str, facts: FileFacts) -> str:
-        """Record a directory's present `name`; return its first one."""
+        """Record a directory's present name; return its first one."""
         key = (facts.device, facts.inode)
         with self._lock:
             known = self._known.pop(key, None)

@@ -51,23 +51,20 @@ MOST_ENTRIES = 2_000_000  # entries of a policy directory
 
 class Scan(Struct, frozen=True):
     files: tuple[FoundFile, ...]
-    """Logs, without dumps."""
     refused: Mapping[UnreadReason, int]
     dumps: tuple[FoundFile, ...] = ()
     is_cut: bool = False
-    """True if a directory had too many entries."""
     late: int = 0
     """Jobs not scanned completely in time."""
     is_behind: bool = False
-    """True if the next scan should follow soon, because small jobs are late."""
+    """True if small jobs are late: scan again soon."""
     errors: int = 0
-    """Unexpected, already logged."""
     is_stale: bool = False
-    """True for an earlier scan: the next one did not end in time."""
+    """True for an earlier scan."""
 
 
 class _Top(Struct):
-    """A policy directory: files directly in it, and the job directories by name."""
+    """A policy directory: files directly in it, and job directories by name."""
 
     path: str
     files: tuple[FoundFile, ...] = ()
@@ -75,7 +72,7 @@ class _Top(Struct):
 
 
 class Discovery:
-    """Scanner of the policy's directories. Only `large` is for another thread."""
+    """Scanner of the policy's directories."""
 
     def __init__(
         self,
@@ -125,9 +122,8 @@ class Discovery:
     ) -> Scan:
         """Scan everything once. `known` are files followed under any name.
 
-        It ends after about `seconds`, None for no limit; for jobs not reached, the previous result counts. A small job
-        takes at most `job_seconds`, but at least `SMALL_SECONDS`. `is_asked`: a caller waits, so cheap units are
-        scanned early.
+        It ends after about `seconds`, a small job's scan after `job_seconds` or `SMALL_SECONDS` if longer. For jobs not
+        reached, the previous result counts. `is_asked`: a caller waits, so cheap units are scanned early.
         """
         self._known, refused, is_cut, self._errors = known, Counter[UnreadReason](), False, 0
         tops: list[_Top] = []
@@ -160,7 +156,6 @@ class Discovery:
     def _top(
         self, path: str, finder: Finder, units: UnitTable, budget: ScanBudget, refused: Counter[UnreadReason]
     ) -> _Top:
-        """List a policy directory and update its `units`; add to `refused`."""
         look, place = DirectoryLook(self._files, self._known, budget), LookPlace(path, finder)
         top = _Top(path)
         try:
@@ -186,7 +181,7 @@ class Discovery:
         job_seconds: float,
         cheap: float,
     ) -> bool:
-        """Look at due units; return whether one had too many entries."""
+        """Return whether a unit had too many entries."""
         now = time.monotonic()
         count = sum(len(top.units) for top in tops)
         is_cut = False
@@ -212,10 +207,7 @@ class Discovery:
     def _due_units(
         self, tops: Sequence[_Top], now: float, seconds: float | None, cheap: float
     ) -> tuple[Mapping[BudgetOwner, Sequence[DueUnit]], Mapping[BudgetOwner, Sequence[DueUnit]]]:
-        """Return the units to look at here, by user, and those for the other thread, by job.
-
-        All due units count as late until their result is here.
-        """
+        """Return the units to look at here, by user, and for the other thread, by job. All count as late until then."""
         small: dict[BudgetOwner, list[DueUnit]] = {}
         large: dict[BudgetOwner, list[DueUnit]] = {}
         for top, table in zip(tops, self._units, strict=True):
@@ -235,7 +227,6 @@ class Discovery:
         return small, large
 
     def _may_look_at(self, unit: ScanUnit) -> bool:
-        """Return False for large units in progress, or without budget, which is recorded."""
         if not unit.is_large:
             return True
         if unit.is_in_progress:
@@ -246,7 +237,6 @@ class Discovery:
         return False
 
     def _facts(self, path: str, units: Sequence[ScanUnit]) -> Sequence[FileFacts | None]:
-        """Return the metadata of the units' directories, None for those that are gone."""
         if not units:
             return []
         try:
@@ -255,12 +245,11 @@ class Discovery:
             return [None] * len(units)
 
     def _is_partial(self, looked: Looked) -> bool:
-        """Return whether a longer look would find more."""
         budget = looked.budget
         return budget.is_late or (budget.is_cut and budget.most < self._policy.max_job_entries)
 
     def _store_result(self, looked: Looked, units: int) -> bool:
-        """Store a look's result in its unit; return whether it had too many entries. `units`: number of all."""
+        """Store a look's result; return whether it had too many entries. `units`: number of all."""
         unit, budget = looked.unit, looked.budget
         if looked.is_stopped:
             return False  # earlier results still hold, and the next look is due
@@ -292,12 +281,10 @@ class Discovery:
 
 
 def _joined(before: Sequence[FoundFile], found: Sequence[FoundFile]) -> list[FoundFile]:
-    """Return both, in order, the newer entry for files in both."""
     return list(({file.key: file for file in before} | {file.key: file for file in found}).values())
 
 
 def _add_once(files: dict[FileKey, FoundFile], file: FoundFile) -> None:
-    """Add a file, unless another name with an origin was added."""
     if file.key not in files or files[file.key].origin is None:
         files[file.key] = file
 

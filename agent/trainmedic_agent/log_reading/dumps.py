@@ -1,7 +1,7 @@
 """Flight recorder dumps of this node's jobs, reported as one finding per attempt with a digest line per rank.
 
-Jobs write these files, so they are opened like logs and parsed by a confined process. Different threads call `found`
-and `read`.
+Jobs write these files, so they are opened like logs and parsed by a confined process. Different threads call
+`take_scan` and `read`.
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ ReadDumps = Callable[[Sequence[tuple[int, bytes]]], Sequence[Dump | str]]
 
 
 class TakesFindings(Protocol):
-    """As `RuleRunner`."""
-
     @property
     def can_take(self) -> bool: ...
     def report(self, finding: Finding, excerpt: Excerpt, owner: BudgetOwner) -> None: ...
@@ -102,7 +100,7 @@ class DumpReading:
         return 0.0 if has_more else _LOOK_SECONDS
 
     def _current(self) -> dict[str, list[FoundFile]]:
-        """Return recent dumps of the newest attempts, by directory, that is by attempt."""
+        """Return recent dumps of the newest attempts, by directory."""
         now = self._now()
         self._first_seen = {file.path: self._first_sight(file, now) for file in self._found}
         by_attempt: dict[str, list[FoundFile]] = {}
@@ -151,7 +149,7 @@ class DumpReading:
         return file.path in self._lines and self._lines[file.path][0] == _mark(file)
 
     def _digest(self, file: FoundFile, refusal: str | None) -> None:
-        """Store the file's digest line, or the reason why it has none: `refusal`, or an error."""
+        """Store the file's digest line, or why it has none."""
         try:
             if refusal is not None:
                 raise DumpError(refusal)

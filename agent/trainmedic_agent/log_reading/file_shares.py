@@ -11,19 +11,16 @@ from trainmedic_agent.log_reading.scan_units import FileKey, FoundFile
 
 class FileShares(Struct, frozen=True):
     opened: Sequence[FoundFile]
-    """Wanted files to open."""
     closed: Sequence[FileKey]
-    """Followed files to close."""
     left_out: Mapping[BudgetOwner, int]
-    """Number of files in neither, or closed."""
 
 
 def shares(
     followed: Mapping[FileKey, BudgetOwner], wanted: Iterable[FoundFile], most: int, most_of_job: int
 ) -> FileShares:
-    """Choose at most `most` files, and `most_of_job` per job, one by one from users in turn, and from jobs within them.
+    """Choose at most `most` files, and `most_of_job` per job, from users and their jobs in turn.
 
-    A job's followed files precede its `wanted` ones, which are in order of importance.
+    Followed files precede others. `wanted` are in order of importance.
     """
     queues: dict[BudgetOwner, deque[FoundFile | FileKey]] = {}
     for key, owner in followed.items():

@@ -85,7 +85,7 @@ FollowedT = TypeVar("FollowedT", bound=Followed)
 class _FileToOpen(Struct):
     found: FoundFile
     since: float
-    """Monotonic time when it was chosen."""
+    """Monotonic time of the choice."""
     is_of_first_scan: bool
 
 
@@ -99,8 +99,6 @@ def _expected_seconds(turn: _Turn[FollowedT]) -> float:
 
 
 class Positions(Protocol):
-    """Stored read positions."""
-
     is_first: bool
     """True if none was ever stored."""
 
@@ -109,15 +107,11 @@ class Positions(Protocol):
         """False while no lines can be processed."""
         ...
 
-    def stored(self) -> Mapping[str, Any]:
-        """Return positions that `known_file` can read, by key."""
-        ...
+    def stored(self) -> Mapping[str, Any]: ...
 
     def forget(self, key: str) -> None: ...
 
-    def store_if_overdue(self) -> None:
-        """Store urgent changes between two files."""
-        ...
+    def store_if_overdue(self) -> None: ...
 
 
 class FileCounts(Protocol):
@@ -128,7 +122,7 @@ class FileCounts(Protocol):
 
 
 class FileFollowing(Generic[FollowedT]):
-    """Files followed for one use of their lines. One thread reads, another passes scans."""
+    """Files followed for one use of their lines. One thread reads, another calls `take_scan`."""
 
     def __init__(
         self,
@@ -169,12 +163,11 @@ class FileFollowing(Generic[FollowedT]):
 
     @property
     def known_keys(self) -> Collection[FileKey]:
-        """Open and known files. Thread-safe."""
+        """Thread-safe."""
         with self._lock:
             return {*self._followed, *self._known}
 
     def take_scan(self, scan: Scan) -> None:
-        """Pass a scan to the next `read`. Thread-safe."""
         with self._lock:
             self._scan = scan
 
@@ -213,7 +206,7 @@ class FileFollowing(Generic[FollowedT]):
         return has_more
 
     def _due(self, now: float) -> Mapping[BudgetOwner, Sequence[_Turn[FollowedT]]]:
-        """Return each owner's files to poll or open, the longest waiting first."""
+        """Return each owner's turns, the longest waiting first."""
         due: dict[BudgetOwner, list[tuple[float, _Turn[FollowedT]]]] = {}
         for key, file in self._followed.items():
             polled_at = self._polled_at.get(key, 0.0)
@@ -257,8 +250,8 @@ class FileFollowing(Generic[FollowedT]):
     def _choose_files(self, scan: Scan) -> None:
         """Choose files with new data to open, within each owner's share, most recently written first.
 
-        A job's files are opened in the order of their last writes, because a failure belongs to the first attempt that
-        shows it.
+        A job's are opened in the order of their last writes, because a failure belongs to the first attempt that shows
+        it.
         """
         refused = Counter(scan.refused)
         now, monotonic = self._now().timestamp(), self._monotonic()
@@ -308,7 +301,7 @@ class FileFollowing(Generic[FollowedT]):
         return now - found.written_ns / 1e9 < NEW_SECONDS or found.origin.source in KERNEL_SOURCES
 
     def _open_chosen(self, key: FileKey, chosen: _FileToOpen) -> FollowedT | None:
-        """Open and follow a file. None if it cannot be opened; the next scan may choose it again."""
+        """Return None if it cannot be opened; the next scan may choose it again."""
         found = chosen.found
         self._unopened.pop(key, None)
         try:
@@ -335,7 +328,7 @@ class FileFollowing(Generic[FollowedT]):
         return followed
 
     def _open_at_position(self, key: FileKey, found: FoundFile) -> tuple[GrowingFile, KnownFile]:
-        """Open a file at its stored position, or at the beginning. Raises OSError, LogRefused."""
+        """Raises OSError, LogRefused."""
         known = self._known.get(key)
         if known is not None:
             origin = known.origin

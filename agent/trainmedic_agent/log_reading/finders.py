@@ -37,7 +37,7 @@ class Finder(Protocol):
 
 
 class PatternFinder(Struct, frozen=True):
-    """Files that match a policy's pattern. `depth`: directories entered. `places`: values of their placeholders."""
+    """Files that match a policy's pattern. `places`: values of its placeholders."""
 
     pattern: PathPattern
     source: str
@@ -62,7 +62,6 @@ class PatternFinder(Struct, frozen=True):
         return Origin(self.source, self.node, job, attempt, rank, local_rank, node_rank)
 
     def _places(self, name: str) -> dict[str, str] | None:
-        """Return the placeholders' values with those in `name`. None if it does not match."""
         match = self.pattern.parts[self.depth].match(name)
         if match is None or match.groupdict().get("node", self.node) != self.node:
             return None
@@ -153,8 +152,6 @@ class PodFinder(Struct, frozen=True):
 
 
 class NamedFiles(Struct, frozen=True):
-    """Files of one directory, by name."""
-
     origins: Mapping[str, Origin]
 
     def enter(self, name: str) -> None:

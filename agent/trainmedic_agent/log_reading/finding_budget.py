@@ -26,7 +26,7 @@ class FindingsOfJobs:
         self._admitted: dict[str, BudgetOwner] = {}
 
     def admit(self, owner: BudgetOwner, finding: Finding) -> bool:
-        """Return whether to report the finding. A new one uses the budget; a refusal is recorded."""
+        """Return whether to report the finding. A refusal is recorded."""
         if finding.id in self._refused:
             return False
         if finding.is_over or finding.id in self._admitted:
@@ -43,7 +43,7 @@ class FindingsOfJobs:
         return is_admitted
 
     def owner_of(self, finding: Finding) -> BudgetOwner:
-        """Return the finding's owner. An earlier process's finding has only the job."""
+        """Return the finding's owner, for an earlier process's finding only the job."""
         if finding.origin.source in KERNEL_SOURCES:
             return NODE_ITSELF
         return self._admitted.get(finding.id) or BudgetOwner(UNKNOWN_USER, finding.origin.job)

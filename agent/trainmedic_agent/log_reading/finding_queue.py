@@ -19,7 +19,7 @@ TABLES = (
 
 
 class FindingQueue:
-    """Table ``log_waiting``, within the caller's transactions. The first updates are moved to ``log_findings``."""
+    """Table ``log_waiting``, within the caller's transactions."""
 
     def __init__(self) -> None:
         self._turns = 0
@@ -37,16 +37,16 @@ class FindingQueue:
 
     @staticmethod
     def _skip_numbers(connection: sqlite3.Connection, count: int) -> None:
-        """Leave `count` numbers unused, by which the receiver notices the loss."""
+        """Leave numbers unused, so that the receiver notices the loss."""
         begun = connection.execute("UPDATE sqlite_sequence SET seq = seq + ? WHERE name = 'log_findings'", (count,))
         if begun.rowcount == 0:
             connection.execute("INSERT INTO sqlite_sequence VALUES ('log_findings', ?)", (count,))
 
     def take(self, connection: sqlite3.Connection, most: int, numbered: Callable[[bytes, int], bytes | None]) -> int:
-        """Move up to `most` findings to ``log_findings``, numbered.
+        """Move the next findings to ``log_findings``, numbered.
 
         `numbered` adds the number to a body, or returns None for an unreadable one, which is deleted. Returns how many
-        were deleted.
+        were.
         """
         unreadable = 0
         counts = {

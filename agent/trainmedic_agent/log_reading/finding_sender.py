@@ -91,7 +91,7 @@ class FindingSender:
 
 
 def _limited(body: bytes) -> bytes:
-    """Return the update, without excerpt if it is larger than `LARGEST_UPDATE`."""
+    """Return the update, without excerpt if too large."""
     if len(body) <= LARGEST_UPDATE:
         return body
     try:

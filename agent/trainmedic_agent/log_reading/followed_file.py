@@ -22,8 +22,6 @@ HALF_LINE_SECONDS = 10.0  # seconds without new data after which an unfinished l
 
 
 class KnownFile(Struct, frozen=True):
-    """What is stored of a followed file."""
-
     position: FilePosition
     origin: Origin
     stream: Mapping[str, Any]
@@ -124,17 +122,16 @@ class FollowedFile:
         return self.file.has_more
 
     def _arrived(self, now: datetime) -> datetime:
-        """Return when the lines read arrived: now, or by the last write if existing content is still being read."""
+        """Return when the lines read arrived: now, or by the last write while existing content is read."""
         if self._has_caught_up or self.file.written_at <= 0:
             return now
         return min(now, datetime.fromtimestamp(self.file.written_at, UTC))
 
     def has_origin(self, origin: Origin) -> bool:
-        """Return whether `change_origin` would change nothing."""
         return replace(origin, stream=self.origin.stream, generation=self.origin.generation) == self.origin
 
     def change_origin(self, origin: Origin) -> None:
-        """Use a more precise origin from the next line on. Raises OSError."""
+        """Raises OSError."""
         lines = self.stream.flush(None)
         if lines:
             self._runner.take(self, lines)
@@ -150,7 +147,6 @@ class FollowedFile:
         self._runner.forget(self.key)
 
     def _restart(self, now: datetime) -> None:
-        """Continue as a new file after truncation."""
         self._end_stream(now)
         self._runner.forget(self.key)
         self._counters.add_truncation()
@@ -200,7 +196,7 @@ def microseconds(at: datetime) -> int:
 
 
 def known_file(kept: Mapping[str, Any]) -> KnownFile | None:
-    """Return a stored file, None if it is invalid or no file."""
+    """Return None if invalid or no file."""
     try:
         place = kept["place"]
         return KnownFile(FilePosition.of_json(place["file"]), Origin(**place["origin"]), kept["stream"])

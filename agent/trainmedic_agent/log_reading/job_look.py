@@ -27,7 +27,7 @@ DueUnit = tuple[ScanUnit, int]  # unit, and its directory's last change in nanos
 
 
 class Looked(Struct):
-    """Result of a look. Times are monotonic."""
+    """Result of a look."""
 
     unit: ScanUnit
     changed_ns: int
@@ -38,11 +38,9 @@ class Looked(Struct):
     named: Sequence[FoundFile] = ()
     refused: Counter[UnreadReason] = field(default_factory=Counter)
     is_unchanged: bool = False
-    """True if an old job has not changed, so that `files` and `named` were not searched."""
+    """True if an old job was not searched."""
     is_stopped: bool = False
-    """True if the agent's stop may have interrupted it."""
     is_failed: bool = False
-    """True after an unexpected error."""
 
 
 def looked_at(
@@ -83,7 +81,7 @@ def _look(looked: Looked, look: DirectoryLook) -> None:
 
 
 class LargeLooks:
-    """Looks at large jobs by their own thread, one at a time."""
+    """Looks at large jobs by their own thread."""
 
     def __init__(self, files: NodeFiles, most_entries: int) -> None:
         self._files = files
@@ -112,7 +110,7 @@ class LargeLooks:
             self._waiting, self._known, self._is_stopping = due, known, is_stopping
 
     def results(self) -> list[Looked]:
-        """Return and remove the results so far."""
+        """Return and remove the results."""
         with self._lock:
             results, self._results = self._results, []
             for looked in results:

@@ -33,14 +33,14 @@ class _RankSources(Struct, frozen=True):
     """None if unknown."""
     origin: Origin
     files: tuple[tuple[str, str], ...]
-    """Path and source of further files."""
+    """Path and source."""
     outside: int
-    """Number of files named but not allowed."""
+    """Number of files not allowed."""
     named_by: NamedBy
 
 
 class JobSources:
-    """Sources files of a job. Directories are attempt directories."""
+    """Directories are attempt directories."""
 
     def __init__(self, policy: LogsPolicy, node: str, files: NodeFiles = OwnFiles()) -> None:
         self._files = files
@@ -62,16 +62,15 @@ class JobSources:
 
     @property
     def outside(self) -> int:
-        """Number of files named outside the policy's paths."""
         return sum(entry.outside for entry in self._all())
 
     def read_metadata(self, directory: str, names: Sequence[str]) -> None:
-        """Read the metadata of a directory's sources files. Raises OSError, LogRefused."""
+        """Raises OSError, LogRefused."""
         every = self._files.facts(directory, names)
         self._facts = {f"{directory}/{name}": facts for name, facts in zip(names, every, strict=True)}
 
     def register(self, directory: str, name: str) -> None:
-        """Register a sources file of this scan, after `read_metadata`. Read it if it has changed."""
+        """Register a sources file of this scan, after `read_metadata`, and read it if it has changed."""
         path = f"{directory}/{name}"
         facts = self._facts.get(path)
         if facts is None:
@@ -84,11 +83,10 @@ class JobSources:
             self._attempts.setdefault(directory, {})[name] = entry
 
     def register_launcher(self, directory: str, node: str | None) -> None:
-        """Register the log of a node's launcher. `node` is None if its name is truncated."""
+        """`node` is None if its name is truncated."""
         self._launchers.setdefault(directory, set()).add(node)
 
     def launchers(self, directory: str) -> Collection[str | None]:
-        """Return the nodes of registered launchers."""
         return self._launchers.get(directory, set())
 
     def of_rank(self, attempt: str, rank: int | None) -> Origin | None:
@@ -104,7 +102,7 @@ class JobSources:
         return bool(stated) and job not in stated
 
     def named_files(self) -> Iterator[tuple[str, Origin, NamedBy]]:
-        """Yield path and origin of further files, with the sources file that names it."""
+        """Yield path and origin of further files, with the file that names them."""
         for entry in self._all():
             for path, source in entry.files:
                 yield path, replace(entry.origin, source=source), entry.named_by

@@ -41,7 +41,6 @@ _PLACES_PER_MICROSECOND = 16  # so that lines of the same microsecond have diffe
 
 class KernelReader(Protocol):
     lost: int
-    """Lines overwritten before they were read."""
 
     def fileno(self) -> int | None:
         """Return a descriptor for poll(2), None without one."""
@@ -51,9 +50,7 @@ class KernelReader(Protocol):
         """Return the next lines as in ``/dev/kmsg``. Raises OSError."""
         ...
 
-    def place_json(self) -> Mapping[str, Any]:
-        """Return the place to resume at, for `open_reader`."""
-        ...
+    def place_json(self) -> Mapping[str, Any]: ...
 
     def close(self) -> None: ...
 
@@ -67,8 +64,6 @@ open_kmsg: Callable[[str], int] = open_kmsg_directly  # replaced in an unprivile
 
 
 class KmsgReader:
-    """Reader of ``/dev/kmsg`` from the record number `first` on."""
-
     def __init__(self, first: int, path: str = KMSG) -> None:
         """Raises OSError if not permitted."""
         self.lost = 0
@@ -105,13 +100,13 @@ class KmsgReader:
 
 
 def _number(record: bytes) -> int | None:
-    """Return a record's number, its second field, if valid."""
+    """Return a record's number if valid."""
     fields = record.partition(b";")[0].split(b",")
     return int(fields[1]) if len(fields) > 2 and fields[1].isdigit() else None
 
 
 class JournalReader:
-    """Reader of the kernel's lines in the systemd journal, by a `command` that is restarted when it ends."""
+    """The kernel's lines in the systemd journal. Its command is restarted when it ends."""
 
     def __init__(self, after: int, cursor: str, command: str = "journalctl") -> None:
         """`after`: last place read, 0 for none. `cursor`: its journal cursor."""
@@ -173,13 +168,13 @@ class JournalReader:
         return True
 
     def _close_ended(self) -> None:
-        """Close the ended process. If it returned nothing, the next one starts without the cursor, possibly invalid."""
+        """Close the ended process. If it returned nothing, forget the cursor, possibly invalid."""
         if not self._has_read:
             self._cursor = ""
         self.close()
 
     def _line(self, raw: bytes) -> PlacedLine | None:
-        """Return an entry as in ``/dev/kmsg``. None if invalid or read before."""
+        """Return None if invalid or read before."""
         try:
             entry = json.loads(raw)
             message, cursor = entry["MESSAGE"], str(entry["__CURSOR"])
@@ -249,11 +244,10 @@ class KernelStream:
         return [(place, with_plausible_time(raw, since_boot)) for place, raw in placed]
 
     def mark_behind(self) -> None:
-        """Expect old lines at the next poll, because none are read now."""
+        """Expect old lines at the next poll."""
         self._is_live = False
 
     def wait(self, seconds: float) -> None:
-        """Wait for new lines, up to `seconds`."""
         fd = self.reader.fileno()
         if fd is None:
             time.sleep(seconds)
@@ -264,7 +258,7 @@ class KernelStream:
 
 
 def with_plausible_time(raw: bytes, since_boot: float) -> bytes:
-    """Replace a new line's time if it is far from now, in seconds since boot."""
+    """Replace a new line's time if it is far from `since_boot`, in seconds."""
     head, _, text = raw.partition(b";")
     fields = head.split(b",")
     if len(fields) < 3 or not fields[2].isdigit() or abs(int(fields[2]) / 1e6 - since_boot) <= _MAX_CLOCK_ERROR:
@@ -274,7 +268,6 @@ def with_plausible_time(raw: bytes, since_boot: float) -> bytes:
 
 
 def _text(raw: bytes) -> bytes:
-    """Return a line as ``dmesg`` shows it."""
     head, _, text = raw.partition(b";")
     fields = head.split(b",")
     return b"[%12.6f] %s" % (int(fields[2]) / 1e6, text) if len(fields) > 2 and fields[2].isdigit() else raw

@@ -13,8 +13,6 @@ _SAMPLE_INTERVAL = 100  # of lines beyond the budget, one in so many is processe
 
 
 class LinesOfJobs:
-    """Budget of lines per job and second."""
-
     def __init__(self, per_second: int, cuts: CutRecord, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._lines = SharedLines(per_second, monotonic)
         self._cuts = cuts
@@ -30,7 +28,7 @@ class LinesOfJobs:
 
 
 class LineBudget:
-    """Budget of lines of one file. None: unlimited."""
+    """Lines of one file. None: unlimited."""
 
     def __init__(self, per_second: int | None) -> None:
         self._per_second = per_second

@@ -24,7 +24,7 @@ class LineCutter:
 
     @property
     def resume_at(self) -> int:
-        """Offset at which a new cutter continues: the unfinished line's start."""
+        """Offset at which a new cutter continues."""
         return self.offset - len(self._begun)
 
     @property
@@ -47,14 +47,13 @@ class LineCutter:
         return lines
 
     def take_unfinished_line(self) -> list[PlacedLine]:
-        """Return the unfinished line, if any, as a line. What follows it is another line."""
+        """Return the unfinished line, if any, as a line."""
         lines: list[PlacedLine] = []
         if self._begun:
             self._add_line(self._begun, lines)
         return lines
 
     def _keep(self, rest: bytes, lines: list[PlacedLine]) -> None:
-        """Keep the beginning of an unfinished line; once overlong, add it to `lines`."""
         if self.is_skipping:
             self.left_out += len(rest)
             self.offset += len(rest)

@@ -10,8 +10,6 @@ from trainmedic_agent.log_reading.cut_record import CutRecord
 
 
 class LogCounters:
-    """Values of the metrics in ``log_metrics``."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.cuts = CutRecord()

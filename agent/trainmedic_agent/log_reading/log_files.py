@@ -30,7 +30,7 @@ OpenLog = Callable[[str], int]  # returns the descriptor of the regular file at 
 
 
 class FilePosition(Struct, frozen=True):
-    """The place up to which a file was processed, with marks that identify the file."""
+    """Place up to which a file was processed, with marks that identify the file."""
 
     path: str
     """Path when found, despite renames."""
@@ -40,7 +40,7 @@ class FilePosition(Struct, frozen=True):
     """Microseconds since 1970 of discovery or truncation."""
     offset: int = 0
     is_skipping: bool = False
-    """True within a line that was returned cut: skip its rest."""
+    """True within a line that was returned cut."""
     head: bytes = b""
     """The file's first bytes, at most 256."""
     tail: bytes = b""
@@ -83,7 +83,7 @@ class FilePosition(Struct, frozen=True):
 
 
 class ReadSizes(Struct, frozen=True):
-    """Bytes per read, and of the longest line."""
+    """Bytes per read and of the longest line."""
 
     piece: int = LARGEST_READ
     longest: int = MOST_KEPT
@@ -142,7 +142,7 @@ class GrowingFile:
         return True
 
     def read(self) -> list[PlacedLine]:
-        """Return the lines of the next piece, up to the size at the last `look`. Raises OSError."""
+        """Return the lines of the next piece, after `look`. Raises OSError."""
         behind = self._size - self._cutter.offset
         if behind > FARTHEST_BEHIND and not self._is_whole:
             self.start_at(self._size - _KEPT_BEHIND)
@@ -160,11 +160,10 @@ class GrowingFile:
         return lines
 
     def take_unfinished_line(self) -> list[PlacedLine]:
-        """Return the read part of an unfinished line, if any, as a line."""
         return self._cutter.take_unfinished_line()
 
     def restart(self, now: int) -> None:
-        """Treat a truncated file as a new one, to be read from the beginning. `now` in microseconds. Raises OSError.
+        """Read a truncated file as a new one. `now` in microseconds. Raises OSError.
 
         A writer that continues at its old offset leaves a hole, which is skipped.
         """
@@ -184,7 +183,6 @@ class GrowingFile:
 
     @property
     def offset(self) -> int:
-        """End of the bytes read."""
         return self._cutter.offset
 
     @property
@@ -193,7 +191,7 @@ class GrowingFile:
 
     @property
     def next_read_bytes(self) -> int:
-        """Bytes that the next `read` can return, 0 if unknown."""
+        """0 if unknown."""
         try:
             return min(max(os.fstat(self._fd).st_size - self._cutter.offset, 0), self._sizes.piece)
         except OSError:
@@ -224,7 +222,7 @@ class GrowingFile:
         return max(self._written_ns, 0)
 
     def position(self, oldest: int | None) -> FilePosition:
-        """Return the position to resume at: the offset `oldest`, or after the returned lines. Raises OSError."""
+        """Return the position to resume at: `oldest`, or after the returned lines. Raises OSError."""
         offset = self._cutter.resume_at if oldest is None else oldest
         tail = os.pread(self._fd, min(_TAIL_BYTES, offset), max(offset - _TAIL_BYTES, 0))
         return replace(
@@ -236,7 +234,7 @@ class GrowingFile:
         )
 
     def around(self, offset: int, most: int) -> tuple[bytes, bytes]:
-        """Return up to `most` bytes before `offset`, and as many from it on. Raises OSError."""
+        """Return up to `most` bytes before `offset`, and from it on. Raises OSError."""
         begin = max(offset - most, 0)
         raw = os.pread(self._fd, offset - begin + most, begin)
         return raw[: offset - begin], raw[offset - begin :]

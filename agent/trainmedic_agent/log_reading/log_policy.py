@@ -38,7 +38,6 @@ class KernelReading(StrEnum):
 class KernelLog(Struct, frozen=True):
     by: KernelReading
     path: str = KERNEL_FILE
-    """For `KernelReading.FILE`."""
 
 
 class FilesOfSource(Struct, frozen=True):
@@ -76,7 +75,7 @@ class LogsPolicy(Struct, frozen=True):
 
 
 def read_logs(section: object, faults: list[FieldFault]) -> LogsPolicy:
-    """Parse the part. If faults were appended to `faults`, the result must not be used."""
+    """Parse the part. After an appended fault the result must not be used."""
     reader = MappingReader(("logs",), section if section is not None else {}, faults)
     reader.refuse_unknown_keys(LogsPolicy.__struct_fields__)
     return LogsPolicy(

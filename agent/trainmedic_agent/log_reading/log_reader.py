@@ -49,12 +49,8 @@ _KERNEL_WAIT = 0.5
 
 
 class ShipsLines(Protocol):
-    """Shipping of lines to a store."""
-
     @property
-    def known_keys(self) -> Collection[FileKey]:
-        """Files it follows."""
-        ...
+    def known_keys(self) -> Collection[FileKey]: ...
 
     def take_scan(self, scan: Scan) -> None: ...
     def start(self) -> None: ...
@@ -79,10 +75,7 @@ class LogReader:
         kmsg: str = kernel_log.KMSG,
         records: tuple[str, ...] = pstore.DIRECTORIES,
     ) -> None:
-        """`gpu_of` returns the UUID of the GPU at a PCI address. `records`: directories of panic records.
-
-        Raises JournalUnavailable.
-        """
+        """`gpu_of`: UUID by PCI address. `records`: directories of panic records. Raises JournalUnavailable."""
         self.counters = LogCounters()
         self._context = context
         self._policy = policy
@@ -162,7 +155,7 @@ class LogReader:
 
     @property
     def problem(self) -> str:
-        """Reason why this node's logs are not read, otherwise empty."""
+        """Why this node's logs are not read, otherwise empty."""
         now = time.monotonic()
         is_hung = any(now - self._began.get(name, now) > HUNG_SECONDS for name in _FILE_LOOPS)
         return self.counters.problem or (_HUNG.format(HUNG_SECONDS) if is_hung else "")
@@ -170,7 +163,7 @@ class LogReader:
     # --- threads ---
 
     def _loop(self, name: str, run: Callable[[], float]) -> None:
-        """Repeat `run`, which returns the seconds to pause, until `stop`."""
+        """Repeat `run`, which returns the seconds to pause."""
         while not self._stopping.is_set():
             self._began[name] = time.monotonic()
             try:
@@ -243,7 +236,6 @@ class LogReader:
         return 0.0
 
     def _open_kernel(self, way: KernelReading, origin: Origin) -> KernelStream:
-        """Raises OSError."""
         kept = self._kept.get("kernel", {})
         place = kept.get("place", {})
         reader = kernel_log.open_reader(way, place, self._boot.boot, self._kmsg)

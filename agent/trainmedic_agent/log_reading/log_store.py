@@ -57,8 +57,6 @@ class NodeBoot(Struct, frozen=True):
 
 
 class OutgoingFinding(Struct, frozen=True):
-    """A finding's latest state, to be sent."""
-
     finding: Finding
     excerpt: Excerpt | None = None
     owner: BudgetOwner = NODE_ITSELF
@@ -105,7 +103,7 @@ class LogStore:
         outgoing: Sequence[OutgoingFinding],
         now: datetime,
     ) -> None:
-        """Store everything in one transaction, dropping the oldest findings if there are too many.
+        """Store everything in one transaction; drop the oldest findings if there are too many.
 
         A stream with the position None is forgotten.
         """
@@ -129,7 +127,6 @@ class LogStore:
             self._count_waiting()
 
     def text_of(self, finding: Finding) -> str:
-        """Return the finding as text for `finding_of`."""
         return self._encoded(OutgoingFinding(finding)).decode()
 
     @staticmethod
@@ -140,7 +137,7 @@ class LogStore:
     # --- rules ---
 
     def rules(self) -> tuple[datetime, bytes] | None:
-        """Return the last valid rules and their time, if any. Raises ValueError if unreadable."""
+        """Return the last valid rules and their time. Raises ValueError if unreadable."""
         text = self._value(_RULES)
         if text is None:
             return None
@@ -153,7 +150,7 @@ class LogStore:
     # --- sending ---
 
     def waiting(self, most: int) -> list[tuple[int, bytes]]:
-        """Number and return the next updates, oldest first. A numbered update no longer changes."""
+        """Number and return the next updates, which are now final."""
         with self._lock:
             ((numbered, queued),) = self._journal.rows(_COUNTS)
             if queued and numbered < most:
@@ -192,7 +189,6 @@ class LogStore:
         return finding_codec.encode(update)
 
     def _move_tracker(self) -> None:
-        """Move an earlier version's tracker into its table."""
         text = self._value(_TRACKER)
         if text is None or text == _IN_TABLE:
             return
@@ -225,7 +221,7 @@ class LogStore:
 
 
 def _numbered(body: bytes, number: int) -> bytes | None:
-    """Return the update with its number. None if unreadable."""
+    """Return None if unreadable."""
     try:
         return finding_codec.encode(replace(finding_codec.decode(body), number=number))
     except EnvelopeError:

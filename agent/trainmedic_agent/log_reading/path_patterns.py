@@ -25,7 +25,7 @@ _NOT_FOR_LOGS = ("/dev", "/proc", "/sys")
 
 
 def checked_path(path: str) -> str:
-    """Return the path of a possible log or directory unchanged. Raises ValueError."""
+    """Return the path if it can be a log's. Raises ValueError."""
     if not path.startswith("/") or path.startswith("//") or posixpath.normpath(path) != path or "\0" in path:
         raise ValueError(f"{path!r} must be an absolute path without '.', '..', double or closing '/'")
     if path == "/" or len(path) > _LONGEST:
@@ -40,7 +40,7 @@ class PathPattern(Struct, frozen=True):
     base: str
     """Directory before the first pattern."""
     parts: tuple[re.Pattern[str], ...]
-    """Patterns of the names below `base`, the last for the file name."""
+    """For the names below `base`, the last for the file name."""
 
     @classmethod
     def read(cls, text: str) -> PathPattern:

@@ -36,8 +36,6 @@ _MOST_HELD = 32  # excerpts of findings that are not reported yet
 
 
 class ReadStream(Protocol):
-    """A stream of lines, such as a file."""
-
     @property
     def key(self) -> str: ...
 
@@ -84,11 +82,11 @@ class RuleRunner:
 
     @property
     def can_take(self) -> bool:
-        """False without rules, or if too many findings are not stored."""
+        """False without rules, or with too many unstored findings."""
         return self._tracker is not None and len(self._outgoing) < _MOST_UNWRITTEN
 
     def use(self, rule_set: RuleSet) -> None:
-        """Activate rules. Raises ValueError or TrainmedicError if they cannot be compiled."""
+        """Raises ValueError or TrainmedicError if the rules cannot be compiled."""
         with self._lock:
             if self._tracker is None:
                 tracker = FindingTracker(rule_set, self._gpu_of)
@@ -99,7 +97,6 @@ class RuleRunner:
         self._counters.rules = rule_set.version
 
     def prefilter(self, source: str) -> Prefilter | None:
-        """Return the source's prefilter. None without rules."""
         with self._lock:
             return self._tracker.matcher.prefilter((source,)) if self._tracker is not None else None
 
@@ -134,7 +131,7 @@ class RuleRunner:
             self._queue_update(finding, excerpt, owner)
 
     def begin(self, source: ReadStream) -> None:
-        """Have a stream's position stored soon, to find it after a rename. Raises OSError."""
+        """Have the position stored soon, to find the stream after a rename. Raises OSError."""
         place = source.place_json()
         with self._lock:
             self._positions[source.key] = {"place": place, "stream": source.stream.to_json()}
@@ -149,7 +146,7 @@ class RuleRunner:
         return self._store.positions()
 
     def add_excerpts(self, source: ReadStream) -> None:
-        """Add due excerpts to their findings. Raises OSError."""
+        """Add due excerpts. Raises OSError."""
         now = self._monotonic()
         due = [each for each in source.stream.excerpts if each.due <= now]
         if not due:
@@ -172,7 +169,7 @@ class RuleRunner:
             self.store_due()
 
     def store_due(self, *, is_last: bool = False) -> None:
-        """Store new findings, and positions at intervals. Failures are retried. Called after each round of a thread."""
+        """Store findings now, positions at intervals. Failures are retried."""
         now = self._monotonic()
         with self._lock:
             if self._tracker is None:
@@ -202,7 +199,7 @@ class RuleRunner:
             self.has_findings.set()
 
     def near_misses(self) -> Mapping[str, int]:
-        """Return the number of lines with one of a rule's literals but no match, by rule."""
+        """Count lines with one of a rule's literals but no match."""
         with self._lock:
             return dict(self._tracker.lines_near) if self._tracker is not None else {}
 

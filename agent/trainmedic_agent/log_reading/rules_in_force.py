@@ -33,7 +33,7 @@ class RulesInForce:
             log.error("cannot read log rules on disk", extra={"reason": str(error)})
 
     def take(self, at: datetime, raw: bytes) -> None:
-        """Activate and store verified rules published at `at`, unless they are older or cannot be compiled."""
+        """Activate and store verified rules, unless they are older or cannot be compiled."""
         if self._active is not None and (raw == self._active[1] or at < self._active[0]):
             return
         if self._use(raw):
@@ -44,7 +44,7 @@ class RulesInForce:
                 log.warning("cannot store log rules", extra={"reason": str(error)})
 
     def _use(self, raw: bytes) -> bool:
-        """Activate rules; log and return False if they cannot be used."""
+        """Return False, which is logged, if they cannot be used."""
         try:
             rule_set = RuleSet.decode(raw)
             self._runner.use(rule_set)

@@ -50,7 +50,7 @@ class FoundFile(Struct, frozen=True):
     written_ns: int
     """Nanoseconds since 1970."""
     origin: Origin | None
-    """None if the name identifies no log, but the inode is known."""
+    """None if known only by inode."""
     owner: BudgetOwner = NODE_ITSELF
     named_by: NamedBy | None = None
     """The job's file that names it."""
@@ -61,8 +61,6 @@ class FoundFile(Struct, frozen=True):
 
 
 class ScanBudget:
-    """Limits of a look: directory `entries`, and `seconds` from now."""
-
     def __init__(self, entries: int, is_stopping: Callable[[], bool], seconds: float | None = None) -> None:
         self._left = self.most = entries
         self._is_stopping = is_stopping
@@ -71,7 +69,6 @@ class ScanBudget:
 
     @property
     def is_cut(self) -> bool:
-        """True if the entries ran out."""
         return self._left <= 0
 
     @property
@@ -80,7 +77,7 @@ class ScanBudget:
 
     @property
     def room(self) -> int:
-        """Entries that may be listed. One is kept to notice that a directory has more."""
+        """Entries that may be listed, one less, to notice that a directory has more."""
         return max(self._left - 1, 0)
 
     def take_entries(self, count: int) -> None:
@@ -88,7 +85,7 @@ class ScanBudget:
         self._left -= count
 
     def may_continue(self) -> bool:
-        """Return False after a stop, or if the time ran out, which sets `is_late`."""
+        """Return False after a stop, or when the time is up, which sets `is_late`."""
         if self._ends_at is not None and time.monotonic() >= self._ends_at:
             self.is_late = True
         return not self.is_late and not self._is_stopping()
@@ -106,13 +103,13 @@ class ScanUnit(Struct):
     identity: tuple[int, int, int]
     """Device, inode and owner."""
     first_name: str
-    """The directory's name before renames."""
+    """Name before renames."""
     files: tuple[FoundFile, ...] = ()
     named: tuple[FoundFile, ...] = ()
-    """Files that the job's sources files name."""
+    """Files that the job names."""
     refused: Counter[UnreadReason] = field(default_factory=Counter)
     changed_ns: int = -1
-    """The directory's last change at the last look, in nanoseconds since 1970, -1 before it."""
+    """Directory's last change, in nanoseconds since 1970; -1 before the first look."""
     looked_at: float = float("-inf")
     """Monotonic time."""
     written_ns: int = 0
@@ -121,9 +118,9 @@ class ScanUnit(Struct):
     """Seconds of the latest looks."""
     is_large: bool = False
     is_in_progress: bool = False
-    """True while the thread for large units looks at it, or has an unread result."""
+    """True until the other thread's result is taken."""
     due: float = float("-inf")
-    """Monotonic time of the next look."""
+    """Monotonic time."""
 
     def record_look(self, began: float, ended: float, units: int, *, is_late: bool) -> None:
         """Record a look and schedule the next. `units`: number of all units.
@@ -153,8 +150,6 @@ class ScanUnit(Struct):
 
 
 class UnitTable:
-    """The scan units of one directory."""
-
     def __init__(self, policy: LogsPolicy, node: str, cuts: CutRecord, files: NodeFiles, names: DirectoryNames) -> None:
         self._names = names
         self._may_be_renamed = False
@@ -182,7 +177,7 @@ class UnitTable:
                 units[name] = self._unit(name, f"{path}/{name}", facts, finders[name])
 
     def current_unit(self, path: str, unit: ScanUnit, facts: FileFacts) -> ScanUnit:
-        """Return `unit`, or its replacement if another directory or owner has its name now."""
+        """Return `unit`, or its replacement if another directory or owner has its name."""
         first = self._first_name(unit.name, facts)
         if (facts.device, facts.inode, facts.uid) == unit.identity and first == unit.first_name:
             return unit
@@ -224,7 +219,6 @@ def newest(files: Collection[FoundFile], most: int, known: Collection[FileKey]) 
 
 
 def newest_of_users(files: Sequence[FoundFile], most: int, known: Collection[FileKey]) -> list[FoundFile]:
-    """Return at most `most` files per user, as `newest`."""
     if len(files) <= most:
         return list(files)
     by_user: dict[int | None, list[FoundFile]] = {}
@@ -234,7 +228,7 @@ def newest_of_users(files: Sequence[FoundFile], most: int, known: Collection[Fil
 
 
 def trim(units: Sequence[ScanUnit], most: int, known: Collection[FileKey]) -> Mapping[BudgetOwner, int]:
-    """Drop the oldest files of each user's largest units, down to `most` per user; return counts by owner."""
+    """Drop the oldest files of each user's largest units, down to `most`; return counts by owner."""
     lost: Counter[BudgetOwner] = Counter()
     totals: Counter[int | None] = Counter()
     for unit in units:
@@ -251,7 +245,7 @@ def trim(units: Sequence[ScanUnit], most: int, known: Collection[FileKey]) -> Ma
 
 
 def _common_bound(sizes: Sequence[int], most: int) -> int:
-    """Return the largest bound for each of the ascending `sizes` with which their sum is at most `most`."""
+    """Return the largest bound of each of the ascending `sizes` that keeps the sum within `most`."""
     left = most
     for number, size in enumerate(sizes):
         share = left // (len(sizes) - number)

@@ -26,7 +26,7 @@ class SharedScan:
     # --- called by the scanning thread ---
 
     def begin(self) -> bool:
-        """Record the beginning of a scan; return whether a search waits for it."""
+        """Return whether a search waits."""
         with self._changed:
             self._begun += 1
             is_wanted, self._is_wanted = self._is_wanted, False
@@ -56,10 +56,7 @@ class SharedScan:
         seconds: float | None = None,
         job_seconds: float = 0.0,
     ) -> Scan:
-        """Return a scan that began after this call; after `seconds` the last one marked as stale.
-
-        The other arguments of `Discovery.scan` have no effect.
-        """
+        """Return a scan that began after this call; after `seconds` the last one marked as stale."""
         until = None if seconds is None else time.monotonic() + seconds
         with self._changed:
             begun, self._is_wanted = self._begun, True

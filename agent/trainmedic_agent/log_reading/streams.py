@@ -1,6 +1,6 @@
-"""Assembly of a stream's lines into blocks, such as tracebacks. Each is processed once, also across restarts.
+"""Assembly of a stream's lines into blocks, each processed once, also across restarts.
 
-After a restart, reading resumes at the oldest line of an unfinished block, and skips the lines processed since then.
+An unfinished block is read again after a restart; the rules have seen its other lines.
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ BYTES_AROUND = 64 * 1024  # bytes searched on each side of a line for its excerp
 
 
 class PendingExcerpt(Struct, frozen=True):
-    """A finding that waits for the lines after it."""
-
     finding_id: str
     place: int
     update: str
-    """The encoded finding; empty if it is reported only once it has lasted."""
+    """Encoded; empty if reported only once it has lasted."""
     due: float = 0.0
     """Monotonic time; 0 after a restart."""
 
@@ -60,7 +58,7 @@ class LineStream:
         return self._assembler.oldest_place
 
     def feed(self, placed: Sequence[PlacedLine], arrived: datetime, prefilter: Prefilter | None = None) -> list[Line]:
-        """Add lines in order; return finished blocks. Lines that `prefilter` excludes may be missing."""
+        """Return finished blocks. Lines excluded by `prefilter` may be missing."""
         fresh = [(place, raw) for place, raw in placed if place > self._fed_to or place in self._held]
         if not fresh:
             return []
@@ -73,7 +71,7 @@ class LineStream:
 
 
 def excerpt_of(before: Sequence[bytes], after: Sequence[bytes]) -> Excerpt | None:
-    """Return the masked lines around the first of `after`. None if that is empty."""
+    """Return masked lines around the first of `after`, if any."""
     if not after:
         return None
     kept = before[-MOST_AROUND:]
