@@ -89,8 +89,7 @@ class CommandRunner:
     def note_unreadable(self) -> None:
         self._context.counters.command("", "unreadable")
 
-    def connected(self, client: redis.Redis) -> None:
-        """Do nothing: the journal has the agent's state."""
+    def connected(self, client: redis.Redis) -> None: ...
 
     def _receive(self, received: ReceivedCommand) -> None:
         command = received.command
@@ -210,7 +209,7 @@ class CommandRunner:
             return ended(envelope.FAILED, f"{type(error).__name__}: {error}")
 
     def _revert_partial_effects(self, executor: Executor, accepted: AcceptedCommand) -> bool:
-        """Revert partial effects; return whether none is left."""
+        """Return whether no effect is left."""
         if not accepted.resumed:
             return True
         if not isinstance(executor, SupportsAbandon):

@@ -113,9 +113,8 @@ class AgentDatabase:
             return self._connection.execute(query, parameters).fetchall()
 
     def install(self, part: str, versions: Sequence[Sequence[str]]) -> None:
-        """Migrate one part's tables: ``versions[n]`` leads from version n to n + 1.
-
-        Raises ConfigurationError if a newer agent has written the file.
+        """Migrate one part's tables: ``versions[n]`` leads from version n to n + 1. Raises ConfigurationError for a
+        newer file.
         """
         if self._installed_version(part) == len(versions):
             return  # no write: the agent must start, and restore power, on a full disk too

@@ -149,5 +149,5 @@ def _listed(gpus: Mapping[str, KnownGpu], inventory: Inventory) -> dict[str, Kno
 
 
 def _lasting(gpu: KnownGpu | None) -> KnownGpu | None:
-    """Return the fields whose change is written at once: energy changes constantly."""
+    """Return the fields whose change is written at once."""
     return None if gpu is None else replace(gpu, is_present=False, energy_mj=None)

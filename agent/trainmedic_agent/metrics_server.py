@@ -42,7 +42,7 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Give the connection a place; False, which closes it, if none can be freed."""
+        """Return False, which closes the connection, if there are too many."""
         with self._lock:
             if len(self._open) >= 2 * _MOST_CONNECTIONS:
                 return False
@@ -122,8 +122,7 @@ class MetricsRequestHandler(BaseHTTPRequestHandler, abc.ABC):
     def page(self, path: str, accept: str, accept_encoding: str) -> tuple[dict[str, str], bytes]:
         """Return headers and content."""
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Do nothing: scrapes are not logged."""
+    def log_message(self, format: str, *args: object) -> None: ...
 
 
 class _FirstBytes(io.RawIOBase):

@@ -32,10 +32,7 @@ def pods_of(pids: Iterable[int], proc: Path | None = None) -> tuple[str, ...]:
 
 
 def pod_in(groups: bytes) -> str | None:
-    """Return the pod's UID from a ``/proc/<pid>/cgroup`` text.
-
-    Groups of a login are ignored: the user chooses their names.
-    """
+    """Return the pod's UID from a ``/proc/<pid>/cgroup`` text. Users choose the names of a login's groups."""
     match = _POD.search(b"\n".join(line for line in groups.split(b"\n") if _LOGIN not in line))
     return match[1].decode().replace("_", "-") if match is not None else None
 

@@ -88,7 +88,7 @@ class AgentReplies:
                 self._is_behind = True
 
     def send_reading(self, command_id: str, outcome: CommandRecord) -> None:
-        """Send the outcome of a command without journal entry. If it is lost, the server asks again."""
+        """Send an outcome without journal entry. If it is lost, the server asks again."""
         self._writer.put(OutgoingReplies((self._reply(command_id, outcome),)))
 
     def _reply(self, command_id: str, record: CommandRecord) -> envelope.Reply:
@@ -105,7 +105,7 @@ class AgentReplies:
         self._conflict = self._now(), other
 
     def _on_sent(self, sent: Sequence[OutgoingReplies]) -> None:
-        """Mark sent replies in batches, because each mark is a disk write."""
+        """Mark replies in batches: each mark is a disk write."""
         self._counters.redis_answered(self._now().timestamp())
         with self._lock:
             for batch in sent:

@@ -31,7 +31,6 @@ class ReservedSpace:
         return self._size < PIECES * PIECE
 
     def give_up(self) -> bool:
-        """Free a piece; False if none is left."""
         if self._size <= 0:
             return False
         left = max(self._size - PIECE, 0) // PIECE * PIECE

@@ -31,7 +31,7 @@ class AccessTimes(Struct, frozen=True):
     """Reasons why reads may leave no trace."""
 
     def last_use_ns(self, status: os.stat_result) -> int:
-        """Return the last change, or a later recorded access plus its lag. Untraced reads are not in it."""
+        """Return the last change, or a later recorded access plus its lag."""
         changed = max(status.st_mtime_ns, status.st_ctime_ns)
         return changed if status.st_atime_ns <= changed else status.st_atime_ns + self.lag_ns
 
@@ -45,7 +45,7 @@ KEPT = AccessTimes()  # all reads are recorded
 
 
 def access_times(mount: int | None, proc: Path, *, sees_every_process: bool) -> AccessTimes:
-    """Return the reliability on the mount with this ID. `sees_every_process`: `proc` lists all processes."""
+    """Return the reliability on a mount. `sees_every_process`: `proc` lists all processes."""
     try:
         own = mounts_of(proc / "self")
     except OSError:
@@ -73,8 +73,7 @@ def access_times(mount: int | None, proc: Path, *, sees_every_process: bool) -> 
 def _mounts_of_others(proc: Path) -> list[Mount]:
     """Return the mounts of the machine and its containers. Raises OSError.
 
-    Other mount namespaces with the machine's ``/`` are skipped. They belong to restricted services, which see nearly
-    everything read-only.
+    Other namespaces with the machine's ``/`` are skipped: to restricted services nearly everything is read-only.
     """
     mounts = mounts_of(proc / "1")
     top = _top(mounts)
@@ -100,7 +99,7 @@ def _mounts_of_others(proc: Path) -> list[Mount]:
 
 
 def _namespace(process: Path) -> Path | None:
-    """Return a process's mount namespace. None without permission."""
+    """Return None without permission."""
     try:
         return (process / "ns/mnt").readlink()
     except PermissionError:
@@ -108,5 +107,4 @@ def _namespace(process: Path) -> Path | None:
 
 
 def _top(mounts: list[Mount]) -> tuple[bytes, bytes] | None:
-    """Return device and directory mounted at ``/``."""
     return next(((entry.device, entry.root) for entry in reversed(mounts) if entry.point == b"/"), None)

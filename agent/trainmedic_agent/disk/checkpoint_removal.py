@@ -30,7 +30,7 @@ from trainmedic_agent.disk.walk import DELETING, WalkedDirectory
 
 
 class CheckpointRemoval(Struct, frozen=True):
-    """Deleted files, freed bytes, and why the checkpoint or a rest of it was left, if so."""
+    """Deleted files, freed bytes, and why the rest was left, if so."""
 
     files: int = 0
     bytes: int = 0
@@ -129,7 +129,7 @@ class CheckpointRemover(Struct, frozen=True):
 
 
 class _ContentsRemoval(Struct):
-    """Deletion of a directory's contents. Entries written after `cutoff_ns` end it."""
+    """Entries written after `cutoff_ns` end the removal."""
 
     throttle: Throttle
     root: Root
@@ -138,7 +138,7 @@ class _ContentsRemoval(Struct):
     bytes: int = 0
 
     def run(self, fd: int, path: str) -> Reason | None:
-        """Return why something was left, None if all is deleted."""
+        """Return why something was left, if so."""
         levels = [(fd, path)]
         try:
             reason = self._unlink_marks(fd, path)

@@ -42,7 +42,7 @@ class CheckpointTraits(Struct, frozen=True):
     completeness: Completeness
     is_pinned: bool
     best: str | None
-    """Name of the best checkpoint, according to this one's trainer state."""
+    """Name of the best checkpoint at its time."""
     is_known: bool = True
     """False if a file needed for this is unreadable."""
 

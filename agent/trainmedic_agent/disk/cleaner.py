@@ -63,9 +63,9 @@ class Cleaner(Struct, frozen=True):
     state_dir: Path | None = None
 
     def clean(self, request: CleaningRequest, is_stopping: Callable[[], bool]) -> Mapping[str, Any]:
-        """Return the output of a cleaning or trial run with existing rules.
+        """Return the output of a command with existing rules.
 
-        ``stopped`` is the reason for an early end (``free_enough``, a limit, the deadline, the agent's stop) or None.
+        ``stopped``: reason for an early end, or None.
         """
         throttle = Throttle(self.clocks, request.deadline, is_stopping)
         filesystems = Filesystems(self.measure, request.until_free, dry_run=request.dry_run, throttle=throttle)
@@ -86,15 +86,12 @@ class Cleaner(Struct, frozen=True):
 
 
 class _CleaningRun(Struct):
-    """State of one command."""
-
     cleaner: Cleaner
     request: CleaningRequest
     throttle: Throttle
     filesystems: Filesystems
     usage: FileUsage
     target_filesystems: FilesystemSearch | None
-    """None for all."""
     gone: set[Inode] = field(default_factory=set)
     """Entries deleted by earlier rules of a trial run."""
     files: int = 0
@@ -115,8 +112,6 @@ class _CleaningRun(Struct):
 
 
 class _RuleRun(Struct):
-    """One rule's part of a command."""
-
     run: _CleaningRun
     rule: CleaningRule
     counters: RuleCounters
@@ -124,7 +119,7 @@ class _RuleRun(Struct):
     cutoff_ns: int
     """Nanoseconds since the epoch; entries used later are too young."""
     considered: int = 0
-    """Matched entries that were deleted or left for a reason of their own."""
+    """Matched entries deleted or left for a reason of their own."""
 
     def apply(self, opened: OpenedRoots) -> None:
         self.counters.refused_roots.update(opened.refused)
@@ -152,7 +147,6 @@ class _RuleRun(Struct):
         return False
 
     def _measure(self, root: Root) -> bool:
-        """Return False if the free space is unknown, which refuses the root."""
         try:
             self.run.filesystems.add(root)
         except OSError as error:
@@ -228,7 +222,6 @@ class _RuleRun(Struct):
             self.run.gone.add(file.inode)
 
     def _free(self, remover: FileRemover, parent: int, file: MatchedFile) -> int | Reason:
-        """Return the freed bytes, or why the file was left."""
         if self.rule.keep_tail is not None:
             return remover.shrink(parent, file, self.rule.keep_tail)
         if self.rule.do is CleaningOperation.TRUNCATE:
@@ -294,8 +287,6 @@ def _least_left(*limits: tuple[int | None, int]) -> int:
 
 
 class _DirectoryCache:
-    """Descriptors of the directories used last."""
-
     def __init__(self) -> None:
         self._fds: OrderedDict[WalkedDirectory, int] = OrderedDict()
 

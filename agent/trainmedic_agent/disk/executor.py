@@ -73,7 +73,7 @@ class DiskCleanExecutor:
 
 
 def named_filesystems(raw: object) -> tuple[NamedFilesystem, ...]:
-    """Return the command's file systems. Raises CommandRejected."""
+    """Raises CommandRejected."""
     wrong = CommandRejected(f"filesystems must be a list of at most {_MAX_RULES} with a mountpoint and a device each")
     if not isinstance(raw, list | tuple) or len(raw) > _MAX_RULES:
         raise wrong

@@ -51,7 +51,7 @@ class Root(Struct, frozen=True):
     fd: int
     device: int
     mount: int | None
-    """Mount ID, None if unknown."""
+    """Mount ID, if known."""
     protected: Inode | None = None
     """A directory that no walk enters."""
     access_times: AccessTimes = KEPT
@@ -71,7 +71,7 @@ class OpenedRoots(Struct, frozen=True):
 def opened_roots(
     paths: tuple[str, ...], owners: frozenset[int], protected: Inode | None = None
 ) -> Iterator[OpenedRoots]:
-    """Yield the roots, open during the block. `protected`: the agent's state directory."""
+    """Yield the open roots. `protected`: the agent's state directory."""
     trusted = owners | {0, os.geteuid()}
     roots: list[Root] = []
     refused: dict[str, str] = {}
@@ -112,7 +112,7 @@ def inode_at(path: str | os.PathLike[str]) -> Inode | None:
 
 
 def _open_root(path: str, trusted: frozenset[int], protected: Inode | None) -> Root | str:
-    """Return the root, or why it is refused. Each directory is checked by descriptor, because paths can change."""
+    """Return the root, or why it is refused. Directories are checked by descriptor: paths can change."""
     fd = os.open("/", _OPEN_DIRECTORY)
     try:
         top = os.fstat(fd)
@@ -145,7 +145,7 @@ def _open_root(path: str, trusted: frozenset[int], protected: Inode | None) -> R
 
 
 def _replacement_risk(path: str, facts: os.stat_result, trusted: frozenset[int]) -> str | None:
-    """Return why an untrusted user could replace entries of a directory, if so."""
+    """Return why an untrusted user could replace entries, if so."""
     if facts.st_uid not in trusted:
         return f"{path}, a parent directory, belongs to user {facts.st_uid}, who is not under owners"
     if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not facts.st_mode & stat.S_ISVTX:
@@ -161,8 +161,6 @@ def _is_link(parent: int, name: str) -> bool:
 
 
 class DiskSpace(Struct, frozen=True):
-    """Bytes of a file system."""
-
     free: int
     total: int
 
@@ -188,7 +186,6 @@ class Filesystem(Struct):
     fd: int
     before: DiskSpace
     freed: int = 0
-    """Bytes freed by this command."""
     waits: int = 0
 
 
@@ -223,7 +220,7 @@ class Filesystems:
         return self._measure(filesystem.fd)
 
     def wait_for_enough(self, device: int) -> bool:
-        """Return whether the target is reached, after a wait for space that the file system frees late."""
+        """Return whether the target is reached, after waiting for space freed late."""
         if self._target is None:
             return False
         if self.space(device).percent >= self._target:

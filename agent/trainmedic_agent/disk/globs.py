@@ -58,7 +58,7 @@ class GlobState(Struct, frozen=True):
     positions: frozenset[tuple[int, int]]
     """Indexes of a pattern and of its next component."""
     last: tuple[Matcher, ...]
-    """Matchers of last components, for the directory's entries."""
+    """Matchers of last components."""
 
     @classmethod
     def of(cls, globs: Iterable[Glob]) -> GlobState:
@@ -85,7 +85,7 @@ class GlobState(Struct, frozen=True):
         return any(match(name) for match in self.last)
 
     def below(self, name: str) -> GlobState | None:
-        """Return the state in a subdirectory. None if nothing in it can match."""
+        """Return a subdirectory's state. None if nothing in it can match."""
         onward = set()
         for index, position in self.positions:
             glob = self.globs[index]

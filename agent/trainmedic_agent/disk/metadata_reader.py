@@ -36,11 +36,9 @@ class MetadataReader:
         self._process = ConfinedProcess(metadata_child.__name__, (), _LONGEST_ANSWER)
 
     def latest_step(self, directory: int, name: str) -> int | None:
-        """Return the step in a file that names the latest checkpoint, if any."""
         return self._parsed(metadata_child.LATEST, _beginning(directory, name, _LATEST_BYTES)).step
 
     def best(self, directory: int, name: str) -> str | None:
-        """Return the name of the best checkpoint in a trainer state, if stated."""
         return self._parsed(metadata_child.TRAINER_STATE, _beginning(directory, name, _STATE_BYTES)).best
 
     def close(self) -> None:

@@ -41,8 +41,6 @@ class NamedFilesystem(Struct, frozen=True):
 
 
 class FilesystemSearch:
-    """The mounts of an alert's file systems."""
-
     def __init__(self, names: Sequence[NamedFilesystem], proc: Path) -> None:
         self.names = names
         self._own = _mounts_if_readable(proc / "self")
@@ -52,13 +50,12 @@ class FilesystemSearch:
         ]
 
     def finds(self, mount_id: int | None) -> bool:
-        """Return whether a mount of this process belongs to one of the file systems."""
+        """Return whether one of the file systems has this mount ID."""
         mount = next((each for each in self._own if each.number == mount_id), None)
         return mount is not None and any(_is_named(mount, name, at_point) for name, at_point in self._found)
 
 
 def _is_named(mount: Mount, name: NamedFilesystem, at_point: Sequence[Mount]) -> bool:
-    """Return whether `mount` is on the named file system. `at_point`: mounts at its mount point."""
     device = name.device.encode()
     exact = {each.device for each in at_point if each.source == device}
     if exact:
@@ -68,7 +65,7 @@ def _is_named(mount: Mount, name: NamedFilesystem, at_point: Sequence[Mount]) ->
 
 
 def _mounts_at(mountpoint: str, mounts: Sequence[Mount]) -> list[Mount]:
-    """Return the visible mount at a mount point, with or without an exporter's prefix."""
+    """Return the visible mount, with or without an exporter's prefix."""
     for point in _spellings(mountpoint):
         # The last mount at a point hides the others.
         matching = [mount for mount in mounts if mount.point == point.encode()]

@@ -40,7 +40,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def acquire_write_lease(fd: int) -> bool:
     """Take a write lease (fcntl(2), F_SETLEASE), which blocks other opens until `fd` is closed.
 
-    Returns False if the file is in use. Raises OSError if there is no lease for another reason.
+    Returns False if the file is in use. Raises OSError without leases.
     """
     # The kernel signals when another process opens the file. The default SIGIO would kill this process; SIGURG is
     # ignored.
@@ -53,7 +53,7 @@ def acquire_write_lease(fd: int) -> bool:
 
 
 class OpenFileSnapshot(Struct):
-    """Inodes in use on a device."""
+    """Inodes in use."""
 
     device: int
     is_complete: bool = True

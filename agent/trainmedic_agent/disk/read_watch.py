@@ -33,7 +33,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ReadWatch:
-    """Watch for one rule. `seconds`: the rule's ``min_age``."""
+    """`seconds`: the rule's ``min_age``."""
 
     def __init__(self, seconds: float, throttle: Throttle) -> None:
         self._seconds = min(seconds, WATCH_SECONDS)
@@ -52,7 +52,7 @@ class ReadWatch:
             os.close(self._queue)
 
     def watch_files(self, files: Iterable[MatchedFile]) -> None:
-        """Watch the files' directories for a while, where necessary. Earlier ones are no longer watched."""
+        """Watch the files' directories for a while, where necessary, and no earlier ones."""
         self._watches.clear()
         self._matched_names.clear()
         for file in files:
@@ -61,7 +61,7 @@ class ReadWatch:
         self._watch(self._matched_names, is_recursive=False)
 
     def watch_checkpoints(self, matched: Iterable[MatchedCheckpoint]) -> None:
-        """Watch the checkpoints with their subdirectories for a while, where necessary."""
+        """Watch checkpoints for a while, where necessary."""
         self._watch(
             (each.directory for each in matched if each.directory.root.access_times.untraced),
             is_recursive=True,
@@ -80,7 +80,7 @@ class ReadWatch:
         return Reason.READ if any(names is None or name in names for name in opened) else None
 
     def ignore(self, directory: WalkedDirectory, name: str) -> None:
-        """Ignore opens of a file that the next read of the queue finds: they are the agent's own."""
+        """Ignore the agent's own open of a file, found by the next read of the queue."""
         self._own_opens.update((number, name) for number in self._watches.get(directory, ()))
 
     def _watch(self, directories: Iterable[WalkedDirectory], *, is_recursive: bool) -> None:

@@ -36,7 +36,7 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 class FileRemover(Struct, frozen=True):
-    """Remover of files. Methods return the freed bytes, or why the file was left."""
+    """Methods return the freed bytes, or why the file was left."""
 
     usage: FileUsage
     age_by: AgeBy
@@ -134,7 +134,6 @@ class FileRemover(Struct, frozen=True):
 
 
 def _difference(status: os.stat_result, file: MatchedFile) -> Reason | None:
-    """Return why this is not the file that was found, if so."""
     if inode_of(status) != file.inode or not stat.S_ISREG(status.st_mode):
         return Reason.CHANGED
     return Reason.HARD_LINK if status.st_nlink > 1 else None
@@ -149,7 +148,7 @@ def open_for_reading(parent: int, name: str) -> int | None:
 
 
 def refusal(parent: int, status: os.stat_result, fd: int | None) -> Reason | None:
-    """Return why the system would refuse to delete an entry, if so. `fd`: the opened entry, if permitted."""
+    """Return why the system would refuse to delete an entry, if so."""
     directory = os.fstat(parent)
     if os.fstatvfs(parent).f_flag & os.ST_RDONLY:
         return Reason.READ_ONLY

@@ -106,14 +106,12 @@ class RuleCounters(Struct):
             self.leave(reason, directory, name)
 
     def leave(self, reason: Reason, directory: _Located, name: str) -> None:
-        """Count an entry that is not deleted."""
         entries = self._left.setdefault(reason, _LeftEntries())
         entries.count += 1
         if len(entries.examples) < _MAX_EXAMPLES:
             entries.examples.append(printable(directory.path(name)))
 
     def leave_rest(self, reason: Reason, count: int) -> None:
-        """Count entries that were not considered."""
         if count > 0:
             self._left.setdefault(reason, _LeftEntries()).count += count
 

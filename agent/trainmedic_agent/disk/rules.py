@@ -85,7 +85,7 @@ class CleaningRule(Struct, frozen=True):
     min_size: int | None = None
     max_size: int | None = None
     when_free_below: float | None = None
-    """Percentage of free space."""
+    """Percentage."""
     max_files: int | None = None
     max_bytes: int | None = None
     keep_tail: int | None = None
@@ -108,8 +108,6 @@ class CleaningPolicy(Struct, frozen=True):
 
 
 class CleaningInvalid(ConfigurationError):
-    """The part has these faults."""
-
     def __init__(self, faults: tuple[FieldFault, ...]) -> None:
         super().__init__("; ".join(map(str, faults)))
         self.faults = faults

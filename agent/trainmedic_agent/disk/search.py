@@ -41,7 +41,7 @@ class _Search(Struct):
     throttle: Throttle
     counters: RuleCounters
     gone: Set[Inode]
-    """Entries to ignore, because a trial run counts them as deleted."""
+    """Entries that a trial run counts as deleted."""
 
     def _walk(self, root: Root, visit: VisitDirectory) -> closing[Generator[WalkedEntry, None, None]]:
         return closing(Walk(self.rule.globs, self.rule.exclude, self.throttle, self.counters.skip, visit)(root))
@@ -57,7 +57,7 @@ class MatchedFile(Struct, frozen=True):
 
 
 class _OldestFiles(Struct):
-    """The `size` oldest files after the key `after`, packed into a quarter of the memory of objects."""
+    """The `size` oldest files after a key, packed into a quarter of the memory of objects."""
 
     size: int
     after: bytes
@@ -185,15 +185,13 @@ class FileSearch(_Search):
 
 
 class CheckpointContents(Struct, frozen=True):
-    """Summary of a checkpoint. Times are in nanoseconds since the epoch."""
+    """Times are in nanoseconds since the epoch."""
 
     files: int
     bytes: int
-    """Bytes that deletion frees."""
     last_used_ns: int
     written_ns: int
     obstacle: Reason | None
-    """Why it must not be deleted."""
 
 
 class MatchedCheckpoint(Struct, frozen=True):
@@ -211,7 +209,7 @@ class CheckpointSearch(_Search):
     def find(self) -> list[MatchedCheckpoint]:
         """Return matching checkpoints, oldest first.
 
-        None match if the throttle ended the search: the newest to keep are then unknown.
+        None match if the throttle ended the search: the newest are then unknown.
         """
         for index, root in enumerate(self.roots):
             self._search_root(index, root)
@@ -255,7 +253,6 @@ class CheckpointSearch(_Search):
                     self._judge(siblings_in.pop(directory, []))
 
     def _judge(self, siblings: list[tuple[MatchedCheckpoint, CheckpointTraits]]) -> None:
-        """Decide on the checkpoints of one directory."""
         whole = [traits for _, traits in siblings if not traits.name.startswith(DELETING)]
         kept = checkpoints.kept(whole, self.rule.keep_newest)
         for checkpoint, traits in siblings:

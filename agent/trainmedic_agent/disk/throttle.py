@@ -35,7 +35,7 @@ _IOPRIO_LAST_BEST_EFFORT = 2 << 13 | 7
 
 
 def seconds_waited_for_core() -> float:
-    """Return the seconds in which this thread was runnable but had no core, 0 if unknown."""
+    """Return the seconds runnable without a core, 0 if unknown."""
     try:
         with open("/proc/thread-self/schedstat", encoding="ascii") as file:  # noqa: PTH123
             return int(file.read().split()[1]) / 1e9
@@ -74,7 +74,7 @@ class Throttle:
         self.stop_reason: Reason | None = None
 
     def may_continue(self) -> bool:
-        """Return False if the cleaning must end. Rest first, if it has worked long enough."""
+        """Return False if the cleaning must end. Rest first, if due."""
         if self.stop_reason is not None:
             return False
         passed = self._clocks.steady() - self._began

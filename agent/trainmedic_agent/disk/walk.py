@@ -20,8 +20,6 @@ _EVERYTHING = (Glob.read("**"),)
 
 
 class WalkedDirectory(Struct, eq=False):
-    """A directory and its way from the root."""
-
     root: Root
     parent: WalkedDirectory | None
     name: str
@@ -30,7 +28,6 @@ class WalkedDirectory(Struct, eq=False):
     """Open during the walk, else -1."""
 
     def names(self) -> list[str]:
-        """Return the names from the root on."""
         parts: list[str] = []
         directory = self
         while directory.parent is not None:
@@ -39,14 +36,10 @@ class WalkedDirectory(Struct, eq=False):
         return parts[::-1]
 
     def path(self, name: str = "") -> str:
-        """Return the path of the directory, or of its entry `name`."""
         return "/".join([self.root.path, *self.names(), *([name] if name else [])])
 
     def reopen(self) -> int:
-        """Open the directory that has this path now. It may be another one, so callers compare each entry.
-
-        Raises OSError.
-        """
+        """Open the directory now at this path, possibly another one, so callers compare each entry. Raises OSError."""
         fd = os.dup(self.root.fd)
         for name in self.names():
             try:
@@ -59,7 +52,6 @@ class WalkedDirectory(Struct, eq=False):
     def walk_all(
         self, throttle: Throttle, skip: SkipEntry, visit: VisitDirectory
     ) -> Generator[WalkedEntry, None, None]:
-        """Walk everything below this open directory, as `Walk`."""
         top = replace(self.root, path=self.path(), fd=self.fd)
         return Walk(_EVERYTHING, (), throttle, skip, visit)(top)
 
@@ -78,7 +70,7 @@ class _Level(Struct):
 
 
 class Walk(Struct, frozen=True):
-    """`skip` is called for directories that cannot be entered, `visit` for each other one."""
+    """`visit` is called for each directory, `skip` for each that cannot be entered."""
 
     globs: tuple[Glob, ...]
     exclude: tuple[Glob, ...]

@@ -40,8 +40,6 @@ _LONGEST_REASON = 1000
 
 
 class ReadingParts(Protocol):
-    """Log reading and search, as the agent controls them."""
-
     def take_rules(self, at: datetime, raw: bytes) -> None: ...
 
     def search(self, params: Mapping[str, Any], is_stopping: Callable[[], bool]) -> Sequence[str]:
@@ -50,9 +48,7 @@ class ReadingParts(Protocol):
 
     def status(self) -> ReaderStatus: ...
 
-    def loop_errors(self) -> Mapping[str, int]:
-        """Return the number of unexpected errors so far, by thread."""
-        ...
+    def loop_errors(self) -> Mapping[str, int]: ...
 
     def metrics(self) -> list[LogMetric]: ...
 
@@ -82,14 +78,12 @@ class AgentSession:
             self._store_news(message)
 
     def uuid_of(self, address: str) -> str | None:
-        """Return the UUID of the GPU at a PCI address, if known."""
         return self._uuids.get(address)
 
     def access(self) -> StoreAccess:
         return self._access
 
     def serve(self, parts: ReadingParts) -> None:
-        """Start to handle messages, with the rules received so far."""
         self._parts = parts
         if self._rules is not None:
             parts.take_rules(self._rules.at, self._rules.raw)
@@ -101,7 +95,7 @@ class AgentSession:
         self._receiving.join(1.0)
 
     def send_findings(self, updates: Sequence[tuple[int, bytes]]) -> None:
-        """Send updates and wait until Redis has them. Raises LinkClosed if the link ends first."""
+        """Raises LinkClosed if the link ends first."""
         with self._changed:
             self._unacknowledged = {number for number, _ in updates}
         self.stream.send(encoded(FindingBatch([QueuedFinding(number, body) for number, body in updates])))

@@ -74,7 +74,7 @@ class FindingRelay:
         self._unsent.put(None)
 
     def begin_generation(self, generation: int) -> None:
-        """Serve a new reader: drop the previous one's batch and fetch the rules."""
+        """Serve a new reader, which needs the rules."""
         with self._lock:
             self._batch = None
             self._generation = generation
@@ -141,7 +141,7 @@ class FindingRelay:
                 self._rules_due = now + _RULES_SECONDS
 
     def _relay_batch(self, client: redis.Redis) -> bool:
-        """Send the batch; return False if the stream has no space for all of it."""
+        """Return False if the stream has no space for all of it."""
         with self._lock:
             batch, generation = self._batch, self._generation
         if batch is None:
@@ -178,7 +178,7 @@ class FindingRelay:
             pipeline.execute()
 
     def _verified(self, queued: QueuedFinding) -> bytes | None:
-        """Return the update with the clock's error. None if it is unreadable or of another node."""
+        """Return the update with the clock's error. None if unreadable or another node's."""
         try:
             update = finding_codec.decode(queued.body)
         except EnvelopeError:
@@ -192,7 +192,7 @@ class FindingRelay:
         return raw if len(raw) <= LARGEST_UPDATE else None
 
     def _measure_clock_error(self, client: redis.Redis) -> float | None:
-        """Return None if this Redis user may not call TIME."""
+        """Return None if TIME is not permitted."""
         asked = time.monotonic()
         try:
             seconds, microseconds = client.time()

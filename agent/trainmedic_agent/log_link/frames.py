@@ -49,19 +49,18 @@ class FrameStream:
         return self._exactly(length)
 
     def wait_for_end(self) -> None:
-        """Wait until the other end closes the link."""
         poll = select.poll()
         poll.register(self._socket, select.POLLRDHUP)
         while not poll.poll():
             continue
 
     def close(self) -> None:
-        """End the link, from any thread. `receive` then raises LinkClosed."""
+        """End the link, from any thread."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Free the socket, in the receiving thread only."""
+        """Free the socket, in the receiving thread."""
         self.close()
         self._socket.close()
 

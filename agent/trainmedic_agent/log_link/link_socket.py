@@ -18,8 +18,6 @@ _ACCEPT_SECONDS = 0.5
 
 
 class Peer:
-    """The process at the other end."""
-
     def __init__(self, connection: socket.socket) -> None:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         self.pid, self.uid, self.gid = struct.unpack("3i", raw)
@@ -30,7 +28,7 @@ class Peer:
                 self._handle = os.pidfd_open(self.pid)
 
     def kill(self) -> bool:
-        """Return False if the process is unknown or may not be killed."""
+        """Return False if not permitted."""
         if self._handle is None:
             return False
         try:
@@ -85,7 +83,7 @@ class LinkSocket:
         return None
 
     def wake(self) -> None:
-        """End a running `accept`, which then raises OSError."""
+        """End a running `accept`."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -20,7 +20,7 @@ _THREAD_SECONDS = 0.5
 
 
 class LinkedReading:
-    """The reading process as seen by the agent and its exporter. Call `start` and `stop` once each."""
+    """The reading process as seen by the agent and its exporter."""
 
     def __init__(self, link: ReaderLink, relay: FindingRelay, news: ReaderNews, supervisor: ReaderSupervisor) -> None:
         self._link = link
@@ -44,7 +44,6 @@ class LinkedReading:
         self._relay.stop(_THREAD_SECONDS)
 
     def presence(self) -> Mapping[str, Any]:
-        """Return members of the agent's presence."""
         status = self._link.status
         values: dict[str, Any] = {"rules": status.rules, "files": status.files}
         if status.kernel is not None:
@@ -77,7 +76,7 @@ class LinkedReading:
 
 
 class LinkedSearch(Struct, frozen=True):
-    """Executor of ``logs.read``. `withdrawal`: action that withdraws a search."""
+    """Executor of ``logs.read``."""
 
     link: ReaderLink
     action: str = READ

@@ -30,8 +30,6 @@ _Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class Welcome(Struct, frozen=True, tag="welcome"):
-    """The agent's greeting: start reading."""
-
     policy: LogsPolicy
     boot: NodeBoot
     version: int = VERSION
@@ -64,8 +62,6 @@ class SearchWithdrawn(Struct, frozen=True, tag="search_withdrawn"):
 
 
 class Ping(Struct, frozen=True, tag="ping"):
-    """Heartbeat, which the reader answers with a `Pong`."""
-
     number: int
     wants_metrics: bool = False
 
@@ -88,7 +84,7 @@ class QueuedFinding(Struct, frozen=True):
 
 
 class FindingBatch(Struct, frozen=True, tag="findings"):
-    """Findings for Redis. The next batch follows this one's `FindingsTaken`."""
+    """The next batch follows this one's `FindingsTaken`."""
 
     updates: Annotated[list[QueuedFinding], Meta(min_length=1, max_length=MOST_UPDATES)]
 
@@ -123,7 +119,6 @@ class ReaderStatus(Struct, frozen=True):
     """None if shipping is disabled."""
     cuts: Annotated[list[dict[_Name, _CutField]], Meta(max_length=200)] = []
     uid: _Number | None = None
-    """The reader's user."""
 
 
 class MetricKind(StrEnum):
@@ -142,7 +137,7 @@ class LogSample(Struct, frozen=True):
 
 
 class LogMetric(Struct, frozen=True):
-    """A metric of the reader. The name's prefix prevents clashes with the agent's own metrics."""
+    """The prefix prevents clashes with the agent's own metrics."""
 
     name: Annotated[str, Meta(pattern="^trainmedic_agent_log_[a-z_]{1,60}$")]
     kind: MetricKind

@@ -42,7 +42,7 @@ def prepare(state: Path, journal: Journal, user: ReaderUser) -> None:
 
 
 def _make(state: Path, user: ReaderUser) -> None:
-    """Create the directory under another name, then rename it: a killed attempt starts again."""
+    """Create the directory under another name first: a killed attempt starts again."""
     unready = state / f"{NAME}.new"
     if unready.exists():
         shutil.rmtree(unready)
@@ -86,7 +86,6 @@ def _hand_over(directory: Path, user: ReaderUser) -> None:
 
 
 def _copy(old: Path, new: Path) -> None:
-    """Copy the reader's tables of the journal."""
     with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("ATTACH ? AS old", (str(old),))
@@ -126,7 +125,7 @@ def _drop_old(journal: Journal) -> None:
 
 
 def _give(path: Path | int, user: ReaderUser) -> None:
-    """Change the owner, or without permission for that the group and its rights."""
+    """Change the owner, or if not permitted the group."""
     facts = os.stat(path)  # noqa: PTH116
     if facts.st_uid == user.uid:
         return

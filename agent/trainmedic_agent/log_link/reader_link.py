@@ -58,7 +58,7 @@ class FindingOutlet(Protocol):
 
 
 class ReaderLink:
-    """Link to one reader at a time. Call `start` and `stop` once each."""
+    """Link to one reader at a time."""
 
     def __init__(
         self,
@@ -112,11 +112,11 @@ class ReaderLink:
 
     @property
     def is_up(self) -> bool:
-        """True if the connected reader has answered a heartbeat."""
+        """True once the reader has answered a heartbeat."""
         return self._stream is not None and self._has_answered
 
     def send(self, message: AgentMessage, generation: int | None = None) -> bool:
-        """Return False if the reader, of this `generation` if given, is gone."""
+        """Return False if this reader is gone."""
         with self._changed:
             stream = self._stream
             if stream is None or generation not in (None, self.generation):
@@ -129,12 +129,11 @@ class ReaderLink:
         return True
 
     def wait_for_another(self, generation: int, timeout: float) -> None:
-        """Wait for a connection other than this."""
         with self._changed:
             self._changed.wait_for(lambda: self.generation != generation, timeout)
 
     def greet(self, messages: Sequence[AgentMessage], generation: int) -> None:
-        """Send the first messages, after which searches and heartbeats are sent."""
+        """Send the first messages, which other messages follow."""
         if all(self.send(message, generation) for message in messages):
             with self._changed:
                 self._is_greeted = generation == self.generation
@@ -155,7 +154,6 @@ class ReaderLink:
         return True
 
     def kill(self) -> None:
-        """Kill the reader's process, if permitted, and close the link."""
         with self._changed:
             peer = self._peer
             if peer is not None:
@@ -169,7 +167,7 @@ class ReaderLink:
             stream.close()
 
     def metrics(self) -> Sequence[LogMetric]:
-        """Return the reader's metrics: the previous ones if it does not answer in time, none without a reader."""
+        """Return the last metrics if the reader does not answer in time."""
         number = self._ping(wants_metrics=True)
         if number is None:
             return ()
@@ -178,7 +176,7 @@ class ReaderLink:
             return self._metrics
 
     def search(self, params: Mapping[str, Any], is_stopping: Callable[[], bool]) -> list[str]:
-        """Return the page of lines in pieces. Raises CommandRejected, CommandFailed, CommandInterrupted."""
+        """Return the page in pieces. Raises CommandRejected, CommandFailed, CommandInterrupted."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_greeted or is_stopping(), CONNECT_SECONDS)
             self._number += 1
@@ -217,7 +215,7 @@ class ReaderLink:
         return answer
 
     def _ping(self, *, wants_metrics: bool) -> int | None:
-        """Return the ping's number. None if it was not sent."""
+        """Return the number, if sent."""
         with self._changed:
             if not self._is_greeted:
                 return None
@@ -272,7 +270,7 @@ class ReaderLink:
         log.info("link to the log reader ended", extra={"reason": reason})
 
     def _handle(self, message: ReaderMessage) -> None:
-        """Raises FrameFault for a message that was not requested."""
+        """Raises FrameFault."""
         if isinstance(message, FindingBatch):
             if self.findings is None or not self.findings.offer(message, self.generation):
                 raise FrameFault("findings arrived before earlier ones were acknowledged")

@@ -1,4 +1,4 @@
-"""Greeting of a new reader, and later changes of GPU addresses and the log store's credential."""
+"""Greeting of a new reader, and updates of GPU addresses and the log store's credential."""
 
 from __future__ import annotations
 

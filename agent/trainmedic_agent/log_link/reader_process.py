@@ -1,4 +1,4 @@
-"""The log reader's process and user: choice of the user, start, and restriction of rights."""
+"""The log reader's process, and its user."""
 
 from __future__ import annotations
 
@@ -38,14 +38,13 @@ class ReaderUser(Struct, frozen=True):
     uid: int
     gid: int
     is_without_account: bool = False
-    """True for one of `WITHOUT_ACCOUNT`."""
 
 
 def reader_user(name: str | None) -> ReaderUser:
-    """Return the user with this name or number. None: the default user. Raises ConfigurationError.
+    """Return the named or default user for reading logs. Raises ConfigurationError.
 
-    If that is missing, the result has no account: the agent's own user could signal the agent, and root could open
-    root's files.
+    A missing default user is replaced by one without an account: the agent's own user could signal the agent, and root
+    could open root's files.
     """
     if name is not None and name.isascii() and name.isdigit():
         number = int(name)
@@ -82,19 +81,18 @@ def own_user() -> ReaderUser:
 
 
 def has_rights_to_read() -> bool:
-    """Return whether this process has any capability that helps to open others' files or the kernel's log."""
     return any(_has(capability) for capability in (_CAP_DAC_READ_SEARCH, _CAP_SETGID, _CAP_SETUID, CAP_SYSLOG))
 
 
 def may_become(user: ReaderUser) -> bool:
-    """Return whether this process may start another as that user, and give it its directory."""
+    """Return whether this process may start the reader as that user."""
     if user.uid == os.geteuid():
         return True
     return _has(_CAP_SETUID, _CAP_SETGID) and (not user.is_without_account or _has(_CAP_CHOWN))
 
 
 def closed_to(user: ReaderUser, path: Path) -> Path | None:
-    """Return a parent of `path`, or of its link target, that the user cannot traverse, if any."""
+    """Return a parent of `path`, or of its link target, that the user cannot traverse."""
     if user.uid in {0, os.geteuid()}:
         return None
     groups = groups_of(user)
@@ -117,9 +115,9 @@ def closed_to(user: ReaderUser, path: Path) -> Path | None:
 
 
 class ReaderChild(subprocess.Popen[bytes]):
-    """The reader as child process and group leader, that is the opener with the reading process as its child.
+    """The opener as child process and group leader.
 
-    The kernel ends that child with the opener only if the opener may signal it.
+    The kernel ends its own child with it only if it may signal that child.
     """
 
     user_of_child: int | None = None
@@ -165,7 +163,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def confine(user: ReaderUser, memory: int) -> None:
-    """Become the user, drop all capabilities and limit the memory to `memory` bytes. Raises ConfigurationError."""
+    """Become the user, drop all capabilities and limit the memory. Raises ConfigurationError."""
     confined_child.drop_bounding_set()
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")  # the OOM killer should prefer it to the agent
@@ -188,9 +186,9 @@ def confine(user: ReaderUser, memory: int) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Make the kernel end this process with its parent. Call it after a change of user, which resets this.
+    """Make the kernel end this process with its parent. Raises ConfigurationError.
 
-    Raises ConfigurationError if the parent has ended.
+    A change of user resets this, so call it afterwards.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -217,7 +215,6 @@ def groups_of(user: ReaderUser) -> list[int]:
 
 
 def _has_account(number: int) -> bool:
-    """Return whether a user or a group has the number."""
     for look in (pwd.getpwuid, grp.getgrgid):
         with contextlib.suppress(KeyError):
             look(number)
@@ -226,7 +223,7 @@ def _has_account(number: int) -> bool:
 
 
 def _has(*capabilities: int) -> bool:
-    """Return whether this process has these capabilities; if unknown, whether it is root."""
+    """Return whether this process has all capabilities; if unknown, whether it is root."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("CapEff:"):

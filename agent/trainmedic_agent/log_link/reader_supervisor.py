@@ -36,7 +36,7 @@ class ReaderSupervisor:
         counters: AgentCounters,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`start_child` raises OSError. None if another program starts the reader."""
+        """`start_child` is None if another program starts the reader."""
         self._link = link
         self._start_child = start_child
         self._counters = counters
@@ -58,11 +58,9 @@ class ReaderSupervisor:
         self._thread.start()
 
     def halt(self) -> None:
-        """Start no further reader."""
         self._stopping.set()
 
     def stop(self) -> None:
-        """End the reader and the supervision."""
         self.halt()
         # End the child first: the kernel ends it with the thread that start_child it.
         child = self._child
@@ -73,7 +71,6 @@ class ReaderSupervisor:
         self._thread.join(_KILL_SECONDS)
 
     def round(self) -> None:
-        """Start, check or end the reader, as due."""
         now = self._monotonic()
         if self._start_child is not None:
             self._watch_child(now)

@@ -22,11 +22,10 @@ class RuleNews:
         self._refused = ""  # why the last rules were rejected
 
     def forget(self) -> None:
-        """Return the present rules again."""
         self._known = None
 
     def fetch_changed(self, client: redis.Redis) -> RulesNow | None:
-        """Return rules newer than the last, if any are valid. Raises Redis errors."""
+        """Return rules newer than the last, if valid. Raises Redis errors."""
         value: Any = client.get(notice_of_rules(self._node))
         if value is None:
             return None  # no server has published rules in the last hour: the reader keeps its own

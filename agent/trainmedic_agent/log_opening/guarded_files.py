@@ -37,14 +37,14 @@ _POD_VOLUMES = "/var/lib/kubelet/pods"
 
 
 class _Bound(Struct, frozen=True):
-    """A user who must be able to walk the path from the component with the number `begin` on."""
+    """A user who must be able to walk the path from component number `begin` on."""
 
     rights: Rights
     begin: int
 
 
 class _OpenedPath:
-    """The opened components of a path, from the root on."""
+    """The opened components, from the root on."""
 
     def __init__(self, steps: list[PathStep], bounds: list[_Bound], user: Rights | None) -> None:
         self.steps = steps
@@ -83,7 +83,6 @@ class GuardedFiles:
 
     @property
     def takes_rights(self) -> bool:
-        """False if file modes are compared."""
         return self._switch is not None
 
     def open(self, path: str, named_by: NamedBy | None = None) -> int:
@@ -140,7 +139,7 @@ class GuardedFiles:
             opened.bind(self._users.rights_of(uid), number)
 
     def _rights_of_namer(self, named_by: NamedBy, path: str) -> list[Rights]:
-        """Return the rights of the users who own or could have placed a naming file, all needed for `path`.
+        """Return the rights of the users who could have placed or own a naming file.
 
         If root owns the file or a directory of the job, root of any container may have created it.
         """
@@ -158,7 +157,7 @@ class GuardedFiles:
         return rights
 
     def _job_directory(self, path: str) -> str:
-        """Return the directory directly below a policy path or the pods' volumes in which a file is."""
+        """Return the directory directly below a policy path or the pods' volumes."""
         tops = [_POD_VOLUMES, *sorted(self._tops, key=len, reverse=True)]
         top = next((top for top in tops if path.startswith(f"{top}/")), path)
         return f"{top}/{path[len(top) + 1 :].split('/', 1)[0]}"
@@ -181,7 +180,7 @@ class GuardedFiles:
             return reopened(opened.end.fd, flags)
 
     def _check(self, opened: _OpenedPath, bound: _Bound, wanted: int) -> None:
-        """Raise OSError if a user cannot walk to the end and use it as `wanted` (``os.R_OK`` or ``os.X_OK``)."""
+        """Raise OSError if a user cannot walk to the end, or use it as `wanted`."""
         steps = opened.steps[bound.begin :]
         if self._switch is None or bound.rights.uid is None:
             for step in steps:

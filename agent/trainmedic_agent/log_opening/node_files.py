@@ -40,7 +40,7 @@ class LogRefused(Exception):
 
 
 class NamedBy(Struct, frozen=True):
-    """A job's file that names further log files."""
+    """A job's file that names others."""
 
     path: str
     device: int
@@ -82,9 +82,8 @@ class Listing(Struct, frozen=True):
     device: int
     entries: Sequence[ListedName]
     is_cut: bool = False
-    """True if there are more entries."""
     may_be_renamed: bool = False
-    """True if users other than their owners may rename entries."""
+    """True if not only their owners may rename entries."""
 
 
 class NodeFiles(Protocol):
@@ -94,12 +93,10 @@ class NodeFiles(Protocol):
         """Return the regular file's descriptor. Never blocks on a pipe or opens a device."""
         ...
 
-    def listing(self, path: str, most: int, named_by: NamedBy | None = None) -> Listing:
-        """Return up to `most` entries of a directory."""
-        ...
+    def listing(self, path: str, most: int, named_by: NamedBy | None = None) -> Listing: ...
 
     def facts(self, path: str, names: Sequence[str], named_by: NamedBy | None = None) -> list[FileFacts | None]:
-        """Return metadata of these entries of a directory, in order, None for missing ones."""
+        """Return a directory's entries' metadata, in order, None for missing ones."""
         ...
 
 
@@ -119,7 +116,7 @@ def check_readable(mode: int, links: int) -> None:
 
 
 def parts_of(path: str) -> list[str]:
-    """Return the names in an absolute path. Raises LogRefused for others, and for ``.`` and ``..``."""
+    """Return an absolute path's names. Raises LogRefused, also for ``.`` and ``..``."""
     names = [name for name in path.split("/") if name]
     if not path.startswith("/") or "\0" in path or not {".", ".."}.isdisjoint(names):
         raise LogRefused(UnreadReason.OUTSIDE)

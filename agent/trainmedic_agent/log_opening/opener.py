@@ -44,7 +44,6 @@ class FileOpener:
         self._free_connections = threading.BoundedSemaphore(MOST_CONNECTIONS)
 
     def serve(self, connection: socket.socket) -> None:
-        """Answer requests until the connection ends."""
         reader = FrameReader(connection)
         with connection, contextlib.suppress(OSError):
             while (received := self._next(reader)) is not None:
@@ -57,7 +56,7 @@ class FileOpener:
                 self._answer(connection, request)
 
     def _next(self, reader: FrameReader) -> tuple[Request, int | None] | None:
-        """Return the next request and its descriptor. None at the end, or after an invalid frame."""
+        """Return None at the end, or after an invalid frame."""
         try:
             return reader.request()
         except FrameError as error:

@@ -74,7 +74,7 @@ class OpenerClient:
         return self._receive()
 
     def _receive(self) -> tuple[OpenerAnswer, int | None]:
-        """Return the next answer and its descriptor. Raises OSError, LogRefused."""
+        """Raises OSError, LogRefused."""
         connection: _Connection = self._local.connection
         try:
             received = connection.reader.answer()

@@ -52,7 +52,7 @@ class AddConnection(Struct, frozen=True, tag="connect"):
 
 
 class Opened(Struct, frozen=True, tag="opened"):
-    """Answer to `OpenFile`, with the file's descriptor."""
+    """Answer with a descriptor."""
 
 
 class ListedPage(Struct, frozen=True, tag="listed"):
@@ -145,7 +145,7 @@ class FrameReader:
 
 
 def _descriptor(control: list[tuple[int, int, bytes]]) -> int | None:
-    """Return the first descriptor received, if any; close others."""
+    """Return the first descriptor, if any; close others."""
     descriptors = array.array("i")
     for level, kind, raw in control:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):

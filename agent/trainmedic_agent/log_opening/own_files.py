@@ -54,7 +54,7 @@ def reopened(entry: int, flags: int) -> int:
 
 
 def listed(fd: int, most: int) -> Listing:
-    """Return up to `most` entries of an open directory. Raises OSError."""
+    """Raises OSError."""
     entries: list[ListedName] = []
     is_cut = False
     with os.scandir(fd) as found:
@@ -68,7 +68,6 @@ def listed(fd: int, most: int) -> Listing:
 
 
 def facts_at(directory: int, name: str) -> FileFacts | None:
-    """Return an entry's metadata. None if it is missing or inaccessible."""
     if not {"/", "\0"}.isdisjoint(name) or name in {"", ".", ".."}:
         return None
     try:

@@ -27,7 +27,7 @@ class Rights(Struct, frozen=True):
     groups: tuple[int, ...] = ()
 
     def may(self, wanted: int, facts: os.stat_result, *, has_acl: bool) -> bool:
-        """Return whether the mode grants `wanted`: ``os.R_OK`` or ``os.X_OK``. With an ACL, only to the owner."""
+        """Return whether the mode grants `wanted`. With an ACL, only to the owner."""
         mode = facts.st_mode
         if self.uid is not None and facts.st_uid == self.uid:
             return bool(mode >> 6 & wanted)
@@ -42,7 +42,6 @@ ANYONE = Rights(None, NOBODY_ID)  # the rights that all users have
 
 
 def of_group(gid: int) -> Rights:
-    """Return the rights that all members have."""
     return Rights(None, gid)
 
 

@@ -46,7 +46,7 @@ class ThreadRights:
         self._setgroups_number = number
 
     def may_be_used(self) -> bool:
-        """Return whether `using` works: with CAP_SETUID and CAP_SETGID, and with nobody in this user namespace."""
+        """Return whether this thread has the capabilities, and the user nobody is mapped."""
         try:
             effective = self._capabilities()[0]
             if effective & _NEEDED != _NEEDED:

@@ -78,7 +78,7 @@ class DumpReading:
         self._found = scan.dumps
 
     def read(self) -> float:
-        """Read and report some new dumps; return the seconds until the next call."""
+        """Report some new dumps; return the seconds until the next call."""
         if not self._findings.can_take:
             return _LOOK_SECONDS
         current = self._current()

@@ -106,7 +106,7 @@ class FindingQueue:
     def shares(self, counts: Mapping[BudgetOwner, int], most: int) -> Mapping[BudgetOwner, int]:
         """Return how many findings of each owner are sent next.
 
-        Users take turns, and jobs within them, the least recently served first.
+        Users take turns, and their jobs, the least recently served first.
         """
         jobs: dict[int | None, list[BudgetOwner]] = {}
         for owner in counts:

@@ -87,11 +87,9 @@ class FollowedFile:
         return excerpt_of(earlier, following)
 
     def begin(self) -> None:
-        """Raises OSError."""
         self._runner.begin(self)
 
     def poll(self, now: datetime, monotonic: float) -> bool:
-        """Read new data; return whether there is more. Raises OSError."""
         counters = self._counters
         if not self.file.look():
             self._restart(now)
@@ -131,7 +129,6 @@ class FollowedFile:
         return replace(origin, stream=self.origin.stream, generation=self.origin.generation) == self.origin
 
     def change_origin(self, origin: Origin) -> None:
-        """Raises OSError."""
         lines = self.stream.flush(None)
         if lines:
             self._runner.take(self, lines)
@@ -180,7 +177,7 @@ def followed_by(
 ) -> Callable[[GrowingFile, KnownFile, float], FollowedFile]:
     """Return a factory of followed files.
 
-    The rules process `max_lines` per second of each file, and per job as many as `of_jobs` allows.
+    The rules process `max_lines` per second of each file, and per job as `of_jobs` allows.
     """
 
     def follow(file: GrowingFile, known: KnownFile, monotonic: float) -> FollowedFile:

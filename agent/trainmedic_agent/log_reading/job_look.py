@@ -51,7 +51,7 @@ def looked_at(
     budget: ScanBudget,
     is_stopping: Callable[[], bool],
 ) -> Looked:
-    """Look at a job's directory. Unexpected errors are logged, so that they hide no other job's logs."""
+    """Unexpected errors are logged, so that they hide no other job's logs."""
     looked = Looked(unit, changed_ns, budget, time.monotonic())
     try:
         is_old = unit.quiet_seconds(time.time()) > OLD_SECONDS

@@ -195,7 +195,7 @@ class JournalReader:
 
 
 class KernelStream:
-    """The kernel's lines on their way to the rules. Not thread-safe."""
+    """Not thread-safe."""
 
     def __init__(
         self, reader: KernelReader, origin: Origin, booted_at: datetime | None, kept: Mapping[str, Any]

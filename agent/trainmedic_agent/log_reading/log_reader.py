@@ -58,7 +58,7 @@ class ShipsLines(Protocol):
 
 
 class LogReader:
-    """The reader's log-following part. Call `start` and `stop` once each."""
+    """The reader's log-following part."""
 
     def __init__(
         self,

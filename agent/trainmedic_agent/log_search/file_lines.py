@@ -101,7 +101,7 @@ class FileLines(WantedLines):
         self.go_to(place if place is not None and self.has(place) else self._first_place())
 
     def has(self, place: FilePlace) -> bool:
-        """Return whether the place is in this file: its mark fits the bytes before it. Raises OSError."""
+        """Return whether the place's mark fits this file. Raises OSError."""
         return place.offset <= self._size and place.mark in (0, self._mark(place.offset))
 
     def go_to(self, place: FilePlace) -> None:
@@ -155,7 +155,7 @@ class FileLines(WantedLines):
         return offset
 
     def _last_stated(self) -> list[tuple[int, Stated]]:
-        """Return up to 100 of the last times without a certain zone, with their lines' end offsets."""
+        """Return the last times that lack a zone, with end offsets."""
         begin = max(self._size - _PROBE, 0)
         stated: list[tuple[int, Stated]] = []
         for place, raw in LineCutter(begin, begin > 0).feed(os.pread(self._fd, _PROBE, begin)):
@@ -194,7 +194,7 @@ class FileLines(WantedLines):
         return FilePlace(low, low > 0, BEGINNING)
 
     def _skip_old(self, low: int, since: datetime) -> int:
-        """Return a place from `low` on before which all lines state times before `since`: copied files arrive late."""
+        """Return a place before which all lines state times before `since`: copied files arrive late."""
         high = self._size
         while high - low > _BISECTED_BYTES:
             middle = (low + high) // 2
@@ -205,7 +205,7 @@ class FileLines(WantedLines):
         return low
 
     def _time_at(self, offset: int, before: int, *, is_latest: bool = False) -> datetime | None:
-        """Return the first time from `offset` on, or the latest in its piece; None without one nearby."""
+        """Return the first time from `offset` on, or the latest in its piece, if near."""
         for _ in range(_PROBES):
             offset = self._data_at(offset)
             if offset >= before:

@@ -53,7 +53,7 @@ class KernelLines(WantedLines):
         return False
 
     def _wait_and_read(self, reader: KernelReader) -> list[PlacedLine]:
-        """Wait briefly for more lines, which a journal's process writes with pauses."""
+        """Wait briefly: a journal's process writes with pauses."""
         number = reader.fileno()
         if number is None or len(self._lines) > _MOST_KERNEL_LINES:
             return []

@@ -41,7 +41,7 @@ class LineTime(NamedTuple):
 
 
 class LineClock:
-    """Clock of one file's lines, asked in order."""
+    """Clock of one file's lines, in order."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class LineClock:
         born_at: datetime | None = None,
         zone: tzinfo | None = None,
     ) -> None:
-        """`written_at`: last write of the file. `zone` of times without one; None is this machine's."""
+        """`zone` applies to times without one; None is this machine's."""
         first_at = arrivals.first_at if arrivals is not None else None
         if first_at is not None and born_at is not None and first_at < born_at - _EARLY:
             arrivals = None  # of an earlier file with this inode
@@ -124,7 +124,7 @@ class LineClock:
         return LineTime(at, known_by)
 
     def time_without(self, end: int, following: datetime | None) -> LineTime:
-        """Return the time of the next line, which states none. `following`: the file's next stated time, if near."""
+        """Return the next line's time, which it does not state. `following`: the file's next stated time."""
         arrival = self._arrived(end)
         moment = self._between(arrival, following if following is None or following >= self.before else None)
         self.latest = max(self.latest, moment.at)

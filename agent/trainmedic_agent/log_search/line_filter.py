@@ -37,7 +37,7 @@ class LikelyLines:
         return cls(patterns) if patterns is not None else None
 
     def among(self, lines: Sequence[PlacedLine], states_time: Callable[[PlacedLine], bool]) -> Sequence[PlacedLine]:
-        """Return lines that may match, and the nearest lines with a time before and after each."""
+        """Return lines that may match, with the nearest timed lines around each."""
         raws = [raw for _, raw in lines]
         suspects = self._search.suspects(raws)
         if any(_KEY in raw_text.text_of(raws[at])[0] for at in suspects):
@@ -115,7 +115,7 @@ class LineFilter(Struct, frozen=True):
 
 
 def unknown_of_file(origin: Origin, query: LogQuery) -> str | None:
-    """Return None if the file cannot match, else the requested attribute that it does not state, or an empty string."""
+    """Return a requested attribute that the file does not state; empty if it can match, None if it cannot."""
     missing = ""
     for name in _OF_FILES:
         asked, stated = getattr(query, name), getattr(origin, name)

@@ -81,7 +81,6 @@ class PackedLines(WantedLines):
         return True
 
     def _piece(self) -> bytes:
-        """Return the next bytes from the cutter's offset on, empty at the end."""
         if self._cutter.offset < self._unpacked:  # the cutter went back
             self._unpacking, self._packed_offset, self._unpacked = zlib.decompressobj(_GZIP), 0, 0
         while not self._budget.is_stopped:
@@ -101,7 +100,6 @@ class PackedLines(WantedLines):
         return b""
 
     def _unpack(self) -> bytes:
-        """Raises OSError, zlib.error."""
         while True:
             if self._unpacking.eof:
                 # A file can have several gzip members.

@@ -32,7 +32,7 @@ class Rotations:
         self._names: dict[tuple[str, NamedBy | None], list[str]] = {}
 
     def of(self, path: str, since: float, named_by: NamedBy | None = None) -> list[OlderPart]:
-        """Return the older parts of a file written since then, newest first. `since` is Unix time."""
+        """Return older parts written at `since` or later, in Unix time."""
         directory, _, name = path.rpartition("/")
         if (directory, named_by) not in self._names and time.monotonic() > self._until:
             self.left_out += 1

@@ -61,7 +61,6 @@ class LogPage(Struct, frozen=True):
     lines: Sequence[FoundLine]
     places: Places
     is_end: bool
-    """True if nothing follows."""
     notes: Sequence[str] = field(default=())
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
     """Excluded because an attribute is unknown."""
@@ -231,7 +230,7 @@ class LogSearcher:
         return files[:MOST_FILES]
 
     def _written_since(self, files: Sequence[LogFileFound], since: float) -> set[str]:
-        """Return the paths of files written since then, by the scan or by a new look. `since` is Unix time."""
+        """Return the paths of files written since then, looking again."""
         written = {file.path for file in files if file.written_at >= since}
         others: dict[tuple[str, NamedBy | None], list[str]] = {}
         for file in files:
@@ -260,7 +259,7 @@ class LogSearcher:
         rotations: Rotations,
         late: list[str],
     ) -> Iterable[WantedLines]:
-        """Open files with their older parts. What is not opened in time is noted in `late`."""
+        """`late`: notes on what is not opened in time."""
         until = time.monotonic() + OPEN_SECONDS
         own_files = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.path}
         seen: set[str] = set()
@@ -315,7 +314,7 @@ class LogSearcher:
 
 
 def _with_node_ranks(files: Sequence[LogFileFound]) -> list[LogFileFound]:
-    """Add the node rank to files without one, if all others of the attempt have the same."""
+    """Complete node ranks that all other files of the attempt share."""
     stated: dict[tuple[str | None, int | None], set[int]] = {}
     for file in files:
         if file.origin.node_rank is not None and file.origin.job is not None:
@@ -351,7 +350,7 @@ def _begin(lines: FileLines | PackedLines, places: Places, own_places: Sequence[
 
 
 def _merge(files: Sequence[WantedLines], most: int) -> tuple[list[FoundLine], bool]:
-    """Return the next lines of all files by time, and whether a read line was left for the next page."""
+    """Return the next lines by time, and whether lines are left."""
     heads: list[tuple[datetime, int, FoundLine]] = []
     latest: dict[int, datetime] = {}
 

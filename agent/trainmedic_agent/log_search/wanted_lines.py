@@ -54,11 +54,8 @@ class ReadBudget:
 
 
 class FilePlace(NamedTuple):
-    """A place between two lines."""
-
     offset: int = 0
     is_skipping: bool = False
-    """True within a line that was returned cut."""
     at: datetime = BEGINNING
     """Time of the last timed line before it."""
     mark: int = 0
@@ -66,7 +63,7 @@ class FilePlace(NamedTuple):
 
 
 class WantedLines(ABC):
-    """A stream's matching lines, in order. `key` identifies it in a cursor."""
+    """A stream's matching lines, in order."""
 
     def __init__(self, key: str, origin: Origin, line_filter: LineFilter, clock: LineClock, budget: ReadBudget) -> None:
         self.key = key
@@ -92,8 +89,7 @@ class WantedLines(ABC):
         """Place after the last returned or skipped line."""
 
     @abstractmethod
-    def go_to(self, place: FilePlace) -> None:
-        """Continue at a place."""
+    def go_to(self, place: FilePlace) -> None: ...
 
     @abstractmethod
     def close(self) -> None: ...
@@ -103,12 +99,11 @@ class WantedLines(ABC):
         """Queue more lines; False without any or without budget. Raises OSError."""
 
     def marked(self, place: FilePlace) -> FilePlace:
-        """Return the place with its mark, if this stream has marks. Raises OSError."""
+        """Raises OSError."""
         return place
 
     @property
     def left_out(self) -> dict[str, LeftOut]:
-        """Lines that may match, by the attribute that is unknown."""
         since = {TIME: self._left_out_since}
         return {name: LeftOut(0, count, since.get(name)) for name, count in self._left_out.items()}
 
@@ -166,7 +161,7 @@ class WantedLines(ABC):
         return shown if answer is Answers.YES else None
 
     def _next_stated(self, offset: int) -> datetime | None:
-        """Return the next stated time after `offset`, if within `PROBED_LINES`. Raises OSError."""
+        """Return the next stated time, if near. Raises OSError."""
         until, at = self._following
         if offset < until:
             return at
@@ -191,7 +186,7 @@ class WantedLines(ABC):
         return stated[0] if stated is not None else None
 
     def _times_in(self, raw: bytes) -> tuple[datetime | None, Stated | None]:
-        """Return the line's time; else one that lacks its date or zone."""
+        """Return the line's time; else one without date or zone."""
         if self._origin.source != "kernel" and not _may_state(raw):
             return None, None
         text, _ = raw_text.text_of(raw)
@@ -205,7 +200,7 @@ class WantedLines(ABC):
         return at, line_times.stated(prefixed.text) if at is None else None
 
     def _preselected(self, lines: list[PlacedLine]) -> Sequence[PlacedLine]:
-        """Return the lines that must be checked, and those whose times they need."""
+        """Return lines that may match, with the timed ones that they need."""
         likely = self._wanted.likely
         if likely is None or self._mask.is_in_key or self._origin.source == "kernel":
             return lines
@@ -216,6 +211,5 @@ class WantedLines(ABC):
 
 
 def _may_state(raw: bytes) -> bool:
-    """Return False if the line certainly states no time."""
     is_whole = raw.startswith(b"{") or b"\r" in raw
     return _MAY_STATE.search(raw if is_whole else raw[:_BEGINNING]) is not None or b"\0" in raw[:_BEGINNING]

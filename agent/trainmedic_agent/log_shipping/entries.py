@@ -49,7 +49,6 @@ class StoreEntry(Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Approximate size in the request."""
         return len(self.text) + 100
 
 
@@ -153,7 +152,7 @@ class Arrivals:
             self._sizes, self._times = self._sizes[1::2], self._times[1::2]
 
     def of(self, place: int, now: datetime) -> datetime:
-        """Return when the byte at `place` had arrived, `now` if unknown; forget earlier bytes."""
+        """Return when the byte at `place` had arrived; forget earlier bytes."""
         at = bisect_right(self._sizes, place)
         if at > 0:
             del self._sizes[:at], self._times[:at]

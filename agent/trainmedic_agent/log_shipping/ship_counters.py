@@ -18,11 +18,11 @@ class LostReason(StrEnum):
     REFUSED = "refused"
     """For the reason in the agent's log."""
     BEHIND = "behind"
-    """Skipped, because shipping was too far behind."""
+    """Skipped, because too far behind."""
     DELETED = "deleted"
     TRUNCATED = "truncated"
     OVERWRITTEN = "overwritten"
-    """By the kernel, before it was read."""
+    """By the kernel."""
 
 
 COUNTED_IN_BYTES = (LostReason.BEHIND, LostReason.DELETED, LostReason.TRUNCATED)  # losses of lines that were never read

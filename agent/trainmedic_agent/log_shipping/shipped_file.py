@@ -62,13 +62,12 @@ class ShippedFile:
 
     @property
     def grown_at(self) -> float:
-        """Monotonic time of the last new data; with a backlog that of the last poll, so that the file stays open."""
+        """Monotonic time of the last new data, now with a backlog, unless deleted long ago."""
         is_held_too_long = self._gone_at is not None and self._polled_at - self._gone_at > _HELD_SECONDS
         return self._polled_at if self.behind and not is_held_too_long else self._grown_at
 
     @property
     def behind(self) -> int:
-        """Bytes that the store has not accepted."""
         oldest = self._oldest_place()
         return max(self.file.size - (self.file.offset if oldest is None else oldest), 0)
 
@@ -76,7 +75,6 @@ class ShippedFile:
         self._positions.add_file()
 
     def poll(self, now: datetime, monotonic: float) -> bool:
-        """Check for new data. Raises OSError."""
         if not self.file.look():
             self._restart(now)
             self.file.look()
@@ -111,7 +109,6 @@ class ShippedFile:
         self.maker.set_origin(self.origin)
 
     def end(self, now: datetime) -> None:
-        """Close a deleted file. What is unread is lost."""
         self._counters.add_lost_bytes(LostReason.DELETED, self.file.size - self._unread_place())
         self.file.close()
         self._positions.forget(self.key)
@@ -130,13 +127,13 @@ class ShippedFile:
         return self._head
 
     def pop_head(self) -> None:
-        """Remove the next entry, after `head`. It stays unsent until `confirm_oldest`."""
+        """Remove the next entry, which stays unsent until `confirm_oldest`."""
         assert self._head is not None
         self._unsent.append(self._head)
         self._head = None
 
     def confirm_oldest(self) -> None:
-        """Record that the oldest unsent entry is in the store, or lost."""
+        """Record that the store has the oldest unsent entry, or never will."""
         self._at = self._unsent.popleft().at
 
     def _read(self) -> bool:
@@ -154,7 +151,7 @@ class ShippedFile:
         return False
 
     def _oldest_place(self) -> int | None:
-        """Return the offset of the first read line since the last truncation that the store lacks, if any."""
+        """Return where the store's lines end, since the last truncation. None if it has all lines read."""
         unsent = chain(self._unsent, filter(None, [self._head]))
         places = (entry.place for entry in unsent if entry.turn == self._turn)
         key_places = filter(None, [self.maker.key_place if self._is_key_here else None])

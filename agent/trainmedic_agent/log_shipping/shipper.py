@@ -53,7 +53,7 @@ Source = ShippedFile | ShippedKernel
 
 
 class LogShipping:
-    """The reader's shipping. Call `start` and `stop` once each."""
+    """The reader's shipping."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class LogShipping:
         return self.counters.families()
 
     def round(self) -> float:
-        """Poll all files and push part of a batch; return the seconds until the next round."""
+        """Poll all files and push; return the seconds until the next round."""
         began = self._monotonic()
         self._following.read()
         self._poll_kernel(began)
@@ -183,7 +183,7 @@ class LogShipping:
         self._kernel.poll(self._context.now())
 
     def _next_batch(self, now: float) -> deque[tuple[Source, StoreEntry]]:
-        """Take the oldest entries of all sources, up to `MOST_BYTES`, each with its source."""
+        """Take the oldest entries of all sources."""
         files = self._following.followed
         own = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.origin.stream}
         for file in files:
@@ -212,7 +212,6 @@ class LogShipping:
         return batch
 
     def _admitted(self, entry: StoreEntry, now: float) -> StoreEntry:
-        """Return the entry, marked as lost if its job is one too many."""
         job = dict(entry.labels).get("job")
         if job is None or entry.lost is not None:
             return entry
@@ -226,7 +225,7 @@ class LogShipping:
     # --- pushing ---
 
     def _push_piece(self) -> float:
-        """Push the first entries of the batch; return the seconds until the next push."""
+        """Return the seconds until the next push."""
         piece = self._piece()
         entries = [entry for _, entry in piece if entry.lost is None]
         if entries:

@@ -1,4 +1,4 @@
-"""Credentials for the log store, which the agent reads from files closed to the reader's user."""
+"""Credentials for the log store, in files closed to the reader's user."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ class StoreAccess(Struct, frozen=True, tag="store"):
     certificates: str | None = None
     """PEM form, None for the system's."""
     problem: str = ""
-    """Why a file cannot be read, otherwise empty."""
 
 
 def read_access(ship: ShipPolicy, token: str | None) -> StoreAccess:
-    """Return the credentials of the policy's files. `token` is used without a token file."""
+    """`token` is used without a token file."""
     try:
         return StoreAccess(
             _text_of(ship.token_file) if ship.token_file is not None else token,

@@ -73,7 +73,7 @@ class StorePush:
         self._was_used = False
 
     def push(self, entries: Sequence[StoreEntry]) -> Answer:
-        """Send entries over a persistent connection. Errors are answers."""
+        """Errors are answers."""
         body = gzip.compress(body_of(entries), _COMPRESSION, mtime=0)
         try:
             try:
@@ -168,7 +168,7 @@ def answer_of(status: int, text: str, count: int, retry_after: str | None = None
 
 
 def lost_lines(text: str, count: int) -> Mapping[LostReason, int]:
-    """Return by reason how many of `count` lines were rejected.
+    """Return how many of `count` lines were rejected, by reason.
 
     Loki's long answer lists only some, and ends with the total.
     """

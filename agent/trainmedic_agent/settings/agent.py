@@ -224,7 +224,7 @@ _OF_OTHER_PROGRAMS = frozenset(
 
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> AgentSettings:
-    """Load the settings. Raises ConfigurationError with every invalid one.
+    """Raises ConfigurationError with every invalid setting.
 
     `flags`: by field name, None if not given.
     """

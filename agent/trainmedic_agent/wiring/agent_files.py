@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def node_files(policy: LogsPolicy) -> GuardedFiles:
-    """Return the policy's log files, opened with users' rights, or by file modes if impossible."""
+    """Return the policy's log files, opened with users' rights if possible."""
     tops = [*policy.roots, *policy.paths, *(files.path.base for files in policy.files)]
     tops += [pattern.base for pattern in policy.slurm] + ([PODS] if policy.pods else [])
     if policy.kernel is not None:

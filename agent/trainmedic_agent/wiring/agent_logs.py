@@ -59,7 +59,7 @@ def load(policy: LogsPolicy) -> None:
 
 
 class LogReading:
-    """Reading, searching and shipping of this node's logs. Call `start` and `stop` once each."""
+    """Reading, searching and shipping of this node's logs."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class LogReading:
         takes_rights: bool,
         start_program: StartsPrograms,
     ) -> None:
-        """`takes_rights`: files are opened with users' rights. Raises JournalUnavailable."""
+        """Raises JournalUnavailable."""
         self._context = context
         self._shipping = _shipping(context, policy, boot, files, link)
         arrivals = ArrivalIndex(context.database)
