@@ -287,9 +287,10 @@ class LogShipping:
 
     def _failed(self, answer: Answer) -> None:
         self.counters.add_failure(answer.reason)
-        if not self.counters.problem:
+        problem = f"{answer.reason}: {answer.text}"
+        if problem != self.counters.problem:  # the first may only be a consequence of a busy machine
             log.warning("log store accepts no lines; retrying", extra={"answer": answer.text})
-        self.counters.problem = f"{answer.reason}: {answer.text}"
+        self.counters.problem = problem
         pause = answer.retry_after or self._pause * random.uniform(0.75, 1.25)  # noqa: S311
         self._retry_at = self._monotonic() + pause
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)
