@@ -50,7 +50,7 @@ def measure(directory: Path, job: str, megabytes: int) -> None:
     with contextlib.closing(Journal(directory / f"state-{job}")) as journal:
         arrivals = ArrivalIndex(journal)
         ended = write(log, megabytes, arrivals, has_times=job == TIMED)
-        arrivals.settle(0.0)
+        arrivals.store_due(0.0)
         policy = LogsPolicy(roots=(str(directory / "logs"),))
         search = LogSearcher(policy, "n1", arrivals=arrivals, zone=UTC)
         query = LogQuery(job, ended - timedelta(minutes=1))
@@ -83,7 +83,7 @@ def write(log: Path, megabytes: int, arrivals: ArrivalIndex, *, has_times: bool)
                 size += file.write(f"{stated}{TEXT.format(line_number)}\n".encode())
                 line_number += 1
             if not has_times:
-                arrivals.looked((facts.st_dev, facts.st_ino), size, int(now.timestamp() * 1e9), now)
+                arrivals.record_look((facts.st_dev, facts.st_ino), size, int(now.timestamp() * 1e9), now)
     return ended
 
 

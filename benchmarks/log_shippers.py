@@ -111,7 +111,7 @@ def ours(state: Path, logs: Path, port: int) -> None:
     discovery = Discovery(policy, NODE, "/nowhere")
     shipping.start()
     while True:
-        shipping.found(discovery.scan(shipping.known_keys, lambda: False))
+        shipping.take_scan(discovery.scan(shipping.known_keys, lambda: False))
         time.sleep(1.0)
 
 

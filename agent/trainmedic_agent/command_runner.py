@@ -89,8 +89,7 @@ class CommandRunner:
     def note_unreadable(self) -> None:
         self._context.counters.command("", "unreadable")
 
-    def connected(self, client: redis.Redis) -> None:
-        """Do nothing: the journal has the agent's state."""
+    def connected(self, client: redis.Redis) -> None: ...
 
     def _receive(self, received: ReceivedCommand) -> None:
         command = received.command
@@ -184,13 +183,13 @@ class CommandRunner:
         with self._lock:
             deadline = self._deadlines[command.id]
         if self._now() >= deadline:
-            leaves_nothing = self._abandon_begun(executor, accepted)
-            return ended(envelope.EXPIRED, _TOO_LATE) if leaves_nothing else _doubtful(envelope.EXPIRED, _PERHAPS_BEGUN)
+            is_reverted = self._revert_partial_effects(executor, accepted)
+            return ended(envelope.EXPIRED, _TOO_LATE) if is_reverted else _doubtful(envelope.EXPIRED, _PERHAPS_BEGUN)
         refusal = self._context.policy.refusal(command)
         if refusal is not None:
-            leaves_nothing = self._abandon_begun(executor, accepted)
+            is_reverted = self._revert_partial_effects(executor, accepted)
             rejected = envelope.REJECTED
-            return ended(rejected, refusal) if leaves_nothing else _doubtful(rejected, f"{refusal}; {_BEGUN}")
+            return ended(rejected, refusal) if is_reverted else _doubtful(rejected, f"{refusal}; {_BEGUN}")
         try:
             if isinstance(executor, SupportsWithdrawal) and accepted.is_withdrawn():
                 raise CommandWithdrawn("the server withdrew it")
@@ -209,8 +208,8 @@ class CommandRunner:
             self._context.counters.loop_error(executor.queue)
             return ended(envelope.FAILED, f"{type(error).__name__}: {error}")
 
-    def _abandon_begun(self, executor: Executor, accepted: AcceptedCommand) -> bool:
-        """Revert partial effects; return whether none is left."""
+    def _revert_partial_effects(self, executor: Executor, accepted: AcceptedCommand) -> bool:
+        """Return whether no effect is left."""
         if not accepted.resumed:
             return True
         if not isinstance(executor, SupportsAbandon):

@@ -21,8 +21,7 @@ from trainmedic_core.machine_locks import FileLock, NameLock
 
 T = TypeVar("T")
 
-_LOG_PAGES = 64
-"""Pages of 4 KiB between checkpoints of the log."""
+_LOG_PAGES = 64  # pages of 4 KiB between checkpoints of the log
 
 _IDENTITY = (
     "CREATE TABLE identity (id TEXT PRIMARY KEY)",
@@ -34,8 +33,7 @@ _NO_SPACE = (
     sqlite3.SQLITE_IOERR_WRITE,  # quota used up
     sqlite3.SQLITE_IOERR_SHMSIZE,
     sqlite3.SQLITE_CANTOPEN,  # no space for a directory entry
-)
-"""SQLite's error codes for a full disk."""
+)  # SQLite's error codes for a full disk
 
 
 class AgentDatabase:
@@ -115,9 +113,8 @@ class AgentDatabase:
             return self._connection.execute(query, parameters).fetchall()
 
     def install(self, part: str, versions: Sequence[Sequence[str]]) -> None:
-        """Migrate one part's tables: ``versions[n]`` leads from version n to n + 1.
-
-        Raises ConfigurationError if a newer agent has written the file.
+        """Migrate one part's tables: ``versions[n]`` leads from version n to n + 1. Raises ConfigurationError for a
+        newer file.
         """
         if self._installed_version(part) == len(versions):
             return  # no write: the agent must start, and restore power, on a full disk too

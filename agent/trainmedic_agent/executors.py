@@ -96,7 +96,7 @@ class SupportsWithdrawal(Protocol):
 
     @property
     def withdrawal(self) -> str:
-        """Action that withdraws its commands, such as ``logs.withdraw``."""
+        """Action such as ``logs.withdraw``."""
         ...
 
 

@@ -27,8 +27,7 @@ from trainmedic_agent.ports.gpus import GpuInfo, GpuReading, Gpus, Inventory
 from trainmedic_agent.power.caps import GpuPowerState
 
 _REUSED_SECONDS = 0.5
-_WAIT_SECONDS = 3.0
-"""Seconds; Prometheus times out after 10 s."""
+_WAIT_SECONDS = 3.0  # seconds; Prometheus times out after 10 s
 _CONNECTED_SECONDS = 25.0
 
 

@@ -64,15 +64,14 @@ _GAUGES = (
 )
 
 
-_DRIVERS_WORD = {
+_ACTION_OF_DRIVER = {
     "none": "none",
     "reset": "reset_gpu",
     "drain_and_reset": "reset_gpu",
     "bus_reset": "reset_gpu",
     "reboot": "restart_node",
     "system_reboot": "restart_node",
-}
-"""Catalogue action by NVML's recovery action, by default ``ask``."""
+}  # catalogue action by NVML's recovery action, by default ``ask``
 
 
 def labels(info: GpuInfo) -> list[str]:
@@ -151,4 +150,4 @@ def recorded(gpus: Iterable[KnownGpu]) -> Iterator[Metric]:
 
 def _action(code: int, recovery_action: str | None) -> str:
     action = xid(code).action
-    return action if action != "driver_says" else _DRIVERS_WORD.get(recovery_action or "", "ask")
+    return action if action != "driver_says" else _ACTION_OF_DRIVER.get(recovery_action or "", "ask")

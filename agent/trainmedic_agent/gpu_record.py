@@ -47,8 +47,8 @@ class KnownGpu(Struct, frozen=True):
         energy = self.energy_mj if reading.energy_mj is None else reading.energy_mj
         asked_for = self.recovery_action if self.recovery_action in _RESETS else None
         action = reading.recovery_action or asked_for
-        counts_anew = energy is not None and self.energy_mj is not None and energy < self.energy_mj
-        was_reset = counts_anew or (asked_for is not None and action == "none")
+        was_counter_reset = energy is not None and self.energy_mj is not None and energy < self.energy_mj
+        was_reset = was_counter_reset or (asked_for is not None and action == "none")
         return replace(self, xids={} if was_reset else self.xids, recovery_action=action, energy_mj=energy)
 
 
@@ -101,7 +101,7 @@ class GpuRecord:
 
     def _write(self) -> None:
         """A failed write is repeated with the next change."""
-        changed = {uuid: gpu for uuid, gpu in self._gpus.items() if _kept(gpu) != _kept(self._written.get(uuid))}
+        changed = {uuid: gpu for uuid, gpu in self._gpus.items() if _lasting(gpu) != _lasting(self._written.get(uuid))}
         gone = [(uuid,) for uuid in self._written.keys() - self._gpus.keys()]
         if not changed and not gone:
             return
@@ -148,6 +148,6 @@ def _listed(gpus: Mapping[str, KnownGpu], inventory: Inventory) -> dict[str, Kno
     return known
 
 
-def _kept(gpu: KnownGpu | None) -> KnownGpu | None:
-    """Return the fields whose change is written at once: energy changes constantly."""
+def _lasting(gpu: KnownGpu | None) -> KnownGpu | None:
+    """Return the fields whose change is written at once."""
     return None if gpu is None else replace(gpu, is_present=False, energy_mj=None)

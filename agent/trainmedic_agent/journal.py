@@ -17,10 +17,8 @@ from trainmedic.wire import envelope
 from trainmedic.wire.command_book import REVOKED, CommandRecord
 from trainmedic_agent.database import AgentDatabase
 
-KEPT_SECONDS = 30 * 24 * 3600.0
-"""Seconds; an undo may arrive days later."""
-KEPT_ENTRIES = 50_000
-"""About 20 MB."""
+KEPT_SECONDS = 30 * 24 * 3600.0  # seconds; an undo may arrive days later
+KEPT_ENTRIES = 50_000  # about 20 MB
 
 _TABLES = (
     """CREATE TABLE commands (

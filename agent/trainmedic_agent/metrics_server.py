@@ -14,10 +14,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from socketserver import ThreadingMixIn
 from typing import Any
 
-_PLACES = 16
-"""Connections, each with a thread."""
-_EXCHANGE_SECONDS = 10.0
-"""Prometheus times out after 10 s."""
+_MOST_CONNECTIONS = 16  # Connections, each with a thread
+_EXCHANGE_SECONDS = 10.0  # prometheus times out after 10 s
 _REQUEST_BYTES = 16 * 1024
 _BACKLOG = 64
 
@@ -32,12 +30,9 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         """Raises OSError if the address cannot be used."""
         if ":" in host:
             self.address_family = socket.AF_INET6
-        self._places: dict[socket.socket, float] = {}
-        """Deadlines of connections, in order of arrival."""
-        self._asking: dict[socket.socket, None] = {}
-        """Incomplete requests, oldest first."""
-        self._open: set[socket.socket] = set()
-        """All open connections, also without a place."""
+        self._deadlines: dict[socket.socket, float] = {}  # deadlines of connections, in order of arrival
+        self._incomplete: dict[socket.socket, None] = {}  # incomplete requests, oldest first
+        self._open: set[socket.socket] = set()  # all open connections, also without a place
         self._lock = threading.Lock()
         super().__init__((host, port), handler)
 
@@ -47,28 +42,28 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Give the connection a place; False, which closes it, if none can be freed."""
+        """Return False, which closes the connection, if there are too many."""
         with self._lock:
-            if len(self._open) >= 2 * _PLACES:
+            if len(self._open) >= 2 * _MOST_CONNECTIONS:
                 return False
-            if len(self._places) >= _PLACES:
-                slowest = next(iter(self._asking), None)
+            if len(self._deadlines) >= _MOST_CONNECTIONS:
+                slowest = next(iter(self._incomplete), None)
                 if slowest is None:
                     return False
                 self._end(slowest)
             self._open.add(request)
-            self._places[request] = time.monotonic() + _EXCHANGE_SECONDS
-            self._asking[request] = None
+            self._deadlines[request] = time.monotonic() + _EXCHANGE_SECONDS
+            self._incomplete[request] = None
         return True
 
     def request_received(self, request: socket.socket) -> None:
         with self._lock:
-            self._asking.pop(request, None)
+            self._incomplete.pop(request, None)
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
-            self._places.pop(request, None)
-            self._asking.pop(request, None)
+            self._deadlines.pop(request, None)
+            self._incomplete.pop(request, None)
             self._open.discard(request)
         super().shutdown_request(request)
 
@@ -76,7 +71,7 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         """Close connections past their deadline, twice a second."""
         now = time.monotonic()
         with self._lock:
-            for request in [request for request, deadline in self._places.items() if deadline < now]:
+            for request in [request for request, deadline in self._deadlines.items() if deadline < now]:
                 self._end(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -87,8 +82,8 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
             log.error("cannot serve metrics", extra={"client": client_address[0]}, exc_info=error)
 
     def _end(self, request: socket.socket) -> None:
-        self._places.pop(request, None)
-        self._asking.pop(request, None)
+        self._deadlines.pop(request, None)
+        self._incomplete.pop(request, None)
         with contextlib.suppress(OSError):  # it has ended already
             request.shutdown(socket.SHUT_RDWR)
 
@@ -127,8 +122,7 @@ class MetricsRequestHandler(BaseHTTPRequestHandler, abc.ABC):
     def page(self, path: str, accept: str, accept_encoding: str) -> tuple[dict[str, str], bytes]:
         """Return headers and content."""
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Do nothing: scrapes are not logged."""
+    def log_message(self, format: str, *args: object) -> None: ...
 
 
 class _FirstBytes(io.RawIOBase):

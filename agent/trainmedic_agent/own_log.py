@@ -10,12 +10,12 @@ from typing import TextIO
 
 from trainmedic.wire.envelope import Command
 
-_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line = {name: value for name, value in vars(record).items() if name not in _OWN}
+        line = {name: value for name, value in vars(record).items() if name not in _STANDARD_FIELDS}
         line |= {"event": record.getMessage(), "level": record.levelname.lower(), "logger": record.name}
         line["timestamp"] = datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z")
         if record.exc_info:

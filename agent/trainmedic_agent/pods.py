@@ -14,10 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PROC = Path("/proc")
-MOST_PROCESSES = 256
-"""Per GPU; others are ignored."""
-MOST_PODS = 32
-"""Seven MIG instances have fewer."""
+MOST_PROCESSES = 256  # per GPU; others are ignored
+MOST_PODS = 32  # seven MIG instances have fewer
 _LONGEST = 16 * 1024
 _LOGIN = b"/user.slice/"
 # A static pod's UID is a hash without dashes here.
@@ -34,10 +32,7 @@ def pods_of(pids: Iterable[int], proc: Path | None = None) -> tuple[str, ...]:
 
 
 def pod_in(groups: bytes) -> str | None:
-    """Return the pod's UID from a ``/proc/<pid>/cgroup`` text.
-
-    Groups of a login are ignored: the user chooses their names.
-    """
+    """Return the pod's UID from a ``/proc/<pid>/cgroup`` text. Users choose the names of a login's groups."""
     match = _POD.search(b"\n".join(line for line in groups.split(b"\n") if _LOGIN not in line))
     return match[1].decode().replace("_", "-") if match is not None else None
 

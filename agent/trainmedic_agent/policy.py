@@ -35,7 +35,7 @@ CHANGING = (
     *slurm.CHANGING,
 )
 _PART_OF = {"gpu.renew_lease": "gpu.power_limit"}
-_TAKES_BACK = frozenset({"gpu.power_limit"})
+_REVERTIBLE = frozenset({"gpu.power_limit"})
 _KEYS = ("allow", "power", "cleaning", "containers", "restart", "logs", "health", "slurm")
 _LONGEST_LEASE = timedelta(days=1)
 
@@ -82,7 +82,7 @@ class Policy(Struct, frozen=True):
         return action in READING or _PART_OF.get(action, action) in self.allow or not also_by.isdisjoint(self.allow)
 
     def refusal(self, command: envelope.Command) -> str | None:
-        is_undo = command.undo_of is not None and command.action in _TAKES_BACK
+        is_undo = command.undo_of is not None and command.action in _REVERTIBLE
         if is_undo or self.allows(command.action):
             return None
         if self.source is None:
@@ -131,7 +131,7 @@ def parse(text: str, source: str) -> Policy:
         for missing in _missing_parts(policy):
             reader.fault(("allow",), missing)
     if reader.faults:
-        raise ConfigurationError("\n".join(_placed(document, fault) for fault in reader.faults))
+        raise ConfigurationError("\n".join(_with_position(document, fault) for fault in reader.faults))
     return policy
 
 
@@ -208,7 +208,7 @@ def _slurm(value: Any, faults: list[FieldFault]) -> SlurmPolicy | None:
     return read_slurm(value["slurm"], faults) if isinstance(value, Mapping) and "slurm" in value else None
 
 
-def _placed(document: yaml_text.YamlDocument, fault: FieldFault) -> str:
+def _with_position(document: yaml_text.YamlDocument, fault: FieldFault) -> str:
     is_about_a_key = fault.message.startswith("is not known")
     return str(document.problem(fault.path, str(fault), at_key=is_about_a_key))
 

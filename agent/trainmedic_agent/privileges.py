@@ -18,12 +18,9 @@ _CAPABILITIES = {
     "CAP_SYS_ADMIN": 21,
     "CAP_LEASE": 28,
 }
-POWER = ("CAP_SYS_ADMIN",)
-"""Needed by NVIDIA's driver to set a power limit."""
-FILES_OF_OTHERS = ("CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_LEASE")
-"""Write to even sticky directories, and take leases."""
-PROCESSES_OF_OTHERS = ("CAP_SYS_PTRACE",)
-"""Capability to see others' open files without leases."""
+POWER = ("CAP_SYS_ADMIN",)  # needed by NVIDIA's driver to set a power limit
+FILES_OF_OTHERS = ("CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_LEASE")  # write to even sticky directories, and take leases
+PROCESSES_OF_OTHERS = ("CAP_SYS_PTRACE",)  # capability to see others' open files without leases
 
 
 class Privileges(Struct, frozen=True):

@@ -22,10 +22,9 @@ from trainmedic_agent.errors import JournalUnavailable
 
 log = logging.getLogger(__name__)
 
-_PRESENCE_SECONDS = 30
-_PRESENCE_EVERY = 10.0
-_REFILL = 500
-"""The writer's queue holds twice as many."""
+_PRESENCE_LIFETIME = 30
+_PRESENCE_INTERVAL = 10.0
+_MOST_REFILLED = 500  # the writer's queue holds twice as many
 
 
 class AgentReplies:
@@ -52,7 +51,7 @@ class AgentReplies:
             connection,
             CommandMemory(f"node:{node}", instance),  # identifies this process; the memory itself is the journal
             envelope.node_commands(node),
-            PresenceKey(name, node, describe, self._on_conflict, _PRESENCE_SECONDS, _PRESENCE_EVERY),
+            PresenceKey(name, node, describe, self._on_conflict, _PRESENCE_LIFETIME, _PRESENCE_INTERVAL),
             context.signer,
             self._on_sent,
         )
@@ -67,7 +66,7 @@ class AgentReplies:
 
     def name_conflict(self) -> str | None:
         conflict = self._conflict
-        if conflict is None or abs((self._now() - conflict[0]).total_seconds()) > _PRESENCE_SECONDS:
+        if conflict is None or abs((self._now() - conflict[0]).total_seconds()) > _PRESENCE_LIFETIME:
             return None
         return conflict[1]
 
@@ -89,7 +88,7 @@ class AgentReplies:
                 self._is_behind = True
 
     def send_reading(self, command_id: str, outcome: CommandRecord) -> None:
-        """Send the outcome of a command without journal entry. If it is lost, the server asks again."""
+        """Send an outcome without journal entry. If it is lost, the server asks again."""
         self._writer.put(OutgoingReplies((self._reply(command_id, outcome),)))
 
     def _reply(self, command_id: str, record: CommandRecord) -> envelope.Reply:
@@ -106,7 +105,7 @@ class AgentReplies:
         self._conflict = self._now(), other
 
     def _on_sent(self, sent: Sequence[OutgoingReplies]) -> None:
-        """Mark sent replies in batches, because each mark is a disk write."""
+        """Mark replies in batches: each mark is a disk write."""
         self._counters.redis_answered(self._now().timestamp())
         with self._lock:
             for batch in sent:
@@ -133,13 +132,13 @@ class AgentReplies:
 
     def _refill(self) -> None:
         try:
-            unsent = self._journal.unsent(_REFILL)
+            unsent = self._journal.unsent(_MOST_REFILLED)
         except JournalUnavailable as error:
             log.error("cannot read unsent replies", extra={"reason": str(error)})
             return
         with self._lock:
             known = {*self._in_flight, *self._sent_ids}
-            self._is_behind = len(unsent) == _REFILL
+            self._is_behind = len(unsent) == _MOST_REFILLED
         for command_id, outcome in unsent:
             if command_id not in known:
                 self.send_outcome(command_id, outcome)

@@ -14,19 +14,16 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-PIECE = 128 * 1024
-"""About ten transactions."""
+PIECE = 128 * 1024  # about ten transactions
 PIECES = 8
-_RETRY_SECONDS = 30.0
-"""Seconds."""
-_ROOM = 8
-"""Free space for a refill, in sizes of the file."""
+_RETRY_SECONDS = 30.0  # Seconds
+_FREE_SIZES = 8  # free space for a refill, in sizes of the file
 
 
 class ReservedSpace:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._size = self._measured()
+        self._size = self._file_size()
         self._not_before = 0.0
 
     @property
@@ -34,7 +31,6 @@ class ReservedSpace:
         return self._size < PIECES * PIECE
 
     def give_up(self) -> bool:
-        """Free a piece; False if none is left."""
         if self._size <= 0:
             return False
         left = max(self._size - PIECE, 0) // PIECE * PIECE
@@ -45,7 +41,7 @@ class ReservedSpace:
                 self._path.unlink()
         except OSError as error:
             log.error("cannot free reserved space", extra={"file": str(self._path), "reason": error.strerror})
-            self._size = self._measured()  # if it was deleted, it is created again later
+            self._size = self._file_size()  # if it was deleted, it is created again later
             return False
         if not self.is_short:
             log.warning("disk full; using reserved space", extra={"file": str(self._path)})
@@ -53,7 +49,7 @@ class ReservedSpace:
         return True
 
     def fill_up(self) -> None:
-        if not self.is_short or time.monotonic() < self._not_before or not self._has_room():
+        if not self.is_short or time.monotonic() < self._not_before or not self._has_free_space():
             return
         try:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -68,20 +64,20 @@ class ReservedSpace:
             fields = {"file": str(self._path), "reason": error.strerror}
             log.warning("cannot refill reserved space; retrying", extra=fields)
             self._not_before = time.monotonic() + _RETRY_SECONDS
-        self._size = self._measured()
+        self._size = self._file_size()
 
-    def _measured(self) -> int:
+    def _file_size(self) -> int:
         try:
             return self._path.stat().st_size
         except OSError:
             return 0
 
-    def _has_room(self) -> bool:
+    def _has_free_space(self) -> bool:
         try:
             filesystem = os.statvfs(self._path.parent)
         except OSError:
             return False
-        return filesystem.f_bavail * filesystem.f_frsize >= _ROOM * PIECES * PIECE
+        return filesystem.f_bavail * filesystem.f_frsize >= _FREE_SIZES * PIECES * PIECE
 
 
 def _write(descriptor: int, data: bytes) -> None:

@@ -27,14 +27,13 @@ from trainmedic_agent.worker_queues import WorkerQueue
 
 log = logging.getLogger(__name__)
 
-QUEUES = ("gpu", "disk", "node", "facts", "logs", "health")
-"""Of every agent; executors may add others."""
+QUEUES = ("gpu", "disk", "node", "facts", "logs", "health")  # of every agent; executors may add others
+# Seconds for running commands. With the three times below it stays under systemd's 20 s (``packaging/systemd``).
 STOP_SECONDS = 8.0
-"""Seconds for running commands. With the three times below it stays under systemd's 20 s (``packaging/systemd``)."""
 _READ_SECONDS = 1.0
 _SEND_SECONDS = 2.0
 _LOG_SECONDS = 3.0
-_PRUNE_EVERY = 3600.0
+_PRUNE_SECONDS = 3600.0
 
 
 class ReadsLogs(Protocol):
@@ -70,13 +69,13 @@ class _Pruning:
         self._now = context.now
         self._newest_at = context.journal.newest_at() or context.now()
         self._began = since_boot()
-        self._due = self._began + _PRUNE_EVERY
+        self._due = self._began + _PRUNE_SECONDS
 
     def due(self) -> float:
         return self._due - since_boot()
 
     def run(self) -> None:
-        self._due = since_boot() + _PRUNE_EVERY
+        self._due = since_boot() + _PRUNE_SECONDS
         try:
             at_most = self._newest_at + timedelta(seconds=since_boot() - self._began)
             self._journal.prune(min(self._now(), at_most))

@@ -11,11 +11,7 @@ _GRAMMAR = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([A-Za-z]*)")
 
 
 def parse(value: object) -> int:
-    """Return the bytes of a whole number, or of text with a unit: ``kB`` to ``PB`` are powers of 1000, ``KiB`` to
-    ``PiB`` of 1024.
-
-    Raises ValueError with an example.
-    """
+    """Return the bytes of a number, or of text with a unit: ``kB`` is 1000, ``KiB`` 1024. Raises ValueError."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     written = _GRAMMAR.fullmatch(value) if isinstance(value, str) else None

@@ -12,8 +12,7 @@ from trainmedic_agent.executors import AcceptedCommand, PeriodicTask
 
 log = logging.getLogger(__name__)
 
-_PAUSE_AFTER_ERROR = 1.0
-"""Seconds, to spare the CPU."""
+_PAUSE_AFTER_ERROR = 1.0  # seconds, to spare the CPU
 
 
 class WorkerQueue:

@@ -42,7 +42,7 @@ class TimedLog:
     def _look(self) -> None:
         if self.index is not None:
             facts = self.path.stat()
-            self.index.looked((facts.st_dev, facts.st_ino), facts.st_size, facts.st_mtime_ns, self.now)
+            self.index.record_look((facts.st_dev, facts.st_ino), facts.st_size, facts.st_mtime_ns, self.now)
 
     def lines(self, query: LogQuery, zone: object = None, origin: Origin | None = None) -> list[FoundLine]:
         lines, _ = self.answer(query, zone, origin)

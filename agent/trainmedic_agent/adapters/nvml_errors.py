@@ -8,14 +8,13 @@ import pynvml
 
 from trainmedic_agent.errors import DriverAbsent, GpuError, GpuFailure, GpuLost, NoPermission, NotSupported
 
+# Not supported by card or driver.
 UNAVAILABLE = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_DEPRECATED)
-"""Not supported by card or driver."""
 STALE = (
     pynvml.NVML_ERROR_UNINITIALIZED,
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
-)
-"""Reopen NVML: the driver is not loaded or was reloaded."""
+)  # reopen NVML: the driver is not loaded or was reloaded
 CARD_GONE = (
     pynvml.NVML_ERROR_GPU_IS_LOST,
     pynvml.NVML_ERROR_RESET_REQUIRED,

@@ -14,7 +14,7 @@ import pynvml
 
 from trainmedic_agent.adapters.nvml_errors import CARD_GONE, STALE
 from trainmedic_agent.adapters.nvml_readings import FIXED, LINKS, READINGS, collect
-from trainmedic_agent.adapters.nvml_session import CallRunner, DirectCalls, NvmlSession, NvmlSessions, offered
+from trainmedic_agent.adapters.nvml_session import CallRunner, DirectCalls, NvmlSession, NvmlSessions, if_supported
 from trainmedic_agent.errors import GpuAbsent, GpuError, GpuFailure, GpuLost, NotSupported
 from trainmedic_agent.ports import gpus
 from trainmedic_core.gpu_names import normal_pci, normal_uuid
@@ -33,7 +33,7 @@ class NvmlGpus:
 
     def inventory(self) -> gpus.Inventory:
         try:
-            return self._nvml.retried(self._inventory)
+            return self._nvml.retry_after_reload(self._inventory)
         except GpuError as error:
             return gpus.Inventory(problems=(str(error),))
 
@@ -43,7 +43,7 @@ class NvmlGpus:
             raise NotSupported(
                 f"{name} is a MIG instance, which has no limit of its own: name the GPU that it is part of"
             )
-        infos = self._nvml.retried(self._infos)
+        infos = self._nvml.retry_after_reload(self._infos)
         if re.fullmatch("[0-9]{1,4}", text):
             matches = [info for info in infos if info.index == int(text)]
         elif ":" in text:
@@ -59,7 +59,7 @@ class NvmlGpus:
         raise GpuAbsent(f"there is no GPU {name!r} on this node; there are: {there}")
 
     def power(self, uuid: str) -> gpus.PowerLimits:
-        return self._nvml.retried(lambda: self._power(uuid))
+        return self._nvml.retry_after_reload(lambda: self._power(uuid))
 
     def set_power_limit(self, uuid: str, milliwatts: int) -> None:
         with self._nvml.card(uuid) as (_, handle):
@@ -69,13 +69,13 @@ class NvmlGpus:
             pynvml.nvmlDeviceSetPowerManagementLimit(handle, milliwatts)
 
     def read(self, uuid: str) -> gpus.GpuReading:
-        return self._nvml.retried(lambda: self._read(uuid))
+        return self._nvml.retry_after_reload(lambda: self._read(uuid))
 
     def processes(self, uuid: str) -> tuple[int, ...]:
-        return self._nvml.retried(lambda: self._processes(uuid))
+        return self._nvml.retry_after_reload(lambda: self._processes(uuid))
 
     def links(self, uuid: str) -> gpus.GpuLinks:
-        return self._nvml.retried(lambda: self._links(uuid))
+        return self._nvml.retry_after_reload(lambda: self._links(uuid))
 
     def xids(self) -> Mapping[str, Mapping[int, int]]:
         with contextlib.suppress(GpuError), self._nvml.open() as session:  # without a driver: earlier counts
@@ -84,7 +84,7 @@ class NvmlGpus:
 
     def while_closed(self, uuid: str, act: Callable[[], T]) -> T:
         self.xids()  # those pending would be lost
-        with self._nvml.released(uuid):
+        with self._nvml.kept_closed(uuid):
             return act()
 
     def close(self) -> None:
@@ -104,8 +104,8 @@ class NvmlGpus:
     def _power(self, uuid: str) -> gpus.PowerLimits:
         with self._nvml.card(uuid) as (session, handle):
             limit = pynvml.nvmlDeviceGetPowerManagementLimit(handle)
-            enforced = offered(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle))
-            draw = offered(lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
+            enforced = if_supported(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle))
+            draw = if_supported(lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
             fixed, unread = _fixed(session, uuid, handle)
             for name in ("power_default", "power_constraints"):
                 if name in unread:

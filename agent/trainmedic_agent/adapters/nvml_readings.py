@@ -15,8 +15,8 @@ _RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 _NO_SUCH_LINK = (*UNAVAILABLE, pynvml.NVML_ERROR_INVALID_ARGUMENT)
 _UNSIGNED_INT = 1  # NVML_VALUE_TYPE_UNSIGNED_INT
 
+# NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC, and the totals of GPUs before Hopper, whose sums are taken.
 _NVLINK_ERRORS = ((161, 162, 163), (38, 45, 52, 59))
-"""NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC, and the totals of GPUs before Hopper, whose sums are taken."""
 
 Queries = Mapping[str, Callable[[Any], Mapping[str, Any]]]
 
@@ -39,7 +39,7 @@ def collect(queries: Queries, handle: Any, ends: tuple[int, ...]) -> tuple[dict[
     return values, unread
 
 
-def _first(*asks: Callable[[], Any]) -> Any:
+def _first_supported(*asks: Callable[[], Any]) -> Any:
     """Return the first supported result: NVML renames functions."""
     for ask in asks[:-1]:
         try:
@@ -57,7 +57,7 @@ def _utilization(handle: Any) -> dict[str, Any]:
 
 def _memory(handle: Any) -> dict[str, Any]:
     """Exclude the driver's own memory, like nvidia-smi."""
-    memory = _first(
+    memory = _first_supported(
         lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2),
         lambda: pynvml.nvmlDeviceGetMemoryInfo(handle),
     )
@@ -66,7 +66,7 @@ def _memory(handle: Any) -> dict[str, Any]:
 
 def _temperature(handle: Any) -> dict[str, Any]:
     sensor = pynvml.NVML_TEMPERATURE_GPU
-    celsius = _first(
+    celsius = _first_supported(
         lambda: pynvml.nvmlDeviceGetTemperatureV(handle, sensor),
         lambda: pynvml.nvmlDeviceGetTemperature(handle, sensor),
     )
@@ -90,7 +90,7 @@ def _field(handle: Any, number: int) -> int:
 
 
 def _throttle_reasons(handle: Any) -> dict[str, Any]:
-    bits = _first(
+    bits = _first_supported(
         lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
         lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
     )

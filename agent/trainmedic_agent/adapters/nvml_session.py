@@ -28,9 +28,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_REOPEN_SECONDS = 60.0
-"""Seconds between reopenings for a lost GPU."""
-_RELEASE_SECONDS = 5.0
+_REOPEN_SECONDS = 60.0  # seconds between reopenings for a lost GPU
+_CLOSE_SECONDS = 5.0
 
 
 class CallRunner(Protocol):
@@ -83,7 +82,7 @@ class NvmlSessions:
         self._process = uuids.uuid4().hex[:12]
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)
-        self._released_for: str | None = None
+        self._closed_for: str | None = None
         self._session: NvmlSession | None = None
         self._is_stale = False
         self._in_flight = 0
@@ -99,7 +98,7 @@ class NvmlSessions:
         """Return a name that changes when the driver may have forgotten the card's settings."""
         return f"{session.name}/{self._times_lost[uuid]}"
 
-    def retried(self, ask: Callable[[], T]) -> T:
+    def retry_after_reload(self, ask: Callable[[], T]) -> T:
         """Call `ask`, again after a driver reload. Only for queries: a setter may have taken effect."""
         try:
             return ask()
@@ -135,24 +134,24 @@ class NvmlSessions:
                 self._ended.notify_all()
 
     @contextlib.contextmanager
-    def released(self, uuid: str) -> Iterator[None]:
+    def kept_closed(self, uuid: str) -> Iterator[None]:
         """Keep NVML closed in the block, which resets the card. Raises GpuFailure if a call does not return."""
         with self._lock:
-            if self._released_for is not None:
-                raise GpuFailure(f"{self._released_for} is being reset; try again")
-            self._released_for = uuid
+            if self._closed_for is not None:
+                raise GpuFailure(f"{self._closed_for} is being reset; try again")
+            self._closed_for = uuid
             try:
-                if not self._ended.wait_for(lambda: self._in_flight == 0, _RELEASE_SECONDS) or self._calls.stuck():
+                if not self._ended.wait_for(lambda: self._in_flight == 0, _CLOSE_SECONDS) or self._calls.stuck():
                     raise GpuFailure("a call to the driver does not return, so NVML cannot be closed")
                 self._shut_down()
             except BaseException:
-                self._released_for = None
+                self._closed_for = None
                 raise
         try:
             yield
         finally:
             with self._lock:
-                self._released_for = None
+                self._closed_for = None
                 self._times_lost[uuid] += 1
 
     def close(self) -> None:
@@ -160,8 +159,8 @@ class NvmlSessions:
             self._shut_down()
 
     def _current(self) -> NvmlSession:
-        if self._released_for is not None:
-            raise DriverAbsent(f"the driver is not used here while {self._released_for} is reset; try again")
+        if self._closed_for is not None:
+            raise DriverAbsent(f"the driver is not used here while {self._closed_for} is reset; try again")
         session = self._session
         if session is not None and self._in_flight == 0 and not self._calls.stuck():
             has_waited = self._monotonic() - session.opened_at >= _REOPEN_SECONDS
@@ -171,10 +170,10 @@ class NvmlSessions:
         if session is None:
             if self._in_flight:
                 raise DriverAbsent("the driver is being reloaded; try again in a moment")
-            session = self._session = self._opened()
+            session = self._session = self._open_nvml()
         return session
 
-    def _opened(self) -> NvmlSession:
+    def _open_nvml(self) -> NvmlSession:
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
@@ -183,7 +182,7 @@ class NvmlSessions:
             # A reloaded driver has forgotten its settings; NVML reopened to look for a lost GPU has not. So the name
             # counts driver reloads, not openings.
             session = NvmlSession(f"{self._process}/{self._driver_reloads}", self._monotonic())
-            session.driver = offered(pynvml.nvmlSystemGetDriverVersion)
+            session.driver = if_supported(pynvml.nvmlSystemGetDriverVersion)
             self._enumerate(session)
             session.events = self._listen(session)
         except pynvml.NVMLError as error:
@@ -195,7 +194,7 @@ class NvmlSessions:
         infos, problems = [], []
         for index in range(pynvml.nvmlDeviceGetCount()):
             try:
-                info, handle = self._calls.run(f"GPU {index}", partial(_identified, index))
+                info, handle = self._calls.run(f"GPU {index}", partial(_identify, index))
             except GpuStuck as error:
                 problems.append(str(error))
                 continue
@@ -249,7 +248,7 @@ def _address(handle: Any) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 
-def offered(ask: Callable[[], Any]) -> Any:
+def if_supported(ask: Callable[[], Any]) -> Any:
     """Return None if unsupported."""
     try:
         return ask()
@@ -259,7 +258,7 @@ def offered(ask: Callable[[], Any]) -> Any:
         raise
 
 
-def _identified(index: int) -> tuple[gpus.GpuInfo, Any]:
+def _identify(index: int) -> tuple[gpus.GpuInfo, Any]:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     address = pynvml.nvmlDeviceGetPciInfo(handle).busId
     address = address.decode() if isinstance(address, bytes) else address

@@ -16,13 +16,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-CARD_SECONDS = 4.0
-"""Seconds; a call takes milliseconds."""
-DRIVER_SECONDS = 20.0
-"""Seconds; without persistence mode, opening takes 1-2 s per card."""
+CARD_SECONDS = 4.0  # seconds; a call takes milliseconds
+DRIVER_SECONDS = 20.0  # seconds; without persistence mode, opening takes 1-2 s per card
 RESET_SECONDS = 150.0
-_MOST_CALLS = 5
-"""Concurrent calls to a card: three worker queues, presence, exporter."""
+_MOST_CALLS = 5  # concurrent calls to a card: three worker queues, presence, exporter
 _KEPT_IDLE = 2
 _DRIVER = "NVIDIA's driver"
 
@@ -123,8 +120,7 @@ class TimeLimitedCalls:
             del call  # and its result, which would stay until the next call
 
 
-_CallQueue = queue.SimpleQueue[_Call[object] | None]
-"""Calls for one thread; None ends it."""
+_CallQueue = queue.SimpleQueue[_Call[object] | None]  # calls for one thread; None ends it
 
 
 def _stuck(key: str, seconds: float) -> GpuStuck:

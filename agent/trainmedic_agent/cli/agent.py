@@ -82,7 +82,7 @@ def check(ctx: click.Context, /, as_json: bool, **flags: Any) -> None:
     if as_json:
         click.echo(json_text(report.values, indent=2))
     else:
-        for line in _shown(report.values):
+        for line in _report_lines(report.values):
             click.echo(plain(line))
         for warning in report.warnings:
             click.echo(f"Warning: {plain(warning)}")
@@ -203,7 +203,7 @@ def _settings(ctx: click.Context, flags: Mapping[str, Any]) -> AgentSettings:
         raise exits.InvalidInput(str(error)) from error
 
 
-def _shown(values: Mapping[str, Any]) -> Iterator[str]:
+def _report_lines(values: Mapping[str, Any]) -> Iterator[str]:
     policy, power, redis = values["policy"], values["power"], values["redis"]
     yield f"Node          {values['node']}, trainmedic {values['version']}, user {values['user']}"
     yield f"Policy        {policy['file'] or 'none'}{' (' + policy['digest'] + ')' if policy['digest'] else ''}"
@@ -218,18 +218,18 @@ def _shown(values: Mapping[str, Any]) -> Iterator[str]:
     yield f"Signing key   {'set' if values['signing_key'] else 'none'}"
     yield f"Driver        {values['driver'] or 'none'}"
     for gpu in values["gpus"]:
-        yield f"GPU {gpu['index']:<9} {gpu['uuid']}  {gpu['name']}  {_limits(gpu)}"
+        yield f"GPU {gpu['index']:<9} {gpu['uuid']}  {gpu['name']}  {_gpu_limits(gpu)}"
     if power["is_allowed"]:
         yield f"Power         {power['floor_percent']:g} % of the default or more; leases up to {power['max_lease']}"
     if values["logs"] is not None:
-        yield _logs(values["logs"])
+        yield _logs_line(values["logs"])
     for name, rule in values["rules"].items():
         yield f"Rule          {name}: {rule['do']} {rule['kind']} unused for {rule['min_age']}"
         for path, refusal in rule["roots"].items():
             yield f"              {path}: {'usable' if refusal is None else 'not usable'}"
 
 
-def _logs(logs: Mapping[str, Any]) -> str:
+def _logs_line(logs: Mapping[str, Any]) -> str:
     usable = [path for path, refusal in logs["directories"].items() if refusal is None]
     parts = [f"{', '.join(usable) or 'no directory'}: {logs['files']} files now"]
     if logs["kernel"] is not None:
@@ -237,7 +237,7 @@ def _logs(logs: Mapping[str, Any]) -> str:
     return f"Logs          {'; '.join(parts)}"
 
 
-def _limits(gpu: Mapping[str, Any]) -> str:
+def _gpu_limits(gpu: Mapping[str, Any]) -> str:
     if "power_limit_watts" not in gpu:
         return "no power limit"
     least, most, default = (gpu.get(f"{name}_limit_watts", "?") for name in ("min", "max", "default"))

@@ -20,10 +20,8 @@ from msgspec import Struct
 from trainmedic_agent.disk.mounts import Mount, mounts_of
 
 _KEEPING = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs"})
-_DAY_NS = 86_400 * 10**9
-"""RELATIME_MARGIN of the kernel."""
-_HAS_ENDED = frozenset({errno.ENOENT, errno.ESRCH, errno.EINVAL})
-"""Errors of an ended process or a zombie."""
+_DAY_NS = 86_400 * 10**9  # RELATIME_MARGIN of the kernel
+_HAS_ENDED = frozenset({errno.ENOENT, errno.ESRCH, errno.EINVAL})  # errors for ended processes and zombies
 
 
 class AccessTimes(Struct, frozen=True):
@@ -33,6 +31,7 @@ class AccessTimes(Struct, frozen=True):
     """Reasons why reads may leave no trace."""
 
     def last_use_ns(self, status: os.stat_result) -> int:
+        """Return the last change, or a later recorded access plus its lag."""
         changed = max(status.st_mtime_ns, status.st_ctime_ns)
         return changed if status.st_atime_ns <= changed else status.st_atime_ns + self.lag_ns
 
@@ -42,11 +41,11 @@ class AccessTimes(Struct, frozen=True):
         return "a day behind at most" if self.lag_ns else "kept"
 
 
-KEPT = AccessTimes()
+KEPT = AccessTimes()  # all reads are recorded
 
 
 def access_times(mount: int | None, proc: Path, *, sees_every_process: bool) -> AccessTimes:
-    """Return the reliability below a mount ID. `sees_every_process`: `proc` lists all processes."""
+    """Return the reliability on a mount. `sees_every_process`: `proc` lists all processes."""
     try:
         own = mounts_of(proc / "self")
     except OSError:
@@ -72,20 +71,20 @@ def access_times(mount: int | None, proc: Path, *, sees_every_process: bool) -> 
 
 
 def _mounts_of_others(proc: Path) -> list[Mount]:
-    """Return the mounts of machine and containers. Raises OSError.
+    """Return the mounts of the machine and its containers. Raises OSError.
 
-    Namespaces with the machine's ``/`` are skipped: to restricted services nearly everything is read-only.
+    Other namespaces with the machine's ``/`` are skipped: to restricted services nearly everything is read-only.
     """
     mounts = mounts_of(proc / "1")
     top = _top(mounts)
-    met: set[Path] = set()
+    seen: set[Path] = set()
     with os.scandir(proc) as entries:
         for entry in entries:
             if not entry.name.isdigit():
                 continue
             try:
                 namespace = _namespace(proc / entry.name)
-                if namespace in met:
+                if namespace in seen:
                     continue
                 theirs = mounts_of(proc / entry.name)
             except OSError as error:
@@ -93,14 +92,14 @@ def _mounts_of_others(proc: Path) -> list[Mount]:
                     continue
                 raise
             if namespace is not None:
-                met.add(namespace)
+                seen.add(namespace)
             if _top(theirs) != top:
                 mounts.extend(theirs)
     return mounts
 
 
 def _namespace(process: Path) -> Path | None:
-    """Return a process's mount namespace; None without permission."""
+    """Return None without permission."""
     try:
         return (process / "ns/mnt").readlink()
     except PermissionError:

@@ -14,6 +14,7 @@ def is_name_of_checkpoint(name: str) -> bool:
 
 
 def step_of(name: str) -> int | None:
+    """Return the number after "step", or the first number."""
     if (match := _STEP.search(name)) is not None:
         return int(match[1])
     return int(match[0]) if (match := _NUMBER.search(name)) is not None else None

@@ -30,6 +30,8 @@ from trainmedic_agent.disk.walk import DELETING, WalkedDirectory
 
 
 class CheckpointRemoval(Struct, frozen=True):
+    """Deleted files, freed bytes, and why the rest was left, if so."""
+
     files: int = 0
     bytes: int = 0
     reason: Reason | None = None
@@ -59,11 +61,9 @@ class CheckpointRemover(Struct, frozen=True):
                 return CheckpointRemoval(reason=reason)
             if self.dry_run:
                 reason = refusal(parent, status, fd) or refusal(fd, status, None)
-                return (
-                    CheckpointRemoval(reason=reason)
-                    if reason
-                    else CheckpointRemoval(checkpoint.contents.files, checkpoint.contents.bytes)
-                )
+                if reason is not None:
+                    return CheckpointRemoval(reason=reason)
+                return CheckpointRemoval(checkpoint.contents.files, checkpoint.contents.bytes)
             return self._delete(directory, parent, fd)
         except OSError as error:
             return CheckpointRemoval(reason=Reason.of(error))
@@ -105,18 +105,18 @@ class CheckpointRemover(Struct, frozen=True):
         if checkpoints.is_pinned(fd):
             return Reason.PINNED
         # Last, because looking for users of each file is the most expensive.
-        return Reason.YOUNG if contents.last_used_ns > self.cutoff_ns else self._used(opened)
+        return Reason.YOUNG if contents.last_used_ns > self.cutoff_ns else self._use_of_files(opened)
 
-    def _used(self, directory: WalkedDirectory) -> Reason | None:
+    def _use_of_files(self, directory: WalkedDirectory) -> Reason | None:
         with closing(directory.walk_all(self.throttle, lambda *_: None, lambda *_: True)) as entries:
             for inner, entry in entries:
                 if entry is not None and entry.is_file(follow_symlinks=False):
-                    reason = self._file_used(inner.fd, entry.name)
+                    reason = self._use_of_file(inner.fd, entry.name)
                     if reason is not None:
                         return reason
         return self.throttle.stop_reason
 
-    def _file_used(self, parent: int, name: str) -> Reason | None:
+    def _use_of_file(self, parent: int, name: str) -> Reason | None:
         fd = open_for_reading(parent, name)
         if fd is None:
             return self.usage.obstacle(None, inode_of(os.stat(name, dir_fd=parent, follow_symlinks=False)))
@@ -129,6 +129,8 @@ class CheckpointRemover(Struct, frozen=True):
 
 
 class _ContentsRemoval(Struct):
+    """Entries written after `cutoff_ns` end the removal."""
+
     throttle: Throttle
     root: Root
     cutoff_ns: int
@@ -136,6 +138,7 @@ class _ContentsRemoval(Struct):
     bytes: int = 0
 
     def run(self, fd: int, path: str) -> Reason | None:
+        """Return why something was left, if so."""
         levels = [(fd, path)]
         try:
             reason = self._unlink_marks(fd, path)

@@ -26,8 +26,7 @@ PINNED_MARKER = ".trainmedic-pinned"
 _DISTRIBUTED_INDEX = ".metadata"
 _TRAINER_STATE = "trainer_state.json"
 MARKS_OF_COMPLETENESS = (COMPLETE_MARKER, _DISTRIBUTED_INDEX, _TRAINER_STATE)
-_LATEST = ("latest", "latest_checkpointed_iteration.txt")
-"""DeepSpeed ("global_step100"), Megatron ("100")."""
+_LATEST = ("latest", "latest_checkpointed_iteration.txt")  # DeepSpeed ("global_step100"), Megatron ("100")
 
 
 class Completeness(StrEnum):
@@ -43,7 +42,9 @@ class CheckpointTraits(Struct, frozen=True):
     completeness: Completeness
     is_pinned: bool
     best: str | None
+    """Name of the best checkpoint at its time."""
     is_known: bool = True
+    """False if a file needed for this is unreadable."""
 
 
 def is_checkpoint(fd: int, name: str) -> bool:

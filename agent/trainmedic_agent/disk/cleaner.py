@@ -38,8 +38,7 @@ from trainmedic_agent.disk.walk import WalkedDirectory
 
 log = logging.getLogger(__name__)
 
-_OPEN_DIRECTORIES = 32
-"""Files of similar age are often neighbours."""
+_OPEN_DIRECTORIES = 32  # directories kept open: files of similar age often share one
 _UNLIMITED = 2**63
 _SHOWN_NAMES = 4
 
@@ -64,9 +63,9 @@ class Cleaner(Struct, frozen=True):
     state_dir: Path | None = None
 
     def clean(self, request: CleaningRequest, is_stopping: Callable[[], bool]) -> Mapping[str, Any]:
-        """Return the output of a cleaning or trial run with existing rules.
+        """Return the output of a command with existing rules.
 
-        ``stopped`` is the reason for an early end (``free_enough``, a limit, the deadline, the agent's stop) or None.
+        ``stopped``: reason for an early end, or None.
         """
         throttle = Throttle(self.clocks, request.deadline, is_stopping)
         filesystems = Filesystems(self.measure, request.until_free, dry_run=request.dry_run, throttle=throttle)
@@ -120,6 +119,7 @@ class _RuleRun(Struct):
     cutoff_ns: int
     """Nanoseconds since the epoch; entries used later are too young."""
     considered: int = 0
+    """Matched entries deleted or left for a reason of their own."""
 
     def apply(self, opened: OpenedRoots) -> None:
         self.counters.refused_roots.update(opened.refused)
@@ -169,9 +169,10 @@ class _RuleRun(Struct):
         limit = self.rule.when_free_below
         if limit is not None and self.run.filesystems.space(root.device).percent >= limit:
             return False
-        return not self.run.filesystems.has_enough(root.device)
+        return not self.run.filesystems.wait_for_enough(root.device)
 
     def _clean_files(self, roots: tuple[Root, ...]) -> Reason | None:
+        """Return why the rule ended early, if so."""
         run = self.run
         search = FileSearch(
             self.rule, roots, self.cutoff_ns, run.throttle, self.counters, run.gone, run.cleaner.batch_size
@@ -183,7 +184,7 @@ class _RuleRun(Struct):
                 self.watch.watch_files(batch)
                 for file in batch:
                     device = file.directory.root.device
-                    if device in enough or run.filesystems.has_enough(device):
+                    if device in enough or run.filesystems.wait_for_enough(device):
                         enough.add(device)
                         if enough.issuperset(root.device for root in roots):
                             return Reason.FREE_ENOUGH
@@ -208,7 +209,7 @@ class _RuleRun(Struct):
             except OSError as error:
                 outcome = Reason.of(error)
             else:
-                outcome = self._apply(remover, parent, file)
+                outcome = self._free(remover, parent, file)
                 self.watch.ignore(file.directory, file.name)
         if isinstance(outcome, Reason):
             if outcome is Reason.MOVED:
@@ -216,11 +217,11 @@ class _RuleRun(Struct):
             self.counters.leave(outcome, file.directory, file.name)
             return
         self._count(file.directory, 1, outcome)
-        # Only later rules read it, and a million inodes need memory.
+        # Only later rules read this, and a million inodes need memory.
         if self.run.request.dry_run and len(self.run.request.rules) > 1:
             self.run.gone.add(file.inode)
 
-    def _apply(self, remover: FileRemover, parent: int, file: MatchedFile) -> int | Reason:
+    def _free(self, remover: FileRemover, parent: int, file: MatchedFile) -> int | Reason:
         if self.rule.keep_tail is not None:
             return remover.shrink(parent, file, self.rule.keep_tail)
         if self.rule.do is CleaningOperation.TRUNCATE:
@@ -241,7 +242,7 @@ class _RuleRun(Struct):
             if not run.throttle.may_continue():
                 return run.throttle.stop_reason
             self.considered += 1
-            if run.filesystems.has_enough(checkpoint.directory.root.device):
+            if run.filesystems.wait_for_enough(checkpoint.directory.root.device):
                 reason: Reason | None = Reason.FREE_ENOUGH
                 ended_by = Reason.FREE_ENOUGH
             else:

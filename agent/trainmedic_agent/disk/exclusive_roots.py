@@ -17,7 +17,7 @@ from trainmedic_core.machine_locks import NameLock
 
 @contextmanager
 def exclusive_roots(roots: Iterable[str]) -> Iterator[None]:
-    """Hold the roots. Raises ConfigurationError if another agent holds one."""
+    """Raises ConfigurationError if another agent holds one."""
     with ExitStack() as stack:
         for root in sorted({os.path.normpath(root) for root in roots}):
             lock = NameLock.take(f"root:{hashlib.sha256(os.fsencode(root)).hexdigest()[:32]}")

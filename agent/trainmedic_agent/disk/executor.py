@@ -15,8 +15,7 @@ from trainmedic_agent.disk.mounts import NamedFilesystem
 from trainmedic_agent.errors import CommandRejected
 from trainmedic_agent.executors import AcceptedCommand
 
-_REPLY_MARGIN = timedelta(seconds=5)
-"""Time for the reply before expiry; less for short commands."""
+_REPLY_MARGIN = timedelta(seconds=5)  # time for the reply before expiry; less for short commands
 _PARAMETERS = ("rules", "until_free_percent", "dry_run", "filesystems")
 _MAX_RULES = 100
 
@@ -74,7 +73,7 @@ class DiskCleanExecutor:
 
 
 def named_filesystems(raw: object) -> tuple[NamedFilesystem, ...]:
-    """Return the command's file systems. Raises CommandRejected."""
+    """Raises CommandRejected."""
     wrong = CommandRejected(f"filesystems must be a list of at most {_MAX_RULES} with a mountpoint and a device each")
     if not isinstance(raw, list | tuple) or len(raw) > _MAX_RULES:
         raise wrong

@@ -26,13 +26,11 @@ from trainmedic_agent.disk.access_times import KEPT, AccessTimes
 from trainmedic_agent.disk.throttle import Throttle
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_LATE_SPACE_CHECKS, _LATE_SPACE_SECONDS = 20, 0.3
-"""Number and interval in seconds; ZFS takes about 5 s."""
-_MAX_LATE_SPACE_WAITS = 2
-"""Waits per file system; then another process must be filling it."""
+_LATE_SPACE_CHECKS, _LATE_SPACE_SECONDS = 20, 0.3  # number and interval: ZFS takes about 5 s
+_MAX_LATE_SPACE_WAITS = 2  # waits per file system; then another process must be filling it
 _BLOCK_BYTES = 512
 
-Inode = tuple[int, int]
+Inode = tuple[int, int]  # device and number
 
 
 def inode_of(facts: os.stat_result) -> Inode:
@@ -53,26 +51,27 @@ class Root(Struct, frozen=True):
     fd: int
     device: int
     mount: int | None
+    """Mount ID, if known."""
     protected: Inode | None = None
+    """A directory that no walk enters."""
     access_times: AccessTimes = KEPT
 
     def contains(self, fd: int) -> bool:
+        """Return whether an open directory is on the same mount."""
         return os.fstat(fd).st_dev == self.device and mount_of(fd) == self.mount
 
 
 class OpenedRoots(Struct, frozen=True):
     roots: tuple[Root, ...]
     refused: Mapping[str, str]
+    """Reasons by path."""
 
 
 @contextmanager
 def opened_roots(
     paths: tuple[str, ...], owners: frozenset[int], protected: Inode | None = None
 ) -> Iterator[OpenedRoots]:
-    """Yield the roots, closed after the block.
-
-    `owners` are allowed besides root and the agent's user; `protected`: the agent's state directory.
-    """
+    """Yield the open roots. `protected`: the agent's state directory."""
     trusted = owners | {0, os.geteuid()}
     roots: list[Root] = []
     refused: dict[str, str] = {}
@@ -105,6 +104,7 @@ def mount_of(fd: int) -> int | None:
 
 
 def inode_at(path: str | os.PathLike[str]) -> Inode | None:
+    """Return None if the path is missing or inaccessible."""
     try:
         return inode_of(Path(path).stat())
     except OSError:
@@ -112,7 +112,7 @@ def inode_at(path: str | os.PathLike[str]) -> Inode | None:
 
 
 def _open_root(path: str, trusted: frozenset[int], protected: Inode | None) -> Root | str:
-    """Return the root, or why it is refused, checking each directory by descriptor: paths can change."""
+    """Return the root, or why it is refused. Directories are checked by descriptor: paths can change."""
     fd = os.open("/", _OPEN_DIRECTORY)
     try:
         top = os.fstat(fd)
@@ -145,6 +145,7 @@ def _open_root(path: str, trusted: frozenset[int], protected: Inode | None) -> R
 
 
 def _replacement_risk(path: str, facts: os.stat_result, trusted: frozenset[int]) -> str | None:
+    """Return why an untrusted user could replace entries, if so."""
     if facts.st_uid not in trusted:
         return f"{path}, a parent directory, belongs to user {facts.st_uid}, who is not under owners"
     if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not facts.st_mode & stat.S_ISVTX:
@@ -199,6 +200,7 @@ class Filesystems:
         self._by_device: dict[int, Filesystem] = {}
 
     def add(self, root: Root) -> None:
+        """Raises OSError."""
         if root.device not in self._by_device:
             space = self._measure(root.fd)
             self._by_device[root.device] = Filesystem(root.path, os.dup(root.fd), space)
@@ -217,8 +219,8 @@ class Filesystems:
             return filesystem.before.plus(filesystem.freed)
         return self._measure(filesystem.fd)
 
-    def has_enough(self, device: int) -> bool:
-        """Return whether the target is reached; wait for space freed late."""
+    def wait_for_enough(self, device: int) -> bool:
+        """Return whether the target is reached, after waiting for space freed late."""
         if self._target is None:
             return False
         if self.space(device).percent >= self._target:

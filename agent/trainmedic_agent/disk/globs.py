@@ -58,6 +58,7 @@ class GlobState(Struct, frozen=True):
     positions: frozenset[tuple[int, int]]
     """Indexes of a pattern and of its next component."""
     last: tuple[Matcher, ...]
+    """Matchers of last components."""
 
     @classmethod
     def of(cls, globs: Iterable[Glob]) -> GlobState:
@@ -84,6 +85,7 @@ class GlobState(Struct, frozen=True):
         return any(match(name) for match in self.last)
 
     def below(self, name: str) -> GlobState | None:
+        """Return a subdirectory's state. None if nothing in it can match."""
         onward = set()
         for index, position in self.positions:
             glob = self.globs[index]

@@ -14,8 +14,7 @@ from trainmedic_agent.disk.checkpoint_names import step_of
 from trainmedic_core import confined_child
 
 LATEST, TRAINER_STATE = "latest", "trainer_state"
-SECONDS = 5
-"""CPU seconds per file."""
+SECONDS = 5  # CPU seconds per file
 _MEMORY = 256 * 1024**2
 _LONGEST_NAME = 255
 _BEST = re.compile(rb'"best_model_checkpoint":\s*"((?:[^"\\]|\\.)*)"')

@@ -36,15 +36,15 @@ class MetadataReader:
         self._process = ConfinedProcess(metadata_child.__name__, (), _LONGEST_ANSWER)
 
     def latest_step(self, directory: int, name: str) -> int | None:
-        return self._stated(metadata_child.LATEST, _beginning(directory, name, _LATEST_BYTES)).step
+        return self._parsed(metadata_child.LATEST, _beginning(directory, name, _LATEST_BYTES)).step
 
     def best(self, directory: int, name: str) -> str | None:
-        return self._stated(metadata_child.TRAINER_STATE, _beginning(directory, name, _STATE_BYTES)).best
+        return self._parsed(metadata_child.TRAINER_STATE, _beginning(directory, name, _STATE_BYTES)).best
 
     def close(self) -> None:
         self._process.end()
 
-    def _stated(self, kind: str, raw: bytes) -> MetadataAnswer:
+    def _parsed(self, kind: str, raw: bytes) -> MetadataAnswer:
         if not raw:
             return MetadataAnswer()
         request = b"%s %d\n%s" % (kind.encode(), len(raw), raw)

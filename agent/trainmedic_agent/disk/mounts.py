@@ -11,9 +11,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
+# Usual mount points of the machine's root in exporters.
 _PREFIXES = ("/host/rootfs", "/host/root", "/hostfs", "/host", "/rootfs")
-"""Usual mount points of the machine's root in exporters."""
-_PSEUDO = frozenset({"tmpfs", "devtmpfs", "ramfs", "overlay"})
+_PSEUDO = frozenset({"tmpfs", "devtmpfs", "ramfs", "overlay"})  # file systems whose device name identifies none
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
@@ -43,26 +43,29 @@ class NamedFilesystem(Struct, frozen=True):
 class FilesystemSearch:
     def __init__(self, names: Sequence[NamedFilesystem], proc: Path) -> None:
         self.names = names
-        self._own = _read(proc / "self")
-        machine = _read(proc / "1")
-        self._found = [(name, [*_at(name.mountpoint, self._own), *_at(name.mountpoint, machine)]) for name in names]
+        self._own = _mounts_if_readable(proc / "self")
+        machine = _mounts_if_readable(proc / "1")
+        self._found = [
+            (name, [*_mounts_at(name.mountpoint, self._own), *_mounts_at(name.mountpoint, machine)]) for name in names
+        ]
 
-    def finds(self, mount_number: int | None) -> bool:
-        mount = next((each for each in self._own if each.number == mount_number), None)
-        return mount is not None and any(_is_of(mount, name, at) for name, at in self._found)
+    def finds(self, mount_id: int | None) -> bool:
+        """Return whether one of the file systems has this mount ID."""
+        mount = next((each for each in self._own if each.number == mount_id), None)
+        return mount is not None and any(_is_named(mount, name, at_point) for name, at_point in self._found)
 
 
-def _is_of(mount: Mount, name: NamedFilesystem, at: Sequence[Mount]) -> bool:
+def _is_named(mount: Mount, name: NamedFilesystem, at_point: Sequence[Mount]) -> bool:
     device = name.device.encode()
-    exact = {each.device for each in at if each.source == device}
+    exact = {each.device for each in at_point if each.source == device}
     if exact:
         return mount.device in exact
     is_same_device = bool(device) and mount.source == device and mount.filesystem not in _PSEUDO
-    return is_same_device or mount.device in {each.device for each in at}
+    return is_same_device or mount.device in {each.device for each in at_point}
 
 
-def _at(mountpoint: str, mounts: Sequence[Mount]) -> list[Mount]:
-    """Return the visible mount at a mount point, with or without an exporter's prefix."""
+def _mounts_at(mountpoint: str, mounts: Sequence[Mount]) -> list[Mount]:
+    """Return the visible mount, with or without an exporter's prefix."""
     for point in _spellings(mountpoint):
         # The last mount at a point hides the others.
         matching = [mount for mount in mounts if mount.point == point.encode()]
@@ -79,7 +82,7 @@ def _spellings(mountpoint: str) -> Iterator[str]:
             yield plain.removeprefix(prefix) or "/"
 
 
-def _read(process: Path) -> list[Mount]:
+def _mounts_if_readable(process: Path) -> list[Mount]:
     try:
         return mounts_of(process)
     except OSError:

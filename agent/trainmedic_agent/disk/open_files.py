@@ -24,11 +24,9 @@ from trainmedic_agent.disk.filesystems import Inode
 from trainmedic_agent.disk.report import Reason
 from trainmedic_agent.disk.throttle import Clocks, Throttle
 
-FRESH_SECONDS = 10.0
-_FIRST_PID_NAMESPACE = 0xEFFFFFFC
-"""Kernel, PROC_PID_INIT_INO."""
-_KERNEL_THREAD = 0x00200000
-"""PF_KTHREAD, in field 9 of /proc/PID/stat."""
+FRESH_SECONDS = 10.0  # seconds for which a scan is used
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC  # Kernel, PROC_PID_INIT_INO
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD, in field 9 of /proc/PID/stat
 
 _WITHOUT_FILES = ("/dev/", "/proc/", "/sys/")
 _SHARED_MEMORY = "/dev/shm/"  # noqa: S108
@@ -42,7 +40,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def acquire_write_lease(fd: int) -> bool:
     """Take a write lease (fcntl(2), F_SETLEASE), which blocks other opens until `fd` is closed.
 
-    Returns False if the file is in use. Raises OSError if there is no lease for another reason.
+    Returns False if the file is in use. Raises OSError without leases.
     """
     # The kernel signals when another process opens the file. The default SIGIO would kill this process; SIGURG is
     # ignored.
@@ -55,6 +53,8 @@ def acquire_write_lease(fd: int) -> bool:
 
 
 class OpenFileSnapshot(Struct):
+    """Inodes in use."""
+
     device: int
     is_complete: bool = True
     open: set[int] = field(default_factory=set)

@@ -9,15 +9,12 @@ import ctypes
 import errno
 import os
 
-_OPENAT2 = 437
-"""System call number, because the C library has no wrapper."""
+_OPENAT2 = 437  # system call number, because the C library has no wrapper
 _NO_SYMLINKS = 0x04  # RESOLVE_NO_SYMLINKS
-_LONGEST_PATH = 4000
-"""Bytes; the kernel's limit is 4,095."""
+_LONGEST_PATH = 4000  # bytes; the kernel's limit is 4,095
 _FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE)
-_NO_OPENAT2 = (errno.ENOSYS, errno.EPERM)
-"""Errors of kernels before 5.6 and of system call filters."""
+_NO_OPENAT2 = (errno.ENOSYS, errno.EPERM)  # errors of kernels before 5.6 and of system call filters
 
 
 class _OpenHow(ctypes.Structure):

@@ -21,32 +21,29 @@ from trainmedic_agent.disk.throttle import Throttle
 from trainmedic_agent.disk.walk import WalkedDirectory
 
 WATCH_SECONDS = 60.0
-_STEP_SECONDS = 0.5
-"""Interval between reads of the queue."""
+_STEP_SECONDS = 0.5  # interval between reads of the queue
 _MAX_OPENED = 100_000
-_EVENT = struct.Struct("iIII")
-"""Watch, kind, cookie, length of the name."""
+_EVENT = struct.Struct("iIII")  # watch, kind, cookie, length of the name
 _BUFFER_BYTES = 64 * 1024
 # From inotify(7).
 _OPEN, _OVERFLOW, _IS_DIRECTORY, _ONLY_DIRECTORY = 0x20, 0x4000, 0x40000000, 0x01000000
-_FAILED = -1
-"""Result if the kernel cannot watch."""
+_NO_WATCH = -1  # number in place of a watch that the kernel refused
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ReadWatch:
-    """Watch for one rule. `seconds`: the rule's ``min_age``."""
+    """`seconds`: the rule's ``min_age``."""
 
     def __init__(self, seconds: float, throttle: Throttle) -> None:
         self._seconds = min(seconds, WATCH_SECONDS)
         self._throttle = throttle
         self._queue: int | None = None
-        self._is_blind = False
-        self._numbers: dict[WalkedDirectory, set[int]] = {}
-        self._names: dict[WalkedDirectory, set[str]] = {}
-        """Matched files. In other directories every file counts."""
-        self._opened: dict[int, set[str]] = {}
+        self._is_blind = False  # True if events were lost
+        self._watches: dict[WalkedDirectory, set[int]] = {}
+        # Matched files. In other directories every file counts.
+        self._matched_names: dict[WalkedDirectory, set[str]] = {}
+        self._opened: dict[int, set[str]] = {}  # names of opened files, by watch
         self._opened_count = 0
         self._own_opens: set[tuple[int, str]] = set()
 
@@ -55,17 +52,19 @@ class ReadWatch:
             os.close(self._queue)
 
     def watch_files(self, files: Iterable[MatchedFile]) -> None:
-        self._numbers.clear()
-        self._names.clear()
+        """Watch the files' directories for a while, where necessary, and no earlier ones."""
+        self._watches.clear()
+        self._matched_names.clear()
         for file in files:
             if file.directory.root.access_times.untraced:
-                self._names.setdefault(file.directory, set()).add(file.name)
-        self._watch(self._names, is_deep=False)
+                self._matched_names.setdefault(file.directory, set()).add(file.name)
+        self._watch(self._matched_names, is_recursive=False)
 
     def watch_checkpoints(self, matched: Iterable[MatchedCheckpoint]) -> None:
+        """Watch checkpoints for a while, where necessary."""
         self._watch(
             (each.directory for each in matched if each.directory.root.access_times.untraced),
-            is_deep=True,
+            is_recursive=True,
         )
 
     def obstacle(self, directory: WalkedDirectory) -> Reason | None:
@@ -73,50 +72,50 @@ class ReadWatch:
         if not directory.root.access_times.untraced or not self._seconds:
             return None
         self._read_queue()
-        numbers = self._numbers.get(directory, {_FAILED})
-        if self._is_blind or _FAILED in numbers:
+        numbers = self._watches.get(directory, {_NO_WATCH})
+        if self._is_blind or _NO_WATCH in numbers:
             return Reason.OPEN_UNKNOWN
-        names = self._names.get(directory)
+        names = self._matched_names.get(directory)
         opened = (name for number in numbers for name in self._opened[number])
         return Reason.READ if any(names is None or name in names for name in opened) else None
 
     def ignore(self, directory: WalkedDirectory, name: str) -> None:
-        """Ignore the agent's own open of a file."""
-        self._own_opens.update((number, name) for number in self._numbers.get(directory, ()))
+        """Ignore the agent's own open of a file, found by the next read of the queue."""
+        self._own_opens.update((number, name) for number in self._watches.get(directory, ()))
 
-    def _watch(self, directories: Iterable[WalkedDirectory], *, is_deep: bool) -> None:
+    def _watch(self, directories: Iterable[WalkedDirectory], *, is_recursive: bool) -> None:
         if not self._seconds:
             return
         before = len(self._opened)
         for directory in directories:
             if not self._throttle.may_continue():
                 return
-            self._numbers[directory] = self._add(directory, is_deep)
+            self._watches[directory] = self._add(directory, is_recursive)
         for _ in range(math.ceil(self._seconds / _STEP_SECONDS) if len(self._opened) > before else 0):
             self._throttle.wait(_STEP_SECONDS)
             self._read_queue()
             if not self._throttle.may_continue():
                 return
 
-    def _add(self, directory: WalkedDirectory, is_deep: bool) -> set[int]:
-        """Return watch numbers, with `_FAILED` after an error."""
+    def _add(self, directory: WalkedDirectory, is_recursive: bool) -> set[int]:
+        """Return watch numbers, with `_NO_WATCH` after an error."""
         numbers: set[int] = set()
 
         def add(inner: WalkedDirectory, _: bool = True) -> bool:
             # By descriptor: the path may lead elsewhere by now.
             number = self._add_watch(f"/proc/self/fd/{inner.fd}")
             numbers.add(number)
-            if number != _FAILED:
+            if number != _NO_WATCH:
                 self._opened.setdefault(number, set())
             return True
 
         try:
             fd = directory.reopen()
         except OSError:
-            return {_FAILED}
+            return {_NO_WATCH}
         try:
             opened = replace(directory, fd=fd)
-            if not is_deep:
+            if not is_recursive:
                 add(opened)
                 return numbers
             with closing(opened.walk_all(self._throttle, lambda *_: None, add)) as entries:

@@ -27,7 +27,7 @@ from trainmedic_agent.disk.search import MatchedFile
 
 _OPEN_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
-# ioctl_iflags(2): _IOR('f', 1, long) and three flags.
+# ioctl_iflags(2)
 _FS_IOC_GETFLAGS, _IMMUTABLE, _APPEND_ONLY, _NO_ACCESS_TIME = 0x80086601, 0x10, 0x20, 0x80
 # fallocate(2); Python's version has no flags.
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
@@ -36,7 +36,7 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 class FileRemover(Struct, frozen=True):
-    """Remover of files. Methods return the freed bytes, or why the file was left."""
+    """Methods return the freed bytes, or why the file was left."""
 
     usage: FileUsage
     age_by: AgeBy
@@ -148,6 +148,7 @@ def open_for_reading(parent: int, name: str) -> int | None:
 
 
 def refusal(parent: int, status: os.stat_result, fd: int | None) -> Reason | None:
+    """Return why the system would refuse to delete an entry, if so."""
     directory = os.fstat(parent)
     if os.fstatvfs(parent).f_flag & os.ST_RDONLY:
         return Reason.READ_ONLY

@@ -25,7 +25,7 @@ MIN_AGE_TO_DELETE = timedelta(minutes=1)
 MIN_KEPT_CHECKPOINTS = 2
 MAX_KEEP_NEWEST = 1000
 DEFAULT_MAX_FILES = 100_000
-_MAX_MAX_FILES = 10_000_000
+_LARGEST_MAX_FILES = 10_000_000
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,126}[A-Za-z0-9])?")
 _SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
@@ -50,8 +50,7 @@ class CleaningOperation(StrEnum):
     SHRINK = "shrink"
 
 
-_EARLIEST_NS = -(2**63)
-"""The year 1677; tmpfs and btrfs allow earlier times."""
+_EARLIEST_NS = -(2**63)  # so that times fit into 64 bits: tmpfs and btrfs allow others
 
 
 class AgeBy(StrEnum):
@@ -86,6 +85,7 @@ class CleaningRule(Struct, frozen=True):
     min_size: int | None = None
     max_size: int | None = None
     when_free_below: float | None = None
+    """Percentage."""
     max_files: int | None = None
     max_bytes: int | None = None
     keep_tail: int | None = None
@@ -121,7 +121,7 @@ def read_cleaning(section: object) -> CleaningPolicy:
     cleaning = CleaningPolicy(
         rules={name: _rule(reader, name, raw) for name, raw in sections.items()},
         owners=frozenset(reader.each("owners", _owner)),
-        max_files=reader.optional("max_files", mapping_reader.whole(1, _MAX_MAX_FILES), DEFAULT_MAX_FILES),
+        max_files=reader.optional("max_files", mapping_reader.whole(1, _LARGEST_MAX_FILES), DEFAULT_MAX_FILES),
         max_bytes=reader.optional("max_bytes", size.parse, None),
     )
     if reader.faults:
@@ -150,7 +150,7 @@ def _rule(parent: MappingReader, name: object, raw: object) -> CleaningRule:
         min_size=reader.optional("min_size", size.parse, None),
         max_size=reader.optional("max_size", size.parse, None),
         when_free_below=reader.optional("when_free_below", mapping_reader.percent, None),
-        max_files=reader.optional("max_files", mapping_reader.whole(1, _MAX_MAX_FILES), None),
+        max_files=reader.optional("max_files", mapping_reader.whole(1, _LARGEST_MAX_FILES), None),
         max_bytes=reader.optional("max_bytes", size.parse, None),
         keep_tail=reader.optional("keep_tail", size.parse, None),
     )

@@ -26,15 +26,11 @@ from trainmedic_agent.disk.throttle import Throttle
 from trainmedic_agent.disk.walk import DELETING, VisitDirectory, Walk, WalkedDirectory, WalkedEntry
 
 BATCH_SIZE = 30_000
-MAX_CHECKPOINTS = 20_000
-"""Checkpoints per rule; with more, none is deleted."""
+MAX_CHECKPOINTS = 20_000  # checkpoints per rule; with more, none is deleted
 
-_KEY = struct.Struct(">QHQ")
-"""Age time, root index, inode: packed, they sort as bytes."""
-_REST = struct.Struct(">QI")
-"""Bytes on disk, directory number."""
-_TIME_OFFSET = 2**63
-"""Makes times before 1970 positive too."""
+_KEY = struct.Struct(">QHQ")  # last use, root index, inode: packed, they sort as bytes
+_DETAILS = struct.Struct(">QI")  # bytes on disk, directory number
+_TIME_OFFSET = 2**63  # makes times before 1970 positive too
 
 
 class _Search(Struct):
@@ -45,6 +41,7 @@ class _Search(Struct):
     throttle: Throttle
     counters: RuleCounters
     gone: Set[Inode]
+    """Entries that a trial run counts as deleted."""
 
     def _walk(self, root: Root, visit: VisitDirectory) -> closing[Generator[WalkedEntry, None, None]]:
         return closing(Walk(self.rule.globs, self.rule.exclude, self.throttle, self.counters.skip, visit)(root))
@@ -56,10 +53,11 @@ class MatchedFile(Struct, frozen=True):
     inode: Inode
     last_used_ns: int
     stored: int
+    """Bytes on disk."""
 
 
 class _OldestFiles(Struct):
-    """The `size` oldest files, packed into a quarter of the memory of objects."""
+    """The `size` oldest files after a key, packed into a quarter of the memory of objects."""
 
     size: int
     after: bytes
@@ -77,7 +75,7 @@ class _OldestFiles(Struct):
         if number is None:
             number = self._numbers[directory] = self._next_number
             self._next_number += 1
-        self._packed.append(key + _REST.pack(stored_bytes(status), number) + os.fsencode(name))
+        self._packed.append(key + _DETAILS.pack(stored_bytes(status), number) + os.fsencode(name))
         if len(self._packed) >= 2 * self.size:
             self.trim()
 
@@ -87,7 +85,7 @@ class _OldestFiles(Struct):
             return
         self.bound = self._packed[self.size][: _KEY.size]
         del self._packed[self.size :]
-        used = {_REST.unpack_from(packed, _KEY.size)[1] for packed in self._packed}
+        used = {_DETAILS.unpack_from(packed, _KEY.size)[1] for packed in self._packed}
         self._numbers = {directory: number for directory, number in self._numbers.items() if number in used}
 
     def last_key(self) -> bytes | None:
@@ -97,9 +95,9 @@ class _OldestFiles(Struct):
         directories = {number: directory for directory, number in self._numbers.items()}
         for packed in self._packed:
             time, _, inode_number = _KEY.unpack_from(packed)
-            stored, number = _REST.unpack_from(packed, _KEY.size)
+            stored, number = _DETAILS.unpack_from(packed, _KEY.size)
             directory = directories[number]
-            name = os.fsdecode(packed[_KEY.size + _REST.size :])
+            name = os.fsdecode(packed[_KEY.size + _DETAILS.size :])
             yield MatchedFile(directory, name, (directory.root.device, inode_number), time - _TIME_OFFSET, stored)
 
 
@@ -179,13 +177,16 @@ class FileSearch(_Search):
             return Reason.YOUNG
         if not self.rule.allows_size(stored_bytes(status)):
             return Reason.SIZE
-        kept = {CleaningOperation.TRUNCATE: 0, CleaningOperation.SHRINK: self.rule.keep_tail or 0}.get(self.rule.do, -1)
-        if stored_bytes(status) <= kept:
+        kept_bytes = self.rule.keep_tail if self.rule.do is CleaningOperation.SHRINK else 0
+        has_nothing_to_free = stored_bytes(status) <= (kept_bytes or 0)
+        if has_nothing_to_free and self.rule.do is not CleaningOperation.DELETE:
             return Reason.EMPTY
         return None
 
 
 class CheckpointContents(Struct, frozen=True):
+    """Times are in nanoseconds since the epoch."""
+
     files: int
     bytes: int
     last_used_ns: int
@@ -206,8 +207,9 @@ class CheckpointSearch(_Search):
     _matched: list[MatchedCheckpoint] = field(default_factory=list)
 
     def find(self) -> list[MatchedCheckpoint]:
-        """Return matching checkpoints, oldest first; none if the throttle ended the search: the newest are then
-        unknown.
+        """Return matching checkpoints, oldest first.
+
+        None match if the throttle ended the search: the newest are then unknown.
         """
         for index, root in enumerate(self.roots):
             self._search_root(index, root)

@@ -25,21 +25,17 @@ log = logging.getLogger(__name__)
 
 _WORK_SECONDS = 0.01
 _MAX_REST_SECONDS = 2.0
-_MAX_REST_RATIO, _MIN_REST_RATIO = 16.0, 1.0
-"""Rest time as a multiple of work time."""
-_CONTENTION = 0.05
-"""Fraction of a rest in which tasks wait for the disk."""
-_NICE = 10
-"""A tenth of an ordinary share of a core."""
+_MAX_REST_RATIO, _MIN_REST_RATIO = 16.0, 1.0  # rest time as a multiple of work time
+_CONTENTION = 0.05  # fraction of a rest in which tasks wait for the disk, from which on rests grow
+_NICE = 10  # a tenth of an ordinary share of a core
 
-_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-"""System call numbers, because the C library has no wrapper."""
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}  # system call numbers, because the C library has no wrapper
 _IOPRIO_WHO_PROCESS, _THIS_THREAD = 1, 0
 _IOPRIO_LAST_BEST_EFFORT = 2 << 13 | 7
 
 
 def seconds_waited_for_core() -> float:
-    """Return 0 if unknown."""
+    """Return the seconds runnable without a core, 0 if unknown."""
     try:
         with open("/proc/thread-self/schedstat", encoding="ascii") as file:  # noqa: PTH123
             return int(file.read().split()[1]) / 1e9
@@ -78,6 +74,7 @@ class Throttle:
         self.stop_reason: Reason | None = None
 
     def may_continue(self) -> bool:
+        """Return False if the cleaning must end. Rest first, if due."""
         if self.stop_reason is not None:
             return False
         passed = self._clocks.steady() - self._began

@@ -13,11 +13,9 @@ from trainmedic_agent.disk.globs import Glob, GlobState
 from trainmedic_agent.disk.report import Reason
 from trainmedic_agent.disk.throttle import Throttle
 
-MAX_DEPTH = 128
-"""Levels below a root, two descriptors each."""
+MAX_DEPTH = 128  # levels below a root, two descriptors each
 _ENTRIES_PER_CHECK = 128
-DELETING = ".trainmedic-deleting-"
-"""Prefix during deletion; patterns ignore it."""
+DELETING = ".trainmedic-deleting-"  # prefix during deletion; patterns ignore it
 _EVERYTHING = (Glob.read("**"),)
 
 
@@ -41,10 +39,7 @@ class WalkedDirectory(Struct, eq=False):
         return "/".join([self.root.path, *self.names(), *([name] if name else [])])
 
     def reopen(self) -> int:
-        """Open the directory now at this path, possibly another one, so callers compare each entry and close it.
-
-        Raises OSError.
-        """
+        """Open the directory now at this path, possibly another one, so callers compare each entry. Raises OSError."""
         fd = os.dup(self.root.fd)
         for name in self.names():
             try:
@@ -62,8 +57,8 @@ class WalkedDirectory(Struct, eq=False):
 
 
 SkipEntry = Callable[[Reason, WalkedDirectory, str], None]
+# Returns whether to enter a directory. The second argument is whether its path matches.
 VisitDirectory = Callable[[WalkedDirectory, bool], bool]
-"""Returns whether to enter; the second argument: its path matches."""
 WalkedEntry = tuple[WalkedDirectory, os.DirEntry[str] | None]
 
 
@@ -75,6 +70,8 @@ class _Level(Struct):
 
 
 class Walk(Struct, frozen=True):
+    """`visit` is called for each directory, `skip` for each that cannot be entered."""
+
     globs: tuple[Glob, ...]
     exclude: tuple[Glob, ...]
     throttle: Throttle
@@ -91,7 +88,7 @@ class Walk(Struct, frozen=True):
         top = WalkedDirectory(root, None, "", 0, root.fd)
         try:
             if self.visit(top, False):
-                levels.append(_Level(top, self._list(top), GlobState.of(self.globs), GlobState.of(self.exclude)))
+                levels.append(_Level(top, self._entries(top), GlobState.of(self.globs), GlobState.of(self.exclude)))
             while levels:
                 level = levels[-1]
                 for entry in level.entries:
@@ -112,7 +109,7 @@ class Walk(Struct, frozen=True):
             while levels:
                 _close(levels.pop())
 
-    def _list(self, directory: WalkedDirectory) -> Generator[os.DirEntry[str], None, None]:
+    def _entries(self, directory: WalkedDirectory) -> Generator[os.DirEntry[str], None, None]:
         try:
             with os.scandir(directory.fd) as entries:
                 yield from entries
@@ -133,7 +130,7 @@ class Walk(Struct, frozen=True):
             directory.fd = -1
             return False
         exclude = level.exclude.below(name) if level.exclude is not None else None
-        levels.append(_Level(directory, self._list(directory), globs, exclude))
+        levels.append(_Level(directory, self._entries(directory), globs, exclude))
         return True
 
     def _open(self, parent: WalkedDirectory, entry: os.DirEntry[str]) -> WalkedDirectory | Reason:

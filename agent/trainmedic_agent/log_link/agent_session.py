@@ -59,25 +59,23 @@ class AgentSession:
         self._changed = threading.Condition()
         self._uuids: Mapping[str, str] = {}
         self._access = StoreAccess()
-        self._rules: RulesNow | None = None
-        """Rules received before the greeting."""
-        self._on_their_way: set[int] = set()
+        self._rules: RulesNow | None = None  # rules received before the greeting
+        self._unacknowledged: set[int] = set()  # numbers of findings sent but not in Redis
         self._searches: queue.Queue[SearchRequest | None] = queue.Queue()
-        self._open: set[int] = set()
+        self._open_searches: set[int] = set()
         self._parts: ReadingParts | None = None
-        self.ended = threading.Event()
-        """Set when the link closes or is to end."""
+        self.ended = threading.Event()  # set when the link closes or is to end
         self._is_closed = False
         self._receiving = threading.Thread(target=self._receive, name="log-link", daemon=True)
-        self._searching = threading.Thread(target=self._search, name="log-search", daemon=True)
+        self._searching = threading.Thread(target=self._run_searches, name="log-search", daemon=True)
 
-    def greeted(self) -> Welcome:
+    def wait_for_welcome(self) -> Welcome:
         """Wait for the agent's greeting. Raises LinkClosed, FrameFault."""
         while True:
             message = agent_message(self.stream.receive())
             if isinstance(message, Welcome):
                 return message
-            self._take_news(message)
+            self._store_news(message)
 
     def uuid_of(self, address: str) -> str | None:
         return self._uuids.get(address)
@@ -97,13 +95,13 @@ class AgentSession:
         self._receiving.join(1.0)
 
     def send_findings(self, updates: Sequence[tuple[int, bytes]]) -> None:
-        """Send updates and wait until Redis has them. Raises LinkClosed if the link ends first."""
+        """Raises LinkClosed if the link ends first."""
         with self._changed:
-            self._on_their_way = {number for number, _ in updates}
+            self._unacknowledged = {number for number, _ in updates}
         self.stream.send(encoded(FindingBatch([QueuedFinding(number, body) for number, body in updates])))
         with self._changed:
-            self._changed.wait_for(lambda: not self._on_their_way or self._is_closed)
-            if self._on_their_way:
+            self._changed.wait_for(lambda: not self._unacknowledged or self._is_closed)
+            if self._unacknowledged:
                 raise LinkClosed("the agent has closed the link")
 
     # --- threads ---
@@ -111,7 +109,7 @@ class AgentSession:
     def _receive(self) -> None:
         try:
             while True:
-                self._take(agent_message(self.stream.receive()))
+                self._handle(agent_message(self.stream.receive()))
         except LinkClosed as error:
             log.debug("link to the agent ended", extra={"reason": str(error)})
         except FrameFault as fault:
@@ -125,29 +123,29 @@ class AgentSession:
             self.ended.set()
             self._searches.put(None)
 
-    def _take(self, message: AgentMessage) -> None:
+    def _handle(self, message: AgentMessage) -> None:
         assert self._parts is not None
         if isinstance(message, Ping):
             metrics = self._parts.metrics() if message.wants_metrics else None
             pong = Pong(message.number, self._parts.status(), dict(self._parts.loop_errors()), metrics)
             self.stream.send(encoded(pong))
         elif isinstance(message, SearchRequest):
-            self._open.add(message.id)
+            self._open_searches.add(message.id)
             self._searches.put(message)
         elif isinstance(message, SearchWithdrawn):
-            self._open.discard(message.id)
+            self._open_searches.discard(message.id)
         elif isinstance(message, FindingsTaken):
             with self._changed:
-                self._on_their_way -= set(message.numbers)
+                self._unacknowledged -= set(message.numbers)
                 self._changed.notify_all()
         elif isinstance(message, RulesNow):
             self._parts.take_rules(message.at, message.raw)
         elif isinstance(message, EndReading):
             self.ended.set()
         else:
-            self._take_news(message)
+            self._store_news(message)
 
-    def _take_news(self, message: AgentMessage) -> None:
+    def _store_news(self, message: AgentMessage) -> None:
         if isinstance(message, GpusNow):
             self._uuids = message.uuids
         elif isinstance(message, RulesNow):
@@ -155,19 +153,19 @@ class AgentSession:
         elif isinstance(message, StoreAccess):
             self._access = message
 
-    def _search(self) -> None:
+    def _run_searches(self) -> None:
         while (request := self._searches.get()) is not None:
             try:
                 self.stream.send(encoded(self._answer(request)))
             except LinkClosed:
                 return
-            self._open.discard(request.id)
+            self._open_searches.discard(request.id)
 
     def _answer(self, request: SearchRequest) -> SearchAnswer | SearchFailure:
         assert self._parts is not None
 
         def is_stopping() -> bool:
-            return request.id not in self._open or self.ended.is_set()
+            return request.id not in self._open_searches or self.ended.is_set()
 
         try:
             if is_stopping():

@@ -1,6 +1,6 @@
 """Relay that signs findings and sends them to Redis, and fetches new rules.
 
-A separate thread sends to the reader, so that a blocked reader does not delay the Redis connection. A generation is the
+A second thread sends to the reader, so that a blocked reader does not delay the Redis connection. A generation is the
 number of the reader's connection.
 """
 
@@ -26,13 +26,12 @@ from trainmedic_logs.domain import finding_codec
 
 log = logging.getLogger(__name__)
 
-_RULES_EVERY = 5.0
-_CLOCK_EVERY = 60.0
-_FULL_SECONDS = 1.0
+_RULES_SECONDS = 5.0
+_CLOCK_SECONDS = 60.0
+_FULL_SECONDS = 1.0  # pause while the stream in Redis is full
 _IDLE_SECONDS = 1.0
-_TURN_SECONDS = 1.0
-"""Seconds on the connection before commands are received again."""
-_NEXT_SECONDS = 0.1
+_TURN_SECONDS = 1.0  # longest use of the connection, on which commands are received too
+_NEXT_BATCH_SECONDS = 0.1
 
 
 class FindingRelay:
@@ -52,8 +51,7 @@ class FindingRelay:
         self._rules = rules
         self._send = send
         self._unix_now = unix_now
-        self.clock_error: float | None = None
-        """Seconds; None until it is known."""
+        self.clock_error: float | None = None  # maximum difference to Redis's clock in seconds. None until it is known.
         self._lock = threading.Lock()
         self._batch: FindingBatch | None = None
         self._generation = 0
@@ -75,8 +73,8 @@ class FindingRelay:
         self._thread.join(timeout)
         self._unsent.put(None)
 
-    def begin(self, generation: int) -> None:
-        """Serve a new reader: drop the previous one's batch and fetch the rules."""
+    def begin_generation(self, generation: int) -> None:
+        """Serve a new reader, which needs the rules."""
         with self._lock:
             self._batch = None
             self._generation = generation
@@ -117,32 +115,33 @@ class FindingRelay:
     def _round(self, client: redis.Redis) -> float:
         now = time.monotonic()
         if now >= self._clock_due:
-            self.clock_error = self._measured(client)
-            self._clock_due = now + _CLOCK_EVERY
-        self._look_for_rules(client, now)
+            self.clock_error = self._measure_clock_error(client)
+            self._clock_due = now + _CLOCK_SECONDS
+        self._fetch_rules(client, now)
         while self._batch is not None:
-            if not self._relayed(client):
+            if not self._relay_batch(client):
                 return _FULL_SECONDS
             if time.monotonic() - now > _TURN_SECONDS:
                 return 0.0
             # Regaining the shared connection can take a second, and the next batch is on its way.
-            self._has_work.wait(_NEXT_SECONDS)
+            self._has_work.wait(_NEXT_BATCH_SECONDS)
             self._has_work.clear()
         return _IDLE_SECONDS
 
-    def _look_for_rules(self, client: redis.Redis, now: float) -> None:
+    def _fetch_rules(self, client: redis.Redis, now: float) -> None:
         with self._lock:
             generation, due = self._generation, self._rules_due
         if not generation or now < due:
             return
-        rules = self._rules.look(client)
+        rules = self._rules.fetch_changed(client)
         if rules is not None:
             self._unsent.put((rules, generation))
         with self._lock:
             if generation == self._generation:
-                self._rules_due = now + _RULES_EVERY
+                self._rules_due = now + _RULES_SECONDS
 
-    def _relayed(self, client: redis.Redis) -> bool:
+    def _relay_batch(self, client: redis.Redis) -> bool:
+        """Return False if the stream has no space for all of it."""
         with self._lock:
             batch, generation = self._batch, self._generation
         if batch is None:
@@ -168,7 +167,7 @@ class FindingRelay:
     def _add(self, client: redis.Redis, updates: list[QueuedFinding]) -> None:
         with client.pipeline(transaction=False) as pipeline:
             for update in updates:
-                raw = self._checked(update)
+                raw = self._verified(update)
                 if raw is None:
                     log.error("dropping unreadable finding", extra={"number": update.number})
                     continue
@@ -178,7 +177,8 @@ class FindingRelay:
                 pipeline.xadd(FINDINGS, fields)
             pipeline.execute()
 
-    def _checked(self, queued: QueuedFinding) -> bytes | None:
+    def _verified(self, queued: QueuedFinding) -> bytes | None:
+        """Return the update with the clock's error. None if unreadable or another node's."""
         try:
             update = finding_codec.decode(queued.body)
         except EnvelopeError:
@@ -191,8 +191,8 @@ class FindingRelay:
             raw = finding_codec.encode(replace(update, finding=finding, excerpt=None))
         return raw if len(raw) <= LARGEST_UPDATE else None
 
-    def _measured(self, client: redis.Redis) -> float | None:
-        """Return the maximum clock difference to Redis in seconds; None if this user may not call TIME."""
+    def _measure_clock_error(self, client: redis.Redis) -> float | None:
+        """Return None if TIME is not permitted."""
         asked = time.monotonic()
         try:
             seconds, microseconds = client.time()

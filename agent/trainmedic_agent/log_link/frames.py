@@ -9,8 +9,7 @@ import struct
 import threading
 
 _HEADER = struct.Struct(">I")
-SEND_SECONDS = 5.0
-"""Seconds to accept a frame."""
+SEND_SECONDS = 5.0  # time in which the other end must accept a frame
 
 
 class LinkClosed(ConnectionError):
@@ -22,16 +21,13 @@ class FrameFault(Exception):
 
 
 class FrameStream:
-    """One end of a link. Any thread may send, one receives.
-
-    `largest`: received frame size in bytes.
-    """
+    """One end of a link. Any thread may send, one receives frames of up to `largest` bytes."""
 
     def __init__(self, connection: socket.socket, largest: int) -> None:
         self._socket = connection
         self._largest = largest
         self._lock = threading.Lock()
-        # A socket timeout would limit receiving too.
+        # A timeout of the Python socket would limit receiving too.
         seconds, micros = int(SEND_SECONDS), int(SEND_SECONDS % 1 * 1e6)
         connection.setblocking(True)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", seconds, micros))
@@ -59,11 +55,12 @@ class FrameStream:
             continue
 
     def close(self) -> None:
+        """End the link, from any thread."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Close the socket, in the receiving thread only."""
+        """Free the socket, in the receiving thread."""
         self.close()
         self._socket.close()
 

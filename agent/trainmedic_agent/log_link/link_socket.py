@@ -13,8 +13,7 @@ from pathlib import Path
 from trainmedic.errors import ConfigurationError
 
 NAME = "reader.sock"
-_LONGEST = 100
-"""Bytes of a path that every kernel accepts."""
+_LONGEST = 100  # bytes of a path that every kernel accepts
 _ACCEPT_SECONDS = 0.5
 
 
@@ -23,7 +22,7 @@ class Peer:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         self.pid, self.uid, self.gid = struct.unpack("3i", raw)
         self._handle: int | None = None
-        # A process of another PID namespace has no number here.
+        # A process in another PID namespace has the number 0 here.
         if self.pid > 0:
             with contextlib.suppress(OSError):
                 self._handle = os.pidfd_open(self.pid)
@@ -40,7 +39,7 @@ class Peer:
             return False
         return True
 
-    def forget(self) -> None:
+    def close(self) -> None:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
@@ -79,11 +78,12 @@ class LinkSocket:
         peer = Peer(connection)
         if peer.uid in self._uids:
             return connection, peer
-        peer.forget()
+        peer.close()
         connection.close()
         return None
 
     def wake(self) -> None:
+        """End a running `accept`."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -93,7 +93,7 @@ class LinkSocket:
             self._path.unlink()
 
 
-def connected(directory: Path) -> socket.socket:
+def connect(directory: Path) -> socket.socket:
     """Raises OSError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:

@@ -20,7 +20,7 @@ _THREAD_SECONDS = 0.5
 
 
 class LinkedReading:
-    """The reading process as seen by the agent and its exporter. Call `start` and `stop` once each."""
+    """The reading process as seen by the agent and its exporter."""
 
     def __init__(self, link: ReaderLink, relay: FindingRelay, news: ReaderNews, supervisor: ReaderSupervisor) -> None:
         self._link = link
@@ -72,10 +72,12 @@ class LinkedReading:
             clock_error=self._relay.clock_error,
             uid=self._link.status.uid,
         )
-        yield from metric_families.read(self._link.metrics())
+        yield from metric_families.from_messages(self._link.metrics())
 
 
 class LinkedSearch(Struct, frozen=True):
+    """Executor of ``logs.read``."""
+
     link: ReaderLink
     action: str = READ
     queue: str = "logs"

@@ -17,9 +17,8 @@ from trainmedic_agent.log_reading.log_store import NodeBoot
 from trainmedic_agent.log_shipping.store_access import StoreAccess
 
 VERSION = 1
-LARGEST_OF_READER = LARGEST_UPDATE + 64 * 1024
-"""Bytes; the largest finding fits."""
-LARGEST_OF_AGENT = LARGEST_RULES + 64 * 1024
+LARGEST_OF_READER = LARGEST_UPDATE + 64 * 1024  # bytes; the largest finding fits
+LARGEST_OF_AGENT = LARGEST_RULES + 64 * 1024  # bytes; the largest rules fit
 MOST_UPDATES = 50
 
 _Name = Annotated[str, Meta(max_length=64)]
@@ -156,20 +155,20 @@ class Pong(Struct, frozen=True, tag="pong"):
 ReaderMessage = FindingBatch | SearchAnswer | SearchFailure | Pong
 
 
-def _written(value: object) -> str:
+def _encode_pattern(value: object) -> str:
     if isinstance(value, re.Pattern):
         return str(value.pattern)
     raise NotImplementedError(type(value))
 
 
-def _read(kind: Any, value: Any) -> Any:
+def _decode_pattern(kind: Any, value: Any) -> Any:
     if getattr(kind, "__origin__", kind) is re.Pattern:
         return re.compile(value)
     raise NotImplementedError(kind)
 
 
-_encode = msgspec.msgpack.Encoder(enc_hook=_written).encode
-_of_agent: msgspec.msgpack.Decoder[AgentMessage] = msgspec.msgpack.Decoder(AgentMessage, dec_hook=_read)
+_encode = msgspec.msgpack.Encoder(enc_hook=_encode_pattern).encode
+_of_agent: msgspec.msgpack.Decoder[AgentMessage] = msgspec.msgpack.Decoder(AgentMessage, dec_hook=_decode_pattern)
 _of_reader: msgspec.msgpack.Decoder[ReaderMessage] = msgspec.msgpack.Decoder(ReaderMessage)
 
 

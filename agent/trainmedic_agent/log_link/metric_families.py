@@ -14,7 +14,7 @@ _MOST_SAMPLES = 2000
 _LONGEST_VALUE = 256
 
 
-def written(families: Iterable[Metric]) -> list[LogMetric]:
+def to_messages(families: Iterable[Metric]) -> list[LogMetric]:
     kinds = {kind.value: kind for kind in MetricKind}
     return [
         LogMetric(
@@ -31,7 +31,7 @@ def written(families: Iterable[Metric]) -> list[LogMetric]:
     ]
 
 
-def read(metrics: Iterable[LogMetric]) -> Iterator[Metric]:
+def from_messages(metrics: Iterable[LogMetric]) -> Iterator[Metric]:
     names: set[str] = set()
     for metric in metrics:
         if metric.name in names:

@@ -1,6 +1,6 @@
 """Creation of the reader's directory.
 
-The agent writes only until the directory belongs to the reader's user.
+The agent writes in it only until it belongs to the reader's user.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from trainmedic_agent.journal import Journal
 from trainmedic_agent.log_link.reader_process import ReaderUser
 
 NAME = "reader"
+# Parts of the schema that an older agent had in its journal.
 _PARTS = ("log_reading", "log_queue", "log_arrivals", "log_shipping")
 _OWN_TABLES = "SELECT name, type, sql FROM {}sqlite_master WHERE tbl_name GLOB 'log_*' OR tbl_name GLOB 'ship_*'"
 
@@ -41,6 +42,7 @@ def prepare(state: Path, journal: Journal, user: ReaderUser) -> None:
 
 
 def _make(state: Path, user: ReaderUser) -> None:
+    """Create the directory under another name first: a killed attempt starts again."""
     unready = state / f"{NAME}.new"
     if unready.exists():
         shutil.rmtree(unready)
@@ -95,11 +97,11 @@ def _copy(old: Path, new: Path) -> None:
         for table in tables:
             connection.execute(f'INSERT INTO main."{table}" SELECT * FROM old."{table}"')  # noqa: S608
         if tables:
-            _copy_numbers(connection)
+            _copy_versions(connection)
         connection.execute("COMMIT")
 
 
-def _copy_numbers(connection: sqlite3.Connection) -> None:
+def _copy_versions(connection: sqlite3.Connection) -> None:
     marks = ", ".join("?" * len(_PARTS))
     connection.execute("CREATE TABLE parts (name TEXT PRIMARY KEY, version INTEGER NOT NULL)")
     connection.execute(f"INSERT INTO main.parts SELECT * FROM old.parts WHERE name IN ({marks})", _PARTS)  # noqa: S608
@@ -123,6 +125,7 @@ def _drop_old(journal: Journal) -> None:
 
 
 def _give(path: Path | int, user: ReaderUser) -> None:
+    """Change the owner, or if not permitted the group."""
     facts = os.stat(path)  # noqa: PTH116
     if facts.st_uid == user.uid:
         return

@@ -38,16 +38,15 @@ from trainmedic_agent.log_link.messages import (
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_SECONDS = 15.0
-"""Seconds without a pong."""
+HEARTBEAT_SECONDS = 15.0  # seconds without a pong after which the reader is killed
 SEARCH_SECONDS = 30.0
-CONNECT_SECONDS = 5.0
-"""Seconds that a search waits."""
+CONNECT_SECONDS = 5.0  # seconds that a search waits for a reader
 METRICS_SECONDS = 1.0
-_TURN = 0.2
+_CHECK_SECONDS = 0.2
 _JOIN_SECONDS = 1.0
-_MOST_WITHDRAWN = 100
+_MOST_WITHDRAWN = 100  # searches that may still be answered
 _MOST_LOOPS = 16
+_MOST_LOOP_ERRORS = 16  # errors of a loop counted per pong
 STARTING = "the log reader process of this node has not connected yet"
 AWAY = "the log reader process of this node does not answer; restarting it"
 
@@ -59,7 +58,7 @@ class FindingOutlet(Protocol):
 
 
 class ReaderLink:
-    """Link to one reader at a time. Call `start` and `stop` once each."""
+    """Link to one reader at a time."""
 
     def __init__(
         self,
@@ -74,10 +73,10 @@ class ReaderLink:
         self._changed = threading.Condition()
         self._stream: FrameStream | None = None
         self._peer: Peer | None = None
-        self.generation = 0
+        self.generation = 0  # number of connections so far
         self.status = ReaderStatus()
         self._metrics: Sequence[LogMetric] = ()
-        self._pings: dict[int, float] = {}
+        self._pings: dict[int, float] = {}  # monotonic times of unanswered pings, by number
         self._number = 0
         self._searches: dict[int, SearchAnswer | SearchFailure | None] = {}
         self._withdrawn: set[int] = set()
@@ -113,10 +112,11 @@ class ReaderLink:
 
     @property
     def is_up(self) -> bool:
+        """True once the reader has answered a heartbeat."""
         return self._stream is not None and self._has_answered
 
     def send(self, message: AgentMessage, generation: int | None = None) -> bool:
-        """Return False without this generation's reader."""
+        """Return False if this reader is gone."""
         with self._changed:
             stream = self._stream
             if stream is None or generation not in (None, self.generation):
@@ -133,6 +133,7 @@ class ReaderLink:
             self._changed.wait_for(lambda: self.generation != generation, timeout)
 
     def greet(self, messages: Sequence[AgentMessage], generation: int) -> None:
+        """Send the first messages, which other messages follow."""
         if all(self.send(message, generation) for message in messages):
             with self._changed:
                 self._is_greeted = generation == self.generation
@@ -175,7 +176,7 @@ class ReaderLink:
             return self._metrics
 
     def search(self, params: Mapping[str, Any], is_stopping: Callable[[], bool]) -> list[str]:
-        """Return the page of lines in pieces. Raises CommandRejected, CommandFailed, CommandInterrupted."""
+        """Return the page in pieces. Raises CommandRejected, CommandFailed, CommandInterrupted."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_greeted or is_stopping(), CONNECT_SECONDS)
             self._number += 1
@@ -184,7 +185,7 @@ class ReaderLink:
         try:
             if not self.send(SearchRequest(number, dict(params)), generation):
                 raise CommandFailed(AWAY)
-            answer = self._awaited(number, generation, is_stopping)
+            answer = self._wait_for_answer(number, generation, is_stopping)
         finally:
             with self._changed:
                 is_open = self._searches.pop(number) is None and self.generation == generation
@@ -194,9 +195,13 @@ class ReaderLink:
                 self.send(SearchWithdrawn(number), generation)
         if isinstance(answer, SearchAnswer):
             return answer.pieces
-        raise (CommandRejected if answer.kind is FailureKind.REJECTED else CommandFailed)(answer.reason)
+        if answer.kind is FailureKind.REJECTED:
+            raise CommandRejected(answer.reason)
+        raise CommandFailed(answer.reason)
 
-    def _awaited(self, number: int, generation: int, is_stopping: Callable[[], bool]) -> SearchAnswer | SearchFailure:
+    def _wait_for_answer(
+        self, number: int, generation: int, is_stopping: Callable[[], bool]
+    ) -> SearchAnswer | SearchFailure:
         until = time.monotonic() + SEARCH_SECONDS
         with self._changed:
             while (answer := self._searches[number]) is None:
@@ -206,10 +211,11 @@ class ReaderLink:
                     raise CommandInterrupted("the agent stops")
                 if time.monotonic() > until:
                     raise CommandFailed(f"the log reader did not answer within {SEARCH_SECONDS:g} s")
-                self._changed.wait(_TURN)
+                self._changed.wait(_CHECK_SECONDS)
         return answer
 
     def _ping(self, *, wants_metrics: bool) -> int | None:
+        """Return the number, if sent."""
         with self._changed:
             if not self._is_greeted:
                 return None
@@ -246,7 +252,7 @@ class ReaderLink:
         reason = ""
         try:
             while not self._stopping.is_set():
-                self._take(reader_message(stream.receive()))
+                self._handle(reader_message(stream.receive()))
         except LinkClosed as error:
             reason = str(error)
         except FrameFault as fault:
@@ -260,17 +266,18 @@ class ReaderLink:
                 self.status, self._metrics = ReaderStatus(), ()
                 self._changed.notify_all()
             stream.release()
-            peer.forget()
+            peer.close()
         log.info("link to the log reader ended", extra={"reason": reason})
 
-    def _take(self, message: ReaderMessage) -> None:
+    def _handle(self, message: ReaderMessage) -> None:
+        """Raises FrameFault."""
         if isinstance(message, FindingBatch):
             if self.findings is None or not self.findings.offer(message, self.generation):
                 raise FrameFault("findings arrived before earlier ones were acknowledged")
             return
         with self._changed:
             if isinstance(message, Pong):
-                self._take_pong(message)
+                self._handle_pong(message)
             elif message.id in self._searches:
                 if self._searches[message.id] is not None:
                     raise FrameFault("a search was answered twice")
@@ -281,7 +288,7 @@ class ReaderLink:
                 raise FrameFault("an answer belongs to no search")
             self._changed.notify_all()
 
-    def _take_pong(self, pong: Pong) -> None:
+    def _handle_pong(self, pong: Pong) -> None:
         if self._pings.pop(pong.number, None) is None:
             raise FrameFault("a heartbeat was answered that was not sent")
         self.status = pong.status
@@ -291,7 +298,7 @@ class ReaderLink:
         for loop, count in pong.loop_errors.items():
             if loop not in self._loop_errors and len(self._loop_errors) >= _MOST_LOOPS:
                 continue
-            for _ in range(min(count - self._loop_errors.get(loop, 0), _MOST_LOOPS)):
+            for _ in range(min(count - self._loop_errors.get(loop, 0), _MOST_LOOP_ERRORS)):
                 self._counters.loop_error(loop)
             self._loop_errors[loop] = count
 

@@ -1,4 +1,4 @@
-"""Greeting of a new reader, and updates: GPU addresses and the log store's credential."""
+"""Greeting of a new reader, and updates of GPU addresses and the log store's credential."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from trainmedic_agent.log_shipping.store_access import StoreAccess, read_access
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
-_CHANGES_EVERY = 5.0
-_GPUS_EVERY = 60.0
+_CHANGES_SECONDS = 5.0
+_GPUS_SECONDS = 60.0
 
 
 class ReaderNews:
@@ -63,23 +63,23 @@ class ReaderNews:
     def _round(self) -> None:
         generation = self._link.generation
         if generation != self._generation and self._link.is_connected:
-            self._look_at_gpus()
+            self._update_gpus()
             self._access = self._store_access()
-            self._relay.begin(generation)
+            self._relay.begin_generation(generation)
             first: list[AgentMessage] = [self._gpus]
             if self._welcome.policy.ship is not None:
                 first.append(self._access)
             self._link.greet([*first, self._welcome], generation)
             self._generation = generation
-            self._changes_due = time.monotonic() + _CHANGES_EVERY
+            self._changes_due = time.monotonic() + _CHANGES_SECONDS
         if generation and time.monotonic() >= self._changes_due:
-            self._changes_due = time.monotonic() + _CHANGES_EVERY
+            self._changes_due = time.monotonic() + _CHANGES_SECONDS
             self._send_changes(generation)
 
     def _send_changes(self, generation: int) -> None:
         known, access = self._gpus, self._access
         if time.monotonic() >= self._gpus_due or not known.uuids:
-            self._look_at_gpus()
+            self._update_gpus()
         if self._gpus != known:
             self._link.send(self._gpus, generation)
         if self._welcome.policy.ship is not None:
@@ -87,8 +87,8 @@ class ReaderNews:
             if self._access != access:
                 self._link.send(self._access, generation)
 
-    def _look_at_gpus(self) -> None:
-        self._gpus_due = time.monotonic() + _GPUS_EVERY
+    def _update_gpus(self) -> None:
+        self._gpus_due = time.monotonic() + _GPUS_SECONDS
         self._gpus = GpusNow(dict(self._uuids()))
 
     def _store_access(self) -> StoreAccess:

@@ -1,3 +1,5 @@
+"""The log reader's process, and its user."""
+
 from __future__ import annotations
 
 import contextlib
@@ -7,6 +9,7 @@ import os
 import pwd
 import resource
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,20 +21,17 @@ from trainmedic.errors import ConfigurationError
 from trainmedic_core import confined_child, kill_as_user
 
 DEFAULT_USER = "trainmedic-reader"
+# IDs of user and group if the default user is missing. The first that this user namespace maps is used.
 WITHOUT_ACCOUNT = (2_100_000_017, 60_999)
-"""User and group IDs if the default user is missing: the first mapped here."""
 _JOURNAL_GROUP = "systemd-journal"
-_STACKS = 16 * 8 * 1024**2
-"""Reserved bytes, mostly unused."""
+_STACKS = 16 * 8 * 1024**2  # address space in bytes that threads reserve for stacks and mostly do not use
 _PASSED_ON = (
     *("PATH", "LANG", "TZ", "TZDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "TMPDIR"),
     *("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "VIRTUAL_ENV", "MALLOC_ARENA_MAX"),
-)
-"""Variables passed on, none secret."""
+)  # variables for the reader, none secret
 _PR_SET_PDEATHSIG = 1
 _CAP_CHOWN, _CAP_DAC_READ_SEARCH, _CAP_SETGID, _CAP_SETUID = 0, 2, 6, 7
-CAP_SYSLOG = 34
-"""Needed to open a restricted kernel log."""
+CAP_SYSLOG = 34  # needed to open a restricted kernel log
 
 
 class ReaderUser(Struct, frozen=True):
@@ -41,10 +41,10 @@ class ReaderUser(Struct, frozen=True):
 
 
 def reader_user(name: str | None) -> ReaderUser:
-    """Return the user for reading logs. Raises ConfigurationError.
+    """Return the named or default user for reading logs. Raises ConfigurationError.
 
-    Without the default user it is one without an account: the agent's own user could signal the agent, and root could
-    open root's files.
+    A missing default user is replaced by one without an account: the agent's own user could signal the agent, and root
+    could open root's files.
     """
     if name is not None and name.isascii() and name.isdigit():
         number = int(name)
@@ -61,7 +61,7 @@ def reader_user(name: str | None) -> ReaderUser:
 
 
 def usable_user(name: str | None, paths: Sequence[Path], *, is_started: bool) -> tuple[ReaderUser, str | None]:
-    """Return the user for reading logs, who can reach `paths`, and the reason if it is this process's own.
+    """Return the named user if it can reach `paths`, else this process's own with the reason.
 
     `is_started`: this process starts the reader. Raises ConfigurationError.
     """
@@ -85,14 +85,14 @@ def has_rights_to_read() -> bool:
 
 
 def may_become(user: ReaderUser) -> bool:
-    """Return whether this process may start another as that user, and give it its directory."""
+    """Return whether this process may start the reader as that user."""
     if user.uid == os.geteuid():
         return True
     return _has(_CAP_SETUID, _CAP_SETGID) and (not user.is_without_account or _has(_CAP_CHOWN))
 
 
 def closed_to(user: ReaderUser, path: Path) -> Path | None:
-    """Return the parent of `path`, or of its link target, that the user cannot traverse, or None."""
+    """Return a parent of `path`, or of its link target, that the user cannot traverse."""
     if user.uid in {0, os.geteuid()}:
         return None
     groups = groups_of(user)
@@ -103,14 +103,19 @@ def closed_to(user: ReaderUser, path: Path) -> Path | None:
             continue
         except PermissionError:
             return parent
-        shift = 6 if facts.st_uid == user.uid else 3 if facts.st_gid in groups else 0
-        if not facts.st_mode >> shift & 1:
+        if facts.st_uid == user.uid:
+            needed = stat.S_IXUSR
+        elif facts.st_gid in groups:
+            needed = stat.S_IXGRP
+        else:
+            needed = stat.S_IXOTH
+        if not facts.st_mode & needed:
             return parent
     return None
 
 
 class ReaderChild(subprocess.Popen[bytes]):
-    """The reader as child process and group leader.
+    """The opener as child process and group leader.
 
     The kernel ends its own child with it only if it may signal that child.
     """
@@ -148,6 +153,7 @@ def start(directory: Path, user: ReaderUser, memory: int, log_level: str) -> Rea
 
 
 def is_stopped(pid: int) -> bool:
+    """Return whether a signal has stopped the process."""
     try:
         # The process name in brackets can contain anything.
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:1]
@@ -157,7 +163,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def confine(user: ReaderUser, memory: int) -> None:
-    """Drop unneeded user, capabilities and memory. Raises ConfigurationError."""
+    """Become the user, drop all capabilities and limit the memory. Raises ConfigurationError."""
     confined_child.drop_bounding_set()
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")  # the OOM killer should prefer it to the agent
@@ -217,7 +223,7 @@ def _has_account(number: int) -> bool:
 
 
 def _has(*capabilities: int) -> bool:
-    """Return whether this process has these capabilities; if unknown, whether it is root."""
+    """Return whether this process has all capabilities; if unknown, whether it is root."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("CapEff:"):

@@ -19,11 +19,9 @@ from trainmedic_agent.log_link.reader_process import ReaderChild
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-SETTLED_SECONDS = 60.0
-"""Seconds of work that reset the pause."""
+SETTLED_SECONDS = 60.0  # seconds of work that reset the pause
 CONNECT_SECONDS = 60.0
-STOPPED_SECONDS = 2.0
-"""Maximum seconds stopped by a signal."""
+STOPPED_SECONDS = 2.0  # seconds after which a reader stopped by a signal is killed
 _LOOK_SECONDS = 0.25
 _BEAT_SECONDS = 1.0
 _END_SECONDS = 1.0
@@ -34,13 +32,13 @@ class ReaderSupervisor:
     def __init__(
         self,
         link: ReaderLink,
-        started: Callable[[], ReaderChild] | None,
+        start_child: Callable[[], ReaderChild] | None,
         counters: AgentCounters,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`started` starts the reader as a child; None if something else does."""
+        """`start_child` is None if another program starts the reader."""
         self._link = link
-        self._started = started
+        self._start_child = start_child
         self._counters = counters
         self._monotonic = monotonic
         self._child: ReaderChild | None = None
@@ -54,7 +52,7 @@ class ReaderSupervisor:
 
     @property
     def restarts(self) -> int:
-        return max((self._starts if self._started is not None else self._link.generation) - 1, 0)
+        return max((self._starts if self._start_child is not None else self._link.generation) - 1, 0)
 
     def start(self) -> None:
         self._thread.start()
@@ -64,7 +62,7 @@ class ReaderSupervisor:
 
     def stop(self) -> None:
         self.halt()
-        # End the child first: the kernel ends it with the thread that started it.
+        # End the child first: the kernel ends it with the thread that start_child it.
         child = self._child
         if child is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -74,7 +72,7 @@ class ReaderSupervisor:
 
     def round(self) -> None:
         now = self._monotonic()
-        if self._started is not None:
+        if self._start_child is not None:
             self._watch_child(now)
         if now - self._beat_at >= _BEAT_SECONDS:
             self._beat_at = now
@@ -115,7 +113,7 @@ class ReaderSupervisor:
             self._start_at = now + self._pause
             self._pause = min(self._pause * 2, LONGEST_PAUSE)
         if now >= self._start_at:
-            self._begin(now)
+            self._start(now)
 
     def _end_if_stopped(self, child: ReaderChild, now: float) -> None:
         if not child.is_stopped:
@@ -127,12 +125,12 @@ class ReaderSupervisor:
             self._stopped_at = None
             self._end(child)
 
-    def _begin(self, now: float) -> None:
-        assert self._started is not None
+    def _start(self, now: float) -> None:
+        assert self._start_child is not None
         self._starts += 1
         self._began_at = now
         try:
-            self._child = self._started()
+            self._child = self._start_child()
         except OSError as error:
             log.error("cannot start log reader", extra={"reason": error.strerror or str(error)})
             self._start_at = now + self._pause

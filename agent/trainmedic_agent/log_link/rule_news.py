@@ -1,9 +1,8 @@
-"""The server's log rules, verified against the node's signed notice without parsing."""
+"""The server's log rules, verified with the node's signed notice, but not parsed."""
 
 from __future__ import annotations
 
 import logging
-from datetime import datetime
 from typing import Any
 
 import redis
@@ -19,14 +18,14 @@ class RuleNews:
     def __init__(self, node: str, signer: Signer | None) -> None:
         self._node = node
         self._signer = signer
-        self._known: tuple[datetime, RulesNotice] | None = None
-        self._refused = ""
+        self._known: RulesNotice | None = None
+        self._refused = ""  # why the last rules were rejected
 
     def forget(self) -> None:
         self._known = None
 
-    def look(self, client: redis.Redis) -> RulesNow | None:
-        """Return changed rules; None without any. Raises Redis errors."""
+    def fetch_changed(self, client: redis.Redis) -> RulesNow | None:
+        """Return rules newer than the last, if valid. Raises Redis errors."""
         value: Any = client.get(notice_of_rules(self._node))
         if value is None:
             return None  # no server has published rules in the last hour: the reader keeps its own
@@ -35,13 +34,13 @@ class RuleNews:
         except ValueError as error:  # BadSignature, EnvelopeError
             self._refuse(f"the notice of log rules {error}")
             return None
-        if self._known is not None and (notice == self._known[1] or notice.at < self._known[0]):
+        if self._known is not None and (notice == self._known or notice.at < self._known.at):
             return None
         raw: Any = client.getrange(RULES, 0, LARGEST_RULES)
         if not raw or len(raw) > LARGEST_RULES or not notice.is_of(raw):
             self._refuse("the log rules differ from those in the notice")
             return None
-        self._known = (notice.at, notice)
+        self._known = notice
         self._refused = ""
         return RulesNow(notice.at, raw)
 

@@ -28,31 +28,31 @@ from trainmedic_agent.log_opening.node_files import (
     parts_of,
 )
 from trainmedic_agent.log_opening.own_files import DIRECTORY, ENTRY, READ, facts_at, listed, reopened
-from trainmedic_agent.log_opening.placement import WayStep, placers
+from trainmedic_agent.log_opening.placement import PathStep, placers
 from trainmedic_agent.log_opening.rights import ANYONE, Rights, UserDatabase, has_acl
 from trainmedic_agent.log_opening.thread_rights import ThreadRights
 
-_MOST_USERS = 8
-"""Paths with more are refused."""
+_MOST_USERS = 8  # paths with more are refused
 _POD_VOLUMES = "/var/lib/kubelet/pods"
 
 
 class _Bound(Struct, frozen=True):
-    """A user who must be able to walk the path from this directory number on."""
+    """A user who must be able to walk the path from component number `begin` on."""
 
     rights: Rights
     begin: int
 
 
-class _Way:
-    def __init__(self, steps: list[WayStep], bounds: list[_Bound], user: Rights | None) -> None:
+class _OpenedPath:
+    """The opened components, from the root on."""
+
+    def __init__(self, steps: list[PathStep], bounds: list[_Bound], user: Rights | None) -> None:
         self.steps = steps
         self.bounds = bounds
-        self.user = user
-        """User whose rights reached the end. None: this process."""
+        self.user = user  # user with whose rights the next component is opened. None for this process's.
 
     @property
-    def end(self) -> WayStep:
+    def end(self) -> PathStep:
         return self.steps[-1]
 
     def bind(self, rights: Rights, begin: int) -> None:
@@ -86,77 +86,78 @@ class GuardedFiles:
         return self._switch is not None
 
     def open(self, path: str, named_by: NamedBy | None = None) -> int:
-        with self._walked(path, named_by) as way:
-            check_readable(way.end.facts.st_mode, way.end.facts.st_nlink)
-            return self._opened(way, READ)
+        with self._opened_path(path, named_by) as opened:
+            check_readable(opened.end.facts.st_mode, opened.end.facts.st_nlink)
+            return self._open_end(opened, READ)
 
     def listing(self, path: str, most: int, named_by: NamedBy | None = None) -> Listing:
-        with self._walked(path, named_by, is_directory=True) as way:
-            fd = self._opened(way, READ | os.O_DIRECTORY)
+        with self._opened_path(path, named_by, is_directory=True) as opened:
+            fd = self._open_end(opened, READ | os.O_DIRECTORY)
             try:
-                with self._as(way.user):
+                with self._acting_as(opened.user):
                     return listed(fd, most)
             finally:
                 os.close(fd)
 
     def facts(self, path: str, names: Sequence[str], named_by: NamedBy | None = None) -> list[FileFacts | None]:
-        with self._walked(path, named_by, is_directory=True) as way:
-            for bound in way.bounds:
-                self._check(way, bound, os.X_OK)
-            with self._as(way.user):
-                _check_entered(way.end)
-                return [facts_at(way.end.fd, name) for name in names]
+        with self._opened_path(path, named_by, is_directory=True) as opened:
+            for bound in opened.bounds:
+                self._check(opened, bound, os.X_OK)
+            with self._acting_as(opened.user):
+                _check_entered(opened.end)
+                return [facts_at(opened.end.fd, name) for name in names]
 
     # --- walking ---
 
     @contextmanager
-    def _walked(self, path: str, named_by: NamedBy | None, *, is_directory: bool = False) -> Iterator[_Way]:
+    def _opened_path(self, path: str, named_by: NamedBy | None, *, is_directory: bool = False) -> Iterator[_OpenedPath]:
         with ExitStack() as stack:
             rights = self._rights_of_namer(named_by, path) if named_by is not None else ()
             yield self._walk(path, rights, stack, is_directory=is_directory)
 
-    def _walk(self, path: str, rights: Sequence[Rights], stack: ExitStack, *, is_directory: bool) -> _Way:
+    def _walk(self, path: str, rights: Sequence[Rights], stack: ExitStack, *, is_directory: bool) -> _OpenedPath:
         names = self._allowed_parts(path)
-        way = _Way([_step("/", os.open("/", DIRECTORY), stack)], [], None)
+        opened = _OpenedPath([_step("/", os.open("/", DIRECTORY), stack)], [], None)
         for each in rights:
-            way.bind(each, 0)
+            opened.bind(each, 0)
         for number, name in enumerate(names):
             is_end = number == len(names) - 1
-            self._bind_owner(way, number)
-            with self._as(way.user):
-                fd = os.open(name, ENTRY if is_end and not is_directory else DIRECTORY, dir_fd=way.end.fd)
-            parent, child = way.end, _step(name, fd, stack)
+            self._bind_owner(opened, number)
+            with self._acting_as(opened.user):
+                fd = os.open(name, ENTRY if is_end and not is_directory else DIRECTORY, dir_fd=opened.end.fd)
+            parent, child = opened.end, _step(name, fd, stack)
             if (others := placers(parent, child, self._users)) is not None:
-                way.bind(others, number)
-            way.steps.append(child)
+                opened.bind(others, number)
+            opened.steps.append(child)
         if is_directory:
-            self._bind_owner(way, len(names))
-        return way
+            self._bind_owner(opened, len(names))
+        return opened
 
-    def _bind_owner(self, way: _Way, number: int) -> None:
-        uid = way.steps[number].facts.st_uid
+    def _bind_owner(self, opened: _OpenedPath, number: int) -> None:
+        uid = opened.steps[number].facts.st_uid
         if uid not in {0, self._own_uid}:
-            way.bind(self._users.rights_of(uid), number)
+            opened.bind(self._users.rights_of(uid), number)
 
     def _rights_of_namer(self, named_by: NamedBy, path: str) -> list[Rights]:
         """Return the rights of the users who could have placed or own a naming file.
 
         If root owns the file or a directory of the job, root of any container may have created it.
         """
-        own_place = self._own_place(named_by.path)
-        with self._walked(named_by.path, None) as way:
-            facts = way.end.facts
+        job_directory = self._job_directory(named_by.path)
+        with self._opened_path(named_by.path, None) as opened:
+            facts = opened.end.facts
             if (facts.st_dev, facts.st_ino) != (named_by.device, named_by.inode):
                 raise FileNotFoundError(errno.ENOENT, "the file that names it has changed", path)
-            rights = [bound.rights for bound in way.bounds]
-            is_of_root = any(step.facts.st_uid == 0 for step in way.steps[len(parts_of(own_place)) :])
-        if is_of_root and not path.startswith(f"{own_place}/"):
+            rights = [bound.rights for bound in opened.bounds]
+            is_of_root = any(step.facts.st_uid == 0 for step in opened.steps[len(parts_of(job_directory)) :])
+        if is_of_root and not path.startswith(f"{job_directory}/"):
             rights.append(ANYONE)
         if facts.st_uid not in {0, self._own_uid}:
             rights.insert(0, self._users.rights_of(facts.st_uid))
         return rights
 
-    def _own_place(self, path: str) -> str:
+    def _job_directory(self, path: str) -> str:
+        """Return the directory directly below a policy path or the pods' volumes."""
         tops = [_POD_VOLUMES, *sorted(self._tops, key=len, reverse=True)]
         top = next((top for top in tops if path.startswith(f"{top}/")), path)
         return f"{top}/{path[len(top) + 1 :].split('/', 1)[0]}"
@@ -169,44 +170,44 @@ class GuardedFiles:
 
     # --- rights ---
 
-    def _as(self, user: Rights | None) -> AbstractContextManager[None]:
+    def _acting_as(self, user: Rights | None) -> AbstractContextManager[None]:
         return nullcontext() if user is None or self._switch is None else self._switch.using(user)
 
-    def _opened(self, way: _Way, flags: int) -> int:
-        for bound in way.bounds:
-            self._check(way, bound, os.R_OK)
-        with self._as(way.user):
-            return reopened(way.end.fd, flags)
+    def _open_end(self, opened: _OpenedPath, flags: int) -> int:
+        for bound in opened.bounds:
+            self._check(opened, bound, os.R_OK)
+        with self._acting_as(opened.user):
+            return reopened(opened.end.fd, flags)
 
-    def _check(self, way: _Way, bound: _Bound, wanted: int) -> None:
-        """Raise OSError if a user cannot walk to the end."""
-        steps = way.steps[bound.begin :]
+    def _check(self, opened: _OpenedPath, bound: _Bound, wanted: int) -> None:
+        """Raise OSError if a user cannot walk to the end, or use it as `wanted`."""
+        steps = opened.steps[bound.begin :]
         if self._switch is None or bound.rights.uid is None:
             for step in steps:
-                needed = wanted if step is way.end else os.X_OK
+                needed = wanted if step is opened.end else os.X_OK
                 if not bound.rights.may(needed, step.facts, has_acl=has_acl(step.fd)):
                     raise PermissionError(errno.EACCES, "a user who placed or named it may not read it", step.name)
-        if self._switch is None or bound.rights == way.user:
+        if self._switch is None or bound.rights == opened.user:
             return
         with self._switch.using(bound.rights):
             for parent, child in pairwise(steps):
                 _check_same(parent, child)
             if wanted == os.X_OK:
-                _check_entered(way.end)
+                _check_entered(opened.end)
             else:
-                os.close(reopened(way.end.fd, READ))
+                os.close(reopened(opened.end.fd, READ))
 
 
-def _step(name: str, fd: int, stack: ExitStack) -> WayStep:
+def _step(name: str, fd: int, stack: ExitStack) -> PathStep:
     stack.callback(os.close, fd)
-    return WayStep(name, fd, os.fstat(fd))
+    return PathStep(name, fd, os.fstat(fd))
 
 
-def _check_entered(directory: WayStep) -> None:
+def _check_entered(directory: PathStep) -> None:
     os.close(os.open(".", DIRECTORY, dir_fd=directory.fd))
 
 
-def _check_same(parent: WayStep, child: WayStep) -> None:
+def _check_same(parent: PathStep, child: PathStep) -> None:
     """Raise OSError if the calling thread cannot take the step."""
     fd = os.open(child.name, ENTRY, dir_fd=parent.fd)
     try:

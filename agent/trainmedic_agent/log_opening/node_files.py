@@ -22,7 +22,9 @@ class UnreadReason(StrEnum):
     SPECIAL = "special"
     """A pipe, socket or device."""
     SECOND_NAME = "second_name"
+    """It has a further hard link."""
     OUTSIDE = "outside"
+    """Not below the policy's paths."""
     FORBIDDEN = "forbidden"
     """Not readable by the agent's user, or by one who placed or named it."""
     TOO_MANY = "too_many"
@@ -38,6 +40,8 @@ class LogRefused(Exception):
 
 
 class NamedBy(Struct, frozen=True):
+    """A job's file that names others."""
+
     path: str
     device: int
     inode: int
@@ -52,7 +56,7 @@ class FileFacts(Struct, frozen=True):
     links: int
     size: int
     written_ns: int
-    """In nanoseconds since 1970."""
+    """Nanoseconds since 1970."""
     uid: int
 
     @classmethod
@@ -79,6 +83,7 @@ class Listing(Struct, frozen=True):
     entries: Sequence[ListedName]
     is_cut: bool = False
     may_be_renamed: bool = False
+    """True if not only their owners may rename entries."""
 
 
 class NodeFiles(Protocol):
@@ -91,7 +96,7 @@ class NodeFiles(Protocol):
     def listing(self, path: str, most: int, named_by: NamedBy | None = None) -> Listing: ...
 
     def facts(self, path: str, names: Sequence[str], named_by: NamedBy | None = None) -> list[FileFacts | None]:
-        """Return metadata of these entries, in order, None for missing ones."""
+        """Return a directory's entries' metadata, in order, None for missing ones."""
         ...
 
 
@@ -111,7 +116,7 @@ def check_readable(mode: int, links: int) -> None:
 
 
 def parts_of(path: str) -> list[str]:
-    """Raises LogRefused for a relative path or ``.`` and ``..``."""
+    """Return an absolute path's names. Raises LogRefused, also for ``.`` and ``..``."""
     names = [name for name in path.split("/") if name]
     if not path.startswith("/") or "\0" in path or not {".", ".."}.isdisjoint(names):
         raise LogRefused(UnreadReason.OUTSIDE)

@@ -41,7 +41,7 @@ _PAGE = 1000
 class FileOpener:
     def __init__(self, files: NodeFiles) -> None:
         self._files = files
-        self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._free_connections = threading.BoundedSemaphore(MOST_CONNECTIONS)
 
     def serve(self, connection: socket.socket) -> None:
         reader = FrameReader(connection)
@@ -49,24 +49,25 @@ class FileOpener:
             while (received := self._next(reader)) is not None:
                 request, descriptor = received
                 if isinstance(request, AddConnection):
-                    self._add(descriptor)
+                    self._add_connection(descriptor)
                     continue
                 if descriptor is not None:
                     os.close(descriptor)
                 self._answer(connection, request)
 
     def _next(self, reader: FrameReader) -> tuple[Request, int | None] | None:
+        """Return None at the end, or after an invalid frame."""
         try:
             return reader.request()
         except FrameError as error:
             log.warning("closing a connection to the opener: invalid frame", extra={"reason": str(error)})
             return None
 
-    def _add(self, descriptor: int | None) -> None:
+    def _add_connection(self, descriptor: int | None) -> None:
         if descriptor is None:
             return
         further = socket.socket(fileno=descriptor)
-        if not self._places.acquire(blocking=False):
+        if not self._free_connections.acquire(blocking=False):
             log.warning("too many connections to the opener", extra={"most": MOST_CONNECTIONS})
             further.close()
             return
@@ -76,7 +77,7 @@ class FileOpener:
         try:
             self.serve(connection)
         finally:
-            self._places.release()
+            self._free_connections.release()
 
     def _answer(self, connection: socket.socket, request: Request) -> None:
         try:

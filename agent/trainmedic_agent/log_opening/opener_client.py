@@ -29,7 +29,7 @@ from trainmedic_agent.log_opening.opener_frames import (
 
 
 class OpenerClient:
-    """`NodeFiles` by the opener. Each thread has its own connection."""
+    """`NodeFiles` that uses the opener. Each thread has its own connection."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._first = connection
@@ -40,7 +40,7 @@ class OpenerClient:
     def open(self, path: str, named_by: NamedBy | None = None) -> int:
         answer, descriptor = self._ask(OpenFile(os.fsencode(path), Namer.of(named_by)))
         if not isinstance(answer, Opened) or descriptor is None:
-            raise _gone("the opener sent no file")
+            raise _broken("the opener sent no file")
         return descriptor
 
     def listing(self, path: str, most: int, named_by: NamedBy | None = None) -> Listing:
@@ -50,8 +50,8 @@ class OpenerClient:
             entries += answer.listed()
             if answer.is_last:
                 return Listing(answer.device, entries, answer.is_cut, answer.may_be_renamed)
-            answer, _ = self._received()
-        raise _gone("the opener sent no listing")
+            answer, _ = self._receive()
+        raise _broken("the opener sent no listing")
 
     def facts(self, path: str, names: Sequence[str], named_by: NamedBy | None = None) -> list[FileFacts | None]:
         every: list[FileFacts | None] = []
@@ -59,7 +59,7 @@ class OpenerClient:
             part = [os.fsencode(name) for name in names[begin : begin + MOST_NAMES]]
             answer, _ = self._ask(StateFacts(os.fsencode(path), part, Namer.of(named_by)))
             if not isinstance(answer, StatedFacts) or len(answer.facts) != len(part):
-                raise _gone("the opener sent no facts")
+                raise _broken("the opener sent no facts")
             every += answer.facts
         return every
 
@@ -71,18 +71,19 @@ class OpenerClient:
 
     def _ask(self, request: Request) -> tuple[OpenerAnswer, int | None]:
         opener_frames.send(self._connection(), request)
-        return self._received()
+        return self._receive()
 
-    def _received(self) -> tuple[OpenerAnswer, int | None]:
+    def _receive(self) -> tuple[OpenerAnswer, int | None]:
+        """Raises OSError, LogRefused."""
         connection: _Connection = self._local.connection
         try:
             received = connection.reader.answer()
         except FrameError as error:
             del self._local.connection
-            raise _gone(str(error)) from error
+            raise _broken(str(error)) from error
         if received is None:
             del self._local.connection
-            raise _gone("the opener has gone")
+            raise _broken("the opener has gone")
         answer: OpenerAnswer = received[0]
         if isinstance(answer, RefusedAnswer):
             raise LogRefused(answer.reason)
@@ -120,5 +121,5 @@ class _Connection:
         self.close()
 
 
-def _gone(text: str) -> OSError:
+def _broken(text: str) -> OSError:
     return OSError(errno.EPIPE, text)

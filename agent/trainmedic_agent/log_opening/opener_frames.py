@@ -48,7 +48,7 @@ class StateFacts(Struct, frozen=True, tag="facts"):
 
 
 class AddConnection(Struct, frozen=True, tag="connect"):
-    """Request to serve the attached connection too. It has no answer."""
+    """Request to serve the connection of the attached descriptor too. It has no answer."""
 
 
 class Opened(Struct, frozen=True, tag="opened"):
@@ -126,7 +126,8 @@ class FrameReader:
             size = int.from_bytes(header, "big")
             if size > MOST_BYTES:
                 raise FrameError(f"a frame has {size:,} bytes; {MOST_BYTES:,} are allowed")
-            frame, descriptor = (self._exactly(size), descriptor), None
+            frame = self._exactly(size), descriptor
+            descriptor = None  # the caller's now
             return frame
         finally:
             if descriptor is not None:
@@ -144,6 +145,7 @@ class FrameReader:
 
 
 def _descriptor(control: list[tuple[int, int, bytes]]) -> int | None:
+    """Return the first descriptor, if any; close others."""
     descriptors = array.array("i")
     for level, kind, raw in control:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):

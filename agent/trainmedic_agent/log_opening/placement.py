@@ -15,16 +15,16 @@ from msgspec import Struct
 from trainmedic_agent.log_opening.rights import ANYONE, Rights, UserDatabase, has_acl, of_group
 
 
-class WayStep(Struct, frozen=True):
-    """One opened component of a path, with its `fstat`."""
+class PathStep(Struct, frozen=True):
+    """An opened component of a path, with its `fstat`."""
 
     name: str
     fd: int
     facts: os.stat_result
 
 
-def writers(step: WayStep, users: UserDatabase) -> Rights | None:
-    """Return the rights common to all users, except the owner, who may write to a directory."""
+def writers(step: PathStep, users: UserDatabase) -> Rights | None:
+    """Return the rights common to the users other than the owner who may write to a directory."""
     mode = step.facts.st_mode
     if mode & stat.S_IWOTH:
         return ANYONE
@@ -36,8 +36,8 @@ def writers(step: WayStep, users: UserDatabase) -> Rights | None:
     return of_group(gid) if users.is_shared(gid, step.facts.st_uid) else None
 
 
-def placers(parent: WayStep, child: WayStep, users: UserDatabase) -> Rights | None:
-    """Return the rights common to all users, except both owners, who could have placed `child`."""
+def placers(parent: PathStep, child: PathStep, users: UserDatabase) -> Rights | None:
+    """Return the rights common to the users other than both owners who could have placed `child`."""
     others = writers(parent, users)
     if others is None or not stat.S_ISDIR(child.facts.st_mode):
         return others

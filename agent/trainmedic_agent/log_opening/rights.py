@@ -1,3 +1,5 @@
+"""Users' rights to read files."""
+
 from __future__ import annotations
 
 import errno
@@ -10,10 +12,9 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-NOBODY_ID = 65534
+NOBODY_ID = 65534  # the user and group nobody
 _LAST_SYSTEM_ID = 999
-_USERS_GROUP = 100
-"""Some distributions give it to all users."""
+_USERS_GROUP = 100  # the group that some distributions give to all users
 _KNOWN_SECONDS = 300.0
 _MOST_KNOWN = 10_000
 _WITHOUT_ACL = frozenset((errno.ENODATA, errno.EOPNOTSUPP))
@@ -26,10 +27,7 @@ class Rights(Struct, frozen=True):
     groups: tuple[int, ...] = ()
 
     def may(self, wanted: int, facts: os.stat_result, *, has_acl: bool) -> bool:
-        """Return whether the file's mode grants `wanted` (``os.R_OK`` or ``os.X_OK``).
-
-        With an ACL, only to the owner.
-        """
+        """Return whether the mode grants `wanted`. With an ACL, only to the owner."""
         mode = facts.st_mode
         if self.uid is not None and facts.st_uid == self.uid:
             return bool(mode >> 6 & wanted)
@@ -40,7 +38,7 @@ class Rights(Struct, frozen=True):
         return bool(mode & wanted)
 
 
-ANYONE = Rights(None, NOBODY_ID)
+ANYONE = Rights(None, NOBODY_ID)  # the rights that all users have
 
 
 def of_group(gid: int) -> Rights:
@@ -56,7 +54,7 @@ class UserDatabase:
         self._users: dict[int, tuple[float, Rights]] = {}
 
     def rights_of(self, uid: int) -> Rights:
-        """Return a user's rights. Without an account there is no group: a file's group proves none."""
+        """Return a user's rights. A user without an account has no group."""
         now = self._monotonic()
         with self._lock:
             known = self._users.get(uid)
@@ -70,7 +68,7 @@ class UserDatabase:
         return rights
 
     def is_shared(self, gid: int, owner: int) -> bool:
-        """Return whether users other than `owner` can be in a group: not in system and private groups."""
+        """Return whether a group can have members other than `owner`. System and private groups cannot."""
         if gid <= _LAST_SYSTEM_ID and gid != _USERS_GROUP:
             return False
         try:

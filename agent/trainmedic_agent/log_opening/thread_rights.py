@@ -25,7 +25,7 @@ _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
 _NEEDED = 1 << _SETGID_BIT | 1 << _SETUID_BIT
 _VERSION_3 = 0x20080522
 _NO_ID = 0xFFFFFFFF
-_EXIT_CODE = 70
+_EXIT_CODE = 70  # EX_SOFTWARE
 
 
 class _Capabilities(ctypes.Structure):
@@ -46,9 +46,9 @@ class ThreadRights:
         self._setgroups_number = number
 
     def may_be_used(self) -> bool:
-        """Return whether the thread has CAP_SETUID and CAP_SETGID, and the user nobody is mapped."""
+        """Return whether this thread has the capabilities, and the user nobody is mapped."""
         try:
-            effective = self._read()[0]
+            effective = self._capabilities()[0]
             if effective & _NEEDED != _NEEDED:
                 return False
             with self.using(Rights(None, NOBODY_ID)):
@@ -61,7 +61,7 @@ class ThreadRights:
 
         Call it before threads start. Raises OSError.
         """
-        values = self._read()
+        values = self._capabilities()
         wanted = _NEEDED | 1 << _READ_SEARCH_BIT | sum(1 << number for number in further)
         kept = wanted & (values[1] | values[4] << _WORD_BITS)
         for number in range(_MOST_CAPABILITIES):
@@ -70,19 +70,19 @@ class ThreadRights:
         if self._libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "the process cannot renounce new privileges")
         low, high = kept & (1 << _WORD_BITS) - 1, kept >> _WORD_BITS
-        self._write([low, low, 0, high, high, 0])
+        self._set_capabilities([low, low, 0, high, high, 0])
 
     @contextmanager
     def using(self, rights: Rights) -> Iterator[None]:
         """Access files as this user in this thread. Raises OSError."""
-        before = (self._read(), os.getgroups(), self._libc.setfsgid(_NO_ID), self._libc.setfsuid(_NO_ID))
+        before = (self._capabilities(), os.getgroups(), self._libc.setfsgid(_NO_ID), self._libc.setfsuid(_NO_ID))
         try:
-            self._take(rights, before[0])
+            self._take_rights(rights, before[0])
             yield
         finally:
             self._restore(*before)
 
-    def _take(self, rights: Rights, before: Sequence[int]) -> None:
+    def _take_rights(self, rights: Rights, before: Sequence[int]) -> None:
         uid = NOBODY_ID if rights.uid is None else rights.uid
         self._set_groups(rights.groups)
         self._libc.setfsgid(ctypes.c_uint(rights.gid))
@@ -90,16 +90,16 @@ class ThreadRights:
         taken = ctypes.c_uint(self._libc.setfsuid(_NO_ID)).value, ctypes.c_uint(self._libc.setfsgid(_NO_ID)).value
         if taken != (uid, rights.gid):
             raise PermissionError(f"the kernel does not let this process act as user {uid}, group {rights.gid}")
-        self._write([before[0] & _NEEDED, *before[1:3], 0, *before[4:]])
+        self._set_capabilities([before[0] & _NEEDED, *before[1:3], 0, *before[4:]])
 
     def _restore(self, capabilities: Sequence[int], groups: Sequence[int], gid: int, uid: int) -> None:
         try:
-            self._write(capabilities)
+            self._set_capabilities(capabilities)
             self._libc.setfsuid(ctypes.c_uint(uid))
             self._libc.setfsgid(ctypes.c_uint(gid))
             if os.getgroups() != groups:
                 self._set_groups(groups)
-            self._write(capabilities)  # changing the user can drop some
+            self._set_capabilities(capabilities)  # changing the user can drop some
             if (self._libc.setfsuid(_NO_ID), self._libc.setfsgid(_NO_ID)) != (uid, gid):
                 raise PermissionError("the kernel does not give the rights back")
         except OSError:
@@ -113,13 +113,14 @@ class ThreadRights:
         if self._libc.syscall(number, count, array) != 0:
             raise OSError(ctypes.get_errno(), "the groups of this thread cannot be changed")
 
-    def _read(self) -> list[int]:
+    def _capabilities(self) -> list[int]:
+        """Return effective, permitted and inheritable capabilities 0 to 31, then 32 to 63."""
         header, data = _Header(_VERSION_3, 0), (_Capabilities * 2)()
         if self._libc.capget(ctypes.byref(header), data) != 0:
             raise OSError(ctypes.get_errno(), "the capabilities of this thread cannot be read")
         return [value for each in data for value in (each.effective, each.permitted, each.inheritable)]
 
-    def _write(self, values: Sequence[int]) -> None:
+    def _set_capabilities(self, values: Sequence[int]) -> None:
         header = _Header(_VERSION_3, 0)
         data = (_Capabilities * 2)(_Capabilities(*values[:3]), _Capabilities(*values[3:]))
         if self._libc.capset(ctypes.byref(header), data) != 0:

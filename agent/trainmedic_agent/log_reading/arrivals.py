@@ -22,7 +22,7 @@ from msgspec import Struct, field
 from trainmedic_agent.database import AgentDatabase
 from trainmedic_agent.errors import JournalUnavailable
 from trainmedic_agent.log_reading.job_look import OLD_SECONDS
-from trainmedic_agent.log_reading.scan_units import FoundFile
+from trainmedic_agent.log_reading.scan_units import FileKey, FoundFile
 
 log = logging.getLogger(__name__)
 
@@ -33,31 +33,25 @@ _TABLES = (
     ) WITHOUT ROWID""",
     "CREATE INDEX log_arrivals_at ON log_arrivals (at)",
 )
-_RESOLUTION = 1000
-"""Milliseconds merged into one block."""
-_OF_CHUNK = 256
-MOST_CHUNKS = 400
-"""A hundred thousand blocks of about 4 bytes."""
-_MOST_ROWS = 40_000
-"""About 40 MB."""
-_MOST_FILES = 100_000
-"""Files in memory: users can create any number."""
-_WRITTEN_EVERY = 5.0
-_KEPT = 40 * 24 * 3600 * 1000
-"""Milliseconds that an idle file's times are retained."""
-_NEW = 24 * 3600.0
-"""Seconds; files not written for so long get no entry."""
-_STALE = 150_000
-"""Milliseconds by which scans report old files late."""
-_UNKNOWN = 0
-_NO_SPAN = 2**64 - 1
-_ENDLESS = 2**63
-
-FileKey = tuple[int, int]
+_RESOLUTION = 1000  # milliseconds merged into one block
+_BLOCKS_OF_CHUNK = 256
+MOST_CHUNKS = 400  # per file: a hundred thousand blocks of about 4 bytes
+_MOST_ROWS = 40_000  # about 40 MB
+_MOST_FILES = 100_000  # files in memory: users can create any number
+_STORE_SECONDS = 5.0
+_KEPT_MILLISECONDS = 40 * 24 * 3600 * 1000  # retention of an idle file's times
+_NEW_SECONDS = 24 * 3600.0  # files not written for so long get no entry
+_STALE_MILLISECONDS = 150_000  # greatest age of what a scan reports of an old file, which it rarely looks at
+_UNKNOWN = 0  # a time that is not known
+_NO_SPAN = 2**64 - 1  # stored in place of a block's duration if its earliest arrival is unknown
+_ENDLESS = 2**63  # beyond any file's size
 
 
 class Block(NamedTuple):
+    """Bytes that arrived between two looks. Times are in milliseconds since 1970."""
+
     size: int
+    """The file's size after them."""
     after: int
     """Earliest arrival, 0 if unknown."""
     at: int
@@ -67,19 +61,24 @@ class Arrival(NamedTuple):
     after: datetime | None
     """Earliest time. None if unknown."""
     at: datetime
+    """Latest time."""
     until: int = 0
-    """Bytes up to here arrived with it."""
+    """Bytes up to this offset arrived with it."""
 
 
 class _Chunk(NamedTuple):
+    """Successive blocks of a file, as stored in a row. Times are in milliseconds since 1970."""
+
     begin: int
+    """Offset of the first byte."""
     size: int
     began: int
+    """Base of the times in `raw`."""
     at: int
     raw: bytes
 
     @classmethod
-    def of(cls, begin: int, began: int, blocks: Sequence[Block]) -> _Chunk:
+    def of_blocks(cls, begin: int, began: int, blocks: Sequence[Block]) -> _Chunk:
         numbers = array("Q")
         size, at = begin, began
         for block in blocks:
@@ -99,7 +98,10 @@ class _Chunk(NamedTuple):
 
 
 class FileArrivals:
+    """Arrival times of one file's bytes."""
+
     def __init__(self, chunks: Sequence[_Chunk], last: Sequence[Block], looked_at: int) -> None:
+        """`looked_at`: last look, in milliseconds since 1970."""
         self._chunks = list(chunks)
         self._sizes = [chunk.size for chunk in chunks]
         self._last = list(last)
@@ -108,103 +110,115 @@ class FileArrivals:
 
     @property
     def size(self) -> int:
-        return self._last[-1].size if self._last else self._sizes[-1] if self._sizes else 0
+        """End of the bytes with known arrival."""
+        return self._last[-1].size if self._last else self._size_of_chunks
+
+    @property
+    def _size_of_chunks(self) -> int:
+        return self._sizes[-1] if self._sizes else 0
 
     @property
     def first_at(self) -> datetime | None:
-        if self._chunks:
-            return datetime.fromtimestamp(self._blocks(0)[0].at / 1000, UTC)
-        return datetime.fromtimestamp(self._last[0].at / 1000, UTC) if self._last else None
+        """Latest arrival of the first block, if any."""
+        blocks = self._blocks(0) if self._chunks else self._last
+        return datetime.fromtimestamp(blocks[0].at / 1000, UTC) if blocks else None
 
-    def of(self, place: int, now: datetime) -> Arrival:
-        """Return the arrival of the byte at `place`. `now` bounds unrecorded bytes."""
-        block = self._block(place)
+    def of(self, offset: int, now: datetime) -> Arrival:
+        """Return the arrival of the byte at `offset`. An unrecorded byte arrived up to `now`."""
+        block = self._block(offset)
         if block is None:
             after = datetime.fromtimestamp(self._looked_at / 1000, UTC)
             return Arrival(min(after, now), now, _ENDLESS)
         begin = None if block.after == _UNKNOWN else datetime.fromtimestamp(block.after / 1000, UTC)
         return Arrival(begin, datetime.fromtimestamp(block.at / 1000, UTC), block.size)
 
-    def first_place(self, since: datetime) -> int:
+    def first_offset(self, since: datetime) -> int:
         """Return the offset before which no byte arrived at `since` or later."""
         wanted = int(since.timestamp() * 1000)
-        at = bisect_left(self._chunks, wanted, key=lambda chunk: chunk.at)
-        for blocks in (self._blocks(at) if at < len(self._chunks) else [], self._last):
-            number = bisect_left(blocks, wanted, key=lambda block: block.at)
-            if number < len(blocks):
-                return blocks[number - 1].size if number else self._begin_of(blocks, at)
-        return self.size
+        chunk = bisect_left(self._chunks, wanted, key=lambda chunk: chunk.at)
+        if chunk < len(self._chunks):
+            blocks, begin = self._blocks(chunk), self._chunks[chunk].begin
+        else:
+            blocks, begin = self._last, self._size_of_chunks
+        number = bisect_left(blocks, wanted, key=lambda block: block.at)
+        if number == len(blocks):
+            return self.size
+        return blocks[number - 1].size if number else begin
 
-    def _begin_of(self, blocks: Sequence[Block], at: int) -> int:
-        if blocks is self._last:
-            return self._sizes[-1] if self._sizes else 0
-        return self._chunks[at].begin
-
-    def _block(self, place: int) -> Block | None:
-        at = bisect_left(self._sizes, place + 1)
-        blocks = self._blocks(at) if at < len(self._chunks) else self._last
-        number = bisect_left(blocks, place + 1, key=lambda block: block.size)
+    def _block(self, offset: int) -> Block | None:
+        chunk = bisect_left(self._sizes, offset + 1)
+        blocks = self._blocks(chunk) if chunk < len(self._chunks) else self._last
+        number = bisect_left(blocks, offset + 1, key=lambda block: block.size)
         return blocks[number] if number < len(blocks) else None
 
-    def _blocks(self, at: int) -> list[Block]:
-        if self._decoded[0] != at:
-            self._decoded = (at, self._chunks[at].blocks())
+    def _blocks(self, chunk: int) -> list[Block]:
+        if self._decoded[0] != chunk:
+            self._decoded = (chunk, self._chunks[chunk].blocks())
         return self._decoded[1]
 
 
-class _Seen(Struct):
+class _FileState(Struct):
+    """Times are in milliseconds since 1970."""
+
     size: int = 0
     at: int = _UNKNOWN
+    """Latest arrival."""
     looked_at: int = _UNKNOWN
     begin: int = 0
+    """Offset of the first of `blocks`."""
     began: int = _UNKNOWN
     blocks: list[Block] = field(default_factory=list)
     is_changed: bool = False
 
 
 class ArrivalIndex:
+    """Arrival times of all files. Thread-safe."""
+
     def __init__(self, journal: AgentDatabase) -> None:
         """Raises JournalUnavailable."""
         journal.install("log_arrivals", [_TABLES])
         self._journal = journal
         self._lock = threading.Lock()
-        self._files: dict[FileKey, _Seen] = {}
+        self._files: dict[FileKey, _FileState] = {}
         for device, inode, size, at in journal.rows(
             "SELECT device, inode, MAX(size), MAX(at) FROM log_arrivals GROUP BY device, inode"
         ):
-            self._files[_unsigned(device), _unsigned(inode)] = _Seen(size, at, at, size, at)
+            self._files[_unsigned(device), _unsigned(inode)] = _FileState(size, at, at, size, at)
         self._full: list[tuple[FileKey, _Chunk]] = []
         self._forgotten: list[FileKey] = []
         self._written_at = float("-inf")
         self._scanned_at = _UNKNOWN
 
-    def looked(self, key: FileKey, size: int, written_ns: int, now: datetime) -> None:
+    def record_look(self, key: FileKey, size: int, written_ns: int, now: datetime) -> None:
         moment = _milliseconds(now)
         with self._lock:
             self._look(key, size, written_ns // 1_000_000, moment, moment)
 
-    def scanned(self, files: Iterable[FoundFile], began: datetime, ended: datetime) -> None:
+    def record_scan(self, files: Iterable[FoundFile], began: datetime, ended: datetime) -> None:
+        """Record sizes found between `began` and `ended`."""
         first, last = _milliseconds(began), _milliseconds(ended)
         with self._lock:
             for file in files:
                 key, written = (file.device, file.inode), file.written_ns // 1_000_000
                 idle = last / 1000 - file.written_ns / 1e9
                 if key not in self._files:
-                    if idle > _NEW:
+                    if idle > _NEW_SECONDS:
                         continue
                     # The previous scan did not find this file, so its content is newer.
                     is_new = _UNKNOWN < self._scanned_at <= written
-                    self._files[key] = _Seen(looked_at=self._scanned_at if is_new else _UNKNOWN)
-                self._look(key, file.size, written, first if idle < OLD_SECONDS / 2 else first - _STALE, last)
+                    self._files[key] = _FileState(looked_at=self._scanned_at if is_new else _UNKNOWN)
+                looked_at = first if idle < OLD_SECONDS / 2 else first - _STALE_MILLISECONDS
+                self._look(key, file.size, written, looked_at, last)
             self._scanned_at = first
             if len(self._files) > _MOST_FILES:
-                self._let_go(self._files)
+                self._drop_longest_unseen(self._files)
 
-    def begin_anew(self, key: FileKey) -> None:
+    def forget(self, key: FileKey) -> None:
         with self._lock:
             self._forget(key)
 
     def of(self, key: FileKey, size: int) -> FileArrivals | None:
+        """Return a file's arrivals. None if unknown, or recorded beyond its present `size`."""
         with self._lock:
             seen = self._files.get(key)
             if seen is None or seen.size > size:
@@ -212,23 +226,26 @@ class ArrivalIndex:
             waiting = [chunk for of_file, chunk in self._full if of_file == key]
             last, looked_at, is_forgotten = list(seen.blocks), seen.looked_at, key in self._forgotten
         try:
-            kept = [] if is_forgotten else self._kept(key)
+            kept = [] if is_forgotten else self._stored_chunks(key)
         except JournalUnavailable as error:
             log.warning("cannot read arrival times of log lines", extra={"reason": str(error)})
             kept = []
-        begun = min((chunk.begin for chunk in waiting), default=seen.begin if last else size + 1)
-        return FileArrivals([*(chunk for chunk in kept if chunk.begin < begun), *waiting], last, looked_at)
+        # Stored chunks from here on have newer versions in memory.
+        newer_from = min((chunk.begin for chunk in waiting), default=seen.begin if last else size + 1)
+        return FileArrivals([*(chunk for chunk in kept if chunk.begin < newer_from), *waiting], last, looked_at)
 
-    def settle(self, monotonic: float, *, is_last: bool = False) -> None:
-        """Store new data every few seconds. Failures are retried later."""
-        if monotonic - self._written_at < _WRITTEN_EVERY and not is_last:
+    def store_due(self, monotonic: float, *, is_last: bool = False) -> None:
+        """Store changes, at most every 5 s. Failures are retried later."""
+        if monotonic - self._written_at < _STORE_SECONDS and not is_last:
             return
         self._written_at = monotonic
         with self._lock:
             changed = {key: seen for key, seen in self._files.items() if seen.is_changed and seen.blocks}
             if not changed and not self._full and not self._forgotten:
                 return
-            open_chunks = [(key, _Chunk.of(seen.begin, seen.began, seen.blocks)) for key, seen in changed.items()]
+            open_chunks = [
+                (key, _Chunk.of_blocks(seen.begin, seen.began, seen.blocks)) for key, seen in changed.items()
+            ]
             full, forgotten, self._full, self._forgotten = self._full, self._forgotten, [], []
             for seen in changed.values():
                 seen.is_changed = False
@@ -241,7 +258,7 @@ class ArrivalIndex:
                 for seen in changed.values():
                     seen.is_changed = True
 
-    def _let_go(self, files: dict[FileKey, _Seen]) -> None:
+    def _drop_longest_unseen(self, files: dict[FileKey, _FileState]) -> None:
         for key in sorted(files, key=lambda key: files[key].looked_at)[: len(files) - _MOST_FILES // 2]:
             del files[key]
 
@@ -253,20 +270,20 @@ class ArrivalIndex:
             self._forget(key)
             seen = None
         if seen is None:
-            seen = self._files[key] = _Seen()
+            seen = self._files[key] = _FileState()
         if size > seen.size:
             # The last byte came with the last write, unless another process has set that time.
             at = written if max(seen.looked_at, 1) <= written <= now else now
             self._grow(key, seen, Block(size, seen.looked_at, max(at, seen.at)))
         seen.looked_at = max(seen.looked_at, looked_at)
 
-    def _grow(self, key: FileKey, seen: _Seen, block: Block) -> None:
+    def _grow(self, key: FileKey, seen: _FileState, block: Block) -> None:
         last = seen.blocks[-1] if seen.blocks else None
         if last is not None and last.after != _UNKNOWN and block.at - last.after <= _RESOLUTION:
             seen.blocks[-1] = Block(block.size, last.after, block.at)
         else:
-            if len(seen.blocks) >= _OF_CHUNK:
-                self._full.append((key, _Chunk.of(seen.begin, seen.began, seen.blocks)))
+            if len(seen.blocks) >= _BLOCKS_OF_CHUNK:
+                self._full.append((key, _Chunk.of_blocks(seen.begin, seen.began, seen.blocks)))
                 seen.begin, seen.began, seen.blocks = seen.size, seen.at, []
             if seen.began == _UNKNOWN:
                 seen.began = block.after or block.at
@@ -278,37 +295,37 @@ class ArrivalIndex:
             self._full = [(of_file, chunk) for of_file, chunk in self._full if of_file != key]
             self._forgotten.append(key)
 
-    def _kept(self, key: FileKey) -> list[_Chunk]:
+    def _stored_chunks(self, key: FileKey) -> list[_Chunk]:
         query = "SELECT begin, size, began, at, blocks FROM log_arrivals WHERE device = ? AND inode = ? ORDER BY begin"
-        return [_Chunk(*row) for row in self._journal.rows(query, _stored(key))]
+        return [_Chunk(*row) for row in self._journal.rows(query, _signed(key))]
 
     def _write(
         self, chunks: Sequence[tuple[FileKey, _Chunk]], forgotten: Sequence[FileKey], grown: set[FileKey]
     ) -> None:
         with self._journal.transaction() as connection:
             connection.executemany(
-                "DELETE FROM log_arrivals WHERE device = ? AND inode = ?", [_stored(key) for key in forgotten]
+                "DELETE FROM log_arrivals WHERE device = ? AND inode = ?", [_signed(key) for key in forgotten]
             )
-            rows = [(*_stored(key), *chunk) for key, chunk in chunks]
+            rows = [(*_signed(key), *chunk) for key, chunk in chunks]
             connection.executemany("INSERT OR REPLACE INTO log_arrivals VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
             for key in grown:
-                self._thin(connection, _stored(key))
+                self._merge_chunks(connection, _signed(key))
             if grown or forgotten:
                 self._make_room(connection)
 
-    def _thin(self, connection: sqlite3.Connection, key: FileKey) -> None:
+    def _merge_chunks(self, connection: sqlite3.Connection, key: FileKey) -> None:
         of_file = "FROM log_arrivals WHERE device = ? AND inode = ?"
         ((count,),) = connection.execute(f"SELECT COUNT(*) {of_file}", key)
         if count <= MOST_CHUNKS:
             return
         kept = connection.execute(f"SELECT begin, size, began, at, blocks {of_file} ORDER BY begin", key)
-        for thinned, gone in _thinned([_Chunk(*row) for row in kept]):
-            connection.execute("INSERT OR REPLACE INTO log_arrivals VALUES (?, ?, ?, ?, ?, ?, ?)", (*key, *thinned))
-            connection.execute(f"DELETE {of_file} AND begin = ?", (*key, gone))
+        for merged, absorbed in _merges([_Chunk(*row) for row in kept]):
+            connection.execute("INSERT OR REPLACE INTO log_arrivals VALUES (?, ?, ?, ?, ?, ?, ?)", (*key, *merged))
+            connection.execute(f"DELETE {of_file} AND begin = ?", (*key, absorbed))
 
     def _make_room(self, connection: sqlite3.Connection) -> None:
         newest = max((seen.looked_at for seen in self._files.values()), default=_UNKNOWN)
-        connection.execute("DELETE FROM log_arrivals WHERE at < ?", (newest - _KEPT,))
+        connection.execute("DELETE FROM log_arrivals WHERE at < ?", (newest - _KEPT_MILLISECONDS,))
         ((count,),) = connection.execute("SELECT COUNT(*) FROM log_arrivals")
         if count > _MOST_ROWS:
             connection.execute(
@@ -318,24 +335,29 @@ class ArrivalIndex:
             )
 
 
-def _thinned(chunks: Sequence[_Chunk]) -> Iterable[tuple[_Chunk, int]]:
+def _merges(chunks: Sequence[_Chunk]) -> Iterable[tuple[_Chunk, int]]:
+    """Yield merged chunks, each with the `begin` of the absorbed one.
+
+    The two chunks whose common duration is smallest in proportion to their age are merged next, their blocks by twos.
+    """
     left = list(chunks)
     while len(left) > MOST_CHUNKS:
         newest = left[-1].at
-        ages = [(second.at - first.began) / (newest - first.began + 1) for first, second in pairwise(left[:-1])]
-        number = ages.index(min(ages))
+        durations = [(second.at - first.began) / (newest - first.began + 1) for first, second in pairwise(left[:-1])]
+        number = durations.index(min(durations))
         first, second = left[number], left[number + 1]
         blocks = [*first.blocks(), *second.blocks()]
         pairs = [
             Block(pair[-1].size, pair[0].after, pair[-1].at)
             for pair in (blocks[begin : begin + 2] for begin in range(0, len(blocks), 2))
         ]
-        joined = _Chunk.of(first.begin, first.began, pairs)
-        left[number : number + 2] = [joined]
-        yield joined, second.begin
+        merged = _Chunk.of_blocks(first.begin, first.began, pairs)
+        left[number : number + 2] = [merged]
+        yield merged, second.begin
 
 
-def _stored(key: FileKey) -> FileKey:
+def _signed(key: FileKey) -> FileKey:
+    """Return the key as SQLite's signed integers."""
     device, inode = (number - 2**64 if number >= 2**63 else number for number in key)
     return device, inode
 

@@ -13,37 +13,33 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-HALF_LIFE = 60.0
-"""Seconds."""
-_LEAST = 1e-6
-"""Seconds per turn, so that turns alternate under a stopped clock."""
+HALF_LIFE = 60.0  # Seconds
+_LEAST_SECONDS = 1e-6  # seconds per turn, so that turns alternate under a stopped clock
 _MOST_REMEMBERED = 20_000
 _HOUR = 3600.0
-_TEN = 10.0
-_JOBS_OF_USER = 4
-"""Multiple of a job's budget."""
+_LINE_PERIOD = 10.0  # Seconds
+_USER_FACTOR = 4  # a user's budget, as a multiple of a job's
+# Share of its budget that a job has even if its user's is used up: a user's jobs cannot silence each other.
 _FREE_SHARE = 0.02
-"""Share that a job always keeps: a user's jobs cannot silence each other."""
 
 
 class BudgetOwner(Struct, frozen=True):
     uid: int | None
-    """Owner of the job's directory or file. None: the node's own logs."""
+    """Owner of the job's directory or file. None for the node's own logs."""
     job: str | None = None
     """Name from the job's directory, pod or file name."""
 
 
 NODE_ITSELF = BudgetOwner(None)
-UNKNOWN_USER = -1
-"""Unknown owner; not `NODE_ITSELF`, whose turns no job may use."""
+UNKNOWN_USER = -1  # unknown user; not None, because no job may use the turns of `NODE_ITSELF`
 
 Item = TypeVar("Item")
+# Used plus expected seconds, owner's number, owner, further items, expected seconds, next item.
 _Turn = tuple[float, int, BudgetOwner, Iterator[Item], float, Item]
-"""Used plus expected seconds, sort number, owner, further items, expected seconds, item."""
 
 
 class FairTurns:
-    """Time used by users and jobs. Not thread-safe."""
+    """Turns by time used. Not thread-safe."""
 
     def __init__(
         self,
@@ -52,9 +48,7 @@ class FairTurns:
         most_waiting: float = math.inf,
         processor: Callable[[], float] = time.thread_time,
     ) -> None:
-        """A turn counts at most `most_waiting` times its thread's `processor` seconds: a busy machine can interrupt any
-        turn.
-        """
+        """A turn counts at most `most_waiting` times its `processor` seconds: a busy machine interrupts turns."""
         self._monotonic = monotonic
         self._most_waiting = most_waiting
         self._processor = processor
@@ -69,9 +63,9 @@ class FairTurns:
     def turns(
         self, waiting: Mapping[BudgetOwner, Iterable[Item]], expected: Callable[[Item], float] = lambda _: 0.0
     ) -> Iterator[tuple[BudgetOwner, Item]]:
-        """Yield all items: next that of the least served user and job.
+        """Yield all items, next one of the least served user's least served job.
 
-        The time until the next item is requested counts as used. `expected` estimates it in seconds.
+        The time until the next request counts as used. `expected` estimates it in seconds.
         """
         self._fade()
         jobs: dict[int | None, list[_Turn[Item]]] = {}
@@ -112,7 +106,7 @@ class FairTurns:
             took = self._monotonic() - began
             if self._most_waiting < math.inf:
                 took = min(took, self._most_waiting * (self._processor() - used))
-            took = max(took, _LEAST)
+            took = max(took, _LEAST_SECONDS)
             self._users[owner.uid] = self.used_by(owner.uid) + took
             self._jobs[owner] = self._jobs.get(owner, 0.0) + took
 
@@ -122,22 +116,23 @@ class FairTurns:
         if share > 0.99 and len(self._jobs) < _MOST_REMEMBERED:
             return
         self._faded_at = now
-        self._users = {uid: used * share for uid, used in self._users.items() if used * share > _LEAST}
-        jobs = {owner: used * share for owner, used in self._jobs.items() if used * share > _LEAST}
+        self._users = {uid: used * share for uid, used in self._users.items() if used * share > _LEAST_SECONDS}
+        jobs = {owner: used * share for owner, used in self._jobs.items() if used * share > _LEAST_SECONDS}
         if len(jobs) >= _MOST_REMEMBERED:
             jobs = dict(heapq.nlargest(_MOST_REMEMBERED // 2, jobs.items(), key=lambda item: item[1]))
         self._jobs = jobs
 
 
 class HourlyBudget:
+    """Budget of `most` per job and hour, four times as much per user. It refills continuously."""
+
     def __init__(self, most: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._most = most
         self._monotonic = monotonic
-        self._left: dict[BudgetOwner, tuple[float, float]] = {}
-        """Remainder and its time, by owner."""
+        self._left: dict[BudgetOwner, tuple[float, float]] = {}  # remainder and its time, by owner
 
     def take(self, owner: BudgetOwner, count: float = 1.0) -> bool:
-        """Use `count` if the owner has it left; return whether it had. `NODE_ITSELF` is unlimited."""
+        """Use `count` if the owner has it left; return whether it had."""
         if owner == NODE_ITSELF:
             return True
         now = self._monotonic()
@@ -154,6 +149,7 @@ class HourlyBudget:
         return left > (1 - _FREE_SHARE) * self._most or min(left, self._left_of_user(owner, now)) > 0
 
     def spend(self, owner: BudgetOwner, count: float) -> None:
+        """Use `count` even if less is left."""
         now = self._monotonic()
         if len(self._left) >= _MOST_REMEMBERED:
             self._forget()
@@ -165,9 +161,9 @@ class HourlyBudget:
     def _left_of_user(self, owner: BudgetOwner, now: float) -> float:
         return self._left_of(BudgetOwner(owner.uid), now)
 
-    def _left_of(self, who: BudgetOwner, now: float) -> float:
-        most = self._most if who.job is not None else _JOBS_OF_USER * self._most
-        left, at = self._left.get(who, (most, now))
+    def _left_of(self, job_or_user: BudgetOwner, now: float) -> float:
+        most = self._most if job_or_user.job is not None else _USER_FACTOR * self._most
+        left, at = self._left.get(job_or_user, (most, now))
         return min(left + (now - at) * most / _HOUR, most)
 
     def _forget(self) -> None:
@@ -176,12 +172,14 @@ class HourlyBudget:
 
 
 class SharedLines:
+    """Lines per job and second."""
+
     def __init__(self, per_second: int, monotonic: Callable[[], float] = time.monotonic) -> None:
-        # A bound per ten seconds is an hourly one with a faster clock.
-        self._budget = HourlyBudget(per_second * _TEN, lambda: monotonic() * _HOUR / _TEN)
+        # An hourly budget with a faster clock.
+        self._budget = HourlyBudget(per_second * _LINE_PERIOD, lambda: monotonic() * _HOUR / _LINE_PERIOD)
 
     def within(self, owner: BudgetOwner, count: int) -> int:
-        """Count at most `count` lines; return how many may be processed."""
+        """Return how many of `count` lines may be processed."""
         if count == 0 or self._budget.take(owner, count):
             return count
         part = count

@@ -15,9 +15,8 @@ from msgspec import Struct
 from trainmedic_agent.log_reading.budgets import BudgetOwner
 from trainmedic_logs.domain.log_cuts import LONGEST_JOB, MOST_REPORTED, CutKind, LogCut
 
-FORGOTTEN_AFTER = 600.0
-"""Seconds without a cut."""
-_MOST_KEPT = 2000
+FORGOTTEN_AFTER = 600.0  # seconds without a cut
+_MOST_KEPT = 2000  # Entries
 
 
 class _Entry(Struct):
@@ -37,28 +36,32 @@ class CutRecord:
         self._totals: Counter[CutKind] = Counter()
 
     def add(self, owner: BudgetOwner, what: CutKind, count: int = 1) -> None:
+        """Add to a cut's count, unless 0."""
         if count > 0:
             self._put(owner, what, count, is_sum=True)
 
-    def stands_at(self, owner: BudgetOwner, what: CutKind, count: int) -> None:
+    def set_count(self, owner: BudgetOwner, what: CutKind, count: int) -> None:
+        """Set the count of a cut that each scan finds, unless 0."""
         if count > 0:
             self._put(owner, what, count, is_sum=False)
 
     def totals(self) -> dict[str, int]:
+        """Return how often data was dropped, by kind."""
         with self._lock:
             return {kind.value: self._totals[kind] for kind in CutKind}
 
     def cuts(self, node: str = "") -> list[LogCut]:
+        """Return the latest cuts of each kind."""
         with self._lock:
             self._forget()
             by_kind: dict[CutKind, list[tuple[BudgetOwner, _Entry]]] = {}
             for (owner, what), entry in self._entries.items():
                 by_kind.setdefault(what, []).append((owner, entry))
-        each = max(MOST_REPORTED // max(len(by_kind), 1), 1)
+        most_of_kind = max(MOST_REPORTED // max(len(by_kind), 1), 1)
         return [
             LogCut(node, owner.job and owner.job[:LONGEST_JOB], owner.uid, what, entry.count, _at(entry.since))
             for what, entries in sorted(by_kind.items())
-            for owner, entry in heapq.nlargest(each, entries, key=lambda item: (item[1].seen, item[1].count))
+            for owner, entry in heapq.nlargest(most_of_kind, entries, key=lambda item: (item[1].seen, item[1].count))
         ]
 
     def presence(self) -> dict[str, Any]:

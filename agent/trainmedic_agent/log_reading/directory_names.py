@@ -12,12 +12,14 @@ from msgspec import Struct
 
 from trainmedic_agent.log_opening.node_files import FileFacts
 
-_MOST = 50_000
+_MOST = 50_000  # Directories
 
 
 class _Known(Struct, frozen=True):
     first: str
+    """First name."""
     name: str
+    """Latest name."""
     uid: int
     written_ns: int
 
@@ -30,13 +32,17 @@ class DirectoryNames:
         self._known: dict[tuple[int, int], _Known] = {}
 
     def first_of(self, name: str, facts: FileFacts) -> str:
+        """Record a directory's present name; return its first one."""
         key = (facts.device, facts.inode)
         with self._lock:
             known = self._known.pop(key, None)
-            # A new directory can reuse a deleted one's inode, but was written later.
-            is_same = known is not None and known.uid == facts.uid and facts.written_ns == known.written_ns
-            is_so_called = known is not None and known.uid == facts.uid and known.name == name
-            first = known.first if known is not None and (is_same or is_so_called) else name
+            # Not a new directory with a deleted one's inode: unwritten since, or under the same name.
+            is_same = (
+                known is not None
+                and known.uid == facts.uid
+                and (known.written_ns == facts.written_ns or known.name == name)
+            )
+            first = known.first if known is not None and is_same else name
             self._known[key] = _Known(first, name, facts.uid, facts.written_ns)
             if len(self._known) > _MOST:
                 del self._known[next(iter(self._known))]

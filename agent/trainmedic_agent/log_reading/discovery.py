@@ -18,7 +18,7 @@ from trainmedic_agent.log_opening.node_files import FileFacts, LogRefused, NodeF
 from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading.budgets import BudgetOwner, FairTurns
 from trainmedic_agent.log_reading.cut_record import CutRecord
-from trainmedic_agent.log_reading.directory_look import DirectoryLook, FileKey, LookPlace
+from trainmedic_agent.log_reading.directory_look import DirectoryLook, LookPlace
 from trainmedic_agent.log_reading.directory_names import DirectoryNames
 from trainmedic_agent.log_reading.finders import Finder, LayoutFinder, NamedFiles, PatternFinder, PodFinder
 from trainmedic_agent.log_reading.job_look import DueUnit, LargeLooks, Looked, looked_at
@@ -31,6 +31,7 @@ from trainmedic_agent.log_reading.scan_units import (
     SMALL_ENTRIES,
     SMALL_SECONDS,
     USER_SECONDS,
+    FileKey,
     FoundFile,
     ScanBudget,
     ScanUnit,
@@ -44,10 +45,8 @@ from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_cuts import CutKind
 
 PODS = "/var/log/pods"
-_MOST_WAITING = 20.0
-"""Requests to the opener take two to ten times the processor time."""
-MOST_ENTRIES = 2_000_000
-"""Entries of a policy directory."""
+_MOST_WAITING = 20.0  # see `FairTurns`: requests to the opener take two to ten times the processor time
+MOST_ENTRIES = 2_000_000  # entries of a policy directory
 
 
 class Scan(Struct, frozen=True):
@@ -58,19 +57,23 @@ class Scan(Struct, frozen=True):
     late: int = 0
     """Jobs not scanned completely in time."""
     is_behind: bool = False
-    """True if the next scan should follow soon, because small jobs are late."""
+    """True if small jobs are late: scan again soon."""
     errors: int = 0
     is_stale: bool = False
-    """True for an earlier scan: the next one did not end in time."""
+    """True for an earlier scan."""
 
 
 class _Top(Struct):
+    """A policy directory: files directly in it, and job directories by name."""
+
     path: str
     files: tuple[FoundFile, ...] = ()
     units: Mapping[str, ScanUnit] = {}
 
 
 class Discovery:
+    """Scanner of the policy's directories."""
+
     def __init__(
         self,
         policy: LogsPolicy,
@@ -86,7 +89,7 @@ class Discovery:
         self._node = node
         self._files = files
         self._cuts = cuts or CutRecord()
-        # The first finder's sources files are never read: each unit has its own.
+        # These finders' JobSources stay unused: each unit has its own.
         self._tops: list[tuple[str, Finder]] = [
             (root, LayoutFinder(root, node, JobSources(policy, node))) for root in policy.roots
         ]
@@ -102,8 +105,7 @@ class Discovery:
         self._turns = FairTurns(most_waiting=_MOST_WAITING)
         shared = names or DirectoryNames()
         self._units = [UnitTable(policy, node, self._cuts, files, shared) for _ in self._tops]
-        self.large = LargeLooks(files, policy.max_job_entries)
-        """Looks at large jobs, left to another thread."""
+        self.large = LargeLooks(files, policy.max_job_entries)  # looks at large jobs, made by another thread
         self._known: Collection[FileKey] = ()
         self._late = 0
         self._is_behind = False
@@ -120,8 +122,8 @@ class Discovery:
     ) -> Scan:
         """Scan everything once. `known` are files followed under any name.
 
-        It ends after about `seconds`; for jobs not reached, the previous result counts. `is_asked`: a caller waits, so
-        cheap units are scanned early.
+        It ends after about `seconds`, a small job's scan after `job_seconds` or `SMALL_SECONDS` if longer. For jobs not
+        reached, the previous result counts. `is_asked`: a caller waits, so cheap units are scanned early.
         """
         self._known, refused, is_cut, self._errors = known, Counter[UnreadReason](), False, 0
         tops: list[_Top] = []
@@ -136,22 +138,18 @@ class Discovery:
     def _assembled(self, tops: Sequence[_Top], refused: Counter[UnreadReason], is_cut: bool) -> Scan:
         units = [unit for top in tops for unit in top.units.values()]
         for owner, count in trim(units, MOST_OF_USER, self._known).items():
-            self._cuts.stands_at(owner, CutKind.FILES, count)
+            self._cuts.set_count(owner, CutKind.FILES, count)
         files: dict[FileKey, FoundFile] = {}
         for top in tops:
             for file in chain(top.files, *(unit.files for unit in top.units.values())):
-                self._keep(files, file)
+                _add_once(files, file)
         for unit in units:
             for file in unit.named:
-                self._keep(files, file)
+                _add_once(files, file)
             refused += unit.refused
         dumps = tuple(file for file in files.values() if is_dump(file))
         logs = tuple(file for file in files.values() if not is_dump(file))
         return Scan(logs, +refused, dumps, is_cut, self._late, self._is_behind, self._errors)
-
-    def _keep(self, files: dict[FileKey, FoundFile], file: FoundFile) -> None:
-        if file.key not in files or files[file.key].origin is None:
-            files[file.key] = file
 
     # --- policy directories ---
 
@@ -163,7 +161,7 @@ class Discovery:
         try:
             deeper, files, listing = look.listed(place, units.by_name)
             found = list(look.logs_among(place, files, listing.device))
-            units.renew(path, deeper, may_be_renamed=listing.may_be_renamed)
+            units.update(path, deeper, may_be_renamed=listing.may_be_renamed)
             top = _Top(path, tuple(newest_of_users(found, MOST_OF_USER, self._known)), units.by_name)
         except (OSError, LogRefused) as error:
             look.count(error)
@@ -183,13 +181,34 @@ class Discovery:
         job_seconds: float,
         cheap: float,
     ) -> bool:
+        """Return whether a unit had too many entries."""
         now = time.monotonic()
         count = sum(len(top.units) for top in tops)
         is_cut = False
         for looked in self.large.results():
-            is_cut |= self._take(looked, count)
+            is_cut |= self._store_result(looked, count)
             self._late += self._is_partial(looked)
-        waiting: dict[int | None, list[DueUnit]] = {}
+        small, large = self._due_units(tops, now, seconds, cheap)
+        self.large.wait_for(large, self._known, is_stopping)
+        entries = self._policy.max_job_entries if seconds is None else min(SMALL_ENTRIES, self._policy.max_job_entries)
+        self._is_behind = False
+        for _, (unit, changed_ns) in self._turns.turns(small, lambda item: item[0].cost):
+            if is_stopping() or (seconds is not None and time.monotonic() - now >= seconds):
+                self._is_behind = True
+                break
+            allowed = None if seconds is None else max(SMALL_SECONDS, job_seconds)
+            budget = ScanBudget(entries, is_stopping, allowed)
+            looked = looked_at(unit, changed_ns, self._files, self._known, budget, is_stopping)
+            is_cut |= self._store_result(looked, count)
+            self._late -= not self._is_partial(looked)
+            self._is_behind |= budget.is_late
+        return is_cut
+
+    def _due_units(
+        self, tops: Sequence[_Top], now: float, seconds: float | None, cheap: float
+    ) -> tuple[Mapping[BudgetOwner, Sequence[DueUnit]], Mapping[BudgetOwner, Sequence[DueUnit]]]:
+        """Return the units to look at here, by user, and for the other thread, by job. All count as late until then."""
+        small: dict[BudgetOwner, list[DueUnit]] = {}
         large: dict[BudgetOwner, list[DueUnit]] = {}
         for top, table in zip(tops, self._units, strict=True):
             every = [unit for unit in top.units.values() if seconds is None or unit.due <= now or unit.cost < cheap]
@@ -197,32 +216,20 @@ class Discovery:
             # Exclude units that would be skipped: they must not displace others of their user.
             due = every if seconds is None else first_of_users(list(filter(self._may_look_at, every)))
             for unit, facts in zip(due, self._facts(top.path, due), strict=True):
-                seen = table.renew_changed(top.path, unit, facts) if facts is not None else unit
-                item = seen, facts.written_ns if facts is not None else -1
-                if seen.is_large and seconds is not None:
-                    large.setdefault(seen.owner, []).append(item)
+                current = table.current_unit(top.path, unit, facts) if facts is not None else unit
+                due_unit = current, facts.written_ns if facts is not None else -1
+                if current.is_large and seconds is not None:
+                    large.setdefault(current.owner, []).append(due_unit)
                 else:
-                    waiting.setdefault(seen.owner.uid, []).append(item)
-        self.large.wait_for(large, self._known, is_stopping)
-        entries = self._policy.max_job_entries if seconds is None else min(SMALL_ENTRIES, self._policy.max_job_entries)
-        in_turn = {BudgetOwner(uid): sorted(items, key=lambda item: item[0].due) for uid, items in waiting.items()}
-        self._is_behind = False
-        for _, (unit, changed_ns) in self._turns.turns(in_turn, lambda item: item[0].cost):
-            if is_stopping() or (seconds is not None and time.monotonic() - now >= seconds):
-                self._is_behind = True
-                break
-            allowed = None if seconds is None else max(SMALL_SECONDS, job_seconds)
-            budget = ScanBudget(entries, is_stopping, allowed)
-            looked = looked_at(unit, changed_ns, self._files, self._known, budget, is_stopping)
-            is_cut |= self._take(looked, count)
-            self._late -= not self._is_partial(looked)
-            self._is_behind |= budget.is_late
-        return is_cut
+                    small.setdefault(BudgetOwner(current.owner.uid), []).append(due_unit)
+        for units in small.values():
+            units.sort(key=lambda due_unit: due_unit[0].due)
+        return small, large
 
     def _may_look_at(self, unit: ScanUnit) -> bool:
         if not unit.is_large:
             return True
-        if unit.is_looked_at:
+        if unit.is_in_progress:
             return False
         if self.large.used_by(unit.owner.uid) <= USER_SECONDS:
             return True
@@ -241,14 +248,15 @@ class Discovery:
         budget = looked.budget
         return budget.is_late or (budget.is_cut and budget.most < self._policy.max_job_entries)
 
-    def _take(self, looked: Looked, units: int) -> bool:
+    def _store_result(self, looked: Looked, units: int) -> bool:
+        """Store a look's result; return whether it had too many entries. `units`: number of all."""
         unit, budget = looked.unit, looked.budget
         if looked.is_stopped:
             return False  # earlier results still hold, and the next look is due
         if looked.changed_ns < 0:
             unit.files, unit.named, unit.refused = (), (), looked.refused
             return False
-        unit.looked(looked.began, looked.ended, units, is_late=budget.is_late)
+        unit.record_look(looked.began, looked.ended, units, is_late=budget.is_late)
         if looked.is_failed:
             self._errors += 1
             return False
@@ -265,7 +273,7 @@ class Discovery:
         is_cut = budget.is_cut and not is_partial
         if is_cut:
             self._cuts.add(unit.owner, CutKind.ENTRIES)
-        self._cuts.stands_at(unit.owner, CutKind.FILES, len(files) + len(named) - 2 * MOST_FOUND)
+        self._cuts.set_count(unit.owner, CutKind.FILES, len(files) + len(named) - 2 * MOST_FOUND)
         unit.files, unit.named = newest(files, MOST_FOUND, self._known), newest(named, MOST_FOUND, self._known)
         unit.changed_ns, unit.looked_at, unit.refused = looked.changed_ns, looked.began, looked.refused
         unit.written_ns = max((looked.changed_ns, *(file.written_ns for file in unit.all_files)))
@@ -276,8 +284,9 @@ def _joined(before: Sequence[FoundFile], found: Sequence[FoundFile]) -> list[Fou
     return list(({file.key: file for file in before} | {file.key: file for file in found}).values())
 
 
-def _attempt_of(file: FoundFile) -> int:
-    return (file.origin.attempt or 0) if file.origin is not None else 0
+def _add_once(files: dict[FileKey, FoundFile], file: FoundFile) -> None:
+    if file.key not in files or files[file.key].origin is None:
+        files[file.key] = file
 
 
 def is_dump(file: FoundFile) -> bool:

@@ -1,7 +1,7 @@
 """Flight recorder dumps of this node's jobs, reported as one finding per attempt with a digest line per rank.
 
-Jobs write these files, so they are opened like logs and parsed by a confined process. Different threads call `found`
-and `read`.
+Jobs write these files, so they are opened like logs and parsed by a confined process. Different threads call
+`take_scan` and `read`.
 """
 
 from __future__ import annotations
@@ -28,30 +28,26 @@ from trainmedic_logs.domain.finding_codec import LARGEST_RANK, write_ranks
 from trainmedic_logs.domain.log_cuts import CutKind
 from trainmedic_logs.errors import DumpError
 
-MOST_RANKS = 2 * MOST_AROUND
-"""Ranks per attempt and node."""
-MOST_BYTES = 8 * 1024 * 1024
-"""3,000 entries with call stacks."""
-OLDEST = timedelta(hours=1)
-SECONDS_OF_JOB = 120.0
-"""Per hour; 64 dumps of 5 MB take about 20 s."""
-BYTES_OF_JOB = 1024**3
-"""Bytes per hour."""
-DUMPS_OF_JOB = 4 * MOST_RANKS
-"""Dumps of a job's newest attempts."""
+MOST_RANKS = 2 * MOST_AROUND  # ranks per attempt and node
+MOST_BYTES = 8 * 1024 * 1024  # 3,000 entries with call stacks
+OLDEST = timedelta(hours=1)  # age up to which a dump is read
+SECONDS_OF_JOB = 120.0  # per hour; 64 dumps of 5 MB take about 20 s
+BYTES_OF_JOB = 1024**3  # bytes per hour
+DUMPS_OF_JOB = 4 * MOST_RANKS  # dumps of a job's newest attempts
 _NO_BUDGET = "the hourly budget for dumps of this job is used up"
-_AT_ONCE = 4
+_AT_ONCE = 4  # dumps per call of `read`
 _LOOK_SECONDS = 1.0
 
-_Mark = tuple[int, int, int]
+_Mark = tuple[int, int, int]  # inode, size and last write, which identify a file's content
+# Parses dumps, given as rank and content. A str is the reason why one cannot be read.
 ReadDumps = Callable[[Sequence[tuple[int, bytes]]], Sequence[Dump | str]]
 
 
 class TakesFindings(Protocol):
     @property
     def can_take(self) -> bool: ...
-    def tell(self, finding: Finding, excerpt: Excerpt, owner: BudgetOwner) -> None: ...
-    def settle(self) -> None: ...
+    def report(self, finding: Finding, excerpt: Excerpt, owner: BudgetOwner) -> None: ...
+    def store_due(self) -> None: ...
 
 
 class DumpReading:
@@ -74,16 +70,15 @@ class DumpReading:
         self._seconds = HourlyBudget(SECONDS_OF_JOB, monotonic)
         self._size = HourlyBudget(BYTES_OF_JOB, monotonic)
         self._found: tuple[FoundFile, ...] = ()
-        self._first_seen: dict[str, tuple[_Mark, datetime]] = {}
+        self._first_seen: dict[str, tuple[_Mark, datetime]] = {}  # mark and time, by path
         self._last_marks: dict[str, _Mark] = {}
-        self._lines: dict[str, tuple[_Mark, str]] = {}
-        """State when read, and digest line, by path."""
+        self._lines: dict[str, tuple[_Mark, str]] = {}  # mark when read, and digest line, by path
 
-    def found(self, scan: Scan) -> None:
+    def take_scan(self, scan: Scan) -> None:
         self._found = scan.dumps
 
     def read(self) -> float:
-        """Read and report some new dumps; return the seconds until the next call."""
+        """Report some new dumps; return the seconds until the next call."""
         if not self._findings.can_take:
             return _LOOK_SECONDS
         current = self._current()
@@ -97,16 +92,17 @@ class DumpReading:
             for file in files:
                 if file.path in settled and not self._is_known(file):
                     waiting.setdefault(file.owner, []).append((directory, file))
-        taken, has_more = self._take_in_turn(waiting)
-        for directory in dict.fromkeys(taken):
+        changed, has_more = self._read_in_turn(waiting)
+        for directory in dict.fromkeys(changed):
             self._report(directory, [file for file in current[directory] if file.path in self._lines])
-        if taken:
-            self._findings.settle()
+        if changed:
+            self._findings.store_due()
         return 0.0 if has_more else _LOOK_SECONDS
 
     def _current(self) -> dict[str, list[FoundFile]]:
+        """Return recent dumps of the newest attempts, by directory."""
         now = self._now()
-        self._first_seen = {file.path: self._seen(file, now) for file in self._found}
+        self._first_seen = {file.path: self._first_sight(file, now) for file in self._found}
         by_attempt: dict[str, list[FoundFile]] = {}
         for file in self._found:
             # Jobs can set modification times, so a future time counts from when it was first seen.
@@ -119,40 +115,41 @@ class DumpReading:
             if counts[owner] + len(first) <= DUMPS_OF_JOB:
                 current[directory] = first
             else:
-                self._cuts.stands_at(owner, CutKind.DUMPS, len(files))
+                self._cuts.set_count(owner, CutKind.DUMPS, len(files))
             counts[owner] += len(first)
         return current
 
-    def _seen(self, file: FoundFile, now: datetime) -> tuple[_Mark, datetime]:
+    def _first_sight(self, file: FoundFile, now: datetime) -> tuple[_Mark, datetime]:
         seen = self._first_seen.get(file.path)
         return seen if seen is not None and seen[0][0] == file.inode else (_mark(file), now)
 
-    def _take_in_turn(self, waiting: Mapping[BudgetOwner, Sequence[tuple[str, FoundFile]]]) -> tuple[list[str], bool]:
+    def _read_in_turn(self, waiting: Mapping[BudgetOwner, Sequence[tuple[str, FoundFile]]]) -> tuple[list[str], bool]:
         """Read some dumps, and refuse those without budget; return their directories, and whether there are more.
 
         All refusals are made at once, because each call ends with a write to the disk.
         """
-        taken: list[str] = []
+        directories: list[str] = []
         count = 0
         for owner, (directory, file) in self._turns.turns(waiting):
             if count == _AT_ONCE:
-                return taken, True
+                return directories, True
             began = self._monotonic()
             has_budget = self._seconds.has_left(owner) and self._size.has_left(owner)
-            self._take(file, None if has_budget else _NO_BUDGET)
+            self._digest(file, None if has_budget else _NO_BUDGET)
             if has_budget:
                 self._seconds.spend(owner, self._monotonic() - began)
                 self._size.spend(owner, min(file.size, MOST_BYTES))
                 count += 1
             else:
                 self._cuts.add(owner, CutKind.DUMPS)
-            taken.append(directory)
-        return taken, False
+            directories.append(directory)
+        return directories, False
 
     def _is_known(self, file: FoundFile) -> bool:
         return file.path in self._lines and self._lines[file.path][0] == _mark(file)
 
-    def _take(self, file: FoundFile, refusal: str | None) -> None:
+    def _digest(self, file: FoundFile, refusal: str | None) -> None:
+        """Store the file's digest line, or why it has none."""
         try:
             if refusal is not None:
                 raise DumpError(refusal)
@@ -178,9 +175,9 @@ class DumpReading:
             return
         ranks = frozenset(_rank(file) for file in files)
         lines = tuple(self._lines[file.path][1] for file in files)
-        place = f"{origin.node}\0{directory}"
+        attempt = f"{origin.node}\0{directory}"
         finding = Finding(
-            id=hashlib.sha256(place.encode(errors="backslashreplace")).hexdigest()[:32],
+            id=hashlib.sha256(attempt.encode(errors="backslashreplace")).hexdigest()[:32],
             rule=digest.RULE,
             role=Role.CONFIRMATION,
             cause=CauseClass.HANG,
@@ -192,7 +189,7 @@ class DumpReading:
             ranks=ranks,
             count=len(files),
         )
-        self._findings.tell(finding, Excerpt(lines, min(MOST_AROUND, len(lines) - 1)), files[0].owner)
+        self._findings.report(finding, Excerpt(lines, min(MOST_AROUND, len(lines) - 1)), files[0].owner)
 
 
 def _rank(file: FoundFile) -> int:

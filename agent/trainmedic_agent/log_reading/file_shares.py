@@ -6,9 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from trainmedic_agent.log_reading.budgets import BudgetOwner
-from trainmedic_agent.log_reading.scan_units import FoundFile
-
-FileKey = tuple[int, int]
+from trainmedic_agent.log_reading.scan_units import FileKey, FoundFile
 
 
 class FileShares(Struct, frozen=True):
@@ -20,7 +18,7 @@ class FileShares(Struct, frozen=True):
 def shares(
     followed: Mapping[FileKey, BudgetOwner], wanted: Iterable[FoundFile], most: int, most_of_job: int
 ) -> FileShares:
-    """Choose at most `most` files, and at most `most_of_job` per job, from users and jobs in turn.
+    """Choose at most `most` files, and `most_of_job` per job, from users and their jobs in turn.
 
     Followed files precede others. `wanted` are in order of importance.
     """
@@ -60,8 +58,8 @@ def shares(
 
 
 def _leave_out(
-    rest: Collection[FoundFile | FileKey], owner: BudgetOwner, closed: list[FileKey], left_out: Counter[BudgetOwner]
+    files: Collection[FoundFile | FileKey], owner: BudgetOwner, closed: list[FileKey], left_out: Counter[BudgetOwner]
 ) -> None:
-    if rest:
-        left_out[owner] += len(rest)
-        closed.extend(each for each in rest if not isinstance(each, FoundFile))
+    if files:
+        left_out[owner] += len(files)
+        closed.extend(file for file in files if not isinstance(file, FoundFile))

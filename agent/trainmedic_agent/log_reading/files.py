@@ -29,30 +29,27 @@ from trainmedic_agent.log_reading.file_shares import shares
 from trainmedic_agent.log_reading.followed_file import KnownFile, known_file, microseconds
 from trainmedic_agent.log_reading.log_files import FARTHEST_BEHIND, LARGEST_READ, FilePosition, GrowingFile, ReadSizes
 from trainmedic_agent.log_reading.log_policy import DEFAULT_MAX_JOB_FILES
-from trainmedic_agent.log_reading.scan_units import FoundFile
+from trainmedic_agent.log_reading.scan_units import FileKey, FoundFile
 from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_cuts import CutKind
 from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
 
 log = logging.getLogger(__name__)
 
-CLOSED_AFTER = 3600.0
-"""Idle seconds."""
-_GONE_AFTER = 60.0
-"""Seconds until a deleted file is closed, to free its disk space."""
+CLOSED_AFTER = 3600.0  # idle seconds
+_DELETED_CLOSED_AFTER = 60.0  # idle seconds until a deleted file is closed, to free its disk space
 ROUND_SECONDS = 0.5
-_SECONDS_A_BYTE = 4e-7
-"""Rules process about 35,000 lines of 70 bytes per second."""
-_BUSY_SECONDS = 60.0
-"""Seconds after a write in which a file is polled every round."""
+_SECONDS_PER_BYTE = 4e-7  # rules process about 35,000 lines of 70 bytes per second
+_BUSY_SECONDS = 60.0  # seconds after new data in which a file is polled every round
+_IDLE_POLL_SECONDS = 1.0
 _FORGOTTEN_AFTER = 24 * 3600.0
-NEW_SECONDS = 24 * 3600.0
-"""An unknown file is read if written within this time."""
-FIRST_BYTES = 1024 * 1024
-"""Bytes from the end of older files; 64 MiB of the kernel's log."""
+NEW_SECONDS = 24 * 3600.0  # an unknown file is read if written within this time
+FIRST_BYTES = 1024 * 1024  # bytes read from the end of files in the first scan ever; 64 MiB of the kernel's log
 
 
 class Followed(Protocol):
+    """An open file whose lines are processed."""
+
     file: GrowingFile
     origin: Origin
 
@@ -62,7 +59,7 @@ class Followed(Protocol):
         ...
 
     def begin(self) -> None:
-        """Record soon that the file is followed. Raises OSError."""
+        """Have the position stored soon. Raises OSError."""
         ...
 
     def poll(self, now: datetime, monotonic: float) -> bool:
@@ -71,7 +68,7 @@ class Followed(Protocol):
 
     def known(self) -> KnownFile: ...
 
-    def is_of(self, origin: Origin) -> bool: ...
+    def has_origin(self, origin: Origin) -> bool: ...
 
     def change_origin(self, origin: Origin) -> None:
         """Use a more precise origin from the next line on. Raises OSError."""
@@ -85,36 +82,36 @@ class Followed(Protocol):
 FollowedT = TypeVar("FollowedT", bound=Followed)
 
 
-class _Wanted(Struct):
+class _FileToOpen(Struct):
     found: FoundFile
     since: float
-    """Monotonic time."""
-    is_first: bool
+    """Monotonic time of the choice."""
+    is_of_first_scan: bool
 
 
-_FileKey = tuple[int, int]
-_Turn = tuple[_FileKey, FollowedT | _Wanted]
+_Turn = tuple[FileKey, FollowedT | _FileToOpen]
 
 
 def _expected_seconds(turn: _Turn[FollowedT]) -> float:
     _, file = turn
-    waiting = min(file.found.size, LARGEST_READ) if isinstance(file, _Wanted) else file.file.waiting
-    return waiting * _SECONDS_A_BYTE
+    unread = min(file.found.size, LARGEST_READ) if isinstance(file, _FileToOpen) else file.file.next_read_bytes
+    return unread * _SECONDS_PER_BYTE
 
 
 class Positions(Protocol):
     is_first: bool
+    """True if none was ever stored."""
 
     @property
-    def can_take(self) -> bool: ...
+    def can_take(self) -> bool:
+        """False while no lines can be processed."""
+        ...
 
-    def kept(self) -> Mapping[str, Any]: ...
+    def stored(self) -> Mapping[str, Any]: ...
 
     def forget(self, key: str) -> None: ...
 
-    def hurry(self) -> None:
-        """Do urgent work between two files."""
-        ...
+    def store_if_overdue(self) -> None: ...
 
 
 class FileCounts(Protocol):
@@ -125,7 +122,7 @@ class FileCounts(Protocol):
 
 
 class FileFollowing(Generic[FollowedT]):
-    """Files followed for one use of their lines. One thread reads, another passes scans."""
+    """Files followed for one use of their lines. One thread reads, another calls `take_scan`."""
 
     def __init__(
         self,
@@ -143,7 +140,7 @@ class FileFollowing(Generic[FollowedT]):
     ) -> None:
         """Raises JournalUnavailable."""
         self._positions = positions
-        self._make = follow
+        self._follow_file = follow
         self._counters = counters
         self._max_files, self._max_job_files = max_files, max_job_files
         self._cuts = cuts or CutRecord()
@@ -154,24 +151,23 @@ class FileFollowing(Generic[FollowedT]):
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._scan: Scan | None = None
-        self._followed: dict[tuple[int, int], FollowedT] = {}
-        self._polled_at: dict[tuple[int, int], float] = {}
-        self._wanted: dict[_FileKey, _Wanted] = {}
-        self._unopened: dict[_FileKey, UnreadReason] = {}
+        self._followed: dict[FileKey, FollowedT] = {}
+        self._polled_at: dict[FileKey, float] = {}
+        self._to_open: dict[FileKey, _FileToOpen] = {}
+        self._unopened: dict[FileKey, UnreadReason] = {}
         self._refused: Counter[UnreadReason] = Counter()
-        self._known: dict[tuple[int, int], KnownFile] = {}
-        self._missing: dict[tuple[int, int], float] = {}
-        self._is_first = positions.is_first
+        self._known: dict[FileKey, KnownFile] = {}  # closed files with their positions
+        self._missing: dict[FileKey, float] = {}  # monotonic time since when scans miss a known file
+        self._is_first_scan = positions.is_first
         self._restore()
 
     @property
-    def known_keys(self) -> Collection[tuple[int, int]]:
-        """Device and inode of followed files. Thread-safe."""
+    def known_keys(self) -> Collection[FileKey]:
+        """Thread-safe."""
         with self._lock:
             return {*self._followed, *self._known}
 
-    def found(self, scan: Scan) -> None:
-        """Pass a scan to the next `read`. Thread-safe."""
+    def take_scan(self, scan: Scan) -> None:
         with self._lock:
             self._scan = scan
 
@@ -186,13 +182,13 @@ class FileFollowing(Generic[FollowedT]):
         with self._lock:
             scan, self._scan = self._scan, None
         if scan is not None:
-            self._adopt(scan)
-        has_opened = bool(self._wanted)
+            self._choose_files(scan)
+        is_opening = bool(self._to_open)
         try:
             return self._take_turns()
         finally:
-            if has_opened or scan is not None:
-                self._count()
+            if is_opening or scan is not None:
+                self._update_counters()
 
     def _take_turns(self) -> bool:
         began = self._monotonic()
@@ -201,25 +197,26 @@ class FileFollowing(Generic[FollowedT]):
             monotonic = self._monotonic()
             if monotonic - began >= ROUND_SECONDS:
                 return True
-            followed = self._follow(key, self._wanted.pop(key)) if isinstance(file, _Wanted) else file
+            followed = self._open_chosen(key, self._to_open.pop(key)) if isinstance(file, _FileToOpen) else file
             if followed is None:
                 continue
             self._polled_at[key] = monotonic
             has_more |= self._poll(key, followed, monotonic)
-            self._positions.hurry()
+            self._positions.store_if_overdue()
         return has_more
 
     def _due(self, now: float) -> Mapping[BudgetOwner, Sequence[_Turn[FollowedT]]]:
+        """Return each owner's turns, the longest waiting first."""
         due: dict[BudgetOwner, list[tuple[float, _Turn[FollowedT]]]] = {}
         for key, file in self._followed.items():
             polled_at = self._polled_at.get(key, 0.0)
-            if now - file.grown_at < _BUSY_SECONDS or now - polled_at >= 1.0:
+            if now - file.grown_at < _BUSY_SECONDS or now - polled_at >= _IDLE_POLL_SECONDS:
                 due.setdefault(file.file.owner, []).append((polled_at, (key, file)))
-        for key, wanted in self._wanted.items():
-            due.setdefault(wanted.found.owner, []).append((wanted.since, (key, wanted)))
+        for key, chosen in self._to_open.items():
+            due.setdefault(chosen.found.owner, []).append((chosen.since, (key, chosen)))
         return {owner: [turn for _, turn in sorted(turns, key=itemgetter(0))] for owner, turns in due.items()}
 
-    def _count(self) -> None:
+    def _update_counters(self) -> None:
         refused = self._refused + Counter(self._unopened.values())
         self._counters.refused = {reason.value: count for reason, count in refused.items() if count}
         self._counters.files = Counter(file.origin.source for file in self._followed.values())
@@ -229,31 +226,31 @@ class FileFollowing(Generic[FollowedT]):
             file.file.close()
         self._followed.clear()
 
-    def _poll(self, key: tuple[int, int], file: FollowedT, monotonic: float) -> bool:
+    def _poll(self, key: FileKey, file: FollowedT, monotonic: float) -> bool:
         try:
             if file.poll(self._now(), monotonic):
                 return True
             quiet = monotonic - file.grown_at
-            if quiet > _GONE_AFTER and file.file.names == 0:
+            if quiet > _DELETED_CLOSED_AFTER and file.file.link_count == 0:
                 self._drop(key)
                 file.end(self._now())
             elif quiet > CLOSED_AFTER:
-                self._put_away(key, file)
+                self._close(key, file)
         except OSError as error:
             # The file system is gone or failing; the next scan finds the file again.
             log.warning("cannot continue reading a log", extra={"path": file.origin.stream, "reason": str(error)})
-            self._put_away(key, file)
+            self._close(key, file)
         return False
 
-    def _drop(self, key: tuple[int, int]) -> None:
+    def _drop(self, key: FileKey) -> None:
         with self._lock:
             self._followed.pop(key, None)
         self._polled_at.pop(key, None)
 
-    def _adopt(self, scan: Scan) -> None:
+    def _choose_files(self, scan: Scan) -> None:
         """Choose files with new data to open, within each owner's share, most recently written first.
 
-        A job's are read in the order of their last writes, because a failure belongs to the first attempt that shows
+        A job's are opened in the order of their last writes, because a failure belongs to the first attempt that shows
         it.
         """
         refused = Counter(scan.refused)
@@ -268,26 +265,26 @@ class FileFollowing(Generic[FollowedT]):
             followed.file.owner = found.owner
             # A rename does not assign an open file to another job.
             is_in_place = found.origin is not None and found.origin.stream == followed.origin.stream
-            if is_in_place and found.origin is not None and not followed.is_of(found.origin):
+            if is_in_place and found.origin is not None and not followed.has_origin(found.origin):
                 followed.change_origin(found.origin)
         owners = {key: file.file.owner for key, file in self._followed.items()}
         chosen = shares(owners, wanted, self._max_files, self._max_job_files)
         for key in chosen.closed:
-            self._put_away(key, self._followed[key])
-        earlier = self._wanted
-        self._wanted = {}
+            self._close(key, self._followed[key])
+        earlier = self._to_open
+        self._to_open = {}
         for found in sorted(chosen.opened, key=lambda file: file.written_ns):
-            before = earlier.get(found.key) or _Wanted(found, monotonic, self._is_first)
-            self._wanted[found.key] = _Wanted(found, before.since, before.is_first)
-        self._unopened = {key: reason for key, reason in self._unopened.items() if key in self._wanted}
+            before = earlier.get(found.key) or _FileToOpen(found, monotonic, self._is_first_scan)
+            self._to_open[found.key] = _FileToOpen(found, before.since, before.is_of_first_scan)
+        self._unopened = {key: reason for key, reason in self._unopened.items() if key in self._to_open}
         for owner, count in chosen.left_out.items():
             refused[UnreadReason.TOO_MANY] += count
-            self._cuts.stands_at(owner, CutKind.FILES, count)
-        self._forget(scan)
-        self._is_first = False
+            self._cuts.set_count(owner, CutKind.FILES, count)
+        self._forget_missing(scan)
+        self._is_first_scan = False
         self._refused = refused
 
-    def _put_away(self, key: tuple[int, int], file: FollowedT) -> None:
+    def _close(self, key: FileKey, file: FollowedT) -> None:
         self._drop(key)
         with self._lock:
             self._known[key] = file.known()
@@ -296,18 +293,19 @@ class FileFollowing(Generic[FollowedT]):
     def _is_to_read(self, found: FoundFile, now: float) -> bool:
         known = self._known.get((found.device, found.inode))
         if known is not None:
-            is_as_it_was = (found.size, found.written_ns) == (known.position.offset, known.position.written_ns)
-            return not is_as_it_was or bool(known.stream.get("excerpts"))
+            is_unchanged = (found.size, found.written_ns) == (known.position.offset, known.position.written_ns)
+            has_pending_excerpts = bool(known.stream.get("excerpts"))
+            return has_pending_excerpts or not is_unchanged
         if found.origin is None:
             return False
         return now - found.written_ns / 1e9 < NEW_SECONDS or found.origin.source in KERNEL_SOURCES
 
-    def _follow(self, key: _FileKey, wanted: _Wanted) -> FollowedT | None:
-        """Open the file; None if the next scan must ask again."""
-        found = wanted.found
+    def _open_chosen(self, key: FileKey, chosen: _FileToOpen) -> FollowedT | None:
+        """Return None if it cannot be opened; the next scan may choose it again."""
+        found = chosen.found
         self._unopened.pop(key, None)
         try:
-            file, known = self._opened(key, found)
+            file, known = self._open_at_position(key, found)
         except LogRefused as unread:
             self._unopened[key] = unread.reason
             return None
@@ -316,11 +314,11 @@ class FileFollowing(Generic[FollowedT]):
             return None
         except OSError:
             return None  # vanished or replaced
-        if wanted.is_first and key not in self._known:
+        if chosen.is_of_first_scan and key not in self._known:
             is_whole = known.origin.source in KERNEL_SOURCES
             file.start_at(found.size - (FARTHEST_BEHIND if is_whole else FIRST_BYTES))
         file.owner = found.owner
-        followed = self._make(file, known, self._monotonic())
+        followed = self._follow_file(file, known, self._monotonic())
         with self._lock:
             self._known.pop(key, None)
             self._missing.pop(key, None)
@@ -329,8 +327,8 @@ class FileFollowing(Generic[FollowedT]):
             followed.begin()
         return followed
 
-    def _opened(self, key: tuple[int, int], found: FoundFile) -> tuple[GrowingFile, KnownFile]:
-        """Open a file at its stored position, or at the beginning. Raises OSError, LogRefused."""
+    def _open_at_position(self, key: FileKey, found: FoundFile) -> tuple[GrowingFile, KnownFile]:
+        """Raises OSError, LogRefused."""
         known = self._known.get(key)
         if known is not None:
             origin = known.origin
@@ -344,7 +342,7 @@ class FileFollowing(Generic[FollowedT]):
             with self._lock:
                 del self._known[key]
         if found.origin is None:
-            raise FileNotFoundError(errno.ENOENT, "what it was is gone", found.path)
+            raise FileNotFoundError(errno.ENOENT, "the followed file was replaced", found.path)
         position = FilePosition(found.path, *key, since=microseconds(self._now()))
         known = KnownFile(position, found.origin, {})
         return self._open(found, known.position, found.origin), known
@@ -358,8 +356,8 @@ class FileFollowing(Generic[FollowedT]):
             open_log=partial(self._files.open, named_by=found.named_by),
         )
 
-    def _forget(self, scan: Scan) -> None:
-        """Forget closed files missing for a day, because file systems may be temporarily unavailable."""
+    def _forget_missing(self, scan: Scan) -> None:
+        """Forget known files after a day without them: file systems may be temporarily unavailable."""
         monotonic = self._monotonic()
         present = {(found.device, found.inode) for found in scan.files}
         self._missing = {key: self._missing.get(key, monotonic) for key in self._known if key not in present}
@@ -370,7 +368,7 @@ class FileFollowing(Generic[FollowedT]):
                 self._positions.forget(known.key)
 
     def _restore(self) -> None:
-        for kept in self._positions.kept().values():
+        for kept in self._positions.stored().values():
             known = known_file(kept)
             if known is not None:
                 self._known[known.position.device, known.position.inode] = known

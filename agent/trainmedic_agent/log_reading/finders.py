@@ -17,7 +17,7 @@ from trainmedic_agent.log_reading.log_policy import LogsPolicy
 from trainmedic_agent.log_reading.path_patterns import NUMBERS, PathPattern
 from trainmedic_logs.domain.finding import Origin
 
-_DEEPEST = 10
+_DEEPEST = 10  # directories below a root
 _CONTAINER_LOG = re.compile(r"\d{1,9}\.log\Z")
 _STREAM_SOURCES = {
     log_layout.STDOUT: "training",
@@ -37,7 +37,7 @@ class Finder(Protocol):
 
 
 class PatternFinder(Struct, frozen=True):
-    """Files that match a policy's pattern. `depth`: directories entered."""
+    """Files that match a policy's pattern. `places`: values of its placeholders."""
 
     pattern: PathPattern
     source: str
@@ -76,7 +76,7 @@ class LayoutFinder(Struct, frozen=True):
     sources: JobSources
     parts: tuple[str, ...] = ()
     first_name: str | None = None
-    """First name of the job's directory. None for the current one."""
+    """Name of the job's directory before renames. None for the current one."""
 
     def enter(self, name: str) -> LayoutFinder | None:
         depth = len(self.parts)
@@ -91,42 +91,42 @@ class LayoutFinder(Struct, frozen=True):
     def origin(self, name: str) -> Origin | None:
         if len(self.parts) < 2:
             return None  # logs are in attempt directories; other files must cost nothing
-        said = log_layout.file_at(PurePosixPath(self.first_name or self.parts[0], *self.parts[1:], name))
-        if said is None or said.is_rotated:
+        file = log_layout.file_at(PurePosixPath(self.first_name or self.parts[0], *self.parts[1:], name))
+        if file is None or file.is_rotated:
             return None
         directory = "/".join((self.root, *self.parts))
-        if said.kind == log_layout.SOURCES and said.node == self.node:
-            self.sources.saw(directory, name)
+        if file.kind == log_layout.SOURCES and file.node == self.node:
+            self.sources.register(directory, name)
             return None
-        if said.kind == log_layout.RECORDS:
+        if file.kind == log_layout.RECORDS:
             # On a shared directory the rank number does not identify the node; its sources file does.
-            return self.sources.of_rank(directory, said.rank)
-        if said.kind == log_layout.FLIGHT_RECORDER and said.rank is not None:
-            return self._dump(said, said.rank)
-        if said.kind == log_layout.LAUNCHER:
-            self.sources.saw_launcher(directory, said.node)
-        if said.kind not in _STREAM_SOURCES or said.node != self.node:
+            return self.sources.of_rank(directory, file.rank)
+        if file.kind == log_layout.FLIGHT_RECORDER and file.rank is not None:
+            return self._origin_of_dump(file, file.rank)
+        if file.kind == log_layout.LAUNCHER:
+            self.sources.register_launcher(directory, file.node)
+        if file.kind not in _STREAM_SOURCES or file.node != self.node:
             return None
-        job = readable(said.job if said.job is not None else said.directory)
+        job = readable(file.job if file.job is not None else file.directory)
         attempt = "/".join((self.root, *self.parts[:2]))
-        if said.job is not None and self.sources.is_of_another_job(attempt, said.job):
+        if file.job is not None and self.sources.is_of_another_job(attempt, file.job):
             return None
-        origin = Origin(_STREAM_SOURCES[said.kind], self.node, job=job, attempt=said.attempt)
-        if said.local_rank is None:
+        origin = Origin(_STREAM_SOURCES[file.kind], self.node, job=job, attempt=file.attempt)
+        if file.local_rank is None:
             return origin
-        return self.sources.of_local_rank(attempt, said.local_rank) or replace(origin, local_rank=said.local_rank)
+        return self.sources.of_local_rank(attempt, file.local_rank) or replace(origin, local_rank=file.local_rank)
 
-    def _dump(self, said: log_layout.LogFile, rank: int) -> Origin | None:
+    def _origin_of_dump(self, file: log_layout.LogFile, rank: int) -> Origin | None:
         attempt = "/".join((self.root, *self.parts[:2]))
         origin = self.sources.of_rank(attempt, rank)
         if origin is not None:
             return replace(origin, source=log_layout.FLIGHT_RECORDER)
         if self.sources.launchers(attempt) != {self.node}:
+            return None  # without a sources file, only a job on this node alone identifies the node
+        if file.job is not None and self.sources.is_of_another_job(attempt, file.job):
             return None
-        if said.job is not None and self.sources.is_of_another_job(attempt, said.job):
-            return None
-        job = readable(said.job if said.job is not None else said.directory)
-        return Origin(log_layout.FLIGHT_RECORDER, self.node, job=job, attempt=said.attempt, rank=rank)
+        job = readable(file.job if file.job is not None else file.directory)
+        return Origin(log_layout.FLIGHT_RECORDER, self.node, job=job, attempt=file.attempt, rank=rank)
 
 
 class PodFinder(Struct, frozen=True):

@@ -25,7 +25,8 @@ class FindingsOfJobs:
         self._refused: dict[str, None] = {}
         self._admitted: dict[str, BudgetOwner] = {}
 
-    def admits(self, owner: BudgetOwner, finding: Finding) -> bool:
+    def admit(self, owner: BudgetOwner, finding: Finding) -> bool:
+        """Return whether to report the finding. A refusal is recorded."""
         if finding.id in self._refused:
             return False
         if finding.is_over or finding.id in self._admitted:
@@ -42,7 +43,7 @@ class FindingsOfJobs:
         return is_admitted
 
     def owner_of(self, finding: Finding) -> BudgetOwner:
-        """Return the finding's owner, for an earlier process's findings only the job."""
+        """Return the finding's owner, for an earlier process's finding only the job."""
         if finding.origin.source in KERNEL_SOURCES:
             return NODE_ITSELF
         return self._admitted.get(finding.id) or BudgetOwner(UNKNOWN_USER, finding.origin.job)

@@ -19,10 +19,11 @@ TABLES = (
 
 
 class FindingQueue:
+    """Table ``log_waiting``, within the caller's transactions."""
+
     def __init__(self) -> None:
         self._turns = 0
-        self._served: dict[BudgetOwner, int] = {}
-        """Number of each owner's last turn."""
+        self._served: dict[BudgetOwner, int] = {}  # number of each owner's last turn
 
     def body(self, connection: sqlite3.Connection, finding: str) -> bytes | None:
         row = connection.execute("SELECT body FROM log_waiting WHERE finding = ?", (finding,)).fetchone()
@@ -35,15 +36,17 @@ class FindingQueue:
             connection.execute("INSERT INTO log_waiting (finding, uid, job, size, body) VALUES (?, ?, ?, ?, ?)", values)
 
     @staticmethod
-    def _leave_out(connection: sqlite3.Connection, count: int) -> None:
+    def _skip_numbers(connection: sqlite3.Connection, count: int) -> None:
+        """Leave numbers unused, so that the receiver notices the loss."""
         begun = connection.execute("UPDATE sqlite_sequence SET seq = seq + ? WHERE name = 'log_findings'", (count,))
         if begun.rowcount == 0:
             connection.execute("INSERT INTO sqlite_sequence VALUES ('log_findings', ?)", (count,))
 
     def take(self, connection: sqlite3.Connection, most: int, numbered: Callable[[bytes, int], bytes | None]) -> int:
-        """Number the next findings, after which they are final.
+        """Move the next findings to ``log_findings``, numbered.
 
-        `numbered` returns None for an unreadable body, which is deleted. Returns how many these were.
+        `numbered` adds the number to a body, or returns None for an unreadable one, which is deleted. Returns how many
+        were.
         """
         unreadable = 0
         counts = {
@@ -61,12 +64,12 @@ class FindingQueue:
                 ).lastrowid
                 assert number is not None
                 connection.execute("DELETE FROM log_waiting WHERE id = ?", (waiting,))
-                whole = numbered(bytes(body), number)
-                if whole is None:
+                with_number = numbered(bytes(body), number)
+                if with_number is None:
                     connection.execute("DELETE FROM log_findings WHERE number = ?", (number,))
                     unreadable += 1
                 else:
-                    values = (len(whole), whole, number)
+                    values = (len(with_number), with_number, number)
                     connection.execute("UPDATE log_findings SET size = ?, body = ? WHERE number = ?", values)
         return unreadable
 
@@ -97,13 +100,13 @@ class FindingQueue:
                 lost += 1
                 if total <= most_bytes:
                     break
-        FindingQueue._leave_out(connection, lost)
+        FindingQueue._skip_numbers(connection, lost)
         return lost
 
     def shares(self, counts: Mapping[BudgetOwner, int], most: int) -> Mapping[BudgetOwner, int]:
         """Return how many findings of each owner are sent next.
 
-        Users take turns, and jobs within them, the least recently served first.
+        Users take turns, and their jobs, the least recently served first.
         """
         jobs: dict[int | None, list[BudgetOwner]] = {}
         for owner in counts:

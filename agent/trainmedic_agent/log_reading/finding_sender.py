@@ -82,15 +82,16 @@ class FindingSender:
         batch: list[tuple[int, bytes]] = []
         size = 0
         for number, body in self._store.waiting(_BATCH):
-            small = _within(body)
-            if batch and size + len(small) > _BATCH_BYTES:
+            update = _limited(body)
+            if batch and size + len(update) > _BATCH_BYTES:
                 break
-            batch.append((number, small))
-            size += len(small)
+            batch.append((number, update))
+            size += len(update)
         return batch
 
 
-def _within(body: bytes) -> bytes:
+def _limited(body: bytes) -> bytes:
+    """Return the update, without excerpt if too large."""
     if len(body) <= LARGEST_UPDATE:
         return body
     try:

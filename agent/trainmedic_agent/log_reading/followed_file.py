@@ -1,3 +1,5 @@
+"""An open log file whose lines go to the rules."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -16,22 +18,23 @@ from trainmedic_agent.log_reading.streams import BYTES_AROUND, LineStream, excer
 from trainmedic_logs.domain.finding import Excerpt, Origin
 from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
 
-HALF_LINE_SECONDS = 10.0
-"""Seconds that complete an unfinished line."""
+HALF_LINE_SECONDS = 10.0  # seconds without new data after which an unfinished line counts as complete
 
 
 class KnownFile(Struct, frozen=True):
     position: FilePosition
     origin: Origin
     stream: Mapping[str, Any]
+    """State of the lines' processing."""
 
     @property
     def key(self) -> str:
+        """Key of the stored position."""
         return f"{self.position.generation} {self.origin.stream}"
 
 
 class FollowedFile:
-    """An open file whose lines go to the rules. Not thread-safe."""
+    """Not thread-safe."""
 
     def __init__(
         self,
@@ -79,37 +82,35 @@ class FollowedFile:
             return None
         earlier = before.split(b"\n")[:-1]
         if len(before) == BYTES_AROUND:
-            earlier = earlier[1:]  # its beginning is missing
-        following = after.split(b"\n")
-        return excerpt_of(earlier, following[:-1] if len(following) > 1 and not following[-1] else following)
+            earlier = earlier[1:]  # the first line's beginning is missing
+        following = after.removesuffix(b"\n").split(b"\n")
+        return excerpt_of(earlier, following)
 
     def begin(self) -> None:
-        """Raises OSError."""
         self._runner.begin(self)
 
     def poll(self, now: datetime, monotonic: float) -> bool:
-        """Read new data; return whether there is more. Raises OSError."""
         counters = self._counters
         if not self.file.look():
-            self._begin_again(now)
+            self._restart(now)
             self.file.look()
         if self._arrivals is not None:
-            self._arrivals.looked(self._file_key, self.file.size, self.file.written_ns, now)
+            self._arrivals.record_look(self._file_key, self.file.size, self.file.written_ns, now)
         offset = self.file.offset
         placed = self.file.read()
         if self.file.offset != offset:
             self.grown_at = monotonic
         quiet = monotonic - self.grown_at
-        if not placed and quiet >= HALF_LINE_SECONDS and self.file.has_half_line:
-            placed = self.file.half_line()
+        if not placed and quiet >= HALF_LINE_SECONDS and self.file.has_unfinished_line:
+            placed = self.file.take_unfinished_line()
         counters.add_bytes_left_out(self.file.left_out - self._left_out)
         self._left_out = self.file.left_out
-        counters.lines(self.origin.source, len(placed))
+        counters.add_lines(self.origin.source, len(placed))
         self.stream.owner = self.file.owner
         kept = self._budget.within(placed, monotonic)
         if self._of_jobs is not None:
             kept = self._of_jobs.within(self.file.owner, kept)
-        counters.lines_left_out(self.origin.source, len(placed) - len(kept))
+        counters.add_lines_left_out(self.origin.source, len(placed) - len(kept))
         prefilter = self._runner.prefilter(self.origin.source)
         lines = [*self.stream.feed(kept, self._arrived(now), prefilter), *self.stream.flush(now)]
         if placed or lines:
@@ -119,16 +120,15 @@ class FollowedFile:
         return self.file.has_more
 
     def _arrived(self, now: datetime) -> datetime:
-        """Return now, or at most the last write if reading is behind."""
+        """Return when the lines read arrived: now, or by the last write while existing content is read."""
         if self._has_caught_up or self.file.written_at <= 0:
             return now
         return min(now, datetime.fromtimestamp(self.file.written_at, UTC))
 
-    def is_of(self, origin: Origin) -> bool:
+    def has_origin(self, origin: Origin) -> bool:
         return replace(origin, stream=self.origin.stream, generation=self.origin.generation) == self.origin
 
     def change_origin(self, origin: Origin) -> None:
-        """Use a more precise origin from the next line on. Raises OSError."""
         lines = self.stream.flush(None)
         if lines:
             self._runner.take(self, lines)
@@ -136,25 +136,26 @@ class FollowedFile:
         self.stream = self._new_stream(self.stream.to_json())
 
     def end(self, now: datetime) -> None:
+        """Process what is unfinished, close the file and forget its position. Raises OSError."""
         try:
             self._end_stream(now)
         finally:
             self.file.close()
         self._runner.forget(self.key)
 
-    def _begin_again(self, now: datetime) -> None:
+    def _restart(self, now: datetime) -> None:
         self._end_stream(now)
         self._runner.forget(self.key)
         self._counters.add_truncation()
         if self._arrivals is not None:
-            self._arrivals.begin_anew(self._file_key)
-        self.file.begin_anew(microseconds(now))
+            self._arrivals.forget(self._file_key)
+        self.file.restart(microseconds(now))
         self._position = self.file.position(None)
         self.stream = self._new_stream({})
         self.begin()
 
     def _end_stream(self, now: datetime) -> None:
-        lines = [*self.stream.feed(self.file.half_line(), now), *self.stream.flush(None)]
+        lines = [*self.stream.feed(self.file.take_unfinished_line(), now), *self.stream.flush(None)]
         if lines:
             self._runner.take(self, lines)
         self.stream.excerpts = [replace(each, due=0.0) for each in self.stream.excerpts]
@@ -176,7 +177,7 @@ def followed_by(
 ) -> Callable[[GrowingFile, KnownFile, float], FollowedFile]:
     """Return a factory of followed files.
 
-    The rules process `max_lines` per second of each file, and per job as many as `of_jobs` allows.
+    The rules process `max_lines` per second of each file, and per job as `of_jobs` allows.
     """
 
     def follow(file: GrowingFile, known: KnownFile, monotonic: float) -> FollowedFile:
@@ -192,6 +193,7 @@ def microseconds(at: datetime) -> int:
 
 
 def known_file(kept: Mapping[str, Any]) -> KnownFile | None:
+    """Return None if invalid or no file."""
     try:
         place = kept["place"]
         return KnownFile(FilePosition.of_json(place["file"]), Origin(**place["origin"]), kept["stream"])

@@ -13,22 +13,22 @@ from msgspec import Struct, field
 from trainmedic.wire.log_limit import LogLimit
 from trainmedic_agent.log_opening.node_files import NodeFiles, UnreadReason
 from trainmedic_agent.log_reading.budgets import BudgetOwner, FairTurns
-from trainmedic_agent.log_reading.directory_look import DirectoryLook, FileKey, LookPlace
-from trainmedic_agent.log_reading.scan_units import LARGE_SECONDS, FoundFile, ScanBudget, ScanUnit
+from trainmedic_agent.log_reading.directory_look import DirectoryLook, LookPlace
+from trainmedic_agent.log_reading.scan_units import LARGE_SECONDS, FileKey, FoundFile, ScanBudget, ScanUnit
 
 log = logging.getLogger(__name__)
 
-OLD_SECONDS = 6 * 3600.0
-"""Seconds without a write until scans are rare."""
-_OLD_EVERY = 60.0
+OLD_SECONDS = 6 * 3600.0  # seconds without a write until scans are rare
+_OLD_PAUSE = 60.0  # seconds between scans of an old job, unless its directory changes
 _IDLE_SECONDS = 0.5
 _log_limit = LogLimit()
 
-DueUnit = tuple[ScanUnit, int]
-"""Unit, and its last change in nanoseconds, -1 if gone."""
+DueUnit = tuple[ScanUnit, int]  # unit, and its directory's last change in nanoseconds since 1970, -1 if gone
 
 
 class Looked(Struct):
+    """Result of a look."""
+
     unit: ScanUnit
     changed_ns: int
     budget: ScanBudget
@@ -38,7 +38,7 @@ class Looked(Struct):
     named: Sequence[FoundFile] = ()
     refused: Counter[UnreadReason] = field(default_factory=Counter)
     is_unchanged: bool = False
-    """True if an old job has not changed."""
+    """True if an old job was not searched."""
     is_stopped: bool = False
     is_failed: bool = False
 
@@ -51,11 +51,11 @@ def looked_at(
     budget: ScanBudget,
     is_stopping: Callable[[], bool],
 ) -> Looked:
-    """Look at a job's directory. Unexpected errors are logged, so that they hide no other job's logs."""
+    """Unexpected errors are logged, so that they hide no other job's logs."""
     looked = Looked(unit, changed_ns, budget, time.monotonic())
     try:
         is_old = unit.quiet_seconds(time.time()) > OLD_SECONDS
-        if is_old and unit.changed_ns == changed_ns and looked.began - unit.looked_at < _OLD_EVERY:
+        if is_old and unit.changed_ns == changed_ns and looked.began - unit.looked_at < _OLD_PAUSE:
             looked.is_unchanged = True
         elif changed_ns >= 0:
             _look(looked, DirectoryLook(files, known, budget, unit.owner, unit.sources))
@@ -81,6 +81,8 @@ def _look(looked: Looked, look: DirectoryLook) -> None:
 
 
 class LargeLooks:
+    """Looks at large jobs by their own thread."""
+
     def __init__(self, files: NodeFiles, most_entries: int) -> None:
         self._files = files
         self._most_entries = most_entries
@@ -103,14 +105,16 @@ class LargeLooks:
         known: Collection[FileKey],
         is_stopping: Callable[[], bool],
     ) -> None:
+        """Replace the jobs to look at."""
         with self._lock:
             self._waiting, self._known, self._is_stopping = due, known, is_stopping
 
     def results(self) -> list[Looked]:
+        """Return and remove the results."""
         with self._lock:
             results, self._results = self._results, []
             for looked in results:
-                looked.unit.is_looked_at = False
+                looked.unit.is_in_progress = False
             return results
 
     # --- called by the thread for large jobs ---
@@ -122,11 +126,11 @@ class LargeLooks:
             waiting = {
                 owner: left
                 for owner, due in self._waiting.items()
-                if (left := [each for each in due if not each[0].is_looked_at])
+                if (left := [each for each in due if not each[0].is_in_progress])
             }
         for _, (unit, changed_ns) in self._turns.turns(waiting, lambda due: due[0].cost):
             with self._lock:
-                unit.is_looked_at = True
+                unit.is_in_progress = True
             budget = ScanBudget(self._most_entries, is_stopping, LARGE_SECONDS)
             used = time.thread_time()
             looked = looked_at(unit, changed_ns, self._files, known, budget, is_stopping)

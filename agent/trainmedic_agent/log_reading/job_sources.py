@@ -22,11 +22,9 @@ from trainmedic_agent.log_reading.path_patterns import checked_path
 from trainmedic_logs.domain.finding import Origin
 
 _LARGEST = 64 * 1024
-_MOST_FILES = 64
-_MOST_RANKS = 100_000
+_MOST_FILES = 64  # files that a rank may name
 _LONGEST_NAME = 253
-_SOURCES = ("training", "launcher")
-"""A job cannot forge kernel lines."""
+_SOURCES = ("training", "launcher")  # a job cannot forge kernel lines
 
 
 class _RankSources(Struct, frozen=True):
@@ -35,25 +33,30 @@ class _RankSources(Struct, frozen=True):
     """None if unknown."""
     origin: Origin
     files: tuple[tuple[str, str], ...]
+    """Path and source."""
     outside: int
+    """Number of files not allowed."""
     named_by: NamedBy
 
 
 class JobSources:
+    """Directories are attempt directories."""
+
     def __init__(self, policy: LogsPolicy, node: str, files: NodeFiles = OwnFiles()) -> None:
         self._files = files
         self._allowed = (*policy.roots, *policy.paths)
         self._node = node
-        self._looked_at: dict[str, FileFacts | None] = {}
+        self._facts: dict[str, FileFacts | None] = {}  # by path, of one directory
+        # inode, size and last write when read, with the content if valid, by path.
         self._read: dict[str, tuple[tuple[int, int, int], _RankSources | None]] = {}
         # By attempt directory and file name.
         self._attempts: dict[str, dict[str, _RankSources]] = {}
         self._launchers: dict[str, set[str | None]] = {}
 
     def begin_scan(self) -> None:
-        """Start a scan of the job. Forget earlier files unless `saw` registers them."""
-        met = {f"{directory}/{name}" for directory, files in self._attempts.items() for name in files}
-        self._read = {path: entry for path, entry in self._read.items() if path in met}
+        """Start a scan of the job. Forget earlier files unless `register` registers them."""
+        registered = {f"{directory}/{name}" for directory, files in self._attempts.items() for name in files}
+        self._read = {path: entry for path, entry in self._read.items() if path in registered}
         self._attempts = {}
         self._launchers = {}
 
@@ -61,15 +64,15 @@ class JobSources:
     def outside(self) -> int:
         return sum(entry.outside for entry in self._all())
 
-    def look_at(self, directory: str, names: Sequence[str]) -> None:
-        """Read the metadata of a directory's sources files. Raises OSError, LogRefused."""
+    def read_metadata(self, directory: str, names: Sequence[str]) -> None:
+        """Raises OSError, LogRefused."""
         every = self._files.facts(directory, names)
-        self._looked_at = {f"{directory}/{name}": facts for name, facts in zip(names, every, strict=True)}
+        self._facts = {f"{directory}/{name}": facts for name, facts in zip(names, every, strict=True)}
 
-    def saw(self, directory: str, name: str) -> None:
-        """Register a sources file of this scan, and read it if it has changed, after `look_at`."""
+    def register(self, directory: str, name: str) -> None:
+        """Register a sources file of this scan, after `read_metadata`, and read it if it has changed."""
         path = f"{directory}/{name}"
-        facts = self._looked_at.get(path)
+        facts = self._facts.get(path)
         if facts is None:
             return
         mark = (facts.inode, facts.size, facts.written_ns)
@@ -79,7 +82,7 @@ class JobSources:
         if entry is not None:
             self._attempts.setdefault(directory, {})[name] = entry
 
-    def saw_launcher(self, directory: str, node: str | None) -> None:
+    def register_launcher(self, directory: str, node: str | None) -> None:
         """`node` is None if its name is truncated."""
         self._launchers.setdefault(directory, set()).add(node)
 
@@ -99,6 +102,7 @@ class JobSources:
         return bool(stated) and job not in stated
 
     def named_files(self) -> Iterator[tuple[str, Origin, NamedBy]]:
+        """Yield path and origin of further files, with the file that names them."""
         for entry in self._all():
             for path, source in entry.files:
                 yield path, replace(entry.origin, source=source), entry.named_by
@@ -124,11 +128,12 @@ class JobSources:
         if len(raw) > _LARGEST:
             return None
         try:
-            return self._said(read_object(raw), NamedBy(path, facts.st_dev, facts.st_ino))
+            return self._parsed(read_object(raw), NamedBy(path, facts.st_dev, facts.st_ino))
         except (ValueError, KeyError, TypeError, json.JSONDecodeError):
             return None  # incomplete or invalid
 
-    def _said(self, values: Mapping[str, Any], named_by: NamedBy) -> _RankSources | None:
+    def _parsed(self, values: Mapping[str, Any], named_by: NamedBy) -> _RankSources | None:
+        """Return None for another node's. Raises ValueError, KeyError, TypeError."""
         if values.get("node") != self._node:
             return None
         attempt, rank, local_rank, node_rank = (

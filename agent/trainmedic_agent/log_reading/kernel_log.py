@@ -30,15 +30,13 @@ log = logging.getLogger(__name__)
 
 KMSG = "/dev/kmsg"
 _JOURNALS = ("/run/log/journal", "/var/log/journal")
-_LARGEST_RECORD = 8192
-"""printk's CONSOLE_EXT_LOG_MAX."""
-_MOST_AT_ONCE = 2000
+_LARGEST_RECORD = 8192  # bytes: printk's CONSOLE_EXT_LOG_MAX
+_MOST_AT_ONCE = 2000  # lines per read
 _JOURNAL_PIECE = 64 * 1024
 _LONGEST_ENTRY = 256 * 1024
 _RESTART_SECONDS = 5.0
-_FAR_OFF = 2.0
-"""Seconds by which the kernel's time may be wrong."""
-_SAME_MICROSECOND = 16
+_MAX_CLOCK_ERROR = 2.0  # seconds by which the kernel's time may differ from ours
+_PLACES_PER_MICROSECOND = 16  # so that lines of the same microsecond have different places
 
 
 class KernelReader(Protocol):
@@ -57,13 +55,12 @@ class KernelReader(Protocol):
     def close(self) -> None: ...
 
 
-def own_kmsg(path: str) -> int:
+def open_kmsg_directly(path: str) -> int:
     """Raises OSError."""
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
 
 
-open_kmsg: Callable[[str], int] = own_kmsg
-"""An unprivileged reader uses the opener."""
+open_kmsg: Callable[[str], int] = open_kmsg_directly  # replaced in an unprivileged reader, which uses the opener
 
 
 class KmsgReader:
@@ -103,11 +100,14 @@ class KmsgReader:
 
 
 def _number(record: bytes) -> int | None:
+    """Return a record's number if valid."""
     fields = record.partition(b";")[0].split(b",")
     return int(fields[1]) if len(fields) > 2 and fields[1].isdigit() else None
 
 
 class JournalReader:
+    """The kernel's lines in the systemd journal. Its command is restarted when it ends."""
+
     def __init__(self, after: int, cursor: str, command: str = "journalctl") -> None:
         """`after`: last place read, 0 for none. `cursor`: its journal cursor."""
         self.lost = 0
@@ -115,10 +115,10 @@ class JournalReader:
         self._cursor = cursor
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
-        self._begun = b""
+        self._unfinished = b""
         self._start_at = 0.0
         self._has_read = False
-        self._microsecond = (0, 0)
+        self._microsecond = (0, 0)  # the last line's time, and the number of earlier lines with it
 
     def fileno(self) -> int | None:
         return self._process.stdout.fileno() if self._process is not None and self._process.stdout else None
@@ -133,11 +133,11 @@ class JournalReader:
         except BlockingIOError:
             return []
         if not piece:
-            self._ended()
+            self._close_ended()
             return []
-        *entries, self._begun = (self._begun + piece).split(b"\n")
-        if len(self._begun) > _LONGEST_ENTRY:
-            self._begun = b""  # its end is not valid JSON and is dropped too
+        *entries, self._unfinished = (self._unfinished + piece).split(b"\n")
+        if len(self._unfinished) > _LONGEST_ENTRY:
+            self._unfinished = b""  # its end is not valid JSON and is dropped too
         placed = (self._line(entry) for entry in entries)
         return [line for line in placed if line is not None]
 
@@ -164,16 +164,17 @@ class JournalReader:
             [self._command, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         os.set_blocking(self.fileno() or -1, False)
-        self._begun, self._has_read, self._microsecond = b"", False, (0, 0)
+        self._unfinished, self._has_read, self._microsecond = b"", False, (0, 0)
         return True
 
-    def _ended(self) -> None:
-        """Retry without the cursor if the journal rejected it."""
+    def _close_ended(self) -> None:
+        """Close the ended process. If it returned nothing, forget the cursor, possibly invalid."""
         if not self._has_read:
             self._cursor = ""
         self.close()
 
     def _line(self, raw: bytes) -> PlacedLine | None:
+        """Return None if invalid or read before."""
         try:
             entry = json.loads(raw)
             message, cursor = entry["MESSAGE"], str(entry["__CURSOR"])
@@ -185,7 +186,7 @@ class JournalReader:
         self._has_read = True
         same = self._microsecond[1] + 1 if self._microsecond[0] == at else 0
         self._microsecond = (at, same)
-        place = at * _SAME_MICROSECOND + min(same, _SAME_MICROSECOND - 1)
+        place = at * _PLACES_PER_MICROSECOND + min(same, _PLACES_PER_MICROSECOND - 1)
         if place <= self._after:
             return None
         self._after, self._cursor = place, cursor
@@ -194,7 +195,7 @@ class JournalReader:
 
 
 class KernelStream:
-    """The kernel's lines on their way to the rules. Not thread-safe."""
+    """Not thread-safe."""
 
     def __init__(
         self, reader: KernelReader, origin: Origin, booted_at: datetime | None, kept: Mapping[str, Any]
@@ -216,17 +217,17 @@ class KernelStream:
         return place if oldest is None else {**place, "next": oldest, "cursor": ""}
 
     def excerpt(self, place: int) -> Excerpt | None:
-        recent = [(number, _text(raw)) for number, raw in self._recent]
-        before = [raw for number, raw in recent if number < place]
-        after = [raw for number, raw in recent if number >= place]
-        return excerpt_of(before, after) if after and recent[len(before)][0] == place else None
+        before = [_text(raw) for number, raw in self._recent if number < place]
+        if len(before) == len(self._recent) or self._recent[len(before)][0] != place:
+            return None
+        return excerpt_of(before, [_text(raw) for number, raw in self._recent if number >= place])
 
     def poll(self, runner: RuleRunner, counters: LogCounters, now: datetime) -> bool:
         """Read new lines; return whether there may be more. Raises OSError."""
         lost = self.reader.lost
         placed = self.reader.read()
         counters.add_kernel_lines_lost(self.reader.lost - lost)
-        counters.lines(self._origin.source, len(placed))
+        counters.add_lines(self._origin.source, len(placed))
         self._recent.extend(placed)
         lines = [*self.stream.feed(self._timed(placed, now), now), *self.stream.flush(now)]
         self._is_live = not placed or self._is_live
@@ -240,10 +241,10 @@ class KernelStream:
         if not self._is_live or self._booted_at is None:
             return placed
         since_boot = (now - self._booted_at).total_seconds()
-        return [(place, retimed(raw, since_boot)) for place, raw in placed]
+        return [(place, with_plausible_time(raw, since_boot)) for place, raw in placed]
 
-    def fall_behind(self) -> None:
-        """Do not count later lines as new, because none are read now."""
+    def mark_behind(self) -> None:
+        """Expect old lines at the next poll."""
         self._is_live = False
 
     def wait(self, seconds: float) -> None:
@@ -256,10 +257,11 @@ class KernelStream:
         poll.poll(seconds * 1000)
 
 
-def retimed(raw: bytes, since_boot: float) -> bytes:
+def with_plausible_time(raw: bytes, since_boot: float) -> bytes:
+    """Replace a new line's time if it is far from `since_boot`, in seconds."""
     head, _, text = raw.partition(b";")
     fields = head.split(b",")
-    if len(fields) < 3 or not fields[2].isdigit() or abs(int(fields[2]) / 1e6 - since_boot) <= _FAR_OFF:
+    if len(fields) < 3 or not fields[2].isdigit() or abs(int(fields[2]) / 1e6 - since_boot) <= _MAX_CLOCK_ERROR:
         return raw
     fields[2] = str(round(since_boot * 1e6)).encode()
     return b",".join(fields) + b";" + text
@@ -271,7 +273,7 @@ def _text(raw: bytes) -> bytes:
     return b"[%12.6f] %s" % (int(fields[2]) / 1e6, text) if len(fields) > 2 and fields[2].isdigit() else raw
 
 
-def way_of(kernel: KernelLog, kmsg: str = KMSG, journals: Sequence[str] = _JOURNALS) -> KernelReading:
+def choose_reading(kernel: KernelLog, kmsg: str = KMSG, journals: Sequence[str] = _JOURNALS) -> KernelReading:
     """Return the policy's way to read the kernel's log, else the first that works."""
     if kernel.by is not KernelReading.ANY:
         return kernel.by
@@ -287,7 +289,7 @@ def way_of(kernel: KernelLog, kmsg: str = KMSG, journals: Sequence[str] = _JOURN
     return KernelReading.FILE
 
 
-def opened(way: KernelReading, kept: Mapping[str, Any], boot: str, kmsg: str = KMSG) -> KernelReader:
+def open_reader(way: KernelReading, kept: Mapping[str, Any], boot: str, kmsg: str = KMSG) -> KernelReader:
     """Return a reader that continues the previous one, or starts with the boot. Raises OSError."""
     is_same = kept.get("boot") == boot and kept.get("by") == way.value
     first = int(kept.get("next", 0)) if is_same else 0

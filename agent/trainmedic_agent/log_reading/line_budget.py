@@ -8,10 +8,8 @@ from trainmedic_agent.log_reading.cut_record import CutRecord
 from trainmedic_agent.log_reading.line_cutter import PlacedLine
 from trainmedic_logs.domain.log_cuts import CutKind
 
-_SECONDS = 10.0
-"""Seconds of budget that a file can save."""
-_ONE_IN = 100
-"""Sampling of lines beyond the budget."""
+_SAVED_SECONDS = 10.0  # seconds of budget that a file can save
+_SAMPLE_INTERVAL = 100  # of lines beyond the budget, one in so many is processed
 
 
 class LinesOfJobs:
@@ -20,19 +18,21 @@ class LinesOfJobs:
         self._cuts = cuts
 
     def within(self, owner: BudgetOwner, lines: list[PlacedLine]) -> list[PlacedLine]:
-        """Return all lines within the bound, then a sample."""
+        """Return the lines within the budget, then a sample of the others."""
         free = self._lines.within(owner, len(lines))
         if free >= len(lines):
             return lines
-        kept = [*lines[:free], *lines[free::_ONE_IN]]
+        kept = [*lines[:free], *lines[free::_SAMPLE_INTERVAL]]
         self._cuts.add(owner, CutKind.LINES, len(lines) - len(kept))
         return kept
 
 
 class LineBudget:
+    """Lines of one file. None: unlimited."""
+
     def __init__(self, per_second: int | None) -> None:
         self._per_second = per_second
-        self._left = (per_second or 0) * _SECONDS
+        self._left = (per_second or 0) * _SAVED_SECONDS
         self._counted_at: float | None = None
 
     def within(self, lines: list[PlacedLine], now: float) -> list[PlacedLine]:
@@ -41,8 +41,8 @@ class LineBudget:
             return lines
         if self._counted_at is not None:
             saved = self._left + (now - self._counted_at) * self._per_second
-            self._left = min(saved, self._per_second * _SECONDS)
+            self._left = min(saved, self._per_second * _SAVED_SECONDS)
         self._counted_at = now
         free = int(self._left)
         self._left -= min(free, len(lines))
-        return lines if len(lines) <= free else [*lines[:free], *lines[free::_ONE_IN]]
+        return lines if len(lines) <= free else [*lines[:free], *lines[free::_SAMPLE_INTERVAL]]

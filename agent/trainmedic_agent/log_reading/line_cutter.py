@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from trainmedic_logs.lines.line import LONGEST
 
-MOST_KEPT = LONGEST + 1
-"""Bytes of a line: one more than rules process, so that they notice the cut."""
+MOST_KEPT = LONGEST + 1  # bytes of a line: one more than rules process, so that they notice the cut
 
-PlacedLine = tuple[int, bytes]
-"""Offset, and line without line feed."""
+PlacedLine = tuple[int, bytes]  # offset, and line without line feed
 
 
 class LineCutter:
@@ -18,10 +16,9 @@ class LineCutter:
     """
 
     def __init__(self, offset: int = 0, is_skipping: bool = False, longest: int = MOST_KEPT) -> None:
-        self.offset = offset
+        self.offset = offset  # end of the pieces so far
         self.is_skipping = is_skipping
-        self.left_out = 0
-        """Dropped bytes."""
+        self.left_out = 0  # dropped bytes
         self._begun = b""
         self._longest = longest
 
@@ -31,7 +28,7 @@ class LineCutter:
         return self.offset - len(self._begun)
 
     @property
-    def has_half_line(self) -> bool:
+    def has_unfinished_line(self) -> bool:
         return bool(self._begun)
 
     def feed(self, piece: bytes) -> list[PlacedLine]:
@@ -42,18 +39,18 @@ class LineCutter:
             if self.is_skipping:
                 self.left_out += end - begin
             else:
-                self._give_out(self._begun + piece[begin:end], lines)
+                self._add_line(self._begun + piece[begin:end], lines)
             self.offset += end + 1 - begin
             self.is_skipping = False
             begin = end + 1
         self._keep(piece[begin:], lines)
         return lines
 
-    def half_line(self) -> list[PlacedLine]:
-        """Return the last line without line feed, if any."""
+    def take_unfinished_line(self) -> list[PlacedLine]:
+        """Return the unfinished line, if any, as a line."""
         lines: list[PlacedLine] = []
         if self._begun:
-            self._give_out(self._begun, lines)
+            self._add_line(self._begun, lines)
         return lines
 
     def _keep(self, rest: bytes, lines: list[PlacedLine]) -> None:
@@ -63,13 +60,13 @@ class LineCutter:
             return
         begun = self._begun + rest
         if len(begun) >= self._longest:
-            self._give_out(begun, lines)
+            self._add_line(begun, lines)
             self.is_skipping = True
         else:
             self._begun = begun
         self.offset += len(rest)
 
-    def _give_out(self, line: bytes, lines: list[PlacedLine]) -> None:
+    def _add_line(self, line: bytes, lines: list[PlacedLine]) -> None:
         lines.append((self.resume_at, line[: self._longest]))
         self.left_out += max(len(line) - self._longest, 0)
         self._begun = b""

@@ -19,25 +19,23 @@ class LogCounters:
         self.bytes_left_out = 0
         self.truncations = 0
         self.kernel_lines_lost = 0
-        self.findings_lost = 0
-        """Updates dropped as unreadable, or for lack of space."""
+        self.findings_lost = 0  # updates dropped as unreadable, or for lack of space
         self.findings_waiting = 0
         self.files: Mapping[str, int] = {}
         self.refused: Mapping[str, int] = {}
-        self.takes_rights = False
-        """False if file modes are compared."""
-        self.rules = ""
-        self.problem = ""
+        self.takes_rights = False  # True if files are opened with their users' rights, False if file modes are compared
+        self.rules = ""  # version of the active rules, empty before the first
+        self.problem = ""  # why findings cannot be stored, otherwise empty
 
-    def lines(self, source: str, count: int) -> None:
+    def add_lines(self, source: str, count: int) -> None:
         with self._lock:
             self._lines[source] += count
 
-    def lines_left_out(self, source: str, count: int) -> None:
+    def add_lines_left_out(self, source: str, count: int) -> None:
         with self._lock:
             self._lines_left_out[source] += count
 
-    def finding(self, rule: str) -> None:
+    def add_finding(self, rule: str) -> None:
         with self._lock:
             self._findings[rule] += 1
 

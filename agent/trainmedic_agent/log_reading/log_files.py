@@ -19,19 +19,19 @@ from trainmedic_agent.log_reading.budgets import NODE_ITSELF, BudgetOwner
 from trainmedic_agent.log_reading.line_cutter import MOST_KEPT, LineCutter, PlacedLine
 from trainmedic_logs.domain import file_times
 
-LARGEST_READ = 64 * 1024
-"""Bytes read at a time."""
+LARGEST_READ = 64 * 1024  # bytes read at a time
+# Unread bytes beyond which reading skips to the last `_KEPT_BEHIND`, unless every line counts.
 FARTHEST_BEHIND = 64 * 1024 * 1024
-"""Bytes behind which a reader skips to the last `_KEPT_BEHIND`, unless every line counts."""
 _KEPT_BEHIND = 16 * 1024 * 1024
 _HEAD_BYTES = 256
 _TAIL_BYTES = 64
 
-OpenLog = Callable[[str], int]
-"""Returns a regular file's descriptor. Raises OSError, LogRefused."""
+OpenLog = Callable[[str], int]  # returns the descriptor of the regular file at a path. Raises OSError, LogRefused.
 
 
 class FilePosition(Struct, frozen=True):
+    """Place up to which a file was processed, with marks that identify the file."""
+
     path: str
     """Path when found, despite renames."""
     device: int
@@ -40,12 +40,13 @@ class FilePosition(Struct, frozen=True):
     """Microseconds since 1970 of discovery or truncation."""
     offset: int = 0
     is_skipping: bool = False
+    """True within a line that was returned cut."""
     head: bytes = b""
     """The file's first bytes, at most 256."""
     tail: bytes = b""
     """Last bytes before `offset`, at most 64."""
     written_ns: int = 0
-    """Nanoseconds since 1970."""
+    """Last write seen, in nanoseconds since 1970."""
 
     @property
     def generation(self) -> str:
@@ -82,6 +83,8 @@ class FilePosition(Struct, frozen=True):
 
 
 class ReadSizes(Struct, frozen=True):
+    """Bytes per read and of the longest line."""
+
     piece: int = LARGEST_READ
     longest: int = MOST_KEPT
 
@@ -93,15 +96,14 @@ class GrowingFile:
         self, fd: int, position: FilePosition, *, is_whole: bool = False, sizes: ReadSizes = ReadSizes()
     ) -> None:
         """`is_whole`: nothing may be skipped."""
-        self.left_out = 0
-        """Skipped bytes, and those of overlong lines."""
+        self.left_out = 0  # skipped bytes, and those of overlong lines
         self.owner: BudgetOwner = NODE_ITSELF
         self._fd = fd
         self._is_whole = is_whole
         self._sizes = sizes
-        self._start = position
+        self._known_position = position  # identifies the file: its head, and the tail before its offset
         self._cutter = self._cutter_at(position.offset, position.is_skipping)
-        # Size and last write at the last look.
+        # Size and last write at the last look, -1 before it.
         self._size = -1
         self._written_ns = -1
 
@@ -134,12 +136,13 @@ class GrowingFile:
         facts = os.fstat(self._fd)
         if (facts.st_size, file_times.written_ns(facts)) == (self._size, self._written_ns):
             return True
-        if not self._is_same(facts.st_size):
+        if not self._is_same_file(facts.st_size):
             return False
         self._size, self._written_ns = facts.st_size, file_times.written_ns(facts)
         return True
 
     def read(self) -> list[PlacedLine]:
+        """Return the lines of the next piece, after `look`. Raises OSError."""
         behind = self._size - self._cutter.offset
         if behind > FARTHEST_BEHIND and not self._is_whole:
             self.start_at(self._size - _KEPT_BEHIND)
@@ -147,28 +150,28 @@ class GrowingFile:
         if not piece:
             self._size = min(self._size, self._cutter.offset)
             return []
-        if len(self._start.head) < _HEAD_BYTES:
+        if len(self._known_position.head) < _HEAD_BYTES:
             known = min(_HEAD_BYTES, self._cutter.offset + len(piece))
-            self._start = replace(self._start, head=os.pread(self._fd, known, 0))
+            self._known_position = replace(self._known_position, head=os.pread(self._fd, known, 0))
         before = self._cutter.left_out
         lines = self._cutter.feed(piece)
         self.left_out += self._cutter.left_out - before
-        self._start = self.position(None)
+        self._known_position = self.position(None)
         return lines
 
-    def half_line(self) -> list[PlacedLine]:
-        return self._cutter.half_line()
+    def take_unfinished_line(self) -> list[PlacedLine]:
+        return self._cutter.take_unfinished_line()
 
-    def begin_anew(self, now: int) -> None:
-        """Read it from the beginning as another file, after truncation. `now` in microseconds. Raises OSError.
+    def restart(self, now: int) -> None:
+        """Read a truncated file as a new one. `now` in microseconds. Raises OSError.
 
         A writer that continues at its old offset leaves a hole, which is skipped.
         """
         begin = 0
         with contextlib.suppress(OSError):  # no support for holes, or only a hole
             begin = os.lseek(self._fd, 0, os.SEEK_DATA)
-        start = self._start
-        self._start = FilePosition(start.path, start.device, start.inode, max(now, start.since + 1), begin)
+        start = self._known_position
+        self._known_position = FilePosition(start.path, start.device, start.inode, max(now, start.since + 1), begin)
         self._cutter = self._cutter_at(begin)
         self._size = self._written_ns = -1
 
@@ -187,8 +190,8 @@ class GrowingFile:
         return self._cutter.offset < self._size
 
     @property
-    def waiting(self) -> int:
-        """Bytes for the next `read`, 0 if unknown."""
+    def next_read_bytes(self) -> int:
+        """0 if unknown."""
         try:
             return min(max(os.fstat(self._fd).st_size - self._cutter.offset, 0), self._sizes.piece)
         except OSError:
@@ -196,25 +199,26 @@ class GrowingFile:
 
     @property
     def size(self) -> int:
+        """Size at the last look, 0 before it."""
         return max(self._size, 0)
 
     @property
-    def has_half_line(self) -> bool:
-        return self._cutter.has_half_line
+    def has_unfinished_line(self) -> bool:
+        return self._cutter.has_unfinished_line
 
     @property
-    def names(self) -> int:
-        """Number of hard links, 0 if deleted. Raises OSError."""
+    def link_count(self) -> int:
+        """0 if deleted. Raises OSError."""
         return os.fstat(self._fd).st_nlink
 
     @property
     def written_at(self) -> float:
-        """Last write at the last look, Unix time."""
+        """Last write at the last look, in Unix time."""
         return self._written_ns / 1e9
 
     @property
     def written_ns(self) -> int:
-        """0 if unread."""
+        """The same in nanoseconds, 0 before it."""
         return max(self._written_ns, 0)
 
     def position(self, oldest: int | None) -> FilePosition:
@@ -222,28 +226,28 @@ class GrowingFile:
         offset = self._cutter.resume_at if oldest is None else oldest
         tail = os.pread(self._fd, min(_TAIL_BYTES, offset), max(offset - _TAIL_BYTES, 0))
         return replace(
-            self._start,
+            self._known_position,
             offset=offset,
             is_skipping=oldest is None and self._cutter.is_skipping,
             tail=tail,
             written_ns=self.written_ns,
         )
 
-    def around(self, place: int, most: int) -> tuple[bytes, bytes]:
-        """Return up to `most` bytes before and from a place on. Raises OSError."""
-        begin = max(place - most, 0)
-        raw = os.pread(self._fd, place - begin + most, begin)
-        return raw[: place - begin], raw[place - begin :]
+    def around(self, offset: int, most: int) -> tuple[bytes, bytes]:
+        """Return up to `most` bytes before `offset`, and from it on. Raises OSError."""
+        begin = max(offset - most, 0)
+        raw = os.pread(self._fd, offset - begin + most, begin)
+        return raw[: offset - begin], raw[offset - begin :]
 
     def _cutter_at(self, offset: int, is_skipping: bool = False) -> LineCutter:
         return LineCutter(offset, is_skipping, self._sizes.longest)
 
-    def _is_same(self, size: int) -> bool:
-        start = self._start
+    def _is_same_file(self, size: int) -> bool:
+        known = self._known_position
         if size < self._cutter.offset:
             return False
-        tail = os.pread(self._fd, len(start.tail), start.offset - len(start.tail))
-        head = os.pread(self._fd, len(start.head), 0)
-        # A shrunk log has a hole at its beginning and the same end.
-        is_shrunk = not head.strip(b"\0") and bool(tail.strip(b"\0"))
-        return tail == start.tail and (head == start.head or is_shrunk)
+        tail = os.pread(self._fd, len(known.tail), known.offset - len(known.tail))
+        head = os.pread(self._fd, len(known.head), 0)
+        # Freeing a log's beginning leaves zeros there, and the rest in place.
+        is_beginning_freed = not head.strip(b"\0") and bool(tail.strip(b"\0"))
+        return tail == known.tail and (head == known.head or is_beginning_freed)

@@ -1,4 +1,4 @@
-"""The policy's part ``logs``, with few imports because every agent loads it."""
+"""The policy's part ``logs``. It imports little, because every agent loads it."""
 
 from __future__ import annotations
 
@@ -62,10 +62,11 @@ class LogsPolicy(Struct, frozen=True):
     """Per second of a file; the kernel's log is unlimited."""
     max_job_files: int = DEFAULT_MAX_JOB_FILES
     max_job_lines: int = DEFAULT_MAX_JOB_LINES
-    """The same per job."""
+    """Per second of a job's files together."""
     max_job_entries: int = DEFAULT_MAX_JOB_ENTRIES
     """Directory entries per scan."""
     max_job_findings: int = DEFAULT_MAX_JOB_FINDINGS
+    """Per hour."""
     ship: ShipPolicy | None = None
     """None if lines stay on the node."""
 
@@ -74,7 +75,7 @@ class LogsPolicy(Struct, frozen=True):
 
 
 def read_logs(section: object, faults: list[FieldFault]) -> LogsPolicy:
-    """Parse the part and append what is wrong to `faults`, after which the result must not be used."""
+    """Parse the part. After an appended fault the result must not be used."""
     reader = MappingReader(("logs",), section if section is not None else {}, faults)
     reader.refuse_unknown_keys(LogsPolicy.__struct_fields__)
     return LogsPolicy(

@@ -31,16 +31,16 @@ from trainmedic_agent.log_reading.log_store import LogStore, NodeBoot
 from trainmedic_agent.log_reading.reading_context import ReadingContext
 from trainmedic_agent.log_reading.rule_runner import RuleRunner
 from trainmedic_agent.log_reading.rules_in_force import RulesInForce
+from trainmedic_agent.log_reading.scan_units import FileKey
 from trainmedic_agent.log_reading.shared_scan import SharedScan
 from trainmedic_logs.domain.finding import Origin
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
-SCAN_SECONDS = 1.0
-BEHIND_SECONDS = 0.1
-"""Seconds, if this scan left small jobs out."""
-TURN_SECONDS = 0.5
+SCAN_SECONDS = 1.0  # pause between scans
+BEHIND_SECONDS = 0.1  # the same, if the last scan left small jobs out
+TURN_SECONDS = 0.5  # limit of a scan
 HUNG_SECONDS = 30.0
 _HUNG = "reading log files has not ended for {:g} s: a file system, or the process that opens files, does not respond"
 _FILE_LOOPS = ("log-files", "log-scan", "log-large-jobs")
@@ -50,17 +50,15 @@ _KERNEL_WAIT = 0.5
 
 class ShipsLines(Protocol):
     @property
-    def known_keys(self) -> Collection[tuple[int, int]]:
-        """Device and inode of files it follows."""
-        ...
+    def known_keys(self) -> Collection[FileKey]: ...
 
-    def found(self, scan: Scan) -> None: ...
+    def take_scan(self, scan: Scan) -> None: ...
     def start(self) -> None: ...
     def stop(self, timeout: float) -> None: ...
 
 
 class LogReader:
-    """The reader's log-following part. Call `start` and `stop` once each."""
+    """The reader's log-following part."""
 
     def __init__(
         self,
@@ -77,7 +75,7 @@ class LogReader:
         kmsg: str = kernel_log.KMSG,
         records: tuple[str, ...] = pstore.DIRECTORIES,
     ) -> None:
-        """Raises JournalUnavailable."""
+        """`gpu_of`: UUID by PCI address. `records`: directories of panic records. Raises JournalUnavailable."""
         self.counters = LogCounters()
         self._context = context
         self._policy = policy
@@ -95,7 +93,7 @@ class LogReader:
         self.runner = RuleRunner(self._store, gpu_of, self.counters, context.now, of_jobs=of_jobs)
         self.rules = RulesInForce(self._store, self.runner)
         self._kept = self._store.positions()
-        self._way = kernel_log.way_of(policy.kernel, kmsg) if policy.kernel is not None else None
+        self._way = kernel_log.choose_reading(policy.kernel, kmsg) if policy.kernel is not None else None
         kernel_file = policy.kernel.path if policy.kernel and self._way is KernelReading.FILE else None
         self.scans = SharedScan()
         self._discovery = Discovery(
@@ -145,9 +143,9 @@ class LogReader:
             self._shipping.stop(timeout / 2)
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0.0))
-        self.runner.settle(is_last=True)
+        self.runner.store_due(is_last=True)
         if self._arrivals is not None:
-            self._arrivals.settle(time.monotonic(), is_last=True)
+            self._arrivals.store_due(time.monotonic(), is_last=True)
         self._sender.stop(max(deadline - time.monotonic(), 0.5))
 
     @property
@@ -157,7 +155,7 @@ class LogReader:
 
     @property
     def problem(self) -> str:
-        """Reason why this node's logs are not read."""
+        """Why this node's logs are not read, otherwise empty."""
         now = time.monotonic()
         is_hung = any(now - self._began.get(name, now) > HUNG_SECONDS for name in _FILE_LOOPS)
         return self.counters.problem or (_HUNG.format(HUNG_SECONDS) if is_hung else "")
@@ -165,6 +163,7 @@ class LogReader:
     # --- threads ---
 
     def _loop(self, name: str, run: Callable[[], float]) -> None:
+        """Repeat `run`, which returns the seconds to pause."""
         while not self._stopping.is_set():
             self._began[name] = time.monotonic()
             try:
@@ -180,9 +179,9 @@ class LogReader:
     def _read_files(self) -> float:
         began, used = time.monotonic(), time.thread_time()
         has_more = self._following.read()
-        self.runner.settle()
+        self.runner.store_due()
         if self._arrivals is not None:
-            self._arrivals.settle(began)
+            self._arrivals.store_due(began)
         # At most half of a core's time. Time spent waiting for a core or a file system is no reason to wait longer.
         used = time.thread_time() - used
         return used if has_more else max(POLL_SECONDS, used)
@@ -199,30 +198,31 @@ class LogReader:
         if not self._stopping.is_set():
             self.scans.end(scan)
         if self._arrivals is not None and not self._stopping.is_set():
-            self._arrivals.scanned(scan.files, began_at, self._context.now())
+            self._arrivals.record_scan(scan.files, began_at, self._context.now())
         for _ in range(scan.errors):
             self._context.counters.loop_error("log-scan")
-        for user in (*users, self._dumps) if not self._stopping.is_set() else ():
-            user.found(scan)
+        if not self._stopping.is_set():
+            for user in (*users, self._dumps):
+                user.take_scan(scan)
         self.scans.pause(max(BEHIND_SECONDS if scan.is_behind else SCAN_SECONDS, time.thread_time() - used))
         return 0.0
 
     def _read_kernel(self) -> float:
         if not self.runner.can_take:
             if self._kernel is not None:
-                self._kernel.fall_behind()
+                self._kernel.mark_behind()
             return _KERNEL_WAIT
         origin = Origin("kernel", self._context.node, generation=self._boot.boot)
         if not self._has_read_records:
             self._has_read_records = True
             kept = self._kept.get(pstore.KEY, {})
             pstore.read_records(self.runner, origin, kept.get("place", {}), self._records, self._files)
-            self.runner.settle()
+            self.runner.store_due()
         if self._way is KernelReading.FILE or self._way is None:
             self._stopping.wait()
             return 0.0
         if self._kernel is None:
-            self._kernel = self._opened_kernel(self._way, origin)
+            self._kernel = self._open_kernel(self._way, origin)
         try:
             has_more = self._kernel.poll(self.runner, self.counters, self._context.now())
         except OSError:
@@ -230,15 +230,15 @@ class LogReader:
             self._kernel.reader.close()
             self._kernel = None
             raise
-        self.runner.settle()
+        self.runner.store_due()
         if not has_more:
             self._kernel.wait(_KERNEL_WAIT)
         return 0.0
 
-    def _opened_kernel(self, way: KernelReading, origin: Origin) -> KernelStream:
+    def _open_kernel(self, way: KernelReading, origin: Origin) -> KernelStream:
         kept = self._kept.get("kernel", {})
         place = kept.get("place", {})
-        reader = kernel_log.opened(way, place, self._boot.boot, self._kmsg)
+        reader = kernel_log.open_reader(way, place, self._boot.boot, self._kmsg)
         is_same = place.get("boot") == self._boot.boot
-        whole = replace(origin, stream=self._kmsg if way is KernelReading.KMSG else "journal")
-        return KernelStream(reader, whole, self._boot.booted_at, kept.get("stream", {}) if is_same else {})
+        origin = replace(origin, stream=self._kmsg if way is KernelReading.KMSG else "journal")
+        return KernelStream(reader, origin, self._boot.booted_at, kept.get("stream", {}) if is_same else {})

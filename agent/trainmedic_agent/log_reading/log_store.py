@@ -43,11 +43,11 @@ _TABLES = (
     "CREATE INDEX log_findings_finding ON log_findings (finding)",
     "CREATE TABLE log_memory (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
 )
-_TRACKED = "CREATE TABLE log_followed (number INTEGER PRIMARY KEY, value TEXT NOT NULL)"
-_IN_ROWS = "{}"
-"""Value of `_TRACKER` since its entries are rows of ``log_followed``."""
+_TRACKER_TABLE = "CREATE TABLE log_followed (number INTEGER PRIMARY KEY, value TEXT NOT NULL)"
+# Value of `_TRACKER` if the tracker's entries are in ``log_followed``, and not in the value as in earlier versions.
+_IN_TABLE = "{}"
 _COUNTS = "SELECT (SELECT COUNT(*) FROM log_findings), (SELECT COUNT(*) FROM log_waiting)"
-_INSTANCE, _LOST, _TRACKER, _RULES = "instance", "lost", "tracker", "rules"
+_INSTANCE, _LOST, _TRACKER, _RULES = "instance", "lost", "tracker", "rules"  # names in ``log_memory``
 
 
 class NodeBoot(Struct, frozen=True):
@@ -67,7 +67,7 @@ class LogStore:
 
     def __init__(self, journal: AgentDatabase, boot: NodeBoot, counters: LogCounters) -> None:
         journal.install("log_reading", [_TABLES])
-        journal.install("log_queue", [(*finding_queue.TABLES, _TRACKED)])
+        journal.install("log_queue", [(*finding_queue.TABLES, _TRACKER_TABLE)])
         self._journal = journal
         self._boot = boot
         self._counters = counters
@@ -77,11 +77,10 @@ class LogStore:
         if self._value(_INSTANCE) is None:
             self._put(_INSTANCE, envelope.new_id())
         self._instance = self._value(_INSTANCE) or ""
-        self.is_new = self._value(_TRACKER) is None
-        """True until the first commit."""
-        self._adopt_tracker()
+        self.is_new = self._value(_TRACKER) is None  # true until the first commit ever
+        self._move_tracker()
         counters.findings_lost = int(self._value(_LOST) or 0)
-        self._measure()
+        self._count_waiting()
 
     # --- reading ---
 
@@ -104,7 +103,10 @@ class LogStore:
         outgoing: Sequence[OutgoingFinding],
         now: datetime,
     ) -> None:
-        """Store everything in one transaction. A stream with the position None is forgotten."""
+        """Store everything in one transaction; drop the oldest findings if there are too many.
+
+        A stream with the position None is forgotten.
+        """
         with self._lock, self._journal.transaction() as connection:
             for stream, position in positions.items():
                 if position is None:
@@ -113,7 +115,7 @@ class LogStore:
                     row = (stream, now.timestamp(), json.dumps(position))
                     connection.execute("INSERT OR REPLACE INTO log_positions VALUES (?, ?, ?)", row)
             if self.is_new:
-                connection.execute("INSERT OR REPLACE INTO log_memory VALUES (?, ?)", (_TRACKER, _IN_ROWS))
+                connection.execute("INSERT OR REPLACE INTO log_memory VALUES (?, ?)", (_TRACKER, _IN_TABLE))
             _write_tracker(connection, tracker)
             for each in outgoing:
                 self._add(connection, each)
@@ -122,7 +124,7 @@ class LogStore:
         self.is_new = False
         self._counters.findings_lost += lost
         if outgoing:
-            self._measure()
+            self._count_waiting()
 
     def text_of(self, finding: Finding) -> str:
         return self._encoded(OutgoingFinding(finding)).decode()
@@ -135,7 +137,7 @@ class LogStore:
     # --- rules ---
 
     def rules(self) -> tuple[datetime, bytes] | None:
-        """Return the last valid rules and their time."""
+        """Return the last valid rules and their time. Raises ValueError if unreadable."""
         text = self._value(_RULES)
         if text is None:
             return None
@@ -164,7 +166,7 @@ class LogStore:
         """Delete updates that Redis has. Otherwise they are sent again with the same number."""
         with self._lock, self._journal.transaction() as connection:
             connection.executemany("DELETE FROM log_findings WHERE number = ?", [(number,) for number in numbers])
-        self._measure()
+        self._count_waiting()
 
     def _add(self, connection: Any, outgoing: OutgoingFinding) -> None:
         finding = outgoing.finding.id
@@ -178,7 +180,7 @@ class LogStore:
         update = FindingUpdate(
             node=self._boot.node,
             instance=self._instance,
-            number=1,
+            number=1,  # until `waiting`
             finding=outgoing.finding,
             excerpt=outgoing.excerpt,
             boot=self._boot.boot,
@@ -186,26 +188,26 @@ class LogStore:
         )
         return finding_codec.encode(update)
 
-    def _adopt_tracker(self) -> None:
+    def _move_tracker(self) -> None:
         text = self._value(_TRACKER)
-        if text is None or text == _IN_ROWS:
+        if text is None or text == _IN_TABLE:
             return
         entries = json.loads(text).get("followed")
         rows = list(enumerate(map(json.dumps, entries if isinstance(entries, list) else ()), start=1))
 
-        def adopt(connection: sqlite3.Connection) -> None:
+        def move(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM log_followed")
             connection.executemany("INSERT INTO log_followed VALUES (?, ?)", rows)
-            connection.execute("INSERT OR REPLACE INTO log_memory VALUES (?, ?)", (_TRACKER, _IN_ROWS))
+            connection.execute("INSERT OR REPLACE INTO log_memory VALUES (?, ?)", (_TRACKER, _IN_TABLE))
 
-        self._journal.write(adopt)
+        self._journal.write(move)
 
     def _write_lost(self, connection: sqlite3.Connection, lost: int) -> None:
         if lost:
             row = (_LOST, str(self._counters.findings_lost + lost))
             connection.execute("INSERT OR REPLACE INTO log_memory VALUES (?, ?)", row)
 
-    def _measure(self) -> None:
+    def _count_waiting(self) -> None:
         ((numbered, queued),) = self._journal.rows(_COUNTS)
         self._counters.findings_waiting = numbered + queued
 
@@ -219,6 +221,7 @@ class LogStore:
 
 
 def _numbered(body: bytes, number: int) -> bytes | None:
+    """Return None if unreadable."""
     try:
         return finding_codec.encode(replace(finding_codec.decode(body), number=number))
     except EnvelopeError:

@@ -19,13 +19,13 @@ NUMBERS = ("attempt", "rank", "local_rank", "node_rank")
 PLACES = ("job", "node", *NUMBERS)
 _PLACE = re.compile(r"\{([a-z_]*)\}")
 _NEEDS_LISTING = re.compile(r"[*?\[{]")
-_ENDS = re.compile(r"\\[Zz]\Z")
+_ENDS = re.compile(r"\\[Zz]\Z")  # end of a regular expression from `fnmatch.translate`
 _LONGEST = 1024
 _NOT_FOR_LOGS = ("/dev", "/proc", "/sys")
 
 
 def checked_path(path: str) -> str:
-    """Return a possible log path. Raises ValueError."""
+    """Return the path if it can be a log's. Raises ValueError."""
     if not path.startswith("/") or path.startswith("//") or posixpath.normpath(path) != path or "\0" in path:
         raise ValueError(f"{path!r} must be an absolute path without '.', '..', double or closing '/'")
     if path == "/" or len(path) > _LONGEST:
@@ -38,11 +38,13 @@ def checked_path(path: str) -> str:
 class PathPattern(Struct, frozen=True):
     text: str
     base: str
+    """Directory before the first pattern."""
     parts: tuple[re.Pattern[str], ...]
-    """The last one is for the file name."""
+    """For the names below `base`, the last for the file name."""
 
     @classmethod
     def read(cls, text: str) -> PathPattern:
+        """Raises ValueError."""
         checked_path(text)
         places = _PLACE.findall(text)
         for place in places:

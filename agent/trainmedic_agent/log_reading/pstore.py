@@ -25,12 +25,14 @@ _RECORD = re.compile(r"(?:dmesg|console)[A-Za-z0-9._-]{0,200}\Z")
 _PACKED = re.compile(r".+\.(?:z|enc\.z|gz)\Z")
 _LARGEST = 1024 * 1024
 _MOST_RECORDS = 64
-_DEEPEST = 2
+_DEEPEST = 2  # directories below the given ones
 _MOST_ENTRIES = 10_000
-KEY = "pstore"
+KEY = "pstore"  # key of the stored position, which lists the records read
 
 
 class _Record:
+    """A record as a stream."""
+
     key = KEY
 
     def __init__(self, origin: Origin, raw: bytes, read: Sequence[str]) -> None:

@@ -27,16 +27,12 @@ from trainmedic_logs.lines.tracker import FindingTracker
 
 log = logging.getLogger(__name__)
 
-EXCERPT_SECONDS = 3.0
-"""Seconds for the lines after a finding."""
-_COMMIT_EVERY = 5.0
-_LONGEST_WAIT = 0.25
-_TICK_EVERY = 0.5
-_MOST_UNWRITTEN = 2000
-"""Findings in memory at which reading pauses."""
-
-
-_MOST_HELD = 32
+EXCERPT_SECONDS = 3.0  # seconds for the lines after a finding
+_COMMIT_SECONDS = 5.0  # interval of commits without a finding
+_OVERDUE_SECONDS = 0.25  # longest wait of a finding while a round of reading lasts
+_TICK_SECONDS = 0.5
+_MOST_UNWRITTEN = 2000  # findings in memory at which reading pauses
+_MOST_HELD = 32  # excerpts of findings that are not reported yet
 
 
 class ReadStream(Protocol):
@@ -56,6 +52,8 @@ class ReadStream(Protocol):
 
 
 class RuleRunner:
+    """Thread-safe."""
+
     def __init__(
         self,
         store: LogStore,
@@ -75,15 +73,16 @@ class RuleRunner:
         self._tracker: FindingTracker | None = None
         self._positions: dict[str, Mapping[str, Any] | None] = {}
         self._outgoing: dict[str, OutgoingFinding] = {}
-        self._latest: dict[str, Finding] = {}
-        self._held: dict[str, Excerpt] = {}
-        self._has_begun = False
+        self._latest: dict[str, Finding] = {}  # current state of findings whose excerpt is pending, by ID
+        self._held: dict[str, Excerpt] = {}  # excerpts of findings reported only once they have lasted, by ID
+        self._has_new_stream = False
         self._committed_at = self._ticked_at = monotonic()
         self.is_first = store.is_new
-        self.has_findings = threading.Event()
+        self.has_findings = threading.Event()  # set when findings were stored
 
     @property
     def can_take(self) -> bool:
+        """False without rules, or with too many unstored findings."""
         return self._tracker is not None and len(self._outgoing) < _MOST_UNWRITTEN
 
     def use(self, rule_set: RuleSet) -> None:
@@ -102,7 +101,7 @@ class RuleRunner:
             return self._tracker.matcher.prefilter((source,)) if self._tracker is not None else None
 
     def take(self, source: ReadStream, lines: Sequence[Line]) -> None:
-        """Run the rules on lines in stream order, and store findings with the position.
+        """Run the rules on lines in stream order. Findings and position are stored later, together.
 
         Raises OSError if the position is unavailable; no line was processed then.
         """
@@ -113,39 +112,41 @@ class RuleRunner:
                 return
             for line in lines:
                 for finding in tracker.feed(line, source.stream.owner.uid):
-                    if not self._of_jobs.admits(source.stream.owner, finding):
+                    if not self._of_jobs.admit(source.stream.owner, finding):
                         continue
-                    self._say(finding, owner=source.stream.owner)
+                    self._queue_update(finding, owner=source.stream.owner)
                     if not finding.is_over:
-                        self._counters.finding(finding.rule)
+                        self._counters.add_finding(finding.rule)
                         self._await_excerpt(source.stream, finding, line.place)
+                # Findings that are reported only once they have lasted.
                 for finding in tracker.begun:
-                    if not self._of_jobs.admits(source.stream.owner, finding):
+                    if not self._of_jobs.admit(source.stream.owner, finding):
                         continue
                     source.stream.excerpts = [*source.stream.excerpts, self._pending(finding, line.place, "")]
             self._positions[source.key] = {"place": place, "stream": source.stream.to_json()}
 
-    def tell(self, finding: Finding, excerpt: Excerpt, owner: BudgetOwner) -> None:
+    def report(self, finding: Finding, excerpt: Excerpt, owner: BudgetOwner) -> None:
         """Report a finding that no rule has made. After a kill, the caller must repeat it."""
         with self._lock:
-            self._say(finding, excerpt, owner)
+            self._queue_update(finding, excerpt, owner)
 
     def begin(self, source: ReadStream) -> None:
-        """Record soon that a stream is read, to find it after a rename. Raises OSError."""
+        """Have the position stored soon, to find the stream after a rename. Raises OSError."""
         place = source.place_json()
         with self._lock:
             self._positions[source.key] = {"place": place, "stream": source.stream.to_json()}
-            self._has_begun = True
+            self._has_new_stream = True
 
     def forget(self, key: str) -> None:
         with self._lock:
             self._positions[key] = None
 
-    def kept(self) -> dict[str, Any]:
+    def stored(self) -> dict[str, Any]:
         """Return the stored ``place`` and ``stream`` by stream key. Raises JournalUnavailable."""
         return self._store.positions()
 
     def add_excerpts(self, source: ReadStream) -> None:
+        """Add due excerpts. Raises OSError."""
         now = self._monotonic()
         due = [each for each in source.stream.excerpts if each.due <= now]
         if not due:
@@ -160,25 +161,26 @@ class RuleRunner:
                     continue
                 finding = self._latest.pop(pending.finding_id, None) or self._stored_finding(pending)
                 if excerpt is not None and finding is not None:
-                    self._say(finding, excerpt)
+                    self._queue_update(finding, excerpt)
             self._positions[source.key] = {"place": place, "stream": source.stream.to_json()}
 
-    def hurry(self) -> None:
-        if self._outgoing and self._monotonic() - self._committed_at >= _LONGEST_WAIT:
-            self.settle()
+    def store_if_overdue(self) -> None:
+        if self._outgoing and self._monotonic() - self._committed_at >= _OVERDUE_SECONDS:
+            self.store_due()
 
-    def settle(self, *, is_last: bool = False) -> None:
-        """Store what is new, after each round of a thread."""
+    def store_due(self, *, is_last: bool = False) -> None:
+        """Store findings now, positions at intervals. Failures are retried."""
         now = self._monotonic()
         with self._lock:
             if self._tracker is None:
                 return
-            if is_last or now - self._ticked_at >= _TICK_EVERY:
+            if is_last or now - self._ticked_at >= _TICK_SECONDS:
                 self._ticked_at = now
                 for finding in filter(self._of_jobs.was_admitted, self._tracker.tick(self._now())):
-                    self._say(finding, self._held.pop(finding.id, None))
-            is_due = bool(self._outgoing) or self._has_begun or is_last or now - self._committed_at >= _COMMIT_EVERY
-            if not self._store.is_new and not (is_due and (self._outgoing or self._positions)):
+                    self._queue_update(finding, self._held.pop(finding.id, None))
+            is_interval_over = is_last or now - self._committed_at >= _COMMIT_SECONDS
+            has_due_positions = bool(self._positions) and (self._has_new_stream or is_interval_over)
+            if not self._store.is_new and not self._outgoing and not has_due_positions:
                 return
             self._committed_at = now
             try:
@@ -192,16 +194,16 @@ class RuleRunner:
                 self._counters.problem = str(error)
                 return
             self._counters.problem = ""
-            self._positions, self._outgoing, self._has_begun = {}, {}, False
+            self._positions, self._outgoing, self._has_new_stream = {}, {}, False
         if outgoing:
             self.has_findings.set()
 
-    def near(self) -> Mapping[str, int]:
+    def near_misses(self) -> Mapping[str, int]:
         """Count lines with one of a rule's literals but no match."""
         with self._lock:
             return dict(self._tracker.lines_near) if self._tracker is not None else {}
 
-    def _say(self, finding: Finding, excerpt: Excerpt | None = None, owner: BudgetOwner | None = None) -> None:
+    def _queue_update(self, finding: Finding, excerpt: Excerpt | None = None, owner: BudgetOwner | None = None) -> None:
         earlier = self._outgoing.pop(finding.id, None)
         if excerpt is None and earlier is not None:
             excerpt = earlier.excerpt

@@ -20,30 +20,31 @@ class RulesInForce:
     def __init__(self, store: LogStore, runner: RuleRunner) -> None:
         self._store = store
         self._runner = runner
-        self._now: tuple[datetime, bytes] | None = None
-        self._refused = ""
+        self._active: tuple[datetime, bytes] | None = None  # time and text of the rules, as published
+        self._refused = ""  # why the last rules were rejected
 
     def restore(self) -> None:
         """Activate the rules on disk, if any. Raises JournalUnavailable."""
         try:
             kept = self._store.rules()
             if kept is not None and self._use(kept[1]):
-                self._now = kept
+                self._active = kept
         except ValueError as error:
             log.error("cannot read log rules on disk", extra={"reason": str(error)})
 
     def take(self, at: datetime, raw: bytes) -> None:
-        """Activate verified rules, unless they are older or cannot be compiled."""
-        if self._now is not None and (raw == self._now[1] or at < self._now[0]):
+        """Activate and store verified rules, unless they are older or cannot be compiled."""
+        if self._active is not None and (raw == self._active[1] or at < self._active[0]):
             return
         if self._use(raw):
-            self._now = (at, raw)
+            self._active = (at, raw)
             try:
                 self._store.keep_rules(at, raw)
             except JournalUnavailable as error:
                 log.warning("cannot store log rules", extra={"reason": str(error)})
 
     def _use(self, raw: bytes) -> bool:
+        """Return False, which is logged, if they cannot be used."""
         try:
             rule_set = RuleSet.decode(raw)
             self._runner.use(rule_set)

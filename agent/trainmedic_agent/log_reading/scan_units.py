@@ -25,27 +25,21 @@ from trainmedic_agent.log_reading.log_policy import LogsPolicy
 from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_cuts import CutKind
 
-SMALL_SECONDS = 0.5
+SMALL_SECONDS = 0.5  # limit of a look at a small unit
 SMALL_ENTRIES = 2_000
-LARGE_SECONDS = 3.0
-CHEAP_SECONDS = 0.02
-"""Quicker looks are repeated early for a waiting caller."""
-USER_SECONDS = 5.0
-"""Per user: about a seventeenth of the time."""
-MOST_DUE = 2_000
-"""Per user and scan, longest due first."""
-MOST_JOBS = 10_000
-"""Per user and directory, most recently changed."""
-MOST_FOUND = 2_000
-"""Per job, most recently written."""
-MOST_OF_USER = 10_000
-_SHARE = 50
-"""A job's scans take at most a fiftieth of the time."""
-_NO_COSTS = (0.0, 0.0, 0.0)
-_OFTEN = 1.0
-_UNITS_A_SECOND = 1000
-_QUIET_SECONDS = 60.0
-"""A unit without a write for this long waits twice as long."""
+LARGE_SECONDS = 3.0  # limit of a look at a large unit
+CHEAP_SECONDS = 0.02  # quicker looks are repeated early for a waiting caller
+USER_SECONDS = 5.0  # time, halved every minute, for a user's large units: about a seventeenth of the time
+MOST_DUE = 2_000  # units per user and scan, longest due first
+MOST_JOBS = 10_000  # units per user and directory, most recently changed
+MOST_FOUND = 2_000  # files per job, most recently written
+MOST_OF_USER = 10_000  # files per user
+_PAUSE_PER_COST = 50  # so a job's scans take at most a fiftieth of the time
+_LEAST_PAUSE = 1.0
+_UNITS_PER_SECOND = 1000
+_QUIET_SECONDS = 60.0  # a unit without a write for this long waits twice as long
+
+FileKey = tuple[int, int]  # device and inode
 
 
 class FoundFile(Struct, frozen=True):
@@ -54,7 +48,7 @@ class FoundFile(Struct, frozen=True):
     inode: int
     size: int
     written_ns: int
-    """In nanoseconds since 1970."""
+    """Nanoseconds since 1970."""
     origin: Origin | None
     """None if known only by inode."""
     owner: BudgetOwner = NODE_ITSELF
@@ -62,7 +56,7 @@ class FoundFile(Struct, frozen=True):
     """The job's file that names it."""
 
     @property
-    def key(self) -> tuple[int, int]:
+    def key(self) -> FileKey:
         return self.device, self.inode
 
 
@@ -71,7 +65,7 @@ class ScanBudget:
         self._left = self.most = entries
         self._is_stopping = is_stopping
         self._ends_at = None if seconds is None else time.monotonic() + seconds
-        self.is_late = False
+        self.is_late = False  # True if the time ran out
 
     @property
     def is_cut(self) -> bool:
@@ -83,13 +77,15 @@ class ScanBudget:
 
     @property
     def room(self) -> int:
+        """Entries that may be listed, one less, to notice that a directory has more."""
         return max(self._left - 1, 0)
 
     def take_entries(self, count: int) -> None:
         """Count listed entries, plus one if a directory has more."""
         self._left -= count
 
-    def goes_on(self) -> bool:
+    def may_continue(self) -> bool:
+        """Return False after a stop, or when the time is up, which sets `is_late`."""
         if self._ends_at is not None and time.monotonic() >= self._ends_at:
             self.is_late = True
         return not self.is_late and not self._is_stopping()
@@ -105,32 +101,38 @@ class ScanUnit(Struct):
     found_by: Finder
     """The finder without this directory's specifics."""
     identity: tuple[int, int, int]
+    """Device, inode and owner."""
     first_name: str
+    """Name before renames."""
     files: tuple[FoundFile, ...] = ()
     named: tuple[FoundFile, ...] = ()
+    """Files that the job names."""
     refused: Counter[UnreadReason] = field(default_factory=Counter)
     changed_ns: int = -1
+    """Directory's last change, in nanoseconds since 1970; -1 before the first look."""
     looked_at: float = float("-inf")
     """Monotonic time."""
     written_ns: int = 0
-    """Nanoseconds since 1970."""
-    costs: tuple[float, float, float] = _NO_COSTS
+    """Last known write, in nanoseconds since 1970."""
+    costs: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Seconds of the latest looks."""
     is_large: bool = False
-    is_looked_at: bool = False
+    is_in_progress: bool = False
+    """True until the other thread's result is taken."""
     due: float = float("-inf")
+    """Monotonic time."""
 
-    def looked(self, began: float, ended: float, units: int, *, is_late: bool) -> None:
-        """Record a look. `units` share the time.
+    def record_look(self, began: float, ended: float, units: int, *, is_late: bool) -> None:
+        """Record a look and schedule the next. `units`: number of all units.
 
         A look that ran out of time is repeated in the next scan, unless this unit is always slow.
         """
         _, second, third = self.costs
         self.costs = second, third, ended - began
-        wait = _SHARE * self.cost
+        wait = _PAUSE_PER_COST * self.cost
         if not is_late:
             quiet = min(max(self.quiet_seconds(time.time()) / _QUIET_SECONDS, 0.0), 1.0)
-            wait = max(_OFTEN, wait, (1.0 + quiet) * units / _UNITS_A_SECOND)
+            wait = max(_LEAST_PAUSE, wait, (1.0 + quiet) * units / _UNITS_PER_SECOND)
         self.due = ended + wait
 
     def quiet_seconds(self, now: float) -> float:
@@ -157,7 +159,7 @@ class UnitTable:
         self._cuts = cuts
         self._files = files
 
-    def renew(self, path: str, present: Sequence[tuple[str, Finder]], *, may_be_renamed: bool) -> None:
+    def update(self, path: str, present: Sequence[tuple[str, Finder]], *, may_be_renamed: bool) -> None:
         """Make the units match the directories `present`. Raises OSError, LogRefused."""
         self._may_be_renamed = may_be_renamed
         units, finders = self.by_name, dict(present)
@@ -170,12 +172,12 @@ class UnitTable:
                 new.setdefault(facts.uid, []).append((facts.written_ns, name, facts))
         for uid, named in new.items():
             room = max(MOST_JOBS - sum(unit.owner.uid == uid for unit in units.values()), 0)
-            self._cuts.stands_at(BudgetOwner(uid), CutKind.JOBS, len(named) - room)
+            self._cuts.set_count(BudgetOwner(uid), CutKind.JOBS, len(named) - room)
             for _, name, facts in heapq.nlargest(room, named):
                 units[name] = self._unit(name, f"{path}/{name}", facts, finders[name])
 
-    def renew_changed(self, path: str, unit: ScanUnit, facts: FileFacts) -> ScanUnit:
-        """Return the unit for a directory, a new one if owner or directory changed."""
+    def current_unit(self, path: str, unit: ScanUnit, facts: FileFacts) -> ScanUnit:
+        """Return `unit`, or its replacement if another directory or owner has its name."""
         first = self._first_name(unit.name, facts)
         if (facts.device, facts.inode, facts.uid) == unit.identity and first == unit.first_name:
             return unit
@@ -184,7 +186,7 @@ class UnitTable:
         return made
 
     def _first_name(self, name: str, facts: FileFacts) -> str:
-        # If only owners can rename, a new name is intended.
+        # If only the owner can rename the directory, the new name is intended.
         return self._names.first_of(name, facts) if self._may_be_renamed else name
 
     def _unit(self, name: str, path: str, facts: FileFacts, found_by: Finder) -> ScanUnit:
@@ -209,14 +211,14 @@ def first_of_users(due: Sequence[ScanUnit]) -> list[ScanUnit]:
     return [unit for units in by_user.values() for unit in heapq.nsmallest(MOST_DUE, units, key=lambda each: each.due)]
 
 
-def newest(files: Collection[FoundFile], most: int, known: Collection[tuple[int, int]]) -> tuple[FoundFile, ...]:
+def newest(files: Collection[FoundFile], most: int, known: Collection[FileKey]) -> tuple[FoundFile, ...]:
     """Return at most `most` files: `known` ones, then the most recently written."""
     if len(files) <= most:
         return tuple(files)
     return tuple(heapq.nlargest(most, files, key=lambda file: (file.key in known, file.written_ns)))
 
 
-def newest_of_users(files: Sequence[FoundFile], most: int, known: Collection[tuple[int, int]]) -> list[FoundFile]:
+def newest_of_users(files: Sequence[FoundFile], most: int, known: Collection[FileKey]) -> list[FoundFile]:
     if len(files) <= most:
         return list(files)
     by_user: dict[int | None, list[FoundFile]] = {}
@@ -225,15 +227,15 @@ def newest_of_users(files: Sequence[FoundFile], most: int, known: Collection[tup
     return [file for of_user in by_user.values() for file in newest(of_user, most, known)]
 
 
-def trim(units: Sequence[ScanUnit], most: int, known: Collection[tuple[int, int]]) -> Mapping[BudgetOwner, int]:
-    """Drop the oldest files of each user's largest units; return counts by owner."""
+def trim(units: Sequence[ScanUnit], most: int, known: Collection[FileKey]) -> Mapping[BudgetOwner, int]:
+    """Drop the oldest files of each user's largest units, down to `most`; return counts by owner."""
     lost: Counter[BudgetOwner] = Counter()
     totals: Counter[int | None] = Counter()
     for unit in units:
         totals[unit.owner.uid] += len(unit.files) + len(unit.named)
     for uid in [uid for uid, total in totals.items() if total > most]:
         sizes = sorted(len(unit.all_files) for unit in units if unit.owner.uid == uid)
-        bound = _level(sizes, most)
+        bound = _common_bound(sizes, most)
         for unit in units:
             if unit.owner.uid == uid and len(unit.all_files) > bound:
                 lost[unit.owner] += len(unit.all_files) - bound
@@ -242,10 +244,11 @@ def trim(units: Sequence[ScanUnit], most: int, known: Collection[tuple[int, int]
     return lost
 
 
-def _level(sizes: Sequence[int], most: int) -> int:
+def _common_bound(sizes: Sequence[int], most: int) -> int:
+    """Return the largest bound of each of the ascending `sizes` that keeps the sum within `most`."""
     left = most
-    for place, size in enumerate(sizes):
-        share = left // (len(sizes) - place)
+    for number, size in enumerate(sizes):
+        share = left // (len(sizes) - number)
         if size > share:
             return share
         left -= size

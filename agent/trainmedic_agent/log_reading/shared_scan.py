@@ -8,14 +8,14 @@ from collections.abc import Callable, Collection
 
 from msgspec.structs import replace
 
-from trainmedic_agent.log_reading.directory_look import FileKey
 from trainmedic_agent.log_reading.discovery import Scan
+from trainmedic_agent.log_reading.scan_units import FileKey
 
-_TURN = 0.1
+_STOP_CHECK_SECONDS = 0.1
 
 
 class SharedScan:
-    """Scanner for ``log_search``. A search requests the next scan at once."""
+    """The latest scan. A search requests the next one at once."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -26,6 +26,7 @@ class SharedScan:
     # --- called by the scanning thread ---
 
     def begin(self) -> bool:
+        """Return whether a search waits."""
         with self._changed:
             self._begun += 1
             is_wanted, self._is_wanted = self._is_wanted, False
@@ -63,5 +64,5 @@ class SharedScan:
             while self._ended <= begun:
                 if is_stopping() or self._is_stopped or (until is not None and time.monotonic() > until):
                     return replace(self._latest, is_stale=True)
-                self._changed.wait(_TURN)
+                self._changed.wait(_STOP_CHECK_SECONDS)
             return self._latest

@@ -1,4 +1,4 @@
-"""A stream's assembly of lines into blocks, each processed once, also across restarts.
+"""Assembly of a stream's lines into blocks, each processed once, also across restarts.
 
 An unfinished block is read again after a restart; the rules have seen its other lines.
 """
@@ -19,8 +19,7 @@ from trainmedic_logs.lines.line import LONGEST, Line
 from trainmedic_logs.lines.masks import masked
 from trainmedic_logs.lines.prefilter import Prefilter
 
-BYTES_AROUND = 64 * 1024
-"""Bytes searched on each side of a line for its excerpt."""
+BYTES_AROUND = 64 * 1024  # bytes searched on each side of a line for its excerpt
 
 
 class PendingExcerpt(Struct, frozen=True):
@@ -29,7 +28,7 @@ class PendingExcerpt(Struct, frozen=True):
     update: str
     """Encoded; empty if reported only once it has lasted."""
     due: float = 0.0
-    """Monotonic; immediately after a restart."""
+    """Monotonic time; 0 after a restart."""
 
 
 class LineStream:
@@ -42,7 +41,7 @@ class LineStream:
             for finding_id, place, update in kept.get("excerpts", ())
         ]
         self._assembler = LineAssembler(origin, booted_at)
-        # Of the lines up to `_fed_to`, fed by an earlier process, those that it held.
+        # Lines up to `_fed_to` were processed, except these of an unfinished block.
         self._held = {int(place) for place in kept.get("held", ())}
         self._fed_to = int(kept.get("fed_to", -1))
 
@@ -55,9 +54,11 @@ class LineStream:
 
     @property
     def oldest_place(self) -> int | None:
+        """First line of unfinished blocks, if any."""
         return self._assembler.oldest_place
 
     def feed(self, placed: Sequence[PlacedLine], arrived: datetime, prefilter: Prefilter | None = None) -> list[Line]:
+        """Return finished blocks. Lines excluded by `prefilter` may be missing."""
         fresh = [(place, raw) for place, raw in placed if place > self._fed_to or place in self._held]
         if not fresh:
             return []
@@ -70,16 +71,17 @@ class LineStream:
 
 
 def excerpt_of(before: Sequence[bytes], after: Sequence[bytes]) -> Excerpt | None:
+    """Return masked lines around the first of `after`, if any."""
     if not after:
         return None
     kept = before[-MOST_AROUND:]
-    lines = [_shown(raw) for raw in (*kept, *after[: MOST_AROUND + 1])]
+    lines = [_text(raw) for raw in (*kept, *after[: MOST_AROUND + 1])]
+    # Masking joins lines of a key, so mark the finding's line to find it afterwards.
     lines[len(kept)] = f"\0{lines[len(kept)]}"
-    # Masked together, because a key spans several lines. A mark identifies the finding's line afterwards.
-    together = masked("\n".join(lines)).split("\n")
-    at = next((number for number, line in enumerate(together) if "\0" in line), 0)
-    return Excerpt(tuple(line.replace("\0", "") for line in together), at).within()
+    safe_lines = masked("\n".join(lines)).split("\n")
+    at = next((number for number, line in enumerate(safe_lines) if "\0" in line), 0)
+    return Excerpt(tuple(line.replace("\0", "") for line in safe_lines), at).within()
 
 
-def _shown(raw: bytes) -> str:
+def _text(raw: bytes) -> str:
     return raw[:LONGEST].decode("utf-8", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}")

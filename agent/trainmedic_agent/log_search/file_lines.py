@@ -23,23 +23,24 @@ from trainmedic_logs.domain import file_times
 from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.lines.line_times import AHEAD, Stated
 
+# statx(2)
 _AT_EMPTY_PATH = 0x1000
 _STATX_BTIME = 0x800
-_BYTES = 256
-_BTIME_AT = 80
+_STATX_BYTES = 256
+_BTIME_OFFSET = 80
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def born_at(fd: int) -> datetime | None:
-    """Return the file's creation time (statx(2)); None if it is not recorded."""
+    """Return the file's creation time. None if it is not recorded."""
     statx = _statx()
     if statx is None:
         return None
-    facts = ctypes.create_string_buffer(_BYTES)
+    facts = ctypes.create_string_buffer(_STATX_BYTES)
     if statx(fd, b"", _AT_EMPTY_PATH, _STATX_BTIME, facts) != 0:
         return None
     (mask,) = struct.unpack_from("=I", facts, 0)
-    seconds, nanoseconds = struct.unpack_from("=qI", facts, _BTIME_AT)
+    seconds, nanoseconds = struct.unpack_from("=qI", facts, _BTIME_OFFSET)
     if not mask & _STATX_BTIME or seconds <= 0:
         return None
     return _EPOCH + timedelta(seconds=seconds, microseconds=nanoseconds // 1000)
@@ -56,19 +57,14 @@ def _statx() -> ctypes._NamedFuncPointer | None:
 
 
 PIECE = 256 * 1024
-UNTIMED_BYTES = 1024 * 1024
-"""Read at the end of files without times."""
-_NEAR = 256 * 1024
-"""Bytes at which a bisection ends."""
-_MUCH = 4 * 1024 * 1024
-"""Bytes from which on lines that arrived in time are checked for old timestamps."""
-_BEFORE = 64 * 1024
-"""Bytes before the first match, searched for an earlier line's time."""
-_PROBE = 64 * 1024
+UNTIMED_BYTES = 1024 * 1024  # bytes searched at the end of files without times
+_BISECTED_BYTES = 256 * 1024  # bytes at which a bisection ends
+_MANY_BYTES = 4 * 1024 * 1024  # bytes from which on lines that arrived in time are checked for old timestamps
+_BYTES_BEFORE = 64 * 1024  # bytes read before the first match, for the time of an earlier line
+_PROBE = 64 * 1024  # bytes of a probe for a time
 _PROBES = 4
-_MARKED = 64
-_QUIET_SECONDS = 10.0
-"""After this, a last line without line feed is complete."""
+_MARKED_BYTES = 64
+_QUIET_SECONDS = 10.0  # after this, a last line without line feed is complete
 
 
 class FileLines(WantedLines):
@@ -102,10 +98,10 @@ class FileLines(WantedLines):
     def begin(self, places: Mapping[str, FilePlace]) -> None:
         """Continue at this file's place, or before the first possible match. Raises OSError."""
         place = places.get(self.key)
-        self.go_to(place if place is not None and self.has(place) else self._first())
+        self.go_to(place if place is not None and self.has(place) else self._first_place())
 
     def has(self, place: FilePlace) -> bool:
-        """Return whether the marked bytes before a place are unchanged. Raises OSError."""
+        """Return whether the place's mark fits this file. Raises OSError."""
         return place.offset <= self._size and place.mark in (0, self._mark(place.offset))
 
     def go_to(self, place: FilePlace) -> None:
@@ -125,7 +121,7 @@ class FileLines(WantedLines):
         return place._replace(mark=self._mark(place.offset))
 
     def _mark(self, offset: int) -> int:
-        begin = max(offset - _MARKED, 0)
+        begin = max(offset - _MARKED_BYTES, 0)
         return zlib.crc32(os.pread(self._fd, offset - begin, begin)) or 1  # 0 means no mark
 
     def _read(self) -> bool:
@@ -138,9 +134,9 @@ class FileLines(WantedLines):
             piece = os.pread(self._fd, min(PIECE, max(self._size - self._cutter.offset, 0)), self._cutter.offset)
             self._budget.take(len(piece))
             if piece:
-                self._waiting.extend(self._likely(self._cutter.feed(piece)))
-            elif self._is_quiet and self._cutter.has_half_line:
-                self._waiting.extend(self._cutter.half_line())
+                self._waiting.extend(self._preselected(self._cutter.feed(piece)))
+            elif self._is_quiet and self._cutter.has_unfinished_line:
+                self._waiting.extend(self._cutter.take_unfinished_line())
             else:
                 self.has_more = False
                 return False
@@ -149,7 +145,7 @@ class FileLines(WantedLines):
     def _skip_hole(self) -> None:
         data = self._data_at(self._cutter.offset)
         if data > self._cutter.offset:
-            self._waiting.extend(self._cutter.half_line())
+            self._waiting.extend(self._cutter.take_unfinished_line())
             self._cutter = LineCutter(min(data, self._size))
 
     def _data_at(self, offset: int) -> int:
@@ -159,6 +155,7 @@ class FileLines(WantedLines):
         return offset
 
     def _last_stated(self) -> list[tuple[int, Stated]]:
+        """Return the last times that lack a zone, with end offsets."""
         begin = max(self._size - _PROBE, 0)
         stated: list[tuple[int, Stated]] = []
         for place, raw in LineCutter(begin, begin > 0).feed(os.pread(self._fd, _PROBE, begin)):
@@ -167,21 +164,22 @@ class FileLines(WantedLines):
                 stated.append((place + len(raw), written))
         return stated[-100:]
 
-    def _first(self) -> FilePlace:
+    def _first_place(self) -> FilePlace:
         """Return a place before the first line since `since`, by bisection."""
         since = self._wanted.query.since
         low, high = 0, self._size
         arrivals = self.clock.arrivals
         if arrivals is not None:
-            # A line is written before its arrival, or by a wrong clock a little after it.
+            # A line states a time before its arrival, or with a wrong clock a little after it.
             wanted = since - AHEAD
-            low = arrivals.first_place(wanted)
+            high = low = arrivals.first_offset(wanted)
             arrival = arrivals.of(low, wanted) if low < self._size else None
-            is_wide = arrival is not None and (arrival.after is None or arrival.at - arrival.after > AHEAD)
-            high = min(arrival.until, self._size) if arrival is not None and is_wide else low
-            if not is_wide and self._size - low > _MUCH:
-                low = high = self._after_old(low, since - SLACK)
-        while high - low > _NEAR:
+            is_imprecise = arrival is not None and (arrival.after is None or arrival.at - arrival.after > AHEAD)
+            if arrival is not None and is_imprecise:
+                high = min(arrival.until, self._size)
+            elif self._size - low > _MANY_BYTES:
+                low = high = self._skip_old(low, since - SLACK)
+        while high - low > _BISECTED_BYTES:
             middle = (low + high) // 2
             if self._data_at(middle) >= high:  # only a hole
                 high = middle
@@ -192,13 +190,13 @@ class FileLines(WantedLines):
                 low = max(high - UNTIMED_BYTES, low) if self.is_untimed else low
                 break
             low, high = (low, middle) if at >= since else (middle, high)
-        low = max(low - _BEFORE, 0)
+        low = max(low - _BYTES_BEFORE, 0)
         return FilePlace(low, low > 0, BEGINNING)
 
-    def _after_old(self, low: int, since: datetime) -> int:
-        """Return a place from `low` on before which all lines state times before `since`: copied files arrive late."""
+    def _skip_old(self, low: int, since: datetime) -> int:
+        """Return a place before which all lines state times before `since`: copied files arrive late."""
         high = self._size
-        while high - low > _NEAR:
+        while high - low > _BISECTED_BYTES:
             middle = (low + high) // 2
             at = self._time_at(middle, high, is_latest=True)
             if at is None:
@@ -207,7 +205,7 @@ class FileLines(WantedLines):
         return low
 
     def _time_at(self, offset: int, before: int, *, is_latest: bool = False) -> datetime | None:
-        """Return the first time from `offset` on, or the latest in its piece; None without one nearby."""
+        """Return the first time from `offset` on, or the latest in its piece, if near."""
         for _ in range(_PROBES):
             offset = self._data_at(offset)
             if offset >= before:

@@ -13,7 +13,7 @@ from trainmedic_agent.log_search.wanted_lines import FilePlace, ReadBudget, Want
 from trainmedic_logs.domain.finding import Origin
 
 KERNEL = "kernel"
-_KERNEL_SECONDS = 0.5
+_WAIT_SECONDS = 0.5
 _MOST_KERNEL_LINES = 200_000
 
 
@@ -31,7 +31,7 @@ class KernelLines(WantedLines):
         """Read all lines. Raises OSError."""
         super().__init__(KERNEL, origin, line_filter, LineClock(datetime.now(UTC)), budget)
         self._lines: list[PlacedLine] = []
-        while not budget.is_stopped and (more := reader.read() or self._awaited(reader)):
+        while not budget.is_stopped and (more := reader.read() or self._wait_and_read(reader)):
             self._lines += more
         self.go_to(places.get(KERNEL, FilePlace()))
 
@@ -52,8 +52,9 @@ class KernelLines(WantedLines):
     def _read(self) -> bool:
         return False
 
-    def _awaited(self, reader: KernelReader) -> list[PlacedLine]:
+    def _wait_and_read(self, reader: KernelReader) -> list[PlacedLine]:
+        """Wait briefly: a journal's process writes with pauses."""
         number = reader.fileno()
         if number is None or len(self._lines) > _MOST_KERNEL_LINES:
             return []
-        return reader.read() if select.select([number], [], [], _KERNEL_SECONDS)[0] else []
+        return reader.read() if select.select([number], [], [], _WAIT_SECONDS)[0] else []

@@ -17,19 +17,15 @@ from trainmedic_logs.lines import line_times
 from trainmedic_logs.lines.line_times import AHEAD, Lacks, Stated
 
 BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
-SLACK = timedelta(seconds=60)
-"""Disorder if several processes write."""
-_BEHIND = timedelta(hours=24)
-"""A time this long before arrival is not the line's own."""
-_NARROW = timedelta(minutes=15)
-"""An arrival this precise completes a time without year or date."""
-_WEAK = timedelta(minutes=15)
-_EXACT = timedelta(seconds=2)
-"""Error of an exact time."""
-_QUARTER = timedelta(minutes=15)
-"""Zones differ by whole quarters."""
+SLACK = timedelta(seconds=60)  # disorder if several processes write
+_BEHIND = timedelta(hours=24)  # a time this long before arrival is not the line's own
+_NARROW = timedelta(minutes=15)  # an arrival this precise completes a time without year or date
+_WEAK = timedelta(minutes=15)  # digits that may be no time must be this close to the arrival
+_EXACT = timedelta(seconds=2)  # error of an exact time
+_ZONE_STEP = timedelta(minutes=15)
+# Arrival after and before the line's own time, when a zone is detected.
 _LATE, _EARLY = timedelta(seconds=60), timedelta(seconds=5)
-_MOST_OFFSET = 14 * 4
+_MOST_STEPS = 14 * 4
 _LEAST_VOTES = 3
 
 
@@ -45,6 +41,8 @@ class LineTime(NamedTuple):
 
 
 class LineClock:
+    """Clock of one file's lines, in order."""
+
     def __init__(
         self,
         written_at: datetime,
@@ -58,9 +56,9 @@ class LineClock:
         if first_at is not None and born_at is not None and first_at < born_at - _EARLY:
             arrivals = None  # of an earlier file with this inode
         self.arrivals = arrivals
-        self.latest = BEGINNING
-        self.before = BEGINNING
-        self.goes_back = False
+        self.latest = BEGINNING  # latest time so far
+        self.before = BEGINNING  # last stated time
+        self.goes_back = False  # True if times were out of order by more than `SLACK`
         self._written_at = written_at
         self._born_at = born_at
         self._zone = zone
@@ -80,19 +78,20 @@ class LineClock:
                 continue
             if stated.has_zone or stated.lacks is Lacks.DATE:
                 continue
-            wall = line_times.moment(stated, UTC, arrival.at + _QUARTER * _MOST_OFFSET, arrival.at)
+            wall = line_times.moment(stated, UTC, arrival.at + _ZONE_STEP * _MOST_STEPS, arrival.at)
             if wall is None:
                 continue
-            quarters = round((wall - arrival.at) / _QUARTER)
-            rest = wall - arrival.at - quarters * _QUARTER
-            if abs(quarters) <= _MOST_OFFSET and -_LATE <= rest <= _EARLY:
-                votes[quarters] += 1
+            steps = round((wall - arrival.at) / _ZONE_STEP)
+            rest = wall - arrival.at - steps * _ZONE_STEP
+            if abs(steps) <= _MOST_STEPS and -_LATE <= rest <= _EARLY:
+                votes[steps] += 1
         if not votes:
             return
-        quarters, count = votes.most_common(1)[0]
+        steps, count = votes.most_common(1)[0]
         offset = self._written_at.astimezone(self._zone).utcoffset()
-        if count >= _LEAST_VOTES and count * 5 >= votes.total() * 4 and offset != quarters * _QUARTER:
-            self._zone = timezone(quarters * _QUARTER)
+        is_clear = count >= _LEAST_VOTES and count >= 0.8 * votes.total()
+        if is_clear and offset != steps * _ZONE_STEP:
+            self._zone = timezone(steps * _ZONE_STEP)
             self._is_learned = True
 
     def stated_at(self, end: int, at: datetime | None, stated: Stated | None) -> tuple[datetime, TimeKnownBy] | None:
@@ -118,14 +117,14 @@ class LineClock:
             return None
         return at, known_by
 
-    def stating(self, at: datetime, known_by: TimeKnownBy) -> LineTime:
+    def time_stated(self, at: datetime, known_by: TimeKnownBy) -> LineTime:
         self.goes_back = self.goes_back or at < self.latest - SLACK
         self.latest = max(self.latest, at)
         self.before = at
         return LineTime(at, known_by)
 
-    def stating_none(self, end: int, following: datetime | None) -> LineTime:
-        """Return the time of the next line, which states none. `following`: the next time in the file."""
+    def time_without(self, end: int, following: datetime | None) -> LineTime:
+        """Return the next line's time, which it does not state. `following`: the file's next stated time."""
         arrival = self._arrived(end)
         moment = self._between(arrival, following if following is None or following >= self.before else None)
         self.latest = max(self.latest, moment.at)

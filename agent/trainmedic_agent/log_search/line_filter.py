@@ -1,3 +1,5 @@
+"""Matching of lines and files with a query."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -19,8 +21,7 @@ from trainmedic_logs.lines import raw_text
 from trainmedic_logs.lines.prefilter import LineSearch
 
 _KEY = "-----BEGIN"
-_ESCAPED = rb"\{\"log\":\".*\\[^n]"
-"""Escapes in a container's JSON log."""
+_ESCAPED = rb"\{\"log\":\".*\\[^n]"  # escapes in a container's JSON log
 
 
 class LikelyLines:
@@ -36,6 +37,7 @@ class LikelyLines:
         return cls(patterns) if patterns is not None else None
 
     def among(self, lines: Sequence[PlacedLine], states_time: Callable[[PlacedLine], bool]) -> Sequence[PlacedLine]:
+        """Return lines that may match, with the nearest timed lines around each."""
         raws = [raw for _, raw in lines]
         suspects = self._search.suspects(raws)
         if any(_KEY in raw_text.text_of(raws[at])[0] for at in suspects):
@@ -43,17 +45,17 @@ class LikelyLines:
         kept = set(suspects)
         states_time = cache(states_time)
         for after, until in zip([-1, *suspects], [*suspects, len(raws)], strict=True):
-            kept.update(_first(range(until - 1, after, -1), lines, states_time))
-            kept.update(_first(range(after + 1, until), lines, states_time))
+            kept.update(_first_timed(range(until - 1, after, -1), lines, states_time))
+            kept.update(_first_timed(range(after + 1, until), lines, states_time))
         return [lines[at] for at in sorted(kept)]
 
 
-def _first(positions: range, lines: Sequence[PlacedLine], states_time: Callable[[PlacedLine], bool]) -> list[int]:
+def _first_timed(positions: range, lines: Sequence[PlacedLine], states_time: Callable[[PlacedLine], bool]) -> list[int]:
     return next(([at] for at in positions if states_time(lines[at])), [])
 
 
+# So that times can be added to the ends.
 _EARLIEST, _LATEST = datetime(1971, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
-"""So that times can be added to the ends."""
 _OF_FILES = ("attempt", "node_rank")
 _OF_LINES = ("rank", "local_rank")
 
@@ -81,15 +83,15 @@ class LineFilter(Struct, frozen=True):
         levels = query.level.at_least if query.level is not None else frozenset(LogLevel)
         return cls(query, pattern, levels, LikelyLines.of(query.grep))
 
-    def is_out(self, level: LogLevel, moment: LineTime) -> bool:
-        return level not in self.levels or self._is_in_window(moment) is False
+    def is_excluded(self, level: LogLevel, moment: LineTime) -> bool:
+        return level not in self.levels or self._window_contains(moment) is False
 
-    def answers(self, line: FoundLine, moment: LineTime) -> tuple[Answers, str]:
+    def answer(self, line: FoundLine, moment: LineTime) -> tuple[Answers, str]:
         """Return the answer, and for UNKNOWN the unknown attribute."""
-        is_known = self._is_in_window(moment)
-        if is_known is False or line.level not in self.levels:
+        is_in_window = self._window_contains(moment)
+        if is_in_window is False or line.level not in self.levels:
             return Answers.NO, ""
-        missing = TIME if is_known is None else ""
+        missing = TIME if is_in_window is None else ""
         if line.source not in KERNEL_SOURCES:
             for name in _OF_LINES:
                 asked, stated = getattr(self.query, name), getattr(line, name)
@@ -101,13 +103,14 @@ class LineFilter(Struct, frozen=True):
             return Answers.NO, ""
         return (Answers.UNKNOWN, missing) if missing else (Answers.YES, "")
 
-    def _is_in_window(self, moment: LineTime) -> bool | None:
+    def _window_contains(self, moment: LineTime) -> bool | None:
         """Return None if the time is too uncertain."""
         since, until = self.query.since, self.query.until
         if moment.is_vague and moment.earliest is not None:
             if moment.at < since or (until is not None and moment.earliest >= until):
                 return False
-            return True if moment.earliest >= since and (until is None or moment.at < until) else None
+            is_certain = moment.earliest >= since and (until is None or moment.at < until)
+            return True if is_certain else None
         return moment.at >= since and (until is None or moment.at < until)
 
 

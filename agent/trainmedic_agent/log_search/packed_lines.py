@@ -16,10 +16,10 @@ from trainmedic_agent.log_search.wanted_lines import FilePlace, ReadBudget, Want
 from trainmedic_logs.domain import file_times
 from trainmedic_logs.domain.finding import Origin
 
-MOST_UNPACKED = 128 * 1024 * 1024
+MOST_UNPACKED = 128 * 1024 * 1024  # uncompressed bytes of a file that are searched
 _PIECE = 256 * 1024
 _READ = 64 * 1024
-_GZIP = 31
+_GZIP = 31  # zlib's `wbits` for gzip
 
 
 class PackedLines(WantedLines):
@@ -38,7 +38,7 @@ class PackedLines(WantedLines):
         written_at = file_times.written_at(facts)
         key, clock = f"{facts.st_dev:x}-{facts.st_ino:x}", LineClock(written_at, zone=zone)
         super().__init__(key, origin, line_filter, clock, budget)
-        self.is_cut = False
+        self.is_cut = False  # True if the file is damaged or larger than `MOST_UNPACKED`
         self._cutter = LineCutter()
         self._unpacking = zlib.decompressobj(_GZIP)
         self._packed_offset = 0
@@ -72,9 +72,9 @@ class PackedLines(WantedLines):
             piece = self._piece()
             self._budget.take(len(piece))
             if piece:
-                self._waiting.extend(self._likely(self._cutter.feed(piece)))
-            elif self._cutter.has_half_line:
-                self._waiting.extend(self._cutter.half_line())
+                self._waiting.extend(self._preselected(self._cutter.feed(piece)))
+            elif self._cutter.has_unfinished_line:
+                self._waiting.extend(self._cutter.take_unfinished_line())
             else:
                 self.has_more = False
                 return False

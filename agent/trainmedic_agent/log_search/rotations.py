@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from trainmedic_agent.log_opening.node_files import FileFacts, LogRefused, NamedBy, NodeFiles
 
-MOST_OLDER = 16
-"""Per file, newest first."""
+MOST_OLDER = 16  # parts of a file, newest first
 _OLDER = re.compile(r"(?:\.\d{1,3}|[.-]\d{8}(?:-?\d{1,6})?|[.-]\d{4}-\d\d-\d\d[\w.:-]{0,16}?)(?P<packed>\.gz)?\Z")
 _MOST_ENTRIES = 20_000
 _MOST_LISTED = 200_000
@@ -29,10 +28,11 @@ class Rotations:
         """List no further directory after `seconds`."""
         self._files = files
         self._until = time.monotonic() + seconds
-        self.left_out = 0
+        self.left_out = 0  # files whose directory was not listed
         self._names: dict[tuple[str, NamedBy | None], list[str]] = {}
 
     def of(self, path: str, since: float, named_by: NamedBy | None = None) -> list[OlderPart]:
+        """Return older parts written at `since` or later, in Unix time."""
         directory, _, name = path.rpartition("/")
         if (directory, named_by) not in self._names and time.monotonic() > self._until:
             self.left_out += 1

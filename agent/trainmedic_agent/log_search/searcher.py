@@ -18,9 +18,9 @@ from trainmedic_agent.log_opening.node_files import LogRefused, NamedBy, NodeFil
 from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading import kernel_log
 from trainmedic_agent.log_reading.arrivals import ArrivalIndex
-from trainmedic_agent.log_reading.directory_look import FileKey
 from trainmedic_agent.log_reading.discovery import Discovery, Scan
 from trainmedic_agent.log_reading.log_policy import KernelReading, LogsPolicy
+from trainmedic_agent.log_reading.scan_units import FileKey
 from trainmedic_agent.log_search import packed_lines
 from trainmedic_agent.log_search.file_lines import FileLines
 from trainmedic_agent.log_search.kernel_lines import KernelLines
@@ -35,17 +35,17 @@ from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
 
 log = logging.getLogger(__name__)
 
+# Limits of a page.
 MOST_FILES = 256
 MOST_LINES = 5000
-MOST_TEXT = 512 * 1024
+MOST_TEXT = 512 * 1024  # characters
 MOST_READ = 64 * 1024 * 1024
-"""Bytes per page."""
 MOST_SECONDS = 4.0
 SCAN_SECONDS = 4.0
 _JOB_SECONDS = 2.0
 OPEN_SECONDS = 4.0
 LISTING_SECONDS = 4.0
-_SCAN_AGAIN = 5.0
+_SCAN_VALID_SECONDS = 5.0
 
 Places = Mapping[str, FilePlace]
 
@@ -92,7 +92,7 @@ class LogSearcher:
         zone: tzinfo | None = None,
         files: NodeFiles = OwnFiles(),
     ) -> None:
-        """`zone` applies to times without one; None is this machine's."""
+        """`zone` of times without one; None is this machine's."""
         self._policy = policy
         self._arrivals = arrivals
         self._zone = zone
@@ -113,7 +113,7 @@ class LogSearcher:
         """
         line_filter = LineFilter.of(query)
         query = line_filter.query
-        if time.monotonic() - self._scanned_at > _SCAN_AGAIN:
+        if time.monotonic() - self._scanned_at > _SCAN_VALID_SECONDS:
             scan = self._discovery.scan((), is_stopping, SCAN_SECONDS, _JOB_SECONDS)
             if is_stopping():
                 return LogPage((), places, False)
@@ -129,10 +129,12 @@ class LogSearcher:
         rotations = Rotations(self._node_files, LISTING_SECONDS)
         unopened: list[str] = []
         with ExitStack() as stack:
-            opened: list[WantedLines] = [*self._opened(files, line_filter, places, budget, stack, rotations, unopened)]
+            opened: list[WantedLines] = [
+                *self._open_files(files, line_filter, places, budget, stack, rotations, unopened)
+            ]
             budget.begin()  # a page makes progress even if opening is slow
             opened += self._kernel_lines(line_filter, places, budget, stack, notes)
-            lines, is_cut = _merged(opened, min(most, MOST_LINES))
+            lines, is_cut = _merge(opened, min(most, MOST_LINES))
             reached = {**places, **{file.key: file.marked(file.place) for file in opened}}
         if places:
             notes, left_out = [], {}  # already on the first page
@@ -188,7 +190,7 @@ class LogSearcher:
         ]
         kernel = self._policy.kernel
         is_found = any(each.origin.source in KERNEL_SOURCES for each in files)
-        if kernel is not None and kernel_log.way_of(kernel) is KernelReading.FILE and not is_found:
+        if kernel is not None and kernel_log.choose_reading(kernel) is KernelReading.FILE and not is_found:
             files.append(LogFileFound(kernel.path, self._kernel, time.time()))
         return _with_node_ranks(files)
 
@@ -198,11 +200,11 @@ class LogSearcher:
         kernel = self._policy.kernel
         if kernel is None or not line_filter.query.kernel:
             return []
-        way = kernel_log.way_of(kernel)
+        way = kernel_log.choose_reading(kernel)
         if way is KernelReading.FILE:
             return []
         try:
-            reader = kernel_log.opened(way, {}, "")
+            reader = kernel_log.open_reader(way, {}, "")
             stack.callback(reader.close)
             return [KernelLines(reader, self._kernel, places, line_filter, budget)]
         except OSError as error:
@@ -228,6 +230,7 @@ class LogSearcher:
         return files[:MOST_FILES]
 
     def _written_since(self, files: Sequence[LogFileFound], since: float) -> set[str]:
+        """Return the paths of files written since then, looking again."""
         written = {file.path for file in files if file.written_at >= since}
         others: dict[tuple[str, NamedBy | None], list[str]] = {}
         for file in files:
@@ -246,7 +249,7 @@ class LogSearcher:
                 }
         return written
 
-    def _opened(
+    def _open_files(
         self,
         files: Sequence[LogFileFound],
         line_filter: LineFilter,
@@ -256,9 +259,10 @@ class LogSearcher:
         rotations: Rotations,
         late: list[str],
     ) -> Iterable[WantedLines]:
+        """`late`: notes on what is not opened in time."""
         until = time.monotonic() + OPEN_SECONDS
         own_files = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.path}
-        met: set[str] = set()
+        seen: set[str] = set()
         for number, file in enumerate(files):
             if budget.is_stopped:
                 return
@@ -269,12 +273,15 @@ class LogSearcher:
                 return
             older = rotations.of(file.path, line_filter.query.since.timestamp(), file.named_by)
             parts = [OlderPart(file.path, False, file.written_at), *older]
-            whole = [part for part in (self._part(part, file, line_filter, budget, stack) for part in parts) if part]
-            own_places = [places[lines.key] for lines in whole if lines.key in places]
-            for lines in whole:
-                if lines.key in met or (places and lines.key not in places and isinstance(lines, PackedLines)):
-                    continue  # read before it was compressed
-                met.add(lines.key)
+            opened = [self._open_part(part, file, line_filter, budget, stack) for part in parts]
+            of_file = [lines for lines in opened if lines is not None]
+            own_places = [places[lines.key] for lines in of_file if lines.key in places]
+            for lines in of_file:
+                # Earlier pages read a part that was compressed since then.
+                is_read = bool(places) and lines.key not in places and isinstance(lines, PackedLines)
+                if lines.key in seen or is_read:
+                    continue
+                seen.add(lines.key)
                 lines.skips_ranks = (
                     file.origin.source == "launcher" and (file.origin.job, file.origin.attempt) in own_files
                 )
@@ -285,7 +292,7 @@ class LogSearcher:
                     continue
                 yield lines
 
-    def _part(
+    def _open_part(
         self,
         part: OlderPart,
         file: LogFileFound,
@@ -307,18 +314,18 @@ class LogSearcher:
 
 
 def _with_node_ranks(files: Sequence[LogFileFound]) -> list[LogFileFound]:
+    """Complete node ranks that all other files of the attempt share."""
     stated: dict[tuple[str | None, int | None], set[int]] = {}
     for file in files:
         if file.origin.node_rank is not None and file.origin.job is not None:
             stated.setdefault((file.origin.job, file.origin.attempt), set()).add(file.origin.node_rank)
-    shown = []
+    completed = []
     for file in files:
         of_attempt = stated.get((file.origin.job, file.origin.attempt), set())
         if file.origin.node_rank is None and len(of_attempt) == 1:
-            shown.append(structs.replace(file, origin=structs.replace(file.origin, node_rank=min(of_attempt))))
-        else:
-            shown.append(file)
-    return shown
+            file = structs.replace(file, origin=structs.replace(file.origin, node_rank=min(of_attempt)))
+        completed.append(file)
+    return completed
 
 
 def _is_of_job(file: LogFileFound, query: LogQuery) -> bool:
@@ -342,7 +349,8 @@ def _begin(lines: FileLines | PackedLines, places: Places, own_places: Sequence[
     lines.begin(places)
 
 
-def _merged(files: Sequence[WantedLines], most: int) -> tuple[list[FoundLine], bool]:
+def _merge(files: Sequence[WantedLines], most: int) -> tuple[list[FoundLine], bool]:
+    """Return the next lines by time, and whether lines are left."""
     heads: list[tuple[datetime, int, FoundLine]] = []
     latest: dict[int, datetime] = {}
 

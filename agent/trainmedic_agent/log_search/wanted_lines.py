@@ -25,9 +25,8 @@ from trainmedic_logs.lines.parsed_line import LineMask, parse
 from trainmedic_logs.lines.records import record_of
 
 _MAY_STATE = re.compile(rb"\d\d:\d\d:\d\d|\d{10}|\d{8}[T_-]\d{6}")
-_BEGINNING = 1024
-PROBED_LINES = 256
-"""Lines ahead, searched for the next time."""
+_BEGINNING = 1024  # bytes of a line in which a time may be
+PROBED_LINES = 256  # lines ahead, searched for the next time
 
 
 class ReadBudget:
@@ -64,23 +63,23 @@ class FilePlace(NamedTuple):
 
 
 class WantedLines(ABC):
+    """A stream's matching lines, in order."""
+
     def __init__(self, key: str, origin: Origin, line_filter: LineFilter, clock: LineClock, budget: ReadBudget) -> None:
         self.key = key
         self._budget = budget
-        self.is_untimed = False
-        self.skips_ranks = False
-        """True if the ranks have their own files."""
-        self.has_more = False
-        """True if the budget is spent."""
-        self.line_place = FilePlace()
+        self.is_untimed = False  # True if no line near the window states a time
+        self.skips_ranks = False  # True if the ranks have their own files
+        self.has_more = False  # True if lines were left when the budget was spent
+        self.line_place = FilePlace()  # place before the last returned line
         self.clock = clock
         self._origin = origin
         self._wanted = line_filter
         self._booted_at = datetime.fromtimestamp(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME), UTC)
         self._mask = LineMask()
         self._waiting: deque[PlacedLine] = deque()
+        # The next stated time, and the place up to which it is the next.
         self._following: tuple[int, datetime | None] = (-1, None)
-        """Next time, and the place up to which it is next."""
         self._left_out: Counter[str] = Counter()
         self._left_out_since: datetime | None = None
 
@@ -132,9 +131,12 @@ class WantedLines(ABC):
             return None
         if not line.text and raw and not raw.strip(b"\0"):
             return None  # the rest of a hole
-        said = self.clock.stated_at(end, line.at, line.stated)
-        moment = self.clock.stating(*said) if said is not None else self.clock.stating_none(end, self._ahead(offset))
-        if self._wanted.is_out(line.level, moment):
+        stated = self.clock.stated_at(end, line.at, line.stated)
+        if stated is not None:
+            moment = self.clock.time_stated(*stated)
+        else:
+            moment = self.clock.time_without(end, self._next_stated(offset))
+        if self._wanted.is_excluded(line.level, moment):
             self._mask.skip(line.text)  # masking each line would take most of the time
             return None
         shown = FoundLine(
@@ -150,7 +152,7 @@ class WantedLines(ABC):
             moment.known_by,
             round(moment.error, 3) if moment.error is not None else None,
         )
-        answer, missing = self._wanted.answers(shown, moment)
+        answer, missing = self._wanted.answer(shown, moment)
         if answer is Answers.UNKNOWN:
             self._left_out[missing] += 1
             if missing == TIME and moment.earliest is not None:
@@ -158,7 +160,8 @@ class WantedLines(ABC):
                 self._left_out_since = moment.earliest if since is None else min(since, moment.earliest)
         return shown if answer is Answers.YES else None
 
-    def _ahead(self, offset: int) -> datetime | None:
+    def _next_stated(self, offset: int) -> datetime | None:
+        """Return the next stated time, if near. Raises OSError."""
         until, at = self._following
         if offset < until:
             return at
@@ -166,23 +169,24 @@ class WantedLines(ABC):
             continue
         place = offset
         for number, (place, raw) in enumerate(islice(self._waiting, PROBED_LINES)):
-            said = self._stated_by(place, raw)
-            if said is not None:
-                self._following = (place, said)
-                return said
+            stated = self._stated_by(place, raw)
+            if stated is not None:
+                self._following = (place, stated)
+                return stated
             if number == PROBED_LINES // 2:
-                # No line up to here states a time.
+                # Lines up to here need no further look: their next time is not near.
                 self._following = (place, None)
         if self._following[0] <= offset:
             self._following = (place, None)
         return None
 
     def _stated_by(self, offset: int, raw: bytes) -> datetime | None:
-        at, stated = self._times_in(raw)
-        said = self.clock.stated_at(offset + len(raw), at, stated)
-        return said[0] if said is not None else None
+        at, uncertain = self._times_in(raw)
+        stated = self.clock.stated_at(offset + len(raw), at, uncertain)
+        return stated[0] if stated is not None else None
 
     def _times_in(self, raw: bytes) -> tuple[datetime | None, Stated | None]:
+        """Return the line's time; else one without date or zone."""
         if self._origin.source != "kernel" and not _may_state(raw):
             return None, None
         text, _ = raw_text.text_of(raw)
@@ -195,7 +199,8 @@ class WantedLines(ABC):
         at = prefixed.at or times.stated_by(prefixed.text, record_of(prefixed.text))
         return at, line_times.stated(prefixed.text) if at is None else None
 
-    def _likely(self, lines: list[PlacedLine]) -> Sequence[PlacedLine]:
+    def _preselected(self, lines: list[PlacedLine]) -> Sequence[PlacedLine]:
+        """Return lines that may match, with the timed ones that they need."""
         likely = self._wanted.likely
         if likely is None or self._mask.is_in_key or self._origin.source == "kernel":
             return lines

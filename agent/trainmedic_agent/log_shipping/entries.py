@@ -19,22 +19,16 @@ from trainmedic_logs.domain.log_search import TimeKnownBy
 from trainmedic_logs.lines import line_times
 from trainmedic_logs.lines.parsed_line import LineMask, ParsedLine, parse
 
-LONGEST_LINE = 64 * 1024
-"""Bytes shipped; Loki's limit is 256 KiB."""
-LONGEST_LABEL = 1024
-"""Characters of a value; Loki's limit is 2,048."""
-_FUTURE = timedelta(minutes=1)
-"""A time further ahead is wrong; Loki's limit is 10 min."""
-_SAME_TIME = timedelta(seconds=2)
-"""A line without a timestamp gets that of a line this shortly before."""
-_NEAR_ARRIVAL = timedelta(minutes=15)
-"""A time without a zone counts, in the node's zone, this close to the arrival."""
-_SHARES = 500
-"""Nanoseconds between files, so that equal lines of ranks do not collide."""
+LONGEST_LINE = 64 * 1024  # bytes shipped; Loki's limit is 256 KiB
+LONGEST_LABEL = 1024  # characters of a value; Loki's limit is 2,048
+_FUTURE = timedelta(minutes=1)  # a time further ahead is wrong; Loki's limit is 10 min
+_SAME_TIME = timedelta(seconds=2)  # a line without a timestamp gets that of a line this shortly before
+_NEAR_ARRIVAL = timedelta(minutes=15)  # a time without a zone counts, in the node's zone, this close to the arrival
+# Nanoseconds: each file adds its own offset below this, so that equal lines of ranks do not collide.
+_FILE_OFFSETS = 500
 _MILLISECOND = 1_000_000
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
-_MOST_ARRIVALS = 600
-
+_MOST_ARRIVALS = 600  # per file
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -49,8 +43,9 @@ class StoreEntry(Struct, frozen=True):
     place: int
     """Offset from which to read again."""
     turn: int = 0
-    """Truncations so far."""
+    """Number of truncations before it."""
     lost: LostReason | None = None
+    """Why it is not sent, if so."""
 
     @property
     def size(self) -> int:
@@ -58,22 +53,23 @@ class StoreEntry(Struct, frozen=True):
 
 
 class EntryMaker:
+    """Maker of one file's entries, in order."""
+
     def __init__(self, origin: Origin, booted_at: datetime, oldest: timedelta, last: int = 0) -> None:
         """`last`: an earlier process's last entry, in nanoseconds."""
-        self.skips_ranks = False
-        """True if the ranks have their own files."""
+        self.skips_ranks = False  # True if the ranks have their own files
         self._booted_at = booted_at
         self._oldest = oldest
         self._last = last
         self._latest = _EPOCH + timedelta(microseconds=last // 1000) if last else None
         self._mask = LineMask()
         self._key_place = 0
-        self.become(origin)
+        self.set_origin(origin)
 
-    def become(self, origin: Origin) -> None:
+    def set_origin(self, origin: Origin) -> None:
         self.origin = origin
         # By inode, which is the same after a kill.
-        self._share = zlib.crc32(origin.generation.partition("-")[0].encode()) % _SHARES
+        self._file_offset = zlib.crc32(origin.generation.partition("-")[0].encode()) % _FILE_OFFSETS
         labels = {"job": origin.job, "node": origin.node, "source": origin.source}
         self._labels = tuple((name, value[:LONGEST_LABEL]) for name, value in labels.items() if value)
         numbers = {"attempt": origin.attempt, "node_rank": origin.node_rank, "local_rank": origin.local_rank}
@@ -98,7 +94,7 @@ class EntryMaker:
             self._key_place = place
         stated, known_by = _stated(line, arrived)
         return StoreEntry(
-            at=self._nanosecond(self._timed(stated, arrived)),
+            at=self._unique_nanosecond(self._time_of(stated, arrived)),
             labels=(*self._labels, ("level", line.level.value)),
             metadata=self._metadata_of(line, known_by),
             text=text,
@@ -116,15 +112,15 @@ class EntryMaker:
             members["time_source"] = known_by.value
         return {**self._metadata, **members} if members else self._metadata
 
-    def _timed(self, said: datetime | None, arrived: datetime) -> datetime:
-        if said is not None:
-            self._latest = said
+    def _time_of(self, stated: datetime | None, arrived: datetime) -> datetime:
+        if stated is not None:
+            self._latest = stated
         elif self._latest is None or not -_FUTURE <= arrived - self._latest < _SAME_TIME:
             self._latest = arrived
         return self._latest
 
-    def _nanosecond(self, at: datetime) -> int:
-        exact = (at - _EPOCH) // timedelta(microseconds=1) * 1000 + self._share
+    def _unique_nanosecond(self, at: datetime) -> int:
+        exact = (at - _EPOCH) // timedelta(microseconds=1) * 1000 + self._file_offset
         is_same = self._last - _MILLISECOND < exact <= self._last
         self._last = self._last + 1 if is_same else exact
         return self._last
@@ -147,7 +143,7 @@ class Arrivals:
         self._sizes: list[int] = []
         self._times: list[datetime] = []
 
-    def note(self, size: int, now: datetime) -> None:
+    def record(self, size: int, now: datetime) -> None:
         if self._sizes and size <= self._sizes[-1]:
             return
         self._sizes.append(size)
@@ -156,7 +152,7 @@ class Arrivals:
             self._sizes, self._times = self._sizes[1::2], self._times[1::2]
 
     def of(self, place: int, now: datetime) -> datetime:
-        """Return the latest arrival of the byte at `place`; forget earlier ones."""
+        """Return when the byte at `place` had arrived; forget earlier bytes."""
         at = bisect_right(self._sizes, place)
         if at > 0:
             del self._sizes[:at], self._times[:at]

@@ -16,17 +16,16 @@ class LostReason(StrEnum):
     """Longer than agent or store accept."""
     TOO_MANY_JOBS = "too_many_jobs"
     REFUSED = "refused"
-    """Refused for the reason in the agent's log."""
+    """For the reason in the agent's log."""
     BEHIND = "behind"
-    """The store was too far behind."""
+    """Skipped, because too far behind."""
     DELETED = "deleted"
     TRUNCATED = "truncated"
     OVERWRITTEN = "overwritten"
-    """Overwritten by the kernel before it was read."""
+    """By the kernel."""
 
 
-OF_BYTES = (LostReason.BEHIND, LostReason.DELETED, LostReason.TRUNCATED)
-"""Lines that were never read, so counted in bytes."""
+COUNTED_IN_BYTES = (LostReason.BEHIND, LostReason.DELETED, LostReason.TRUNCATED)  # losses of lines that were never read
 
 
 class ShipCounters:
@@ -34,31 +33,28 @@ class ShipCounters:
         self._lock = threading.Lock()
         self._lines: Counter[str] = Counter()
         # Start at 0, so that Prometheus sees the first loss as an increase.
-        self._lost_lines = Counter({reason.value: 0 for reason in LostReason if reason not in OF_BYTES})
-        self._lost_bytes = Counter({reason.value: 0 for reason in (*OF_BYTES, LostReason.TOO_LARGE)})
+        self._lost_lines = Counter({reason.value: 0 for reason in LostReason if reason not in COUNTED_IN_BYTES})
+        self._lost_bytes = Counter({reason.value: 0 for reason in (*COUNTED_IN_BYTES, LostReason.TOO_LARGE)})
         self._failures: Counter[str] = Counter()
         self.files: Mapping[str, int] = {}
-        self.refused: Mapping[str, int] = {}
-        """Shown by log reading."""
-        self.behind = 0
-        """Bytes that the store lacks."""
-        self.problem = ""
-        """Why the store does not accept lines; otherwise empty."""
+        self.refused: Mapping[str, int] = {}  # not exported here: log reading has the same
+        self.behind = 0  # bytes that the store lacks
+        self.problem = ""  # why the store does not accept lines, otherwise empty
 
-    def shipped(self, lines: Mapping[str, int]) -> None:
+    def add_shipped(self, lines: Mapping[str, int]) -> None:
         with self._lock:
             self._lines.update(lines)
 
-    def lose_lines(self, reason: LostReason, count: int) -> None:
+    def add_lost_lines(self, reason: LostReason, count: int) -> None:
         with self._lock:
             self._lost_lines[reason.value] += count
 
-    def lose_bytes(self, reason: LostReason, count: int) -> None:
+    def add_lost_bytes(self, reason: LostReason, count: int) -> None:
         if count > 0:
             with self._lock:
                 self._lost_bytes[reason.value] += count
 
-    def fail(self, reason: str) -> None:
+    def add_failure(self, reason: str) -> None:
         with self._lock:
             self._failures[reason] += 1
 

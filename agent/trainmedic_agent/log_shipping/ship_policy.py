@@ -15,8 +15,7 @@ from trainmedic_agent.mapping_reader import FieldFault, MappingReader
 from trainmedic_core.http_url import check_http_url
 from trainmedic_logs.domain.log_sources import fault_of_source
 
-OLDEST = timedelta(days=7)
-"""Loki's default (``reject_old_samples_max_age``)."""
+OLDEST = timedelta(days=7)  # loki's default (``reject_old_samples_max_age``)
 _NUMBERS = re.compile(r"\d{1,10}(:\d{1,10})?\Z")
 
 

@@ -21,14 +21,14 @@ class ShippedSource(Protocol):
     def key(self) -> str: ...
 
     def place_json(self) -> Mapping[str, Any]:
-        """Return the place to resume reading after a restart. Raises OSError."""
+        """As `ReadStream.place_json`."""
         ...
 
     def state(self) -> Mapping[str, Any]: ...
 
 
 class ShipPositions:
-    """Positions stored by `settle`. Not thread-safe."""
+    """Positions stored by `store`. Not thread-safe."""
 
     can_take = True
 
@@ -36,24 +36,24 @@ class ShipPositions:
         """Raises JournalUnavailable."""
         journal.install("log_shipping", [_TABLES])
         self._journal = journal
-        self._written = self._rows()
+        self._stored = self._rows()
         self._forgotten: set[str] = set()
-        self.is_first = not self._written
-        self.has_begun = False
+        self.is_first = not self._stored
+        self.has_new_file = False  # True if `store` should be called soon
 
-    def kept(self) -> Mapping[str, Any]:
-        return {key: json.loads(text) for key, text in self._written.items()}
+    def stored(self) -> Mapping[str, Any]:
+        return {key: json.loads(text) for key, text in self._stored.items()}
 
-    def begin(self) -> None:
-        self.has_begun = True
+    def add_file(self) -> None:
+        self.has_new_file = True
 
     def forget(self, key: str) -> None:
         self._forgotten.add(key)
 
-    def hurry(self) -> None:
-        """Do nothing between two files."""
+    def store_if_overdue(self) -> None:
+        """Do nothing: nothing is urgent."""
 
-    def settle(self, sources: Iterable[ShippedSource], now: datetime) -> None:
+    def store(self, sources: Iterable[ShippedSource], now: datetime) -> None:
         """Store changes in one transaction. After a failure, a restart ships more lines again."""
         texts: dict[str, str] = {}
         for source in sources:
@@ -62,10 +62,10 @@ class ShipPositions:
             except OSError:
                 continue  # file system gone; the old position stays
             texts[source.key] = json.dumps({"place": place, "stream": source.state()})
-        self.has_begun = False
-        changed = {key: text for key, text in texts.items() if self._written.get(key) != text}
+        self.has_new_file = False
+        changed = {key: text for key, text in texts.items() if self._stored.get(key) != text}
         gone = self._forgotten - texts.keys()
-        if not changed and not gone & self._written.keys():
+        if not changed and not gone & self._stored.keys():
             return
         try:
             with self._journal.transaction() as connection:
@@ -75,7 +75,7 @@ class ShipPositions:
         except JournalUnavailable as error:
             log.warning("cannot store shipping positions", extra={"reason": str(error)})
             return
-        self._written = {key: text for key, text in {**self._written, **changed}.items() if key not in gone}
+        self._stored = {key: text for key, text in {**self._stored, **changed}.items() if key not in gone}
         self._forgotten.clear()
 
     def _rows(self) -> dict[str, str]:

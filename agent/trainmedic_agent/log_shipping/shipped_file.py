@@ -18,12 +18,9 @@ from trainmedic_agent.log_shipping.ship_counters import LostReason, ShipCounters
 from trainmedic_agent.log_shipping.ship_positions import ShipPositions
 from trainmedic_logs.domain.finding import Origin
 
-SIZES = ReadSizes(piece=16 * 1024, longest=LONGEST_LINE)
-"""Many files may have backlogs."""
-_MOST_PIECES = 64
-"""Read at once without a complete line."""
-_HELD_SECONDS = 600.0
-"""Seconds that a deleted file uses disk space."""
+SIZES = ReadSizes(piece=16 * 1024, longest=LONGEST_LINE)  # small pieces, because many files can have backlogs in memory
+_MOST_PIECES = 64  # pieces read at once without a complete line
+_HELD_SECONDS = 600.0  # seconds that a deleted file with a backlog may use disk space
 
 
 class ShippedFile:
@@ -66,8 +63,8 @@ class ShippedFile:
     @property
     def grown_at(self) -> float:
         """Monotonic time of the last new data, now with a backlog, unless deleted long ago."""
-        is_held = self._gone_at is not None and self._polled_at - self._gone_at > _HELD_SECONDS
-        return self._grown_at if is_held or not self.behind else self._polled_at
+        is_held_too_long = self._gone_at is not None and self._polled_at - self._gone_at > _HELD_SECONDS
+        return self._polled_at if self.behind and not is_held_too_long else self._grown_at
 
     @property
     def behind(self) -> int:
@@ -75,24 +72,23 @@ class ShippedFile:
         return max(self.file.size - (self.file.offset if oldest is None else oldest), 0)
 
     def begin(self) -> None:
-        self._positions.begin()
+        self._positions.add_file()
 
     def poll(self, now: datetime, monotonic: float) -> bool:
-        """Check for new data. Raises OSError."""
         if not self.file.look():
-            self._begin_again(now)
+            self._restart(now)
             self.file.look()
         written_at = datetime.fromtimestamp(self.file.written_at, UTC) if self.file.written_at > 0 else now
         if self.file.size > self._size:
-            self._arrivals.note(self.file.size, min(now, written_at) if self._polled_at == 0.0 else now)
+            self._arrivals.record(self.file.size, min(now, written_at) if self._polled_at == 0.0 else now)
             self._grown_at = monotonic
         self._size = self.file.size
         self._now, self._polled_at = now, monotonic
-        if self._gone_at is None and self.file.names == 0:
+        if self._gone_at is None and self.file.link_count == 0:
             self._gone_at = monotonic
         quiet = monotonic - self._grown_at
-        if quiet >= HALF_LINE_SECONDS and not self.file.has_more and self.file.has_half_line:
-            self._keep(self.file.half_line())
+        if quiet >= HALF_LINE_SECONDS and not self.file.has_more and self.file.has_unfinished_line:
+            self._keep(self.file.take_unfinished_line())
         return False
 
     def place_json(self) -> Mapping[str, Any]:
@@ -105,15 +101,15 @@ class ShippedFile:
     def state(self) -> Mapping[str, Any]:
         return {"at": self._at}
 
-    def is_of(self, origin: Origin) -> bool:
+    def has_origin(self, origin: Origin) -> bool:
         return replace(origin, stream=self.origin.stream, generation=self.origin.generation) == self.origin
 
     def change_origin(self, origin: Origin) -> None:
         self.origin = replace(origin, stream=self.origin.stream, generation=self.origin.generation)
-        self.maker.become(self.origin)
+        self.maker.set_origin(self.origin)
 
     def end(self, now: datetime) -> None:
-        self._counters.lose_bytes(LostReason.DELETED, self.file.size - self._unread_place())
+        self._counters.add_lost_bytes(LostReason.DELETED, self.file.size - self._unread_place())
         self.file.close()
         self._positions.forget(self.key)
 
@@ -130,12 +126,14 @@ class ShippedFile:
             self._is_key_here = turn == self._turn
         return self._head
 
-    def take(self) -> None:
+    def pop_head(self) -> None:
+        """Remove the next entry, which stays unsent until `confirm_oldest`."""
         assert self._head is not None
         self._unsent.append(self._head)
         self._head = None
 
-    def taken_by_store(self) -> None:
+    def confirm_oldest(self) -> None:
+        """Record that the store has the oldest unsent entry, or never will."""
         self._at = self._unsent.popleft().at
 
     def _read(self) -> bool:
@@ -145,13 +143,15 @@ class ShippedFile:
             self._keep(self.file.read())
             left_out = self.file.left_out - self._left_out
             self._left_out = self.file.left_out
-            is_long = left_out < SIZES.piece * 2
-            self._counters.lose_bytes(LostReason.TOO_LARGE if is_long else LostReason.BEHIND, left_out)
+            # One read drops at most two pieces of overlong lines; skipping ahead drops far more.
+            is_long_line = left_out < SIZES.piece * 2
+            self._counters.add_lost_bytes(LostReason.TOO_LARGE if is_long_line else LostReason.BEHIND, left_out)
             if self._raw:
                 return True
         return False
 
     def _oldest_place(self) -> int | None:
+        """Return where the store's lines end, since the last truncation. None if it has all lines read."""
         unsent = chain(self._unsent, filter(None, [self._head]))
         places = (entry.place for entry in unsent if entry.turn == self._turn)
         key_places = filter(None, [self.maker.key_place if self._is_key_here else None])
@@ -166,15 +166,15 @@ class ShippedFile:
     def _keep(self, placed: list[PlacedLine]) -> None:
         self._raw.extend((self._turn, line) for line in placed)
 
-    def _begin_again(self, now: datetime) -> None:
+    def _restart(self, now: datetime) -> None:
         """Handle truncation: unread lines are lost."""
-        self._counters.lose_bytes(LostReason.TRUNCATED, self.file.size - self.file.offset)
-        self._keep(self.file.half_line())
+        self._counters.add_lost_bytes(LostReason.TRUNCATED, self.file.size - self.file.offset)
+        self._keep(self.file.take_unfinished_line())
         self._turn, self._is_key_here = self._turn + 1, False
         self._arrivals.forget()
         self._size = -1
         self._positions.forget(self.key)
-        self.file.begin_anew(microseconds(now))
+        self.file.restart(microseconds(now))
         self._position = self.file.position(None)
         self.origin = replace(self.origin, generation=self._position.generation)
-        self.maker.become(self.origin)
+        self.maker.set_origin(self.origin)

@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from trainmedic_agent.log_reading.kernel_log import KernelReader, retimed
+from trainmedic_agent.log_reading.kernel_log import KernelReader, with_plausible_time
 from trainmedic_agent.log_reading.line_cutter import PlacedLine
 from trainmedic_agent.log_shipping.entries import EntryMaker, StoreEntry
 from trainmedic_agent.log_shipping.ship_counters import LostReason, ShipCounters
 from trainmedic_logs.domain.finding import Origin
 
 KEY = "kernel"
-_LIVE_SECONDS = 3.0
-"""Seconds after a complete read in which lines are new."""
+_LIVE_SECONDS = 3.0  # lines read so soon after the last complete read are new
 
 
 class ShippedKernel:
@@ -56,12 +55,12 @@ class ShippedKernel:
             self._head = self._maker.entry(self._raw.popleft(), self._now, self._now)
         return self._head
 
-    def take(self) -> None:
+    def pop_head(self) -> None:
         assert self._head is not None
         self._unsent.append(self._head)
         self._head = None
 
-    def taken_by_store(self) -> None:
+    def confirm_oldest(self) -> None:
         self._at = self._unsent.popleft().at
 
     def place_json(self) -> Mapping[str, Any]:
@@ -76,12 +75,15 @@ class ShippedKernel:
 
     def _read(self) -> bool:
         placed = self.reader.read()
-        self._counters.lose_lines(LostReason.OVERWRITTEN, self.reader.lost - self._lost)
+        self._counters.add_lost_lines(LostReason.OVERWRITTEN, self.reader.lost - self._lost)
         self._lost = self.reader.lost
         is_live = self._all_read_at is not None and (self._now - self._all_read_at).total_seconds() < _LIVE_SECONDS
         if is_live:
             since_boot = (self._now - self._booted_at).total_seconds()
-            placed = [(place, retimed(raw, since_boot)) for place, raw in placed]
+            placed = [(place, with_plausible_time(raw, since_boot)) for place, raw in placed]
         self._raw.extend(placed)
-        self._all_read_at = self._now if not placed else self._all_read_at if is_live else None
+        if not placed:
+            self._all_read_at = self._now
+        elif not is_live:
+            self._all_read_at = None
         return bool(placed)

@@ -39,24 +39,21 @@ from trainmedic_logs.domain.finding import Origin
 log = logging.getLogger(__name__)
 
 BATCH_SECONDS = 1.0
-MOST_BYTES = 1024 * 1024
-"""Bytes per push, uncompressed."""
+MOST_BYTES = 1024 * 1024  # bytes per push, uncompressed
 _LEAST_BYTES = 16 * 1024
-MOST_JOBS = 100
-"""Per hour, because each adds labels."""
+MOST_JOBS = 100  # per hour, because each adds labels to the store's index
 _JOB_SECONDS = 3600.0
-_SETTLE_SECONDS = 2.0
+_STORE_SECONDS = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
-_MOST_REFUSALS = 25
-"""Bisecting a full batch needs half as many."""
-_KERNEL_AGAIN = 60.0
+_MOST_REFUSALS = 25  # bisecting a full batch needs half as many
+_KERNEL_RETRY_SECONDS = 60.0
 _PAUSE_AFTER_ERROR = 1.0
 
 Source = ShippedFile | ShippedKernel
 
 
 class LogShipping:
-    """The reader's shipping. Call `start` and `stop` once each."""
+    """The reader's shipping."""
 
     def __init__(
         self,
@@ -91,11 +88,11 @@ class LogShipping:
         )
         self._kernel: ShippedKernel | None = None
         self._kernel_due = 0.0
-        self._kernel_kept = self._positions.kept().get(KEY, {})
+        self._kernel_kept = self._positions.stored().get(KEY, {})
         self._batch: deque[tuple[Source, StoreEntry]] = deque()
-        self._most = MOST_BYTES
+        self._most_bytes = MOST_BYTES
         self._pause = _FIRST_PAUSE
-        self._retry_at = self._settle_at = 0.0
+        self._retry_at = self._store_at = 0.0
         self._has_more = False
         self._refusals = 0
         self._jobs: dict[str, float] = {}
@@ -107,9 +104,9 @@ class LogShipping:
     def known_keys(self) -> Collection[tuple[int, int]]:
         return self._following.known_keys
 
-    def found(self, scan: Scan) -> None:
+    def take_scan(self, scan: Scan) -> None:
         files = [file for file in scan.files if file.origin is None or self._wants(file.origin.source)]
-        self._following.found(replace(scan, files=tuple(files)))
+        self._following.take_scan(replace(scan, files=tuple(files)))
 
     def start(self) -> None:
         self._thread.start()
@@ -122,24 +119,24 @@ class LogShipping:
         return self.counters.families()
 
     def round(self) -> float:
-        """Poll all files and push a batch; return the seconds until the next round."""
+        """Poll all files and push; return the seconds until the next round."""
         began = self._monotonic()
         self._following.read()
-        self._look_at_kernel(began)
+        self._poll_kernel(began)
         if not self._batch:
-            self._batch = self._filled(began)
+            self._batch = self._next_batch(began)
         is_due = bool(self._batch) and began >= self._retry_at
-        wait = self._pushed() if is_due else BATCH_SECONDS
-        if began >= self._settle_at or self._positions.has_begun:
-            self.settle()
-            self._settle_at = began + _SETTLE_SECONDS
+        wait = self._push_piece() if is_due else BATCH_SECONDS
+        if began >= self._store_at or self._positions.has_new_file:
+            self.store_positions()
+            self._store_at = began + _STORE_SECONDS
         took = self._monotonic() - began
         return max(wait, took)  # at most half of a core's time
 
-    def settle(self) -> None:
+    def store_positions(self) -> None:
         files = self._following.followed
         self.counters.behind = sum(file.behind for file in files)
-        self._positions.settle([*files, *filter(None, [self._kernel])], self._context.now())
+        self._positions.store([*files, *filter(None, [self._kernel])], self._context.now())
 
     # --- thread ---
 
@@ -152,7 +149,7 @@ class LogShipping:
                 self._context.counters.loop_error("log-ship")
                 wait = _PAUSE_AFTER_ERROR
             self._stopping.wait(wait)
-        self.settle()
+        self.store_positions()
         self._push.close()
 
     # --- filling batches ---
@@ -163,21 +160,21 @@ class LogShipping:
     def _followed(self, file: GrowingFile, known: KnownFile, monotonic: float) -> ShippedFile:
         return ShippedFile(file, known, self._positions, self._booted_at, self._ship.oldest, self.counters)
 
-    def _look_at_kernel(self, now: float) -> None:
+    def _poll_kernel(self, now: float) -> None:
         if self._kernel is not None:
             self._kernel.poll(self._context.now())
             return
         if self._policy.kernel is None or not self._wants("kernel") or now < self._kernel_due:
             return
-        self._kernel_due = now + _KERNEL_AGAIN
-        way = kernel_log.way_of(self._policy.kernel, self._kmsg)
+        self._kernel_due = now + _KERNEL_RETRY_SECONDS
+        way = kernel_log.choose_reading(self._policy.kernel, self._kmsg)
         if way is KernelReading.FILE:
             return
         kept = self._kernel_kept
         is_same = kept.get("place", {}).get("boot") == self._boot.boot
         origin = Origin("kernel", self._boot.node, generation=self._boot.boot)
         try:
-            reader = kernel_log.opened(way, kept.get("place", {}), self._boot.boot, self._kmsg)
+            reader = kernel_log.open_reader(way, kept.get("place", {}), self._boot.boot, self._kmsg)
         except OSError as error:
             log.warning("cannot ship the kernel's log", extra={"reason": str(error)})
             return
@@ -185,7 +182,8 @@ class LogShipping:
         self._kernel = ShippedKernel(reader, origin, self._booted_at, self._ship.oldest, last, self.counters)
         self._kernel.poll(self._context.now())
 
-    def _filled(self, now: float) -> deque[tuple[Source, StoreEntry]]:
+    def _next_batch(self, now: float) -> deque[tuple[Source, StoreEntry]]:
+        """Take the oldest entries of all sources."""
         files = self._following.followed
         own = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.origin.stream}
         for file in files:
@@ -195,15 +193,15 @@ class LogShipping:
         heads = [(head.at, number) for number, source in enumerate(sources) if (head := _head(source)) is not None]
         heapq.heapify(heads)
         batch: deque[tuple[Source, StoreEntry]] = deque()
-        met: set[tuple[int, Labels, str]] = set()
+        seen: set[tuple[int, Labels, str]] = set()
         size = 0
         while heads and size < MOST_BYTES:
             number = heads[0][1]
             source = sources[number]
             entry = _head(source)
             assert entry is not None
-            source.take()
-            batch.append((source, self._admitted(_unlike(entry, met), now)))
+            source.pop_head()
+            batch.append((source, self._admitted(_made_unique(entry, seen), now)))
             size += entry.size
             following = _head(source)
             if following is None:
@@ -226,37 +224,38 @@ class LogShipping:
 
     # --- pushing ---
 
-    def _pushed(self) -> float:
+    def _push_piece(self) -> float:
+        """Return the seconds until the next push."""
         piece = self._piece()
         entries = [entry for _, entry in piece if entry.lost is None]
         if entries:
             answer = self._push.push(entries)
-            if not self._is_over(answer, entries):
+            if not self._handle_answer(answer, entries):
                 return 0.0 if answer.outcome is Outcome.REFUSED else BATCH_SECONDS
-            self._count(entries, answer)
+            self._count_lines(entries, answer)
         lost = Counter(entry.lost for _, entry in piece if entry.lost is not None)
         for reason, count in lost.items():
-            self.counters.lose_lines(reason, count)
+            self.counters.add_lost_lines(reason, count)
         for source, _ in piece:
             self._batch.popleft()
-            source.taken_by_store()
+            source.confirm_oldest()
         return 0.0 if self._batch or self._has_more else BATCH_SECONDS
 
-    def _is_over(self, answer: Answer, entries: Sequence[StoreEntry]) -> bool:
-        """Return whether to drop the entries, accepted or permanently refused; otherwise schedule a retry."""
+    def _handle_answer(self, answer: Answer, entries: Sequence[StoreEntry]) -> bool:
+        """Return True if the entries are done: accepted or permanently refused. Otherwise schedule a retry."""
         if answer.outcome is Outcome.TAKEN:
             self._recovered()
             return True
         if answer.outcome is Outcome.REFUSED:
             self._refusals += 1
-            if self._refusals > _MOST_REFUSALS:  # the cause is not a line
+            if self._refusals > _MOST_REFUSALS:  # no single line is the cause
                 self._failed(answer)
             if len(entries) == 1:
                 return True
-            self._most = max(sum(entry.size for entry in entries) // 2, 1)
+            self._most_bytes = max(sum(entry.size for entry in entries) // 2, 1)
             return False
         if answer.outcome is Outcome.SMALLER:
-            self._most = max(self._most // 2, _LEAST_BYTES)
+            self._most_bytes = max(self._most_bytes // 2, _LEAST_BYTES)
         self._failed(answer)
         return False
 
@@ -265,41 +264,42 @@ class LogShipping:
         size = 0
         for each in self._batch:
             size += each[1].size if each[1].lost is None else 0
-            if piece and size > self._most:
+            if piece and size > self._most_bytes:
                 break
             piece.append(each)
         return piece
 
-    def _count(self, entries: Sequence[StoreEntry], answer: Answer) -> None:
+    def _count_lines(self, entries: Sequence[StoreEntry], answer: Answer) -> None:
         lost = answer.lost
         if answer.outcome is Outcome.REFUSED:
             lost = {LostReason.TOO_LARGE if answer.reason == "too_large" else LostReason.REFUSED: len(entries)}
         for reason, count in lost.items():
-            self.counters.lose_lines(reason, count)
+            self.counters.add_lost_lines(reason, count)
         if lost and self._log_limit.lets_through():
-            log.warning("log store rejected lines", extra={"answer": answer.words})
-        self.counters.shipped(Counter(entry.source for entry in entries[sum(lost.values()) :]))
+            log.warning("log store rejected lines", extra={"answer": answer.text})
+        self.counters.add_shipped(Counter(entry.source for entry in entries[sum(lost.values()) :]))
 
     def _recovered(self) -> None:
-        self._most, self._pause, self._refusals = min(self._most * 2, MOST_BYTES), _FIRST_PAUSE, 0
+        self._most_bytes, self._pause, self._refusals = min(self._most_bytes * 2, MOST_BYTES), _FIRST_PAUSE, 0
         if self.counters.problem:
             log.info("log store accepts lines again")
             self.counters.problem = ""
 
     def _failed(self, answer: Answer) -> None:
-        self.counters.fail(answer.reason)
-        if not self.counters.problem:
-            log.warning("log store accepts no lines; retrying", extra={"answer": answer.words})
-        self.counters.problem = f"{answer.reason}: {answer.words}"
+        self.counters.add_failure(answer.reason)
+        problem = f"{answer.reason}: {answer.text}"
+        if problem != self.counters.problem:  # the first may only be a consequence of a busy machine
+            log.warning("log store accepts no lines; retrying", extra={"answer": answer.text})
+        self.counters.problem = problem
         pause = answer.retry_after or self._pause * random.uniform(0.75, 1.25)  # noqa: S311
         self._retry_at = self._monotonic() + pause
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)
 
 
-def _unlike(entry: StoreEntry, met: set[tuple[int, Labels, str]]) -> StoreEntry:
-    while (same := (entry.at, entry.labels, entry.text)) in met:
+def _made_unique(entry: StoreEntry, seen: set[tuple[int, Labels, str]]) -> StoreEntry:
+    while (same := (entry.at, entry.labels, entry.text)) in seen:
         entry = replace(entry, at=entry.at + 1)
-    met.add(same)
+    seen.add(same)
     return entry
 
 

@@ -21,7 +21,7 @@ class StoreAccess(Struct, frozen=True, tag="store"):
 
 
 def read_access(ship: ShipPolicy, token: str | None) -> StoreAccess:
-    """`token` counts without a token file."""
+    """`token` is used without a token file."""
     try:
         return StoreAccess(
             _text_of(ship.token_file) if ship.token_file is not None else token,

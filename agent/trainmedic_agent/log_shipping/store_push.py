@@ -25,19 +25,18 @@ from trainmedic_agent.log_shipping.store_access import StoreAccess
 _PATHS = {StoreKind.LOKI: "/loki/api/v1/push", StoreKind.VICTORIALOGS: "/insert/loki/api/v1/push"}
 _TIMEOUT = 10.0
 _LONGEST_ANSWER = 64 * 1024
-_LONGEST_WORDS = 300
+_LONGEST_TEXT = 300
 _COMPRESSION = 3
 _MOST_RETRY_AFTER = 300.0
-_OF_LINES = (
+_LINE_ERRORS = (
     ("timestamp too old", LostReason.TOO_OLD),
     ("timestamp too new", LostReason.TOO_NEW),
     ("too far behind", LostReason.OUT_OF_ORDER),
     ("out of order", LostReason.OUT_OF_ORDER),
     ("max entry size", LostReason.TOO_LARGE),
-)
-"""From Loki's ``pkg/validation`` and ``pkg/chunkenc``."""
+)  # phrases in Loki's answers, from its ``pkg/validation`` and ``pkg/chunkenc``
 _IGNORED = re.compile(r"total ignored: (\d{1,9}) out of")
-_LIKE = re.compile(r"(\d{1,9}) errors? like: ([^;]*)")
+_COUNTED_ERROR = re.compile(r"(\d{1,9}) errors? like: ([^;]*)")
 
 
 class Outcome(StrEnum):
@@ -53,14 +52,14 @@ class Answer(Struct, frozen=True):
     outcome: Outcome
     reason: str = ""
     """``unavailable``, ``rate_limited``, ``unauthorized``, ``not_found`` or ``refused``."""
-    words: str = ""
+    text: str = ""
     lost: Mapping[LostReason, int] = field(default_factory=dict)
     retry_after: float | None = None
     """Seconds, if stated."""
 
 
 class StorePush:
-    """Persistent connection. Not thread-safe."""
+    """Not thread-safe."""
 
     def __init__(self, policy: ShipPolicy, access: Callable[[], StoreAccess] = StoreAccess) -> None:
         parts = urlsplit(policy.url)
@@ -74,26 +73,27 @@ class StorePush:
         self._was_used = False
 
     def push(self, entries: Sequence[StoreEntry]) -> Answer:
+        """Errors are answers."""
         body = gzip.compress(body_of(entries), _COMPRESSION, mtime=0)
         try:
             try:
-                answer, text = self._posted(body)
+                answer, text = self._post(body)
             except (ConnectionError, http.client.RemoteDisconnected):
                 if not self._was_used:
                     raise
                 self.close()  # the store closed an idle connection
-                answer, text = self._posted(body)
+                answer, text = self._post(body)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
-            return Answer(Outcome.LATER, "unavailable", f"{type(error).__name__}: {error}"[:_LONGEST_WORDS])
+            return Answer(Outcome.LATER, "unavailable", f"{type(error).__name__}: {error}"[:_LONGEST_TEXT])
         return answer_of(answer.status, text, len(entries), answer.headers.get("Retry-After"))
 
-    def _posted(self, body: bytes) -> tuple[http.client.HTTPResponse, str]:
+    def _post(self, body: bytes) -> tuple[http.client.HTTPResponse, str]:
         """Raises OSError, ValueError, HTTPException."""
         headers = self._headers()
         self._was_used = self._connection is not None
         if self._connection is None:
-            self._connection = self._connected()
+            self._connection = self._connect()
         self._connection.request("POST", self._path, body, headers)
         answer = self._connection.getresponse()
         text = answer.read(_LONGEST_ANSWER).decode(errors="replace").strip()
@@ -106,7 +106,7 @@ class StorePush:
             self._connection.close()
             self._connection = None
 
-    def _connected(self) -> http.client.HTTPConnection:
+    def _connect(self) -> http.client.HTTPConnection:
         """Raises OSError, ValueError for invalid certificates."""
         if not self._is_secure:
             return http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT)
@@ -152,35 +152,35 @@ def body_of(entries: Sequence[StoreEntry]) -> bytes:
 
 
 def answer_of(status: int, text: str, count: int, retry_after: str | None = None) -> Answer:
-    words = f"{status} {text}"[:_LONGEST_WORDS]
+    text = f"{status} {text}"[:_LONGEST_TEXT]
     if 200 <= status < 300:
         return Answer(Outcome.TAKEN)
     if status in (400, 422) and (lost := lost_lines(text, count)):
-        return Answer(Outcome.TAKEN, "refused", words, lost)
+        return Answer(Outcome.TAKEN, "refused", text, lost)
     if status in (400, 422):
-        return Answer(Outcome.REFUSED, "refused", words)
+        return Answer(Outcome.REFUSED, "refused", text)
     if status == 413:
-        return Answer(Outcome.REFUSED, "too_large", words)
+        return Answer(Outcome.REFUSED, "too_large", text)
     if status == 429:
-        return Answer(Outcome.SMALLER, "rate_limited", words, retry_after=_seconds(retry_after))
+        return Answer(Outcome.SMALLER, "rate_limited", text, retry_after=_seconds(retry_after))
     reason = {401: "unauthorized", 403: "unauthorized", 404: "not_found"}.get(status, "unavailable")
-    return Answer(Outcome.LATER, reason, words, retry_after=_seconds(retry_after))
+    return Answer(Outcome.LATER, reason, text, retry_after=_seconds(retry_after))
 
 
 def lost_lines(text: str, count: int) -> Mapping[LostReason, int]:
-    """Return by reason how many of `count` lines were rejected.
+    """Return how many of `count` lines were rejected, by reason.
 
     Loki's long answer lists only some, and ends with the total.
     """
     lost: Counter[LostReason] = Counter()
-    for number, like in _LIKE.findall(text):
-        lost[next((reason for phrase, reason in _OF_LINES if phrase in like), LostReason.REFUSED)] += int(number)
+    for number, like in _COUNTED_ERROR.findall(text):
+        lost[next((reason for phrase, reason in _LINE_ERRORS if phrase in like), LostReason.REFUSED)] += int(number)
     if not lost:
-        for phrase, reason in _OF_LINES:
+        for phrase, reason in _LINE_ERRORS:
             lost[reason] += text.count(phrase)
         ignored = sum(int(number) for number in _IGNORED.findall(text))
         lost[LostReason.OUT_OF_ORDER] = max(lost[LostReason.OUT_OF_ORDER], ignored)
-    lost += Counter()  # without those that are none
+    lost = +lost  # drop zero counts
     return {reason: min(number, count) for reason, number in lost.items()}
 
 

@@ -149,8 +149,7 @@ THROTTLE_REASONS: Mapping[int, str] = {
     0x40: "hw_thermal_slowdown",
     0x80: "hw_power_brake_slowdown",
     0x100: "display_clocks_setting",
-}
-"""By NVML's bit (nvml.h, nvmlClocksEventReason…)."""
+}  # by NVML's bit (nvml.h, nvmlClocksEventReason…)
 
 
 RECOVERY_ACTIONS: Mapping[int, str] = {
@@ -162,8 +161,7 @@ RECOVERY_ACTIONS: Mapping[int, str] = {
     5: "recover_imex_domain",
     6: "bus_reset",
     7: "system_reboot",
-}
-"""By NVML's number (nvml.h, nvmlDeviceGpuRecoveryAction_t)."""
+}  # by NVML's number (nvml.h, nvmlDeviceGpuRecoveryAction_t)
 
 
 @overload

@@ -22,8 +22,7 @@ from trainmedic_core.setting_sources import SettingSource
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _NODE = re.compile(r"[^\s\x00-\x1f\x7f]{1,253}")
 _SHORT_KEY = 16
-_LEAST_MEMORY = 96
-"""A reader without files takes about 50 MiB."""
+_LEAST_MEMORY = 96  # a reader without files takes about 50 MiB
 
 
 class ReaderStart(StrEnum):
@@ -225,7 +224,7 @@ _OF_OTHER_PROGRAMS = frozenset(
 
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> AgentSettings:
-    """Load the settings. Raises ConfigurationError with every invalid one.
+    """Raises ConfigurationError with every invalid setting.
 
     `flags`: by field name, None if not given.
     """

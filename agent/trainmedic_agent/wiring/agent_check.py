@@ -63,24 +63,24 @@ class CheckReport(Struct):
 def check(settings: AgentSettings) -> CheckReport:
     """Check this node. Changes nothing."""
     report = CheckReport({"node": settings.node, "version": __version__})
-    policy = _policy(settings, report)
+    policy = _load_policy(settings, report)
     own = privileges.current_privileges()
     report.values["user"] = own.user
     report.values["capabilities"] = sorted(own.capabilities)
-    _power(policy, own, report)
-    _cleaning(policy, settings.state_dir, own, report)
-    _containers(policy, report)
-    _repairs(policy, own, report)
-    _logs(policy, settings, report)
-    _slurm(policy, report)
-    _state(settings.state_dir, report)
-    _redis(settings, policy, report)
-    _other_agents(report)
+    _check_power(policy, own, report)
+    _check_cleaning(policy, settings.state_dir, own, report)
+    _check_containers(policy, report)
+    _check_repairs(policy, own, report)
+    _check_logs(policy, settings, report)
+    _check_slurm(policy, report)
+    _check_state(settings.state_dir, report)
+    _check_redis(settings, policy, report)
+    _check_other_agents(report)
     report.values |= {"errors": report.errors, "warnings": report.warnings}
     return report
 
 
-def _policy(settings: AgentSettings, report: CheckReport) -> Policy:
+def _load_policy(settings: AgentSettings, report: CheckReport) -> Policy:
     policy = Policy()
     if settings.policy is None:
         report.warnings.append("no policy is set, so this agent only reads; name one with --policy")
@@ -94,7 +94,7 @@ def _policy(settings: AgentSettings, report: CheckReport) -> Policy:
     return policy
 
 
-def _power(policy: Policy, own: Privileges, report: CheckReport) -> None:
+def _check_power(policy: Policy, own: Privileges, report: CheckReport) -> None:
     with contextlib.closing(node_gpus()) as gpus:
         inventory = presence(gpus)
         report.agents = agents_of([gpu["uuid"] for gpu in inventory["gpus"]])
@@ -115,7 +115,7 @@ def _power(policy: Policy, own: Privileges, report: CheckReport) -> None:
         )
 
 
-def _cleaning(policy: Policy, state_dir: Path, own: Privileges, report: CheckReport) -> None:
+def _check_cleaning(policy: Policy, state_dir: Path, own: Privileges, report: CheckReport) -> None:
     cleaning = policy.cleaning
     clocks = Clocks()
     sees_every_process = FileUsage(clocks, Throttle(clocks, math.inf, lambda: False)).sees_every_process()
@@ -125,7 +125,7 @@ def _cleaning(policy: Policy, state_dir: Path, own: Privileges, report: CheckRep
             usable = {root.path: None for root in opened.roots}
             states = {path: usable.get(path, opened.refused.get(path)) for path in rule.roots}
             if rule.age_by is AgeBy.USED:
-                _access_times(name, opened.roots, sees_every_process, report)
+                _check_access_times(name, opened.roots, sees_every_process, report)
         rules[name] = {"kind": rule.kind, "do": rule.do, "min_age": duration.write(rule.min_age), "roots": states}
         for path, refusal in states.items():
             if refusal is not None:
@@ -151,7 +151,7 @@ def _cleaning(policy: Policy, state_dir: Path, own: Privileges, report: CheckRep
         )
 
 
-def _containers(policy: Policy, report: CheckReport) -> None:
+def _check_containers(policy: Policy, report: CheckReport) -> None:
     containers = policy.containers
     if containers is None:
         return
@@ -168,7 +168,7 @@ def _containers(policy: Policy, report: CheckReport) -> None:
         report.errors.append(str(error))
 
 
-def _repairs(policy: Policy, own: Privileges, report: CheckReport) -> None:
+def _check_repairs(policy: Policy, own: Privileges, report: CheckReport) -> None:
     needed = {"node.restart_unit": "systemctl", "gpu.reset": "nvidia-smi", "node.reboot": "shutdown"}
     for action, program in needed.items():
         if policy.allows(action) and shutil.which(program) is None:
@@ -183,7 +183,7 @@ def _repairs(policy: Policy, own: Privileges, report: CheckReport) -> None:
             report.errors.append(str(error))
 
 
-def _logs(policy: Policy, settings: AgentSettings, report: CheckReport) -> None:
+def _check_logs(policy: Policy, settings: AgentSettings, report: CheckReport) -> None:
     report.values["logs"] = None
     if policy.logs is None:
         return
@@ -195,7 +195,7 @@ def _logs(policy: Policy, settings: AgentSettings, report: CheckReport) -> None:
     report.warnings.extend(found.warnings)
 
 
-def _slurm(policy: Policy, report: CheckReport) -> None:
+def _check_slurm(policy: Policy, report: CheckReport) -> None:
     report.values["slurm"] = None
     if policy.slurm is None:
         return
@@ -215,7 +215,7 @@ def _slurm(policy: Policy, report: CheckReport) -> None:
         report.warnings.append("the policy has a part slurm, and no action of Slurm under allow: the agent only reads")
 
 
-def _access_times(rule: str, roots: tuple[Root, ...], sees_every_process: bool, report: CheckReport) -> None:
+def _check_access_times(rule: str, roots: tuple[Root, ...], sees_every_process: bool, report: CheckReport) -> None:
     for root in roots:
         times = access_times(root.mount, Path("/proc"), sees_every_process=sees_every_process)
         if times.untraced:
@@ -226,7 +226,7 @@ def _access_times(rule: str, roots: tuple[Root, ...], sees_every_process: bool, 
             )
 
 
-def _state(directory: Path, report: CheckReport) -> None:
+def _check_state(directory: Path, report: CheckReport) -> None:
     report.values["state_dir"] = str(directory)
     nearest = directory
     while not nearest.exists() and nearest != nearest.parent:
@@ -238,7 +238,7 @@ def _state(directory: Path, report: CheckReport) -> None:
         )
 
 
-def _redis(settings: AgentSettings, policy: Policy, report: CheckReport) -> None:
+def _check_redis(settings: AgentSettings, policy: Policy, report: CheckReport) -> None:
     report.values["signing_key"] = settings.signing_key is not None
     if settings.signing_key is None:
         report.warnings.append("no signing key is set: whoever can write to Redis can command this agent")
@@ -253,8 +253,8 @@ def _redis(settings: AgentSettings, policy: Policy, report: CheckReport) -> None
                 running = _presence(client, settings)
                 reason = ""
         except (redis.RedisError, OSError, ValueError, TypeError) as error:
-            told = NO_MORE_CLIENTS if takes_no_clients(error) else explained(error, url)
-            reason = told or str(error) or type(error).__name__
+            known = NO_MORE_CLIENTS if takes_no_clients(error) else explained(error, url)
+            reason = known or str(error) or type(error).__name__
     report.values["redis"] = {"is_reachable": not reason, "agent": running}
     if reason:
         report.is_cut_off = True
@@ -266,7 +266,7 @@ def _redis(settings: AgentSettings, policy: Policy, report: CheckReport) -> None
         )
 
 
-def _other_agents(report: CheckReport) -> None:
+def _check_other_agents(report: CheckReport) -> None:
     if report.is_cut_off:
         return
     running = (report.values["redis"]["agent"] or {}).get("pid")

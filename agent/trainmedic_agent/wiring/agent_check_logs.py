@@ -31,11 +31,11 @@ class LogsCheck(Struct):
 
 def check_logs(policy: LogsPolicy, settings: AgentSettings) -> LogsCheck:
     report = LogsCheck({})
-    _user(settings, report)
+    _check_user(settings, report)
     tops = [*policy.roots, *policy.paths, *(files.path.base for files in policy.files)]
     tops += [pattern.base for pattern in policy.slurm] + ([PODS] if policy.pods else [])
     files = node_files(policy)
-    report.values["directories"] = {top: _directory(top, files, report) for top in dict.fromkeys(tops)}
+    report.values["directories"] = {top: _check_directory(top, files, report) for top in dict.fromkeys(tops)}
     report.warnings += [
         f"users may rename each other's jobs in {root}: set its sticky bit (chmod +t {root})"
         for root in (*policy.roots, *(files.path.base for files in policy.files), *(each.base for each in policy.slurm))
@@ -57,12 +57,12 @@ def check_logs(policy: LogsPolicy, settings: AgentSettings) -> LogsCheck:
             f"{len(unreadable)} logs may not be read by this user, {unreadable[0]} among them; give the agent's "
             "service their group, or CAP_DAC_READ_SEARCH"
         )
-    report.values["kernel"] = None if policy.kernel is None else _kernel(policy.kernel, report)
-    report.values["ship"] = None if policy.ship is None else _ship(policy.ship, report)
+    report.values["kernel"] = None if policy.kernel is None else _check_kernel(policy.kernel, report)
+    report.values["ship"] = None if policy.ship is None else _check_ship(policy.ship, report)
     return report
 
 
-def _user(settings: AgentSettings, report: LogsCheck) -> None:
+def _check_user(settings: AgentSettings, report: LogsCheck) -> None:
     try:
         user, reason = chosen_user(settings)
     except ConfigurationError as error:
@@ -96,7 +96,7 @@ def _may_open(file: FoundFile, files: NodeFiles) -> bool:
     return True
 
 
-def _directory(path: str, files: NodeFiles, report: LogsCheck) -> str | None:
+def _check_directory(path: str, files: NodeFiles, report: LogsCheck) -> str | None:
     try:
         files.listing(path, 0)
     except OSError as error:
@@ -109,15 +109,15 @@ def _directory(path: str, files: NodeFiles, report: LogsCheck) -> str | None:
     return None
 
 
-def _ship(ship: ShipPolicy, report: LogsCheck) -> str:
+def _check_ship(ship: ShipPolicy, report: LogsCheck) -> str:
     for path in filter(None, (ship.token_file, ship.ca_file)):
         if not os.access(path, os.R_OK):
             report.errors.append(f"lines cannot be shipped: {path} is not there, or may not be read by this user")
     return f"{ship.kind} at {ship.url}"
 
 
-def _kernel(kernel: KernelLog, report: LogsCheck) -> str:
-    way = kernel_log.way_of(kernel)
+def _check_kernel(kernel: KernelLog, report: LogsCheck) -> str:
+    way = kernel_log.choose_reading(kernel)
     if way is KernelReading.KMSG and not os.access(kernel_log.KMSG, os.R_OK):
         report.errors.append(f"{kernel_log.KMSG} cannot be read: that needs CAP_SYSLOG, and the device")
     if way is KernelReading.JOURNAL and shutil.which("journalctl") is None:

@@ -16,12 +16,12 @@ log = logging.getLogger(__name__)
 
 
 def node_files(policy: LogsPolicy) -> GuardedFiles:
-    """Return the policy's log files, opened with users' rights, or by file modes if impossible."""
+    """Return the policy's log files, opened with users' rights if possible."""
     tops = [*policy.roots, *policy.paths, *(files.path.base for files in policy.files)]
     tops += [pattern.base for pattern in policy.slurm] + ([PODS] if policy.pods else [])
     if policy.kernel is not None:
         tops += pstore.DIRECTORIES
-        if kernel_log.way_of(policy.kernel) is KernelReading.FILE:
+        if kernel_log.choose_reading(policy.kernel) is KernelReading.FILE:
             tops.append(policy.kernel.path.rpartition("/")[0])
     return GuardedFiles(tops, switch=thread_rights())
 
@@ -34,7 +34,7 @@ class KernelFiles:
 
     def open(self, path: str, named_by: NamedBy | None = None) -> int:
         if path == kernel_log.KMSG and named_by is None:
-            return kernel_log.own_kmsg(path)
+            return kernel_log.open_kmsg_directly(path)
         return self._files.open(path, named_by)
 
     def listing(self, path: str, most: int, named_by: NamedBy | None = None) -> Listing:

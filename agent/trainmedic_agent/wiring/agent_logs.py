@@ -31,10 +31,8 @@ from trainmedic_core.confined_process import StartsPrograms
 from trainmedic_core.program_source import Programs
 from trainmedic_logs.files import dump_child, dump_reader
 
-_MEMORY_OF_DUMPS = 192 * 1024**2
-"""A dump of 5 MB needs 45 MiB."""
-_LONGEST_ANSWER = 1024**2
-"""Parsed, dumps take ten times as much."""
+_MEMORY_OF_DUMPS = 192 * 1024**2  # a dump of 5 MB needs 45 MiB
+_LONGEST_ANSWER = 1024**2  # Parsed, dumps take ten times as much
 _LONGEST_PROBLEM = 1000
 _STOPPED = "a signal has stopped the process that opens this node's logs; continue or end it"
 
@@ -61,7 +59,7 @@ def load(policy: LogsPolicy) -> None:
 
 
 class LogReading:
-    """Reading, searching and shipping of this node's logs. Call `start` and `stop` once each."""
+    """Reading, searching and shipping of this node's logs."""
 
     def __init__(
         self,
@@ -74,7 +72,7 @@ class LogReading:
         takes_rights: bool,
         start_program: StartsPrograms,
     ) -> None:
-        """`takes_rights`: files are opened with users' rights. Raises JournalUnavailable."""
+        """Raises JournalUnavailable."""
         self._context = context
         self._shipping = _shipping(context, policy, boot, files, link)
         arrivals = ArrivalIndex(context.database)
@@ -128,10 +126,10 @@ class LogReading:
         return self._context.counters.loop_errors()
 
     def metrics(self) -> list[LogMetric]:
-        families = list(log_metrics.families(self._reader.counters, self._reader.runner.near))
+        families = list(log_metrics.families(self._reader.counters, self._reader.runner.near_misses))
         if self._shipping is not None:
             families += self._shipping.metrics()
-        return metric_families.written(families)
+        return metric_families.to_messages(families)
 
 
 def _shipping(

@@ -37,13 +37,12 @@ from trainmedic_core.program_source import ProgramSource
 
 log = logging.getLogger(__name__)
 
-_CONNECT_EVERY = 0.5
-_OPEN_SECONDS = 20.0
-"""Seconds that the previous process may need."""
+_RETRY_SECONDS = 0.5
+_OPEN_SECONDS = 20.0  # seconds that the previous process may need
 _STOP_SECONDS = 2.5
 _LOOK_SECONDS = 0.5
 _HANG_SECONDS = 10.0
-_SIGNALLED = 128
+_SIGNAL_STATUS = 128
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -62,14 +61,14 @@ def run(settings: ReaderSettings, *, once: bool) -> int:
         ThreadRights().keep_only_these(reader_process.CAP_SYSLOG)
     if parent is not None:
         reader_process.end_with(parent)
-    stopping = _StopOrder()
-    while not stopping.is_given:
+    stopping = _StopRequest()
+    while not stopping.is_requested:
         try:
-            stream = FrameStream(link_socket.connected(settings.state_dir), LARGEST_OF_AGENT)
+            stream = FrameStream(link_socket.connect(settings.state_dir), LARGEST_OF_AGENT)
         except OSError as error:
             if once:
                 raise ConfigurationError(f"the agent cannot be reached: {error.strerror or error}") from error
-            time.sleep(_CONNECT_EVERY)
+            time.sleep(_RETRY_SECONDS)
             continue
         greeting = _greeting(stream)
         if greeting is not None:
@@ -82,26 +81,26 @@ def run(settings: ReaderSettings, *, once: bool) -> int:
     return status
 
 
-class _StopOrder:
+class _StopRequest:
     """SIGTERM or SIGINT, passed to the child by closing a pipe: a signal needs a right to signal its user."""
 
     def __init__(self) -> None:
-        self.is_given = False
+        self.is_requested = False
         self._pipe: int | None = None
         for number in _SIGNALS:
-            signal.signal(number, self._take)
+            signal.signal(number, self._handle_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # inherited from the agent, which blocks them
 
-    def pass_on(self, pipe: int) -> None:
+    def pass_to_child(self, pipe: int) -> None:
         self._pipe = pipe
-        if self.is_given:
+        if self.is_requested:
             self._close()
 
-    def forget(self) -> None:
+    def child_ended(self) -> None:
         self._close()
 
-    def _take(self, *_: object) -> None:
-        self.is_given = True
+    def _handle_signal(self, *_: object) -> None:
+        self.is_requested = True
         self._close()
 
     def _close(self) -> None:
@@ -120,8 +119,8 @@ class _Reading:
         self.welcome = welcome
         self.stream = session.stream
 
-    def run(self, order: int, files: NodeFiles, parent: int, *, takes_rights: bool) -> None:
-        """Read until the link ends or the pipe `order` is closed. Raises TrainmedicError."""
+    def run(self, stop_pipe: int, files: NodeFiles, parent: int, *, takes_rights: bool) -> None:
+        """Read until the link ends or the pipe `stop_pipe` is closed. Raises TrainmedicError."""
         # Import now: after confinement the program's files may be inaccessible. Only this process needs these modules.
         from trainmedic_agent.wiring.agent_logs import PROGRAMS, LogReading, load
 
@@ -130,7 +129,7 @@ class _Reading:
         programs = ProgramSource.forked(PROGRAMS, lambda: self._confine(own))
         self._confine(parent)
         stopping = threading.Event()
-        threading.Thread(target=_await_end, args=(order, stopping), daemon=True).start()
+        threading.Thread(target=_wait_for_stop, args=(stop_pipe, stopping), daemon=True).start()
         session, welcome = self._session, self.welcome
         directory = self._settings.state_dir / reader_directory.NAME
         with contextlib.closing(_database(directory, stopping)) as database:
@@ -163,15 +162,15 @@ def _greeting(stream: FrameStream) -> tuple[AgentSession, Welcome] | None:
     """Return None after a logged failure."""
     session = AgentSession(stream)
     try:
-        return session, session.greeted()
+        return session, session.wait_for_welcome()
     except (LinkClosed, FrameFault) as error:
         log.warning("agent did not greet the log reader", extra={"reason": str(error)})
         return None
 
 
-def _serve_by_child(reading: _Reading, stopping: _StopOrder, *, has_rights: bool) -> int:
-    order, giving = os.pipe()
-    opening, asking = socket.socketpair()
+def _serve_by_child(reading: _Reading, stopping: _StopRequest, *, has_rights: bool) -> int:
+    stop_pipe, stop_writer = os.pipe()
+    opener_socket, client_socket = socket.socketpair()
     policy = reading.welcome.policy
     own_files = node_files(policy)
     takes_rights = own_files.takes_rights
@@ -179,25 +178,25 @@ def _serve_by_child(reading: _Reading, stopping: _StopOrder, *, has_rights: bool
     parent = os.getpid()
     child = os.fork()
     if child == 0:
-        os.close(giving)
-        opening.close()
-        far_files: NodeFiles = OpenerClient(asking) if has_rights else files
-        _be_child(lambda: reading.run(order, far_files, parent, takes_rights=takes_rights), far_files)
-    os.close(order)
-    asking.close()
-    stopping.pass_on(giving)
+        os.close(stop_writer)
+        opener_socket.close()
+        child_files: NodeFiles = OpenerClient(client_socket) if has_rights else files
+        _run_as_child(lambda: reading.run(stop_pipe, child_files, parent, takes_rights=takes_rights), child_files)
+    os.close(stop_pipe)
+    client_socket.close()
+    stopping.pass_to_child(stop_writer)
     child_ended = threading.Event()
     watch = threading.Thread(target=_end_if_child_hangs, args=(reading, child, child_ended))
     watch.start()
     if has_rights:
-        FileOpener(files).serve(opening)
-    opening.close()
+        FileOpener(files).serve(opener_socket)
+    opener_socket.close()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     child_ended.set()
     reading.stream.close()
     watch.join()
-    stopping.forget()
-    return status if status >= 0 else _SIGNALLED - status
+    stopping.child_ended()
+    return status if status >= 0 else _SIGNAL_STATUS - status
 
 
 def _end_if_child_hangs(reading: _Reading, child: int, child_ended: threading.Event) -> None:
@@ -208,7 +207,7 @@ def _end_if_child_hangs(reading: _Reading, child: int, child_ended: threading.Ev
         os._exit(1)
 
 
-def _be_child(read: Callable[[], None], files: NodeFiles) -> None:
+def _run_as_child(read: Callable[[], None], files: NodeFiles) -> None:
     status = 1
     try:
         for number in _SIGNALS:
@@ -225,8 +224,8 @@ def _be_child(read: Callable[[], None], files: NodeFiles) -> None:
         os._exit(status)
 
 
-def _await_end(order: int, stopping: threading.Event) -> None:
-    os.read(order, 1)
+def _wait_for_stop(stop_pipe: int, stopping: threading.Event) -> None:
+    os.read(stop_pipe, 1)
     stopping.set()
 
 
@@ -236,5 +235,5 @@ def _database(directory: Path, stopping: threading.Event) -> AgentDatabase:
         try:
             return AgentDatabase(directory)
         except ConfigurationError:
-            if time.monotonic() > until or stopping.wait(_CONNECT_EVERY):
+            if time.monotonic() > until or stopping.wait(_RETRY_SECONDS):
                 raise

@@ -22,8 +22,6 @@ OWN_PROBE = (sys.executable, "-m", "trainmedic.probe")
 
 
 class CheckedNode(Struct, frozen=True):
-    """``gpus`` has a line for each listed GPU."""
-
     gpus: tuple[str, ...]
     report: HealthReport
 

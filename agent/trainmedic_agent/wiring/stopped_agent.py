@@ -20,7 +20,7 @@ from trainmedic_core.gpu_names import normal_uuid
 
 
 def release(settings: AgentSettings) -> Mapping[str, str | GpuError]:
-    """End all caps; return the result by UUID for each GPU with a cap or a pending restore.
+    """End all caps; return the result for each GPU, by UUID.
 
     Raises ConfigurationError if the agent is running or another one holds the GPUs; JournalUnavailable.
     """
@@ -41,8 +41,9 @@ def release(settings: AgentSettings) -> Mapping[str, str | GpuError]:
 
 
 def forget(settings: AgentSettings, name: str) -> str:
-    """Forget a GPU, or the health values of a part, and return its identity. Raises ConfigurationError if the agent is
-    running or the part is unknown; JournalUnavailable.
+    """Forget a GPU, or a part's health values; return its identity.
+
+    Raises ConfigurationError if the agent is running or the part is unknown; JournalUnavailable.
     """
     with contextlib.closing(Journal(settings.state_dir)) as journal:
         record, health = GpuRecord(journal), HealthRecord(journal)

@@ -338,7 +338,7 @@ def test_what_the_kernel_keeps_itself_is_searched_by_the_numbers_of_its_lines(
     since_boot = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6) - 10_000_000
     lines = [(7, f"3,7,{since_boot},-;NVRM: Xid".encode()), (8, f"6,8,{since_boot + 1},-;eth0 up".encode())]
     buffers = [KernelBuffer(*lines), KernelBuffer(*lines, (9, f"4,9,{since_boot + 2},-;warm".encode()))]
-    monkeypatch.setattr(searcher.kernel_log, "opened", lambda *_: buffers.pop(0))
+    monkeypatch.setattr(searcher.kernel_log, "open_reader", lambda *_: buffers.pop(0))
     policy = LogsPolicy(kernel=KernelLog(KernelReading.KMSG))
     search = LogSearcher(policy, "gpu-07")
     query = replace(QUERY, kernel=True)

@@ -66,7 +66,7 @@ class AgentEnd:
     def reader(self) -> PlayedReader:
         """Connect a reader, and greet it."""
         before = self.link.generation
-        reader = PlayedReader(link_socket.connected(self.directory))
+        reader = PlayedReader(link_socket.connect(self.directory))
         self._readers.append(reader)
         eventually(lambda: self.link.generation > before and self.link.is_connected, LONG, "the link", every=0.01)
         self.link.greet([GpusNow({})], self.link.generation)

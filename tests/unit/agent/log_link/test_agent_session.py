@@ -56,7 +56,7 @@ def test_rules_that_come_before_the_greeting_are_taken() -> None:
     parts = Parts()
     agent.send(encoded(RulesNow(NOW, b"first")))
     agent.send(encoded(Welcome(policy_of(roots=["/logs"]), NodeBoot(NODE, "boot-1", NOW))))
-    assert session.greeted().boot.node == NODE
+    assert session.wait_for_welcome().boot.node == NODE
     session.serve(parts)
     agent.send(encoded(RulesNow(NOW, b"second")))
     agent.send(encoded(Ping(1)))

@@ -73,7 +73,7 @@ class Relayed:
         self.redis: Any = Redis(waiting)
         signer = Signer.of(b"a key of the tests")
         self.relay = FindingRelay("n1", connection, signer, RuleNews("n1", signer), self._send, lambda: 0.0)
-        self.relay.begin(1)
+        self.relay.begin_generation(1)
 
     def told(self) -> list[AgentMessage]:
         """Return what the reader is told since the last call."""
@@ -115,7 +115,7 @@ def queued(number: int, node: str = "n1", stated: int | None = None) -> QueuedFi
 def test_findings_are_signed_sent_and_acknowledged() -> None:
     relayed = Relayed()
     assert relayed.relay.offer(FindingBatch([queued(1), queued(2)]), 1)
-    assert relayed.relay._relayed(relayed.redis)
+    assert relayed.relay._relay_batch(relayed.redis)
     assert len(relayed.redis.taken) == 2
     assert relayed.told() == [FindingsTaken([1, 2])]
 
@@ -127,7 +127,7 @@ def test_nothing_is_signed_that_is_not_this_nodes_finding(hostile: QueuedFinding
     """It is left out, and acknowledged, so that the next ones are sent."""
     relayed = Relayed()
     assert relayed.relay.offer(FindingBatch([hostile, queued(2)]), 1)
-    assert relayed.relay._relayed(relayed.redis)
+    assert relayed.relay._relay_batch(relayed.redis)
     assert len(relayed.redis.taken) == 1
     assert relayed.told() == [FindingsTaken([1, 2])]
 
@@ -136,11 +136,11 @@ def test_what_redis_has_no_room_for_waits() -> None:
     """The rest of the batch goes when there is room; the reader keeps it until then."""
     relayed = Relayed(waiting=999)
     assert relayed.relay.offer(FindingBatch([queued(1), queued(2)]), 1)
-    assert not relayed.relay._relayed(relayed.redis)
+    assert not relayed.relay._relay_batch(relayed.redis)
     assert relayed.told() == [FindingsTaken([1])]
     assert not relayed.relay.offer(FindingBatch([queued(3)]), 1)
     relayed.redis.waiting = 0
-    assert relayed.relay._relayed(relayed.redis)
+    assert relayed.relay._relay_batch(relayed.redis)
     assert relayed.told() == [FindingsTaken([2])]
 
 
@@ -148,7 +148,7 @@ def test_a_new_reader_has_no_batch_of_the_one_before() -> None:
     """It offers the same findings again, with the same numbers."""
     relayed = Relayed()
     assert relayed.relay.offer(FindingBatch([queued(1)]), 1)
-    relayed.relay.begin(2)
+    relayed.relay.begin_generation(2)
     assert relayed.relay.offer(FindingBatch([queued(1)]), 2)
 
 
@@ -176,7 +176,7 @@ def test_rules_that_no_reader_got_are_sent_again() -> None:
     relayed.redis.notice = RulesNotice.of(RULES.encode(), NOW).encode("n1", Signer.of(b"a key of the tests"))
     relayed.accepts.set()
     for relayed.link_is_open in (False, True, True):
-        relayed.relay._look_for_rules(relayed.redis, relayed.relay._rules_due)
+        relayed.relay._fetch_rules(relayed.redis, relayed.relay._rules_due)
         relayed.relay._unsent.put(None)
         relayed.relay._send_all()
     assert [type(message).__name__ for message in relayed.sent] == ["RulesNow"]

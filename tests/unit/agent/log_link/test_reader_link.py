@@ -87,7 +87,7 @@ def test_a_scrape_shows_the_metrics_of_the_reader(agent: AgentEnd) -> None:
     assert ping.wants_metrics
     reader.send(pong(ping.number, [METRIC]))
     thread.join(LONG)
-    (family,) = metric_families.read(got)
+    (family,) = metric_families.from_messages(got)
     assert [(each.name, each.labels, each.value) for each in family.samples] == [
         ("trainmedic_agent_log_lines_total", {"source": "training"}, 3.0)
     ]

@@ -410,8 +410,8 @@ def test_a_server_that_distrusts_root_serves_the_owner(place: Path) -> None:
 
     def act() -> None:
         switch = ThreadRights()
-        values = switch._read()
-        switch._write([values[0] & ~0b110, *values[1:]])
+        values = switch._capabilities()
+        switch._set_capabilities([values[0] & ~0b110, *values[1:]])
         try:
             os.close(os.open(private, os.O_RDONLY))
         except PermissionError:

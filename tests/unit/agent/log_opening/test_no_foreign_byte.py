@@ -134,10 +134,10 @@ def test_a_dump_of_another_user_is_not_read(scene: Scene, files: GuardedFiles) -
     class Taker:
         can_take = True
 
-        def tell(self, finding: Finding, excerpt: Excerpt, owner: BudgetOwner) -> None:
+        def report(self, finding: Finding, excerpt: Excerpt, owner: BudgetOwner) -> None:
             assert "the-secret" not in "".join(excerpt.lines)
 
-        def settle(self) -> None: ...
+        def store_due(self) -> None: ...
 
     def read(raw: list[tuple[int, bytes]]) -> list[Dump | str]:
         taken.extend(each for _, each in raw)
@@ -148,7 +148,7 @@ def test_a_dump_of_another_user_is_not_read(scene: Scene, files: GuardedFiles) -
     for _ in range(3):
         scan = discovery.scan((), lambda: False)
         assert [Path(each.path).name for each in scan.dumps] == ["rank-0"]
-        reading.found(scan)
+        reading.take_scan(scan)
         reading.read()
     assert taken == []
 

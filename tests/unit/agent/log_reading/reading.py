@@ -104,7 +104,7 @@ class Reading:
         return self.began + timedelta(seconds=self.elapsed - 1000.0)
 
     def look(self) -> None:
-        self.following.found(self.discovery.scan(self.following.known_keys, lambda: False))
+        self.following.take_scan(self.discovery.scan(self.following.known_keys, lambda: False))
 
     def read(self, seconds: float = 1.1) -> None:
         """Read until there is no more, after so many seconds."""
@@ -112,7 +112,7 @@ class Reading:
         for _ in range(10_000):
             if not self.following.read():
                 break
-        self.runner.settle()
+        self.runner.store_due()
 
     def step(self, seconds: float = 1.1) -> None:
         self.look()

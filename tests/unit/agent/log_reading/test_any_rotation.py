@@ -107,7 +107,7 @@ class RotatedFiles(RuleBasedStateMachine):
     def kill(self, commits: bool) -> None:
         """At any moment: what is read and not written down is read again."""
         if commits:
-            self.reading.runner.settle(is_last=True)
+            self.reading.runner.store_due(is_last=True)
         self.reading.kill()
         self.reading.start()
 
@@ -123,7 +123,7 @@ class RotatedFiles(RuleBasedStateMachine):
         self.half.clear()
         for _ in range(4):
             self.reading.step()
-        self.reading.runner.settle(is_last=True)
+        self.reading.runner.store_due(is_last=True)
         found = sorted(int(mark) for mark in self.reading.marks())
         counted = self.reading.counted()
         for program in self.programs.values():

@@ -45,11 +45,11 @@ def seconds_of(index: ArrivalIndex, size: int, place: int, now: float = 1e6) -> 
 def test_a_byte_came_between_two_looks(journal: Journal) -> None:
     """Or when the file was last written, which is more exact; what was not looked at yet came after the last look."""
     index = ArrivalIndex(journal)
-    index.looked(KEY, 0, ns(0), at(0))
-    index.looked(KEY, 100, ns(10.5), at(11))
+    index.record_look(KEY, 0, ns(0), at(0))
+    index.record_look(KEY, 100, ns(10.5), at(11))
     for second in range(12, 20):
-        index.looked(KEY, 100, ns(10.5), at(second))
-    index.looked(KEY, 150, ns(19.5), at(20))
+        index.record_look(KEY, 100, ns(10.5), at(second))
+    index.record_look(KEY, 150, ns(19.5), at(20))
     assert seconds_of(index, 150, 0) == (0, 10.5)
     assert seconds_of(index, 150, 99) == (0, 10.5)
     assert seconds_of(index, 150, 100) == (19, 19.5)
@@ -59,9 +59,9 @@ def test_a_byte_came_between_two_looks(journal: Journal) -> None:
 def test_a_time_of_writing_that_somebody_has_set_counts_no_more_than_the_looks(journal: Journal) -> None:
     """Neither one in the future nor one long ago."""
     index = ArrivalIndex(journal)
-    index.looked(KEY, 0, ns(0), at(0))
-    index.looked(KEY, 100, ns(-5000), at(10))
-    index.looked(KEY, 200, ns(9999), at(20))
+    index.record_look(KEY, 0, ns(0), at(0))
+    index.record_look(KEY, 100, ns(-5000), at(10))
+    index.record_look(KEY, 200, ns(9999), at(20))
     assert (seconds_of(index, 200, 50), seconds_of(index, 200, 150)) == ((0, 10), (10, 20))
 
 
@@ -69,7 +69,7 @@ def test_looks_within_a_second_are_one(journal: Journal) -> None:
     """So that a busy file costs no more than one block a second."""
     index = ArrivalIndex(journal)
     for number in range(400):
-        index.looked(KEY, number * 10, ns(number / 4), at(number / 4))
+        index.record_look(KEY, number * 10, ns(number / 4), at(number / 4))
     known = index.of(KEY, 4000)
     assert known is not None
     assert len(known._last) <= 101
@@ -84,14 +84,14 @@ def test_it_is_known_after_a_restart(tmp_path: Path) -> None:
     with closing(Journal(tmp_path)) as journal:
         index = ArrivalIndex(journal)
         for second in range(700):
-            index.looked(KEY, second * 10, ns(second), at(second))
-        index.settle(0.0)
+            index.record_look(KEY, second * 10, ns(second), at(second))
+        index.store_due(0.0)
     with closing(Journal(tmp_path)) as journal:
         index = ArrivalIndex(journal)
-        index.looked(KEY, 7000, ns(1000), at(1001))
-        index.looked(KEY, 7000, ns(1000), at(1300))
-        index.looked(KEY, 7100, ns(1300.5), at(1301))
-        index.settle(10.0)
+        index.record_look(KEY, 7000, ns(1000), at(1001))
+        index.record_look(KEY, 7000, ns(1000), at(1300))
+        index.record_look(KEY, 7100, ns(1300.5), at(1301))
+        index.store_due(10.0)
         for second in (5, 300, 690):
             after, until = seconds_of(index, 7100, second * 10 - 5)
             assert after is not None
@@ -104,38 +104,38 @@ def test_a_file_that_became_smaller_is_another(journal: Journal) -> None:
     """Nothing of what it was is taken for what it is, whether the database has written it down or not."""
     index = ArrivalIndex(journal)
     for second in range(300):
-        index.looked(KEY, second * 10, ns(second), at(second))
-    index.settle(0.0)
-    index.looked(KEY, 20, ns(400), at(400))
+        index.record_look(KEY, second * 10, ns(second), at(second))
+    index.store_due(0.0)
+    index.record_look(KEY, 20, ns(400), at(400))
     assert seconds_of(index, 20, 0) == (None, 400)
-    index.looked(KEY, 5000, ns(500), at(500))
+    index.record_look(KEY, 5000, ns(500), at(500))
     assert seconds_of(index, 5000, 2000) == (400, 500)
-    index.settle(10.0)
+    index.store_due(10.0)
     assert seconds_of(index, 5000, 2000) == (400, 500)
     assert index.of(KEY, 4999) is None
-    index.begin_anew(KEY)
+    index.forget(KEY)
     assert index.of(KEY, 5000) is None
 
 
 def test_a_scan_that_looked_before_another_look_takes_nothing_back(journal: Journal) -> None:
     """Two threads look, and one of them tells late."""
     index = ArrivalIndex(journal)
-    index.looked(KEY, 100, ns(0), at(0))
-    index.looked(KEY, 300, ns(5), at(5))
-    index.scanned([FoundFile("/log", *KEY, 200, ns(4), None)], at(4.2), at(5.5))
+    index.record_look(KEY, 100, ns(0), at(0))
+    index.record_look(KEY, 300, ns(5), at(5))
+    index.record_scan([FoundFile("/log", *KEY, 200, ns(4), None)], at(4.2), at(5.5))
     assert seconds_of(index, 300, 250) == (0, 5)
 
 
 def test_what_a_scan_meets_for_the_first_time_came_after_the_one_before(journal: Journal) -> None:
     """Unless it was written before that; what nobody writes for a day is not kept."""
     index = ArrivalIndex(journal)
-    index.scanned([], at(0), at(0.1))
+    index.record_scan([], at(0), at(0.1))
     fresh, moved, old = (
         FoundFile("/new", 1, 5, 50, ns(0.8), None),
         FoundFile("/moved", 1, 6, 50, ns(-60), None),
         FoundFile("/old", 1, 7, 50, ns(-90_000), None),
     )
-    index.scanned([fresh, moved, old], at(1), at(1.1))
+    index.record_scan([fresh, moved, old], at(1), at(1.1))
     first = index.of((1, 5), 50)
     second = index.of((1, 6), 50)
     assert first is not None
@@ -149,14 +149,14 @@ def test_however_long_a_file_is_written_its_arrivals_stay_bounded(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is older is known less exactly, and never wrongly."""
-    monkeypatch.setattr(arrivals, "_OF_CHUNK", 16)
+    monkeypatch.setattr(arrivals, "_BLOCKS_OF_CHUNK", 16)
     monkeypatch.setattr(arrivals, "MOST_CHUNKS", 8)
     index = ArrivalIndex(journal)
     for second in range(3000):
-        index.looked(KEY, second * 10, ns(second), at(second))
+        index.record_look(KEY, second * 10, ns(second), at(second))
         if second % 50 == 0:
-            index.settle(second)
-    index.settle(9999.0)
+            index.store_due(second)
+    index.store_due(9999.0)
     ((rows,),) = journal.rows("SELECT COUNT(*) FROM log_arrivals")
     assert rows <= 10
     spans = []
@@ -178,13 +178,13 @@ def test_the_place_from_which_on_bytes_can_be_as_new_as_a_time(journal: Journal)
         second = number * 3.0
         size += choice.randint(1, 50)
         moments.append((second, size))
-        index.looked(KEY, size, ns(second), at(second))
-    index.settle(0.0)
+        index.record_look(KEY, size, ns(second), at(second))
+    index.store_due(0.0)
     known = index.of(KEY, size)
     assert known is not None
     for wanted in (-10.0, 0.0, 1.0, 1000.5, 2399.0, 3597.0, 3598.0):
         expected = max((each for second, each in moments if second < wanted), default=0)
-        assert known.first_place(at(wanted)) == expected
+        assert known.first_offset(at(wanted)) == expected
 
 
 def test_files_with_large_numbers_are_known_as_well(tmp_path: Path) -> None:
@@ -193,15 +193,15 @@ def test_files_with_large_numbers_are_known_as_well(tmp_path: Path) -> None:
     with closing(Journal(tmp_path)) as journal:
         index = ArrivalIndex(journal)
         for key in (large, other):
-            index.looked(key, 0, ns(0), at(0))
-            index.looked(key, 100, ns(10.5), at(11))
-        index.settle(0.0, is_last=True)
+            index.record_look(key, 0, ns(0), at(0))
+            index.record_look(key, 100, ns(10.5), at(11))
+        index.store_due(0.0, is_last=True)
     with closing(Journal(tmp_path)) as journal:
         index = ArrivalIndex(journal)
         for key in (large, other):
             known = index.of(key, 100)
             assert known is not None
             assert known.of(50, at(20)).at == at(10.5)
-        index.begin_anew(large)
-        index.settle(10.0, is_last=True)
+        index.forget(large)
+        index.store_due(10.0, is_last=True)
         assert ArrivalIndex(journal).of(large, 100) is None

@@ -291,9 +291,9 @@ def test_cuts_are_forgotten_and_bounded() -> None:
     record = CutRecord(lambda: 1.7e9, clock)
     for number in range(500):
         record.add(BudgetOwner(number, "x" * 300), CutKind.LINES, 3)
-    record.stands_at(NORMAL, CutKind.FILES, 7)
-    record.stands_at(NORMAL, CutKind.FILES, 4)
-    record.stands_at(NORMAL, CutKind.ENTRIES, 0)
+    record.set_count(NORMAL, CutKind.FILES, 7)
+    record.set_count(NORMAL, CutKind.FILES, 4)
+    record.set_count(NORMAL, CutKind.ENTRIES, 0)
     cuts = record.cuts("n1")
     assert len(cuts) <= MOST_REPORTED
     assert LogCut("n1", "normal", 2000, CutKind.FILES, 4, datetime.fromtimestamp(1.7e9, UTC)) in cuts
@@ -348,11 +348,11 @@ class NoPositions:
     is_first = False
     can_take = True
 
-    def kept(self) -> dict[str, Any]:
+    def stored(self) -> dict[str, Any]:
         return {}
 
     def forget(self, key: str) -> None: ...
-    def hurry(self) -> None: ...
+    def store_if_overdue(self) -> None: ...
 
 
 class OpenFile:
@@ -369,7 +369,7 @@ class OpenFile:
     def known(self) -> KnownFile:
         raise NotImplementedError
 
-    def is_of(self, origin: Origin) -> bool:
+    def has_origin(self, origin: Origin) -> bool:
         return True
 
     def change_origin(self, origin: Origin) -> None: ...
@@ -405,7 +405,7 @@ class Opening:
         return str(path)
 
     def scanned(self) -> None:
-        self.following.found(Scan(tuple(self.found), {}))
+        self.following.take_scan(Scan(tuple(self.found), {}))
 
     @property
     def polled(self) -> dict[str, int]:
@@ -486,7 +486,7 @@ def test_a_large_job_is_left_to_a_thread_of_its_own(tmp_path: Path, monkeypatch:
 
     def paths() -> set[str]:
         for unit in discovery._units[0].by_name.values():
-            unit.due = 0.0 if not unit.is_looked_at else unit.due
+            unit.due = 0.0 if not unit.is_in_progress else unit.due
         return {file.path for file in discovery.scan((), lambda: False, 60.0).files}
 
     assert str(normal) in paths()
@@ -573,7 +573,7 @@ def test_a_job_without_writes_waits_longer_among_many() -> None:
     for seconds in (0.0, 3600.0):
         unit.written_ns = int((now - seconds) * 1e9)
         for units in (10, 3000):
-            unit.looked(5.0, 5.0, units, is_late=False)
+            unit.record_look(5.0, 5.0, units, is_late=False)
             waits.append(round(unit.due - 5.0, 1))
     assert waits == [1.0, 3.0, 1.0, 6.0]
 
@@ -611,4 +611,4 @@ def test_large_jobs_of_users_are_looked_at_in_turn(tmp_path: Path, monkeypatch: 
     results = looks.results()
     assert sorted(looked.unit.name for looked in results) == ["job-0", "job-1", "job-2", "job-3"]
     assert "job-3" in {looked.unit.name for looked in results[:2]}
-    assert not any(unit.is_looked_at for unit in units)
+    assert not any(unit.is_in_progress for unit in units)

@@ -33,16 +33,16 @@ class Node:
         self.can_take = True
         self.reading = DumpReading(self, dump_reader.read_raw, lambda: self.now)
 
-    def tell(self, finding: Finding, excerpt: Excerpt, owner: BudgetOwner) -> None:
+    def report(self, finding: Finding, excerpt: Excerpt, owner: BudgetOwner) -> None:
         self.times += 1
         self.told[finding.id] = (finding, excerpt)
 
-    def settle(self) -> None:
+    def store_due(self) -> None:
         self.writes += 1
 
     def look(self, rounds: int = 3) -> None:
         for _ in range(rounds):
-            self.reading.found(scan(self.discovery))
+            self.reading.take_scan(scan(self.discovery))
             while self.reading.read() == 0.0:
                 pass
 

@@ -386,7 +386,7 @@ def test_reading_waits_for_a_disk_that_takes_nothing(
     assert (reading.updates(), reading.counters.problem) == ([], "the disk is full")
     assert reading.counters.all_lines() == {"training": 3}
     monkeypatch.setattr(reading.store, "commit", commit)
-    reading.runner.settle()
+    reading.runner.store_due()
     reading.step()
     assert (reading.marks(), reading.counters.problem) == (["1", "2", "3", "4"], "")
 

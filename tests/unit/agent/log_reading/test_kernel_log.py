@@ -79,13 +79,13 @@ def test_kernel_lines_have_the_time_at_which_they_were_logged(tmp_path: Path, km
     booted_at = reading.began - timedelta(hours=2)
     stream = KernelStream(KmsgReader(0, str(tmp_path / "kmsg")), ORIGIN, booted_at, {})
     stream.poll(reading.runner, reading.counters, reading.now())
-    reading.runner.settle()
+    reading.runner.store_due()
     (update,) = reading.updates()
     assert update.finding.first_at == booted_at + timedelta(minutes=1)
     assert update.finding.time_source is TimeSource.LINE
     reading.elapsed += 4
     stream.poll(reading.runner, reading.counters, reading.now())
-    reading.runner.settle()
+    reading.runner.store_due()
     excerpt = reading.updates()[-1].excerpt
     assert excerpt is not None
     assert excerpt.lines == ("[   12.500000] before", "[   60.000000] MARK 1", "[   61.000000] after")
@@ -101,7 +101,7 @@ def test_a_line_that_has_just_come_has_the_time_of_now(tmp_path: Path, kmsg: Rin
         kmsg.records = [record(mark, f"MARK {mark}", seconds)]
         stream.poll(reading.runner, reading.counters, reading.now())
         stream.poll(reading.runner, reading.counters, reading.now())
-    reading.runner.settle()
+    reading.runner.store_due()
     at = {update.finding.fields["n"]: (update.finding.first_at - booted_at) for update in reading.updates()}
     assert at == {
         "1": timedelta(seconds=7000),
@@ -115,7 +115,7 @@ def test_after_a_boot_reading_begins_at_its_first_line(tmp_path: Path, kmsg: Rin
     """Numbers and cursors of another boot mean nothing."""
     kept = {"by": "kmsg", "next": 700, "boot": "boot-1"}
     kmsg.records = [record(0, "zero")]
-    reader = kernel_log.opened(KernelReading.KMSG, kept, "boot-2", str(tmp_path / "kmsg"))
+    reader = kernel_log.open_reader(KernelReading.KMSG, kept, "boot-2", str(tmp_path / "kmsg"))
     assert [number for number, _ in reader.read()] == [0]
     reader.close()
 
@@ -165,10 +165,10 @@ def test_the_first_way_that_works_is_taken(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "journal").mkdir()
     (tmp_path / "kmsg").touch()
     anyhow = KernelLog(KernelReading.ANY)
-    assert kernel_log.way_of(anyhow, str(tmp_path / "kmsg"), [missing]) is KernelReading.KMSG
-    assert kernel_log.way_of(anyhow, missing, [str(tmp_path / "journal")]) is KernelReading.JOURNAL
-    assert kernel_log.way_of(anyhow, missing, [missing]) is KernelReading.FILE
-    assert kernel_log.way_of(KernelLog(KernelReading.KMSG), missing, [missing]) is KernelReading.KMSG
+    assert kernel_log.choose_reading(anyhow, str(tmp_path / "kmsg"), [missing]) is KernelReading.KMSG
+    assert kernel_log.choose_reading(anyhow, missing, [str(tmp_path / "journal")]) is KernelReading.JOURNAL
+    assert kernel_log.choose_reading(anyhow, missing, [missing]) is KernelReading.FILE
+    assert kernel_log.choose_reading(KernelLog(KernelReading.KMSG), missing, [missing]) is KernelReading.KMSG
 
 
 PANIC = """Panic#1 Part1
@@ -186,7 +186,7 @@ def test_what_a_panic_has_left_is_read_once(tmp_path: Path, reading: Reading) ->
     os.utime(path, (1767225600, 1767225600))
     tops = [str(tmp_path / "pstore"), str(tmp_path / "missing")]
     assert pstore.read_records(reading.runner, ORIGIN, {}, tops) == 1
-    reading.runner.settle()
+    reading.runner.store_due()
     (update,) = reading.last_words().values()
     assert update.finding.first_at.timestamp() == 1767225600
     assert update.booted_at is not None

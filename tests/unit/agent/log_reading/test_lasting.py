@@ -41,7 +41,7 @@ def test_they_are_read_again_after_a_kill(tmp_path: Path, reading: Reading) -> N
     (tmp_path / "a.log").write_text("before\nMARK 1\nafter\n")
     reading.step()
     reading.step(1.0)
-    reading.runner.settle(is_last=True)
+    reading.runner.store_due(is_last=True)
     reading.kill()
     reading.start()
     reading.step()

@@ -81,6 +81,6 @@ def test_a_half_line_can_be_given_out_and_the_rest_is_a_line_of_its_own() -> Non
     """A program that was killed has not ended its last line."""
     cutter = LineCutter()
     assert cutter.feed(b"whole\nhalf") == [(0, b"whole")]
-    assert cutter.has_half_line
-    assert cutter.half_line() == [(6, b"half")]
+    assert cutter.has_unfinished_line
+    assert cutter.take_unfinished_line() == [(6, b"half")]
     assert cutter.feed(b" rest\n") == [(10, b" rest")]

@@ -119,7 +119,7 @@ def found(data: bytes, source: str, steps: list[tuple[int, float, int]], *, has_
             cutter = LineCutter(cutter.resume_at if oldest is None else oldest, is_skipping)
             stream = LineStream(stream.origin, None, json.loads(json.dumps(stream.to_json())))
         if happens == 1:
-            take([*stream.feed(cutter.half_line(), now, prefilter), *stream.flush(None)])
+            take([*stream.feed(cutter.take_unfinished_line(), now, prefilter), *stream.flush(None)])
             data, generation = data[cutter.offset :], generation + 1
             stream, cutter = LineStream(origin(source, generation=str(generation)), None, {}), LineCutter()
         placed = cutter.feed(data[cutter.offset : cutter.offset + size])

@@ -35,7 +35,7 @@ def test_containers_lines_have_their_pod_and_time(tmp_path: Path) -> None:
     reading.step()
     write(log, "2026-01-01T00:00:00.5Z stderr F MARK 1\n2026-01-01T00:00:01.5Z stdout P MARK 2\n")
     reading.step()
-    reading.runner.settle(is_last=True)
+    reading.runner.store_due(is_last=True)
     reading.kill()
     reading.start()
     write(log, "2026-01-01T00:00:01.6Z stdout F 3\n")

@@ -106,7 +106,7 @@ class Agent:
         return self.began + timedelta(seconds=self.elapsed - 1000.0)
 
     def look(self) -> None:
-        self.shipping.found(self.discovery.scan(self.shipping.known_keys, lambda: False))
+        self.shipping.take_scan(self.discovery.scan(self.shipping.known_keys, lambda: False))
 
     def step(self, seconds: float = 2.1) -> None:
         """So much later it looks for files, and pushes until nothing more is to be done at once."""

@@ -214,6 +214,23 @@ def test_a_store_that_is_busy_is_asked_again_ever_less_often(tmp_path: Path, log
     assert agent.lost() == {}
 
 
+def test_each_reason_why_a_store_takes_nothing_is_logged_once(
+    tmp_path: Path, logs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also one behind another: the first may be a timeout, the second a wrong certificate."""
+    agent = agent_of(tmp_path, logs)
+    append(logs / "a.log", "one")
+    agent.push.is_away = True
+    agent.step(80)
+    agent.step(80)
+    agent.push.is_away = False
+    agent.store.fail_with = [401] * 2
+    agent.step(80)
+    agent.step(80)
+    answers = [record.__dict__["answer"] for record in caplog.records if "accepts no lines" in record.getMessage()]
+    assert [answer.partition(" ")[0] for answer in answers] == ["connection", "401"]
+
+
 def test_a_store_that_takes_little_at_a_time_gets_little_at_a_time(tmp_path: Path, logs: Path) -> None:
     """A push that is larger than its rate would be refused for ever."""
     agent = agent_of(tmp_path, logs)
