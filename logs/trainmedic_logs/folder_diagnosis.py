@@ -62,7 +62,7 @@ def diagnose_folder(
         raise ConfigurationError(f"{directory}: {error.strerror or error}") from error
     jobs = sorted({file.origin.job for file in folder.files if file.origin.job})
     if len(jobs) > 1 and job not in jobs:
-        there = f"there are logs of {wording.few(jobs)}"
+        there = f"there are logs of {wording.shortened(jobs)}"
         asked = "pass the name of the job" if job is None else f"none of {job}"
         raise ConfigurationError(f"{directory}: {there}; {asked}")
     files = [file for file in folder.files if not job or file.origin.job in (job, None)]
@@ -185,7 +185,7 @@ def _attempt(
     refused_dumps = {names[path]: reason for path, reason in refused.items()}
     reports = [report for file in files if file.kind is Kind.ATTEMPTS for report in _reports_of(file, attempt, limits)]
     for ended in filter(None, (report.exit for report in reports)):
-        collector.exit(ended)
+        collector.add_exit(ended)
     more = reported_end.facts_of(reports[-1]) if reports else {}
     if reports:  # last written for the newest attempt
         more["reported"] = replace(reports[-1].evidence, at=None)
@@ -196,7 +196,7 @@ def _take(part: _Part, collector: Collector, attempt: int | None) -> None:
     file = part.file
     match file.kind:
         case Kind.LINES:
-            collector.stream(file.origin, part.lines(), file.written)
+            collector.read_stream(file.origin, part.lines(), file.written)
         case Kind.ERROR:
             _take_error(part, collector)
         case Kind.SOURCES:
@@ -206,7 +206,7 @@ def _take(part: _Part, collector: Collector, attempt: int | None) -> None:
         case Kind.ENDED:
             code = _status_of(part)
             if code == 0:
-                collector.exit(Exit(LAUNCHER, code=0, node=file.origin.node, line="exit code 0"))
+                collector.add_exit(Exit(LAUNCHER, code=0, node=file.origin.node, line="exit code 0"))
         case Kind.DUMP:
             pass
 
@@ -217,10 +217,10 @@ def _take_error(part: _Part, collector: Collector) -> None:
     ended = exits.error_file(raw, rank=origin.rank, local_rank=origin.local_rank, node=origin.node)
     if ended is None:
         return
-    collector.exit(replace(ended, is_node_sure=bool(origin.node)))
+    collector.add_exit(replace(ended, is_node_sure=bool(origin.node)))
     written: datetime = ended.at or file.written
     stack = exits.call_stack(raw)
-    collector.stream(replace(origin, source="training"), stack.encode(errors="replace").split(b"\n"), written)
+    collector.read_stream(replace(origin, source="training"), stack.encode(errors="replace").split(b"\n"), written)
 
 
 def _lines_within(file: FolderFile, limits: ReadingLimits) -> Iterator[bytes]:
@@ -260,6 +260,6 @@ def _take_sources(part: _Part, collector: Collector) -> None:
         known["pid"] = said["pid"]
     if isinstance(gpus, list) and len(gpus) == 1 and isinstance(gpus[0], str):
         known["gpu"] = gpus[0]
-    collector.rank(rank, **known)
+    collector.note_rank(rank, **known)
     if isinstance(said.get("world_size"), int) and 0 < said["world_size"] < 10**6:
-        collector.world_size(said["world_size"])
+        collector.note_world_size(said["world_size"])

@@ -56,8 +56,8 @@ class LogPlayback:
         self._collector = Collector(rules)
         for node, ranks in job.nodes.items():
             for rank in ranks:
-                self._collector.rank(rank, node=node)
-        self._collector.world_size(job.ranks or sum(map(len, job.nodes.values())))
+                self._collector.note_rank(rank, node=node)
+        self._collector.note_world_size(job.ranks or sum(map(len, job.nodes.values())))
 
     def print(self, entry: LineEntry, now: datetime) -> Iterator[Sequence[FindingUpdate]]:
         text = entry.written(self._fixtures)
@@ -88,7 +88,7 @@ class LogPlayback:
         # The test sets the times, regardless of the lines.
         timed = [line._replace(at=now, time_source=TimeSource.LINE) for line in lines]
         for line in timed:
-            self._collector.line(line)
+            self._collector.add_line(line)
         return [reader.update(finding) for line in timed for finding in reader.tracker.feed(line)]
 
     def _reader(self, node: str) -> _NodeReader:
