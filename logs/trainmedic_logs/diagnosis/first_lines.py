@@ -27,7 +27,7 @@ _NEVER_SURE_BY_LINE = frozenset(
     {CauseClass.UNKNOWN, CauseClass.NETWORK, CauseClass.GPU, CauseClass.NODE, CauseClass.HANG}
 )
 _XIDS_OF_PROGRAMS = frozenset({"13", "31"})  # illegal accesses, usually by a kernel of the program
-# Fields of exceptions that may have ended nothing: in a thread, cut, or without a traceback.
+# Captured groups of exceptions that may have ended nothing: in a thread, or without a complete traceback.
 _DOUBTFUL = frozenset({"thread", "first_frame", "alone", "crash", GUESS})
 _CODE_PROOF = re.compile(
     r"Assertion `[^`']*(?:index out of bounds|srcIndex < srcSelectDimSize|srcSelectDimSize)[^`']*[`'] ?failed"
