@@ -23,8 +23,8 @@ from trainmedic_logs.files.reading_limits import ReadingLimits
 MOST_DUMPS = 4096
 """Per job."""
 _ANSWER_SHARE = 64
-"""Python's values take up to ten times as much."""
-_WALL_SECONDS = 60
+"""Share 1/64 of the memory: Python's values take up to ten times as much as the answer."""
+_WALL_SECONDS = 60  # per dump
 _ENDED = "it takes more time or memory than a dump may"
 _RANK = re.compile(r"(?:^|[^0-9])(\d{1,7})(?:\.(?:json|pkl|pickle|pt|bin))?$")
 
@@ -36,6 +36,7 @@ def rank_of(name: str) -> int | None:
 
 
 def read_files(paths: Sequence[Path], limits: ReadingLimits | None = None) -> tuple[list[Dump], dict[Path, str]]:
+    """Return the dumps, and why others were refused."""
     limits = limits or ReadingLimits()
     dumps: list[Dump] = []
     refused: dict[Path, str] = dict.fromkeys(paths[MOST_DUMPS:], f"more than {MOST_DUMPS} dumps")
@@ -111,6 +112,8 @@ _DECODER = msgspec.json.Decoder(_Answer)
 
 
 class DumpProcess:
+    """Client of the confined parser, started on demand."""
+
     def __init__(
         self,
         most_memory: int,
@@ -130,6 +133,7 @@ class DumpProcess:
         self.end()
 
     def read(self, rank: int, raw: bytes) -> Dump | str:
+        """Return the dump, or why there is none."""
         seconds = min(_WALL_SECONDS + START_SECONDS, self._seconds_left())
         line = self._process.ask(b"%d %d\n%s" % (rank, len(raw), raw), seconds)
         if not line.endswith(b"\n"):

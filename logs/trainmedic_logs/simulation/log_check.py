@@ -1,3 +1,5 @@
+"""Checks of log rules and their tests, without running them."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +17,7 @@ from trainmedic_logs.simulation import log_fixtures, log_test_format
 class CheckedRules(Struct, frozen=True):
     rules: RuleSet
     problems: tuple[FileProblem, ...]
-    beyond_logs: tuple[FileProblem, ...]
+    server_parts: tuple[FileProblem, ...]
     """Parts that only the server can check."""
 
 
@@ -26,8 +28,8 @@ def check_log_rules(roots: Sequence[Path]) -> CheckedRules:
         suites, wrong = log_test_format.read(path)
         problems.extend(wrong)
         for suite in suites:
-            problems.extend(log_fixtures.of_suite(suite)[1])
-        beyond.extend([first for suite in suites for first in _beyond_logs(suite)][:1])
+            problems.extend(log_fixtures.read_fixtures(suite)[1])
+        beyond.extend([first for suite in suites for first in _server_parts(suite)][:1])
     return CheckedRules(rules, tuple(sorted(set(problems))), tuple(beyond))
 
 
@@ -43,8 +45,8 @@ def test_files(roots: Iterable[Path]) -> list[Path]:
     return list(dict.fromkeys(path for path in files if yaml_files.is_test(path)))
 
 
-def _beyond_logs(suite: log_test_format.LogSuite) -> list[FileProblem]:
+def _server_parts(suite: log_test_format.LogSuite) -> list[FileProblem]:
     return [
         suite.problem(place, f"{key}: not checked here; trainmedic-server checks it", at_key=True)
-        for place, key in suite.beyond_logs()
+        for place, key in suite.server_parts()
     ]

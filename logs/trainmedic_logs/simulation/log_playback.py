@@ -18,7 +18,7 @@ from trainmedic_logs.lines.tracker import FindingTracker
 from trainmedic_logs.simulation.log_test_format import JobEntry, LineEntry
 
 TICK = timedelta(seconds=1)
-LAZY_TICK = timedelta(seconds=10)
+LAZY_TICK = timedelta(seconds=10)  # once all lines are settled
 SETTLE = timedelta(seconds=10)
 """Time after the last line for held-back blocks, and after the failure for the verdict."""
 
@@ -60,6 +60,7 @@ class LogPlayback:
         self._collector.note_world_size(job.ranks or sum(map(len, job.nodes.values())))
 
     def print(self, entry: LineEntry, now: datetime) -> Iterator[Sequence[FindingUpdate]]:
+        """Print the entry's text on each of its ranks. Yield the findings, as agents send them."""
         text = entry.written(self._fixtures)
         for rank in entry.rank or (None,):
             node = entry.node or (self._job.node_of(rank) if rank is not None else next(iter(self._job.nodes)))
