@@ -33,18 +33,18 @@ if not yaml.__with_libyaml__:
     raise ImportError("PyYAML is installed without libyaml: install its wheel, or build it with libyaml")
 
 MAX_BYTES = 1 << 20
-"""As a Kubernetes ConfigMap."""
+"""Limit of a Kubernetes ConfigMap."""
 MAX_VALUES = 50_000
 _LONGEST_NUMBER = 500
 MAX_DEPTH = 60
 """Within Python's recursion limit."""
 _LONGEST_SHOWN = 500
-_BRACES = re.compile(r"(?:^|[:\-,\[{])\s*\{\{")
+_UNQUOTED_BRACES = re.compile(r"(?:^|[:\-,\[{])\s*\{\{")
 _BRACED = re.compile(r"\{\{.*?\}\}[^},\]#]*")
 _KEY = re.compile(r"([\w.-]+)\s*:")
 _COMMENT = re.compile(r"[ \t]+(#[^\s#][^\n]*)")
+# Characters forbidden in YAML, or parsed as in YAML 1.1.
 _REFUSED = re.compile("[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
-"""Characters forbidden in YAML, or parsed as in YAML 1.1."""
 
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -52,7 +52,7 @@ _INT = re.compile(r"[-+]?[0-9]+")
 _OCTAL = re.compile(r"0o[0-7]+")
 _HEX = re.compile(r"0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_INFINITE = {f"{sign}.{word}": f"{sign}inf" for sign in ("", "+", "-") for word in ("inf", "Inf", "INF")}
+_INFINITIES = {f"{sign}.{word}": f"{sign}inf" for sign in ("", "+", "-") for word in ("inf", "Inf", "INF")}
 _NAN = frozenset({".nan", ".NaN", ".NAN"})
 
 
@@ -128,16 +128,18 @@ def read(
     except yaml.MarkedYAMLError as error:
         is_unclosed = (error.context or "").startswith("while parsing a flow")
         mark = error.context_mark if is_unclosed else error.problem_mark
-        return [], [FileProblem(source, *_place(mark, text), _plain(error, text))]
+        return [], [FileProblem(source, *_place(mark, text), _message_of(error, text))]
     return documents, reader.problems
 
 
 class _Frame(Struct):
+    """Mapping or list that is being read."""
+
     value: dict[str, Any] | list[Any]
     path: DocumentPath
     anchor: str | None
-    values_before: int
-    key: str | None = None
+    values_before: int  # values counted before it
+    key: str | None = None  # None for a refused key
     awaits_value: bool = False
 
 
@@ -296,8 +298,8 @@ def resolve(text: str) -> Any:
         return int(text[2:], 8)
     if _HEX.fullmatch(text):
         return int(text[2:], 16)
-    if text in _INFINITE:
-        return float(_INFINITE[text])
+    if text in _INFINITIES:
+        return float(_INFINITIES[text])
     return float("nan") if text in _NAN else text
 
 
@@ -306,7 +308,7 @@ def _mark(event: Event) -> TextPosition:
 
 
 def _place(mark: Mark, text: str) -> tuple[int, int]:
-    """The parser puts the text's end one line too low."""
+    """Return line and column. The parser puts the text's end one line too low."""
     return (mark.line + 1, mark.column + 1) if mark.index < len(text) else _line_column(text, len(text))
 
 
@@ -320,13 +322,13 @@ def _unquoted(line: str) -> str:
     return "text that begins with {{ must be in quotes: " + (f"'{text}'" if '"' in text else f'"{text}"')
 
 
-def _plain(error: yaml.MarkedYAMLError, text: str) -> str:
+def _message_of(error: yaml.MarkedYAMLError, text: str) -> str:
     problem, context, index = error.problem, error.context or "", error.problem_mark.index
     lines = ["", *text.splitlines(), ""]
     begin = _place(error.context_mark, text)[0] if error.context_mark else 1
     line = lines[_place(error.problem_mark, text)[0]]
-    if _BRACES.search(held := lines[begin] if context.startswith("while parsing a flow") else line):
-        return _unquoted(held)
+    if _UNQUOTED_BRACES.search(with_braces := lines[begin] if context.startswith("while parsing a flow") else line):
+        return _unquoted(with_braces)
     if opened := {"while parsing a flow sequence": "[", "while parsing a flow mapping": "{"}.get(context):
         comment = "; a '#' after a blank begins a comment" if " #" in lines[begin] else ""
         return f"the '{opened}' is not closed{comment}"

@@ -22,8 +22,8 @@ from trainmedic_logs.files.reading_limits import ReadingLimits
 
 MOST_DUMPS = 4096
 """Per job."""
+# Share 1/64 of the memory: Python's values take up to ten times as much as the answer.
 _ANSWER_SHARE = 64
-"""Share 1/64 of the memory: Python's values take up to ten times as much as the answer."""
 _WALL_SECONDS = 60  # per dump
 _ENDED = "it takes more time or memory than a dump may"
 _RANK = re.compile(r"(?:^|[^0-9])(\d{1,7})(?:\.(?:json|pkl|pickle|pt|bin))?$")

@@ -34,13 +34,13 @@ MOST_BYTES = 64 * 1024 * 1024
 MOST_UNPACKED = 1024 * 1024 * 1024
 """Larger ones are skipped as possible bombs."""
 _GZIP = b"\x1f\x8b"
+# Highest compression ratio of Deflate.
 _LARGEST_RATIO = 1032
-"""Highest compression ratio of Deflate."""
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _HEAD = 4096  # bytes by which a file is classified
 _CHECKED_EVERY = 64 * 1024  # bytes read between two checks of the limits
+# Entries per directory, and pending directories.
 _MOST_ENTRIES = 200_000
-"""Entries per directory, and pending directories."""
 _ZEROS = re.compile(rb"\0+")
 _MOST_ZERO_RUNS = 8
 _CONTROL_BYTES = re.compile(rb"[\1-\6\x0e-\x1a\x1c-\x1f]")

@@ -19,8 +19,8 @@ OLDEST = timedelta(hours=1)
 SOURCE = "source"
 LOG = "log"
 SUSPECTED = "suspected: waits for "  # followed by the confirming rules
+# The boot time is computed from two clocks.
 _BOOT_ERROR = timedelta(seconds=5)
-"""The boot time is computed from two clocks."""
 
 
 def rule_labels(finding: Finding, rule: LogRule | None) -> dict[str, str]:

@@ -22,7 +22,7 @@ FORGOTTEN_AFTER = timedelta(days=7)
 
 class EndFacts(Struct, frozen=True):
     ago: Callable[[timedelta], datetime]
-    """Returns the time since which the server has run for so long."""
+    """Returns the time so long ago, not counting downtimes."""
     booted_at: Mapping[str, datetime] = field(default_factory=dict)
     jobs: Collection[str] = frozenset()
     """Connected jobs."""

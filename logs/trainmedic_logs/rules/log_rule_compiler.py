@@ -33,8 +33,8 @@ from trainmedic_logs.lines.rule import (
 )
 from trainmedic_logs.rules.log_rule_form import AlertForm, LogRuleForm, PatternForm
 
+# Silence of a node finding without an alert.
 _SILENCE_WITHOUT_ALERT = timedelta(hours=1)
-"""Silence of a node finding without an alert."""
 _SHORTEST_LITERAL = 3
 _ROLES_WITH_ALERT = (Role.ROOT, Role.CONFIRMATION)
 _LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
@@ -122,7 +122,7 @@ class _Compilation:
         try:
             tree = parse(text)
             self.allowance.spend_on_template(len(tree.every))
-            wrong = [*names.unknown(tree, (*in_scope, *FUNCTIONS)), *names.texts_beside_numbers(tree)]
+            wrong = [*names.unknown(tree, (*in_scope, *FUNCTIONS)), *names.texts_compared_with_numbers(tree)]
             wrong += [*self._unknown_fields(tree), *_unknown_members(tree)]
             evaluation.compile_parsed(tree, ".".join(map(str, path)))
         except Malformed as error:

@@ -64,6 +64,7 @@ class HandlerRegistry:
         self.handlers.pop(action, None)
 
     def carry_out(self, commands: Iterable[JobCommand]) -> list[JobCommand]:
+        """Call the handlers. Return the commands without one."""
         returned = []
         for command in commands:
             self.in_progress[command.id] = command

@@ -71,7 +71,7 @@ class CommandQueue:
             command,
             memory.look_up(client, command.id),
             envelope.utc_now(),
-            lambda: self._refusal(received),
+            lambda: self._reason_to_refuse(received),
             lambda: memory.claim(client, command.id),
         )
         if decision.what is Do.CARRY_OUT:
@@ -106,7 +106,7 @@ class CommandQueue:
             self.arrived.append(command)
             self.on_arrival()
 
-    def _refusal(self, received: ReceivedCommand) -> CommandDecision | None:
+    def _reason_to_refuse(self, received: ReceivedCommand) -> CommandDecision | None:
         command = received.command
         if len(self.waiting) >= command_book.MOST_WAITING:
             return command_book.turn_away(envelope.REJECTED, "too many commands wait already")
@@ -160,6 +160,7 @@ class CommandQueue:
         return bool(self.arrived or self.interrupted)
 
     def take_due(self, now: datetime, too_late: str = TOO_LATE) -> list[JobCommand]:
+        """Return the arrived commands to carry out now; answer those that expired or have nothing to undo."""
         self._answer_interrupted(now)
         due: list[JobCommand] = []
         held_back: list[JobCommand] = []
@@ -169,7 +170,7 @@ class CommandQueue:
                 self.expire(command, too_late)
             elif command.undo_of in self.waiting and command.undo_of != command.id:
                 held_back.append(command)  # until it is known whether there is something to undo
-            elif command.undo_of is None or self._has_to_be_undone(command, command.undo_of):
+            elif command.undo_of is None or self._needs_undo_or_answer(command, command.undo_of):
                 due.append(command)
         self.arrived.extendleft(reversed(held_back))
         return due
@@ -193,8 +194,8 @@ class CommandQueue:
         while self.arrived:
             self.arrived.popleft().failed(reason)
 
-    def _has_to_be_undone(self, undo: JobCommand, command_id: str) -> bool:
-        """Return whether there may be something to revert; else, or if unknown, answer the undo.
+    def _needs_undo_or_answer(self, undo: JobCommand, command_id: str) -> bool:
+        """Return whether there may be something to revert. If not, or if unknown, answer the undo.
 
         The handler's record decides first: a change can end with its process, or outlive the memory.
         """
@@ -225,6 +226,7 @@ class CommandQueue:
         self.waiting.pop(command.id, None)
 
     def close_ranks(self, command: JobCommand, replied: Iterable[int]) -> None:
+        """Record the ranks' outcomes, and reply for all but `replied`."""
         outcomes = dict(command.outcomes)
         applied = [outcome for outcome in outcomes.values() if outcome[0] == envelope.APPLIED]
         status, output = applied[0] if applied else outcomes[min(outcomes)]
@@ -248,6 +250,7 @@ class CommandQueue:
         )
 
     def reply_so_far(self, command: JobCommand, ranks: Iterable[int]) -> None:
+        """Reply for ranks of a command that is not closed."""
         count = len({*self.ranks, *command.outcomes})
         replies = tuple(self._reply(command.id, rank, command.outcomes[rank], count) for rank in sorted(ranks))
         if replies:
@@ -273,5 +276,6 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _effect_of_failed(record: CommandRecord | None) -> CommandEffect:
+    """Return the effect that the command has if `record` is a failure."""
     was_interrupted = record is not None and record.output.get("reason") == _INTERRUPTED
     return CommandEffect.UNKNOWN if was_interrupted else CommandEffect.NONE

@@ -18,6 +18,8 @@ _WARM = Path(warm.__file__)
 
 
 class Guarded:
+    """Command under a guard, with its pipes."""
+
     def __init__(
         self,
         argv: Sequence[str],
