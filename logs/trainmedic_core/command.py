@@ -1,7 +1,4 @@
-"""The command group ``trainmedic``.
-
-Commands are imported when they run, so that ``--help`` does not load the server's libraries.
-"""
+"""The command group ``trainmedic``, which imports commands only to run them."""
 
 from __future__ import annotations
 

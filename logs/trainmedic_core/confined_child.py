@@ -1,5 +1,3 @@
-"""Giving up of rights by a process that parses untrusted input."""
-
 from __future__ import annotations
 
 import contextlib
@@ -68,8 +66,7 @@ def _address_space() -> int:
 
 
 def refuse_signals() -> None:
-    """Have the kernel refuse signals and tracing, if this process keeps its parent's user. Call it after
-    `drop_capabilities`.
+    """Have the kernel refuse signals and tracing, after `drop_capabilities`.
 
     Does nothing without seccomp or on other machines.
     """
@@ -89,7 +86,7 @@ def refuse_signals() -> None:
 
 
 def first_mapped(ids: Sequence[int]) -> int | None:
-    """Return the first number that is a mapped user and group; None without one."""
+    """Return the first mapped user and group number, or None."""
     ranges = [_mapped_ranges(_SELF / f"{name}_map") for name in ("uid", "gid")]
     return next((number for number in ids if all(any(number in each for each in part) for part in ranges)), None)
 

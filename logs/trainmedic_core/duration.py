@@ -48,9 +48,7 @@ def _suggestion(text: str) -> str:
 
 
 def write_rounded(value: timedelta) -> str:
-    """Format for display, rounded up to seconds, or to minutes from one day on: an excess over a limit must not look
-    like the limit.
-    """
+    """Format for display. Rounded up, so that an excess over a limit does not look like the limit."""
     step = timedelta(minutes=1) if value >= timedelta(days=1) else timedelta(seconds=1)
     return write(-(-value // step) * step)
 

@@ -78,7 +78,7 @@ class FileLock:
 
 
 def _lock_byte(descriptor: int) -> bool:
-    """Lock the byte. Return False if another process holds the lock."""
+    """Return False if another process holds the lock."""
     if _SET_LOCK_COMMAND is None:
         return True
     # struct flock: type, whence, start, length, pid (must be 0)

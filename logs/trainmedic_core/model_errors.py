@@ -117,7 +117,7 @@ def faults(
 
 
 class _Place(Struct, frozen=True):
-    """Place of an error in the document, with the union branches that pydantic tried."""
+    """Place of an error, and the union branches tried there."""
 
     path: DocumentPath
     labels: tuple[str, ...]

@@ -71,7 +71,7 @@ class ProgramSource:
         return ForkedProgram(self, pid, os.fdopen(requests, "wb"), os.fdopen(answers, "rb"))
 
     def ask(self, request: Mapping[str, object], descriptors: Sequence[int] = ()) -> int:
-        """Send a request; return the program's process ID. Raises OSError."""
+        """Return the program's process ID. Raises OSError."""
         with self._lock:
             try:
                 socket.send_fds(self._connection, [json.dumps(request).encode()], list(descriptors))
@@ -89,7 +89,7 @@ class ProgramSource:
 
 
 class ForkedProgram:
-    """Forked program. Its process ID is valid until `kill`, because the source waits for it."""
+    """Its process ID is valid until `kill`, because the source waits for it."""
 
     def __init__(self, source: ProgramSource, pid: int, requests: IO[bytes], answers: IO[bytes]) -> None:
         self._source = source

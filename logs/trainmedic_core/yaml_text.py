@@ -133,8 +133,6 @@ def read(
 
 
 class _Frame(Struct):
-    """Mapping or list that is being read."""
-
     value: dict[str, Any] | list[Any]
     path: DocumentPath
     anchor: str | None
@@ -308,7 +306,7 @@ def _mark(event: Event) -> TextPosition:
 
 
 def _place(mark: Mark, text: str) -> tuple[int, int]:
-    """Return line and column. The parser puts the text's end one line too low."""
+    """The parser puts the text's end one line too low."""
     return (mark.line + 1, mark.column + 1) if mark.index < len(text) else _line_column(text, len(text))
 
 

@@ -1,5 +1,3 @@
-"""Diagnosis of a folder: verdicts on each attempt."""
-
 from __future__ import annotations
 
 import json
@@ -112,7 +110,7 @@ class _Part(Struct, frozen=True):
 def _divide_into_attempts(
     files: Sequence[FolderFile], left_out: dict[str, str], limits: ReadingLimits
 ) -> list[tuple[int | None, list[_Part]]]:
-    """Return numbers and parts, the newest attempt last. Adds unreadable files to `left_out`."""
+    """Return attempts, the newest last. Adds unreadable files to `left_out`."""
     numbers = sorted({file.origin.attempt for file in files if file.origin.attempt is not None})
     if numbers:
         return [

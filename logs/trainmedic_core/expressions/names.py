@@ -1,5 +1,3 @@
-"""Checks of the names in an expression or template."""
-
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator

@@ -1,5 +1,3 @@
-"""Texts that every match of a regular expression contains, to skip lines fast."""
-
 from __future__ import annotations
 
 import re

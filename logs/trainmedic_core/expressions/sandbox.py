@@ -94,7 +94,7 @@ class _MissingMember(jinja2.StrictUndefined):
 
 
 class _Environment(sandbox.ImmutableSandboxedEnvironment):
-    """Environment in which members of mappings precede methods, so that a label ``items`` is readable."""
+    """Environment in which members of mappings precede methods."""
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 

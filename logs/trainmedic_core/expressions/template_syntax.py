@@ -177,7 +177,7 @@ def _reason(error: Exception, text: str) -> str:
 
 
 def _all_nodes(root: nodes.Node, text: str) -> list[nodes.Node]:
-    """Return all nodes, without recursion. Raises Malformed if they are too many or too deep."""
+    """Return all nodes. Raises Malformed if they are too many or too deep."""
     every: list[nodes.Node] = []
     left = [(root, 1)]
     while left:

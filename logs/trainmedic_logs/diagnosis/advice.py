@@ -1,5 +1,3 @@
-"""Advice of a verdict."""
-
 from __future__ import annotations
 
 from trainmedic_logs.diagnosis.verdict import Advice, Confidence

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 ERROR = 30.0
 """Clock error of a guessed time, in seconds."""
 UNKNOWN = 1e9
-"""Clock error, in seconds, of a time that is not known."""
+"""Clock error of an unknown time."""
 
 _FULL = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
 _GLOG = re.compile(r"\b[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,6})")
@@ -24,7 +24,7 @@ _TIME_OF_DAY = re.compile(rb"\d\d:\d\d:\d\d")
 
 
 def of_line(raw: bytes, written: datetime) -> datetime | None:
-    """Return the time that the line states in any form, taken as UTC; None without one.
+    """Return the stated time, taken as UTC; None without one.
 
     A missing year is the latest that is not after `written`, the file's modification time.
     """

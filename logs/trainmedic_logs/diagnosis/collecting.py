@@ -118,7 +118,7 @@ class Collector:
         self._exits.append(ended)
 
     def note_rank(self, rank: int, **known: Any) -> None:
-        """Set the given attributes of the rank's `RankSeen`."""
+        """Set attributes of the rank's `RankSeen`."""
         seen = self._ranks.setdefault(rank, RankSeen())
         for name, value in known.items():
             setattr(seen, name, value)
@@ -127,7 +127,6 @@ class Collector:
         self._world_size = max(size, self._world_size or 0)
 
     def facts(self, **more: Any) -> Facts:
-        """Return the collected facts and `more` members."""
         tables = [ended for origin, lines in self._tables.items() for ended in _exits_of_table(origin, lines)]
         return Facts(
             findings=sorted(self._findings.values(), key=lambda finding: finding.first_at),
@@ -207,7 +206,6 @@ class Collector:
         return _in_own_stream(line._replace(origin=replace(origin, source=source, generation=generation)), match)
 
     def _note_beginning(self, line: Line, has_time: bool, is_fault: bool) -> None:
-        """Note when the attempt began; None if the earliest line reports a fault."""
         if has_time and (self._first_at is None or line.at < self._first_at):
             self._first_at = line.at
             self._began_at = None if is_fault else line.at
@@ -270,9 +268,8 @@ class Collector:
 
 
 def _in_own_stream(line: Line, match: LineMatch) -> Line:
-    """Give a kernel line a stream of its minute and process, so that each such event makes its own finding.
-
-    Not if the rule counts lines or waits for an end.
+    """Give a kernel line a stream of its minute and process, for its own finding, unless the rule counts lines or has
+    ends.
     """
     rule = match.rule
     if line.origin.source not in KERNEL_SOURCES or rule is None or rule.ends or rule.count or rule.lasting:

@@ -1,8 +1,4 @@
-"""Ranks that called different collectives, by the watchdog's lines.
-
-If ranks of one group time out in different collectives, the program diverged. The watchdog's own comparison names ranks
-that did not join.
-"""
+"""Ranks that called different collectives, or did not join one, by the watchdog's lines."""
 
 from __future__ import annotations
 
@@ -47,8 +43,6 @@ class CollectiveWait(Struct, frozen=True):
 
 
 class NotJoined(Struct, frozen=True):
-    """Report of the watchdog on ranks that did not join a collective."""
-
     ranks: frozenset[int]
     number: int
     line: str
@@ -100,7 +94,7 @@ def _first_waits(waits: Iterable[CollectiveWait]) -> dict[str, list[CollectiveWa
 
 
 def _differing_ranks(waits: Sequence[CollectiveWait]) -> frozenset[int] | None:
-    """Return the ranks that differ from the largest part, all if there is none. None if the ranks agree."""
+    """Return the ranks outside of the largest part, all without one. None if they agree."""
     kinds: dict[tuple[str, tuple[str, str]], set[int]] = defaultdict(set)
     for wait in waits:
         kinds[wait.operation, wait.sizes].add(wait.rank)

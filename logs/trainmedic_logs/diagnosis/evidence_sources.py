@@ -45,7 +45,7 @@ def kernel(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
             gpu = finding.target.gpu or finding.fields.get("pci") or None
             ranks = _ranks_of(finding.origin.node, gpu, facts)
             if ranks is None:
-                continue  # none of the job's ranks uses this GPU
+                continue  # None of the job's ranks uses this GPU
             if not ranks and finding.origin.node not in facts.nodes:
                 errors = _matching_gpu_errors(finding, relevant)
                 ranks = frozenset(
@@ -112,10 +112,7 @@ def _is_elsewhere(node: str, facts: Facts) -> bool:
 
 
 def _is_nodes_fault(finding: Finding, relevant: Relevant, facts: Facts) -> bool:
-    """Return whether the node is at fault.
-
-    Lost storage counts only if the kernel logs of other nodes were read and report none.
-    """
+    """Return whether the node is at fault; by lost storage only if all other nodes' kernels report none."""
     if not finding.origin.node or finding.cause not in _OWN_FAULTS or not _concerns_job(finding, facts, relevant):
         return False
     if finding.cause is not CauseClass.STORAGE:
@@ -135,7 +132,7 @@ def _ranks_of(node: str, gpu: str | None, facts: Facts) -> frozenset[int] | None
 
 
 def _same_gpu(one: str | None, other: str) -> bool:
-    """Return whether both may name one GPU. PCI addresses vary in function and leading zeros."""
+    """Return whether both may name one GPU; PCI addresses vary."""
     if one is None:
         return False
     if one.startswith("GPU-") != other.startswith("GPU-"):
@@ -198,7 +195,6 @@ def _is_kill_without_pid(finding: Finding, relevant: Relevant) -> bool:
 
 
 def _is_of_other_job(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
-    """Return whether the launcher there would have reported the job's process earlier."""
     has_launcher = any(ended.is_failure and _is_on(ended, finding.origin.node, facts) for ended in facts.exits)
     sign = relevant.first_sign
     return has_launcher and sign is not None and moment_of(finding).is_before(sign, by=_LAUNCHER_REPORTS_WITHIN_S)
@@ -213,7 +209,6 @@ def _killed_job_process(finding: Finding, facts: Facts) -> bool:
 
 
 def _is_on(ended: Exit, node: str, facts: Facts) -> bool:
-    """Return True also if either node is unknown."""
     where = facts.node_of(ended.rank) or ended.node
     return not node or not where or where == node
 

@@ -46,7 +46,7 @@ class Exit(Struct, frozen=True):
 
     @property
     def is_victims(self) -> bool:
-        """Whether the process ended as others do after the failure of one."""
+        """Whether it ended as others do after the failure of one."""
         return self.signal in _SIGNALS_TO_VICTIMS or bool(_ENDED_BY_SIGNAL.search(self.said))
 
     @property
@@ -76,7 +76,6 @@ def reported(status: int, rank: int | None, line: str, node: str = "", pid: int 
 
 
 def meaning(ended: Exit) -> tuple[CauseClass, str]:
-    """Return the likely cause and a sentence on it."""
     match ended.signal:
         case signal.SIGSEGV | signal.SIGILL | signal.SIGFPE:
             return CauseClass.CODE, "the program, or one of its libraries, executed an invalid operation"
@@ -104,7 +103,7 @@ _CODE = re.compile(r"(-?\d+) \(pid: (\d+)\)")
 
 
 def torchrun_table(text: str, node: str = "") -> list[Exit]:
-    """Parse any release's torchrun failure table, which lists one node's processes."""
+    """Parse any release's torchrun failure table."""
     exits: list[Exit] = []
     is_first = False
     # Releases of 2021 name and order the sections differently.
@@ -192,11 +191,7 @@ _SLURM_WORDS = {
 
 
 def launcher_line(text: str, node: str = "") -> list[Exit]:
-    """Parse the ends in a line of torchrun's agent, DeepSpeed, accelerate, mpirun, kubectl or srun, or a success
-    message.
-
-    Slurm's tasks count as ranks.
-    """
+    """Parse the ends that a launcher's or kubectl's line states, or a success message. Slurm's tasks count as ranks."""
     tail, text = text[-200:], text[:_LONGEST_LINE]
     if match := _ELASTIC.search(text):
         code, by_signal = of_code(int(match[1]))
@@ -257,7 +252,6 @@ def error_file(raw: bytes, **known: Any) -> Exit | None:
 
 
 def call_stack(raw: bytes) -> str:
-    """Return an error file's traceback, empty without one."""
     try:
         return str(json.loads(raw)["message"]["extraInfo"]["py_callstack"])
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -104,10 +104,7 @@ class Facts(Struct, frozen=True):
 
     @property
     def unread_ranks(self) -> tuple[int, ...]:
-        """Ranks whose unread output may matter.
-
-        If it is unknown what was read, torchrun's ended ranks count as read.
-        """
+        """Silent ranks; without torchrun's ended ones if it is unknown what was read."""
         if self.knows_what_was_read:
             return self.silent_ranks
         ended = {each.rank for each in self.exits if each.reporter == "torchrun"}
@@ -123,7 +120,6 @@ class Facts(Struct, frozen=True):
 
     @property
     def progressed_at(self) -> datetime | None:
-        """Time of the last step of any rank."""
         own = [known.last_step_at for known in self.ranks.values() if known.last_step_at is not None]
         return max([*own, *([self.last_step_at] if self.last_step_at else [])], default=None)
 

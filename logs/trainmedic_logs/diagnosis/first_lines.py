@@ -122,7 +122,6 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
 
 
 def _is_sure(leading: Finding, ranks: frozenset[int], facts: Facts, relevant: Relevant) -> bool:
-    """Return whether the line of `ranks` certainly states the origin."""
     if facts.followed.get(leading.id) or leading.id in facts.excused:
         return False
     if any(_may_be_first(other, leading, ranks) for other in relevant.roots):
@@ -145,10 +144,7 @@ def _is_sure(leading: Finding, ranks: frozenset[int], facts: Facts, relevant: Re
 
 
 def _is_later_of_message(other: Finding, first: Finding) -> bool:
-    """Return whether `other` is a later line of the same message.
-
-    Exceptions are excluded: their rules match all programs.
-    """
+    """Exceptions are excluded, because their rules match all programs."""
     is_exception = bool(first.fields.keys() & {"exception", "alone"})
     return other.rule == first.rule and not is_exception and other.origin.stream == first.origin.stream
 
@@ -207,7 +203,6 @@ def _vagueness(finding: Finding) -> tuple[bool, bool]:
 
 
 def _confidence_of(leading: Finding, facts: Facts, relevant: Relevant, *, is_sure: bool) -> Confidence:
-    """Return low confidence for cut lines, guesses, and programs that continued or were stopped."""
     firsts = {ended.rank for ended in facts.exits if ended.is_first and ended.signal is None and ended.rank is not None}
     others = {rank_of(finding) for finding in relevant.roots if finding.rule != leading.rule}
     is_passed = leading.cause is CauseClass.PREEMPTION or bool(facts.followed.get(leading.id))

@@ -59,7 +59,7 @@ def _after_success(facts: Facts, relevant: Relevant) -> Verdict:
 
 
 def _without_failure(facts: Facts) -> Verdict | None:
-    """Return the verdict on success, slowness or a risen loss. None without any."""
+    """None without success, slowness or a risen loss."""
     if _has_finished(facts):
         return _ended_well(facts)
     if facts.steps:
@@ -134,7 +134,7 @@ def _may_be_unrelated(attribution: Attribution) -> bool:
 
 
 def _weighed(leader: Attribution, others: Sequence[Attribution]) -> tuple[Attribution, list[Evidence]]:
-    """Return the leader, its confidence lowered by other sources, and their evidence against it."""
+    """Return the leader, its confidence lowered by other sources, and their evidence."""
     leader, against = _with_agreeing(leader, [other for other in others if other.concerns(leader)])
     for other in others:
         if other.concerns(leader) or leader.is_before(other) or leader.is_proven:
@@ -208,10 +208,7 @@ def _ended_by_kill_instead(printed: Attribution, other: Attribution) -> bool:
 
 
 def _explains(leader: Attribution, other: Attribution) -> bool:
-    """Return whether the kernel's statement explains the job's different error.
-
-    A lost GPU or machine explains any error; an OOM kill only that of a data loader.
-    """
+    """Return whether the kernel's statement explains the job's different error."""
     is_before = leader.is_trusted and not other.is_trusted and bool(leader.moment and leader.moment.is_known)
     if leader.cause is CauseClass.HOST_MEMORY:
         return is_before and other.cause is CauseClass.DATA and bool(leader.ranks & other.ranks)

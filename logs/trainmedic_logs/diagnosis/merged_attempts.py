@@ -34,7 +34,7 @@ class AttemptDetector:
         self._last_step = 0
 
     def take(self, raw: bytes) -> bool:
-        """Take the next line. Return whether it begins a further attempt."""
+        """Return whether the next line begins a further attempt."""
         raw = raw[:_SEARCHED_BYTES]
         if _LAUNCHER_WORDS.search(raw):
             return self._by_launcher(raw)

@@ -28,7 +28,7 @@ class LossRise(Struct, frozen=True):
 
 
 class OwnTimes(Struct):
-    """Figures of one stream, while it is read."""
+    """Figures of one stream."""
 
     parts: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_LAST_STEPS))
     """Total and data waiting seconds."""
@@ -37,7 +37,7 @@ class OwnTimes(Struct):
     rise: LossRise | None = None
     """None if the last loss has not risen."""
     rates: dict[tuple[Any, ...], deque[float]] = field(default_factory=dict)
-    """By the record's members: different records count in different units."""
+    """By form, because forms have different units."""
 
     def step_record(self, record: Mapping[str, Any], text: str, *, has_words: bool) -> None:
         """Read a step record. `has_words`: the trainer's format is unknown."""

@@ -92,10 +92,11 @@ def of_failure(reading: PodReading, began_at: datetime, taken_in: timedelta, aft
 def own_pod_test(
     namespace: str | None, is_known: bool, places: Collection[str], namespaces: Collection[str]
 ) -> Callable[[str, str, str], bool]:
-    """Return a predicate (namespace, name, node): whether a pod with the job's label is really the job's.
+    """Return a predicate (namespace, name, node): whether a pod with the job's label, which any account can set, is the
+    job's.
 
-    Any account that can create pods can set the label. A connected job states its namespace. For a known job without
-    one, only pods at known `places` (node or pod names) count. Otherwise all pods must share one of the `namespaces`.
+    A connected job states its namespace. For a known job without one, only pods at known `places` (node or pod names)
+    count. Otherwise all pods must share one of the `namespaces`.
     """
     if namespace is not None:
         return lambda of_pod, _, __: of_pod == namespace

@@ -1,5 +1,3 @@
-"""Facts about a rank while its lines are read."""
-
 from __future__ import annotations
 
 from collections import deque
@@ -17,7 +15,7 @@ _STEPS_KEPT = 100
 
 
 class RankSeen(Struct):
-    """Mutable form of `RankFacts`, and the last step times."""
+    """Mutable form of `RankFacts`."""
 
     node: str = ""
     is_node_sure: bool = False
@@ -36,7 +34,7 @@ class RankSeen(Struct):
             self.last_line_at = at
 
     def note_node(self, of_stream: str, of_record: object) -> None:
-        """Note the stream's node, else the one that the job's own record states."""
+        """Prefer the stream's node to the job's own record."""
         if of_stream and not self.is_node_sure:
             self.node, self.is_node_sure = of_stream, True
         elif not self.node and isinstance(of_record, str):

@@ -1,4 +1,4 @@
-"""Evidence that a training continued after a finding: later steps, or minutes of ordinary lines."""
+"""Evidence that a training continued: later steps, or minutes of ordinary lines."""
 
 from __future__ import annotations
 
@@ -59,21 +59,20 @@ _RankStream = tuple[str, int | None]
 class _PlainLine(NamedTuple):
     line: Line
     is_timed: bool
-    is_step: bool
-    """It reports a step in the trainer's format."""
+    is_step: bool  # it reports a step in the trainer's format
 
 
 class RecoveryEvidence(Struct):
-    """Collector of `Facts.outlived`, `followed` and `excused`, by finding ID."""
+    """Collector of `Facts.outlived`, `followed` and `excused`."""
 
     outlived: set[str] = field(default_factory=set)
     followed: Counter[str] = field(default_factory=Counter)
+    # Times of roots that the rank may survive.
     _unconfirmed: dict[_RankStream, dict[str, datetime]] = field(default_factory=lambda: defaultdict(dict))
-    """Times of roots that the rank may survive."""
+    # Cascades, which only steps disprove: a timed-out rank may print ordinary lines.
     _timeouts: dict[_RankStream, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """Cascades, which only steps disprove: a timed-out rank may print ordinary lines."""
+    # Steps of the stream since a finding.
     _steps_since: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    """Steps of the stream since a finding."""
     _bad_numbers: dict[str, dict[str, datetime]] = field(default_factory=dict)
     excused: set[str] = field(default_factory=set)
     _finite_steps: Counter[str] = field(default_factory=Counter)
@@ -82,11 +81,11 @@ class RecoveryEvidence(Struct):
     _recent: dict[str, deque[_PlainLine]] = field(default_factory=dict)
 
     def chapter(self, line: Line) -> int:
-        """Return how often the line's rank has recovered. Equal lines are then new findings."""
+        """Return a number that grows when the line's rank recovers. Equal lines are then new findings."""
         return self._chapters[line.origin.stream, line.origin.rank]
 
     def is_waiting(self, stream: str) -> bool:
-        """Return whether steps of the stream may disprove a finding."""
+        """Return whether steps may disprove a finding."""
         return bool(self._steps_since.get(stream) or self._bad_numbers.get(stream))
 
     def pop_outlived(self) -> set[str]:

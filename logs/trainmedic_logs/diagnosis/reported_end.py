@@ -1,7 +1,4 @@
-"""Reports of an end by a job or its launcher.
-
-Each reported failure gets a verdict, and a reported success none.
-"""
+"""Reports of an end by a job or its launcher."""
 
 from __future__ import annotations
 
@@ -89,8 +86,8 @@ def verdict_of(
 ) -> KnownVerdict | None:
     """Return the existing verdict on a reported failure.
 
-    A hang is diagnosed long before the launcher ends it, so a verdict on the same attempt counts until a step
-    completes. `before`: previous report. `taken_in`: duration of one failure's signs.
+    A hang is diagnosed before the launcher ends it, so a verdict on the attempt counts until a step completes.
+    `before`: previous report. `taken_in`: duration of one failure's signs.
     """
     for verdict in verdicts:
         is_other = None not in (verdict.attempt, report.attempt) and verdict.attempt != report.attempt

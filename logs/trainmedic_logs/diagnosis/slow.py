@@ -1,7 +1,7 @@
 """Diagnosis of slow jobs: the part of a step and the rank that lose the time.
 
-A step's parts are waiting for its batch (data), computing, and waiting for other ranks (wait). Lost time is data, wait,
-and computing beyond other ranks.
+A step waits for its batch (data), computes, and waits for other ranks (wait). Lost time is data, wait, and computing
+beyond other ranks.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ThroughputDrop(Struct, frozen=True):
 
 
 def by_own_figures(evidence: Sequence[Evidence]) -> Verdict:
-    """Return the verdict on a job whose trainer prints that steps wait for data."""
+    """Return the verdict if the trainer prints that steps wait for data."""
     summary = "By the trainer's own figures, more than half of each step is spent waiting for the batch."
     verdict = _verdict(CauseClass.DATA, summary, {}, evidence=evidence[0], missing=(_PARTS,))
     return replace(verdict, evidence=tuple(evidence[:_MOST_SHOWN]), shares=None)

@@ -20,7 +20,7 @@ _BY_SIGNAL = re.compile(r"death signal|got signal: ")
 
 
 def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Yield an attribution to the requested end, if nothing had failed before."""
+    """Yield the requested end, if nothing had failed before."""
     requests = [(finding, level) for finding in relevant.stopped if (level := _confidence_of(finding)) is not None]
     requests.sort(key=lambda request: list(Confidence).index(request[1]))
     others = [cascade for cascade in relevant.cascades if cascade.cause is not CauseClass.UNKNOWN]
@@ -43,9 +43,9 @@ def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
 
 
 def scheduler_kills(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
+    """Yield an OOM kill that a scheduler reports, if no end is known as a failure."""
     if any(ended.code == 0 for ended in facts.exits) and not relevant.cascades and not relevant.roots:
         return
-    """Yield an OOM kill that a scheduler reports, if no end is known as a failure."""
     kills = [
         finding
         for finding in facts.findings

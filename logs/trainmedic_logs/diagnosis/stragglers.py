@@ -16,7 +16,7 @@ _MOST_BEHIND = 0.25  # share of the ranks; if more are, none is named
 
 
 def left_behind(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Yield the few ranks whose last step is earlier: a hint, because all may wait for another rank."""
+    """Yield the few ranks whose last step is earlier, as a hint."""
     steps = {rank: known.last_step for rank, known in facts.ranks.items() if known.last_step is not None}
     if len(steps) < _FEWEST_RANKS or len(set(steps.values())) < 2:
         return
@@ -39,7 +39,7 @@ def left_behind(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
 
 
 def not_timed_out(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Yield the few ranks that did not report a timeout, as the victims did."""
+    """Yield the few ranks without a timeout."""
     timed_out = [finding for finding in relevant.cascades if finding.cause is CauseClass.HANG]
     ended = {rank for each in facts.exits if (rank := each.rank) is not None}
     everybody = set(facts.ranks) | set(range(facts.world_size or 0)) | ended

@@ -1,5 +1,3 @@
-"""Verdict on an attempt, with its evidence."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

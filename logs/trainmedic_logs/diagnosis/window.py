@@ -38,7 +38,7 @@ class Relevant(Struct, frozen=True):
     stopped: Sequence[Finding]
     """Lines about a requested end."""
     first_sign: Moment | None
-    """First sign of the failure. None without one."""
+    """None without one."""
 
     @property
     def victims(self) -> frozenset[int]:
@@ -76,14 +76,12 @@ def _was_outlived(finding: Finding, facts: Facts) -> bool:
 
 
 def _may_be_origin(finding: Finding) -> bool:
-    """Return whether a job line can be the origin."""
     if finding.cause is CauseClass.HOST_MEMORY:
         return "process" not in finding.fields  # only the kernel states reliably which process it killed
     return finding.cause is not CauseClass.UNKNOWN  # ends of processes are judged by `Facts.exits`
 
 
 def _has_recovered(finding: Finding, facts: Facts, has_failed: bool) -> bool:
-    """Return whether the rank continued after the finding."""
     if finding.id in facts.outlived:
         return True
     if finding.cause is CauseClass.NUMERICS:
@@ -106,7 +104,6 @@ def _first_sign(findings: Sequence[Finding], facts: Facts) -> Moment | None:
 
 
 def _is_trusted_and_near(finding: Finding, facts: Facts, first_sign: Moment | None) -> bool:
-    """Return whether a trusted source's finding may belong to the failure, by its time."""
     if finding.origin.source not in TRUSTED_SOURCES or finding.role not in (Role.ROOT, Role.CONFIRMATION):
         return False
     moment = moment_of(finding)

@@ -37,7 +37,6 @@ _PROGRESS_BAR = re.compile(r"^[^|\n]{0,80}\d%\|[^|\n]{0,400}\|[^\[\n]{0,60}\[[^\
 
 
 def summary(leader: Attribution, facts: Facts) -> str:
-    """Return a sentence on the origin and its line."""
     named = sorted(leader.ranks)
     of_ranks = {facts.node_of(rank) for rank in named} - {""}
     nodes = sorted(of_ranks or ({leader.node} - {""}))
@@ -73,7 +72,7 @@ def _head(leader: Attribution, first: Evidence) -> str:
 
 
 def without_origin(cause: CauseClass, *, has_signs: bool, joined: str = "", size: str = "") -> str:
-    """Return the summary if no origin is known. `joined` of `size` processes had started."""
+    """`joined` of `size` processes had started."""
     if cause is CauseClass.HANG and joined:
         return f"It did not start: {joined} of {size} processes joined. The logs do not show why the others did not."
     if cause is CauseClass.HANG:

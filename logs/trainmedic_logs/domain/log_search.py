@@ -17,7 +17,7 @@ WITHDRAW = "logs.withdraw"
 """Cancels a `READ`."""
 MOST_PODS = 1000
 TIME = "time"
-"""Name under which lines without a time are left out."""
+"""Key of lines without a time."""
 LONGEST_GREP = 1000
 
 
@@ -49,7 +49,7 @@ class TimeKnownBy(StrEnum):
 
 
 class LeftOut(Struct, frozen=True):
-    """Files and lines left out, because they do not state a requested attribute."""
+    """Excluded for a missing attribute."""
 
     files: int = 0
     lines: int = 0
@@ -80,10 +80,7 @@ LATEST_ARRIVAL = timedelta(seconds=15)
 
 
 class LogQuery(Struct, frozen=True):
-    """Query. None and "" mean no condition.
-
-    Lines with an unknown requested attribute do not match.
-    """
+    """Query. None and "" mean no condition; lines with an unknown attribute do not meet one."""
 
     job: str
     since: datetime

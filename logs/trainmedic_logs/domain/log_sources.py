@@ -16,7 +16,7 @@ _ALIKE = 0.75  # similarity from 0 to 1
 
 
 def misspelt(name: str, known: Sequence[str]) -> str | None:
-    """Return the similar known name. None if there is none, or `name` contains a known one."""
+    """None without a similar name, or if `name` contains a known one."""
     if any(each in name for each in known):
         return None
     written = {each.replace("_", "-"): each for each in known}
@@ -25,7 +25,7 @@ def misspelt(name: str, known: Sequence[str]) -> str | None:
 
 
 def fault_of_source(name: str) -> str | None:
-    """Return why the name cannot be a source, None if it can."""
+    """None for a valid name."""
     meant = misspelt(name, SOURCES)
     if meant is not None:
         return f"there is no {name!r}; did you mean {meant!r}?"

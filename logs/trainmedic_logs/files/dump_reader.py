@@ -36,7 +36,6 @@ def rank_of(name: str) -> int | None:
 
 
 def read_files(paths: Sequence[Path], limits: ReadingLimits | None = None) -> tuple[list[Dump], dict[Path, str]]:
-    """Return the dumps, and why others were refused."""
     limits = limits or ReadingLimits()
     dumps: list[Dump] = []
     refused: dict[Path, str] = dict.fromkeys(paths[MOST_DUMPS:], f"more than {MOST_DUMPS} dumps")
@@ -133,7 +132,6 @@ class DumpProcess:
         self.end()
 
     def read(self, rank: int, raw: bytes) -> Dump | str:
-        """Return the dump, or why there is none."""
         seconds = min(_WALL_SECONDS + START_SECONDS, self._seconds_left())
         line = self._process.ask(b"%d %d\n%s" % (rank, len(raw), raw), seconds)
         if not line.endswith(b"\n"):

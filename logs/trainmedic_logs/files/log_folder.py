@@ -197,7 +197,7 @@ def _paths(directory: Path, limits: ReadingLimits) -> Iterator[Path]:
 
 
 def _classified(path: Path, directory: Path) -> FolderFile | None:
-    """Classify a file by its path, name and beginning. None if it is neither text nor a dump."""
+    """None if it is neither text nor a dump."""
     with _opened(path) as stream:
         head = _head(stream)
         written = file_times.written_at(os.fstat(stream.fileno()))

@@ -1,5 +1,3 @@
-"""Limits of time and memory for reading a folder."""
-
 from __future__ import annotations
 
 import os
@@ -26,7 +24,7 @@ class LimitReached(OSError):
 
 
 class ReadingLimits:
-    """Limits from now on. `memory`: bytes beyond the present resident memory."""
+    """`memory`: bytes beyond the present resident memory."""
 
     def __init__(
         self,

@@ -30,13 +30,11 @@ class _OpenBlock(Struct):
     last_arrived: datetime
     texts: list[str]
     places: list[int]
-    length: int
-    """Bytes, with line feeds."""
-    dropped: int = 0
-    """Lines removed from the middle."""
+    length: int  # bytes, with line feeds
+    dropped: int = 0  # lines removed from the middle
 
     def add(self, text: str, places: list[int], arrived: datetime) -> None:
-        """Append a line. If the block is too long, drop lines after its first quarter: its end matters most."""
+        """If the block is too long, drop lines after its first quarter."""
         self.last_arrived = arrived
         self.texts.append(text)
         self.places.extend(places)
@@ -62,15 +60,13 @@ class _OpenBlock(Struct):
 
 
 class _DividedLine(Struct):
-    """Parts of a line that a container runtime divided."""
-
     text: str
     places: list[int]
     number: int
 
 
 class LineAssembler:
-    """Assembler of one stream. Lines of different ranks may alternate."""
+    """Assembler of one stream, in which ranks may alternate."""
 
     def __init__(self, origin: Origin, booted_at: datetime | None = None) -> None:
         """`booted_at`: boot of the machine whose kernel wrote the stream. Without it, times since boot are ignored."""
@@ -97,7 +93,7 @@ class LineAssembler:
     def feed_many(
         self, placed: Sequence[tuple[int, bytes]], arrived: datetime, prefilter: Prefilter | None = None
     ) -> list[Line]:
-        """Take physical lines with their starts. With `prefilter`, skip those that cannot matter."""
+        """With `prefilter`, skip lines that cannot matter."""
         lines: list[Line] = []
         if prefilter is None:
             for place, raw in placed:
@@ -146,7 +142,7 @@ class LineAssembler:
         return self._add_to_block(line, key, arrived, places)
 
     def flush(self, now: datetime | None = None) -> list[Line]:
-        """Return blocks that have waited long enough, or without `now` all, at the stream's end."""
+        """Return blocks that have waited long enough; without `now` all."""
         due = [key for key, block in self._open.items() if now is None or now - block.last_arrived >= block.patience()]
         if now is None:
             self._divided.clear()
@@ -194,7 +190,7 @@ class LineAssembler:
         return Line(origin, at, text, source, place, number, record, is_cut, has_words)
 
     def _add_to_block(self, line: Line, key: str, arrived: datetime, places: list[int]) -> list[Line]:
-        """Hold the line back in a block, or return it, after a block that it ends."""
+        """Hold the line back in a block, or return it."""
         done: list[Line] = []
         block = self._open.get(key) if self._open else None
         if block is not None:
@@ -215,7 +211,7 @@ class LineAssembler:
         return done
 
     def _completed(self, prefixed: prefixes.Prefixed, place: int) -> _DividedLine | None:
-        """Add a part. Return the line after its last part."""
+        """Return the line after its last part."""
         part = self._divided.pop(prefixed.key, None) or _DividedLine("", [], self._number)
         part.places.append(place)
         if len(part.text) <= LONGEST:

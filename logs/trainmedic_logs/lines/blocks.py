@@ -16,8 +16,6 @@ class BlockKind(StrEnum):
 
 
 class Continuation(StrEnum):
-    """Relation of a line to the block before it."""
-
     MORE = "more"
     LAST = "last"
     """The line belongs to the block and ends it."""
@@ -147,7 +145,7 @@ def has_ended(lines: list[str]) -> bool:
 
 
 def _continues_wrapped_message(lines: list[str], text: str) -> bool:
-    """Return whether Rich wrapped the message: its next word does not fit the frame's width."""
+    """Return whether Rich wrapped the message: its next word does not fit."""
     if not has_ended(lines):
         return False
     width = next((len(line.rstrip()) for line in reversed(lines) if line.startswith(_EDGE)), None)

@@ -218,7 +218,6 @@ def _asserts_about_machine(message: str, traceback: str) -> bool:
 
 
 def _has_several_tracebacks(traceback: str) -> bool:
-    """Return whether it has tracebacks besides those of one chain."""
     chained = len(_CHAINED.findall(traceback)) + traceback.count(_ORIGINAL)
     return _GROUP_HEADING in traceback or traceback.count(_HEADING) > 1 + chained
 
@@ -275,7 +274,7 @@ def _by_class(name: str, last: str, message: str) -> ExceptionReading:
 
 
 def _earlier_in_chain(traceback: str) -> tuple[str, str, str] | None:
-    """Return class, message and traceback of the exception before the last of a chain."""
+    """Return class, message and traceback before the last exception."""
     ends = [match.start() for match in _CHAINED.finditer(traceback)]
     if not ends:
         return None

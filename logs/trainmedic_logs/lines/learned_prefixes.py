@@ -42,7 +42,6 @@ class LearnedPrefixes:
         return bool(self._patterns)
 
     def _learn(self, prefix: str) -> str:
-        """Store a pattern in which times may vary, and return its key."""
         parts, at = [], 0
         for time in _TIME.finditer(prefix):
             parts += [re.escape(prefix[at : time.start()]), _digits(time[0])]

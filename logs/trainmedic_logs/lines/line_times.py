@@ -75,7 +75,7 @@ class Stated(NamedTuple):
 
 
 def stated(text: str) -> Stated | None:
-    """Return the time at the line's beginning, after up to 4 tags such as a level or a rank."""
+    """Return the time at the beginning, after up to 4 tags."""
     beginning = text[:_SEARCHED]
     if text.startswith("{"):
         return _time_of_record(text)
@@ -107,7 +107,6 @@ def moment(time: Stated, zone: tzinfo | None, latest: datetime, expected: dateti
 
 
 def _moments(time: Stated, zone: tzinfo | None, latest: datetime) -> Iterator[datetime]:
-    """Yield all readings in UTC, both of an hour that the clock change repeats."""
     for wall in time.walls:
         if wall.tzinfo is not None:
             yield wall.astimezone(UTC)

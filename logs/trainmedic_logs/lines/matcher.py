@@ -97,7 +97,7 @@ class _CompiledRule:
         return any(pattern.search(text) is not None for pattern in self.unless)
 
     def holds(self, fields: Mapping[str, Any], source: str) -> bool | None:
-        """Return whether the condition holds; None if a member is missing or not comparable."""
+        """None if a member is missing or not comparable."""
         if self.when is None:
             return True
         try:
@@ -113,8 +113,6 @@ class _CompiledRule:
 
 
 class _SourceRules:
-    """Rules of one or several sources, indexed by event and by literal."""
-
     def __init__(self, rules: Iterable[_CompiledRule]) -> None:
         self.over_records: dict[str, list[_CompiledRule]] = {}
         by_literal: dict[str, list[_CompiledRule]] = {}
@@ -166,7 +164,7 @@ class LineMatcher:
         return self._match_record(rules, source, line.record)
 
     def is_quiet(self, line: Line, sources: tuple[str, ...]) -> bool:
-        """Return whether certainly no rule takes the line: fast."""
+        """Return whether certainly no rule takes the line."""
         rules = self._of_sources(sources)
         if line.record is not None and str(line.record.get("event")) in rules.over_records:
             return False
@@ -262,13 +260,11 @@ def _meaning_of_exception(role: Role, cause: CauseClass, fields: dict[str, str],
 
 
 def _whole_message(name: str, message: str, text: str) -> str:
-    """Return the message with its further lines."""
     _, found, rest = text.rpartition(f"{name}: {message}")
     return f"{message}{rest[:LONGEST_FIELD]}" if found else message
 
 
 def _end_groups(compiled: _CompiledRule, text: bytes) -> Mapping[str, str] | None:
-    """Return the captured groups if the text ends the rule's finding."""
     for pattern in compiled.ends:
         match = pattern.search(text)
         if match is not None:

@@ -207,12 +207,11 @@ def cause_of(name: str, message: str, shown: str = "") -> CauseClass | None:
 
 
 def is_store(name: str) -> bool:
-    """Return whether the exception's class belongs to an object store's library."""
     return bool(_STORE_NAMES.search(name))
 
 
 def other_than_disk(message: str, shown: str = "") -> CauseClass | None:
-    """Return the cause of "no space left" if no disk is full, but memory or a kernel limit is."""
+    """Return the cause of "no space left" if it is not a disk."""
     if not _NO_SPACE.search(message):
         return None
     return next((cause for words, cause in _FULL_BUT_NO_DISK if words.search(message) or words.search(shown)), None)

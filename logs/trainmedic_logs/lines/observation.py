@@ -48,7 +48,7 @@ _LONGEST_FOR_SHAPE = 1024
 
 
 class FindingIdentity(Struct, frozen=True):
-    """Members by which lines of one rule belong to the same finding."""
+    """Identity of a rule's finding."""
 
     target: Target
     labels: Mapping[str, str]
@@ -113,7 +113,7 @@ def _finding_id(line: Line, rule: LogRule) -> str:
 
 
 def _start_of_exception(text: str, match: LineMatch) -> int:
-    """Return the offset of the last line with the exception's class, else of the match."""
+    """Return the match's start without one."""
     exception = match.fields.get("exception")
     if not isinstance(exception, str) or not exception:
         return match.start
@@ -144,7 +144,7 @@ def _target(rule: LogRule, fields: Mapping[str, Any], origin: Origin, gpu_of: Gp
 
 
 def _gpu(rule: LogRule, fields: Mapping[str, Any], gpu_of: GpuLookup) -> str | None:
-    """Return the UUID, or the PCI address if it is unknown."""
+    """Return the UUID, else the PCI address."""
     named = (rendering.text_of(rule.gpu, {"fields": fields}) or "").strip()
     if _UUID.match(named):
         return named

@@ -1,7 +1,7 @@
 """Distinction of errors about the program's own names and settings from errors about external values.
 
-External values (server answers, samples, checkpoints, environment) can raise in the program's own file. So shown source
-must prove the value the program's own.
+Server answers, samples or checkpoints can raise in the program's own file. So shown source must prove the value the
+program's own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FROM_OUTSIDE = re.compile(
 
 
 def is_own(name: str, message: str, shown: str) -> bool:
-    """Return whether the exception concerns the program's own names. `shown`: source of the raising call."""
+    """Return whether it concerns the program's own names. `shown`: source of the raising call."""
     if name == "KeyError":
         return _is_own_key(message.strip(), shown)
     if name == "AttributeError":
@@ -58,7 +58,6 @@ def is_own(name: str, message: str, shown: str) -> bool:
 
 
 def unpacks_outside(shown: str) -> bool:
-    """Return whether the call unpacks arguments that are not the program's settings."""
     return any(not _IS_SETTINGS.match(each) for each in _UNPACKED.findall(shown))
 
 

@@ -1,5 +1,3 @@
-"""Parsing of physical lines for search and shipping."""
-
 from __future__ import annotations
 
 import re
@@ -111,7 +109,7 @@ def level_of(text: str, record: Mapping[str, Any] | None = None) -> LogLevel:
 
 
 def level_of_kernel(raw: str) -> LogLevel:
-    """Return the level of a kernel line with its prefix: syslog priority 0 (emergency) to 7 (debug)."""
+    """The prefix has the priority, 0 (emergency) to 7 (debug)."""
     match = _KERNEL.match(raw)
     if match is None:
         return LogLevel.INFO

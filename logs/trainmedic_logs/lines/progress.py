@@ -38,10 +38,8 @@ _PREFIX = re.compile(r"^(?:\[?(?:INFO|DEBUG|SUCCESS|WARNING)\]?[\s:|-]*)+")
 
 
 class _Form(Struct):
-    numbers: tuple[float | None, ...]
-    """Of the last line. None unless an integer or an epoch's fraction."""
-    grown: list[int] = field(default_factory=list)
-    """Consecutive growths of each number."""
+    numbers: tuple[float | None, ...]  # of the last line. None unless an integer or an epoch's fraction.
+    grown: list[int] = field(default_factory=list)  # consecutive growths of each number
     is_learned: bool = False
 
 
@@ -50,7 +48,7 @@ class ProgressReader:
         self._forms: dict[str, _Form] = {}
 
     def step_of(self, text: str) -> int | None:
-        """Take a line. Return its first number that has grown, if the form is learned."""
+        """Return the line's first grown number, if its form is learned."""
         if not len(text) > 2 or not _HAS_NUMBER.search(text[:_LONGEST]) or _NO_PROGRESS.search(text[:_LONGEST]):
             return None
         form, numbers = _form_of(text[:_LONGEST])

@@ -1,7 +1,6 @@
 """Step and event records from log lines, normalised to the SDK's names (``step``, ``loss``, ``learning_rate`` …).
 
-Formats: the SDK's JSON, Hugging Face dictionaries, LLaMA-Factory and ms-swift JSON, nested metrics, Megatron-LM,
-torchtitan, names and numbers in text (``step_lines``), and JSON with a traceback.
+Formats: JSON, also nested, Python dictionaries, Megatron-LM, torchtitan, and text (``step_lines``).
 """
 
 from __future__ import annotations
@@ -106,7 +105,6 @@ def record_of(text: str) -> dict[str, Any] | None:
 
 
 def metrics_of(text: str) -> dict[str, Any]:
-    """Return all numbers of a line by their normalised names."""
     report = report_of(text)
     if report is None:
         return step_lines.metrics_of(text)
@@ -151,7 +149,7 @@ def _braced(text: str) -> dict[str, Any] | None:
 
 
 def _metrics_in(value: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the first nested object with a loss; None if there is none, or `value` itself has one."""
+    """Return the nested object with a loss; None if `value` itself has one."""
     level, count = [value], 0
     for _ in range(_DEEPEST):
         inner: list[Mapping[str, Any]] = []
@@ -176,7 +174,7 @@ def _exception_members(value: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _traceback(value: Mapping[str, Any], depth: int = 3) -> str:
-    """Return a nested traceback or structured exception, "" without one."""
+    """Empty without one."""
     kind = value.get("exc_type")
     if isinstance(kind, str) and kind:  # some loggers write null into every line
         return f"{TRACEBACK}\n{kind}: {value.get('exc_value', '')}"

@@ -148,7 +148,6 @@ def _members(kind: type[Struct]) -> Sequence[tuple[str, Any]]:
 
 
 def _is_known(plain: Mapping[str, Any]) -> bool:
-    """Return whether this version knows all members of a rule."""
     if not _member_names(LogRule).issuperset(plain):
         return False
     for name, kind in _NESTED.items():

@@ -1,5 +1,4 @@
-"""Metrics in text lines: adjacent names and numbers, such as `Epoch: 1, Loss: 2.345`, `Step 100: loss=1.234, lr=1e-4,
-time=0.5s`.
+"""Metrics in text lines: adjacent names and numbers, such as `Step 100: loss=1.234, lr=1e-4, time=0.5s`.
 
 Other losses, such as `policy loss`, are excluded.
 """

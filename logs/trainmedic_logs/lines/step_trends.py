@@ -1,7 +1,6 @@
 """Statistics over a stream's last steps, added to step records: `data_share`, `loss_before`, `loss_now`, `loss_rise`.
 
-A loss has risen if nearly all recent losses are far above the lowest level and do not fall; "far" depends on that
-level's noise and the progress so far.
+A loss has risen if nearly all recent losses are far above the lowest level and do not fall.
 """
 
 from __future__ import annotations
@@ -50,28 +49,21 @@ class _LossLevel(Struct, frozen=True):
     """Median of consecutive losses."""
 
     loss: float
-    spread: float
-    """Standard deviation, by the median absolute deviation."""
-    rate: float | None
-    """Learning rate."""
+    spread: float  # standard deviation, by the median absolute deviation
+    rate: float | None  # learning rate
 
 
 class _Losses(Struct):
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_LOSSES))
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=_STEPS_PER_LEVEL))
     block: list[float] = field(default_factory=list)
-    count: int = 0
-    """Losses since the learning rate was raised."""
-    settling: int = 0
-    """Remaining levels in which the loss may rise."""
+    count: int = 0  # losses since the learning rate was raised
+    settling: int = 0  # remaining levels in which the loss may rise
     first: _LossLevel | None = None
     best: _LossLevel | None = None
-    peak: float = 0.0
-    """Largest rise since the last recovery."""
-    swing: float = 0.0
-    """Largest recovered rise."""
-    limit: float = inf
-    """Losses above it have risen."""
+    peak: float = 0.0  # largest rise since the last recovery
+    swing: float = 0.0  # largest recovered rise
+    limit: float = inf  # losses above it have risen
 
     def add(self, loss: float, rate: float | None) -> None:
         self.count += 1
@@ -127,8 +119,7 @@ class _Window(Struct):
     shares: deque[float] = field(default_factory=lambda: deque(maxlen=_STEPS_PER_LEVEL))
     step: float = -1
     epoch: float = -1
-    is_judged: bool = True
-    """False if the loss need not fall."""
+    is_judged: bool = True  # False if the loss need not fall
 
 
 class StepTrends:
@@ -136,7 +127,7 @@ class StepTrends:
         self._windows: dict[tuple[Any, ...], _Window] = {}
 
     def add(self, rank: int | None, record: Mapping[str, Any], text: str) -> dict[str, float]:
-        """Take a step record. Return the members to be added to it."""
+        """Return the members to be added to the record."""
         if _SDK_MEMBER in record:
             return {}
         loss, data, whole = (_number(record.get(name)) for name in ("loss", "data_s", "step_s"))

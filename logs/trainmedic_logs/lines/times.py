@@ -1,5 +1,3 @@
-"""Times with a zone, in lines and records."""
-
 from __future__ import annotations
 
 import re

@@ -1,4 +1,4 @@
-"""Findings over the lines of a node's streams: begin, repeat, end. Durations count by the times of lines."""
+"""Findings over the lines of a node's streams. Durations count by the times of lines."""
 
 from __future__ import annotations
 
@@ -49,15 +49,12 @@ class TrackerChanges(Struct, frozen=True):
 class _OpenFinding(Struct):
     rule: LogRule
     finding: Finding
-    waiting: list[Finding] = field(default_factory=list)
-    """Lines until the rule's count is reached."""
+    waiting: list[Finding] = field(default_factory=list)  # lines until the rule's count is reached
     is_reported: bool = False
     has_changed: bool = False
     reported_at: datetime | None = None
-    refused: int = 0
-    """Consecutive records that do not meet the condition."""
-    number: int = 0
-    """Key in the store."""
+    refused: int = 0  # consecutive records that do not meet the condition
+    number: int = 0  # key in the store
     user: int | None = None
 
     @property
@@ -89,12 +86,10 @@ class FindingTracker:
         self._gpu_of = gpu_of
         self._entries: dict[_Key, _OpenFinding] = {}
         self._last_number = 0
-        self._stored: Mapping[int, _State | None] = {}
-        """None: unknown, to be stored again."""
-        self._unreached_rows: set[_Key] = set()
-        """Counts in a row, which one refused record resets."""
+        self._stored: Mapping[int, _State | None] = {}  # none: unknown, to be stored again
+        self._unreached_rows: set[_Key] = set()  # counts in a row, which one refused record resets
+        # Findings counted in a row, which as many consecutive refused records end.
         self._reached_rows: set[_Key] = set()
-        """Findings counted in a row, which as many consecutive refused records end."""
         self.lines_taken: Counter[str] = Counter()
         self.lines_near: Counter[str] = Counter()
         self.begun: list[Finding] = []
@@ -168,7 +163,7 @@ class FindingTracker:
         return due
 
     def changed(self) -> list[Finding]:
-        """Return changed findings at once, without their interval."""
+        """Return changed findings, due or not."""
         due = [entry for entry in self._entries.values() if entry.is_reported and entry.has_changed]
         for entry in due:
             entry.has_changed = False
@@ -279,7 +274,7 @@ class FindingTracker:
         self._stored = changes.kept
 
     def restore(self, written: Mapping[int, Any]) -> None:
-        """Restore a store's entries, parsed from JSON, by number."""
+        """`written`: parsed JSON by number."""
         self._stored = dict.fromkeys(written)
         for number, members in written.items():
             self._last_number = max(self._last_number, number)
@@ -325,7 +320,7 @@ def _silence(rule: LogRule) -> timedelta:
 
 
 def _merge_if_count_reached(entry: _OpenFinding, rule: LogRule) -> bool:
-    """Drop waiting lines that are too old. If enough remain, merge them and return True."""
+    """Drop old waiting lines. If enough remain, merge them and return True."""
     wanted, waiting = rule.count, entry.waiting
     assert wanted is not None
     if wanted.per is not None:
@@ -381,7 +376,7 @@ def _encoded(finding: Finding) -> str:
 
 
 def _restored(entry: Mapping[str, Any], rule_set: RuleSet) -> _OpenFinding | None:
-    """Return None if the rule no longer exists. Raises various errors for damaged members."""
+    """None if the rule no longer exists."""
     finding, *waiting = (_decoded(text, str(entry["generation"])) for text in [entry["finding"], *entry["waiting"]])
     rule = rule_set.by_name.get(finding.rule)
     if rule is None:

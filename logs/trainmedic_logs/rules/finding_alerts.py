@@ -29,7 +29,7 @@ def rule_labels(finding: Finding, rule: LogRule | None) -> dict[str, str]:
 
 
 def silence_reason(known: KnownFinding, rule: LogRule | None, booted_at: datetime | None, now: datetime) -> str:
-    """Return why the finding raises no alert, "" if it does."""
+    """Empty if it raises an alert."""
     if rule is None:
         return "no rule of its name is loaded"
     if rule.alert is None:

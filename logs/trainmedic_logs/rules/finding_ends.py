@@ -55,7 +55,6 @@ def end_of(known: KnownFinding, rule: LogRule | None, facts: EndFacts) -> Findin
 
 
 def ended(known: KnownFinding, because: FindingEnd, now: datetime) -> KnownFinding:
-    """End the finding; an alert is due to be resolved at once."""
     return replace(known, ended_at=now, ended_because=because, tell_at=now if known.alert is not None else None)
 
 

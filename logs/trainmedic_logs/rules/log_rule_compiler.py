@@ -1,5 +1,3 @@
-"""Compilation of a YAML document to a log rule, or to problems."""
-
 from __future__ import annotations
 
 import re
@@ -58,8 +56,7 @@ class _Compilation:
     allowance: Allowance
     problems: list[FileProblem] = field(default_factory=list)
     groups: set[str] = field(default_factory=set)
-    has_sure_groups: bool = False
-    """All patterns could be read, so a missing group is an error."""
+    has_sure_groups: bool = False  # all patterns could be read, so a missing group is an error
 
     def run(self) -> LogRule | list[FileProblem]:
         raw = self.document.value

@@ -149,7 +149,7 @@ class LogRuleLibrary:
 def _chosen(
     files: Iterable[LoadedRules], before: Sequence[PlacedRule], problems: list[FileProblem]
 ) -> list[PlacedRule]:
-    """Return one rule per name, the one used before if it remains. Adds to `problems`."""
+    """Return one rule per name, preferably those in use. Adds to `problems`."""
     files = list(files)
     problems.extend(problem for file in files for problem in file.problems)
     used_before = {(placed.rule.name, placed.source, placed.line) for placed in before}

@@ -1,5 +1,3 @@
-"""Checks of log rules and their tests, without running them."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence

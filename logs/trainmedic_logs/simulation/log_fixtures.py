@@ -9,7 +9,7 @@ from trainmedic_logs.simulation.log_test_format import LogSuite
 
 
 def read_fixtures(suite: LogSuite) -> tuple[dict[str, str], list[FileProblem]]:
-    """Return the texts of a suite's fixtures by ID, and problems, such as unknown IDs in tests."""
+    """Return texts by ID, and problems."""
     known: dict[str, str] = {}
     if suite.spec.fixtures is not None:
         path = suite.path.parent / suite.spec.fixtures

@@ -75,7 +75,7 @@ def lines_of(file: BufferedIOBase) -> Iterator[bytes]:
 
 
 def explain(file: BufferedIOBase, source: str, rules: RuleSet, now: datetime) -> Iterator[LineExplanation]:
-    """Yield an explanation per line. Raises ValueError for an invalid rule."""
+    """Raises ValueError for an invalid rule."""
     matcher, assembler = LineMatcher(rules), LineAssembler(Origin(source))
     waiting: dict[int, Line] = {}
     facts: dict[int, _LineFacts] = {}

@@ -60,7 +60,7 @@ class LogPlayback:
         self._collector.note_world_size(job.ranks or sum(map(len, job.nodes.values())))
 
     def print(self, entry: LineEntry, now: datetime) -> Iterator[Sequence[FindingUpdate]]:
-        """Print the entry's text on each of its ranks. Yield the findings, as agents send them."""
+        """Yield the findings of each rank, as agents send them."""
         text = entry.written(self._fixtures)
         for rank in entry.rank or (None,):
             node = entry.node or (self._job.node_of(rank) if rank is not None else next(iter(self._job.nodes)))

@@ -21,7 +21,7 @@ BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def run_file(path: Path) -> FileResult:
-    """Run a file's tests. The result has its problems."""
+    """Problems are in the result."""
     suites, problems = log_test_format.read(path)
     ready: list[tuple[LogSuite, RuleSet, Mapping[str, str]]] = []
     for suite in suites:

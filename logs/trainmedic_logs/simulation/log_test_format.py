@@ -223,7 +223,7 @@ class LogSuite(Struct, frozen=True):
         return self.document.problem(tuple(written), message, at_key=at_key)
 
     def server_parts(self) -> Iterator[tuple[DocumentPath, str]]:
-        """Yield path and key of the parts that only the server can check."""
+        """Yield path and key of what only the server can check."""
         tests = self.document.value["tests"]
         for index, test in enumerate(tests):
             for key in test:

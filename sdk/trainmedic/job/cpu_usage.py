@@ -1,5 +1,3 @@
-"""CPU cores used by a process and its children."""
-
 from __future__ import annotations
 
 import os

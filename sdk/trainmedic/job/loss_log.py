@@ -45,8 +45,6 @@ Norms = Sequence[float]
 
 @dataclass(frozen=True)
 class LossCourse:
-    """Expectation of the losses after a rollback."""
-
     tolerance: float = EXACT_KERNELS
     """Relative to the largest loss."""
     not_comparable: str = ""
@@ -226,7 +224,6 @@ class LossComparison:
 
 
 def _is_jump(losses: Sequence[float], at: int) -> bool:
-    """Return whether the loss at `at` is far above all before."""
     before = losses[:at]
     largest = max(before, default=0.0)
     if largest <= 0.0:
@@ -261,8 +258,6 @@ NOTHING = _NoComparison(0, {}, LossCourse(not_comparable="there was no rollback"
 
 
 class LossLog:
-    """Losses and gradient norms by step, for later comparisons."""
-
     __slots__ = ("_changes", "_gradients", "_losses", "_resumed_at", "comparison", "until")
 
     def __init__(self) -> None:

@@ -1,5 +1,3 @@
-"""Fixed-size summary of the ranks' losses."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""Memory use of a training process and its growth."""
-
 from __future__ import annotations
 
 import os

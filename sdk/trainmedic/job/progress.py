@@ -19,11 +19,9 @@ from trainmedic.wire.envelope import write_time
 from trainmedic.wire.evaluations import EvaluatedMetric
 
 HANG_FLOOR = 60.0
-"""Least limit of a hang, in seconds: slow reads from shared file systems take as long."""
+"""Seconds; slow reads from shared file systems take as long."""
 STARTUP_FLOOR = 1800.0
-"""Limit before the first steps, in seconds, because loading and compiling take minutes; also of a window, except a
-pause.
-"""
+"""Seconds, because loading and compiling take minutes; also the limit of a window, except a pause."""
 HANG_FACTOR = 5.0
 """Multiple of the usual interval between reports."""
 
@@ -35,7 +33,7 @@ OTHER = "other"
 WINDOWS = (CHECKPOINT, EVALUATION, PAUSE, REPAIR, OTHER)
 
 TENSOR_INTERVAL = 0.05
-"""Seconds between tensors that are taken: freeing a graph takes tens of microseconds."""
+"""Seconds between tensors: freeing a graph takes tens of microseconds."""
 REPORT_INTERVAL = 0.25
 """Minimum seconds between reports beyond loss and gradient norm."""
 OVERFLOWS = 20
@@ -64,7 +62,7 @@ class OpenWindows(NamedTuple):
     names: tuple[str, ...]
     """Innermost last."""
     since: float
-    """Time of the last entering or leaving."""
+    """Last entering or leaving."""
     before: float
     """Seconds in windows until then."""
 
@@ -76,8 +74,6 @@ class Evaluation(NamedTuple):
 
 
 class Evaluated(NamedTuple):
-    """Newest value of a metric of evaluations."""
-
     value: Any
     step: int | None
     at: float
@@ -296,7 +292,7 @@ class Progress:
         self._open_windows = OpenWindows(windows.names[:-1], now, self._count_window(windows, now))
 
     def _count_window(self, windows: OpenWindows, now: float) -> float:
-        """Add the innermost window's time. Return the seconds in windows until `now`."""
+        """Return the seconds in windows until `now`."""
         if not windows.names:
             return windows.before
         self.window_seconds[windows.names[-1]] += now - windows.since
@@ -389,8 +385,6 @@ def _finite(value: Any) -> float | None:
 
 
 class Window:
-    """Context manager of `Progress.enter` and `leave`."""
-
     __slots__ = ("_name", "_progress")
 
     def __init__(self, progress: Progress, name: str) -> None:

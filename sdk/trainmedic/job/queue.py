@@ -160,7 +160,7 @@ class CommandQueue:
         return bool(self.arrived or self.interrupted)
 
     def take_due(self, now: datetime, too_late: str = TOO_LATE) -> list[JobCommand]:
-        """Return the arrived commands to carry out now; answer those that expired or have nothing to undo."""
+        """Return commands to carry out now; answer those that expired or have nothing to undo."""
         self._answer_interrupted(now)
         due: list[JobCommand] = []
         held_back: list[JobCommand] = []
@@ -250,7 +250,6 @@ class CommandQueue:
         )
 
     def reply_so_far(self, command: JobCommand, ranks: Iterable[int]) -> None:
-        """Reply for ranks of a command that is not closed."""
         count = len({*self.ranks, *command.outcomes})
         replies = tuple(self._reply(command.id, rank, command.outcomes[rank], count) for rank in sorted(ranks))
         if replies:
@@ -276,6 +275,5 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _effect_of_failed(record: CommandRecord | None) -> CommandEffect:
-    """Return the effect that the command has if `record` is a failure."""
     was_interrupted = record is not None and record.output.get("reason") == _INTERRUPTED
     return CommandEffect.UNKNOWN if was_interrupted else CommandEffect.NONE

@@ -1,5 +1,3 @@
-"""Bounded file to which lines are appended."""
-
 from __future__ import annotations
 
 import contextlib

@@ -185,7 +185,6 @@ def _shell_word(printed: str) -> str:
 
 
 def has_progress(failed: Sequence[AttemptRecord]) -> bool:
-    """Return whether the last attempt got beyond all earlier ones."""
     best = Reached()
     for record in failed[:-1]:
         best = best.further_of(record.reached)

@@ -92,7 +92,6 @@ class ServerLink:
         self._writer.put(OutgoingReplies(notice=notice))
 
     def carry_out(self) -> None:
-        """Carry out the commands that arrived. Called by the main thread."""
         if self._queue.arrived:
             for command in self._handlers.carry_out(self._queue.take_due(envelope.utc_now())):
                 command.unsupported("a launcher does not carry it out")

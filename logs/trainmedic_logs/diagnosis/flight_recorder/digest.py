@@ -24,7 +24,7 @@ _LARGEST = 2**63 - 1
 
 
 def write(dump: Dump, attempt: int | None) -> str:
-    """Return the line. Raises DumpError if it is too long."""
+    """Raises DumpError if it is too long."""
     for under_way, done in _KEPT_COUNTS:
         line = _written(dump, attempt, under_way, done)
         if len(line) <= LONGEST:
@@ -37,7 +37,7 @@ def write_refused(rank: int, attempt: int | None, why: str) -> str:
 
 
 def read(lines: Iterable[str], attempt: int | None) -> tuple[list[Dump], dict[int, str]]:
-    """Return the attempt's dumps, and refusals by rank. Skips invalid lines."""
+    """Skips invalid lines."""
     dumps: list[Dump] = []
     refused: dict[int, str] = {}
     for line in lines:

@@ -1,5 +1,3 @@
-"""Validated dump of one rank."""
-
 from __future__ import annotations
 
 import json
@@ -64,7 +62,7 @@ class TakenGroup(TypedDict):
 
 
 class Taken(TypedDict):
-    """JSON form of a dump, in which the confined process returns it."""
+    """JSON form, returned by the confined process."""
 
     rank: int
     configured: int

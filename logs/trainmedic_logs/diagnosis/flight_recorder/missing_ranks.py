@@ -101,7 +101,6 @@ def _waiting(
 def _candidates(
     open_numbers: Sequence[int], group: ProcessGroup, lasts: Mapping[int, int], by_rank: Mapping[int, Dump]
 ) -> Iterator[int]:
-    """Yield the open numbers that a member did not call, ascending."""
     # Only at these numbers can the set of absent ranks change. Groups may have thousands of ranks.
     furthest_behind = min(lasts.values())
     without = [by_rank[rank].last_called or () for rank in group.ranks if rank in by_rank and rank not in lasts]
@@ -117,8 +116,7 @@ def _candidates(
 def _absent(group: ProcessGroup, number: int, lasts: Mapping[int, int], by_rank: Mapping[int, Dump]) -> tuple[int, ...]:
     """Return the members whose dump shows that they did not call collective `number`.
 
-    If a recorder lists only open collectives, a rank that waits nowhere is absent if its counters show the previous
-    one, or if it has none.
+    A rank that waits nowhere is absent if its counters show the previous one, or if it has none.
     """
 
     def is_absent(rank: int) -> bool:
