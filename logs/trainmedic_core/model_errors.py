@@ -95,13 +95,11 @@ def faults(
 ) -> list[ValidationFault]:
     """Return errors, without those of union branches that do not apply."""
     details = error.errors(include_url=False)[:MOST_FAULTS]
-    followed = [_follow(detail, value, tagged) for detail in details]
-    numbers = {
-        place.path for detail, place in zip(details, followed, strict=True) if detail["type"].startswith("float_")
-    }
+    places = [_place_of(detail, value, tagged) for detail in details]
+    numbers = {place.path for detail, place in zip(details, places, strict=True) if detail["type"].startswith("float_")}
     kept: list[ValidationFault] = []
-    for detail, place in zip(details, followed, strict=True):
-        rivals = [other for other in followed if other.labels and other.path[: len(place.path)] == place.path]
+    for detail, place in zip(details, places, strict=True):
+        rivals = [other for other in places if other.labels and other.path[: len(place.path)] == place.path]
         if place.labels and not _is_of_meant_branch(place, rivals):
             continue
         if detail["type"].startswith("int_") and place.path in numbers:
@@ -124,7 +122,8 @@ class _Place(Struct, frozen=True):
     value: Any
 
 
-def _follow(detail: ErrorDetails, value: Any, tagged: Collection[str]) -> _Place:
+def _place_of(detail: ErrorDetails, value: Any, tagged: Collection[str]) -> _Place:
+    # Parts that name no member of the value are labels of union branches.
     loc = detail["loc"][:-1] if detail["type"] == "missing" else detail["loc"]
     path: list[int | str] = []
     labels: list[str] = []
@@ -192,7 +191,7 @@ def _message_of(detail: ErrorDetails, model: type[BaseModel], tagged: Collection
     if kind in ("value_error", "assertion_error"):
         return str(context.get("error", detail["msg"]))
     if kind == "string_pattern_mismatch":
-        described = "{0,126}" in str(context.get("pattern", ""))
+        described = "{0,126}" in str(context.get("pattern", ""))  # `fields.Identifier`
         return f"{shown(value)} {_IDENTIFIER if described else 'does not match ' + str(context.get('pattern'))}"
     if kind in ("too_short", "string_too_short"):
         return "must not be empty"

@@ -39,6 +39,7 @@ _LONGEST_NUMBER = 500
 MAX_DEPTH = 60
 """Within Python's recursion limit."""
 _LONGEST_SHOWN = 500
+# A template at the beginning of a value, which YAML reads as a mapping.
 _UNQUOTED_BRACES = re.compile(r"(?:^|[:\-,\[{])\s*\{\{")
 _BRACED = re.compile(r"\{\{.*?\}\}[^},\]#]*")
 _KEY = re.compile(r"([\w.-]+)\s*:")
@@ -132,7 +133,7 @@ def read(
     return documents, reader.problems
 
 
-class _Frame(Struct):
+class _OpenContainer(Struct):
     value: dict[str, Any] | list[Any]
     path: DocumentPath
     anchor: str | None
@@ -154,7 +155,7 @@ class _Reader:
         began: int | None = None
         for event in yaml.parse(self.text, Loader=yaml.CSafeLoader):
             if isinstance(event, DocumentStartEvent):
-                self._begin()
+                self._begin_document()
                 began = None
             elif isinstance(event, DocumentEndEvent):
                 if self._root is not None and began is not None:
@@ -162,34 +163,34 @@ class _Reader:
                     yield YamlDocument(self.source, self._root, text, self._marks, self._keys, self._remarks)
             elif isinstance(event, NodeEvent):
                 began = event.start_mark.index if began is None else began
-                self._node(event)
+                self._take_node(event)
             elif isinstance(event, (MappingEndEvent, SequenceEndEvent)):
-                self._close()
+                self._close_container()
 
-    def _begin(self) -> None:
+    def _begin_document(self) -> None:
         self._root: Any = None
         self._marks: dict[DocumentPath, TextPosition] = {}
         self._keys: dict[DocumentPath, TextPosition] = {}
         self._remarks: dict[DocumentPath, str] = {}
-        self._stack: list[_Frame] = []
+        self._stack: list[_OpenContainer] = []
         self._anchors: dict[str, tuple[Any, int]] = {}
 
-    def _node(self, event: NodeEvent) -> None:
+    def _take_node(self, event: NodeEvent) -> None:
         top = self._stack[-1] if self._stack else None
         if top is not None and isinstance(top.value, dict) and not top.awaits_value:
-            self._key(top, event)
+            self._take_key(top, event)
             return
         path = self._path_of_next(top)
-        self._marks[path] = _mark(event)
+        self._marks[path] = _position(event)
         if isinstance(event, (MappingStartEvent, SequenceStartEvent)):
             self._refuse_tag(event)
             if len(self._stack) >= MAX_DEPTH:
                 raise _Refused(f"nested over {MAX_DEPTH} deep", event)
             self._count(1, event)
             container: dict[str, Any] | list[Any] = {} if isinstance(event, MappingStartEvent) else []
-            self._stack.append(_Frame(container, path, event.anchor, self._values))
+            self._stack.append(_OpenContainer(container, path, event.anchor, self._values))
         elif isinstance(event, AliasEvent):
-            self._put(self._alias(event))
+            self._put_value(self._alias(event))
         else:
             assert isinstance(event, ScalarEvent)
             self._count(1, event)
@@ -200,16 +201,16 @@ class _Reader:
                     self._remarks[path] = remark[1]
             if event.anchor is not None:
                 self._anchors[event.anchor] = (value, 1)
-            self._put(value)
+            self._put_value(value)
 
-    def _path_of_next(self, top: _Frame | None) -> DocumentPath:
+    def _path_of_next(self, top: _OpenContainer | None) -> DocumentPath:
         if top is None:
             return ()
         if isinstance(top.value, list):
             return (*top.path, len(top.value))
         return (*top.path, top.key if top.key is not None else "?")
 
-    def _key(self, top: _Frame, event: NodeEvent) -> None:
+    def _take_key(self, top: _OpenContainer, event: NodeEvent) -> None:
         if not isinstance(event, ScalarEvent):
             index = event.start_mark.index
             if "{{" in (self.text[index - 1 : index + 1], self.text[index : index + 2]):
@@ -229,9 +230,9 @@ class _Reader:
             self._problem(event, f"the key {shown(event.value)} is written twice; first on line {first.line}")
         else:
             top.key = event.value
-            self._keys[(*top.path, event.value)] = _mark(event)
+            self._keys[(*top.path, event.value)] = _position(event)
 
-    def _put(self, value: Any) -> None:
+    def _put_value(self, value: Any) -> None:
         if not self._stack:
             self._root = value
             return
@@ -243,11 +244,11 @@ class _Reader:
             top.value[top.key] = value
         top.awaits_value = False
 
-    def _close(self) -> None:
+    def _close_container(self) -> None:
         done = self._stack.pop()
         if done.anchor is not None:
             self._anchors[done.anchor] = (done.value, 1 + self._values - done.values_before)
-        self._put(done.value)
+        self._put_value(done.value)
 
     def _alias(self, event: AliasEvent) -> Any:
         anchored = self._anchors.get(event.anchor)
@@ -274,7 +275,7 @@ class _Reader:
             raise _Refused(f"the file has over {self.most_values} values, aliases counted as often as used", event)
 
     def _problem(self, event: Event, message: str) -> None:
-        mark = _mark(event)
+        mark = _position(event)
         self.problems.append(FileProblem(self.source, mark.line, mark.column, message))
 
 
@@ -301,7 +302,7 @@ def resolve(text: str) -> Any:
     return float("nan") if text in _NAN else text
 
 
-def _mark(event: Event) -> TextPosition:
+def _position(event: Event) -> TextPosition:
     return TextPosition(event.start_mark.line + 1, event.start_mark.column + 1)
 
 
@@ -325,8 +326,9 @@ def _message_of(error: yaml.MarkedYAMLError, text: str) -> str:
     lines = ["", *text.splitlines(), ""]
     begin = _place(error.context_mark, text)[0] if error.context_mark else 1
     line = lines[_place(error.problem_mark, text)[0]]
-    if _UNQUOTED_BRACES.search(with_braces := lines[begin] if context.startswith("while parsing a flow") else line):
-        return _unquoted(with_braces)
+    suspect = lines[begin] if context.startswith("while parsing a flow") else line
+    if _UNQUOTED_BRACES.search(suspect):
+        return _unquoted(suspect)
     if opened := {"while parsing a flow sequence": "[", "while parsing a flow mapping": "{"}.get(context):
         comment = "; a '#' after a blank begins a comment" if " #" in lines[begin] else ""
         return f"the '{opened}' is not closed{comment}"

@@ -74,7 +74,7 @@ class Collector:
         self._world_size: int | None = None
         self._first_at: datetime | None = None  # first job line with a time
         self._began_at: datetime | None = None
-        self._streams_without_rank: set[str] = set()  # streams whose lines state no rank
+        self._streams_without_rank: set[str] = set()
         self._recovery = RecoveryEvidence()
         self._used_nccl = False
         self._own_times: dict[str, OwnTimes] = defaultdict(OwnTimes)
@@ -238,12 +238,12 @@ class Collector:
             self._exits.append(Exit("training", code=0, rank=rank, node=line.origin.node))
             self._recovery.take_completion(line.origin.stream)
         step = _natural_number(record.get("step"))
-        is_step = learned_step is not None or (record.get("event") == "step" and step is not None)
-        is_step = is_step and not (line.has_words and learned_step is None)
-        step = learned_step if step is None else step
+        # A step in words counts only once its format has repeated.
+        is_step_record = record.get("event") == "step" and step is not None and not line.has_words
         # Lines without a time have only their place, which `RecoveryEvidence` uses.
-        if is_step and has_time:
+        if has_time and (is_step_record or learned_step is not None):
             self._last_step_at = max(line.at, self._last_step_at or line.at)
+            step = learned_step if step is None else step
             if seen and step is not None:
                 seen.note_step(step, line.at)
                 seen.note_parts(record)
@@ -254,9 +254,8 @@ class Collector:
     def _take_launcher_text(self, text: str, line: Line) -> None:
         row = text[:_LONGEST_TABLE_LINE]
         rows = self._tables.get(line.origin, []) if self._tables else []
-        if (_TABLE_LINE.match(row) or _is_table_heading(row) or _is_exception_row(row, rows)) and len(
-            rows
-        ) < _MOST_TABLE_LINES:
+        is_of_table = _TABLE_LINE.match(row) or _is_table_heading(row) or _is_exception_row(row, rows)
+        if is_of_table and len(rows) < _MOST_TABLE_LINES:
             rows.append(row)
             self._tables[line.origin] = rows
         if _EXIT_LINE.search(text) and len(self._exits) < _MOST_EXITS:

@@ -23,7 +23,7 @@ _SURE_ALONE = frozenset({CauseClass.GPU, CauseClass.NODE})
 _TRAINING_PROCESS = re.compile(r"(?i)(?:i?python|pt_|ray|torch|deepspeed|accelerate|train)|^$")
 # Between two lines on one fault.
 _SAME_FAULT_S = 120.0
-# After an OOM kill.
+# Longest time after an OOM kill of a job's process.
 _LAUNCHER_REPORTS_WITHIN_S = 120.0
 # torchrun polls every 5 s and writes whole seconds.
 _LAUNCHER_POLL_S = 6.0
@@ -45,7 +45,7 @@ def kernel(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
             gpu = finding.target.gpu or finding.fields.get("pci") or None
             ranks = _ranks_of(finding.origin.node, gpu, facts)
             if ranks is None:
-                continue  # None of the job's ranks uses this GPU
+                continue  # none of the job's ranks uses this GPU
             if not ranks and finding.origin.node not in facts.nodes:
                 errors = _matching_gpu_errors(finding, relevant)
                 ranks = frozenset(
@@ -148,7 +148,8 @@ def _same_gpu(one: str | None, other: str) -> bool:
 
 def _out_of_memory(finding: Finding, facts: Facts, relevant: Relevant) -> Attribution:
     node, pid = finding.origin.node, finding.fields.get("pid", "")
-    killed = [ended for ended in facts.exits if ended.signal == signal.SIGKILL and _is_on(ended, node, facts)]
+    killed = [ended for ended in facts.exits if ended.signal == signal.SIGKILL and _may_be_on(ended, node, facts)]
+    # Process IDs differ in containers, so without an equal one any may be meant.
     named = [ended for ended in killed if pid and str(ended.pid) == pid] or killed
     loaders = [
         other
@@ -195,7 +196,8 @@ def _is_kill_without_pid(finding: Finding, relevant: Relevant) -> bool:
 
 
 def _is_of_other_job(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
-    has_launcher = any(ended.is_failure and _is_on(ended, finding.origin.node, facts) for ended in facts.exits)
+    # The launcher would have reported the job's own process earlier.
+    has_launcher = any(ended.is_failure and _may_be_on(ended, finding.origin.node, facts) for ended in facts.exits)
     sign = relevant.first_sign
     return has_launcher and sign is not None and moment_of(finding).is_before(sign, by=_LAUNCHER_REPORTS_WITHIN_S)
 
@@ -203,12 +205,12 @@ def _is_of_other_job(finding: Finding, facts: Facts, relevant: Relevant) -> bool
 def _killed_job_process(finding: Finding, facts: Facts) -> bool:
     pid = finding.fields.get("pid")
     return finding.cause is CauseClass.HOST_MEMORY and any(
-        ended.signal == signal.SIGKILL and str(ended.pid) == pid and _is_on(ended, finding.origin.node, facts)
+        ended.signal == signal.SIGKILL and str(ended.pid) == pid and _may_be_on(ended, finding.origin.node, facts)
         for ended in facts.exits
     )
 
 
-def _is_on(ended: Exit, node: str, facts: Facts) -> bool:
+def _may_be_on(ended: Exit, node: str, facts: Facts) -> bool:
     where = facts.node_of(ended.rank) or ended.node
     return not node or not where or where == node
 
@@ -334,5 +336,5 @@ def _memory_evidence(ended: Exit, facts: Facts, relevant: Relevant) -> list[Evid
         for finding in facts.findings
         if finding.origin.source not in TRUSTED_SOURCES or _is_kill_without_pid(finding, relevant)
         if finding.role in (Role.CONFIRMATION, Role.ROOT) and finding.cause is CauseClass.HOST_MEMORY
-        if not finding.origin.node or _is_on(ended, finding.origin.node, facts)
+        if not finding.origin.node or _may_be_on(ended, finding.origin.node, facts)
     ][:3]

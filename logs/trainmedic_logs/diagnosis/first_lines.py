@@ -74,7 +74,7 @@ _UNAMBIGUOUS = re.compile(
 _LARGE_LOSS_RULE = "loss-high"
 # Rules that count only without another cause: scripts may survive a failed tool.
 _LAST_RESORT_RULES = frozenset({"tool-failed", "pod-evicted"})
-_KEEPS_FROM_STARTING = frozenset({"pod-not-started", "image-not-pulled"})
+_RULES_PREVENTING_START = frozenset({"pod-not-started", "image-not-pulled"})
 _TOGETHER_S = 30.0
 _SAME_MESSAGE_S = 1.0
 # Difference that two nodes' clocks may have.
@@ -92,9 +92,11 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     # If the order is unknown, prefer the more specific line.
     leading = min([first, *(other for other in rivals if not _is_later_of_message(other, first))], key=_vagueness)
     leading = _cause_printed_next(leading, roots) or leading
+    # The same line of other ranks.
     alike = [f for f in [first, *rivals] if f.rule == leading.rule]
     alike += [f for f in roots if f not in alike and f.shape == leading.shape and _is_soon_after(f, leading)]
     ranks = frozenset(rank for finding in alike if (rank := rank_of(finding)) is not None)
+    # Lines of other ranks that state another cause, or are certainly earlier, make the leading one doubtful.
     others = [f for f in [first, *rivals] if f.rule != leading.rule and rank_of(f) not in ranks]
     others = [f for f in others if f.cause is not leading.cause]
     earlier = [
@@ -116,7 +118,7 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
         facts.node_of(rank_of(leading)) or leading.origin.node,
         moment=moment_of(leading),
         is_provable=_proves_cause(leading) and GUESS not in leading.fields,
-        has_started=leading.rule not in _KEEPS_FROM_STARTING,
+        has_started=leading.rule not in _RULES_PREVENTING_START,
         fingerprint=f"{leading.cause}:{leading.rule}:{leading.shape}",
     )
 
@@ -199,6 +201,7 @@ def _is_heading_only(finding: Finding) -> bool:
 
 
 def _vagueness(finding: Finding) -> tuple[bool, bool]:
+    # The most specific line sorts first.
     return finding.cause in (CauseClass.CODE, CauseClass.UNKNOWN), "alone" in finding.fields
 
 

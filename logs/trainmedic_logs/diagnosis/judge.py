@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -113,17 +114,19 @@ def _leader(attributions: Sequence[Attribution]) -> Attribution:
     if strongest.source is EvidenceSource.LINE and strongest.cause is CauseClass.NETWORK:
         # A crashing process breaks its connections, which the others report.
         strongest = next((a for a in likely if a.source is EvidenceSource.EXIT and a.cause in _PLAIN_ERRORS), strongest)
-    alike = [other for other in attributions if other.source is strongest.source]
-    alike.sort(
-        key=lambda a: (not a.is_proven, a.confidence is not Confidence.HIGH, a.moment is None, a.moment and a.moment.at)
-    )
-    first = alike[0]
+    first = min((other for other in attributions if other.source is strongest.source), key=_order_in_source)
     lines = [other for other in attributions if other.source is EvidenceSource.LINE]
     # A certainly older job line from another place is the origin.
     for line in lines:
         if first.source < EvidenceSource.LINE and line.is_before(first) and not line.concerns(first):
             return line
     return first
+
+
+def _order_in_source(attribution: Attribution) -> tuple[Any, ...]:
+    # The proven first, then the certain, then the earliest.
+    is_sure, moment = attribution.confidence is Confidence.HIGH, attribution.moment
+    return (not attribution.is_proven, not is_sure, moment is None, moment and moment.at)
 
 
 def _may_be_unrelated(attribution: Attribution) -> bool:
@@ -163,26 +166,31 @@ def _with_agreeing(leader: Attribution, same: Sequence[Attribution]) -> tuple[At
             leader = leader.with_confidence(leader.confidence.lowered())
             against += other.evidence[:2]
             continue
-        cause = other.cause if leader.cause in _VAGUE_CAUSES and other.cause not in _VAGUE_CAUSES else leader.cause
-        is_narrower = other.confidence is not Confidence.LOW
-        if cause is not leader.cause and not is_narrower:
+        takes_cause = leader.cause in _VAGUE_CAUSES and other.cause not in _VAGUE_CAUSES
+        if takes_cause and other.confidence is Confidence.LOW:
             leader = leader.with_confidence(Confidence.LOW)  # a cause is no more certain than its source
-        both = leader.ranks & other.ranks if is_narrower else leader.ranks
-        ranks = both if leader.ranks and other.ranks else leader.ranks or other.ranks
-        is_provable = (leader if cause is leader.cause else other).is_provable or other.is_trusted
+        with_cause, without = (other, leader) if takes_cause else (leader, other)
+        is_provable = with_cause.is_provable or other.is_trusted
         leader = replace(
             leader,
-            cause=cause,
-            ranks=ranks,
+            cause=with_cause.cause,
+            ranks=_combined_ranks(leader, other),
             node=leader.node or other.node,
             gpu=leader.gpu or other.gpu,
             is_trusted=leader.is_trusted or other.is_trusted,
             names_node=leader.names_node or other.names_node,
             confidence=Confidence.HIGH if is_provable and _raises_confidence(leader, other) else leader.confidence,
-            evidence=leader.evidence + other.evidence if cause is leader.cause else other.evidence + leader.evidence,
-            fingerprint=other.fingerprint if cause is not leader.cause else leader.fingerprint,
+            evidence=with_cause.evidence + without.evidence,
+            fingerprint=with_cause.fingerprint,
         )
     return leader, against
+
+
+def _combined_ranks(leader: Attribution, other: Attribution) -> frozenset[int]:
+    if not leader.ranks or not other.ranks:
+        return leader.ranks or other.ranks
+    # A source of low confidence does not narrow the leader's ranks.
+    return leader.ranks if other.confidence is Confidence.LOW else leader.ranks & other.ranks
 
 
 def _raises_confidence(leader: Attribution, other: Attribution) -> bool:

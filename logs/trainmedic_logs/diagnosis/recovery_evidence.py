@@ -16,8 +16,10 @@ from trainmedic_logs.lines.blocks import HEADING
 from trainmedic_logs.lines.line import Line
 from trainmedic_logs.lines.progress import ProgressReader
 
-# After a rank's failure, others complete at most their current step.
-_STEPS = 3
+# Steps after a finding that prove survival. After a rank's failure, others complete at most their current step.
+_SURVIVED_STEPS = 3
+# Ordinary lines without a rank that count as one of the rank with the finding.
+_UNRANKED_LINES = 3
 # Ordinary lines over so long a time prove survival: an ending process prints for seconds.
 _SURVIVAL_TIME = timedelta(seconds=120)
 # Lines of an ending process.
@@ -73,12 +75,13 @@ class RecoveryEvidence(Struct):
     _timeouts: dict[_RankStream, set[str]] = field(default_factory=lambda: defaultdict(set))
     # Steps of the stream since a finding.
     _steps_since: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    # Times of findings of wrong numbers, by stream.
     _bad_numbers: dict[str, dict[str, datetime]] = field(default_factory=dict)
     excused: set[str] = field(default_factory=set)
-    _finite_steps: Counter[str] = field(default_factory=Counter)
+    _finite_steps: Counter[str] = field(default_factory=Counter)  # since a finding of wrong numbers
     _unranked_lines: Counter[str] = field(default_factory=Counter)
     _chapters: Counter[_RankStream] = field(default_factory=Counter)
-    _recent: dict[str, deque[_PlainLine]] = field(default_factory=dict)
+    _recent: dict[str, deque[_PlainLine]] = field(default_factory=dict)  # last lines of each stream
 
     def chapter(self, line: Line) -> int:
         """Return a number that grows when the line's rank recovers. Equal lines are then new findings."""
@@ -90,11 +93,11 @@ class RecoveryEvidence(Struct):
 
     def pop_outlived(self) -> set[str]:
         """Return and forget the outlived findings."""
-        gone, self.outlived = self.outlived, set()
-        for each in gone:
+        outlived, self.outlived = self.outlived, set()
+        for each in outlived:
             self.followed.pop(each, None)
             self._unranked_lines.pop(each, None)
-        return gone
+        return outlived
 
     def take_findings(self, line: Line, findings: list[Finding]) -> None:
         if not findings:
@@ -138,24 +141,25 @@ class RecoveryEvidence(Struct):
         if is_step or (line.record and not line.has_words and line.record.get("event") == "step"):
             if waiting := self._steps_since.get(stream):
                 waiting.update(waiting.keys() if only is None else waiting.keys() & only)
-                self._mark_outlived(stream, {each for each, steps in waiting.items() if steps >= _STEPS})
+                self._mark_outlived(stream, {each for each, steps in waiting.items() if steps >= _SURVIVED_STEPS})
             self._take_loss(line)
             return
         has_no_rank = line.origin.rank is None
-        open_ = self._unconfirmed.get((stream, line.origin.rank))
+        unconfirmed = self._unconfirmed.get((stream, line.origin.rank))
         # Fast path: mostly nothing is open.
-        if not (open_ or (has_no_rank and self._steps_since.get(stream))) or _ENDING.search(line.text[:400]):
+        if not (unconfirmed or (has_no_rank and self._steps_since.get(stream))) or _ENDING.search(line.text[:400]):
             return
         if has_no_rank:
             self._count_unranked_line(stream)
-        if not open_:
+        if not unconfirmed:
             return
-        self.followed.update(open_.keys() if only is None else open_.keys() & only)
+        self.followed.update(unconfirmed.keys() if only is None else unconfirmed.keys() & only)
         if is_timed:
-            self._mark_outlived(stream, {each for each, at in open_.items() if line.at - at >= _SURVIVAL_TIME})
+            self._mark_outlived(stream, {each for each, at in unconfirmed.items() if line.at - at >= _SURVIVAL_TIME})
 
     def _take_loss(self, line: Line) -> None:
-        loss, norm = (line.record.get(name) if line.record else None for name in ("loss", "grad_norm"))
+        record = line.record or {}
+        loss, norm = record.get("loss"), record.get("grad_norm")
         if isinstance(norm, float) and not isfinite(norm):
             return
         bad_numbers = self._bad_numbers.get(line.origin.stream)
@@ -168,16 +172,17 @@ class RecoveryEvidence(Struct):
                 if line.at - at >= _SURVIVAL_TIME or self._finite_steps[each] >= _FINITE_STEPS
             }
             self.outlived |= over
-            self._chapters[line.origin.stream, line.origin.rank] += bool(over)
+            if over:
+                self._chapters[line.origin.stream, line.origin.rank] += 1
             for each in over:
                 del bad_numbers[each]
 
     def _count_unranked_line(self, stream: str) -> None:
         """Count several lines that state no rank as one of the failed rank."""
-        for (name, rank), open_ in self._unconfirmed.items():
-            for each in open_ if name == stream and rank is not None else ():
+        for (name, rank), unconfirmed in self._unconfirmed.items():
+            for each in unconfirmed if name == stream and rank is not None else ():
                 self._unranked_lines[each] += 1
-                if self._unranked_lines[each] == _STEPS:
+                if self._unranked_lines[each] == _UNRANKED_LINES:
                     self.followed[each] += 1
 
     def _mark_outlived(self, stream: str, ids: set[str]) -> None:
@@ -186,11 +191,11 @@ class RecoveryEvidence(Struct):
         self.outlived |= ids
         for each in ids:
             self._steps_since[stream].pop(each, None)
-        for key, open_ in self._unconfirmed.items():
-            if key[0] == stream and ids & open_.keys():
-                self._chapters[key] += 1
-                for each in ids & open_.keys():
-                    del open_[each]
+        for key, unconfirmed in self._unconfirmed.items():
+            if key[0] == stream and ids & unconfirmed.keys():
+                self._chapters[key] += 1  # equal lines are new findings from now on
+                for each in ids & unconfirmed.keys():
+                    del unconfirmed[each]
         for key, waits in self._timeouts.items():
             if key[0] == stream and ids & waits:
                 self._chapters[key] += 1

@@ -88,10 +88,10 @@ def _has_recovered(finding: Finding, facts: Facts, has_failed: bool) -> bool:
         return False  # steps continue with wrong numbers too
     if not has_failed and facts.followed.get(finding.id, 0) >= _LINES_AFTER_CAUGHT:
         return True
-    rank = rank_of(finding)
-    known = facts.ranks.get(rank) if rank is not None else None
-    own = known.last_step_at if known else None
-    progressed_at = own or (facts.progressed_at if rank is None else None)
+    rank, progressed_at = rank_of(finding), facts.progressed_at
+    if rank is not None:
+        known = facts.ranks.get(rank)
+        progressed_at = known.last_step_at if known else None
     last = Moment(finding.last_at, finding.clock_error, clock_of(finding))
     return progressed_at is not None and last.is_before(Moment(progressed_at), by=1.0)
 

@@ -75,8 +75,9 @@ class LineAssembler:
         self._is_kernel = origin.source == "kernel"
         self._booted_at = booted_at
         self._number = 0
+        # By their lines' prefix, because programs' lines may alternate.
         self._open: dict[str, _OpenBlock] = {}
-        self._divided: dict[str, _DividedLine] = {}
+        self._divided: dict[str, _DividedLine] = {}  # parts so far of a line that a container runtime divided
         self._learned = LearnedPrefixes()
         self._trends = StepTrends()
 
@@ -156,6 +157,7 @@ class LineAssembler:
                 return key  # its traceback was dropped
             return whole
         if text.startswith("  ") and key not in self._open:
+            # Continue the block of the prefixed line without its prefix.
             for other, block in self._open.items():
                 if other.startswith(f"{key}\0") and len(block.texts) == 1:
                     self._open[key] = self._close(other)

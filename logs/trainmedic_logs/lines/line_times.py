@@ -24,6 +24,7 @@ _TAG_BEFORE_TIME = re.compile(
     rf"|\((?:[\w.<>:+-]{{1,80}} )?pid=\d{{1,8}}[^()]{{0,60}}\)|<\d{{1,3}}>)[ \t]*(?:[:|>,-][ \t]*)?"
 )
 _MOST_TAGS = 4
+# Groups of all patterns: y, mo, d, h, m, s, f (fraction of a second) and z (zone).
 _CLOCK = r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:[.,:](?P<f>\d{1,9}))?"
 _END = r"(?![\d:/])"
 _ZONE = r"(?: ?(?P<z>Z|UTC|GMT|[+-]\d\d:?\d\d)(?![\d:]))?"
@@ -143,7 +144,7 @@ def _time_at(text: str, position: int = 0, *, is_bracketed: bool = False) -> Sta
         return _time_from_digit(text, position, is_bracketed)
     if begins and (match := _GLOG.match(text, position)):
         year = int(match["y"]) if match["y"] else None
-        return _stated(match, year, int(match["mo"]), int(match["d"]))
+        return _from_date(match, year, int(match["mo"]), int(match["d"]))
     if begins and (match := _NAMED.match(text, position)):
         return _with_month_name(match)
     return None
@@ -152,17 +153,17 @@ def _time_at(text: str, position: int = 0, *, is_bracketed: bool = False) -> Sta
 def _with_month_name(match: re.Match[str]) -> Stated | None:
     written = match["y"] or match["y2"]
     month = _MONTHS.index(match["name"] or match["name2"]) + 1
-    return _stated(match, int(written) if written else None, month, int(match["d"] or match["d2"]))
+    return _from_date(match, int(written) if written else None, month, int(match["d"] or match["d2"]))
 
 
 def _time_from_digit(text: str, position: int, is_bracketed: bool) -> Stated | None:
     for pattern in (_ISO, _COMPACT):
         if match := pattern.match(text, position):
-            return _stated(match, int(match["y"]), int(match["mo"]), int(match["d"]))
+            return _from_date(match, int(match["y"]), int(match["mo"]), int(match["d"]))
     if match := _SLASHED.match(text, position):
         return _slashed(match)
     if match := _MONTH_DAY.match(text, position):
-        return _stated(match, None, int(match["mo"]), int(match["d"]))
+        return _from_date(match, None, int(match["mo"]), int(match["d"]))
     if match := _NAMED.match(text, position):
         return _with_month_name(match)
     # A bare number is a time only if something separates it from the text.
@@ -177,7 +178,7 @@ def _time_from_digit(text: str, position: int, is_bracketed: bool) -> Stated | N
     return None
 
 
-def _stated(match: re.Match[str], year: int | None, month: int, day: int) -> Stated | None:
+def _from_date(match: re.Match[str], year: int | None, month: int, day: int) -> Stated | None:
     wall = _wall_time(match, 2000 if year is None else year, month, day)
     if wall is None:
         return None

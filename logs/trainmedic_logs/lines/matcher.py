@@ -151,13 +151,12 @@ class LineMatcher:
 
     def __init__(self, rule_set: RuleSet) -> None:
         """Raises ValueError or Malformed for an invalid rule."""
-        self._ready = [_CompiledRule(rule) for rule in rule_set.rules]
+        self._compiled = [_CompiledRule(rule) for rule in rule_set.rules]
         self._by_sources: dict[tuple[str, ...], _SourceRules] = {}
 
     def match(self, line: Line, source: str | None = None) -> LineMatch:
         source = line.origin.source if source is None else source
-        rules = self._of_sources((source,))
-        words = records.words_of(line.record) if line.record is not None and not line.has_words else line.text
+        rules, words = self._of_sources((source,)), _words_of(line)
         match = self._match_words(rules, words, source) if words else _NO_MATCH
         if line.record is None or match.rule is not None:
             return match
@@ -168,7 +167,7 @@ class LineMatcher:
         rules = self._of_sources(sources)
         if line.record is not None and str(line.record.get("event")) in rules.over_records:
             return False
-        words = records.words_of(line.record) if line.record is not None and not line.has_words else line.text
+        words = _words_of(line)
         return not words or not rules.has_literal(words.encode(errors="replace")[:LONGEST])
 
     def prefilter(self, sources: tuple[str, ...]) -> Prefilter:
@@ -179,15 +178,15 @@ class LineMatcher:
             return _NO_MATCH
         text = words.encode(errors="replace")[:LONGEST]
         candidates = rules.candidates(text)
-        if candidates and (said := shown_source.without_source(words)) != words:
-            text = said.encode(errors="replace")[:LONGEST]
+        if candidates and (without_source := shown_source.without_source(words)) != words:
+            text = without_source.encode(errors="replace")[:LONGEST]
             candidates = rules.candidates(text)
         return self._match_text(candidates, text, source, words) if candidates else _NO_MATCH
 
     def _of_sources(self, sources: tuple[str, ...]) -> _SourceRules:
         rules = self._by_sources.get(sources)
         if rules is None:
-            of_any = (compiled for compiled in self._ready if not set(sources).isdisjoint(compiled.rule.sources))
+            of_any = (compiled for compiled in self._compiled if not set(sources).isdisjoint(compiled.rule.sources))
             rules = self._by_sources[sources] = _SourceRules(of_any)
         return rules
 
@@ -240,6 +239,10 @@ class LineMatcher:
             if holds is not None:
                 refused.append(compiled.rule.name)
         return LineMatch(refused=tuple(refused)) if refused else _NO_MATCH
+
+
+def _words_of(line: Line) -> str:
+    return records.words_of(line.record) if line.record is not None and not line.has_words else line.text
 
 
 def _meaning_of_exception(role: Role, cause: CauseClass, fields: dict[str, str], words: str) -> _Meaning:

@@ -28,7 +28,7 @@ _MOST_LOW_LOSSES = _RECENT_LOSSES // 5
 _MARGIN, _SPREADS, _TIMES, _OF_PROGRESS = 1.0, 6.0, 1.5, 0.25
 # A rise ends when only this share of it remains. The next one must be larger by this factor.
 _RECOVERED, _SWINGS = 0.3, 1.2
-# A loss below this share is recovering.
+# Losses that have fallen below this share of those before are recovering.
 _RECOVERING_SHARE = 0.95
 _RATE_RAISED_FACTOR = 2.0
 # Levels after a raised learning rate in which the loss may rise.
@@ -74,6 +74,7 @@ class _Losses(Struct):
         if len(self.block) < _STEPS_PER_LEVEL:
             return
         middle = median(self.block)
+        # The factor makes it the standard deviation of normally distributed losses.
         spread = 1.4826 * median(abs(each - middle) for each in self.block)
         level = _LossLevel(middle, spread, median(self.rates) if self.rates else None)
         self.block.clear()

@@ -32,6 +32,7 @@ MOST_RANKS = 4_096
 # Minimum time between updates of one finding.
 _UPDATE_INTERVAL = timedelta(seconds=1)
 
+# Stream, rule, role, cause, attempt, killed process, and the identity's parts.
 _Key = tuple[Any, ...]
 _State = tuple[Finding, tuple[Finding, ...], bool, bool, datetime | None]
 
@@ -86,7 +87,7 @@ class FindingTracker:
         self._gpu_of = gpu_of
         self._entries: dict[_Key, _OpenFinding] = {}
         self._last_number = 0
-        self._stored: Mapping[int, _State | None] = {}  # none: unknown, to be stored again
+        self._stored: Mapping[int, _State | None] = {}  # None: unknown, to be stored again
         self._unreached_rows: set[_Key] = set()  # counts in a row, which one refused record resets
         # Findings counted in a row, which as many consecutive refused records end.
         self._reached_rows: set[_Key] = set()

@@ -165,6 +165,7 @@ class LossComparison:
         return self._find_problem(is_last=True)
 
     def _find_problem(self, is_last: bool) -> str:
+        """`is_last`: no other loss follows."""
         if self.not_finite_at is not None:
             after = self.not_finite_at - self.step
             return f"the loss of step {self.not_finite_at} is not a finite number, {after} step(s) after the checkpoint"
@@ -254,6 +255,7 @@ class _NoComparison(LossComparison):
         return
 
 
+# Stands for a comparison before the first rollback.
 NOTHING = _NoComparison(0, {}, LossCourse(not_comparable="there was no rollback"))
 
 
@@ -269,6 +271,7 @@ class LossLog:
         self._resumed_at = 0
 
     def expect_from(self, step: int) -> None:
+        """Keep losses after a checkpoint at `step`, to which a rollback may return."""
         self.until = max(self.until, step + COMPARED)
 
     def note(self, step: int, loss: Any) -> None:
@@ -295,6 +298,7 @@ class LossLog:
         self.comparison.course_changes(because, step + spares_next)
 
     def first_change(self, step: int) -> int | None:
+        """Return the first changed step after `step`."""
         return min((each + 1 for each in self._changes if each > step), default=None)
 
     def go_back(self, step: int, course: LossCourse) -> LossComparison:

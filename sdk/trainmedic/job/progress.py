@@ -39,6 +39,7 @@ REPORT_INTERVAL = 0.25
 OVERFLOWS = 20
 """Consecutive reports with overflowing gradients that a loss scaler explains."""
 _FEWEST_INTERVALS = 5  # before the usual interval counts
+# Metrics in the presence, by their name there.
 _SHOWN = {
     "learning_rate": "training_learning_rate",
     "samples_per_second": "training_throughput_samples_per_second",
@@ -143,8 +144,7 @@ class Progress:
         self.targets: Mapping[str, float] = {}
         self.most_layers = most_layers
         self.layer_norms: Mapping[str, Any] = {}
-        # At most one report per `TENSOR_INTERVAL`.
-        self.record = ReportRecord()
+        self.record = ReportRecord()  # at most one report per `TENSOR_INTERVAL`
         self.tensors_due_at = self.report_due_at = now
         self.checkpoint: tuple[int, float] | None = None
         self.rollback_not_held: bool | None = None
@@ -363,6 +363,7 @@ class Progress:
         return {name: value for name, value in values.items() if value is not None}
 
     def _is_overflow(self) -> bool:
+        # A loss scaler explains non-finite gradients, unless they never become finite.
         last = self.record.last(OVERFLOWS) if self.skips_overflows else []
         is_first = 0 < len(last) < OVERFLOWS
         return is_first or any(_finite(each.grad_norm) is not None for each in last)

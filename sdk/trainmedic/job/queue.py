@@ -59,7 +59,7 @@ class CommandQueue:
         self.on_arrival: Callable[[], None] = lambda: None
         self.ranks: Sequence[int] = (0,)
         self.hosts: Mapping[int, str] = {0: host}
-        self.interrupted: dict[str, ReceivedCommand] = {}
+        self.interrupted: dict[str, ReceivedCommand] = {}  # not answered by an earlier process
         self._closed_because: str | None = None
         self._waited_before = waited_before()
 
@@ -133,6 +133,7 @@ class CommandQueue:
         return waiting.entry == received.entry
 
     def _take_over_or_answer(self, received: ReceivedCommand) -> None:
+        # This attempt carries out a rollback that waited when the last one ended.
         command = received.command
         was_waiting = command.id in self._waited_before
         is_rollback = was_waiting and isinstance(parse(command.action, command.params), Rollback)

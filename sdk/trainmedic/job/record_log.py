@@ -59,7 +59,7 @@ class RecordLog:
         self._progress = progress
         self._directory = AttemptLogs.of(logs.log_dir, settings.job, logs.attempt)
         self._interval = logs.interval
-        self.due_at = 0
+        self.due_at = 0  # number of steps
         place = {"local_rank": logs.local_rank, "node_rank": logs.node_rank}
         if settings.world_size == 1:
             place = {name: 0 if number is None else number for name, number in place.items()}

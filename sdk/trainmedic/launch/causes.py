@@ -14,8 +14,8 @@ SAME_CAUSE = 3  # attempts in a row, after which no other follows
 _PREFIX = re.compile(r"^(?:\[[^\]]{1,80}\]:? ?)+")
 _ERROR = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Iteration|Failed))(?::|\s*$)")
 _SHELL_WORDS = re.compile(r"^(Killed|Segmentation fault|Bus error|Aborted|Illegal instruction)\b")
-# Bounded digits: jobs can print such lines themselves.
 _CHILD_FAILED = "ChildFailedError"
+# Bounded digits: jobs can print such lines themselves.
 _RANK = re.compile(r"^\s*rank\s*: (\d{1,9}) \(local_rank: (\d{1,9})\)")
 _EXIT_CODE = re.compile(r"^\s*exitcode\s*: (-?\d{1,9}) \(pid: (\d{1,9})\)")
 _ROOT_CAUSE = "Root Cause"
@@ -95,10 +95,11 @@ def signal_name(number: int) -> str:
 @dataclass(frozen=True)
 class PrintedError:
     kind: str = ""
-    is_victims: bool = False
+    is_victims: bool = False  # it states a lost rank
 
 
 def last_error(text: str) -> PrintedError:
+    """Return the last error, and whether its traceback states a lost rank."""
     lines = [_PREFIX.sub("", line.rstrip()) for line in text.splitlines()]
     last, continues_chain = PrintedError(), False
     for number, line in enumerate(lines):
@@ -144,7 +145,8 @@ def lines_of(end: RankEnd, text: str) -> str | None:
         if local_rank is None and rank is None:
             continue
         has_prefixes = True
-        if rank == str(end.rank) if rank is not None else local_rank == str(end.local_rank):
+        is_own = rank == str(end.rank) if rank is not None else local_rank == str(end.local_rank)
+        if is_own:
             own.append(line)
     return "\n".join(own) if has_prefixes else None
 
