@@ -144,10 +144,8 @@ def _beginnings(file: FolderFile, left_out: dict[str, str], limits: ReadingLimit
 
 
 def _part_of_attempt(file: FolderFile, begins: Sequence[int] | None, back: int, limits: ReadingLimits) -> _Part | None:
-    """Return the file's part in the attempt `back` before the newest.
-
-    Dumps and errors belong to the newest; other undivided files count for each.
-    """
+    """Return the file's part in the attempt `back` before the newest."""
+    # Dumps and errors belong to the newest; other undivided files count for each.
     if begins is None:
         return _Part(file, limits) if file.kind in (Kind.LINES, Kind.SOURCES) or not back else None
     edges = [0, *begins, None]
@@ -156,10 +154,7 @@ def _part_of_attempt(file: FolderFile, begins: Sequence[int] | None, back: int, 
 
 
 def _belongs_to(file: FolderFile, attempt: int | None, attempts: Sequence[int]) -> bool:
-    """Return whether the file belongs to the attempt, the newest if none is known.
-
-    Kernel logs and the launcher's records count for all.
-    """
+    # Kernel logs and the launcher's records count for all attempts, others of unknown attempts for the newest.
     if file.kind is Kind.ATTEMPTS:
         return True
     if file.origin.attempt is not None:

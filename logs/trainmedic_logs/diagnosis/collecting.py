@@ -184,7 +184,7 @@ class Collector:
         self._kept_at_cleanup = len(self._findings)
 
     def _match(self, line: Line) -> list[Finding]:
-        """Match with several sources' rules, because one file may mix training, launcher and Slurm lines."""
+        # One file may mix training, launcher and Slurm lines.
         sources = _SOURCES_OF.get(line.origin.source) or (line.origin.source, *TEXT_SOURCES)
         if self._tracker.matcher.is_quiet(line, sources):
             return []
@@ -299,7 +299,7 @@ def _exits_of_table(origin: Origin, lines: list[str]) -> list[Exit]:
 
 
 def _with_place(ended: Exit, origin: Origin, at: datetime | None) -> Exit:
-    """Set the time, and whether the node is certain: a training can print any name."""
+    # A training can print any node's name.
     by_launcher = origin.source == "launcher" and origin.rank is None and ended.reporter == "torchrun"
     return replace(ended, at=at, is_node_sure=by_launcher or (bool(origin.node) and ended.node == origin.node))
 

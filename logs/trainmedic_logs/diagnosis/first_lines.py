@@ -261,7 +261,7 @@ def _ran_until_stopped(leading: Finding, facts: Facts, relevant: Relevant) -> bo
 
 
 def _cause_of_line(leading: Finding, facts: Facts) -> CauseClass:
-    """Return CODE for a CUDA error if the kernel reports a program's illegal access (XID 13, 31)."""
+    # A CUDA error after a program's illegal access, reported by the kernel, is the program's fault.
     if leading.cause is not CauseClass.GPU:
         return leading.cause
     node = leading.origin.node or facts.node_of(rank_of(leading))

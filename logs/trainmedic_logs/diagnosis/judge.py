@@ -210,7 +210,7 @@ def _is_refuted_by_kill(printed: Attribution, attributions: Sequence[Attribution
 
 
 def _ended_by_kill_instead(printed: Attribution, other: Attribution) -> bool:
-    """Return whether SIGKILL ended a process whose exception may have been caught."""
+    # The process may have caught its exception.
     may_be_caught = printed.cause is CauseClass.CODE or not printed.is_provable
     return may_be_caught and printed.source is EvidenceSource.LINE and other.is_kill
 
@@ -224,7 +224,7 @@ def _explains(leader: Attribution, other: Attribution) -> bool:
 
 
 def _loss_rose(rise: LossRise) -> Verdict:
-    """Return a low-confidence hint: a loss may rise and fall by itself."""
+    # Only a hint: a loss may rise and fall by itself.
     why = f"the loss was {rise.lowest:.3g}, and is {rise.last:.3g}"
     return Verdict(
         cause=CauseClass.NUMERICS,
@@ -343,7 +343,7 @@ def _may_name_node(leader: Attribution) -> bool:
 
 
 def _further_kernel_lines(leader: Attribution, relevant: Relevant) -> list[Evidence]:
-    """Return the node's further kernel lines. OOM kills confirm no other cause."""
+    # OOM kills confirm no other cause.
     return [
         evidence_of(finding, "the same node's kernel wrote this as well")
         for finding in relevant.trusted

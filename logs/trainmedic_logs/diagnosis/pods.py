@@ -199,7 +199,7 @@ def _explains_failure(fault: PodFault) -> bool:
 
 
 def _ranks_of(fault: PodFault, facts: Facts) -> frozenset[int]:
-    """Return a pod's ranks. A rank that does not know its node reports its pod's name."""
+    # A rank that does not know its node reports its pod's name.
     in_pod = facts.ranks_on(fault.pod)
     if in_pod or fault.node in facts.pods.shared_nodes:
         return frozenset(in_pod)
@@ -277,7 +277,7 @@ def _why(fault: PodFault) -> str:
 
 
 def _node_attribution(not_ready: NodeNotReady, facts: Facts) -> Attribution:
-    """Attribute to an unready node: a silent kubelet means a lost machine."""
+    # A silent kubelet means a lost machine.
     what = "has stopped reporting to Kubernetes" if not_ready.is_silent else "is not ready, as its kubelet reports"
     words = f" ({not_ready.reason}: {not_ready.message})" if not_ready.reason else ""
     why = f"node {not_ready.node} {what}{words}"

@@ -111,7 +111,7 @@ def lines_of(file: FolderFile, limits: ReadingLimits | None = None) -> Iterator[
         try:
             if size > MOST_BYTES:
                 _skip(stream, size - MOST_BYTES, limits)
-                stream.readline(_HEAD)
+                stream.readline(_HEAD)  # the rest of a cut line
             left_at_check = left
             # Read overlong lines, such as progress bars, in pieces.
             while left > 0 and (line := stream.readline(min(left, 1024 * 1024))):
@@ -207,7 +207,8 @@ def _classified(path: Path, directory: Path) -> FolderFile | None:
     if origin.source in KERNEL_SOURCES and _is_written_by_job(path):
         origin = replace(origin, source="training")
     origin = replace(origin, stream=str(path_read.relative_to(directory)))
-    if kind is not Kind.DUMP and (_has_name_of_dump(path) or (head[:1] == b"\x80" and head[1:2] in b"\2\3\4\5")):
+    is_pickle = head[:1] == b"\x80" and head[1:2] in b"\2\3\4\5"  # protocols 2 to 5
+    if is_pickle or _has_name_of_dump(path):
         kind = Kind.DUMP
     if kind is Kind.LINES and origin.source != "kernel" and not _is_text(head):
         return None
@@ -215,7 +216,7 @@ def _classified(path: Path, directory: Path) -> FolderFile | None:
 
 
 def _is_text(head: bytes) -> bool:
-    """Return whether it is text, possibly with some NULs of PyTorch or truncated logs."""
+    # PyTorch's and truncated logs have some NULs.
     if head.startswith(_UTF16):
         return True
     has_zero_at_once = head[:1] != b"\0" and b"\0" in head[:8]  # such as a binary number at the start

@@ -45,6 +45,7 @@ _TENSOR_ERRORS = re.compile(
     r"|^Default process group has not been initialized|^Expected to mark a variable ready only once"
     r"|^(?:mat1|self) and (?:mat2|mat) must have the same dtype|^Error\(s\) in loading state_dict for"
 )
+# Errors about shapes, which may be those of samples.
 _SHAPE_ERRORS = re.compile(
     r"^The size of tensor a \(\d+\) must match|^Sizes of tensors must match except in dimension"
     r"|^shape '\[[\d, -]+\]' is invalid for input of size|^Given groups=\d+, weight of size"
@@ -109,18 +110,21 @@ _ORIGINAL = f"Original {_HEADING}"
 # Heading above exceptions of several tasks, of which none is proof.
 _GROUP_HEADING = "Exception Group Traceback"
 _SPAWN_FILE = re.compile(r"/torch/multiprocessing/spawn\.py$")
+# Words of assertions about the machine, which are no proof of a program's fault.
 _MACHINE_WORDS = re.compile(
     r"(?i)\b(?:[gnt]pus?|cuda|devices?|accelerators?|nodes?|hosts?|workers?|peers?|servers?|connect\w*|reachable"
     r"|respon\w*|time[ds]?[ _]?out|path\.\w+|exists?|is_?file|is_?dir|not found|mount\w*|disk|free|memory)\b"
     r"|is_available|_count\("
 )
 _ASSERTED = re.compile(r"\n\s*assert ([^\n]*)")
+# Messages that refer to an earlier error, often of another process.
 _SEE_ABOVE = re.compile(
     r"(?i)\bsee (?:the )?(?:root cause|stack trace|error|traceback|logs?) ?\(?above|\bis reported as above"
     r"|^Executor failed\.$"
 )
 # Gaudi's messages for any failure.
 _SAYS_NOTHING = re.compile(r"\[Generic failure\]|Exception in Launch thread")
+# Messages that name the class of an exception in another process.
 _CAUGHT_CLASS = re.compile(
     r"^Caught (\w{2,60}) in (?:DataLoader worker|pin memory thread|replica)|state=finished raised (\w{2,60})>"
 )

@@ -196,10 +196,8 @@ class CommandQueue:
             self.arrived.popleft().failed(reason)
 
     def _needs_undo_or_answer(self, undo: JobCommand, command_id: str) -> bool:
-        """Return whether there may be something to revert. If not, or if unknown, answer the undo.
-
-        The handler's record decides first: a change can end with its process, or outlive the memory.
-        """
+        """Return whether there may be something to revert. If not, or if unknown, answer the undo."""
+        # The handler's record decides first: a change can end with its process, or outlive the memory.
         is_in_force = self._handlers.is_in_force(undo.action, command_id)
         if is_in_force is not None:
             if not is_in_force:
@@ -241,7 +239,7 @@ class CommandQueue:
         self._put(OutgoingReplies(replies, command.entry, record))
 
     def _log_change(self, sent: envelope.Command, status: str, output: Mapping[str, Any]) -> None:
-        """Log an applied command's numbers only: log rules could take an alert's text for the job's own."""
+        # Only numbers: log rules could take an alert's text for the job's own.
         if status != envelope.APPLIED or output.get(undoing.NOTHING):
             return
         what = "reverted" if sent.undo_of is not None else "applied"

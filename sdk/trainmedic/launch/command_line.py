@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Sequence
 
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+# Options of torchrun without a value.
 _FLAGS = frozenset({"--standalone", "-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path"})
+# Options by which the user already stores or shows the ranks' output.
 _OUTPUT_OPTIONS = frozenset({"-r", "--redirects", "-t", "--tee", "--log-dir", "--log_dir"})
 _RESTART_OPTIONS = frozenset({"--max-restarts", "--max_restarts"})
 _RANKS_OPTIONS = ("--nproc-per-node", "--nproc_per_node")
@@ -50,6 +52,7 @@ class LaunchLine:
 
     @property
     def is_one_of_several(self) -> bool:
+        # Other nodes have launchers of their own.
         return self.kind == "torchrun" and "--nnodes" in self.options and "--nnodes=1" not in self.argv
 
     @property

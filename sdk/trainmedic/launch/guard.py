@@ -104,8 +104,8 @@ class Guard:
         self._orders = b""
         self._end_at: float | None = None  # when SIGKILL is due
         self._status: int | None = None
-        self._due_to_pass: dict[int, float] = {}
-        self._received: dict[int, float] = {}
+        self._due_to_pass: dict[int, float] = {}  # time by signal
+        self._received: dict[int, float] = {}  # last time that this process got a signal
         self._report = report
         own = os.getpid()
 

@@ -18,10 +18,10 @@ class NodeExclusions:
     def __init__(self, node: str, starts_all_nodes: bool) -> None:
         self.node = node
         self.starts_all_nodes = starts_all_nodes
-        self._left_out: dict[str, str] = {}
-        self._for_load: set[str] = set()
+        self._left_out: dict[str, str] = {}  # node by command
+        self._for_load: set[str] = set()  # commands that exclude for load
         self._pending: list[JobCommand] = []
-        self.has_changed = False
+        self.has_changed = False  # since the attempt began
 
     @property
     def without(self) -> tuple[str, ...]:

@@ -87,9 +87,9 @@ class OutputCopies:
 @dataclass
 class _Pipe:
     source: int
-    sink: int | None
+    sink: int | None  # None once it has no reader
     tail: bytes = b""
-    held: bytes = b""
+    held: bytes = b""  # partial line
     held_since: float = 0.0
 
 

@@ -28,12 +28,12 @@ from trainmedic.wire.log_layout import AttemptLogs
 
 log = logging.getLogger("trainmedic")
 
-# Seconds after an attempt's start.
+# Seconds from an attempt's start to that of the next standby process.
 _STANDBY_AFTER = 10.0
-# Seconds after an attempt with progress.
+# Longest delay after an attempt with progress, in seconds.
 _DELAY_AFTER_PROGRESS = 5.0
 _POLL_SECONDS = 0.2
-CANNOT_START = 127
+CANNOT_START = 127  # exit code
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class LaunchOptions:
     hang_after: float | None
     job: str
     log_dir: Path | None
-    most_output: int
-    keeps_ranks: bool
-    nodes: tuple[int, int] | None = None
+    most_output: int  # bytes
+    keeps_ranks: bool  # store the ranks' output
+    nodes: tuple[int, int] | None = None  # least and most, for an elastic torchrun
     prints_to_terminal: bool = False
     is_warm: bool = False
 
@@ -61,14 +61,14 @@ class Supervisor:
         self._options = options
         self._membership = membership
         self._link = link
-        self._stopped_by: int | None = None
-        self._signals: list[int] = []
+        self._stopped_by: int | None = None  # signal
+        self._signals: list[int] = []  # received and not yet sent to the job
         self._signals_to_pass: list[int] = []
         self._terminal_changed = False
         self._standby: WarmStandby | None = None
         self._failed: list[AttemptRecord] = []
-        self._had_rank_0 = False
-        self._waiting: tuple[str, ...] = ()
+        self._had_rank_0 = False  # the last attempt ran rank 0 on this node
+        self._waiting: tuple[str, ...] = ()  # rollbacks that wait for the next attempt
 
     def run(self) -> int:
         try:
@@ -115,7 +115,7 @@ class Supervisor:
         if was_left_out:
             log.warning("this node is excluded; waiting until it is included")
             self._show("left_out", number)
-        self._membership.answer()
+        self._membership.answer()  # the exclusion is in force
         while self._membership.is_left_out and self._stopped_by is None:
             time.sleep(_POLL_SECONDS)
             self._carry_out()

@@ -47,7 +47,7 @@ def check_memory(device: torch.device, percent: float) -> MemoryTest:
 
 
 def _allocate(device: torch.device, percent: float) -> list[torch.Tensor]:
-    """Allocate the memory. Other processes may take some of it meanwhile, so less is enough."""
+    # Other processes may take some of the memory during this time, so less is enough.
     is_gpu = device.type == "cuda"
     left = int(torch.cuda.mem_get_info(device)[0] * percent / 100) if is_gpu else CPU_BYTES
     blocks: list[torch.Tensor] = []

@@ -121,7 +121,7 @@ def _measure_all(
 def _measure_round(
     turn: list[Pair], ranks_by_node: Mapping[str, list[int]], device: torch.device, patience: timedelta, sizes: Any
 ) -> list[Measurement | None]:
-    """Measure a round's pairs. All ranks create all groups first, in the same order."""
+    # All ranks create all groups first, in the same order.
     groups = [_groups(rounds.ranks_of(pair, ranks_by_node), device, patience) for pair in turn]
     return [_measure_if_member(*group, device, sizes) for group in groups]
 
