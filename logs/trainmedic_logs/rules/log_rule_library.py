@@ -48,14 +48,14 @@ def load(text: str, source: str) -> tuple[list[PlacedRule], list[FileProblem]]:
     """Return rules and problems. Never raises."""
     documents, problems = yaml_text.read(text, source)
     rules: list[PlacedRule] = []
-    has_syntax_error, allowance = bool(problems), Allowance()
+    has_yaml_problems, allowance = bool(problems), Allowance()
     for document in documents[: yaml_files.MOST_DOCUMENTS]:
         if not (isinstance(document.value, dict) and yaml_files.LOG_RULE in document.value):
             continue
         made = log_rule_compiler.compile_document(document, allowance)
         if isinstance(made, list):
             problems.extend(made)
-        elif not has_syntax_error:
+        elif not has_yaml_problems:
             rules.append(PlacedRule(made, source, document.marks[()].line))
     return rules, sorted(set(problems))[: yaml_files.MOST_PROBLEMS]
 

@@ -36,9 +36,9 @@ COMMAND = "command"
 END = "end"
 INFO, WARNING, ERROR = "info", "warning", "error"
 
-_MOST_WAITING = 1000
+_MOST_WAITING = 1000  # notes
 _MOST_BYTES = 64 << 20
-_MOST_FILES = 32
+_MOST_FILES = 32  # named by the script
 _LONGEST_TEXT = 1000
 _WRITE_INTERVAL_S = 0.5
 _DEVICES_INTERVAL_S = 5.0
@@ -78,7 +78,7 @@ class RecordLog:
         self._lost = 0  # by the writing thread
         self._reported_lost = 0
         self._epoch: int | None = None
-        self._loss_step = -1
+        self._loss_step = -1  # last step with a record
         self._wake = threading.Event()
         self._is_closing = False
         self.detectors = detectors.Detectors(self.note_detected, settings.job)
@@ -190,6 +190,7 @@ class RecordLog:
         members = {name: readable(value) for name, value in fields.items() if value is not None}
         identity = {name: value for name, value in self._identity.items() if value is not None}
         record = {"ts": at, **identity, "level": note.level, "event": note.event}
+        # A detector must not replace members of the record itself.
         record = {**members, **record} if note.event == detectors.DETECTED else {**record, **members}
         self.detectors.feed(record)
         return json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"

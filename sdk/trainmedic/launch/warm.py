@@ -161,15 +161,15 @@ def _fork_rank(own: socket.socket) -> int:
     if not message:
         return 0
     request = json.loads(message)
-    is_leader, is_leader_end = os.pipe()
+    group_led, group_led_end = os.pipe()
     pid = os.fork()
     if pid == 0:
         for stopping in _STOPPING:
             signal.signal(stopping, signal.default_int_handler if stopping == signal.SIGINT else signal.SIG_DFL)
         os.setsid()
         own.close()
-        os.close(is_leader)
-        os.close(is_leader_end)  # torchrun may signal the process group from now on
+        os.close(group_led)
+        os.close(group_led_end)  # torchrun may signal the process group from now on
         for place, stream in enumerate(streams, 1):
             os.dup2(stream, place)
             os.close(stream)
@@ -177,9 +177,9 @@ def _fork_rank(own: socket.socket) -> int:
             os.environ.pop(name, None)
         os.environ.update(request["changed"])
         _end_quickly(lambda: _run(lambda: _run_rank(request["argv"])), skips_teardown=False)
-    os.close(is_leader_end)
-    os.read(is_leader, 1)
-    os.close(is_leader)
+    os.close(group_led_end)
+    os.read(group_led, 1)  # until the rank leads its process group
+    os.close(group_led)
     for stream in streams:
         os.close(stream)
     own.send(json.dumps({"pid": pid}).encode())
@@ -315,10 +315,12 @@ def _seed() -> None:
 
 
 class _Ranks:
+    """torchrun's connection to the process that forks the ranks."""
+
     def __init__(self, link: socket.socket, environment: dict[str, str]) -> None:
         self._link = link
         self._environment = environment
-        self._status_if_ended: dict[int, int] = {}
+        self._status_by_pid: dict[int, int] = {}
         self._lock = threading.Lock()
 
     def request(self, argv: list[str], environment: dict[str, str]) -> bytes:
@@ -335,7 +337,7 @@ class _Ranks:
                 answer = json.loads(self._link.recv(_LONGEST_MESSAGE) or b'{"pid": 0}')
                 if "pid" in answer:
                     break
-                self._status_if_ended[answer["ended"]] = answer["status"]
+                self._status_by_pid[answer["ended"]] = answer["status"]
         if not answer["pid"]:
             raise OSError("the process that forks the ranks has ended")
         return _Rank(answer["pid"], argv, self)
@@ -343,16 +345,18 @@ class _Ranks:
     def status(self, pid: int, timeout: float | None) -> int | None:
         """Return a rank's exit code, negative for a signal; None after `timeout` seconds."""
         with self._lock:
-            while pid not in self._status_if_ended and select.select([self._link], [], [], timeout)[0]:
+            while pid not in self._status_by_pid and select.select([self._link], [], [], timeout)[0]:
                 message = self._link.recv(_LONGEST_MESSAGE)
                 if not message:
                     return -signal.SIGKILL
                 message_of_end = json.loads(message)
-                self._status_if_ended[message_of_end["ended"]] = message_of_end["status"]
-            return self._status_if_ended.get(pid)
+                self._status_by_pid[message_of_end["ended"]] = message_of_end["status"]
+            return self._status_by_pid.get(pid)
 
 
 class _Rank:
+    """Rank with the interface of `subprocess.Popen`."""
+
     def __init__(self, pid: int, args: list[str], ranks: _Ranks) -> None:
         self.pid = pid
         self.args = args
