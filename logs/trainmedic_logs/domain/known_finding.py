@@ -166,7 +166,7 @@ class JobPlace(NamedTuple):
 def identity_of(rule: str, target: Target, labels: Mapping[str, str], *, is_printed: bool) -> str:
     """Return the identity. Printable and kernel findings differ, so that neither poses as the other."""
     parts: list[object] = [rule, target.key, sorted(labels.items())]
-    if is_printed is not (target.kind is TargetKind.JOB):  # else usual, and omitted
+    if is_printed is not (target.kind is TargetKind.JOB):  # omitted in the usual case
         parts.append(is_printed)
     return hashlib.sha256(json.dumps(parts).encode(errors="backslashreplace")).hexdigest()[:32]
 
@@ -231,4 +231,5 @@ def merge_update(
 
 def _united(ranks: frozenset[int], others: frozenset[int]) -> frozenset[int]:
     union = ranks | others
+    # Further ranks are not listed.
     return union if len(union) <= MOST_RANKS else ranks

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re2
 
 MASK = "***"
+# Every line with a secret that is masked contains one of these.
 _HINTS = re2.compile(
     rb"(?i)pass(?:word|wd|phrase)|secret|token|api[-_]?key|access[-_]?key|private[-_]?key|credential|authoriz|bearer|://"
     rb"|gh[pousr]_|github_pat_|glpat-|hf_|sk-|xox[abprs]-|akia|asia|eyj|wandb|aiza|dckr_pat|npm_|nvapi-|sig=|-----begin"
@@ -17,6 +18,7 @@ _TOKENS = re2.compile(
     rb"|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?)"
     rb"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:[^-]|-[^-])*(?:-----END [A-Z ]*PRIVATE KEY-----)?"
 )
+# Secrets between two groups, which stay.
 _AFTER_NAMES = (
     re2.compile(rb"(?i)(authorization[\"']?\s*[:=]\s*[\"']?(?:(?:basic|bearer|token|digest) )?)[^\s\"',]{4,}()"),
     re2.compile(rb"(?i)(\bbearer )[\w.~+/=-]{8,}()"),
@@ -24,10 +26,12 @@ _AFTER_NAMES = (
     re2.compile(rb"(?i)([?&](?:sig|signature|x-amz-signature|x-amz-security-token|access_token)=)[^&\s\"']{4,}()"),
     re2.compile(rb"(?i)(\bwandb\b[^\n]{0,60}[ :=])[0-9a-f]{40}\b()"),
 )
+# Names and their values.
 _NAMED = re2.compile(
     rb"(?i)((?:password|passwd|passphrase|secret(?:[-_]?(?:access[-_]?)?key)?|token|api[-_]?key|access[-_]?key(?:[-_]?id)?"
     rb"|private[-_]?key|credentials?)[\"']?\s{0,3}[=:]\s{0,3}[\"']?)([^\s\"',;)}\]]{4,})"
 )
+# Values that are no secrets.
 _HARMLESS = re2.compile(rb"(?i)[-+\d.,]+(?:e[-+]?\d+)?|none|null|true|false|<.*|\*\*\*.*")
 
 

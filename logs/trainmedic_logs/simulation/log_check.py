@@ -21,14 +21,15 @@ class CheckedRules(Struct, frozen=True):
 
 def check_log_rules(roots: Sequence[Path]) -> CheckedRules:
     rules, of_rules = rules_in(roots)
-    problems, beyond = list(of_rules), []
+    problems, for_server = list(of_rules), []
     for path in test_files(roots):
         suites, wrong = log_test_format.read(path)
         problems.extend(wrong)
         for suite in suites:
             problems.extend(log_fixtures.read_fixtures(suite)[1])
-        beyond.extend([first for suite in suites for first in _server_parts(suite)][:1])
-    return CheckedRules(rules, tuple(sorted(set(problems))), tuple(beyond))
+        # One per file suffices.
+        for_server.extend([part for suite in suites for part in _server_parts(suite)][:1])
+    return CheckedRules(rules, tuple(sorted(set(problems))), tuple(for_server))
 
 
 def rules_in(roots: Sequence[Path]) -> tuple[RuleSet, Sequence[FileProblem]]:

@@ -34,7 +34,10 @@ def check_memory(device: torch.device, percent: float) -> MemoryTest:
             _synchronize(device)
             began = time.perf_counter()
         for block in blocks:
-            block.copy_(_positions(block)) if pattern is None else block.fill_(pattern)
+            if pattern is None:
+                block.copy_(_positions(block))
+            else:
+                block.fill_(pattern)
         for block in blocks:
             wrong += (block != (_positions(block) if pattern is None else pattern)).any()
     _synchronize(device)
