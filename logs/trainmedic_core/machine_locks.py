@@ -23,7 +23,6 @@ _NO_SUCH_LOCKS = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 _BACKLOG = 128
 _TRIES, _TRY_SECONDS = 100, 0.02
 # Inodes that this process has locked.
-
 _held_inodes: set[tuple[int, int]] = set()
 _held_inodes_lock = threading.Lock()
 

@@ -21,7 +21,7 @@ PATIENCE = timedelta(seconds=5)
 _PATIENCE_AFTER_END = timedelta(milliseconds=300)  # after a traceback's exception
 # Held-back blocks of a stream; the oldest goes first.
 _MOST_OPEN = 256
-_AHEAD = timedelta(minutes=1)  # a later time than the arrival's is wrong
+_AHEAD = timedelta(minutes=1)  # a stated time even further after the arrival is wrong
 
 
 class _OpenBlock(Struct):
@@ -29,7 +29,7 @@ class _OpenBlock(Struct):
     first: Line
     last_arrived: datetime
     texts: list[str]
-    places: list[int]
+    places: list[int]  # starts of its physical lines in the stream
     length: int  # bytes, with line feeds
     dropped: int = 0  # lines removed from the middle
 
@@ -71,14 +71,15 @@ class LineAssembler:
     def __init__(self, origin: Origin, booted_at: datetime | None = None) -> None:
         """`booted_at`: boot of the machine whose kernel wrote the stream. Without it, times since boot are ignored."""
         self._origin = origin
+        # By the rank and local rank that a line's prefix states.
         self._origins: dict[tuple[int | None, int | None], Origin] = {}
         self._is_kernel = origin.source == "kernel"
         self._booted_at = booted_at
         self._number = 0
-        # By their lines' prefix, because programs' lines may alternate.
+        # By the prefix of their lines: lines of several programs may alternate.
         self._open: dict[str, _OpenBlock] = {}
         self._divided: dict[str, _DividedLine] = {}  # parts so far of a line that a container runtime divided
-        self._learned = LearnedPrefixes()
+        self._learned = LearnedPrefixes()  # true while it knows a prefix
         self._trends = StepTrends()
 
     @property
@@ -121,7 +122,7 @@ class LineAssembler:
         text, is_cut = raw_text.text_of(raw)
         if self._is_kernel:
             kernel = kernel_text.split(text, self._booted_at)
-            if kernel.is_more:
+            if kernel.is_more:  # a record's properties, without text
                 return []
             line = self._line(kernel.text, kernel.at, arrived, place, self._origin, is_cut)
             return self._add_to_block(line, "", arrived, [place])
@@ -134,7 +135,9 @@ class LineAssembler:
             text, places, number = whole.text, whole.places, whole.number
             is_cut = is_cut or len(text) > LONGEST
             text = text[:LONGEST]
+        # The time, rank and key are those of the line's last part.
         origin, at, key = self._origin_of(prefixed), prefixed.at, prefixed.key
+        # Only a traceback's first line teaches a prefix, so other lines skip this while none is known.
         if self._learned or (HEADING in text and not text.startswith(ORIGINAL)):
             at = at or times.stated_by(text, None)
             text, learned = self._learned.split(text)
@@ -150,14 +153,14 @@ class LineAssembler:
         return [self._close(key).line() for key in due]
 
     def _key_of(self, text: str, key: str, learned: str) -> str:
-        """Return the block's key. If a traceback is one message, only its first line has a prefix."""
+        """Return the block's key: the line's, with the learned prefix's if it has one."""
         if learned:
             whole = f"{key}\0{learned}"
             if whole not in self._open and not text.startswith(TRACEBACK):
-                return key  # its traceback was dropped
+                return key  # the prefix's traceback is no longer held back
             return whole
         if text.startswith("  ") and key not in self._open:
-            # Continue the block of the prefixed line without its prefix.
+            # The traceback is one message, whose prefix only its first line has. So drop that from the key.
             for other, block in self._open.items():
                 if other.startswith(f"{key}\0") and len(block.texts) == 1:
                     self._open[key] = self._close(other)

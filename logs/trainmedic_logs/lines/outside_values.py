@@ -16,25 +16,31 @@ _IS_SETTINGS = re.compile(rf"(?:{_SETTINGS})$")
 _LITERAL_KEYS = re.compile(r"([A-Za-z_][\w.]*)((?:\[\s*f?(?:\"[^\"\n]*\"|'[^'\n]*')\s*\])+)")
 _POPPED = re.compile(r"([A-Za-z_][\w.]*)\.(?:pop|__getitem__)\(\s*(\"[^\"\n]*\"|'[^'\n]*')\s*\)")
 _LITERAL = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'")
+# `*value` or `**value` in a call.
 _UNPACKED = re.compile(r"[(,]\s*\*{1,2}\s*([A-Za-z_][\w.]*)")
 _NO_ATTRIBUTE = re.compile(r"^'(\w+)' object has no attribute '(\w+)'")
 _CONDITION = re.compile(r"^assert\b(?P<condition>[^\"'\n]*)", re.MULTILINE)
 _NAME = re.compile(r"(?<![\w.])[A-Za-z_][\w.]*")
+# A subscript, or a method that raises KeyError.
 _READS_MEMBER = re.compile(r"[\w\])]\s*\[|\.(?:pop|popitem|remove|__getitem__|__delitem__|move_to_end)\(")
 _QUOTED_NAME = re.compile(r"(['\"])[A-Za-z_][\w.-]*\1$")
 _ENVIRONMENT_VARIABLE = re.compile(r"['\"](?:[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|RANK|HOSTNAME|HOME|USER|PATH)['\"]$")
 _BUILTIN_TYPE = re.compile(r"\b(?:str|int|float|bool|bytes|list|dict|tuple|set)\b")
+# TypeErrors about a str or bytes value that do not name its type.
 _TEXT_ERRORS = re.compile(
     r"^(?:string|byte) ind|^expected string or|JSON object must be|^can only concatenate|^sequence item"
 )
+# Source that names nothing, after its strings were replaced.
 _ONLY_LITERALS = re.compile(r"^[^A-Za-z_]+$")
 _OPERATORS = frozenset({"and", "or", "not", "in", "is", "None", "True", "False"})
+# Sizes that a program sets itself, though no settings object shows it.
 _MODEL_SIZE = re.compile(
     r"(?:\w*_)?(?:heads?|hidden(?:_size|_dim)?|n_embd|d_model|layers?|experts?|stages?|micro_?batch\w*|batch_size"
     r"|accum\w*|(?:tensor|pipeline|context|expert|data|sequence)_?(?:model_)?parallel\w*|tp(?:_size)?|pp(?:_size)?"
     r"|cp(?:_size)?|ep(?:_size)?)$"
 )
 _DIVISIBLE = re.compile(r"\bdivisible\b|\bdivide\b")
+# Words for what files, requests or machines bring in.
 _FROM_OUTSIDE = re.compile(
     r"(?i)\b(?:files?|suffix|ext(?:ension)?s?|formats?|mime\w*|codecs?|images?|audio|video|modalit\w*|columns?|fields?"
     r"|samples?|rows?|records?|inputs?|outputs?|tokens?|labels?|responses?|repl(?:y|ies)|answers?|status|codes?|urls?"
@@ -43,7 +49,7 @@ _FROM_OUTSIDE = re.compile(
 
 
 def is_own(name: str, message: str, shown: str) -> bool:
-    """Return whether it concerns the program's own names. `shown`: source of the raising call."""
+    """Return whether error `name` concerns the program's own names. `shown`: source of the raising call."""
     if name == "KeyError":
         return _is_own_key(message.strip(), shown)
     if name == "AttributeError":
@@ -58,6 +64,7 @@ def is_own(name: str, message: str, shown: str) -> bool:
 
 
 def unpacks_outside(shown: str) -> bool:
+    """Return whether a call unpacks something else than settings."""
     return any(not _IS_SETTINGS.match(each) for each in _UNPACKED.findall(shown))
 
 

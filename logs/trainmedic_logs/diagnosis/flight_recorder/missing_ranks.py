@@ -82,7 +82,7 @@ def _waiting(
         return None
     lasts = {rank: max(entry.number for entry in of) for rank, of in entries.items()}
     # If every member called all, take the first unfinished one.
-    number = next(_candidates(open_numbers, group, lasts, by_rank), open_numbers[0])
+    number = next(_uncalled_numbers(open_numbers, group, lasts, by_rank), open_numbers[0])
     called = {rank: entry for rank, of in entries.items() for entry in of if entry.number == number}
     waiting = {rank: entry for rank, entry in called.items() if not entry.is_done}
     began = min((entry.created_ns for entry in waiting.values() if entry.created_ns > 0), default=None)
@@ -98,10 +98,10 @@ def _waiting(
     )
 
 
-def _candidates(
+def _uncalled_numbers(
     open_numbers: Sequence[int], group: ProcessGroup, lasts: Mapping[int, int], by_rank: Mapping[int, Dump]
 ) -> Iterator[int]:
-    # Only at these numbers can the set of absent ranks change. Groups may have thousands of ranks.
+    # Groups may have thousands of ranks, so look only at numbers where the set of absent ranks can change.
     furthest_behind = min(lasts.values())
     without = [by_rank[rank].last_called or () for rank in group.ranks if rank in by_rank and rank not in lasts]
     next_of_those = {number + 1 for called in without for number in called}
