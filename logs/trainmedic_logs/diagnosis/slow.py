@@ -17,11 +17,11 @@ from trainmedic_logs.domain.finding import CauseClass
 from trainmedic_logs.domain.known_verdict import SLOW
 
 NOTABLE_SHARE = 0.3
-"""Minimum share of a step."""
+"""Share of a step from which data or wait is a loss."""
 SLOW_RANK_FACTOR = 1.3
-"""Minimum multiple of the ranks' median own time."""
+"""A rank is slow above this multiple of the ranks' median own time."""
 EXPLAINED_SHARE = 0.8
-"""Minimum share of the lost time, 0 to 1."""
+"""Minimum share of the lost time that a cause must explain."""
 _PARTS = "parts of the steps"
 _MOST_SHOWN = 5
 WAITS_FOR_DATA = "waits-for-data"  # rule
@@ -111,7 +111,7 @@ def _slow_rank(parts: Mapping[int, RankStep], shares: Mapping[str, float]) -> Ve
         return None
     usual = median(each.own for each in parts.values())
     slow = {rank: each for rank, each in parts.items() if each.own > SLOW_RANK_FACTOR * usual}
-    if not slow or len(slow) > max(1, len(parts) // 4):
+    if not slow or len(slow) > max(1, len(parts) // 4):  # too many are no exception
         return None
     others = [each.wait for rank, each in parts.items() if rank not in slow]
     waits = median(others) if others else 0.0

@@ -95,7 +95,7 @@ class LogQuery(Struct, frozen=True):
     level: LogLevel | None = None
     kernel: bool = False
     pods: Sequence[str] = field(default=())
-    """Containers do not know the job's name."""
+    """The job's, whose name containers do not know."""
     local_rank: int | None = None
     is_search: bool = False
     """All nodes were asked; only those with the job's files answer."""

@@ -9,11 +9,13 @@ from msgspec import Struct
 
 from trainmedic_logs.lines import times
 
+# Level, sequence number and microseconds since boot.
 _KMSG = re.compile(r"(\d{1,4}),(\d{1,20}),(\d{1,20}),[^;]{0,40};")
 _LEVEL = re.compile(r"<(\d{1,3})>")
 _FACILITY = re.compile(r"(?:kern|user|mail|daemon|auth|syslog|local\d) {0,3}:[a-z]{3,6} {0,3}: ")
 _CALLER = r"(?: ?\[ {0,12}[TC]\d{1,9}\])? ?"
 _SINCE_BOOT = re.compile(r"\[ {0,12}(\d{1,12}\.\d{1,9})\]" + _CALLER)
+# Local time of `dmesg -T`, ignored because it states no zone.
 _HUMAN = re.compile(r"\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]?\d \d\d:\d\d:\d\d \d{4}\]" + _CALLER)
 _SYSLOG = re.compile(
     r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,6})?|(?P<iso>\d{4}-\d\d-\d\dT[\d:.,+Z-]{8,24})) "
@@ -30,7 +32,7 @@ class KernelText(Struct, frozen=True):
     text: str
     at: datetime | None = None
     is_more: bool = False
-    """Continues a ``/dev/kmsg`` record."""
+    """Property of the ``/dev/kmsg`` record above."""
 
 
 def split(text: str, booted_at: datetime | None = None) -> KernelText:

@@ -11,7 +11,9 @@ _ESCAPE = re.compile(
     rb"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,512}(?:\x07|\x1b\\)?"
     rb"|[PX^_][^\x1b]{0,512}(?:\x1b\\)?|[ -/]?[0-~])?"
 )
-_PROGRESS = re.compile(rb"\d%\||\d(?:it|s|B|batch|step|example)s?/s|\ds/(?:it|batch|step)|\?it/s|\d/\d{1,12} \[[=>.]")
+_PROGRESS_BAR = re.compile(
+    rb"\d%\||\d(?:it|s|B|batch|step|example)s?/s|\ds/(?:it|batch|step)|\?it/s|\d/\d{1,12} \[[=>.]"
+)
 _CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\n")
 # Earlier states read per line; a form must grow several times to count.
 _MOST_BARS = 12
@@ -76,12 +78,12 @@ def earlier_bars(raw: bytes) -> list[bytes]:
     if b"\r" not in raw:
         return []
     pieces = [piece for piece in raw.rstrip(b"\r").rsplit(b"\r", _MOST_BARS)[-_MOST_BARS:] if piece.strip()]
-    return [piece for piece in pieces[:-1] if len(piece) <= 1024 and _PROGRESS.search(piece)]
+    return [piece for piece in pieces[:-1] if len(piece) <= 1024 and _PROGRESS_BAR.search(piece)]
 
 
 def _last_redraws(raw: bytes) -> bytes:
     pieces = [piece for piece in raw.rstrip(b"\r").rsplit(b"\r", _MOST_REDRAWS)[-_MOST_REDRAWS:] if piece.strip()]
     if not pieces:
         return b""
-    texts = [piece for piece in pieces[:-1] if not _PROGRESS.search(piece[:1024])]
+    texts = [piece for piece in pieces[:-1] if not _PROGRESS_BAR.search(piece[:1024])]
     return b" ".join([*texts, pieces[-1]])
