@@ -1,7 +1,4 @@
-"""The command group ``trainmedic``.
-
-Commands are imported when they run, so that ``--help`` does not load the server's libraries.
-"""
+"""The command group ``trainmedic``, which imports commands only to run them."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from trainmedic_core import __version__
 
 GROUP = "trainmedic.commands"
 ORDER = ("server", "agent", "logs")
-"""The server's ``logs`` replaces trainmedic-logs'."""
+"""Entry points. The server's command ``logs`` replaces trainmedic-logs'."""
 
 EXIT_CODES = """\b
 Exit codes:
@@ -31,6 +28,7 @@ Exit codes:
   5  there is no run, playbook or other thing of that name
 """
 
+# Commands by distribution, to name the missing one.
 ABSENT = {
     "trainmedic-agent": ("agent", "agent-reader"),
     "trainmedic-logs": ("logs", "diagnose"),
@@ -66,11 +64,11 @@ class CommandEntry(Struct, frozen=True):
     help: str
 
 
-_OWN: Mapping[str, CommandEntry] = {
+_COMMANDS_OF_CORE: Mapping[str, CommandEntry] = {
     "completion": CommandEntry("trainmedic_core.cli.completion", "Print the completion script of a shell."),
 }
 
-_AGAIN = "Reinstall what you installed: its metadata is missing, or of an earlier version."
+_REINSTALL_HINT = "Reinstall what you installed: its metadata is missing, or of an earlier version."
 
 
 @functools.cache
@@ -81,7 +79,7 @@ def commands() -> Mapping[str, CommandEntry]:
     for name in ORDER:
         for command, entry in _table(tables[name]).items() if name in tables else ():
             entries.setdefault(command, entry)
-    return {**entries, **_OWN}
+    return {**entries, **_COMMANDS_OF_CORE}
 
 
 def _table(point: EntryPoint) -> Mapping[str, CommandEntry]:
@@ -111,8 +109,10 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in commands() and not ctx.resilient_parsing:
-            if commands().keys() == _OWN.keys():
-                ctx.fail(f"{args[0]!r} is not available: no distribution has registered its commands. {_AGAIN}")
+            if commands().keys() == _COMMANDS_OF_CORE.keys():
+                ctx.fail(
+                    f"{args[0]!r} is not available: no distribution has registered its commands. {_REINSTALL_HINT}"
+                )
             for distribution, names in ABSENT.items():
                 if args[0] in names:
                     ctx.fail(f"{args[0]!r} is a command of {distribution}, which is not installed here.")
@@ -125,9 +125,9 @@ class LazyGroup(click.Group):
         """List the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.help) for name, entry in commands().items()])
-        if commands().keys() == _OWN.keys():
+        if commands().keys() == _COMMANDS_OF_CORE.keys():
             formatter.write_paragraph()
-            formatter.write_text(f"No distribution has registered its commands. {_AGAIN}")
+            formatter.write_text(f"No distribution has registered its commands. {_REINSTALL_HINT}")
 
 
 @click.group(

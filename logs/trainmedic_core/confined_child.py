@@ -12,21 +12,20 @@ from pathlib import Path
 
 PARSER_IDS = (2_100_000_018, 60_998)
 """User and group IDs of parsers started by root: the first mapped here, with no account."""
-_OF_PYTHON = 64 * 1024**2
-"""Bytes."""
+_PYTHON_BASELINE = 64 * 1024**2  # bytes of address space that every limit allows for
 _SELF = Path("/proc/self")
 _CAP_VERSION = 0x20080522
 _MOST_CAPABILITIES = 64
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _CLEAR_ALL = 24, 38, 47, 4
+# Architecture numbers in seccomp filters (linux/audit.h).
 _X86_64, _AARCH64 = 0xC000003E, 0xC00000B7
-"""Architecture numbers in seccomp filters (linux/audit.h)."""
+# Numbers of kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_send_signal and ptrace.
 _SIGNAL_CALLS = {
     "x86_64": (_X86_64, (62, 200, 234, 129, 297, 424, 101)),
     "aarch64": (_AARCH64, (129, 130, 131, 138, 240, 424, 117)),
 }
-"""Numbers of kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_send_signal and ptrace."""
+# First system call of the x32 ABI on x86_64.
 _X32 = 0x40000000
-"""First system call of the x32 ABI on x86_64."""
 _PR_SET_SECCOMP, _FILTER = 22, 2
 _LOAD, _JUMP_IF_EQUAL, _JUMP_IF_LARGER, _RETURN, _ARCHITECTURE_AT = 0x20, 0x15, 0x35, 0x06, 4
 _ALLOW, _FAIL = 0x7FFF0000, 0x00050000
@@ -37,7 +36,7 @@ def give_up_everything(most_memory: int) -> None:
 
     Raises OSError.
     """
-    most_memory += max(_address_space() - _OF_PYTHON, 0)
+    most_memory += max(_address_space() - _PYTHON_BASELINE, 0)
     # If memory runs out anyway, the kernel should kill this process, not its parent.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -67,14 +66,13 @@ def _address_space() -> int:
 
 
 def refuse_signals() -> None:
-    """Have the kernel refuse signals and tracing, if this process keeps its parent's user. Call it after
-    `drop_capabilities`.
+    """Have the kernel refuse signals and tracing, after `drop_capabilities`.
 
     Does nothing without seccomp or on other machines.
     """
-    if (known := _SIGNAL_CALLS.get(platform.machine())) is None:
+    if (calls := _SIGNAL_CALLS.get(platform.machine())) is None:
         return
-    architecture, numbers = known
+    architecture, numbers = calls
     checks = [(_JUMP_IF_EQUAL, number) for number in numbers]
     if architecture == _X86_64:
         checks.append((_JUMP_IF_LARGER, _X32))
@@ -88,12 +86,12 @@ def refuse_signals() -> None:
 
 
 def first_mapped(ids: Sequence[int]) -> int | None:
-    """Return the first number that is a mapped user and group; None without one."""
-    ranges = [_ranges(_SELF / f"{name}_map") for name in ("uid", "gid")]
+    """Return the first mapped user and group number, or None."""
+    ranges = [_mapped_ranges(_SELF / f"{name}_map") for name in ("uid", "gid")]
     return next((number for number in ids if all(any(number in each for each in part) for part in ranges)), None)
 
 
-def _ranges(path: Path) -> list[range]:
+def _mapped_ranges(path: Path) -> list[range]:
     try:
         lines = [line.split() for line in path.read_text().splitlines()]
     except OSError:

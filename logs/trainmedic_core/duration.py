@@ -27,14 +27,14 @@ def parse(text: str) -> timedelta:
     if text == "0":
         return timedelta(0)
     if not _GRAMMAR.match(text):
-        raise ValueError(f"{text!r} is not a duration; {_meant(text)}")
+        raise ValueError(f"{text!r} is not a duration; {_suggestion(text)}")
     try:
         return sum((int(count) * _UNITS[unit] for count, unit in _PART.findall(text)), timedelta(0))
     except OverflowError:
         raise ValueError(f"{text!r} is too long a duration") from None
 
 
-def _meant(text: str) -> str:
+def _suggestion(text: str) -> str:
     at, total = 0, timedelta(0)
     while at < len(text) <= 40 and (part := _LONG_PART.match(text, at)):
         unit = part[2].lower()
@@ -48,9 +48,7 @@ def _meant(text: str) -> str:
 
 
 def write_rounded(value: timedelta) -> str:
-    """Format for display, rounded up to seconds, or to minutes from one day on: an excess over a limit must not look
-    like the limit.
-    """
+    """Format for display. Rounded up, so that an excess over a limit does not look like the limit."""
     step = timedelta(minutes=1) if value >= timedelta(days=1) else timedelta(seconds=1)
     return write(-(-value // step) * step)
 

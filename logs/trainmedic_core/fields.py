@@ -1,4 +1,4 @@
-"""Field types for pydantic models; the agent loads ``duration``, but no pydantic."""
+"""Field types for pydantic models."""
 
 from __future__ import annotations
 

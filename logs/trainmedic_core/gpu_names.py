@@ -20,7 +20,7 @@ def normal_uuid(text: str) -> str:
     return text.strip().lower().removeprefix("gpu-")
 
 
-_OLD_MIG = re.compile(r"mig-(gpu-[0-9a-f-]+)/[0-9]+/[0-9]+")
+_MIG_NAME_BEFORE_470 = re.compile(r"mig-(gpu-[0-9a-f-]+)/[0-9]+/[0-9]+")
 
 
 def card_uuid(text: str) -> str:
@@ -29,7 +29,7 @@ def card_uuid(text: str) -> str:
     Other texts stay.
     """
     name = text.strip().partition("::")[0]
-    instance = _OLD_MIG.fullmatch(name.lower())
+    instance = _MIG_NAME_BEFORE_470.fullmatch(name.lower())
     return instance[1] if instance is not None else name
 
 

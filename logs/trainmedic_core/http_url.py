@@ -7,7 +7,7 @@ from trainmedic.wire.host_port import is_host
 
 ESCAPES = "in a user or password @ is written %40, / %2F, ? %3F, # %23, : %3A and % %25"
 _AUTHORITY = re.compile(r"[A-Za-z]+://([^/?#]*)(.*)", re.DOTALL)
-_HOST_BEHIND = re.compile(r"[/?#][^/@=]+@([^/:?#]+)")
+_HOST_IN_REST = re.compile(r"[/?#][^/@=]+@([^/:?#]+)")
 _NOT_IN_A_URL = re.compile(r"[\x00-\x20\x7f\\]")
 
 
@@ -52,7 +52,7 @@ def _check_user_and_password(url: str) -> None:
         raise ValueError(f"must have one @ before the host: {ESCAPES}")
     if "@" in authority or ":" not in authority or authority.startswith("[") or "@" not in rest:
         return
-    behind = _HOST_BEHIND.match(rest)
+    behind = _HOST_IN_REST.match(rest)
     has_port = authority.rpartition(":")[2].isdigit()
     if not has_port or (behind is not None and is_host(behind[1])):
         raise ValueError(f"must have its user and password escaped: {ESCAPES}")

@@ -13,27 +13,27 @@ import signal
 import threading
 from collections.abc import Callable
 
+# The C library's function would change all threads.
 _SETRESUID = {"x86_64": 117, "aarch64": 147}
-"""The C library's function would change all threads."""
 _UNCHANGED = -1
 _JOIN_SECONDS = 5.0
 
 
 def kill(pid: int, uid: int) -> bool:
     """Kill a process, even a stopped one. Return False without permission."""
-    return _signalled(lambda: os.kill(pid, signal.SIGKILL), uid)
+    return _send_as(lambda: os.kill(pid, signal.SIGKILL), uid)
 
 
 def kill_group(group: int, uid: int) -> bool:
     """Kill the user's processes of a group, like `kill`."""
-    return _signalled(lambda: os.killpg(group, signal.SIGKILL), uid)
+    return _send_as(lambda: os.killpg(group, signal.SIGKILL), uid)
 
 
-def _signalled(send: Callable[[], None], uid: int) -> bool:
+def _send_as(send: Callable[[], None], uid: int) -> bool:
     if uid == os.geteuid():
-        return _sent(send)
+        return _send_signal(send)
     outcome: list[bool] = []
-    thread = threading.Thread(target=lambda: outcome.append(_become(uid) and _sent(send)), daemon=True)
+    thread = threading.Thread(target=lambda: outcome.append(_become(uid) and _send_signal(send)), daemon=True)
     thread.start()
     thread.join(_JOIN_SECONDS)
     return outcome == [True]
@@ -48,7 +48,7 @@ def _become(uid: int) -> bool:
     return bool(ctypes.CDLL(None).syscall(*arguments) == 0)
 
 
-def _sent(send: Callable[[], None]) -> bool:
+def _send_signal(send: Callable[[], None]) -> bool:
     try:
         with contextlib.suppress(ProcessLookupError):
             send()

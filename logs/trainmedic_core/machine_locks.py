@@ -15,16 +15,16 @@ from pathlib import Path
 
 from msgspec import Struct
 
-_SET_LOCK = getattr(fcntl, "F_OFD_SETLK", None)
-_BYTE = 1 << 62
-"""Locked byte after any file's end, and not among SQLite's."""
+_SET_LOCK_COMMAND = getattr(fcntl, "F_OFD_SETLK", None)
+# Locked byte after any file's end, and not among SQLite's.
+_LOCKED_BYTE = 1 << 62
 _NO_SUCH_LOCKS = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 
 _BACKLOG = 128
 _TRIES, _TRY_SECONDS = 100, 0.02
-
-_own: set[tuple[int, int]] = set()
-_own_lock = threading.Lock()
+# Inodes that this process has locked.
+_held_inodes: set[tuple[int, int]] = set()
+_held_inodes_lock = threading.Lock()
 
 
 class FileLock:
@@ -47,20 +47,21 @@ class FileLock:
 
         The lock is ineffective if kernel or file system has no such locks.
         """
-        with _own_lock:
+        with _held_inodes_lock:
             # Do not even open a file that this process holds: closing any descriptor ends SQLite's locks on it.
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
-                if (status.st_dev, status.st_ino) in _own:
+                if (status.st_dev, status.st_ino) in _held_inodes:
                     return None
             lock = cls(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode))
-            if not _locked(lock._descriptor):
+            if not _lock_byte(lock._descriptor):
                 os.close(lock._descriptor)
                 return None
-            _own.add(lock._inode)
+            _held_inodes.add(lock._inode)
             return lock
 
     def is_in_place(self) -> bool:
+        """Return whether the path still leads to the locked file."""
         try:
             status = self._path.stat()
         except OSError:
@@ -69,20 +70,20 @@ class FileLock:
 
     def release(self) -> None:
         """Release the lock, after SQLite has closed the file."""
-        with _own_lock:
-            if self._inode in _own:
-                _own.discard(self._inode)
+        with _held_inodes_lock:
+            if self._inode in _held_inodes:
+                _held_inodes.discard(self._inode)
                 os.close(self._descriptor)
 
 
-def _locked(descriptor: int) -> bool:
+def _lock_byte(descriptor: int) -> bool:
     """Return False if another process holds the lock."""
-    if _SET_LOCK is None:
+    if _SET_LOCK_COMMAND is None:
         return True
     # struct flock: type, whence, start, length, pid (must be 0)
-    request = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, _BYTE, 1, 0)
+    request = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, _LOCKED_BYTE, 1, 0)
     try:
-        fcntl.fcntl(descriptor, _SET_LOCK, request)
+        fcntl.fcntl(descriptor, _SET_LOCK_COMMAND, request)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             return False
@@ -104,7 +105,7 @@ class NameLock:
     def __init__(self, held: socket.socket | None) -> None:
         self._held = held
         if held is not None:
-            threading.Thread(target=_hang_up, args=(held,), name="name-lock", daemon=True).start()
+            threading.Thread(target=_close_connections, args=(held,), name="name-lock", daemon=True).start()
 
     @classmethod
     def take(cls, name: str) -> NameLock | Holder:
@@ -113,7 +114,7 @@ class NameLock:
         Any user can bind any name, so the caller must decide whether the holder counts.
         """
         for _ in range(_TRIES if sys.platform == "linux" else 0):
-            held = _bound(_address(name))
+            held = _bind(_address(name))
             if held is not None:
                 return cls(held)
             if (holder := holder_of(name)) is not None:
@@ -129,6 +130,7 @@ class NameLock:
 
 
 def holder_of(name: str) -> Holder | None:
+    """Return None if no process holds the name."""
     if sys.platform != "linux":
         return None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
@@ -148,7 +150,7 @@ def _address(name: str) -> str:
     return f"\0trainmedic:{name}"
 
 
-def _bound(address: str) -> socket.socket | None:
+def _bind(address: str) -> socket.socket | None:
     held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         held.bind(address)
@@ -161,7 +163,7 @@ def _bound(address: str) -> socket.socket | None:
     return held
 
 
-def _hang_up(held: socket.socket) -> None:
+def _close_connections(held: socket.socket) -> None:
     """Close connections, to keep the backlog free."""
     with contextlib.suppress(OSError):  # ends on release
         while True:

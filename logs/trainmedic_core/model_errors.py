@@ -18,7 +18,7 @@ from trainmedic_core.yaml_text import YamlDocument
 
 M = TypeVar("M", bound=BaseModel)
 
-_PLAIN = {
+_MESSAGES = {
     "string_type": "must be text; put it in quotes",
     "bool_type": "must be true or false",
     "bool_parsing": "must be true or false",
@@ -95,20 +95,18 @@ def faults(
 ) -> list[ValidationFault]:
     """Return errors, without those of union branches that do not apply."""
     details = error.errors(include_url=False)[:MOST_FAULTS]
-    followed = [_follow(detail, value, tagged) for detail in details]
-    numbers = {
-        place.path for detail, place in zip(details, followed, strict=True) if detail["type"].startswith("float_")
-    }
+    places = [_place_of(detail, value, tagged) for detail in details]
+    numbers = {place.path for detail, place in zip(details, places, strict=True) if detail["type"].startswith("float_")}
     kept: list[ValidationFault] = []
-    for detail, place in zip(details, followed, strict=True):
-        rivals = [other for other in followed if other.labels and other.path[: len(place.path)] == place.path]
-        if place.labels and not _is_meant(place, rivals):
+    for detail, place in zip(details, places, strict=True):
+        rivals = [other for other in places if other.labels and other.path[: len(place.path)] == place.path]
+        if place.labels and not _is_of_meant_branch(place, rivals):
             continue
         if detail["type"].startswith("int_") and place.path in numbers:
             continue  # any number may stand there
         if detail["type"] in ("too_short", "string_too_short") and place.value:
             continue  # pydantic counts only valid entries; the faults of the others are reported
-        message = _words(detail, model, tagged)
+        message = _message_of(detail, model, tagged)
         if cure is not None and (better := cure(place.path, detail["type"], place.value)):
             is_of_key = detail["type"] == "extra_forbidden"
             message = f"unknown key {place.path[-1]!r}; {better}" if is_of_key else f"{message}; {better}"
@@ -117,12 +115,15 @@ def faults(
 
 
 class _Place(Struct, frozen=True):
+    """Place of an error, and the union branches tried there."""
+
     path: DocumentPath
     labels: tuple[str, ...]
     value: Any
 
 
-def _follow(detail: ErrorDetails, value: Any, tagged: Collection[str]) -> _Place:
+def _place_of(detail: ErrorDetails, value: Any, tagged: Collection[str]) -> _Place:
+    # Parts that name no member of the value are labels of union branches.
     loc = detail["loc"][:-1] if detail["type"] == "missing" else detail["loc"]
     path: list[int | str] = []
     labels: list[str] = []
@@ -132,7 +133,7 @@ def _follow(detail: ErrorDetails, value: Any, tagged: Collection[str]) -> _Place
         is_step = len(path) >= 2 and isinstance(path[-1], int) and path[-2] in tagged
         if is_step and tag_at != len(path):
             tag_at = len(path)
-        elif _has(value, part):
+        elif _contains(value, part):
             value = value[part]
             path.append(part)
         elif part != "[key]":
@@ -140,25 +141,27 @@ def _follow(detail: ErrorDetails, value: Any, tagged: Collection[str]) -> _Place
     return _Place(tuple(path), tuple(labels), value)
 
 
-def _has(value: Any, part: int | str) -> bool:
+def _contains(value: Any, part: int | str) -> bool:
     if isinstance(value, list):
         return isinstance(part, int) and part < len(value)
     return isinstance(value, dict) and part in value
 
 
-def _is_meant(place: _Place, rivals: Sequence[_Place]) -> bool:
-    here = _shape(place.value)
-    shapes = [_shape_of_branch(rival.labels[0]) for rival in rivals]
-    if here in shapes:
-        return _shape_of_branch(place.labels[0]) == here
+def _is_of_meant_branch(place: _Place, rivals: Sequence[_Place]) -> bool:
+    """Return whether the error's branch takes the value's kind, or is the first if none does."""
+    kind = _kind_of_value(place.value)
+    if kind in [_kind_of_branch(rival.labels[0]) for rival in rivals]:
+        return _kind_of_branch(place.labels[0]) == kind
     return place is rivals[0]
 
 
-def _shape(value: Any) -> str:
-    return "mapping" if isinstance(value, dict) else "list" if isinstance(value, list) else "scalar"
+def _kind_of_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "mapping"
+    return "list" if isinstance(value, list) else "scalar"
 
 
-def _shape_of_branch(label: str) -> str:
+def _kind_of_branch(label: str) -> str:
     if re.search(r"\b(tuple|list|set|frozenset)\[", label):
         return "list"
     if "enum[" in label or "literal[" in label:
@@ -167,7 +170,7 @@ def _shape_of_branch(label: str) -> str:
     return "mapping" if name[:1].isupper() or "dict[" in label else "scalar"
 
 
-def _words(detail: ErrorDetails, model: type[BaseModel], tagged: Collection[str]) -> str:
+def _message_of(detail: ErrorDetails, model: type[BaseModel], tagged: Collection[str]) -> str:
     kind, loc, value = detail["type"], detail["loc"], detail.get("input")
     context = detail.get("ctx", {})
     is_of_step = len(loc) >= 4 and loc[-4] in tagged and loc[-1] in _STEP_KINDS
@@ -176,19 +179,19 @@ def _words(detail: ErrorDetails, model: type[BaseModel], tagged: Collection[str]
     if kind == "missing":
         return f"{loc[-1]!r} is missing"
     if kind == "extra_forbidden":
-        return f"unknown key {loc[-1]!r}{_meant(str(loc[-1]), allowed_keys(model, loc[:-1]))}"
+        return f"unknown key {loc[-1]!r}{_key_suggestion(str(loc[-1]), allowed_keys(model, loc[:-1]))}"
     if kind == "string_type" and isinstance(value, (list, dict)):
         return "must be text"
     if kind in ("enum", "literal_error"):
-        right = re.findall(r"'([^']*)'", str(context.get("expected", "")))
-        hint = did_you_mean(value, right) if isinstance(value, str) else ""
-        if len(right) == 1:
-            return f"must be {right[0]!r}, not {shown(value)}"
-        return f"{shown(value)} is not one of {', '.join(right)}{hint}"
+        allowed = re.findall(r"'([^']*)'", str(context.get("expected", "")))
+        hint = did_you_mean(value, allowed) if isinstance(value, str) else ""
+        if len(allowed) == 1:
+            return f"must be {allowed[0]!r}, not {shown(value)}"
+        return f"{shown(value)} is not one of {', '.join(allowed)}{hint}"
     if kind in ("value_error", "assertion_error"):
         return str(context.get("error", detail["msg"]))
     if kind == "string_pattern_mismatch":
-        described = "{0,126}" in str(context.get("pattern", ""))
+        described = "{0,126}" in str(context.get("pattern", ""))  # `fields.Identifier`
         return f"{shown(value)} {_IDENTIFIER if described else 'does not match ' + str(context.get('pattern'))}"
     if kind in ("too_short", "string_too_short"):
         return "must not be empty"
@@ -199,8 +202,8 @@ def _words(detail: ErrorDetails, model: type[BaseModel], tagged: Collection[str]
     if kind in ("int_parsing", "float_parsing") and isinstance(value, str) and (number := _NUMBER.match(value)):
         if value.rstrip().endswith("%") and any("factor" in str(part) for part in loc):
             return f"must be a number; write {float(number[1]) / 100:g}"
-        return f"{_PLAIN[kind]}; write {number[1]}"
-    return _PLAIN.get(kind) or detail["msg"].replace("Input should be ", "must be ").replace("Value error, ", "")
+        return f"{_MESSAGES[kind]}; write {number[1]}"
+    return _MESSAGES.get(kind) or detail["msg"].replace("Input should be ", "must be ").replace("Value error, ", "")
 
 
 _OTHER_WORDS = {  # usual words of other tools, and ours
@@ -217,9 +220,9 @@ _OTHER_WORDS = {  # usual words of other tools, and ours
 }
 
 
-def _meant(wrong: str, right: Collection[str]) -> str:
+def _key_suggestion(wrong: str, allowed: Collection[str]) -> str:
     meant = _OTHER_WORDS.get(wrong.lower(), wrong)
-    return did_you_mean(meant if meant in right else wrong, right)
+    return did_you_mean(meant if meant in allowed else wrong, allowed)
 
 
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*\D{1,8}$")

@@ -17,8 +17,8 @@ def entry_of(path: DocumentPath) -> DocumentPath:
     return path[: end + 1]
 
 
+# A key can be as long as a file.
 _LONGEST_MESSAGE = 1_000
-"""A key can be as long as a file."""
 
 
 class FileProblem(Struct, frozen=True):
@@ -45,8 +45,8 @@ class FileProblem(Struct, frozen=True):
         return (self.file, self.line or 0, self.column or 0, self.message)
 
 
+# Each takes about 10 µs.
 _CHOICES = 200
-"""Each takes about 10 µs."""
 _LONGEST_CHOICE = 80
 
 
@@ -71,5 +71,8 @@ def path_text(path: DocumentPath) -> str:
     """Return a path as ``steps[0].with.percent``."""
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += f".{part}" if text else part
     return text

@@ -19,7 +19,7 @@ from typing import IO
 
 NAME = "log-parsers"
 _ANSWER_SECONDS = 30.0
-_LONGEST = 4096
+_LONGEST_MESSAGE = 4096  # bytes
 _MOST_RUNNING = 8
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -43,7 +43,7 @@ class ProgramSource:
         connection, source_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
-            _be_source(source_end, programs, confine)
+            _run_source(source_end, programs, confine)
         source_end.close()
         return cls(pid, connection)
 
@@ -71,11 +71,11 @@ class ProgramSource:
         return ForkedProgram(self, pid, os.fdopen(requests, "wb"), os.fdopen(answers, "rb"))
 
     def ask(self, request: Mapping[str, object], descriptors: Sequence[int] = ()) -> int:
-        """Raises OSError."""
+        """Return the program's process ID. Raises OSError."""
         with self._lock:
             try:
                 socket.send_fds(self._connection, [json.dumps(request).encode()], list(descriptors))
-                answer = self._connection.recv(_LONGEST)
+                answer = self._connection.recv(_LONGEST_MESSAGE)
             except OSError:
                 self._has_failed = True
                 raise
@@ -89,7 +89,7 @@ class ProgramSource:
 
 
 class ForkedProgram:
-    """Forked program. Its process ID is valid until `kill`, because the source waits for it."""
+    """Its process ID is valid until `kill`, because the source waits for it."""
 
     def __init__(self, source: ProgramSource, pid: int, requests: IO[bytes], answers: IO[bytes]) -> None:
         self._source = source
@@ -110,20 +110,20 @@ class ForkedProgram:
 # --- the process ----------------------------------------------------------------------------------------
 
 
-def _be_source(connection: socket.socket, programs: Programs, confine: Callable[[], None]) -> None:
+def _run_source(connection: socket.socket, programs: Programs, confine: Callable[[], None]) -> None:
     status = 1
     try:
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         # The closed descriptors include the link, which must end with the parent.
         _close_all_but(connection.fileno())
-        silence = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        os.dup2(silence, 0)
-        os.dup2(silence, 1)
+        null_descriptor = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        os.dup2(null_descriptor, 0)
+        os.dup2(null_descriptor, 1)
         confine()
         ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME.encode(), 0, 0, 0)
         gc.freeze()
-        _serve(connection, programs, silence)
+        _serve(connection, programs, null_descriptor)
         status = 0
     finally:
         os._exit(status)
@@ -134,53 +134,55 @@ def _close_all_but(kept: int) -> None:
     os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
 
 
-def _serve(connection: socket.socket, programs: Programs, silence: int) -> None:
+def _serve(connection: socket.socket, programs: Programs, null_descriptor: int) -> None:
     running: set[int] = set()
     while True:
-        raw, descriptors, _, _ = socket.recv_fds(connection, _LONGEST, 2)
+        raw, descriptors, _, _ = socket.recv_fds(connection, _LONGEST_MESSAGE, 2)
         if not raw:
             break
         request = json.loads(raw)
         if "start" in request:
-            answer = _start(programs[request["start"]], request["arguments"], descriptors, running, silence)
+            answer = _start_program(
+                programs[request["start"]], request["arguments"], descriptors, running, null_descriptor
+            )
         else:
-            answer = _end(int(request["end"]), running)
+            answer = _end_program(int(request["end"]), running)
         for descriptor in descriptors:
             os.close(descriptor)
         connection.send(b"%d" % answer)
     for pid in list(running):
-        _end(pid, running)
+        _end_program(pid, running)
 
 
-def _start(
+def _start_program(
     program: Callable[[Sequence[str]], None],
     arguments: Sequence[str],
     descriptors: Sequence[int],
     running: set[int],
-    silence: int,
+    null_descriptor: int,
 ) -> int:
     """Return the process ID, or a negative errno."""
     while len(running) >= _MOST_RUNNING:
-        _end(min(running), running)  # the oldest was never ended
+        _end_program(min(running), running)  # the oldest was never ended
     try:
         pid = os.fork()
     except OSError as error:
         return -(error.errno or 1)
     if pid == 0:
-        _be_program(program, arguments, descriptors, silence)
+        _run_program(program, arguments, descriptors, null_descriptor)
     running.add(pid)
     return pid
 
 
-def _be_program(
-    program: Callable[[Sequence[str]], None], arguments: Sequence[str], descriptors: Sequence[int], silence: int
+def _run_program(
+    program: Callable[[Sequence[str]], None], arguments: Sequence[str], descriptors: Sequence[int], null_descriptor: int
 ) -> None:
     status = 1
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
-        for standard, descriptor in enumerate((*descriptors, silence)):
+        for standard, descriptor in enumerate((*descriptors, null_descriptor)):
             os.dup2(descriptor, standard)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         program(arguments)
@@ -190,7 +192,7 @@ def _be_program(
         os._exit(status)
 
 
-def _end(pid: int, running: set[int]) -> int:
+def _end_program(pid: int, running: set[int]) -> int:
     if pid in running:
         running.discard(pid)
         os.kill(pid, signal.SIGKILL)

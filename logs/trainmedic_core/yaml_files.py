@@ -37,14 +37,14 @@ def read(path: Path) -> bytes | FileProblem:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return FileProblem(str(path), None, None, "not a regular file")
             # One extra byte shows that the file is too large.
-            return _whole(file, yaml_text.MAX_BYTES + 1)
+            return _read_up_to(file, yaml_text.MAX_BYTES + 1)
     except FileNotFoundError:
         return FileProblem(str(path), None, None, "there is no such file")
     except (OSError, ValueError) as error:
         return FileProblem(str(path), None, None, _unreadable(error))
 
 
-def _whole(file: io.FileIO, most: int) -> bytes:
+def _read_up_to(file: io.FileIO, most: int) -> bytes:
     raw = b""
     while len(raw) < most and (piece := file.read(most - len(raw))):
         raw += piece
@@ -88,11 +88,11 @@ def _yaml_files(root: Path) -> Iterator[Path | FileProblem]:
     if not is_directory:
         yield root
         return
-    for path in _visible(root):
+    for path in _visible_entries(root):
         if isinstance(path, FileProblem) or (path.suffix in _ENDINGS and not _is_directory(path)):
             yield path
         elif _is_directory(path):
-            for inner in _visible(path):
+            for inner in _visible_entries(path):
                 if isinstance(inner, FileProblem) or (inner.suffix in _ENDINGS and not _is_directory(inner)):
                     yield inner
 
@@ -111,7 +111,7 @@ def _is_directory(path: Path) -> bool:
         return False  # reading it as a file reports the reason
 
 
-def _visible(directory: Path) -> list[Path | FileProblem]:
+def _visible_entries(directory: Path) -> list[Path | FileProblem]:
     try:
         with os.scandir(directory) as entries:
             names = [entry.name for entry in islice(entries, MOST_ENTRIES + 1)]

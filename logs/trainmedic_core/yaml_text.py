@@ -33,18 +33,19 @@ if not yaml.__with_libyaml__:
     raise ImportError("PyYAML is installed without libyaml: install its wheel, or build it with libyaml")
 
 MAX_BYTES = 1 << 20
-"""As a Kubernetes ConfigMap."""
+"""Limit of a Kubernetes ConfigMap."""
 MAX_VALUES = 50_000
 _LONGEST_NUMBER = 500
 MAX_DEPTH = 60
 """Within Python's recursion limit."""
 _LONGEST_SHOWN = 500
-_BRACES = re.compile(r"(?:^|[:\-,\[{])\s*\{\{")
+# A template at the beginning of a value, which YAML reads as a mapping.
+_UNQUOTED_BRACES = re.compile(r"(?:^|[:\-,\[{])\s*\{\{")
 _BRACED = re.compile(r"\{\{.*?\}\}[^},\]#]*")
 _KEY = re.compile(r"([\w.-]+)\s*:")
 _COMMENT = re.compile(r"[ \t]+(#[^\s#][^\n]*)")
+# Characters forbidden in YAML, or parsed as in YAML 1.1.
 _REFUSED = re.compile("[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
-"""Characters forbidden in YAML, or parsed as in YAML 1.1."""
 
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -52,7 +53,7 @@ _INT = re.compile(r"[-+]?[0-9]+")
 _OCTAL = re.compile(r"0o[0-7]+")
 _HEX = re.compile(r"0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_INFINITE = {f"{sign}.{word}": f"{sign}inf" for sign in ("", "+", "-") for word in ("inf", "Inf", "INF")}
+_INFINITIES = {f"{sign}.{word}": f"{sign}inf" for sign in ("", "+", "-") for word in ("inf", "Inf", "INF")}
 _NAN = frozenset({".nan", ".NaN", ".NAN"})
 
 
@@ -128,16 +129,16 @@ def read(
     except yaml.MarkedYAMLError as error:
         is_unclosed = (error.context or "").startswith("while parsing a flow")
         mark = error.context_mark if is_unclosed else error.problem_mark
-        return [], [FileProblem(source, *_place(mark, text), _plain(error, text))]
+        return [], [FileProblem(source, *_place(mark, text), _message_of(error, text))]
     return documents, reader.problems
 
 
-class _Frame(Struct):
+class _OpenContainer(Struct):
     value: dict[str, Any] | list[Any]
     path: DocumentPath
     anchor: str | None
-    values_before: int
-    key: str | None = None
+    values_before: int  # values counted before it
+    key: str | None = None  # None for a refused key
     awaits_value: bool = False
 
 
@@ -154,7 +155,7 @@ class _Reader:
         began: int | None = None
         for event in yaml.parse(self.text, Loader=yaml.CSafeLoader):
             if isinstance(event, DocumentStartEvent):
-                self._begin()
+                self._begin_document()
                 began = None
             elif isinstance(event, DocumentEndEvent):
                 if self._root is not None and began is not None:
@@ -162,34 +163,34 @@ class _Reader:
                     yield YamlDocument(self.source, self._root, text, self._marks, self._keys, self._remarks)
             elif isinstance(event, NodeEvent):
                 began = event.start_mark.index if began is None else began
-                self._node(event)
+                self._take_node(event)
             elif isinstance(event, (MappingEndEvent, SequenceEndEvent)):
-                self._close()
+                self._close_container()
 
-    def _begin(self) -> None:
+    def _begin_document(self) -> None:
         self._root: Any = None
         self._marks: dict[DocumentPath, TextPosition] = {}
         self._keys: dict[DocumentPath, TextPosition] = {}
         self._remarks: dict[DocumentPath, str] = {}
-        self._stack: list[_Frame] = []
+        self._stack: list[_OpenContainer] = []
         self._anchors: dict[str, tuple[Any, int]] = {}
 
-    def _node(self, event: NodeEvent) -> None:
+    def _take_node(self, event: NodeEvent) -> None:
         top = self._stack[-1] if self._stack else None
         if top is not None and isinstance(top.value, dict) and not top.awaits_value:
-            self._key(top, event)
+            self._take_key(top, event)
             return
         path = self._path_of_next(top)
-        self._marks[path] = _mark(event)
+        self._marks[path] = _position(event)
         if isinstance(event, (MappingStartEvent, SequenceStartEvent)):
             self._refuse_tag(event)
             if len(self._stack) >= MAX_DEPTH:
                 raise _Refused(f"nested over {MAX_DEPTH} deep", event)
             self._count(1, event)
             container: dict[str, Any] | list[Any] = {} if isinstance(event, MappingStartEvent) else []
-            self._stack.append(_Frame(container, path, event.anchor, self._values))
+            self._stack.append(_OpenContainer(container, path, event.anchor, self._values))
         elif isinstance(event, AliasEvent):
-            self._put(self._alias(event))
+            self._put_value(self._alias(event))
         else:
             assert isinstance(event, ScalarEvent)
             self._count(1, event)
@@ -200,16 +201,16 @@ class _Reader:
                     self._remarks[path] = remark[1]
             if event.anchor is not None:
                 self._anchors[event.anchor] = (value, 1)
-            self._put(value)
+            self._put_value(value)
 
-    def _path_of_next(self, top: _Frame | None) -> DocumentPath:
+    def _path_of_next(self, top: _OpenContainer | None) -> DocumentPath:
         if top is None:
             return ()
         if isinstance(top.value, list):
             return (*top.path, len(top.value))
         return (*top.path, top.key if top.key is not None else "?")
 
-    def _key(self, top: _Frame, event: NodeEvent) -> None:
+    def _take_key(self, top: _OpenContainer, event: NodeEvent) -> None:
         if not isinstance(event, ScalarEvent):
             index = event.start_mark.index
             if "{{" in (self.text[index - 1 : index + 1], self.text[index : index + 2]):
@@ -229,9 +230,9 @@ class _Reader:
             self._problem(event, f"the key {shown(event.value)} is written twice; first on line {first.line}")
         else:
             top.key = event.value
-            self._keys[(*top.path, event.value)] = _mark(event)
+            self._keys[(*top.path, event.value)] = _position(event)
 
-    def _put(self, value: Any) -> None:
+    def _put_value(self, value: Any) -> None:
         if not self._stack:
             self._root = value
             return
@@ -243,11 +244,11 @@ class _Reader:
             top.value[top.key] = value
         top.awaits_value = False
 
-    def _close(self) -> None:
+    def _close_container(self) -> None:
         done = self._stack.pop()
         if done.anchor is not None:
             self._anchors[done.anchor] = (done.value, 1 + self._values - done.values_before)
-        self._put(done.value)
+        self._put_value(done.value)
 
     def _alias(self, event: AliasEvent) -> Any:
         anchored = self._anchors.get(event.anchor)
@@ -274,7 +275,7 @@ class _Reader:
             raise _Refused(f"the file has over {self.most_values} values, aliases counted as often as used", event)
 
     def _problem(self, event: Event, message: str) -> None:
-        mark = _mark(event)
+        mark = _position(event)
         self.problems.append(FileProblem(self.source, mark.line, mark.column, message))
 
 
@@ -296,12 +297,12 @@ def resolve(text: str) -> Any:
         return int(text[2:], 8)
     if _HEX.fullmatch(text):
         return int(text[2:], 16)
-    if text in _INFINITE:
-        return float(_INFINITE[text])
+    if text in _INFINITIES:
+        return float(_INFINITIES[text])
     return float("nan") if text in _NAN else text
 
 
-def _mark(event: Event) -> TextPosition:
+def _position(event: Event) -> TextPosition:
     return TextPosition(event.start_mark.line + 1, event.start_mark.column + 1)
 
 
@@ -320,13 +321,14 @@ def _unquoted(line: str) -> str:
     return "text that begins with {{ must be in quotes: " + (f"'{text}'" if '"' in text else f'"{text}"')
 
 
-def _plain(error: yaml.MarkedYAMLError, text: str) -> str:
+def _message_of(error: yaml.MarkedYAMLError, text: str) -> str:
     problem, context, index = error.problem, error.context or "", error.problem_mark.index
     lines = ["", *text.splitlines(), ""]
     begin = _place(error.context_mark, text)[0] if error.context_mark else 1
     line = lines[_place(error.problem_mark, text)[0]]
-    if _BRACES.search(held := lines[begin] if context.startswith("while parsing a flow") else line):
-        return _unquoted(held)
+    suspect = lines[begin] if context.startswith("while parsing a flow") else line
+    if _UNQUOTED_BRACES.search(suspect):
+        return _unquoted(suspect)
     if opened := {"while parsing a flow sequence": "[", "while parsing a flow mapping": "{"}.get(context):
         comment = "; a '#' after a blank begins a comment" if " #" in lines[begin] else ""
         return f"the '{opened}' is not closed{comment}"

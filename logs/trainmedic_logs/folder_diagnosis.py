@@ -1,5 +1,3 @@
-"""Diagnosis of a folder: verdicts on each attempt."""
-
 from __future__ import annotations
 
 import json
@@ -29,7 +27,7 @@ from trainmedic_logs.files.reading_limits import LimitKind, LimitReached, Readin
 from trainmedic_logs.lines.rule import RuleSet
 
 _LARGEST_DOCUMENT = 1024 * 1024
-_MOST_MERGED = 8
+_MOST_MERGED = 8  # attempts diagnosed if files hold several
 _MOST_NAMED = 5
 
 
@@ -57,12 +55,12 @@ def diagnose_folder(
     """Return verdicts, within `limits`. Raises ConfigurationError for nothing to read, or several jobs."""
     limits = limits or ReadingLimits()
     try:
-        folder = log_folder.look_into(directory, limits)
+        folder = log_folder.classify_files(directory, limits)
     except OSError as error:
         raise ConfigurationError(f"{directory}: {error.strerror or error}") from error
     jobs = sorted({file.origin.job for file in folder.files if file.origin.job})
     if len(jobs) > 1 and job not in jobs:
-        there = f"there are logs of {wording.few(jobs)}"
+        there = f"there are logs of {wording.shortened(jobs)}"
         asked = "pass the name of the job" if job is None else f"none of {job}"
         raise ConfigurationError(f"{directory}: {there}; {asked}")
     files = [file for file in folder.files if not job or file.origin.job in (job, None)]
@@ -71,9 +69,9 @@ def diagnose_folder(
         raise ConfigurationError(f"{directory}: no logs or dumps found{unread}")
     left_out = dict(folder.left_out)
     verdicts: list[AttemptVerdict] = []
-    for number, parts in _attempts(files, left_out, limits):
+    for number, parts in _divide_into_attempts(files, left_out, limits):
         earlier = [Earlier(each.attempt or 0, each.verdict.fingerprint) for each in verdicts]
-        verdict = _attempt(number, parts, rule_set, earlier, left_out, limits)
+        verdict = _diagnose_attempt(number, parts, rule_set, earlier, left_out, limits)
         verdicts.append(AttemptVerdict(job or (jobs[0] if jobs else None), number, verdict))
     read = [file for file in files if file.origin.stream not in left_out]
     in_part = _read_in_part(read, limits)
@@ -109,26 +107,31 @@ class _Part(Struct, frozen=True):
         return bytes(raw.removesuffix(b"\n")[:_LARGEST_DOCUMENT])
 
 
-def _attempts(
+def _divide_into_attempts(
     files: Sequence[FolderFile], left_out: dict[str, str], limits: ReadingLimits
 ) -> list[tuple[int | None, list[_Part]]]:
+    """Return attempts, the newest last. Adds unreadable files to `left_out`."""
     numbers = sorted({file.origin.attempt for file in files if file.origin.attempt is not None})
     if numbers:
         return [
-            (number, [_Part(file, limits) for file in files if _is_of(file, number, numbers)]) for number in numbers
+            (number, [_Part(file, limits) for file in files if _belongs_to(file, number, numbers)])
+            for number in numbers
         ]
-    begins = {file.path: _beginnings(file, left_out, limits) for file in files if _may_be_merged(file)}
+    begins = {file.path: _beginnings(file, left_out, limits) for file in files if _may_hold_several_attempts(file)}
     count = 1 + max((len(each) for each in begins.values()), default=0)
     if count == 1:
         return [(None, [_Part(file, limits) for file in files])]
     # The newest attempt is the last one of each file.
     return [
-        (count - back, [part for file in files if (part := _part(file, begins.get(file.path), back, limits))])
+        (
+            count - back,
+            [part for file in files if (part := _part_of_attempt(file, begins.get(file.path), back, limits))],
+        )
         for back in reversed(range(min(count, _MOST_MERGED)))
     ]
 
 
-def _may_be_merged(file: FolderFile) -> bool:
+def _may_hold_several_attempts(file: FolderFile) -> bool:
     return file.kind is Kind.LINES and file.origin.source not in KERNEL_SOURCES
 
 
@@ -140,11 +143,9 @@ def _beginnings(file: FolderFile, left_out: dict[str, str], limits: ReadingLimit
         return []
 
 
-def _part(file: FolderFile, begins: Sequence[int] | None, back: int, limits: ReadingLimits) -> _Part | None:
-    """Return the file's part in the attempt `back` before the newest.
-
-    Dumps and errors belong to the newest; other undivided files count for each.
-    """
+def _part_of_attempt(file: FolderFile, begins: Sequence[int] | None, back: int, limits: ReadingLimits) -> _Part | None:
+    """Return the file's part in the attempt `back` before the newest."""
+    # Dumps and errors belong to the newest; other undivided files count for each.
     if begins is None:
         return _Part(file, limits) if file.kind in (Kind.LINES, Kind.SOURCES) or not back else None
     edges = [0, *begins, None]
@@ -152,11 +153,8 @@ def _part(file: FolderFile, begins: Sequence[int] | None, back: int, limits: Rea
     return _Part(file, limits, edges[place] or 0, edges[place + 1]) if place >= 0 else None
 
 
-def _is_of(file: FolderFile, attempt: int | None, attempts: Sequence[int]) -> bool:
-    """Return whether the file belongs to the attempt, the newest if none is known.
-
-    Kernel logs and the launcher's records count for all.
-    """
+def _belongs_to(file: FolderFile, attempt: int | None, attempts: Sequence[int]) -> bool:
+    # Kernel logs and the launcher's records count for all attempts, others of unknown attempts for the newest.
     if file.kind is Kind.ATTEMPTS:
         return True
     if file.origin.attempt is not None:
@@ -164,7 +162,7 @@ def _is_of(file: FolderFile, attempt: int | None, attempts: Sequence[int]) -> bo
     return file.origin.source in KERNEL_SOURCES or not attempts or attempt == attempts[-1]
 
 
-def _attempt(
+def _diagnose_attempt(
     attempt: int | None,
     parts: Sequence[_Part],
     rule_set: RuleSet,
@@ -185,9 +183,9 @@ def _attempt(
     refused_dumps = {names[path]: reason for path, reason in refused.items()}
     reports = [report for file in files if file.kind is Kind.ATTEMPTS for report in _reports_of(file, attempt, limits)]
     for ended in filter(None, (report.exit for report in reports)):
-        collector.exit(ended)
+        collector.add_exit(ended)
     more = reported_end.facts_of(reports[-1]) if reports else {}
-    if reports:  # last written for the newest attempt
+    if reports:  # the file's time is that of the newest attempt, not of this one
         more["reported"] = replace(reports[-1].evidence, at=None)
     return diagnose(collector.facts(recorder=reading, refused_dumps=refused_dumps, earlier=earlier, **more))
 
@@ -196,7 +194,7 @@ def _take(part: _Part, collector: Collector, attempt: int | None) -> None:
     file = part.file
     match file.kind:
         case Kind.LINES:
-            collector.stream(file.origin, part.lines(), file.written)
+            collector.read_stream(file.origin, part.lines(), file.written)
         case Kind.ERROR:
             _take_error(part, collector)
         case Kind.SOURCES:
@@ -204,9 +202,9 @@ def _take(part: _Part, collector: Collector, attempt: int | None) -> None:
         case Kind.ATTEMPTS:
             pass  # read by `_reports_of`
         case Kind.ENDED:
-            code = _status_of(part)
+            code = _exit_code_of(part)
             if code == 0:
-                collector.exit(Exit(LAUNCHER, code=0, node=file.origin.node, line="exit code 0"))
+                collector.add_exit(Exit(LAUNCHER, code=0, node=file.origin.node, line="exit code 0"))
         case Kind.DUMP:
             pass
 
@@ -217,10 +215,10 @@ def _take_error(part: _Part, collector: Collector) -> None:
     ended = exits.error_file(raw, rank=origin.rank, local_rank=origin.local_rank, node=origin.node)
     if ended is None:
         return
-    collector.exit(replace(ended, is_node_sure=bool(origin.node)))
+    collector.add_exit(replace(ended, is_node_sure=bool(origin.node)))
     written: datetime = ended.at or file.written
     stack = exits.call_stack(raw)
-    collector.stream(replace(origin, source="training"), stack.encode(errors="replace").split(b"\n"), written)
+    collector.read_stream(replace(origin, source="training"), stack.encode(errors="replace").split(b"\n"), written)
 
 
 def _lines_within(file: FolderFile, limits: ReadingLimits) -> Iterator[bytes]:
@@ -237,7 +235,7 @@ def _reports_of(file: FolderFile, attempt: int | None, limits: ReadingLimits) ->
                 yield reported_end.of_members(file.origin.job or "", file.written, members, is_failure=True)
 
 
-def _status_of(part: _Part) -> int | None:
+def _exit_code_of(part: _Part) -> int | None:
     try:
         record: Any = json.loads(part.document())
         return record["status"] if isinstance(record["status"], int) else None
@@ -260,6 +258,6 @@ def _take_sources(part: _Part, collector: Collector) -> None:
         known["pid"] = said["pid"]
     if isinstance(gpus, list) and len(gpus) == 1 and isinstance(gpus[0], str):
         known["gpu"] = gpus[0]
-    collector.rank(rank, **known)
+    collector.note_rank(rank, **known)
     if isinstance(said.get("world_size"), int) and 0 < said["world_size"] < 10**6:
-        collector.world_size(said["world_size"])
+        collector.note_world_size(said["world_size"])

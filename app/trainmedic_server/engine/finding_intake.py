@@ -171,7 +171,7 @@ class FindingIntake:
                 return
             if current is not None and is_later:
                 known = self._take_over(work, current, known, now)
-        merged, episode = known_finding.taken(finding_ends.with_proof(known, finding), before, key, finding, now)
+        merged, episode = known_finding.merge_update(finding_ends.with_proof(known, finding), before, key, finding, now)
         if merged is not known:
             work.put(self._decided(merged, rule, update, now) if merged.is_open else merged)
         if episode != before:
@@ -185,11 +185,11 @@ class FindingIntake:
 
     def _take_over(self, work: _Work, earlier: KnownFinding, later: KnownFinding, now: datetime) -> KnownFinding:
         """End the finding of an earlier attempt. The new one continues its alert."""
-        work.put(replace(finding_ends.over(earlier, FindingEnd.ATTEMPT, now), tell_at=None))
+        work.put(replace(finding_ends.ended(earlier, FindingEnd.ATTEMPT, now), tell_at=None))
         return replace(later, alert=earlier.alert, no_alert_because=earlier.no_alert_because, tell_at=earlier.tell_at)
 
     def _begun(self, work: _Work, finding: Finding, now: datetime) -> KnownFinding | None:
-        known = known_finding.begun(self._new_id(), finding, now)
+        known = known_finding.new_finding(self._new_id(), finding, now)
         group = _Group.of(known)
         if self._open[group] + sum(_Group.of(each) == group for each in work.begun) >= MOST_OPEN_OF_NODE:
             return None
@@ -206,14 +206,14 @@ class FindingIntake:
             waits_for = " or ".join(rule.alert.confirm.by)
             self._suspected.add(known.id)
             return replace(known, no_alert_because=f"{finding_alerts.SUSPECTED}{waits_for}", is_suspected=True)
-        return finding_alerts.raised(known, rule, now)
+        return finding_alerts.with_alert(known, rule, now)
 
     def _end_what_streams_ended(self, tx: Transaction, work: _Work, now: datetime) -> None:
         ended = {work.episodes[key].finding_id for key in work.changed_episodes if work.episodes[key].is_over}
         over = ended - tx.findings.going_on(ended)
         closed = [work.known[each] for each in over if work.known[each].is_open]
         for known in closed:
-            work.put(finding_ends.over(known, FindingEnd.ENDED, now))
+            work.put(finding_ends.ended(known, FindingEnd.ENDED, now))
         tx.findings.save([work.known[known.id] for known in closed])
 
     def _count(self, updates: Sequence[FindingUpdate], work: _Work) -> None:
@@ -258,7 +258,7 @@ class FindingIntake:
             has_gone_on=functools.partial(finding_confirmation.has_gone_on, lives, progress),
         )
         ends = {known.id: finding_ends.end_of(known, rules.get(known.rule), facts) for known in open_findings}
-        over = [finding_ends.over(known, end, now) for known in open_findings if (end := ends[known.id]) is not None]
+        over = [finding_ends.ended(known, end, now) for known in open_findings if (end := ends[known.id]) is not None]
         tx.findings.save(over)
         still_open = [known for known in open_findings if ends[known.id] is None]
         self._suspected = {known.id for known in still_open if known.is_suspected}
@@ -279,7 +279,7 @@ class FindingIntake:
             firing = tx.firing(_MOST_FIRING, alertnames) if alertnames else []
             by = finding_confirmation.confirmed_by(known, confirm, others, firing, topology)
             if by:
-                raised = finding_alerts.raised(known, rule, self._clock.now())
+                raised = finding_alerts.with_alert(known, rule, self._clock.now())
                 confirmed.append(replace(raised, confirmed_by=by))
         tx.findings.save(confirmed)
         return confirmed

@@ -351,7 +351,7 @@ class JobDiagnoses:
         if is_known and namespace is None:
             stays = await self._store.transact(lambda tx: dict(tx.findings.job_places()))
             places |= {place.node for place in stays if place.job == job}
-        return pods.are_own(namespace, is_known, places, self._pods.namespaces_of(job))
+        return pods.own_pod_test(namespace, is_known, places, self._pods.namespaces_of(job))
 
     async def _with_pods(self, facts: Facts, job: str, known: KnownVerdict, earlier: Sequence[KnownVerdict]) -> Facts:
         reading = await self._pods.reading(job, await self._own_pods(job))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainmedic_logs.diagnosis.slow import EXPLAINS, SLOW_RANK, WAITS_FOR_DATA, WORTH_NAMING
+from trainmedic_logs.diagnosis.slow import EXPLAINED_SHARE, NOTABLE_SHARE, SLOW_RANK_FACTOR, WAITS_FOR_DATA
 from trainmedic_logs.domain.finding import CauseClass, Role
 from trainmedic_logs.domain.known_finding import KnownFinding
 
@@ -116,14 +116,14 @@ def bottleneck(
         return _by_log(throughput_share, hints)
     data, wait = shares.data or 0.0, shares.wait or 0.0
     lost = data + wait
-    if max(data, wait) <= WORTH_NAMING:
+    if max(data, wait) <= NOTABLE_SHARE:
         return _computing(shares, throughput_share)
     severity = "high" if max(data, wait) > _VERY_LARGE else "medium"
     said = f"{data:.0%} of a step is waiting for batches, {wait:.0%} waiting for other ranks"
-    if data / lost >= EXPLAINS:
+    if data / lost >= EXPLAINED_SHARE:
         return _made("data", severity, said)
-    if wait / lost >= EXPLAINS:
-        if straggler is not None and straggler.ratio > SLOW_RANK:
+    if wait / lost >= EXPLAINED_SHARE:
+        if straggler is not None and straggler.ratio > SLOW_RANK_FACTOR:
             slow = f"rank {straggler.rank} on {straggler.node} needs {straggler.ratio:.2g} times as long as the median"
             return _made("straggler", severity, said, slow)
         alike = "no rank stands out" if straggler is not None else "whether a rank stands out was not measured"

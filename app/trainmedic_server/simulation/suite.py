@@ -84,7 +84,7 @@ def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLa
         problems.extend(unknown_names(suite, playbooks, actions))
         rules = LogRuleLibrary(suite.rules)
         rules.reload()
-        fixtures, wrong = log_fixtures.of_suite(suite)
+        fixtures, wrong = log_fixtures.read_fixtures(suite)
         problems.extend([*rules.problems, *wrong, *log_fixtures.unknown_rules(suite, rules.rule_set)])
         ready.append((suite, playbooks, _LogParts(rules.rule_set, fixtures)))
     if problems:

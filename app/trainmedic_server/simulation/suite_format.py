@@ -275,7 +275,7 @@ class Suite(LogSuite, frozen=True):
 
     @property
     def playbooks(self) -> tuple[Path, ...]:
-        return self._beside(self.spec.playbooks) if self.spec.playbooks or not self.spec.rules else ()
+        return self._files_beside_test(self.spec.playbooks) if self.spec.playbooks or not self.spec.rules else ()
 
 
 def read(path: Path) -> tuple[list[Suite], list[FileProblem]]:

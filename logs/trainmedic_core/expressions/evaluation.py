@@ -43,11 +43,11 @@ class Expression:
                 _check_length(len(value))
             return value
 
-        return _guarded(self._name, self.text, work)
+        return _with_named_errors(self._name, self.text, work)
 
     def holds(self, scope: Scope) -> bool:
         """Raises ExpressionError."""
-        return _guarded(self._name, self.text, lambda _: bool(self._compiled(scope)))
+        return _with_named_errors(self._name, self.text, lambda _: bool(self._compiled(scope)))
 
 
 class TextTemplate:
@@ -68,7 +68,7 @@ class TextTemplate:
                 pieces.append(piece)
             return "".join(pieces)
 
-        return _guarded(self._name, self.text, work)
+        return _with_named_errors(self._name, self.text, work)
 
 
 def _check_length(length: int) -> None:
@@ -139,7 +139,7 @@ def with_variables(value: Any, variables: Mapping[str, Any]) -> Any:
     return number if isinstance(number, (int, float)) else value
 
 
-def _guarded(name: str, text: str, work: Callable[[work_meter.WorkMeter], T]) -> T:
+def _with_named_errors(name: str, text: str, work: Callable[[work_meter.WorkMeter], T]) -> T:
     """Hide the data of `work`'s errors, and name the template."""
     try:
         with work_meter.metered() as meter:

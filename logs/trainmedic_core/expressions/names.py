@@ -28,6 +28,7 @@ def chains(tree: SyntaxTree) -> Iterator[tuple[str, ...]]:
 
 
 def chain(node: nodes.Node) -> tuple[str, ...] | None:
+    """Return None for other expressions than names with constant members."""
     if isinstance(node, nodes.Name):
         return (node.name,)
     inner = chain(node.node) if isinstance(node, (nodes.Getattr, nodes.Getitem)) else None
@@ -43,7 +44,7 @@ def chain(node: nodes.Node) -> tuple[str, ...] | None:
 _COMPARISONS = {"gt": ">", "gteq": ">=", "lt": "<", "lteq": "<=", "eq": "==", "ne": "!="}
 
 
-def texts_beside_numbers(tree: SyntaxTree) -> Iterator[str]:
+def texts_compared_with_numbers(tree: SyntaxTree) -> Iterator[str]:
     for compare in tree.all_of(nodes.Compare):
         operands = [compare.expr, *(operand.expr for operand in compare.ops)]
         for left, operand, right in zip(operands, compare.ops, operands[1:], strict=False):

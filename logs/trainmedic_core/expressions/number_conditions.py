@@ -1,6 +1,4 @@
-"""Fast path for conditions on numbers, such as ``fields.loss > 1e3``: under 1 µs per line instead of the sandbox's 5 to
-9 µs.
-"""
+"""Fast path for conditions on numbers, such as ``fields.loss > 1e3``."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ Condition = Callable[[Mapping[str, Any]], bool | None]
 """Returns None if the sandbox must decide. Raises `MissingMember` as the sandbox would."""
 
 _Value = Callable[[Mapping[str, Any]], Any]
-_COMPARED: Mapping[str, Callable[[Any, Any], Any]] = {
+_COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "lteq": operator.le, "gt": operator.gt, "gteq": operator.ge
 }  # fmt: skip
 _LARGEST = 1 << 63
@@ -71,8 +69,8 @@ class _Compiler:
             case nodes.Or(left=left, right=right):
                 first, second = self.compiled(left), self.compiled(right)
                 return lambda fields: first(fields) or second(fields)
-            case nodes.Compare(expr=left, ops=[nodes.Operand(op=sign, expr=right)]) if sign in _COMPARED:
-                first, second, compared = self.compiled(left), self.compiled(right), _COMPARED[sign]
+            case nodes.Compare(expr=left, ops=[nodes.Operand(op=sign, expr=right)]) if sign in _COMPARISONS:
+                first, second, compared = self.compiled(left), self.compiled(right), _COMPARISONS[sign]
                 return lambda fields: compared(first(fields), second(fields))
             case nodes.Call(node=nodes.Name(name=called), args=[argument], kwargs=[], dyn_args=None, dyn_kwargs=None):
                 return self._call(called, self.compiled(argument))
@@ -90,12 +88,12 @@ class _Compiler:
                 return lambda fields: _required(fields, member)
             case nodes.Call(
                 node=nodes.Getattr(node=nodes.Name(name=self._name), attr="get"),
-                args=[nodes.Const(value=str() as asked)],
+                args=[nodes.Const(value=str() as member)],
                 kwargs=[],
                 dyn_args=None,
                 dyn_kwargs=None,
             ):
-                return lambda fields: _optional(fields, asked)
+                return lambda fields: _optional(fields, member)
         raise _NotPlain
 
 

@@ -15,7 +15,7 @@ MOST_WORK = 50_000_000
 """Instructions times bytes of a match, about 50 ms."""
 _LONGEST_PATTERN = 1000
 LARGEST_SEARCH = 2_000
-"""About 20 ms for a hostile line of 8 KiB."""
+"""Instructions; about 20 ms for a hostile line of 8 KiB."""
 _MEMORY = 1 << 20  # bytes for one pattern's program and automaton
 _SET_MEMORY = 32 << 20  # bytes for about 1,000 literals, allocated on demand
 
@@ -69,6 +69,8 @@ class SearchPattern:
 
 
 class LiteralSet:
+    """Search for many literals at once."""
+
     def __init__(self, literals: Sequence[str]) -> None:
         self._set = re2.Set.SearchSet(_options(_SET_MEMORY))
         self._is_empty = not literals
@@ -78,6 +80,7 @@ class LiteralSet:
             self._set.Compile()
 
     def present(self, line: bytes) -> list[int]:
+        """Return the indexes of the literals in the line."""
         return [] if self._is_empty else self._set.Match(line)
 
 

@@ -7,10 +7,10 @@ from trainmedic_core.expressions.regexes import literal_bytes
 _ANY_CASE = "(?i)"
 _ESCAPED = re.compile(r"\\(?:[^\w\s]|[dDsSwWbB])")
 _MAY_BE_MISSING = re.compile(r".[*?]")
-_NOT_READ = re.compile(r"[\\()\[\]{}]")
+_NOT_UNDERSTOOD = re.compile(r"[\\()\[\]{}]")
 _NOT_LITERAL = re.compile(r"[.^$+*?\x00-\x1f\x7f\ufffd\ud800-\udfff]")
-_FOLDED = re.compile(r"[ksKS]|[^\x00-\x7f]")
-"""Letters with a non-ASCII variant."""
+# Letters with a non-ASCII variant.
+_NON_ASCII_VARIANT = re.compile(r"[ksKS]|[^\x00-\x7f]")
 
 
 def required_patterns(expression: str) -> list[bytes] | None:
@@ -20,13 +20,13 @@ def required_patterns(expression: str) -> list[bytes] | None:
     """
     any_case = expression.startswith(_ANY_CASE)
     simple = _ESCAPED.sub(".", expression.removeprefix(_ANY_CASE))
-    if _NOT_READ.search(simple):
+    if _NOT_UNDERSTOOD.search(simple):
         return None
     patterns = []
     for alternative in simple.split("|"):
         parts = _NOT_LITERAL.split(_MAY_BE_MISSING.sub(".", alternative))
         if any_case:
-            parts = [piece for part in parts for piece in _FOLDED.split(part)]
+            parts = [piece for part in parts for piece in _NON_ASCII_VARIANT.split(part)]
         longest = max(parts, key=len)
         if not longest:
             return None

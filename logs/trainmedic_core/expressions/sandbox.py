@@ -26,10 +26,10 @@ _LARGEST_BASE = 1e6
 _LONGEST_REPETITION = 100_000
 _MOST_DIGITS = 30
 _NUMBER = re.compile(r"^\s*[+-]?(\d{1,30}(\.\d{0,30})?|\.\d{1,30})([eE][+-]?\d{1,3})?\s*$", re.ASCII)
-_STEPS_PER_MEMBER = 3
+_STEPS_PER_MEMBER = 3  # of a list that a filter or loop reads
 
 WEIGH, LOOP, CONCATENATE = "-weigh", "-loop", "-concatenate"
-"""No template can write such names."""
+"""Filters that `template_syntax` inserts; no template can write such names."""
 
 # fmt: off
 _FILTERS = (
@@ -39,12 +39,14 @@ _FILTERS = (
     "string", "sum", "title", "trim", "truncate", "unique", "upper",
 )
 # fmt: on
-_SHALLOW = frozenset(
+# They pass members on without reading them.
+_LAZY_FILTERS = frozenset(
     {"count", "d", "default", "first", "items", "last", "length", "list", "map", "reject", "rejectattr", "reverse"}
     | {"select", "selectattr", "slice"}
 )
 _MAPPING_METHODS = frozenset({"get", "items", "keys", "values"})
 # fmt: off
+# Readable members; only `join` and `replace` can produce more than their input.
 _MEMBERS: Mapping[type, frozenset[str]] = {
     str: frozenset({
         "capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha", "isascii", "isdecimal",
@@ -62,11 +64,10 @@ _MEMBERS: Mapping[type, frozenset[str]] = {
     }),
 }
 # fmt: on
-"""Readable members; only `join` and `replace` can produce more than their input."""
 
-_EVALUATION_CONTEXT = vars(jinja2.pass_eval_context(lambda: None))["jinja_pass_arg"]
-_ENVIRONMENT = vars(jinja2.pass_environment(lambda: None))["jinja_pass_arg"]
-_CONTEXT = vars(jinja2.pass_context(lambda: None))["jinja_pass_arg"]
+_PASS_EVALUATION_CONTEXT = vars(jinja2.pass_eval_context(lambda: None))["jinja_pass_arg"]
+_PASS_ENVIRONMENT = vars(jinja2.pass_environment(lambda: None))["jinja_pass_arg"]
+_PASS_CONTEXT = vars(jinja2.pass_context(lambda: None))["jinja_pass_arg"]
 
 
 class PlainFunction:
@@ -81,7 +82,7 @@ class PlainFunction:
         return self._function(*args)
 
 
-class _Missing(jinja2.StrictUndefined):
+class _MissingMember(jinja2.StrictUndefined):
     """Missing member; suggestions are computed when shown."""
 
     @property
@@ -93,7 +94,7 @@ class _Missing(jinja2.StrictUndefined):
 
 
 class _Environment(sandbox.ImmutableSandboxedEnvironment):
-    """Environment in which members of mappings precede methods, so that a label ``items`` is readable."""
+    """Environment in which members of mappings precede methods."""
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
@@ -143,7 +144,7 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
         if kwargs:
             meter.weigh(kwargs)
         if isinstance(owner, str):
-            _count_cost(meter, owner, name, args)
+            _count_method(meter, owner, name, args)
         made = obj(*args, **kwargs)
         meter.weigh_outside(made)
         return made
@@ -175,7 +176,7 @@ def _check_product(left: Any, right: Any) -> None:
                 raise jinja2.TemplateRuntimeError("the repeated text or list is too long")
 
 
-def _count_cost(meter: work_meter.WorkMeter, text: str, method: str, args: Sequence[Any]) -> None:
+def _count_method(meter: work_meter.WorkMeter, text: str, method: str, args: Sequence[Any]) -> None:
     for part in args[:1]:
         if method == "join":
             meter.spend_on_text(len(text) * len(part))
@@ -188,25 +189,29 @@ def _count_cost(meter: work_meter.WorkMeter, text: str, method: str, args: Seque
 # --- filters and tests ------------------------------------------------------------------------------
 
 
-def _metered(function: Callable[..., Any], *, shallow: bool = False) -> Callable[..., Any]:
+def _metered(function: Callable[..., Any], *, is_lazy: bool = False) -> Callable[..., Any]:
     """Return a filter or test that counts input and output.
 
     Jinja never calls it at compile time, because it takes the context.
     """
-    wanted = getattr(function, "jinja_pass_arg", None)
+    passed = getattr(function, "jinja_pass_arg", None)
 
     @jinja2.pass_context
     def call(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
         meter = work_meter.current()
-        if shallow:
+        if is_lazy:
             meter.weigh_outside(value)
             meter.weigh((args, kwargs))
         else:
             meter.weigh((value, args, kwargs))
             if isinstance(value, (list, tuple, dict)):
                 meter.spend(_STEPS_PER_MEMBER * len(value))
-        first = {_CONTEXT: context, _EVALUATION_CONTEXT: context.eval_ctx, _ENVIRONMENT: context.environment}
-        made = function(*([first[wanted]] if wanted is not None else []), value, *args, **kwargs)
+        first = {
+            _PASS_CONTEXT: context,
+            _PASS_EVALUATION_CONTEXT: context.eval_ctx,
+            _PASS_ENVIRONMENT: context.environment,
+        }
+        made = function(*([first[passed]] if passed is not None else []), value, *args, **kwargs)
         if isinstance(made, Iterator):
             return meter.listed(made, _STEPS_PER_MEMBER)
         meter.weigh_outside(made)
@@ -252,7 +257,7 @@ def _join(context: nodes.EvalContext, value: Any, d: Any = "", attribute: str | 
 
 def _replace(value: Any, old: Any, new: Any, count: int | None = None) -> str:
     text, before, after = str(value), str(old), str(new)
-    _count_cost(work_meter.current(), text, "replace", (before, after))
+    _count_method(work_meter.current(), text, "replace", (before, after))
     return text.replace(before, after, -1 if count is None else count)
 
 
@@ -262,7 +267,7 @@ def _trim(value: Any, chars: str | None = None) -> str:
     return text.strip(chars)
 
 
-def _is_in(value: Any, values: Any) -> bool:
+def _contains(value: Any, values: Any) -> bool:
     if isinstance(value, str) and isinstance(values, str):
         work_meter.current().spend_on_search(values, value)
     return value in values
@@ -335,16 +340,16 @@ def _finalize(context: Context, value: Any) -> Any:
 
 def _environment() -> _Environment:
     environment = _Environment(
-        undefined=_Missing, keep_trailing_newline=True, autoescape=False, optimized=False, finalize=_finalize
+        undefined=_MissingMember, keep_trailing_newline=True, autoescape=False, optimized=False, finalize=_finalize
     )
     environment.globals.clear()
     filters: dict[str, Callable[..., Any]] = {name: environment.filters[name] for name in _FILTERS}
     filters.update(join=_join, replace=_replace, round=_round, sum=_sum, trim=_trim)
     filters.update(urlencode=_urlencode, tojson=_tojson, duration=_duration, number=_number, time=_time)
-    environment.filters = {name: _metered(each, shallow=name in _SHALLOW) for name, each in filters.items()}
+    environment.filters = {name: _metered(each, is_lazy=name in _LAZY_FILTERS) for name, each in filters.items()}
     environment.filters.update({WEIGH: _weigh, LOOP: _loop, CONCATENATE: _concatenate})
     tests: dict[str, Any] = dict(environment.tests.items())
-    tests.update({name: _numeric(tests[name], name) for name in ("odd", "even", "divisibleby")}, **{"in": _is_in})
+    tests.update({name: _numeric(tests[name], name) for name in ("odd", "even", "divisibleby")}, **{"in": _contains})
     environment.tests = {name: _metered(each) for name, each in tests.items()}
     environment.policies["truncate.leeway"] = 0
     return environment

@@ -25,9 +25,9 @@ Found = TypeVar("Found", bound=nodes.Node)
 LONGEST_TEMPLATE = 65_536
 MOST_NODES = 5_000
 """Handwritten ones have tens."""
+# Levels within Jinja's and Python's limits.
 _DEEPEST = 100
-"""Levels within Jinja's and Python's limits."""
-_RESULT = "result"
+_RESULT_NAME = "result"
 _REFUSED_WORDS = {"callblock": "call", "scopedevalcontextmodifier": "autoescape", "evalcontextmodifier": "autoescape"}
 _ALLOWED: tuple[type[nodes.Node], ...] = (
     nodes.Template, nodes.Output, nodes.TemplateData, nodes.If, nodes.For, nodes.With, nodes.Assign,
@@ -70,13 +70,13 @@ def parse_template(text: str) -> SyntaxTree:
     return _checked(text, ENVIRONMENT.parse, is_expression=False)
 
 
+# Shared, because playbooks repeat texts.
 _TEMPLATES: WeakValueDictionary[tuple[str, bool], jinja2.Template] = WeakValueDictionary()
-"""Shared, because playbooks repeat texts."""
 
 
 def compile_expression(tree: SyntaxTree, expression: nodes.Expr) -> Callable[..., Any]:
     """Return a function of a scope. The tree cannot be used again. Raises Malformed."""
-    assignment = nodes.Assign(nodes.Name(_RESULT, "store", lineno=1), expression, lineno=1)
+    assignment = nodes.Assign(nodes.Name(_RESULT_NAME, "store", lineno=1), expression, lineno=1)
     compiled = _compiled(tree, _template([assignment]))
     return jinja2.environment.TemplateExpression(compiled, undefined_to_none=False)
 
@@ -92,7 +92,7 @@ def free_names(tree: SyntaxTree) -> set[str]:
     if all(name.ctx == "load" for name in names):
         return {name.name for name in names}
     finder = _NameFinder(ENVIRONMENT)
-    _made(lambda: finder.visit(tree.root), tree.text)
+    _or_malformed(lambda: finder.visit(tree.root), tree.text)
     return finder.undeclared_identifiers
 
 
@@ -103,7 +103,7 @@ def _expression(text: str) -> nodes.Template:
     expression = parser.parse_expression()
     if not parser.stream.eos:
         sign = str(parser.stream.current.value)
-        raise Malformed(f"{shown(text)}: unexpected {shown(sign)}{_SIGNS.get(sign, '')}")
+        raise Malformed(f"{shown(text)}: unexpected {shown(sign)}{_HINTS_BY_SIGN.get(sign, '')}")
     return _template([nodes.Output([expression], lineno=1)])
 
 
@@ -114,10 +114,10 @@ def _template(body: list[nodes.Node]) -> nodes.Template:
 def _checked(text: str, parse: Callable[[str], nodes.Template], *, is_expression: bool) -> SyntaxTree:
     if len(text) > LONGEST_TEMPLATE:
         raise Malformed(f"a template has at most {LONGEST_TEMPLATE} characters")
-    root = _made(lambda: parse(text), text)
-    every = _every(root, text)
+    root = _or_malformed(lambda: parse(text), text)
+    every = _all_nodes(root, text)
     for node in every:
-        wrong = _wrong_with(node)
+        wrong = _fault_of(node)
         if wrong is not None:
             raise Malformed(f"{shown(text)}: {wrong}")
     return SyntaxTree(text, root, every, is_expression)
@@ -132,11 +132,11 @@ def _compiled(tree: SyntaxTree, root: nodes.Template) -> jinja2.Template:
     key = (tree.text, tree.is_expression)
     compiled = _TEMPLATES.get(key)
     if compiled is None:
-        compiled = _TEMPLATES[key] = _made(compile_root, tree.text)
+        compiled = _TEMPLATES[key] = _or_malformed(compile_root, tree.text)
     return compiled
 
 
-def _made(make: Callable[[], T], text: str) -> T:
+def _or_malformed(make: Callable[[], T], text: str) -> T:
     try:
         return make()
     except Malformed:
@@ -147,7 +147,7 @@ def _made(make: Callable[[], T], text: str) -> T:
         raise Malformed(f"{shown(text)}: {_reason(error, text)}") from None
 
 
-_SIGNS = {
+_HINTS_BY_SIGN = {
     "=": "; two values are compared with ==",
     "&&": "; write 'and'",
     "||": "; write 'or'",
@@ -156,12 +156,12 @@ _SIGNS = {
 }
 
 
-def _nearest(name: str, names: Sequence[str]) -> str:
+def _suggestion(name: str, names: Sequence[str]) -> str:
     return did_you_mean(name, names) or f"; there are {', '.join(sorted(names))}"
 
 
-_ENDS = {"'end of print statement'": "'}}'", "'end of statement block'": "'%}'"}
-"""Jinja's terms."""
+# Jinja's terms.
+_JINJA_TERMS = {"'end of print statement'": "'}}'", "'end of statement block'": "'%}'"}
 _CLOSED_BY = "; '{{' is closed by '}}', and '{%' by '%}'"
 
 
@@ -169,15 +169,15 @@ def _reason(error: Exception, text: str) -> str:
     words = error.msg if isinstance(error, SyntaxError) else str(getattr(error, "message", None) or error)
     if words == "unexpected '}'" and ("{{" in text or "{%" in text):  # in an expression it is a surplus brace
         return words + _CLOSED_BY
-    for end, written in _ENDS.items():
+    for end, written in _JINJA_TERMS.items():
         words = words.replace(end, written)
-    hint = next((hint for sign, hint in _SIGNS.items() if words.endswith(f"got {sign[0]!r}")), "")
-    hint = hint or next((hint for sign, hint in _SIGNS.items() if f"unexpected char {sign[0]!r}" in words), "")
+    hint = next((hint for sign, hint in _HINTS_BY_SIGN.items() if words.endswith(f"got {sign[0]!r}")), "")
+    hint = hint or next((hint for sign, hint in _HINTS_BY_SIGN.items() if f"unexpected char {sign[0]!r}" in words), "")
     return (cut(words) or type(error).__name__) + hint
 
 
-def _every(root: nodes.Node, text: str) -> list[nodes.Node]:
-    """Return all nodes, without recursion. Raises Malformed if they are too many or too deep."""
+def _all_nodes(root: nodes.Node, text: str) -> list[nodes.Node]:
+    """Return all nodes. Raises Malformed if they are too many or too deep."""
     every: list[nodes.Node] = []
     left = [(root, 1)]
     while left:
@@ -191,14 +191,14 @@ def _every(root: nodes.Node, text: str) -> list[nodes.Node]:
     return every
 
 
-def _wrong_with(node: nodes.Node) -> str | None:
+def _fault_of(node: nodes.Node) -> str | None:
     if not isinstance(node, _ALLOWED) or (isinstance(node, nodes.For) and node.recursive):
         word = "a recursive loop" if isinstance(node, nodes.For) else type(node).__name__.lower()
         return f"{_REFUSED_WORDS.get(word, word)} is not possible in a playbook"
     if isinstance(node, nodes.Filter) and node.name not in sandbox.FILTERS:
-        return f"there is no filter {node.name!r}{_nearest(node.name, sandbox.FILTERS)}"
+        return f"there is no filter {node.name!r}{_suggestion(node.name, sandbox.FILTERS)}"
     if isinstance(node, nodes.Test) and node.name not in sandbox.TESTS:
-        return f"there is no test {node.name!r}{_nearest(node.name, sandbox.TESTS)}"
+        return f"there is no test {node.name!r}{_suggestion(node.name, sandbox.TESTS)}"
     number = node.value if isinstance(node, nodes.Const) else None
     if isinstance(number, int) and number.bit_length() > work_meter.LARGEST_NUMBER_BITS:
         return "a number is too long"
@@ -211,9 +211,9 @@ class _Metering(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.Node:
         texts = sum(len(each.data) // 64 for each in node.find_all(nodes.TemplateData))
         # Most nodes take far less than a step; the others count themselves.
-        steps = 1 + (_count(node) - _count(node.iter)) // 4 + texts
+        steps = 1 + (_node_count(node) - _node_count(node.iter)) // 4 + texts
         self.generic_visit(node)
-        node.iter = _filtered(sandbox.LOOP, node.iter, nodes.Const(steps, lineno=node.lineno))
+        node.iter = _with_filter(sandbox.LOOP, node.iter, nodes.Const(steps, lineno=node.lineno))
         return node
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
@@ -221,18 +221,18 @@ class _Metering(NodeTransformer):
         if node.ops[0].op in ("in", "notin"):
             test = nodes.Test(node.expr, "in", [node.ops[0].expr], [], None, None, lineno=node.lineno)
             return test if node.ops[0].op == "in" else nodes.Not(test, lineno=node.lineno)
-        node.expr = _weighed(node.expr)
+        node.expr = _with_weight(node.expr)
         for operand in node.ops:
-            operand.expr = _weighed(operand.expr)
+            operand.expr = _with_weight(operand.expr)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return _filtered(sandbox.CONCATENATE, nodes.List(node.nodes, lineno=node.lineno))
+        return _with_filter(sandbox.CONCATENATE, nodes.List(node.nodes, lineno=node.lineno))
 
     def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
         self.generic_visit(node)
-        node.key = _weighed(node.key)
+        node.key = _with_weight(node.key)
         return node
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
@@ -240,19 +240,19 @@ class _Metering(NodeTransformer):
         if not isinstance(node.arg, nodes.Slice):
             return node
         # Jinja leaves slices to Python, whose compiler warns on standard error about slices of constants.
-        node.node = _filtered(sandbox.WEIGH, node.node)
+        node.node = _with_filter(sandbox.WEIGH, node.node)
         return node
 
 
-def _count(tree: nodes.Node) -> int:
+def _node_count(tree: nodes.Node) -> int:
     return 1 + sum(1 for _ in tree.find_all(nodes.Node))
 
 
-def _weighed(expression: nodes.Expr) -> nodes.Expr:
-    return expression if isinstance(expression, nodes.Const) else _filtered(sandbox.WEIGH, expression)
+def _with_weight(expression: nodes.Expr) -> nodes.Expr:
+    return expression if isinstance(expression, nodes.Const) else _with_filter(sandbox.WEIGH, expression)
 
 
-def _filtered(name: str, expression: nodes.Node, *args: nodes.Expr) -> nodes.Filter:
+def _with_filter(name: str, expression: nodes.Node, *args: nodes.Expr) -> nodes.Filter:
     return nodes.Filter(expression, name, list(args), [], None, None, lineno=expression.lineno)
 
 

@@ -80,10 +80,10 @@ def diagnose(
     """
     if directory is None:
         raise exits.InvalidInput("pass a folder with --dir; showing a server's verdict requires trainmedic-server")
-    of_folder(directory, job, attempt, paths, output, ReadingLimits(limit_seconds, limit_memory * 2**20))
+    show_folder(directory, job, attempt, paths, output, ReadingLimits(limit_seconds, limit_memory * 2**20))
 
 
-def of_folder(
+def show_folder(
     directory: Path,
     job: str | None,
     attempt: int | None,
@@ -100,29 +100,29 @@ def of_folder(
     chosen = next((each for each in reversed(found.attempts) if attempt in (None, each.attempt)), None)
     if chosen is None:
         raise exits.UnknownName(f"there are no logs of attempt {attempt}")
-    said = {"job": chosen.job, "attempt": chosen.attempt, **chosen.verdict.plain()}
+    verdict = {"job": chosen.job, "attempt": chosen.attempt, **chosen.verdict.plain()}
     read = {"files_read": found.files_read, "read_in_part": found.read_in_part, "left_out": found.left_out}
     read |= {"limit_reached": found.limit_reached}
-    print_document(said | read, output, lambda _: map(visible, _text(chosen, found, limits)))
+    print_document(verdict | read, output, lambda _: map(visible, _text(chosen, found, limits)))
 
 
 def _text(chosen: AttemptVerdict, found: FolderDiagnosis, limits: ReadingLimits) -> Iterator[str]:
-    of = [chosen.job or "", f"attempt {chosen.attempt}" if chosen.attempt is not None else ""]
-    if any(of):
-        yield ", ".join(part for part in of if part)
+    heading = [chosen.job or "", f"attempt {chosen.attempt}" if chosen.attempt is not None else ""]
+    if any(heading):
+        yield ", ".join(part for part in heading if part)
     yield from shown(chosen.verdict.plain())
     for name, unread in list(found.read_in_part.items())[:_MOST_SHOWN]:
         yield f"{name} is long: its first {unread / 2**20:,.0f} MiB were not read"
     if found.limit_reached is not None:
         option = f"--limit-{found.limit_reached}"
-        yield f"{limits.said(found.limit_reached)}: the verdict uses what was read before; {option} sets the limit"
+        yield f"{limits.text_of(found.limit_reached)}: the verdict uses what was read before; {option} sets the limit"
     left_out = len(found.left_out)
-    yield f"{_were(found.files_read, 'file')} read" + (f", {_were(left_out)} not:" if left_out else "")
+    yield f"{_counted(found.files_read, 'file')} read" + (f", {_counted(left_out)} not:" if left_out else "")
     for name, why in list(found.left_out.items())[:_MOST_SHOWN]:
         yield f"  {name}: {why}"
 
 
-def _were(count: int, noun: str = "") -> str:
+def _counted(count: int, noun: str = "") -> str:
     counted = f"{count} {noun}" if noun else str(count)
     return f"{counted} was" if count == 1 else f"{counted}{'s' if noun else ''} were"
 
@@ -139,7 +139,7 @@ def shown(verdict: Mapping[str, Any]) -> Iterator[str]:
     if verdict["advice"] != Advice.NONE:
         yield f"  do next     {verdict['advice']}: {MEANS.get(verdict['advice'], '')}".rstrip(": ")
     if verdict["same_before"]:
-        yield f"  before      {_were(verdict['same_before'], 'earlier failure')} the same"
+        yield f"  before      {_counted(verdict['same_before'], 'earlier failure')} the same"
     for heading, member in (("because", "evidence"), ("against", "against")):
         for each in verdict[member][:_MOST_SHOWN]:
             yield from _evidence(heading, each)

@@ -62,7 +62,7 @@ def check(paths: Sequence[Path]) -> None:
     """
     roots = rule_roots(paths)
     checked = check_log_rules(roots)
-    for place in checked.beyond_logs:
+    for place in checked.server_parts:
         click.echo(visible(str(place), keep="\n"), err=True)
     report_checked(roots, checked.rules, checked.problems)
 
@@ -101,7 +101,7 @@ def test(paths: Sequence[Path], verbose: bool) -> None:
     Exit code 1 if one fails. What playbooks do is tested only if trainmedic-server is installed.
     """
     files = found_tests(rule_roots(paths))
-    for place in (place for file in files for place in log_suite.beyond_logs(file)[:1]):
+    for place in (place for file in files for place in log_suite.server_parts(file)[:1]):
         click.echo(visible(str(place), keep="\n"), err=True)
     show_results(files, log_suite.run_file, verbose=verbose)
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 from trainmedic_logs.diagnosis.verdict import Advice, Confidence
 from trainmedic_logs.domain.finding import CauseClass
 
+# Equal ends after which a person has to act.
 _RETRIES = 2
-"""Equal ends after which a person has to act."""
 
 _ADVICE = {
     # A restart on a lost GPU fails again, so a person checks the node first.
@@ -30,6 +30,7 @@ MEANS = {
 def what_to_do(
     cause: CauseClass, confidence: Confidence, before: int, *, names_node: bool, has_started: bool = True
 ) -> Advice:
+    """Return the advice. `before`: earlier attempts that ended equally."""
     if names_node:
         return Advice.ISOLATE_NODE
     if not has_started:

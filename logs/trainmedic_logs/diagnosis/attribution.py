@@ -11,10 +11,12 @@ from msgspec.structs import replace
 from trainmedic_logs.diagnosis.verdict import Confidence, Evidence
 from trainmedic_logs.domain.finding import CauseClass, Finding, Role
 
+# Digits of a rank in a line.
 _LONGEST_RANK = 6
-"""Digits."""
+# Clock error, in seconds, from which a time says nothing.
 _USELESS = 86400.0
 RERUN = "rerun-result"
+"""Rule: a step computed again had another result."""
 
 
 class EvidenceSource(IntEnum):
@@ -87,6 +89,7 @@ class Attribution(Struct, frozen=True):
         return self.moment is not None and other.moment is not None and self.moment.is_before(other.moment)
 
     def concerns(self, other: Attribution) -> bool:
+        """Return whether both share a rank, or their node if ranks are unknown."""
         if self.ranks and other.ranks:
             return bool(self.ranks & other.ranks)
         return self.node == other.node
@@ -110,6 +113,7 @@ def evidence_of(finding: Finding, why: str) -> Evidence:
 
 
 def rank_of(finding: Finding) -> int | None:
+    """Return the affected rank."""
     # Lines about NaN, recomputed steps and stuck ranks name the affected rank, which need not have printed them.
     is_stuck = finding.cause is CauseClass.HANG and finding.role is Role.ROOT
     is_about = finding.cause is CauseClass.NUMERICS or finding.rule == RERUN or is_stuck

@@ -10,28 +10,28 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 ERROR = 30.0
-"""Seconds."""
+"""Clock error of a guessed time, in seconds."""
 UNKNOWN = 1e9
-"""Seconds."""
+"""Clock error of an unknown time."""
 
 _FULL = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
 _GLOG = re.compile(r"\b[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,6})")
 _CTIME = re.compile(r"\b[A-Z][a-z]{2} ([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})\b")
 _SYSLOG = re.compile(r"^(?:<\d{1,3}>)?([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d) ")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_SEARCHED = 120
-_OF_DAY = re.compile(rb"\d\d:\d\d:\d\d")
+_SEARCHED_CHARACTERS = 120
+_TIME_OF_DAY = re.compile(rb"\d\d:\d\d:\d\d")
 
 
 def of_line(raw: bytes, written: datetime) -> datetime | None:
-    """Return the time stated in any form, in UTC; None without one.
+    """Return the stated time, taken as UTC; None without one.
 
     A missing year is the latest that is not after `written`, the file's modification time.
     """
-    if not _OF_DAY.search(raw, 0, _SEARCHED * 4):
+    if not _TIME_OF_DAY.search(raw, 0, _SEARCHED_CHARACTERS * 4):
         return None
-    head = raw[: _SEARCHED * 4].decode(errors="replace")[:_SEARCHED]
-    for numbers in _readings(head, written):
+    head = raw[: _SEARCHED_CHARACTERS * 4].decode(errors="replace")[:_SEARCHED_CHARACTERS]
+    for numbers in _possible_times(head, written):
         try:
             return datetime(*numbers, tzinfo=UTC)
         except ValueError:
@@ -39,7 +39,7 @@ def of_line(raw: bytes, written: datetime) -> datetime | None:
     return None
 
 
-def _readings(head: str, written: datetime) -> Iterator[tuple[int, int, int, int, int, int, int]]:
+def _possible_times(head: str, written: datetime) -> Iterator[tuple[int, int, int, int, int, int, int]]:
     if found := _FULL.search(head):
         *parts, fraction = found.groups()
         year, month, day, hour, minute, second = (int(part) for part in parts)
@@ -61,10 +61,9 @@ def _readings(head: str, written: datetime) -> Iterator[tuple[int, int, int, int
 
 
 def _year(written: datetime, month: int, day: int) -> int:
-    latest = written + timedelta(days=1)
-    return (
-        written.year if (month, day) <= (latest.month, latest.day) or latest.year > written.year else written.year - 1
-    )
+    latest = written + timedelta(days=1)  # local times may be ahead of UTC
+    is_this_year = (month, day) <= (latest.month, latest.day) or latest.year > written.year
+    return written.year if is_this_year else written.year - 1
 
 
 def _microseconds(fraction: str | None) -> int:

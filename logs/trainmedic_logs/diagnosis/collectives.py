@@ -1,8 +1,4 @@
-"""Ranks that called different collectives, by the watchdog's lines.
-
-If ranks of one group time out in different collectives, the program diverged. The watchdog's own comparison names ranks
-that did not join.
-"""
+"""Ranks that called different collectives, or did not join one, by the watchdog's lines."""
 
 from __future__ import annotations
 
@@ -28,10 +24,10 @@ _DID_NOT_JOIN = re.compile(
     r" but didn't finish)"
     r" collective #(?P<number>\d{1,12})"
 )
-_MOST = 10_000
-_NEAR = 8
+_MOST_KEPT = 10_000
+_NEAR_NUMBERS = 8  # diverged ranks are close in number; a missing rank's group is not
+# Reports that name more ranks have another reason.
 _MOST_TO_ACCUSE = 8
-"""Reports that name more ranks have another reason."""
 
 
 class CollectiveWait(Struct, frozen=True):
@@ -71,22 +67,23 @@ def not_joined(text: str) -> NotJoined | None:
 
 class CollectiveLines(Struct):
     waits: list[CollectiveWait] = field(default_factory=list)
-    missing: list[NotJoined] = field(default_factory=list)
+    not_joined_reports: list[NotJoined] = field(default_factory=list)
 
     def take(self, text: str, at: datetime | None) -> None:
-        if len(self.waits) < _MOST and "WorkNCCL(SeqNum=" in text and (wait := wait_of(text, at)):
+        if len(self.waits) < _MOST_KEPT and "WorkNCCL(SeqNum=" in text and (wait := wait_of(text, at)):
             self.waits.append(wait)
-        elif len(self.missing) < _MOST and "but didn't join" in text and (named := not_joined(text)):
-            self.missing.append(named)
+        elif len(self.not_joined_reports) < _MOST_KEPT and "but didn't join" in text and (named := not_joined(text)):
+            self.not_joined_reports.append(named)
 
 
-def differing(lines: CollectiveLines) -> Iterator[Attribution]:
+def attributions(lines: CollectiveLines) -> Iterator[Attribution]:
+    """Yield at most one attribution: a diverged program, else missing ranks."""
     for group, of_group in _first_waits(lines.waits).items():
-        unlike = _differ(of_group)
-        if unlike is not None:
-            yield _attribution(unlike, of_group, group)
+        ranks = _differing_ranks(of_group)
+        if ranks is not None:
+            yield _attribution(ranks, of_group, group)
             return
-    yield from _missing(lines.missing)
+    yield from _not_joined_attributions(lines.not_joined_reports)
 
 
 def _first_waits(waits: Iterable[CollectiveWait]) -> dict[str, list[CollectiveWait]]:
@@ -96,8 +93,8 @@ def _first_waits(waits: Iterable[CollectiveWait]) -> dict[str, list[CollectiveWa
     return {name: list(of_ranks.values()) for name, of_ranks in groups.items()}
 
 
-def _differ(waits: Sequence[CollectiveWait]) -> frozenset[int] | None:
-    """Return the minority's ranks, all without a majority, None if they agree."""
+def _differing_ranks(waits: Sequence[CollectiveWait]) -> frozenset[int] | None:
+    """Return the ranks outside of the largest part, all without one. None if they agree."""
     kinds: dict[tuple[str, tuple[str, str]], set[int]] = defaultdict(set)
     for wait in waits:
         kinds[wait.operation, wait.sizes].add(wait.rank)
@@ -137,11 +134,11 @@ def _confidence_of(waits: Sequence[CollectiveWait], group: str) -> Confidence:
     if group:
         return Confidence.HIGH if len(numbers) == 1 else Confidence.MEDIUM
     # With separate counts per group, one missing rank leaves the others in different collectives.
-    is_near = max(numbers) - min(numbers) <= _NEAR and len({wait.operation for wait in waits}) == 2
+    is_near = max(numbers) - min(numbers) <= _NEAR_NUMBERS and len({wait.operation for wait in waits}) == 2
     return Confidence.MEDIUM if is_near else Confidence.LOW
 
 
-def _missing(reports: Sequence[NotJoined]) -> Iterator[Attribution]:
+def _not_joined_attributions(reports: Sequence[NotJoined]) -> Iterator[Attribution]:
     if not reports or len(reports[0].ranks) > _MOST_TO_ACCUSE:
         return
     named = reports[0]

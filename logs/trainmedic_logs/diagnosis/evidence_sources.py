@@ -15,30 +15,31 @@ from trainmedic_logs.diagnosis.verdict import Confidence, Evidence
 from trainmedic_logs.diagnosis.window import TRUSTED_SOURCES, Relevant
 from trainmedic_logs.domain.finding import CauseClass, Finding, Role
 
+# Faults of the node itself. Not OOM, which another job may cause.
 _OWN_FAULTS = frozenset({CauseClass.GPU, CauseClass.NODE, CauseClass.NETWORK, CauseClass.STORAGE})
-"""Faults of the node itself; OOM may be a neighbour's fault."""
+# Faults that affect any job on the GPU or node; a link or file system may be unused.
 _SURE_ALONE = frozenset({CauseClass.GPU, CauseClass.NODE})
-"""The job may not use links and file systems."""
-_OF_TRAININGS = re.compile(r"(?i)(?:i?python|pt_|ray|torch|deepspeed|accelerate|train)|^$")
-"""Process names, because IDs differ in containers."""
-_SAME_FAULT = 120.0
-"""Seconds between two lines on one fault."""
-_SEEN_WITHIN = 120.0
-"""Seconds in which the launcher would report an OOM kill."""
-_LOOKED_AFTER = 6.0
-"""torchrun polls every 5 s and writes whole seconds."""
+# Names of training processes, or none. Process IDs differ in containers.
+_TRAINING_PROCESS = re.compile(r"(?i)(?:i?python|pt_|ray|torch|deepspeed|accelerate|train)|^$")
+# Between two lines on one fault.
+_SAME_FAULT_S = 120.0
+# Longest time after an OOM kill of a job's process.
+_LAUNCHER_REPORTS_WITHIN_S = 120.0
+# torchrun polls every 5 s and writes whole seconds.
+_LAUNCHER_POLL_S = 6.0
+# Share of the ranks; if more fail at first, none is named.
 _MOST_TO_ACCUSE = 0.25
-"""Share of the ranks; if more fail at first, none is named."""
-MEMORY_FULL = "host-memory-full"
+MEMORY_FULL = "host-memory-full"  # rule
 _WHY_MEMORY = {MEMORY_FULL: "the machine's memory was nearly full before, as the training printed it"}
 
 
 def kernel(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    ours = [finding for finding in relevant.trusted if _killed_ours(finding, facts)]
+    """Yield attributions by trusted sources, except to other jobs' faults."""
+    ours = [finding for finding in relevant.trusted if _killed_job_process(finding, facts)]
     for finding in relevant.trusted:
         if finding.cause is CauseClass.HOST_MEMORY:
             # If the kernel names a process of the job, its other kills were neighbours.
-            if finding in ours or not (ours or _is_anothers(finding, facts, relevant)):
+            if finding in ours or not (ours or _is_of_other_job(finding, facts, relevant)):
                 yield _out_of_memory(finding, facts, relevant)
         elif finding.role is Role.ROOT:
             gpu = finding.target.gpu or finding.fields.get("pci") or None
@@ -46,7 +47,7 @@ def kernel(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
             if ranks is None:
                 continue  # none of the job's ranks uses this GPU
             if not ranks and finding.origin.node not in facts.nodes:
-                errors = _same_fault(finding, relevant)
+                errors = _matching_gpu_errors(finding, relevant)
                 ranks = frozenset(
                     rank for own in errors if (rank := rank_of(own)) is not None and not facts.node_of(rank)
                 )
@@ -58,7 +59,7 @@ def kernel(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
                 ranks,
                 finding.origin.node,
                 gpu,
-                _placed(finding, facts, relevant),
+                _moment_for_job(finding, facts, relevant),
                 is_trusted=True,
                 names_node=_is_nodes_fault(finding, relevant, facts),
                 fingerprint=f"{finding.cause}:{finding.rule}",
@@ -75,30 +76,35 @@ def _kernel_confidence(finding: Finding, gpu: str | None, facts: Facts, relevant
     on_node = [facts.ranks[rank].gpu for rank in facts.ranks_on(finding.origin.node)]
     if gpu and any(on_node) and not any(_same_gpu(used, gpu) for used in on_node):
         return Confidence.LOW  # some ranks' GPUs are unknown
-    is_sure = finding.cause in _SURE_ALONE and _placed(finding, facts, relevant).is_known
-    return Confidence.HIGH if is_sure and _is_the_jobs(finding, facts, relevant) else Confidence.MEDIUM
+    is_sure = finding.cause in _SURE_ALONE and _moment_for_job(finding, facts, relevant).is_known
+    return Confidence.HIGH if is_sure and _concerns_job(finding, facts, relevant) else Confidence.MEDIUM
 
 
-def _placed(finding: Finding, facts: Facts, relevant: Relevant) -> Moment:
+def _moment_for_job(finding: Finding, facts: Facts, relevant: Relevant) -> Moment:
     """Return the line's time, unknown if nothing of the job has a time."""
-    has_times = facts.progressed_at is not None or (relevant.ended is not None and relevant.ended.is_known)
+    has_times = facts.progressed_at is not None or (relevant.first_sign is not None and relevant.first_sign.is_known)
     return moment_of(finding) if has_times else Moment(finding.first_at, UNKNOWN)
 
 
-def _is_the_jobs(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
-    node, pid = finding.origin.node, finding.fields.get("detail", "") + finding.line
-    if facts.is_sure_of(node):
+def _concerns_job(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
+    if facts.is_sure_of(finding.origin.node):
         return True
-    if any(ended.pid and f"pid={ended.pid}," in pid for ended in facts.exits):
+    words = finding.fields.get("detail", "") + finding.line
+    if any(ended.pid and f"pid={ended.pid}," in words for ended in facts.exits):
         return True
-    return any(True for _ in _same_fault(finding, relevant))
+    return bool(_matching_gpu_errors(finding, relevant))
 
 
-def _same_fault(finding: Finding, relevant: Relevant) -> Iterator[Finding]:
-    for own in relevant.roots if finding.cause is CauseClass.GPU else ():
-        apart = abs((own.first_at - finding.first_at).total_seconds())
-        if own.cause is CauseClass.GPU and moment_of(own).is_known and apart <= _SAME_FAULT:
-            yield own
+def _matching_gpu_errors(finding: Finding, relevant: Relevant) -> list[Finding]:
+    if finding.cause is not CauseClass.GPU:
+        return []
+    return [
+        own
+        for own in relevant.roots
+        if own.cause is CauseClass.GPU
+        and moment_of(own).is_known
+        and abs((own.first_at - finding.first_at).total_seconds()) <= _SAME_FAULT_S
+    ]
 
 
 def _is_elsewhere(node: str, facts: Facts) -> bool:
@@ -106,14 +112,14 @@ def _is_elsewhere(node: str, facts: Facts) -> bool:
 
 
 def _is_nodes_fault(finding: Finding, relevant: Relevant, facts: Facts) -> bool:
-    """Return whether the node would be at fault, unless several nodes lost storage."""
-    if not finding.origin.node or finding.cause not in _OWN_FAULTS or not _is_the_jobs(finding, facts, relevant):
+    """Return whether the node is at fault; by lost storage only if all other nodes' kernels report none."""
+    if not finding.origin.node or finding.cause not in _OWN_FAULTS or not _concerns_job(finding, facts, relevant):
         return False
     if finding.cause is not CauseClass.STORAGE:
         return True
-    nodes = {other.origin.node for other in relevant.trusted if other.rule == finding.rule}
-    others = facts.nodes - nodes
-    return len(nodes) == 1 and bool(others) and others <= (facts.kernel_read or set())
+    affected = {other.origin.node for other in relevant.trusted if other.rule == finding.rule}
+    others = facts.nodes - affected
+    return len(affected) == 1 and bool(others) and others <= (facts.kernel_read or set())
 
 
 def _ranks_of(node: str, gpu: str | None, facts: Facts) -> frozenset[int] | None:
@@ -126,9 +132,11 @@ def _ranks_of(node: str, gpu: str | None, facts: Facts) -> frozenset[int] | None
 
 
 def _same_gpu(one: str | None, other: str) -> bool:
-    """Compare GPU names; PCI addresses vary in function and domain digits."""
-    if one is None or one.startswith("GPU-") != other.startswith("GPU-"):
-        return one is not None  # a UUID cannot be compared with an address: the node decides
+    """Return whether both may name one GPU; PCI addresses vary."""
+    if one is None:
+        return False
+    if one.startswith("GPU-") != other.startswith("GPU-"):
+        return True  # a UUID cannot be compared with an address: the node decides
     if one.startswith("GPU-"):
         return one == other
 
@@ -140,7 +148,8 @@ def _same_gpu(one: str | None, other: str) -> bool:
 
 def _out_of_memory(finding: Finding, facts: Facts, relevant: Relevant) -> Attribution:
     node, pid = finding.origin.node, finding.fields.get("pid", "")
-    killed = [ended for ended in facts.exits if ended.signal == signal.SIGKILL and _is_on(ended, node, facts)]
+    killed = [ended for ended in facts.exits if ended.signal == signal.SIGKILL and _may_be_on(ended, node, facts)]
+    # Process IDs differ in containers, so without an equal one any may be meant.
     named = [ended for ended in killed if pid and str(ended.pid) == pid] or killed
     loaders = [
         other
@@ -156,50 +165,52 @@ def _out_of_memory(finding: Finding, facts: Facts, relevant: Relevant) -> Attrib
     evidence += [_evidence_of_exit(ended, "a process of the job was killed on that node") for ended in named]
     evidence += [evidence_of(other, "the process that was killed was its data loader") for other in loaders]
     is_ours = bool(by_pid or loaders) or any(pid and str(ended.pid) == pid for ended in named)
-    is_seen = bool(named) and _was_just_then(finding, relevant)
-    is_likely = (is_seen or not facts.exits) and bool(_OF_TRAININGS.match(finding.fields.get("process", "")))
-    worth = Confidence.MEDIUM if is_ours or is_likely else Confidence.LOW
-    if worth is Confidence.MEDIUM and (len(ranks) == 1 or (killed and len(named) == 1)):
-        worth = Confidence.HIGH
+    fits_exits = not facts.exits or (bool(named) and _is_at_first_sign(finding, relevant))
+    is_likely = fits_exits and bool(_TRAINING_PROCESS.match(finding.fields.get("process", "")))
+    names_one = len(ranks) == 1 or (bool(killed) and len(named) == 1)
+    if not is_ours and not is_likely:
+        confidence = Confidence.LOW
+    else:
+        confidence = Confidence.HIGH if names_one else Confidence.MEDIUM
     return Attribution(
         EvidenceSource.KERNEL,
         CauseClass.HOST_MEMORY,
-        worth,
+        confidence,
         tuple(evidence),
         frozenset(ranks),
         node,
         moment=moment_of(finding),
         is_trusted=True,
-        is_proven=_killed_ours(finding, facts),
+        is_proven=_killed_job_process(finding, facts),
         fingerprint=f"host_memory:{finding.rule}",
     )
 
 
-def _was_just_then(finding: Finding, relevant: Relevant) -> bool:
-    killed, ended = moment_of(finding), relevant.ended
-    return ended is None or not (killed.is_before(ended, _LOOKED_AFTER) or ended.is_before(killed, _LOOKED_AFTER))
+def _is_at_first_sign(finding: Finding, relevant: Relevant) -> bool:
+    killed, sign = moment_of(finding), relevant.first_sign
+    return sign is None or not (killed.is_before(sign, _LAUNCHER_POLL_S) or sign.is_before(killed, _LAUNCHER_POLL_S))
 
 
-def _is_nobodys_kill(finding: Finding, relevant: Relevant) -> bool:
-    return "pid" not in finding.fields and finding in relevant.trusted and _was_just_then(finding, relevant)
+def _is_kill_without_pid(finding: Finding, relevant: Relevant) -> bool:
+    return "pid" not in finding.fields and finding in relevant.trusted and _is_at_first_sign(finding, relevant)
 
 
-def _is_anothers(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
-    """Return whether a launcher reports failures there, and the kill is too early."""
-    has_launcher = any(ended.is_failure and _is_on(ended, finding.origin.node, facts) for ended in facts.exits)
-    ended = relevant.ended
-    return has_launcher and ended is not None and moment_of(finding).is_before(ended, by=_SEEN_WITHIN)
+def _is_of_other_job(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
+    # The launcher would have reported the job's own process earlier.
+    has_launcher = any(ended.is_failure and _may_be_on(ended, finding.origin.node, facts) for ended in facts.exits)
+    sign = relevant.first_sign
+    return has_launcher and sign is not None and moment_of(finding).is_before(sign, by=_LAUNCHER_REPORTS_WITHIN_S)
 
 
-def _killed_ours(finding: Finding, facts: Facts) -> bool:
+def _killed_job_process(finding: Finding, facts: Facts) -> bool:
     pid = finding.fields.get("pid")
     return finding.cause is CauseClass.HOST_MEMORY and any(
-        ended.signal == signal.SIGKILL and str(ended.pid) == pid and _is_on(ended, finding.origin.node, facts)
+        ended.signal == signal.SIGKILL and str(ended.pid) == pid and _may_be_on(ended, finding.origin.node, facts)
         for ended in facts.exits
     )
 
 
-def _is_on(ended: Exit, node: str, facts: Facts) -> bool:
+def _may_be_on(ended: Exit, node: str, facts: Facts) -> bool:
     where = facts.node_of(ended.rank) or ended.node
     return not node or not where or where == node
 
@@ -257,8 +268,8 @@ def recorder(facts: Facts) -> Iterator[Attribution]:
 
 def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     for node, since in facts.gone_nodes.items():
-        moment = Moment(since, 60.0)
-        if node not in facts.nodes or (relevant.ended and relevant.ended.plus(60.0).is_before(moment)):
+        moment = Moment(since, 60.0)  # the server notices a silent node with this delay
+        if node not in facts.nodes or (relevant.first_sign and relevant.first_sign.plus(60.0).is_before(moment)):
             continue
         yield Attribution(
             EvidenceSource.NODE,
@@ -275,6 +286,7 @@ def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
 
 
 def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
+    """Yield the few ranks that ended first; ends by signals precede others."""
     victims = relevant.victims
     failed = [
         ended
@@ -282,12 +294,12 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
         if ended.is_failure
         and not ended.is_victims
         and (ended.signal is not None or _rank_of_exit(ended, facts) not in victims)
-        and not (ended.rank is None and relevant.is_said_by_victims(ended.said))
+        and not (ended.rank is None and relevant.is_printed_by_victims(ended.said))
     ]
     # A launcher kills slow processes; only the first failure that it saw counts.
     firsts = [ended for ended in failed if ended.is_first] or failed
-    hard = [ended for ended in firsts if ended.signal is not None]
-    chosen = hard or firsts
+    by_signal = [ended for ended in firsts if ended.signal is not None]
+    chosen = by_signal or firsts
     by_rank = {_rank_of_exit(ended, facts): ended for ended in reversed(chosen)}
     printed = {rank_of(finding) for finding in relevant.roots}
     if not chosen or len(by_rank) > max(1, _MOST_TO_ACCUSE * len(facts.ranks)):
@@ -296,31 +308,33 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
         cause, why = exits.meaning(ended)
         if ended.signal is None and not ended.said and rank in printed:
             why = "after it printed an error"
-        confirming = _killed_for_memory(ended, facts, relevant) if ended.signal == signal.SIGKILL else []
+        confirming = _memory_evidence(ended, facts, relevant) if ended.signal == signal.SIGKILL else []
         if confirming:
             cause, why = CauseClass.HOST_MEMORY, confirming[0].why
         yield Attribution(
             EvidenceSource.EXIT,
             cause,
-            _exit_confidence(bool(hard) and len(by_rank) == 1, any(each.rule != MEMORY_FULL for each in confirming)),
+            _exit_confidence(
+                bool(by_signal) and len(by_rank) == 1, any(each.rule != MEMORY_FULL for each in confirming)
+            ),
             (_evidence_of_exit(ended, f"it ended first, {ended.manner}: {why}"), *confirming),
             frozenset() if rank is None else frozenset({rank}),
             facts.node_of(rank) or ended.node,
-            is_kill=ended.signal == signal.SIGKILL and hard == firsts,
+            is_kill=ended.signal == signal.SIGKILL and by_signal == firsts,
             fingerprint=f"{cause}:exit:{ended.how}",
         )
 
 
 def _exit_confidence(is_only_one: bool, is_confirmed: bool) -> Confidence:
-    worth = Confidence.HIGH if is_confirmed else Confidence.MEDIUM
-    return worth if is_only_one else Confidence.LOW
+    confidence = Confidence.HIGH if is_confirmed else Confidence.MEDIUM
+    return confidence if is_only_one else Confidence.LOW
 
 
-def _killed_for_memory(ended: Exit, facts: Facts, relevant: Relevant) -> list[Evidence]:
+def _memory_evidence(ended: Exit, facts: Facts, relevant: Relevant) -> list[Evidence]:
     return [
         evidence_of(finding, _WHY_MEMORY.get(finding.rule, "a process was killed there, out of memory"))
         for finding in facts.findings
-        if finding.origin.source not in TRUSTED_SOURCES or _is_nobodys_kill(finding, relevant)
+        if finding.origin.source not in TRUSTED_SOURCES or _is_kill_without_pid(finding, relevant)
         if finding.role in (Role.CONFIRMATION, Role.ROOT) and finding.cause is CauseClass.HOST_MEMORY
-        if not finding.origin.node or _is_on(ended, finding.origin.node, facts)
+        if not finding.origin.node or _may_be_on(ended, finding.origin.node, facts)
     ][:3]

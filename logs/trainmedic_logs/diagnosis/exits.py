@@ -15,14 +15,14 @@ from msgspec.structs import replace
 from trainmedic_logs.domain.finding import CauseClass
 
 LAUNCHER = "trainmedic-run"
-_TOLD_TO_END = re.compile(r"SignalException: Process \d{1,10} got signal: (?:1|2|15|SIGHUP|SIGINT|SIGTERM)\b")
-_VICTIMS = {signal.SIGABRT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-"""Sent by the watchdog, and by launchers to the remaining ranks."""
+_ENDED_BY_SIGNAL = re.compile(r"SignalException: Process \d{1,10} got signal: (?:1|2|15|SIGHUP|SIGINT|SIGTERM)\b")
+# Sent by the watchdog, and by launchers to the remaining ranks.
+_SIGNALS_TO_VICTIMS = {signal.SIGABRT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 class Exit(Struct, frozen=True):
-    teller: str
-    """``torchrun``, ``slurm``, ``deepspeed``, ``mpirun``, ``error file``, ``trainmedic-run``, ``sdk`` and others."""
+    reporter: str
+    """Source: ``torchrun``, ``slurm``, ``deepspeed``, ``error file``, ``trainmedic-run``, ``sdk`` and others."""
     code: int | None = None
     """None after a signal, or if unknown."""
     signal: int | None = None
@@ -46,8 +46,8 @@ class Exit(Struct, frozen=True):
 
     @property
     def is_victims(self) -> bool:
-        """Return whether it ended as ranks do after another's failure."""
-        return self.signal in _VICTIMS or bool(_TOLD_TO_END.search(self.said))
+        """Whether it ended as others do after the failure of one."""
+        return self.signal in _SIGNALS_TO_VICTIMS or bool(_ENDED_BY_SIGNAL.search(self.said))
 
     @property
     def how(self) -> str:
@@ -70,6 +70,7 @@ def signal_name(number: int) -> str:
 
 
 def reported(status: int, rank: int | None, line: str, node: str = "", pid: int | None = None) -> Exit:
+    """Return a reported end. `status`: exit code, or negative signal number."""
     code, by_signal = of_code(status)
     return Exit(LAUNCHER, code, by_signal, rank=rank, node=node, pid=pid, is_first=True, line=line[:500])
 
@@ -79,10 +80,7 @@ def meaning(ended: Exit) -> tuple[CauseClass, str]:
         case signal.SIGSEGV | signal.SIGILL | signal.SIGFPE:
             return CauseClass.CODE, "the program, or one of its libraries, executed an invalid operation"
         case signal.SIGBUS:
-            return (
-                CauseClass.HOST_MEMORY,
-                "shared memory, such as that of data loaders, was not available",
-            )
+            return CauseClass.HOST_MEMORY, "shared memory, such as that of data loaders, was not available"
         case signal.SIGKILL:
             return CauseClass.UNKNOWN, "a person, a scheduler, or the kernel (out of memory) killed it"
         case None:
@@ -105,10 +103,7 @@ _CODE = re.compile(r"(-?\d+) \(pid: (\d+)\)")
 
 
 def torchrun_table(text: str, node: str = "") -> list[Exit]:
-    """Parse any release's torchrun failure table, printed on `node`.
-
-    It lists one node's processes; the first by time is the root cause.
-    """
+    """Parse any release's torchrun failure table."""
     exits: list[Exit] = []
     is_first = False
     # Releases of 2021 name and order the sections differently.
@@ -168,20 +163,20 @@ def _local_time(text: str) -> datetime | None:
 
 
 _LONGEST_LINE = 1000
+# Success messages of DeepSpeed, torchrun, Megatron-LM, Lightning, Hugging Face, fairseq and torchtitan.
 _FINISHED = re.compile(
     r"\] Process (?P<pid>\d{1,10}) exits successfully|worker group successfully finished|\[after training is done\]"
     r"|`Trainer\.fit` stopped: `max_\w{1,20}=|^\*{5} train metrics \*{5}|done training in [\d.]{1,20} seconds"
     r"|Training completed(?:\. Do not forget|$)"
 )
-"""Success messages of DeepSpeed, torchrun, Megatron-LM, Lightning, Hugging Face, fairseq and torchtitan."""
 _ELASTIC = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 _DEEPSPEED = re.compile(r"exits with return code = (-?\d+)\s*$")
 _ACCELERATE = re.compile(
     r"CalledProcessError: Command .* (?:returned non-zero exit status (\d+)|died with <Signals\.(\w+))"
 )
 _MPI = re.compile(r"process rank (\d{1,6}) with PID (\d{1,10}) on node (\S{1,255}) exited on signal (\d{1,2})\b")
+# Ends by a signal in kubectl's `describe`, `exec` and JSON.
 _CONTAINER = re.compile(r"^\s*Exit Code:\s+(1\d\d)\s*$|terminated with exit code (1\d\d)\b|\"exitCode\": ?(1\d\d)\b")
-"""Ends by a signal in kubectl's `describe`, `exec` and JSON."""
 _SLURM = re.compile(r"srun: error: (\S+): tasks? ([\d,\-]+): (.+?)\s*$")
 _SLURM_WORDS = {
     "killed": signal.SIGKILL,
@@ -196,11 +191,7 @@ _SLURM_WORDS = {
 
 
 def launcher_line(text: str, node: str = "") -> list[Exit]:
-    """Parse the ends in a line of torchrun's agent, DeepSpeed, accelerate, mpirun, kubectl or srun, or a success
-    message.
-
-    Slurm's tasks count as ranks.
-    """
+    """Parse the ends that a launcher's or kubectl's line states, or a success message. Slurm's tasks count as ranks."""
     tail, text = text[-200:], text[:_LONGEST_LINE]
     if match := _ELASTIC.search(text):
         code, by_signal = of_code(int(match[1]))

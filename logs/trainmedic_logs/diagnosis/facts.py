@@ -20,6 +20,7 @@ from trainmedic_logs.domain.pod_fault import PodReading
 
 class RankFacts(Struct, frozen=True):
     node: str = ""
+    """Empty if unknown."""
     gpu: str | None = None
     pid: int | None = None
     last_step: int | None = None
@@ -33,6 +34,8 @@ class RankFacts(Struct, frozen=True):
 
 
 class Earlier(Struct, frozen=True):
+    """Verdict on an earlier attempt."""
+
     attempt: int
     fingerprint: str
 
@@ -44,7 +47,9 @@ class Facts(Struct, frozen=True):
     """Findings in order per stream."""
     exits: Sequence[Exit] = ()
     recorder: Reading | None = None
+    """None without flight recorder dumps."""
     refused_dumps: Mapping[str, str] = field(default_factory=dict)
+    """Reasons by dump."""
     ranks: Mapping[int, RankFacts] = field(default_factory=dict)
     world_size: int | None = None
     last_step_at: datetime | None = None
@@ -54,17 +59,19 @@ class Facts(Struct, frozen=True):
     began_at: datetime | None = None
     """None if the log begins with a fault."""
     outlived: frozenset[str] = frozenset()
+    """IDs of findings after which the training continued."""
     followed: Mapping[str, int] = field(default_factory=dict)
     """Ordinary lines printed later, by finding ID."""
     excused: frozenset[str] = frozenset()
-    """Exceptions that the program announced to ignore."""
+    """IDs of faults that the program announced to skip."""
     knows_what_was_read: bool = True
-    nobodys: tuple[str, ...] = ()
+    """False if silent ranks may only have had no findings."""
+    logs_without_rank: tuple[str, ...] = ()
     """Logs whose lines state no rank."""
     kernel_read: frozenset[str] | None = frozenset()
-    """None if unknown."""
+    """Nodes whose kernel log was read. None if unknown."""
     gone_nodes: Mapping[str, datetime] = field(default_factory=dict)
-    """Nodes that disappeared, as the server sees them."""
+    """Nodes whose agent is silent, and since when."""
     healthy_shapes: frozenset[str] = frozenset()
     """Shapes that successful attempts print too."""
     earlier: Sequence[Earlier] = ()
@@ -88,7 +95,8 @@ class Facts(Struct, frozen=True):
 
     @property
     def has_ended_well(self) -> bool:
-        by_launcher = [each for each in self.exits if each.teller == LAUNCHER]
+        """Whether the launcher, or else every known rank, ended without failure."""
+        by_launcher = [each for each in self.exits if each.reporter == LAUNCHER]
         if by_launcher and not self.is_reported_hang:
             return not any(each.is_failure for each in by_launcher)
         ended = {each.rank for each in self.exits if each.code == 0 and each.rank is not None}
@@ -96,17 +104,15 @@ class Facts(Struct, frozen=True):
 
     @property
     def unread_ranks(self) -> tuple[int, ...]:
-        """Ranks whose unread output may matter.
-
-        If it is unknown what was read, torchrun's ended ranks count as read.
-        """
+        """Silent ranks; without torchrun's ended ones if it is unknown what was read."""
         if self.knows_what_was_read:
             return self.silent_ranks
-        ended = {each.rank for each in self.exits if each.teller == "torchrun"}
+        ended = {each.rank for each in self.exits if each.reporter == "torchrun"}
         return tuple(rank for rank in self.silent_ranks if rank not in ended)
 
     @property
     def silent_ranks(self) -> tuple[int, ...]:
+        """Ranks without a read line, ascending."""
         known = self.recorder.silent if self.recorder else ()
         count = max([self.world_size or 0, *(rank + 1 for rank in (*self.ranks, *known))], default=0)
         lines = {rank for rank, state in self.ranks.items() if state.last_line_at is not None}
@@ -133,6 +139,5 @@ class Sign(NamedTuple):
     at: datetime
     """Received by the server."""
     attempt: int | None = None
-    """None if unknown."""
     is_wait: bool = False
     """True if later steps disprove it."""

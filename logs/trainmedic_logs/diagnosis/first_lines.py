@@ -22,18 +22,19 @@ from trainmedic_logs.domain.finding import CauseClass, Finding, Role
 from trainmedic_logs.lines.blocks import TRACEBACK
 from trainmedic_logs.lines.exception_causes import GUESS, PROOF
 
+# Causes of which a training sees only the effects.
 _NEVER_SURE_BY_LINE = frozenset(
     {CauseClass.UNKNOWN, CauseClass.NETWORK, CauseClass.GPU, CauseClass.NODE, CauseClass.HANG}
 )
-"""Causes of which a training sees only the effects."""
-_PROGRAMS_XIDS = frozenset({"13", "31"})
+_XIDS_OF_PROGRAMS = frozenset({"13", "31"})  # illegal accesses, usually by a kernel of the program
+# Captured groups of exceptions that may have ended nothing: in a thread, or without a complete traceback.
 _DOUBTFUL = frozenset({"thread", "first_frame", "alone", "crash", GUESS})
-"""Exceptions that may have ended nothing: in threads, without heading, without a reason."""
-_PROOF_OF_CODE = re.compile(
+_CODE_PROOF = re.compile(
     r"Assertion `[^`']*(?:index out of bounds|srcIndex < srcSelectDimSize|srcSelectDimSize)[^`']*[`'] ?failed"
     r"|Detected mismatch between collectives on ranks"
     r"|no kernel image is available|invalid device ordinal|Duplicate GPU detected|ncclInvalid(?:Usage|Argument)"
 )
+# Words that prove the cause.
 _PROOF: Mapping[CauseClass, re.Pattern[str]] = {
     CauseClass.STORAGE: re.compile(
         r"No space left on device|[Dd]isk quota exceeded|Stale (?:NFS )?file handle|\[Errno (?:5|28|116|117|122)\]"
@@ -51,71 +52,60 @@ _PROOF: Mapping[CauseClass, re.Pattern[str]] = {
         r"\bPreempted\b|DUE TO (?:PREEMPTION|JOB REQUEUE|TIME LIMIT)|node was preempted|: this job is preempted"
     ),
 }
-"""Words that prove just this cause."""
+# Driver messages about faults that no program causes.
 _HARDWARE = re.compile(r"uncorrectable (?:ECC|NVLink) error|GPU is lost|HBM multi-bit")
-"""Driver messages about faults that no program causes."""
+# Quoted errors happened elsewhere or not at all.
 _QUOTED = re.compile(
     r"""['"`](?:[\w.]{1,80}(?:Error|Exception): )?(?:CUDA|HIP) error|['"`][\w.]{1,80}(?:Error|Exception): """
     r"""|[a-z,=>] (?:CUDA|HIP) (?:error|out of memory)"""
 )
-"""Quoted errors happened elsewhere or not at all."""
-_SAID = re.compile(
+# Text that the model read or generated.
+_MODEL_TEXT = re.compile(
     r"(?i)\W{0,4}(?:prompt|question|answer|response|completion|generat(?:ed|ion)|user|assistant|sample|example|prediction"
     r"|output text|target text)\b[^:=>]{0,20}[:=>]"
 )
-"""Text that the model read or generated."""
-_COMPARES = re.compile(r"Duplicate GPU detected|Detected mismatch between collectives")
-"""Printed after all ranks were compared."""
-_SAYS_ALL = re.compile(
+# Printed after all ranks were compared.
+_COMPARED_ALL_RANKS = re.compile(r"Duplicate GPU detected|Detected mismatch between collectives")
+# Messages with one reading, even without a traceback.
+_UNAMBIGUOUS = re.compile(
     r"Detected mismatch between collectives|out of memory\. Tried to allocate|ERROR_OUT_OF_DEVICE_MEMORY"
     r"|got an unexpected keyword argument|missing \d+ required (?:positional|keyword-only) argument"
 )
-"""Messages with one reading, even without a traceback."""
-_LARGE_LOSS = "loss-high"
-_SECOND = frozenset({"tool-failed", "pod-evicted"})
-"""Rules that count only without another cause: scripts may survive a failed tool."""
-_KEEPS_FROM_STARTING = frozenset({"pod-not-started", "image-not-pulled"})
-_TOGETHER = 30.0
-_RIGHT_AFTER = 1.0
-"""Seconds between lines of one message."""
-_WORST_CLOCK = 900.0
-"""Seconds by which clocks may be wrong."""
+_LARGE_LOSS_RULE = "loss-high"
+# Rules that count only without another cause: scripts may survive a failed tool.
+_LAST_RESORT_RULES = frozenset({"tool-failed", "pod-evicted"})
+_RULES_PREVENTING_START = frozenset({"pod-not-started", "image-not-pulled"})
+_TOGETHER_S = 30.0
+_SAME_MESSAGE_S = 1.0
+# Difference that two nodes' clocks may have.
+_WORST_CLOCK_S = 900.0
 
 
 def first_line(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
+    """Yield at most one attribution, to all ranks that printed the line together."""
     if not relevant.roots:
         return
-    cut = [finding for finding in relevant.roots if _gives_way(finding, facts)]
-    roots = [finding for finding in relevant.roots if finding not in cut] or cut
+    last_resort = [finding for finding in relevant.roots if _is_last_resort(finding, facts)]
+    roots = [finding for finding in relevant.roots if finding not in last_resort] or last_resort
     first = roots[0]
     rivals = [other for other in roots[1:] if not moment_of(first).is_before(moment_of(other))]
     # If the order is unknown, prefer the more specific line.
     leading = min([first, *(other for other in rivals if not _is_later_of_message(other, first))], key=_vagueness)
-    leading = _named_next(leading, roots) or leading
+    leading = _cause_printed_next(leading, roots) or leading
+    # The same line of other ranks.
     alike = [f for f in [first, *rivals] if f.rule == leading.rule]
     alike += [f for f in roots if f not in alike and f.shape == leading.shape and _is_soon_after(f, leading)]
     ranks = frozenset(rank for finding in alike if (rank := rank_of(finding)) is not None)
+    # Lines of other ranks that state another cause, or are certainly earlier, make the leading one doubtful.
     others = [f for f in [first, *rivals] if f.rule != leading.rule and rank_of(f) not in ranks]
     others = [f for f in others if f.cause is not leading.cause]
     earlier = [
         other
-        for other in [*relevant.cascades, *cut]
+        for other in [*relevant.cascades, *last_resort]
         if rank_of(other) not in ranks and moment_of(other).is_before(moment_of(leading), by=1.0)
         if moment_of(leading).is_known
     ]
-    is_sure = not others and not earlier and not facts.followed.get(leading.id)
-    is_sure = is_sure and not any(_may_be_first(other, leading, ranks) for other in relevant.roots)
-    # A loss that is not a number ends no process; another failure may.
-    has_both = leading.cause is CauseClass.NUMERICS and any(f.cause is not leading.cause for f in relevant.roots)
-    is_devices = leading.cause is CauseClass.GPU and bool(_HARDWARE.search(leading.line))
-    is_sure = is_sure and not has_both and (leading.cause not in _NEVER_SURE_BY_LINE or is_devices)
-    is_sure = is_sure and not _was_killed(leading) and not _QUOTED.search(leading.line)
-    is_sure = is_sure and not _is_doubtful(leading) and _is_proven(leading) and leading.id not in facts.excused
-    is_sure = is_sure and not _were_ended_with_others(ranks, facts)
-    is_sure = is_sure and not _ran_until_stopped(leading, facts, relevant)
-    # An exception can follow from another one on an unread rank.
-    is_of_one = leading.cause is CauseClass.CODE and not _COMPARES.search(leading.line)
-    is_sure = is_sure and not (is_of_one and facts.unread_ranks)
+    is_sure = not others and not earlier and _is_sure(leading, ranks, facts, relevant)
     yield Attribution(
         EvidenceSource.LINE,
         _cause_of_line(leading, facts),
@@ -127,80 +117,101 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
         ranks,
         facts.node_of(rank_of(leading)) or leading.origin.node,
         moment=moment_of(leading),
-        is_provable=_is_proven(leading) and GUESS not in leading.fields,
-        has_started=leading.rule not in _KEEPS_FROM_STARTING,
+        is_provable=_proves_cause(leading) and GUESS not in leading.fields,
+        has_started=leading.rule not in _RULES_PREVENTING_START,
         fingerprint=f"{leading.cause}:{leading.rule}:{leading.shape}",
     )
 
 
-def _is_later_of_message(other: Finding, first: Finding) -> bool:
-    """Return whether `other` is a later line of the same message.
+def _is_sure(leading: Finding, ranks: frozenset[int], facts: Facts, relevant: Relevant) -> bool:
+    if facts.followed.get(leading.id) or leading.id in facts.excused:
+        return False
+    if any(_may_be_first(other, leading, ranks) for other in relevant.roots):
+        return False
+    # A loss that is not a number ends no process; another failure may.
+    if leading.cause is CauseClass.NUMERICS and any(f.cause is not leading.cause for f in relevant.roots):
+        return False
+    is_hardware = leading.cause is CauseClass.GPU and bool(_HARDWARE.search(leading.line))
+    if leading.cause in _NEVER_SURE_BY_LINE and not is_hardware:
+        return False
+    if _was_ended_by_sigkill(leading) or _QUOTED.search(leading.line):
+        return False
+    if _is_doubtful(leading) or not _proves_cause(leading):
+        return False
+    if _were_ended_after_crash(ranks, facts) or _ran_until_stopped(leading, facts, relevant):
+        return False
+    # An exception can follow from another one on an unread rank.
+    is_of_one = leading.cause is CauseClass.CODE and not _COMPARED_ALL_RANKS.search(leading.line)
+    return not (is_of_one and facts.unread_ranks)
 
-    Exceptions are excluded: their rules match all programs.
-    """
+
+def _is_later_of_message(other: Finding, first: Finding) -> bool:
+    """Exceptions are excluded, because their rules match all programs."""
     is_exception = bool(first.fields.keys() & {"exception", "alone"})
     return other.rule == first.rule and not is_exception and other.origin.stream == first.origin.stream
 
 
-def _named_next(leading: Finding, roots: Sequence[Finding]) -> Finding | None:
+def _cause_printed_next(leading: Finding, roots: Sequence[Finding]) -> Finding | None:
     if leading.cause is CauseClass.NUMERICS:
         # A recomputed step with another result shows that the GPU computed wrong numbers.
         return next((other for other in roots if other.rule == RERUN and other.cause is CauseClass.GPU), None)
-    if leading.cause is not CauseClass.CODE or PROOF in leading.fields or _PROOF_OF_CODE.search(leading.line):
+    if leading.cause is not CauseClass.CODE or PROOF in leading.fields or _CODE_PROOF.search(leading.line):
         return None
-    return next((other for other in roots if other.cause is not CauseClass.CODE and _is_next(other, leading)), None)
+    return next(
+        (other for other in roots if other.cause is not CauseClass.CODE and _is_printed_next(other, leading)), None
+    )
 
 
-def _is_next(other: Finding, leading: Finding) -> bool:
+def _is_printed_next(other: Finding, leading: Finding) -> bool:
     is_same = other.origin.stream == leading.origin.stream and rank_of(other) == rank_of(leading)
     apart = (other.first_at - leading.first_at).total_seconds()
     is_own = not _is_later_of_message(other, leading)
-    return is_same and is_own and GUESS not in other.fields and 0 <= apart <= _RIGHT_AFTER
+    return is_same and is_own and GUESS not in other.fields and 0 <= apart <= _SAME_MESSAGE_S
 
 
-def _is_proven(finding: Finding) -> bool:
-    if finding.rule == _LARGE_LOSS:
+def _proves_cause(finding: Finding) -> bool:
+    if finding.rule == _LARGE_LOSS_RULE:
         return False  # it may be a sum over many samples
     if finding.cause in (CauseClass.NUMERICS, CauseClass.GPU_MEMORY, CauseClass.HANG):
         return True
-    if PROOF in finding.fields or _PROOF_OF_CODE.search(finding.line):
+    if PROOF in finding.fields or _CODE_PROOF.search(finding.line):
         return True
     words = _PROOF.get(finding.cause)
-    is_devices = finding.cause is CauseClass.GPU and _HARDWARE.search(finding.line)
-    return bool(is_devices or (words and words.search(finding.line)))
+    is_hardware = finding.cause is CauseClass.GPU and _HARDWARE.search(finding.line)
+    return bool(is_hardware or (words and words.search(finding.line)))
 
 
-def _gives_way(finding: Finding, facts: Facts) -> bool:
+def _is_last_resort(finding: Finding, facts: Facts) -> bool:
     is_number = finding.cause is CauseClass.NUMERICS and "exception" not in finding.fields
-    was_left_out = is_number and (finding.id in facts.excused or bool(facts.followed.get(finding.id)))
-    return _was_cut(finding) or finding.rule in _SECOND or was_left_out or _is_said(finding)
+    was_survived = is_number and (finding.id in facts.excused or bool(facts.followed.get(finding.id)))
+    return _is_heading_only(finding) or finding.rule in _LAST_RESORT_RULES or was_survived or _is_model_text(finding)
 
 
-def _is_said(finding: Finding) -> bool:
-    return "exception" not in finding.fields and bool(_SAID.match(finding.line))
+def _is_model_text(finding: Finding) -> bool:
+    return "exception" not in finding.fields and bool(_MODEL_TEXT.match(finding.line))
 
 
 def _is_doubtful(finding: Finding) -> bool:
     doubts = _DOUBTFUL & finding.fields.keys()
-    return bool(doubts) and not (doubts <= {"alone", "first_frame"} and _SAYS_ALL.search(finding.line))
+    return bool(doubts) and not (doubts <= {"alone", "first_frame"} and _UNAMBIGUOUS.search(finding.line))
 
 
-def _was_cut(finding: Finding) -> bool:
+def _is_heading_only(finding: Finding) -> bool:
     return finding.line.startswith(TRACEBACK)
 
 
 def _vagueness(finding: Finding) -> tuple[bool, bool]:
+    # The most specific line sorts first.
     return finding.cause in (CauseClass.CODE, CauseClass.UNKNOWN), "alone" in finding.fields
 
 
 def _confidence_of(leading: Finding, facts: Facts, relevant: Relevant, *, is_sure: bool) -> Confidence:
-    """Return low confidence for cut lines, guesses, and programs that continued or were stopped."""
     firsts = {ended.rank for ended in facts.exits if ended.is_first and ended.signal is None and ended.rank is not None}
     others = {rank_of(finding) for finding in relevant.roots if finding.rule != leading.rule}
     is_passed = leading.cause is CauseClass.PREEMPTION or bool(facts.followed.get(leading.id))
     if (
-        _was_cut(leading)
-        or _is_said(leading)
+        _is_heading_only(leading)
+        or _is_model_text(leading)
         or GUESS in leading.fields
         or leading.id in facts.excused
         or (is_passed and rank_of(leading) not in firsts and others & firsts)
@@ -210,33 +221,37 @@ def _confidence_of(leading: Finding, facts: Facts, relevant: Relevant, *, is_sur
 
 
 def _step_of(finding: Finding) -> str:
+    """Return ``in step 7 the loss is nan``. Empty for other lines."""
     fields = finding.fields
     if fields.get("event") != "step":
         return ""
     named = {"loss": "the loss", "grad_norm": "the gradient norm"}
-    told = [f"{name} is {fields[key]}" for key, name in named.items() if fields.get(key)]
-    return f"in step {fields.get('step', '?')} {' and '.join(told)}" if told else ""
+    stated = [f"{name} is {fields[key]}" for key, name in named.items() if fields.get(key)]
+    return f"in step {fields.get('step', '?')} {' and '.join(stated)}" if stated else ""
 
 
 def _is_soon_after(finding: Finding, leading: Finding) -> bool:
-    return abs((finding.first_at - leading.first_at).total_seconds()) <= _TOGETHER
+    return abs((finding.first_at - leading.first_at).total_seconds()) <= _TOGETHER_S
 
 
 def _may_be_first(finding: Finding, leading: Finding, ranks: frozenset[int]) -> bool:
+    """Return whether another rank's finding may be earlier, by a wrong clock."""
     if rank_of(finding) in ranks or not moment_of(finding).is_known or not moment_of(leading).is_known:
         return False
     is_same_clock = clock_of(finding) == clock_of(leading)
-    return not is_same_clock and (finding.first_at - leading.first_at).total_seconds() <= _WORST_CLOCK
+    return not is_same_clock and (finding.first_at - leading.first_at).total_seconds() <= _WORST_CLOCK_S
 
 
-def _was_killed(finding: Finding) -> bool:
+def _was_ended_by_sigkill(finding: Finding) -> bool:
     return "signal: Killed" in finding.line
 
 
-def _were_ended_with_others(ranks: frozenset[int], facts: Facts) -> bool:
+def _were_ended_after_crash(ranks: frozenset[int], facts: Facts) -> bool:
     own = [ended for ended in facts.exits if ended.rank in ranks]
-    hard = any(each.signal is not None and not each.is_victims and each.rank not in ranks for each in facts.exits)
-    return hard and bool(own) and all(ended.signal == signal.SIGTERM for ended in own)
+    has_crashed = any(
+        each.signal is not None and not each.is_victims and each.rank not in ranks for each in facts.exits
+    )
+    return has_crashed and bool(own) and all(ended.signal == signal.SIGTERM for ended in own)
 
 
 def _ran_until_stopped(leading: Finding, facts: Facts, relevant: Relevant) -> bool:
@@ -246,10 +261,10 @@ def _ran_until_stopped(leading: Finding, facts: Facts, relevant: Relevant) -> bo
 
 
 def _cause_of_line(leading: Finding, facts: Facts) -> CauseClass:
-    """Return CODE for a CUDA error if the kernel reports a program's illegal access (XID 13, 31)."""
+    # A CUDA error after a program's illegal access, reported by the kernel, is the program's fault.
     if leading.cause is not CauseClass.GPU:
         return leading.cause
     node = leading.origin.node or facts.node_of(rank_of(leading))
-    programs = [f for f in facts.findings if f.role is Role.CONFIRMATION and f.fields.get("xid") in _PROGRAMS_XIDS]
+    programs = [f for f in facts.findings if f.role is Role.CONFIRMATION and f.fields.get("xid") in _XIDS_OF_PROGRAMS]
     is_programs = any(not node or other.origin.node in ("", node) for other in programs)
     return CauseClass.CODE if is_programs else CauseClass.GPU

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -22,39 +23,55 @@ from trainmedic_logs.diagnosis.exits import LAUNCHER
 from trainmedic_logs.diagnosis.facts import Facts
 from trainmedic_logs.diagnosis.own_times import LossRise
 from trainmedic_logs.diagnosis.verdict import Advice, Confidence, Evidence, Verdict
-from trainmedic_logs.diagnosis.window import TRUSTED_SOURCES, Relevant, relevant
+from trainmedic_logs.diagnosis.window import TRUSTED_SOURCES, Relevant, select_relevant
 from trainmedic_logs.domain.finding import CauseClass, Finding, Role
 
-_NOT_A_NUMBER = "loss-nan"
-_VAGUE = frozenset({CauseClass.UNKNOWN, CauseClass.HANG})
+_NAN_RULE = "loss-nan"
+_VAGUE_CAUSES = frozenset({CauseClass.UNKNOWN, CauseClass.HANG})  # compatible with any other cause
+# A link, a file system or another process's memory may fail without effect on the job.
 _OFTEN_UNRELATED = frozenset({CauseClass.NETWORK, CauseClass.STORAGE, CauseClass.HOST_MEMORY})
 _PLAIN_ERRORS = frozenset({CauseClass.CODE, CauseClass.GPU_MEMORY})
 _MOST_EVIDENCE = 20
 
 
 def diagnose(facts: Facts) -> Verdict:
+    """Return the verdict on an attempt that failed, is slow, or shows no fault."""
+    relevant = select_relevant(facts)
     if facts.has_ended_well and not facts.is_known_to_fail:
-        not_numbers = [finding for finding in relevant(facts).roots if finding.cause is CauseClass.NUMERICS]
-        if not_numbers:
-            return _ended_without_numbers(facts, not_numbers[0])
-        slowness = slow.diagnose(facts.steps) if facts.steps else None
-        return slowness if slowness is not None and slowness.cause is not CauseClass.UNKNOWN else _ended_well(facts)
-    counting = relevant(facts)
-    attributions = sorted(_all(facts, counting), key=lambda attribution: attribution.source)
-    if not attributions and counting.ended is None and _has_finished(facts):
-        return _ended_well(facts)
-    slowness = slow.diagnose(facts.steps) if not attributions and facts.steps and counting.ended is None else None
-    if slowness is not None and (slowness.cause is not CauseClass.UNKNOWN or facts.loss_rise is None):
-        return slowness  # nothing has failed
-    if not attributions and facts.loss_rise is not None and counting.ended is None:
-        return _loss_rose(facts.loss_rise)
-    if not attributions and facts.throughput_drop is not None and not facts.steps and counting.ended is None:
-        return slow.by_throughput(facts.throughput_drop, _timeouts(facts))
+        return _after_success(facts, relevant)
+    attributions = sorted(_attributions(facts, relevant), key=lambda attribution: attribution.source)
     if not attributions:
-        return _without_attribution(facts, counting)
+        without_failure = _without_failure(facts) if relevant.first_sign is None else None
+        return without_failure or _without_attribution(facts, relevant)
     leader = _leader(attributions)
     leader, against = _weighed(leader, [other for other in attributions if other is not leader])
-    return _verdict(leader, against, facts, counting)
+    return _verdict(leader, against, facts, relevant)
+
+
+def _after_success(facts: Facts, relevant: Relevant) -> Verdict:
+    bad_numbers = [finding for finding in relevant.roots if finding.cause is CauseClass.NUMERICS]
+    if bad_numbers:
+        return _ended_with_bad_numbers(facts, bad_numbers[0])
+    if facts.steps:
+        slowness = slow.diagnose(facts.steps)
+        if slowness.cause is not CauseClass.UNKNOWN:
+            return slowness
+    return _ended_well(facts)
+
+
+def _without_failure(facts: Facts) -> Verdict | None:
+    """None without success, slowness or a risen loss."""
+    if _has_finished(facts):
+        return _ended_well(facts)
+    if facts.steps:
+        slowness = slow.diagnose(facts.steps)
+        if slowness.cause is not CauseClass.UNKNOWN or facts.loss_rise is None:
+            return slowness
+    if facts.loss_rise is not None:
+        return _loss_rose(facts.loss_rise)
+    if facts.throughput_drop is not None and not facts.steps:
+        return slow.by_throughput(facts.throughput_drop, _timeouts(facts))
+    return None
 
 
 def _timeouts(facts: Facts) -> list[Evidence]:
@@ -62,51 +79,54 @@ def _timeouts(facts: Facts) -> list[Evidence]:
     return [evidence_of(finding, slow.WHY_TIMEOUT) for finding in timeouts.values()]
 
 
-def _all(facts: Facts, counting: Relevant) -> Iterable[Attribution]:
-    yield from evidence_sources.kernel(facts, counting)
+def _attributions(facts: Facts, relevant: Relevant) -> Iterable[Attribution]:
+    yield from evidence_sources.kernel(facts, relevant)
     yield from pods.attributions(facts)
     yield from evidence_sources.recorder(facts)
-    if any(finding.cause is CauseClass.HANG for finding in counting.cascades):
-        yield from collectives.differing(facts.collectives)
-    yield from first_lines.first_line(facts, counting)
-    yield from evidence_sources.gone_nodes(facts, counting)
+    if any(finding.cause is CauseClass.HANG for finding in relevant.cascades):
+        yield from collectives.attributions(facts.collectives)
+    yield from first_lines.first_line(facts, relevant)
+    yield from evidence_sources.gone_nodes(facts, relevant)
     if facts.is_reported_hang:
         # The launcher ended the processes, so their exit codes explain nothing.
-        yield from stragglers.not_timed_out(facts, counting)
-        yield from stragglers.left_behind(facts, counting)
+        yield from stragglers.not_timed_out(facts, relevant)
+        yield from stragglers.left_behind(facts, relevant)
         return
-    stopped = list(stops.on_purpose(facts, counting))
+    stopped = list(stops.on_purpose(facts, relevant))
     # After an OOM kill, a scheduler also ends the rest of the step, without a reason.
     has_reason = any(attribution.confidence is Confidence.HIGH for attribution in stopped)
-    killed = [] if has_reason else list(stops.scheduler_kills(facts, counting))
+    killed = [] if has_reason else list(stops.scheduler_kills(facts, relevant))
     # Processes killed in a requested end were killed by it.
-    yield from killed or stopped or evidence_sources.first_exits(facts, counting)
-    yield from stragglers.not_timed_out(facts, counting)
-    yield from stragglers.left_behind(facts, counting)
+    yield from killed or stopped or evidence_sources.first_exits(facts, relevant)
+    yield from stragglers.not_timed_out(facts, relevant)
+    yield from stragglers.left_behind(facts, relevant)
 
 
 def _leader(attributions: Sequence[Attribution]) -> Attribution:
     """Return the first of the strongest source, unless it describes consequences."""
-    likely = [a for a in attributions if a.confidence is not Confidence.LOW and not _was_killed(a, attributions)]
+    likely = [
+        a for a in attributions if a.confidence is not Confidence.LOW and not _is_refuted_by_kill(a, attributions)
+    ]
     errors = [a for a in likely if a.source is EvidenceSource.LINE and a.cause in _PLAIN_ERRORS]
-    # A link, file system or other process's memory may be unrelated; a plain error is not.
     strongest = next((a for a in likely if not (errors and _may_be_unrelated(a))), attributions[0])
     if strongest in errors:
         return strongest
     if strongest.source is EvidenceSource.LINE and strongest.cause is CauseClass.NETWORK:
         # A crashing process breaks its connections, which the others report.
         strongest = next((a for a in likely if a.source is EvidenceSource.EXIT and a.cause in _PLAIN_ERRORS), strongest)
-    alike = [other for other in attributions if other.source is strongest.source]
-    alike.sort(
-        key=lambda a: (not a.is_proven, a.confidence is not Confidence.HIGH, a.moment is None, a.moment and a.moment.at)
-    )
-    first = alike[0]
+    first = min((other for other in attributions if other.source is strongest.source), key=_order_in_source)
     lines = [other for other in attributions if other.source is EvidenceSource.LINE]
     # A certainly older job line from another place is the origin.
     for line in lines:
         if first.source < EvidenceSource.LINE and line.is_before(first) and not line.concerns(first):
             return line
     return first
+
+
+def _order_in_source(attribution: Attribution) -> tuple[Any, ...]:
+    # The proven first, then the certain, then the earliest.
+    is_sure, moment = attribution.confidence is Confidence.HIGH, attribution.moment
+    return (not attribution.is_proven, not is_sure, moment is None, moment and moment.at)
 
 
 def _may_be_unrelated(attribution: Attribution) -> bool:
@@ -117,8 +137,8 @@ def _may_be_unrelated(attribution: Attribution) -> bool:
 
 
 def _weighed(leader: Attribution, others: Sequence[Attribution]) -> tuple[Attribution, list[Evidence]]:
-    """Return the leader, its confidence lowered by other sources, and their evidence against it."""
-    leader, against = _merged(leader, [other for other in others if other.concerns(leader)])
+    """Return the leader, its confidence lowered by other sources, and their evidence."""
+    leader, against = _with_agreeing(leader, [other for other in others if other.concerns(leader)])
     for other in others:
         if other.concerns(leader) or leader.is_before(other) or leader.is_proven:
             continue
@@ -132,11 +152,12 @@ def _weighed(leader: Attribution, others: Sequence[Attribution]) -> tuple[Attrib
     return leader, against
 
 
-def _merged(leader: Attribution, same: Sequence[Attribution]) -> tuple[Attribution, list[Evidence]]:
+def _with_agreeing(leader: Attribution, same: Sequence[Attribution]) -> tuple[Attribution, list[Evidence]]:
+    """Return the leader, combined with others of its place, and contradicting evidence."""
     against: list[Evidence] = []
     for other in same:
-        agrees = other.cause is leader.cause or leader.cause in _VAGUE or other.cause in _VAGUE
-        agrees = agrees and not _was_killed_instead(leader, other) and not _was_killed_instead(other, leader)
+        agrees = other.cause is leader.cause or leader.cause in _VAGUE_CAUSES or other.cause in _VAGUE_CAUSES
+        agrees = agrees and not _ended_by_kill_instead(leader, other) and not _ended_by_kill_instead(other, leader)
         is_explained = _explains(leader, other)
         if not agrees and not is_explained:
             if leader.is_proven or leader.is_before(other):
@@ -145,68 +166,65 @@ def _merged(leader: Attribution, same: Sequence[Attribution]) -> tuple[Attributi
             leader = leader.with_confidence(leader.confidence.lowered())
             against += other.evidence[:2]
             continue
-        cause = other.cause if leader.cause in _VAGUE and other.cause not in _VAGUE else leader.cause
-        is_narrower = other.confidence is not Confidence.LOW
-        if cause is not leader.cause and not is_narrower:
+        takes_cause = leader.cause in _VAGUE_CAUSES and other.cause not in _VAGUE_CAUSES
+        if takes_cause and other.confidence is Confidence.LOW:
             leader = leader.with_confidence(Confidence.LOW)  # a cause is no more certain than its source
-        both = leader.ranks & other.ranks if is_narrower else leader.ranks
-        ranks = both if leader.ranks and other.ranks else leader.ranks or other.ranks
-        # Another source raises the confidence if one of the two is trusted or both state ranks. A trusted one without
-        # a usable time may be about another failure.
-        raised = other.source <= EvidenceSource.EXIT and other.source is not leader.source
-        raised = raised and (other.is_trusted or leader.is_trusted or _both_know_ranks(leader, other))
-        raised = raised and all(
-            each.moment is None or each.moment.is_known for each in (leader, other) if each.is_trusted
-        )
-        is_provable = (leader if cause is leader.cause else other).is_provable or other.is_trusted
+        with_cause, without = (other, leader) if takes_cause else (leader, other)
+        is_provable = with_cause.is_provable or other.is_trusted
         leader = replace(
             leader,
-            cause=cause,
-            ranks=ranks,
+            cause=with_cause.cause,
+            ranks=_combined_ranks(leader, other),
             node=leader.node or other.node,
             gpu=leader.gpu or other.gpu,
             is_trusted=leader.is_trusted or other.is_trusted,
             names_node=leader.names_node or other.names_node,
-            confidence=Confidence.HIGH
-            if raised and is_provable and _neither_is_low(leader, other)
-            else leader.confidence,
-            evidence=leader.evidence + other.evidence if cause is leader.cause else other.evidence + leader.evidence,
-            fingerprint=other.fingerprint if cause is not leader.cause else leader.fingerprint,
+            confidence=Confidence.HIGH if is_provable and _raises_confidence(leader, other) else leader.confidence,
+            evidence=with_cause.evidence + without.evidence,
+            fingerprint=with_cause.fingerprint,
         )
     return leader, against
 
 
-def _was_killed(printed: Attribution, attributions: Sequence[Attribution]) -> bool:
-    return any(_was_killed_instead(printed, other) and printed.concerns(other) for other in attributions)
+def _combined_ranks(leader: Attribution, other: Attribution) -> frozenset[int]:
+    if not leader.ranks or not other.ranks:
+        return leader.ranks or other.ranks
+    # A source of low confidence does not narrow the leader's ranks.
+    return leader.ranks if other.confidence is Confidence.LOW else leader.ranks & other.ranks
 
 
-def _was_killed_instead(printed: Attribution, other: Attribution) -> bool:
-    """Return whether SIGKILL ended a process whose exception may have been caught."""
+def _raises_confidence(leader: Attribution, other: Attribution) -> bool:
+    if other.source > EvidenceSource.EXIT or other.source is leader.source:
+        return False
+    if Confidence.LOW in (leader.confidence, other.confidence):
+        return False
+    trusted = [each for each in (leader, other) if each.is_trusted]
+    # A trusted one without a usable time may concern another failure.
+    if any(each.moment is not None and not each.moment.is_known for each in trusted):
+        return False
+    return bool(trusted) or (bool(leader.ranks) and bool(other.ranks))
+
+
+def _is_refuted_by_kill(printed: Attribution, attributions: Sequence[Attribution]) -> bool:
+    return any(_ended_by_kill_instead(printed, other) and printed.concerns(other) for other in attributions)
+
+
+def _ended_by_kill_instead(printed: Attribution, other: Attribution) -> bool:
+    # The process may have caught its exception.
     may_be_caught = printed.cause is CauseClass.CODE or not printed.is_provable
     return may_be_caught and printed.source is EvidenceSource.LINE and other.is_kill
 
 
 def _explains(leader: Attribution, other: Attribution) -> bool:
-    """Return whether the kernel's statement explains the job's different error.
-
-    A lost GPU or machine causes any error; others only errors of their kind.
-    """
+    """Return whether the kernel's statement explains the job's different error."""
     is_before = leader.is_trusted and not other.is_trusted and bool(leader.moment and leader.moment.is_known)
     if leader.cause is CauseClass.HOST_MEMORY:
         return is_before and other.cause is CauseClass.DATA and bool(leader.ranks & other.ranks)
     return is_before and leader.cause in (CauseClass.GPU, CauseClass.NODE)
 
 
-def _both_know_ranks(one: Attribution, other: Attribution) -> bool:
-    return bool(one.ranks) and bool(other.ranks)
-
-
-def _neither_is_low(leader: Attribution, other: Attribution) -> bool:
-    return Confidence.LOW not in (leader.confidence, other.confidence)
-
-
 def _loss_rose(rise: LossRise) -> Verdict:
-    """Return a low-confidence hint: a loss may rise and fall by itself."""
+    # Only a hint: a loss may rise and fall by itself.
     why = f"the loss was {rise.lowest:.3g}, and is {rise.last:.3g}"
     return Verdict(
         cause=CauseClass.NUMERICS,
@@ -224,9 +242,9 @@ def _has_finished(facts: Facts) -> bool:
 
 def _ended_well(facts: Facts) -> Verdict:
     ended = [each for each in facts.exits if each.code == 0]
-    done = next((each for each in ended if each.teller == LAUNCHER), ended[0])
+    done = next((each for each in ended if each.reporter == LAUNCHER), ended[0])
     why = "a process states that it finished"
-    if done.teller == LAUNCHER:
+    if done.reporter == LAUNCHER:
         why = "its launcher saw it end with exit code 0"
     return Verdict(
         cause=CauseClass.UNKNOWN,
@@ -238,13 +256,13 @@ def _ended_well(facts: Facts) -> Verdict:
     )
 
 
-def _ended_without_numbers(facts: Facts, first: Finding) -> Verdict:
+def _ended_with_bad_numbers(facts: Facts, first: Finding) -> Verdict:
     rank = rank_of(first)
     where = f" on rank {rank}" if rank is not None else ""
     well = _ended_well(facts)
     return Verdict(
         cause=CauseClass.NUMERICS,
-        confidence=Confidence.HIGH if first.rule == _NOT_A_NUMBER else Confidence.MEDIUM,
+        confidence=Confidence.HIGH if first.rule == _NAN_RULE else Confidence.MEDIUM,
         summary=f"The job ended without an error, but its numbers were wrong until its end{where}: {first.line[:200]}",
         advice=Advice.ASK,
         ranks=(rank,) if rank is not None else (),
@@ -253,9 +271,9 @@ def _ended_without_numbers(facts: Facts, first: Finding) -> Verdict:
     )
 
 
-def _without_attribution(facts: Facts, counting: Relevant) -> Verdict:
-    hang = next((finding for finding in counting.cascades if finding.cause is CauseClass.HANG), None)
-    by_rule = {finding.rule: finding for finding in reversed(counting.cascades)}
+def _without_attribution(facts: Facts, relevant: Relevant) -> Verdict:
+    hang = next((finding for finding in relevant.cascades if finding.cause is CauseClass.HANG), None)
+    by_rule = {finding.rule: finding for finding in reversed(relevant.cascades)}
     evidence = [
         evidence_of(finding, "a victim, which waited for another rank or lost its peer") for finding in by_rule.values()
     ]
@@ -272,15 +290,15 @@ def _without_attribution(facts: Facts, counting: Relevant) -> Verdict:
     has_signs = (
         is_hang
         or facts.reported is not None
-        or bool(counting.roots or counting.cascades)
+        or bool(relevant.roots or relevant.cascades)
         or any(ended.is_failure for ended in facts.exits)
     )
-    waited = next((f.fields for f in counting.cascades if f.fields.get("joined")), {})
+    waited = next((f.fields for f in relevant.cascades if f.fields.get("joined")), {})
     next_step = advice.what_to_do(cause, Confidence.LOW, before, names_node=False)
     return Verdict(
         cause=cause,
         confidence=Confidence.LOW,
-        summary=wording.nobody(
+        summary=wording.without_origin(
             cause, has_signs=has_signs, joined=waited.get("joined", ""), size=waited.get("size", "")
         ),
         advice=next_step if has_signs or facts.is_known_to_fail else Advice.NONE,
@@ -291,10 +309,10 @@ def _without_attribution(facts: Facts, counting: Relevant) -> Verdict:
     )
 
 
-def _verdict(leader: Attribution, against: Sequence[Evidence], facts: Facts, counting: Relevant) -> Verdict:
+def _verdict(leader: Attribution, against: Sequence[Evidence], facts: Facts, relevant: Relevant) -> Verdict:
     node = leader.node if _may_name_node(leader) else None
     before = sum(1 for earlier in facts.earlier if earlier.fingerprint == leader.fingerprint)
-    evidence = [*leader.evidence, *_confirming(leader, counting)]
+    evidence = [*leader.evidence, *_further_kernel_lines(leader, relevant)]
     # Without a known cause, a verdict is a hint even if the rank is certain.
     confidence = Confidence.LOW if leader.cause is CauseClass.UNKNOWN else leader.confidence
     return Verdict(
@@ -324,11 +342,11 @@ def _may_name_node(leader: Attribution) -> bool:
     return leader.confidence is Confidence.HIGH and leader.is_trusted and leader.names_node and bool(leader.node)
 
 
-def _confirming(leader: Attribution, counting: Relevant) -> list[Evidence]:
-    """Return the node's further kernel lines. OOM kills confirm no other cause."""
+def _further_kernel_lines(leader: Attribution, relevant: Relevant) -> list[Evidence]:
+    # OOM kills confirm no other cause.
     return [
         evidence_of(finding, "the same node's kernel wrote this as well")
-        for finding in counting.trusted
+        for finding in relevant.trusted
         if finding.line not in {each.line for each in leader.evidence}
         if finding.cause is leader.cause or finding.cause is not CauseClass.HOST_MEMORY
         if finding.origin.source in TRUSTED_SOURCES and leader.node and finding.origin.node == leader.node

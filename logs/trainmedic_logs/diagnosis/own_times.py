@@ -12,13 +12,13 @@ from msgspec import Struct, field
 
 from trainmedic_logs.diagnosis.slow import RankStep, ThroughputDrop
 
-_LAST = 5
+_LAST_STEPS = 5  # the current figure
+# Earlier steps for the usual throughput, at most and at least.
 _USUAL, _FEWEST = 200, 20
-"""Earlier steps for the usual throughput, at most and at least."""
-_DROPPED = 0.7
-_RATES = ("tokens_per_s", "samples_per_s", "throughput")
+_DROPPED_SHARE = 0.7  # of the usual throughput
+_RATE_MEMBERS = ("tokens_per_s", "samples_per_s", "throughput")
 _MOST_FORMS = 16
-_ROSE_BY, _ROSE_TIMES = 1.0, 2.0
+_ROSE_BY, _ROSE_TIMES = 1.0, 2.0  # over the lowest loss; both must hold
 
 
 class LossRise(Struct, frozen=True):
@@ -28,11 +28,16 @@ class LossRise(Struct, frozen=True):
 
 
 class OwnTimes(Struct):
-    parts: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_LAST))
+    """Figures of one stream."""
+
+    parts: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_LAST_STEPS))
     """Total and data waiting seconds."""
     lowest: float | None = None
+    """Lowest loss."""
     rise: LossRise | None = None
+    """None if the last loss has not risen."""
     rates: dict[tuple[Any, ...], deque[float]] = field(default_factory=dict)
+    """By form, because forms have different units."""
 
     def step_record(self, record: Mapping[str, Any], text: str, *, has_words: bool) -> None:
         """Read a step record. `has_words`: the trainer's format is unknown."""
@@ -42,7 +47,7 @@ class OwnTimes(Struct):
         if (rate := _rate(record)) is not None:
             form = tuple(name for name in record if name not in ("data_share", "loss_before", "loss_now", "loss_rise"))
             if form in self.rates or len(self.rates) < _MOST_FORMS:
-                self.rates.setdefault(form, deque(maxlen=_USUAL + _LAST)).append(rate)
+                self.rates.setdefault(form, deque(maxlen=_USUAL + _LAST_STEPS)).append(rate)
         if "loss_rise" in record:
             self.rise = LossRise(record["loss_before"], record["loss_now"], text[:500]) if record["loss_rise"] else None
         elif isinstance(loss := record.get("loss"), float) and isfinite(loss) and not has_words:
@@ -53,25 +58,26 @@ class OwnTimes(Struct):
         has_risen = lowest >= 0 and loss > lowest + _ROSE_BY and loss > lowest * _ROSE_TIMES
         self.rise = LossRise(lowest, loss, text[:500]) if has_risen else None
 
-    def step(self) -> RankStep | None:
-        if len(self.parts) < _LAST:
+    def median_step(self) -> RankStep | None:
+        if len(self.parts) < _LAST_STEPS:
             return None
         whole, data = (median(part) for part in zip(*self.parts, strict=True))
         return RankStep(data, max(whole - data, 0.0), 0.0)
 
-    def drop(self) -> ThroughputDrop | None:
+    def throughput_drop(self) -> ThroughputDrop | None:
         for rates in self.rates.values():
-            if len(rates) < _FEWEST + _LAST:
+            if len(rates) < _FEWEST + _LAST_STEPS:
                 continue
-            before, last = list(rates)[:-_LAST], list(rates)[-_LAST:]
+            before, last = list(rates)[:-_LAST_STEPS], list(rates)[-_LAST_STEPS:]
             usual, now = median(before), median(last)
-            if now < _DROPPED * usual and max(last) < usual:
+            if now < _DROPPED_SHARE * usual and max(last) < usual:
                 return ThroughputDrop(now / usual)
         return None
 
 
 def _rate(record: Mapping[str, Any]) -> float | None:
-    stated = next((value for name in _RATES if (value := _positive(record.get(name)))), None)
+    """Return the throughput, in any unit."""
+    stated = next((value for name in _RATE_MEMBERS if (value := _positive(record.get(name)))), None)
     if stated is not None:
         return stated
     seconds = _positive(record.get("step_s")) or _positive(record.get("elapsed_time_per_iteration_(ms)"))

@@ -23,18 +23,17 @@ from trainmedic_logs.domain.pod_fault import NOT_STARTED, PENDING, NodeNotReady,
 from trainmedic_logs.lines import message_causes
 
 SOURCE = "kubernetes"
-_PASSES_WITHIN = timedelta(minutes=1)
-"""Kubernetes retries failed starts."""
-_BEFORE = timedelta(minutes=10)
-"""Age of a related fault at the first sign."""
-_NODE_BEFORE = timedelta(hours=1)
-"""Age of an unready node that explains timeouts."""
-_ERROR = 2.0
-"""Error of Kubernetes' times, in seconds."""
+# Time in which Kubernetes' retries may mend a failed start.
+_START_RETRIED_FOR = timedelta(minutes=1)
+# Largest age of a related fault at the first sign.
+_FAULT_BEFORE = timedelta(minutes=10)
+# The same for an unready node: the ranks that wait for it time out late.
+_NODE_FAULT_BEFORE = timedelta(hours=1)
+_CLOCK_ERROR_S = 2.0  # of Kubernetes' times
 _MOST_EVIDENCE = 4
 _ASKED_TO_END = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
-_RESOURCE = (
+_RESOURCES = (
     (re.compile(r"low on resource: (?:memory)\b|MemoryPressure"), CauseClass.HOST_MEMORY, "memory"),
     (
         re.compile(r"(?i)ephemeral[- ](?:local )?storage"),
@@ -55,11 +54,11 @@ _SPECIFICATION = re.compile(
     r"|exec:.{0,100}(?:no such file or directory|permission denied)"
 )
 _QUOTED = re.compile(r'"[^"]*"')
-_OUTSIDE = re.compile(
+_REGISTRY_OR_NETWORK = re.compile(
     r"(?i)timeout|timed out|toomanyrequests|too many requests|\b429\b|refused|reset by peer|no such host|\b50[0234]\b"
     r"|deadline exceeded|unexpected EOF|TLS handshake|x509|temporar"
 )
-_DEVICE = re.compile(r"(?i)nvidia-container-cli|nvml|driver|failed to (?:inject|allocate)|device plugin|cdi\b")
+_GPU_SETUP = re.compile(r"(?i)nvidia-container-cli|nvml|driver|failed to (?:inject|allocate)|device plugin|cdi\b")
 _ALWAYS_SPECIFICATION = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 
 
@@ -72,28 +71,32 @@ def _is_sign(fault: PodFault, now: datetime) -> bool:
     if not fault.is_training:
         return False
     if fault.kind in PENDING:
-        return now - fault.at >= _PASSES_WITHIN
+        return now - fault.at >= _START_RETRIED_FOR
     if fault.kind is PodFaultKind.EXITED:
         return _exit_of(fault).signal not in _ASKED_TO_END
     return not fault.is_event
 
 
 def of_failure(reading: PodReading, began_at: datetime, taken_in: timedelta, after: datetime | None) -> PodReading:
-    """Return only faults that can belong to the failure; `after`: end of the previous one."""
-    first = began_at - _BEFORE if after is None else max(began_at - _BEFORE, after)
+    """Return only faults that can belong to the failure.
+
+    `taken_in`: duration after its first sign, `began_at`. `after`: end of the previous failure.
+    """
+    first = began_at - _FAULT_BEFORE if after is None else max(began_at - _FAULT_BEFORE, after)
     faults = tuple(fault for fault in reading.faults if first <= fault.at <= began_at + taken_in)
-    earliest = began_at - _NODE_BEFORE
+    earliest = began_at - _NODE_FAULT_BEFORE
     not_ready = tuple(each for each in reading.not_ready if earliest <= each.since <= began_at + taken_in)
     return replace(reading, faults=faults, not_ready=not_ready)
 
 
-def are_own(
+def own_pod_test(
     namespace: str | None, is_known: bool, places: Collection[str], namespaces: Collection[str]
 ) -> Callable[[str, str, str], bool]:
-    """Return a predicate (namespace, name, node): whether a pod with the job's label is really the job's.
+    """Return a predicate (namespace, name, node): whether a pod with the job's label, which any account can set, is the
+    job's.
 
-    Any account that can create pods can set the label. A connected job states its namespace. For a known job without
-    one, only pods at known `places` (node or pod names) count. Otherwise all pods must share one of the `namespaces`.
+    A connected job states its namespace. For a known job without one, only pods at known `places` (node or pod names)
+    count. Otherwise all pods must share one of the `namespaces`.
     """
     if namespace is not None:
         return lambda of_pod, _, __: of_pod == namespace
@@ -104,14 +107,12 @@ def are_own(
 
 
 def ends(facts: Facts) -> Sequence[Exit]:
+    """Return containers' ends, none if logs or other faults say more."""
     reading = facts.pods
-    if facts.exits or any(_is_why(fault) for fault in reading.faults):
+    if facts.exits or any(_explains_failure(fault) for fault in reading.faults):
         return ()
     ended = [fault for fault in reading.faults if fault.kind is PodFaultKind.EXITED and fault.is_training]
-    return [
-        replace(_exit_of(fault), rank=next(iter(ranks)) if len(ranks := _ranks_of(fault, facts)) == 1 else None)
-        for fault in ended
-    ]
+    return [replace(_exit_of(fault), rank=_only_rank_of(fault, facts)) for fault in ended]
 
 
 def attributions(facts: Facts) -> Iterator[Attribution]:
@@ -123,23 +124,23 @@ def attributions(facts: Facts) -> Iterator[Attribution]:
     for (kind, cause, _), faults in alike.items():
         yield _attribution(kind, cause, faults, facts)
     for not_ready in facts.pods.not_ready:
-        yield _of_node(not_ready, facts)
+        yield _node_attribution(not_ready, facts)
 
 
 def _attribution(kind: PodFaultKind, cause: CauseClass, faults: Sequence[PodFault], facts: Facts) -> Attribution:
     first = faults[0]
-    worth = min((_confidence_of(fault) for fault in faults), key=list(Confidence).index)
+    confidence = min((_confidence_of(fault) for fault in faults), key=list(Confidence).index)
     nodes = {fault.node for fault in faults}
     return Attribution(
         EvidenceSource.KERNEL if not first.is_event else EvidenceSource.EXIT,
         cause,
-        worth,
+        confidence,
         tuple(_evidence(fault) for fault in faults[:_MOST_EVIDENCE]),
         frozenset().union(*(_ranks_of(fault, facts) for fault in faults)),
         nodes.pop() if len(nodes) == 1 else "",
-        moment=Moment(first.at, _ERROR, SOURCE),
+        moment=Moment(first.at, _CLOCK_ERROR_S, SOURCE),
         is_trusted=not first.is_event,
-        is_proven=not first.is_event and worth is Confidence.HIGH,
+        is_proven=not first.is_event and confidence is Confidence.HIGH,
         names_node=kind is PodFaultKind.NODE_LOST and first.reason == "NodeLost" and not first.is_event,
         has_started=kind not in NOT_STARTED,
         fingerprint=f"{cause}:pod:{kind}",
@@ -156,12 +157,13 @@ def _confidence_of(fault: PodFault) -> Confidence:
 
 
 def _meaning(fault: PodFault) -> tuple[CauseClass, bool]:
+    """Return the cause, and whether Kubernetes states it."""
     match fault.kind:
         case PodFaultKind.OUT_OF_MEMORY:
             return CauseClass.HOST_MEMORY, True
         case PodFaultKind.EVICTED:
-            stated = next(((cause, True) for words, cause, _ in _RESOURCE if words.search(fault.message)), None)
-            return stated or (CauseClass.NODE, False)
+            cause = next((cause for words, cause, _ in _RESOURCES if words.search(fault.message)), None)
+            return (CauseClass.NODE, False) if cause is None else (cause, True)
         case PodFaultKind.PREEMPTED | PodFaultKind.API_EVICTED | PodFaultKind.DEADLINE:
             return CauseClass.PREEMPTION, True
         case PodFaultKind.NODE_LOST | PodFaultKind.NODE_SHUTDOWN:
@@ -172,36 +174,41 @@ def _meaning(fault: PodFault) -> tuple[CauseClass, bool]:
             is_specified = _SPECIFICATION.search(_QUOTED.sub("", fault.message))
             return (CauseClass.CODE if is_specified else CauseClass.STORAGE), False
         case PodFaultKind.IMAGE | PodFaultKind.NOT_CREATED:
-            return _of_start(fault)
+            return _meaning_of_failed_start(fault)
     return CauseClass.UNKNOWN, False
 
 
-def _of_start(fault: PodFault) -> tuple[CauseClass, bool]:
+def _meaning_of_failed_start(fault: PodFault) -> tuple[CauseClass, bool]:
     text = _QUOTED.sub("", fault.message)  # names of images and files may contain any words
     is_image = fault.kind is PodFaultKind.IMAGE
     if fault.reason in _ALWAYS_SPECIFICATION:
         return CauseClass.CODE, True
     if "no space left on device" in text:
         return CauseClass.STORAGE, True
-    if not is_image and _DEVICE.search(text):
+    if not is_image and _GPU_SETUP.search(text):
         return CauseClass.NODE, False
-    if _OUTSIDE.search(text):
+    if _REGISTRY_OR_NETWORK.search(text):
         return CauseClass.NETWORK, False
     if (_NO_SUCH_IMAGE if is_image else _SPECIFICATION).search(text):
         return CauseClass.CODE, True
     return message_causes.cause_of("", text) or CauseClass.UNKNOWN, False
 
 
-def _is_why(fault: PodFault) -> bool:
+def _explains_failure(fault: PodFault) -> bool:
     return fault.is_training and fault.kind not in (PodFaultKind.EXITED, PodFaultKind.PROBE_FAILED)
 
 
 def _ranks_of(fault: PodFault, facts: Facts) -> frozenset[int]:
-    """Return a pod's ranks. A rank that does not know its node reports its pod's name."""
+    # A rank that does not know its node reports its pod's name.
     in_pod = facts.ranks_on(fault.pod)
     if in_pod or fault.node in facts.pods.shared_nodes:
         return frozenset(in_pod)
     return frozenset(facts.ranks_on(fault.node))
+
+
+def _only_rank_of(fault: PodFault, facts: Facts) -> int | None:
+    ranks = _ranks_of(fault, facts)
+    return next(iter(ranks)) if len(ranks) == 1 else None
 
 
 def _exit_of(fault: PodFault) -> Exit:
@@ -232,8 +239,9 @@ def _why(fault: PodFault) -> str:
             code = f", exit code {fault.exit_code}" if fault.exit_code is not None else ""
             return f"container {fault.container} of {pod} was killed, out of memory ({fault.reason}{code})"
         case PodFaultKind.EVICTED:
-            what = next((name for match, _, name in _RESOURCE if match.search(fault.message)), "")
-            lack = f", out of {what}" if what and "limit" not in what else f", over {what}" if what else ""
+            resource = next((name for pattern, _, name in _RESOURCES if pattern.search(fault.message)), "")
+            preposition = "over" if "limit" in resource else "out of"
+            lack = f", {preposition} {resource}" if resource else ""
             return f"{stated}the kubelet evicted {pod}{lack}{words}"
         case PodFaultKind.PREEMPTED:
             return f"{stated}{pod} was preempted for another pod{words}"
@@ -268,8 +276,8 @@ def _why(fault: PodFault) -> str:
     return f"{stated}the kubelet restarts a container of {pod}, because its probe failed{words}"
 
 
-def _of_node(not_ready: NodeNotReady, facts: Facts) -> Attribution:
-    """Attribute to an unready node: a silent kubelet means a lost machine."""
+def _node_attribution(not_ready: NodeNotReady, facts: Facts) -> Attribution:
+    # A silent kubelet means a lost machine.
     what = "has stopped reporting to Kubernetes" if not_ready.is_silent else "is not ready, as its kubelet reports"
     words = f" ({not_ready.reason}: {not_ready.message})" if not_ready.reason else ""
     why = f"node {not_ready.node} {what}{words}"

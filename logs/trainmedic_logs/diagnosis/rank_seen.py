@@ -1,5 +1,3 @@
-"""Mutable source of `RankFacts`."""
-
 from __future__ import annotations
 
 from collections import deque
@@ -17,6 +15,8 @@ _STEPS_KEPT = 100
 
 
 class RankSeen(Struct):
+    """Mutable form of `RankFacts`."""
+
     node: str = ""
     is_node_sure: bool = False
     gpu: str | None = None
@@ -29,21 +29,22 @@ class RankSeen(Struct):
     parts: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=_STEPS_KEPT))
     """Data, compute and wait seconds."""
 
-    def line(self, at: datetime) -> None:
+    def note_line(self, at: datetime) -> None:
         if self.last_line_at is None or at > self.last_line_at:
             self.last_line_at = at
 
-    def on(self, node: str, said: object) -> None:
-        if node and not self.is_node_sure:
-            self.node, self.is_node_sure = node, True
-        elif not self.node and isinstance(said, str):
-            self.node = said
+    def note_node(self, of_stream: str, of_record: object) -> None:
+        """Prefer the stream's node to the job's own record."""
+        if of_stream and not self.is_node_sure:
+            self.node, self.is_node_sure = of_stream, True
+        elif not self.node and isinstance(of_record, str):
+            self.node = of_record
 
-    def step(self, step: int, at: datetime) -> None:
+    def note_step(self, step: int, at: datetime) -> None:
         if self.last_step is None or step >= self.last_step:
             self.last_step, self.last_step_at = step, at
 
-    def divided(self, record: Mapping[str, Any]) -> None:
+    def note_parts(self, record: Mapping[str, Any]) -> None:
         parts = [record.get(name) for name in ("data_s", "compute_s", "wait_s")]
         numbers = [float(part) for part in parts if isinstance(part, int | float) and 0 <= part < 1e6]
         if len(numbers) == 3:
@@ -64,5 +65,6 @@ class RankSeen(Struct):
         )
 
     def rank_step(self) -> RankStep:
+        """Requires `parts`."""
         data, compute, wait = (median(part) for part in zip(*self.parts, strict=True))
         return RankStep(data, compute, wait, self.memory_ratio, self.node)

@@ -1,7 +1,4 @@
-"""Reports of an end by a job or its launcher.
-
-Each reported failure gets a verdict, and a reported success none.
-"""
+"""Reports of an end by a job or its launcher."""
 
 from __future__ import annotations
 
@@ -18,8 +15,8 @@ from trainmedic_logs.domain.known_verdict import KnownVerdict
 
 HANG = "hang"
 _LONGEST_REASON = 500
+# Time after an end for reading its last lines.
 _LATE = timedelta(minutes=2)
-"""Time after an end for reading its last lines."""
 
 
 class ReportedEnd(Struct, frozen=True):
@@ -37,6 +34,7 @@ class ReportedEnd(Struct, frozen=True):
     error: str = ""
     reason: str = ""
     restarts: bool = False
+    """The launcher starts another attempt."""
 
     @property
     def is_hang(self) -> bool:
@@ -88,8 +86,8 @@ def verdict_of(
 ) -> KnownVerdict | None:
     """Return the existing verdict on a reported failure.
 
-    A hang is diagnosed long before the launcher ends it, so a verdict on the same attempt counts until a step
-    completes.
+    A hang is diagnosed before the launcher ends it, so a verdict on the attempt counts until a step completes.
+    `before`: previous report. `taken_in`: duration of one failure's signs.
     """
     for verdict in verdicts:
         is_other = None not in (verdict.attempt, report.attempt) and verdict.attempt != report.attempt
@@ -105,11 +103,14 @@ def verdict_of(
 def is_answered(at: datetime, attempt: int | None, reports: Iterable[ReportedEnd]) -> bool:
     """Return whether a sign received `at` belongs to a reported end."""
     for report in reports:
-        is_known = attempt is not None and report.attempt is not None
-        if (attempt == report.attempt) if is_known else at <= report.at + _LATE:
+        if attempt is not None and report.attempt is not None:
+            if attempt == report.attempt:
+                return True
+        elif at <= report.at + _LATE:
             return True
     return False
 
 
 def facts_of(report: ReportedEnd) -> dict[str, Any]:
+    """Return members of `Facts`."""
     return {"reported": report.evidence, "is_reported_hang": report.is_hang, "is_known_to_fail": True}

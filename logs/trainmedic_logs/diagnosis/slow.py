@@ -1,7 +1,7 @@
 """Diagnosis of slow jobs: the part of a step and the rank that lose the time.
 
-A step's parts are waiting for its batch (data), computing, and waiting for other ranks (wait). Lost time is data, wait,
-and computing beyond other ranks.
+A step waits for its batch (data), computes, and waits for other ranks (wait). Lost time is data, wait, and computing
+beyond other ranks.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from trainmedic_logs.diagnosis.verdict import Advice, Confidence, Evidence, Verd
 from trainmedic_logs.domain.finding import CauseClass
 from trainmedic_logs.domain.known_verdict import SLOW
 
-WORTH_NAMING = 0.3
-"""Minimum share of a step."""
-SLOW_RANK = 1.3
-"""Multiple of the ranks' median own time."""
-EXPLAINS = 0.8
-"""Share of the lost time, 0 to 1."""
+NOTABLE_SHARE = 0.3
+"""Share of a step from which data or wait is a loss."""
+SLOW_RANK_FACTOR = 1.3
+"""A rank is slow above this multiple of the ranks' median own time."""
+EXPLAINED_SHARE = 0.8
+"""Minimum share of the lost time that a cause must explain."""
 _PARTS = "parts of the steps"
 _MOST_SHOWN = 5
-WAITS_FOR_DATA = "waits-for-data"
+WAITS_FOR_DATA = "waits-for-data"  # rule
 WHY_WAITS = "the trainer states how long a step takes and how long it waits for data"
 WHY_TIMEOUT = "a timeout of a collective while the job was slow"
 FULL_MEMORY = 0.95
@@ -53,10 +53,11 @@ class RankStep(Struct, frozen=True):
 
 class ThroughputDrop(Struct, frozen=True):
     share: float | None = None
-    """0 to 1; None if unknown."""
+    """Of the usual throughput, 0 to 1; None if unknown."""
 
 
 def by_own_figures(evidence: Sequence[Evidence]) -> Verdict:
+    """Return the verdict if the trainer prints that steps wait for data."""
     summary = "By the trainer's own figures, more than half of each step is spent waiting for the batch."
     verdict = _verdict(CauseClass.DATA, summary, {}, evidence=evidence[0], missing=(_PARTS,))
     return replace(verdict, evidence=tuple(evidence[:_MOST_SHOWN]), shares=None)
@@ -86,7 +87,8 @@ def diagnose(parts: Mapping[int, RankStep], baseline_s: float | None = None) -> 
 
     `unknown` without ranks or times, or if steps are as fast as `baseline_s`, the healthy step time in seconds.
     """
-    if not parts or not (step := median(each.step for each in parts.values())) > 0:
+    step = median(each.step for each in parts.values()) if parts else 0.0
+    if not step > 0:  # also true for NaN
         return _verdict(CauseClass.UNKNOWN, "How the steps divide is not known.", {}, missing=(_PARTS,))
     shares = {
         "data": median(each.data for each in parts.values()) / step,
@@ -95,30 +97,28 @@ def diagnose(parts: Mapping[int, RankStep], baseline_s: float | None = None) -> 
     }
     if baseline_s is not None and step <= baseline_s * 1.05:
         return _verdict(CauseClass.UNKNOWN, "The steps are as fast as they were when the job was well.", shares)
-    for named in (
-        _slow_rank(parts, shares),
-        _data(parts, shares),
-        _communication(parts, shares),
-        _memory(parts, shares),
-    ):
-        if named:
-            return named
-    told = ", ".join(f"{share:.0%} {name}" for name, share in shares.items())
-    if max(shares["data"], shares["wait"]) >= WORTH_NAMING:
-        return _verdict(CauseClass.UNKNOWN, f"No single cause explains the loss: a step is {told}.", shares)
-    return _verdict(CauseClass.UNKNOWN, f"The steps are computing, as they should: {told}.", shares)
+    for check in (_slow_rank, _slow_data, _slow_communication, _full_memory):
+        if verdict := check(parts, shares):
+            return verdict
+    listed = ", ".join(f"{share:.0%} {name}" for name, share in shares.items())
+    if max(shares["data"], shares["wait"]) >= NOTABLE_SHARE:
+        return _verdict(CauseClass.UNKNOWN, f"No single cause explains the loss: a step is {listed}.", shares)
+    return _verdict(CauseClass.UNKNOWN, f"The steps are computing, as they should: {listed}.", shares)
 
 
 def _slow_rank(parts: Mapping[int, RankStep], shares: Mapping[str, float]) -> Verdict | None:
-    if len(parts) < 2 or shares["wait"] < WORTH_NAMING:
+    if len(parts) < 2 or shares["wait"] < NOTABLE_SHARE:
         return None
     usual = median(each.own for each in parts.values())
-    slow = {rank: each for rank, each in parts.items() if each.own > SLOW_RANK * usual}
-    waits = median(each.wait for rank, each in parts.items() if rank not in slow) if len(slow) < len(parts) else 0.0
-    if not slow or len(slow) > max(1, len(parts) // 4) or not waits:
+    slow = {rank: each for rank, each in parts.items() if each.own > SLOW_RANK_FACTOR * usual}
+    if not slow or len(slow) > max(1, len(parts) // 4):  # too many are no exception
+        return None
+    others = [each.wait for rank, each in parts.items() if rank not in slow]
+    waits = median(others) if others else 0.0
+    if not waits:
         return None
     worst = max(slow, key=lambda rank: parts[rank].own)
-    if (parts[worst].own - usual) / waits < EXPLAINS:
+    if (parts[worst].own - usual) / waits < EXPLAINED_SHARE:
         return None
     is_data = parts[worst].data - median(each.data for each in parts.values()) > 0.5 * (parts[worst].own - usual)
     cause = CauseClass.DATA if is_data else CauseClass.NODE
@@ -129,28 +129,28 @@ def _slow_rank(parts: Mapping[int, RankStep], shares: Mapping[str, float]) -> Ve
     return _verdict(cause, summary, shares, ranks=tuple(sorted(slow)), evidence=evidence)
 
 
-def _data(parts: Mapping[int, RankStep], shares: Mapping[str, float]) -> Verdict | None:
-    if shares["data"] < WORTH_NAMING or shares["data"] / (shares["data"] + shares["wait"]) < EXPLAINS:
+def _slow_data(parts: Mapping[int, RankStep], shares: Mapping[str, float]) -> Verdict | None:
+    if shares["data"] < NOTABLE_SHARE or shares["data"] / (shares["data"] + shares["wait"]) < EXPLAINED_SHARE:
         return None
     summary = f"All ranks wait for their batches, {shares['data']:.0%} of each step: loading the data is too slow."
-    return _verdict(CauseClass.DATA, summary, shares, evidence=_of_all("data", parts))
+    return _verdict(CauseClass.DATA, summary, shares, evidence=_median_evidence("data", parts))
 
 
-def _communication(parts: Mapping[int, RankStep], shares: Mapping[str, float]) -> Verdict | None:
-    if len(parts) < 2 or shares["wait"] < WORTH_NAMING:
+def _slow_communication(parts: Mapping[int, RankStep], shares: Mapping[str, float]) -> Verdict | None:
+    if len(parts) < 2 or shares["wait"] < NOTABLE_SHARE:
         return None
     usual, slowest = median(each.own for each in parts.values()), max(each.own for each in parts.values())
     waits = median(each.wait for each in parts.values())
     unexplained = waits - (slowest - usual)
-    if unexplained / (waits + median(each.data for each in parts.values())) < EXPLAINS:
+    if unexplained / (waits + median(each.data for each in parts.values())) < EXPLAINED_SHARE:
         return None
     summary = f"All ranks wait alike, {shares['wait']:.0%} of each step, and none is slower: communication is too slow."
-    return _verdict(CauseClass.NETWORK, summary, shares, evidence=_of_all("wait", parts))
+    return _verdict(CauseClass.NETWORK, summary, shares, evidence=_median_evidence("wait", parts))
 
 
-def _memory(parts: Mapping[int, RankStep], shares: Mapping[str, float]) -> Verdict | None:
+def _full_memory(parts: Mapping[int, RankStep], shares: Mapping[str, float]) -> Verdict | None:
     full = {rank: r for rank, each in parts.items() if (r := each.memory_ratio) is not None and r >= FULL_MEMORY}
-    if not full or max(shares["data"], shares["wait"]) >= WORTH_NAMING:
+    if not full or max(shares["data"], shares["wait"]) >= NOTABLE_SHARE:
         return None
     summary = f"The memory of {len(full)} cards is full to {max(full.values()):.0%}: it is freed and asked for again."
     why = f"more than {FULL_MEMORY:.0%} of the card's memory is in use"
@@ -158,7 +158,7 @@ def _memory(parts: Mapping[int, RankStep], shares: Mapping[str, float]) -> Verdi
     return _verdict(CauseClass.GPU_MEMORY, summary, shares, ranks=tuple(sorted(full)), evidence=evidence, is_sure=False)
 
 
-def _of_all(part: str, parts: Mapping[int, RankStep]) -> Evidence:
+def _median_evidence(part: str, parts: Mapping[int, RankStep]) -> Evidence:
     seconds = median(getattr(each, part) for each in parts.values())
     return Evidence(f"{part} takes {seconds:.3g} s of a step, the median of {len(parts)} ranks", source="training")
 

@@ -1,3 +1,5 @@
+"""Attributions of ends that a user or scheduler caused."""
+
 from __future__ import annotations
 
 import re
@@ -11,26 +13,29 @@ from trainmedic_logs.diagnosis.verdict import Confidence
 from trainmedic_logs.diagnosis.window import TRUSTED_SOURCES, Relevant
 from trainmedic_logs.domain.finding import CauseClass, Finding, Role
 
-_BY_HAND = re.compile(
+_BY_USER = re.compile(
     r"KeyboardInterrupt|Received (?:1|2|SIGHUP|SIGINT) death signal|got signal: (?:1|2)\b|CANCELLED AT"
 )
-_BY_SOMEBODY = re.compile(r"death signal|got signal: ")
+_BY_SIGNAL = re.compile(r"death signal|got signal: ")
 
 
 def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    worths = [(_confidence_of(finding), finding) for finding in relevant.stopped]
-    told = sorted(((w, f) for w, f in worths if w is not None), key=lambda each: list(Confidence).index(each[0]))
+    """Yield the requested end, if nothing had failed before."""
+    requests = [(finding, level) for finding in relevant.stopped if (level := _confidence_of(finding)) is not None]
+    requests.sort(key=lambda request: list(Confidence).index(request[1]))
     others = [cascade for cascade in relevant.cascades if cascade.cause is not CauseClass.UNKNOWN]
-    if not told or relevant.roots or relevant.trusted or others or _has_failed(facts, told[0][0]):
+    if not requests or relevant.roots or relevant.trusted or others:
         return
-    worth, leading = told[0]
+    leading, confidence = requests[0]
+    if _has_failed(facts, confidence):
+        return
     yield Attribution(
         EvidenceSource.PURPOSE,
         CauseClass.PREEMPTION,
-        worth,
+        confidence,
         tuple(
             evidence_of(finding, "a user or scheduler ended it, and nothing had failed before")
-            for _, finding in told[:4]
+            for finding, _ in requests[:4]
         ),
         moment=moment_of(leading),
         fingerprint=f"{CauseClass.PREEMPTION}:{leading.rule}",
@@ -38,24 +43,25 @@ def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
 
 
 def scheduler_kills(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
+    """Yield an OOM kill that a scheduler reports, if no end is known as a failure."""
     if any(ended.code == 0 for ended in facts.exits) and not relevant.cascades and not relevant.roots:
         return
-    told = [
+    kills = [
         finding
         for finding in facts.findings
         if finding.role is Role.CONFIRMATION and finding.cause is CauseClass.HOST_MEMORY
         if finding.origin.source not in TRUSTED_SOURCES and finding.id not in facts.outlived
         if finding.rule != MEMORY_FULL
     ]
-    if told and not any(ended.is_failure for ended in facts.exits):
+    if kills and not any(ended.is_failure for ended in facts.exits):
         yield Attribution(
             EvidenceSource.EXIT,
             CauseClass.HOST_MEMORY,
             Confidence.MEDIUM,
-            (evidence_of(told[0], "a process was killed there, out of memory"),),
-            node=told[0].origin.node,
-            moment=moment_of(told[0]),
-            fingerprint=f"{CauseClass.HOST_MEMORY}:{told[0].rule}",
+            (evidence_of(kills[0], "a process was killed there, out of memory"),),
+            node=kills[0].origin.node,
+            moment=moment_of(kills[0]),
+            fingerprint=f"{CauseClass.HOST_MEMORY}:{kills[0].rule}",
         )
 
 
@@ -63,12 +69,13 @@ def _confidence_of(finding: Finding) -> Confidence | None:
     """Return None for a launcher's signals, which prove nothing."""
     if finding.fields.get("why", "").strip():
         return Confidence.HIGH
-    if _BY_HAND.search(finding.line):
+    if _BY_USER.search(finding.line):
         return Confidence.MEDIUM
-    return Confidence.LOW if _BY_SOMEBODY.search(finding.line) else None
+    return Confidence.LOW if _BY_SIGNAL.search(finding.line) else None
 
 
-def _has_failed(facts: Facts, worth: Confidence) -> bool:
+def _has_failed(facts: Facts, confidence: Confidence) -> bool:
+    """Return whether a process failed by itself; a stop kills all."""
     failed = [ended for ended in facts.exits if ended.is_failure and not ended.is_victims]
     were_all_killed = len(failed) > 1 and all(ended.signal == signal.SIGKILL for ended in failed)
-    return bool(failed) and worth is not Confidence.HIGH and not were_all_killed
+    return bool(failed) and confidence is not Confidence.HIGH and not were_all_killed

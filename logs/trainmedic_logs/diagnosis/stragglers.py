@@ -12,11 +12,11 @@ from trainmedic_logs.diagnosis.window import Relevant
 from trainmedic_logs.domain.finding import CauseClass
 
 _FEWEST_RANKS = 3
-_MOST_BEHIND = 0.25
+_MOST_BEHIND = 0.25  # share of the ranks; if more are, none is named
 
 
-def left_behind(facts: Facts, counting: Relevant) -> Iterator[Attribution]:
-    """Yield the few ranks whose last step is earlier: a hint, because others may have not completed theirs."""
+def left_behind(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
+    """Yield the few ranks whose last step is earlier, as a hint."""
     steps = {rank: known.last_step for rank, known in facts.ranks.items() if known.last_step is not None}
     if len(steps) < _FEWEST_RANKS or len(set(steps.values())) < 2:
         return
@@ -29,7 +29,7 @@ def left_behind(facts: Facts, counting: Relevant) -> Iterator[Attribution]:
     nodes = {facts.node_of(rank) for rank in behind}
     yield Attribution(
         EvidenceSource.STRAGGLER,
-        CauseClass.HANG if counting.cascades else CauseClass.UNKNOWN,
+        CauseClass.HANG if relevant.cascades else CauseClass.UNKNOWN,
         Confidence.LOW,
         (Evidence(why, source="training", rank=min(behind)),),
         frozenset(behind),
@@ -39,6 +39,7 @@ def left_behind(facts: Facts, counting: Relevant) -> Iterator[Attribution]:
 
 
 def not_timed_out(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
+    """Yield the few ranks without a timeout."""
     timed_out = [finding for finding in relevant.cascades if finding.cause is CauseClass.HANG]
     ended = {rank for each in facts.exits if (rank := each.rank) is not None}
     everybody = set(facts.ranks) | set(range(facts.world_size or 0)) | ended
@@ -58,6 +59,5 @@ def not_timed_out(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
         ),
         frozenset(others),
         nodes.pop() if len(nodes) == 1 else "",
-        moment=None,
         fingerprint="hang:not-timed-out",
     )

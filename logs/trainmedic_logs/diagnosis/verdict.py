@@ -18,7 +18,7 @@ class Confidence(StrEnum):
     LOW = "low"
 
     def lowered(self) -> Confidence:
-        return {Confidence.HIGH: Confidence.MEDIUM}.get(self, Confidence.LOW)
+        return Confidence.MEDIUM if self is Confidence.HIGH else Confidence.LOW
 
 
 class Advice(StrEnum):
@@ -69,12 +69,13 @@ class Verdict(Struct, frozen=True):
     evidence: tuple[Evidence, ...] = ()
     against: tuple[Evidence, ...] = ()
     missing: tuple[str, ...] = ()
+    """Evidence that was not available, in words."""
     same_before: int = 0
     """Earlier attempts with the same fingerprint."""
     fingerprint: str = ""
     """Equal for the same cause and line."""
     shares: Mapping[str, float] | None = None
-    """0 to 1."""
+    """Shares of ``data``, ``compute`` and ``wait`` in a step, 0 to 1."""
 
     def plain(self) -> dict[str, Any]:
         return {

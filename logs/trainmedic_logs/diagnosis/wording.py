@@ -24,29 +24,30 @@ _CAUSES = {
     CauseClass.HANG: "It hangs",
     CauseClass.UNKNOWN: "Why it failed is not known",
 }
+# Rules for lost machines; others concern refused requests.
 _LOST_NODES = frozenset({"step-cancelled", "cluster-node-lost", "rank-failed"})
-"""Rules for lost machines; others concern refused requests."""
 _REFUSED = "A machine, or its setup, refused what the job needs"
 _TOO_FEW = "Too few nodes joined the rendezvous"
 _NO_RENDEZVOUS = "rendezvous-timeout"
 _DOUBTS = {Confidence.MEDIUM: "Probably", Confidence.LOW: "Perhaps"}
 _MOST_NAMED = 8
 _LONGEST_WORDS = 200
+# tqdm bar without a line end.
 _PROGRESS_BAR = re.compile(r"^[^|\n]{0,80}\d%\|[^|\n]{0,400}\|[^\[\n]{0,60}\[[^\]\n]{0,200}\]\s*(?=\S)")
-"""tqdm bar without a line end."""
 
 
 def summary(leader: Attribution, facts: Facts) -> str:
     named = sorted(leader.ranks)
-    nodes = sorted({node for rank in named if (node := facts.node_of(rank))} or ({leader.node} - {""}))
-    on = f" ({few(nodes)})" if nodes else ""
+    of_ranks = {facts.node_of(rank) for rank in named} - {""}
+    nodes = sorted(of_ranks or ({leader.node} - {""}))
+    on = f" ({shortened(nodes)})" if nodes else ""
     first = leader.evidence[0]
     # For process ends, the interpretation says more than the launcher's line.
-    is_told_better = first.source in ("exit", "kubernetes") or first.line.startswith("{")
-    words = first.why if is_told_better or not first.line else _PROGRESS_BAR.sub("", first.line).partition("\n")[0]
+    says_why_better = first.source in ("exit", "kubernetes") or first.line.startswith("{")
+    words = first.why if says_why_better or not first.line else _PROGRESS_BAR.sub("", first.line).partition("\n")[0]
     words = words[:_LONGEST_WORDS].rstrip(". ")
     if not leader.has_started:
-        return f"The job did not start{f' on {few(nodes)}' if nodes else ''}: {words}."
+        return f"The job did not start{f' on {shortened(nodes)}' if nodes else ''}: {words}."
     if leader.cause is CauseClass.UNKNOWN and named and words.startswith("it "):
         return f"Why it failed is not known; {ranks(named)}{on} {words.removeprefix('it ')}."
     if leader.cause is CauseClass.HANG and named:
@@ -54,7 +55,8 @@ def summary(leader: Attribution, facts: Facts) -> str:
         return f"It hangs, and that {began} on {ranks(named)}{on}: {words}."
     if leader.cause is CauseClass.UNKNOWN and words.startswith("it "):
         return f"Why it failed is not known; a process of the job{on} {words.removeprefix('it ')}."
-    where = f" on {ranks(named)}{on}" if named else f" on {few(nodes)}" if nodes else ""
+    places = f"{ranks(named)}{on}" if named else shortened(nodes)
+    where = f" on {places}" if places else ""
     head = _head(leader, first)
     head = head if where else head.removesuffix(", as seen")
     said = f"{head}{where}: {words}."
@@ -69,8 +71,8 @@ def _head(leader: Attribution, first: Evidence) -> str:
     return _CAUSES[leader.cause]
 
 
-def nobody(cause: CauseClass, *, has_signs: bool, joined: str = "", size: str = "") -> str:
-    """Return the sentence without a rank. `joined` of `size` processes had started."""
+def without_origin(cause: CauseClass, *, has_signs: bool, joined: str = "", size: str = "") -> str:
+    """`joined` of `size` processes had started."""
     if cause is CauseClass.HANG and joined:
         return f"It did not start: {joined} of {size} processes joined. The logs do not show why the others did not."
     if cause is CauseClass.HANG:
@@ -87,16 +89,18 @@ def ranks(numbers: Collection[int]) -> str:
     """Return ``rank 3``, ``ranks 3 and 4``."""
     *others, last = [str(number) for number in sorted(numbers)] or ["?"]
     if len(others) + 1 > _MOST_NAMED:
-        return f"ranks {few([*others, last])}"
+        return f"ranks {shortened([*others, last])}"
     return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
 
 
-def few(names: Sequence[str]) -> str:
+def shortened(names: Sequence[str]) -> str:
+    """Return the first 8 names and the number of others."""
     shown = ", ".join(names[:_MOST_NAMED])
     return f"{shown} and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else shown
 
 
 def missing(facts: Facts, *, is_sure: bool) -> Iterator[str]:
+    """Yield unavailable evidence, only refused evidence if the verdict is sure."""
     for name, reason in list(facts.refused_dumps.items())[:_MOST_NAMED]:
         yield f"the dump {name} was not read: {reason}"
     yield from facts.pods.unread
@@ -108,19 +112,19 @@ def missing(facts: Facts, *, is_sure: bool) -> Iterator[str]:
         yield "no flight recorder dumps"
     read = facts.kernel_read
     if read is not None and (unread := sorted(facts.nodes - read)):
-        yield f"the kernel log of {few(unread)} was not read"
+        yield f"the kernel log of {shortened(unread)} was not read"
     elif read is not None and not read:
         yield "no kernel log was read"
-    yield from _lines(facts)
+    yield from _unread_output(facts)
     if not facts.exits:
         yield "how the processes ended, as printed by a launcher"
 
 
-def _lines(facts: Facts) -> Iterator[str]:
+def _unread_output(facts: Facts) -> Iterator[str]:
     silent = [rank for rank in facts.silent_ranks if not (rank in facts.ranks and facts.ranks[rank].was_read)]
     if not silent or not facts.knows_what_was_read:
         return
-    if facts.nobodys:
-        yield f"which lines of {few(facts.nobodys)} are of {ranks(silent)}: they state no rank"
+    if facts.logs_without_rank:
+        yield f"which lines of {shortened(facts.logs_without_rank)} are of {ranks(silent)}: they state no rank"
     else:
         yield f"the output of {ranks(silent)}"

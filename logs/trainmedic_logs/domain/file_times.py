@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime, timedelta
 
+# Fits messages, databases and ``datetime``.
 _LATEST = 2**63 - 1
-"""Fits messages, databases and ``datetime``."""
 
 
 def written_ns(facts: os.stat_result) -> int:

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct, field
 from trainmedic_core.target import LONGEST_NAME, Target
 
 CLAIMED_JOB = "claimed_job"
-"""Part of the identity, but not resolved by playbooks."""
+"""Label: job that only a log file's path names. Playbooks do not use it."""
 LONGEST_LINE = 500
 LONGEST_VALUE = 256
 LONGEST_STREAM = 4096

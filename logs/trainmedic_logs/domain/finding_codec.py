@@ -33,8 +33,8 @@ from trainmedic_logs.domain.finding import LARGEST_RANK as LARGEST_RANK
 
 VERSION = 1
 MOST_RANKS = 65_536
+# Members that are always sent, despite their default.
 _NEEDED = frozenset({"labels", "fields", "count", "time", "clock_error"})
-"""Members that are always sent, despite their default."""
 _PARTS: Mapping[TargetKind, tuple[str, ...]] = {
     TargetKind.GPU: ("node", "gpu"),
     TargetKind.NODE: ("node",),

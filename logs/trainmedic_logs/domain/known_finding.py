@@ -43,11 +43,12 @@ class EpisodeKey(NamedTuple):
 
 
 class Episode(Struct, frozen=True):
-    """Reports of one stream."""
+    """Part of a finding that one stream reports."""
 
     key: EpisodeKey
     finding_id: str
     count: int
+    """Lines reported by the stream."""
     counted_before: int = 0
     """Lines of an earlier, ended finding."""
     is_over: bool = False
@@ -147,6 +148,8 @@ class KnownExcerpt(Struct, frozen=True):
 
 
 class KeptJob(Struct, frozen=True):
+    """Job whose findings and verdicts are retained at any age."""
+
     job: str
     attempt: int | None
     """None for all attempts."""
@@ -163,8 +166,8 @@ class JobPlace(NamedTuple):
 def identity_of(rule: str, target: Target, labels: Mapping[str, str], *, is_printed: bool) -> str:
     """Return the identity. Printable and kernel findings differ, so that neither poses as the other."""
     parts: list[object] = [rule, target.key, sorted(labels.items())]
-    # Omit the flag in the usual case.
-    parts += [is_printed] if is_printed is not (target.kind is TargetKind.JOB) else []
+    if is_printed is not (target.kind is TargetKind.JOB):  # omitted in the usual case
+        parts.append(is_printed)
     return hashlib.sha256(json.dumps(parts).encode(errors="backslashreplace")).hexdigest()[:32]
 
 
@@ -182,7 +185,7 @@ def is_printed(finding: Finding) -> bool:
     return finding.origin.source not in KERNEL_SOURCES
 
 
-def begun(finding_id: str, finding: Finding, now: datetime) -> KnownFinding:
+def new_finding(finding_id: str, finding: Finding, now: datetime) -> KnownFinding:
     return KnownFinding(
         id=finding_id,
         rule=finding.rule,
@@ -204,12 +207,12 @@ def begun(finding_id: str, finding: Finding, now: datetime) -> KnownFinding:
     )
 
 
-def taken(
+def merge_update(
     known: KnownFinding, before: Episode | None, key: EpisodeKey, finding: Finding, now: datetime
 ) -> tuple[KnownFinding, Episode]:
-    """Merge a stream's update, unchanged for a repeat."""
+    """Merge a stream's update. Return both unchanged for a repeat."""
     earlier = before or Episode(key, known.id, 0)
-    if earlier.finding_id != known.id:  # its finding was over; start a new one
+    if earlier.finding_id != known.id:  # the stream's earlier finding is over
         earlier = Episode(key, known.id, earlier.count, counted_before=earlier.count)
     news = max(finding.count - earlier.count, 0)
     episode = replace(earlier, count=earlier.count + news, is_over=earlier.is_over or finding.is_over)
@@ -228,4 +231,5 @@ def taken(
 
 def _united(ranks: frozenset[int], others: frozenset[int]) -> frozenset[int]:
     union = ranks | others
+    # Further ranks are not listed.
     return union if len(union) <= MOST_RANKS else ranks

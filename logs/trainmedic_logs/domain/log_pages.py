@@ -30,7 +30,7 @@ def fits(pieces: Sequence[str]) -> bool:
 
 
 def unpacked(pieces: object, largest: int = _LARGEST) -> dict[str, Any]:
-    """`largest`: bytes of the JSON. Raises ValueError for invalid pages."""
+    """Return the object. `largest`: bytes of its JSON. Raises ValueError."""
     if not isinstance(pieces, list | tuple) or not all(isinstance(piece, str) for piece in pieces):
         raise ValueError("it is no page of lines")
     try:

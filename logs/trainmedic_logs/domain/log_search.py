@@ -17,6 +17,7 @@ WITHDRAW = "logs.withdraw"
 """Cancels a `READ`."""
 MOST_PODS = 1000
 TIME = "time"
+"""Key of lines without a time."""
 LONGEST_GREP = 1000
 
 
@@ -48,6 +49,8 @@ class TimeKnownBy(StrEnum):
 
 
 class LeftOut(Struct, frozen=True):
+    """Excluded for a missing attribute."""
+
     files: int = 0
     lines: int = 0
     since: datetime | None = None
@@ -77,10 +80,7 @@ LATEST_ARRIVAL = timedelta(seconds=15)
 
 
 class LogQuery(Struct, frozen=True):
-    """Query. None and "" mean no condition.
-
-    Lines with an unknown requested attribute do not match.
-    """
+    """Query. None and "" mean no condition; lines with an unknown attribute do not meet one."""
 
     job: str
     since: datetime
@@ -95,10 +95,10 @@ class LogQuery(Struct, frozen=True):
     level: LogLevel | None = None
     kernel: bool = False
     pods: Sequence[str] = field(default=())
-    """Containers do not know the job's name."""
+    """The job's, whose name containers do not know."""
     local_rank: int | None = None
     is_search: bool = False
-    """Ask all nodes; only those with the job's files answer."""
+    """All nodes were asked; only those with the job's files answer."""
 
     def is_over(self, now: datetime) -> bool:
         """Return whether no more results can arrive."""
@@ -203,11 +203,13 @@ class FoundLine(Struct, frozen=True):
 
 
 def left_out(most: int, last: datetime) -> str:
+    """Return the note on a result cut after `most` lines."""
     more = "1 line answers" if most == 1 else f"{most} lines answer"
     return f"more than {more}; those after {written(last)} are not shown"
 
 
 def left_out_notes(left_out: Mapping[str, LeftOut]) -> list[str]:
+    """Return a note per attribute."""
     return [_left_out_note(name, each) for name, each in sorted(left_out.items()) if each.files or each.lines]
 
 
@@ -244,6 +246,7 @@ def read_time(value: object) -> datetime:
 
 
 def _known_by(members: Mapping[str, Any]) -> TimeKnownBy:
+    # Without a time source, "clock" still marks a guess.
     usual = TimeKnownBy.NEIGHBOURS if members.get("clock") == "guessed" else TimeKnownBy.LINE
     return TimeKnownBy(members.get("time_source", usual))
 

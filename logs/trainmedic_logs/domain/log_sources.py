@@ -12,11 +12,11 @@ TEXT_SOURCES = ("training", "launcher", "slurm")
 SOURCES = (*TEXT_SOURCES, *sorted(KERNEL_SOURCES))
 """Policies may add others."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}\Z")
-_ALIKE = 0.75
+_ALIKE = 0.75  # similarity from 0 to 1
 
 
 def misspelt(name: str, known: Sequence[str]) -> str | None:
-    """Return the intended name, or None, also for names that contain a known one."""
+    """None without a similar name, or if `name` contains a known one."""
     if any(each in name for each in known):
         return None
     written = {each.replace("_", "-"): each for each in known}
@@ -25,11 +25,10 @@ def misspelt(name: str, known: Sequence[str]) -> str | None:
 
 
 def fault_of_source(name: str) -> str | None:
+    """None for a valid name."""
     meant = misspelt(name, SOURCES)
     if meant is not None:
         return f"there is no {name!r}; did you mean {meant!r}?"
-    return (
-        None
-        if _NAME.match(name)
-        else f"{name!r} is not a valid source; use at most 63 lower-case letters, digits and '-'"
-    )
+    if _NAME.match(name):
+        return None
+    return f"{name!r} is not a valid source; use at most 63 lower-case letters, digits and '-'"

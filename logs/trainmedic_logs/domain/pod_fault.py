@@ -45,7 +45,7 @@ NOT_STARTED = frozenset(
         PodFaultKind.NO_SANDBOX,
     }
 )
-PENDING = NOT_STARTED - {PodFaultKind.REJECTED}
+PENDING = NOT_STARTED - {PodFaultKind.REJECTED}  # Kubernetes retries these
 
 
 class PodFault(Struct, frozen=True):

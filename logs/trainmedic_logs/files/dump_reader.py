@@ -22,9 +22,9 @@ from trainmedic_logs.files.reading_limits import ReadingLimits
 
 MOST_DUMPS = 4096
 """Per job."""
+# Share 1/64 of the memory: Python's values take up to ten times as much as the answer.
 _ANSWER_SHARE = 64
-"""Python's values take up to ten times as much."""
-_WALL_SECONDS = 60
+_WALL_SECONDS = 60  # per dump
 _ENDED = "it takes more time or memory than a dump may"
 _RANK = re.compile(r"(?:^|[^0-9])(\d{1,7})(?:\.(?:json|pkl|pickle|pt|bin))?$")
 
@@ -111,6 +111,8 @@ _DECODER = msgspec.json.Decoder(_Answer)
 
 
 class DumpProcess:
+    """Client of the confined parser, started on demand."""
+
     def __init__(
         self,
         most_memory: int,

@@ -34,16 +34,16 @@ MOST_BYTES = 64 * 1024 * 1024
 MOST_UNPACKED = 1024 * 1024 * 1024
 """Larger ones are skipped as possible bombs."""
 _GZIP = b"\x1f\x8b"
-_TIGHTEST = 1032
-"""Deflate's compression ratio."""
+# Highest compression ratio of Deflate.
+_LARGEST_RATIO = 1032
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_HEAD = 4096
-_ASKED_EVERY = 64 * 1024
+_HEAD = 4096  # bytes by which a file is classified
+_CHECKED_EVERY = 64 * 1024  # bytes read between two checks of the limits
+# Entries per directory, and pending directories.
 _MOST_ENTRIES = 200_000
-"""Entries per directory, and pending directories."""
 _ZEROS = re.compile(rb"\0+")
-_FEW_ZEROS = 8
-_NO_TEXT = re.compile(rb"[\1-\6\x0e-\x1a\x1c-\x1f]")
+_MOST_ZERO_RUNS = 8
+_CONTROL_BYTES = re.compile(rb"[\1-\6\x0e-\x1a\x1c-\x1f]")
 
 
 class Kind(StrEnum):
@@ -53,6 +53,7 @@ class Kind(StrEnum):
     ERROR = "error"
     """Exception written by torch's ``@record``."""
     SOURCES = "sources"
+    """Rank, node, process and GPUs, recorded by the SDK."""
     ATTEMPTS = "attempts"
     """Failed attempts, recorded by ``trainmedic-run``."""
     ENDED = "ended"
@@ -64,6 +65,7 @@ class FolderFile(Struct, frozen=True):
     kind: Kind
     origin: Origin
     written: datetime
+    """Last modification, UTC."""
 
 
 class Folder(Struct, frozen=True):
@@ -72,7 +74,7 @@ class Folder(Struct, frozen=True):
     """Reasons by unread file."""
 
 
-def look_into(directory: Path, limits: ReadingLimits | None = None) -> Folder:
+def classify_files(directory: Path, limits: ReadingLimits | None = None) -> Folder:
     """Classify files in and below `directory`, without following links. Raises OSError if it cannot be listed."""
     limits = limits or ReadingLimits()
     files: list[FolderFile] = []
@@ -84,7 +86,7 @@ def look_into(directory: Path, limits: ReadingLimits | None = None) -> Folder:
             break
         try:
             limits.check()
-            if found := _file(path, directory):
+            if found := _classified(path, directory):
                 files.append(found)
             else:
                 left_out[name] = "it is not text in UTF-8, or in UTF-16 with a byte order mark"
@@ -109,14 +111,14 @@ def lines_of(file: FolderFile, limits: ReadingLimits | None = None) -> Iterator[
         try:
             if size > MOST_BYTES:
                 _skip(stream, size - MOST_BYTES, limits)
-                stream.readline(_HEAD)
-            asked = left
+                stream.readline(_HEAD)  # the rest of a cut line
+            left_at_check = left
             # Read overlong lines, such as progress bars, in pieces.
             while left > 0 and (line := stream.readline(min(left, 1024 * 1024))):
                 left -= len(line)
-                if asked - left >= _ASKED_EVERY:
+                if left_at_check - left >= _CHECKED_EVERY:
                     limits.check()
-                    asked = left
+                    left_at_check = left
                 yield line.rstrip(b"\n")
         except (EOFError, zlib.error):
             return  # truncated or damaged; the lines before count
@@ -132,11 +134,11 @@ def _skip(stream: IO[bytes] | gzip.GzipFile, size: int, limits: ReadingLimits) -
 
 
 def unread_bytes(file: FolderFile, limits: ReadingLimits | None = None) -> int:
-    """Raises OSError."""
+    """Return how many bytes `lines_of` skips. Raises OSError."""
     with _opened(file.path) as raw:
         size = os.fstat(raw.fileno()).st_size
         is_packed = raw.read(2) == _GZIP
-    if is_packed and size > MOST_BYTES // _TIGHTEST:
+    if is_packed and size > MOST_BYTES // _LARGEST_RATIO:
         size = _unpacked_size(file.path, limits or ReadingLimits())
     return max(size - MOST_BYTES, 0)
 
@@ -194,17 +196,19 @@ def _paths(directory: Path, limits: ReadingLimits) -> Iterator[Path]:
             return
 
 
-def _file(path: Path, directory: Path) -> FolderFile | None:
+def _classified(path: Path, directory: Path) -> FolderFile | None:
+    """None if it is neither text nor a dump."""
     with _opened(path) as stream:
         head = _head(stream)
         written = file_times.written_at(os.fstat(stream.fileno()))
     path_read, path = path, path.with_suffix("") if path.suffix == ".gz" else path
-    named = _of_our_layout(path) or _of_torchrun(path, directory)
-    kind, origin = named or (Kind.LINES, _of_name(path, directory, head))
+    named = _by_our_layout(path) or _by_torchrun_layout(path, directory)
+    kind, origin = named or (Kind.LINES, _by_name(path, directory, head))
     if origin.source in KERNEL_SOURCES and _is_written_by_job(path):
         origin = replace(origin, source="training")
     origin = replace(origin, stream=str(path_read.relative_to(directory)))
-    if kind is not Kind.DUMP and (_has_dumps_name(path) or (head[:1] == b"\x80" and head[1:2] in b"\2\3\4\5")):
+    is_pickle = head[:1] == b"\x80" and head[1:2] in b"\2\3\4\5"  # protocols 2 to 5
+    if is_pickle or _has_name_of_dump(path):
         kind = Kind.DUMP
     if kind is Kind.LINES and origin.source != "kernel" and not _is_text(head):
         return None
@@ -212,11 +216,11 @@ def _file(path: Path, directory: Path) -> FolderFile | None:
 
 
 def _is_text(head: bytes) -> bool:
-    """Return whether it is text, possibly with some NULs of PyTorch or truncated logs."""
+    # PyTorch's and truncated logs have some NULs.
     if head.startswith(_UTF16):
         return True
     has_zero_at_once = head[:1] != b"\0" and b"\0" in head[:8]  # such as a binary number at the start
-    return not has_zero_at_once and len(_ZEROS.findall(head)) <= _FEW_ZEROS and not _NO_TEXT.search(head)
+    return not has_zero_at_once and len(_ZEROS.findall(head)) <= _MOST_ZERO_RUNS and not _CONTROL_BYTES.search(head)
 
 
 _KINDS = {
@@ -232,7 +236,7 @@ def _is_written_by_job(path: Path) -> bool:
     return any(log_layout.attempt_number(part) is not None or _TORCHRUN_ATTEMPT.fullmatch(part) for part in parts)
 
 
-def _of_our_layout(path: Path) -> tuple[Kind, Origin] | None:
+def _by_our_layout(path: Path) -> tuple[Kind, Origin] | None:
     """Classify by our layout, which may begin above the folder."""
     parts = path.resolve().parts
     if path.name == _ATTEMPTS and len(parts) > 1:
@@ -261,7 +265,7 @@ _TORCHRUN_ATTEMPT = re.compile(r"attempt_(\d{1,6})")
 _TORCHRUN_FILES = {"stdout.log": Kind.LINES, "stderr.log": Kind.LINES, "error.json": Kind.ERROR}
 
 
-def _of_torchrun(path: Path, directory: Path) -> tuple[Kind, Origin] | None:
+def _by_torchrun_layout(path: Path, directory: Path) -> tuple[Kind, Origin] | None:
     """Classify ``…/attempt_0/3/stderr.log``; torchrun counts attempts from 0."""
     parts = path.relative_to(directory.parent).parts
     if len(parts) < 3 or path.name not in _TORCHRUN_FILES or not parts[-2].isdigit():
@@ -292,7 +296,7 @@ _SUFFIX = re.compile(r"(?i)\.(?:log|txt|out|err|json|jsonl)(?:\.\d+)?$")
 _KERNEL_LINE = re.compile(rb"\[ *\+?\d+\.\d{6}\] |kern +:|\d,\d+,\d+,[^;]*;|(?:.{0,60} )?kernel: |<\d>\[")
 
 
-def _of_name(path: Path, directory: Path, head: bytes) -> Origin:
+def _by_name(path: Path, directory: Path, head: bytes) -> Origin:
     stem = _SUFFIX.sub("", path.name)
     folders = path.relative_to(directory).parts[:-1]
     is_kernel = bool(_KERNEL_NAME.search(stem)) or _looks_like_kernel(head)
@@ -323,12 +327,13 @@ _DUMP_NAME = re.compile(
 )
 
 
-def _has_dumps_name(path: Path) -> bool:
+def _has_name_of_dump(path: Path) -> bool:
     is_in_folder = "flight" in path.parent.name.lower() and dump_reader.rank_of(path.name) is not None
     return is_in_folder or bool(_DUMP_NAME.search(path.name))
 
 
 def _with_ranks(files: list[FolderFile]) -> Iterator[FolderFile]:
+    """Take local ranks as ranks if all are of one node."""
     nodes = {file.origin.node for file in files if file.origin.local_rank is not None}
     for file in files:
         origin = file.origin

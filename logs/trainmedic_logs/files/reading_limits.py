@@ -24,7 +24,7 @@ class LimitReached(OSError):
 
 
 class ReadingLimits:
-    """Limits, with `memory` in bytes beyond the present resident memory."""
+    """`memory`: bytes beyond the present resident memory."""
 
     def __init__(
         self,
@@ -48,14 +48,15 @@ class ReadingLimits:
         return 0.0 if self.reached else max(self._ends_at - self._monotonic(), 0.0)
 
     def check(self) -> None:
+        """Raises LimitReached."""
         if self.reached is None and self._monotonic() >= self._ends_at:
             self.reached = LimitKind.SECONDS
         if self.reached is None and self._resident() - self._resident_before >= self.memory:
             self.reached = LimitKind.MEMORY
         if self.reached is not None:
-            raise LimitReached(0, f"not read to its end: {self.said(self.reached)}")
+            raise LimitReached(0, f"not read to its end: {self.text_of(self.reached)}")
 
-    def said(self, kind: LimitKind) -> str:
+    def text_of(self, kind: LimitKind) -> str:
         if kind is LimitKind.SECONDS:
             return f"the limit of {self.seconds:,.0f} s was reached"
         return f"the limit of {self.memory / 2**20:,.0f} MiB of memory was reached"

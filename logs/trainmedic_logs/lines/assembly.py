@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from trainmedic_logs.domain.finding import Origin, TimeSource
@@ -17,10 +17,11 @@ from trainmedic_logs.lines.prefilter import Prefilter
 from trainmedic_logs.lines.step_trends import StepTrends
 
 PATIENCE = timedelta(seconds=5)
-_PATIENCE_AFTER_END = timedelta(milliseconds=300)
+"""Time that a block waits for its next line."""
+_PATIENCE_AFTER_END = timedelta(milliseconds=300)  # after a traceback's exception
+# Held-back blocks of a stream; the oldest goes first.
 _MOST_OPEN = 256
-"""Held-back blocks of a stream; the oldest goes first."""
-_FUTURE = timedelta(minutes=1)
+_AHEAD = timedelta(minutes=1)  # a stated time even further after the arrival is wrong
 
 
 class _OpenBlock(Struct):
@@ -28,24 +29,23 @@ class _OpenBlock(Struct):
     first: Line
     last_arrived: datetime
     texts: list[str]
-    places: list[int]
-    length: int
-    left_out: int = 0
-    tail: list[str] = field(default_factory=list)
+    places: list[int]  # starts of its physical lines in the stream
+    length: int  # bytes, with line feeds
+    dropped: int = 0  # lines removed from the middle
 
     def add(self, text: str, places: list[int], arrived: datetime) -> None:
-        """Append a line, dropping lines from the middle if too long."""
+        """If the block is too long, drop lines after its first quarter."""
         self.last_arrived = arrived
         self.texts.append(text)
         self.places.extend(places)
         self.length += len(text.encode()) + 1
         while self.length > LONGEST and len(self.texts) > 2:
             self.length -= len(self.texts.pop(len(self.texts) // 4 or 1).encode()) + 1
-            self.left_out += 1
+            self.dropped += 1
 
     @property
     def is_full(self) -> bool:
-        return len(self.texts) + self.left_out >= blocks.MOST_LINES
+        return len(self.texts) + self.dropped >= blocks.MOST_LINES
 
     def patience(self) -> timedelta:
         ended = self.kind is BlockKind.TRACEBACK and blocks.has_ended(self.texts)
@@ -56,7 +56,7 @@ class _OpenBlock(Struct):
         while len(texts) > 1 and not texts[-1].strip():
             texts = texts[:-1]
         texts = blocks.unwrapped(texts) if self.kind is BlockKind.TRACEBACK else texts
-        return self.first._replace(text="\n".join(texts), is_cut=self.first.is_cut or self.left_out > 0)
+        return self.first._replace(text="\n".join(texts), is_cut=self.first.is_cut or self.dropped > 0)
 
 
 class _DividedLine(Struct):
@@ -66,16 +66,20 @@ class _DividedLine(Struct):
 
 
 class LineAssembler:
+    """Assembler of one stream, in which ranks may alternate."""
+
     def __init__(self, origin: Origin, booted_at: datetime | None = None) -> None:
         """`booted_at`: boot of the machine whose kernel wrote the stream. Without it, times since boot are ignored."""
         self._origin = origin
+        # By the rank and local rank that a line's prefix states.
         self._origins: dict[tuple[int | None, int | None], Origin] = {}
         self._is_kernel = origin.source == "kernel"
         self._booted_at = booted_at
         self._number = 0
+        # By the prefix of their lines: lines of several programs may alternate.
         self._open: dict[str, _OpenBlock] = {}
-        self._divided: dict[str, _DividedLine] = {}
-        self._learned = LearnedPrefixes()
+        self._divided: dict[str, _DividedLine] = {}  # parts so far of a line that a container runtime divided
+        self._learned = LearnedPrefixes()  # true while it knows a prefix
         self._trends = StepTrends()
 
     @property
@@ -91,6 +95,7 @@ class LineAssembler:
     def feed_many(
         self, placed: Sequence[tuple[int, bytes]], arrived: datetime, prefilter: Prefilter | None = None
     ) -> list[Line]:
+        """With `prefilter`, skip lines that cannot matter."""
         lines: list[Line] = []
         if prefilter is None:
             for place, raw in placed:
@@ -117,48 +122,52 @@ class LineAssembler:
         text, is_cut = raw_text.text_of(raw)
         if self._is_kernel:
             kernel = kernel_text.split(text, self._booted_at)
-            if kernel.is_more:
+            if kernel.is_more:  # a record's properties, without text
                 return []
             line = self._line(kernel.text, kernel.at, arrived, place, self._origin, is_cut)
-            return self._joined(line, "", arrived, [place])
+            return self._add_to_block(line, "", arrived, [place])
         prefixed = prefixes.split(text, self._origin.source)
         text, number, places = prefixed.text, self._number, [place]
         if prefixed.is_partial or self._divided:
-            whole = self._whole(prefixed, place)
+            whole = self._completed(prefixed, place)
             if whole is None:
                 return []
             text, places, number = whole.text, whole.places, whole.number
             is_cut = is_cut or len(text) > LONGEST
             text = text[:LONGEST]
+        # The time, rank and key are those of the line's last part.
         origin, at, key = self._origin_of(prefixed), prefixed.at, prefixed.key
+        # Only a traceback's first line teaches a prefix, so other lines skip this while none is known.
         if self._learned or (HEADING in text and not text.startswith(ORIGINAL)):
             at = at or times.stated_by(text, None)
             text, learned = self._learned.split(text)
             key = self._key_of(text, key, learned)
         line = self._line(text, at, arrived, places[0], origin, is_cut, number)
-        return self._joined(line, key, arrived, places)
+        return self._add_to_block(line, key, arrived, places)
 
     def flush(self, now: datetime | None = None) -> list[Line]:
+        """Return blocks that have waited long enough; without `now` all."""
         due = [key for key, block in self._open.items() if now is None or now - block.last_arrived >= block.patience()]
         if now is None:
             self._divided.clear()
-        return [self._closed(key).line() for key in due]
+        return [self._close(key).line() for key in due]
 
     def _key_of(self, text: str, key: str, learned: str) -> str:
-        """Return the block's key. If a traceback is one message, only its first line has a prefix."""
+        """Return the block's key: the line's, with the learned prefix's if it has one."""
         if learned:
             whole = f"{key}\0{learned}"
             if whole not in self._open and not text.startswith(TRACEBACK):
-                return key  # its traceback was dropped
+                return key  # the prefix's traceback is no longer held back
             return whole
         if text.startswith("  ") and key not in self._open:
+            # The traceback is one message, whose prefix only its first line has. So drop that from the key.
             for other, block in self._open.items():
                 if other.startswith(f"{key}\0") and len(block.texts) == 1:
-                    self._open[key] = self._closed(other)
+                    self._open[key] = self._close(other)
                     break
         return key
 
-    def _closed(self, key: str) -> _OpenBlock:
+    def _close(self, key: str) -> _OpenBlock:
         self._learned.forget(key.partition("\0")[2])
         return self._open.pop(key)
 
@@ -177,7 +186,7 @@ class LineAssembler:
         if record is not None and record["event"] == "step":
             record = {**record, **self._trends.add(origin.rank, record, text)}
         at = at or times.stated_by(text, record if text.startswith("{") else None)
-        if at is None or at > arrived + _FUTURE:
+        if at is None or at > arrived + _AHEAD:
             at, source = arrived, TimeSource.ARRIVAL
         else:
             source = TimeSource.LINE
@@ -185,27 +194,29 @@ class LineAssembler:
         has_words = report is not None and report.has_words
         return Line(origin, at, text, source, place, number, record, is_cut, has_words)
 
-    def _joined(self, line: Line, key: str, arrived: datetime, places: list[int]) -> list[Line]:
+    def _add_to_block(self, line: Line, key: str, arrived: datetime, places: list[int]) -> list[Line]:
+        """Hold the line back in a block, or return it."""
         done: list[Line] = []
         block = self._open.get(key) if self._open else None
         if block is not None:
-            verdict = blocks.continues(block.kind, block.texts, line.text)
-            if verdict is not Continuation.NO:
+            continuation = blocks.continues(block.kind, block.texts, line.text)
+            if continuation is not Continuation.NO:
                 block.add(line.text, places, arrived)
-                if verdict is Continuation.LAST or block.is_full:
-                    done.append(self._closed(key).line())
+                if continuation is Continuation.LAST or block.is_full:
+                    done.append(self._close(key).line())
                 return done
-            done.append(self._closed(key).line())
+            done.append(self._close(key).line())
         kind = None if line.record is not None else blocks.kind_of(line.text)
         if kind is None:
             done.append(line)
             return done
         self._open[key] = _OpenBlock(kind, line, arrived, [line.text], places, len(line.text.encode()))
         if len(self._open) > _MOST_OPEN:
-            done.append(self._closed(next(iter(self._open))).line())
+            done.append(self._close(next(iter(self._open))).line())
         return done
 
-    def _whole(self, prefixed: prefixes.Prefixed, place: int) -> _DividedLine | None:
+    def _completed(self, prefixed: prefixes.Prefixed, place: int) -> _DividedLine | None:
+        """Return the line after its last part."""
         part = self._divided.pop(prefixed.key, None) or _DividedLine("", [], self._number)
         part.places.append(place)
         if len(part.text) <= LONGEST:

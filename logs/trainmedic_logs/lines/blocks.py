@@ -18,6 +18,7 @@ class BlockKind(StrEnum):
 class Continuation(StrEnum):
     MORE = "more"
     LAST = "last"
+    """The line belongs to the block and ends it."""
     NO = "no"
 
 
@@ -26,21 +27,26 @@ HEADING = TRACEBACK.removesuffix(":")
 """Heading, also in Rich's frame."""
 ORIGINAL = f"Original {TRACEBACK}"
 """PyTorch's line before a loader process's traceback."""
-_ANNOUNCED = ("Exception ignored ", "Exception in thread ", "--- Logging error ---", "Error in atexit._run_exitfuncs:")
-"""Lines before tracebacks of destructors, threads, logging calls and atexit functions."""
+# Lines before tracebacks of destructors, threads, logging calls and atexit functions.
+_ANNOUNCEMENTS = (
+    "Exception ignored ",
+    "Exception in thread ",
+    "--- Logging error ---",
+    "Error in atexit._run_exitfuncs:",
+)
 _GROUP = "Exception Group Traceback (most recent call last):"
+# Begins a block without heading: in cut or filtered logs, and on syntax errors.
 _FRAME = re.compile(r' {1,4}File "[^"]{1,400}", line \d{1,8}(?:, in \S.*)?$')
-"""Begins a block without heading: in cut or filtered logs, and on syntax errors."""
+# Lines with a leading blank outside tracebacks: Megatron-LM's steps, tqdm bars, loggers' timestamps.
 _REPORT = re.compile(
     r"[ \t]{1,12}(?:(?i:train|eval|val)(?:ing|uation)?[ /].{0,60}[:=] ?\d|\[?\d{4}[-/]\d\d[-/]\d\d[ T_"
     r"]|\[?\d\d:\d\d:\d\d\b|\d{1,3}%\||.{0,80}\d%\||\|.{0,60}\||\[? ?(?:[A-Za-z]{1,20} )?"
     r"(?i:iteration|iter|step|epoch|batch|episode|round|samples?)\b[\s:=/#\[(]{0,4}\d|(?i:samples?/sec))"
 )
-"""Lines with a leading blank outside tracebacks: Megatron-LM's steps, tqdm bars, loggers' timestamps."""
-_WITHIN = (" ", "\t", "│", "╰", "|", "+", "> File ")
-"""Beginnings of lines before the exception: blanks, Rich's frame, loguru's mark."""
+# Beginnings of lines before the exception: blanks, Rich's frame, loguru's mark.
+_INSIDE = (" ", "\t", "│", "╰", "|", "+", "> File ")
+# Lower edge of Rich's frame, at most as wide as the message below it.
 _EDGE = "╰─"
-"""Lower edge of Rich's frame, at most as wide as the message below it."""
 _TABLE_RULE = re.compile(r"[=*-]{20,}\s*$")
 _TABLE_BEGIN = re.compile(r"Root Cause(?: \(first|:\s*$)|[=*]{20,}\s*$|\s{0,4}rank *: \d{1,6} \(local_rank: ")
 _TABLE_TITLE = re.compile(
@@ -56,8 +62,8 @@ _EXCEPTION = re.compile(
 _SURE_EXCEPTION = re.compile(
     r"(?:\w{1,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception|Exit|Interrupt|Failure|Timeout)(?::|$)"
 )
-_PASSED_ON = re.compile(r"(?:\w{1,40}\.){0,4}RayTaskError\(\w{1,80}\): ")
-_DETAIL = re.compile(r"(?:RequestId|Time|ErrorCode|Content):\S")
+_RAY_TASK_ERROR = re.compile(r"(?:\w{1,40}\.){0,4}RayTaskError\(\w{1,80}\): ")
+_MESSAGE_DETAIL = re.compile(r"(?:RequestId|Time|ErrorCode|Content):\S")
 _CHAIN = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
@@ -66,7 +72,7 @@ _CHAIN = (
 BEGINNINGS = (
     rb"Traceback \(most recent call last\)",
     rb" File \".*\", line \d",
-    *(announced.encode() for announced in _ANNOUNCED),
+    *(announced.encode() for announced in _ANNOUNCEMENTS),
     rb"Root Cause",
     rb"[=*]{20}",
     rb" \(local_rank: ",
@@ -79,11 +85,11 @@ _KILL = re.compile(r"Kill process \d{1,10} \(.{0,64}\) score \d{1,10} or sacrifi
 
 def kind_of(text: str) -> BlockKind | None:
     """Return the kind of block that a line begins or continues."""
-    if text.startswith((TRACEBACK, "  + " + _GROUP, *_ANNOUNCED)) or (
+    if text.startswith((TRACEBACK, "  + " + _GROUP, *_ANNOUNCEMENTS)) or (
         TRACEBACK in text and text.rstrip().endswith(TRACEBACK)
     ):
         return BlockKind.TRACEBACK
-    if "RayTaskError(" in text and _PASSED_ON.match(text):
+    if "RayTaskError(" in text and _RAY_TASK_ERROR.match(text):
         return BlockKind.TRACEBACK
     if text[:1] == " " and '", line ' in text and _FRAME.match(text):
         return BlockKind.TRACEBACK
@@ -97,26 +103,27 @@ def kind_of(text: str) -> BlockKind | None:
 def continues(kind: BlockKind, lines: list[str], text: str) -> Continuation:
     match kind:
         case BlockKind.TRACEBACK:
-            return _of_traceback(lines, text)
+            return _continues_traceback(lines, text)
         case BlockKind.TABLE:
-            return _of_table(lines, text)
+            return _continues_table(lines, text)
         case BlockKind.OOM_PAIR:
             return Continuation.LAST if text.startswith("Killed process ") else Continuation.NO
 
 
-def _of_traceback(lines: list[str], text: str) -> Continuation:
+def _continues_traceback(lines: list[str], text: str) -> Continuation:
     if _is_report(text) and (has_ended(lines) or _is_report(lines[-1])):
         return Continuation.NO
-    if text.startswith(_WITHIN) or not text:
+    if text.startswith(_INSIDE) or not text:
         return Continuation.MORE
     if text.startswith(_CHAIN):
         return Continuation.MORE
     if text.startswith(TRACEBACK):
-        return Continuation.NO if has_ended(lines) else Continuation.MORE  # Unchained, it belongs to another process.
-    if _is_broken_message(lines, text):
+        # After an exception, without a chaining line, it belongs to another process.
+        return Continuation.NO if has_ended(lines) else Continuation.MORE
+    if _continues_wrapped_message(lines, text):
         return Continuation.MORE
-    if has_ended(lines) or lines[-1].startswith(_ANNOUNCED):
-        return Continuation.MORE if _DETAIL.match(text) else Continuation.NO
+    if has_ended(lines) or lines[-1].startswith(_ANNOUNCEMENTS):
+        return Continuation.MORE if _MESSAGE_DETAIL.match(text) else Continuation.NO
     # A line at the margin ends a traceback with its exception. Without a heading, it may just be the place of a
     # warning.
     exception = _SURE_EXCEPTION if lines[0].lstrip().startswith("File ") else _EXCEPTION
@@ -128,15 +135,17 @@ def _is_report(text: str) -> bool:
 
 
 def has_ended(lines: list[str]) -> bool:
+    """Return whether a traceback's lines contain its exception."""
     for line in reversed(lines):
         if line.startswith(_CHAIN) or line.startswith(TRACEBACK):
             return False
-        if line.strip() and not line.startswith(_WITHIN):
-            return len(lines) > 1 and line is not lines[0] and not _PASSED_ON.match(line)
+        if line.strip() and not line.startswith(_INSIDE):
+            return len(lines) > 1 and line is not lines[0] and not _RAY_TASK_ERROR.match(line)
     return False
 
 
-def _is_broken_message(lines: list[str], text: str) -> bool:
+def _continues_wrapped_message(lines: list[str], text: str) -> bool:
+    """Return whether Rich wrapped the message: its next word does not fit."""
     if not has_ended(lines):
         return False
     width = next((len(line.rstrip()) for line in reversed(lines) if line.startswith(_EDGE)), None)
@@ -155,10 +164,10 @@ def unwrapped(lines: list[str]) -> list[str]:
 
 
 def _is_at_margin(line: str) -> bool:
-    return bool(line) and not line.startswith((*_WITHIN, *_CHAIN, TRACEBACK, *_ANNOUNCED))
+    return bool(line) and not line.startswith((*_INSIDE, *_CHAIN, TRACEBACK, *_ANNOUNCEMENTS))
 
 
-def _of_table(lines: list[str], text: str) -> Continuation:
+def _continues_table(lines: list[str], text: str) -> Continuation:
     if _TABLE_ROW.match(text):
         return Continuation.MORE
     if _TABLE_RULE.match(text):

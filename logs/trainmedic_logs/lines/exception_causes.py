@@ -17,25 +17,26 @@ from trainmedic_logs.domain.finding import CauseClass
 from trainmedic_logs.lines import message_causes, outside_values, shown_source
 
 PROOF = "proof"
-"""No other reading is possible."""
+"""Field of a finding whose exception has no other reading."""
 GUESS = "guess"
-"""The class is unknown, the cause a hint."""
+"""Field of a finding whose cause is only a hint."""
 _DATA = tomllib.loads(resources.files(__package__).joinpath("exception_classes.toml").read_text(encoding="utf-8"))
-_PROGRAM = frozenset(_DATA["program"])
+_PROGRAM_ERRORS = frozenset(_DATA["program"])
 _SURELY_CODE = frozenset(_DATA["surely_code"])
-_BUILTIN = frozenset(_DATA["anything"]) | _PROGRAM | _SURELY_CODE
+_BUILTIN = frozenset(_DATA["anything"]) | _PROGRAM_ERRORS | _SURELY_CODE
 _WRAPPERS = frozenset(_DATA["wrappers"])
 _CONSEQUENCES = frozenset(_DATA["consequences"])
-_WITH_WORDS = frozenset({"ImportError", "AssertionError"})
-"""Program errors whose message may state another cause."""
+# Program errors whose message may state another cause.
+_MESSAGE_MAY_DECIDE = frozenset({"ImportError", "AssertionError"})
 _UNSPECIFIC = frozenset(_DATA["unspecific"])
+# Errors that only the program causes.
 _SIGNATURE = re.compile(
     r"got an unexpected keyword argument|missing \d+ required (?:positional|keyword-only) argument"
     r"|takes \d+ positional arguments? but \d+|got multiple values for|^cannot import name |^module '[\w.]+' has no att"
     r"|^No module named '|object is not callable$|^name '\w+' is not defined"
 )
-"""Errors that only the program causes."""
-_OF_TENSORS = re.compile(
+# PyTorch errors about types, devices and calls, caused by no sample.
+_TENSOR_ERRORS = re.compile(
     r"shapes cannot be multiplied|[Ee]xpected all tensors to be on the same dev"
     r"|^Trying to backward through the graph a second time"
     r"|does not require grad and does not have a grad_fn|^Expected to have finished reduction in the prior iteration"
@@ -44,8 +45,8 @@ _OF_TENSORS = re.compile(
     r"|^Default process group has not been initialized|^Expected to mark a variable ready only once"
     r"|^(?:mat1|self) and (?:mat2|mat) must have the same dtype|^Error\(s\) in loading state_dict for"
 )
-"""PyTorch errors about types, devices and calls, caused by no sample."""
-_SHAPES = re.compile(
+# Errors about shapes, which may be those of samples.
+_SHAPE_ERRORS = re.compile(
     r"^The size of tensor a \(\d+\) must match|^Sizes of tensors must match except in dimension"
     r"|^shape '\[[\d, -]+\]' is invalid for input of size|^Given groups=\d+, weight of size"
     r"|^stack expects each tensor to be equal size"
@@ -53,7 +54,7 @@ _SHAPES = re.compile(
 _CLASSES: Mapping[str, CauseClass] = {
     name: CauseClass(cause) for cause, names in _DATA["causes"].items() for name in names
 }
-_BY_PART: Sequence[tuple[re.Pattern[str], CauseClass]] = (
+_BY_PART_OF_CLASS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     (re.compile(r"OutOfMemory|OOM"), CauseClass.GPU_MEMORY),
     (
         re.compile(
@@ -65,9 +66,13 @@ _BY_PART: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     (re.compile(r"CUDA|Cuda|NVML"), CauseClass.GPU),
     (re.compile(r"Config|Validation|Argument|Unsupported|Compil|Forbidden|Setup"), CauseClass.CODE),
 )
-_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<frozen |/conda/|\.so$|\.pyx$")
-_LOADER = re.compile(r"/torch/utils/data/_utils/|/datasets/(?:iterable_|arrow_)?(?:dataset|builder|reader)\.py")
-_PROCESSES = re.compile(r"/(?:multiprocessing/(?:connection|managers|resource_\w+|queues)|concurrent/futures)[/.]")
+_LIBRARY_FILE = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<frozen |/conda/|\.so$|\.pyx$")
+_DATA_LOADER_FILE = re.compile(
+    r"/torch/utils/data/_utils/|/datasets/(?:iterable_|arrow_)?(?:dataset|builder|reader)\.py"
+)
+_PROCESS_COMMUNICATION_FILE = re.compile(
+    r"/(?:multiprocessing/(?:connection|managers|resource_\w+|queues)|concurrent/futures)[/.]"
+)
 _CALL = re.compile(r'File "([^"\n]{1,400})", line \d+')
 _CHAINED = re.compile(r"\n(?:The above exception was the direct cause|During handling of the above exception)")
 _LAST_CLASS = re.compile(r"\n((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: ([^\n]*))?\s*$")
@@ -85,49 +90,53 @@ _READERS_OF_DATA = (
     "decord",
     "webdataset.",
 )
-_NUMBERS = re.compile(r"\n\s*assert [^\n]*\b(?:is_?nan|is_?finite|is_?inf|nan|inf)\b")
-_TAIL = 500
-_OF_PYTHON = ("TimeoutError", "asyncio.", "concurrent.", "multiprocessing.", "ray.")
-_COLLECTIVE = re.compile(
+_ASSERTS_FINITE = re.compile(r"\n\s*assert [^\n]*\b(?:is_?nan|is_?finite|is_?inf|nan|inf)\b")
+_SEARCHED_TAIL = 500  # characters of a traceback in which its last assertion stands
+_TIMEOUT_MODULES = ("TimeoutError", "asyncio.", "concurrent.", "multiprocessing.", "ray.")
+_COLLECTIVE_ERROR = re.compile(
     r"\b(?:HCCL|[Hh]ccl\w*|XCCL|oneCCL|RCCL)\b.{0,80}(?i:error|fail|time ?out)"
     r"|^NCCL error: (?:unhandled (?:cuda|system) error|internal error|remote process exited)"
 )
-_RUN_BY_EXEC = re.compile(
+# Source without a file, such as a model's answer run by a reward function.
+_EXECUTED_TEXT = re.compile(
     r"<(?:string|stdin|console|exec|eval|code|generated|solution|answer|completion|snippet|sandbox|ast|input|test"
     r"|reward|module)\b[\w -]{0,30}>$"
 )
-"""Source without a file, such as a model's answer run by a reward function."""
-_TEMPORARY = re.compile(r"/tmp[a-z0-9_]{8}(?:/|\.py$)")  # noqa: S108
-"""Temporary file, such as a model's answer under test."""
-_OF_HOST = re.compile(r"(?i)\b(?:host|cpu|ram|system|array|object|list|string)\b")
+# Temporary file, such as a model's answer under test.
+_TEMPORARY_FILE = re.compile(r"/tmp[a-z0-9_]{8}(?:/|\.py$)")  # noqa: S108
+_HOST_WORDS = re.compile(r"(?i)\b(?:host|cpu|ram|system|array|object|list|string)\b")
 _HEADING = "Traceback (most recent call last)"
 _ORIGINAL = f"Original {_HEADING}"
-_OF_GROUP = "Exception Group Traceback"
-"""Exceptions of several tasks: none is proof."""
-_SPAWNED = re.compile(r"/torch/multiprocessing/spawn\.py$")
-_OF_MACHINE = re.compile(
+# Heading above exceptions of several tasks, of which none is proof.
+_GROUP_HEADING = "Exception Group Traceback"
+_SPAWN_FILE = re.compile(r"/torch/multiprocessing/spawn\.py$")
+# Words of assertions about the machine, which are no proof of a program's fault.
+_MACHINE_WORDS = re.compile(
     r"(?i)\b(?:[gnt]pus?|cuda|devices?|accelerators?|nodes?|hosts?|workers?|peers?|servers?|connect\w*|reachable"
     r"|respon\w*|time[ds]?[ _]?out|path\.\w+|exists?|is_?file|is_?dir|not found|mount\w*|disk|free|memory)\b"
     r"|is_available|_count\("
 )
 _ASSERTED = re.compile(r"\n\s*assert ([^\n]*)")
+# Messages that refer to an earlier error, often of another process.
 _SEE_ABOVE = re.compile(
     r"(?i)\bsee (?:the )?(?:root cause|stack trace|error|traceback|logs?) ?\(?above|\bis reported as above"
     r"|^Executor failed\.$"
 )
+# Gaudi's messages for any failure.
 _SAYS_NOTHING = re.compile(r"\[Generic failure\]|Exception in Launch thread")
-"""Gaudi's messages for any failure."""
-_CAUGHT = re.compile(
+# Messages that name the class of an exception in another process.
+_CAUGHT_CLASS = re.compile(
     r"^Caught (\w{2,60}) in (?:DataLoader worker|pin memory thread|replica)|state=finished raised (\w{2,60})>"
 )
 _BARE_TIMEOUT = re.compile(r"(?i)^time(?:d ?out|out) (?:waiting|while waiting)\b")
-_OF_DATA = re.compile(r"(?i)\b(?:columns?|data ?sets?|samples?)\b")
+_DATA_WORDS = re.compile(r"(?i)\b(?:columns?|data ?sets?|samples?)\b")
 
 
 class ExceptionReading(Struct, frozen=True):
     cause: CauseClass
     is_proof: bool = False
     is_consequence: bool = False
+    """Another process failed first."""
     is_guess: bool = False
     stated_by: str = ""
     """Class of the earlier exception that states the cause."""
@@ -139,7 +148,7 @@ def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
     In a chain, the first cause other than the program counts. A program error raised while handling another proves
     nothing.
     """
-    inner = _inner(traceback)
+    inner = _earlier_in_chain(traceback)
     if inner and name.rpartition(".")[2] in _WRAPPERS:
         return read(*inner)
     reading = _read_last(name, message, traceback)
@@ -154,13 +163,13 @@ def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
 
 def _read_last(name: str, message: str, traceback: str) -> ExceptionReading:
     last = name.rpartition(".")[2]
-    if (caught := _CAUGHT.search(message)) and (inner_name := caught[1] or caught[2]) != last:
+    if (caught := _CAUGHT_CLASS.search(message)) and (inner_name := caught[1] or caught[2]) != last:
         return read(inner_name, "", traceback)
     calls = _CALL.findall(traceback)
     place = calls[-1] if calls else ""
-    if _RUN_BY_EXEC.match(place):
+    if _EXECUTED_TEXT.match(place):
         return ExceptionReading(CauseClass.CODE, is_guess=True)
-    if last == "Exception" and not message.strip() and _SPAWNED.search(place):
+    if last == "Exception" and not message.strip() and _SPAWN_FILE.search(place):
         return ExceptionReading(CauseClass.UNKNOWN, is_consequence=True)
     if _is_consequence(name, message, place):
         return ExceptionReading(CauseClass.UNKNOWN, is_consequence=True)
@@ -168,19 +177,21 @@ def _read_last(name: str, message: str, traceback: str) -> ExceptionReading:
         return ExceptionReading(CauseClass.NETWORK)  # the server sent an unexpected answer
     if last in _SURELY_CODE:
         return ExceptionReading(CauseClass.CODE, is_proof=True)
-    is_programs = last in _PROGRAM or (last in ("RuntimeError", "ValueError") and _is_of_tensors(message))
+    is_programs = last in _PROGRAM_ERRORS or (last in ("RuntimeError", "ValueError") and _is_tensor_error(message))
     shown = shown_source.last_shown(traceback)
-    by_message = None if last in _PROGRAM - _WITH_WORDS else message_causes.cause_of(name, message, shown)
+    by_message = (
+        None if last in _PROGRAM_ERRORS - _MESSAGE_MAY_DECIDE else message_causes.cause_of(name, message, shown)
+    )
     if by_message is not None:
         return ExceptionReading(by_message)
     if _SAYS_NOTHING.search(message):
         return ExceptionReading(CauseClass.UNKNOWN, is_guess=True)
-    if last == "AssertionError" and _NUMBERS.search(traceback[-_TAIL:]):
+    if last == "AssertionError" and _ASSERTS_FINITE.search(traceback[-_SEARCHED_TAIL:]):
         return ExceptionReading(CauseClass.NUMERICS)
-    if last == "AssertionError" and _is_of_machine(message, traceback):
+    if last == "AssertionError" and _asserts_about_machine(message, traceback):
         return ExceptionReading(CauseClass.CODE)
     if is_programs:
-        is_proof = _is_proof(last, message, calls, shown) and not _is_of_several(traceback)
+        is_proof = _is_proof(last, message, calls, shown) and not _has_several_tracebacks(traceback)
         return ExceptionReading(CauseClass.CODE, is_proof=is_proof)
     return _by_class(name, last, message)
 
@@ -191,51 +202,51 @@ def _is_consequence(name: str, message: str, place: str) -> bool:
         last in _CONSEQUENCES
         or message_causes.NPU_TIMEOUTS.search(message)
         or _SEE_ABOVE.search(message)
-        or _COLLECTIVE.search(message)
+        or _COLLECTIVE_ERROR.search(message)
     ):
         return True
     if _BARE_TIMEOUT.search(message) and message_causes.cause_of(name, message) is None:
         return True
     # A bare timeout does not say which path failed, or why.
-    if last == "TimeoutError" and name.startswith(_OF_PYTHON) and message_causes.cause_of(name, message) is None:
+    if last == "TimeoutError" and name.startswith(_TIMEOUT_MODULES) and message_causes.cause_of(name, message) is None:
         return True
     if name.startswith("multiprocessing.") and last == "AuthenticationError":
         return True
     of_processes = last in ("EOFError", "BrokenPipeError", "ConnectionResetError", "ConnectionRefusedError")
-    return of_processes and bool(_PROCESSES.search(place))
+    return of_processes and bool(_PROCESS_COMMUNICATION_FILE.search(place))
 
 
-def _is_of_machine(message: str, traceback: str) -> bool:
-    asserted = _ASSERTED.findall(traceback[-_TAIL:])
-    return bool(_OF_MACHINE.search(message) or (asserted and _OF_MACHINE.search(asserted[-1])))
+def _asserts_about_machine(message: str, traceback: str) -> bool:
+    asserted = _ASSERTED.findall(traceback[-_SEARCHED_TAIL:])
+    return bool(_MACHINE_WORDS.search(message) or (asserted and _MACHINE_WORDS.search(asserted[-1])))
 
 
-def _is_of_several(traceback: str) -> bool:
+def _has_several_tracebacks(traceback: str) -> bool:
     chained = len(_CHAINED.findall(traceback)) + traceback.count(_ORIGINAL)
-    return _OF_GROUP in traceback or traceback.count(_HEADING) > 1 + chained
+    return _GROUP_HEADING in traceback or traceback.count(_HEADING) > 1 + chained
 
 
 def _is_proof(last: str, message: str, calls: Sequence[str], shown: str) -> bool:
     place = calls[-1] if calls else ""
-    if _TEMPORARY.search(place):
+    if _TEMPORARY_FILE.search(place):
         return False
     # None often comes from outside, such as a missing file.
-    if "NoneType" in message or _SHAPES.search(message):
+    if "NoneType" in message or _SHAPE_ERRORS.search(message):
         return False
-    is_own = bool(place) and not _LIBRARY.search(place)
+    is_own = bool(place) and not _LIBRARY_FILE.search(place)
     if _SIGNATURE.search(message):
         return (is_own or last != "ModuleNotFoundError") and not outside_values.unpacks_outside(shown)
-    if _OF_TENSORS.search(message):
+    if _TENSOR_ERRORS.search(message):
         return True
     # A missing member of a sample can be a fault of the data or of the program.
-    is_loading = any(_LOADER.search(call) for call in calls)
-    if not is_own or is_loading or _OF_DATA.search(message):
+    is_loading = any(_DATA_LOADER_FILE.search(call) for call in calls)
+    if not is_own or is_loading or _DATA_WORDS.search(message):
         return False
     return outside_values.is_own(last, message, shown)
 
 
-def _is_of_tensors(message: str) -> bool:
-    return bool(_OF_TENSORS.search(message) or _SHAPES.search(message))
+def _is_tensor_error(message: str) -> bool:
+    return bool(_TENSOR_ERRORS.search(message) or _SHAPE_ERRORS.search(message))
 
 
 def _by_class(name: str, last: str, message: str) -> ExceptionReading:
@@ -249,7 +260,7 @@ def _by_class(name: str, last: str, message: str) -> ExceptionReading:
         return ExceptionReading(CauseClass.DATA)
     if cause := _CLASSES.get(last):
         return ExceptionReading(cause)
-    if last == "MemoryError" and _OF_HOST.search(message):
+    if last == "MemoryError" and _HOST_WORDS.search(message):
         # Python's own has no message and a rule of its own. GPU allocators raise it too.
         return ExceptionReading(CauseClass.HOST_MEMORY)
     if last == "EOFError":
@@ -259,14 +270,15 @@ def _by_class(name: str, last: str, message: str) -> ExceptionReading:
         return ExceptionReading(CauseClass.CODE)
     if last.endswith(("Timeout", "TimeoutError")):
         return ExceptionReading(CauseClass.NETWORK)
-    for part, cause in _BY_PART:
+    for part, cause in _BY_PART_OF_CLASS:
         if part.search(last):
             return ExceptionReading(cause)
     # User-defined class: most are the program's failures.
     return ExceptionReading(CauseClass.CODE, is_guess=True)
 
 
-def _inner(traceback: str) -> tuple[str, str, str] | None:
+def _earlier_in_chain(traceback: str) -> tuple[str, str, str] | None:
+    """Return class, message and traceback before the last exception."""
     ends = [match.start() for match in _CHAINED.finditer(traceback)]
     if not ends:
         return None

@@ -9,18 +9,20 @@ from msgspec import Struct
 
 from trainmedic_logs.lines import times
 
+# Level, sequence number and microseconds since boot.
 _KMSG = re.compile(r"(\d{1,4}),(\d{1,20}),(\d{1,20}),[^;]{0,40};")
 _LEVEL = re.compile(r"<(\d{1,3})>")
 _FACILITY = re.compile(r"(?:kern|user|mail|daemon|auth|syslog|local\d) {0,3}:[a-z]{3,6} {0,3}: ")
 _CALLER = r"(?: ?\[ {0,12}[TC]\d{1,9}\])? ?"
 _SINCE_BOOT = re.compile(r"\[ {0,12}(\d{1,12}\.\d{1,9})\]" + _CALLER)
+# Local time of `dmesg -T`, ignored because it states no zone.
 _HUMAN = re.compile(r"\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]?\d \d\d:\d\d:\d\d \d{4}\]" + _CALLER)
 _SYSLOG = re.compile(
     r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,6})?|(?P<iso>\d{4}-\d\d-\d\dT[\d:.,+Z-]{8,24})) "
 )
 _HOST_AND_KERNEL = re.compile(r"[\w.:-]{1,255} kernel: ")
 _KERNEL = re.compile(r"kernel: ?")
-_OTHER = re.compile(
+_OTHER_PREFIX = re.compile(
     r"(?:<\d{1,3}>\d? ?)?(?:(?:[A-Z][a-z]{2}|[A-Z]{2,5}|\[? {0,8}\d[\d:.,TZ+-]{0,40}\]?) {1,3}){0,6}"
     r"[A-Za-z0-9][\w.:-]{0,254} kernel(?:\[\d{1,10}\])?(?:: ?| - - - )"
 )
@@ -30,16 +32,17 @@ class KernelText(Struct, frozen=True):
     text: str
     at: datetime | None = None
     is_more: bool = False
-    """Continues a ``/dev/kmsg`` record."""
+    """Property of the ``/dev/kmsg`` record above."""
 
 
 def split(text: str, booted_at: datetime | None = None) -> KernelText:
+    """Remove prefixes. Times since boot need `booted_at`."""
     if match := _KMSG.match(text):
         seconds = int(match[3]) / 1_000_000
         return KernelText(text[match.end() :], _since(booted_at, seconds))
     if text.startswith(" ") and re.match(r" [A-Z_]{3,20}=", text):
         return KernelText(text, is_more=True)
-    at, rest = _kept(text)
+    at, rest = _without_syslog_prefix(text)
     if match := _SINCE_BOOT.match(rest):
         return KernelText(rest[match.end() :], at or _since(booted_at, float(match[1])))
     if match := _HUMAN.match(rest):
@@ -47,7 +50,7 @@ def split(text: str, booted_at: datetime | None = None) -> KernelText:
     return KernelText(rest, at)
 
 
-def _kept(text: str) -> tuple[datetime | None, str]:
+def _without_syslog_prefix(text: str) -> tuple[datetime | None, str]:
     at = None
     if match := _LEVEL.match(text):
         text = text[match.end() :]
@@ -60,7 +63,7 @@ def _kept(text: str) -> tuple[datetime | None, str]:
         named = _HOST_AND_KERNEL.match(text, match.end())
         at = times.with_zone(match["iso"]) if match["iso"] else None
         text = text[named.end() if named else match.end() :]
-    elif " kernel" in text[:256] and (match := _OTHER.match(text)):
+    elif " kernel" in text[:256] and (match := _OTHER_PREFIX.match(text)):
         text = text[match.end() :]
     if match := _KERNEL.match(text):
         text = text[match.end() :]

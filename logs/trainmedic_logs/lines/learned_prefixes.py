@@ -10,17 +10,19 @@ _LONGEST = 160
 _MOST = 64
 _TIME = re.compile(r"\d{4}[-/]\d\d[-/]\d\d|\d\d:\d\d:\d\d(?:[.,]\d{1,9})?|\d{10}(?:\.\d{1,9})?")
 _UPPER_EDGE = re.compile(rf"(.{{0,{_LONGEST}}}?)[╭┌+][─-]+ {re.escape(HEADING)} [─-]+[╮┐+]\s*")
+# Text before a traceback in the launcher's failure table.
 _TABLE_MEMBER = re.compile(r"(?:^|\s)(?:traceback|msg) *: *\Z")
-"""Text before a traceback in the launcher's failure table."""
 _FRACTION = re.compile(r"[.,]\d{1,9}\Z")
 
 
 class LearnedPrefixes:
+    """Prefixes of the stream's open tracebacks."""
+
     def __init__(self) -> None:
         self._patterns: dict[str, re.Pattern[str]] = {}
 
     def split(self, text: str) -> tuple[str, str]:
-        """Return the text without its prefix, and the prefix's key."""
+        """Return the text without its prefix, and the prefix's key, "" without one."""
         if edge := _UPPER_EDGE.fullmatch(text) if HEADING in text else None:
             return TRACEBACK, self._learn(edge[1]) if edge[1] else ""
         end = text.rstrip()

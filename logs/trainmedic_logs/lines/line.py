@@ -1,3 +1,5 @@
+"""Line as rules see it."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -13,17 +13,18 @@ from trainmedic_logs.lines.times import with_zone
 
 AHEAD = timedelta(minutes=2)
 """Allowed clock difference."""
-_EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
-_BEGINNING = 240
-_ANY = re.compile(r"\d\d:\d\d:\d\d|\d{6}|\d\d\d\d-\d\d-\d\d")
+_EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)  # clocks without battery begin at 1970
+_SEARCHED = 240  # characters
+_ANY_TIME = re.compile(r"\d\d:\d\d:\d\d|\d{6}|\d\d\d\d-\d\d-\d\d")
 _LEVEL_WORD = r"(?:TRACE|DEBUG|INFO|NOTICE|WARNING|WARN|ERROR|CRITICAL|FATAL|trace|debug|info|warning|warn|error|fatal)"
 _TAG = rf"(?:{_LEVEL_WORD}|[A-Za-z][\w./-]{{0,40}}|[Rr]ank[ _:=]?\d{{1,6}}|\d{{1,6}})(?:\|[^\[\]|]{{1,80}})?"
-_LEAD = re.compile(
+_TAG_BEFORE_TIME = re.compile(
     rf"[ \t]*(?:\[{_LEVEL_WORD}\|(?=\d)|\[{_TAG}\]|\[(?:NeMo [A-Z]|{_LEVEL_WORD}) (?=\d)"
     rf"|{_LEVEL_WORD}(?::[A-Za-z_][\w.]{{0,60}}:|\b)"
     rf"|\((?:[\w.<>:+-]{{1,80}} )?pid=\d{{1,8}}[^()]{{0,60}}\)|<\d{{1,3}}>)[ \t]*(?:[:|>,-][ \t]*)?"
 )
-_MOST_LEADS = 4
+_MOST_TAGS = 4
+# Groups of all patterns: y, mo, d, h, m, s, f (fraction of a second) and z (zone).
 _CLOCK = r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:[.,:](?P<f>\d{1,9}))?"
 _END = r"(?![\d:/])"
 _ZONE = r"(?: ?(?P<z>Z|UTC|GMT|[+-]\d\d:?\d\d)(?![\d:]))?"
@@ -61,8 +62,10 @@ class Lacks(StrEnum):
 
 
 class Stated(NamedTuple):
+    """Time as written in a line."""
+
     walls: tuple[datetime, ...]
-    """Several if the order of day, month and year is ambiguous."""
+    """Naive without a zone. Several if the order of day, month and year is ambiguous."""
     lacks: Lacks = Lacks.NOTHING
     is_weak: bool = False
     """Counts only close to the line's arrival."""
@@ -73,42 +76,43 @@ class Stated(NamedTuple):
 
 
 def stated(text: str) -> Stated | None:
-    beginning = text[:_BEGINNING]
+    """Return the time at the beginning, after up to 4 tags."""
+    beginning = text[:_SEARCHED]
     if text.startswith("{"):
-        return _of_record(text)
-    if _ANY.search(beginning) is None:
+        return _time_of_record(text)
+    if _ANY_TIME.search(beginning) is None:
         return None
     if "=" in beginning[:60] and (match := _LOGFMT.match(beginning)):
-        return _at(match["value"], is_bracketed=True)
+        return _time_at(match["value"], is_bracketed=True)
     position = 0
-    for _ in range(_MOST_LEADS):
-        if (time_there := _at(beginning, position)) is not None:
+    for _ in range(_MOST_TAGS):
+        if (time_there := _time_at(beginning, position)) is not None:
             return time_there
-        lead = _LEAD.match(beginning, position)
-        if lead is None or lead.end() == position:
+        tag = _TAG_BEFORE_TIME.match(beginning, position)
+        if tag is None or tag.end() == position:
             return None
-        position = lead.end()
-    return _at(beginning, position)
+        position = tag.end()
+    return _time_at(beginning, position)
 
 
-def moment(said: Stated, zone: tzinfo | None, latest: datetime, expected: datetime | None = None) -> datetime | None:
+def moment(time: Stated, zone: tzinfo | None, latest: datetime, expected: datetime | None = None) -> datetime | None:
     """Return the stated time in UTC, None if it is after `latest`.
 
     `zone` applies to times without one; None is the local zone. An ambiguous time is the nearest to `expected`, else
     the latest.
     """
-    fitting = [at for at in _moments(said, zone, latest) if _EARLIEST <= at <= latest + AHEAD]
+    fitting = [at for at in _moments(time, zone, latest) if _EARLIEST <= at <= latest + AHEAD]
     if not fitting:
         return None
     return max(fitting) if expected is None else min(fitting, key=lambda at: abs(at - expected))
 
 
-def _moments(said: Stated, zone: tzinfo | None, latest: datetime) -> Iterator[datetime]:
-    for wall in said.walls:
+def _moments(time: Stated, zone: tzinfo | None, latest: datetime) -> Iterator[datetime]:
+    for wall in time.walls:
         if wall.tzinfo is not None:
             yield wall.astimezone(UTC)
             continue
-        for filled in _filled(wall, said.lacks, latest.astimezone(zone)):
+        for filled in _completed(wall, time.lacks, latest.astimezone(zone)):
             for fold in (0, 1):
                 try:
                     yield filled.replace(tzinfo=zone, fold=fold).astimezone(UTC)
@@ -116,7 +120,7 @@ def _moments(said: Stated, zone: tzinfo | None, latest: datetime) -> Iterator[da
                     continue
 
 
-def _filled(wall: datetime, lacks: Lacks, latest: datetime) -> Iterator[datetime]:
+def _completed(wall: datetime, lacks: Lacks, latest: datetime) -> Iterator[datetime]:
     if lacks is Lacks.NOTHING:
         yield wall
     elif lacks is Lacks.YEAR:
@@ -131,48 +135,51 @@ def _filled(wall: datetime, lacks: Lacks, latest: datetime) -> Iterator[datetime
             yield datetime.combine(day, wall.time())
 
 
-def _at(text: str, position: int = 0, *, is_bracketed: bool = False) -> Stated | None:
-    position += len(text) - position - len(text[position:].lstrip(" \t"))
+def _time_at(text: str, position: int = 0, *, is_bracketed: bool = False) -> Stated | None:
+    position = len(text) - len(text[position:].lstrip(" \t"))
     if text[position : position + 1] in ("[", "<", "("):
         position, is_bracketed = position + 1, True
     begins = text[position : position + 1]
     if begins.isdigit():
-        return _numeric(text, position, is_bracketed)
+        return _time_from_digit(text, position, is_bracketed)
     if begins and (match := _GLOG.match(text, position)):
         year = int(match["y"]) if match["y"] else None
-        return _stated(match, year, int(match["mo"]), int(match["d"]))
+        return _from_date(match, year, int(match["mo"]), int(match["d"]))
     if begins and (match := _NAMED.match(text, position)):
-        written = match["y"] or match["y2"]
-        month = _MONTHS.index(match["name"] or match["name2"]) + 1
-        return _stated(match, int(written) if written else None, month, int(match["d"] or match["d2"]))
+        return _with_month_name(match)
     return None
 
 
-def _numeric(text: str, position: int, is_bracketed: bool) -> Stated | None:
+def _with_month_name(match: re.Match[str]) -> Stated | None:
+    written = match["y"] or match["y2"]
+    month = _MONTHS.index(match["name"] or match["name2"]) + 1
+    return _from_date(match, int(written) if written else None, month, int(match["d"] or match["d2"]))
+
+
+def _time_from_digit(text: str, position: int, is_bracketed: bool) -> Stated | None:
     for pattern in (_ISO, _COMPACT):
         if match := pattern.match(text, position):
-            return _stated(match, int(match["y"]), int(match["mo"]), int(match["d"]))
+            return _from_date(match, int(match["y"]), int(match["mo"]), int(match["d"]))
     if match := _SLASHED.match(text, position):
         return _slashed(match)
     if match := _MONTH_DAY.match(text, position):
-        return _stated(match, None, int(match["mo"]), int(match["d"]))
+        return _from_date(match, None, int(match["mo"]), int(match["d"]))
     if match := _NAMED.match(text, position):
-        written = match["y"] or match["y2"]
-        month = _MONTHS.index(match["name"] or match["name2"]) + 1
-        return _stated(match, int(written) if written else None, month, int(match["d"] or match["d2"]))
+        return _with_month_name(match)
+    # A bare number is a time only if something separates it from the text.
     is_apart = is_bracketed or _AFTER_WEAK.match(text, position) is not None
     if match := _EPOCH.match(text, position):
         is_apart = is_apart or match["f"] is not None or _AFTER_WEAK.match(text, match.end()) is not None
         return _since_epoch(match, is_weak=not is_apart)
     if match := _BARE_CLOCK.match(text, position):
-        wall = _wall(match, 2000, 1, 1)
+        wall = _wall_time(match, 2000, 1, 1)
         is_apart = is_apart or match["f"] is not None or _AFTER_WEAK.match(text, match.end()) is not None
         return Stated((wall,), Lacks.DATE, is_weak=True) if wall is not None and is_apart else None
     return None
 
 
-def _stated(match: re.Match[str], year: int | None, month: int, day: int) -> Stated | None:
-    wall = _wall(match, 2000 if year is None else year, month, day)
+def _from_date(match: re.Match[str], year: int | None, month: int, day: int) -> Stated | None:
+    wall = _wall_time(match, 2000 if year is None else year, month, day)
     if wall is None:
         return None
     return Stated((wall,), Lacks.YEAR if year is None else Lacks.NOTHING)
@@ -186,13 +193,13 @@ def _slashed(match: re.Match[str]) -> Stated | None:
     if third < 100:
         orders.append((2000 + first, second, third))
     hours = {"p": 12, "a": 0}.get((match["half"] or "")[:1].lower())
-    walls = [wall for order in orders if (wall := _wall(match, *order)) is not None]
+    walls = [wall for order in orders if (wall := _wall_time(match, *order)) is not None]
     if hours is not None:
         walls = [wall.replace(hour=wall.hour % 12 + hours) for wall in walls]
     return Stated(tuple(dict.fromkeys(walls))) if walls else None
 
 
-def _wall(match: re.Match[str], year: int, month: int, day: int) -> datetime | None:
+def _wall_time(match: re.Match[str], year: int, month: int, day: int) -> datetime | None:
     parts = match.groupdict()
     hour, minute, second = (parts[name] or parts.get(f"{name}2") or "" for name in "hms")
     microsecond = int(f"{(parts['f'] or '0')[:6]:0<6}")
@@ -216,7 +223,7 @@ def _since_epoch(match: re.Match[str], *, is_weak: bool) -> Stated | None:
     return Stated((at,), is_weak=is_weak)
 
 
-def _of_record(text: str) -> Stated | None:
+def _time_of_record(text: str) -> Stated | None:
     end = text.rstrip()
     if not end.endswith("}") or len(end) > _LONGEST_RECORD or not any(f'"{name}"' in end for name in _MEMBERS):
         return None
@@ -229,6 +236,6 @@ def _of_record(text: str) -> Stated | None:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             continue
         written = f"{value:.6f}" if isinstance(value, float) else str(value)
-        if (time_there := _at(written, is_bracketed=True)) is not None and time_there.lacks is not Lacks.DATE:
+        if (time_there := _time_at(written, is_bracketed=True)) is not None and time_there.lacks is not Lacks.DATE:
             return time_there
     return None

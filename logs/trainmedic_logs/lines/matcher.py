@@ -53,7 +53,7 @@ FUNCTIONS: Mapping[str, PlainFunction] = {
 """Functions for `when` and templates."""
 
 
-_Meaning = tuple[Role, CauseClass, dict[str, str]]
+_Meaning = tuple[Role, CauseClass, dict[str, str]]  # with the match's fields
 
 
 class LineMatch(Struct, frozen=True):
@@ -70,12 +70,13 @@ class LineMatch(Struct, frozen=True):
     ended: tuple[tuple[LogRule, Mapping[str, str]], ...] = ()
     """Rules that the line ends, with the captured groups."""
     refused: tuple[str, ...] = ()
+    """Record rules whose condition does not hold."""
 
 
-_NOTHING = LineMatch()
+_NO_MATCH = LineMatch()
 
 
-class _ReadyRule:
+class _CompiledRule:
     def __init__(self, rule: LogRule) -> None:
         """Raises ValueError or Malformed."""
         self.rule = rule
@@ -83,7 +84,7 @@ class _ReadyRule:
         self.unless = [SearchPattern(pattern) for pattern in rule.unless]
         self.ends = [SearchPattern(pattern) for pattern in rule.ends]
         self.when = compile_expression(rule.when, f"when of {rule.name}") if rule.when else None
-        self._of_numbers = number_condition(rule.when, "fields", FUNCTIONS) if rule.when and rule.record else None
+        self._numbers_hold = number_condition(rule.when, "fields", FUNCTIONS) if rule.when and rule.record else None
 
     def matched(self, text: bytes) -> tuple[Found, LinePattern] | None:
         for pattern, written in self.patterns:
@@ -96,15 +97,15 @@ class _ReadyRule:
         return any(pattern.search(text) is not None for pattern in self.unless)
 
     def holds(self, fields: Mapping[str, Any], source: str) -> bool | None:
-        """Return whether the condition holds; None without numbers."""
+        """None if a member is missing or not comparable."""
         if self.when is None:
             return True
         try:
-            told = self._of_numbers(fields) if self._of_numbers is not None else None
+            by_numbers = self._numbers_hold(fields) if self._numbers_hold is not None else None
         except MissingMember:
             return None
-        if told is not None:
-            return told
+        if by_numbers is not None:
+            return by_numbers
         try:
             return self.when.holds({"fields": fields, "source": source, **FUNCTIONS})
         except errors.ExpressionError:
@@ -112,14 +113,14 @@ class _ReadyRule:
 
 
 class _SourceRules:
-    def __init__(self, rules: Iterable[_ReadyRule]) -> None:
-        self.over_records: dict[str, list[_ReadyRule]] = {}
-        by_literal: dict[str, list[_ReadyRule]] = {}
-        for ready in rules:
-            if ready.rule.record:
-                self.over_records.setdefault(ready.rule.record, []).append(ready)
-            for literal in ready.rule.contains:
-                by_literal.setdefault(literal, []).append(ready)
+    def __init__(self, rules: Iterable[_CompiledRule]) -> None:
+        self.over_records: dict[str, list[_CompiledRule]] = {}
+        by_literal: dict[str, list[_CompiledRule]] = {}
+        for compiled in rules:
+            if compiled.rule.record:
+                self.over_records.setdefault(compiled.rule.record, []).append(compiled)
+            for literal in compiled.rule.contains:
+                by_literal.setdefault(literal, []).append(compiled)
         for of_event in self.over_records.values():
             of_event.sort(key=_precedence)
         self.literals = LiteralSet(tuple(by_literal))
@@ -133,40 +134,40 @@ class _SourceRules:
     def has_literal(self, text: bytes) -> bool:
         return bool(self.literals.present(text))
 
-    def candidates(self, text: bytes) -> list[_ReadyRule]:
+    def candidates(self, text: bytes) -> list[_CompiledRule]:
         present = self.literals.present(text)
         if not present:
             return []
-        chosen = {id(ready): ready for position in present for ready in self._by_literal[position]}
+        chosen = {id(compiled): compiled for position in present for compiled in self._by_literal[position]}
         return sorted(chosen.values(), key=_precedence)
 
 
-def _precedence(ready: _ReadyRule) -> tuple[bool, bool, str]:
-    return (ready.rule.is_general, ready.rule.role is not Role.NOISE, ready.rule.name)
+def _precedence(compiled: _CompiledRule) -> tuple[bool, bool, str]:
+    return (compiled.rule.is_general, compiled.rule.role is not Role.NOISE, compiled.rule.name)
 
 
 class LineMatcher:
-    """Stateless."""
+    """Matcher without state of earlier lines."""
 
     def __init__(self, rule_set: RuleSet) -> None:
         """Raises ValueError or Malformed for an invalid rule."""
-        self._ready = [_ReadyRule(rule) for rule in rule_set.rules]
-        self._of: dict[tuple[str, ...], _SourceRules] = {}
+        self._compiled = [_CompiledRule(rule) for rule in rule_set.rules]
+        self._by_sources: dict[tuple[str, ...], _SourceRules] = {}
 
     def match(self, line: Line, source: str | None = None) -> LineMatch:
         source = line.origin.source if source is None else source
-        rules = self._of_sources((source,))
-        words = records.words_of(line.record) if line.record is not None and not line.has_words else line.text
-        match = self._match_words(rules, words, source) if words else _NOTHING
+        rules, words = self._of_sources((source,)), _words_of(line)
+        match = self._match_words(rules, words, source) if words else _NO_MATCH
         if line.record is None or match.rule is not None:
             return match
         return self._match_record(rules, source, line.record)
 
     def is_quiet(self, line: Line, sources: tuple[str, ...]) -> bool:
+        """Return whether certainly no rule takes the line."""
         rules = self._of_sources(sources)
         if line.record is not None and str(line.record.get("event")) in rules.over_records:
             return False
-        words = records.words_of(line.record) if line.record is not None and not line.has_words else line.text
+        words = _words_of(line)
         return not words or not rules.has_literal(words.encode(errors="replace")[:LONGEST])
 
     def prefilter(self, sources: tuple[str, ...]) -> Prefilter:
@@ -174,71 +175,77 @@ class LineMatcher:
 
     def _match_words(self, rules: _SourceRules, words: str, source: str) -> LineMatch:
         if words.startswith(OWN_MARK):
-            return _NOTHING
+            return _NO_MATCH
         text = words.encode(errors="replace")[:LONGEST]
         candidates = rules.candidates(text)
-        if candidates and (said := shown_source.without_source(words)) != words:
-            text = said.encode(errors="replace")[:LONGEST]
+        if candidates and (without_source := shown_source.without_source(words)) != words:
+            text = without_source.encode(errors="replace")[:LONGEST]
             candidates = rules.candidates(text)
-        return self._match_text(candidates, text, source, words) if candidates else _NOTHING
+        return self._match_text(candidates, text, source, words) if candidates else _NO_MATCH
 
     def _of_sources(self, sources: tuple[str, ...]) -> _SourceRules:
-        rules = self._of.get(sources)
+        rules = self._by_sources.get(sources)
         if rules is None:
-            of_any = (ready for ready in self._ready if not set(sources).isdisjoint(ready.rule.sources))
-            rules = self._of[sources] = _SourceRules(of_any)
+            of_any = (compiled for compiled in self._compiled if not set(sources).isdisjoint(compiled.rule.sources))
+            rules = self._by_sources[sources] = _SourceRules(of_any)
         return rules
 
-    def _match_text(self, candidates: list[_ReadyRule], text: bytes, source: str, words: str) -> LineMatch:
-        near, ended, taken, is_known = [], [], LineMatch(), False
-        for ready in candidates:
-            over = _ended(ready, text)
+    def _match_text(self, candidates: list[_CompiledRule], text: bytes, source: str, words: str) -> LineMatch:
+        near: list[str] = []
+        ended: list[tuple[LogRule, Mapping[str, str]]] = []
+        taken, is_known = LineMatch(), False
+        for compiled in candidates:
+            over = _end_groups(compiled, text)
             if over is not None:
-                ended.append((ready.rule, over))
+                ended.append((compiled.rule, over))
                 continue
             if taken.rule is not None:
                 continue  # the line is taken; only ends matter now
-            match = ready.matched(text)
+            match = compiled.matched(text)
             if match is None:
-                near.append(ready.rule.name)
+                near.append(compiled.rule.name)
                 continue
             is_known = True
-            if not ready.is_excepted(text):
-                taken = self._taken(ready, *match, text, source, words)
+            if not compiled.is_excepted(text):
+                taken = self._taken(compiled, *match, text, source, words)
         if is_known or ended:
             near = []  # a rule knows the wording, even if it excludes the line
         return replace(taken, near=tuple(near), ended=tuple(ended)) if near or ended else taken
 
     def _taken(
-        self, ready: _ReadyRule, found: Found, pattern: LinePattern, text: bytes, source: str, words: str
+        self, compiled: _CompiledRule, found: Found, pattern: LinePattern, text: bytes, source: str, words: str
     ) -> LineMatch:
         fields = {name: value[:LONGEST_FIELD] for name, value in found.groups.items()}
         # A record rule's condition applies to records only.
-        if not (ready.rule.record or ready.holds(fields, source)):
-            return _NOTHING
-        role, cause = pattern.role or ready.rule.role, pattern.cause or ready.rule.cause
-        if ready.rule.is_general and pattern.cause is None and pattern.role is None:
-            role, cause, fields = _of_exception(role, cause, fields, words)
+        if not (compiled.rule.record or compiled.holds(fields, source)):
+            return _NO_MATCH
+        role, cause = pattern.role or compiled.rule.role, pattern.cause or compiled.rule.cause
+        if compiled.rule.is_general and pattern.cause is None and pattern.role is None:
+            role, cause, fields = _meaning_of_exception(role, cause, fields, words)
         elif cause is CauseClass.STORAGE and "\n" in words:
             # The traceback may show what is used up if the message does not.
             shown = shown_source.last_shown(words[:LONGEST])
             cause = message_causes.other_than_disk(words[-LONGEST_FIELD:], shown) or cause
         # A match that begins with a line feed belongs to the next line.
         begin = found.start + (text[found.start : found.start + 1] == b"\n")
-        return LineMatch(ready.rule, role, cause, fields, start=len(text[:begin].decode(errors="replace")))
+        return LineMatch(compiled.rule, role, cause, fields, start=len(text[:begin].decode(errors="replace")))
 
     def _match_record(self, rules: _SourceRules, source: str, record: Mapping[str, Any]) -> LineMatch:
         refused: list[str] = []
-        for ready in rules.over_records.get(str(record.get("event")), ()):
-            holds = ready.holds(record, source)
+        for compiled in rules.over_records.get(str(record.get("event")), ()):
+            holds = compiled.holds(record, source)
             if holds:
-                return LineMatch(ready.rule, ready.rule.role, ready.rule.cause, record, refused=tuple(refused))
+                return LineMatch(compiled.rule, compiled.rule.role, compiled.rule.cause, record, refused=tuple(refused))
             if holds is not None:
-                refused.append(ready.rule.name)
-        return LineMatch(refused=tuple(refused)) if refused else _NOTHING
+                refused.append(compiled.rule.name)
+        return LineMatch(refused=tuple(refused)) if refused else _NO_MATCH
 
 
-def _of_exception(role: Role, cause: CauseClass, fields: dict[str, str], words: str) -> _Meaning:
+def _words_of(line: Line) -> str:
+    return records.words_of(line.record) if line.record is not None and not line.has_words else line.text
+
+
+def _meaning_of_exception(role: Role, cause: CauseClass, fields: dict[str, str], words: str) -> _Meaning:
     name = fields.get("exception") or fields.get("alone", "")
     if cause is not CauseClass.CODE or not name:
         return role, cause, fields
@@ -260,8 +267,8 @@ def _whole_message(name: str, message: str, text: str) -> str:
     return f"{message}{rest[:LONGEST_FIELD]}" if found else message
 
 
-def _ended(ready: _ReadyRule, text: bytes) -> Mapping[str, str] | None:
-    for pattern in ready.ends:
+def _end_groups(compiled: _CompiledRule, text: bytes) -> Mapping[str, str] | None:
+    for pattern in compiled.ends:
         match = pattern.search(text)
         if match is not None:
             return match.groups

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from trainmedic_logs.domain.finding import CauseClass
 
 _ERRNO = re.compile(r"\[Errno (-?\d{1,3})\]|\(os error (\d{1,3})\)|\berrno[:= ]{1,2}(\d{1,3})\b")
+# Linux's numbers, and getaddrinfo's negative ones.
 _BY_ERRNO: Mapping[int, CauseClass] = {
     5: CauseClass.STORAGE,  # EIO
     11: CauseClass.NODE,  # EAGAIN: cannot create a process or thread
@@ -34,11 +35,11 @@ _BY_ERRNO: Mapping[int, CauseClass] = {
     524: CauseClass.STORAGE,  # ENOTSUPP of NFS and Lustre
     **dict.fromkeys((-2, -3, -5), CauseClass.NETWORK),  # getaddrinfo
 }
-"""Linux's, and getaddrinfo's negative ones."""
-_OF_A_FILE = re.compile(r"\[Errno \d+\] [^:]{3,60}: b?['\"]/|unable to lock file")
+_NAMES_A_FILE = re.compile(r"\[Errno \d+\] [^:]{3,60}: b?['\"]/|unable to lock file")
 _TOO_MANY_FILES = re.compile(r"\[Errno 2[34]\]|[Tt]oo many open files")
-_SQL = re.compile(r"^(?:no such (?:table|column|function)|near \"|\w+ \w+ already exists|table \S+ has)")
+_SQL_ERRORS = re.compile(r"^(?:no such (?:table|column|function)|near \"|\w+ \w+ already exists|table \S+ has)")
 _NPU_CODE = re.compile(r"\berror code(?: is|[:=]) ?(\d{6})\b")
+# Error codes of Ascend's runtime (``acl/error_codes``).
 _BY_NPU_CODE: Mapping[int, CauseClass] = {
     207001: CauseClass.GPU_MEMORY,
     207018: CauseClass.GPU_MEMORY,
@@ -48,7 +49,6 @@ _BY_NPU_CODE: Mapping[int, CauseClass] = {
     507056: CauseClass.NETWORK,  # link errors between devices
     507057: CauseClass.NETWORK,
 }
-"""Error codes of Ascend's runtime (``acl/error_codes``)."""
 NPU_TIMEOUTS = re.compile(r"\berror code(?: is|[:=]) ?(?:107020|50704[678])\b")
 _STATUS = re.compile(
     r"\b(?P<a>[45]\d\d) (?:Client|Server) Error\b|\bHTTP(?:/\d(?:\.\d)?)?(?: [Ee]rror)?:? (?P<b>[45]\d\d)\b"
@@ -58,7 +58,7 @@ _STATUS = re.compile(
     r"|\bError code: (?P<e>[45]\d\d)\b|^(?P<f>[45]\d\d)(?:,|:) |\((?P<g>[45]\d\d)\) when calling"
     r"|\bHTTPStatusCode[\"': ]+(?P<h>[45]\d\d)|\b[A-Z][a-z]+, (?P<j>[45]\d\d)\s*$"
 )
-_STORE = re.compile(
+_STORE_NAMES = re.compile(
     r"(?i)\bboto|\bazure\.|s3fs|gcsfs|adlfs|fsspec|google\.cloud\.storage|google\.resumable_media|storage\.googleapis"
     r"|azure\.storage|minio|\boss2?\b"
     r"|\bs3\b|\bs3:/|\bgs:/|\bbucket|amazonaws\.com|blob\.core\.windows|PutObject|GetObject|HeadObject"
@@ -77,7 +77,7 @@ _STORE_REFUSES = re.compile(
 _GRPC = re.compile(
     r"StatusCode\.(UNAVAILABLE|DEADLINE_EXCEEDED)|^(?:UNAVAILABLE|DEADLINE_EXCEEDED): |^Deadline exceeded: "
 )
-_WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
+_BY_WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     (re.compile(r"[Dd]evice already acquired|already in use by another process"), CauseClass.NODE),
     (
         re.compile(
@@ -178,7 +178,7 @@ _WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
         CauseClass.CODE,
     ),
 )
-_NO_DISK: Sequence[tuple[re.Pattern[str], CauseClass]] = (
+_FULL_BUT_NO_DISK: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     (
         re.compile(r"\bdev/shm|(?i:shared_?\s?memory)|/torch_\d+|shm_open|shmget|psm_\w+|[Ss]em_?[Ll]ock|memfd_create"),
         CauseClass.HOST_MEMORY,
@@ -207,28 +207,30 @@ def cause_of(name: str, message: str, shown: str = "") -> CauseClass | None:
 
 
 def is_store(name: str) -> bool:
-    return bool(_STORE.search(name))
+    return bool(_STORE_NAMES.search(name))
 
 
 def other_than_disk(message: str, shown: str = "") -> CauseClass | None:
     """Return the cause of "no space left" if it is not a disk."""
     if not _NO_SPACE.search(message):
         return None
-    return next((cause for words, cause in _NO_DISK if words.search(message) or words.search(shown)), None)
+    return next((cause for words, cause in _FULL_BUT_NO_DISK if words.search(message) or words.search(shown)), None)
 
 
 def _of_sqlite(message: str) -> CauseClass | None:
-    if _SQL.search(message):
+    if _SQL_ERRORS.search(message):
         return CauseClass.CODE
     return CauseClass.STORAGE if "unable to open database" in message else None
 
 
 def _by_words(message: str, *causes: CauseClass) -> CauseClass | None:
-    return next((cause for words, cause in _WORDS if (not causes or cause in causes) and words.search(message)), None)
+    return next(
+        (cause for words, cause in _BY_WORDS if (not causes or cause in causes) and words.search(message)), None
+    )
 
 
 def _by_store(name: str, message: str) -> CauseClass | None:
-    if not (_STORE.search(name) or _STORE.search(message)):
+    if not (_STORE_NAMES.search(name) or _STORE_NAMES.search(message)):
         return None
     if _STORE_REFUSES.search(message):
         return CauseClass.CODE
@@ -241,7 +243,7 @@ def _by_status(name: str, message: str) -> CauseClass | None:
         return CauseClass.NETWORK if _GRPC.search(message) else None
     status = int(next(group for group in match.groups() if group))
     if status >= 500 or status in (408, 425, 429):
-        return CauseClass.STORAGE if _STORE.search(name) or _STORE.search(message) else CauseClass.NETWORK
+        return CauseClass.STORAGE if _STORE_NAMES.search(name) or _STORE_NAMES.search(message) else CauseClass.NETWORK
     return CauseClass.CODE  # bad request: refused, or no such object
 
 
@@ -250,8 +252,8 @@ def _by_errno(message: str) -> CauseClass | None:
     if match is None:
         return None
     cause = _BY_ERRNO.get(int(next(group for group in match.groups() if group)))
-    # With a path, a file system did not respond or refused a lock.
-    is_files = cause in (CauseClass.NETWORK, CauseClass.NODE) and bool(_OF_A_FILE.search(message))
+    # With a path, a file system did not answer or refused a lock.
+    is_files = cause in (CauseClass.NETWORK, CauseClass.NODE) and bool(_NAMES_A_FILE.search(message))
     is_files = is_files and not _TOO_MANY_FILES.search(message)
     return CauseClass.STORAGE if is_files else cause
 

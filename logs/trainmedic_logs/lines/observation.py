@@ -29,12 +29,13 @@ GpuLookup = Callable[[str], str | None]
 
 LONGEST_LINE = 500
 """Characters of a finding's line."""
-_BEFORE = 200
+_SHOWN_BEFORE = 200
 _LONGEST_VALUE = 256
 _MOST_FIELDS = 32
 _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _UUID = re.compile(r"(?i)(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 
+# Replaced in this order.
 _VARYING = (
     (re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b"), "<id>"),
     (re.compile(r"0x[0-9a-fA-F]+"), "<n>"),
@@ -43,10 +44,12 @@ _VARYING = (
     (re.compile(r"[-+]?\d[\d.,:eE+-]*"), "<n>"),
     (re.compile(r"\s+"), " "),
 )
-_LONGEST_SHAPED = 1024
+_LONGEST_FOR_SHAPE = 1024
 
 
 class FindingIdentity(Struct, frozen=True):
+    """Identity of a rule's finding."""
+
     target: Target
     labels: Mapping[str, str]
 
@@ -55,37 +58,37 @@ class FindingIdentity(Struct, frozen=True):
         return (self.target.key, *sorted(self.labels.items()))
 
 
-def identity(line: Line, match: LineMatch, gpu_of: GpuLookup) -> FindingIdentity:
+def identity_of(line: Line, match: LineMatch, gpu_of: GpuLookup) -> FindingIdentity:
     rule = match.rule
     assert rule is not None
-    labels = rendering.labels_of(rule, match.fields) if rule.alert else _reason(match)
+    labels = rendering.labels_of(rule, match.fields) if rule.alert else _stop_reason(match)
     return FindingIdentity(_target(rule, match.fields, line.origin, gpu_of), labels)
 
 
-def _reason(match: LineMatch) -> Mapping[str, str]:
+def _stop_reason(match: LineMatch) -> Mapping[str, str]:
     why = str(match.fields.get("why", "")).strip() if match.role is Role.TEARDOWN else ""
     return {"why": why} if why else {}
 
 
-def seen(line: Line, match: LineMatch, of: FindingIdentity) -> Finding:
+def finding_of(line: Line, match: LineMatch, identity: FindingIdentity) -> Finding:
     rule, role, cause = match.rule, match.role, match.cause
     assert rule is not None
     assert role is not None
     assert cause is not None
     # A record's words were matched, if it has any.
     text = (records.words_of(line.record) if line.record else "") or line.text
-    shown = _matched_part(text, _start(text, match))
+    shown = _matched_part(text, _start_of_exception(text, match))
     return Finding(
-        id=_id(line, rule),
+        id=_finding_id(line, rule),
         rule=rule.name,
         role=role,
         cause=cause,
-        target=of.target,
+        target=identity.target,
         origin=line.origin,
         first_at=line.at,
         last_at=line.at,
         line=masked(shown)[:LONGEST_LINE],
-        labels=of.labels,
+        labels=identity.labels,
         fields=_fields(match.fields),
         ranks=ranks_of(line),
         time_source=line.time_source,
@@ -104,12 +107,13 @@ def stream_key(origin: Origin) -> str:
     return "\0".join((origin.source, origin.node, origin.pod or "", origin.stream, origin.generation))
 
 
-def _id(line: Line, rule: LogRule) -> str:
+def _finding_id(line: Line, rule: LogRule) -> str:
     written = f"{stream_key(line.origin)}\0{line.place}\0{rule.name}"
     return hashlib.sha256(written.encode(errors="replace")).hexdigest()[:32]
 
 
-def _start(text: str, match: LineMatch) -> int:
+def _start_of_exception(text: str, match: LineMatch) -> int:
+    """Return the match's start without one."""
     exception = match.fields.get("exception")
     if not isinstance(exception, str) or not exception:
         return match.start
@@ -120,13 +124,14 @@ def _start(text: str, match: LineMatch) -> int:
 
 
 def _matched_part(text: str, start: int) -> str:
+    """Return the line at `start`, cut before it if it is long."""
     begin = text.rfind("\n", 0, start) + 1
     end = text.find("\n", start)
     line = text[begin : len(text) if end < 0 else end]
     at = start - begin
     if len(line) <= LONGEST_LINE or at < LONGEST_LINE // 2:
         return line.strip().removeprefix("| ")
-    return "…" + line[max(at - _BEFORE, 0) :].strip()
+    return "…" + line[max(at - _SHOWN_BEFORE, 0) :].strip()
 
 
 def _target(rule: LogRule, fields: Mapping[str, Any], origin: Origin, gpu_of: GpuLookup) -> Target:
@@ -139,6 +144,7 @@ def _target(rule: LogRule, fields: Mapping[str, Any], origin: Origin, gpu_of: Gp
 
 
 def _gpu(rule: LogRule, fields: Mapping[str, Any], gpu_of: GpuLookup) -> str | None:
+    """Return the UUID, else the PCI address."""
     named = (rendering.text_of(rule.gpu, {"fields": fields}) or "").strip()
     if _UUID.match(named):
         return named
@@ -158,7 +164,7 @@ def _written(value: Any) -> str:
 
 
 def shape_of(text: str) -> str:
-    text = text[:_LONGEST_SHAPED]
+    text = text[:_LONGEST_FOR_SHAPE]
     for pattern, instead in _VARYING:
         text = pattern.sub(instead, text)
     return text.strip()

@@ -1,5 +1,3 @@
-"""Parsing of physical lines for search and shipping."""
-
 from __future__ import annotations
 
 import re
@@ -17,24 +15,24 @@ from trainmedic_logs.lines.masks import MASK, masked
 from trainmedic_logs.lines.records import record_of
 
 _KEY_BEGINS, _KEY_ENDS = "-----BEGIN", "PRIVATE KEY-----"
-_LONGEST_KEY = 200
+_MOST_KEY_LINES = 200  # without an end
 
 _GLOG = re.compile(r"\[?([EWFI])\d{4} \d\d:\d\d:\d\d\.\d")
-_WORD = re.compile(
+_LEVEL_WORD = re.compile(
     r"\b(?:(?P<error>ERROR|CRITICAL|FATAL|Traceback \(most recent call last\):)|(?P<warning>WARNING|WARN)"
     r"|(?P<debug>DEBUG)|(?P<info>INFO))(?:\b|$)"
 )
-_RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?::|$)")
-_WARNED = re.compile(r"\b[A-Z]\w*Warning: ")
+_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?::|$)")
+_WARNING = re.compile(r"\b[A-Z]\w*Warning: ")
 _KERNEL = re.compile(r"<(\d{1,3})>|(\d{1,4}),\d{1,20},\d{1,20},[^;]{0,40};|kern +:([a-z]{3,6}) *:")
 _KERNEL_NAMES = {"emerg": 0, "alert": 1, "crit": 2, "err": 3, "warn": 4, "notice": 5, "info": 6, "debug": 7}
-_NAMED = re.compile(r'"(?:level|levelname|log\.level|severity|lvl)" ?: ?"([A-Za-z]{1,10})"')
-_NAMES: Mapping[str, LogLevel] = {
+_LEVEL_MEMBER = re.compile(r'"(?:level|levelname|log\.level|severity|lvl)" ?: ?"([A-Za-z]{1,10})"')
+# Level names; others mean info.
+_LEVELS_BY_NAME: Mapping[str, LogLevel] = {
     **dict.fromkeys(("error", "err", "critical", "fatal", "panic", "exception", "emergency", "alert"), LogLevel.ERROR),
     **dict.fromkeys(("warning", "warn"), LogLevel.WARNING),
     **dict.fromkeys(("debug", "trace"), LogLevel.DEBUG),
 }
-"""Level names; others mean info."""
 _BEGINNING = 200
 _OF_GLOG = {"E": LogLevel.ERROR, "F": LogLevel.ERROR, "W": LogLevel.WARNING, "I": LogLevel.INFO}
 
@@ -44,7 +42,7 @@ class ParsedLine(Struct, frozen=True):
 
     text: str
     at: datetime | None
-    """None unless date and zone are stated."""
+    """UTC. None unless date and zone are stated."""
     level: LogLevel
     rank: int | None = None
     local_rank: int | None = None
@@ -81,34 +79,37 @@ class LineMask:
         return self._key_lines > 0
 
     def of(self, text: str) -> str:
+        """Mask the stream's next line."""
         is_of_key = self.is_in_key
         self.skip(text)
         return MASK if is_of_key else masked(text)
 
     def skip(self, text: str) -> None:
+        """Follow a key through a line that is not shown."""
         if self._key_lines:
             self._key_lines = 0 if "-----END" in text else self._key_lines - 1
         elif _KEY_BEGINS in text and _KEY_ENDS in text and "-----END" not in text:
-            self._key_lines = _LONGEST_KEY
+            self._key_lines = _MOST_KEY_LINES
 
 
 def level_of(text: str, record: Mapping[str, Any] | None = None) -> LogLevel:
     if record is not None:
         named = next((record[name] for name in ("level", "levelname", "severity") if name in record), "")
-        return _NAMES.get(str(named).lower(), LogLevel.INFO)
-    if text.startswith("{") and (match := _NAMED.search(text[:4096])):
-        return _NAMES.get(match[1].lower(), LogLevel.INFO)
+        return _LEVELS_BY_NAME.get(str(named).lower(), LogLevel.INFO)
+    if text.startswith("{") and (match := _LEVEL_MEMBER.search(text[:4096])):
+        return _LEVELS_BY_NAME.get(match[1].lower(), LogLevel.INFO)
     beginning = text[:_BEGINNING]
     if match := _GLOG.match(beginning):
         return _OF_GLOG[match[1]]
-    if match := _WORD.search(beginning):
+    if match := _LEVEL_WORD.search(beginning):
         return LogLevel(str(match.lastgroup))
-    if _RAISED.match(beginning):
+    if _EXCEPTION.match(beginning):
         return LogLevel.ERROR
-    return LogLevel.WARNING if _WARNED.search(beginning) else LogLevel.INFO
+    return LogLevel.WARNING if _WARNING.search(beginning) else LogLevel.INFO
 
 
 def level_of_kernel(raw: str) -> LogLevel:
+    """The prefix has the priority, 0 (emergency) to 7 (debug)."""
     match = _KERNEL.match(raw)
     if match is None:
         return LogLevel.INFO

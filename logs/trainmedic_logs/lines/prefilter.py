@@ -12,11 +12,13 @@ from trainmedic_logs.lines.prefixes import DIVIDED
 from trainmedic_logs.lines.raw_text import has_controls, shown_of
 from trainmedic_logs.lines.records import REPORTS
 
+# Any bytes that are not UTF-8.
 _REPLACED = "\N{REPLACEMENT CHARACTER}"
-"""Any bytes that are not UTF-8."""
 
 
 class LineSearch:
+    """Search for any of several byte patterns."""
+
     def __init__(self, patterns: Sequence[bytes]) -> None:
         self._search = ByteSearch(patterns)
 
@@ -31,10 +33,12 @@ class LineSearch:
         if at is None:
             return []
         suspects: list[int] = []
-        beyond = list(accumulate(len(line) + 1 for line in lines))
+        next_begins = list(accumulate(len(line) + 1 for line in lines))
         while at is not None:
-            suspects.append(bisect_right(beyond, at))
-            at = self._search.next(together, beyond[suspects[-1]]) if suspects[-1] + 1 < len(lines) else None
+            number = bisect_right(next_begins, at)
+            suspects.append(number)
+            is_last = number + 1 >= len(lines)
+            at = None if is_last else self._search.next(together, next_begins[number])
         return suspects
 
 

@@ -21,8 +21,8 @@ _MPIRUN = re.compile(r"\[\d{1,9},(\d{1,6})\]<std(?:out|err)>:")
 _KUBECTL = re.compile(r"\[pod/[a-z0-9.-]{1,253}/[a-z0-9.-]{1,63}\] ")
 _COMPOSE = re.compile(r"[A-Za-z0-9][\w.-]{0,127}[_-]\d{1,5} +\| ")
 _COMPOSE_WITHIN = 140
-_FIRST = frozenset("([{ 0123456789")
-_SRUN_BEGINS = frozenset(" 0123456789")
+_FIRST_CHARACTERS = frozenset("([{ 0123456789")
+_SRUN_CHARACTERS = frozenset(" 0123456789")
 
 
 class Prefixed(NamedTuple):
@@ -37,12 +37,13 @@ class Prefixed(NamedTuple):
 
 
 def split(text: str, source: str) -> Prefixed:
+    """srun's number is a rank only in `slurm` logs."""
     is_composed = " | " in text[:_COMPOSE_WITHIN]
-    if not text or (text[0] not in _FIRST and not is_composed):
+    if not text or (text[0] not in _FIRST_CHARACTERS and not is_composed):
         return Prefixed(text)
     prefixed = _container(text)
     text = prefixed.text
-    if not text or (text[0] not in _FIRST and not is_composed):
+    if not text or (text[0] not in _FIRST_CHARACTERS and not is_composed):
         return prefixed
     rank, local_rank, end = None, None, 0
     # Check first characters before patterns: most lines have no prefix.
@@ -53,7 +54,7 @@ def split(text: str, source: str) -> Prefixed:
     begin = text[end : end + 1]
     if begin == "[" and (match := _MPIRUN.match(text, end)):
         rank, end = int(match[1]), match.end()
-    elif begin in _SRUN_BEGINS and (match := _SRUN.match(text, end)):
+    elif begin in _SRUN_CHARACTERS and (match := _SRUN.match(text, end)):
         rank, end = int(match[1]) if source == "slurm" else None, match.end()
     if text.startswith("(", end) and (match := _RAY.match(text, end)):
         end = match.end()

@@ -10,10 +10,11 @@ import re
 from msgspec import Struct, field
 
 _LONGEST = 400
+# In characters; later metrics vary.
 _LONGEST_FORM = 96
-"""In characters; later metrics vary."""
 _MOST_FORMS = 64
-_LEARNED = 2
+_GROWTHS_TO_LEARN = 2  # consecutive
+# Words of lines that count something else, or appear during failures.
 _NO_PROGRESS = re.compile(
     r"(?i)\b(?:retry\w*|retries|attempts?|reconnect\w*|wait(?:ing|ed|s)?|timed? ?out|timeout|time-out|heartbeats?|still"
     r"|sleep\w*|elapsed since|ping\w*|uptime|queued?|pending|error\w*|exception|traceback|failed|failure|warn\w*|fatal"
@@ -21,7 +22,6 @@ _NO_PROGRESS = re.compile(
     r"|restart\w*|rendezvous|stuck|hang\w*|hung|stalled|no progress|download\w*|fetching|resolving|frame #|File \""
     r"|Thread|loading checkpoint shards|polling|health|status)\b|ProcessGroup|\.(?:cpp|cc|cu):\d|\bpid[= :]"
 )
-"""Words of lines that count something else, or appear during failures."""
 _HAS_NUMBER = re.compile(r"\d")
 _TIMES = re.compile(
     r"\d{4}[-/]\d\d[-/]\d\d[ T_]?|\b\d{1,2}[-/]\d\d[-/]\d\d\d?\d?\b"
@@ -38,9 +38,8 @@ _PREFIX = re.compile(r"^(?:\[?(?:INFO|DEBUG|SUCCESS|WARNING)\]?[\s:|-]*)+")
 
 
 class _Form(Struct):
-    numbers: tuple[float | None, ...]
-    """None unless an integer or an epoch's fraction."""
-    grown: list[int] = field(default_factory=list)
+    numbers: tuple[float | None, ...]  # of the last line. None unless an integer or an epoch's fraction.
+    grown: list[int] = field(default_factory=list)  # consecutive growths of each number
     is_learned: bool = False
 
 
@@ -49,6 +48,7 @@ class ProgressReader:
         self._forms: dict[str, _Form] = {}
 
     def step_of(self, text: str) -> int | None:
+        """Return the line's first grown number, if its form is learned."""
         if not len(text) > 2 or not _HAS_NUMBER.search(text[:_LONGEST]) or _NO_PROGRESS.search(text[:_LONGEST]):
             return None
         form, numbers = _form_of(text[:_LONGEST])
@@ -58,21 +58,22 @@ class ProgressReader:
         if state is None or len(state.numbers) != len(numbers):
             self._learn(form, numbers)
             return None
-        return _grown(state, numbers)
+        return _step_if_grown(state, numbers)
 
     def _learn(self, form: str, numbers: tuple[float | None, ...]) -> None:
         if len(self._forms) >= _MOST_FORMS:
-            fresh = next((each for each, state in self._forms.items() if not state.is_learned), next(iter(self._forms)))
-            del self._forms[fresh]
+            unlearned = [each for each, state in self._forms.items() if not state.is_learned]
+            oldest, *_ = unlearned or self._forms
+            del self._forms[oldest]
         self._forms[form] = _Form(numbers, [0] * len(numbers))
 
 
-def _grown(state: _Form, numbers: tuple[float | None, ...]) -> int | None:
+def _step_if_grown(state: _Form, numbers: tuple[float | None, ...]) -> int | None:
     step: float | None = None
     for place, (before, now) in enumerate(zip(state.numbers, numbers, strict=True)):
         is_greater = before is not None and now is not None and now > before
         state.grown[place] = state.grown[place] + 1 if is_greater else 0
-        if is_greater and step is None and (state.is_learned or state.grown[place] >= _LEARNED):
+        if is_greater and step is None and (state.is_learned or state.grown[place] >= _GROWTHS_TO_LEARN):
             step = now
             state.is_learned = True
     state.numbers = numbers
@@ -90,7 +91,7 @@ def _form_of(text: str) -> tuple[str, tuple[float | None, ...]]:
         pieces += [piece, "#"]
         length += len(piece) + 1
         at = match.end()
-        numbers.append(_counted(match[0], piece))
+        numbers.append(_counting_number(match[0], piece))
         if length >= _LONGEST_FORM:
             break
     else:
@@ -98,7 +99,7 @@ def _form_of(text: str) -> tuple[str, tuple[float | None, ...]]:
     return _BLANKS.sub(" ", "".join(pieces))[:_LONGEST_FORM].rstrip(), tuple(numbers)
 
 
-def _counted(text: str, before: str) -> float | None:
+def _counting_number(text: str, before: str) -> float | None:
     if _INTEGER.match(text):
         return int(text.replace(",", ""))
     return float(text) if _EPOCH.search(before) and _FRACTION.match(text) else None

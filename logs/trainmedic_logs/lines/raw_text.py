@@ -11,19 +11,21 @@ _ESCAPE = re.compile(
     rb"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,512}(?:\x07|\x1b\\)?"
     rb"|[PX^_][^\x1b]{0,512}(?:\x1b\\)?|[ -/]?[0-~])?"
 )
-_PROGRESS = re.compile(rb"\d%\||\d(?:it|s|B|batch|step|example)s?/s|\ds/(?:it|batch|step)|\?it/s|\d/\d{1,12} \[[=>.]")
+_PROGRESS_BAR = re.compile(
+    rb"\d%\||\d(?:it|s|B|batch|step|example)s?/s|\ds/(?:it|batch|step)|\?it/s|\d/\d{1,12} \[[=>.]"
+)
 _CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\n")
-_BARS = 12
-"""Earlier states read per line; a form must grow several times to count."""
-_REDRAWN = 8
-"""Pieces read from a line's end."""
+# Earlier states read per line; a form must grow several times to count.
+_MOST_BARS = 12
+# Pieces read from a line's end.
+_MOST_REDRAWS = 8
 
 
 def text_of(raw: bytes, longest: int = LONGEST) -> tuple[str, bool]:
-    """Return a line's text, and whether it was cut."""
+    """Return a line's text of at most `longest` bytes, and whether it was cut."""
     if not has_controls(raw) and len(raw) <= longest and raw.isascii():
         return raw.decode("ascii"), False  # fast path for nearly all lines
-    shown, is_cut = _cut(raw, longest)
+    shown, is_cut = _cleaned(raw, longest)
     if len(shown) > longest:
         return shown[:longest].decode("utf-8", "ignore" if _is_utf8(shown) else "replace"), True
     return shown.decode("utf-8", "replace"), is_cut
@@ -34,15 +36,16 @@ def has_controls(raw: bytes) -> bool:
 
 
 def shown_of(raw: bytes) -> bytes:
-    return _cut(raw, LONGEST)[0] if has_controls(raw) else raw
+    """Return the bytes as a terminal would show them."""
+    return _cleaned(raw, LONGEST)[0] if has_controls(raw) else raw
 
 
-def _cut(raw: bytes, longest: int) -> tuple[bytes, bool]:
+def _cleaned(raw: bytes, longest: int) -> tuple[bytes, bool]:
     is_cut = False
     if b"\0" in raw:
         raw = _of_utf16(raw[: 4 * longest])
     if b"\r" in raw:
-        raw = _shown(raw)
+        raw = _last_redraws(raw)
     if len(raw) > longest * 2:
         raw, is_cut = raw[: longest * 2], True
     if b"\x1b" in raw:
@@ -51,10 +54,8 @@ def _cut(raw: bytes, longest: int) -> tuple[bytes, bool]:
 
 
 def _of_utf16(raw: bytes) -> bytes:
-    """Return a UTF-16 file's line as UTF-8.
-
-    Splitting at line feed bytes leaves half a character at one end of each line.
-    """
+    """Return a UTF-16 file's line as UTF-8."""
+    # Splitting at line feed bytes leaves half a character at one end of each line.
     body = raw.removeprefix(codecs.BOM_UTF16_LE).removeprefix(codecs.BOM_UTF16_BE)
     if len(body) % 2:
         body = body[1:] if body[0] == 0 else body[:-1]
@@ -76,13 +77,13 @@ def earlier_bars(raw: bytes) -> list[bytes]:
     """Return a line's overwritten progress bar states: a whole epoch may stand in one line."""
     if b"\r" not in raw:
         return []
-    pieces = [piece for piece in raw.rstrip(b"\r").rsplit(b"\r", _BARS)[-_BARS:] if piece.strip()]
-    return [piece for piece in pieces[:-1] if len(piece) <= 1024 and _PROGRESS.search(piece)]
+    pieces = [piece for piece in raw.rstrip(b"\r").rsplit(b"\r", _MOST_BARS)[-_MOST_BARS:] if piece.strip()]
+    return [piece for piece in pieces[:-1] if len(piece) <= 1024 and _PROGRESS_BAR.search(piece)]
 
 
-def _shown(raw: bytes) -> bytes:
-    pieces = [piece for piece in raw.rstrip(b"\r").rsplit(b"\r", _REDRAWN)[-_REDRAWN:] if piece.strip()]
+def _last_redraws(raw: bytes) -> bytes:
+    pieces = [piece for piece in raw.rstrip(b"\r").rsplit(b"\r", _MOST_REDRAWS)[-_MOST_REDRAWS:] if piece.strip()]
     if not pieces:
         return b""
-    told = [piece for piece in pieces[:-1] if not _PROGRESS.search(piece[:1024])]
-    return b" ".join([*told, pieces[-1]])
+    texts = [piece for piece in pieces[:-1] if not _PROGRESS_BAR.search(piece[:1024])]
+    return b" ".join([*texts, pieces[-1]])

@@ -1,7 +1,6 @@
 """Step and event records from log lines, normalised to the SDK's names (``step``, ``loss``, ``learning_rate`` …).
 
-Formats: the SDK's JSON, Hugging Face dictionaries, LLaMA-Factory and ms-swift JSON, nested metrics, Megatron-LM,
-torchtitan, names and numbers in text (``step_lines``), and JSON with a traceback.
+Formats: JSON, also nested, Python dictionaries, Megatron-LM, torchtitan, and text (``step_lines``).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ EVENTS = (
     "detected",
     "end",
 )
-"""Programs may add others."""
+"""Known events; programs may add others."""
 MOST_MEMBERS = 64
 _LONGEST_TEXT = 1024
 _LONGEST_TRACEBACK = 6 * 1024
@@ -50,16 +49,17 @@ _NAMES: Mapping[str, str] = {
     "consumed samples": "consumed_samples",
     "loss scale": "loss_scale",
 }
-_NO_WORDS = frozenset({"step", "epoch", "evaluation", "detected"})
+# Their words are no messages, and rules do not search them.
+_NUMERIC_EVENTS = frozenset({"step", "epoch", "evaluation", "detected"})
 _STEP_MEMBERS = frozenset({"loss", "grad_norm", "eval_loss"})
 _STEP_MEMBER = re.compile("'(?:train_|eval_)?loss'|'grad_norm'")
-_NUMBERS = frozenset({*_STEP_MEMBERS, "learning_rate", "epoch"})
+_NUMBER_MEMBERS = frozenset({*_STEP_MEMBERS, "learning_rate", "epoch"})
 _LONGEST_DICTIONARY = 2048
-_UNFINITE = {"nan": "nan", "inf": "inf", "+inf": "inf", "-inf": "-inf", "infinity": "inf", "-infinity": "-inf"}
+_NON_FINITE = {"nan": "nan", "inf": "inf", "+inf": "inf", "-inf": "-inf", "infinity": "inf", "-infinity": "-inf"}
 _PLAIN_MEMBER = r"'[\w ./()%-]{1,60}': ?(?:-?(?:0|[1-9]\d{0,17})(?:\.\d{1,20})?(?:e[+-]?\d{1,3})?|'[\w ./:%+-]{0,60}')"
 _PLAIN_DICTIONARY = re.compile(rf"\{{{_PLAIN_MEMBER}(?:, ?{_PLAIN_MEMBER}){{0,63}}\}}", re.ASCII)
 _PYTHON_WORD = re.compile(r"(?<=[:\s,\[(])(-?)(nan|inf)(?=[\s,\])}])")
-_OF = re.compile(r"(\d{1,12})/\d{1,12}")
+_STEP_OF_TOTAL = re.compile(r"(\d{1,12})/\d{1,12}")
 _MEGATRON = re.compile(r"(?:\[[^\]]{1,40}\] )? ?iteration +(\d{1,12}) */ *\d{1,12} \|", re.ASCII)
 _MEGATRON_PART = re.compile(
     r"\s*([A-Za-z][A-Za-z0-9 ()/_-]{0,60}?)\s*: *(-?[0-9][0-9.]{0,40}(?:[eE][+-]?\d{1,4})?|-?nan|-?inf)\s*$"
@@ -69,8 +69,8 @@ _TITAN = re.compile(
 )
 _TITAN_PART = re.compile(r"(grad_norm|memory|tps|tflops|mfu): *(-?[0-9][0-9.,]{0,30}(?:[eE][+-]?\d{1,4})?|-?nan|-?inf)")
 
-_DEEPEST, _MOST_OBJECTS = 5, 64
-_SENTENCES = ("msg", "message", "text", "error")
+_DEEPEST, _MOST_OBJECTS = 5, 64  # of nested metrics
+_TEXT_MEMBERS = ("msg", "message", "text", "error")
 
 REPORTS = (rb"\{[\"']", rb"iteration +\d+ */ *\d+ \|", rb"step: *\d+ +loss:", *step_lines.HINTS)
 """Byte patterns, one in every record line."""
@@ -83,11 +83,12 @@ class Report(NamedTuple):
 
 
 def report_of(text: str) -> Report | None:
+    """Return the record of a structured line or of a step in words."""
     record = record_of(text)
     if record is None:
         step = step_lines.step_of(text)
         return None if step is None else Report(step, has_words=True)
-    has_words = record["event"] in _NO_WORDS and any(isinstance(record.get(name), str) for name in _SENTENCES)
+    has_words = record["event"] in _NUMERIC_EVENTS and any(isinstance(record.get(name), str) for name in _TEXT_MEMBERS)
     return Report(record, has_words and record["event"] != "detected")
 
 
@@ -113,7 +114,8 @@ def metrics_of(text: str) -> dict[str, Any]:
 
 
 def words_of(record: Mapping[str, Any]) -> str:
-    if record.get("event") in _NO_WORDS:
+    """Return a record's error and traceback as text, which rules match."""
+    if record.get("event") in _NUMERIC_EVENTS:
         return ""
     error = ": ".join(str(record[name]) for name in ("error", "reason", "message") if record.get(name))
     traceback = str(record.get("traceback") or (TRACEBACK if record.get("event") == "exception" else ""))
@@ -131,8 +133,10 @@ def _braced(text: str) -> dict[str, Any] | None:
         if text.startswith('{"'):
             value = json.loads(text)
             if isinstance(value, dict) and (HEADING in text or '"exc_type"' in text):
-                exception = _exception(value)
-                return _named(exception | value | exception)  # the exception's members come first, before the limit
+                exception = _exception_members(value)
+                return _normalised(
+                    exception | value | exception
+                )  # the exception's members come first, before the limit
         elif text.startswith("{'") and len(text) <= _LONGEST_DICTIONARY and _STEP_MEMBER.search(text):
             # Python's repr of a dictionary; nan and inf are not literals.
             value = _plain_dictionary(text) or ast.literal_eval(_PYTHON_WORD.sub(r"'\g<1>\g<2>'", text))
@@ -141,10 +145,11 @@ def _braced(text: str) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         return None
     metrics = _metrics_in(value)
-    return _named(value if metrics is None else {**metrics, **value})
+    return _normalised(value if metrics is None else {**metrics, **value})
 
 
 def _metrics_in(value: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the nested object with a loss; None if `value` itself has one."""
     level, count = [value], 0
     for _ in range(_DEEPEST):
         inner: list[Mapping[str, Any]] = []
@@ -160,15 +165,16 @@ def _metrics_in(value: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) or str(value).lower() in _UNFINITE
+    return isinstance(value, (int, float)) or str(value).lower() in _NON_FINITE
 
 
-def _exception(value: Mapping[str, Any]) -> dict[str, str]:
+def _exception_members(value: Mapping[str, Any]) -> dict[str, str]:
     traceback = _traceback(value)
     return {"event": str(value.get("event") or "exception"), "traceback": traceback} if traceback else {}
 
 
 def _traceback(value: Mapping[str, Any], depth: int = 3) -> str:
+    """Empty without one."""
     kind = value.get("exc_type")
     if isinstance(kind, str) and kind:  # some loggers write null into every line
         return f"{TRACEBACK}\n{kind}: {value.get('exc_value', '')}"
@@ -186,31 +192,33 @@ def _plain_dictionary(text: str) -> Any:
     return json.loads(text.replace("'", '"')) if _PLAIN_DICTIONARY.fullmatch(text) else None
 
 
-def _named(value: Mapping[Any, Any]) -> dict[str, Any] | None:
+def _normalised(value: Mapping[Any, Any]) -> dict[str, Any] | None:
+    """Return the plain members under their usual names, with an event. None without event and loss."""
     record: dict[str, Any] = {}
     for key, each in list(value.items())[:MOST_MEMBERS]:
         if isinstance(key, str) and (each is None or isinstance(each, (str, int, float, bool))):
             name = _NAMES.get(key, key)
             record[name] = each if name == "traceback" else _number(name, each)
     steps = value.get("global_step/max_steps")
-    if isinstance(steps, str) and (match := _OF.fullmatch(steps)):
+    if isinstance(steps, str) and (match := _STEP_OF_TOTAL.fullmatch(steps)):
         record["step"] = int(match[1])
     if not isinstance(record.get("event"), str):
         if not _STEP_MEMBERS & record.keys():
             return None
-        is_step = {"loss", "grad_norm"} & record.keys()
-        # Hugging Face's final summary.
-        record["event"] = "end" if "train_runtime" in record else "step" if is_step else "evaluation"
+        if "train_runtime" in record:
+            record["event"] = "end"  # Hugging Face's final summary
+        else:
+            record["event"] = "step" if {"loss", "grad_norm"} & record.keys() else "evaluation"
     return record
 
 
 def _number(name: str, value: Any) -> Any:
     if isinstance(value, str):
-        word = _UNFINITE.get(value.lower())
-        written = word or (value if name in _NUMBERS else None)
+        word = _NON_FINITE.get(value.lower())
+        written = word or (value if name in _NUMBER_MEMBERS else None)
         number = _as_float(written) if written else None
         return value[:_LONGEST_TEXT] if number is None else number
-    if isinstance(value, int) and abs(value) > 1 << 63:
+    if isinstance(value, int) and abs(value) > 1 << 63:  # float() would raise for the largest
         return float("inf") if value > 0 else float("-inf")
     return value
 

@@ -46,13 +46,14 @@ def labels_of(rule: LogRule, fields: Mapping[str, Any]) -> dict[str, str]:
     return made
 
 
-MEMBERS = {  # of `scope_of`, for checks of templates
+MEMBERS = {  # members of the names in `scope_of`, for checks of templates
     "target": ("kind", "key", "node", "gpu", "job"),
     "finding": ("count", "line", "rule", "ranks", "source"),
 }
 
 
 def scope_of(finding: Finding) -> dict[str, Any]:
+    """Return the names that an alert's templates may use."""
     target = finding.target
     return {
         "fields": dict(finding.fields),
@@ -66,7 +67,7 @@ def scope_of(finding: Finding) -> dict[str, Any]:
 
 
 def severity_of(rule: LogRule, finding: Finding) -> str:
-    """Return ``warning`` for an unknown severity."""
+    """Return ``warning`` for an unknown severity or a failing template."""
     made = text_of(rule.alert.severity, scope_of(finding)) if rule.alert else None
     return made if made in SEVERITIES else "warning"
 

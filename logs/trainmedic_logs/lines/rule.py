@@ -17,6 +17,8 @@ from trainmedic_logs.domain.finding import CauseClass, Role
 
 
 class LinePattern(Struct, frozen=True):
+    """Pattern, and its role and cause instead of the rule's."""
+
     pattern: str
     role: Role | None = None
     cause: CauseClass | None = None
@@ -74,6 +76,7 @@ class LogRule(Struct, frozen=True):
     gpu: str = ""
     """Template of PCI address or UUID."""
     ends: tuple[str, ...] = ()
+    """Patterns of lines that end the finding."""
     lasting: timedelta = timedelta(0)
     """Minimum time before it is reported."""
     count: RequiredCount | None = None
@@ -103,14 +106,14 @@ class RuleSet(Struct, frozen=True, dict=True):
     def encode(self) -> bytes:
         """Return versioned JSON for agents."""
         rules = [_plain(rule) for rule in self.rules]
-        return json.dumps({"version": _FORM, "rules": rules}, separators=(",", ":"), sort_keys=True).encode()
+        return json.dumps({"version": _WIRE_VERSION, "rules": rules}, separators=(",", ":"), sort_keys=True).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> RuleSet:
         """Decode a set, without rules with unknown members. Raises ValueError."""
         try:
             document = json.loads(data)
-            if document["version"] != _FORM:
+            if document["version"] != _WIRE_VERSION:
                 raise ValueError(f"log rules of the form {document['version']!r} are not read here")
             rules, left_out = [], []
             for plain in document["rules"]:
@@ -123,8 +126,8 @@ class RuleSet(Struct, frozen=True, dict=True):
         return cls(tuple(rules), tuple(left_out))
 
 
-_FORM = 1
-_PARTS: Mapping[str, type[Struct]] = {"alert": RuleAlert, "count": RequiredCount, "match": LinePattern}
+_WIRE_VERSION = 1
+_NESTED: Mapping[str, type[Struct]] = {"alert": RuleAlert, "count": RequiredCount, "match": LinePattern}
 
 
 def _plain(value: Any) -> Any:
@@ -145,15 +148,15 @@ def _members(kind: type[Struct]) -> Sequence[tuple[str, Any]]:
 
 
 def _is_known(plain: Mapping[str, Any]) -> bool:
-    if not _names(LogRule).issuperset(plain):
+    if not _member_names(LogRule).issuperset(plain):
         return False
-    return all(
-        _names(kind).issuperset(part)
-        for name, kind in _PARTS.items()
-        if name in plain
-        for part in (plain[name] if name == "match" else [plain[name]])
-    )
+    for name, kind in _NESTED.items():
+        if name in plain:
+            parts = plain[name] if name == "match" else [plain[name]]
+            if not all(_member_names(kind).issuperset(part) for part in parts):
+                return False
+    return True
 
 
-def _names(kind: type[Struct]) -> frozenset[str]:
+def _member_names(kind: type[Struct]) -> frozenset[str]:
     return frozenset(kind.__struct_fields__)

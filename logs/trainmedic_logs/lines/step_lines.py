@@ -1,5 +1,4 @@
-"""Metrics in text lines: adjacent names and numbers, such as `Epoch: 1, Loss: 2.345`, `Step 100: loss=1.234, lr=1e-4,
-time=0.5s`.
+"""Metrics in text lines: adjacent names and numbers, such as `Step 100: loss=1.234, lr=1e-4, time=0.5s`.
 
 Other losses, such as `policy loss`, are excluded.
 """
@@ -27,7 +26,7 @@ HINTS = (
 )
 """Byte patterns, one in every line that `step_of` reads."""
 _HINT = re.compile(b"|".join(HINTS).decode())
-_PLACE = re.compile(r"[\w.<>/-]{1,80}:[\w<>]{1,60}:\d{1,6}(?= [-|] )")
+_SOURCE_PLACE = re.compile(r"[\w.<>/-]{1,80}:[\w<>]{1,60}:\d{1,6}(?= [-|] )")
 _SPLIT = re.compile(r"[\s_/.-]+")
 _MEMORY = re.compile(
     r"\bGPU[ #:]{0,2}(?P<gpu>\d{1,3})\b[ :]{1,3}(?:mem(?:ory)?[ :=]{1,3})?(?P<used>\d{1,7}(?:\.\d{1,6})?) ?"
@@ -75,24 +74,25 @@ _NAMES: Mapping[str, str] = {
     "samples per sec": "samples_per_s",
     "samples per second": "samples_per_s",
 }
-_TRAINING = frozenset(
+_TRAINING_WORDS = frozenset(
     {"train", "training", "lm", "total", "avg", "average", "mean", "batch", "step", "running", "reduced", "smoothed"}
     | {"info", "debug", "warning", "error", "log", "cur", "current", "rank0", "the"}
 )
-_EVALUATION = frozenset(["val", "valid", "validation", "eval", "evaluation", "test", "dev"])
-_OTHER_TIME = frozenset(
+_EVALUATION_WORDS = frozenset(["val", "valid", "validation", "eval", "evaluation", "test", "dev"])
+# Words before `time` that mean another time than the step's.
+_OTHER_TIME_WORDS = frozenset(
     {"total", "elapsed", "eta", "remaining", "wall", "start", "end", "last", "max", "min", "data", "load", "queue"}
     | {"compute", "gen"}
 )
-"""Words before `time` that mean another time than the step's."""
 _COUNTERS = frozenset({"step", "epoch"})
 _SECONDS = frozenset({"step_s", "data_s"})
 _SCALES = {"K": 1e3, "M": 1e6, "B": 1e9}
-_BYTES = {"k": 1, "m": 2, "g": 3, "t": 4}
-_TESTED = re.compile(
+_BYTE_EXPONENTS = {"k": 1, "m": 2, "g": 3, "t": 4}
+_EVALUATION_TEXT = re.compile(
     r"\b(?:test|val|valid|validation|eval|evaluating|evaluation|inference|predict\w*)\b", re.IGNORECASE
 )
-_SETTING = re.compile(
+# Text about settings or the best loss so far.
+_SETTINGS_TEXT = re.compile(
     r"--[a-z]|\b(?:usage|default|defaults|config\w*|argument\w*|args|hparams|hyper-?parameters?|namespace|threshold"
     r"|target|best|lowest|help|example|expected|patience|early ?stopping)\b",
     re.IGNORECASE,
@@ -101,7 +101,7 @@ _SETTING = re.compile(
 
 def metrics_of(text: str) -> dict[str, Any]:
     """Return metrics: `step_s` and `data_s` in seconds, `gpu_memory_bytes`, `gpu_memory_ratio` from 0 to 1."""
-    text = _PLACE.sub("", text[:_LONGEST])
+    text = _SOURCE_PLACE.sub("", text[:_LONGEST])
     metrics: dict[str, Any] = {}
     for pair in _PAIR.finditer(text):
         name = _name_of(pair["name"])
@@ -119,9 +119,9 @@ def step_of(text: str) -> dict[str, Any] | None:
     if not ("loss" in lower or "data" in lower or "reader" in lower) or not _HINT.search(text):
         return None
     metrics = metrics_of(text)
-    if _SETTING.search(text):
+    if _SETTINGS_TEXT.search(text):
         return None
-    has_times = "data_s" in metrics and "step_s" in metrics and not _TESTED.search(text)
+    has_times = "data_s" in metrics and "step_s" in metrics and not _EVALUATION_TEXT.search(text)
     if not has_times:
         metrics.pop("data_s", None)
     is_counted = not _COUNTERS.isdisjoint(metrics) or "learning_rate" in metrics
@@ -131,6 +131,7 @@ def step_of(text: str) -> dict[str, Any] | None:
 
 
 def _name_of(written: str) -> str:
+    """Return the metric's name by the last words, "" for other numbers."""
     words = [word for word in _SPLIT.split(written.lower()) if word]
     for count in (3, 2, 1):
         name = _NAMES.get(" ".join(words[-count:])) if len(words) >= count else None
@@ -138,10 +139,10 @@ def _name_of(written: str) -> str:
             continue
         before = words[-count - 1] if len(words) > count else ""
         if name == _LOSS:
-            if before in _EVALUATION:
+            if before in _EVALUATION_WORDS:
                 return "eval_loss"
-            return _LOSS if not before or before in _TRAINING else ""
-        if name == "step_s" and before in _OTHER_TIME:
+            return _LOSS if not before or before in _TRAINING_WORDS else ""
+        if name == "step_s" and before in _OTHER_TIME_WORDS:
             return ""
         return name
     return ""
@@ -171,4 +172,4 @@ def _memory(memory: re.Match[str]) -> dict[str, Any]:
 
 def _bytes(number: str, unit: str) -> int:
     base = 1024.0 if "i" in unit.lower() else 1000.0
-    return round(float(number) * math.pow(base, _BYTES[unit[0].lower()]))
+    return round(float(number) * math.pow(base, _BYTE_EXPONENTS[unit[0].lower()]))

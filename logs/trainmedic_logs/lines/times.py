@@ -1,5 +1,3 @@
-"""Times with a zone, in lines and records."""
-
 from __future__ import annotations
 
 import re
@@ -8,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 _ISO = re.compile(r"\[?(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?\s?(Z|UTC|[+-]\d\d:?\d\d)(?![0-9:])")
-_EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
+_EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)  # clocks without battery begin at 1970
 
 
 def with_zone(text: str) -> datetime | None:
@@ -17,16 +15,19 @@ def with_zone(text: str) -> datetime | None:
     if match is None:
         return None
     day, clock, fraction, zone = match.groups()
-    offset = "+00:00" if zone in ("Z", "UTC") else zone if ":" in zone else f"{zone[:3]}:{zone[3:]}"
+    if zone in ("Z", "UTC"):
+        zone = "+00:00"
+    elif ":" not in zone:
+        zone = f"{zone[:3]}:{zone[3:]}"
     try:
-        at = datetime.fromisoformat(f"{day}T{clock}.{(fraction or '0')[:6]:0<6}{offset}").astimezone(UTC)
+        at = datetime.fromisoformat(f"{day}T{clock}.{(fraction or '0')[:6]:0<6}{zone}").astimezone(UTC)
     except (ValueError, OverflowError):
         return None
     return at if at >= _EARLIEST else None
 
 
 def stated_by(text: str, record: Mapping[str, Any] | None) -> datetime | None:
-    """Return the record's ``ts`` or, without a record, the line's leading time."""
+    """Return the record's ``ts`` or, without a record, the line's leading time, in UTC."""
     if record is not None:
         written = record.get("ts")
         return with_zone(written) if isinstance(written, str) else None

@@ -1,4 +1,4 @@
-"""Findings over the lines of a node's streams: begin, repeat, end. Durations count by the times of lines."""
+"""Findings over the lines of a node's streams. Durations count by the times of lines."""
 
 from __future__ import annotations
 
@@ -25,47 +25,49 @@ from trainmedic_logs.lines.observation import FindingIdentity, GpuLookup
 from trainmedic_logs.lines.rule import UNTIL_ATTEMPT, LogRule, RuleSet
 
 MOST_OPEN = 2_000
-"""Number above which the user with the most loses the longest quiet ones."""
-_AT_ONCE = MOST_OPEN // 16
+"""Open findings. The user with the most then loses the longest quiet ones."""
+_EVICTED_AT_ONCE = MOST_OPEN // 16
 MOST_RANKS = 4_096
 """Per finding and stream."""
-_EVERY = timedelta(seconds=1)
-"""Minimum time between updates of one finding."""
+# Minimum time between updates of one finding.
+_UPDATE_INTERVAL = timedelta(seconds=1)
 
+# Stream, rule, role, cause, attempt, killed process, and the identity's parts.
 _Key = tuple[Any, ...]
-_Kept = tuple[Finding, tuple[Finding, ...], bool, bool, datetime | None]
+_State = tuple[Finding, tuple[Finding, ...], bool, bool, datetime | None]
 
 
 class TrackerChanges(Struct, frozen=True):
+    """Findings changed since the last `FindingTracker.stored`."""
+
     written: Mapping[int, str]
-    """JSON of changed findings by number."""
+    """JSON by number."""
     gone: Collection[int] = ()
-    kept: Mapping[int, _Kept] = {}
+    kept: Mapping[int, _State] = {}
     """Complete state, for `FindingTracker.stored`."""
 
 
-class _Followed(Struct):
+class _OpenFinding(Struct):
     rule: LogRule
     finding: Finding
-    waiting: list[Finding] = field(default_factory=list)
-    is_told: bool = False
+    waiting: list[Finding] = field(default_factory=list)  # lines until the rule's count is reached
+    is_reported: bool = False
     has_changed: bool = False
-    told_at: datetime | None = None
-    refused: int = 0
-    number: int = 0
-    """Key in the store."""
+    reported_at: datetime | None = None
+    refused: int = 0  # consecutive records that do not meet the condition
+    number: int = 0  # key in the store
     user: int | None = None
 
     @property
-    def kept(self) -> _Kept:
-        return self.finding, tuple(self.waiting), self.is_told, self.has_changed, self.told_at
+    def state(self) -> _State:
+        return self.finding, tuple(self.waiting), self.is_reported, self.has_changed, self.reported_at
 
     @property
-    def is_counted(self) -> bool:
+    def has_reached_count(self) -> bool:
         return not self.waiting
 
     @property
-    def is_row(self) -> bool:
+    def is_unreached_row(self) -> bool:
         return bool(self.waiting) and self.counts_in_a_row
 
     @property
@@ -78,22 +80,21 @@ def _no_gpu(_: str) -> str | None:
 
 
 class FindingTracker:
-    """Not thread-safe."""
+    """Open findings of a node's streams. Not thread-safe."""
 
     def __init__(self, rule_set: RuleSet, gpu_of: GpuLookup = _no_gpu) -> None:
         """Raises ValueError or Malformed for an invalid rule."""
         self._gpu_of = gpu_of
-        self._followed: dict[_Key, _Followed] = {}
+        self._entries: dict[_Key, _OpenFinding] = {}
         self._last_number = 0
-        self._stored: Mapping[int, _Kept | None] = {}
-        """None to store it again."""
-        self._rows: set[_Key] = set()
-        self._stretches: set[_Key] = set()
-        """Findings counted in a row, which as many consecutive refused records end."""
+        self._stored: Mapping[int, _State | None] = {}  # None: unknown, to be stored again
+        self._unreached_rows: set[_Key] = set()  # counts in a row, which one refused record resets
+        # Findings counted in a row, which as many consecutive refused records end.
+        self._reached_rows: set[_Key] = set()
         self.lines_taken: Counter[str] = Counter()
         self.lines_near: Counter[str] = Counter()
         self.begun: list[Finding] = []
-        """Begun with the last line and reported after `lasting`."""
+        """Begun with the last line, but reported only after `lasting`."""
         self._use(rule_set)
 
     @property
@@ -102,8 +103,8 @@ class FindingTracker:
 
     @property
     def counts_rows(self) -> bool:
-        """Return whether refused records affect a count in a row."""
-        return bool(self._rows or self._stretches)
+        """Whether refused records affect a count in a row."""
+        return bool(self._unreached_rows or self._reached_rows)
 
     @property
     def rule_set(self) -> RuleSet:
@@ -118,11 +119,14 @@ class FindingTracker:
         self._matcher = LineMatcher(rule_set)
         self._rule_set = rule_set
         rules = rule_set.by_name
-        kept = ((key, followed) for key, followed in self._followed.items() if followed.rule.name in rules)
-        self._followed = {key: replace(followed, rule=rules[followed.rule.name]) for key, followed in kept}
-        self._rows = {key for key, followed in self._followed.items() if followed.is_row}
-        counted = ((key, each) for key, each in self._followed.items() if each.is_counted)
-        self._stretches = {key for key, each in counted if each.counts_in_a_row}
+        self._entries = {
+            key: replace(entry, rule=rules[entry.rule.name])
+            for key, entry in self._entries.items()
+            if entry.rule.name in rules
+        }
+        rows = {key: entry for key, entry in self._entries.items() if entry.counts_in_a_row}
+        self._unreached_rows = {key for key, entry in rows.items() if entry.is_unreached_row}
+        self._reached_rows = rows.keys() - self._unreached_rows
 
     def feed(self, line: Line, user: int | None = None) -> list[Finding]:
         """Take a line of a user's stream; return findings that it begins or ends."""
@@ -135,8 +139,8 @@ class FindingTracker:
             self.lines_near.update(match.near)
         done = [over for rule, fields in match.ended for over in self._end(line, rule, fields)]
         if match.refused:
-            self._break_rows(line, match.refused)
-            done += self._end_stretches(line, match.refused)
+            self._restart_rows(line, match.refused)
+            done += self._end_rows(line, match.refused)
         if match.rule is not None:
             self.lines_taken[match.rule.name] += 1
             began = self._take(line, match, match.rule, user)
@@ -145,147 +149,150 @@ class FindingTracker:
         return done
 
     def tick(self, now: datetime) -> list[Finding]:
-        """Return lasting and changed findings due at `now`; forget those whose silence has passed."""
+        """Return lasting and changed findings due at `now`; forget those that are over."""
         due: list[Finding] = []
-        for key, followed in list(self._followed.items()):
-            finding, rule = followed.finding, followed.rule
-            is_due = followed.told_at is None or now - followed.told_at >= _EVERY
-            if followed.is_counted and not followed.is_told and now - finding.first_at >= rule.lasting:
-                followed.is_told = followed.has_changed = True
-            if followed.is_told and followed.has_changed and is_due:
-                followed.has_changed, followed.told_at = False, now
+        for key, entry in list(self._entries.items()):
+            finding, rule = entry.finding, entry.rule
+            is_due = entry.reported_at is None or now - entry.reported_at >= _UPDATE_INTERVAL
+            if entry.has_reached_count and not entry.is_reported and now - finding.first_at >= rule.lasting:
+                entry.is_reported = entry.has_changed = True
+            if entry.is_reported and entry.has_changed and is_due:
+                entry.has_changed, entry.reported_at = False, now
                 due.append(finding)
-            elif not rule.until and not followed.has_changed and now - finding.last_at > _silence(rule):
+            elif not rule.until and not entry.has_changed and now - finding.last_at > _silence(rule):
                 self._forget(key)
         return due
 
     def changed(self) -> list[Finding]:
-        due = [followed for followed in self._followed.values() if followed.is_told and followed.has_changed]
-        for followed in due:
-            followed.has_changed = False
-        return [followed.finding for followed in due]
+        """Return changed findings, due or not."""
+        due = [entry for entry in self._entries.values() if entry.is_reported and entry.has_changed]
+        for entry in due:
+            entry.has_changed = False
+        return [entry.finding for entry in due]
 
     # --- beginning and repeating ----------------------------------------------------------------
 
     def _take(self, line: Line, match: LineMatch, rule: LogRule, user: int | None) -> Finding | None:
-        whose = observation.identity(line, match, self._gpu_of)
-        key = _key(rule, line.origin, match.role, match.cause, whose, match.fields)
-        followed = self._followed.get(key)
-        if followed is not None and _is_past(followed, line.at):
+        identity = observation.identity_of(line, match, self._gpu_of)
+        key = _key(rule, line.origin, match.role, match.cause, identity, match.fields)
+        entry = self._entries.get(key)
+        if entry is not None and _is_over(entry, line.at):
             self._forget(key)
-            followed = None
-        if followed is not None and followed.is_counted:
+            entry = None
+        if entry is not None and entry.has_reached_count:
             # Repeats only update counters, to make floods cheap.
-            followed.finding = _repeated(followed.finding, line)
-            followed.has_changed = True
-            followed.refused = 0
+            entry.finding = _repeated(entry.finding, line)
+            entry.has_changed = True
+            entry.refused = 0
             return None
-        new = observation.seen(line, match, whose)
-        if followed is None:
-            self._bound()
-            followed = self._followed[key] = _Followed(rule, new, [new] if rule.count else [])
-            followed.number = self._last_number = self._last_number + 1
-            followed.user = user
+        new = observation.finding_of(line, match, identity)
+        if entry is None:
+            self._evict_if_full()
+            entry = self._entries[key] = _OpenFinding(rule, new, [new] if rule.count else [])
+            entry.number = self._last_number = self._last_number + 1
+            entry.user = user
         else:
-            followed.waiting.append(new)
-            followed.finding = new
-        if rule.count is not None and not _count(followed, rule):
+            entry.waiting.append(new)
+            entry.finding = new
+        if rule.count is not None and not _merge_if_count_reached(entry, rule):
             if rule.count.in_a_row:
-                self._rows.add(key)
+                self._unreached_rows.add(key)
             return None
-        self._rows.discard(key)
-        if followed.counts_in_a_row:
-            self._stretches.add(key)
+        self._unreached_rows.discard(key)
+        if entry.counts_in_a_row:
+            self._reached_rows.add(key)
         if rule.lasting:
-            self.begun.append(followed.finding)
+            self.begun.append(entry.finding)
             return None
-        followed.is_told = True
-        return followed.finding
+        entry.is_reported = True
+        return entry.finding
 
-    def _bound(self) -> None:
-        if len(self._followed) >= MOST_OPEN:
-            users = Counter(followed.user for followed in self._followed.values())
+    def _evict_if_full(self) -> None:
+        if len(self._entries) >= MOST_OPEN:
+            users = Counter(entry.user for entry in self._entries.values())
             largest = max(users, key=users.__getitem__)
-            keys = [key for key, followed in self._followed.items() if followed.user == largest]
+            keys = [key for key, entry in self._entries.items() if entry.user == largest]
             # Evict several at once, to amortise the search.
-            for key in heapq.nsmallest(_AT_ONCE, keys, lambda key: self._followed[key].finding.last_at):
+            for key in heapq.nsmallest(_EVICTED_AT_ONCE, keys, lambda key: self._entries[key].finding.last_at):
                 self._forget(key)
 
     def _forget(self, key: _Key) -> None:
-        del self._followed[key]
-        self._rows.discard(key)
-        self._stretches.discard(key)
+        del self._entries[key]
+        self._unreached_rows.discard(key)
+        self._reached_rows.discard(key)
 
-    def _break_rows(self, line: Line, names: tuple[str, ...]) -> None:
-        if not self._rows:
+    def _restart_rows(self, line: Line, names: tuple[str, ...]) -> None:
+        if not self._unreached_rows:
             return
         stream = observation.stream_key(line.origin)
-        for key in [key for key in self._rows if key[0] == stream and key[1] in names]:
+        for key in [key for key in self._unreached_rows if key[0] == stream and key[1] in names]:
             self._forget(key)
 
     # --- ending ---------------------------------------------------------------------------------
 
-    def _end_stretches(self, line: Line, names: tuple[str, ...]) -> list[Finding]:
-        if not self._stretches:
+    def _end_rows(self, line: Line, names: tuple[str, ...]) -> list[Finding]:
+        if not self._reached_rows:
             return []
         stream, ranks, done = observation.stream_key(line.origin), observation.ranks_of(line), []
-        for key in [key for key in self._stretches if key[0] == stream and key[1] in names]:
-            followed = self._followed[key]
-            if ranks and not ranks <= followed.finding.ranks:
+        for key in [key for key in self._reached_rows if key[0] == stream and key[1] in names]:
+            entry = self._entries[key]
+            if ranks and not ranks <= entry.finding.ranks:
                 continue
-            followed.refused += 1
-            assert followed.rule.count is not None
-            if followed.refused >= followed.rule.count.at_least:
+            entry.refused += 1
+            assert entry.rule.count is not None
+            if entry.refused >= entry.rule.count.at_least:
                 self._forget(key)
-                if followed.is_told:
-                    done.append(replace(followed.finding, is_over=True))
+                if entry.is_reported:
+                    done.append(replace(entry.finding, is_over=True))
         return done
 
     def _end(self, line: Line, rule: LogRule, fields: Mapping[str, str]) -> list[Finding]:
         stream, done = observation.stream_key(line.origin), []
-        for key in [key for key in self._followed if key[0] == stream and key[1] == rule.name]:
-            followed = self._followed[key]
-            own = followed.finding.fields
+        for key in [key for key in self._entries if key[0] == stream and key[1] == rule.name]:
+            entry = self._entries[key]
+            own = entry.finding.fields
             if any(own.get(name, value) != value for name, value in fields.items()):
                 continue
             self._forget(key)
-            if followed.is_told:
-                last_at = max(followed.finding.last_at, line.at)
-                done.append(replace(followed.finding, is_over=True, last_at=last_at))
+            if entry.is_reported:
+                last_at = max(entry.finding.last_at, line.at)
+                done.append(replace(entry.finding, is_over=True, last_at=last_at))
         return done
 
     # --- storing --------------------------------------------------------------------------------
 
     def changes(self) -> TrackerChanges:
-        states = {followed.number: followed.kept for followed in self._followed.values()}
+        states = {entry.number: entry.state for entry in self._entries.values()}
         texts = {
-            followed.number: json.dumps(_written(followed))
-            for followed in self._followed.values()
-            if self._stored.get(followed.number) != states[followed.number]
+            entry.number: json.dumps(_written(entry))
+            for entry in self._entries.values()
+            if self._stored.get(entry.number) != states[entry.number]
         }
         return TrackerChanges(texts, self._stored.keys() - states.keys(), states)
 
     def stored(self, changes: TrackerChanges) -> None:
+        """Note that the changes are persistent."""
         self._stored = changes.kept
 
-    def restore(self, entries: Mapping[int, Any]) -> None:
-        self._stored = dict.fromkeys(entries)
-        for number, entry in entries.items():
+    def restore(self, written: Mapping[int, Any]) -> None:
+        """`written`: parsed JSON by number."""
+        self._stored = dict.fromkeys(written)
+        for number, members in written.items():
             self._last_number = max(self._last_number, number)
             try:
-                followed = _restored(entry, self._rule_set)
+                entry = _restored(members, self._rule_set)
             except (TrainmedicError, ValueError, KeyError, TypeError, AttributeError):
                 continue  # damaged or of another version; the next line begins a new finding
-            if followed is not None:
-                followed.number = number
-                finding = followed.finding
-                whose = FindingIdentity(finding.target, finding.labels)
-                key = _key(followed.rule, finding.origin, finding.role, finding.cause, whose, finding.fields)
-                self._followed[key] = followed
-                if followed.is_row:
-                    self._rows.add(key)
-                elif followed.counts_in_a_row:
-                    self._stretches.add(key)
+            if entry is not None:
+                entry.number = number
+                finding = entry.finding
+                identity = FindingIdentity(finding.target, finding.labels)
+                key = _key(entry.rule, finding.origin, finding.role, finding.cause, identity, finding.fields)
+                self._entries[key] = entry
+                if entry.is_unreached_row:
+                    self._unreached_rows.add(key)
+                elif entry.counts_in_a_row:
+                    self._reached_rows.add(key)
 
 
 def _key(
@@ -293,7 +300,7 @@ def _key(
     origin: Origin,
     role: Role | None,
     cause: CauseClass | None,
-    whose: FindingIdentity,
+    identity: FindingIdentity,
     fields: Mapping[str, Any],
 ) -> _Key:
     attempt = origin.attempt if rule.until == UNTIL_ATTEMPT else None
@@ -301,11 +308,11 @@ def _key(
     # alert.
     is_kill = cause is CauseClass.HOST_MEMORY and origin.source in KERNEL_SOURCES and rule.count is None
     killed = str(fields.get("pid")) if is_kill else None
-    return (observation.stream_key(origin), rule.name, role, cause, attempt, killed, *whose.key)
+    return (observation.stream_key(origin), rule.name, role, cause, attempt, killed, *identity.key)
 
 
-def _is_past(followed: _Followed, at: datetime) -> bool:
-    return not followed.rule.until and at - followed.finding.last_at > _silence(followed.rule)
+def _is_over(entry: _OpenFinding, at: datetime) -> bool:
+    return not entry.rule.until and at - entry.finding.last_at > _silence(entry.rule)
 
 
 def _silence(rule: LogRule) -> timedelta:
@@ -313,8 +320,9 @@ def _silence(rule: LogRule) -> timedelta:
     return max(rule.silence, rule.lasting, per or timedelta(0))
 
 
-def _count(followed: _Followed, rule: LogRule) -> bool:
-    wanted, waiting = rule.count, followed.waiting
+def _merge_if_count_reached(entry: _OpenFinding, rule: LogRule) -> bool:
+    """Drop old waiting lines. If enough remain, merge them and return True."""
+    wanted, waiting = rule.count, entry.waiting
     assert wanted is not None
     if wanted.per is not None:
         newest = waiting[-1].first_at
@@ -324,8 +332,8 @@ def _count(followed: _Followed, rule: LogRule) -> bool:
         return False
     finding = waiting[0]
     for other in waiting[1:]:
-        finding = _with(finding, other)
-    followed.finding, followed.waiting = finding, []
+        finding = _merged(finding, other)
+    entry.finding, entry.waiting = finding, []
     return True
 
 
@@ -341,7 +349,7 @@ def _repeated(finding: Finding, line: Line) -> Finding:
     )
 
 
-def _with(finding: Finding, new: Finding) -> Finding:
+def _merged(finding: Finding, new: Finding) -> Finding:
     return replace(
         finding,
         count=finding.count + new.count,
@@ -351,15 +359,15 @@ def _with(finding: Finding, new: Finding) -> Finding:
     )
 
 
-def _written(followed: _Followed) -> dict[str, Any]:
+def _written(entry: _OpenFinding) -> dict[str, Any]:
     return {
-        "finding": _encoded(followed.finding),
-        "waiting": [_encoded(each) for each in followed.waiting],
-        "generation": followed.finding.origin.generation,
-        "is_told": followed.is_told,
-        "has_changed": followed.has_changed,
-        "told_at": envelope.write_time(followed.told_at) if followed.told_at else None,
-        "user": followed.user,
+        "finding": _encoded(entry.finding),
+        "waiting": [_encoded(each) for each in entry.waiting],
+        "generation": entry.finding.origin.generation,
+        "is_told": entry.is_reported,
+        "has_changed": entry.has_changed,
+        "told_at": envelope.write_time(entry.reported_at) if entry.reported_at else None,
+        "user": entry.user,
     }
 
 
@@ -368,16 +376,19 @@ def _encoded(finding: Finding) -> str:
     return finding_codec.encode(FindingUpdate(node, "state", 1, finding)).decode()
 
 
-def _restored(entry: Mapping[str, Any], rule_set: RuleSet) -> _Followed | None:
-    finding, *waiting = (_read(text, str(entry["generation"])) for text in [entry["finding"], *entry["waiting"]])
+def _restored(entry: Mapping[str, Any], rule_set: RuleSet) -> _OpenFinding | None:
+    """None if the rule no longer exists."""
+    finding, *waiting = (_decoded(text, str(entry["generation"])) for text in [entry["finding"], *entry["waiting"]])
     rule = rule_set.by_name.get(finding.rule)
     if rule is None:
         return None
-    told_at = envelope.read_time(entry["told_at"]) if entry["told_at"] else None
-    is_told, has_changed, user = bool(entry["is_told"]), bool(entry["has_changed"]), entry.get("user")
-    return _Followed(rule, finding, waiting, is_told, has_changed, told_at, user=None if user is None else int(user))
+    reported_at = envelope.read_time(entry["told_at"]) if entry["told_at"] else None
+    is_reported, has_changed, user = bool(entry["is_told"]), bool(entry["has_changed"]), entry.get("user")
+    return _OpenFinding(
+        rule, finding, waiting, is_reported, has_changed, reported_at, user=None if user is None else int(user)
+    )
 
 
-def _read(text: str, generation: str) -> Finding:
+def _decoded(text: str, generation: str) -> Finding:
     finding = finding_codec.decode(text.encode()).finding
     return replace(finding, origin=replace(finding.origin, generation=generation))

@@ -18,9 +18,9 @@ OLDEST = timedelta(hours=1)
 """Older lines raise no alert: the state may have changed."""
 SOURCE = "source"
 LOG = "log"
-SUSPECTED = "suspected: waits for "
+SUSPECTED = "suspected: waits for "  # followed by the confirming rules
+# The boot time is computed from two clocks.
 _BOOT_ERROR = timedelta(seconds=5)
-"""The boot time is computed from two clocks."""
 
 
 def rule_labels(finding: Finding, rule: LogRule | None) -> dict[str, str]:
@@ -29,6 +29,7 @@ def rule_labels(finding: Finding, rule: LogRule | None) -> dict[str, str]:
 
 
 def silence_reason(known: KnownFinding, rule: LogRule | None, booted_at: datetime | None, now: datetime) -> str:
+    """Empty if it raises an alert."""
     if rule is None:
         return "no rule of its name is loaded"
     if rule.alert is None:
@@ -48,7 +49,7 @@ def is_before_boot(known: KnownFinding, booted_at: datetime | None) -> bool:
     return known.last_at + timedelta(seconds=known.clock_error) + _BOOT_ERROR < booted_at
 
 
-def raised(known: KnownFinding, rule: LogRule, now: datetime) -> KnownFinding:
+def with_alert(known: KnownFinding, rule: LogRule, now: datetime) -> KnownFinding:
     shown = known.as_finding
     labels = _labels(known, rule, rendering.severity_of(rule, shown))
     summary = _with_claim(rendering.summary_of(rule, shown), known)

@@ -15,18 +15,21 @@ from trainmedic_logs.lines.rule import UNTIL_ATTEMPT, UNTIL_BOOT, UNTIL_ENDS, Co
 from trainmedic_logs.rules.finding_alerts import is_before_boot
 
 SILENCE = timedelta(minutes=15)
+"""Of findings whose rule is no longer loaded."""
 FORGOTTEN_AFTER = timedelta(days=7)
 """A finding that waits for a boot, a line or a step ends after this time if its node or job is not connected."""
 
 
 class EndFacts(Struct, frozen=True):
     ago: Callable[[timedelta], datetime]
+    """Returns the time so long ago, not counting downtimes."""
     booted_at: Mapping[str, datetime] = field(default_factory=dict)
     jobs: Collection[str] = frozenset()
     """Connected jobs."""
     agents: Collection[str] = frozenset()
+    """Connected nodes."""
     has_gone_on: Callable[[KnownFinding, str, bool], bool] = lambda known, job, is_silent: False
-    """Returns whether the job has progressed beyond the finding, or ended normally."""
+    """Returns whether the job, perhaps silent, has progressed beyond the finding or ended normally."""
 
 
 def end_of(known: KnownFinding, rule: LogRule | None, facts: EndFacts) -> FindingEnd | None:
@@ -39,19 +42,19 @@ def end_of(known: KnownFinding, rule: LogRule | None, facts: EndFacts) -> Findin
     if until == UNTIL_ATTEMPT and job is not None:
         if facts.has_gone_on(known, job, is_silent):
             return FindingEnd.ATTEMPT
-        is_away = job not in facts.jobs
+        is_disconnected = job not in facts.jobs
     elif until in (UNTIL_BOOT, UNTIL_ENDS) and node is not None:
         if is_before_boot(known, facts.booted_at.get(node)):
             return FindingEnd.BOOT
-        is_away = node not in facts.agents
+        is_disconnected = node not in facts.agents
     elif until == UNTIL_ENDS:
-        is_away = True
+        is_disconnected = True
     else:
         return FindingEnd.SILENCE if is_silent else None
-    return FindingEnd.FORGOTTEN if is_away and known.heard_at <= facts.ago(FORGOTTEN_AFTER) else None
+    return FindingEnd.FORGOTTEN if is_disconnected and known.heard_at <= facts.ago(FORGOTTEN_AFTER) else None
 
 
-def over(known: KnownFinding, because: FindingEnd, now: datetime) -> KnownFinding:
+def ended(known: KnownFinding, because: FindingEnd, now: datetime) -> KnownFinding:
     return replace(known, ended_at=now, ended_because=because, tell_at=now if known.alert is not None else None)
 
 
@@ -84,9 +87,9 @@ def is_within(known: KnownFinding, first_at: datetime, last_at: datetime, within
 
 def _are_together(known: KnownFinding, other: KnownFinding) -> bool:
     """Return whether both findings share a job or a node. A claimed job matches only itself."""
+    job, other_job = (each.target.job or each.origin.job for each in (known, other))
     if known.claimed_job or other.claimed_job:
-        named = [(each.claimed_job, each.target.job or each.origin.job) for each in (known, other)]
-        if all(any(names) for names in named):
-            return named[0] == named[1]
-    jobs = (known.target.job or known.origin.job, other.target.job or other.origin.job)
-    return (jobs[0] is not None and jobs[0] == jobs[1]) or not known.nodes.isdisjoint(other.nodes)
+        names, other_names = (known.claimed_job, job), (other.claimed_job, other_job)
+        if any(names) and any(other_names):
+            return names == other_names
+    return (job is not None and job == other_job) or not known.nodes.isdisjoint(other.nodes)

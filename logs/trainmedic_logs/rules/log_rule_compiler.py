@@ -1,5 +1,3 @@
-"""Compilation of a YAML document to a log rule, or to problems."""
-
 from __future__ import annotations
 
 import re
@@ -33,10 +31,10 @@ from trainmedic_logs.lines.rule import (
 )
 from trainmedic_logs.rules.log_rule_form import AlertForm, LogRuleForm, PatternForm
 
-_QUIET = timedelta(hours=1)
-"""Silence of a node finding without an alert."""
+# Silence of a node finding without an alert.
+_SILENCE_WITHOUT_ALERT = timedelta(hours=1)
 _SHORTEST_LITERAL = 3
-_ALERTS = (Role.ROOT, Role.CONFIRMATION)
+_ROLES_WITH_ALERT = (Role.ROOT, Role.CONFIRMATION)
 _LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
 _TAKEN_LABELS = frozenset(
     {"alertname", "severity", "component", "job_name", "node", "uuid", "gpu", "gpu_id", "source", "rule"}
@@ -58,8 +56,7 @@ class _Compilation:
     allowance: Allowance
     problems: list[FileProblem] = field(default_factory=list)
     groups: set[str] = field(default_factory=set)
-    has_sure_groups: bool = False
-    """All patterns were read, so a missing group is an error."""
+    has_sure_groups: bool = False  # all patterns could be read, so a missing group is an error
 
     def run(self) -> LogRule | list[FileProblem]:
         raw = self.document.value
@@ -67,26 +64,26 @@ class _Compilation:
         if isinstance(form, list):
             self.problems.extend(form or [self.document.problem((), "is not a log rule")])
         if isinstance(raw, dict):
-            self._patterns(raw)
-            self._texts(raw)
+            self._read_patterns(raw)
+            self._check_texts(raw)
         if isinstance(form, LogRuleForm):
-            self._contradictions(form)
+            self._check_consistency(form)
             if not self.problems:
                 return _rule(form)
         return sorted(set(self.problems))
 
     # --- patterns -------------------------------------------------------------------------------
 
-    def _patterns(self, raw: Mapping[str, Any]) -> None:
+    def _read_patterns(self, raw: Mapping[str, Any]) -> None:
         self.has_sure_groups = not raw.get("record")
         for name in ("match", "unless", "ends"):
             for path, text in _listed(raw.get(name), (name,)):
                 if isinstance(text, dict):
                     path, text = (*path, "pattern"), text.get("pattern")
                 if isinstance(text, str) and text:
-                    self._pattern(text, path, name)
+                    self._read_pattern(text, path, name)
 
-    def _pattern(self, text: str, path: DocumentPath, name: str) -> None:
+    def _read_pattern(self, text: str, path: DocumentPath, name: str) -> None:
         try:
             groups = SearchPattern(text).groups
         except ValueError as error:
@@ -98,31 +95,31 @@ class _Compilation:
 
     # --- expressions and templates --------------------------------------------------------------
 
-    def _texts(self, raw: Mapping[str, Any]) -> None:
+    def _check_texts(self, raw: Mapping[str, Any]) -> None:
         when = raw.get("when")
         if isinstance(when, str) and when:
-            self._expression(when, ("when",), ("fields", "source"), template_syntax.parse_expression)
-        self._template(raw.get("gpu"), ("gpu",), ("fields",))
+            self._check_expression(when, ("when",), ("fields", "source"), template_syntax.parse_expression)
+        self._check_template(raw.get("gpu"), ("gpu",), ("fields",))
         alert = raw.get("alert")
         if not isinstance(alert, dict):
             return
         for name in ("summary", "description", "severity"):
-            self._template(alert.get(name), ("alert", name), _ALERT_TEXTS)
+            self._check_template(alert.get(name), ("alert", name), _ALERT_TEXTS)
         labels = alert.get("labels")
         for name, text in labels.items() if isinstance(labels, dict) else ():
-            self._template(text, ("alert", "labels", name), ("fields",))
+            self._check_template(text, ("alert", "labels", name), ("fields",))
 
-    def _template(self, text: Any, path: DocumentPath, in_scope: tuple[str, ...]) -> None:
+    def _check_template(self, text: Any, path: DocumentPath, in_scope: tuple[str, ...]) -> None:
         if isinstance(text, str) and evaluation.is_template(text):
-            self._expression(text, path, in_scope, template_syntax.parse_template)
+            self._check_expression(text, path, in_scope, template_syntax.parse_template)
 
-    def _expression(
+    def _check_expression(
         self, text: str, path: DocumentPath, in_scope: tuple[str, ...], parse: Callable[[str], SyntaxTree]
     ) -> None:
         try:
             tree = parse(text)
             self.allowance.spend_on_template(len(tree.every))
-            wrong = [*names.unknown(tree, (*in_scope, *FUNCTIONS)), *names.texts_beside_numbers(tree)]
+            wrong = [*names.unknown(tree, (*in_scope, *FUNCTIONS)), *names.texts_compared_with_numbers(tree)]
             wrong += [*self._unknown_fields(tree), *_unknown_members(tree)]
             evaluation.compile_parsed(tree, ".".join(map(str, path)))
         except Malformed as error:
@@ -143,25 +140,25 @@ class _Compilation:
 
     # --- contradictions --------------------------------------------------------------------------
 
-    def _contradictions(self, form: LogRuleForm) -> None:
-        self._sources(form)
-        self._over_what(form)
-        self._whom(form)
+    def _check_consistency(self, form: LogRuleForm) -> None:
+        self._check_sources(form)
+        self._check_lines(form)
+        self._check_target(form)
         if form.count is not None:
-            self._counting(form)
+            self._check_count(form)
         if form.lasting and not form.ends:
             self._problem(("for",), "for: requires `ends`, the lines that end it")
         if form.alert is not None:
-            self._alert(form, form.alert)
+            self._check_alert(form, form.alert)
 
-    def _sources(self, form: LogRuleForm) -> None:
+    def _check_sources(self, form: LogRuleForm) -> None:
         for path, name in _listed(self.document.value.get("source"), ("source",)):
             if fault := fault_of_source(str(name)):
                 self._problem(path, f"source: {fault}")
         if form.record and (meant := misspelt(form.record, EVENTS)):
             self._problem(("record",), f"record: there is no event {form.record!r}; did you mean {meant!r}?")
 
-    def _over_what(self, form: LogRuleForm) -> None:
+    def _check_lines(self, form: LogRuleForm) -> None:
         if form.record is not None and not (form.contains or form.match):
             for name in ("unless", "ends"):
                 if getattr(form, name):
@@ -180,7 +177,7 @@ class _Compilation:
         if not form.match:
             self._problem(("match",), "match: a rule needs a pattern, or `record`")
 
-    def _whom(self, form: LogRuleForm) -> None:
+    def _check_target(self, form: LogRuleForm) -> None:
         if form.target in (TargetKind.CLUSTER, TargetKind.GROUP):
             self._problem(("target",), "target: must be job, node or gpu")
         trusted = [name for name in form.source if name in KERNEL_SOURCES]
@@ -193,7 +190,7 @@ class _Compilation:
                 ("gpu",) if form.gpu else ("target",), "gpu: required if the target is a gpu, and not allowed otherwise"
             )
 
-    def _counting(self, form: LogRuleForm) -> None:
+    def _check_count(self, form: LogRuleForm) -> None:
         assert form.count is not None
         if form.count.in_a_row == (form.count.per is not None):
             self._problem(("count",), "count: requires either `per` or `in_a_row: true`")
@@ -202,9 +199,9 @@ class _Compilation:
         if form.count.per is not None and not form.count.per:
             self._problem(("count", "per"), "count.per: must be longer than 0s")
 
-    def _alert(self, form: LogRuleForm, alert: AlertForm) -> None:
+    def _check_alert(self, form: LogRuleForm, alert: AlertForm) -> None:
         roles = {form.role, *(each.role for each in form.match if isinstance(each, PatternForm))}
-        if not roles & set(_ALERTS):
+        if not roles & set(_ROLES_WITH_ALERT):
             self._problem(
                 ("alert",), f"alert: a rule of role {form.role} raises no alert; it is evidence for a diagnosis"
             )
@@ -248,7 +245,7 @@ def _listed(value: Any, path: DocumentPath) -> list[tuple[DocumentPath, Any]]:
 
 
 def _rule(form: LogRuleForm) -> LogRule:
-    until, silence = _until(form)
+    until, silence = _end_of_finding(form)
     count = form.count
     return LogRule(
         name=form.log_rule,
@@ -276,12 +273,14 @@ def _rule(form: LogRuleForm) -> LogRule:
     )
 
 
-def _until(form: LogRuleForm) -> tuple[str, timedelta]:
+def _end_of_finding(form: LogRuleForm) -> tuple[str, timedelta]:
+    """Return the rule's `until` and `silence`."""
     if form.alert is None:
-        is_of_job = form.target is TargetKind.JOB
-        return UNTIL_ENDS if form.ends else UNTIL_ATTEMPT if is_of_job else "", _QUIET
+        if form.ends:
+            return UNTIL_ENDS, _SILENCE_WITHOUT_ALERT
+        return UNTIL_ATTEMPT if form.target is TargetKind.JOB else "", _SILENCE_WITHOUT_ALERT
     if form.alert.until in (UNTIL_BOOT, UNTIL_ATTEMPT, UNTIL_ENDS):
-        return form.alert.until, _QUIET
+        return form.alert.until, _SILENCE_WITHOUT_ALERT
     return "", duration.parse(form.alert.until)
 
 

@@ -1,5 +1,3 @@
-"""Log rule format: pydantic models and JSON Schema."""
-
 from __future__ import annotations
 
 from datetime import timedelta

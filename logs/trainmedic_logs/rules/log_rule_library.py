@@ -21,19 +21,23 @@ from trainmedic_core.problems import FileProblem
 from trainmedic_logs.lines.rule import LogRule, RuleSet
 from trainmedic_logs.rules import log_rule_compiler
 
-RESCAN = 5.0
+RESCAN = 5.0  # seconds
 MOST_RULES = 1_000
 
 log = logging.getLogger(__name__)
 
 
 class PlacedRule(Struct, frozen=True):
+    """Rule with its file and line."""
+
     rule: LogRule
     source: str
     line: int
 
 
 class LoadedRules(Struct, frozen=True):
+    """Rules of one file."""
+
     path: Path
     digest: str
     rules: tuple[PlacedRule, ...] = ()
@@ -44,14 +48,14 @@ def load(text: str, source: str) -> tuple[list[PlacedRule], list[FileProblem]]:
     """Return rules and problems. Never raises."""
     documents, problems = yaml_text.read(text, source)
     rules: list[PlacedRule] = []
-    in_doubt, allowance = bool(problems), Allowance()
+    has_yaml_problems, allowance = bool(problems), Allowance()
     for document in documents[: yaml_files.MOST_DOCUMENTS]:
         if not (isinstance(document.value, dict) and yaml_files.LOG_RULE in document.value):
             continue
         made = log_rule_compiler.compile_document(document, allowance)
         if isinstance(made, list):
             problems.extend(made)
-        elif not in_doubt:
+        elif not has_yaml_problems:
             rules.append(PlacedRule(made, source, document.marks[()].line))
     return rules, sorted(set(problems))[: yaml_files.MOST_PROBLEMS]
 
@@ -131,8 +135,8 @@ class LogRuleLibrary:
         now = load_file(path, before)
         if before is None or now is before or not now.problems:
             return now
-        fresh = {placed.rule.name for placed in now.rules}
-        kept = tuple(placed for placed in before.rules if placed.rule.name not in fresh)
+        new_names = {placed.rule.name for placed in now.rules}
+        kept = tuple(placed for placed in before.rules if placed.rule.name not in new_names)
         return replace(now, rules=(*now.rules, *kept))
 
     def _log_result(self, before: Sequence[FileProblem]) -> None:
@@ -145,12 +149,13 @@ class LogRuleLibrary:
 def _chosen(
     files: Iterable[LoadedRules], before: Sequence[PlacedRule], problems: list[FileProblem]
 ) -> list[PlacedRule]:
+    """Return one rule per name, preferably those in use. Adds to `problems`."""
     files = list(files)
     problems.extend(problem for file in files for problem in file.problems)
-    was = {(placed.rule.name, placed.source, placed.line) for placed in before}
+    used_before = {(placed.rule.name, placed.source, placed.line) for placed in before}
     chosen: dict[str, PlacedRule] = {}
     every = [placed for file in files for placed in file.rules]
-    for placed in sorted(every, key=lambda each: (each.rule.name, each.source, each.line) not in was):
+    for placed in sorted(every, key=lambda each: (each.rule.name, each.source, each.line) not in used_before):
         first = chosen.setdefault(placed.rule.name, placed)
         if first is not placed:
             message = f"log rule {placed.rule.name!r} is also in {first.source}:{first.line}; that one is used"

@@ -1,5 +1,3 @@
-"""Given paths of log rules, else the setting's, else the shipped ones."""
-
 from __future__ import annotations
 
 import os

@@ -18,11 +18,13 @@ from trainmedic_logs.rules.finding_targets import claimed_job, placed
 
 
 class FindingBook:
+    """Findings by ID, in memory."""
+
     def __init__(self, rules: RuleSet, nodes_of_job: Mapping[str, Collection[str]]) -> None:
         self._rules = rules.by_name
         self._nodes_of_job = nodes_of_job
         self._known: dict[str, KnownFinding] = {}
-        self._open: dict[str, str] = {}
+        self._open: dict[str, str] = {}  # ID by identity
         self._episodes: dict[EpisodeKey, Episode] = {}
 
     @property
@@ -35,11 +37,12 @@ class FindingBook:
         self._confirm(now)
 
     def check(self, now: datetime) -> None:
+        """End and confirm findings by the time."""
         facts = EndFacts(ago=lambda span: now - span)
         for known in self._all_open():
             end = finding_ends.end_of(known, self._rules.get(known.rule), facts)
             if end is not None:
-                self._put(finding_ends.over(known, end, now))
+                self._put(finding_ends.ended(known, end, now))
         self._confirm(now)
 
     def _take(self, update: FindingUpdate, now: datetime) -> None:
@@ -50,11 +53,11 @@ class FindingBook:
         if known is None or before is None or finding_ends.begins_again(known, before, finding):
             known = self._continued_or_begun(finding, now)
         proven = finding_ends.with_proof(known, finding)
-        merged, self._episodes[key] = known_finding.taken(proven, before, key, finding, now)
-        self._put(self._decided(merged, now) if merged.is_open else merged)
+        merged, self._episodes[key] = known_finding.merge_update(proven, before, key, finding, now)
+        self._put(self._with_alert_or_reason(merged, now) if merged.is_open else merged)
         episodes = [each for each in self._episodes.values() if each.finding_id == merged.id]
         if merged.is_open and all(each.is_over for each in episodes):
-            self._put(finding_ends.over(self._known[merged.id], FindingEnd.ENDED, now))
+            self._put(finding_ends.ended(self._known[merged.id], FindingEnd.ENDED, now))
 
     def _placed(self, finding: Finding) -> Finding:
         job = finding.origin.job
@@ -69,13 +72,13 @@ class FindingBook:
         current = self._known[current_id] if current_id is not None else None
         if current is not None and not known_finding.is_of_later_attempt(finding, current):
             return current
-        begun = known_finding.begun(f"finding-{len(self._known) + 1:05}", finding, now)
+        begun = known_finding.new_finding(f"finding-{len(self._known) + 1:05}", finding, now)
         if current is None:
             return begun
-        self._put(replace(finding_ends.over(current, FindingEnd.ATTEMPT, now), tell_at=None))
+        self._put(replace(finding_ends.ended(current, FindingEnd.ATTEMPT, now), tell_at=None))
         return replace(begun, alert=current.alert, no_alert_because=current.no_alert_because)
 
-    def _decided(self, known: KnownFinding, now: datetime) -> KnownFinding:
+    def _with_alert_or_reason(self, known: KnownFinding, now: datetime) -> KnownFinding:
         rule = self._rules.get(known.rule)
         if known.alert is not None:
             return known
@@ -85,7 +88,7 @@ class FindingBook:
         if rule.alert.confirm is not None:
             waits_for = " or ".join(rule.alert.confirm.by)
             return replace(known, no_alert_because=f"{finding_alerts.SUSPECTED}{waits_for}", is_suspected=True)
-        return finding_alerts.raised(known, rule, now)
+        return finding_alerts.with_alert(known, rule, now)
 
     def _confirm(self, now: datetime) -> None:
         for known in self._all_open():
@@ -93,7 +96,7 @@ class FindingBook:
             if known.is_suspected and rule is not None and rule.alert is not None and rule.alert.confirm is not None:
                 by = finding_ends.confirmed_by(known, rule.alert.confirm, self._all_open())
                 if by:
-                    self._put(replace(finding_alerts.raised(known, rule, now), confirmed_by=by))
+                    self._put(replace(finding_alerts.with_alert(known, rule, now), confirmed_by=by))
 
     def _all_open(self) -> list[KnownFinding]:
         return [self._known[each] for each in self._open.values()]

@@ -15,20 +15,21 @@ from trainmedic_logs.simulation import log_fixtures, log_test_format
 class CheckedRules(Struct, frozen=True):
     rules: RuleSet
     problems: tuple[FileProblem, ...]
-    beyond_logs: tuple[FileProblem, ...]
+    server_parts: tuple[FileProblem, ...]
     """Parts that only the server can check."""
 
 
 def check_log_rules(roots: Sequence[Path]) -> CheckedRules:
     rules, of_rules = rules_in(roots)
-    problems, beyond = list(of_rules), []
+    problems, for_server = list(of_rules), []
     for path in test_files(roots):
         suites, wrong = log_test_format.read(path)
         problems.extend(wrong)
         for suite in suites:
-            problems.extend(log_fixtures.of_suite(suite)[1])
-        beyond.extend([first for suite in suites for first in _beyond_logs(suite)][:1])
-    return CheckedRules(rules, tuple(sorted(set(problems))), tuple(beyond))
+            problems.extend(log_fixtures.read_fixtures(suite)[1])
+        # One per file suffices.
+        for_server.extend([part for suite in suites for part in _server_parts(suite)][:1])
+    return CheckedRules(rules, tuple(sorted(set(problems))), tuple(for_server))
 
 
 def rules_in(roots: Sequence[Path]) -> tuple[RuleSet, Sequence[FileProblem]]:
@@ -43,8 +44,8 @@ def test_files(roots: Iterable[Path]) -> list[Path]:
     return list(dict.fromkeys(path for path in files if yaml_files.is_test(path)))
 
 
-def _beyond_logs(suite: log_test_format.LogSuite) -> list[FileProblem]:
+def _server_parts(suite: log_test_format.LogSuite) -> list[FileProblem]:
     return [
         suite.problem(place, f"{key}: not checked here; trainmedic-server checks it", at_key=True)
-        for place, key in suite.beyond_logs()
+        for place, key in suite.server_parts()
     ]

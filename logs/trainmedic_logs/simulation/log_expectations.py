@@ -33,8 +33,8 @@ def finding_differences(check: LogCheck, findings: Sequence[KnownFinding]) -> It
     if check.log_alerts is not None:
         alerts = [(known, known.alert) for known in findings if known.alert is not None]
         silent = [f"{known.rule} raises none: {known.no_alert_because}" for known in findings if known.alert is None]
-        told = [f"{alert.labels['alertname']} {dict(alert.labels)}" for _, alert in alerts]
-        yield from count(("alerts",), len(check.log_alerts), told, silent)
+        raised = [f"{alert.labels['alertname']} {dict(alert.labels)}" for _, alert in alerts]
+        yield from count(("alerts",), len(check.log_alerts), raised, silent)
         for index, (expected_alert, (known, alert)) in enumerate(zip(check.log_alerts, alerts, strict=False)):
             yield from _alert_differences(("alerts", index), expected_alert, known, alert)
 
@@ -92,6 +92,7 @@ def count(path: DocumentPath, expected: int, got: Sequence[str], unmatched: Sequ
 
 
 def contains(path: DocumentPath, expected: object, got: object) -> Iterator[Difference]:
+    """Compare only expected members of mappings, at any depth."""
     if expected is not None:
         yield from _at_least(path, expected, got)
 

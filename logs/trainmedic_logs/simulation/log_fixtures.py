@@ -8,7 +8,8 @@ from trainmedic_logs.lines.rule import RuleSet
 from trainmedic_logs.simulation.log_test_format import LogSuite
 
 
-def of_suite(suite: LogSuite) -> tuple[dict[str, str], list[FileProblem]]:
+def read_fixtures(suite: LogSuite) -> tuple[dict[str, str], list[FileProblem]]:
+    """Return texts by ID, and problems."""
     known: dict[str, str] = {}
     if suite.spec.fixtures is not None:
         path = suite.path.parent / suite.spec.fixtures

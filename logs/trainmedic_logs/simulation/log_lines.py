@@ -50,10 +50,10 @@ class LineExplanation(Struct, frozen=True):
 
 
 _PIECE = 256 * 1024
-_LOCAL = re.compile(r"\b(\d{4})[-/](\d\d)[-/](\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?")
+_LOCAL_TIME = re.compile(r"\b(\d{4})[-/](\d\d)[-/](\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?")
 _BEGINNING = 120
-_UNKNOWN = datetime(2000, 1, 1, tzinfo=UTC)
-"""Boot time, needed for kernel lines only."""
+# Boot time, needed for kernel lines only.
+_ANY_BOOT_TIME = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def lines_of(file: BufferedIOBase) -> Iterator[bytes]:
@@ -78,56 +78,56 @@ def explain(file: BufferedIOBase, source: str, rules: RuleSet, now: datetime) ->
     """Raises ValueError for an invalid rule."""
     matcher, assembler = LineMatcher(rules), LineAssembler(Origin(source))
     waiting: dict[int, Line] = {}
-    statements: dict[int, _Said] = {}
-    number = told = 0
+    facts: dict[int, _LineFacts] = {}
+    number = explained_until = 0
     for number, physical in enumerate(lines_of(file), start=1):
-        statements[number] = _said(physical, source)
+        facts[number] = _facts_of(physical, source)
         for line in assembler.feed(physical, now, number):
             waiting[line.number] = line
         until = (assembler.oldest_place or number + 1) - 1
-        yield from _explained(waiting, statements, told, until, matcher)
-        told = max(told, until)
+        yield from _explained(waiting, facts, explained_until, until, matcher)
+        explained_until = max(explained_until, until)
     for line in assembler.flush():
         waiting[line.number] = line
-    yield from _explained(waiting, statements, told, number, matcher)
+    yield from _explained(waiting, facts, explained_until, number, matcher)
 
 
-class _Said(NamedTuple):
+class _LineFacts(NamedTuple):
     level: LogLevel
     at: str | None
     metrics: Mapping[str, Any]
 
 
-def _said(physical: bytes, source: str) -> _Said:
+def _facts_of(physical: bytes, source: str) -> _LineFacts:
     if source == "kernel":
         text, _ = raw_text.text_of(physical)
-        return _Said(parsed_line.level_of_kernel(text), _written(kernel_text.split(text, None).at, text), {})
-    line = parsed_line.parse(physical, source, _UNKNOWN)
+        return _LineFacts(parsed_line.level_of_kernel(text), _written(kernel_text.split(text, None).at, text), {})
+    line = parsed_line.parse(physical, source, _ANY_BOOT_TIME)
     if line is None:
-        return _NOTHING_SAID
-    return _Said(line.level, _written(line.at, line.text), records.metrics_of(line.text))
+        return _NO_FACTS
+    return _LineFacts(line.level, _written(line.at, line.text), records.metrics_of(line.text))
 
 
 def _written(at: datetime | None, text: str) -> str | None:
     if at is not None:
         return write_time(at)
-    match = _LOCAL.search(text[:_BEGINNING])
+    match = _LOCAL_TIME.search(text[:_BEGINNING])
     if match is None:
         return None
     year, month, day, clock, fraction = match.groups()
     return f"{year}-{month}-{day}T{clock}" + (f".{fraction}" if fraction else "")
 
 
-_NOTHING_SAID = _Said(LogLevel.INFO, None, {})
+_NO_FACTS = _LineFacts(LogLevel.INFO, None, {})
 
 
 def _explained(
-    waiting: dict[int, Line], statements: dict[int, _Said], after: int, until: int, matcher: LineMatcher
+    waiting: dict[int, Line], facts: dict[int, _LineFacts], after: int, until: int, matcher: LineMatcher
 ) -> Iterator[LineExplanation]:
     for number in range(after + 1, until + 1):
         line = waiting.pop(number, None)
         match = matcher.match(line) if line else LineMatch()
-        yield LineExplanation(number, line.text if line else "", match, *statements.pop(number, _NOTHING_SAID))
+        yield LineExplanation(number, line.text if line else "", match, *facts.pop(number, _NO_FACTS))
 
 
 def _plain(value: Any) -> Any:

@@ -18,7 +18,7 @@ from trainmedic_logs.lines.tracker import FindingTracker
 from trainmedic_logs.simulation.log_test_format import JobEntry, LineEntry
 
 TICK = timedelta(seconds=1)
-LAZY_TICK = timedelta(seconds=10)
+LAZY_TICK = timedelta(seconds=10)  # once all lines are settled
 SETTLE = timedelta(seconds=10)
 """Time after the last line for held-back blocks, and after the failure for the verdict."""
 
@@ -56,10 +56,11 @@ class LogPlayback:
         self._collector = Collector(rules)
         for node, ranks in job.nodes.items():
             for rank in ranks:
-                self._collector.rank(rank, node=node)
-        self._collector.world_size(job.ranks or sum(map(len, job.nodes.values())))
+                self._collector.note_rank(rank, node=node)
+        self._collector.note_world_size(job.ranks or sum(map(len, job.nodes.values())))
 
     def print(self, entry: LineEntry, now: datetime) -> Iterator[Sequence[FindingUpdate]]:
+        """Yield the findings of each rank, as agents send them."""
         text = entry.written(self._fixtures)
         for rank in entry.rank or (None,):
             node = entry.node or (self._job.node_of(rank) if rank is not None else next(iter(self._job.nodes)))
@@ -88,7 +89,7 @@ class LogPlayback:
         # The test sets the times, regardless of the lines.
         timed = [line._replace(at=now, time_source=TimeSource.LINE) for line in lines]
         for line in timed:
-            self._collector.line(line)
+            self._collector.add_line(line)
         return [reader.update(finding) for line in timed for finding in reader.tracker.feed(line)]
 
     def _reader(self, node: str) -> _NodeReader:

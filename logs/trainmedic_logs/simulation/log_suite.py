@@ -27,7 +27,7 @@ def run_file(path: Path) -> FileResult:
     for suite in suites:
         rules = LogRuleLibrary(suite.rules)
         rules.reload()
-        fixtures, wrong = log_fixtures.of_suite(suite)
+        fixtures, wrong = log_fixtures.read_fixtures(suite)
         problems.extend([*rules.problems, *wrong, *log_fixtures.unknown_rules(suite, rules.rule_set)])
         ready.append((suite, rules.rule_set, fixtures))
     if problems:
@@ -40,14 +40,16 @@ def _results(suite: LogSuite, rules: RuleSet, fixtures: Mapping[str, str]) -> It
         began = time.perf_counter()
         failures = tuple(
             suite.problem(("tests", index, *path), f"{test.name}: {message}")
-            for path, message in _Scenario(test, rules, fixtures).failures()
+            for path, message in _RunningTest(test, rules, fixtures).failures()
         )
         yield TestResult(
             test.name, suite.document.problem(("tests", index), "").line, failures, time.perf_counter() - began
         )
 
 
-class _Scenario:
+class _RunningTest:
+    """Test in virtual time."""
+
     def __init__(self, test: LogTest, rules: RuleSet, fixtures: Mapping[str, str]) -> None:
         self._test = test
         self._playback = LogPlayback(test.job, rules, fixtures)
@@ -57,19 +59,19 @@ class _Scenario:
     def failures(self) -> Iterator[tuple[DocumentPath, str]]:
         test = self._test
         for moment, path, entry in _timeline(test):
-            self._pass_until(BEGINNING + moment)
+            self._advance_to(BEGINNING + moment)
             if isinstance(entry, LineEntry):
                 for updates in self._playback.print(entry, self._now):
                     self._book.take(updates, self._now)
             else:
                 yield from self._check(entry, path)
-        self._pass_until(BEGINNING + test.last_line + log_playback.SETTLE)
-        self._pass_until(BEGINNING + (test.end or timedelta(0)))
+        self._advance_to(BEGINNING + test.last_line + log_playback.SETTLE)
+        self._advance_to(BEGINNING + (test.end or timedelta(0)))
         for path, check in _checks(test):
             if check.at is None:
                 yield from self._check(check, path)
 
-    def _pass_until(self, moment: datetime) -> None:
+    def _advance_to(self, moment: datetime) -> None:
         settled = BEGINNING + self._test.last_line + log_playback.SETTLE
         while self._test.lines and self._now < moment:
             tick = log_playback.TICK if self._now < settled else log_playback.LAZY_TICK
@@ -103,10 +105,10 @@ def _checks(test: LogTest) -> Iterator[tuple[DocumentPath, LogCheck]]:
         yield ("expect", index), check
 
 
-def beyond_logs(path: Path) -> Sequence[FileProblem]:
+def server_parts(path: Path) -> Sequence[FileProblem]:
     """Return each suite's first part that only the server can test."""
     suites, _ = log_test_format.read(path)
-    firsts = (next(iter(suite.beyond_logs()), None) for suite in suites)
+    firsts = (next(iter(suite.server_parts()), None) for suite in suites)
     return [
         suite.problem(first[0], f"{first[1]}: not tested here; trainmedic-server tests it", at_key=True)
         for suite, first in zip(suites, firsts, strict=True)

@@ -175,6 +175,7 @@ class LogTest(_Model):
 
     @property
     def last_line(self) -> timedelta:
+        """Time of the last line or of the failure."""
         return max((*(line.until for line in self.lines), self.job.fails or timedelta(0)))
 
     @property
@@ -200,9 +201,9 @@ class LogSuite(Struct, frozen=True):
 
     @property
     def rules(self) -> tuple[Path, ...]:
-        return self._beside(self.spec.rules) if self.spec.rules or not self.spec.playbooks else ()
+        return self._files_beside_test(self.spec.rules) if self.spec.rules or not self.spec.playbooks else ()
 
-    def _beside(self, names: tuple[str, ...] | None) -> tuple[Path, ...]:
+    def _files_beside_test(self, names: tuple[str, ...] | None) -> tuple[Path, ...]:
         if names is not None:
             return tuple(self.path.parent / name for name in names)
         name = self.path.stem.removesuffix(yaml_files.TEST_SUFFIX)
@@ -221,7 +222,8 @@ class LogSuite(Struct, frozen=True):
             value = value[part] if inside else None
         return self.document.problem(tuple(written), message, at_key=at_key)
 
-    def beyond_logs(self) -> Iterator[tuple[DocumentPath, str]]:
+    def server_parts(self) -> Iterator[tuple[DocumentPath, str]]:
+        """Yield path and key of what only the server can check."""
         tests = self.document.value["tests"]
         for index, test in enumerate(tests):
             for key in test:

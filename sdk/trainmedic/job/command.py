@@ -80,6 +80,7 @@ class JobCommand:
         self.is_deferred, self.answer_at_end = True, answer_at_end
 
     def end(self, reason: str) -> None:
+        """Answer an unanswered command, because the job ends."""
         if self.answer_at_end is not None and not self.is_answered:
             self.answer_at_end()
         if not self.is_answered:

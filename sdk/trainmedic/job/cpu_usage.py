@@ -1,15 +1,13 @@
-"""CPU cores used by a process and its children."""
-
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
 PROC = Path("/proc")
+# Minimum seconds between readings.
 _SHORTEST = 1.0
-"""Minimum seconds between readings."""
+# Positions in ``/proc/<pid>/stat`` (proc_pid_stat(5)).
 _USER, _SYSTEM, _CHILDREN_USER, _CHILDREN_SYSTEM = 11, 12, 13, 14
-"""Positions in ``/proc/<pid>/stat`` (proc_pid_stat(5))."""
 
 
 class CpuMeter:

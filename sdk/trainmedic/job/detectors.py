@@ -49,10 +49,10 @@ class _Function:
 
 
 class Detectors:
-    def __init__(self, tell: Callable[[str, Mapping[str, Any]], None], job: str) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[str, Mapping[str, Any]], None], job: str) -> None:
+        self._report = report
         self._job = job
-        self._made: dict[str, Detector] = {}
+        self._instances: dict[str, Detector] = {}
         self._names: set[str] = set()
         self._times: dict[str, list[float]] = {}
         self._errors: dict[str, int] = {}  # consecutive
@@ -81,13 +81,13 @@ class Detectors:
         if not has_method and not callable(instance):
             raise ConfigurationError(f"the detector {name} has no method feed(record), and is no function of a record")
         self._names.add(name)
-        self._made[name] = instance if has_method else _Function(instance)
+        self._instances[name] = instance if has_method else _Function(instance)
         if not self._has_begun:
             self._has_begun = True
             self._thread.start()
 
     def feed(self, record: Mapping[str, Any]) -> None:
-        if self._made and record.get("event") != DETECTED:
+        if self._instances and record.get("event") != DETECTED:
             try:
                 self._waiting.put_nowait(record)
             except queue.Full:
@@ -108,32 +108,32 @@ class Detectors:
             record = self._waiting.get()
             if record is None:
                 return
-            for name in list(self._made):
-                self._try(name, record)
+            for name in list(self._instances):
+                self._feed_one(name, record)
 
-    def _try(self, name: str, record: Mapping[str, Any]) -> None:
+    def _feed_one(self, name: str, record: Mapping[str, Any]) -> None:
         try:
-            for finding in _each(self._made[name].feed(record)):
-                self._keep(name, {"message": finding} if isinstance(finding, str) else finding)
+            for finding in _as_iterable(self._instances[name].feed(record)):
+                self._report_limited(name, {"message": finding} if isinstance(finding, str) else finding)
             self._errors.pop(name, None)
         except Exception:  # user code; the training continues
-            self._failed(name)
+            self._count_failure(name)
 
-    def _failed(self, name: str) -> None:
+    def _count_failure(self, name: str) -> None:
         self.error_count += 1
         count = self._errors[name] = self._errors.get(name, 0) + 1
         if count == 1:
             log.exception("%s: detector %s failed; trying it again", self._job, name)
         if count >= _MOST_ERRORS:
             log.error("%s: detector %s failed %d times in a row; disabling it", self._job, name, count)
-            del self._made[name]
+            del self._instances[name]
 
-    def _keep(self, name: str, fields: Mapping[str, Any]) -> None:
+    def _report_limited(self, name: str, fields: Mapping[str, Any]) -> None:
         now = time.monotonic()
         times = [at for at in self._times.get(name, []) if now - at < _HOUR]
         self._times[name] = [*times, now]
         if len(times) < _MOST_IN_AN_HOUR:
-            self._tell(name, {str(key)[:60]: value for key, value in list(fields.items())[:_MOST_MEMBERS]})
+            self._report(name, {str(key)[:60]: value for key, value in list(fields.items())[:_MOST_MEMBERS]})
 
 
 class LineHandler(logging.Handler):
@@ -171,7 +171,7 @@ def name_of(detector: Any) -> str:
     return str(getattr(detector, "__name__", type(detector).__name__))
 
 
-def _each(findings: Findings) -> Iterable[Found]:
+def _as_iterable(findings: Findings) -> Iterable[Found]:
     if findings is None:
         return ()
     return (findings,) if isinstance(findings, (str, Mapping)) else findings

@@ -16,7 +16,7 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _COMMUNICATION = re.compile(
     r"gloo/|\bDist(?:Backend|Network|Store)?Error\b|[NRH]CCL|[nrh]ccl|ProcessGroup|TCPStore|c10d|\bUCC\b|MPI_"
 )
-_LOSS = re.compile(
+_LOST_CONNECTION = re.compile(
     r"(?i)connection (?:\w+ )?(?:closed|reset|refused|aborted)|reset by peer|broken pipe|remote (?:process|peer|error)"
     r"|ncclRemoteError|pair closure|was aborted|timed? ?out|recvValue failed|failed to (?:recv|receive)|socket closed"
 )
@@ -49,17 +49,17 @@ def is_lost_peer(text: str) -> bool:
     It needs the communication library's words, because storage connections can also be lost.
     """
     text = text[:_SEARCHED]
-    return _COMMUNICATION.search(text) is not None and _LOSS.search(text) is not None
+    return _COMMUNICATION.search(text) is not None and _LOST_CONNECTION.search(text) is not None
 
 
-def _is_victims(error: BaseException) -> bool:
+def _has_lost_peer(error: BaseException) -> bool:
     chain: list[BaseException] = []
-    led: BaseException | None = error
-    while led is not None and led not in chain and len(chain) < _LONGEST_CHAIN:
-        if is_lost_peer("".join(traceback.format_exception_only(type(led), led))):
+    link: BaseException | None = error
+    while link is not None and link not in chain and len(chain) < _LONGEST_CHAIN:
+        if is_lost_peer("".join(traceback.format_exception_only(type(link), link))):
             return True
-        chain.append(led)
-        led = led.__cause__ or (None if led.__suppress_context__ else led.__context__)
+        chain.append(link)
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return False
 
 
@@ -72,7 +72,7 @@ def write_error_file(error: BaseException | None) -> None:
     if not path or error is None or isinstance(error, SystemExit) or failure(error) is None:
         return
     try:
-        if _is_victims(error):
+        if _has_lost_peer(error):
             return
         lines = traceback.format_exception(type(error), error, error.__traceback__)
         extra = {"py_callstack": "".join(lines), "timestamp": str(int(time.time()))}

@@ -64,6 +64,7 @@ class HandlerRegistry:
         self.handlers.pop(action, None)
 
     def carry_out(self, commands: Iterable[JobCommand]) -> list[JobCommand]:
+        """Call the handlers. Return the commands without one."""
         returned = []
         for command in commands:
             self.in_progress[command.id] = command
@@ -100,7 +101,9 @@ class HandlerRegistry:
     def wrong_parameters(self, action: str, params: Mapping[str, Any]) -> str | None:
         """Return what does not fit an own command's schema, or None. Thread-safe."""
         schema = self.schemas.get(action)
-        return "; ".join(islice(param_schema.problems(schema, dict(params)), 5)) or None if schema else None
+        if not schema:
+            return None
+        return "; ".join(islice(param_schema.problems(schema, dict(params)), 5)) or None
 
     def is_in_force(self, action: str, command_id: str) -> bool | None:
         """Return whether the handler could revert it, or None. Thread-safe."""

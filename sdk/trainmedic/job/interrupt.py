@@ -22,8 +22,8 @@ SIGNAL: int = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else signal.SI
 """Signal hardly used by others; theirs goes to the earlier handler."""
 
 _PACKAGE = str(Path(__file__).parent.parent) + os.sep
-_CHECK_INTERVAL = 0.25
-_RETRY_INTERVAL = 5.0
+_CHECK_INTERVAL_S = 0.25
+_RETRY_INTERVAL_S = 5.0
 
 Item = TypeVar("Item")
 
@@ -36,14 +36,14 @@ def fetch(iterator: Iterator[Item]) -> Item:
 class Interrupter:
     """Interrupter of the job's main thread, on which it must be created.
 
-    Another thread calls ``is_worth_it`` (a waiting command justifies an interruption) and ``hangs``.
+    Another thread calls ``wants_interruption`` (whether a waiting command justifies one) and ``hangs``.
     """
 
-    def __init__(self, is_worth_it: Callable[[], bool], hangs: Callable[[], bool], enabled: bool = True) -> None:
-        self._is_worth_it = is_worth_it
+    def __init__(self, wants_interruption: Callable[[], bool], hangs: Callable[[], bool], enabled: bool = True) -> None:
+        self._wants_interruption = wants_interruption
         self._hangs = hangs
         self._armed = False
-        self._asked = False
+        self._is_requested = False
         self._previous: Any = None
         self._woken = threading.Event()
         self._stopping = False
@@ -62,21 +62,21 @@ class Interrupter:
 
     def disarm(self) -> None:
         self._armed = False
-        self._asked = False
+        self._is_requested = False
 
     def check_for_hang(self) -> None:
         self._woken.set()
 
     def interrupt(self) -> None:
         if self.works and self._armed and not self._stopping:
-            self._asked = True
+            self._is_requested = True
             signal.pthread_kill(self._main.ident or 0, SIGNAL)
 
     def close(self) -> None:
         self._stopping = True
         self._woken.set()
         if self._thread is not None:
-            self._thread.join(2 * _CHECK_INTERVAL)
+            self._thread.join(2 * _CHECK_INTERVAL_S)
         if self.works and signal.getsignal(SIGNAL) == self._handle:
             signal.signal(SIGNAL, self._previous if self._previous is not None else signal.SIG_DFL)
         self.works = False
@@ -87,24 +87,24 @@ class Interrupter:
             self._woken.wait()
             self._woken.clear()
             try:
-                while self._is_worth_it() and not self._stopping:
+                while self._wants_interruption() and not self._stopping:
                     if self._hangs():
                         self.interrupt()
-                    pause.wait(_CHECK_INTERVAL)
+                    pause.wait(_CHECK_INTERVAL_S)
             # Catch everything: both may read a hanging file system, which may be the hang itself.
             except Exception:
                 log.exception("hang detection failed; trying again")
-                pause.wait(_RETRY_INTERVAL)
+                pause.wait(_RETRY_INTERVAL_S)
                 self._woken.set()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self._asked:
+        if not self._is_requested:
             if callable(self._previous):
                 self._previous(number, frame)
             return
         if not self._armed or frame is None or _is_ours(frame):
             return  # the loop has reached a boundary or is about to
-        self._asked = False
+        self._is_requested = False
         raise Interrupted("the training step hung, and a command waits")
 
 

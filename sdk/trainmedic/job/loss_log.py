@@ -14,30 +14,30 @@ from typing import Any, Mapping, Sequence
 from trainmedic.job.reported_values import is_one_number, kept, number
 
 COMPARED = 20
-"""Steps after a rollback."""
+"""Steps after a rollback whose losses are compared."""
 FEWEST = 3
 """Compared losses that suffice."""
 EXACT_KERNELS = 1e-5
 """84 times float32's machine epsilon (2^-23): MKL sums in another order if memory is aligned differently."""
 COARSE_KERNELS = 2.0**-7
 """bfloat16's machine epsilon: kernels may add in any order (PyTorch's notes on reproducibility)."""
+# Multiple of the losses' range, plus a quarter of the largest.
 _JUMP_SPREADS = 6.0
-"""Multiple of the losses' range, plus a quarter of the largest."""
 _JUMP_SHARE, _JUMP_SHARE_OF_FEW = 0.25, 4.0
-_FEW = 3
-"""With fewer, a jump is five times the largest."""
-_LONGEST = 8192
-_CARRIED = 512
+# With fewer, a jump is five times the largest.
+_FEW_LOSSES = 3
+_MOST_STEPS = 8192
+_SAVED_LOSSES = 512
 _NOT_REPORTED = "no loss was reported for these steps before"
 _NO_LOSS = "no loss was reported since"
-_TROUBLE = "the training went back because of a fault in its course, which need not come again"
-_CHANGED = "commands changed the course after the checkpoint"
+_FAULT_IN_COURSE = "the training went back because of a fault in its course, which need not come again"
+_CHANGED_BY_COMMANDS = "commands changed the course after the checkpoint"
 _OTHER_PROCESS = "an earlier process has trained the first of these steps, and its script may have been another"
-_SMOOTHED = (
+_OTHER_NUMBER = (
     "not comparable: the gradients are as before and the reported losses are not, so the loop reports another number "
     "than the loss of the step, such as a running mean; report the loss itself"
 )
-_CARRIED_GRADIENTS = 64
+_SAVED_GRADIENTS = 64
 
 Norms = Sequence[float]
 """Norms of fixed parts of a step's gradients."""
@@ -46,12 +46,15 @@ Norms = Sequence[float]
 @dataclass(frozen=True)
 class LossCourse:
     tolerance: float = EXACT_KERNELS
+    """Relative to the largest loss."""
     not_comparable: str = ""
+    """Reason, or ""."""
     is_known: bool = True
     """False if the batches may differ."""
     trouble_at: int | None = None
     """First untrusted step. With one, only the first loss must agree."""
     changed_at: int | None = None
+    """First step after a command that changes losses."""
 
 
 class LossComparison:
@@ -75,24 +78,24 @@ class LossComparison:
         self._gradients_agree: dict[int, bool] = {}
         self._expected = {} if course.not_comparable else dict(before)
         self._finite = self._passed = 0
-        self._trouble_at = trouble = self._find_trouble()
-        self._required = self._binding_steps()
+        self._trouble_at = trouble = self._first_untrusted_step()
+        self._required = self._steps_that_must_agree()
         sound = [loss for at, loss in self._expected.items() if trouble is None or at < trouble]
         self._scale = max(map(abs, sound), default=0.0)  # a spike would make every difference small
         self.compared: list[int] = []
         self.different: dict[int, tuple[float, float]] = {}
         self.not_finite_at: int | None = None
-        self._frozen_because = ""
-        self._frozen_after = 0
+        self._stopped_because = ""
+        self._stopped_after = 0
 
-    def _find_trouble(self) -> int | None:
+    def _first_untrusted_step(self) -> int | None:
         steps = sorted(self._expected)
         losses = [self._expected[step] for step in steps]
         found = [step for at, step in enumerate(steps) if not math.isfinite(losses[at]) or _is_jump(losses, at)]
         known = [] if self._course.trouble_at is None else [self._course.trouble_at]
         return min(known + found, default=None)
 
-    def _binding_steps(self) -> frozenset[int]:
+    def _steps_that_must_agree(self) -> frozenset[int]:
         course, trouble, steps = self._course, self._trouble_at, sorted(self._expected)
         if not course.is_known or self._is_of_earlier_process:
             return frozenset()
@@ -106,7 +109,7 @@ class LossComparison:
 
     @property
     def has_enough(self) -> bool:
-        return len(self.compared) >= FEWEST or not self._expected or bool(self._frozen_because)
+        return len(self.compared) >= FEWEST or not self._expected or bool(self._stopped_because)
 
     def add(self, step: int, loss: Any) -> None:
         now, before = number(loss), self._expected.get(step)
@@ -116,7 +119,7 @@ class LossComparison:
             self.not_finite_at = step
             return
         self._finite += 1
-        if before is None or not math.isfinite(before) or self._is_frozen(step):
+        if before is None or not math.isfinite(before) or self._is_after_stop(step):
             return
         self.compared.append(step)
         if abs(now - before) > self._course.tolerance * max(self._scale, abs(now)):
@@ -127,7 +130,7 @@ class LossComparison:
 
     def add_gradients(self, step: int, norms: Any) -> None:
         before = self._gradients.get(step)
-        if before is None or self.is_complete or self._is_frozen(step):
+        if before is None or self.is_complete or self._is_after_stop(step):
             return
         now = _read_norms(norms)
         limit = self._course.tolerance * max(map(abs, before), default=0.0)
@@ -141,8 +144,8 @@ class LossComparison:
             )
         )
 
-    def _is_frozen(self, step: int) -> bool:
-        return bool(self._frozen_because) and step > self._frozen_after
+    def _is_after_stop(self, step: int) -> bool:
+        return bool(self._stopped_because) and step > self._stopped_after
 
     def _trains_as_before(self, step: int) -> bool | None:
         """Return whether gradients agree up to the first update at or after `step`; None before it."""
@@ -153,14 +156,16 @@ class LossComparison:
 
     def course_changes(self, because: str, after: int = 0) -> None:
         """Stop comparing: later losses change on purpose."""
-        if not self._frozen_because:
-            self._frozen_because, self._frozen_after = because, after
+        if not self._stopped_because:
+            self._stopped_because, self._stopped_after = because, after
 
     @property
     def problem(self) -> str:
+        """Why the rollback does not hold, "" if it does."""
         return self._find_problem(is_last=True)
 
     def _find_problem(self, is_last: bool) -> str:
+        """`is_last`: no other loss follows."""
         if self.not_finite_at is not None:
             after = self.not_finite_at - self.step
             return f"the loss of step {self.not_finite_at} is not a finite number, {after} step(s) after the checkpoint"
@@ -195,11 +200,11 @@ class LossComparison:
         elif self._required & self.different.keys():
             compared = len(self._gradients_agree)
             member["gradients"] = {"compared": compared, "agreed": sum(self._gradients_agree.values())}
-            member["why"] = _SMOOTHED
+            member["why"] = _OTHER_NUMBER
         elif self.different:
             member["why"] = self._why_allowed()
-        elif self._frozen_because:
-            member["why"] = self._frozen_because
+        elif self._stopped_because:
+            member["why"] = self._stopped_because
         elif ended_because and not self.is_complete:
             member["why"] = ended_because
         elif not self.compared:
@@ -211,11 +216,11 @@ class LossComparison:
         if not self._course.is_known:
             why = "it is not known whether the loop draws the same batches again"
         elif self._course.changed_at is not None and first >= self._course.changed_at:
-            why = _CHANGED
+            why = _CHANGED_BY_COMMANDS
         elif self._is_of_earlier_process:
             why = _OTHER_PROCESS
         else:
-            why = _TROUBLE
+            why = _FAULT_IN_COURSE
         return f"losses differ from step {first} on: {why}"
 
 
@@ -224,7 +229,7 @@ def _is_jump(losses: Sequence[float], at: int) -> bool:
     largest = max(before, default=0.0)
     if largest <= 0.0:
         return False  # such losses have no scale
-    share = _JUMP_SHARE if len(before) >= _FEW else _JUMP_SHARE_OF_FEW
+    share = _JUMP_SHARE if len(before) >= _FEW_LOSSES else _JUMP_SHARE_OF_FEW
     return losses[at] - largest > _JUMP_SPREADS * (largest - min(before)) + share * largest
 
 
@@ -250,6 +255,7 @@ class _NoComparison(LossComparison):
         return
 
 
+# Stands for a comparison before the first rollback.
 NOTHING = _NoComparison(0, {}, LossCourse(not_comparable="there was no rollback"))
 
 
@@ -265,6 +271,7 @@ class LossLog:
         self._resumed_at = 0
 
     def expect_from(self, step: int) -> None:
+        """Keep losses after a checkpoint at `step`, to which a rollback may return."""
         self.until = max(self.until, step + COMPARED)
 
     def note(self, step: int, loss: Any) -> None:
@@ -272,7 +279,7 @@ class LossLog:
         if not is_one_number(loss):
             return
         self._losses[step] = value = kept(loss)
-        if len(self._losses) > _LONGEST:
+        if len(self._losses) > _MOST_STEPS:
             del self._losses[next(iter(self._losses))]
         comparison = self.comparison
         if not comparison.is_complete and step > comparison.step:
@@ -280,17 +287,18 @@ class LossLog:
 
     def note_gradients(self, step: int, norms: Any) -> None:
         self._gradients[step] = norms
-        if len(self._gradients) > _LONGEST:
+        if len(self._gradients) > _MOST_STEPS:
             del self._gradients[next(iter(self._gradients))]
         if step > self.comparison.step:
             self.comparison.add_gradients(step, norms)
 
-    def course_changes(self, step: int, because: str = _CHANGED, spares_next: bool = False) -> None:
+    def course_changes(self, step: int, because: str = _CHANGED_BY_COMMANDS, spares_next: bool = False) -> None:
         """Record that a command changes losses after `step`, with ``spares_next`` after the next."""
         self._changes.append(step)
         self.comparison.course_changes(because, step + spares_next)
 
     def first_change(self, step: int) -> int | None:
+        """Return the first changed step after `step`."""
         return min((each + 1 for each in self._changes if each > step), default=None)
 
     def go_back(self, step: int, course: LossCourse) -> LossComparison:
@@ -307,16 +315,16 @@ class LossLog:
         return self.comparison
 
     def state(self) -> dict[str, Any]:
-        start = max(len(self._losses) - _CARRIED, 0)
+        start = max(len(self._losses) - _SAVED_LOSSES, 0)
         losses = {step: number(loss) for step, loss in islice(self._losses.items(), start, None)}
         self._losses.update(losses)  # read each tensor once
-        newest = list(self._gradients.items())[-_CARRIED_GRADIENTS:]
+        newest = list(self._gradients.items())[-_SAVED_GRADIENTS:]
         gradients = {step: _read_norms(norms) for step, norms in newest}
         self._gradients.update(gradients)
         return {
             "losses": [list(pair) for pair in losses.items()],
             "gradients": [list(pair) for pair in gradients.items()],
-            "changes": self._changes[-_CARRIED:],
+            "changes": self._changes[-_SAVED_LOSSES:],
         }
 
     def restore(self, state: Mapping[str, Any] | None, step: int) -> None:

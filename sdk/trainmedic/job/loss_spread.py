@@ -1,18 +1,16 @@
-"""Fixed-size summary of the ranks' losses."""
-
 from __future__ import annotations
 
 import math
 import statistics
 from typing import Any, Iterable, Mapping, Sequence
 
-_MOST_APART = 12
+_MOST_OUTLIERS = 12
 _MOST_SPANS = 20
 _CURVE_POINTS = 33
-_APART_FACTOR = 8.0
-"""One normally distributed rank in millions is that far."""
-_APART_LEAST = 0.01
-"""Share of the median, to exclude rounding."""
+# One normally distributed rank in millions is that far.
+_OUTLIER_FACTOR = 8.0
+# Share of the median, to exclude rounding.
+_OUTLIER_LEAST = 0.01
 _NOT_FINITE = ("nan", "inf", "-inf")
 
 
@@ -40,14 +38,14 @@ def loss_spread(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None
     ordered = sorted(finite, key=lambda rank: finite[rank])
     values = [finite[rank] for rank in ordered]
     median = statistics.median(values)
-    apart = _apart(finite, median)
+    apart = _outliers(finite, median)
     return {
         **spread,
         "lowest": entry(ordered[0]),
         "median": median,
         "highest": entry(ordered[-1]),
         "curve": _curve(values),
-        "apart": [entry(rank) for rank in apart[:_MOST_APART]],
+        "apart": [entry(rank) for rank in apart[:_MOST_OUTLIERS]],
         "apart_count": len(apart),
     }
 
@@ -64,12 +62,12 @@ def rank_spans(ranks: Sequence[int]) -> str:
     return f"{shown} and {left} more" if left else shown
 
 
-def _apart(finite: Mapping[int, float], median: float) -> list[int]:
+def _outliers(finite: Mapping[int, float], median: float) -> list[int]:
     if len(finite) < 4:
         return []
     distances = {rank: abs(value - median) for rank, value in finite.items()}
     usual = statistics.median(distances.values())
-    limit = max(_APART_FACTOR * usual, _APART_LEAST * abs(median))
+    limit = max(_OUTLIER_FACTOR * usual, _OUTLIER_LEAST * abs(median))
     return sorted((rank for rank, far in distances.items() if far > limit), key=lambda rank: -distances[rank])
 
 

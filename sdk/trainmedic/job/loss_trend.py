@@ -8,13 +8,13 @@ from typing import Collection, NamedTuple
 
 from trainmedic.job.reported_values import ReportedValues, ReportRecord, number
 
-_IN_A_ROW = 5
-_SCATTERING = 100
-_ENOUGH = 20
+_LOWEST_OF = 5  # losses
+_SPREAD_OF = 100  # losses
+_FEWEST_LOSSES = 20
+# Losses whose median is a falling curve's level; odd.
 _NEWEST = 11
-"""Losses whose median is a falling curve's level; odd."""
+# Fall in median absolute deviations; three are two standard deviations.
 _CLEAR_FALL = 3.0
-"""Fall in median absolute deviations; three are two standard deviations."""
 
 
 class UsualLevel(NamedTuple):
@@ -31,7 +31,7 @@ def usual_level(losses: Collection[float]) -> UsualLevel:
     values = list(losses)
     median = statistics.median(values)
     whole = UsualLevel(median, statistics.median(abs(value - median) for value in values))
-    if len(values) < _ENOUGH:
+    if len(values) < _FEWEST_LOSSES:
         return whole
     newest = statistics.median(values[-_NEWEST:])
     if newest >= median:
@@ -50,13 +50,13 @@ class LossTrend:
         self._read: dict[float, float] = {}  # by time of report: a tensor is read once
 
     def values(self, record: ReportRecord) -> dict[str, float]:
-        losses = self._losses(record.last(_SCATTERING))
+        losses = self._losses(record.last(_SPREAD_OF))
         values: dict[str, float] = {}
-        last = losses[-_IN_A_ROW:]
-        if len(last) == _IN_A_ROW and not any(map(math.isnan, last)):
+        last = losses[-_LOWEST_OF:]
+        if len(last) == _LOWEST_OF and not any(map(math.isnan, last)):
             values["training_loss_lowest_of_five"] = min(last)
         finite = [loss for loss in losses if not math.isnan(loss)]
-        if len(finite) >= _ENOUGH:
+        if len(finite) >= _FEWEST_LOSSES:
             values["training_loss_spread"] = usual_level(finite).spread
         return values
 

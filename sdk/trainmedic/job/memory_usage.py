@@ -1,5 +1,3 @@
-"""Memory use of a training process and its growth."""
-
 from __future__ import annotations
 
 import os
@@ -14,8 +12,8 @@ PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
 
 _SAMPLES = 60
-_ENOUGH = 20
-_APART = 4.0
+_FEWEST_SAMPLES = 20
+_SAMPLE_INTERVAL_S = 4.0  # 60 samples cover 4 min
 
 
 @dataclass(frozen=True)
@@ -41,13 +39,13 @@ def resident_bytes(proc: Path = PROC) -> int | None:
 
 
 def host_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[int, int] | None:
-    """Return used and available bytes, of the control group if it has a limit, else of the machine.
+    """Return used bytes and their limit, of the control group if it has a limit, else of the machine.
 
     Reclaimable memory is not in use.
     """
     machine = _fields(proc / "meminfo", ":")
     total, available = machine.get("MemTotal"), machine.get("MemAvailable")
-    group = _own_group(proc, cgroup)
+    group = _own_control_group(proc, cgroup)
     limit, current = (_read(group / "memory.max"), _read(group / "memory.current")) if group else (None, None)
     if limit and current and limit.strip().isdigit() and (total is None or int(limit) < total * 1024):
         reclaimable = _fields(group / "memory.stat", " ").get("inactive_file", 0) if group else 0
@@ -86,7 +84,7 @@ class Growth:
     The slope is the median over all pairs of samples (Theil 1950, Sen 1968), of two halves the smaller.
     """
 
-    def __init__(self, samples: int = _SAMPLES, apart: float = _APART) -> None:
+    def __init__(self, samples: int = _SAMPLES, apart: float = _SAMPLE_INTERVAL_S) -> None:
         self._samples: deque[tuple[int, float]] = deque(maxlen=samples)
         self._apart = apart
         self._taken = float("-inf")
@@ -100,7 +98,7 @@ class Growth:
     def per_step(self) -> float | None:
         """Return bytes per step; None for too few samples."""
         samples = list(self._samples)
-        if len(samples) < _ENOUGH:
+        if len(samples) < _FEWEST_SAMPLES:
             return None
         middle = len(samples) // 2
         return max(min(_slope(samples[:middle]), _slope(samples[middle:])), 0.0)
@@ -114,7 +112,7 @@ def _slope(samples: list[tuple[int, float]]) -> float:
     )
 
 
-def _own_group(proc: Path, cgroup: Path) -> Path | None:
+def _own_control_group(proc: Path, cgroup: Path) -> Path | None:
     for line in (_read(proc / "self" / "cgroup") or "").splitlines():
         if line.startswith("0::"):
             inside = cgroup / line[3:].strip().lstrip("/")

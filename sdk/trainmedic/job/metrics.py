@@ -21,7 +21,7 @@ except ImportError:  # the extra "metrics" is not installed
     prometheus_client = None  # type: ignore[assignment]
     Collector = object  # type: ignore[assignment,misc]
 
-Ranks = Callable[[], Mapping[int, Mapping[str, Any]]]
+Ranks = Callable[[], Mapping[int, Mapping[str, Any]]]  # figures by rank
 
 HELP = {
     "training_loss": "Loss of the last reported step.",

@@ -48,8 +48,11 @@ class OwnLoss:
     def _read(self, step: int | None, loss: Any) -> None:
         try:
             is_tensor = callable(getattr(loss, "detach", None))
-            # For a tensor sharded over ranks, take this rank's part if that is the whole.
-            value = detached(loss) if hasattr(loss, "placements") else loss.detach() if is_tensor else loss
+            value = loss
+            if hasattr(loss, "placements"):  # sharded over ranks: take this rank's part if that is the whole
+                value = detached(loss)
+            elif is_tensor:
+                value = loss.detach()
             if is_tensor and type(value) is not float and not getattr(value, "is_cpu", False):
                 self._copy = _begun_copy(step, value)
             else:

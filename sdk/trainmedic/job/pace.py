@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from trainmedic.job.reported_values import number
 
-_KEPT = 101  # enough for a median that ten slow intervals do not move
+_MOST_INTERVALS = 101  # enough for a median that ten slow intervals do not move
 _RECENT = 20
 _WEIGHT = 0.2  # of the newest interval in the mean for the throughput
 
@@ -40,12 +40,13 @@ class Pace:
     __slots__ = ("_intervals",)
 
     def __init__(self) -> None:
-        self._intervals: deque[Interval] = deque(maxlen=_KEPT)
+        self._intervals: deque[Interval] = deque(maxlen=_MOST_INTERVALS)
 
     def add(self, interval: Interval) -> None:
         self._intervals.append(interval)
 
     def usual_seconds(self, least: int) -> float | None:
+        """Return the median interval; None for fewer than `least`."""
         intervals = list(self._intervals)
         return statistics.median(interval.seconds for interval in intervals) if len(intervals) >= least else None
 
@@ -54,7 +55,7 @@ class Pace:
         return statistics.median(each.seconds / each.steps for each in intervals) if intervals else None
 
     def parts(self) -> StepParts:
-        parts = [_parts(interval) for interval in list(self._intervals)[-_RECENT:]]
+        parts = [_parts_of(interval) for interval in list(self._intervals)[-_RECENT:]]
         return StepParts(*(_median(values) for values in zip(*parts, strict=True))) if parts else _UNKNOWN
 
     def values(self, waited: float) -> dict[str, float]:
@@ -79,7 +80,7 @@ class Pace:
 _UNKNOWN = StepParts(None, None, None, None)
 
 
-def _parts(interval: Interval) -> StepParts:
+def _parts_of(interval: Interval) -> StepParts:
     data, wait, own = map(_finite, (interval.data_seconds, interval.wait_seconds, interval.own_seconds))
     if own is None and wait is not None:
         own = max(interval.seconds - wait, 0.0)

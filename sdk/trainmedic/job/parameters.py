@@ -13,8 +13,8 @@ from trainmedic.wire import envelope
 _DURATION = re.compile(r"^(?=.)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?(?:(\d+)ms)?$")
 _LONGEST_PAUSE = timedelta(days=30)
 _LARGEST_COUNT = (1 << 63) - 1
+# More would block the loop too long.
 _MOST_SKIPPED = 1_000_000
-"""More would block the loop too long."""
 LARGEST_LR_SCALE = 4.0
 """Most trainings diverge at four times the tuned rate."""
 

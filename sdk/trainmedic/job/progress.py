@@ -19,7 +19,7 @@ from trainmedic.wire.envelope import write_time
 from trainmedic.wire.evaluations import EvaluatedMetric
 
 HANG_FLOOR = 60.0
-"""Slow reads from shared file systems take as long."""
+"""Seconds; slow reads from shared file systems take as long."""
 STARTUP_FLOOR = 1800.0
 """Seconds, because loading and compiling take minutes; also the limit of a window, except a pause."""
 HANG_FACTOR = 5.0
@@ -33,12 +33,13 @@ OTHER = "other"
 WINDOWS = (CHECKPOINT, EVALUATION, PAUSE, REPAIR, OTHER)
 
 TENSOR_INTERVAL = 0.05
-"""Freeing a graph takes tens of microseconds."""
+"""Seconds between tensors: freeing a graph takes tens of microseconds."""
 REPORT_INTERVAL = 0.25
 """Minimum seconds between reports beyond loss and gradient norm."""
 OVERFLOWS = 20
 """Consecutive reports with overflowing gradients that a loss scaler explains."""
-_PACE = 5  # intervals that make a pace
+_FEWEST_INTERVALS = 5  # before the usual interval counts
+# Metrics in the presence, by their name there.
 _SHOWN = {
     "learning_rate": "training_learning_rate",
     "samples_per_second": "training_throughput_samples_per_second",
@@ -60,8 +61,11 @@ class Stall(NamedTuple):
 
 class OpenWindows(NamedTuple):
     names: tuple[str, ...]
+    """Innermost last."""
     since: float
+    """Last entering or leaving."""
     before: float
+    """Seconds in windows until then."""
 
 
 class Evaluation(NamedTuple):
@@ -81,8 +85,8 @@ class Progress:
 
     __slots__ = (
         "_began",
-        "_mark",
-        "_open",
+        "_last_report",
+        "_open_windows",
         "_reported_step",
         "checkpoint",
         "evaluated",
@@ -140,8 +144,7 @@ class Progress:
         self.targets: Mapping[str, float] = {}
         self.most_layers = most_layers
         self.layer_norms: Mapping[str, Any] = {}
-        # At most one report per `TENSOR_INTERVAL`.
-        self.record = ReportRecord()
+        self.record = ReportRecord()  # at most one report per `TENSOR_INTERVAL`
         self.tensors_due_at = self.report_due_at = now
         self.checkpoint: tuple[int, float] | None = None
         self.rollback_not_held: bool | None = None
@@ -150,9 +153,9 @@ class Progress:
         self.window_seconds = dict.fromkeys(WINDOWS, 0.0)
         self._began = now
         # Time of the last report and seconds in windows until then. Replaced as a whole for consistent reads.
-        self._mark: tuple[float, float] | None = None
+        self._last_report: tuple[float, float] | None = None
         self.pace = Pace()
-        self._open = OpenWindows((), now, 0.0)
+        self._open_windows = OpenWindows((), now, 0.0)
 
     # --- training thread --------------------------------------------------------------------------------
 
@@ -187,15 +190,16 @@ class Progress:
             self.expected_learning_rate = expected_learning_rate
         if memory_bytes is not None:
             self.memory_bytes = memory_bytes
-        windows = self._open
-        excused = windows.before + (now - windows.since) if windows.names else windows.before
-        mark = self._mark
-        self._mark = (now, excused)
-        if mark is not None:
-            seconds = now - mark[0] - (excused - mark[1])
+        windows = self._open_windows
+        in_windows = windows.before + (now - windows.since) if windows.names else windows.before
+        last_report = self._last_report
+        self._last_report = (now, in_windows)
+        if last_report is not None:
+            seconds = now - last_report[0] - (in_windows - last_report[1])
             self.pace.add(Interval(seconds, done, samples, tokens, own_seconds, data_seconds, wait_seconds))
 
     def add_values(self, step: int, loss: Any, grad_norm: Any, now: float) -> None:
+        """Add values of a step that is not reported as a whole."""
         self.step = step
         self._take_values(step, loss, grad_norm, now)
 
@@ -217,23 +221,25 @@ class Progress:
             elif takes_tensors or not hasattr(grad_norm, "detach"):
                 self.grad_norm = detached(grad_norm)
         if takes_tensors:
-            self._record(step, loss, grad_norm, now)
+            self._add_to_record(step, loss, grad_norm, now)
 
     def add_late_values(self, loss: Any, grad_norm: Any) -> None:
+        """Add values of the last reported step."""
         if loss is not None:
             self.own_loss.note(self._reported_step, loss, time.perf_counter())
             self.loss = detached(loss)
         if grad_norm is not None:
             self.grad_norm = detached(grad_norm)
-        self._record(self._reported_step, loss, grad_norm, time.perf_counter())
+        self._add_to_record(self._reported_step, loss, grad_norm, time.perf_counter())
 
-    def _record(self, step: int | None, loss: Any, grad_norm: Any, now: float) -> None:
+    def _add_to_record(self, step: int | None, loss: Any, grad_norm: Any, now: float) -> None:
         if step is not None and (loss is not None or grad_norm is not None):
             kept_loss = self.loss if loss is not None else None
             kept_norm = self.grad_norm if grad_norm is not None else None
             self.record.add(step, now, kept_loss, kept_norm)
 
     def steps_to(self, step: int | None) -> int:
+        """Return the steps that a report of `step` covers."""
         last = self._reported_step
         return step - last if step is not None and last is not None and step > last else 1
 
@@ -276,14 +282,17 @@ class Progress:
         self.checkpoint = (step, at)
 
     def enter(self, name: str, now: float) -> None:
-        windows = self._open
-        self._open = OpenWindows((*windows.names, name if name in WINDOWS else OTHER), now, self._counted(windows, now))
+        windows = self._open_windows
+        self._open_windows = OpenWindows(
+            (*windows.names, name if name in WINDOWS else OTHER), now, self._count_window(windows, now)
+        )
 
     def leave(self, now: float) -> None:
-        windows = self._open
-        self._open = OpenWindows(windows.names[:-1], now, self._counted(windows, now))
+        windows = self._open_windows
+        self._open_windows = OpenWindows(windows.names[:-1], now, self._count_window(windows, now))
 
-    def _counted(self, windows: OpenWindows, now: float) -> float:
+    def _count_window(self, windows: OpenWindows, now: float) -> float:
+        """Return the seconds in windows until `now`."""
         if not windows.names:
             return windows.before
         self.window_seconds[windows.names[-1]] += now - windows.since
@@ -292,26 +301,26 @@ class Progress:
     # --- any thread -------------------------------------------------------------------------------------
 
     def stall(self, now: float) -> Stall:
-        windows = self._open
-        excused = windows.before
+        windows = self._open_windows
+        in_windows = windows.before
         if windows.names:
             lasting = now - windows.since
             # A pause is intended and has its own limit.
-            excused += lasting if windows.names[-1] == PAUSE else min(lasting, self.startup_floor)
-        then, excused_then = self._mark or (self._began, 0.0)
-        seconds = max(now - then - (excused - excused_then), 0.0)
-        usual = self.pace.usual_seconds(_PACE)
+            in_windows += lasting if windows.names[-1] == PAUSE else min(lasting, self.startup_floor)
+        then, in_windows_then = self._last_report or (self._began, 0.0)
+        seconds = max(now - then - (in_windows - in_windows_then), 0.0)
+        usual = self.pace.usual_seconds(_FEWEST_INTERVALS)
         if usual is None:
             return Stall(seconds, self.startup_floor)
         return Stall(seconds, max(HANG_FACTOR * usual, self.hang_floor))
 
     @property
     def window(self) -> str | None:
-        names = self._open.names
+        names = self._open_windows.names
         return names[-1] if names else None
 
     def seconds_in_windows(self, now: float) -> dict[str, float]:
-        windows = self._open
+        windows = self._open_windows
         seconds = dict(self.window_seconds)
         if windows.names:
             seconds[windows.names[-1]] += max(now - windows.since, 0.0)
@@ -354,6 +363,7 @@ class Progress:
         return {name: value for name, value in values.items() if value is not None}
 
     def _is_overflow(self) -> bool:
+        # A loss scaler explains non-finite gradients, unless they never become finite.
         last = self.record.last(OVERFLOWS) if self.skips_overflows else []
         is_first = 0 < len(last) < OVERFLOWS
         return is_first or any(_finite(each.grad_norm) is not None for each in last)

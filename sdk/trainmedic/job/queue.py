@@ -59,7 +59,7 @@ class CommandQueue:
         self.on_arrival: Callable[[], None] = lambda: None
         self.ranks: Sequence[int] = (0,)
         self.hosts: Mapping[int, str] = {0: host}
-        self.interrupted: dict[str, ReceivedCommand] = {}
+        self.interrupted: dict[str, ReceivedCommand] = {}  # not answered by an earlier process
         self._closed_because: str | None = None
         self._waited_before = waited_before()
 
@@ -71,7 +71,7 @@ class CommandQueue:
             command,
             memory.look_up(client, command.id),
             envelope.utc_now(),
-            lambda: self._refusal(received),
+            lambda: self._reason_to_refuse(received),
             lambda: memory.claim(client, command.id),
         )
         if decision.what is Do.CARRY_OUT:
@@ -106,7 +106,7 @@ class CommandQueue:
             self.arrived.append(command)
             self.on_arrival()
 
-    def _refusal(self, received: ReceivedCommand) -> CommandDecision | None:
+    def _reason_to_refuse(self, received: ReceivedCommand) -> CommandDecision | None:
         command = received.command
         if len(self.waiting) >= command_book.MOST_WAITING:
             return command_book.turn_away(envelope.REJECTED, "too many commands wait already")
@@ -133,6 +133,7 @@ class CommandQueue:
         return waiting.entry == received.entry
 
     def _take_over_or_answer(self, received: ReceivedCommand) -> None:
+        # This attempt carries out a rollback that waited when the last one ended.
         command = received.command
         was_waiting = command.id in self._waited_before
         is_rollback = was_waiting and isinstance(parse(command.action, command.params), Rollback)
@@ -160,6 +161,7 @@ class CommandQueue:
         return bool(self.arrived or self.interrupted)
 
     def take_due(self, now: datetime, too_late: str = TOO_LATE) -> list[JobCommand]:
+        """Return commands to carry out now; answer those that expired or have nothing to undo."""
         self._answer_interrupted(now)
         due: list[JobCommand] = []
         held_back: list[JobCommand] = []
@@ -169,7 +171,7 @@ class CommandQueue:
                 self.expire(command, too_late)
             elif command.undo_of in self.waiting and command.undo_of != command.id:
                 held_back.append(command)  # until it is known whether there is something to undo
-            elif command.undo_of is None or self._has_to_be_undone(command, command.undo_of):
+            elif command.undo_of is None or self._needs_undo_or_answer(command, command.undo_of):
                 due.append(command)
         self.arrived.extendleft(reversed(held_back))
         return due
@@ -193,11 +195,9 @@ class CommandQueue:
         while self.arrived:
             self.arrived.popleft().failed(reason)
 
-    def _has_to_be_undone(self, undo: JobCommand, command_id: str) -> bool:
-        """Return whether there may be something to revert; else, or if unknown, answer the undo.
-
-        The handler's record decides first: a change can end with its process, or outlive the memory.
-        """
+    def _needs_undo_or_answer(self, undo: JobCommand, command_id: str) -> bool:
+        """Return whether there may be something to revert. If not, or if unknown, answer the undo."""
+        # The handler's record decides first: a change can end with its process, or outlive the memory.
         is_in_force = self._handlers.is_in_force(undo.action, command_id)
         if is_in_force is not None:
             if not is_in_force:
@@ -225,6 +225,7 @@ class CommandQueue:
         self.waiting.pop(command.id, None)
 
     def close_ranks(self, command: JobCommand, replied: Iterable[int]) -> None:
+        """Record the ranks' outcomes, and reply for all but `replied`."""
         outcomes = dict(command.outcomes)
         applied = [outcome for outcome in outcomes.values() if outcome[0] == envelope.APPLIED]
         status, output = applied[0] if applied else outcomes[min(outcomes)]
@@ -238,7 +239,7 @@ class CommandQueue:
         self._put(OutgoingReplies(replies, command.entry, record))
 
     def _log_change(self, sent: envelope.Command, status: str, output: Mapping[str, Any]) -> None:
-        """Log an applied command's numbers only: log rules could take an alert's text for the job's own."""
+        # Only numbers: log rules could take an alert's text for the job's own.
         if status != envelope.APPLIED or output.get(undoing.NOTHING):
             return
         what = "reverted" if sent.undo_of is not None else "applied"

@@ -17,8 +17,8 @@ HOST = "host"
 CUDA = "cuda"
 DEVICE = "device"
 MEMORIES = (HOST, CUDA, DEVICE)
-SLOWEST = 3
-EXTREMES = 3
+SLOWEST = 3  # ranks shown by number
+EXTREMES = 3  # busiest and least busy ranks each
 
 
 class Sample(NamedTuple):
@@ -68,12 +68,12 @@ class RankStats:
 def prometheus_samples(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
     yield Sample("training_ranks", {}, len(ranks))
     for memory in MEMORIES:
-        yield from _memory(ranks, memory)
-    yield from _pace(ranks)
-    yield from _cpu(ranks)
+        yield from _memory_samples(ranks, memory)
+    yield from _pace_samples(ranks)
+    yield from _cpu_samples(ranks)
 
 
-def _memory(ranks: Mapping[int, Mapping[str, Any]], memory: str) -> Iterator[Sample]:
+def _memory_samples(ranks: Mapping[int, Mapping[str, Any]], memory: str) -> Iterator[Sample]:
     labels = {"memory": memory}
     in_use = {rank: size for rank, figures in ranks.items() if (size := _figure(figures, f"{memory}_used")) is not None}
     if in_use:
@@ -89,27 +89,27 @@ def _memory(ranks: Mapping[int, Mapping[str, Any]], memory: str) -> Iterator[Sam
     for name, kind in (("resident", HOST), ("cuda_reserved", CUDA), ("cuda_retries", CUDA)):
         values = [figure for figures in ranks.values() if (figure := _figure(figures, name)) is not None]
         if kind == memory and values:
-            yield Sample(_TOTALS[name], {}, sum(values) if name == "cuda_retries" else max(values))
+            yield Sample(_MEMORY_METRICS[name], {}, sum(values) if name == "cuda_retries" else max(values))
 
 
-_TOTALS = {
+_MEMORY_METRICS = {
     "resident": "training_memory_resident_bytes",
     "cuda_reserved": "training_cuda_memory_reserved_bytes",
     "cuda_retries": "training_cuda_memory_retries_total",
 }
 
 
-_MEDIANS = {
+_MEDIAN_METRICS = {
     "own": "training_own_median_seconds",
     "data": "training_data_seconds",
     "compute": "training_compute_seconds",
     "wait": "training_wait_seconds",
 }
-_BY_RANK = {"own": "training_rank_own_seconds", "data": "training_rank_data_seconds"}
+_METRICS_OF_SLOWEST = {"own": "training_rank_own_seconds", "data": "training_rank_data_seconds"}
 
 
-def _pace(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
-    for part, name in _MEDIANS.items():
+def _pace_samples(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
+    for part, name in _MEDIAN_METRICS.items():
         of_ranks = {
             rank: seconds
             for rank, figures in ranks.items()
@@ -119,13 +119,13 @@ def _pace(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
             continue
         # The lower median: of two ranks the faster one is the reference.
         yield Sample(name, {}, statistics.median_low(of_ranks.values()))
-        slowest = sorted(of_ranks, key=lambda rank: -of_ranks[rank])[:SLOWEST] if part in _BY_RANK else ()
+        slowest = sorted(of_ranks, key=lambda rank: -of_ranks[rank])[:SLOWEST] if part in _METRICS_OF_SLOWEST else ()
         for rank in slowest:
             node = str(ranks[rank].get("node", ""))
-            yield Sample(_BY_RANK[part], {"rank": str(rank), "rank_node": node}, of_ranks[rank])
+            yield Sample(_METRICS_OF_SLOWEST[part], {"rank": str(rank), "rank_node": node}, of_ranks[rank])
 
 
-def _cpu(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
+def _cpu_samples(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
     cores = {rank: busy for rank, figures in ranks.items() if (busy := _figure(figures, "cpu_cores")) is not None}
     if not cores:
         return

@@ -36,13 +36,13 @@ COMMAND = "command"
 END = "end"
 INFO, WARNING, ERROR = "info", "warning", "error"
 
-_MOST_WAITING = 1000
+_MOST_WAITING = 1000  # notes
 _MOST_BYTES = 64 << 20
-_MOST_FILES = 32
+_MOST_FILES = 32  # named by the script
 _LONGEST_TEXT = 1000
-_EVERY = 0.5
-_DEVICES_EVERY = 5.0
-_DETECTORS_END = 1.0
+_WRITE_INTERVAL_S = 0.5
+_DEVICES_INTERVAL_S = 5.0
+_DETECTORS_END_S = 1.0
 _SOURCES_VERSION = 1
 _OWNER_ONLY, _OWNERS_DIRECTORY = 0o600, 0o700
 
@@ -59,12 +59,12 @@ class RecordLog:
         self._progress = progress
         self._directory = AttemptLogs.of(logs.log_dir, settings.job, logs.attempt)
         self._interval = logs.interval
-        self.due_at = 0
+        self.due_at = 0  # number of steps
         place = {"local_rank": logs.local_rank, "node_rank": logs.node_rank}
         if settings.world_size == 1:
             place = {name: 0 if number is None else number for name, number in place.items()}
-        self._who: dict[str, Any] = {"job": settings.job, "attempt": logs.attempt, "rank": settings.rank, **place}
-        self._who["node"] = node
+        self._identity: dict[str, Any] = {"job": settings.job, "attempt": logs.attempt, "rank": settings.rank, **place}
+        self._identity["node"] = node
         local_rank = place["local_rank"]
         self._sources = self._directory.sources(node, settings.rank if local_rank is None else local_rank)
         self._world_size = settings.world_size
@@ -76,9 +76,9 @@ class RecordLog:
         self._notes: deque[Note] = deque()
         self._dropped = 0  # by the threads that add notes
         self._lost = 0  # by the writing thread
-        self._told_lost = 0
+        self._reported_lost = 0
         self._epoch: int | None = None
-        self._loss_step = -1
+        self._loss_step = -1  # last step with a record
         self._wake = threading.Event()
         self._is_closing = False
         self.detectors = detectors.Detectors(self.note_detected, settings.job)
@@ -131,8 +131,8 @@ class RecordLog:
         self._thread.join(seconds)
 
     def note_detected(self, detector: str, fields: Mapping[str, Any]) -> None:
-        told = {str(name): value for name, value in fields.items()}
-        self._put(Note(time.time(), detectors.DETECTED, WARNING, {**told, "detector": detector}))
+        named = {str(name): value for name, value in fields.items()}
+        self._put(Note(time.time(), detectors.DETECTED, WARNING, {**named, "detector": detector}))
         self._wake.set()
 
     def _put(self, note: Note) -> None:
@@ -147,22 +147,24 @@ class RecordLog:
         try:
             self._directory.path.mkdir(mode=_OWNERS_DIRECTORY, parents=True, exist_ok=True)
         except OSError as error:
-            log.warning("%s: cannot write records: %s: %s", self._who["job"], error.strerror, self._directory.path)
-        file = RotatingFile(self._directory.records(self._who["rank"]), _MOST_BYTES, f"{self._who['job']}: the record")
+            log.warning("%s: cannot write records: %s: %s", self._identity["job"], error.strerror, self._directory.path)
+        file = RotatingFile(
+            self._directory.records(self._identity["rank"]), _MOST_BYTES, f"{self._identity['job']}: the record"
+        )
         is_last = False
         while not is_last:
             is_last = self._is_closing
             try:
-                self._look_at_devices()
+                self._find_devices()
                 self._write_sources()
                 self._write_notes(file)
                 if is_last:
-                    self.detectors.close(_DETECTORS_END)
+                    self.detectors.close(_DETECTORS_END_S)
                     self._write_notes(file)
             except Exception:  # boundary of the thread: training continues, and later records are tried
-                log.exception("%s: cannot write a record", self._who["job"])
+                log.exception("%s: cannot write a record", self._identity["job"])
             if not is_last:
-                self._wake.wait(_EVERY)
+                self._wake.wait(_WRITE_INTERVAL_S)
                 self._wake.clear()
         file.close()
 
@@ -170,29 +172,30 @@ class RecordLog:
         lines: list[bytes] = []
         lost = self._dropped + self._lost
         notes = [self._notes.popleft() for _ in range(len(self._notes))]
-        pace = self._of_pace() if any(note.event == STEP for note in notes) else {}
+        pace = self._pace_fields() if any(note.event == STEP for note in notes) else {}
         for note in notes:
             fields = {**note.fields, **(pace if note.event == STEP else {})}
-            if lost > self._told_lost and not lines:
-                fields["dropped"] = lost - self._told_lost
+            if lost > self._reported_lost and not lines:
+                fields["dropped"] = lost - self._reported_lost
             lines.append(self._line(note, fields))
         if not lines:
             return
         if file.add(b"".join(lines)):
-            self._told_lost = lost
+            self._reported_lost = lost
         else:
             self._lost += len(lines)
 
     def _line(self, note: Note, fields: Mapping[str, Any]) -> bytes:
         at = datetime.fromtimestamp(note.at, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         members = {name: readable(value) for name, value in fields.items() if value is not None}
-        who = {name: value for name, value in self._who.items() if value is not None}
-        record = {"ts": at, **who, "level": note.level, "event": note.event}
+        identity = {name: value for name, value in self._identity.items() if value is not None}
+        record = {"ts": at, **identity, "level": note.level, "event": note.event}
+        # A detector must not replace members of the record itself.
         record = {**members, **record} if note.event == detectors.DETECTED else {**record, **members}
         self.detectors.feed(record)
         return json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
-    def _of_pace(self) -> dict[str, Any]:
+    def _pace_fields(self) -> dict[str, Any]:
         values, parts = self._progress.pace.values(0.0), self._progress.pace.parts()
         fields: dict[str, Any] = {
             "tokens_per_s": values.get("training_throughput_tokens_per_second"),
@@ -209,9 +212,9 @@ class RecordLog:
             fields["gpu_memory_bytes"] = self._progress.memory_bytes
         return fields
 
-    def _look_at_devices(self) -> None:
+    def _find_devices(self) -> None:
         now = time.monotonic()
-        if not self._gpus and now - self._devices_at > _DEVICES_EVERY:
+        if not self._gpus and now - self._devices_at > _DEVICES_INTERVAL_S:
             self._devices_at = now
             self._gpus = devices.pci_addresses()
 
@@ -223,7 +226,7 @@ class RecordLog:
         started_at = datetime.fromtimestamp(self._started_at, timezone.utc).isoformat(timespec="seconds")
         content = {
             "version": _SOURCES_VERSION,
-            **self._who,
+            **self._identity,
             "world_size": self._world_size,
             "pid": os.getpid(),
             "gpus": gpus,
@@ -231,9 +234,9 @@ class RecordLog:
             "files": [{"path": path, "source": source} for path, source in files.items()],
         }
         try:
-            _replace(self._sources, json.dumps(content).encode())
+            _replace_file(self._sources, json.dumps(content).encode())
         except OSError as error:
-            log.warning("%s: cannot write the sources file: %s", self._who["job"], error.strerror)
+            log.warning("%s: cannot write the sources file: %s", self._identity["job"], error.strerror)
 
 
 def readable(value: Any) -> Any:
@@ -250,7 +253,9 @@ def readable(value: Any) -> Any:
         return "NaN"
     if math.isfinite(number):
         return float(f"{number:.7g}")
-    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+    if math.isnan(number):
+        return "NaN"
+    return "Infinity" if number > 0 else "-Infinity"
 
 
 def text_of(error: BaseException) -> str:
@@ -260,7 +265,7 @@ def text_of(error: BaseException) -> str:
         return ""
 
 
-def _replace(path: Path, content: bytes) -> None:
+def _replace_file(path: Path, content: bytes) -> None:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, _OWNER_ONLY)
     try:

@@ -16,7 +16,7 @@ from trainmedic.wire import evaluations
 log = logging.getLogger("trainmedic")
 
 _LOSSES = ("loss", "perplexity")
-_MOST_TOLD_METRICS = 100
+_MOST_WARNED_METRICS = 100
 
 
 class JobReports:
@@ -25,7 +25,7 @@ class JobReports:
     def __init__(self, progress: Progress, records: RecordLog | None = None) -> None:
         self.progress = progress
         self.records = records
-        self._told_metrics: set[str] = set()
+        self._warned_metrics: set[str] = set()
 
     def report(
         self,
@@ -78,9 +78,9 @@ class JobReports:
         named = {name: value for name, value in metrics.items() if evaluations.NAME.match(name)}
         at, taken = self.progress.add_evaluation(loss, perplexity, whole(step), named)
         refused = [name for name, value in metrics.items() if value is not None and name not in taken]
-        left_out = [name for name in refused if name not in self._told_metrics]
-        if left_out and len(self._told_metrics) < _MOST_TOLD_METRICS:
-            self._told_metrics.update(left_out)
+        left_out = [name for name in refused if name not in self._warned_metrics]
+        if left_out and len(self._warned_metrics) < _MOST_WARNED_METRICS:
+            self._warned_metrics.update(left_out)
             log.warning(
                 "report_evaluation() skips %s: a name has 1 to 100 letters, digits and _./@:+-, and a job has "
                 "%d names at most",

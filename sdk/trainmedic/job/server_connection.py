@@ -25,7 +25,7 @@ from trainmedic.wire.writer import OutgoingReplies, PresenceKey, ReplyWriter
 log = logging.getLogger("trainmedic")
 
 TOLD_BY_LAUNCHER = "TRAINMEDIC_TOLD_BY_LAUNCHER"
-"""Job whose launcher reports each attempt's end."""
+"""Variable: job whose launcher reports each attempt's end."""
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _LONGEST_NAMESPACE = 63

@@ -16,8 +16,8 @@ VARIABLE = "TRAINMEDIC_ATTEMPT_DIR"
 WAITING = "TRAINMEDIC_WAITING"
 """Comma-separated IDs of rollbacks waiting when the last attempt ended."""
 _MOST_WAITING = 16
-_EVERY = 2.0
-_LOOK_EVERY = 0.25
+_WRITE_INTERVAL_S = 2.0
+_CHECK_INTERVAL_S = 0.25
 
 
 class StatusFile:
@@ -33,13 +33,13 @@ class StatusFile:
 
     def close(self) -> None:
         self._over.set()
-        self._thread.join(_EVERY)
+        self._thread.join(_WRITE_INTERVAL_S)
 
     def _run(self) -> None:
         due_at, checkpoint = 0.0, None
-        while not self._over.wait(_LOOK_EVERY):
+        while not self._over.wait(_CHECK_INTERVAL_S):
             if time.monotonic() >= due_at or self._progress.checkpoint is not checkpoint:
-                due_at, checkpoint = time.monotonic() + _EVERY, self._progress.checkpoint
+                due_at, checkpoint = time.monotonic() + _WRITE_INTERVAL_S, self._progress.checkpoint
                 self._write()
         self._write()
 

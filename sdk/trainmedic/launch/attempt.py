@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import select
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +21,11 @@ from trainmedic.wire.log_layout import AttemptLogs
 
 log = logging.getLogger("trainmedic")
 
-_LOOK_SECONDS = 0.2
-_FOR_A_ROLLBACK = 10.0
-"""Seconds beyond the job's own limit after which a hang is ended for a waiting rollback.
-
-A job of one rank has then interrupted itself.
-"""
-_BOUND_EVERY = 5.0
-_OUTPUT_SECONDS = 5.0
+_POLL_SECONDS = 0.2
+# A hang this long beyond the job's own limit is ended for a waiting rollback. One rank would have interrupted itself.
+_HANG_WITH_ROLLBACK_S = 10.0
+_BOUND_INTERVAL_S = 5.0
+_OUTPUT_SECONDS = 5.0  # after the end, for the rest of the output
 
 
 @dataclass(frozen=True)
@@ -42,6 +40,7 @@ class AttemptPlan:
     hang_after: float | None
     """Seconds beyond the job's own limit; None for never."""
     most_output: int
+    """Bytes of each file."""
     prints_to_terminal: bool = False
 
 
@@ -64,26 +63,26 @@ class JobAttempt:
         self._lifeline = -1
         self._terminals: list[int] = []
         self._is_stopping = False
-        self._hung = False
+        self._is_hung = False
         self._reached = Reached()
         self._waiting: tuple[str, ...] = ()
         self._directory = plan.logs.path if plan.logs is not None else None
         self._status = StatusReader(self._directory) if self._directory is not None else None
         self._bounded_at = time.monotonic()
-        self._report = b""
+        self._received = b""  # from the guard
 
     def stop(self, number: int) -> None:
         self._is_stopping = True
-        self._order(f"end {number}")
+        self._send_order(f"end {number}")
 
     def pass_on(self, number: int) -> None:
-        self._order(f"pass {number}")
+        self._send_order(f"pass {number}")
 
     def resize(self) -> None:
         for descriptor in self._terminals:
             terminal.resize(descriptor)
 
-    def _order(self, order: str) -> None:
+    def _send_order(self, order: str) -> None:
         if self._lifeline >= 0:
             with contextlib.suppress(OSError):
                 os.write(self._lifeline, f"{order}\n".encode())
@@ -94,23 +93,23 @@ class JobAttempt:
         if self._directory is not None:
             environment[status_file.VARIABLE] = str(self._directory)
         plan, logs = self._plan, self._plan.logs
-        kept = RotatingFile(logs.launcher(plan.node) if logs is not None else None, plan.most_output)
+        stored = RotatingFile(logs.launcher(plan.node) if logs is not None else None, plan.most_output)
         try:
             started = self._begin(environment) if self._begin is not None else None
             if started is not None:
-                printed = self._follow(started, kept, while_running)
+                printed = self._follow(started, stored, while_running)
                 if started.has_begun() or self._is_stopping:  # always called, as it closes the order socket
                     return self._end(printed)
                 log.warning("the standby process ended before the attempt; starting without it")
-                self._report = b""
+                self._received = b""
             started = Guarded(plan.argv, environment, plan.grace, prints_to_terminal=plan.prints_to_terminal)
-            return self._end(self._follow(started, kept, while_running))
+            return self._end(self._follow(started, stored, while_running))
         finally:
-            kept.close()
+            stored.close()
 
-    def _follow(self, started: Guarded, kept: RotatingFile, while_running: Callable[[], None]) -> str:
+    def _follow(self, started: Guarded, stored: RotatingFile, while_running: Callable[[], None]) -> str:
         self._lifeline, report = started.lifeline, started.report
-        copies = OutputCopies([(started.out, 1), (started.err, 2)], kept)
+        copies = OutputCopies([(started.out, 1), (started.err, 2)], stored)
         if started.prints_to_terminal:
             self._terminals = [started.out, started.err]
         try:
@@ -127,67 +126,70 @@ class JobAttempt:
 
     def _watch(self, report: int, while_running: Callable[[], None]) -> None:
         while True:
-            readable, _, _ = select.select([report], [], [], _LOOK_SECONDS)
+            readable, _, _ = select.select([report], [], [], _POLL_SECONDS)
             if readable:
                 received = os.read(report, 4096)
                 if not received:
                     return
-                self._report += received
+                self._received += received
                 self._log_unhandled()
-            self._look()
+            self._check_status()
             while_running()
 
     def _log_unhandled(self) -> None:
-        *lines, rest = self._report.split(b"\n")
-        kept = [line for line in lines if not line.startswith(b"passed ")]
+        *lines, rest = self._received.split(b"\n")
+        others: list[bytes] = []
         for line in lines:
+            if not line.startswith(b"passed "):
+                others.append(line)
+                continue
             number, _, count = line.removeprefix(b"passed ").partition(b":")
-            if line not in kept and count == b"0":
+            if count == b"0":
                 name = causes.signal_name(int(number))
                 log.warning("%s was not passed on: no process of the job handles it, and it would end the job", name)
-        self._report = b"\n".join([*kept, rest])
+        self._received = b"\n".join([*others, rest])
 
-    def _look(self) -> None:
+    def _check_status(self) -> None:
         status = self._status.read() if self._status is not None else None
         if status is not None:
             self._reached = self._reached.further_of(status.reached)
             self._waiting = status.waiting
             hang_after = self._plan.hang_after
             if hang_after is not None and status.waiting:
-                hang_after = min(hang_after, _FOR_A_ROLLBACK)
-            if hang_after is not None and status.stalled_for > hang_after and not self._hung:
-                self._hung = True
+                hang_after = min(hang_after, _HANG_WITH_ROLLBACK_S)
+            if hang_after is not None and status.stalled_for > hang_after and not self._is_hung:
+                self._is_hung = True
                 message = "the job hangs: no step for %.0f s beyond its limit%s; ending the attempt"
                 log.error(message, status.stalled_for, ", and a rollback waits" if status.waiting else "")
-                self.stop(15)
-        if time.monotonic() - self._bounded_at > _BOUND_EVERY:
+                self.stop(signal.SIGTERM)
+        if time.monotonic() - self._bounded_at > _BOUND_INTERVAL_S:
             self._bounded_at = time.monotonic()
             for path in self._rank_logs():
                 output.bound_file(path, self._plan.most_output)
 
     def _end(self, printed: str) -> AttemptEnd:
-        fields = dict(line.split(" ", 1) for line in self._report.decode(errors="replace").splitlines())
+        fields = dict(line.split(" ", 1) for line in self._received.decode(errors="replace").splitlines())
         if "failed" in fields:
             raise OSError(f"{self._plan.argv[0]} cannot be started: {fields['failed']}")
         # Without a status, the guard and its processes were killed.
-        status = os.waitstatus_to_exitcode(int(fields["status"])) if "status" in fields else -9
+        status = os.waitstatus_to_exitcode(int(fields["status"])) if "status" in fields else -signal.SIGKILL
         ranks = causes.rank_ends(printed)
         own = {end.rank: text for end in ranks if (text := self._printed_by(end, printed)) is not None}
         pid = int(fields["pid"]) if "pid" in fields else None
-        cause = Cause(0, HANG) if self._hung else causes.cause_of(status, ranks, own, printed, pid)
+        cause = Cause(0, HANG) if self._is_hung else causes.cause_of(status, ranks, own, printed, pid)
         record = AttemptRecord(self._plan.number, cause, self._reached, ranks)
         return AttemptEnd(status if status >= 0 else 128 - status, record, self._waiting)
 
     def _end_orphans(self) -> None:
-        if b"status" in self._report or b"failed" in self._report:
+        if b"status" in self._received or b"failed" in self._received:
             return
         deadline = time.monotonic() + _OUTPUT_SECONDS
         while (left := guard.descendants(os.getpid())) and time.monotonic() < deadline:
-            guard.signal_all(left, 9)
+            guard.signal_all(left, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     def _printed_by(self, end: RankEnd, printed: str) -> str | None:
         files = sorted(self._rank_files(f"{end.local_rank}/stderr.log"))

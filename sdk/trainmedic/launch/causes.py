@@ -9,23 +9,23 @@ from typing import Collection, Mapping, Sequence
 
 from trainmedic.job.ending import is_lost_peer
 
-SAME_CAUSE = 3
+SAME_CAUSE = 3  # attempts in a row, after which no other follows
 
 _PREFIX = re.compile(r"^(?:\[[^\]]{1,80}\]:? ?)+")
 _ERROR = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Iteration|Failed))(?::|\s*$)")
-_WORDS = re.compile(r"^(Killed|Segmentation fault|Bus error|Aborted|Illegal instruction)\b")
-# Bounded digits: jobs can print such lines themselves.
+_SHELL_WORDS = re.compile(r"^(Killed|Segmentation fault|Bus error|Aborted|Illegal instruction)\b")
 _CHILD_FAILED = "ChildFailedError"
+# Bounded digits: jobs can print such lines themselves.
 _RANK = re.compile(r"^\s*rank\s*: (\d{1,9}) \(local_rank: (\d{1,9})\)")
 _EXIT_CODE = re.compile(r"^\s*exitcode\s*: (-?\d{1,9}) \(pid: (\d{1,9})\)")
 _ROOT_CAUSE = "Root Cause"
-_TOLD_TO_END = re.compile(r"Sending process (\d{1,9}) closing signal|Closing process (\d{1,9}) via signal")
-_SPEAKER = re.compile(r"^(?:\[(?!rank\d)[A-Za-z_-]{1,40}(\d{1,6})\]:)? ?(?:\[rank(\d{1,6})\]:)?")
-"""Prefix of a line: local rank by torchrun's ``--tee``, and rank by PyTorch."""
+_ENDED_BY_TORCHRUN = re.compile(r"Sending process (\d{1,9}) closing signal|Closing process (\d{1,9}) via signal")
+# Prefix of a line: local rank by torchrun's ``--tee``, and rank by PyTorch.
+_RANK_PREFIX = re.compile(r"^(?:\[(?!rank\d)[A-Za-z_-]{1,40}(\d{1,6})\]:)? ?(?:\[rank(\d{1,6})\]:)?")
 _TRACEBACK = "Traceback (most recent call last)"
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 _SIGNALS_OF_SHELL = range(128 + 1, 128 + 32)
-_WORDS_OF_ERROR = 3
+_LINES_OF_ERROR = 3
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ HANG = "hang"
 
 @dataclass(frozen=True)
 class Reached:
+    """Last step and checkpoint, -1 for none."""
+
     step: int = -1
     checkpoint: int = -1
 
@@ -93,21 +95,22 @@ def signal_name(number: int) -> str:
 @dataclass(frozen=True)
 class PrintedError:
     kind: str = ""
-    is_victims: bool = False
+    is_victims: bool = False  # it states a lost rank
 
 
 def last_error(text: str) -> PrintedError:
+    """Return the last error, and whether its traceback states a lost rank."""
     lines = [_PREFIX.sub("", line.rstrip()) for line in text.splitlines()]
-    last, is_chained = PrintedError(), False
+    last, continues_chain = PrintedError(), False
     for number, line in enumerate(lines):
         if line.startswith(_CHAINED):
-            is_chained = True
-        elif line.startswith(_TRACEBACK) and not is_chained:
+            continues_chain = True
+        elif line.startswith(_TRACEBACK) and not continues_chain:
             last = PrintedError(last.kind)
-        match = _ERROR.match(line) or _WORDS.match(line)
+        match = _ERROR.match(line) or _SHELL_WORDS.match(line)
         if match is not None and not match[1].endswith(_CHILD_FAILED):
-            is_lost = is_lost_peer("\n".join(lines[number : number + _WORDS_OF_ERROR]))
-            last, is_chained = PrintedError(match[1], is_lost or last.is_victims), False
+            is_lost = is_lost_peer("\n".join(lines[number : number + _LINES_OF_ERROR]))
+            last, continues_chain = PrintedError(match[1], is_lost or last.is_victims), False
     return last
 
 
@@ -116,6 +119,7 @@ def error_kind(text: str) -> str:
 
 
 def rank_ends(text: str) -> list[RankEnd]:
+    """Read torchrun's failure table, the root cause first."""
     ends: list[RankEnd] = []
     first = 0
     rank: tuple[int, int] | None = None
@@ -132,17 +136,19 @@ def rank_ends(text: str) -> list[RankEnd]:
 
 
 def lines_of(end: RankEnd, text: str) -> str | None:
+    """Return the rank's lines; None if no line states its rank."""
     own: list[str] = []
-    is_told = False
+    has_prefixes = False
     for line in text.splitlines():
-        match = _SPEAKER.match(line)
+        match = _RANK_PREFIX.match(line)
         local_rank, rank = (match[1], match[2]) if match is not None else (None, None)
         if local_rank is None and rank is None:
             continue
-        is_told = True
-        if rank == str(end.rank) if rank is not None else local_rank == str(end.local_rank):
+        has_prefixes = True
+        is_own = rank == str(end.rank) if rank is not None else local_rank == str(end.local_rank)
+        if is_own:
             own.append(line)
-    return "\n".join(own) if is_told else None
+    return "\n".join(own) if has_prefixes else None
 
 
 def cause_of(status: int, ends: Sequence[RankEnd], own: Mapping[int, str], printed: str, pid: int | None) -> Cause:
@@ -153,8 +159,8 @@ def cause_of(status: int, ends: Sequence[RankEnd], own: Mapping[int, str], print
     """
     if not ends:
         kind = "" if status < 0 or status in _SIGNALS_OF_SHELL else error_kind(printed)
-        return Cause(status, kind or _word(printed), pid=pid)
-    stopped = {int(match[1] or match[2]) for match in _TOLD_TO_END.finditer(printed)}
+        return Cause(status, kind or _shell_word(printed), pid=pid)
+    stopped = {int(match[1] or match[2]) for match in _ENDED_BY_TORCHRUN.finditer(printed)}
     first, lost_peer = next((end for end in ends if not _is_victim(end, own, stopped)), ends[0]), False
     losers = [end for end in ends if last_error(own.get(end.rank, "")).is_victims]
     if losers and ((first in losers and _is_victim(first, own, stopped)) or first.pid in stopped):
@@ -174,9 +180,9 @@ def _is_victim(end: RankEnd, own: Mapping[int, str], stopped: Collection[int]) -
     return last_error(own.get(end.rank, "")).is_victims
 
 
-def _word(printed: str) -> str:
+def _shell_word(printed: str) -> str:
     last = printed.rstrip().rpartition("\n")[2]
-    match = _WORDS.match(_PREFIX.sub("", last))
+    match = _SHELL_WORDS.match(_PREFIX.sub("", last))
     return match[1] if match is not None else ""
 
 

@@ -8,19 +8,26 @@ from pathlib import Path
 from typing import Sequence
 
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+# Options of torchrun without a value.
 _FLAGS = frozenset({"--standalone", "-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path"})
-_KEEPING = frozenset({"-r", "--redirects", "-t", "--tee", "--log-dir", "--log_dir"})
-_RESTARTS = frozenset({"--max-restarts", "--max_restarts"})
-_RANKS_ON_NODE = ("--nproc-per-node", "--nproc_per_node")
+# Options by which the user already stores or shows the ranks' output.
+_OUTPUT_OPTIONS = frozenset({"-r", "--redirects", "-t", "--tee", "--log-dir", "--log_dir"})
+_RESTART_OPTIONS = frozenset({"--max-restarts", "--max_restarts"})
+_RANKS_OPTIONS = ("--nproc-per-node", "--nproc_per_node")
 _LONGEST_LINE = 4096
 
 
 @dataclass(frozen=True)
 class LaunchLine:
+    """Command of a job."""
+
     argv: tuple[str, ...]
     kind: str
+    """``torchrun``, ``srun``, or another program's name."""
     options_at: int
+    """Index of the first option."""
     options: tuple[str, ...]
+    """Names of torchrun's options."""
 
     @classmethod
     def of(cls, argv: Sequence[str]) -> LaunchLine:
@@ -37,7 +44,7 @@ class LaunchLine:
 
     @property
     def keeps_ranks(self) -> bool:
-        return self.kind == "torchrun" and not _KEEPING.intersection(self.options)
+        return self.kind == "torchrun" and not _OUTPUT_OPTIONS.intersection(self.options)
 
     @property
     def starts_all_nodes(self) -> bool:
@@ -45,6 +52,7 @@ class LaunchLine:
 
     @property
     def is_one_of_several(self) -> bool:
+        # Other nodes have launchers of their own.
         return self.kind == "torchrun" and "--nnodes" in self.options and "--nnodes=1" not in self.argv
 
     @property
@@ -53,7 +61,7 @@ class LaunchLine:
 
     @property
     def restarts_ranks(self) -> bool:
-        return self.kind == "torchrun" and not _RESTARTS.isdisjoint(self.options)
+        return self.kind == "torchrun" and not _RESTART_OPTIONS.isdisjoint(self.options)
 
     @property
     def interpreter(self) -> str | None:
@@ -82,7 +90,7 @@ class LaunchLine:
             return ""
         for place, argument in enumerate(self.argv[self.options_at :], self.options_at):
             name, equals, value = argument.partition("=")
-            if name in _RANKS_ON_NODE:
+            if name in _RANKS_OPTIONS:
                 value = value if equals else next(iter(self.argv[place + 1 :]), "1")
                 return "" if value == "1" else "1"
         return ""

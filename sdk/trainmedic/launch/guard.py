@@ -22,15 +22,15 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 LONGEST_GRACE_FOR_REST = 5.0
 """Seconds for processes that outlive the child."""
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PASSED = (signal.SIGUSR1, signal.SIGUSR2)
+# Seconds in which a scheduler signals all processes of a job step.
 _PASS_AFTER = 0.3
-"""Seconds in which a scheduler signals all processes of a job step."""
+# Seconds within which an own signal and an order to pass it have one origin.
 _SAME_SENDING = 5.0
-"""Seconds within which an own signal and an order to pass it have one origin."""
 
 
 def set_subreaper() -> None:
@@ -75,13 +75,13 @@ def handlers_of(number: int, root: int) -> list[int]:
     level = [root]
     while level:
         below = [child for parent in level for child in children.get(parent, ())]
-        masks = {pid: _mask(pid) for pid in below}
+        masks = {pid: _handled_signals(pid) for pid in below}
         handling += [pid for pid in below if masks[pid] & bit]
         level = [pid for pid in below if not masks[pid] & bit]
     return handling
 
 
-def _mask(pid: int) -> int:
+def _handled_signals(pid: int) -> int:
     mask = 0
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
@@ -104,8 +104,8 @@ class Guard:
         self._orders = b""
         self._end_at: float | None = None  # when SIGKILL is due
         self._status: int | None = None
-        self._to_pass: dict[int, float] = {}
-        self._received: dict[int, float] = {}
+        self._due_to_pass: dict[int, float] = {}  # time by signal
+        self._received: dict[int, float] = {}  # last time that this process got a signal
         self._report = report
         own = os.getpid()
 
@@ -119,18 +119,18 @@ class Guard:
 
     def run(self) -> int:
         while True:
-            readable, _, _ = select.select([self._lifeline] if self._lifeline >= 0 else [], [], [], _LOOK_SECONDS)
+            readable, _, _ = select.select([self._lifeline] if self._lifeline >= 0 else [], [], [], _POLL_SECONDS)
             if readable:
-                self._obey()
+                self._read_orders()
             self._pass_due()
             self._reap()
             if self._status is not None:
-                self._end_rest()
+                self._end_remaining()
                 return self._status
             if self._end_at is not None and time.monotonic() >= self._end_at:
                 signal_all(descendants(os.getpid()), signal.SIGKILL)
 
-    def _obey(self) -> None:
+    def _read_orders(self) -> None:
         received = os.read(self._lifeline, 4096)
         if not received:
             os.close(self._lifeline)
@@ -141,7 +141,7 @@ class Guard:
             if line.startswith(b"end "):
                 self._end_all(int(line[4:]))
             elif line.startswith(b"pass "):
-                self._to_pass.setdefault(int(line[5:]), time.monotonic() + _PASS_AFTER)
+                self._due_to_pass.setdefault(int(line[5:]), time.monotonic() + _PASS_AFTER)
 
     def note(self, number: int) -> None:
         self._received[number] = time.monotonic()
@@ -149,8 +149,8 @@ class Guard:
     def _pass_due(self) -> None:
         """Pass on due signals, except those that the sender gave to the whole job."""
         now = time.monotonic()
-        for number in [number for number, due in self._to_pass.items() if due <= now]:
-            del self._to_pass[number]
+        for number in [number for number, due in self._due_to_pass.items() if due <= now]:
+            del self._due_to_pass[number]
             if now - self._received.pop(number, -_SAME_SENDING) < _SAME_SENDING:
                 continue
             handling = handlers_of(number, os.getpid())
@@ -174,13 +174,13 @@ class Guard:
                 self._status = status
                 self.child.returncode = os.waitstatus_to_exitcode(status)
 
-    def _end_rest(self) -> None:
+    def _end_remaining(self) -> None:
         kill_at = time.monotonic() + min(self._grace, LONGEST_GRACE_FOR_REST)
         signal_all(descendants(os.getpid()), signal.SIGTERM)
         while rest := descendants(os.getpid()):
             if time.monotonic() >= kill_at:
                 signal_all(rest, signal.SIGKILL)
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
             self._reap()
 
 

@@ -18,6 +18,8 @@ _WARM = Path(warm.__file__)
 
 
 class Guarded:
+    """Command under a guard, with its pipes."""
+
     def __init__(
         self,
         argv: Sequence[str],
@@ -27,10 +29,7 @@ class Guarded:
         *,
         prints_to_terminal: bool = False,
     ) -> None:
-        """Start the guard with the command. Raises OSError.
-
-        The command inherits `passed_fd` unless -1.
-        """
+        """Start the guard. The command inherits `passed_fd` unless -1. Raises OSError."""
         guard_end, self.lifeline = os.pipe()
         self.report, report_end = os.pipe()
         make: Callable[[], tuple[int, int]] = terminal.open_terminal if prints_to_terminal else os.pipe

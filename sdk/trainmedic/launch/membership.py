@@ -18,10 +18,10 @@ class NodeExclusions:
     def __init__(self, node: str, starts_all_nodes: bool) -> None:
         self.node = node
         self.starts_all_nodes = starts_all_nodes
-        self._left_out: dict[str, str] = {}
-        self._for_load: set[str] = set()
+        self._left_out: dict[str, str] = {}  # node by command
+        self._for_load: set[str] = set()  # commands that exclude for load
         self._pending: list[JobCommand] = []
-        self.has_changed = False
+        self.has_changed = False  # since the attempt began
 
     @property
     def without(self) -> tuple[str, ...]:
@@ -48,7 +48,7 @@ class NodeExclusions:
             self._for_load.add(command.id)
         if not is_new:
             return {"node": node, "left_out": list(self.without)}
-        self._change(command)
+        self._answer_after_attempt(command)
         return None
 
     def include(self, command: JobCommand) -> Mapping[str, Any] | None:
@@ -67,16 +67,17 @@ class NodeExclusions:
         self._for_load &= self._left_out.keys()
         if self.without == before:
             return {"node": node, "left_out": list(before)}
-        self._change(command)
+        self._answer_after_attempt(command)
         return None
 
     def answer(self) -> None:
+        """Answer the commands that waited for the attempt's end."""
         self.has_changed = False
         pending, self._pending = self._pending, []
         for command in pending:
             command.applied({"node": self._node_of(command), "left_out": list(self.without)})
 
-    def _change(self, command: JobCommand) -> None:
+    def _answer_after_attempt(self, command: JobCommand) -> None:
         self.has_changed = True
         self._pending.append(command)
         command.later()

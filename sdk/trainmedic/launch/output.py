@@ -17,9 +17,9 @@ from trainmedic.job.rotating_file import RotatingFile
 _CHUNK = 64 * 1024
 _LONGEST_TAIL = 128 * 1024
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
-_HEAD = 1024 * 1024
+_KEPT_BEGINNING = 1024 * 1024
+# Seconds that a partial line waits, such as a prompt.
 _LONGEST_HOLD = 0.5
-"""Seconds that a partial line waits, such as a prompt."""
 
 
 class OutputCopies:
@@ -41,14 +41,14 @@ class OutputCopies:
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        open_ = list(self._pipes)
-        while open_:
-            is_held = any(pipe.held for pipe in open_)
-            select.select([pipe.source for pipe in open_], [], [], _LONGEST_HOLD if is_held else None)
+        open_pipes = list(self._pipes)
+        while open_pipes:
+            is_held = any(pipe.held for pipe in open_pipes)
+            select.select([pipe.source for pipe in open_pipes], [], [], _LONGEST_HOLD if is_held else None)
             # Check each pipe again in turn: new data of the first is older than data of the next.
-            for pipe in list(open_):
+            for pipe in list(open_pipes):
                 if select.select([pipe.source], [], [], 0)[0] and not self._copy(pipe):
-                    open_.remove(pipe)
+                    open_pipes.remove(pipe)
                     os.close(pipe.source)
                     self._pass_on(pipe, len(pipe.held))
                 if pipe.held and time.monotonic() - pipe.held_since >= _LONGEST_HOLD:
@@ -87,9 +87,9 @@ class OutputCopies:
 @dataclass
 class _Pipe:
     source: int
-    sink: int | None
+    sink: int | None  # None once it has no reader
     tail: bytes = b""
-    held: bytes = b""
+    held: bytes = b""  # partial line
     held_since: float = 0.0
 
 
@@ -109,9 +109,9 @@ def bound_file(path: Path, most: int) -> None:
             stat = os.fstat(file.fileno())
             if stat.st_blocks * 512 <= most:
                 return
-            length = stat.st_size - most // 2 - _HEAD
+            length = stat.st_size - most // 2 - _KEPT_BEGINNING
             if length > 0:
-                _punch_hole(file.fileno(), _HEAD, length)
+                _punch_hole(file.fileno(), _KEPT_BEGINNING, length)
     except OSError:
         pass
 

@@ -44,7 +44,7 @@ class ServerLink:
         self._instance = envelope.new_id()
         self._number = 0
         self._state: dict[str, Any] = {"attempt": 0, "state": "starting"}
-        self._said = {
+        self._constants = {
             "node": membership.node,
             "starts_all_nodes": membership.starts_all_nodes,
             "reports_ends": reports_ends,
@@ -68,7 +68,7 @@ class ServerLink:
         self._state = {"attempt": attempt, "state": state}
         self._writer.announce()
 
-    def tell(
+    def send_notice(
         self, kind: str, attempt: int, reason: str = "", cause: Cause | None = None, *, restarts: bool = False
     ) -> None:
         """Send a notice, with a failed attempt's cause and whether another follows."""
@@ -110,7 +110,7 @@ class ServerLink:
         left_out = {"left_out": list(self._membership.without)}
         if self._membership.without_for_load:
             left_out["left_out_for_load"] = list(self._membership.without_for_load)
-        return {"job": self.job, **self._said, **process, **self._state, **left_out}
+        return {"job": self.job, **self._constants, **process, **self._state, **left_out}
 
 
 def open_link(

@@ -28,12 +28,12 @@ from trainmedic.wire.log_layout import AttemptLogs
 
 log = logging.getLogger("trainmedic")
 
+# Seconds from an attempt's start to that of the next standby process.
 _STANDBY_AFTER = 10.0
-"""Seconds after an attempt's start."""
+# Longest delay after an attempt with progress, in seconds.
 _DELAY_AFTER_PROGRESS = 5.0
-"""Seconds after an attempt with progress."""
-_SHORTEST_WAIT = 0.2
-CANNOT_START = 127
+_POLL_SECONDS = 0.2
+CANNOT_START = 127  # exit code
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class LaunchOptions:
     hang_after: float | None
     job: str
     log_dir: Path | None
-    most_output: int
-    keeps_ranks: bool
-    nodes: tuple[int, int] | None = None
+    most_output: int  # bytes
+    keeps_ranks: bool  # store the ranks' output
+    nodes: tuple[int, int] | None = None  # least and most, for an elastic torchrun
     prints_to_terminal: bool = False
     is_warm: bool = False
 
@@ -61,14 +61,14 @@ class Supervisor:
         self._options = options
         self._membership = membership
         self._link = link
-        self._stopped_by: int | None = None
-        self._signals: list[int] = []
-        self._to_pass: list[int] = []
-        self._is_resized = False
+        self._stopped_by: int | None = None  # signal
+        self._signals: list[int] = []  # received and not yet sent to the job
+        self._signals_to_pass: list[int] = []
+        self._terminal_changed = False
         self._standby: WarmStandby | None = None
         self._failed: list[AttemptRecord] = []
-        self._had_rank_0 = False
-        self._waiting: tuple[str, ...] = ()
+        self._had_rank_0 = False  # the last attempt ran rank 0 on this node
+        self._waiting: tuple[str, ...] = ()  # rollbacks that wait for the next attempt
 
     def run(self) -> int:
         try:
@@ -80,7 +80,7 @@ class Supervisor:
     def _run(self) -> int:
         for ending in guard.ENDING:
             if signal.getsignal(ending) != signal.SIG_IGN:  # ignored under nohup
-                signal.signal(ending, self._handle)
+                signal.signal(ending, self._handle_ending)
         for passed in guard.PASSED:
             signal.signal(passed, self._handle_passed)
         if self._options.prints_to_terminal:
@@ -91,7 +91,7 @@ class Supervisor:
             if self._stopped_by is not None:
                 return 128 + self._stopped_by
             if number > first:
-                self._report(notice.RESTARTED, number, self._why_restarted())
+                self._report(notice.RESTARTED, number, self._reason_of_restart())
             self._show("running", number)
             try:
                 end = self._run_attempt(number)
@@ -103,7 +103,7 @@ class Supervisor:
                 self._report(notice.ENDED, number, f"ended by {signal_name(self._stopped_by)}")
                 return end.exit_code or (0 if end.record.cause.status == 0 else 128 + self._stopped_by)
             if end.is_success and not self._membership.has_changed:
-                self._keep_success(number)
+                self._store_success(number)
                 self._report(notice.ENDED, number)
                 return 0
             if not self._membership.has_changed and not self._wait_for_next(end, number):
@@ -115,14 +115,14 @@ class Supervisor:
         if was_left_out:
             log.warning("this node is excluded; waiting until it is included")
             self._show("left_out", number)
-        self._membership.answer()
+        self._membership.answer()  # the exclusion is in force
         while self._membership.is_left_out and self._stopped_by is None:
-            time.sleep(_SHORTEST_WAIT)
+            time.sleep(_POLL_SECONDS)
             self._carry_out()
         if was_left_out:
             self._membership.answer()
 
-    def _why_restarted(self) -> str:
+    def _reason_of_restart(self) -> str:
         without = ", ".join(self._membership.without)
         return f"without {without}" if without else ""
 
@@ -155,14 +155,14 @@ class Supervisor:
         is_ending = False
         begun_at = time.monotonic()
 
-        def look_around() -> None:
+        def while_running() -> None:
             nonlocal is_ending
             while self._signals:
                 attempt.stop(self._signals.pop(0))
-            while self._to_pass:
-                attempt.pass_on(self._to_pass.pop(0))
-            if self._is_resized:
-                self._is_resized = False
+            while self._signals_to_pass:
+                attempt.pass_on(self._signals_to_pass.pop(0))
+            if self._terminal_changed:
+                self._terminal_changed = False
                 attempt.resize()
             if self._standby is None and time.monotonic() - begun_at > _STANDBY_AFTER:
                 self._standby = self._new_standby()
@@ -173,7 +173,7 @@ class Supervisor:
 
         self._had_rank_0 = False
         try:
-            end = attempt.run(look_around)
+            end = attempt.run(while_running)
             self._waiting = end.waiting
             self._had_rank_0 = any(each.rank == 0 for each in end.record.ranks)
             return end
@@ -207,7 +207,7 @@ class Supervisor:
 
     def _wait_for_next(self, end: AttemptEnd, number: int) -> bool:
         self._failed.append(end.record)
-        self._keep(end.record)
+        self._store_failure(end.record)
         reason = str(end.record.cause)
         refusal = causes.refusal(self._failed, self._options.retries)
         self._report(notice.FAILED, number, reason, end.record.cause, restarts=refusal is None)
@@ -224,21 +224,21 @@ class Supervisor:
             self._standby = self._new_standby()  # it imports during the wait
         begins_at = time.monotonic() + delay
         while time.monotonic() < begins_at and self._stopped_by is None and not self._membership.has_changed:
-            time.sleep(_SHORTEST_WAIT)
+            time.sleep(_POLL_SECONDS)
             self._carry_out()
         if self._stopped_by is not None:
             self._report(notice.ENDED, number, f"ended by {signal_name(self._stopped_by)}")
         return self._stopped_by is None
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _handle_ending(self, number: int, frame: FrameType | None) -> None:
         self._stopped_by = number
         self._signals.append(number)
 
     def _handle_passed(self, number: int, frame: FrameType | None) -> None:
-        self._to_pass.append(number)
+        self._signals_to_pass.append(number)
 
     def _handle_resize(self) -> None:
-        self._is_resized = True
+        self._terminal_changed = True
 
     def _first_number(self) -> int:
         options = self._options
@@ -260,7 +260,7 @@ class Supervisor:
             return None
         return logs
 
-    def _keep(self, record: AttemptRecord) -> None:
+    def _store_failure(self, record: AttemptRecord) -> None:
         if self._options.log_dir is None:
             return
         try:
@@ -273,7 +273,7 @@ class Supervisor:
         except OSError as error:
             log.warning("cannot store the end of the attempt: %s", error.strerror)
 
-    def _keep_success(self, number: int) -> None:
+    def _store_success(self, number: int) -> None:
         if self._options.log_dir is None:
             return
         logs = AttemptLogs.of(self._options.log_dir, self._options.job, number)
@@ -290,7 +290,7 @@ class Supervisor:
         self, kind: str, number: int, reason: str = "", cause: Cause | None = None, *, restarts: bool = False
     ) -> None:
         if self._link is not None and (kind == notice.GONE or self._speaks_for_job()):
-            self._link.tell(kind, number, reason, cause, restarts=restarts)
+            self._link.send_notice(kind, number, reason, cause, restarts=restarts)
 
     def _speaks_for_job(self) -> bool:
         if self._options.nodes is None and not self._options.line.is_one_of_several:

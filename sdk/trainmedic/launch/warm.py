@@ -30,13 +30,13 @@ from typing import Any, Callable, NoReturn
 
 READ = b"1"
 _LONGEST_MESSAGE = 1 << 20
+# Default sockets accept such a message whole.
 _LONGEST_REQUEST = 1 << 16
-"""Default sockets accept such a message whole."""
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _THREADS = "OMP_NUM_THREADS"
-_ALSO = ("numpy", "torch._dynamo", "trainmedic.torch", "trainmedic.distributed")
-"""The first optimizer imports the second, which takes as long as PyTorch."""
+# torch._dynamo, which the first optimizer imports, takes as long as PyTorch.
+_OTHER_IMPORTS = ("numpy", "torch._dynamo", "trainmedic.torch", "trainmedic.distributed")
 
 
 def main(orders: int, threads: str) -> NoReturn:
@@ -64,6 +64,7 @@ def main(orders: int, threads: str) -> NoReturn:
 
 
 def _import_torch(threads: str) -> str:
+    """Return why it cannot be used, "" if it can."""
     before = os.environ.copy()
     if threads:
         os.environ[_THREADS] = threads
@@ -74,7 +75,7 @@ def _import_torch(threads: str) -> str:
         import torch.utils.data
         from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-        for name in _ALSO:
+        for name in _OTHER_IMPORTS:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -110,13 +111,13 @@ def _execute(argv: list[str]) -> NoReturn:
 
 
 def _serve(order: dict[str, Any]) -> NoReturn:
-    own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    own, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     torchrun = os.fork()
     if torchrun == 0:
         own.close()
-        run = functools.partial(_run_torchrun, order["torchrun"], order["environment"], its)
-        _end_quickly(lambda: _run(run), ends_well_too=True)
-    its.close()
+        run = functools.partial(_run_torchrun, order["torchrun"], order["environment"], its_end)
+        _end_quickly(lambda: _run(run), skips_teardown=True)
+    its_end.close()
 
     def pass_on(number: int, _: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -126,20 +127,20 @@ def _serve(order: dict[str, Any]) -> NoReturn:
         signal.signal(stopping, pass_on)
     ranks: set[int] = set()
     while True:
-        if select.select([own], [], [], _LOOK_SECONDS)[0] and (pid := _fork_rank(own)):
+        if select.select([own], [], [], _POLL_SECONDS)[0] and (pid := _fork_rank(own)):
             ranks.add(pid)
         for pid in sorted(ranks):
-            code = _ended(pid)
+            code = _status_if_ended(pid)
             if code is not None:
                 ranks.discard(pid)
                 with contextlib.suppress(OSError):
                     own.send(json.dumps({"ended": pid, "status": code}).encode())
-        code = _ended(torchrun)
+        code = _status_if_ended(torchrun)
         if code is not None:
             _end_as(code)
 
 
-def _ended(pid: int) -> int | None:
+def _status_if_ended(pid: int) -> int | None:
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if ended is None:
         return None
@@ -155,29 +156,30 @@ def _end_as(code: int) -> NoReturn:
 
 
 def _fork_rank(own: socket.socket) -> int:
+    """Fork a requested rank and send its process ID; 0 at the end of the requests."""
     message, streams, _, _ = socket.recv_fds(own, _LONGEST_MESSAGE, 2)
     if not message:
         return 0
     request = json.loads(message)
-    leads, leads_end = os.pipe()
+    group_led, group_led_end = os.pipe()
     pid = os.fork()
     if pid == 0:
         for stopping in _STOPPING:
             signal.signal(stopping, signal.default_int_handler if stopping == signal.SIGINT else signal.SIG_DFL)
         os.setsid()
         own.close()
-        os.close(leads)
-        os.close(leads_end)  # torchrun may signal the process group from now on
+        os.close(group_led)
+        os.close(group_led_end)  # torchrun may signal the process group from now on
         for place, stream in enumerate(streams, 1):
             os.dup2(stream, place)
             os.close(stream)
         for name in request["removed"]:
             os.environ.pop(name, None)
         os.environ.update(request["changed"])
-        _end_quickly(lambda: _run(lambda: _run_rank(request["argv"])), ends_well_too=False)
-    os.close(leads_end)
-    os.read(leads, 1)
-    os.close(leads)
+        _end_quickly(lambda: _run(lambda: _run_rank(request["argv"])), skips_teardown=False)
+    os.close(group_led_end)
+    os.read(group_led, 1)  # until the rank leads its process group
+    os.close(group_led)
     for stream in streams:
         os.close(stream)
     own.send(json.dumps({"pid": pid}).encode())
@@ -191,7 +193,7 @@ def _run(work: Callable[[], None]) -> NoReturn:
     except SystemExit:
         raise
     except BaseException as error:  # the process ends as Python would end it
-        error.__traceback__ = _of_the_program(error.__traceback__)
+        error.__traceback__ = _without_own_frames(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
         if isinstance(error, KeyboardInterrupt):
             sys.excepthook = lambda *_: None  # it has been called
@@ -200,15 +202,15 @@ def _run(work: Callable[[], None]) -> NoReturn:
     raise SystemExit(0)
 
 
-def _end_quickly(work: Callable[[], NoReturn], *, ends_well_too: bool) -> NoReturn:
+def _end_quickly(work: Callable[[], NoReturn], *, skips_teardown: bool) -> NoReturn:
     """Do a process's work.
 
-    After a failure, or always with `ends_well_too`, skip Python's teardown, which would copy pages.
+    After a failure, or with `skips_teardown`, skip Python's teardown, which would copy pages.
     """
     try:
         work()
     except SystemExit as end:
-        if not end.code and not ends_well_too:
+        if not end.code and not skips_teardown:
             raise
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if end.code is not None and not isinstance(end.code, int):
@@ -230,7 +232,7 @@ def _flush(stream: Any) -> None:
         stream.flush()
 
 
-def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
         trace = trace.tb_next
     return trace
@@ -244,7 +246,7 @@ def _run_torchrun(arguments: list[str], environment: dict[str, str], link: socke
     cold = subprocess_handler.SubprocessHandler._popen
 
     def start(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
-        if args[0] != sys.executable or not _program(list(args)):
+        if args[0] != sys.executable or not _program_arguments(list(args)):
             return cold(handler, args, env)
         request = ranks.request(list(args), env)
         if len(request) > _LONGEST_REQUEST:
@@ -256,7 +258,8 @@ def _run_torchrun(arguments: list[str], environment: dict[str, str], link: socke
     torchrun(arguments)
 
 
-def _program(argv: list[str]) -> list[str]:
+def _program_arguments(argv: list[str]) -> list[str]:
+    """Return the program and its arguments; empty for forms that a fork cannot run."""
     rest = argv[2:] if argv[1:2] == ["-u"] else argv[1:]
     if rest[:1] == ["-m"]:
         return rest if len(rest) > 1 else []
@@ -270,7 +273,7 @@ def _run_rank(argv: list[str]) -> None:
     _seed()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(write_through=True)  # type: ignore[union-attr]
-    program, sys.orig_argv = _program(argv), argv
+    program, sys.orig_argv = _program_arguments(argv), argv
     # It stays the main module until the process ends: exit functions and threads pickle its classes.
     main_module = sys.modules["__main__"] = types.ModuleType("__main__")
     names = vars(main_module)
@@ -312,10 +315,12 @@ def _seed() -> None:
 
 
 class _Ranks:
+    """torchrun's connection to the process that forks the ranks."""
+
     def __init__(self, link: socket.socket, environment: dict[str, str]) -> None:
         self._link = link
         self._environment = environment
-        self._ended: dict[int, int] = {}
+        self._status_by_pid: dict[int, int] = {}
         self._lock = threading.Lock()
 
     def request(self, argv: list[str], environment: dict[str, str]) -> bytes:
@@ -332,7 +337,7 @@ class _Ranks:
                 answer = json.loads(self._link.recv(_LONGEST_MESSAGE) or b'{"pid": 0}')
                 if "pid" in answer:
                     break
-                self._ended[answer["ended"]] = answer["status"]
+                self._status_by_pid[answer["ended"]] = answer["status"]
         if not answer["pid"]:
             raise OSError("the process that forks the ranks has ended")
         return _Rank(answer["pid"], argv, self)
@@ -340,16 +345,18 @@ class _Ranks:
     def status(self, pid: int, timeout: float | None) -> int | None:
         """Return a rank's exit code, negative for a signal; None after `timeout` seconds."""
         with self._lock:
-            while pid not in self._ended and select.select([self._link], [], [], timeout)[0]:
+            while pid not in self._status_by_pid and select.select([self._link], [], [], timeout)[0]:
                 message = self._link.recv(_LONGEST_MESSAGE)
                 if not message:
                     return -signal.SIGKILL
                 message_of_end = json.loads(message)
-                self._ended[message_of_end["ended"]] = message_of_end["status"]
-            return self._ended.get(pid)
+                self._status_by_pid[message_of_end["ended"]] = message_of_end["status"]
+            return self._status_by_pid.get(pid)
 
 
 class _Rank:
+    """Rank with the interface of `subprocess.Popen`."""
+
     def __init__(self, pid: int, args: list[str], ranks: _Ranks) -> None:
         self.pid = pid
         self.args = args
@@ -367,7 +374,7 @@ class _Rank:
 
         end = None if timeout is None else time.monotonic() + timeout
         while self.returncode is None:
-            self.returncode = self._ranks.status(self.pid, _LOOK_SECONDS)
+            self.returncode = self._ranks.status(self.pid, _POLL_SECONDS)
             if self.returncode is None and end is not None and time.monotonic() >= end:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         return self.returncode

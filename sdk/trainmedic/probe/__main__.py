@@ -13,7 +13,7 @@ from typing import Any, Mapping, Sequence
 from trainmedic.errors import ConfigurationError
 from trainmedic.version import __version__
 
-OK, BAD, WRONG_USE, FAILED, TRAINS = 0, 1, 2, 3, 4
+OK, BAD, WRONG_USE, FAILED, TRAINS = 0, 1, 2, 3, 4  # exit codes
 MOST_RANKS = 64
 
 _DESCRIPTION = """\
@@ -74,7 +74,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _least_ranks(options: argparse.Namespace) -> int:
-    """One rank has nobody to communicate with, but memory."""
+    """Return 1 for a test of memory, which needs no other rank."""
     return 2 if options.memory is None else 1
 
 
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
     if "RANK" not in os.environ:
         return _start_ranks(options, given)
-    return _be_a_rank(options)
+    return _run_rank(options)
 
 
 def _start_ranks(options: argparse.Namespace, given: Sequence[str]) -> int:
@@ -120,7 +120,7 @@ def _start_ranks(options: argparse.Namespace, given: Sequence[str]) -> int:
     return local_ranks.run(ranks, given)
 
 
-def _be_a_rank(options: argparse.Namespace) -> int:
+def _run_rank(options: argparse.Namespace) -> int:
     from trainmedic.probe.measuring import ProbeSizes
     from trainmedic.probe.running import NodesTrain, ProbeOptions, probe
 

@@ -28,12 +28,12 @@ WORST_FIRST = (WRONG, SLOW, NEW, OK)
 
 KEPT = 10
 """Good measurements per pair."""
-_SLOWER = 2.0
-"""Multiple of the usual latency at which a barrier is slow."""
-_NOTICEABLE = 100e-6
-"""Seconds; a busy CPU causes smaller differences."""
-_LESS = 0.7
-"""Share of the usual bandwidth below which an all-reduce is slow."""
+# Multiple of the usual latency at which a barrier is slow.
+_SLOW_BARRIER = 2.0
+# Seconds; a busy CPU causes smaller differences.
+_SMALLEST_DIFFERENCE_S = 100e-6
+# Share of the usual bandwidth below which an all-reduce is slow.
+_SLOW_REDUCE = 0.7
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,11 @@ def judged(measured: Measurement, usual: PairBaseline | None, least_bytes_per_s:
 
 def _slower(measured: Measurement, usual: PairBaseline) -> Iterator[str]:
     latency = measured.barrier.median
-    if latency > _SLOWER * usual.barrier_seconds and latency - usual.barrier_seconds > _NOTICEABLE:
+    if latency > _SLOW_BARRIER * usual.barrier_seconds and latency - usual.barrier_seconds > _SMALLEST_DIFFERENCE_S:
         yield f"barrier: {latency * 1e6:.0f} µs, usually {usual.barrier_seconds * 1e6:.0f} µs"
     for each in measured.all_reduce:
         before = usual.bytes_per_s.get(each.bytes)
-        if before is not None and each.bytes_per_s < _LESS * before:
+        if before is not None and each.bytes_per_s < _SLOW_REDUCE * before:
             yield f"all-reduce of {_size(each.bytes)}: {_rate(each.bytes_per_s)}, usually {_rate(before)}"
 
 
@@ -93,8 +93,8 @@ def _rate(rate: float) -> str:
     return f"{rate / 1e9:.3g} GB/s"
 
 
+# Errors of a file without baselines.
 _UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
-"""Errors of a file without baselines."""
 
 
 class BaselineFile:
@@ -143,12 +143,12 @@ class BaselineFile:
         return dict(pairs)
 
     def _write(self, samples: Mapping[str, Any]) -> None:
-        beside = self._path.with_suffix(".new")
+        unfinished = self._path.with_suffix(".new")
         text = json.dumps({"version": 1, "pairs": samples}, indent=1, sort_keys=True)
-        beside.unlink(missing_ok=True)
-        with open(beside, "x", encoding="utf-8", opener=_no_link) as file:
+        unfinished.unlink(missing_ok=True)
+        with open(unfinished, "x", encoding="utf-8", opener=_no_link) as file:
             file.write(text)
-        beside.replace(self._path)
+        unfinished.replace(self._path)
 
 
 def _no_link(path: str, flags: int) -> int:

@@ -12,7 +12,7 @@ from typing import Sequence
 def run(ranks: int, arguments: Sequence[str]) -> int:
     """Run the ranks, none of which outlives the call; return the first nonzero exit code."""
     port = _free_port()
-    processes = [_started(rank, ranks, port, arguments) for rank in range(ranks)]
+    processes = [_start(rank, ranks, port, arguments) for rank in range(ranks)]
     try:
         codes = [process.wait() for process in processes]
     finally:
@@ -23,7 +23,7 @@ def run(ranks: int, arguments: Sequence[str]) -> int:
     return next((code for code in codes if code), 0)
 
 
-def _started(rank: int, ranks: int, port: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+def _start(rank: int, ranks: int, port: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
     environment = {
         **os.environ,
         "RANK": str(rank),

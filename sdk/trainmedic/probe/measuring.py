@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 MEGABYTE = 1_000_000
+# The first calls connect and allocate.
 _WARM_UP = 2
-"""The first calls connect and allocate."""
-_REPEATS = 5
+_REPEATS = 5  # measured all-reduces
 
 
 @dataclass(frozen=True)
@@ -67,25 +67,27 @@ def measure(group: Any, control: Any, device: torch.device, sizes: ProbeSizes) -
     def barrier() -> None:
         dist.barrier(group=group, device_ids=[device.index] if device.type == "cuda" else None)
 
-    seconds = [_slowest(time_one, control) for time_one in _timed(barrier, device, sizes.barriers)]
+    seconds = [_slowest(time_one, control) for time_one in _time(barrier, device, sizes.barriers)]
     barriers = BarrierTimes(len(seconds), statistics.fmean(seconds), statistics.median(seconds), max(seconds))
-    reduces = tuple(_reduced(round(size * MEGABYTE), group, control, device, ranks) for size in sizes.megabytes)
+    reduces = tuple(
+        _measure_all_reduce(round(size * MEGABYTE), group, control, device, ranks) for size in sizes.megabytes
+    )
     return Measurement(ranks, barriers, reduces)
 
 
-def _reduced(size: int, group: Any, control: Any, device: torch.device, ranks: int) -> ReduceTime:
+def _measure_all_reduce(size: int, group: Any, control: Any, device: torch.device, ranks: int) -> ReduceTime:
     numbers = torch.empty(max(size // 4, 1), dtype=torch.float32, device=device)
     mine = float(dist.get_rank(group) + 1)
-    right = ranks * (ranks + 1) / 2
+    expected = ranks * (ranks + 1) / 2
     wrong = 0
     times = []
     for turn in range(_WARM_UP + _REPEATS):
         numbers.fill_(mine)
-        _finish(device)
+        _synchronize(device)
         dist.barrier(group=control)  # a common start: waiting for others is not slowness
-        (seconds,) = _timed(lambda: dist.all_reduce(numbers, group=group), device, 1, warm_up=0)
+        (seconds,) = _time(lambda: dist.all_reduce(numbers, group=group), device, 1, warm_up=0)
         # Integers below 2**24 are exact in float32 in any order of addition.
-        wrong += int((numbers != right).any())
+        wrong += int((numbers != expected).any())
         if turn >= _WARM_UP:
             times.append(_slowest(seconds, control))
     median = statistics.median(times)
@@ -93,19 +95,19 @@ def _reduced(size: int, group: Any, control: Any, device: torch.device, ranks: i
     return ReduceTime(size, median, size / median, size / median * 2 * (ranks - 1) / ranks, _none_wrong(wrong, control))
 
 
-def _timed(work: Callable[[], Any], device: torch.device, count: int, warm_up: int = _WARM_UP) -> list[float]:
+def _time(work: Callable[[], Any], device: torch.device, count: int, warm_up: int = _WARM_UP) -> list[float]:
     seconds = []
     for turn in range(warm_up + count):
-        _finish(device)
+        _synchronize(device)
         began = time.perf_counter()
         work()
-        _finish(device)
+        _synchronize(device)
         if turn >= warm_up:
             seconds.append(time.perf_counter() - began)
     return seconds
 
 
-def _finish(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

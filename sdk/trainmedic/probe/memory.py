@@ -11,8 +11,8 @@ import torch
 
 CPU_BYTES = 256_000_000
 _BLOCK, _CPU_BLOCK = 1 << 30, 1 << 26
+# The first one is a warm-up, and not timed. After them each number is its own position.
 _PATTERNS = (0, 0x55555555, -0x55555556)
-"""The first one is a warm-up, and not timed. After them each number is its own position."""
 
 
 @dataclass(frozen=True)
@@ -25,19 +25,22 @@ class MemoryTest:
 
 def check_memory(device: torch.device, percent: float) -> MemoryTest:
     """Test this share of the GPU's free memory, or `CPU_BYTES` of main memory."""
-    blocks = _blocks(device, percent)
+    blocks = _allocate(device, percent)
     size = sum(block.numel() * 4 for block in blocks)
     wrong = torch.zeros(1, dtype=torch.int64, device=device)
     began = 0.0
     for turn, pattern in enumerate((*_PATTERNS, None)):
         if turn == 1:
-            _finish(device)
+            _synchronize(device)
             began = time.perf_counter()
         for block in blocks:
-            block.copy_(_positions(block)) if pattern is None else block.fill_(pattern)
+            if pattern is None:
+                block.copy_(_positions(block))
+            else:
+                block.fill_(pattern)
         for block in blocks:
             wrong += (block != (_positions(block) if pattern is None else pattern)).any()
-    _finish(device)
+    _synchronize(device)
     seconds = time.perf_counter() - began
     result = MemoryTest(size, size * len(_PATTERNS) / seconds, int(wrong.item()) == 0)
     del blocks
@@ -46,8 +49,8 @@ def check_memory(device: torch.device, percent: float) -> MemoryTest:
     return result
 
 
-def _blocks(device: torch.device, percent: float) -> list[torch.Tensor]:
-    """Allocate the memory. Other processes may take some of it meanwhile, so less is enough."""
+def _allocate(device: torch.device, percent: float) -> list[torch.Tensor]:
+    # Other processes may take some of the memory during this time, so less is enough.
     is_gpu = device.type == "cuda"
     left = int(torch.cuda.mem_get_info(device)[0] * percent / 100) if is_gpu else CPU_BYTES
     blocks: list[torch.Tensor] = []
@@ -67,6 +70,6 @@ def _positions(block: torch.Tensor) -> torch.Tensor:
     return torch.arange(block.numel(), dtype=torch.int32, device=block.device)
 
 
-def _finish(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

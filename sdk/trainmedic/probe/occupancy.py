@@ -11,21 +11,21 @@ from urllib.parse import quote
 
 import torch
 
+# Bytes; a CUDA context takes about 0.5 GB.
 _OWN_BYTES = 2 * 10**9
-"""Bytes; a CUDA context takes about 0.5 GB."""
 _TIMEOUT = 10.0
 _LARGEST_ANSWER = 64 << 20
 _MOST_PAGES = 1000
 
 
-_FAULTS = (
+_REQUEST_ERRORS = (
     *(urllib.error.URLError, OSError, http.client.HTTPException),
     *(ValueError, LookupError, TypeError, AttributeError, RecursionError),
 )
 
 
 def gpu_in_use(device: torch.device) -> str | None:
-    """Return the reason; None if it is idle."""
+    """Return how much memory is in use; None if it is little."""
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)
@@ -46,7 +46,7 @@ def jobs_on(nodes: Iterable[str], server: str, token: str | None) -> list[str]:
             if cursor is None:
                 return reasons
         raise ValueError(f"the job list has more than {_MOST_PAGES} pages")
-    except _FAULTS as error:
+    except _REQUEST_ERRORS as error:
         return [f"cannot list the server's jobs: {error}"]
 
 

@@ -65,7 +65,7 @@ def probe(options: ProbeOptions) -> dict[str, Any] | None:
         memory = _tested_memory(node, device, options.memory_percent)
         # One rank alone reduces nothing.
         sizes = options.sizes if dist.get_world_size() > 1 else replace(options.sizes, megabytes=())
-        whole, pairs = _measured(ranks_by_node, device, patience, sizes)
+        whole, pairs = _measure_all(ranks_by_node, device, patience, sizes)
         return _document(ranks_by_node, device, whole, pairs, memory, options) if dist.get_rank() == 0 else None
     finally:
         dist.destroy_process_group()
@@ -87,9 +87,9 @@ def _refuse_if_training(device: torch.device, nodes: set[str], options: ProbeOpt
         mine += occupancy.jobs_on(nodes, options.server, options.token)
     reasons: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(reasons, mine)
-    told = [reason for of_rank in reasons for reason in of_rank]
-    if told:
-        raise NodesTrain("; ".join(told))
+    given = [reason for of_rank in reasons for reason in of_rank]
+    if given:
+        raise NodesTrain("; ".join(given))
 
 
 def _tested_memory(node: str, device: torch.device, percent: float | None) -> list[dict[str, Any]]:
@@ -102,15 +102,15 @@ def _tested_memory(node: str, device: torch.device, percent: float | None) -> li
     return results
 
 
-def _measured(
+def _measure_all(
     ranks_by_node: Mapping[str, list[int]], device: torch.device, patience: timedelta, sizes: ProbeSizes
 ) -> tuple[Measurement, dict[Pair, Measurement]]:
     everybody = list(range(dist.get_world_size()))
-    whole = _of_group(everybody, device, patience, sizes)
+    whole = _measure_group(everybody, device, patience, sizes)
     assert whole is not None
     mine: dict[Pair, Measurement] = {}
     for turn in rounds.rounds(ranks_by_node):
-        results = zip(turn, _of_round(turn, ranks_by_node, device, patience, sizes), strict=True)
+        results = zip(turn, _measure_round(turn, ranks_by_node, device, patience, sizes), strict=True)
         mine.update({pair: result for pair, result in results if result is not None})
         dist.barrier()
     gathered: list[Any] = [None] * len(everybody)
@@ -118,16 +118,18 @@ def _measured(
     return whole, {pair: result for of_rank in gathered for pair, result in of_rank.items()}
 
 
-def _of_round(
+def _measure_round(
     turn: list[Pair], ranks_by_node: Mapping[str, list[int]], device: torch.device, patience: timedelta, sizes: Any
 ) -> list[Measurement | None]:
-    """Measure a round's pairs. All ranks create all groups first, in the same order."""
+    # All ranks create all groups first, in the same order.
     groups = [_groups(rounds.ranks_of(pair, ranks_by_node), device, patience) for pair in turn]
-    return [_run(*group, device, sizes) for group in groups]
+    return [_measure_if_member(*group, device, sizes) for group in groups]
 
 
-def _of_group(ranks: list[int], device: torch.device, patience: timedelta, sizes: ProbeSizes) -> Measurement | None:
-    return _run(*_groups(ranks, device, patience), device, sizes)
+def _measure_group(
+    ranks: list[int], device: torch.device, patience: timedelta, sizes: ProbeSizes
+) -> Measurement | None:
+    return _measure_if_member(*_groups(ranks, device, patience), device, sizes)
 
 
 def _groups(ranks: list[int], device: torch.device, patience: timedelta) -> tuple[Any, Any, bool]:
@@ -137,7 +139,9 @@ def _groups(ranks: list[int], device: torch.device, patience: timedelta) -> tupl
     return group, control, dist.get_rank() in ranks
 
 
-def _run(group: Any, control: Any, is_member: bool, device: torch.device, sizes: ProbeSizes) -> Measurement | None:
+def _measure_if_member(
+    group: Any, control: Any, is_member: bool, device: torch.device, sizes: ProbeSizes
+) -> Measurement | None:
     if not is_member:
         return None
     try:

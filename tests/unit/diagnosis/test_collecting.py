@@ -32,7 +32,7 @@ def test_what_a_training_caught_does_not_pile_up() -> None:
     caught = [line.encode() for number in range(500) for line in _caught(number)]
     last = [line.encode() for line in [*_caught(0)[:2], "KeyError: 'labels'"]]
     collector = Collector(shipped_rules())
-    collector.stream(Origin("training", rank=3, stream="a"), [*caught, *last], _WRITTEN)
+    collector.read_stream(Origin("training", rank=3, stream="a"), [*caught, *last], _WRITTEN)
     facts = collector.facts()
     assert len(facts.findings) < 110
     assert len(facts.outlived) < 110
@@ -49,7 +49,7 @@ def test_a_kernel_that_kills_without_end_does_not_pile_up() -> None:
         for number in range(1_000)
     ]
     collector = Collector(shipped_rules())
-    collector.stream(Origin("kernel", node="node-1", stream="k"), [line.encode() for line in lines], _WRITTEN)
+    collector.read_stream(Origin("kernel", node="node-1", stream="k"), [line.encode() for line in lines], _WRITTEN)
     findings = collector.facts().findings
     assert 190 < len(findings) <= 5110
     assert findings[-1].fields["pid"] == "999"

@@ -133,7 +133,7 @@ def test_a_launchers_line_tells_who_ended_and_how(line: str, found: list[object]
     """DeepSpeed prints the command of the last process it started, so that its rank is not taken for the failed
     one's."""
     told = exits.launcher_line(line, "n1")
-    assert [(e.teller, e.code, e.signal, e.rank, e.local_rank, e.node) for e in told] == found
+    assert [(e.reporter, e.code, e.signal, e.rank, e.local_rank, e.node) for e in told] == found
 
 
 def test_an_exit_code_of_a_shell_or_container_is_a_signal() -> None:

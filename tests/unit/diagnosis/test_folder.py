@@ -65,7 +65,7 @@ def test_a_name_tells_what_a_file_is(
     """Source, node, rank and attempt, and nothing that it does not say. The other file is of another node's rank."""
     other = "other-1/run_x/attempt_0/9/stdout.log" if local_rank is not None else "other.log"
     write(tmp_path, **{path.replace("/", "__"): "text\n", other.replace("/", "__"): "text\n"})
-    found = {str(file.path.relative_to(tmp_path)): file.origin for file in log_folder.look_into(tmp_path).files}
+    found = {str(file.path.relative_to(tmp_path)): file.origin for file in log_folder.classify_files(tmp_path).files}
     origin = found[path]
     assert (origin.source, origin.node, origin.attempt) == (source, node, attempt)
     one_node = len({each.node for each in found.values() if each.local_rank is not None}) == 1
@@ -88,7 +88,7 @@ def test_a_name_tells_what_a_file_is(
 def test_zeros_in_a_log_do_not_make_it_unread(begins: bytes, is_read: bool, tmp_path: Path) -> None:
     """The zero that PyTorch ends a message with, and the room of what was freed or cut; else zeros mean no text."""
     (tmp_path / "rank0.log").write_bytes(begins + b"\n" + RAISED.encode())
-    assert len(log_folder.look_into(tmp_path).files) == is_read
+    assert len(log_folder.classify_files(tmp_path).files) == is_read
     if is_read:
         assert "KeyError" in diagnosed(tmp_path).attempts[-1].verdict.summary or b"ERROR" in begins
 
@@ -115,7 +115,7 @@ def test_what_is_no_text_is_left_out_and_named(tmp_path: Path) -> None:
     (tmp_path / "link.log").symlink_to("/etc/passwd")
     os.mkfifo(tmp_path / "pipe.log")
     write(tmp_path, **{"rank0.log": RAISED})
-    folder = log_folder.look_into(tmp_path)
+    folder = log_folder.classify_files(tmp_path)
     kinds = {file.path.name: file.kind for file in folder.files}
     assert kinds == {"nccl_trace_rank_3": Kind.DUMP, "whatever_4": Kind.DUMP, "rank0.log": Kind.LINES}
     assert set(folder.left_out) == {"model.bin", "pipe.log"}

@@ -13,7 +13,7 @@ from tests.support.clocks import START
 from tests.support.pods import disrupted, ended, event, pod, waiting
 from tests.unit.diagnosis.test_job_diagnoses import World
 from trainmedic_core.target import Target, TargetKind
-from trainmedic_logs.diagnosis.pods import are_own
+from trainmedic_logs.diagnosis.pods import own_pod_test
 from trainmedic_logs.domain.finding import CauseClass, Origin, Role
 from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server.adapters import kubernetes_pods
@@ -324,7 +324,7 @@ def test_a_label_alone_makes_no_pod_a_jobs(
     namespace: str | None, is_known: bool, places: tuple[str, ...], namespaces: tuple[str, ...], expected: list[bool]
 ) -> None:
     """Its namespace has to be the job's, or the job to have been there, or nobody else to say the same."""
-    is_own = are_own(namespace, is_known, places, namespaces)
+    is_own = own_pod_test(namespace, is_known, places, namespaces)
     assert [is_own("team-a", "llm-7-worker-0", "gpu-11"), is_own("evil", "x", "gpu-99")] == expected
 
 

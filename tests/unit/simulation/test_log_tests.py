@@ -57,7 +57,7 @@ def test_they_pass_without_a_server_too(path: Path) -> None:
     assert [each.name for each in result.results] == [
         each.name for each in suite.run_file(path, registry.specs_only()).results
     ]
-    skipped = [problem.message for problem in log_suite.beyond_logs(path)]
+    skipped = [problem.message for problem in log_suite.server_parts(path)]
     assert all("not tested here; trainmedic-server tests it" in message for message in skipped)
 
 

@@ -15,17 +15,17 @@ from trainmedic_logs.errors import DumpError
 from trainmedic_logs.lines.masks import masked
 
 RULE = SOURCE = "flight-recorder"
-"""No log rule or policy has it."""
+"""Reserved: log rules and policies cannot use it."""
 LONGEST = 24 * 1024
 """Characters of a line; ten fit into an excerpt."""
-_KEPT = ((16, 8), (4, 0))
-"""Open and completed collectives per group; the second for too long lines."""
+# Open and completed collectives per group; the second pair for too long lines.
+_KEPT_COUNTS = ((16, 8), (4, 0))
 _LARGEST = 2**63 - 1
 
 
 def write(dump: Dump, attempt: int | None) -> str:
-    """Raises DumpError if the line is too long."""
-    for under_way, done in _KEPT:
+    """Raises DumpError if it is too long."""
+    for under_way, done in _KEPT_COUNTS:
         line = _written(dump, attempt, under_way, done)
         if len(line) <= LONGEST:
             return line
@@ -37,6 +37,7 @@ def write_refused(rank: int, attempt: int | None, why: str) -> str:
 
 
 def read(lines: Iterable[str], attempt: int | None) -> tuple[list[Dump], dict[int, str]]:
+    """Skips invalid lines."""
     dumps: list[Dump] = []
     refused: dict[int, str] = {}
     for line in lines:
@@ -45,7 +46,7 @@ def read(lines: Iterable[str], attempt: int | None) -> tuple[list[Dump], dict[in
             if attempt is not None and fields["attempt"] not in (attempt, None):
                 continue
             if "refused" in fields:
-                refused[_whole(fields["rank"])] = str(fields["refused"])[:300]
+                refused[_bounded_int(fields["rank"])] = str(fields["refused"])[:300]
             else:
                 dumps.append(_dump(fields))
         except (ValueError, KeyError, TypeError, IndexError, RecursionError):
@@ -93,22 +94,22 @@ def _dump(fields: dict[str, Any]) -> Dump:
     operations = [str(operation)[:200] for operation in fields["operations"]]
     entries = tuple(
         Entry(
-            groups[_whole(place)],
-            _whole(number),
-            operations[_whole(operation)],
+            groups[_bounded_int(place)],
+            _bounded_int(number),
+            operations[_bounded_int(operation)],
             "",
             is_done=done == 1,
             is_started=started == 1,
-            created_ns=_whole(created),
+            created_ns=_bounded_int(created),
         )
         for place, number, operation, done, started, created in fields["entries"]
     )
     called = fields["called"]
-    numbers = None if called is None else frozenset(_whole(number, least=-1) for number in called)
-    return Dump(_whole(fields["rank"]), tuple(groups[: _whole(fields["configured"])]), entries, numbers)
+    numbers = None if called is None else frozenset(_bounded_int(number, least=-1) for number in called)
+    return Dump(_bounded_int(fields["rank"]), tuple(groups[: _bounded_int(fields["configured"])]), entries, numbers)
 
 
-def _whole(value: Any, least: int = 0) -> int:
+def _bounded_int(value: Any, least: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
         raise ValueError("no such number")
     return value

@@ -1,5 +1,3 @@
-"""Validated dump of one rank."""
-
 from __future__ import annotations
 
 import json
@@ -18,8 +16,8 @@ MOST_ENTRIES = 200_000
 MOST_GROUPS = 20_000
 _MOST_RANKS = 200_000
 MOST_MEMBERS = 1_000_000
-"""A small pickle can repeat a list 20,000 times."""
-_DONE_KEPT = 32
+"""Ranks in all groups: a small pickle can repeat a list 20,000 times."""
+_DONE_KEPT = 32  # completed collectives per group
 _LONGEST_TEXT = 200
 _LARGEST = 2**63 - 1
 _RANKS = re.compile(r"\d{1,7}")
@@ -64,7 +62,7 @@ class TakenGroup(TypedDict):
 
 
 class Taken(TypedDict):
-    """JSON form, no larger in memory than the text."""
+    """JSON form, returned by the confined process."""
 
     rank: int
     configured: int
@@ -86,7 +84,7 @@ def read(raw: bytes, rank: int) -> Dump:
 
 
 def from_plain(value: Any, rank: int) -> Dump:
-    """Raises DumpError."""
+    """Validate an unpickled dump. Raises DumpError."""
     if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
         raise DumpError("it is not a flight recorder dump: it has no list of entries")
     listed, configured = value["entries"], value.get("pg_config")
@@ -94,9 +92,9 @@ def from_plain(value: Any, rank: int) -> Dump:
         raise DumpError(f"it has {len(listed):,} entries; at most {MOST_ENTRIES:,} are read")
     groups = dict(_groups(configured)) if isinstance(configured, dict) else {}
     entries = tuple(entry for item in listed if (entry := _entry(item, groups)))
-    if listed and not entries and not any(_is_between_two(item) for item in listed):
+    if listed and not entries and not any(_is_point_to_point(item) for item in listed):
         raise DumpError("none of its entries is a flight recorder entry")
-    return Dump(rank, tuple(groups.values()), tuple(_kept(entries)), _last_called(value.get("pg_status")))
+    return Dump(rank, tuple(groups.values()), tuple(_open_and_last_done(entries)), _last_called(value.get("pg_status")))
 
 
 def to_plain(dump: Dump) -> Taken:
@@ -165,7 +163,7 @@ def _entry(item: Any, groups: Mapping[str, ProcessGroup]) -> Entry | None:
     return Entry(group, number, operation, sizes, is_done, item.get("state") == "started", created)
 
 
-def _kept(entries: Iterable[Entry]) -> Iterable[Entry]:
+def _open_and_last_done(entries: Iterable[Entry]) -> Iterable[Entry]:
     by_group: dict[ProcessGroup, list[Entry]] = {}
     for entry in entries:
         by_group.setdefault(entry.group, []).append(entry)
@@ -174,7 +172,7 @@ def _kept(entries: Iterable[Entry]) -> Iterable[Entry]:
         yield from sorted((entry for entry in of if entry.is_done), key=lambda entry: entry.number)[-_DONE_KEPT:]
 
 
-def _is_between_two(item: Any) -> bool:
+def _is_point_to_point(item: Any) -> bool:
     return isinstance(item, dict) and item.get("is_p2p") is True
 
 

@@ -18,6 +18,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Waiting(Struct, frozen=True):
+    """Collective that did not complete."""
+
     group: ProcessGroup
     number: int
     operation: str
@@ -27,6 +29,7 @@ class Waiting(Struct, frozen=True):
     absent: tuple[int, ...]
     """Members that did not call it, by their own dumps."""
     silent: tuple[int, ...]
+    """Members without a dump."""
     differing: tuple[int, ...] = ()
     """Ranks with another operation than the majority: the program diverged."""
 
@@ -57,14 +60,14 @@ def read_together(dumps: Sequence[Dump]) -> Reading:
     entries: dict[ProcessGroup, dict[int, list[Entry]]] = defaultdict(lambda: defaultdict(list))
     for dump in by_rank.values():
         for entry in dump.entries:
-            entries[_whole(entry.group, by_rank)][dump.rank].append(entry)
+            entries[_with_members(entry.group, by_rank)][dump.rank].append(entry)
     waits = [wait for group, of_ranks in entries.items() if (wait := _waiting(group, of_ranks, by_rank))]
     waits.sort(key=lambda wait: (wait.since is None, wait.since, wait.group.name))
     members = {rank for dump in dumps for group in dump.groups for rank in group.ranks}
     return Reading(tuple(waits), tuple(sorted(members - set(by_rank))))
 
 
-def _whole(group: ProcessGroup, by_rank: Mapping[int, Dump]) -> ProcessGroup:
+def _with_members(group: ProcessGroup, by_rank: Mapping[int, Dump]) -> ProcessGroup:
     """Add members, which Gloo omits; the default group has all ranks."""
     if group.ranks or group.description != "default_pg":
         return group
@@ -78,8 +81,8 @@ def _waiting(
     if not open_numbers:
         return None
     lasts = {rank: max(entry.number for entry in of) for rank, of in entries.items()}
-    # If no member lacks any, it is the first unfinished one.
-    number = next((n for n in _candidates(open_numbers, group, lasts, by_rank)), open_numbers[0])
+    # If every member called all, take the first unfinished one.
+    number = next(_uncalled_numbers(open_numbers, group, lasts, by_rank), open_numbers[0])
     called = {rank: entry for rank, of in entries.items() for entry in of if entry.number == number}
     waiting = {rank: entry for rank, entry in called.items() if not entry.is_done}
     began = min((entry.created_ns for entry in waiting.values() if entry.created_ns > 0), default=None)
@@ -95,9 +98,10 @@ def _waiting(
     )
 
 
-def _candidates(
+def _uncalled_numbers(
     open_numbers: Sequence[int], group: ProcessGroup, lasts: Mapping[int, int], by_rank: Mapping[int, Dump]
 ) -> Iterator[int]:
+    # Groups may have thousands of ranks, so look only at numbers where the set of absent ranks can change.
     furthest_behind = min(lasts.values())
     without = [by_rank[rank].last_called or () for rank in group.ranks if rank in by_rank and rank not in lasts]
     next_of_those = {number + 1 for called in without for number in called}
@@ -112,8 +116,7 @@ def _candidates(
 def _absent(group: ProcessGroup, number: int, lasts: Mapping[int, int], by_rank: Mapping[int, Dump]) -> tuple[int, ...]:
     """Return the members whose dump shows that they did not call collective `number`.
 
-    If a recorder lists only open collectives, a rank that waits nowhere is absent if its counters show the previous
-    one, or if it has none.
+    A rank that waits nowhere is absent if its counters show the previous one, or if it has none.
     """
 
     def is_absent(rank: int) -> bool:

@@ -1,3 +1,5 @@
+"""Unpickling of plain values only."""
+
 from __future__ import annotations
 
 import io
