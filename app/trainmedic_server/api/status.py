@@ -102,7 +102,8 @@ def router(
     alert_map: AlertMapPort | None = None,
     routing_caveat: str = "",
 ) -> ApiRoutes:
-    routes = ApiRoutes("status")
+    # A parameter that a proxy adds to a probe or a scrape must not make it fail.
+    routes = ApiRoutes("status", takes_any_query=True)
 
     @routes.get("/health", summary="Liveness", response_model=Health)
     async def health() -> Health:

@@ -60,8 +60,9 @@ log = telemetry.logger(__name__)
 
 _DESCRIPTION = """Takes alerts from Alertmanager, repairs their causes by playbook, and shows what it did and why.
 
-Errors are `application/problem+json` (RFC 9457). A token is given as Bearer, or as the password of
-Basic with any user name; where no tokens are configured, none is asked for."""
+Errors are `application/problem+json` (RFC 9457). Unknown query parameters are refused (422), except by
+webhooks, events, probes and `/metrics`. A token is given as Bearer, or as the password of Basic with any user name;
+where no tokens are configured, none is asked for."""
 _WITHOUT_TOKEN = frozenset({"/health", "/ready", "/metrics"})
 # Models of errors and of bodies that our handlers read themselves. FastAPI does not document them.
 _UNKNOWN_TO_FASTAPI = (
