@@ -8,6 +8,7 @@ from trainmedic_server.domain.run import Decision
 
 class PlaybookDecision(Struct, frozen=True):
     run_id: str
+    """ID of the run, or of the history item that states why none started."""
     playbook: str
     target: str
     """Target key; empty if the labels name none."""
@@ -22,7 +23,11 @@ class Admission(Struct, frozen=True):
     alerts: int
     runs: tuple[PlaybookDecision, ...] = ()
     duplicates: int = 0
+    """Alerts already known in this status."""
     unmatched: int = 0
+    """Alerts without a reaction."""
     truncated: int = 0
+    """Alerts that Alertmanager dropped."""
     rejected: tuple[RejectedAlert, ...] = ()
     ignored: tuple[tuple[str, str], ...] = ()
+    """Malformed members that count as absent, as (path, message)."""

@@ -1,3 +1,5 @@
+"""Detection of lost and returned agents."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -9,7 +11,8 @@ from msgspec.structs import replace
 LOST_AFTER = timedelta(minutes=1)
 """Silence of a lost agent. A presence expires after 15 s."""
 KEPT = timedelta(days=1)
-SEEN_AGAIN = timedelta(minutes=10)
+"""Time after which a lost agent is forgotten, by default."""
+STORED_EVERY = timedelta(minutes=10)
 """Interval at which a present agent's last report is stored."""
 
 
@@ -22,13 +25,15 @@ class AgentLife(Struct, frozen=True):
 
 
 class AgentChanges(Struct, frozen=True):
+    """``save`` and ``forget`` (names) change the store. ``lost`` and ``returned`` are reported."""
+
     save: tuple[AgentLife, ...] = ()
     forget: tuple[str, ...] = ()
     lost: tuple[AgentLife, ...] = ()
     returned: tuple[AgentLife, ...] = ()
 
 
-def looked(
+def changes(
     known: Mapping[str, AgentLife],
     seen: Mapping[str, datetime],
     missing: Mapping[str, datetime],
@@ -42,7 +47,7 @@ def looked(
     save, lost, returned, forget = [], [], [], []
     for name, at in seen.items():
         before = known.get(name)
-        if before is None or before.lost_at is not None or at - before.seen_at >= SEEN_AGAIN:
+        if before is None or before.lost_at is not None or at - before.seen_at >= STORED_EVERY:
             save.append(AgentLife(name, at))
         if before is not None and before.lost_at is not None:
             returned.append(AgentLife(name, at))

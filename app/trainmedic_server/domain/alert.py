@@ -14,6 +14,7 @@ from trainmedic_core.once import once
 from trainmedic_server.domain.reaction import Reaction
 
 MOST_REASONS = 5
+"""Problems of a rejected alert that its reason states."""
 
 SHIPPED_RULE_LABEL = "trainmedic_rule"
 """Label of all shipped alert rules, required by playbooks that can do harm.
@@ -41,7 +42,7 @@ class AlertStatus(StrEnum):
 
 
 class Identity(NamedTuple):
-    """Reports with equal labels and start time concern the same alert."""
+    """Identity of an alert over all its reports: the digest of its labels, and its start."""
 
     fingerprint: str
     starts_at: datetime
@@ -84,6 +85,7 @@ class Alert(Struct, frozen=True, dict=True):
 
     @property
     def is_in_alertmanager(self) -> bool:
+        """False for stand-ins and events, which no Alertmanager knows."""
         return not self.is_stand_in and SENT_AS_EVENT not in self.annotations
 
     @property
@@ -91,6 +93,7 @@ class Alert(Struct, frozen=True, dict=True):
         return self.labels.get("alertname", "")
 
     def as_data(self) -> dict[str, Any]:
+        """Return the alert as expressions see it."""
         return {
             "name": self.name,
             "status": str(self.status),
@@ -116,7 +119,7 @@ class AlertRecord(Struct, frozen=True):
 
     - ``alertmanager``: delivered as resolved
     - ``superseded``: reported with a later start
-    - ``asked``: Alertmanager answered so
+    - ``asked``: Alertmanager, when asked, no longer had it
     - ``assumed``: no report for too long
     """
     reactions: tuple[Reaction, ...] = ()
@@ -139,7 +142,10 @@ class AlertRecord(Struct, frozen=True):
 
 
 def decisive(records: Sequence[AlertRecord]) -> Sequence[AlertRecord]:
-    """Return the alerts whose end means that the cause has ended: stand-ins, which never resolve, only if alone."""
+    """Return the alerts whose end means that the cause has ended.
+
+    Stand-ins never resolve, so they count only without other alerts.
+    """
     return [record for record in records if not record.is_stand_in] or records
 
 
@@ -175,4 +181,4 @@ class Delivery(Struct, frozen=True):
     truncated: int = 0
     rejected: tuple[RejectedAlert, ...] = ()
     ignored: tuple[tuple[str, str], ...] = ()
-    """Malformed members without consequences, as (path, message)."""
+    """Malformed members that count as absent, as (path, message)."""

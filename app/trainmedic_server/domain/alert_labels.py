@@ -24,10 +24,9 @@ class Label(NamedTuple):
 
 
 _LONGEST_SHOWN = 100
-
-
 _MOST_KEPT = 100
 _LONGEST_KEPT = 255
+"""Limits of cached sets of names: number, and characters of each."""
 
 
 class AlertLabels:
@@ -47,10 +46,12 @@ class AlertLabels:
         return labels if labels is not None else self._labels_of(name, written)
 
     def value(self, name: str) -> str:
+        """Return "" without such a label."""
         labels = self.under(name)
         return labels[0].value if labels else ""
 
     def values(self, name: str) -> Iterator[str]:
+        """Yield the label's values, then those of its ``exported_`` form."""
         return (label.value for form in (name, EXPORTED + name) for label in self.under(form))
 
     def of(self, names: tuple[str, ...]) -> Sequence[Label]:
@@ -64,7 +65,7 @@ class AlertLabels:
 
 
 class _LabelNames:
-    """Cached because all alerts of a rule share them."""
+    """Names of an alert's labels by lower-case name. Cached because all alerts of a rule share them."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.written: dict[str, tuple[str, ...]] = {}

@@ -27,18 +27,22 @@ class StepAhead(Struct, frozen=True):
 
 
 class Terms(Struct, frozen=True):
+    """What is asked of whom, as persisted with the question."""
+
     steps: tuple[StepAhead, ...] = ()
     by: tuple[str, ...] = ()
     """Allowed approvers: ``user:NAME``, ``group:NAME``, or a name of either kind. Empty allows any operator."""
     count: int = 1
     on_timeout: str = "fail"
     asked: int = 1
+    """How often the question has been asked."""
     escalated: bool = False
     lapsed: bool = False
     """True if it timed out and will be asked again. It can still be answered."""
     to: str | None = None
     """Notification channel; None for all."""
     void: tuple[str, ...] = ()
+    """IDs of orders without `OperatorOrder.asked` that answer an earlier question."""
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -46,6 +50,7 @@ class Terms(Struct, frozen=True):
 
     @property
     def gpus(self) -> int | None:
+        """Largest number of GPUs of a step; None if unknown."""
         known = [step.gpus for step in self.steps if step.gpus is not None]
         return max(known, default=None)
 
@@ -66,10 +71,10 @@ class Terms(Struct, frozen=True):
 
 def is_named(by: Sequence[str], name: str, groups: Sequence[str] | frozenset[str] = ()) -> bool:
     """Return whether `by` names the operator. Empty names all."""
-    return not by or any(_is_meant(entry, name, groups) for entry in by)
+    return not by or any(_names_operator(entry, name, groups) for entry in by)
 
 
-def _is_meant(entry: str, name: str, groups: Sequence[str] | frozenset[str]) -> bool:
+def _names_operator(entry: str, name: str, groups: Sequence[str] | frozenset[str]) -> bool:
     kind, _, rest = entry.partition(":")
     match kind:
         case "user" if rest:
@@ -91,6 +96,8 @@ class Unanswered(StrEnum):
 
 
 class AskedQuestion(Struct, frozen=True):
+    """A step's question, asked for the `asked`-th time."""
+
     step: str
     asked: int
 
@@ -119,6 +126,7 @@ def answers(step: StepState, orders: Sequence[OperatorOrder]) -> list[OperatorOr
 
 
 def approvers(step: StepState) -> tuple[str, ...]:
+    """Return the people who approved so far."""
     given = step.output.get("approved_by")
     if given is not None:
         return tuple(given)

@@ -24,6 +24,7 @@ EVENT_LABEL = "event"
 
 _BY_BODY = f"{EVENT}body-"
 _ENDED, _NOT_STARTED = "ended_run", "not_started"
+"""Annotations, as JSON."""
 
 
 def schedule_name(playbook: str) -> str:
@@ -39,7 +40,7 @@ def event_name(event: str) -> str:
 
 
 def phrase(alertname: str) -> str:
-    """Return a sentence on the beginning of a run, by the name of its alert."""
+    """Return a clause on what started a run, by the name of its alert."""
     kind, _, name = alertname.partition(":")
     match kind if name else "":
         case "schedule":
@@ -67,7 +68,7 @@ def of_ended_run(run: Run, cause: Alert | None) -> Alert:
         **{name: value for name, value in named.items() if value},
         "alertname": run_name(run.playbook),
     }
-    length = 1 + (_chained(cause) if cause is not None else 0)
+    length = 1 + (_chain_length(cause) if cause is not None else 0)
     ended = {
         "id": run.id,
         "playbook": run.playbook,
@@ -94,6 +95,7 @@ def of_event(event: str, labels: Mapping[str, str], key: str | None, body: bytes
 
 
 def sent_by_event(event: str, alert: Alert) -> Alert:
+    """Mark an alert that arrived in an event."""
     return replace(alert, annotations={**alert.annotations, SENT_AS_EVENT: event})
 
 
@@ -109,6 +111,7 @@ def _stand_in(
 
 
 def is_repeated(earlier: Alert, alert: Alert) -> bool:
+    """Return whether a stand-in with the fingerprint of an `earlier` one starts nothing new."""
     return not alert.fingerprint.startswith(_BY_BODY) or alert.starts_at - earlier.starts_at < REPEATED_WITHIN
 
 
@@ -122,13 +125,13 @@ def refusal_of(alert: Alert) -> tuple[Decision, str] | None:
 
 
 def ended_run_of(annotations: Mapping[str, str]) -> dict[str, Any]:
-    """Empty if no run's end began this one."""
+    """Return the run whose end started this one, as expressions see it. Empty for other beginnings."""
     text = annotations.get(_ENDED)
     ended: dict[str, Any] = json.loads(text) if text else {}
     return ended
 
 
-def _chained(cause: Alert) -> int:
+def _chain_length(cause: Alert) -> int:
     if not cause.fingerprint.startswith(ENDED_RUN):
         return 0
     return int(ended_run_of(cause.annotations).get("chained", 0))

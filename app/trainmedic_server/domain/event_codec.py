@@ -16,13 +16,14 @@ import msgspec
 from msgspec import NODEFAULT
 from msgspec.structs import asdict, fields
 
-from trainmedic_server.domain import group_events as group_events  # so that its kinds are there
+from trainmedic_server.domain import group_events as group_events  # defines kinds, as wait_events does
 from trainmedic_server.domain import wait_events as wait_events
 from trainmedic_server.domain.event_kinds import Decided, EventKind, UndoClosed, UndoDone
 from trainmedic_server.domain.run import Decision, Event
 
 
 def kinds_of(parent: type[EventKind]) -> Iterator[type[EventKind]]:
+    """Yield the classes without subclasses: the others group kinds."""
     sections = parent.__subclasses__()
     for section in sections:
         yield from kinds_of(section)
@@ -42,12 +43,13 @@ EVENT_KINDS: Mapping[str, type[EventKind]] = {name_of(each): each for each in ki
 DECIDED: Mapping[Decision, type[Decided]] = {
     decision: kind for decision in Decision if issubclass(kind := EVENT_KINDS.get(decision, EventKind), Decided)
 }
-"""`joined` has another kind, `duplicate` none."""
+"""Without `joined`, whose event is no `Decided`, and `duplicate`, which has no event."""
 UNDO_OVER = names(UndoDone, UndoClosed)
 
 
 def recorded(content: EventKind, at: datetime, run_id: str | None = None, actor: str = "trainmedic") -> Event:
-    name, _, defaults = _form(content.__class__)
+    """Return the event with this content. Members that equal their default are omitted."""
+    name, _, defaults = _members(content.__class__)
     data = asdict(content)
     for member, default in defaults:
         if data[member] == default:
@@ -63,7 +65,7 @@ def content_of(event: Event) -> EventKind | None:
     kind = EVENT_KINDS.get(event.kind)
     if kind is None:
         return None
-    _, required, _ = _form(kind)
+    _, required, _ = _members(kind)
     try:
         return msgspec.convert({**required, **event.data}, kind)
     except msgspec.ValidationError:
@@ -88,7 +90,7 @@ def _fits(value: Any, type_: Any) -> bool:
 
 
 @cache
-def _form(kind: type[EventKind]) -> tuple[str, Mapping[str, None], Sequence[tuple[str, Any]]]:
+def _members(kind: type[EventKind]) -> tuple[str, Mapping[str, None], Sequence[tuple[str, Any]]]:
     required = {field.name: None for field in fields(kind) if field.required}
     defaults = [
         (field.name, field.default if field.default is not NODEFAULT else {})

@@ -11,6 +11,7 @@ from trainmedic_server.domain.group_counts import GroupCounts
 from trainmedic_server.domain.run import Decision, Run, Status
 
 SHOWN = 20
+"""Members that events and answers list."""
 
 
 class Member(Struct, frozen=True):
@@ -46,7 +47,7 @@ class Member(Struct, frozen=True):
 
     @property
     def is_skipped(self) -> bool:
-        """True if nothing was done: another member takes its place."""
+        """True if nothing was done, so that another member takes its place in the batch."""
         return self.status is Status.NOT_STARTED and not self.is_error
 
 
@@ -55,6 +56,7 @@ def counted(total: int, members: Iterable[Member]) -> GroupCounts:
 
 
 def counted_together(total: int, members: Iterable[tuple[Member, int]]) -> GroupCounts:
+    """Count members that are given as (one of them, number of equal ones)."""
     counts = dict.fromkeys(("open", "succeeded", "failed", "skipped", "cancelled", "observed", "owing"), 0)
     begun, batch = 0, None
     for member, number in members:
@@ -76,4 +78,5 @@ def _kind(member: Member) -> str:
 
 
 def digest(members: Sequence[str]) -> str:
+    """Return a short hash of a frozen list of target keys."""
     return hashlib.sha256("\n".join(members).encode()).hexdigest()[:12]

@@ -50,6 +50,8 @@ class Input(BaseModel):
 
 
 class ReadInputs(Struct, frozen=True):
+    """Values by name, and problems as (name, message)."""
+
     values: Mapping[str, Value | None]
     problems: Sequence[tuple[str, str]] = field(default=())
 
@@ -59,6 +61,7 @@ class ReadInputs(Struct, frozen=True):
 
 
 def read(declared: Mapping[str, Input], given: Mapping[str, Value], owner: str = "playbook") -> ReadInputs:
+    """Check the given values, and add defaults. `owner` has the inputs: a playbook or fragment."""
     values: dict[str, Value | None] = {}
     problems: list[tuple[str, str]] = []
     for name in given.keys() - declared.keys():
@@ -69,7 +72,8 @@ def read(declared: Mapping[str, Input], given: Mapping[str, Value], owner: str =
         if value is None:
             values[name] = None
             if spec.required:
-                problems.append((name, f"is required; give a {spec.type}" if spec.type != "nodes" else _NODES_MISSING))
+                wanted = "names of nodes, separated by commas" if spec.type == InputType.NODES else f"a {spec.type}"
+                problems.append((name, f"is required; give {wanted}"))
             continue
         try:
             values[name] = read_value(spec.type, value)
@@ -79,15 +83,13 @@ def read(declared: Mapping[str, Input], given: Mapping[str, Value], owner: str =
 
 
 def wrong_defaults(declared: Mapping[str, Input]) -> Iterator[tuple[str, str]]:
+    """Yield (name, problem)."""
     for name, spec in declared.items():
         if spec.default is not None:
             if spec.required:
                 yield name, "default: a required input has none"
             for _, message in read({name: spec}, {}).problems:
                 yield name, f"default: {message}"
-
-
-_NODES_MISSING = "is required; give names of nodes, separated by commas"
 
 
 def read_value(kind: InputType, value: Value) -> Value:
@@ -130,7 +132,7 @@ def _number(value: Value) -> int | float:
 
 
 def read_time(text: str) -> datetime:
-    """Raises ValueError, also without a zone."""
+    """Return the time in UTC. Raises ValueError for other texts, and for a time without a zone."""
     try:
         read = datetime.fromisoformat(text)
     except ValueError:

@@ -19,10 +19,12 @@ from trainmedic_server.domain.event_kinds import JobEnded, JobFailed, JobGone, J
 GONE_AFTER = timedelta(minutes=1)
 """Silence of a gone job. A presence expires after 15 s."""
 KEPT = timedelta(days=1)
+"""Time after which an ended or gone job is forgotten."""
 OLDEST_NOTICE = timedelta(hours=12)
 """Half of `KEPT`, so that the job of a replayed notice is still remembered."""
 
 _MOST_LAUNCHERS = 64
+"""Launcher instances of a job whose notice numbers are stored."""
 _SILENT = "nothing has been heard of it, and it did not say that it ended"
 
 
@@ -37,7 +39,9 @@ class JobLife(Struct, frozen=True):
     state: LifeState
     since: datetime
     instance: str = ""
+    """ID of the last process that reported; empty if unknown."""
     reason: str = ""
+    """Last failure, or why it is gone; a person's note on an intended end."""
     failures: int = 0
     restarts: int = 0
     numbers: Mapping[str, int] = field(default_factory=dict)
@@ -49,13 +53,13 @@ class LifeChange(Struct, frozen=True):
     event: LifeEvent | None = None
 
 
-def heard(life: JobLife | None, name: str, instance: str, now: datetime) -> LifeChange | None:
-    """Return the change by a report of the job, or of its launcher if `instance` is empty. None for no change."""
+def after_report(life: JobLife | None, name: str, instance: str, now: datetime) -> LifeChange | None:
+    """Return the change by a report of process `instance`, or of the launcher if that is empty. None for no change."""
     if life is None:
         return LifeChange(JobLife(name, LifeState.PRESENT, now, instance))
     if life.state is LifeState.PRESENT:
-        is_other = instance not in ("", life.instance)
-        return LifeChange(replace(life, instance=instance)) if is_other else None
+        is_new_process = instance not in ("", life.instance)
+        return LifeChange(replace(life, instance=instance)) if is_new_process else None
     if life.state is LifeState.ENDED:
         # Data written shortly before the end may be read after it.
         is_back = instance != life.instance if instance else now - life.since > GONE_AFTER
@@ -64,15 +68,16 @@ def heard(life: JobLife | None, name: str, instance: str, now: datetime) -> Life
     return LifeChange(returned, JobReturned(life.name))
 
 
-def missed(life: JobLife, now: datetime) -> LifeChange | None:
+def after_silence(life: JobLife, now: datetime) -> LifeChange | None:
+    """Return the change if the job was silent for `GONE_AFTER`; None if it was not present."""
     if life.state is not LifeState.PRESENT:
         return None
     reason = life.reason or _SILENT
     return LifeChange(replace(life, state=LifeState.GONE, since=now, reason=reason), JobGone(life.name, reason))
 
 
-def noticed(life: JobLife | None, notice: Notice, has_launcher: bool, now: datetime) -> LifeChange | None:
-    """Return the change by a notice; None for a repeat, or if the job's last process is another.
+def after_notice(life: JobLife | None, notice: Notice, has_launcher: bool, now: datetime) -> LifeChange | None:
+    """Return the change by a notice; None if it is too old, a repeat, or not of the job's last process.
 
     `has_launcher`: a launcher sent it, about an attempt.
     """
@@ -90,7 +95,7 @@ def noticed(life: JobLife | None, notice: Notice, has_launcher: bool, now: datet
 
 
 def _counted(numbers: Mapping[str, int], notice: Notice) -> dict[str, int] | None:
-    """Return None for a repeat. Instances sort by start time."""
+    """Return the last numbers with this notice's; None for a repeat. Instances sort by start time."""
     is_full = len(numbers) >= _MOST_LAUNCHERS
     if notice.number <= numbers.get(notice.instance, 0) or (is_full and notice.instance < min(numbers)):
         return None
@@ -148,5 +153,5 @@ def overcrowding(lives: Collection[JobLife], most: int) -> list[JobLife]:
     """Return the jobs beyond `most`: ended ones first, then the longest unchanged."""
     if len(lives) <= most:
         return []
-    by_worth = sorted(lives, key=lambda life: (life.state is not LifeState.ENDED, life.since))
-    return by_worth[: len(lives) - most]
+    first_to_drop = sorted(lives, key=lambda life: (life.state is not LifeState.ENDED, life.since))
+    return first_to_drop[: len(lives) - most]

@@ -1,4 +1,4 @@
-"""Messages of the server about events that no playbook can report with ``notify``."""
+"""Messages that the server itself sends, in addition to those of playbooks by ``notify``."""
 
 from __future__ import annotations
 
@@ -42,6 +42,8 @@ class MessageKind(StrEnum):
 
 
 class MessageRule(Struct, frozen=True):
+    """Whether and where messages of a kind are sent. Without ``channels``, the routes decide."""
+
     severity: Severity
     is_on: bool = True
     channels: tuple[str, ...] = ()
@@ -71,12 +73,13 @@ class Message(Struct, frozen=True):
     kind: MessageKind
     severity: Severity
     topic: str
+    """Messages of one topic are grouped."""
     title: str
     text: str
     """Omitted if the message is grouped; may be empty."""
     at: datetime
     due_at: datetime
-    """Earliest time of sending. Until then, messages are grouped by topic and short-lived conditions dropped."""
+    """Earliest time of sending. Until then, messages are grouped, and those whose cause has ended are dropped."""
     run_id: str | None = None
     link: str = ""
 
@@ -95,7 +98,7 @@ def parse_rules(text: str) -> Mapping[MessageKind, MessageRule]:
         if parts is None:
             raise ValueError(f"{pair!r} is not kind=severity or kind=severity@channel, such as run_failed=critical")
         for kind in _kinds(parts[1]):
-            rules[kind] = _changed(rules[kind], parts[2], parts[3])
+            rules[kind] = _with_level(rules[kind], parts[2], parts[3])
     return rules
 
 
@@ -109,7 +112,7 @@ def _kinds(name: str) -> Iterator[MessageKind]:
         raise ValueError(f"unknown message kind {name!r}{hint}")
 
 
-def _changed(rule: MessageRule, level: str, channels: str | None) -> MessageRule:
+def _with_level(rule: MessageRule, level: str, channels: str | None) -> MessageRule:
     if channels is not None:
         rule = replace(rule, channels=tuple(dict.fromkeys(filter(None, channels.split(",")))))
     if level in ("on", "off"):
@@ -120,5 +123,6 @@ def _changed(rule: MessageRule, level: str, channels: str | None) -> MessageRule
 
 
 def minute(at: datetime | str) -> str:
+    """Return a time as ``31 Jan 12:00Z``."""
     moment = datetime.fromisoformat(at) if isinstance(at, str) else at
     return f"{moment.astimezone(UTC):%d %b %H:%M}Z"

@@ -25,11 +25,12 @@ class NoReaction(StrEnum):
 _WITHOUT_EFFECT = frozenset({*map(str, NoReaction), "target_unknown", "target_ambiguous"})
 _DUPLICATE = "duplicate"
 _LONGEST_REASON = 500
+"""Characters."""
 
 
 class Reaction(Struct, frozen=True):
     playbook: str
-    """Empty in ``not_accepted`` and in the count of playbooks without a stored reason."""
+    """Empty for ``not_accepted``, and for an entry that counts playbooks whose reasons are not stored."""
     decision: str
     reason: str = ""
     run_id: str | None = None
@@ -52,11 +53,11 @@ def merged(earlier: Iterable[Reaction], later: Iterable[Reaction]) -> tuple[Reac
     """
     by_playbook = {reaction.playbook: reaction for reaction in earlier if reaction.run_id is not None}
     for reaction in later:
-        if not _is_covered(reaction, by_playbook):
+        if not _keeps_earlier(reaction, by_playbook):
             by_playbook[reaction.playbook] = reaction
     return tuple(by_playbook.values())
 
 
-def _is_covered(reaction: Reaction, by_playbook: Mapping[str, Reaction]) -> bool:
-    has_run = reaction.run_id is not None
-    return reaction.playbook in by_playbook and (not has_run or reaction.decision == _DUPLICATE)
+def _keeps_earlier(reaction: Reaction, by_playbook: Mapping[str, Reaction]) -> bool:
+    is_minor = reaction.run_id is None or reaction.decision == _DUPLICATE
+    return is_minor and reaction.playbook in by_playbook

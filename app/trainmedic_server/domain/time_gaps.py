@@ -12,7 +12,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 SHORTEST = timedelta(minutes=1)
-"""Restarts and NTP corrections take seconds."""
+"""Shortest stored gap: restarts and NTP corrections take seconds."""
 
 Ago: TypeAlias = Callable[[timedelta], datetime]
 """Function that returns the time this far back, excluding gaps."""

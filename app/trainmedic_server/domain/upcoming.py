@@ -10,6 +10,8 @@ from msgspec import Struct, field
 
 
 class HeldBy(Struct, frozen=True):
+    """The run that holds the target."""
+
     run_id: str
     playbook: str
     target: str
@@ -19,7 +21,9 @@ class HeldBy(Struct, frozen=True):
     until: datetime | None = None
     """Latest end of that activity, if limited. More steps may follow."""
     at_deadline: str | None = None
+    """What happens at ``until``, for people."""
     held_by: HeldBy | None = None
+    """The run for which this one waits."""
 
 
 def clock(at: datetime) -> str:
@@ -38,16 +42,21 @@ def waiting(waits_for: str) -> str:
 
 
 class Upcoming(Struct, frozen=True):
+    """The present step (up to ``at_deadline``), and the next one. Texts are for people."""
+
     now: str | None = None
+    """ID of the present step; None before it starts."""
     waits_for: str | None = None
     holder: str | None = None
+    """ID of the run that holds the target; ``held_by`` has more."""
     held_by: HeldBy | None = None
     waiting_since: datetime | None = None
     not_before: datetime | None = None
+    """End of a wait for a time."""
     deadline: datetime | None = None
     at_deadline: str | None = None
     step: str | None = None
-    """None if the run ends next (see ``outcome``)."""
+    """ID of the next step; None if the run ends next (see ``outcome``)."""
     kind: str | None = None
     action: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)

@@ -18,6 +18,8 @@ class ValueType(StrEnum):
 
 
 class Each(Struct, frozen=True):
+    """A mapping whose values have one shape, or a list whose entries have."""
+
     value: Shape
     is_list: bool = False
 
@@ -42,11 +44,12 @@ def of_constant(value: Any) -> Shape:
 
 
 def of_outputs(outputs: Collection[str]) -> Mapping[str, Shape]:
-    """Types are unknown if `outputs` has only keys."""
+    """Return the shapes of an action's outputs by name; `ANY` if `outputs` lists only names."""
     return outputs if isinstance(outputs, Mapping) else dict.fromkeys(outputs, ANY)
 
 
 def member(owner: Shape, name: str) -> Shape:
+    """Return the shape of a member; `ANY` if unknown."""
     if isinstance(owner, Each):
         return owner.value
     return owner.get(name, ANY) if isinstance(owner, Mapping) else ANY
