@@ -98,7 +98,7 @@ def router(
     metrics: telemetry.Metrics,
     limits: ServerLimits,
     redis_caveat: Callable[[], str],
-    untold: Callable[[], str] = str,
+    channel_warning: Callable[[], str] = str,
     alert_map: AlertMapPort | None = None,
     routing_caveat: str = "",
 ) -> ApiRoutes:
@@ -127,8 +127,8 @@ def router(
         )
         if routing_caveat:
             readiness.notifications = Dependency(ok=True, detail=routing_caveat, caution=True)
-        if unheard := untold():
-            readiness.notifications = Dependency(ok=False, detail=unheard)
+        if warning := channel_warning():
+            readiness.notifications = Dependency(ok=False, detail=warning)
         if not readiness.ready:
             response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
         return readiness

@@ -8,26 +8,23 @@ from trainmedic_server.domain.run import Decision
 
 class PlaybookDecision(Struct, frozen=True):
     run_id: str
-    """ID of the run, or of the history item that states why none started."""
+    """ID of the run or history item."""
     playbook: str
     target: str
-    """Target key; empty if the labels name none."""
+    """Key; empty if the labels name none."""
     decision: Decision
     why: str = ""
 
 
 class Admission(Struct, frozen=True):
-    """Durable outcome of one delivery."""
+    """Durable outcome of one delivery; see `api.schemas.WebhookReply`."""
 
     delivery_id: str
     alerts: int
     runs: tuple[PlaybookDecision, ...] = ()
     duplicates: int = 0
-    """Alerts already known in this status."""
     unmatched: int = 0
-    """Alerts without a reaction."""
     truncated: int = 0
-    """Alerts that Alertmanager dropped."""
     rejected: tuple[RejectedAlert, ...] = ()
     ignored: tuple[tuple[str, str], ...] = ()
-    """Malformed members that count as absent, as (path, message)."""
+    """As (path, message)."""

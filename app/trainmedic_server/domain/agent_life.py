@@ -11,7 +11,7 @@ from msgspec.structs import replace
 LOST_AFTER = timedelta(minutes=1)
 """Silence of a lost agent. A presence expires after 15 s."""
 KEPT = timedelta(days=1)
-"""Time after which a lost agent is forgotten, by default."""
+"""A lost agent is forgotten then, by default."""
 STORED_EVERY = timedelta(minutes=10)
 """Interval at which a present agent's last report is stored."""
 
@@ -25,7 +25,7 @@ class AgentLife(Struct, frozen=True):
 
 
 class AgentChanges(Struct, frozen=True):
-    """``save`` and ``forget`` (names) change the store. ``lost`` and ``returned`` are reported."""
+    """``save`` and ``forget`` concern the store."""
 
     save: tuple[AgentLife, ...] = ()
     forget: tuple[str, ...] = ()
@@ -40,9 +40,8 @@ def changes(
     now: datetime,
     kept_since: datetime,
 ) -> AgentChanges:
-    """Return the changes if agents in `seen` are present and those in `missing` were silent for `LOST_AFTER`.
-
-    Values are times of the last report. Agents lost before `kept_since` are forgotten.
+    """Return the changes. `seen` and `missing` have the time of each agent's last report; those in `missing` were
+    silent for `LOST_AFTER`. Agents lost before `kept_since` are forgotten.
     """
     save, lost, returned, forget = [], [], [], []
     for name, at in seen.items():

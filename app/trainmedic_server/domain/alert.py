@@ -13,8 +13,7 @@ from trainmedic.wire.envelope import write_time
 from trainmedic_core.once import once
 from trainmedic_server.domain.reaction import Reaction
 
-MOST_REASONS = 5
-"""Problems of a rejected alert that its reason states."""
+MOST_REASONS = 5  # problems that a rejected alert's reason states
 
 SHIPPED_RULE_LABEL = "trainmedic_rule"
 """Label of all shipped alert rules, required by playbooks that can do harm.
@@ -35,14 +34,12 @@ STAND_INS = (BY_HAND, *BEGINNINGS)
 
 
 class AlertStatus(StrEnum):
-    """Alertmanager's status of an alert."""
-
     FIRING = "firing"
     RESOLVED = "resolved"
 
 
 class Identity(NamedTuple):
-    """Identity of an alert over all its reports: the digest of its labels, and its start."""
+    """Digest of the labels, and start: equal in all reports of an alert."""
 
     fingerprint: str
     starts_at: datetime
@@ -72,7 +69,7 @@ class Alert(Struct, frozen=True, dict=True):
 
     @property
     def original_name(self) -> str | None:
-        """``alertname`` as sent. None if unchanged."""
+        """None if unchanged."""
         return None if self.original is None else self.original.get("alertname", "")
 
     @once
@@ -85,7 +82,7 @@ class Alert(Struct, frozen=True, dict=True):
 
     @property
     def is_in_alertmanager(self) -> bool:
-        """False for stand-ins and events, which no Alertmanager knows."""
+        """False for stand-ins and events."""
         return not self.is_stand_in and SENT_AS_EVENT not in self.annotations
 
     @property
@@ -93,7 +90,6 @@ class Alert(Struct, frozen=True, dict=True):
         return self.labels.get("alertname", "")
 
     def as_data(self) -> dict[str, Any]:
-        """Return the alert as expressions see it."""
         return {
             "name": self.name,
             "status": str(self.status),
@@ -142,10 +138,7 @@ class AlertRecord(Struct, frozen=True):
 
 
 def decisive(records: Sequence[AlertRecord]) -> Sequence[AlertRecord]:
-    """Return the alerts whose end means that the cause has ended.
-
-    Stand-ins never resolve, so they count only without other alerts.
-    """
+    """Return the alerts whose end ends the cause: stand-ins, which never resolve, only if there are no others."""
     return [record for record in records if not record.is_stand_in] or records
 
 

@@ -25,8 +25,7 @@ class Label(NamedTuple):
 
 _LONGEST_SHOWN = 100
 _MOST_KEPT = 100
-_LONGEST_KEPT = 255
-"""Limits of cached sets of names: number, and characters of each."""
+_LONGEST_KEPT = 255  # cached sets of names: number, and characters of each
 
 
 class AlertLabels:
@@ -46,12 +45,12 @@ class AlertLabels:
         return labels if labels is not None else self._labels_of(name, written)
 
     def value(self, name: str) -> str:
-        """Return "" without such a label."""
+        """Empty without one."""
         labels = self.under(name)
         return labels[0].value if labels else ""
 
     def values(self, name: str) -> Iterator[str]:
-        """Yield the label's values, then those of its ``exported_`` form."""
+        """Include the ``exported_`` form."""
         return (label.value for form in (name, EXPORTED + name) for label in self.under(form))
 
     def of(self, names: tuple[str, ...]) -> Sequence[Label]:
@@ -65,7 +64,7 @@ class AlertLabels:
 
 
 class _LabelNames:
-    """Names of an alert's labels by lower-case name. Cached because all alerts of a rule share them."""
+    """Cached because all alerts of a rule share them."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.written: dict[str, tuple[str, ...]] = {}

@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from trainmedic_server.domain.proof import XID_LABELS
 
-_LONGEST = 4_000
-"""Characters of a text that are read."""
+_LONGEST = 4_000  # characters of a text that are read
 _WORD = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/ -]+")
@@ -85,7 +84,7 @@ class _Topic(Struct, frozen=True):
     metrics: tuple[str, ...]
     """Parts of metric names; one suffices."""
     not_words: tuple[str, ...] = ()
-    """Prefixes as in `words`, none of which may occur."""
+    """Prefixes that exclude the topic."""
     needs_gpu: bool = False
 
 
@@ -251,7 +250,7 @@ def _with_code(suggestion: Suggestion, labels: Mapping[str, str], is_complete: b
 
 
 def snippet(alertname: str, suggestion: Suggestion) -> str:
-    """Return the entry of an alert map that carries out the suggestion."""
+    """Return the alert map's entry."""
     lines = ["rename:", f"  - alert: {_yaml_scalar(alertname)}", f"    as: {suggestion.name}"]
     if suggestion.matchers:
         lines.insert(2, f"    matchers: [{', '.join(map(_yaml_scalar, suggestion.matchers))}]")
@@ -290,7 +289,7 @@ def _by_metrics(metrics: Collection[str], words: Collection[str], is_gpu: bool) 
 
 
 def _fires_on_good_values(expression: str, metrics: Iterable[str]) -> bool:
-    """Return whether the rule certainly does; False unless it has one comparison and no subtraction."""
+    """Judge only one comparison without subtraction; otherwise return False."""
     is_below, is_above = "<" in expression, ">" in expression
     if is_below == is_above or "-" in expression:
         return False
@@ -348,7 +347,7 @@ def _begins_with(word: str, begin: str) -> bool:
 
 
 def _expression(generator_url: str) -> str:
-    """Return the rule's PromQL in the URL, or `generator_url` itself if it is no URL."""
+    """Return the rule's PromQL, in the URL or given instead of it."""
     text = generator_url[:_LONGEST]
     if "://" not in text and not text.startswith("/"):
         return text

@@ -27,7 +27,7 @@ class StepAhead(Struct, frozen=True):
 
 
 class Terms(Struct, frozen=True):
-    """What is asked of whom, as persisted with the question."""
+    """A question's content, as persisted."""
 
     steps: tuple[StepAhead, ...] = ()
     by: tuple[str, ...] = ()
@@ -35,14 +35,14 @@ class Terms(Struct, frozen=True):
     count: int = 1
     on_timeout: str = "fail"
     asked: int = 1
-    """How often the question has been asked."""
+    """Number of times, from 1."""
     escalated: bool = False
     lapsed: bool = False
     """True if it timed out and will be asked again. It can still be answered."""
     to: str | None = None
     """Notification channel; None for all."""
     void: tuple[str, ...] = ()
-    """IDs of orders without `OperatorOrder.asked` that answer an earlier question."""
+    """IDs of earlier answers of a release without `OperatorOrder.asked`."""
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -50,7 +50,7 @@ class Terms(Struct, frozen=True):
 
     @property
     def gpus(self) -> int | None:
-        """Largest number of GPUs of a step; None if unknown."""
+        """Largest number for one step; None if unknown."""
         known = [step.gpus for step in self.steps if step.gpus is not None]
         return max(known, default=None)
 
@@ -96,8 +96,6 @@ class Unanswered(StrEnum):
 
 
 class AskedQuestion(Struct, frozen=True):
-    """A step's question, asked for the `asked`-th time."""
-
     step: str
     asked: int
 
@@ -126,7 +124,6 @@ def answers(step: StepState, orders: Sequence[OperatorOrder]) -> list[OperatorOr
 
 
 def approvers(step: StepState) -> tuple[str, ...]:
-    """Return the people who approved so far."""
     given = step.output.get("approved_by")
     if given is not None:
         return tuple(given)

@@ -17,12 +17,12 @@ HAS_RUN = "acted on"
 
 
 def unavailable(pool: Pool, at_work: Set[str]) -> dict[str, str]:
-    """Return the reason by unavailable node."""
+    """Return reasons by node."""
     return {**dict.fromkeys(sorted(pool.nodes & at_work), HAS_RUN), **pool.out}
 
 
 def why_unknown(topology: Topology) -> str | None:
-    """Return which source of the topology does not answer, as a sentence; None if all answer."""
+    """Return which source does not answer; None if all do."""
     silent = [
         (name, source.silent_since)
         for name, source in (("Slurm", topology.slurm), ("Kubernetes", topology.cluster))
@@ -39,10 +39,7 @@ def why_unknown(topology: Topology) -> str | None:
 
 
 def shortage(node: str, minimum: float, topology: Topology, at_work: Set[str]) -> str | None:
-    """Return why the node must stay in service; `minimum` is a number of nodes or a `Percentage`.
-
-    None if it need not, or is out of service already.
-    """
+    """Return why the node must stay in service; None if it need not, or is out of service already."""
     unknown = why_unknown(topology)
     if unknown is not None:
         return f"min_available: {unknown}"

@@ -23,8 +23,7 @@ MOST_CHAINED = 5
 EVENT_LABEL = "event"
 
 _BY_BODY = f"{EVENT}body-"
-_ENDED, _NOT_STARTED = "ended_run", "not_started"
-"""Annotations, as JSON."""
+_ENDED, _NOT_STARTED = "ended_run", "not_started"  # annotations, as JSON
 
 
 def schedule_name(playbook: str) -> str:
@@ -40,7 +39,6 @@ def event_name(event: str) -> str:
 
 
 def phrase(alertname: str) -> str:
-    """Return a clause on what started a run, by the name of its alert."""
     kind, _, name = alertname.partition(":")
     match kind if name else "":
         case "schedule":
@@ -95,7 +93,6 @@ def of_event(event: str, labels: Mapping[str, str], key: str | None, body: bytes
 
 
 def sent_by_event(event: str, alert: Alert) -> Alert:
-    """Mark an alert that arrived in an event."""
     return replace(alert, annotations={**alert.annotations, SENT_AS_EVENT: event})
 
 
@@ -111,7 +108,7 @@ def _stand_in(
 
 
 def is_repeated(earlier: Alert, alert: Alert) -> bool:
-    """Return whether a stand-in with the fingerprint of an `earlier` one starts nothing new."""
+    """Compare stand-ins with the same fingerprint."""
     return not alert.fingerprint.startswith(_BY_BODY) or alert.starts_at - earlier.starts_at < REPEATED_WITHIN
 
 
@@ -125,7 +122,7 @@ def refusal_of(alert: Alert) -> tuple[Decision, str] | None:
 
 
 def ended_run_of(annotations: Mapping[str, str]) -> dict[str, Any]:
-    """Return the run whose end started this one, as expressions see it. Empty for other beginnings."""
+    """Return ``ended_run`` of expressions; empty for other beginnings."""
     text = annotations.get(_ENDED)
     ended: dict[str, Any] = json.loads(text) if text else {}
     return ended

@@ -23,7 +23,7 @@ class Claim(Struct, frozen=True):
     def overlaps(self, other: Claim) -> bool:
         """Return whether runs with these claims could change the same thing.
 
-        A node's claim covers its disks and its GPUs. Claims of its disks and of its GPUs do not overlap.
+        A node includes its disks and GPUs, which do not overlap.
         """
         if not (self.also or other.also):
             return self._overlaps(other)

@@ -53,9 +53,9 @@ _LONGEST_NAME = 200
 
 
 def component_of(labels: Mapping[str, str], playbook: str = "", target: Target | None = None) -> Component:
-    """Return the component that the label ``component`` names, otherwise one derived from names and target.
+    """Return the component: the label ``component``, otherwise derived.
 
-    For a verdict, its cause decides; with low confidence it belongs to the job.
+    A verdict's cause decides; with low confidence, it belongs to the job.
     """
     if labels.get(SOURCE) == DIAGNOSIS and labels.get("cause"):
         is_low = labels.get("confidence", "low") == "low"

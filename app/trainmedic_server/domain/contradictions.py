@@ -17,7 +17,7 @@ _SHOWN = 4
 
 
 def of_jobs(ranks: Iterable[Rank], agents: AgentTopology) -> Contradictions:
-    """Return, by job, the GPUs that another job names too, or that an agent reports on another node."""
+    """Return GPUs that two jobs name, or that an agent reports elsewhere, by job."""
     jobs_by_gpu: dict[str, set[str]] = {}
     places: dict[str, set[tuple[str, str]]] = {}
     for rank in ranks:
@@ -35,7 +35,7 @@ def of_jobs(ranks: Iterable[Rank], agents: AgentTopology) -> Contradictions:
 
 
 def of_agents(agents: AgentTopology) -> Contradictions:
-    """Return, by node, the GPUs that the agent of another node reports too."""
+    """Return GPUs that several agents report, by node."""
     return _by_name(
         (node, f"{gpu_names.shown(uuid)} is listed by the agent of node {other} too")
         for uuid, nodes in sorted(agents.contested.items())

@@ -18,8 +18,8 @@ _FIELDS = "write minute, hour, day of month, month and day of week, such as 0 2 
 def next_after(expression: str, timezone: str, instant: datetime) -> datetime:
     """Return the schedule's first time after `instant`, in UTC. Raises ValueError.
 
-    Changes of the clock are treated as by Debian's cron: a skipped time comes right after the change, and a repeated
-    time comes once, unless minute or hour begin with ``*``.
+    As in Debian's cron, a time that the clock skips comes right after the change, and a repeated time comes once,
+    unless minute or hour begin with ``*``.
     """
     if len(expression.split()) != 5:
         raise ValueError(f"{expression!r} does not have the five fields of a schedule; {_FIELDS}")
@@ -75,7 +75,7 @@ class CronWindow(BaseModel):
 
 
 def opened_at(window: CronWindow, instant: datetime) -> datetime | None:
-    """Return the start of the window that is open at `instant`; None if none is. A window excludes its end."""
+    """Return the start of the open window, which excludes its end; None if closed."""
     opened = next_after(window.schedule, window.timezone, instant - window.duration)
     return opened if opened <= instant else None
 

@@ -21,13 +21,12 @@ from trainmedic_server.errors import (
     TemporaryFailure,
 )
 
-BY_JOB = "by_job"
-"""Output member with the jobs' outputs by name."""
+BY_JOB = "by_job"  # output member
 _SHOWN = 4
+# marks members without a common value
 _DIFFERS: Any = object()
-"""Marks a member without a common value, which is omitted."""
+# failures with a special meaning, if all destinations have it
 _KEPT_IF_UNANIMOUS = (NotSetUp, NoLongerWanted, EffectDisproved)
-"""Failures that have a special meaning only if all destinations have the same."""
 
 
 class DestinationOutcome(Struct, frozen=True):
@@ -37,7 +36,7 @@ class DestinationOutcome(Struct, frozen=True):
 
 
 def derived_id(command_id: str, *parts: str) -> str:
-    """Return a UUIDv7 with the timestamp of `command_id` and a hash of all arguments."""
+    """Return a UUIDv7 with the time of `command_id` and a hash of all arguments."""
     digest = hashlib.sha256("\0".join((command_id, *parts)).encode()).digest()
     moment = uuid.UUID(command_id).int >> 80
     value = moment << 80 | int.from_bytes(digest[:10], "big")
@@ -52,14 +51,13 @@ def command_id_for(command_id: str, destination: Target) -> str:
 
 
 def command_id_of(attempt_id: str, step: StepState, target: Target) -> str:
-    """Return the command ID of an attempt on one of the step's targets."""
     return attempt_id if step.target is None else derived_id(attempt_id, target.key)
 
 
 def combine(outcomes: Sequence[DestinationOutcome], output: Mapping[str, Any], *, is_undo: bool) -> Mapping[str, Any]:
-    """Return `output`, or raise the failure that combines the outcomes unless every destination succeeded.
+    """Return `output`, or raise one failure unless every destination succeeded.
 
-    An undo that failed in part is tried again; an action that was applied in part raises OutcomeUnknown.
+    A partly failed undo can be retried; a partly applied action raises OutcomeUnknown.
     """
     failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
     if not failures:
@@ -83,7 +81,7 @@ def combine(outcomes: Sequence[DestinationOutcome], output: Mapping[str, Any], *
 
 
 def merged_output(outcomes: Iterable[DestinationOutcome]) -> dict[str, Any]:
-    """Return the highest values of successful outputs, with members ``lowest``, ``nodes`` and ``by_node``."""
+    """Return the highest values, and ``lowest``, ``nodes``, ``by_node``."""
     by_node: dict[str, Any] = {}
     for outcome in outcomes:
         node, gpu = outcome.destination.node or "", outcome.destination.gpu
@@ -99,7 +97,7 @@ def merged_output(outcomes: Iterable[DestinationOutcome]) -> dict[str, Any]:
 
 
 def output_by_job(outcomes: Iterable[DestinationOutcome]) -> dict[str, Any]:
-    """Return the highest values of successful outputs, and all outputs as `BY_JOB`."""
+    """Return the highest values, and `BY_JOB`."""
     done = [outcome for outcome in outcomes if outcome.output]
     highest = _merged([outcome.output for outcome in done if outcome.failure is None], max)
     return {**(highest or {}), BY_JOB: {outcome.destination.job: dict(outcome.output) for outcome in done}}

@@ -18,8 +18,7 @@ AFTER = timedelta(minutes=10)
 EVERY = timedelta(seconds=30)
 AROUND = timedelta(minutes=2)
 """Period of the medians, and maximum age of the value at the act."""
-LEAST_CHANGE = 0.1
-"""Share of the larger value, below which a change does not count."""
+LEAST_CHANGE = 0.1  # share of the larger value
 
 
 class EffectVerdict(StrEnum):
@@ -57,9 +56,9 @@ class Effect(Struct, frozen=True):
 
 
 def measured(effect: Effect, points: Sequence[tuple[float, float]], comparison: Comparison | None) -> Effect:
-    """Return the finished measurement. `points` of one series are (seconds since 1970, value).
+    """Return the effect from (seconds since 1970, value) of one series.
 
-    `comparison` is the alert's condition; None if the query is not from its rule.
+    `comparison` is the alert's condition, if the query is from its rule.
     """
     act = effect.acted_at.timestamp()
     before = _median(points, act - BEFORE.total_seconds(), act - (BEFORE - AROUND).total_seconds())
@@ -106,7 +105,7 @@ def _verdict(better: str | None, comparison: Comparison | None, at: float, after
 
 
 def _improvement(better: str | None, at: float, after: float) -> float:
-    """Return the change in the better direction, as a share of the larger value. 0 if unknown."""
+    """Return a share of the larger value, negative if worse, 0 if unknown."""
     scale = max(abs(at), abs(after))
     if better is None or not scale or not math.isfinite(scale):
         return 0.0

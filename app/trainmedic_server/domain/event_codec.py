@@ -23,7 +23,7 @@ from trainmedic_server.domain.run import Decision, Event
 
 
 def kinds_of(parent: type[EventKind]) -> Iterator[type[EventKind]]:
-    """Yield the classes without subclasses: the others group kinds."""
+    """Other subclasses group kinds."""
     sections = parent.__subclasses__()
     for section in sections:
         yield from kinds_of(section)
@@ -43,12 +43,12 @@ EVENT_KINDS: Mapping[str, type[EventKind]] = {name_of(each): each for each in ki
 DECIDED: Mapping[Decision, type[Decided]] = {
     decision: kind for decision in Decision if issubclass(kind := EVENT_KINDS.get(decision, EventKind), Decided)
 }
-"""Without `joined`, whose event is no `Decided`, and `duplicate`, which has no event."""
+"""`joined` has another kind, `duplicate` none."""
 UNDO_OVER = names(UndoDone, UndoClosed)
 
 
 def recorded(content: EventKind, at: datetime, run_id: str | None = None, actor: str = "trainmedic") -> Event:
-    """Return the event with this content. Members that equal their default are omitted."""
+    """Omit members that equal their default."""
     name, _, defaults = _members(content.__class__)
     data = asdict(content)
     for member, default in defaults:

@@ -1,4 +1,4 @@
-"""Kind of exporter by its labels: one that measures its own node, or a central one."""
+"""Classification of exporters: central, or measuring their own node."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _PER_NODE = re.compile(
 )
 _CENTRAL_PORTS = frozenset({"9090", "9091", "9115", "9116", "9283", "9341"})
 _PER_NODE_PORTS = frozenset({"9100", "9182", "9400", "9445", "9835", "10250"})
+# labels that name an exporter
 _NAMING = ("job", "service", "container", "pod")
-"""Labels that name an exporter; `_NAMING_EXPORTED` those of one behind a federation or gateway."""
 _NAMING_EXPORTED = tuple(EXPORTED + name for name in _NAMING)
 _LONGEST_KEPT = 255
 _CONTAINER_ID = re.compile("[0-9a-f]{12}|[0-9a-f]{64}")
@@ -62,7 +62,6 @@ def is_on_its_node(pod: Pod, labels: AlertLabels, exported: bool = False) -> boo
 
 
 def names_an_exporter(value: str, labels: AlertLabels) -> bool:
-    """Return whether the value is a pod or container, not a node."""
     if value in labels.values("pod"):
         return True
     if len(value) > _LONGEST_KEPT:

@@ -10,8 +10,7 @@ from msgspec import Struct
 from trainmedic_server.domain.group_counts import GroupCounts
 from trainmedic_server.domain.run import Decision, Run, Status
 
-SHOWN = 20
-"""Members that events and answers list."""
+SHOWN = 20  # members that events and answers list
 
 
 class Member(Struct, frozen=True):
@@ -47,7 +46,7 @@ class Member(Struct, frozen=True):
 
     @property
     def is_skipped(self) -> bool:
-        """True if nothing was done, so that another member takes its place in the batch."""
+        """True if nothing was done: another member takes its place."""
         return self.status is Status.NOT_STARTED and not self.is_error
 
 
@@ -56,7 +55,7 @@ def counted(total: int, members: Iterable[Member]) -> GroupCounts:
 
 
 def counted_together(total: int, members: Iterable[tuple[Member, int]]) -> GroupCounts:
-    """Count members that are given as (one of them, number of equal ones)."""
+    """`members` are (example, number of equal ones)."""
     counts = dict.fromkeys(("open", "succeeded", "failed", "skipped", "cancelled", "observed", "owing"), 0)
     begun, batch = 0, None
     for member, number in members:
@@ -78,5 +77,5 @@ def _kind(member: Member) -> str:
 
 
 def digest(members: Sequence[str]) -> str:
-    """Return a short hash of a frozen list of target keys."""
+    """Hash a frozen list of target keys."""
     return hashlib.sha256("\n".join(members).encode()).hexdigest()[:12]

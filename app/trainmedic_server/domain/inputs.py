@@ -50,8 +50,6 @@ class Input(BaseModel):
 
 
 class ReadInputs(Struct, frozen=True):
-    """Values by name, and problems as (name, message)."""
-
     values: Mapping[str, Value | None]
     problems: Sequence[tuple[str, str]] = field(default=())
 
@@ -61,7 +59,7 @@ class ReadInputs(Struct, frozen=True):
 
 
 def read(declared: Mapping[str, Input], given: Mapping[str, Value], owner: str = "playbook") -> ReadInputs:
-    """Check the given values, and add defaults. `owner` has the inputs: a playbook or fragment."""
+    """Check values, and add defaults."""
     values: dict[str, Value | None] = {}
     problems: list[tuple[str, str]] = []
     for name in given.keys() - declared.keys():
@@ -83,7 +81,7 @@ def read(declared: Mapping[str, Input], given: Mapping[str, Value], owner: str =
 
 
 def wrong_defaults(declared: Mapping[str, Input]) -> Iterator[tuple[str, str]]:
-    """Yield (name, problem)."""
+    """Yield names and problems."""
     for name, spec in declared.items():
         if spec.default is not None:
             if spec.required:
@@ -132,7 +130,7 @@ def _number(value: Value) -> int | float:
 
 
 def read_time(text: str) -> datetime:
-    """Return the time in UTC. Raises ValueError for other texts, and for a time without a zone."""
+    """Raises ValueError, also without a zone."""
     try:
         read = datetime.fromisoformat(text)
     except ValueError:

@@ -59,7 +59,7 @@ def _texts(names: str | Sequence[str]) -> Sequence[str]:
 
 
 def _gpus(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of GPUs; for a number, the indexes from 0."""
+    """A number gives indexes from 0."""
     names = [name.strip() for text in texts for name in text.split(",")]
     if len(names) == 1 and names[0].isdigit():
         if int(names[0]) > _MOST_GPUS:

@@ -19,12 +19,11 @@ from trainmedic_server.domain.event_kinds import JobEnded, JobFailed, JobGone, J
 GONE_AFTER = timedelta(minutes=1)
 """Silence of a gone job. A presence expires after 15 s."""
 KEPT = timedelta(days=1)
-"""Time after which an ended or gone job is forgotten."""
+"""Ended and gone jobs are forgotten then."""
 OLDEST_NOTICE = timedelta(hours=12)
 """Half of `KEPT`, so that the job of a replayed notice is still remembered."""
 
-_MOST_LAUNCHERS = 64
-"""Launcher instances of a job whose notice numbers are stored."""
+_MOST_LAUNCHERS = 64  # launchers of a job whose numbers are stored
 _SILENT = "nothing has been heard of it, and it did not say that it ended"
 
 
@@ -39,9 +38,9 @@ class JobLife(Struct, frozen=True):
     state: LifeState
     since: datetime
     instance: str = ""
-    """ID of the last process that reported; empty if unknown."""
+    """Last process that reported; empty if unknown."""
     reason: str = ""
-    """Last failure, or why it is gone; a person's note on an intended end."""
+    """Of the last failure, of being gone, or of an intended end."""
     failures: int = 0
     restarts: int = 0
     numbers: Mapping[str, int] = field(default_factory=dict)
@@ -54,7 +53,7 @@ class LifeChange(Struct, frozen=True):
 
 
 def after_report(life: JobLife | None, name: str, instance: str, now: datetime) -> LifeChange | None:
-    """Return the change by a report of process `instance`, or of the launcher if that is empty. None for no change."""
+    """`instance`: the process; empty for the launcher. None for no change."""
     if life is None:
         return LifeChange(JobLife(name, LifeState.PRESENT, now, instance))
     if life.state is LifeState.PRESENT:
@@ -69,7 +68,6 @@ def after_report(life: JobLife | None, name: str, instance: str, now: datetime) 
 
 
 def after_silence(life: JobLife, now: datetime) -> LifeChange | None:
-    """Return the change if the job was silent for `GONE_AFTER`; None if it was not present."""
     if life.state is not LifeState.PRESENT:
         return None
     reason = life.reason or _SILENT
@@ -77,7 +75,7 @@ def after_silence(life: JobLife, now: datetime) -> LifeChange | None:
 
 
 def after_notice(life: JobLife | None, notice: Notice, has_launcher: bool, now: datetime) -> LifeChange | None:
-    """Return the change by a notice; None if it is too old, a repeat, or not of the job's last process.
+    """Return None if it is too old, repeated, or of an earlier process.
 
     `has_launcher`: a launcher sent it, about an attempt.
     """
@@ -95,7 +93,7 @@ def after_notice(life: JobLife | None, notice: Notice, has_launcher: bool, now: 
 
 
 def _counted(numbers: Mapping[str, int], notice: Notice) -> dict[str, int] | None:
-    """Return the last numbers with this notice's; None for a repeat. Instances sort by start time."""
+    """Return None for a repeat. Instances sort by start time."""
     is_full = len(numbers) >= _MOST_LAUNCHERS
     if notice.number <= numbers.get(notice.instance, 0) or (is_full and notice.instance < min(numbers)):
         return None
@@ -138,7 +136,7 @@ def _changed(life: JobLife, notice: Notice, now: datetime) -> JobLife:
 
 
 def ended_on_purpose(life: JobLife, note: str, now: datetime) -> LifeChange | None:
-    """Return the change if a person states that a job was meant to end; None if it is not gone."""
+    """Return the change if a person states an intended end; None if the job is not gone."""
     if life.state is not LifeState.GONE:
         return None
     ended = replace(life, state=LifeState.ENDED, since=now, instance="", reason=note)

@@ -15,14 +15,12 @@ from trainmedic_server.domain.alert_labels import AlertLabels
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved
 from trainmedic_server.domain.topology import SLURM, Jobs, Topology
 
-OF_THE_ALERT = "alert"
-"""Name in ``gpu:alert``, which stands for the GPU that the alert's labels name."""
+OF_THE_ALERT = "alert"  # in gpu:alert: the GPU that the alert names
 
 
 def resolve_job(
     reference: str, labels: Mapping[str, str], topology: Topology, identity: IdentityLabels
 ) -> str | Unresolved:
-    """Return the job that `reference` names, directly or by what the job uses."""
     form, colon, name = reference.partition(":")
     name = name.strip()
     if form == "slurm" and "_" in name:  # the task's own id, which Slurm and the SDK report
@@ -109,7 +107,7 @@ def _key_of_alert(labels: Mapping[str, str], topology: Topology, identity: Ident
 
 
 def _first_known(sources: Sequence[Jobs], used: str) -> str | Unresolved:
-    """Return the job of the first source that knows one. `used`: the node, GPU or pod, for the reason."""
+    """`used` names the node, GPU or pod in reasons."""
     several = next((jobs for jobs in sources if len(jobs) > 1), None)
     if several is not None:
         return Unresolved("target_ambiguous", f"several jobs are known to use {used}: {', '.join(sorted(several))}")

@@ -86,7 +86,6 @@ def _namespace_of_subject(labels: AlertLabels, topology: Topology, evidence: Nod
 
 
 def _namespaces_of(job: str, topology: Topology) -> frozenset[str]:
-    """Return the namespaces in which the job may run; empty if unknown."""
     namespace = topology.jobs.namespace_by_job.get(job)
     if namespace is not None:
         return frozenset({namespace})
@@ -114,7 +113,7 @@ def _pods_of_ranks(job: str, topology: Topology) -> Iterator[Pod]:
 
 
 def _is_workload(pod: Pod) -> bool:
-    """Return whether the pod belongs to a job or has GPUs, so that it is no exporter."""
+    """Return False for a pod that may be an exporter."""
     return pod.job is not None or bool(pod.gpus)
 
 

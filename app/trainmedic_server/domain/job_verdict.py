@@ -10,13 +10,11 @@ from msgspec import Struct
 
 THROUGHPUT_DROP = "TrainingThroughputDrop"
 SLOW_ALERTS = frozenset({"TrainingStraggler", THROUGHPUT_DROP})
-"""Alerts on slow jobs, for which the verdict on slowness counts."""
 CURRENT_FOR = timedelta(hours=1)
-"""Time for which expressions see a verdict."""
 
 
 class JobVerdict(Struct, frozen=True):
-    """A verdict. Without one, all members are empty, so that comparisons are false and raise no errors."""
+    """Without a verdict, members are empty, so that comparisons are false and no errors."""
 
     cause: str | None = None
     confidence: str | None = None

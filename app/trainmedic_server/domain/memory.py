@@ -36,10 +36,7 @@ _NONE: Mapping[str, Any] = dict.fromkeys(LAST)
 
 
 class RunMemory(Struct, frozen=True):
-    """Earlier runs that began a changing step, as of the admission.
-
-    ``counts`` are by period, such as ``1d``.
-    """
+    """Earlier runs that began a changing step, as of the admission. ``counts`` are by period (``1d``)."""
 
     counts: Mapping[str, int] = field(default_factory=dict)
     last: LastRun | None = None

@@ -1,4 +1,4 @@
-"""Messages that the server itself sends, in addition to those of playbooks by ``notify``."""
+"""Messages that the server sends by itself."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class MessageKind(StrEnum):
 
 
 class MessageRule(Struct, frozen=True):
-    """Whether and where messages of a kind are sent. Without ``channels``, the routes decide."""
+    """``channels`` override the routes."""
 
     severity: Severity
     is_on: bool = True
@@ -73,13 +73,13 @@ class Message(Struct, frozen=True):
     kind: MessageKind
     severity: Severity
     topic: str
-    """Messages of one topic are grouped."""
+    """For grouping."""
     title: str
     text: str
     """Omitted if the message is grouped; may be empty."""
     at: datetime
     due_at: datetime
-    """Earliest time of sending. Until then, messages are grouped, and those whose cause has ended are dropped."""
+    """Earliest time of sending. Until then, messages are grouped by topic and short-lived conditions dropped."""
     run_id: str | None = None
     link: str = ""
 
@@ -123,6 +123,6 @@ def _with_level(rule: MessageRule, level: str, channels: str | None) -> MessageR
 
 
 def minute(at: datetime | str) -> str:
-    """Return a time as ``31 Jan 12:00Z``."""
+    """As ``31 Jan 12:00Z``."""
     moment = datetime.fromisoformat(at) if isinstance(at, str) else at
     return f"{moment.astimezone(UTC):%d %b %H:%M}Z"

@@ -18,8 +18,7 @@ from trainmedic_server.domain.component import Component
 from trainmedic_server.domain.message import MessageKind, Severity
 
 VARIABLE = "TRAINMEDIC_MESSAGE_ROUTES"
-NOTIFY = "notify"
-"""Kind of the messages that playbooks send."""
+NOTIFY = "notify"  # kind of messages of playbooks
 KINDS: tuple[str, ...] = (*MessageKind, NOTIFY)
 _ALL, _DEFAULT = "all", "default"
 _EXAMPLE = "gpu=component:gpu,node;severity:warning,critical"
@@ -33,7 +32,7 @@ class RouteField(StrEnum):
 
 
 class MessageRoute(Struct, frozen=True):
-    """Conditions that must all hold. An empty one always holds."""
+    """Empty conditions always hold."""
 
     components: frozenset[Component] = frozenset()
     severities: frozenset[Severity] = frozenset()
@@ -61,7 +60,7 @@ class MessageRoute(Struct, frozen=True):
 class ChosenChannels(Struct, frozen=True):
     names: tuple[str, ...]
     is_taken: bool = True
-    """False if no route takes the message, so that it goes to the default channels, or to all."""
+    """False if no route takes the message."""
 
 
 class MessageRoutes(Struct, frozen=True):
@@ -81,11 +80,10 @@ class MessageRoutes(Struct, frozen=True):
         return ChosenChannels(self.defaults or self.channels, is_taken=False)
 
     def may_get(self, name: str, kind: str) -> bool:
-        """Return whether some message of the kind goes to the channel."""
         return any(name in self.choose(each, severity, kind).names for each in Component for severity in Severity)
 
     def described(self, name: str) -> list[str]:
-        """Return the channel's routes as written. Empty if no routes are set at all."""
+        """Return routes as written; empty if none are set at all."""
         if not self.are_set:
             return []
         written = [str(route) for route in self.routes.get(name, ())]
@@ -94,7 +92,7 @@ class MessageRoutes(Struct, frozen=True):
 
     @property
     def caveat(self) -> str:
-        """Warning if a message may need a missing default channel; "" otherwise."""
+        """Warning if a message may need a missing default channel."""
         if not self.are_set or self.defaults or any(_takes_all(self, name) for name in self.channels):
             return ""
         return (

@@ -31,13 +31,10 @@ _NONE: Nodes = frozenset()
 
 
 class Naming(Struct, frozen=True):
-    """The nodes that one label names."""
-
     label: Label
     nodes: Nodes
     """Empty if the name is unknown, several if ambiguous."""
     host: str = ""
-    """Host name or address in the label's value."""
 
     def described(self, topology: Topology) -> str:
         if not self.nodes:
@@ -71,7 +68,7 @@ class NodeEvidence:
         return self._unknown() if self.subjects else self._of_exporter()
 
     def reasons(self) -> list[str]:
-        """Return the evidence as sentences for people."""
+        """Return sentences for people."""
         reasons = []
         if isinstance(self.by_gpu, str):
             label = next(iter(self._labels.of(self._identity.gpu_uuid)))
@@ -85,7 +82,7 @@ class NodeEvidence:
         return list(dict.fromkeys(reasons))
 
     def known_subject(self) -> Nodes:
-        """Return the known nodes that the subject's labels agree on; one if certain."""
+        """Return the nodes on which the subject's labels agree."""
         if isinstance(self.by_gpu, Unresolved) or isinstance(self._listed, Unresolved):
             return _NONE
         if self.by_gpu is not None:
@@ -93,14 +90,14 @@ class NodeEvidence:
         return _common([naming for naming in self.subjects if naming.nodes])
 
     def unknown_subject(self) -> str | None:
-        """Return the unknown name in the subject's labels; None if they name a known node, or none."""
+        """Return the unknown name; None if the subject's labels name a known node, or none."""
         if isinstance(self._listed, Unresolved) or self.by_gpu is not None:
             return None
         return self.subjects[0].host if self.subjects and not any(each.nodes for each in self.subjects) else None
 
     @once
     def by_gpu(self) -> str | Unresolved | None:
-        """The node whose agent reports the labels' GPU UUID; None if no agent does."""
+        """Node by the GPU's UUID; None if no agent reports it."""
         labels = self._labels.of(self._identity.gpu_uuid)
         if not labels:
             return None
@@ -303,7 +300,6 @@ class NodeEvidence:
 
     @once
     def is_of_central(self) -> bool:
-        """True if the exporter measures other machines than its own."""
         return exporters.is_central(self._labels)
 
     @once
@@ -340,14 +336,13 @@ class NodeEvidence:
 
     @once
     def own_pod(self) -> Pod | None:
-        """The exporter's pod, if the labels ``namespace`` and ``pod`` name the pod at ``instance``."""
+        """The exporter's pod, at ``instance``."""
         pod = self._named_pod("namespace", "pod")
         if pod is None or self._instance is None:
             return None
         return pod if self._instance.host in (pod.name, *pod.addresses) else None
 
     def _workloads(self) -> Iterator[tuple[Pod, Label]]:
-        """Yield the measured pods that the labels name."""
         exported = self._named_pod("exported_namespace", "exported_pod")
         if exported is not None:
             if not exporters.is_central_name(exported.name):

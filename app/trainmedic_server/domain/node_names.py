@@ -15,11 +15,9 @@ from msgspec import Struct, field
 
 Nodes = frozenset[str]
 _NONE: Nodes = frozenset()
-_MOST_PARTS = 10
-"""Compared parts between dots: real names have at most six, a label can have thousands."""
+_MOST_PARTS = 10  # real names have at most six, a label can have thousands
 _LONGEST_KEPT = 255
-_MOST_KEPT = 20_000
-"""Cached lookups, of names with at most `_LONGEST_KEPT` characters."""
+_MOST_KEPT = 20_000  # cached lookups, of names up to _LONGEST_KEPT
 _SHORTEST_HINT = 3
 _MOST_SEARCHED = 2000
 
@@ -54,7 +52,7 @@ def is_same_spelling(name: str, other: str) -> bool:
 
 
 class NodeNames(Struct, frozen=True, dict=True):
-    """Node names that one source knows, and the nodes by other name or address."""
+    """One source's names, and nodes by alias."""
 
     names: frozenset[str] = frozenset()
     aliases: Mapping[str, Nodes] = field(default_factory=dict)
@@ -93,11 +91,11 @@ class NodeNames(Struct, frozen=True, dict=True):
         return aliases
 
     def called(self, name: str) -> Nodes:
-        """Return the nodes of this name: an exact match alone, else those that differ only in spelling."""
+        """Prefer an exact match to other spellings."""
         return frozenset({name}) if name in self.names else self.by_spelling.get(spelled(name), _NONE)
 
     def related(self, name: str) -> Nodes:
-        """Return the nodes of which `name` is a shorter or longer form."""
+        """Match shorter and longer forms."""
         text = spelled(name)
         nodes = self.by_beginning.get(text, _NONE)
         for shorter in _shorter(text):
@@ -122,7 +120,7 @@ class KnownNodes(Struct, frozen=True, dict=True):
         return (self.agents, self.cluster, self.slurm, self.written, self.remembered)
 
     def find(self, name: str) -> Nodes:
-        """Return the preferred names of nodes with this name: empty if unknown, several if ambiguous."""
+        """Return preferred names: none if unknown, several if ambiguous."""
         nodes = self._found.get(name)
         if nodes is None:
             nodes = self._find(name)
@@ -146,7 +144,7 @@ class KnownNodes(Struct, frozen=True, dict=True):
         return any(name in source.names for source in self.sources)
 
     def is_gone(self, name: str) -> bool:
-        """Return whether only a lost agent had this name."""
+        """Only a lost agent had this name."""
         return name in self.remembered.names and not any(name in source.names for source in self.sources[:-1])
 
     def who_knows(self, name: str) -> str:
@@ -170,7 +168,7 @@ class KnownNodes(Struct, frozen=True, dict=True):
         return frozenset[str]().union(*(source.names for source in self.sources))
 
     def _is_other_site(self, name: str) -> bool:
-        """Return whether all known full names with its beginning differ from it, as ``n1.a`` from ``n1.b``."""
+        """Full names with its beginning are known, and all differ."""
         longer = (
             full
             for shorter in _shorter(name)
@@ -201,8 +199,7 @@ class KnownNodes(Struct, frozen=True, dict=True):
         return node
 
 
-_last: KnownNodes | None = None
-"""Result of the last `known_nodes`."""
+_last: KnownNodes | None = None  # result of the last known_nodes()
 
 
 def known_nodes(

@@ -13,5 +13,5 @@ NODE_SUSPECT = "NodeSuspect"
 
 
 def is_own(labels: Mapping[str, str]) -> bool:
-    """Return whether these are labels of the server's own alerts. Anyone can write them: authenticate the delivery."""
+    """Return whether they claim it. The delivery must be authenticated."""
     return labels.get(SOURCE) in (LOG, DIAGNOSIS)

@@ -52,14 +52,14 @@ class OperatorPause(Struct, frozen=True):
     ends_at: datetime | None = None
     """End of the pause or its first window; None until a person ends it."""
     every: timedelta | None = None
-    """Time from one window's start to the next; None for a single one."""
+    """Interval between starts of windows."""
     scope: Scope = EVERYTHING
     note: str = ""
     observe: bool = False
     """True if covered runs are recorded as in mode observe, not held."""
 
     def window(self, now: datetime) -> tuple[datetime, datetime | None] | None:
-        """Return start and end of the present or next window. An end of None is open; None if all are over."""
+        """Return the present or next window, None if over. An end of None is open."""
         if self.ends_at is None or now < self.ends_at:
             return self.starts_at, self.ends_at
         if self.every is None:
@@ -79,7 +79,6 @@ class OperatorPause(Struct, frozen=True):
         return self.window(now) is None
 
     def until(self, now: datetime) -> datetime | None:
-        """Return the end of the present or next window; None if there is none."""
         window = self.window(now)
         return window[1] if window is not None else None
 
@@ -129,7 +128,7 @@ class OperatorPause(Struct, frozen=True):
 
 
 class PauseOrder(Struct, frozen=True):
-    """A person's request. ``starts_at`` is None for now, ``length`` None without end."""
+    """Defaults: now, without end."""
 
     scope: Scope = EVERYTHING
     note: str = ""

@@ -8,7 +8,7 @@ _NOWHERE: frozenset[str] = frozenset()
 
 
 def nodes_of(target: Target, topology: Topology) -> frozenset[str]:
-    """Return the target's nodes; empty for the cluster, a group, and an unknown job."""
+    """Return the target's nodes; empty for cluster and group."""
     match target.kind:
         case TargetKind.GPU | TargetKind.NODE:
             return frozenset({target.node}) if target.node else _NOWHERE
@@ -19,7 +19,7 @@ def nodes_of(target: Target, topology: Topology) -> frozenset[str]:
 
 
 def jobs_of(target: Target, topology: Topology) -> frozenset[str]:
-    """Return the jobs that run on a target; for a job, itself; empty for the cluster and a group."""
+    """Return the jobs on a target; for a job, itself."""
     match target.kind:
         case TargetKind.JOB:
             return frozenset({target.job}) if target.job else _NOWHERE
@@ -33,7 +33,7 @@ def jobs_of(target: Target, topology: Topology) -> frozenset[str]:
 
 
 def gpus_of(target: Target, topology: Topology) -> int | None:
-    """Return the number of GPUs of a target; None if unknown."""
+    """None if unknown."""
     match target.kind:
         case TargetKind.GPU:
             return 1

@@ -356,7 +356,6 @@ class Playbook(_Model):
 
     @property
     def begins_with(self) -> tuple[str, ...]:
-        """Names of the alerts, or stand-in alerts, that start it."""
         return self.on.begins_with(self.playbook)
 
     @property
@@ -379,11 +378,10 @@ class Playbook(_Model):
 
     @property
     def has_jobs(self) -> bool:
-        """True if it works on the jobs of its target's node too."""
+        """True with ``jobs: on_node``."""
         return getattr(self.target, JOBS, None) == ON_NODE
 
     def phase(self, name: str) -> tuple[Step, ...]:
-        """Return the steps of one of `EVERY_PHASE`."""
         if name == CHECK:
             return self.rollout.check if self.rollout is not None else ()
         steps: tuple[Step, ...] = getattr(self, name)
@@ -392,7 +390,7 @@ class Playbook(_Model):
 
 CHECK = "check"
 PHASES = ("steps", CHECK, "on_success", "on_failure")
-"""Lists of steps, in the order in which a run stores them. A run executes one of the last two."""
+"""In the order in which a run stores them. A run executes one of the last two."""
 ON_LIMITED = "on_limited"
 EVERY_PHASE = (*PHASES, ON_LIMITED)
 _ID_PREFIXES = {
@@ -406,7 +404,7 @@ _SECTIONS = {CHECK: "rollout", ON_LIMITED: "guards"}
 
 
 def place_of(phase: str) -> tuple[str, ...]:
-    """Return the path of the phase's steps in the YAML document."""
+    """Return the path in the document."""
     return (_SECTIONS[phase], phase) if phase in _SECTIONS else (phase,)
 
 

@@ -58,7 +58,7 @@ _Values = Annotated[
 
 
 def _checked_selector(value: Any) -> Any:
-    """Refuse other forms, and an empty one: it must not select all."""
+    """Refuse an empty selector: it must not select all."""
     if value == ON_NODE:
         raise ValueError("on_node is for jobs, next to a node: {node: '{{ labels.node }}', jobs: on_node}")
     if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
@@ -112,7 +112,6 @@ class GroupTarget(PlaybookModel):
 
     @property
     def plural(self) -> str:
-        """``gpus``, ``nodes`` or ``jobs``: the kind of the members."""
         return self._selected_kinds[0]
 
     @property
@@ -126,7 +125,6 @@ class GroupTarget(PlaybookModel):
 
 
 def is_group(written: Any) -> bool:
-    """Return whether a ``target`` in YAML selects a group."""
     if not isinstance(written, dict):
         return False
     names_one = bool(written.keys() & {"node", "gpu", "job"})
@@ -134,7 +132,7 @@ def is_group(written: Any) -> bool:
 
 
 def kind_of_target(value: Any) -> str:
-    """Return the tag of a target's model."""
+    """Return the model's tag."""
     if isinstance(value, GroupTarget) or is_group(value):
         return "GroupTarget"
     return "TargetParts" if isinstance(value, (dict, TargetParts)) else "enum[TargetKind]"

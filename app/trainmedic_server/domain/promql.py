@@ -32,7 +32,7 @@ NOT_A_NUMBER: Final = "is not a number"
 
 
 class Comparison(Struct, frozen=True):
-    """``query operator limit``. The limit is None if it is no constant."""
+    """The limit is None if it is not constant."""
 
     query: str
     operator: str
@@ -40,7 +40,7 @@ class Comparison(Struct, frozen=True):
 
     @property
     def better(self) -> str | None:
-        """Direction in which the condition ends: ``lower`` or ``higher``; None if the operator determines none."""
+        """``lower`` or ``higher``; None if the operator does not determine it."""
         return {">": "lower", ">=": "lower", "<": "higher", "<=": "higher"}.get(self.operator)
 
     def holds(self, value: float) -> bool | None:
@@ -127,7 +127,7 @@ def is_within_quotes(text: str) -> bool:
 
 
 def gives_bool(query: str) -> bool:
-    """Return whether a comparison has the modifier ``bool``, so that its value is 0 or 1."""
+    """True for values of 0 or 1."""
     return any(token.kind == "name" and token.text.lower() == "bool" for token in _tokens(query))
 
 
@@ -152,7 +152,7 @@ def _tokens(text: str) -> list[_Token]:
 
 
 def _bare(text: str) -> str:
-    """Remove blanks, comments and parentheses around the expression."""
+    """Remove outer parentheses and comments."""
     while tokens := _tokens(text):
         first, last = tokens[0], tokens[-1]
         text = text[first.begin : last.end]
@@ -163,7 +163,7 @@ def _bare(text: str) -> str:
 
 
 def _branches(expression: str) -> Iterator[str]:
-    """Yield the operands of ``or``, nested ones too."""
+    """Yield operands of ``or``."""
     text = _bare(expression)
     begin = 0
     tokens = _tokens(text)
@@ -198,7 +198,7 @@ def _comparison(branch: str) -> Comparison | None:
 
 
 def _after_modifiers(tokens: list[_Token], place: int) -> int:
-    """Return the position after an operator (the token at `place`) and its modifiers, such as ``on (node)``."""
+    """`place`: the operator's token."""
     end = tokens[place].end
     for token, following in itertools.pairwise([*tokens[place + 1 :], _Token("end", "", 0, 0)]):
         if token.begin < end:

@@ -17,13 +17,13 @@ from trainmedic_server.domain.own_source import DIAGNOSIS, LOG, SOURCE
 XID_LABELS = frozenset({"xid", "xid_code", "xid_error", "err_code", "error_code"})
 _XID = re.compile(r"(?:xid)?[\s:=_-]*(\d{1,4})(?:\.0+)?", re.IGNORECASE)
 _OUR_RUNBOOKS = "docs/how-to/monitoring.md#"
+# by an XID's action
 _PHRASES: Mapping[str, str] = {
     "none": "asks for no repair",
     "restart_program": "is an error of the program",
     "driver_says": "does not say which repair it asks for",
     "ask": "needs a person to judge it",
 }
-"""Phrase by an XID's action (``xids``), for codes that prove no hardware fault."""
 _LONGEST_VALUE = 60
 _MOST_CODES = 4
 
@@ -55,7 +55,7 @@ def _is_shipped(labels: Mapping[str, str]) -> bool:
 
 
 def _codes(labels: Mapping[str, str]) -> Iterator[tuple[str, str, int | None]]:
-    """Yield (label, value, XID) for the labels of XIDs; XID None if the value is no single number."""
+    """Yield label, value and code, None if it is no single number."""
     for name, value in sorted(labels.items()):
         if name.lower().removeprefix("exported_") in XID_LABELS and value:
             stripped = value.strip()

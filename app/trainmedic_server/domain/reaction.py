@@ -24,13 +24,12 @@ class NoReaction(StrEnum):
 
 _WITHOUT_EFFECT = frozenset({*map(str, NoReaction), "target_unknown", "target_ambiguous"})
 _DUPLICATE = "duplicate"
-_LONGEST_REASON = 500
-"""Characters."""
+_LONGEST_REASON = 500  # characters
 
 
 class Reaction(Struct, frozen=True):
     playbook: str
-    """Empty for ``not_accepted``, and for an entry that counts playbooks whose reasons are not stored."""
+    """Empty in ``not_accepted`` and in the count of playbooks without a stored reason."""
     decision: str
     reason: str = ""
     run_id: str | None = None

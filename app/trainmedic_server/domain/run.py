@@ -228,23 +228,23 @@ class Run(Struct, frozen=True):
     started_by: str | None = None
     """Operator of a manual start; None for an alert."""
     repeats: str | None = None
-    """ID of the run that a person retried."""
+    """Run that was retried."""
     request_key: str | None = None
     """Idempotency key of a manual start."""
     parent: str | None = None
-    """ID of a group member's parent run, whose alerts and orders count for the member too."""
+    """Parent run of a member, whose alerts and orders count for it too."""
     batch: int | None = None
-    """A member's batch, from 0. For a parent, the batch that is checked; None before the first check."""
+    """Batch, from 0: a member's, or the one that a parent checks (None before)."""
     group: GroupCounts | None = None
     """Filled only for a parent run on reading the history."""
     members_owe: bool = False
-    """True for a closed parent run with a member that owed an undo when it was read."""
+    """True for a closed parent run if a member owed an undo."""
     original_labels: Mapping[str, str] | None = None
-    """Labels before the alert map; None if unchanged."""
+    """Before the alert map; None if unchanged."""
     also: tuple[Target, ...] = ()
-    """Further targets: the jobs on the target's node when the run took its lock."""
+    """Jobs on the target's node, as of the lock."""
     memory: RunMemory | None = None
-    """The playbook's earlier runs on the target; None if it does not use them."""
+    """None if the playbook does not use it."""
 
     def step(self, key: tuple[str, int]) -> StepState:
         for step in self.steps:
@@ -293,12 +293,12 @@ class Run(Struct, frozen=True):
 
     @property
     def alerts_run_id(self) -> str:
-        """ID of the run whose alerts count: the parent of a member, or itself."""
+        """The parent of a member, or itself."""
         return self.parent or self.id
 
     @property
     def is_vouched_for(self) -> bool:
-        """True for a member of a list that a person approved: the breaker does not count it."""
+        """True for a member whose list a person approved: the breaker does not count it."""
         return self.parent is not None and self.mode is Mode.APPROVE
 
     @property
@@ -315,13 +315,13 @@ class Run(Struct, frozen=True):
 
     @property
     def undone_at(self) -> datetime | None:
-        """End of the last undo; None if none was carried out, or one is pending."""
+        """End of the last undo; None without one, or if one is pending."""
         done = [step.undo.attempts[-1] for step in self.steps if step.undo and step.undo.status is UndoStatus.DONE]
         return None if self.owes_undo else max((last.ended_at for last in done if last.ended_at), default=None)
 
     @property
     def delayed_undo(self) -> Undo | None:
-        """An undo whose last attempt failed, and that is retried."""
+        """The undo whose last attempt failed."""
         begun = (step.undo for step in self.steps if step.undo and step.undo.status is UndoStatus.RUNNING)
         return next((undo for undo in begun if undo.error is not None), None)
 
@@ -333,7 +333,7 @@ class Run(Struct, frozen=True):
 
     @property
     def success(self) -> bool | None:
-        """None for a run that is open, only observed, or not started."""
+        """None if open, observed or not started."""
         if self.is_open or self.status in (Status.OBSERVED, Status.NOT_STARTED):
             return None
         return self.status is Status.SUCCEEDED
@@ -355,9 +355,9 @@ class OperatorOrder(Struct, frozen=True):
     at: datetime
     note: str = ""
     step: str | None = None
-    """Approval step that this answers; None for other kinds."""
+    """Approval step; None for other kinds."""
     asked: int | None = None
-    """How often that question had been asked. None for other kinds and in orders of earlier releases."""
+    """Round of the answered question. None for other kinds and from earlier releases."""
 
 
 class Event(Struct, frozen=True):

@@ -24,13 +24,12 @@ ON_NODES = "on_nodes"
 MOST_MEMBERS = 10_000
 """Twice the GPUs of the largest single rollout planned for."""
 _PLURALS = {kind: plural for plural, kind in MEMBER_KINDS.items()}
-_UNESCAPED = "/[]:;+@~()*!$&' "
-"""Characters that stay readable in canonical texts; the separators ``,``, ``=`` and ``|`` are escaped."""
+_UNESCAPED = "/[]:;+@~()*!$&' "  # readable in keys; the separators , = | are escaped
 _SHOWN = 3
 
 
 class Selector(Struct, frozen=True):
-    """Conditions on attributes, as (name, accepted values). All must hold."""
+    """Conditions as (attribute, accepted values). All must hold."""
 
     kind: TargetKind
     terms: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -42,7 +41,7 @@ class Selector(Struct, frozen=True):
 
     @classmethod
     def of(cls, target: Target) -> Selector:
-        """Parse a canonical text. Raises ValueError."""
+        """Raises ValueError."""
         plural, _, text = (target.group or "").partition(":")
         kind = MEMBER_KINDS.get(plural)
         if kind is None or not text:
@@ -111,7 +110,7 @@ def nodes_selected(selector: Selector, topology: Topology) -> list[str] | Unreso
 
 
 def vanished(member: Target, topology: Topology) -> str | None:
-    """Return why a member of a frozen list no longer exists. None if it does, or a source does not answer."""
+    """Return why a frozen member no longer exists. None if it does, or if a source does not answer."""
     if not topology.answers:
         return None
     if member.kind is TargetKind.JOB:
@@ -168,13 +167,13 @@ def _has_all(node: str, terms: Collection[tuple[str, tuple[str, ...]]], topology
 
 
 def has_value(node: str, name: str, values: Collection[str], topology: Topology) -> bool:
-    """Return whether the node's attribute, which may list several values, has one of `values`."""
+    """Both may be several values."""
     attribute = topology.attributes_by_node.get(node, {}).get(name)
     return attribute is not None and (attribute in values or any(each in values for each in attribute.split(",")))
 
 
 def _named_nodes(values: tuple[str, ...] | None, topology: Topology) -> set[str] | Unresolved | None:
-    """Return the nodes in host lists; None if `values` is None."""
+    """Return None for None."""
     if values is None:
         return None
     names: list[str] = []
@@ -255,13 +254,12 @@ def _few(names: Collection[str]) -> str:
 
 
 def of_written(plural: str, written: str | Mapping[str, Collection[str]]) -> Selector:
-    """Return the selector of a validated target: ``all``, or values by attribute."""
     terms = {} if isinstance(written, str) else written
     return Selector(MEMBER_KINDS[plural], tuple(sorted((name, tuple(values)) for name, values in terms.items())))
 
 
 def attribute_pairs(attributes: str) -> Iterator[tuple[str, str]]:
-    """Yield the (name, value) pairs of ``rack=r1, pool=h100``. Raises ValueError."""
+    """Yield the pairs of ``rack=r1, pool=h100``. Raises ValueError."""
     for pair in attributes.split(","):
         name, equals, value = (part.strip() for part in pair.partition("="))
         if not (name and equals and value):

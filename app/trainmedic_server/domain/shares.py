@@ -9,7 +9,7 @@ from pydantic import PlainValidator, WithJsonSchema
 
 
 class Percentage(float):
-    """A share in percent, 0 to 100."""
+    """From 0 to 100."""
 
 
 def _read_share(value: Any) -> float:
@@ -48,7 +48,7 @@ Share = Annotated[float, PlainValidator(_read_share), _ShareSchema]
 
 
 def part_of(share: float, total: int, *, up: bool = False) -> int:
-    """Return how many of `total` a share is: a number as it is, a `Percentage` rounded down, or `up`."""
+    """Return how many of `total` a share is. Percentages round down, or `up`."""
     if not isinstance(share, Percentage):
         return int(share)
     part = round(share * total / 100, 9)  # float errors must not change the whole number

@@ -4,12 +4,10 @@ from msgspec import Struct
 
 
 class ShownQuestion(Struct, frozen=True):
-    """A question that a chat message shows."""
-
     run_id: str
     step: str
     channel: str
     message: str
     """The chat's ID of the message."""
     shown: str
-    """Hash of the content, to detect that it changed."""
+    """Hash of the shown content."""

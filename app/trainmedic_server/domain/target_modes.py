@@ -29,7 +29,7 @@ class TargetModes(Struct, frozen=True):
     def of(self, target: Target | None, server: Mode, topology: Topology) -> tuple[Mode, str]:
         """Return the mode for a target, and the entry that made it differ from the server's.
 
-        Of several nodes the strictest mode counts; if it is unclear which entries fit, the strictest of all.
+        Of several nodes or possible entries, the strictest counts.
         """
         if not self.entries or target is None or target.kind in (TargetKind.CLUSTER, TargetKind.GROUP):
             return server, ""
@@ -54,7 +54,7 @@ class TargetModes(Struct, frozen=True):
 
 
 def of_members(modes: Collection[Mode]) -> Mode:
-    """Return a group's mode: approve if a member has it, else enforce if one has it, else observe."""
+    """Return approve if a member has it, else enforce, else observe."""
     if Mode.APPROVE in modes:
         return Mode.APPROVE
     return Mode.ENFORCE if Mode.ENFORCE in modes else Mode.OBSERVE

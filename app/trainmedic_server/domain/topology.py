@@ -27,7 +27,7 @@ JobsByName: TypeAlias = Mapping[str, Jobs]
 """Jobs by node, GPU (`gpu_names.key`) or pod (``<namespace>/<name>``)."""
 
 SLURM = "slurm:"
-"""Prefix of a Slurm job's ID where it serves as the job's name."""
+"""Prefix of Slurm job IDs as names."""
 
 _NO_JOBS: Jobs = frozenset()
 
@@ -40,7 +40,7 @@ class ClusterNode(Struct, frozen=True):
     unavailable: str = ""
     """Reason; empty if available."""
     pools: tuple[str, ...] = ()
-    """Slurm partitions. Empty: the node belongs to the cluster as one pool."""
+    """Slurm partitions; empty for the whole cluster."""
 
 
 class Pod(Struct, frozen=True):
@@ -86,7 +86,7 @@ class Rank(Struct, frozen=True):
 
 
 class JobsBySource(NamedTuple):
-    """Jobs of a node or GPU: ``reported`` by the jobs themselves, ``observed`` by agents, Kubernetes and Slurm."""
+    """``observed`` by agents, Kubernetes and Slurm."""
 
     reported: Jobs
     observed: Jobs
@@ -121,13 +121,13 @@ class AgentTopology(Struct, frozen=True, dict=True):
         return NodeNames(frozenset(self.gpus_by_node))
 
     def card_key(self, name: str, node: str) -> str:
-        """Return the key of the GPU's UUID, or of `name` if no agent reports that GPU."""
+        """Prefer the UUID that an agent reports."""
         key = gpu_names.key(name, node)
         gpu = self.gpus_by_key.get(key)
         return key if gpu is None else gpu_names.key(gpu.uuid)
 
     def name_of(self, node: str) -> str:
-        """Return the agent's name of a node, or `node` if there is not exactly one."""
+        """Return `node` if there is not exactly one."""
         called = self.names.called(node) or self.names.related(node)
         return next(iter(called)) if len(called) == 1 else node
 
@@ -160,7 +160,6 @@ class JobTopology(Struct, frozen=True):
     unsure_nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Nodes with a rank whose GPU the agents do not know; it may be any."""
     keys_by_job: Mapping[str, Set[str]] = field(default_factory=dict)
-    """Keys of GPUs."""
     namespace_by_job: Mapping[str, str] = field(default_factory=dict)
     names_by_slurm_id: JobsByName = field(default_factory=dict)
 
@@ -228,7 +227,7 @@ class ClusterTopology(Struct, frozen=True, dict=True):
 
     @cached_property
     def pods_by_address(self) -> Mapping[str, Pod | None]:
-        """None for an address that pods of several nodes have; ending pods count only without others."""
+        """None for several nodes. Ending pods count only alone."""
         pods: dict[str, Pod | None] = {}
         for pod in sorted(self.pods.values(), key=lambda pod: pod.is_ending):
             for address in pod.addresses:
@@ -243,7 +242,7 @@ class ClusterTopology(Struct, frozen=True, dict=True):
 
     @cached_property
     def pods_by_name(self) -> Mapping[str, Pod | None]:
-        """None for a name in several namespaces."""
+        """None in several namespaces."""
         pods: dict[str, Pod | None] = {}
         for pod in self.pods.values():
             pods[pod.name] = None if pod.name in pods else pod
@@ -276,7 +275,7 @@ class SlurmTopology(Struct, frozen=True, dict=True):
     jobs_by_gpu: JobsByName = field(default_factory=dict)
     nodes_by_job: Mapping[str, frozenset[str]] = field(default_factory=dict)
     whole_by_id: Mapping[str, str] = field(default_factory=dict)
-    """Job's ID by the ID of each part: an array's task (``4711_3``), or a component of a heterogeneous job."""
+    """By the ID of an array's task (``4711_3``) or a component."""
     answers: bool = True
     """False before the first reading and after a failed or overlong one."""
     names: NodeNames = NodeNames()
@@ -348,9 +347,9 @@ class Topology(Struct, frozen=True, dict=True):
     agents: AgentTopology = field(default_factory=AgentTopology)
     cluster: ClusterTopology = field(default_factory=ClusterTopology)
     verdicts: Mapping[str, VerdictsOnJob] = field(default_factory=dict)
-    """Verdicts of the last hour, by job."""
+    """Of the last hour."""
     remembered: NodeNames = field(default_factory=NodeNames)
-    """Nodes whose agents were seen within the retention."""
+    """Nodes of agents, lost ones too."""
     agents_answer: bool = True
     slurm: SlurmTopology = NO_SLURM
 
@@ -380,7 +379,7 @@ class Topology(Struct, frozen=True, dict=True):
 
     @cached_property
     def attributes_by_node(self) -> Mapping[str, Mapping[str, str]]:
-        """Attributes by the preferred name of the node. The inventory overrides Kubernetes, which overrides Slurm."""
+        """By preferred name. The inventory overrides Kubernetes, which overrides Slurm."""
         attributes: dict[str, dict[str, str]] = {node: {} for node in self.agents.gpus_by_node}
         for node in (*self.slurm.nodes, *self.cluster.nodes):
             attributes.setdefault(self.known.name_of(node.name), {}).update(node.attributes)
@@ -390,7 +389,7 @@ class Topology(Struct, frozen=True, dict=True):
 
     @cached_property
     def pools(self) -> Sequence[Pool]:
-        """Slurm's partitions and the Kubernetes cluster. Without both, one pool of all known nodes."""
+        """Without schedulers, all known nodes."""
         members: dict[str, list[str]] = {}
         for whole, source in (("the Kubernetes cluster", self.cluster), ("Slurm", self.slurm)):
             for node in source.nodes:
@@ -457,7 +456,7 @@ class Topology(Struct, frozen=True, dict=True):
         return by_pods | self._own_names(self.slurm.jobs_by_node.get(self.listed_as(node, self.slurm.names), _NO_JOBS))
 
     def _own_names(self, slurm_jobs: Jobs) -> Jobs:
-        """Replace Slurm's IDs by the names under which the jobs report, if any."""
+        """Return names that the jobs report, else Slurm's IDs."""
         return frozenset(chain.from_iterable(self.names_by_slurm_job.get(job) or {job} for job in slurm_jobs))
 
     @cached_property

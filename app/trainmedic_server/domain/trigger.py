@@ -92,7 +92,7 @@ class Trigger(PlaybookModel):
         return self.timezone or "UTC"
 
     def begins_with(self, playbook: str) -> tuple[str, ...]:
-        """Return names of alerts, or stand-in alerts, that begin this playbook."""
+        """Return names of alerts or stand-ins."""
         if self.schedule is not None:
             return (beginnings.schedule_name(playbook),)
         if self.event is not None:
@@ -107,7 +107,7 @@ class Trigger(PlaybookModel):
 
     @property
     def starter(self) -> str:
-        """Clause on what starts it instead of an alert; "" for alerts."""
+        """For people; empty for alerts."""
         if self.manual is not None:
             return "people start this playbook"
         if self.schedule is not None:
@@ -118,7 +118,7 @@ class Trigger(PlaybookModel):
 
     @property
     def sentence(self) -> str:
-        """Description of the beginning, for people."""
+        """For people."""
         if self.manual is not None:
             return f"started by {' or '.join(self.manual.by) or 'operators'}"
         if self.schedule is not None:

@@ -21,9 +21,8 @@ class HeldBy(Struct, frozen=True):
     until: datetime | None = None
     """Latest end of that activity, if limited. More steps may follow."""
     at_deadline: str | None = None
-    """What happens at ``until``, for people."""
+    """For people."""
     held_by: HeldBy | None = None
-    """The run for which this one waits."""
 
 
 def clock(at: datetime) -> str:
@@ -42,21 +41,19 @@ def waiting(waits_for: str) -> str:
 
 
 class Upcoming(Struct, frozen=True):
-    """The present step (up to ``at_deadline``), and the next one. Texts are for people."""
+    """The present step up to ``at_deadline``, then the next."""
 
     now: str | None = None
-    """ID of the present step; None before it starts."""
     waits_for: str | None = None
     holder: str | None = None
-    """ID of the run that holds the target; ``held_by`` has more."""
+    """Run that holds the target."""
     held_by: HeldBy | None = None
     waiting_since: datetime | None = None
     not_before: datetime | None = None
-    """End of a wait for a time."""
     deadline: datetime | None = None
     at_deadline: str | None = None
     step: str | None = None
-    """ID of the next step; None if the run ends next (see ``outcome``)."""
+    """None if the run ends next (see ``outcome``)."""
     kind: str | None = None
     action: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)

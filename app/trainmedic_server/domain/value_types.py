@@ -18,7 +18,7 @@ class ValueType(StrEnum):
 
 
 class Each(Struct, frozen=True):
-    """A mapping whose values have one shape, or a list whose entries have."""
+    """Shape of all values of a mapping, or entries of a list."""
 
     value: Shape
     is_list: bool = False
@@ -44,12 +44,11 @@ def of_constant(value: Any) -> Shape:
 
 
 def of_outputs(outputs: Collection[str]) -> Mapping[str, Shape]:
-    """Return the shapes of an action's outputs by name; `ANY` if `outputs` lists only names."""
+    """Names alone have unknown types."""
     return outputs if isinstance(outputs, Mapping) else dict.fromkeys(outputs, ANY)
 
 
 def member(owner: Shape, name: str) -> Shape:
-    """Return the shape of a member; `ANY` if unknown."""
     if isinstance(owner, Each):
         return owner.value
     return owner.get(name, ANY) if isinstance(owner, Mapping) else ANY
