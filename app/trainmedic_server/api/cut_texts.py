@@ -8,8 +8,7 @@ from itertools import chain, islice
 
 MOST_TEXTS = 1_000
 TEXT_LENGTH = 65_536
-TOTAL_LENGTH = 131_072
-"""Characters of all names and values."""
+TOTAL_LENGTH = 131_072  # characters of all names and values
 MARK_NAME = "trainmedic_cut"
 
 _NAMES_LENGTH = TOTAL_LENGTH // 2

@@ -25,8 +25,7 @@ VERSION = "4"
 LABELS_PER_ALERT = 1_000
 FINGERPRINT_LENGTH = 128
 PROBLEMS_REPORTED = 20
-MOST_REJECTED = 10_000
-"""More malformed alerts refuse the delivery."""
+MOST_REJECTED = 10_000  # more malformed alerts refuse the delivery
 
 _NAME_LENGTH = 200
 _STATUSES = {status.value: status for status in AlertStatus}

@@ -22,8 +22,8 @@ SECURE_COOKIE = f"__Host-{COOKIE}"
 BASE_COOKIE = f"__Secure-{COOKIE}"
 """Cookie over TLS below a base path. Browsers send it to no other program of the host."""
 LASTS = timedelta(hours=12)
+# Largest clock difference between servers. A session from further in the future has ended.
 _SKEW = timedelta(minutes=5)
-"""Largest clock difference between servers. A session from further in the future has ended."""
 _SECRET_BYTES = 32
 _MOST_PER_TOKEN = 20  # the oldest ends when another begins
 T = TypeVar("T")

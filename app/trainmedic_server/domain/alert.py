@@ -26,8 +26,7 @@ BY_HAND = "by-hand-"
 SCHEDULE = "schedule-"
 ENDED_RUN = "ended-run-"
 EVENT = "event-"
-SENT_AS_EVENT = "trainmedic_event"
-"""Annotation with the event's name, of an alert that arrived as an event."""
+SENT_AS_EVENT = "trainmedic_event"  # annotation with the event's name, of an alert that arrived as an event
 BEGINNINGS = (SCHEDULE, ENDED_RUN, EVENT)
 STAND_INS = (BY_HAND, *BEGINNINGS)
 """Prefixes of stand-in alerts' fingerprints. Alertmanager's are hexadecimal."""

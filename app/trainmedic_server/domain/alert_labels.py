@@ -6,8 +6,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-EXPORTED = "exported_"
-"""Prometheus's prefix for a metric's label if the scrape adds one of the same name."""
+EXPORTED = "exported_"  # Prometheus's prefix for a metric's label if the scrape adds one of the same name
 
 
 class Label(NamedTuple):
@@ -54,7 +53,7 @@ class AlertLabels:
         return (label.value for form in (name, EXPORTED + name) for label in self.under(form))
 
     def of(self, names: tuple[str, ...]) -> Sequence[Label]:
-        """Return the labels of these names, most trusted and exported ones first."""
+        """Return the labels of these names, most trusted first."""
         labels = self._read.get(names)
         return labels if labels is not None else self._labels_of(names, self._names.of(names))
 

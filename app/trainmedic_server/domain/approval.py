@@ -111,10 +111,7 @@ def waiting_step(run: Run) -> StepState | None:
 
 
 def answers(step: StepState, orders: Sequence[OperatorOrder]) -> list[OperatorOrder]:
-    """Return the answers to the step's current question, oldest first.
-
-    Answers to an earlier one do not count: a repeated question may differ.
-    """
+    """Return the answers to the step's current question, oldest first: a repeated question may differ."""
     terms = Terms.of(step)
 
     def counts(order: OperatorOrder) -> bool:

@@ -18,8 +18,7 @@ from trainmedic_server.domain.run import Decision, Run
 
 REPEATED_WITHIN = timedelta(hours=1)
 """Time within which an equal event without a key counts as a repeat."""
-MOST_CHAINED = 5
-"""Maximum length of a chain of runs that start each other."""
+MOST_CHAINED = 5  # maximum length of a chain of runs that start each other
 EVENT_LABEL = "event"
 
 _BY_BODY = f"{EVENT}body-"

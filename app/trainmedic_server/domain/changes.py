@@ -52,7 +52,7 @@ def of_run(run: Run, firing: Sequence[str] = ()) -> Iterator[Change]:
 def never_given_back(run: Run, leaves_change: Callable[[str], bool]) -> Iterator[Change]:
     """Return certain or possible changes without a pending undo, newest first.
 
-    Excludes actions without `leaves_change`, and changes that a later step reverted or a person closed.
+    Excludes actions without `leaves_change`, and what a later step reverted or a person closed.
     """
     given_back: set[str] = set()
     for step in reversed(run.steps):

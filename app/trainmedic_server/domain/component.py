@@ -24,13 +24,13 @@ class Component(StrEnum):
     TRAINMEDIC = "trainmedic"
 
 
+# Other causes belong to the job, whose team looks first.
 _BY_CAUSE: Mapping[str, Component] = {
     CauseClass.GPU: Component.GPU,
     CauseClass.NETWORK: Component.NETWORK,
     CauseClass.STORAGE: Component.STORAGE,
     CauseClass.NODE: Component.NODE,
 }
-"""Other causes belong to the job, whose team looks first."""
 
 _BY_WORD: Mapping[str, Component] = {
     **dict.fromkeys(("gpu", "nv", "nvidia", "nvlink", "dcgm", "xid", "accelerator", "amd", "npu"), Component.GPU),

@@ -62,7 +62,7 @@ TimeZone = Annotated[
 
 
 class CronWindow(BaseModel):
-    """A window of time that opens at each time of a schedule."""
+    """A window of time after each time of a schedule."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,4 +1,4 @@
-"""Measured effect of a run on the alert's metric: before, at, and 10 minutes after its first act."""
+"""Measured effect of a run on the alert's metric, 10 minutes after its first act."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Conversion between `Event` and its typed content.
 
-Missing or mistyped members of other releases' rows read as their default, or None. Unknown members stay in
-`Event.data`.
+Missing or mistyped members of other releases' rows read as their default, or None. Unknown members stay.
 """
 
 from __future__ import annotations

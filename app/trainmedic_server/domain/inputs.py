@@ -20,8 +20,7 @@ from trainmedic_core.problems import did_you_mean, shown
 from trainmedic_server.domain import host_lists
 
 MOST_INPUTS = 50
-ANNOTATION = "inputs"
-"""Annotation of the stand-in alert with the inputs as JSON."""
+ANNOTATION = "inputs"  # annotation of the stand-in alert with the inputs as JSON
 _LONGEST = 4096
 _MOST_NODES = 1000
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]{0,251}[A-Za-z0-9])?")

@@ -2,10 +2,9 @@
 
 - an address: its node
 - ``pod:<namespace>/<name>``: the pod's job; here and below, one job or a list
-- ``node:<node>``: the node's job, according to the cluster
-- ``gpu:<GPU>``: the GPU's job, according to its agent; GPU as UUID, ``<node>/<index>`` or ``<node>/<PCI address>``
-- ``told:node:<node>``: the node's job, according to the job
-- ``told:gpu:<GPU>``: the GPU's job, according to the job
+- ``node:<node>``, ``gpu:<GPU>``: the job there, as cluster and agents see it; GPU as UUID, ``<node>/<index>`` or
+  ``<node>/<PCI address>``
+- ``told:node:<node>``, ``told:gpu:<GPU>``: the same, as jobs report it
 - ``attributes:<nodes>``: attributes for selectors, as ``rack=r1, pool=h100``; nodes as a host list, ``gpu-[01-16]``
 - ``gpus:<nodes>``: the number of GPUs, or their names, of nodes without an agent
 """

@@ -1,6 +1,6 @@
 """State of jobs: present, ended or gone.
 
-A job is **gone** if its launcher gave it up, or if neither reported for a while and no end was reported.
+A job is **gone** if its launcher gave it up, or if both are silent and no end was reported.
 """
 
 from __future__ import annotations

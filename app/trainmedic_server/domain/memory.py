@@ -1,4 +1,4 @@
-"""Memory of a run: its playbook's earlier runs on its target."""
+"""A playbook's earlier runs on a target."""
 
 from __future__ import annotations
 

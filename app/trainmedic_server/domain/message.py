@@ -90,7 +90,7 @@ _PAIR = re.compile(r"([a-z_]+)=([a-z]+)(?:@([A-Za-z0-9_.,-]+))?")
 def parse_rules(text: str) -> Mapping[MessageKind, MessageRule]:
     """Return the default rules changed by ``kind=severity@channel,channel`` pairs. Raises ValueError.
 
-    Severity can be ``on`` or ``off``, kind ``all``. Later pairs override earlier ones.
+    Severity can be ``on`` or ``off``, kind ``all``.
     """
     rules = dict(DEFAULT_RULES)
     for pair in text.split():

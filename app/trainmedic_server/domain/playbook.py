@@ -34,15 +34,12 @@ from trainmedic_server.domain.shares import Batch, Share, part_of
 from trainmedic_server.domain.trigger import MOST_MATCHERS as MOST_MATCHERS
 from trainmedic_server.domain.trigger import Trigger
 
-APPROVAL = "approval"
-"""ID of mode approve's question before the first step. No playbook step may have it."""
+APPROVAL = "approval"  # ID of mode approve's question before the first step. No playbook step may have it.
 
-PROMETHEUS_QUERY = "prometheus.query"
-"""Action that a wait for a query repeats."""
+PROMETHEUS_QUERY = "prometheus.query"  # action that a wait for a query repeats
 
 MOST_WINDOWS = 20
-MOST_STEPS = 200
-"""Limit per list of steps: checking and planning time grow with each pair."""
+MOST_STEPS = 200  # limit per list of steps: checking and planning time grow with each pair
 
 
 def _as_list(value: Any) -> Any:

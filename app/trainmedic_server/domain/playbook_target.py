@@ -92,8 +92,8 @@ class GroupTarget(PlaybookModel):
     nodes: Selected = "all"
     """By attributes; ``name`` is a node name or host list."""
     jobs: SelectedJobs = "all"
-    """By attributes of their nodes, ``name`` (of the job) or ``on_nodes`` (a host list). Next to ``gpus`` or ``nodes``:
-    ``on_node``, the jobs on each member's node.
+    """By attributes of their nodes, ``name`` (of the job) or ``on_nodes`` (a host list). ``on_node``, next to ``gpus``
+    or ``nodes``: the jobs on each member's node.
     """
 
     @model_validator(mode="after")

@@ -27,8 +27,7 @@ _SET_OPERATORS: Final = frozenset({"and", "or", "unless"})
 _MODIFIERS: Final = frozenset({"on", "ignoring", "group_left", "group_right", "bool"})
 _MIRRORED: Final = {">": "<", "<": ">", ">=": "<=", "<=": ">=", "==": "==", "!=": "!="}
 _LABEL_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
-NOT_A_NUMBER: Final = "is not a number"
-"""Operator for ``x != x``, which holds only for NaN."""
+NOT_A_NUMBER: Final = "is not a number"  # operator for x != x, which holds only for NaN
 
 
 class Comparison(Struct, frozen=True):
@@ -91,9 +90,8 @@ def _escape(character: str) -> str:
 
 
 def narrowed(query: str, labels: Mapping[str, str]) -> str:
-    """Return `query` limited to series that agree with `labels` on all shared labels.
-
-    Labels that the series lack, such as those added when alerts are sent, have no effect.
+    """Return `query` limited to series that agree with `labels` on all shared labels. Labels that the series lack have
+    no effect.
     """
     pairs = [(name, value) for name, value in sorted(labels.items()) if value and _LABEL_NAME.match(name)]
     clauses = [

@@ -32,7 +32,7 @@ class AlertProof(StrEnum):
     SHIPPED_RULE = "shipped_rule"
     """The alert has `SHIPPED_RULE_LABEL`, or the server raised it."""
     HARDWARE_XID = "hardware_xid"
-    """The alert names an XID that requires a GPU reset or node restart (``xids``)."""
+    """The alert names an XID that requires a repair (``xids``)."""
 
 
 def lacking(accepted: Sequence[AlertProof], alert: Alert) -> str:

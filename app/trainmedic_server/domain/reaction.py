@@ -46,10 +46,7 @@ class Reaction(Struct, frozen=True):
 
 
 def merged(earlier: Iterable[Reaction], later: Iterable[Reaction]) -> tuple[Reaction, ...]:
-    """Return an alert's reactions after a further report.
-
-    A reaction with a run stays until another run replaces it.
-    """
+    """A reaction with a run stays until another run replaces it."""
     by_playbook = {reaction.playbook: reaction for reaction in earlier if reaction.run_id is not None}
     for reaction in later:
         if not _keeps_earlier(reaction, by_playbook):

@@ -121,7 +121,7 @@ class Attempt(Struct, frozen=True):
     command_id: str
     """UUIDv7, kept after an unknown outcome, so that nothing is applied twice."""
     started_at: datetime
-    """Time of persisting, before any request to act."""
+    """Time of persisting, before acting."""
     deadline: datetime
     status: str = "running"
     """``running``, ``applied``, ``failed``, ``rejected``, ``stopped`` (the alert resolved), or ``unknown`` (it may have
@@ -288,7 +288,7 @@ class Run(Struct, frozen=True):
 
     @property
     def is_limited(self) -> bool:
-        """True for the record of a refusal by ``max_runs``, also while its ``on_limited`` steps run."""
+        """True for a refusal by ``max_runs``, also while its ``on_limited`` steps run."""
         return self.decision is Decision.RATE_LIMITED
 
     @property
@@ -389,6 +389,6 @@ class Controls(Struct, frozen=True):
     """When a person last closed the breaker. None if never, or in the future."""
 
     def breaker_counts_from(self, window_start: datetime) -> datetime:
-        """Return the window's start or the last closing: only later acts count."""
+        """Return the window's start or the last closing."""
         closed_at = self.breaker_closed_at
         return window_start if closed_at is None else max(window_start, closed_at)

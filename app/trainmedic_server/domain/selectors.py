@@ -21,8 +21,7 @@ MEMBER_KINDS: Mapping[str, TargetKind] = {"gpus": TargetKind.GPU, "nodes": Targe
 ALL = "all"
 NAME = "name"
 ON_NODES = "on_nodes"
-MOST_MEMBERS = 10_000
-"""Twice the GPUs of the largest single rollout planned for."""
+MOST_MEMBERS = 10_000  # twice the GPUs of the largest single rollout planned for
 _PLURALS = {kind: plural for plural, kind in MEMBER_KINDS.items()}
 _UNESCAPED = "/[]:;+@~()*!$&' "  # readable in keys; the separators , = | are escaped
 _SHOWN = 3
@@ -92,7 +91,7 @@ def resolve(selector: Selector, topology: Topology) -> Selection | Unresolved:
 
 
 def jobs_on_node(target: Target, topology: Topology) -> tuple[Target, ...] | Unresolved:
-    """Return the jobs on a target's node that take commands, in natural order. Refused if a source does not answer."""
+    """Return the jobs on a target's node that take commands, in natural order."""
     if not topology.agents_answer:
         return Unresolved("target_unknown", f"the jobs on {target.node} are not known while Redis does not answer")
     node = target.node or ""
@@ -103,7 +102,7 @@ def jobs_on_node(target: Target, topology: Topology) -> tuple[Target, ...] | Unr
 
 
 def nodes_selected(selector: Selector, topology: Topology) -> list[str] | Unresolved:
-    """Return the nodes that a selector of nodes or GPUs selects. Refused if a source does not answer."""
+    """Select nodes, of the GPUs too."""
     if not (topology.agents_answer and topology.cluster.answers and topology.slurm.answers):
         return Unresolved("target_unknown", "a source of the topology does not answer")
     return _nodes(selector, topology)

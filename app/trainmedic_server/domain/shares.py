@@ -1,4 +1,4 @@
-"""Numbers of a group's members, given as such or as a percentage."""
+"""Numbers of members, given as such or as a percentage."""
 
 from __future__ import annotations
 

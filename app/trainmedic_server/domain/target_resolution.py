@@ -1,4 +1,4 @@
-"""Resolution of targets from labels, or from names that people write."""
+"""Resolution of targets from labels or names."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def placed_gpu(node: str, gpu: str, topology: Topology) -> Target | Unresolved:
 def job_named_by(
     labels: Mapping[str, str], topology: Topology, identity: IdentityLabels = IdentityLabels()
 ) -> str | Unresolved:
-    """Return the job of the labels or of their pod. Refused if it runs elsewhere."""
+    """Refuse a job that runs elsewhere."""
     alert_labels = AlertLabels(labels)
     job = job_in_labels(alert_labels, topology, identity)
     if isinstance(job, Unresolved):

@@ -1,6 +1,6 @@
-"""Gaps in the wall clock: downtimes and forward clock steps.
+"""Gaps in the wall clock: downtimes and forward clock steps. Periods skip them.
 
-Periods skip them, so that they age out no data. A backward step makes no gap; older data is then retained longer.
+A backward step makes no gap; older data is then retained longer.
 """
 
 from __future__ import annotations

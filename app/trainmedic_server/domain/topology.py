@@ -1,7 +1,7 @@
 """Frozen view of jobs, ranks, pods, nodes, GPUs and addresses: `Topology`.
 
-None of the sources overwrites another, and answers that may differ are returned by source. Anyone who can write to
-Redis can write presences, so invalid data in them is skipped.
+Answers of sources that may differ are returned by source. Anyone who can write to Redis can write presences, so invalid
+data in them is skipped.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from trainmedic_core import gpu_names
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
 from trainmedic_server.domain.node_names import KnownNodes, NodeNames, is_address, known_nodes, spelled
 
-MOST_ENTRIES = 200_000
-"""Limit of ranks or GPUs taken from Redis (tens of MB)."""
+MOST_ENTRIES = 200_000  # limit of ranks or GPUs taken from Redis (tens of MB)
 
 Jobs: TypeAlias = frozenset[str]
 JobsByName: TypeAlias = Mapping[str, Jobs]
 """Jobs by node, GPU (`gpu_names.key`) or pod (``<namespace>/<name>``)."""
 
-SLURM = "slurm:"
-"""Prefix of Slurm job IDs as names."""
+SLURM = "slurm:"  # prefix of Slurm job IDs as names
 
 _NO_JOBS: Jobs = frozenset()
 

@@ -29,11 +29,9 @@ def clock(at: datetime) -> str:
     return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-UNTIL = "until "
-"""Prefix of `Upcoming.waits_for` for a condition or a time."""
+UNTIL = "until "  # prefix of Upcoming.waits_for for a condition or a time
 
-TRIED_AGAIN = "tried again"
-"""`Upcoming.outcome` after a run's end (``guards.again``)."""
+TRIED_AGAIN = "tried again"  # Upcoming.outcome after a run's end (guards.again)
 
 
 def waiting(waits_for: str) -> str:

@@ -1,4 +1,4 @@
-"""FastAPI's router, with ASCII JSON as the default response. Its routes refuse unknown query parameters."""
+"""FastAPI's router, with ASCII JSON as the default response."""
 
 from __future__ import annotations
 

@@ -137,9 +137,7 @@ class ConnectionTable:
         self._unread.pop(connection, None)
 
     def _least_trusted(self) -> TableEntry | None:
-        """Return the connection to close for a new one. None if all wait for answers. A client with a token also stays
-        while it sends its request.
-        """
+        """Return the connection to close for a new one. None if all wait for answers or, with token, send requests."""
         for group in sorted(self._strangers.values(), key=_size_and_age, reverse=True):
             for entry in _awaiting_no_answer(group):
                 return entry

@@ -10,8 +10,7 @@ from typing import Any
 import httptools
 from starlette.types import Receive, Scope, Send
 
-MARK = b"trainmedic-handed-on"
-"""Header of a forwarded request, so that two standbys do not forward it in a circle."""
+MARK = b"trainmedic-handed-on"  # header of a forwarded request, so that two standbys do not forward it in a circle
 # Headers of one connection (RFC 9110, section 7.6.1). Host stays, because the leader checks it.
 _OF_ONE_HOP = {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect"}
 # The leader trusts a proxy's user by the proxy's address, but sees only this server's.

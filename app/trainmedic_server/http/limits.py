@@ -14,15 +14,15 @@ class ServerLimits(Struct, frozen=True):
     A body takes some twenty times its size when parsed. With all other data, a flood stays within the chart's 512 MiB.
 
     - ``body_bytes``: largest webhook body; 8 MiB are about 8,000 alerts.
-    - ``small_body_bytes``: largest small body. Nearly all deliveries are small.
+    - ``small_body_bytes``: largest small body.
     - ``small_bytes``, ``large_bytes``: all small or large bodies, from the first byte to the reply.
     - ``parsed_bytes``: small bodies in parsing and admission. Large ones are parsed one by one.
     - ``heartbeat_seconds``: quiet time before an event stream's comment; below the idle timeout of common proxies (60
       s).
     - ``poll_seconds``: interval of history queries while a client listens.
     - ``stall_seconds``: time after which a stream's client that reads nothing is disconnected.
-    - ``viewers``: live console pages. Updates are rendered once for all.
-    - ``log_searches``: concurrent log answers. Each queries agents or a store.
+    - ``viewers``: live console pages.
+    - ``log_searches``: concurrent log answers.
     - ``followed_logs``: console pages that follow a log; leaves turns for other searches.
     - ``reads``, ``waiting_reads``: reads of pages and runs.
     - ``page_bytes``: size at which a page of the history ends early.
@@ -54,7 +54,7 @@ class ConnectionLimits(Struct, frozen=True):
 
     - ``connections``, ``refused``: served connections, and further ones that get 503; together below 1,024 open files.
     - ``per_client``: connections of one address without a token.
-    - ``head_bytes``, ``headers``, ``head_seconds``: a request's head. Browsers and proxies stay below 32 KiB.
+    - ``head_bytes``, ``headers``, ``head_seconds``: a request's head.
     - ``pipelined``: waiting requests on a connection.
     - ``keep_alive_seconds``: idle time; longer than the intervals of Alertmanager and Prometheus in a busy group.
     - ``flush_seconds``: time for a client to take a response.

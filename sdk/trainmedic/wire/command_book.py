@@ -11,10 +11,8 @@ from typing import Any, Callable, Mapping
 from trainmedic.wire import envelope
 from trainmedic.wire.reading import read_object
 
-MOST_WAITING = 1000
-"""Commands that wait in one receiver."""
-LARGEST_RECORD = 1024 * 1024
-"""Bytes; a larger record loses its outputs."""
+MOST_WAITING = 1000  # commands that wait in one receiver
+LARGEST_RECORD = 1024 * 1024  # bytes; a larger record loses its outputs
 
 RankOutcome = tuple[str, Mapping[str, Any]]
 
@@ -78,7 +76,6 @@ def ended(status: str, reason: str) -> CommandRecord:
 REVOKED = ended(envelope.REJECTED, "its undo came before it was applied")
 """Blocks a command whose undo arrived first."""
 
-
 _TIME = "%Y-%m-%d %H:%M:%SZ"
 
 
@@ -87,7 +84,7 @@ class Do(enum.Enum):
     ANSWER = enum.auto()
     CLOSE = enum.auto()
     WAIT = enum.auto()
-    """Wait: the repeat extends the command's time."""
+    """The repeat extends the command's time."""
     TAKE_OVER = enum.auto()
     DROP = enum.auto()
     """Send no answer: the record is forged."""

@@ -28,4 +28,5 @@ class LogLimit:
 
     @property
     def is_last(self) -> bool:
+        """True after the last line of this period."""
         return self._count == self._lines
