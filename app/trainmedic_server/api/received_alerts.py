@@ -139,10 +139,8 @@ class HeardAlertView(View):
 
 
 class HeardAlertPage(View):
-    """``next`` is the cursor of the next page, null on the last."""
-
     items: list[HeardAlertView]
-    next: str | None
+    next: str | None = Field(description="Cursor of the next page; null on the last.")
 
 
 async def page(

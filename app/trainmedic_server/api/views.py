@@ -93,10 +93,8 @@ class HistoryItem(View):
 
 
 class HistoryPage(View):
-    """``next`` is the cursor of the next page, null on the last."""
-
     items: list[HistoryItem]
-    next: str | None
+    next: str | None = Field(description="Cursor of the next page; null on the last.")
 
 
 class AlertView(View):

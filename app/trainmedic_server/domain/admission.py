@@ -8,10 +8,10 @@ from trainmedic_server.domain.run import Decision
 
 class PlaybookDecision(Struct, frozen=True):
     run_id: str
-    """ID of the run or history item."""
+    """ID of the run, or of the history item that says why none started."""
     playbook: str
     target: str
-    """Key; empty if the labels name none."""
+    """Target key; empty if the labels name none."""
     decision: Decision
     why: str = ""
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 LOST_AFTER = timedelta(minutes=1)
 """Silence of a lost agent. A presence expires after 15 s."""
 KEPT = timedelta(days=1)
-"""A lost agent is forgotten then, by default."""
+"""Time after which a lost agent is forgotten."""
 STORED_EVERY = timedelta(minutes=10)
 """Interval at which a present agent's last report is stored."""
 
@@ -25,7 +25,7 @@ class AgentLife(Struct, frozen=True):
 
 
 class AgentChanges(Struct, frozen=True):
-    """``save`` and ``forget`` concern the store."""
+    """Agents to ``save`` or ``forget`` in the store, and those to report as ``lost`` or ``returned``."""
 
     save: tuple[AgentLife, ...] = ()
     forget: tuple[str, ...] = ()

@@ -137,7 +137,7 @@ class AlertRecord(Struct, frozen=True):
 
 
 def decisive(records: Sequence[AlertRecord]) -> Sequence[AlertRecord]:
-    """Return the alerts whose end ends the cause: stand-ins, which never resolve, only if there are no others."""
+    """Return the alerts whose end ends the cause. Stand-ins, which never resolve, count only without others."""
     return [record for record in records if not record.is_stand_in] or records
 
 

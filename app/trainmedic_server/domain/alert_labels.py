@@ -44,12 +44,12 @@ class AlertLabels:
         return labels if labels is not None else self._labels_of(name, written)
 
     def value(self, name: str) -> str:
-        """Empty without one."""
+        """Return the first value; empty without one."""
         labels = self.under(name)
         return labels[0].value if labels else ""
 
     def values(self, name: str) -> Iterator[str]:
-        """Include the ``exported_`` form."""
+        """Return the values of the label and of its ``exported_`` form."""
         return (label.value for form in (name, EXPORTED + name) for label in self.under(form))
 
     def of(self, names: tuple[str, ...]) -> Sequence[Label]:

@@ -289,7 +289,7 @@ def _by_metrics(metrics: Collection[str], words: Collection[str], is_gpu: bool) 
 
 
 def _fires_on_good_values(expression: str, metrics: Iterable[str]) -> bool:
-    """Judge only one comparison without subtraction; otherwise return False."""
+    """Return whether the rule certainly fires on good values. Only single comparisons are judged."""
     is_below, is_above = "<" in expression, ">" in expression
     if is_below == is_above or "-" in expression:
         return False
@@ -347,7 +347,7 @@ def _begins_with(word: str, begin: str) -> bool:
 
 
 def _expression(generator_url: str) -> str:
-    """Return the rule's PromQL, in the URL or given instead of it."""
+    """Return the rule's PromQL from a Prometheus URL; other texts are PromQL themselves."""
     text = generator_url[:_LONGEST]
     if "://" not in text and not text.startswith("/"):
         return text

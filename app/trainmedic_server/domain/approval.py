@@ -27,7 +27,7 @@ class StepAhead(Struct, frozen=True):
 
 
 class Terms(Struct, frozen=True):
-    """A question's content, as persisted."""
+    """Content of a question, as persisted."""
 
     steps: tuple[StepAhead, ...] = ()
     by: tuple[str, ...] = ()
@@ -35,14 +35,14 @@ class Terms(Struct, frozen=True):
     count: int = 1
     on_timeout: str = "fail"
     asked: int = 1
-    """Number of times, from 1."""
+    """How often it was asked."""
     escalated: bool = False
     lapsed: bool = False
     """True if it timed out and will be asked again. It can still be answered."""
     to: str | None = None
     """Notification channel; None for all."""
     void: tuple[str, ...] = ()
-    """IDs of earlier answers of a release without `OperatorOrder.asked`."""
+    """IDs of orders of an earlier release that answered an earlier question."""
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -50,7 +50,7 @@ class Terms(Struct, frozen=True):
 
     @property
     def gpus(self) -> int | None:
-        """Largest number for one step; None if unknown."""
+        """Largest number of GPUs of one step; None if unknown."""
         known = [step.gpus for step in self.steps if step.gpus is not None]
         return max(known, default=None)
 

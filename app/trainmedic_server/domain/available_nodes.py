@@ -17,7 +17,7 @@ HAS_RUN = "acted on"
 
 
 def unavailable(pool: Pool, at_work: Set[str]) -> dict[str, str]:
-    """Return reasons by node."""
+    """Return the reasons by unavailable node."""
     return {**dict.fromkeys(sorted(pool.nodes & at_work), HAS_RUN), **pool.out}
 
 

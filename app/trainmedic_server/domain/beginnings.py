@@ -107,7 +107,7 @@ def _stand_in(
 
 
 def is_repeated(earlier: Alert, alert: Alert) -> bool:
-    """Compare stand-ins with the same fingerprint."""
+    """Return whether an alert with the fingerprint of an `earlier` stand-in starts nothing new."""
     return not alert.fingerprint.startswith(_BY_BODY) or alert.starts_at - earlier.starts_at < REPEATED_WITHIN
 
 
@@ -121,7 +121,7 @@ def refusal_of(alert: Alert) -> tuple[Decision, str] | None:
 
 
 def ended_run_of(annotations: Mapping[str, str]) -> dict[str, Any]:
-    """Return ``ended_run`` of expressions; empty for other beginnings."""
+    """Return the run whose end started this one; empty for other beginnings."""
     text = annotations.get(_ENDED)
     ended: dict[str, Any] = json.loads(text) if text else {}
     return ended

@@ -1,4 +1,4 @@
-"""Changes made by runs, and when they are reverted."""
+"""Changes by runs, and when they are reverted."""
 
 from __future__ import annotations
 

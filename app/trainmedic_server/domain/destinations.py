@@ -81,7 +81,7 @@ def combine(outcomes: Sequence[DestinationOutcome], output: Mapping[str, Any], *
 
 
 def merged_output(outcomes: Iterable[DestinationOutcome]) -> dict[str, Any]:
-    """Return the highest values, and ``lowest``, ``nodes``, ``by_node``."""
+    """Merge the outputs: their highest values, with members ``lowest``, ``nodes`` and ``by_node``."""
     by_node: dict[str, Any] = {}
     for outcome in outcomes:
         node, gpu = outcome.destination.node or "", outcome.destination.gpu
@@ -97,7 +97,7 @@ def merged_output(outcomes: Iterable[DestinationOutcome]) -> dict[str, Any]:
 
 
 def output_by_job(outcomes: Iterable[DestinationOutcome]) -> dict[str, Any]:
-    """Return the highest values, and `BY_JOB`."""
+    """Merge the outputs: their highest values, with all of them as `BY_JOB`."""
     done = [outcome for outcome in outcomes if outcome.output]
     highest = _merged([outcome.output for outcome in done if outcome.failure is None], max)
     return {**(highest or {}), BY_JOB: {outcome.destination.job: dict(outcome.output) for outcome in done}}

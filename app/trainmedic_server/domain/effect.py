@@ -105,7 +105,7 @@ def _verdict(better: str | None, comparison: Comparison | None, at: float, after
 
 
 def _improvement(better: str | None, at: float, after: float) -> float:
-    """Return a share of the larger value, negative if worse, 0 if unknown."""
+    """Return the change for the better as a share of the larger value, 0 if unknown."""
     scale = max(abs(at), abs(after))
     if better is None or not scale or not math.isfinite(scale):
         return 0.0

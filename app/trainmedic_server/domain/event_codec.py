@@ -22,7 +22,7 @@ from trainmedic_server.domain.run import Decision, Event
 
 
 def kinds_of(parent: type[EventKind]) -> Iterator[type[EventKind]]:
-    """Other subclasses group kinds."""
+    """Yield the kinds below `parent`: classes without subclasses."""
     sections = parent.__subclasses__()
     for section in sections:
         yield from kinds_of(section)
@@ -47,7 +47,7 @@ UNDO_OVER = names(UndoDone, UndoClosed)
 
 
 def recorded(content: EventKind, at: datetime, run_id: str | None = None, actor: str = "trainmedic") -> Event:
-    """Omit members that equal their default."""
+    """Return an event without members that equal their default."""
     name, _, defaults = _members(content.__class__)
     data = asdict(content)
     for member, default in defaults:

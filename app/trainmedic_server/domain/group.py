@@ -46,7 +46,7 @@ class Member(Struct, frozen=True):
 
     @property
     def is_skipped(self) -> bool:
-        """True if nothing was done: another member takes its place."""
+        """True if nothing was done, so that another takes its place."""
         return self.status is Status.NOT_STARTED and not self.is_error
 
 
@@ -55,7 +55,7 @@ def counted(total: int, members: Iterable[Member]) -> GroupCounts:
 
 
 def counted_together(total: int, members: Iterable[tuple[Member, int]]) -> GroupCounts:
-    """`members` are (example, number of equal ones)."""
+    """Count members given as (one of equal ones, their number)."""
     counts = dict.fromkeys(("open", "succeeded", "failed", "skipped", "cancelled", "observed", "owing"), 0)
     begun, batch = 0, None
     for member, number in members:

@@ -80,7 +80,7 @@ def read(declared: Mapping[str, Input], given: Mapping[str, Value], owner: str =
 
 
 def wrong_defaults(declared: Mapping[str, Input]) -> Iterator[tuple[str, str]]:
-    """Yield names and problems."""
+    """Yield (name, problem) for invalid defaults."""
     for name, spec in declared.items():
         if spec.default is not None:
             if spec.required:

@@ -58,7 +58,7 @@ def _texts(names: str | Sequence[str]) -> Sequence[str]:
 
 
 def _gpus(texts: Sequence[str]) -> tuple[str, ...]:
-    """A number gives indexes from 0."""
+    """Return names of GPUs; a number N stands for 0 to N-1."""
     names = [name.strip() for text in texts for name in text.split(",")]
     if len(names) == 1 and names[0].isdigit():
         if int(names[0]) > _MOST_GPUS:

@@ -19,7 +19,7 @@ from trainmedic_server.domain.event_kinds import JobEnded, JobFailed, JobGone, J
 GONE_AFTER = timedelta(minutes=1)
 """Silence of a gone job. A presence expires after 15 s."""
 KEPT = timedelta(days=1)
-"""Ended and gone jobs are forgotten then."""
+"""Time after which ended and gone jobs are forgotten."""
 OLDEST_NOTICE = timedelta(hours=12)
 """Half of `KEPT`, so that the job of a replayed notice is still remembered."""
 
@@ -40,7 +40,7 @@ class JobLife(Struct, frozen=True):
     instance: str = ""
     """Last process that reported; empty if unknown."""
     reason: str = ""
-    """Of the last failure, of being gone, or of an intended end."""
+    """Reason of the last failure or of being gone, or a person's note."""
     failures: int = 0
     restarts: int = 0
     numbers: Mapping[str, int] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class LifeChange(Struct, frozen=True):
 
 
 def after_report(life: JobLife | None, name: str, instance: str, now: datetime) -> LifeChange | None:
-    """`instance`: the process; empty for the launcher. None for no change."""
+    """Return None for no change. `instance` is empty for the launcher."""
     if life is None:
         return LifeChange(JobLife(name, LifeState.PRESENT, now, instance))
     if life.state is LifeState.PRESENT:

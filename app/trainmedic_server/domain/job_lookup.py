@@ -107,7 +107,7 @@ def _key_of_alert(labels: Mapping[str, str], topology: Topology, identity: Ident
 
 
 def _first_known(sources: Sequence[Jobs], used: str) -> str | Unresolved:
-    """`used` names the node, GPU or pod in reasons."""
+    """Return the job of the first source that knows one. `used` is what it uses, for the error."""
     several = next((jobs for jobs in sources if len(jobs) > 1), None)
     if several is not None:
         return Unresolved("target_ambiguous", f"several jobs are known to use {used}: {', '.join(sorted(several))}")

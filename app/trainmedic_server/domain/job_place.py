@@ -113,7 +113,7 @@ def _pods_of_ranks(job: str, topology: Topology) -> Iterator[Pod]:
 
 
 def _is_workload(pod: Pod) -> bool:
-    """Return False for a pod that may be an exporter."""
+    """Return whether the pod does a job's work, so that it is no exporter."""
     return pod.job is not None or bool(pod.gpus)
 
 

@@ -12,7 +12,6 @@ def short_id(run_id: str) -> str:
 
 
 def run_link(base: str, run_id: str) -> str:
-    """Empty without an external URL."""
     return link(base, "runs", run_id)
 
 

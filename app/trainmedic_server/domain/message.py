@@ -42,7 +42,7 @@ class MessageKind(StrEnum):
 
 
 class MessageRule(Struct, frozen=True):
-    """``channels`` override the routes."""
+    """Severity of a kind of messages, and its channels; without them the routes decide."""
 
     severity: Severity
     is_on: bool = True
@@ -73,7 +73,7 @@ class Message(Struct, frozen=True):
     kind: MessageKind
     severity: Severity
     topic: str
-    """For grouping."""
+    """Key for grouping."""
     title: str
     text: str
     """Omitted if the message is grouped; may be empty."""
@@ -123,6 +123,6 @@ def _with_level(rule: MessageRule, level: str, channels: str | None) -> MessageR
 
 
 def minute(at: datetime | str) -> str:
-    """As ``31 Jan 12:00Z``."""
+    """Return a time as ``31 Jan 12:00Z``."""
     moment = datetime.fromisoformat(at) if isinstance(at, str) else at
     return f"{moment.astimezone(UTC):%d %b %H:%M}Z"

@@ -32,7 +32,7 @@ class RouteField(StrEnum):
 
 
 class MessageRoute(Struct, frozen=True):
-    """Empty conditions always hold."""
+    """Conditions that must all hold; empty ones always do."""
 
     components: frozenset[Component] = frozenset()
     severities: frozenset[Severity] = frozenset()

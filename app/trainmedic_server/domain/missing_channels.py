@@ -24,7 +24,7 @@ def unset_channels(playbooks: Iterable[Playbook], channels: Collection[str]) -> 
 
 
 def _channels_of(playbook: Playbook) -> Iterator[str]:
-    """Yield the steps' channels; "" for all, and for a template."""
+    """Yield the channels of steps; empty for all channels, and for a template."""
     for step in chain.from_iterable(map(playbook.phase, EVERY_PHASE)):
         if isinstance(step, ActionStep) and step.action == "notify":
             yield _name_or_all(step.with_.get("to"))

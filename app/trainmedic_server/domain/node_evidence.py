@@ -68,7 +68,7 @@ class NodeEvidence:
         return self._unknown() if self.subjects else self._of_exporter()
 
     def reasons(self) -> list[str]:
-        """Return sentences for people."""
+        """Return the evidence as sentences for people."""
         reasons = []
         if isinstance(self.by_gpu, str):
             label = next(iter(self._labels.of(self._identity.gpu_uuid)))
@@ -97,7 +97,7 @@ class NodeEvidence:
 
     @once
     def by_gpu(self) -> str | Unresolved | None:
-        """Node by the GPU's UUID; None if no agent reports it."""
+        """Node whose agent reports the GPU's UUID; None if none does."""
         labels = self._labels.of(self._identity.gpu_uuid)
         if not labels:
             return None
@@ -336,7 +336,7 @@ class NodeEvidence:
 
     @once
     def own_pod(self) -> Pod | None:
-        """The exporter's pod, at ``instance``."""
+        """The pod that the labels name, if it is the exporter's."""
         pod = self._named_pod("namespace", "pod")
         if pod is None or self._instance is None:
             return None

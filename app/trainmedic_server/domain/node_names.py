@@ -52,7 +52,7 @@ def is_same_spelling(name: str, other: str) -> bool:
 
 
 class NodeNames(Struct, frozen=True, dict=True):
-    """One source's names, and nodes by alias."""
+    """Node names of one source, and its nodes by alias."""
 
     names: frozenset[str] = frozenset()
     aliases: Mapping[str, Nodes] = field(default_factory=dict)
@@ -91,11 +91,11 @@ class NodeNames(Struct, frozen=True, dict=True):
         return aliases
 
     def called(self, name: str) -> Nodes:
-        """Prefer an exact match to other spellings."""
+        """Return the nodes of this name; other spellings count only without an exact match."""
         return frozenset({name}) if name in self.names else self.by_spelling.get(spelled(name), _NONE)
 
     def related(self, name: str) -> Nodes:
-        """Match shorter and longer forms."""
+        """Return the nodes of which this is a shorter or longer name."""
         text = spelled(name)
         nodes = self.by_beginning.get(text, _NONE)
         for shorter in _shorter(text):
@@ -144,7 +144,7 @@ class KnownNodes(Struct, frozen=True, dict=True):
         return any(name in source.names for source in self.sources)
 
     def is_gone(self, name: str) -> bool:
-        """Only a lost agent had this name."""
+        """Return whether only a lost agent had this name."""
         return name in self.remembered.names and not any(name in source.names for source in self.sources[:-1])
 
     def who_knows(self, name: str) -> str:
@@ -168,7 +168,7 @@ class KnownNodes(Struct, frozen=True, dict=True):
         return frozenset[str]().union(*(source.names for source in self.sources))
 
     def _is_other_site(self, name: str) -> bool:
-        """Full names with its beginning are known, and all differ."""
+        """Return whether all known full names with its beginning differ."""
         longer = (
             full
             for shorter in _shorter(name)

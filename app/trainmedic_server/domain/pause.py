@@ -128,7 +128,7 @@ class OperatorPause(Struct, frozen=True):
 
 
 class PauseOrder(Struct, frozen=True):
-    """Defaults: now, without end."""
+    """Order of a pause, by default from now on without end."""
 
     scope: Scope = EVERYTHING
     note: str = ""

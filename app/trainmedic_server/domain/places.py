@@ -33,7 +33,7 @@ def jobs_of(target: Target, topology: Topology) -> frozenset[str]:
 
 
 def gpus_of(target: Target, topology: Topology) -> int | None:
-    """None if unknown."""
+    """Return the number of GPUs; None if unknown."""
     match target.kind:
         case TargetKind.GPU:
             return 1

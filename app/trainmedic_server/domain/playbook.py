@@ -375,7 +375,7 @@ class Playbook(_Model):
 
     @property
     def has_jobs(self) -> bool:
-        """True with ``jobs: on_node``."""
+        """True if the jobs on its node are targets too."""
         return getattr(self.target, JOBS, None) == ON_NODE
 
     def phase(self, name: str) -> tuple[Step, ...]:
@@ -387,7 +387,7 @@ class Playbook(_Model):
 
 CHECK = "check"
 PHASES = ("steps", CHECK, "on_success", "on_failure")
-"""In the order in which a run stores them. A run executes one of the last two."""
+"""Lists of steps in stored order. A run executes one of the last two."""
 ON_LIMITED = "on_limited"
 EVERY_PHASE = (*PHASES, ON_LIMITED)
 _ID_PREFIXES = {
@@ -401,7 +401,7 @@ _SECTIONS = {CHECK: "rollout", ON_LIMITED: "guards"}
 
 
 def place_of(phase: str) -> tuple[str, ...]:
-    """Return the path in the document."""
+    """Return the path of the phase's steps in the YAML document."""
     return (_SECTIONS[phase], phase) if phase in _SECTIONS else (phase,)
 
 

@@ -132,7 +132,7 @@ def is_group(written: Any) -> bool:
 
 
 def kind_of_target(value: Any) -> str:
-    """Return the model's tag."""
+    """Return the tag of the model for a written target."""
     if isinstance(value, GroupTarget) or is_group(value):
         return "GroupTarget"
     return "TargetParts" if isinstance(value, (dict, TargetParts)) else "enum[TargetKind]"

@@ -31,7 +31,7 @@ NOT_A_NUMBER: Final = "is not a number"  # operator for x != x, which holds only
 
 
 class Comparison(Struct, frozen=True):
-    """The limit is None if it is not constant."""
+    """Condition of a rule. The limit is None if it is not constant."""
 
     query: str
     operator: str
@@ -39,7 +39,7 @@ class Comparison(Struct, frozen=True):
 
     @property
     def better(self) -> str | None:
-        """``lower`` or ``higher``; None if the operator does not determine it."""
+        """Direction of improvement: ``lower`` or ``higher``, None if the operator has none."""
         return {">": "lower", ">=": "lower", "<": "higher", "<=": "higher"}.get(self.operator)
 
     def holds(self, value: float) -> bool | None:
@@ -125,7 +125,7 @@ def is_within_quotes(text: str) -> bool:
 
 
 def gives_bool(query: str) -> bool:
-    """True for values of 0 or 1."""
+    """Return whether a comparison has ``bool``, so that its value is 0 or 1."""
     return any(token.kind == "name" and token.text.lower() == "bool" for token in _tokens(query))
 
 
@@ -161,7 +161,7 @@ def _bare(text: str) -> str:
 
 
 def _branches(expression: str) -> Iterator[str]:
-    """Yield operands of ``or``."""
+    """Yield the operands of ``or``, else the whole expression."""
     text = _bare(expression)
     begin = 0
     tokens = _tokens(text)
@@ -196,7 +196,7 @@ def _comparison(branch: str) -> Comparison | None:
 
 
 def _after_modifiers(tokens: list[_Token], place: int) -> int:
-    """`place`: the operator's token."""
+    """Return the end of the operator at token `place` and its modifiers."""
     end = tokens[place].end
     for token, following in itertools.pairwise([*tokens[place + 1 :], _Token("end", "", 0, 0)]):
         if token.begin < end:

@@ -46,7 +46,7 @@ class Reaction(Struct, frozen=True):
 
 
 def merged(earlier: Iterable[Reaction], later: Iterable[Reaction]) -> tuple[Reaction, ...]:
-    """A reaction with a run stays until another run replaces it."""
+    """Merge reactions of one alert. One with a run stays until another run replaces it."""
     by_playbook = {reaction.playbook: reaction for reaction in earlier if reaction.run_id is not None}
     for reaction in later:
         if not _keeps_earlier(reaction, by_playbook):

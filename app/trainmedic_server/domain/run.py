@@ -228,23 +228,23 @@ class Run(Struct, frozen=True):
     started_by: str | None = None
     """Operator of a manual start; None for an alert."""
     repeats: str | None = None
-    """Run that was retried."""
+    """ID of the run that is retried."""
     request_key: str | None = None
     """Idempotency key of a manual start."""
     parent: str | None = None
     """Parent run of a member, whose alerts and orders count for it too."""
     batch: int | None = None
-    """Batch, from 0: a member's, or the one that a parent checks (None before)."""
+    """A member's batch, or the one that a parent checks, from 0; None before."""
     group: GroupCounts | None = None
     """Filled only for a parent run on reading the history."""
     members_owe: bool = False
     """True for a closed parent run if a member owed an undo."""
     original_labels: Mapping[str, str] | None = None
-    """Before the alert map; None if unchanged."""
+    """Labels before the alert map; None if unchanged."""
     also: tuple[Target, ...] = ()
-    """Jobs on the target's node, as of the lock."""
+    """Further targets: jobs on the target's node, as of the lock."""
     memory: RunMemory | None = None
-    """None if the playbook does not use it."""
+    """Earlier runs, if the playbook uses them."""
 
     def step(self, key: tuple[str, int]) -> StepState:
         for step in self.steps:
@@ -293,7 +293,7 @@ class Run(Struct, frozen=True):
 
     @property
     def alerts_run_id(self) -> str:
-        """The parent of a member, or itself."""
+        """ID of the run whose alerts count: a member's parent, or itself."""
         return self.parent or self.id
 
     @property

@@ -102,7 +102,7 @@ def jobs_on_node(target: Target, topology: Topology) -> tuple[Target, ...] | Unr
 
 
 def nodes_selected(selector: Selector, topology: Topology) -> list[str] | Unresolved:
-    """Select nodes, of the GPUs too."""
+    """Return the nodes that a selector of nodes or GPUs selects."""
     if not (topology.agents_answer and topology.cluster.answers and topology.slurm.answers):
         return Unresolved("target_unknown", "a source of the topology does not answer")
     return _nodes(selector, topology)
@@ -166,13 +166,13 @@ def _has_all(node: str, terms: Collection[tuple[str, tuple[str, ...]]], topology
 
 
 def has_value(node: str, name: str, values: Collection[str], topology: Topology) -> bool:
-    """Both may be several values."""
+    """Return whether the attribute, maybe a list, has one of `values`."""
     attribute = topology.attributes_by_node.get(node, {}).get(name)
     return attribute is not None and (attribute in values or any(each in values for each in attribute.split(",")))
 
 
 def _named_nodes(values: tuple[str, ...] | None, topology: Topology) -> set[str] | Unresolved | None:
-    """Return None for None."""
+    """Return the nodes in host lists; None without a condition on names."""
     if values is None:
         return None
     names: list[str] = []

@@ -19,4 +19,4 @@ class Session(Struct, frozen=True):
     address: str
     """Peer address, possibly a proxy's."""
     browser: str
-    """The header User-Agent."""
+    """Header User-Agent."""

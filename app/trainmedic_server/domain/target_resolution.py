@@ -86,7 +86,7 @@ def placed_gpu(node: str, gpu: str, topology: Topology) -> Target | Unresolved:
 def job_named_by(
     labels: Mapping[str, str], topology: Topology, identity: IdentityLabels = IdentityLabels()
 ) -> str | Unresolved:
-    """Refuse a job that runs elsewhere."""
+    """Return the job of the labels. Refused if it runs elsewhere."""
     alert_labels = AlertLabels(labels)
     job = job_in_labels(alert_labels, topology, identity)
     if isinstance(job, Unresolved):
@@ -109,7 +109,7 @@ def node_reasons(labels: Mapping[str, str], topology: Topology) -> tuple[str, ..
 
 
 def named_node(name: str, topology: Topology) -> str | Unresolved:
-    """Return an unknown name unchanged."""
+    """Return the known name of a node; an unknown name stays."""
     host = host_of(name)
     nodes = topology.known.find(host)
     if len(nodes) > 1:
@@ -122,7 +122,7 @@ def named_node(name: str, topology: Topology) -> str | Unresolved:
 
 
 def job_in_labels(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> str | Unresolved:
-    """Do not check where it runs."""
+    """Return the job of the labels, wherever it runs."""
     sets = tuple(label.value for label in labels.of(_JOBSET))
     named = _single(
         labels, identity.job, "job", is_skipped=lambda label: any(_is_part_of(label.value, name) for name in sets)
@@ -188,7 +188,7 @@ def _single(
     same: Callable[[str], str] = str,
     is_skipped: Callable[[Label], bool] = lambda label: False,
 ) -> str | Unresolved:
-    """Values with equal `same` are one."""
+    """Return the only value of these labels. Values with equal `same` are one."""
     values: dict[str, Label] = {}
     for label in labels.of(names):
         if not is_skipped(label):

@@ -15,7 +15,7 @@ SHORTEST = timedelta(minutes=1)
 """Shortest stored gap: restarts and NTP corrections take seconds."""
 
 Ago: TypeAlias = Callable[[timedelta], datetime]
-"""Function that returns the time this far back, excluding gaps."""
+"""The time this far back, excluding gaps."""
 
 
 class TimeGap(Struct, frozen=True):

@@ -36,7 +36,7 @@ class ClusterNode(Struct, frozen=True):
     attributes: Mapping[str, str] = field(default_factory=dict)
     """For selectors of groups. Commas separate several values."""
     unavailable: str = ""
-    """Reason; empty if available."""
+    """Why it takes no work; empty if it does."""
     pools: tuple[str, ...] = ()
     """Slurm partitions; empty for the whole cluster."""
 
@@ -84,7 +84,7 @@ class Rank(Struct, frozen=True):
 
 
 class JobsBySource(NamedTuple):
-    """``observed`` by agents, Kubernetes and Slurm."""
+    """Jobs of a node or GPU: ``reported`` by themselves, ``observed`` by others."""
 
     reported: Jobs
     observed: Jobs
@@ -119,13 +119,13 @@ class AgentTopology(Struct, frozen=True, dict=True):
         return NodeNames(frozenset(self.gpus_by_node))
 
     def card_key(self, name: str, node: str) -> str:
-        """Prefer the UUID that an agent reports."""
+        """Return the key of the GPU's UUID if an agent reports it, else of `name`."""
         key = gpu_names.key(name, node)
         gpu = self.gpus_by_key.get(key)
         return key if gpu is None else gpu_names.key(gpu.uuid)
 
     def name_of(self, node: str) -> str:
-        """Return `node` if there is not exactly one."""
+        """Return the agent's name of a node; `node` without exactly one."""
         called = self.names.called(node) or self.names.related(node)
         return next(iter(called)) if len(called) == 1 else node
 
@@ -225,7 +225,7 @@ class ClusterTopology(Struct, frozen=True, dict=True):
 
     @cached_property
     def pods_by_address(self) -> Mapping[str, Pod | None]:
-        """None for several nodes. Ending pods count only alone."""
+        """None for pods of several nodes. Ending pods count only without others."""
         pods: dict[str, Pod | None] = {}
         for pod in sorted(self.pods.values(), key=lambda pod: pod.is_ending):
             for address in pod.addresses:
@@ -240,7 +240,7 @@ class ClusterTopology(Struct, frozen=True, dict=True):
 
     @cached_property
     def pods_by_name(self) -> Mapping[str, Pod | None]:
-        """None in several namespaces."""
+        """None for a name in several namespaces."""
         pods: dict[str, Pod | None] = {}
         for pod in self.pods.values():
             pods[pod.name] = None if pod.name in pods else pod
@@ -273,7 +273,7 @@ class SlurmTopology(Struct, frozen=True, dict=True):
     jobs_by_gpu: JobsByName = field(default_factory=dict)
     nodes_by_job: Mapping[str, frozenset[str]] = field(default_factory=dict)
     whole_by_id: Mapping[str, str] = field(default_factory=dict)
-    """By the ID of an array's task (``4711_3``) or a component."""
+    """Job ID by the ID of an array's task (``4711_3``) or a component."""
     answers: bool = True
     """False before the first reading and after a failed or overlong one."""
     names: NodeNames = NodeNames()
@@ -345,9 +345,9 @@ class Topology(Struct, frozen=True, dict=True):
     agents: AgentTopology = field(default_factory=AgentTopology)
     cluster: ClusterTopology = field(default_factory=ClusterTopology)
     verdicts: Mapping[str, VerdictsOnJob] = field(default_factory=dict)
-    """Of the last hour."""
+    """By job, of the last hour."""
     remembered: NodeNames = field(default_factory=NodeNames)
-    """Nodes of agents, lost ones too."""
+    """Nodes whose agents are known, lost ones too."""
     agents_answer: bool = True
     slurm: SlurmTopology = NO_SLURM
 

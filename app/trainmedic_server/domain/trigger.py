@@ -107,7 +107,7 @@ class Trigger(PlaybookModel):
 
     @property
     def starter(self) -> str:
-        """For people; empty for alerts."""
+        """What starts it, for people; empty for alerts."""
         if self.manual is not None:
             return "people start this playbook"
         if self.schedule is not None:
@@ -118,7 +118,7 @@ class Trigger(PlaybookModel):
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """Its beginning, for people."""
         if self.manual is not None:
             return f"started by {' or '.join(self.manual.by) or 'operators'}"
         if self.schedule is not None:

@@ -21,7 +21,7 @@ class HeldBy(Struct, frozen=True):
     until: datetime | None = None
     """Latest end of that activity, if limited. More steps may follow."""
     at_deadline: str | None = None
-    """For people."""
+    """What happens then, for people."""
     held_by: HeldBy | None = None
 
 
@@ -44,7 +44,7 @@ class Upcoming(Struct, frozen=True):
     now: str | None = None
     waits_for: str | None = None
     holder: str | None = None
-    """Run that holds the target."""
+    """ID of the run that holds the target."""
     held_by: HeldBy | None = None
     waiting_since: datetime | None = None
     not_before: datetime | None = None

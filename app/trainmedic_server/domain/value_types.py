@@ -18,7 +18,7 @@ class ValueType(StrEnum):
 
 
 class Each(Struct, frozen=True):
-    """Shape of all values of a mapping, or entries of a list."""
+    """Mapping with equal shapes of values, or list with equal shapes of entries."""
 
     value: Shape
     is_list: bool = False
@@ -44,7 +44,7 @@ def of_constant(value: Any) -> Shape:
 
 
 def of_outputs(outputs: Collection[str]) -> Mapping[str, Shape]:
-    """Names alone have unknown types."""
+    """Return the shapes of outputs; `ANY` if only names are known."""
     return outputs if isinstance(outputs, Mapping) else dict.fromkeys(outputs, ANY)
 
 

@@ -70,7 +70,6 @@ _PATIENCE = timedelta(hours=2)  # for runs to end after the last entry, without 
 
 
 def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLabels()) -> FileResult:
-    """Problems are in the result."""
     suites, problems = suite_format.read(path)
     ready: list[tuple[Suite, list[YamlPlaybook], _LogParts]] = []
     folders = FragmentFolders()
