@@ -43,7 +43,7 @@ DECIDED: Mapping[Decision, type[Decided]] = {
     decision: kind for decision in Decision if issubclass(kind := EVENT_KINDS.get(decision, EventKind), Decided)
 }
 """`joined` has another kind, `duplicate` none."""
-UNDO_OVER = names(UndoDone, UndoClosed)
+UNDO_OVER = names(UndoDone, UndoClosed)  # kinds after which an undo is no longer pending
 
 
 def recorded(content: EventKind, at: datetime, run_id: str | None = None, actor: str = "trainmedic") -> Event:

@@ -38,7 +38,7 @@ from trainmedic_server.simulation.replay_spool import ReplaySpool, SpooledAlert,
 
 _DECISIONS = frozenset(map(str, Decision))
 _UNFOUND = frozenset({Decision.TARGET_UNKNOWN, Decision.TARGET_AMBIGUOUS})
-_INSTANT = timedelta(microseconds=1)
+_INSTANT = timedelta(microseconds=1)  # shortest time that a run is open
 _UNRECORDED = "~"  # sorts after the IDs of runs
 
 
@@ -74,15 +74,15 @@ class _Pending(Struct, eq=False):
     reaction: RecordedReaction | None
     same_run: RecordedRun | None
     """The recorded run that this would be: same playbook text, mode, target and alert."""
-    started_at: datetime | None
+    started_at: datetime | None  # when the recorded run was decided on; None if unknown
     may_repeat_until: datetime
     """The first report's time if no other report has an unknown time."""
     possible: set[Decision] = field(default_factory=set)
     """Decisions other than refusals that reports until now may have had."""
-    refused: set[Decision] = field(default_factory=set)
-    own: ReplayedRun | None = None
-    is_same: bool = False
-    has_begun: bool = False
+    refused: set[Decision] = field(default_factory=set)  # refusals (`PASSING`) that they may have had
+    own: ReplayedRun | None = None  # the run that it may have started in the replay
+    is_same: bool = False  # the recorded decision was on the same text, mode and target
+    has_begun: bool = False  # the recorded decision was taken at a report
     is_settled: bool = False
 
     @property

@@ -82,10 +82,10 @@ _TIME = "%Y-%m-%d %H:%M:%SZ"
 class Do(enum.Enum):
     CARRY_OUT = enum.auto()
     ANSWER = enum.auto()
-    CLOSE = enum.auto()
+    CLOSE = enum.auto()  # answer, and record the outcome
     WAIT = enum.auto()
     """The repeat extends the command's time."""
-    TAKE_OVER = enum.auto()
+    TAKE_OVER = enum.auto()  # an earlier process entered it, and did not answer
     DROP = enum.auto()
     """Send no answer: the record is forged."""
 
@@ -133,8 +133,8 @@ def admit(
 class CommandEffect(enum.Enum):
     POSSIBLE = enum.auto()
     NONE = enum.auto()
-    OPEN = enum.auto()
-    UNKNOWN = enum.auto()
+    OPEN = enum.auto()  # the command is not finished
+    UNKNOWN = enum.auto()  # records may have been lost
 
 
 def effect_of(record: CommandRecord | None, is_covered: Callable[[], bool], of_failed: CommandEffect) -> CommandEffect:

@@ -24,7 +24,7 @@ from trainmedic.wire.redis_url_check import check_redis_url
 log = logging.getLogger("trainmedic")
 
 REDIS_ERRORS = (redis.RedisError, OSError)
-UNUSABLE = (ValueError, TypeError, AttributeError, redis.RedisError)
+UNUSABLE = (ValueError, TypeError, AttributeError, redis.RedisError)  # raised by redis-py for options of a URL
 ANSWER_SECONDS = 5.0
 _CONNECT_SECONDS = 2.0
 _FIRST_WAIT = 0.1
@@ -87,12 +87,13 @@ class _SharedClient:
     def __init__(self, find_url: Callable[[], str | None]) -> None:
         self._find_url = find_url
         self._changed = threading.Condition()
+        # Tickets given and served, as in a queue at a counter.
         self._given = 0
         self._served = 0
         self.holder: RedisConnection | None = None
         self.users = 0
-        self.in_hand: dict[str, float] = {}
-        self.answered: set[bytes] = set()
+        self.in_hand: dict[str, float] = {}  # time.monotonic() of unanswered commands, by ID
+        self.answered: set[bytes] = set()  # entries whose replies are queued, and that are still on the stream
         self.is_ending = False
         self.client: redis.Redis | None = None
 

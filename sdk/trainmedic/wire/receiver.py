@@ -35,7 +35,7 @@ _NO_GROUP_WAIT = 0.1
 
 @dataclass(frozen=True)
 class Addressee:
-    kind: str
+    kind: str  # member of the command's target: "job" or "node"
     name: str
     stream: str
     consumer: str

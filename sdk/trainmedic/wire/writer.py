@@ -41,7 +41,7 @@ _LONGEST_REFUSAL = 30.0  # seconds in which the server repairs a tampered stream
 @dataclass(frozen=True)
 class OutgoingReplies:
     replies: tuple[envelope.Reply, ...] = ()
-    entry: bytes | None = None
+    entry: bytes | None = None  # ID of the command's stream entry, which is removed with the final reply
     remember: CommandRecord | None = None
     forget: bool = False
     """The command expired: its record is deleted."""
