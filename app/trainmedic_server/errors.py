@@ -64,8 +64,8 @@ class StoreUnavailable(TrainmedicError):
 
 
 class StoreExplained(StoreUnavailable):
-    """The run store fails for a known reason. ``reason`` completes a sentence about the store; it is ours and contains
-    no path or URL.
+    """The run store fails for a known reason. ``reason`` completes "The run store cannot be used: …", without path or
+    URL.
     """
 
     def __init__(self, message: str, reason: str) -> None:
@@ -135,7 +135,7 @@ class NotSetUp(ActionFailure):
 
 
 class NoLongerWanted(ActionFailure):
-    """The attempt ended early because the run's alert resolved."""
+    """The attempt ended early, because the run's alert resolved."""
 
 
 class EffectDisproved(ActionFailure):

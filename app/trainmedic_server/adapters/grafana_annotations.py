@@ -35,7 +35,7 @@ class GrafanaAnnotations:
     async def take(self, events: Sequence[Event]) -> None:
         run_ids = {event.run_id for event in events if event.run_id is not None}
         # a group has one annotation, its parent's
-        for run in await self._store.transact(lambda tx: tx.runs({run.story for run in tx.runs(run_ids)})):
+        for run in await self._store.transact(lambda tx: tx.runs({run.alerts_run_id for run in tx.runs(run_ids)})):
             if run.acted_at is None:
                 continue
             try:

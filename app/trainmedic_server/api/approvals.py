@@ -12,7 +12,7 @@ from trainmedic_server.api.view import View
 from trainmedic_server.auth.auth import Authenticator, requires
 from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.domain import approval
-from trainmedic_server.domain.approval import StepAhead, Terms
+from trainmedic_server.domain.approval import Terms
 from trainmedic_server.domain.links import run_link
 from trainmedic_server.domain.run import Run, Status, StepState
 from trainmedic_server.http.api_routes import ApiRoutes
@@ -20,8 +20,7 @@ from trainmedic_server.http.problems import responses
 from trainmedic_server.http.read_turns import ReadTurns
 from trainmedic_server.ports.store import History, HistoryFilter
 
-MOST = 1000
-"""The oldest are shown."""
+MOST = 1000  # of the newest runs
 
 
 class StepAheadView(View):
@@ -69,6 +68,7 @@ async def approvals(history: History, external_url: str = "") -> ApprovalList:
     runs, _ = await history.page(HistoryFilter(status=Status.AWAITING_APPROVAL), MOST, None)
     waiting = [(run, step) for run in runs if (step := approval.waiting_step(run)) is not None]
     items = [_view(run, step, external_url) for run, step in waiting]
+    # The first to expire come first; questions without an end follow.
     return ApprovalList(items=sorted(items, key=lambda item: (item.until is None, item.until or item.asked_at)))
 
 
@@ -104,7 +104,7 @@ def _view(run: Run, step: StepState, external_url: str) -> ApprovalView:
         asked_again_at=step.retry_at if terms.lapsed else None,
         on_timeout=terms.on_timeout,
         escalated=terms.escalated,
-        steps=[_ahead(ahead) for ahead in terms.steps],
+        steps=[StepAheadView.model_validate(step) for step in terms.steps],
         nodes=sorted(terms.nodes),
         gpus=terms.gpus,
         count=terms.count,
@@ -112,7 +112,3 @@ def _view(run: Run, step: StepState, external_url: str) -> ApprovalView:
         approved_by=list(approval.approvers(step)),
         link=run_link(external_url, run.id) or None,
     )
-
-
-def _ahead(ahead: StepAhead) -> StepAheadView:
-    return StepAheadView.model_validate(ahead)

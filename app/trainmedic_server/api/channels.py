@@ -25,8 +25,7 @@ from trainmedic_server.http.problems import responses
 from trainmedic_server.ports.outside import Clock, Notifier
 from trainmedic_server.ports.store import Transaction
 
-_SECONDS = 30.0
-"""Apprise's services wait some 8 s."""
+_SECONDS = 30.0  # Apprise's services wait some 8 s
 T = TypeVar("T")
 
 
@@ -125,10 +124,10 @@ def router(messaging: ChannelsApi, auth: Authenticator, bodies: BodyReader) -> A
 
 
 def _kinds_sent_to(name: str, messaging: ChannelsApi) -> list[MessageKind]:
-    return [kind for kind, rule in messaging.rules.items() if rule.is_on and _may_go(name, kind, rule, messaging)]
+    return [kind for kind, rule in messaging.rules.items() if rule.is_on and _can_get(name, kind, rule, messaging)]
 
 
-def _may_go(name: str, kind: MessageKind, rule: MessageRule, messaging: ChannelsApi) -> bool:
+def _can_get(name: str, kind: MessageKind, rule: MessageRule, messaging: ChannelsApi) -> bool:
     routes = messaging.routes
     if rule.channels:
         return name in rule.channels

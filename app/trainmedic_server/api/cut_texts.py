@@ -8,12 +8,11 @@ from itertools import chain, islice
 
 MOST_TEXTS = 1_000
 TEXT_LENGTH = 65_536
-TOTAL_LENGTH = 131_072
-"""Characters of all names and values."""
+TOTAL_LENGTH = 131_072  # characters of all names and values
 MARK_NAME = "trainmedic_cut"
 
 _NAMES_LENGTH = TOTAL_LENGTH // 2
-_NOT_STORED = re.compile("[\0\ud800-\udfff]")
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -27,9 +26,9 @@ def first_texts(texts: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def fitted(texts: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the texts storable and within all limits, the longest truncated first. Expects at most `MOST_TEXTS`."""
+    """Truncate the longest texts to the limits, and replace unstorable characters. Expects at most `MOST_TEXTS`."""
     joined = "".join(chain.from_iterable(texts.items()))
-    if len(joined) <= TEXT_LENGTH and not holds_unstored(joined):
+    if len(joined) <= TEXT_LENGTH and not has_unstorable(joined):
         return texts
     longest_name = _ceiling([len(name) for name in texts], _NAMES_LENGTH)
     named = {cut(storable(name), longest_name): storable(text) for name, text in texts.items()}
@@ -46,11 +45,11 @@ def cut(text: str, length: int = TEXT_LENGTH) -> str:
 
 
 def storable(text: str) -> str:
-    return _NOT_STORED.sub(_REPLACEMENT, text) if holds_unstored(text) else text
+    return _UNSTORABLE.sub(_REPLACEMENT, text) if has_unstorable(text) else text
 
 
-def holds_unstored(text: str) -> bool:
-    return "\0" in text or (not text.isascii() and _NOT_STORED.search(text) is not None)
+def has_unstorable(text: str) -> bool:
+    return "\0" in text or (not text.isascii() and _UNSTORABLE.search(text) is not None)
 
 
 def _ceiling(lengths: Sequence[int], room: int) -> int:

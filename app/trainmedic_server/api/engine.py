@@ -32,7 +32,9 @@ class EnginePort(Protocol):
         """Return what would be done now. Raises StoreUnavailable."""
         ...
 
-    async def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]: ...
+    async def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
+        """Return what the playbooks alone decide on each alert alone."""
+        ...
 
     async def order(
         self,

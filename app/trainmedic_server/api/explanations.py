@@ -129,7 +129,7 @@ async def explain(
     explained = await engine.explain(alerts, at)
     test = test_text.write(await engine.explain_for_a_test(alerts)) if with_test else None
     return view(
-        explained, received_alerts.alertnames(catalog), at or now, engine.controls, engine.mode, test, kept_back
+        explained, received_alerts.by_alertname(catalog), at or now, engine.controls, engine.mode, test, kept_back
     )
 
 
@@ -164,7 +164,7 @@ def _reason(
     if any(each.matched for each in explained.playbooks):
         return ""
     if explained.alert.name not in names:
-        return received_alerts.no_playbook(explained.alert.name, names, suggestion)
+        return received_alerts.why_no_playbook(explained.alert.name, names, suggestion)
     return "; ".join(f"{each.playbook}: {each.why}" for each in explained.playbooks if each.names_alert)
 
 

@@ -67,7 +67,7 @@ async def _chunks(
     first: Item, others: AsyncIterator[Item], write: Callable[[Item | None], bytes]
 ) -> AsyncGenerator[bytes, None]:
     """Pause after each chunk for as long as it took, for the sake of deliveries."""
-    buffer = [write(None), write(first)]
+    buffer = [write(None), write(first)]  # `write(None)` is the header
     size, began = 0, time.monotonic()
     async for item in others:
         buffer.append(write(item))

@@ -102,17 +102,19 @@ def detail(record: FindingRecord) -> FindingDetail:
 
 
 async def of_run(findings: FindingHistory, alerts: Collection[AlertRecord]) -> list[RunFinding]:
-    """Only `_MOST_OF_RUN` findings have excerpts."""
+    """Return the first findings that raised these alerts, each with an excerpt if it has one."""
     began = {record.alert.fingerprint: record.alert.starts_at for record in alerts}
     of_logs = [record.alert.fingerprint for record in alerts if record.alert.labels.get(SOURCE) == LOG]
     views: list[RunFinding] = []
     for known in await findings.findings_of_alerts(of_logs) if of_logs else ():
         if known.alert is None or known.alert.starts_at != began.get(known.alert.fingerprint):
             continue
-        record = await findings.finding(known.id) if len(views) < _MOST_OF_RUN else None
+        record = await findings.finding(known.id)
         if record is not None:
             first = _excerpt(record.excerpts[0]) if record.excerpts else None
             views.append(RunFinding(**_members(known), excerpt=first))
+        if len(views) == _MOST_OF_RUN:
+            break
     return views
 
 

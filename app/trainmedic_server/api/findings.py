@@ -77,13 +77,13 @@ class FindingsApi(Struct, frozen=True):
         self, auth: Authenticator, clock: Clock, bodies: BodyReader, reads: ReadTurns, limits: ServerLimits
     ) -> list[ApiRoutes]:
         return [
-            reading(self.history, auth, clock, reads, limits),
-            keeping(self.kept_jobs, auth, bodies),
+            _read_routes(self.history, auth, clock, reads, limits),
+            _keep_routes(self.kept_jobs, auth, bodies),
             diagnoses.router(self.verdicts, self.job_locations, auth, reads),
         ]
 
 
-def reading(
+def _read_routes(
     history: FindingHistory, auth: Authenticator, clock: Clock, reads: ReadTurns, limits: ServerLimits
 ) -> ApiRoutes:
     routes = ApiRoutes("findings", [Depends(requires(auth, TokenRole.VIEWER))])
@@ -108,7 +108,7 @@ def reading(
         """
         kind = preferred(accept, ("application/json", NDJSON, CSV))
         if kind != "application/json":
-            return await exports.response(_all(history, conditions), kind)
+            return await exports.response(_all_pages(history, conditions), kind)
         async with reads.take():
             try:
                 newest_first, next_cursor = await history.findings_page(conditions, limit, cursor)
@@ -129,11 +129,11 @@ def reading(
                 raise NotFound(f"There is no finding {finding_id}.")
             return AsciiJson.of(finding_views.detail(record))
 
-    _read_of_job(routes, history, clock, reads)
+    _add_job_routes(routes, history, clock, reads)
     return routes
 
 
-def _read_of_job(routes: ApiRoutes, history: FindingHistory, clock: Clock, reads: ReadTurns) -> None:
+def _add_job_routes(routes: ApiRoutes, history: FindingHistory, clock: Clock, reads: ReadTurns) -> None:
     @routes.get(
         "/jobs/{job:path}/findings",
         summary="Findings in one job, newest first",
@@ -170,7 +170,7 @@ def _read_of_job(routes: ApiRoutes, history: FindingHistory, clock: Clock, reads
             return AsciiJson.of(finding_views.detail(record))
 
 
-async def _all(history: FindingHistory, conditions: FindingFilter) -> AsyncGenerator[KnownFinding, None]:
+async def _all_pages(history: FindingHistory, conditions: FindingFilter) -> AsyncGenerator[KnownFinding, None]:
     cursor: str | None = None
     while True:
         newest_first, cursor = await history.findings_page(conditions, _STREAMED, cursor)
@@ -180,7 +180,7 @@ async def _all(history: FindingHistory, conditions: FindingFilter) -> AsyncGener
             return
 
 
-def keeping(kept_jobs: KeptJobsPort, auth: Authenticator, bodies: BodyReader) -> ApiRoutes:
+def _keep_routes(kept_jobs: KeptJobsPort, auth: Authenticator, bodies: BodyReader) -> ApiRoutes:
     routes = ApiRoutes("findings")
     operator = requires(auth, TokenRole.OPERATOR)
 
@@ -204,7 +204,7 @@ def keeping(kept_jobs: KeptJobsPort, auth: Authenticator, bodies: BodyReader) ->
     async def keep(request: Request, job: str, actor: Principal = Depends(operator)) -> KeptJobView:
         """Its findings, excerpts and verdicts, or those of one attempt, are excluded from retention."""
         body = await read_body(bodies, request, KeepBody)
-        return _view(await kept_jobs.keep(operations.job_name(job), body.attempt, actor.name, body.note.strip()))
+        return _view(await kept_jobs.keep(operations.checked_job(job), body.attempt, actor.name, body.note.strip()))
 
     @routes.post(
         "/jobs/{job:path}/release",

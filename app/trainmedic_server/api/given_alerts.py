@@ -34,7 +34,7 @@ _UNKNOWN = (
 def read(document: Any, now: datetime) -> tuple[Alert, ...]:
     """Return the alerts in parsed JSON, by default firing since `now`. Raises PayloadError."""
     if isinstance(document, dict) and document.get("version") == payload.VERSION and "alerts" in document:
-        return _all_sound(document, now)
+        return _alerts_of(document, now)
     if (beginning := _beginning(document, now)) is not None:
         return (beginning,)
     entries = [_as_of_webhook(entry, now) for entry in _entries(document)]
@@ -42,7 +42,7 @@ def read(document: Any, now: datetime) -> tuple[Alert, ...]:
         raise PayloadError("it contains no alert" if document in ([], {}) else _UNKNOWN)
     if len(entries) > MOST:
         raise PayloadError(f"it contains {len(entries)} alerts; at most {MOST} are explained at once")
-    return _all_sound({"version": payload.VERSION, "alerts": entries}, now)
+    return _alerts_of({"version": payload.VERSION, "alerts": entries}, now)
 
 
 def _beginning(document: Any, now: datetime) -> Alert | None:
@@ -56,7 +56,7 @@ def _beginning(document: Any, now: datetime) -> Alert | None:
     return None
 
 
-def _all_sound(document: Any, now: datetime) -> tuple[Alert, ...]:
+def _alerts_of(document: Any, now: datetime) -> tuple[Alert, ...]:
     delivery = payload.delivery(document, "explained", now)
     if delivery.rejected:
         raise PayloadError.at([problem for each in delivery.rejected for problem in each.problems])

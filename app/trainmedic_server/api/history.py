@@ -37,29 +37,29 @@ _OF_PAGES = {**AS_STREAM, **responses(401, 403, 422, 503)}
 WholeRunId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="The run's full ID.")]
 _PIECE = 100  # runs read at once for a page
 
+# Events of the joined run record these decisions.
 _NEVER_RUNS = (Decision.JOINED, Decision.DUPLICATE)
-"""Events of the joined run record these decisions."""
 FindableDecision = StrEnum("FindableDecision", {each.name: each.value for each in Decision if each not in _NEVER_RUNS})  # type: ignore[misc]
 
 
 def routers(
     history: History,
     findings: FindingHistory,
-    now: NowApi,
+    now_api: NowApi,
     auth: Authenticator,
     clock: Clock,
     limits: ServerLimits,
     reads: ReadTurns,
     are_measured: bool = False,
 ) -> tuple[ApiRoutes, ...]:
-    of_runs = _router_of_runs(history, now, auth, clock, limits, reads)
-    of_one = _router_of_one(history, findings, now, auth, reads, are_measured)
-    of_job = _router_of_job(history, findings, now, auth, clock, limits, reads, are_measured)
-    return of_runs, of_one, of_job, router_of_now(now, auth, reads)
+    of_runs = _router_of_runs(history, now_api, auth, clock, limits, reads)
+    of_one = _router_of_one(history, findings, now_api, auth, reads, are_measured)
+    of_job = _router_of_job(history, findings, now_api, auth, clock, limits, reads, are_measured)
+    return of_runs, of_one, of_job, router_of_now(now_api, auth, reads)
 
 
 def _router_of_runs(
-    history: History, now: NowApi, auth: Authenticator, clock: Clock, limits: ServerLimits, reads: ReadTurns
+    history: History, now_api: NowApi, auth: Authenticator, clock: Clock, limits: ServerLimits, reads: ReadTurns
 ) -> ApiRoutes:
     routes = ApiRoutes("history", [Depends(requires(auth, TokenRole.VIEWER))])
     exports: Exports[Run] = Exports(limits, views.HistoryItem, views.item)
@@ -78,7 +78,7 @@ def _router_of_runs(
         """
         kind = preferred(accept, ("application/json", NDJSON, CSV))
         if conditions.parent is not None:
-            conditions = replace(conditions, parent=await run_ids.whole(now.present, conditions.parent))
+            conditions = replace(conditions, parent=await run_ids.whole(now_api.present, conditions.parent))
         if kind != "application/json":
             return await exports.response(history.stream(conditions), kind)
         async with reads.take():
@@ -94,7 +94,7 @@ def _router_of_runs(
 def _router_of_one(
     history: History,
     findings: FindingHistory,
-    now: NowApi,
+    now_api: NowApi,
     auth: Authenticator,
     reads: ReadTurns,
     are_measured: bool,
@@ -109,25 +109,25 @@ def _router_of_one(
     )
     async def run(run_id: RunId) -> Response:
         async with reads.take():
-            record = await history.record(await run_ids.whole(now.present, run_id))
+            record = await history.record(await run_ids.whole(now_api.present, run_id))
             if record is None:
                 raise NotFound(f"There is no run {run_id}.")
-            return await _in_full(record, findings, now, are_measured)
+            return await _in_full(record, findings, now_api, are_measured)
 
     return routes
 
 
-async def _in_full(record: RunRecord, findings: FindingHistory, now: NowApi, are_measured: bool) -> Response:
+async def _in_full(record: RunRecord, findings: FindingHistory, now_api: NowApi, are_measured: bool) -> Response:
     of_alerts = await finding_views.of_run(findings, record.alerts)
-    upcoming = await now.next_of(record.run, record.alerts, record.orders)
-    changed = now.changes_of(record.run, record.alerts)
+    upcoming = await now_api.next_of(record.run, record.alerts, record.orders)
+    changed = now_api.changes_of(record.run, record.alerts)
     return AsciiJson.of(views.record(record, of_alerts, are_measured, upcoming, changed))
 
 
 def _router_of_job(
     history: History,
     findings: FindingHistory,
-    now: NowApi,
+    now_api: NowApi,
     auth: Authenticator,
     clock: Clock,
     limits: ServerLimits,
@@ -171,7 +171,7 @@ def _router_of_job(
             if record is None or target is None or target.job != job:
                 # Answer the same for another job's run, to hide its existence.
                 raise NotFound(f"There is no run {run_id} on {job}.")
-            return await _in_full(record, findings, now, are_measured)
+            return await _in_full(record, findings, now_api, are_measured)
 
     return routes
 

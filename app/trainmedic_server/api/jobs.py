@@ -134,7 +134,7 @@ def _router(
             if not cluster:
                 return JobList(items=items)
             connected = items if len(items) == len(listed.presences) else [view(job) for job in listed.presences]
-            others = [job for job in directory.others(connected, clock.now()) if not name or job.name in name]
+            others = [job for job in directory.only_in_cluster(connected, clock.now()) if not name or job.name in name]
             return JobList(items=sorted([*items, *others], key=lambda job: job.name))
 
         return await asyncio.to_thread(
@@ -161,15 +161,15 @@ class JobDirectory:
         pods = seen_pods or self._cluster.pods_by_job.get(job.name, ())
         places = set(gpus.values()) or self._gpus_of(pods)
         nodes = {rank.node for rank in ranks} or {pod.node for pod in pods}
-        return JobView(**members, **_where(nodes, places, pods))
+        return JobView(**members, **_place_members(nodes, places, pods))
 
-    def others(self, connected: Sequence[JobView], now: datetime) -> list[JobView]:
+    def only_in_cluster(self, connected: Sequence[JobView], now: datetime) -> list[JobView]:
         taken = {(pod.namespace, pod.name) for job in connected for pod in job.pods or ()}
         jobs = []
         for name, job_pods in self._cluster.pods_by_job.items():
             pods = [pod for pod in job_pods if (pod.namespace, pod.name) not in taken]
             if pods:
-                where = _where({pod.node for pod in pods}, self._gpus_of(pods), pods)
+                where = _place_members({pod.node for pod in pods}, self._gpus_of(pods), pods)
                 jobs.append(JobView(name=name, last_seen=now, details={}, connected=False, **where))
         return jobs
 
@@ -177,7 +177,7 @@ class JobDirectory:
         return {(gpu.node, gpu.uuid) for pod in pods for gpu in self._agents.gpus_by_pod.get(pod.uid, ())}
 
 
-def _where(nodes: Collection[str], gpus: Collection[tuple[str, str]], pods: Collection[Pod]) -> dict[str, Any]:
+def _place_members(nodes: Collection[str], gpus: Collection[tuple[str, str]], pods: Collection[Pod]) -> dict[str, Any]:
     members = {
         "nodes": sorted(nodes),
         "gpus": [GpuPlace(node=node, uuid=uuid) for node, uuid in sorted(gpus)],

@@ -37,6 +37,13 @@ from trainmedic_server.reports.compiling import ReportCompiler
 
 RecentCounts: TypeAlias = Callable[[], Awaitable[Mapping[str, PlaybookTally]]]
 
+_ORDERS = {
+    OrderKind.APPROVE: "Let a waiting run continue",
+    OrderKind.REJECT: "Reject a waiting run's question, and end the run",
+    OrderKind.CANCEL: "End a run before its next step",
+    OrderKind.UNDO: "End a run and revert all that it did",
+}
+
 
 class OrderBody(ApiModel):
     model_config = ConfigDict(json_schema_extra={"examples": [{"note": "the fan was replaced"}]})
@@ -149,13 +156,13 @@ def routers(
         *pauses.routers(engine, catalog, auth, bodies, clock),
         starts.router(engine, standing.present, auth, bodies),
         approvals.router(compiler.history, auth, reads, standing.external_url),
-        orders(engine, standing.present, auth, bodies),
-        overview(catalog, compiler.recent_counts, auth, reads, clock.now, alert_map),
-        job_orders(lives, auth, bodies),
+        _run_routes(engine, standing.present, auth, bodies),
+        _playbook_routes(catalog, compiler.recent_counts, auth, reads, clock.now, alert_map),
+        _job_routes(lives, auth, bodies),
     )
 
 
-def job_orders(lives: JobLivesPort, auth: Authenticator, bodies: BodyReader) -> ApiRoutes:
+def _job_routes(lives: JobLivesPort, auth: Authenticator, bodies: BodyReader) -> ApiRoutes:
     routes = ApiRoutes("operations")
 
     @routes.post(
@@ -168,18 +175,18 @@ def job_orders(lives: JobLivesPort, auth: Authenticator, bodies: BodyReader) -> 
     async def end(
         request: Request, job: str, actor: Principal = Depends(requires(auth, TokenRole.OPERATOR))
     ) -> JobLifeView:
-        """It no longer counts as gone. If it connects again, it is back."""
+        """The job no longer counts as gone."""
         body = await read_body(bodies, request, EndBody)
         return JobLifeView.model_validate(await lives.end(job, actor.name, body.note.strip()))
 
     return routes
 
 
-def orders(engine: EnginePort, present: Present, auth: Authenticator, bodies: BodyReader) -> ApiRoutes:
+def _run_routes(engine: EnginePort, present: Present, auth: Authenticator, bodies: BodyReader) -> ApiRoutes:
     operator = requires(auth, TokenRole.OPERATOR)
     routes = ApiRoutes("operations")
 
-    def order_route(kind: OrderKind, summary: str, model: type[OrderBody | CloseBody]) -> None:
+    def add_route(kind: OrderKind, summary: str, model: type[OrderBody | CloseBody]) -> None:
         @routes.post(
             f"/runs/{{run_id}}/{kind}",
             name=kind.value,
@@ -195,13 +202,13 @@ def orders(engine: EnginePort, present: Present, auth: Authenticator, bodies: Bo
             return views.item(await engine.order(whole_id, kind, actor.name, body.note, actor.groups, undo=undo))
 
     for kind, summary in _ORDERS.items():
-        order_route(kind, summary, EndingBody if kind in (OrderKind.REJECT, OrderKind.CANCEL) else OrderBody)
-    order_route(OrderKind.CLOSE_UNDO, "End the obligation to undo a run", CloseBody)
+        add_route(kind, summary, EndingBody if kind in (OrderKind.REJECT, OrderKind.CANCEL) else OrderBody)
+    add_route(OrderKind.CLOSE_UNDO, "Drop a run's pending undo", CloseBody)
 
     return routes
 
 
-def overview(
+def _playbook_routes(
     catalog: CatalogPort,
     recent_counts: RecentCounts,
     auth: Authenticator,
@@ -246,15 +253,7 @@ def overview(
     return routes
 
 
-_ORDERS = {
-    OrderKind.APPROVE: "Let a waiting run continue",
-    OrderKind.REJECT: "Reject a waiting run's question, and end the run",
-    OrderKind.CANCEL: "End a run before its next step",
-    OrderKind.UNDO: "End a run and revert all that it did",
-}
-
-
-def job_name(text: str) -> str:
+def checked_job(text: str) -> str:
     if not NAME.match(text):
         raise NotFound("No job can have that name.")
     return text

@@ -21,8 +21,7 @@ from trainmedic_server.ports.findings import FindingHistory
 from trainmedic_server.ports.verdicts import VerdictHistory
 
 NOT_OWN = f"exported_{SOURCE}"
-_VERDICTS_OF_JOB = 50
-"""More than a job's failures in the 15 minutes of a verdict's alert."""
+_VERDICTS_OF_JOB = 50  # more than a job's failures in the 15 minutes of a verdict's alert
 
 
 class OwnAlerts:
@@ -32,14 +31,14 @@ class OwnAlerts:
         self._runbooks = runbooks
 
     async def checked(self, delivery: Delivery) -> Delivery:
-        """Mark only verified alerts as own. Raises StoreUnavailable."""
+        """Rename the label of unverified alerts. Raises StoreUnavailable."""
         claims = [alert for alert in delivery.alerts if alert.labels.get(SOURCE) in (LOG, DIAGNOSIS)]
         if not claims:
             return delivery
         raised = await self._findings.alerts_raised({fingerprint(alert.labels) for alert in claims})
-        made: dict[str, list[KnownVerdict]] = {}
+        verdicts_by_job: dict[str, list[KnownVerdict]] = {}
         for job in {alert.labels["job_name"] for alert in claims if alert.labels.get("job_name")}:
-            made[job] = await self._verdicts.verdicts_of(job, _VERDICTS_OF_JOB)
+            verdicts_by_job[job] = await self._verdicts.verdicts_of(job, _VERDICTS_OF_JOB)
         alerts = []
         for alert in delivery.alerts:
             match alert.labels.get(SOURCE):
@@ -49,7 +48,7 @@ class OwnAlerts:
                     is_own = await self._is_suspect(alert, delivery.received_at)
                     alerts.append(alert if is_own else _not_own(alert))
                 case "diagnosis":
-                    stored = _of_verdict(alert, made.get(alert.labels.get("job_name", ""), ()))
+                    stored = _of_verdict(alert, verdicts_by_job.get(alert.labels.get("job_name", ""), ()))
                     alerts.append(self._runbooks.linked(stored) if stored else _not_own(alert))
                 case _:
                     alerts.append(alert)
@@ -59,25 +58,25 @@ class OwnAlerts:
         node = alert.labels.get("node", "")
         named = await self._verdicts.verdicts_on(node, now - verdict_alert.SUSPECT_WITHIN)
         is_suspect = len({verdict.job for verdict in named}) >= verdict_alert.SUSPECT_JOBS
-        return is_suspect and _given(alert.labels) == verdict_alert.labels_of_suspect(node)
+        return is_suspect and _without_empty(alert.labels) == verdict_alert.labels_of_suspect(node)
 
 
 def _is_among(alert: Alert, raised: Iterable[Mapping[str, str]]) -> bool:
     # Compare all labels: others can be made with the same fingerprint. Alertmanager drops empty ones.
-    own = _given(alert.labels)
-    return any(_given(labels) == own for labels in raised)
+    own = _without_empty(alert.labels)
+    return any(_without_empty(labels) == own for labels in raised)
 
 
-def _of_verdict(alert: Alert, made: Iterable[KnownVerdict]) -> Alert | None:
+def _of_verdict(alert: Alert, verdicts: Iterable[KnownVerdict]) -> Alert | None:
     """Return the alert as its verdict states it, None without a verdict."""
-    for known in made:
-        if known.labels is not None and _given(known.labels) == _given(alert.labels):
+    for known in verdicts:
+        if known.labels is not None and _without_empty(known.labels) == _without_empty(alert.labels):
             annotations = {**verdict_alert.annotations_of(known.plain), "verdict": known.id}
             return replace(alert, annotations=annotations)
     return None
 
 
-def _given(labels: Mapping[str, str]) -> dict[str, str]:
+def _without_empty(labels: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in labels.items() if value}
 
 

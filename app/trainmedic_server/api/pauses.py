@@ -26,12 +26,11 @@ from trainmedic_server.http.problems import responses
 from trainmedic_server.ports.outside import Clock
 
 _LONGEST = timedelta(days=366)
-_CLOCKS_DIFFER = timedelta(minutes=5)
-"""Accepted age of a start: a client's clock may be slow."""
+_CLOCK_TOLERANCE = timedelta(minutes=5)  # accepted age of a start, as a client's clock may be slow
 _REFUSALS = responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503)
 
 
-def _moment(value: Any) -> Any:
+def _checked_time(value: Any) -> Any:
     if not isinstance(value, str):
         raise ValueError("must be a time, such as 2026-01-31T12:00:00Z")
     try:
@@ -43,14 +42,14 @@ def _moment(value: Any) -> Any:
     return moment.astimezone(UTC)
 
 
-def _bounded(value: timedelta) -> timedelta:
+def _checked_length(value: timedelta) -> timedelta:
     if not timedelta(0) < value <= _LONGEST:
         raise ValueError("must be longer than 0s, and a year at most")
     return value
 
 
-Moment = Annotated[datetime, BeforeValidator(_moment), WithJsonSchema({"type": "string", "format": "date-time"})]
-Span = Annotated[Duration, AfterValidator(_bounded)]
+Moment = Annotated[datetime, BeforeValidator(_checked_time), WithJsonSchema({"type": "string", "format": "date-time"})]
+Span = Annotated[Duration, AfterValidator(_checked_length)]
 Pattern = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\x00]*$")]
 Note = Annotated[str, Field(max_length=500, pattern=r"^[^\x00]*$")]
 
@@ -164,20 +163,20 @@ class PauseList(View):
 
 
 def pause_views(controls: Controls, now: datetime) -> list[PauseView]:
-    return [_pause(pause, now) for pause in controls.pauses if not pause.is_over(now)]
+    return [_pause_view(pause, now) for pause in controls.pauses if not pause.is_over(now)]
 
 
 def controls_view(controls: Controls, now: datetime) -> ControlsView:
-    return ControlsView(**_switches(controls, now))
+    return ControlsView(**_switch_members(controls, now))
 
 
 def routers(
     engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
 ) -> tuple[ApiRoutes, ...]:
-    return _switches_routes(engine, catalog, auth, bodies, clock), _limits_routes(engine, catalog, auth, bodies, clock)
+    return _pause_routes(engine, catalog, auth, bodies, clock), _mode_routes(engine, catalog, auth, bodies, clock)
 
 
-def _limits_routes(
+def _mode_routes(
     engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
 ) -> ApiRoutes:
     operator = requires(auth, TokenRole.OPERATOR)
@@ -208,7 +207,7 @@ def _limits_routes(
     return routes
 
 
-def _switches_routes(
+def _pause_routes(
     engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
 ) -> ApiRoutes:
     operator = requires(auth, TokenRole.OPERATOR)
@@ -226,8 +225,8 @@ def _switches_routes(
         duration or a later time.
         """
         body = await read_body(bodies, request, PauseBody)
-        order = _order(body, clock.now())
-        return _paused(*await engine.pause(actor.name, order), catalog, clock.now())
+        order = _pause_order(body, clock.now())
+        return _paused_view(*await engine.pause(actor.name, order), catalog, clock.now())
 
     @routes.post(
         "/resume",
@@ -250,7 +249,7 @@ def _switches_routes(
 async def set_mode(
     engine: EnginePort, catalog: CatalogPort, clock: Clock, name: str, body: ModeBody, actor: str
 ) -> ControlsView:
-    """Raises NotFound, Conflict, StoreUnavailable."""
+    """Limit a playbook to observing, or end that. Raises NotFound, Conflict, StoreUnavailable."""
     now = clock.now()
     limits = [pause for pause in engine.controls.pauses if pause.observe and pause.scope.playbook == name]
     if body.mode == "as_written":
@@ -275,16 +274,17 @@ def _length(body: PauseBody | ModeBody, begins: datetime) -> timedelta | None:
     return body.until - begins
 
 
-def _order(body: PauseBody, now: datetime) -> PauseOrder:
-    if body.starts is not None and body.starts < now - _CLOCKS_DIFFER:
+def _pause_order(body: PauseBody, now: datetime) -> PauseOrder:
+    if body.starts is not None and body.starts < now - _CLOCK_TOLERANCE:
         raise PayloadError.at([("starts", "is in the past; omit it for a pause that starts now")])
     begins = max(body.starts or now, now)
     length = _length(body, begins)
     return PauseOrder(body.scope, body.note.strip(), body.starts, length, body.every)
 
 
-def _paused(controls: Controls, pause: OperatorPause, catalog: CatalogPort, now: datetime) -> PausedView:
-    return PausedView(**_switches(controls, now), pause=_pause(pause, now), warning=_warning(pause.scope, catalog))
+def _paused_view(controls: Controls, pause: OperatorPause, catalog: CatalogPort, now: datetime) -> PausedView:
+    members = _switch_members(controls, now)
+    return PausedView(**members, pause=_pause_view(pause, now), warning=_warning(pause.scope, catalog))
 
 
 def _warning(scope: Scope, catalog: CatalogPort) -> str:
@@ -296,13 +296,13 @@ def _warning(scope: Scope, catalog: CatalogPort) -> str:
     return f"no loaded playbook is named {pattern!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
-def _switches(controls: Controls, now: datetime) -> dict[str, Any]:
+def _switch_members(controls: Controls, now: datetime) -> dict[str, Any]:
     names = ["paused", "paused_by", "paused_at"]
     names += ["breaker_open", "breaker_opened_at", "breaker_reason", "breaker_closed_at"]
     return {**{name: getattr(controls, name) for name in names}, "pauses": pause_views(controls, now)}
 
 
-def _pause(pause: OperatorPause, now: datetime) -> PauseView:
+def _pause_view(pause: OperatorPause, now: datetime) -> PauseView:
     starts_at, until = pause.window(now) or (pause.starts_at, pause.ends_at)
     return PauseView(
         id=pause.id,

@@ -25,8 +25,7 @@ VERSION = "4"
 LABELS_PER_ALERT = 1_000
 FINGERPRINT_LENGTH = 128
 PROBLEMS_REPORTED = 20
-MOST_REJECTED = 10_000
-"""More malformed alerts refuse the delivery. 8 MiB hold 8,000 real alerts."""
+MOST_REJECTED = 10_000  # more malformed alerts refuse the delivery
 
 _NAME_LENGTH = 200
 _STATUSES = {status.value: status for status in AlertStatus}
@@ -50,7 +49,7 @@ def delivery(document: Any, delivery_id: str, received_at: datetime) -> Delivery
         problems.add("alerts", "is missing" if entries is _MISSING else "must be a list")
     problems.raise_any()
     ignored = _Problems()
-    alerts, rejected = _members(entries, ignored)
+    alerts, rejected = _alerts(entries, ignored)
     _status(document.get("status"), "status", ignored, required=False)
     return Delivery(
         delivery_id,
@@ -65,8 +64,8 @@ def delivery(document: Any, delivery_id: str, received_at: datetime) -> Delivery
     )
 
 
-def alerts_only(delivery: Delivery) -> Delivery:
-    """Replace the fingerprints by which alerts could pass for stand-ins."""
+def with_genuine_fingerprints(delivery: Delivery) -> Delivery:
+    """Replace fingerprints by which alerts could pass for stand-ins."""
     if not any(alert.is_stand_in for alert in delivery.alerts):
         return delivery
     alerts = (
@@ -90,7 +89,7 @@ class _Problems:
         self._problems: list[tuple[str, str]] = []
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         return len(self._problems) >= PROBLEMS_REPORTED
 
     @property
@@ -98,7 +97,7 @@ class _Problems:
         return tuple(self._problems)
 
     def add(self, field: str, message: str) -> None:
-        if not self.full:
+        if not self.is_full:
             self._problems.append((cut_texts.storable(field), message))
 
     def raise_any(self) -> None:
@@ -106,8 +105,8 @@ class _Problems:
             raise PayloadError.at(self._problems)
 
 
-def _members(entries: list[Any], ignored: _Problems) -> tuple[list[Alert], list[RejectedAlert]]:
-    """Raises PayloadError if no alert can be used."""
+def _alerts(entries: list[Any], ignored: _Problems) -> tuple[list[Alert], list[RejectedAlert]]:
+    """Return the sound and the malformed alerts. Raises PayloadError if none can be used."""
     alerts: list[Alert] = []
     rejected: list[RejectedAlert] = []
     problems = _Problems()
@@ -120,13 +119,13 @@ def _members(entries: list[Any], ignored: _Problems) -> tuple[list[Alert], list[
         problems = _Problems()
         if len(rejected) > MOST_REJECTED:
             too_many = ("alerts", f"has more than {MOST_REJECTED} malformed members")
-            raise PayloadError.at([*_reported(rejected)[: PROBLEMS_REPORTED - 1], too_many])
+            raise PayloadError.at([*_first_problems(rejected)[: PROBLEMS_REPORTED - 1], too_many])
     if rejected and not alerts and not any(each.is_end for each in rejected):
-        raise PayloadError.at(_reported(rejected))
+        raise PayloadError.at(_first_problems(rejected))
     return alerts, rejected
 
 
-def _reported(rejected: list[RejectedAlert]) -> list[tuple[str, str]]:
+def _first_problems(rejected: list[RejectedAlert]) -> list[tuple[str, str]]:
     problems = (problem for each in rejected for problem in each.problems)
     return [problem for problem, _ in zip(problems, range(PROBLEMS_REPORTED), strict=False)]
 
@@ -195,11 +194,11 @@ def _labels(value: Any, path: str, problems: _Problems) -> dict[str, str] | None
         return None
     if set(map(type, value.values())) <= {str}:
         joined = "".join(chain.from_iterable(value.items()))
-        if len(joined) <= min(TEXT_LENGTH, TOTAL_LENGTH) and not cut_texts.holds_unstored(joined):
+        if len(joined) <= min(TEXT_LENGTH, TOTAL_LENGTH) and not cut_texts.has_unstorable(joined):
             return value  # nearly always: the rest only finds the fault
     sound = True
     for name, text in value.items():
-        wrong = _wrong_with(text) or _wrong_with(name)
+        wrong = _problem_of(text) or _problem_of(name)
         if wrong:
             sound = False
             problems.add(f"{path}.{name[:64]}", wrong)
@@ -231,19 +230,19 @@ def _annotations(value: Any, path: str, problems: _Problems) -> Mapping[str, str
 def _text(value: Any, path: str, ignored: _Problems, longest: int = TEXT_LENGTH) -> str:
     if value is None:
         return ""
-    wrong = _wrong_with(value, longest)
+    wrong = _problem_of(value, longest)
     if wrong:
         ignored.add(path, wrong)
         return ""
     return str(value)
 
 
-def _wrong_with(value: Any, longest: int = TEXT_LENGTH) -> str | None:
+def _problem_of(value: Any, longest: int = TEXT_LENGTH) -> str | None:
     if type(value) is not str:
         return "must be a string"
     if len(value) > longest:
         return f"has {len(value)} characters; at most {longest} are accepted"
-    if cut_texts.holds_unstored(value):
+    if cut_texts.has_unstorable(value):
         kind = "a NUL character" if "\0" in value else "half a surrogate pair"
         return f"contains {kind}, which no database stores"
     return None

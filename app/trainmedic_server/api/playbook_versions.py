@@ -27,8 +27,7 @@ from trainmedic_server.ports.playbook_versions import PlaybookVersions, UsedVers
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 _MOST_RUNS = 20_000
-_MOST_LINES = 5_000
-"""A diff takes up to quadratic time."""
+_MOST_LINES = 5_000  # a diff takes up to quadratic time
 
 PartOfVersion = Annotated[
     str | None,
@@ -114,8 +113,9 @@ def router(
                 raise NotFound("No playbook of that name is loaded, and none has run.")
             diff = None
             if before is not None:
-                ends = _one_of(items, "before", before), _one_of(items, "after", after) if after else items[0].version
-                diff = await _compared(texts.versions, loaded, name, *ends)
+                old = _version_named(items, "before", before)
+                new = _version_named(items, "after", after) if after else items[0].version
+                diff = await _compared(texts.versions, loaded, name, old, new)
         return VersionList(items=items, diff=diff)
 
     @routes.post(
@@ -157,7 +157,7 @@ def _items(loaded: CompiledPlaybook | None, used: Sequence[UsedVersion]) -> list
     return sorted(views, key=lambda view: not view.loaded)
 
 
-def _one_of(items: Sequence[VersionView], field: str, part: str) -> str:
+def _version_named(items: Sequence[VersionView], field: str, part: str) -> str:
     fitting = [item.version for item in items if item.version.startswith(part)]
     if len(fitting) != 1:
         known = ", ".join(item.version[:12] for item in items[:10])

@@ -22,11 +22,12 @@ from trainmedic_server.domain.alert import SHIPPED_RULE_LABEL, Alert, AlertRecor
 from trainmedic_server.domain.alert_suggestions import snippet, suggest
 from trainmedic_server.domain.reaction import NoReaction, Reaction
 from trainmedic_server.domain.run import Status
+from trainmedic_server.errors import PayloadError
 from trainmedic_server.http.api_routes import ApiRoutes
 from trainmedic_server.http.ascii_json import AsciiJson
 from trainmedic_server.http.limits import MIB, ServerLimits
 from trainmedic_server.http.negotiation import preferred
-from trainmedic_server.http.problems import HttpProblem, responses
+from trainmedic_server.http.problems import responses
 from trainmedic_server.http.read_turns import ReadTurns
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.playbooks import CompiledPlaybook
@@ -138,10 +139,8 @@ class HeardAlertView(View):
 
 
 class HeardAlertPage(View):
-    """``next`` is the cursor of the next page, null on the last."""
-
     items: list[HeardAlertView]
-    next: str | None
+    next: str | None = Field(description="Cursor of the next page; null on the last.")
 
 
 async def page(
@@ -152,7 +151,7 @@ async def page(
     cursor: str | None = None,
     most_bytes: int = 8 * MIB,
 ) -> HeardAlertPage:
-    """Stop early at `most_bytes`. Raises ValueError for an invalid cursor."""
+    """Return fewer items at `most_bytes`. Raises ValueError for an invalid cursor."""
     newest_first: list[AlertRecord] = []
     size = 0
     while True:
@@ -161,13 +160,13 @@ async def page(
         size += sum(_size(record.alert) for record in piece)
         if cursor is None or len(newest_first) >= limit or size >= most_bytes:
             break
-    names = alertnames(catalog)
+    names = by_alertname(catalog)
     run_ids = {reaction.run_id for record in newest_first for reaction in record.reactions if reaction.run_id}
     statuses = await alerts.statuses_of(run_ids)
     return HeardAlertPage(items=[view(record, names, statuses) for record in newest_first], next=cursor)
 
 
-async def _every(alerts: ReceivedAlerts, matching: ReceivedAlertFilter) -> AsyncGenerator[AlertRecord, None]:
+async def _all_pages(alerts: ReceivedAlerts, matching: ReceivedAlertFilter) -> AsyncGenerator[AlertRecord, None]:
     cursor = None
     while True:
         piece, cursor = await alerts.alerts_page(matching, _PIECE, cursor)
@@ -197,7 +196,7 @@ def view(record: AlertRecord, names: ReactingPlaybooks, statuses: Mapping[str, S
         count=record.count,
         resolved_at=record.resolved_at,
         reacted=record.has_reaction,
-        reason="" if record.has_reaction else reason_for_nothing(record, names, suggestion),
+        reason="" if record.has_reaction else why_no_reaction(record, names, suggestion),
         reactions=[_reaction(reaction, statuses) for reaction in record.reactions],
         suggestion=suggestion,
         original_alert_name=alert.original_name,
@@ -210,14 +209,12 @@ def _reaction(reaction: Reaction, statuses: Mapping[str, Status]) -> ReactionVie
     return ReactionView.model_validate(reaction).model_copy(update={"run_status": status})
 
 
-_MISSPELT = 0.8
-
-
+_MISSPELT_LIKENESS = 0.8
 ReactingPlaybooks = Mapping[str, Sequence[CompiledPlaybook]]
 """By alertname, in alphabetical order."""
 
 
-def alertnames(catalog: CatalogPort) -> ReactingPlaybooks:
+def by_alertname(catalog: CatalogPort) -> ReactingPlaybooks:
     naming: dict[str, list[CompiledPlaybook]] = {}
     for playbook in catalog.all():
         for name in dict.fromkeys(playbook.definition.begins_with):
@@ -225,21 +222,21 @@ def alertnames(catalog: CatalogPort) -> ReactingPlaybooks:
     return {name: naming[name] for name in sorted(naming)}
 
 
-def reason_for_nothing(record: AlertRecord, names: ReactingPlaybooks, suggestion: SuggestionView | None = None) -> str:
+def why_no_reaction(record: AlertRecord, names: ReactingPlaybooks, suggestion: SuggestionView | None = None) -> str:
     if record.reactions:
         return "; ".join(
-            f"{each.playbook}: {each.reason or each.decision}" if each.playbook else _of_none(each)
+            f"{each.playbook}: {each.reason or each.decision}" if each.playbook else _without_playbook(each)
             for each in record.reactions
         )
-    return no_playbook(record.alert.name, names, suggestion)
+    return why_no_playbook(record.alert.name, names, suggestion)
 
 
-def _of_none(reaction: Reaction) -> str:
+def _without_playbook(reaction: Reaction) -> str:
     is_refused = reaction.decision == NoReaction.NOT_ACCEPTED
     return f"not accepted by the alert map: {reaction.reason}" if is_refused else reaction.reason
 
 
-def no_playbook(name: str, names: ReactingPlaybooks, suggestion: SuggestionView | None = None) -> str:
+def why_no_playbook(name: str, names: ReactingPlaybooks, suggestion: SuggestionView | None = None) -> str:
     if not name:
         return "it has no alertname, which playbooks match"
     if name in names:
@@ -249,7 +246,7 @@ def no_playbook(name: str, names: ReactingPlaybooks, suggestion: SuggestionView 
             f"no playbook reacts to {name!r}; by {suggestion.because} it means {suggestion.alert_name}, "
             "to which an alert map can rename it"
         )
-    return f"no playbook reacts to {name!r}{did_you_mean(name, names, _MISSPELT)}"
+    return f"no playbook reacts to {name!r}{did_you_mean(name, names, _MISSPELT_LIKENESS)}"
 
 
 def _renamed(alert: Alert, name: str) -> dict[str, str]:
@@ -281,7 +278,7 @@ def router(
     reads: ReadTurns,
 ) -> ApiRoutes:
     routes = ApiRoutes("alerts", [Depends(requires(auth, TokenRole.VIEWER))])
-    exports: Exports[AlertRecord] = Exports(limits, HeardAlertView, lambda record: view(record, alertnames(catalog)))
+    exports: Exports[AlertRecord] = Exports(limits, HeardAlertView, lambda record: view(record, by_alertname(catalog)))
 
     @routes.get(
         "/alerts",
@@ -302,7 +299,7 @@ def router(
         """
         kind = preferred(accept, ("application/json", NDJSON, CSV))
         if kind != "application/json":
-            return await exports.response(_every(alerts, conditions), kind)
+            return await exports.response(_all_pages(alerts, conditions), kind)
         async with reads.take():
             try:
                 return AsciiJson.of(await page(alerts, catalog, conditions, limit, cursor, limits.page_bytes))
@@ -325,8 +322,7 @@ def _filter(clock: Clock) -> Callable[..., ReceivedAlertFilter]:
         pairs = [text.split("=", 1) for text in labels]
         by_name = dict(pairs)
         if len(by_name) < len(pairs):
-            message = "names a label twice"
-            raise HttpProblem(422, f"label: {message}", problems=[("label", message)])
+            raise PayloadError.at([("label", "names a label twice")])
         begin = time_of(since, now) if since else None
         end = time_of(until, now) if until else None
         return ReceivedAlertFilter(alertname, by_name, status, begin, end, reacted)

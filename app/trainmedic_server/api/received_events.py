@@ -26,7 +26,7 @@ _Read = Callable[[bytearray, datetime], Delivery]
 def reader(alert_map: AlertMapPort | None) -> Callable[[Request], _Read]:
     """Return a function that selects a request's parser. Raises NotFound for an unknown event."""
 
-    def of(request: Request) -> _Read:
+    def parser_for(request: Request) -> _Read:
         name = request.path_params["name"]
         current = alert_map.current if alert_map is not None else None
         if current is None or name not in current.events:
@@ -38,7 +38,7 @@ def reader(alert_map: AlertMapPort | None) -> Callable[[Request], _Read]:
 
         return read
 
-    return of
+    return parser_for
 
 
 def _delivery(name: str, mapped: MappedEvent | None, body: bytes, received_at: datetime) -> Delivery:
@@ -47,7 +47,7 @@ def _delivery(name: str, mapped: MappedEvent | None, body: bytes, received_at: d
         return Delivery(new_id(), received_at, f"event {name}", "", "")
     if mapped.alerts is not None:
         entries = {"version": payload.VERSION, "receiver": f"event {name}", "alerts": mapped.alerts}
-        delivery = payload.alerts_only(payload.delivery(entries, new_id(), received_at))
+        delivery = payload.with_genuine_fingerprints(payload.delivery(entries, new_id(), received_at))
         return replace(delivery, alerts=tuple(beginnings.sent_by_event(name, each) for each in delivery.alerts))
     labels = payload.checked_labels(mapped.labels)
     alert = beginnings.of_event(name, labels, mapped.key, body, received_at)

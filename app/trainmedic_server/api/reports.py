@@ -12,9 +12,10 @@ from trainmedic_core import duration
 from trainmedic_server.api.times import TimeText, time_of
 from trainmedic_server.auth.auth import Authenticator, requires
 from trainmedic_server.auth.tokens import TokenRole
+from trainmedic_server.errors import PayloadError
 from trainmedic_server.http.api_routes import ApiRoutes
 from trainmedic_server.http.ascii_json import AsciiJson
-from trainmedic_server.http.problems import HttpProblem, responses
+from trainmedic_server.http.problems import responses
 from trainmedic_server.http.read_turns import ReadTurns
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.reports.compiling import LONGEST, ReportCompiler
@@ -103,13 +104,12 @@ def _duration(text: str) -> timedelta:
     try:
         return duration.parse(text)
     except ValueError as error:
-        raise HttpProblem(422, f"person_after: {error}", problems=[("query.person_after", str(error))]) from None
+        raise PayloadError.at([("person_after", str(error))]) from None
 
 
 def _range(since: str, until: str, clock: Clock) -> tuple[datetime, datetime]:
     now = clock.now()
     begin, end = time_of(since, now), min(time_of(until, now), now)
     if not _SHORTEST <= end - begin <= LONGEST:
-        message = f"must be from 1m to {LONGEST.days}d before the end"
-        raise HttpProblem(422, f"since: {message}", problems=[("query.since", message)])
+        raise PayloadError.at([("since", f"must be from 1m to {LONGEST.days}d before the end")])
     return begin, end

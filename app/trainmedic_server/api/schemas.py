@@ -1,4 +1,4 @@
-"""OpenAPI models of the webhook's body and reply. A test compares them with `payload` and `webhook`."""
+"""OpenAPI models of the webhook's body and reply."""
 
 from __future__ import annotations
 

@@ -98,11 +98,12 @@ def router(
     metrics: telemetry.Metrics,
     limits: ServerLimits,
     redis_caveat: Callable[[], str],
-    untold: Callable[[], str] = str,
+    channel_warning: Callable[[], str] = str,
     alert_map: AlertMapPort | None = None,
     routing_caveat: str = "",
 ) -> ApiRoutes:
-    routes = ApiRoutes("status")
+    # A parameter that a proxy adds to a probe or a scrape must not make it fail.
+    routes = ApiRoutes("status", takes_any_query=True)
 
     @routes.get("/health", summary="Liveness", response_model=Health)
     async def health() -> Health:
@@ -126,8 +127,8 @@ def router(
         )
         if routing_caveat:
             readiness.notifications = Dependency(ok=True, detail=routing_caveat, caution=True)
-        if unheard := untold():
-            readiness.notifications = Dependency(ok=False, detail=unheard)
+        if warning := channel_warning():
+            readiness.notifications = Dependency(ok=False, detail=warning)
         if not readiness.ready:
             response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
         return readiness

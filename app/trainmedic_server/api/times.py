@@ -17,7 +17,7 @@ def _checked_time(text: str) -> str:
     return text
 
 
-# Text until the request is handled, because a duration needs the clock.
+# It stays text until the request is handled: a duration needs the clock.
 TimeText = Annotated[
     str,
     AfterValidator(_checked_time),

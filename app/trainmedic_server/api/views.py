@@ -93,10 +93,8 @@ class HistoryItem(View):
 
 
 class HistoryPage(View):
-    """``next`` is the cursor of the next page, null on the last."""
-
     items: list[HistoryItem]
-    next: str | None
+    next: str | None = Field(description="Cursor of the next page; null on the last.")
 
 
 class AlertView(View):
@@ -262,7 +260,7 @@ class RunView(HistoryItem):
 
 
 def item(run: Run) -> HistoryItem:
-    return HistoryItem(**_line(run))
+    return HistoryItem(**_item_members(run))
 
 
 def page(runs: list[Run], cursor: str | None) -> HistoryPage:
@@ -278,7 +276,7 @@ def record(
 ) -> RunView:
     run = stored.run
     return RunView(
-        **_line(run),
+        **_item_members(run),
         ended_at=run.ended_at,
         acted_at=run.acted_at,
         alerts=[_alert(alert) for alert in stored.alerts],
@@ -315,7 +313,7 @@ def _alert(stored: AlertRecord) -> AlertView:
     return AlertView.model_validate({**known, "original_labels": stored.alert.original})
 
 
-def _line(run: Run) -> dict[str, Any]:
+def _item_members(run: Run) -> dict[str, Any]:
     target, undone_at = run.target, run.undone_at
     return {
         "run_id": run.id,

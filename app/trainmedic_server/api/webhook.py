@@ -216,7 +216,8 @@ def _rejected(alert: RejectedAlert) -> dict[str, Any]:
 
 
 def _read(body: bytearray, received_at: datetime) -> Delivery:
-    return payload.alerts_only(payload.delivery(parse_json(body, keep_half_pairs=True), new_id(), received_at))
+    document = parse_json(body, keep_half_pairs=True)
+    return payload.with_genuine_fingerprints(payload.delivery(document, new_id(), received_at))
 
 
 def _outcome(status: int) -> str:

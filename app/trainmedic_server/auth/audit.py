@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Query
+from pydantic import Field
 
 from trainmedic_core.plain_text import json_bytes
 from trainmedic_server.api import views
@@ -44,10 +45,8 @@ class AuditLine(View):
 
 
 class ActPage(View):
-    """``next`` is the `before` of the next page, null on the last."""
-
     items: list[views.EventView]
-    next: int | None
+    next: int | None = Field(description="`before` of the next page; null on the last.")
 
 
 def routers(

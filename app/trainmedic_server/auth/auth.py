@@ -31,8 +31,7 @@ from trainmedic_server.http.problems import HttpProblem
 from trainmedic_server.http.read_turns import note_reader
 
 _REREAD_SECONDS = 5.0
-_VOUCHED = "trainmedic.principal"
-"""Scope member with the console's principal. Clients cannot set it."""
+_VOUCHED = "trainmedic.principal"  # scope member with the console's principal. Clients cannot set it.
 _CHALLENGE = 'Bearer realm="trainmedic", Basic realm="trainmedic", charset="UTF-8"'
 
 log = telemetry.logger(__name__)

@@ -22,11 +22,10 @@ SECURE_COOKIE = f"__Host-{COOKIE}"
 BASE_COOKIE = f"__Secure-{COOKIE}"
 """Cookie over TLS below a base path. Browsers send it to no other program of the host."""
 LASTS = timedelta(hours=12)
+# Largest clock difference between servers. A session from further in the future has ended.
 _SKEW = timedelta(minutes=5)
-"""Largest clock difference between servers. A session from further in the future has ended."""
 _SECRET_BYTES = 32
-_MOST_OF_NAME = 20
-"""The oldest session of a token ends when another begins."""
+_MOST_PER_TOKEN = 20  # the oldest ends when another begins
 T = TypeVar("T")
 
 
@@ -48,14 +47,15 @@ class Sessions:
         """Return None if the cookie has no session, or it is over."""
         now = self._clock.now()
         found = (self._by_digest.get(_hash(secret)) for secret in _secrets_in(cookie_header or ""))
-        return next((session for session in found if session is not None and _lasts(session, now)), None)
+        return next((session for session in found if session is not None and _is_active(session, now)), None)
 
     async def begin(self, token: Token, address: str, browser: str) -> str:
+        """Return the cookie's secret."""
         secret, now = secrets.token_urlsafe(_SECRET_BYTES), self._clock.now()
         digest = token.digest.hex()
         session = Session(new_id(), _hash(secret), token.name, digest, now, now + LASTS, address, browser[:200])
         earlier = [other for other in self.all() if other.name == token.name]
-        surplus = [other.id for other in earlier[: max(0, len(earlier) + 1 - _MOST_OF_NAME)]]
+        surplus = [other.id for other in earlier[: max(0, len(earlier) + 1 - _MOST_PER_TOKEN)]]
         begun = recorded(SignedIn(session.id, address), now, actor=token.name)
 
         def keep(unit: Transaction) -> None:
@@ -82,10 +82,10 @@ class Sessions:
 
     def all(self) -> Sequence[Session]:
         now = self._clock.now()
-        return sorted((each for each in self._by_digest.values() if _lasts(each, now)), key=lambda each: each.id)
+        return sorted((each for each in self._by_digest.values() if _is_active(each, now)), key=lambda each: each.id)
 
 
-def _lasts(session: Session, now: datetime) -> bool:
+def _is_active(session: Session, now: datetime) -> bool:
     return session.created_at - _SKEW <= now < session.ends_at
 
 

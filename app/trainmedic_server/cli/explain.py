@@ -143,7 +143,7 @@ def _of_files(
     if as_test:
         mapped = [mapping.apply(each).alert for each in alerts]
         test = test_text.write(explanation.for_a_test(library.for_alert, mapped, actions, limits))
-    names = received_alerts.alertnames(library)
+    names = received_alerts.by_alertname(library)
     view = explanations.view(answers, names, moment, test=test, kept_back=kept_back)
     return view.model_dump(mode="json")
 

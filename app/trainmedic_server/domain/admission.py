@@ -8,6 +8,7 @@ from trainmedic_server.domain.run import Decision
 
 class PlaybookDecision(Struct, frozen=True):
     run_id: str
+    """ID of the run, or of the history item that says why none started."""
     playbook: str
     target: str
     """Target key; empty if the labels name none."""
@@ -16,7 +17,7 @@ class PlaybookDecision(Struct, frozen=True):
 
 
 class Admission(Struct, frozen=True):
-    """Durable outcome of one delivery."""
+    """Durable outcome of one delivery; see `api.schemas.WebhookReply`."""
 
     delivery_id: str
     alerts: int
@@ -26,3 +27,4 @@ class Admission(Struct, frozen=True):
     truncated: int = 0
     rejected: tuple[RejectedAlert, ...] = ()
     ignored: tuple[tuple[str, str], ...] = ()
+    """As (path, message)."""

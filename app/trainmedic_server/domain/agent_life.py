@@ -1,3 +1,5 @@
+"""Detection of lost and returned agents."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -9,7 +11,8 @@ from msgspec.structs import replace
 LOST_AFTER = timedelta(minutes=1)
 """Silence of a lost agent. A presence expires after 15 s."""
 KEPT = timedelta(days=1)
-SEEN_AGAIN = timedelta(minutes=10)
+"""Time after which a lost agent is forgotten."""
+STORED_EVERY = timedelta(minutes=10)
 """Interval at which a present agent's last report is stored."""
 
 
@@ -22,27 +25,28 @@ class AgentLife(Struct, frozen=True):
 
 
 class AgentChanges(Struct, frozen=True):
+    """Agents to ``save`` or ``forget`` in the store, and those to report as ``lost`` or ``returned``."""
+
     save: tuple[AgentLife, ...] = ()
     forget: tuple[str, ...] = ()
     lost: tuple[AgentLife, ...] = ()
     returned: tuple[AgentLife, ...] = ()
 
 
-def looked(
+def changes(
     known: Mapping[str, AgentLife],
     seen: Mapping[str, datetime],
     missing: Mapping[str, datetime],
     now: datetime,
     kept_since: datetime,
 ) -> AgentChanges:
-    """Return the changes if agents in `seen` are present and those in `missing` were silent for `LOST_AFTER`.
-
-    Values are times of the last report. Agents lost before `kept_since` are forgotten.
+    """Return the changes. `seen` and `missing` have the time of each agent's last report; those in `missing` were
+    silent for `LOST_AFTER`. Agents lost before `kept_since` are forgotten.
     """
     save, lost, returned, forget = [], [], [], []
     for name, at in seen.items():
         before = known.get(name)
-        if before is None or before.lost_at is not None or at - before.seen_at >= SEEN_AGAIN:
+        if before is None or before.lost_at is not None or at - before.seen_at >= STORED_EVERY:
             save.append(AgentLife(name, at))
         if before is not None and before.lost_at is not None:
             returned.append(AgentLife(name, at))

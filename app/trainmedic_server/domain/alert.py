@@ -13,7 +13,7 @@ from trainmedic.wire.envelope import write_time
 from trainmedic_core.once import once
 from trainmedic_server.domain.reaction import Reaction
 
-MOST_REASONS = 5
+MOST_REASONS = 5  # problems that a rejected alert's reason states
 
 SHIPPED_RULE_LABEL = "trainmedic_rule"
 """Label of all shipped alert rules, required by playbooks that can do harm.
@@ -26,22 +26,19 @@ BY_HAND = "by-hand-"
 SCHEDULE = "schedule-"
 ENDED_RUN = "ended-run-"
 EVENT = "event-"
-SENT_AS_EVENT = "trainmedic_event"
-"""Annotation with the event's name, of an alert that arrived as an event."""
+SENT_AS_EVENT = "trainmedic_event"  # annotation with the event's name, of an alert that arrived as an event
 BEGINNINGS = (SCHEDULE, ENDED_RUN, EVENT)
 STAND_INS = (BY_HAND, *BEGINNINGS)
 """Prefixes of stand-in alerts' fingerprints. Alertmanager's are hexadecimal."""
 
 
 class AlertStatus(StrEnum):
-    """Alertmanager's status of an alert."""
-
     FIRING = "firing"
     RESOLVED = "resolved"
 
 
 class Identity(NamedTuple):
-    """Reports with equal labels and start time concern the same alert."""
+    """Digest of the labels, and start: equal in all reports of an alert."""
 
     fingerprint: str
     starts_at: datetime
@@ -71,7 +68,7 @@ class Alert(Struct, frozen=True, dict=True):
 
     @property
     def original_name(self) -> str | None:
-        """``alertname`` as sent. None if unchanged."""
+        """None if unchanged."""
         return None if self.original is None else self.original.get("alertname", "")
 
     @once
@@ -84,6 +81,7 @@ class Alert(Struct, frozen=True, dict=True):
 
     @property
     def is_in_alertmanager(self) -> bool:
+        """False for stand-ins and events."""
         return not self.is_stand_in and SENT_AS_EVENT not in self.annotations
 
     @property
@@ -116,7 +114,7 @@ class AlertRecord(Struct, frozen=True):
 
     - ``alertmanager``: delivered as resolved
     - ``superseded``: reported with a later start
-    - ``asked``: Alertmanager answered so
+    - ``asked``: Alertmanager, when asked, no longer had it
     - ``assumed``: no report for too long
     """
     reactions: tuple[Reaction, ...] = ()
@@ -139,7 +137,7 @@ class AlertRecord(Struct, frozen=True):
 
 
 def decisive(records: Sequence[AlertRecord]) -> Sequence[AlertRecord]:
-    """Return the alerts whose end means that the cause has ended: stand-ins, which never resolve, only if alone."""
+    """Return the alerts whose end ends the cause. Stand-ins, which never resolve, count only without others."""
     return [record for record in records if not record.is_stand_in] or records
 
 
@@ -175,4 +173,4 @@ class Delivery(Struct, frozen=True):
     truncated: int = 0
     rejected: tuple[RejectedAlert, ...] = ()
     ignored: tuple[tuple[str, str], ...] = ()
-    """Malformed members without consequences, as (path, message)."""
+    """Malformed members that count as absent, as (path, message)."""

@@ -6,8 +6,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-EXPORTED = "exported_"
-"""Prometheus's prefix for a metric's label if the scrape adds one of the same name."""
+EXPORTED = "exported_"  # Prometheus's prefix for a metric's label if the scrape adds one of the same name
 
 
 class Label(NamedTuple):
@@ -24,10 +23,8 @@ class Label(NamedTuple):
 
 
 _LONGEST_SHOWN = 100
-
-
 _MOST_KEPT = 100
-_LONGEST_KEPT = 255
+_LONGEST_KEPT = 255  # cached sets of names: number, and characters of each
 
 
 class AlertLabels:
@@ -47,14 +44,16 @@ class AlertLabels:
         return labels if labels is not None else self._labels_of(name, written)
 
     def value(self, name: str) -> str:
+        """Return the first value; empty without one."""
         labels = self.under(name)
         return labels[0].value if labels else ""
 
     def values(self, name: str) -> Iterator[str]:
+        """Return the values of the label and of its ``exported_`` form."""
         return (label.value for form in (name, EXPORTED + name) for label in self.under(form))
 
     def of(self, names: tuple[str, ...]) -> Sequence[Label]:
-        """Return the labels of these names, most trusted and exported ones first."""
+        """Return the labels of these names, most trusted first."""
         labels = self._read.get(names)
         return labels if labels is not None else self._labels_of(names, self._names.of(names))
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from trainmedic_server.domain.proof import XID_LABELS
 
-_LONGEST = 4_000
+_LONGEST = 4_000  # characters of a text that are read
 _WORD = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/ -]+")
@@ -24,7 +24,7 @@ _SHARED_TYPE = re.compile(_SHARED_TYPES)
 _SHARED = re.compile(rf'fstype=~?"[^"]*(?:{_SHARED_TYPES})')
 _QUOTED = re.compile(r'"[^"]*"')
 _ABSENCE = re.compile(r"\babsent(?:_over_time)?\s*\(")
-_ABOUT_READINGS = ("absent", "missing", "stale", "nodata", "scrape")
+_MISSING_DATA_WORDS = ("absent", "missing", "stale", "nodata", "scrape")
 _GROWS_WITH_THE_FAULT = ("used", "temp", "usage")
 _SHRINKS_WITH_THE_FAULT = ("free", "avail")
 _TRANSLATED = {
@@ -61,7 +61,12 @@ _TRANSLATED = {
     "显卡": "gpu",
     "空闲": "idle",
 }
-_JOINED = {"notready": "not ready", "crashloop": "crash loop", "crashlooping": "crash loop", "diskspace": "disk space"}
+_COMPOUNDS = {
+    "notready": "not ready",
+    "crashloop": "crash loop",
+    "crashlooping": "crash loop",
+    "diskspace": "disk space",
+}
 _GPU = frozenset({"gpu", "gpus", "dcgm", "nvidia", "vram", "cuda", "nvml", "xid"})
 _GPU_LABELS = frozenset({"uuid", "gpu_uuid", "gpu", "gpu_id"})
 
@@ -77,7 +82,9 @@ class _Topic(Struct, frozen=True):
     words: tuple[tuple[str, ...], ...]
     """Groups of word prefixes; each group must occur. Short words and words after ``=`` must match whole."""
     metrics: tuple[str, ...]
+    """Parts of metric names; one suffices."""
     not_words: tuple[str, ...] = ()
+    """Prefixes that exclude the topic."""
     needs_gpu: bool = False
 
 
@@ -221,15 +228,15 @@ def suggest(
     is_gpu = _is_about_gpu(words, metrics, labels)
     suggestion = (
         _by_condition(labels, metrics)
-        or _by(words, is_gpu, f"the name {name!r}")
+        or _by_words(words, is_gpu, f"the name {name!r}")
         or _by_metrics(metrics, words, is_gpu)
         or (_by_texts(texts, is_gpu, words) if not _PLAIN.fullmatch(name) else None)
     )
     if suggestion is None or suggestion.name not in names or suggestion.name == name:
         return None
-    if suggestion.name != "NodeDown" and (_ABSENCE.search(expression) or _has_any(words, _ABOUT_READINGS)):
+    if suggestion.name != "NodeDown" and (_ABSENCE.search(expression) or _has_any(words, _MISSING_DATA_WORDS)):
         return None
-    if _compares_the_other_way(_QUOTED.sub("", expression), metrics):
+    if _fires_on_good_values(_QUOTED.sub("", expression), metrics):
         return None
     return suggestion if suggestion.name != "GPUXidError" else _with_code(suggestion, labels, is_complete)
 
@@ -243,13 +250,14 @@ def _with_code(suggestion: Suggestion, labels: Mapping[str, str], is_complete: b
 
 
 def snippet(alertname: str, suggestion: Suggestion) -> str:
-    lines = ["rename:", f"  - alert: {_quoted(alertname)}", f"    as: {suggestion.name}"]
+    """Return the alert map's entry."""
+    lines = ["rename:", f"  - alert: {_yaml_scalar(alertname)}", f"    as: {suggestion.name}"]
     if suggestion.matchers:
-        lines.insert(2, f"    matchers: [{', '.join(map(_quoted, suggestion.matchers))}]")
+        lines.insert(2, f"    matchers: [{', '.join(map(_yaml_scalar, suggestion.matchers))}]")
     return "\n".join(lines) + "\n"
 
 
-def _quoted(text: str) -> str:
+def _yaml_scalar(text: str) -> str:
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text) and text.lower() not in ("null", "true", "false"):
         return text
     if not text.isprintable():
@@ -263,7 +271,7 @@ def _by_condition(labels: Mapping[str, str], metrics: Collection[str]) -> Sugges
     return Suggestion(name, f"the label condition={labels['condition']!r}") if name and is_of_node else None
 
 
-def _by(words: Collection[str], is_gpu: bool, because: str) -> Suggestion | None:
+def _by_words(words: Collection[str], is_gpu: bool, because: str) -> Suggestion | None:
     for topic in _TOPICS:
         if (is_gpu or not topic.needs_gpu) and _has_all(words, topic.words) and not _has_any(words, topic.not_words):
             return Suggestion(topic.name, because)
@@ -280,8 +288,8 @@ def _by_metrics(metrics: Collection[str], words: Collection[str], is_gpu: bool) 
     return None
 
 
-def _compares_the_other_way(expression: str, metrics: Iterable[str]) -> bool:
-    """Return whether a rule fires on good values. Judges only one comparison without subtraction."""
+def _fires_on_good_values(expression: str, metrics: Iterable[str]) -> bool:
+    """Return whether the rule certainly fires on good values. Only single comparisons are judged."""
     is_below, is_above = "<" in expression, ">" in expression
     if is_below == is_above or "-" in expression:
         return False
@@ -295,7 +303,7 @@ def _compares_the_other_way(expression: str, metrics: Iterable[str]) -> bool:
 def _by_texts(texts: Iterable[str], is_gpu: bool, words: Collection[str]) -> Suggestion | None:
     for text in texts:
         # The first words name the fault. A long text mentions much else.
-        suggestion = _by({*words, *_words(text[:200])}, is_gpu, "its annotations")
+        suggestion = _by_words({*words, *_words(text[:200])}, is_gpu, "its annotations")
         if suggestion is not None:
             return suggestion
     return None
@@ -320,7 +328,7 @@ def _each_word(text: str) -> Iterator[str]:
         if small.startswith("gpu") and small not in _GPU:
             yield "gpu"
             small = small[3:]
-        yield from _JOINED.get(small, small).split()
+        yield from _COMPOUNDS.get(small, small).split()
     if not text.isascii():
         yield from (word for foreign, word in _TRANSLATED.items() if foreign in text.lower())
 
@@ -330,15 +338,16 @@ def _has_all(words: Collection[str], groups: Iterable[tuple[str, ...]]) -> bool:
 
 
 def _has_any(words: Collection[str], beginnings: tuple[str, ...]) -> bool:
-    return any(_is_begun(word, begin) for begin in beginnings for word in words)
+    return any(_begins_with(word, begin) for begin in beginnings for word in words)
 
 
-def _is_begun(word: str, begin: str) -> bool:
-    is_whole = len(begin) <= 3 or begin.startswith("=")
-    return word == begin.removeprefix("=") if is_whole else word.startswith(begin)
+def _begins_with(word: str, begin: str) -> bool:
+    must_be_equal = len(begin) <= 3 or begin.startswith("=")
+    return word == begin.removeprefix("=") if must_be_equal else word.startswith(begin)
 
 
 def _expression(generator_url: str) -> str:
+    """Return the rule's PromQL from a Prometheus URL; other texts are PromQL themselves."""
     text = generator_url[:_LONGEST]
     if "://" not in text and not text.startswith("/"):
         return text

@@ -27,18 +27,22 @@ class StepAhead(Struct, frozen=True):
 
 
 class Terms(Struct, frozen=True):
+    """Content of a question, as persisted."""
+
     steps: tuple[StepAhead, ...] = ()
     by: tuple[str, ...] = ()
     """Allowed approvers: ``user:NAME``, ``group:NAME``, or a name of either kind. Empty allows any operator."""
     count: int = 1
     on_timeout: str = "fail"
     asked: int = 1
+    """How often it was asked."""
     escalated: bool = False
     lapsed: bool = False
     """True if it timed out and will be asked again. It can still be answered."""
     to: str | None = None
     """Notification channel; None for all."""
     void: tuple[str, ...] = ()
+    """IDs of orders of an earlier release that answered an earlier question."""
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -46,6 +50,7 @@ class Terms(Struct, frozen=True):
 
     @property
     def gpus(self) -> int | None:
+        """Largest number of GPUs of one step; None if unknown."""
         known = [step.gpus for step in self.steps if step.gpus is not None]
         return max(known, default=None)
 
@@ -66,10 +71,10 @@ class Terms(Struct, frozen=True):
 
 def is_named(by: Sequence[str], name: str, groups: Sequence[str] | frozenset[str] = ()) -> bool:
     """Return whether `by` names the operator. Empty names all."""
-    return not by or any(_is_meant(entry, name, groups) for entry in by)
+    return not by or any(_names_operator(entry, name, groups) for entry in by)
 
 
-def _is_meant(entry: str, name: str, groups: Sequence[str] | frozenset[str]) -> bool:
+def _names_operator(entry: str, name: str, groups: Sequence[str] | frozenset[str]) -> bool:
     kind, _, rest = entry.partition(":")
     match kind:
         case "user" if rest:
@@ -106,10 +111,7 @@ def waiting_step(run: Run) -> StepState | None:
 
 
 def answers(step: StepState, orders: Sequence[OperatorOrder]) -> list[OperatorOrder]:
-    """Return the answers to the step's current question, oldest first.
-
-    Answers to an earlier one do not count: a repeated question may differ.
-    """
+    """Return the answers to the step's current question, oldest first: a repeated question may differ."""
     terms = Terms.of(step)
 
     def counts(order: OperatorOrder) -> bool:

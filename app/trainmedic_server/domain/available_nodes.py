@@ -1,6 +1,6 @@
 """Nodes that take no new work, for ``guards.min_available`` and ``rollout.max_unavailable``. Pure.
 
-Slurm's and Kubernetes' data lag, so nodes that runs work on count too.
+Slurm's and Kubernetes' data lag, so nodes that runs work on (`at_work`) count too.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ HAS_RUN = "acted on"
 
 
 def unavailable(pool: Pool, at_work: Set[str]) -> dict[str, str]:
+    """Return the reasons by unavailable node."""
     return {**dict.fromkeys(sorted(pool.nodes & at_work), HAS_RUN), **pool.out}
 
 
 def why_unknown(topology: Topology) -> str | None:
-    """Return why the topology may be outdated; None if it is not."""
+    """Return which source does not answer; None if all do."""
     silent = [
         (name, source.silent_since)
         for name, source in (("Slurm", topology.slurm), ("Kubernetes", topology.cluster))
@@ -33,12 +34,12 @@ def why_unknown(topology: Topology) -> str | None:
         return None
     names = " and ".join(name for name, _ in silent)
     since = min((at for _, at in silent if at is not None), default=None)
-    told = f" since {clock(since)}" if since is not None else ""
-    return f"the state of the nodes is not known{told}: {names} {'do' if len(silent) > 1 else 'does'} not answer"
+    when = f" since {clock(since)}" if since is not None else ""
+    return f"the state of the nodes is not known{when}: {names} {'do' if len(silent) > 1 else 'does'} not answer"
 
 
 def shortage(node: str, minimum: float, topology: Topology, at_work: Set[str]) -> str | None:
-    """Return why the node must stay in service. None if it need not, or is out of service already."""
+    """Return why the node must stay in service; None if it need not, or is out of service already."""
     unknown = why_unknown(topology)
     if unknown is not None:
         return f"min_available: {unknown}"
@@ -46,10 +47,10 @@ def shortage(node: str, minimum: float, topology: Topology, at_work: Set[str]) -
     pools = [pool for pool in topology.pools if node in pool.nodes]
     if not pools:
         return f"min_available: neither Slurm nor Kubernetes lists node {node}, so its capacity is unknown"
-    return next((why for pool in pools if (why := _short(pool, node, minimum, at_work)) is not None), None)
+    return next((why for pool in pools if (why := _shortage_of(pool, node, minimum, at_work)) is not None), None)
 
 
-def _short(pool: Pool, node: str, minimum: float, at_work: Set[str]) -> str | None:
+def _shortage_of(pool: Pool, node: str, minimum: float, at_work: Set[str]) -> str | None:
     if node in pool.out:
         return None
     out, total = unavailable(pool, at_work - {node}), len(pool.nodes)

@@ -18,12 +18,11 @@ from trainmedic_server.domain.run import Decision, Run
 
 REPEATED_WITHIN = timedelta(hours=1)
 """Time within which an equal event without a key counts as a repeat."""
-MOST_CHAINED = 5
-"""Maximum length of a chain of runs that start each other."""
+MOST_CHAINED = 5  # maximum length of a chain of runs that start each other
 EVENT_LABEL = "event"
 
 _BY_BODY = f"{EVENT}body-"
-_ENDED, _NOT_STARTED = "ended_run", "not_started"
+_ENDED, _NOT_STARTED = "ended_run", "not_started"  # annotations, as JSON
 
 
 def schedule_name(playbook: str) -> str:
@@ -39,7 +38,6 @@ def event_name(event: str) -> str:
 
 
 def phrase(alertname: str) -> str:
-    """Return a sentence on the beginning of a run, by the name of its alert."""
     kind, _, name = alertname.partition(":")
     match kind if name else "":
         case "schedule":
@@ -67,7 +65,7 @@ def of_ended_run(run: Run, cause: Alert | None) -> Alert:
         **{name: value for name, value in named.items() if value},
         "alertname": run_name(run.playbook),
     }
-    length = 1 + (_chained(cause) if cause is not None else 0)
+    length = 1 + (_chain_length(cause) if cause is not None else 0)
     ended = {
         "id": run.id,
         "playbook": run.playbook,
@@ -109,6 +107,7 @@ def _stand_in(
 
 
 def is_repeated(earlier: Alert, alert: Alert) -> bool:
+    """Return whether an alert with the fingerprint of an `earlier` stand-in starts nothing new."""
     return not alert.fingerprint.startswith(_BY_BODY) or alert.starts_at - earlier.starts_at < REPEATED_WITHIN
 
 
@@ -122,13 +121,13 @@ def refusal_of(alert: Alert) -> tuple[Decision, str] | None:
 
 
 def ended_run_of(annotations: Mapping[str, str]) -> dict[str, Any]:
-    """Empty if no run's end began this one."""
+    """Return the run whose end started this one; empty for other beginnings."""
     text = annotations.get(_ENDED)
     ended: dict[str, Any] = json.loads(text) if text else {}
     return ended
 
 
-def _chained(cause: Alert) -> int:
+def _chain_length(cause: Alert) -> int:
     if not cause.fingerprint.startswith(ENDED_RUN):
         return 0
     return int(ended_run_of(cause.annotations).get("chained", 0))

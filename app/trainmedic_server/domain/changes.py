@@ -1,4 +1,4 @@
-"""Changes made by runs, and when they are reverted."""
+"""Changes by runs, and when they are reverted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class Change(Struct, frozen=True):
     undo: UndoTrigger
     is_reversible: bool
     given_back: str
+    """When it is reverted, for people."""
     not_before: datetime | None
+    """Time of the next attempt to revert it."""
     latest: datetime | None
     """Timeout of the run's current wait."""
     lease: timedelta | None
@@ -50,7 +52,7 @@ def of_run(run: Run, firing: Sequence[str] = ()) -> Iterator[Change]:
 def never_given_back(run: Run, leaves_change: Callable[[str], bool]) -> Iterator[Change]:
     """Return certain or possible changes without a pending undo, newest first.
 
-    Excludes actions without `leaves_change`, and changes that a later step reverted or a person closed.
+    Excludes actions without `leaves_change`, and what a later step reverted or a person closed.
     """
     given_back: set[str] = set()
     for step in reversed(run.steps):
@@ -74,10 +76,11 @@ def _may_be_applied(step: StepState) -> bool:
 
 def difference(output: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """Return the values before and after from an action's output; None if not reported."""
-    told = output.get("lowest") if isinstance(output.get("lowest"), Mapping) else output
+    # Outputs of several GPUs are merged into the highest and the lowest values.
+    values = output.get("lowest") if isinstance(output.get("lowest"), Mapping) else output
     for before, after, unit in _PAIRS:
-        if isinstance(told, Mapping) and before in told and after in told:
-            return _text(told[before], unit), _text(told[after], unit)
+        if isinstance(values, Mapping) and before in values and after in values:
+            return _text(values[before], unit), _text(values[after], unit)
     return None, None
 
 
@@ -99,7 +102,7 @@ def _change(run: Run, step: StepState, undo: Undo | None, firing: Sequence[str],
         since=last.ended_at or last.started_at,
         undo=undo.trigger if undo is not None and undo.status.is_owed else UndoTrigger.NEVER,
         is_reversible=undo is not None,
-        given_back=_when(undo, firing),
+        given_back=_when_reverted(undo, firing),
         not_before=undo.retry_at if undo is not None else None,
         latest=latest,
         lease=timedelta(seconds=seconds) if isinstance(seconds, int | float) and seconds > 0 else None,
@@ -107,7 +110,7 @@ def _change(run: Run, step: StepState, undo: Undo | None, firing: Sequence[str],
     )
 
 
-def _when(undo: Undo | None, firing: Sequence[str]) -> str:
+def _when_reverted(undo: Undo | None, firing: Sequence[str]) -> str:
     if undo is None:
         return "never: it cannot be undone"
     if undo.status is UndoStatus.AVAILABLE:
@@ -116,9 +119,9 @@ def _when(undo: Undo | None, firing: Sequence[str]) -> str:
         return "another attempt is made" if undo.retry_at else "now"
     if undo.trigger is UndoTrigger.ON_FAILURE:
         return "if the run ends without success"
-    return (
-        f"when {', '.join(firing) or 'the alert'} resolves" if len(firing) < 2 else f"when {', '.join(firing)} resolve"
-    )
+    if len(firing) > 1:
+        return f"when {', '.join(firing)} resolve"
+    return f"when {', '.join(firing) or 'the alert'} resolves"
 
 
 def _text(value: Any, unit: str) -> str:

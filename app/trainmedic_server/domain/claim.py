@@ -23,11 +23,11 @@ class Claim(Struct, frozen=True):
     def overlaps(self, other: Claim) -> bool:
         """Return whether runs with these claims could change the same thing.
 
-        A node covers its disks and GPUs, which do not overlap.
+        A node includes its disks and GPUs, which do not overlap.
         """
         if not (self.also or other.also):
             return self._overlaps(other)
-        return any(mine._overlaps(yours) for mine in self.parts for yours in other.parts)
+        return any(own._overlaps(others) for own in self.parts for others in other.parts)
 
     @property
     def parts(self) -> tuple[Claim, ...]:
@@ -39,8 +39,8 @@ class Claim(Struct, frozen=True):
         if self.nothing or other.nothing:
             return False
         if self.disks_only != other.disks_only:
-            whole = other if self.disks_only else self
-            if whole.target.kind is TargetKind.GPU:
+            not_of_disks = other if self.disks_only else self
+            if not_of_disks.target.kind is TargetKind.GPU:
                 return False
         return self.target.overlaps(other.target)
 

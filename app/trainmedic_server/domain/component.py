@@ -24,15 +24,15 @@ class Component(StrEnum):
     TRAINMEDIC = "trainmedic"
 
 
-_OF_CAUSE: Mapping[str, Component] = {
+# Other causes belong to the job, whose team looks first.
+_BY_CAUSE: Mapping[str, Component] = {
     CauseClass.GPU: Component.GPU,
     CauseClass.NETWORK: Component.NETWORK,
     CauseClass.STORAGE: Component.STORAGE,
     CauseClass.NODE: Component.NODE,
 }
-"""Other causes belong to the job, whose team looks first."""
 
-_OF_WORD: Mapping[str, Component] = {
+_BY_WORD: Mapping[str, Component] = {
     **dict.fromkeys(("gpu", "nv", "nvidia", "nvlink", "dcgm", "xid", "accelerator", "amd", "npu"), Component.GPU),
     **dict.fromkeys(("network", "nccl", "infiniband", "rdma", "roce", "ethernet"), Component.NETWORK),
     **dict.fromkeys(("storage", "filesystem", "volume", "nfs", "lustre", "ceph"), Component.STORAGE),
@@ -41,7 +41,7 @@ _OF_WORD: Mapping[str, Component] = {
     "trainmedic": Component.TRAINMEDIC,
 }
 
-_OF_TARGET: Mapping[TargetKind, Component] = {
+_BY_TARGET: Mapping[TargetKind, Component] = {
     TargetKind.GPU: Component.GPU,
     TargetKind.NODE: Component.NODE,
     TargetKind.JOB: Component.TRAINING,
@@ -55,11 +55,11 @@ _LONGEST_NAME = 200
 def component_of(labels: Mapping[str, str], playbook: str = "", target: Target | None = None) -> Component:
     """Return the component: the label ``component``, otherwise derived.
 
-    A low-confidence verdict, or one with another cause, belongs to the job.
+    A verdict's cause decides; with low confidence, it belongs to the job.
     """
     if labels.get(SOURCE) == DIAGNOSIS and labels.get("cause"):
         is_low = labels.get("confidence", "low") == "low"
-        return Component.TRAINING if is_low else _OF_CAUSE.get(labels["cause"], Component.TRAINING)
+        return Component.TRAINING if is_low else _BY_CAUSE.get(labels["cause"], Component.TRAINING)
     label = labels.get(LABEL, "").strip().lower()
     if label in list(Component):
         return Component(label)
@@ -67,7 +67,7 @@ def component_of(labels: Mapping[str, str], playbook: str = "", target: Target |
     if named is not None:
         return named
     if target is not None:
-        return _OF_TARGET[target.kind]
+        return _BY_TARGET[target.kind]
     if labels.get("job_name"):
         return Component.TRAINING
     return Component.NODE if labels.get("node") else Component.TRAINMEDIC
@@ -79,4 +79,4 @@ def component_of_run(run: Run) -> Component:
 
 def _by_name(name: str) -> Component | None:
     words = (word.lower() for word in _WORD.findall(name[:_LONGEST_NAME]))
-    return next((_OF_WORD[word] for word in words if word in _OF_WORD), None)
+    return next((_BY_WORD[word] for word in words if word in _BY_WORD), None)

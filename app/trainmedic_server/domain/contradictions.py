@@ -17,7 +17,7 @@ _SHOWN = 4
 
 
 def of_jobs(ranks: Iterable[Rank], agents: AgentTopology) -> Contradictions:
-    """Return GPUs that two jobs name, or that an agent reports elsewhere."""
+    """Return GPUs that two jobs name, or that an agent reports elsewhere, by job."""
     jobs_by_gpu: dict[str, set[str]] = {}
     places: dict[str, set[tuple[str, str]]] = {}
     for rank in ranks:
@@ -27,14 +27,15 @@ def of_jobs(ranks: Iterable[Rank], agents: AgentTopology) -> Contradictions:
         jobs_by_gpu.setdefault(key, set()).add(rank.job)
         places.setdefault(rank.job, set()).add((key, rank.node))
     return _by_name(
-        (job, text)
+        (job, sentence)
         for job, of_job in places.items()
         for key, node in sorted(of_job)
-        for text in _against(job, key, node, jobs_by_gpu[key], agents)
+        for sentence in _sentences(job, key, node, jobs_by_gpu[key], agents)
     )
 
 
 def of_agents(agents: AgentTopology) -> Contradictions:
+    """Return GPUs that several agents report, by node."""
     return _by_name(
         (node, f"{gpu_names.shown(uuid)} is listed by the agent of node {other} too")
         for uuid, nodes in sorted(agents.contested.items())
@@ -43,7 +44,7 @@ def of_agents(agents: AgentTopology) -> Contradictions:
     )
 
 
-def _against(job: str, key: str, node: str, jobs: set[str], agents: AgentTopology) -> Iterable[str]:
+def _sentences(job: str, key: str, node: str, jobs: set[str], agents: AgentTopology) -> Iterable[str]:
     if others := sorted(jobs - {job}):
         yield f"{gpu_names.shown(key)} is named by job {', '.join(others[:_SHOWN])} too"
     gpu = agents.gpus_by_key.get(key)

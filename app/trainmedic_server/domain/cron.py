@@ -11,15 +11,15 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from trainmedic_core.fields import Duration
 
-_SOME_DAY = datetime(2024, 1, 1, tzinfo=UTC)
+_ANY_DAY = datetime(2024, 1, 1, tzinfo=UTC)
 _FIELDS = "write minute, hour, day of month, month and day of week, such as 0 2 * * 2"
 
 
 def next_after(expression: str, timezone: str, instant: datetime) -> datetime:
     """Return the schedule's first time after `instant`, in UTC. Raises ValueError.
 
-    As in Debian's cron, a time that the clock skips comes right after it, and a repeated time comes once, unless minute
-    or hour begin with ``*``.
+    As in Debian's cron, a time that the clock skips comes right after the change, and a repeated time comes once,
+    unless minute or hour begin with ``*``.
     """
     if len(expression.split()) != 5:
         raise ValueError(f"{expression!r} does not have the five fields of a schedule; {_FIELDS}")
@@ -28,7 +28,7 @@ def next_after(expression: str, timezone: str, instant: datetime) -> datetime:
     except CronSimError as error:
         raise ValueError(f"{expression!r} is not a schedule: {str(error).lower()}; {_FIELDS}") from None
     for time in times:
-        # In the hour that is repeated, the library counts from the first of both.
+        # In an hour that comes twice, the library starts at the first, which may be before `instant`.
         if time.astimezone(UTC) > instant:
             return time.astimezone(UTC)
     raise ValueError(f"{expression!r} never comes")
@@ -41,26 +41,28 @@ def _zone(name: str) -> ZoneInfo:
         raise ValueError(f"there is no time zone {name!r}; write it as Europe/Berlin or UTC") from None
 
 
-def _schedule(text: str) -> str:
-    next_after(text, "UTC", _SOME_DAY)
+def _checked_schedule(text: str) -> str:
+    next_after(text, "UTC", _ANY_DAY)
     return text
 
 
-def _timezone(text: str) -> str:
+def _checked_timezone(text: str) -> str:
     _zone(text)
     return text
 
 
 Schedule = Annotated[
     str,
-    AfterValidator(_schedule),
+    AfterValidator(_checked_schedule),
     Field(max_length=200, description="Five fields as in crontab: minute, hour, day of month, month, day of week."),
 ]
-TimeZone = Annotated[str, AfterValidator(_timezone), Field(max_length=100, description="Such as Europe/Berlin.")]
+TimeZone = Annotated[
+    str, AfterValidator(_checked_timezone), Field(max_length=100, description="Such as Europe/Berlin.")
+]
 
 
 class CronWindow(BaseModel):
-    """A window of time that opens at each time of a schedule."""
+    """A window of time after each time of a schedule."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

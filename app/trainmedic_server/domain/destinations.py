@@ -21,10 +21,12 @@ from trainmedic_server.errors import (
     TemporaryFailure,
 )
 
-BY_JOB = "by_job"
+BY_JOB = "by_job"  # output member
 _SHOWN = 4
-_DROPPED: Any = object()
-_SPECIAL = (NotSetUp, NoLongerWanted, EffectDisproved)
+# marks members without a common value
+_DIFFERS: Any = object()
+# failures with a special meaning, if all destinations have it
+_KEPT_IF_UNANIMOUS = (NotSetUp, NoLongerWanted, EffectDisproved)
 
 
 class DestinationOutcome(Struct, frozen=True):
@@ -34,7 +36,7 @@ class DestinationOutcome(Struct, frozen=True):
 
 
 def derived_id(command_id: str, *parts: str) -> str:
-    """Combine the other's timestamp with a hash of both."""
+    """Return a UUIDv7 with the time of `command_id` and a hash of all arguments."""
     digest = hashlib.sha256("\0".join((command_id, *parts)).encode()).digest()
     moment = uuid.UUID(command_id).int >> 80
     value = moment << 80 | int.from_bytes(digest[:10], "big")
@@ -53,7 +55,10 @@ def command_id_of(attempt_id: str, step: StepState, target: Target) -> str:
 
 
 def combine(outcomes: Sequence[DestinationOutcome], output: Mapping[str, Any], *, is_undo: bool) -> Mapping[str, Any]:
-    """Return the merged `output`. Raise one failure unless every destination applied the command."""
+    """Return `output`, or raise one failure unless every destination succeeded.
+
+    A partly failed undo can be retried; a partly applied action raises OutcomeUnknown.
+    """
     failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
     if not failures:
         return output
@@ -63,7 +68,8 @@ def combine(outcomes: Sequence[DestinationOutcome], output: Mapping[str, Any], *
     applied = len(outcomes) - len(failures)
     if applied:
         message = f"applied in {applied} of {len(outcomes)} places, but {message}"
-    if not applied and len({*map(type, failures)}) == 1 and isinstance(failures[0], _SPECIAL):
+    is_unanimous = not applied and len(set(map(type, failures))) == 1
+    if is_unanimous and isinstance(failures[0], _KEPT_IF_UNANIMOUS):
         raise type(failures[0])(message, output)
     is_in_part = applied or any(failure.is_begun for failure in failures)
     if any(isinstance(failure, OutcomeUnknown) for failure in failures) or (is_in_part and not is_undo):
@@ -75,6 +81,7 @@ def combine(outcomes: Sequence[DestinationOutcome], output: Mapping[str, Any], *
 
 
 def merged_output(outcomes: Iterable[DestinationOutcome]) -> dict[str, Any]:
+    """Merge the outputs: their highest values, with members ``lowest``, ``nodes`` and ``by_node``."""
     by_node: dict[str, Any] = {}
     for outcome in outcomes:
         node, gpu = outcome.destination.node or "", outcome.destination.gpu
@@ -90,6 +97,7 @@ def merged_output(outcomes: Iterable[DestinationOutcome]) -> dict[str, Any]:
 
 
 def output_by_job(outcomes: Iterable[DestinationOutcome]) -> dict[str, Any]:
+    """Merge the outputs: their highest values, with all of them as `BY_JOB`."""
     done = [outcome for outcome in outcomes if outcome.output]
     highest = _merged([outcome.output for outcome in done if outcome.failure is None], max)
     return {**(highest or {}), BY_JOB: {outcome.destination.job: dict(outcome.output) for outcome in done}}
@@ -102,7 +110,7 @@ def _merged(values: Collection[Any], pick: Callable[[Iterable[Any]], Any]) -> An
     if all(isinstance(value, Mapping) for value in present):
         names = dict.fromkeys(name for value in present for name in value)
         members = {name: _merged([value.get(name) for value in present], pick) for name in names}
-        return {name: member for name, member in members.items() if member is not _DROPPED}
+        return {name: member for name, member in members.items() if member is not _DIFFERS}
     if all(isinstance(value, int | float) for value in present):
         return pick(present)
-    return present[0] if all(value == present[0] for value in present) else _DROPPED
+    return present[0] if all(value == present[0] for value in present) else _DIFFERS

@@ -1,4 +1,4 @@
-"""Measured effect of a run on the alert's metric: before, at, and 10 minutes after its first act."""
+"""Measured effect of a run on the alert's metric, 10 minutes after its first act."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AFTER = timedelta(minutes=10)
 EVERY = timedelta(seconds=30)
 AROUND = timedelta(minutes=2)
 """Period of the medians, and maximum age of the value at the act."""
-LEAST_CHANGE = 0.1
+LEAST_CHANGE = 0.1  # share of the larger value
 
 
 class EffectVerdict(StrEnum):
@@ -56,9 +56,9 @@ class Effect(Struct, frozen=True):
 
 
 def measured(effect: Effect, points: Sequence[tuple[float, float]], comparison: Comparison | None) -> Effect:
-    """Return the effect from the points of one series.
+    """Return the effect from (seconds since 1970, value) of one series.
 
-    ``comparison`` is the alert's condition, if the query is from its rule. A verdict needs values at and after the act.
+    `comparison` is the alert's condition, if the query is from its rule.
     """
     act = effect.acted_at.timestamp()
     before = _median(points, act - BEFORE.total_seconds(), act - (BEFORE - AROUND).total_seconds())
@@ -83,28 +83,29 @@ def measured(effect: Effect, points: Sequence[tuple[float, float]], comparison: 
 
 
 def _verdict(better: str | None, comparison: Comparison | None, at: float, after: float) -> tuple[EffectVerdict, str]:
-    moved = _moved(better, at, after)
-    held, holds = (comparison.holds(at), comparison.holds(after)) if comparison else (None, None)
-    if held is not None and holds is not None:
-        if held and not holds:
+    improvement = _improvement(better, at, after)
+    held_at, held_after = (comparison.holds(at), comparison.holds(after)) if comparison else (None, None)
+    if held_at is not None and held_after is not None:
+        if held_at and not held_after:
             return EffectVerdict.HELPED, "the alert's condition held at the act and did not 10 minutes after"
-        if moved <= -LEAST_CHANGE or (holds and not held):
+        if improvement <= -LEAST_CHANGE or (held_after and not held_at):
             return EffectVerdict.WORSE, "the alert's condition held 10 minutes after, or was further off"
-        still = "still held 10 minutes after" if holds else "did not hold at the act"
+        still = "still held 10 minutes after" if held_after else "did not hold at the act"
         return EffectVerdict.NO_CHANGE, f"the alert's condition {still}"
     if not (math.isfinite(at) and math.isfinite(after)):
         return EffectVerdict.NOT_MEASURED, "the metric was not a number, so the change is unknown"
     if better is None:
         return EffectVerdict.NOT_MEASURED, "neither the rule nor the playbook says which way is better"
     share = f"{LEAST_CHANGE:.0%} of the larger value"
-    if moved >= LEAST_CHANGE:
+    if improvement >= LEAST_CHANGE:
         return EffectVerdict.HELPED, f"it moved the better way by at least {share}"
-    if moved <= -LEAST_CHANGE:
+    if improvement <= -LEAST_CHANGE:
         return EffectVerdict.WORSE, f"it moved the worse way by at least {share}"
     return EffectVerdict.NO_CHANGE, f"it moved by less than {share}"
 
 
-def _moved(better: str | None, at: float, after: float) -> float:
+def _improvement(better: str | None, at: float, after: float) -> float:
+    """Return the change for the better as a share of the larger value, 0 if unknown."""
     scale = max(abs(at), abs(after))
     if better is None or not scale or not math.isfinite(scale):
         return 0.0

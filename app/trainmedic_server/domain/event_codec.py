@@ -1,7 +1,6 @@
 """Conversion between `Event` and its typed content.
 
-Missing or mistyped members of other releases' rows read as their default, or None. Unknown members stay in
-`Event.data`.
+Missing or mistyped members of other releases' rows read as their default, or None. Unknown members stay.
 """
 
 from __future__ import annotations
@@ -16,13 +15,14 @@ import msgspec
 from msgspec import NODEFAULT
 from msgspec.structs import asdict, fields
 
-from trainmedic_server.domain import group_events as group_events  # so that its kinds are there
+from trainmedic_server.domain import group_events as group_events  # defines kinds, as wait_events does
 from trainmedic_server.domain import wait_events as wait_events
 from trainmedic_server.domain.event_kinds import Decided, EventKind, UndoClosed, UndoDone
 from trainmedic_server.domain.run import Decision, Event
 
 
 def kinds_of(parent: type[EventKind]) -> Iterator[type[EventKind]]:
+    """Yield the kinds below `parent`: classes without subclasses."""
     sections = parent.__subclasses__()
     for section in sections:
         yield from kinds_of(section)
@@ -43,11 +43,12 @@ DECIDED: Mapping[Decision, type[Decided]] = {
     decision: kind for decision in Decision if issubclass(kind := EVENT_KINDS.get(decision, EventKind), Decided)
 }
 """`joined` has another kind, `duplicate` none."""
-UNDO_OVER = names(UndoDone, UndoClosed)
+UNDO_OVER = names(UndoDone, UndoClosed)  # kinds after which an undo is no longer pending
 
 
 def recorded(content: EventKind, at: datetime, run_id: str | None = None, actor: str = "trainmedic") -> Event:
-    name, _, defaults = _form(content.__class__)
+    """Return an event without members that equal their default."""
+    name, _, defaults = _members(content.__class__)
     data = asdict(content)
     for member, default in defaults:
         if data[member] == default:
@@ -63,7 +64,7 @@ def content_of(event: Event) -> EventKind | None:
     kind = EVENT_KINDS.get(event.kind)
     if kind is None:
         return None
-    _, required, _ = _form(kind)
+    _, required, _ = _members(kind)
     try:
         return msgspec.convert({**required, **event.data}, kind)
     except msgspec.ValidationError:
@@ -88,7 +89,7 @@ def _fits(value: Any, type_: Any) -> bool:
 
 
 @cache
-def _form(kind: type[EventKind]) -> tuple[str, Mapping[str, None], Sequence[tuple[str, Any]]]:
+def _members(kind: type[EventKind]) -> tuple[str, Mapping[str, None], Sequence[tuple[str, Any]]]:
     required = {field.name: None for field in fields(kind) if field.required}
     defaults = [
         (field.name, field.default if field.default is not NODEFAULT else {})

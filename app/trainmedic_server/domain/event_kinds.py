@@ -532,8 +532,7 @@ class PauseEnded(OfPause, frozen=True):
     """A pause ended at its scheduled time."""
 
 
-AS_WRITTEN = "as written"
-"""Mode of a playbook that is no longer restricted to observing."""
+AS_WRITTEN = "as written"  # mode of a playbook that is no longer restricted to observing
 
 
 class ModeChanged(OfPause, frozen=True):

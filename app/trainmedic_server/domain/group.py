@@ -10,7 +10,7 @@ from msgspec import Struct
 from trainmedic_server.domain.group_counts import GroupCounts
 from trainmedic_server.domain.run import Decision, Run, Status
 
-SHOWN = 20
+SHOWN = 20  # members that events and answers list
 
 
 class Member(Struct, frozen=True):
@@ -46,7 +46,7 @@ class Member(Struct, frozen=True):
 
     @property
     def is_skipped(self) -> bool:
-        """True if nothing was done: another member takes its place."""
+        """True if nothing was done, so that another takes its place."""
         return self.status is Status.NOT_STARTED and not self.is_error
 
 
@@ -55,6 +55,7 @@ def counted(total: int, members: Iterable[Member]) -> GroupCounts:
 
 
 def counted_together(total: int, members: Iterable[tuple[Member, int]]) -> GroupCounts:
+    """Count members given as (one of equal ones, their number)."""
     counts = dict.fromkeys(("open", "succeeded", "failed", "skipped", "cancelled", "observed", "owing"), 0)
     begun, batch = 0, None
     for member, number in members:
@@ -76,4 +77,5 @@ def _kind(member: Member) -> str:
 
 
 def digest(members: Sequence[str]) -> str:
+    """Hash a frozen list of target keys."""
     return hashlib.sha256("\n".join(members).encode()).hexdigest()[:12]

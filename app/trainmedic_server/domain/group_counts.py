@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-_TOLD = ("succeeded", "failed", "cancelled", "skipped", "observed", "open", "not_begun")
+_SHOWN = ("succeeded", "failed", "cancelled", "skipped", "observed", "open", "not_begun")
 
 
 class GroupCounts(Struct, frozen=True):
@@ -29,6 +29,6 @@ class GroupCounts(Struct, frozen=True):
         return {name: getattr(self, name) for name in ("total", "succeeded", "failed", "skipped", "not_begun", "batch")}
 
     def __str__(self) -> str:
-        parts = ((getattr(self, name), name.replace("_", " ")) for name in _TOLD)
-        told = ", ".join(f"{count} {name}" for count, name in parts if count)
-        return f"{self.total} members: {told or 'none begun'}"
+        parts = ((getattr(self, name), name.replace("_", " ")) for name in _SHOWN)
+        counts = ", ".join(f"{count} {name}" for count, name in parts if count)
+        return f"{self.total} members: {counts or 'none begun'}"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-MOST_HOSTS = 4096
-"""More would delay other alerts, and no run works on so many."""
+MOST_HOSTS = 4096  # more would delay other alerts, and no run works on so many
 LONGEST = 65_536
 _LONGEST_NAME = 512
 _RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12})(?:[:/]([0-9]{1,6}))?)?")

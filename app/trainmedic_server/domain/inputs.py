@@ -20,8 +20,7 @@ from trainmedic_core.problems import did_you_mean, shown
 from trainmedic_server.domain import host_lists
 
 MOST_INPUTS = 50
-ANNOTATION = "inputs"
-"""Annotation of the stand-in alert with the inputs as JSON."""
+ANNOTATION = "inputs"  # annotation of the stand-in alert with the inputs as JSON
 _LONGEST = 4096
 _MOST_NODES = 1000
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]{0,251}[A-Za-z0-9])?")
@@ -59,6 +58,7 @@ class ReadInputs(Struct, frozen=True):
 
 
 def read(declared: Mapping[str, Input], given: Mapping[str, Value], owner: str = "playbook") -> ReadInputs:
+    """Check values, and add defaults."""
     values: dict[str, Value | None] = {}
     problems: list[tuple[str, str]] = []
     for name in given.keys() - declared.keys():
@@ -69,7 +69,8 @@ def read(declared: Mapping[str, Input], given: Mapping[str, Value], owner: str =
         if value is None:
             values[name] = None
             if spec.required:
-                problems.append((name, f"is required; give a {spec.type}" if spec.type != "nodes" else _NODES_MISSING))
+                wanted = "names of nodes, separated by commas" if spec.type == InputType.NODES else f"a {spec.type}"
+                problems.append((name, f"is required; give {wanted}"))
             continue
         try:
             values[name] = read_value(spec.type, value)
@@ -79,15 +80,13 @@ def read(declared: Mapping[str, Input], given: Mapping[str, Value], owner: str =
 
 
 def wrong_defaults(declared: Mapping[str, Input]) -> Iterator[tuple[str, str]]:
+    """Yield (name, problem) for invalid defaults."""
     for name, spec in declared.items():
         if spec.default is not None:
             if spec.required:
                 yield name, "default: a required input has none"
             for _, message in read({name: spec}, {}).problems:
                 yield name, f"default: {message}"
-
-
-_NODES_MISSING = "is required; give names of nodes, separated by commas"
 
 
 def read_value(kind: InputType, value: Value) -> Value:

@@ -2,10 +2,9 @@
 
 - an address: its node
 - ``pod:<namespace>/<name>``: the pod's job; here and below, one job or a list
-- ``node:<node>``: the node's job, according to the cluster
-- ``gpu:<GPU>``: the GPU's job, according to its agent; GPU as UUID, ``<node>/<index>`` or ``<node>/<PCI address>``
-- ``told:node:<node>``: the node's job, according to the job
-- ``told:gpu:<GPU>``: the GPU's job, according to the job
+- ``node:<node>``, ``gpu:<GPU>``: the job there, as cluster and agents see it; GPU as UUID, ``<node>/<index>`` or
+  ``<node>/<PCI address>``
+- ``told:node:<node>``, ``told:gpu:<GPU>``: the same, as jobs report it
 - ``attributes:<nodes>``: attributes for selectors, as ``rack=r1, pool=h100``; nodes as a host list, ``gpu-[01-16]``
 - ``gpus:<nodes>``: the number of GPUs, or their names, of nodes without an agent
 """
@@ -18,7 +17,7 @@ from trainmedic_core import gpu_names
 from trainmedic_server.domain import host_lists, selectors
 from trainmedic_server.domain.topology import Jobs, WrittenTopology
 
-_FIELDS = {
+_FIELDS_BY_PREFIX = {
     "pod:": "jobs_by_pod",
     "told:node:": "reported_by_node",
     "told:gpu:": "reported_by_gpu",
@@ -35,20 +34,20 @@ def parse(written: Mapping[str, str | Sequence[str]]) -> WrittenTopology:
     nodes_by_address: dict[str, str] = {}
     attributes: dict[str, dict[str, str]] = {}
     gpus: dict[str, tuple[str, ...]] = {}
-    jobs: dict[str, dict[str, Jobs]] = {name: {} for name in _FIELDS.values()}
+    jobs: dict[str, dict[str, Jobs]] = {name: {} for name in _FIELDS_BY_PREFIX.values()}
     for key, names in written.items():
-        prefix = next((prefix for prefix in _FIELDS if key.startswith(prefix)), None)
+        prefix = next((prefix for prefix in _FIELDS_BY_PREFIX if key.startswith(prefix)), None)
         if key.startswith(ATTRIBUTES):
             for node in host_lists.expand(key.removeprefix(ATTRIBUTES)):
                 attributes.setdefault(node, {}).update(
-                    pair for text in _texts(names) for pair in selectors.described(text)
+                    pair for text in _texts(names) for pair in selectors.attribute_pairs(text)
                 )
         elif key.startswith(GPUS):
             gpus |= dict.fromkeys(host_lists.expand(key.removeprefix(GPUS)), _gpus(_texts(names)))
         elif prefix is not None:
             name = key.removeprefix(prefix)
             name = _gpu_key(name) if prefix.endswith("gpu:") else name
-            jobs[_FIELDS[prefix]][name] = frozenset((names,) if isinstance(names, str) else names)
+            jobs[_FIELDS_BY_PREFIX[prefix]][name] = frozenset((names,) if isinstance(names, str) else names)
         elif isinstance(names, str):
             nodes_by_address[key] = names
     return WrittenTopology(nodes_by_address, **jobs, attributes_by_node=attributes, gpus_by_node=gpus)
@@ -59,6 +58,7 @@ def _texts(names: str | Sequence[str]) -> Sequence[str]:
 
 
 def _gpus(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return names of GPUs; a number N stands for 0 to N-1."""
     names = [name.strip() for text in texts for name in text.split(",")]
     if len(names) == 1 and names[0].isdigit():
         if int(names[0]) > _MOST_GPUS:

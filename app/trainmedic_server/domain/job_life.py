@@ -1,6 +1,6 @@
 """State of jobs: present, ended or gone.
 
-A job is **gone** if its launcher gave it up, or if neither reported for a while and no end was reported.
+A job is **gone** if its launcher gave it up, or if both are silent and no end was reported.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from trainmedic_server.domain.event_kinds import JobEnded, JobFailed, JobGone, J
 GONE_AFTER = timedelta(minutes=1)
 """Silence of a gone job. A presence expires after 15 s."""
 KEPT = timedelta(days=1)
+"""Time after which ended and gone jobs are forgotten."""
 OLDEST_NOTICE = timedelta(hours=12)
 """Half of `KEPT`, so that the job of a replayed notice is still remembered."""
 
-_MOST_LAUNCHERS = 64
+_MOST_LAUNCHERS = 64  # launchers of a job whose numbers are stored
 _SILENT = "nothing has been heard of it, and it did not say that it ended"
 
 
@@ -37,7 +38,9 @@ class JobLife(Struct, frozen=True):
     state: LifeState
     since: datetime
     instance: str = ""
+    """Last process that reported; empty if unknown."""
     reason: str = ""
+    """Reason of the last failure or of being gone, or a person's note."""
     failures: int = 0
     restarts: int = 0
     numbers: Mapping[str, int] = field(default_factory=dict)
@@ -49,13 +52,13 @@ class LifeChange(Struct, frozen=True):
     event: LifeEvent | None = None
 
 
-def heard(life: JobLife | None, name: str, instance: str, now: datetime) -> LifeChange | None:
-    """Return the change by a report of the job, or of its launcher if `instance` is empty. None for no change."""
+def after_report(life: JobLife | None, name: str, instance: str, now: datetime) -> LifeChange | None:
+    """Return None for no change. `instance` is empty for the launcher."""
     if life is None:
         return LifeChange(JobLife(name, LifeState.PRESENT, now, instance))
     if life.state is LifeState.PRESENT:
-        is_other = instance not in ("", life.instance)
-        return LifeChange(replace(life, instance=instance)) if is_other else None
+        is_new_process = instance not in ("", life.instance)
+        return LifeChange(replace(life, instance=instance)) if is_new_process else None
     if life.state is LifeState.ENDED:
         # Data written shortly before the end may be read after it.
         is_back = instance != life.instance if instance else now - life.since > GONE_AFTER
@@ -64,15 +67,15 @@ def heard(life: JobLife | None, name: str, instance: str, now: datetime) -> Life
     return LifeChange(returned, JobReturned(life.name))
 
 
-def missed(life: JobLife, now: datetime) -> LifeChange | None:
+def after_silence(life: JobLife, now: datetime) -> LifeChange | None:
     if life.state is not LifeState.PRESENT:
         return None
     reason = life.reason or _SILENT
     return LifeChange(replace(life, state=LifeState.GONE, since=now, reason=reason), JobGone(life.name, reason))
 
 
-def noticed(life: JobLife | None, notice: Notice, has_launcher: bool, now: datetime) -> LifeChange | None:
-    """Return the change by a notice; None for a repeat, or if the job's last process is another.
+def after_notice(life: JobLife | None, notice: Notice, has_launcher: bool, now: datetime) -> LifeChange | None:
+    """Return None if it is too old, repeated, or of an earlier process.
 
     `has_launcher`: a launcher sent it, about an attempt.
     """
@@ -133,7 +136,7 @@ def _changed(life: JobLife, notice: Notice, now: datetime) -> JobLife:
 
 
 def ended_on_purpose(life: JobLife, note: str, now: datetime) -> LifeChange | None:
-    """Return the change if a person states that a job was meant to end; None if it is not gone."""
+    """Return the change if a person states an intended end; None if the job is not gone."""
     if life.state is not LifeState.GONE:
         return None
     ended = replace(life, state=LifeState.ENDED, since=now, instance="", reason=note)
@@ -148,5 +151,5 @@ def overcrowding(lives: Collection[JobLife], most: int) -> list[JobLife]:
     """Return the jobs beyond `most`: ended ones first, then the longest unchanged."""
     if len(lives) <= most:
         return []
-    by_worth = sorted(lives, key=lambda life: (life.state is not LifeState.ENDED, life.since))
-    return by_worth[: len(lives) - most]
+    first_to_drop = sorted(lives, key=lambda life: (life.state is not LifeState.ENDED, life.since))
+    return first_to_drop[: len(lives) - most]

@@ -1,10 +1,8 @@
 """Lookup of the job that uses a node, GPU or pod: ``node:<node>``, ``gpu:<GPU>``, ``pod:<namespace>/<name>``.
 
 Sources, in this order: the jobs, which report their ranks' locations; the alert's labels; the node's agent, which sees
-the processes.
-
-The first source that knows one job decides: only a job knows the name under which it takes commands. If a source knows
-several, the labels decide, unless a source denies it.
+the processes. The first source that knows one job decides. If one knows several, the labels decide, unless a source
+contradicts them.
 """
 
 from __future__ import annotations
@@ -17,13 +15,12 @@ from trainmedic_server.domain.alert_labels import AlertLabels
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved
 from trainmedic_server.domain.topology import SLURM, Jobs, Topology
 
-OF_THE_ALERT = "alert"
+OF_THE_ALERT = "alert"  # in gpu:alert: the GPU that the alert names
 
 
 def resolve_job(
     reference: str, labels: Mapping[str, str], topology: Topology, identity: IdentityLabels
 ) -> str | Unresolved:
-    """Return the job that `reference` names."""
     form, colon, name = reference.partition(":")
     name = name.strip()
     if form == "slurm" and "_" in name:  # the task's own id, which Slurm and the SDK report
@@ -49,7 +46,7 @@ def _on_node(name: str, topology: Topology) -> str | Unresolved:
     job = _first_known(used, f"node {node!r}")
     if isinstance(job, Unresolved) or job in used.reported:
         return job
-    return job_place.elsewhere(job, node, topology) or job
+    return job_place.why_not_on(job, node, topology) or job
 
 
 def _of_pod(name: str, topology: Topology) -> str | Unresolved:
@@ -110,6 +107,7 @@ def _key_of_alert(labels: Mapping[str, str], topology: Topology, identity: Ident
 
 
 def _first_known(sources: Sequence[Jobs], used: str) -> str | Unresolved:
+    """Return the job of the first source that knows one. `used` is what it uses, for the error."""
     several = next((jobs for jobs in sources if len(jobs) > 1), None)
     if several is not None:
         return Unresolved("target_ambiguous", f"several jobs are known to use {used}: {', '.join(sorted(several))}")

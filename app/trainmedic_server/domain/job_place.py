@@ -39,8 +39,8 @@ def contradiction(
     )
 
 
-def elsewhere(job: str, node: str, topology: Topology) -> Unresolved | None:
-    """Return why the job is not on `node`; None if it is, or is nowhere known."""
+def why_not_on(job: str, node: str, topology: Topology) -> Unresolved | None:
+    """Return why the job is not on `node`; None if it is, or its nodes are unknown."""
     nodes = topology.nodes_of_job(job)
     if not nodes or node in nodes:
         return None
@@ -62,7 +62,7 @@ def pods_named(labels: AlertLabels) -> Iterator[str]:
 
 
 def _other_namespace(job: str, labels: AlertLabels, topology: Topology, evidence: NodeEvidence) -> Unresolved | None:
-    claimed = _namespace_said(labels, topology, evidence)
+    claimed = _namespace_of_subject(labels, topology, evidence)
     namespaces = _namespaces_of(job, topology) if claimed else _NOWHERE
     if not namespaces or claimed in namespaces:
         return None
@@ -72,7 +72,7 @@ def _other_namespace(job: str, labels: AlertLabels, topology: Topology, evidence
     )
 
 
-def _namespace_said(labels: AlertLabels, topology: Topology, evidence: NodeEvidence) -> str:
+def _namespace_of_subject(labels: AlertLabels, topology: Topology, evidence: NodeEvidence) -> str:
     """Return the namespace of the alert's subject; empty if only the exporter's is known."""
     exported, namespace = labels.value("exported_namespace"), labels.value("namespace")
     if exported or not namespace:
@@ -113,6 +113,7 @@ def _pods_of_ranks(job: str, topology: Topology) -> Iterator[Pod]:
 
 
 def _is_workload(pod: Pod) -> bool:
+    """Return whether the pod does a job's work, so that it is no exporter."""
     return pod.job is not None or bool(pod.gpus)
 
 
@@ -126,7 +127,7 @@ def _other_pod(job: str, labels: AlertLabels, topology: Topology) -> Unresolved 
         if len(nodes) == 1:
             (node,) = nodes
             # A node without GPUs may host an exporter that measures other machines.
-            if topology.agents.gpus_by_node.get(node) and (denied := elsewhere(job, node, topology)) is not None:
+            if topology.agents.gpus_by_node.get(node) and (denied := why_not_on(job, node, topology)) is not None:
                 return denied
         pod = topology.cluster.pods_by_address.get(host) if not nodes and is_address(host) else None
         if pod is None or not _is_workload(pod):
@@ -139,7 +140,7 @@ def _other_pod(job: str, labels: AlertLabels, topology: Topology) -> Unresolved 
             whose = ", ".join(sorted(namespaces))
             why = f"{label} is pod {pod}, and the job {job} that is known runs in {whose}"
             return Unresolved("target_ambiguous", why)
-        if (denied := elsewhere(job, topology.known.name_of(pod.node), topology)) is not None:
+        if (denied := why_not_on(job, topology.known.name_of(pod.node), topology)) is not None:
             return denied
     return None
 
@@ -147,15 +148,15 @@ def _other_pod(job: str, labels: AlertLabels, topology: Topology) -> Unresolved 
 def _other_node(job: str, labels: AlertLabels, topology: Topology, evidence: NodeEvidence) -> Unresolved | None:
     if not evidence.is_of_central:
         nodes = evidence.known_subject()
-        if len(nodes) == 1 and (denied := elsewhere(job, next(iter(nodes)), topology)) is not None:
+        if len(nodes) == 1 and (denied := why_not_on(job, next(iter(nodes)), topology)) is not None:
             return denied
         unknown = evidence.unknown_subject() if topology.knows_all_nodes else None
-        if unknown is not None and (denied := elsewhere(job, unknown, topology)) is not None:
+        if unknown is not None and (denied := why_not_on(job, unknown, topology)) is not None:
             return denied
     for name in pods_named(labels):
         pod = topology.cluster.pods_by_full_name.get(name)
         if pod is not None and pod.job == job:
-            denied = elsewhere(job, topology.known.name_of(pod.node), topology)
+            denied = why_not_on(job, topology.known.name_of(pod.node), topology)
             if denied is not None:
                 return denied
     return None
@@ -173,7 +174,7 @@ def _other_gpu(job: str, key: str | None, topology: Topology) -> Unresolved | No
     if job in topology.jobs.jobs_by_gpu.get(key, ()) or job in topology.written.reported_by_gpu.get(key, ()):
         return None
     node = topology.known.name_of(gpu.node)
-    if (denied := elsewhere(job, node, topology)) is not None:
+    if (denied := why_not_on(job, node, topology)) is not None:
         return denied
     if gpu.node in topology.jobs.unsure_nodes.get(job, ()) or not topology.nodes_of_job(job):
         return None

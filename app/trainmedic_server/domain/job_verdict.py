@@ -10,12 +10,11 @@ from msgspec import Struct
 
 THROUGHPUT_DROP = "TrainingThroughputDrop"
 SLOW_ALERTS = frozenset({"TrainingStraggler", THROUGHPUT_DROP})
-"""The slowness has lasted 5 min."""
 CURRENT_FOR = timedelta(hours=1)
 
 
 class JobVerdict(Struct, frozen=True):
-    """Without a verdict, members are empty, so comparisons are false and never errors."""
+    """Without a verdict, members are empty, so that comparisons are false and no errors."""
 
     cause: str | None = None
     confidence: str | None = None

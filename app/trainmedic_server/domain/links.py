@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-SHORT_ID = 8
-"""Last characters of a run's ID: IDs of one moment share the first ones."""
+SHORT_ID = 8  # last characters of a run's ID: IDs of one moment share the first ones
 
 
 def short_id(run_id: str) -> str:
@@ -13,7 +12,6 @@ def short_id(run_id: str) -> str:
 
 
 def run_link(base: str, run_id: str) -> str:
-    """Empty without an external URL."""
     return link(base, "runs", run_id)
 
 

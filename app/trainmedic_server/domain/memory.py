@@ -1,4 +1,4 @@
-"""Memory of a run: its playbook's earlier runs on its target."""
+"""A playbook's earlier runs on a target."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NONE: Mapping[str, Any] = dict.fromkeys(LAST)
 
 
 class RunMemory(Struct, frozen=True):
-    """Earlier runs that began a changing step, as of the admission."""
+    """Earlier runs that began a changing step, as of the admission. ``counts`` are by period (``1d``)."""
 
     counts: Mapping[str, int] = field(default_factory=dict)
     last: LastRun | None = None

@@ -1,4 +1,4 @@
-"""Messages of the server about events that no playbook can report with ``notify``."""
+"""Messages that the server sends by itself."""
 
 from __future__ import annotations
 
@@ -42,6 +42,8 @@ class MessageKind(StrEnum):
 
 
 class MessageRule(Struct, frozen=True):
+    """Severity of a kind of messages, and its channels; without them the routes decide."""
+
     severity: Severity
     is_on: bool = True
     channels: tuple[str, ...] = ()
@@ -71,6 +73,7 @@ class Message(Struct, frozen=True):
     kind: MessageKind
     severity: Severity
     topic: str
+    """Key for grouping."""
     title: str
     text: str
     """Omitted if the message is grouped; may be empty."""
@@ -87,7 +90,7 @@ _PAIR = re.compile(r"([a-z_]+)=([a-z]+)(?:@([A-Za-z0-9_.,-]+))?")
 def parse_rules(text: str) -> Mapping[MessageKind, MessageRule]:
     """Return the default rules changed by ``kind=severity@channel,channel`` pairs. Raises ValueError.
 
-    Severity can be ``on`` or ``off``, kind ``all``. Later pairs override earlier ones.
+    Severity can be ``on`` or ``off``, kind ``all``.
     """
     rules = dict(DEFAULT_RULES)
     for pair in text.split():
@@ -95,7 +98,7 @@ def parse_rules(text: str) -> Mapping[MessageKind, MessageRule]:
         if parts is None:
             raise ValueError(f"{pair!r} is not kind=severity or kind=severity@channel, such as run_failed=critical")
         for kind in _kinds(parts[1]):
-            rules[kind] = _changed(rules[kind], parts[2], parts[3])
+            rules[kind] = _with_level(rules[kind], parts[2], parts[3])
     return rules
 
 
@@ -109,7 +112,7 @@ def _kinds(name: str) -> Iterator[MessageKind]:
         raise ValueError(f"unknown message kind {name!r}{hint}")
 
 
-def _changed(rule: MessageRule, level: str, channels: str | None) -> MessageRule:
+def _with_level(rule: MessageRule, level: str, channels: str | None) -> MessageRule:
     if channels is not None:
         rule = replace(rule, channels=tuple(dict.fromkeys(filter(None, channels.split(",")))))
     if level in ("on", "off"):
@@ -120,5 +123,6 @@ def _changed(rule: MessageRule, level: str, channels: str | None) -> MessageRule
 
 
 def minute(at: datetime | str) -> str:
+    """Return a time as ``31 Jan 12:00Z``."""
     moment = datetime.fromisoformat(at) if isinstance(at, str) else at
     return f"{moment.astimezone(UTC):%d %b %H:%M}Z"

@@ -18,7 +18,7 @@ from trainmedic_server.domain.component import Component
 from trainmedic_server.domain.message import MessageKind, Severity
 
 VARIABLE = "TRAINMEDIC_MESSAGE_ROUTES"
-NOTIFY = "notify"
+NOTIFY = "notify"  # kind of messages of playbooks
 KINDS: tuple[str, ...] = (*MessageKind, NOTIFY)
 _ALL, _DEFAULT = "all", "default"
 _EXAMPLE = "gpu=component:gpu,node;severity:warning,critical"
@@ -32,6 +32,8 @@ class RouteField(StrEnum):
 
 
 class MessageRoute(Struct, frozen=True):
+    """Conditions that must all hold; empty ones always do."""
+
     components: frozenset[Component] = frozenset()
     severities: frozenset[Severity] = frozenset()
     kinds: frozenset[str] = frozenset()
@@ -44,20 +46,21 @@ class MessageRoute(Struct, frozen=True):
         )
 
     def __str__(self) -> str:
-        asked: tuple[tuple[RouteField, Collection[str], Iterable[str]], ...] = (
+        fields: tuple[tuple[RouteField, Collection[str], Iterable[str]], ...] = (
             (RouteField.COMPONENT, self.components, Component),
             (RouteField.SEVERITY, self.severities, Severity),
             (RouteField.KIND, self.kinds, KINDS),
         )
-        said = [
-            f"{name}:{','.join(each for each in order if each in chosen)}" for name, chosen, order in asked if chosen
+        conditions = [
+            f"{name}:{','.join(each for each in order if each in chosen)}" for name, chosen, order in fields if chosen
         ]
-        return ";".join(said) or _ALL
+        return ";".join(conditions) or _ALL
 
 
 class ChosenChannels(Struct, frozen=True):
     names: tuple[str, ...]
     is_taken: bool = True
+    """False if no route takes the message."""
 
 
 class MessageRoutes(Struct, frozen=True):
@@ -80,17 +83,17 @@ class MessageRoutes(Struct, frozen=True):
         return any(name in self.choose(each, severity, kind).names for each in Component for severity in Severity)
 
     def described(self, name: str) -> list[str]:
-        """Empty if no routes are set."""
+        """Return routes as written; empty if none are set at all."""
         if not self.are_set:
             return []
-        said = [str(route) for route in self.routes.get(name, ())]
-        said += [_DEFAULT] if name in self.defaults else []
-        return said or [_ALL]
+        written = [str(route) for route in self.routes.get(name, ())]
+        written += [_DEFAULT] if name in self.defaults else []
+        return written or [_ALL]
 
     @property
     def caveat(self) -> str:
         """Warning if a message may need a missing default channel."""
-        if not self.are_set or self.defaults or any(_has_no_condition(self, name) for name in self.channels):
+        if not self.are_set or self.defaults or any(_takes_all(self, name) for name in self.channels):
             return ""
         return (
             "no default channel is set, so a message that no route takes goes to all channels; "
@@ -103,7 +106,7 @@ class MessageRoutes(Struct, frozen=True):
         return any(route.takes(component, severity, kind) for route in self.routes[name])
 
 
-def _has_no_condition(routes: MessageRoutes, name: str) -> bool:
+def _takes_all(routes: MessageRoutes, name: str) -> bool:
     return name not in routes.routes or MessageRoute() in routes.routes[name]
 
 
@@ -144,26 +147,26 @@ def routes_of(text: str, channels: Collection[str]) -> MessageRoutes:
 def _route(conditions: str, where: str) -> MessageRoute:
     if conditions == _ALL:
         return MessageRoute()
-    asked: dict[RouteField, str] = {}
+    values_by_field: dict[RouteField, str] = {}
     for condition in conditions.split(";"):
         name, _, values = condition.partition(":")
         if name not in list(RouteField):
             hint = did_you_mean(name, RouteField) or f"; use {', '.join(RouteField)}, or {_ALL} or {_DEFAULT} alone"
             raise ValueError(f"{where}: {name!r} is no field of a message{hint}")
-        if name in asked:
+        if name in values_by_field:
             raise ValueError(f"{where}, field {name}: is given twice; join the values by commas")
-        asked[RouteField(name)] = values
+        values_by_field[RouteField(name)] = values
     return MessageRoute(
-        _values(asked.get(RouteField.COMPONENT), Component, Component, f"{where}, field component"),
-        _values(asked.get(RouteField.SEVERITY), Severity, Severity, f"{where}, field severity"),
-        _values(asked.get(RouteField.KIND), KINDS, str, f"{where}, field kind"),
+        _values(values_by_field.get(RouteField.COMPONENT), Component, Component, f"{where}, field component"),
+        _values(values_by_field.get(RouteField.SEVERITY), Severity, Severity, f"{where}, field severity"),
+        _values(values_by_field.get(RouteField.KIND), KINDS, str, f"{where}, field kind"),
     )
 
 
-def _values(text: str | None, there: Iterable[str], make: Callable[[str], _Choice], where: str) -> frozenset[_Choice]:
+def _values(text: str | None, choices: Iterable[str], make: Callable[[str], _Choice], where: str) -> frozenset[_Choice]:
     if text is None:
         return frozenset()
-    known: Sequence[str] = list(there)
+    known: Sequence[str] = list(choices)
     for value in text.split(","):
         if value not in known:
             hint = did_you_mean(value, known) if value else ""

@@ -12,9 +12,9 @@ def unset_channels(playbooks: Iterable[Playbook], channels: Collection[str]) -> 
     """Return a warning on playbooks with channels outside `channels`; empty for none."""
     named = {playbook.name: set(_channels_of(playbook)) for playbook in playbooks}
     if not channels:
-        telling = sorted(name for name, wanted in named.items() if wanted)
-        who = f"; {_listed(telling)} would notify people, and their steps for it are skipped" if telling else ""
-        return f"no notification channel is set, so no messages are sent{who}; set TRAINMEDIC_NOTIFY_URLS"
+        affected = sorted(name for name, wanted in named.items() if wanted)
+        skipped = f"; {_listed(affected)} would notify people, and their steps for it are skipped" if affected else ""
+        return f"no notification channel is set, so no messages are sent{skipped}; set TRAINMEDIC_NOTIFY_URLS"
     missing = {channel for wanted in named.values() for channel in wanted if channel and channel not in channels}
     wrong = sorted(name for name, wanted in named.items() if wanted & missing)
     if not wrong:
@@ -24,15 +24,15 @@ def unset_channels(playbooks: Iterable[Playbook], channels: Collection[str]) -> 
 
 
 def _channels_of(playbook: Playbook) -> Iterator[str]:
-    """Yield the steps' channels: empty for all, or for one that only a run determines."""
+    """Yield the channels of steps; empty for all channels, and for a template."""
     for step in chain.from_iterable(map(playbook.phase, EVERY_PHASE)):
         if isinstance(step, ActionStep) and step.action == "notify":
-            yield _fixed(step.with_.get("to"))
+            yield _name_or_all(step.with_.get("to"))
         elif isinstance(step, ApproveStep):
-            yield _fixed(step.question.to)
+            yield _name_or_all(step.question.to)
 
 
-def _fixed(channel: object) -> str:
+def _name_or_all(channel: object) -> str:
     return channel if isinstance(channel, str) and "{" not in channel else ""
 
 

@@ -21,7 +21,7 @@ _BY_STRICTNESS = tuple(Mode)
 
 
 class UndoTrigger(StrEnum):
-    """When an applied action is reverted automatically. Manually it always can be."""
+    """When an action is reverted automatically."""
 
     NEVER = "never"
     ON_RESOLVE = "on_resolve"

@@ -23,7 +23,7 @@ from trainmedic_server.domain.node_names import Nodes, is_address, is_same_spell
 from trainmedic_server.domain.topology import Pod, Topology
 
 _HOST_AND_PORT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:\d+)?")
-LISTING = ("nodes", "nodelist", "node_list", "hostlist", "nodeset", "slurm_nodelist")
+LIST_LABELS = ("nodes", "nodelist", "node_list", "hostlist", "nodeset", "slurm_nodelist")
 UNKNOWN = "is no node that is known"
 _SHOWN = 5
 _MOST_LOOKED_UP = 20
@@ -36,7 +36,7 @@ class Naming(Struct, frozen=True):
     """Empty if the name is unknown, several if ambiguous."""
     host: str = ""
 
-    def told(self, topology: Topology) -> str:
+    def described(self, topology: Topology) -> str:
         if not self.nodes:
             if not (counts := topology.known.counts()):
                 return f"{self.label} names it; neither agents, cluster nor inventory list any node"
@@ -53,7 +53,7 @@ class NodeEvidence:
         self._identity = identity
 
     def node(self) -> str | Unresolved:
-        """Return the known node, or an unknown name as spelled."""
+        """Return the known node, an unknown name as spelled, or why neither is certain."""
         listed = self._listed
         if isinstance(listed, Unresolved):
             return listed
@@ -68,12 +68,13 @@ class NodeEvidence:
         return self._unknown() if self.subjects else self._of_exporter()
 
     def reasons(self) -> list[str]:
+        """Return the evidence as sentences for people."""
         reasons = []
         if isinstance(self.by_gpu, str):
             label = next(iter(self._labels.of(self._identity.gpu_uuid)))
             reasons.append(f"{label} is a GPU of {self.by_gpu} (reported by its agent)")
         namings = [*self.subjects, *([self._instance] if self._instance is not None else [])]
-        reasons += [naming.told(self._topology) for naming in namings]
+        reasons += [naming.described(self._topology) for naming in namings]
         for pod, label in self._exporter_pods(is_behind=bool(self._labels.under("exported_instance"))):
             reasons.append(f"{label} is pod {pod} on {pod.node} (known by the cluster)")
         if self.is_of_central:
@@ -81,6 +82,7 @@ class NodeEvidence:
         return list(dict.fromkeys(reasons))
 
     def known_subject(self) -> Nodes:
+        """Return the nodes on which the subject's labels agree."""
         if isinstance(self.by_gpu, Unresolved) or isinstance(self._listed, Unresolved):
             return _NONE
         if self.by_gpu is not None:
@@ -88,13 +90,14 @@ class NodeEvidence:
         return _common([naming for naming in self.subjects if naming.nodes])
 
     def unknown_subject(self) -> str | None:
-        """Return the unknown name in the subject's labels, if they name no known node."""
+        """Return the unknown name; None if the subject's labels name a known node, or none."""
         if isinstance(self._listed, Unresolved) or self.by_gpu is not None:
             return None
         return self.subjects[0].host if self.subjects and not any(each.nodes for each in self.subjects) else None
 
     @once
     def by_gpu(self) -> str | Unresolved | None:
+        """Node whose agent reports the GPU's UUID; None if none does."""
         labels = self._labels.of(self._identity.gpu_uuid)
         if not labels:
             return None
@@ -165,7 +168,7 @@ class NodeEvidence:
         of_exporter = (*self._labels.under("exported_instance"), *self._labels.under("instance"))
         named = (*self._labels.of(self._identity.node), *of_exporter)
         in_names = [label for label in named if host_lists.is_host_list(label.value)]
-        listing = () if self._is_of_lines else self._labels.of(LISTING)
+        listing = () if self._is_of_lines else self._labels.of(LIST_LABELS)
         return [*(label for label in listing if not label.value.isdigit()), *in_names]
 
     @once
@@ -202,20 +205,20 @@ class NodeEvidence:
         if not others and not agreeing:
             return node
         uuid = next(iter(self._labels.of(self._identity.gpu_uuid)))
-        shown = "; ".join(naming.told(self._topology) for naming in (*others, *agreeing)[:_SHOWN])
+        shown = "; ".join(naming.described(self._topology) for naming in (*others, *agreeing)[:_SHOWN])
         return Unresolved("target_ambiguous", f"{uuid} is a GPU of {node} (by its agent), but {shown}")
 
     def _of_known(self, known: Sequence[Naming]) -> str | Unresolved:
         unknown = [naming for naming in self.subjects if not naming.nodes]
         common = _common(known)
         if len(common) != 1:
-            shown = "; ".join(naming.told(self._topology) for naming in known[:_SHOWN])
+            shown = "; ".join(naming.described(self._topology) for naming in known[:_SHOWN])
             return Unresolved("target_ambiguous", f"the labels disagree on the node: {shown}")
         renamed = [naming for naming in known if naming.label.is_exported]
         lesser = [naming for naming in unknown if not (renamed and not naming.label.is_exported)]
         if lesser:
             # The known one may be the exporter's host, the other an unknown subject.
-            shown = "; ".join(naming.told(self._topology) for naming in (*lesser, *known)[:_SHOWN])
+            shown = "; ".join(naming.described(self._topology) for naming in (*lesser, *known)[:_SHOWN])
             reason = "target_unknown" if self._topology.knows_all_nodes else "target_ambiguous"
             return Unresolved(reason, f"the labels name more than one node: {shown}")
         (node,) = common
@@ -223,11 +226,11 @@ class NodeEvidence:
         if instance is not None and instance.nodes and node not in instance.nodes and not self._listings:
             is_pushed = all(naming.label.name.lower() == "exported_instance" for naming in known)
             if is_pushed or not self.is_of_central:
-                shown = "; ".join(naming.told(self._topology) for naming in (*known, instance)[:_SHOWN])
+                shown = "; ".join(naming.described(self._topology) for naming in (*known, instance)[:_SHOWN])
                 return Unresolved("target_ambiguous", f"the alert's subject and its exporter are two nodes: {shown}")
-        return self._not_measured_elsewhere(node) or node
+        return self._other_node_of_exporter(node) or node
 
-    def _not_measured_elsewhere(self, node: str) -> Unresolved | None:
+    def _other_node_of_exporter(self, node: str) -> Unresolved | None:
         instance = self._instance
         if instance is None or instance.nodes or self._is_relayed:
             return None
@@ -256,14 +259,16 @@ class NodeEvidence:
     def _host_in(self, label: Label) -> str | Unresolved:
         host = host_of(label.value)
         if is_address(host):
-            return Unresolved("target_unknown", f"{label} is an address that {self._who()} does not map to a node")
+            return Unresolved(
+                "target_unknown", f"{label} is an address that {self._address_source()} does not map to a node"
+            )
         if not _HOST_AND_PORT.fullmatch(label.value):
             return Unresolved("target_unknown", f"{label} is not a host with a port")
         if exporters.names_an_exporter(host, self._labels):
             return Unresolved("target_unknown", f"{label} is the name of a pod or container, of which no node is known")
         return host
 
-    def _who(self) -> str:
+    def _address_source(self) -> str:
         return "the cluster" if self._topology.cluster.names.names else "no inventory or cluster"
 
     # --- the exporter -------------------------------------------------------------------------------------
@@ -283,7 +288,7 @@ class NodeEvidence:
             common = _common(namings)
             if len(common) == 1:
                 return next(iter(common))
-            shown = "; ".join(naming.told(self._topology) for naming in namings[:_SHOWN])
+            shown = "; ".join(naming.described(self._topology) for naming in namings[:_SHOWN])
             return Unresolved("target_ambiguous", f"the labels disagree on the node: {shown}")
         if refused is not None:
             return Unresolved("target_unknown", refused)
@@ -331,6 +336,7 @@ class NodeEvidence:
 
     @once
     def own_pod(self) -> Pod | None:
+        """The pod that the labels name, if it is the exporter's."""
         pod = self._named_pod("namespace", "pod")
         if pod is None or self._instance is None:
             return None

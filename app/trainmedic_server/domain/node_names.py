@@ -15,12 +15,9 @@ from msgspec import Struct, field
 
 Nodes = frozenset[str]
 _NONE: Nodes = frozenset()
-_MOST_PARTS = 10
-"""Real names have at most six parts, a label can have thousands."""
-
-
+_MOST_PARTS = 10  # real names have at most six, a label can have thousands
 _LONGEST_KEPT = 255
-_MOST_KEPT = 20_000
+_MOST_KEPT = 20_000  # cached lookups, of names up to _LONGEST_KEPT
 _SHORTEST_HINT = 3
 _MOST_SEARCHED = 2000
 
@@ -55,6 +52,8 @@ def is_same_spelling(name: str, other: str) -> bool:
 
 
 class NodeNames(Struct, frozen=True, dict=True):
+    """Node names of one source, and its nodes by alias."""
+
     names: frozenset[str] = frozenset()
     aliases: Mapping[str, Nodes] = field(default_factory=dict)
 
@@ -84,18 +83,19 @@ class NodeNames(Struct, frozen=True, dict=True):
         return longer
 
     @cached_property
-    def spellings(self) -> Mapping[str, Sequence[str]]:
-        called: dict[str, list[str]] = {}
+    def aliases_by_node(self) -> Mapping[str, Sequence[str]]:
+        aliases: dict[str, list[str]] = {}
         for alias, whose in self.aliases.items():
             for node in whose:
-                called.setdefault(node, []).append(alias)
-        return called
+                aliases.setdefault(node, []).append(alias)
+        return aliases
 
     def called(self, name: str) -> Nodes:
-        """Exact names and addresses precede those in other case."""
+        """Return the nodes of this name; other spellings count only without an exact match."""
         return frozenset({name}) if name in self.names else self.by_spelling.get(spelled(name), _NONE)
 
     def related(self, name: str) -> Nodes:
+        """Return the nodes of which this is a shorter or longer name."""
         text = spelled(name)
         nodes = self.by_beginning.get(text, _NONE)
         for shorter in _shorter(text):
@@ -120,6 +120,7 @@ class KnownNodes(Struct, frozen=True, dict=True):
         return (self.agents, self.cluster, self.slurm, self.written, self.remembered)
 
     def find(self, name: str) -> Nodes:
+        """Return preferred names: none if unknown, several if ambiguous."""
         nodes = self._found.get(name)
         if nodes is None:
             nodes = self._find(name)
@@ -137,12 +138,13 @@ class KnownNodes(Struct, frozen=True, dict=True):
         if exact or is_address(name):
             return self._one_name_each(exact)
         related = frozenset[str]().union(*(source.related(name) for source in self.sources))
-        return self._one_name_each(related) if related and not self._is_elsewhere(spelled(name)) else _NONE
+        return self._one_name_each(related) if related and not self._is_other_site(spelled(name)) else _NONE
 
     def knows(self, name: str) -> bool:
         return any(name in source.names for source in self.sources)
 
     def is_gone(self, name: str) -> bool:
+        """Return whether only a lost agent had this name."""
         return name in self.remembered.names and not any(name in source.names for source in self.sources[:-1])
 
     def who_knows(self, name: str) -> str:
@@ -165,7 +167,8 @@ class KnownNodes(Struct, frozen=True, dict=True):
     def _all(self) -> Nodes:
         return frozenset[str]().union(*(source.names for source in self.sources))
 
-    def _is_elsewhere(self, name: str) -> bool:
+    def _is_other_site(self, name: str) -> bool:
+        """Return whether all known full names with its beginning differ."""
         longer = (
             full
             for shorter in _shorter(name)
@@ -185,17 +188,18 @@ class KnownNodes(Struct, frozen=True, dict=True):
         if rank == 0:
             return node
         # The inventory decides on addresses that several nodes have.
-        called = (node, *(_spellings(node, self.cluster, self.slurm) if rank < len(sources) else ()))
-        for better in sources[:rank]:
-            better_names = frozenset[str]().union(*(_in(better, name) for name in called))
-            if len(better_names) == 1:
-                (name,) = better_names
-                if rank == len(sources) or _back(sources[rank], name) <= {node}:
+        known_names = (node, *(_aliases(node, self.cluster, self.slurm) if rank < len(sources) else ()))
+        for preferred in sources[:rank]:
+            candidates = frozenset[str]().union(*(_best_matches(preferred, name) for name in known_names))
+            if len(candidates) == 1:
+                (name,) = candidates
+                # The name must mean no other node of the source that listed this one.
+                if rank == len(sources) or _all_matches(sources[rank], name) <= {node}:
                     return name
         return node
 
 
-_last: KnownNodes | None = None
+_last: KnownNodes | None = None  # result of the last known_nodes()
 
 
 def known_nodes(
@@ -216,20 +220,21 @@ def known_nodes(
     return last
 
 
-def _spellings(node: str, *sources: NodeNames) -> Iterator[str]:
+def _aliases(node: str, *sources: NodeNames) -> Iterator[str]:
     for source in sources:
-        yield from source.spellings.get(node, ())
+        yield from source.aliases_by_node.get(node, ())
 
 
-def _in(source: NodeNames, name: str) -> Nodes:
+def _best_matches(source: NodeNames, name: str) -> Nodes:
     return source.called(name) or (_NONE if is_address(name) else source.related(name))
 
 
-def _back(source: NodeNames, name: str) -> Nodes:
+def _all_matches(source: NodeNames, name: str) -> Nodes:
     return source.called(name) | (_NONE if is_address(name) else source.related(name))
 
 
 def _shorter(name: str) -> Iterator[str]:
+    """Yield ``n1`` and ``n1.a`` for ``n1.a.example``."""
     if "." not in name or is_address(name):
         return
     parts = name.split(".", _MOST_PARTS)

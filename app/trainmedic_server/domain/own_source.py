@@ -13,5 +13,5 @@ NODE_SUSPECT = "NodeSuspect"
 
 
 def is_own(labels: Mapping[str, str]) -> bool:
-    """Return whether these are the server's own alerts. The delivery must be authenticated."""
+    """Return whether the labels are those of own alerts. Anyone can write them."""
     return labels.get(SOURCE) in (LOG, DIAGNOSIS)

@@ -52,15 +52,18 @@ class OperatorPause(Struct, frozen=True):
     ends_at: datetime | None = None
     """End of the pause or its first window; None until a person ends it."""
     every: timedelta | None = None
+    """Interval between starts of windows."""
     scope: Scope = EVERYTHING
     note: str = ""
     observe: bool = False
     """True if covered runs are recorded as in mode observe, not held."""
 
     def window(self, now: datetime) -> tuple[datetime, datetime | None] | None:
-        """Return None if over."""
-        if self.every is None or self.ends_at is None or now < self.ends_at:
-            return None if self.ends_at is not None and now >= self.ends_at else (self.starts_at, self.ends_at)
+        """Return the present or next window, None if over. An end of None is open."""
+        if self.ends_at is None or now < self.ends_at:
+            return self.starts_at, self.ends_at
+        if self.every is None:
+            return None
         length = self.ends_at - self.starts_at
         begins = self.starts_at + ((now - self.starts_at) // self.every) * self.every
         if now >= begins + length:
@@ -125,6 +128,8 @@ class OperatorPause(Struct, frozen=True):
 
 
 class PauseOrder(Struct, frozen=True):
+    """Order of a pause, by default from now on without end."""
+
     scope: Scope = EVERYTHING
     note: str = ""
     starts_at: datetime | None = None

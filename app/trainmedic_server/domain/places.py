@@ -8,7 +8,7 @@ _NOWHERE: frozenset[str] = frozenset()
 
 
 def nodes_of(target: Target, topology: Topology) -> frozenset[str]:
-    """Return the target's nodes; empty for the cluster."""
+    """Return the target's nodes; empty for cluster and group."""
     match target.kind:
         case TargetKind.GPU | TargetKind.NODE:
             return frozenset({target.node}) if target.node else _NOWHERE
@@ -33,7 +33,7 @@ def jobs_of(target: Target, topology: Topology) -> frozenset[str]:
 
 
 def gpus_of(target: Target, topology: Topology) -> int | None:
-    """Return None if unknown."""
+    """Return the number of GPUs; None if unknown."""
     match target.kind:
         case TargetKind.GPU:
             return 1

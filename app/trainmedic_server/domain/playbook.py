@@ -34,25 +34,22 @@ from trainmedic_server.domain.shares import Batch, Share, part_of
 from trainmedic_server.domain.trigger import MOST_MATCHERS as MOST_MATCHERS
 from trainmedic_server.domain.trigger import Trigger
 
-APPROVAL = "approval"
-"""ID of mode approve's question before the first step. No playbook step may have it."""
+APPROVAL = "approval"  # ID of mode approve's question before the first step. No playbook step may have it.
 
-PROMETHEUS_QUERY = "prometheus.query"
-"""Repeated by a wait for a query."""
+PROMETHEUS_QUERY = "prometheus.query"  # action that a wait for a query repeats
 
 MOST_WINDOWS = 20
-MOST_STEPS = 200
-"""Limit per list of steps: checking and planning time grow with each pair."""
+MOST_STEPS = 200  # limit per list of steps: checking and planning time grow with each pair
 
 
-def _listed(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     return value if isinstance(value, (list, tuple)) or value is None else (value,)
 
 
 class Rollout(_Model):
     """How a group's members follow each other."""
 
-    serial: Annotated[tuple[Batch, ...], BeforeValidator(_listed), Field(min_length=1, max_length=100)] | None = Field(
+    serial: Annotated[tuple[Batch, ...], BeforeValidator(_as_list), Field(min_length=1, max_length=100)] | None = Field(
         None, description="Size of each batch: a number, a percentage, or a list whose last entry repeats. "
         "Default: 1, then double. Percentages round up."
     )  # fmt: skip
@@ -177,11 +174,11 @@ class ActionStep(_Step):
         return self.undo if isinstance(self.undo, OwnUndo) else None
 
 
-def _has(value: Any, key: str) -> bool:
+def _has_key(value: Any, key: str) -> bool:
     return key in value if isinstance(value, dict) else hasattr(value, key)
 
 
-def _delay(value: Any) -> str:
+def _checked_delay(value: Any) -> str:
     if isinstance(value, str):
         if "{{" not in value:
             duration.parse(value)
@@ -189,7 +186,7 @@ def _delay(value: Any) -> str:
     raise ValueError(f"{value!r} is not a duration; write it with its unit: 90s, 10m, 1h30m")
 
 
-def _moment(text: str) -> str:
+def _checked_time(text: str) -> str:
     return text if "{{" in text else write_time(read_time(text))
 
 
@@ -228,7 +225,7 @@ class PollStep(_Step):
 
     wait_for: Annotated[
         Annotated[PolledQuery, Tag("PolledQuery")] | Annotated[PolledAction, Tag("PolledAction")],
-        Discriminator(lambda value: "PolledQuery" if _has(value, "query") else "PolledAction"),
+        Discriminator(lambda value: "PolledQuery" if _has_key(value, "query") else "PolledAction"),
     ]
     on_timeout: Literal["fail", "continue"] = "fail"
 
@@ -236,13 +233,13 @@ class PollStep(_Step):
 class DelayStep(_Step):
     """A step that waits for some time."""
 
-    wait: Annotated[str, BeforeValidator(_delay)] = Field(description="A duration, or a template for one.")
+    wait: Annotated[str, BeforeValidator(_checked_delay)] = Field(description="A duration, or a template for one.")
 
 
 class UntilStep(_Step):
     """A step that waits until a time. One in the past ends at once."""
 
-    wait_until: Annotated[str, AfterValidator(_moment)] = Field(
+    wait_until: Annotated[str, AfterValidator(_checked_time)] = Field(
         description="A time with its zone, such as 2026-01-31T12:00:00Z, or a template for one."
     )
 
@@ -378,6 +375,7 @@ class Playbook(_Model):
 
     @property
     def has_jobs(self) -> bool:
+        """True if the jobs on its node are targets too."""
         return getattr(self.target, JOBS, None) == ON_NODE
 
     def phase(self, name: str) -> tuple[Step, ...]:
@@ -389,15 +387,22 @@ class Playbook(_Model):
 
 CHECK = "check"
 PHASES = ("steps", CHECK, "on_success", "on_failure")
-"""In the order in which a run stores them. One of the last two is executed."""
+"""Lists of steps in stored order. A run executes one of the last two."""
 ON_LIMITED = "on_limited"
 EVERY_PHASE = (*PHASES, ON_LIMITED)
-_NAMED = {"steps": "step", CHECK: "check", "on_success": "success", "on_failure": "failure", ON_LIMITED: "limited"}
-_WITHIN = {CHECK: "rollout", ON_LIMITED: "guards"}
+_ID_PREFIXES = {
+    "steps": "step",
+    CHECK: "check",
+    "on_success": "success",
+    "on_failure": "failure",
+    ON_LIMITED: "limited",
+}
+_SECTIONS = {CHECK: "rollout", ON_LIMITED: "guards"}
 
 
 def place_of(phase: str) -> tuple[str, ...]:
-    return (_WITHIN[phase], phase) if phase in _WITHIN else (phase,)
+    """Return the path of the phase's steps in the YAML document."""
+    return (_SECTIONS[phase], phase) if phase in _SECTIONS else (phase,)
 
 
 FREE_WAITS = (PollStep, DelayStep, UntilStep)
@@ -409,4 +414,4 @@ def step_id(step: _Step, index: int, phase: str = "steps") -> str:
 
 
 def default_id(index: int, phase: str) -> str:
-    return f"{_NAMED[phase]}-{index + 1}"
+    return f"{_ID_PREFIXES[phase]}-{index + 1}"

@@ -15,7 +15,7 @@ ON_NODE = "on_node"
 JOBS = "jobs"
 
 
-def _beside_node(value: Any) -> Any:
+def _checked_on_node(value: Any) -> Any:
     if value != ON_NODE:
         raise ValueError(f"next to a node or gpu, write jobs: {ON_NODE}, or select jobs alone")
     return value
@@ -28,7 +28,7 @@ class TargetParts(PlaybookModel):
     gpu: str | None = None
     job: str | None = None
     """Name, or ``node:…``, ``gpu:…`` or ``pod:…`` that the job uses (``job_lookup``)."""
-    jobs: Annotated[Literal["on_node"], BeforeValidator(_beside_node)] | None = None
+    jobs: Annotated[Literal["on_node"], BeforeValidator(_checked_on_node)] | None = None
 
     @model_validator(mode="after")
     def _names_one_thing(self) -> TargetParts:
@@ -57,8 +57,8 @@ _Values = Annotated[
 ]
 
 
-def _written_out(value: Any) -> Any:
-    """Refuse an empty selector: nothing never means all."""
+def _checked_selector(value: Any) -> Any:
+    """Refuse an empty selector: it must not select all."""
     if value == ON_NODE:
         raise ValueError("on_node is for jobs, next to a node: {node: '{{ labels.node }}', jobs: on_node}")
     if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
@@ -73,7 +73,7 @@ def _written_out(value: Any) -> Any:
 Selected = Annotated[
     Annotated[Literal["all"], Tag("literal")] | Annotated[dict[Attribute, _Values], Field(max_length=20), Tag("dict")],
     Discriminator(lambda value: "dict" if isinstance(value, dict) else "literal"),
-    BeforeValidator(_written_out),
+    BeforeValidator(_checked_selector),
 ]
 """``all``, or the value of each topology attribute, or a list of possible ones."""
 
@@ -81,7 +81,7 @@ SelectedJobs = Annotated[
     Annotated[Literal["all", "on_node"], Tag("literal")]
     | Annotated[dict[Attribute, _Values], Field(max_length=20), Tag("dict")],
     Discriminator(lambda value: "dict" if isinstance(value, dict) else "literal"),
-    BeforeValidator(lambda value: value if value == ON_NODE else _written_out(value)),
+    BeforeValidator(lambda value: value if value == ON_NODE else _checked_selector(value)),
 ]
 
 
@@ -92,27 +92,27 @@ class GroupTarget(PlaybookModel):
     nodes: Selected = "all"
     """By attributes; ``name`` is a node name or host list."""
     jobs: SelectedJobs = "all"
-    """By attributes of their nodes, ``name`` (of the job) or ``on_nodes`` (a host list). Next to ``gpus`` or ``nodes``:
-    ``on_node``, the jobs on each member's node.
+    """By attributes of their nodes, ``name`` (of the job) or ``on_nodes`` (a host list). ``on_node``, next to ``gpus``
+    or ``nodes``: the jobs on each member's node.
     """
 
     @model_validator(mode="after")
     def _is_one_group(self) -> GroupTarget:
         if self.model_fields_set == {JOBS} and self.jobs == ON_NODE:
             raise ValueError("on_node needs a node: {node: '{{ labels.node }}', jobs: on_node}")
-        if len(self._selecting) != 1:
+        if len(self._selected_kinds) != 1:
             raise ValueError(
                 "name one of gpus, nodes and jobs: a playbook works on one group; jobs on its nodes are jobs: on_node"
             )
         return self
 
     @property
-    def _selecting(self) -> list[str]:
+    def _selected_kinds(self) -> list[str]:
         return [name for name in self.model_fields_set if getattr(self, name) != ON_NODE]
 
     @property
     def plural(self) -> str:
-        return self._selecting[0]
+        return self._selected_kinds[0]
 
     @property
     def kind(self) -> TargetKind:
@@ -127,17 +127,18 @@ class GroupTarget(PlaybookModel):
 def is_group(written: Any) -> bool:
     if not isinstance(written, dict):
         return False
-    is_of_one = bool(written.keys() & {"node", "gpu", "job"})
-    return bool(written.keys() & (MEMBER_KINDS.keys() - {JOBS})) or (JOBS in written and not is_of_one)
+    names_one = bool(written.keys() & {"node", "gpu", "job"})
+    return bool(written.keys() & (MEMBER_KINDS.keys() - {JOBS})) or (JOBS in written and not names_one)
 
 
 def kind_of_target(value: Any) -> str:
+    """Return the tag of the model for a written target."""
     if isinstance(value, GroupTarget) or is_group(value):
         return "GroupTarget"
     return "TargetParts" if isinstance(value, (dict, TargetParts)) else "enum[TargetKind]"
 
 
-def _one_kind(value: Any) -> Any:
+def _checked_kind(value: Any) -> Any:
     if value == TargetKind.GROUP:
         raise ValueError("write a group as its selector, such as target: {nodes: {pool: h100}}")
     if value not in _KINDS:
@@ -147,5 +148,5 @@ def _one_kind(value: Any) -> Any:
 
 _KINDS = tuple(str(kind) for kind in TargetKind if kind is not TargetKind.GROUP)
 OneTargetKind = Annotated[
-    TargetKind, BeforeValidator(_one_kind), WithJsonSchema({"type": "string", "enum": list(_KINDS)})
+    TargetKind, BeforeValidator(_checked_kind), WithJsonSchema({"type": "string", "enum": list(_KINDS)})
 ]

@@ -25,20 +25,21 @@ _TOKEN = re.compile(
 )
 _SET_OPERATORS: Final = frozenset({"and", "or", "unless"})
 _MODIFIERS: Final = frozenset({"on", "ignoring", "group_left", "group_right", "bool"})
-_TURNED: Final = {">": "<", "<": ">", ">=": "<=", "<=": ">=", "==": "==", "!=": "!="}
+_MIRRORED: Final = {">": "<", "<": ">", ">=": "<=", "<=": ">=", "==": "==", "!=": "!="}
 _LABEL_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
-NOT_A_NUMBER: Final = "is not a number"
-"""Operator for ``x != x``, which holds only for NaN."""
+NOT_A_NUMBER: Final = "is not a number"  # operator for x != x, which holds only for NaN
 
 
 class Comparison(Struct, frozen=True):
+    """Condition of a rule. The limit is None if it is not constant."""
+
     query: str
     operator: str
     limit: float | None
 
     @property
     def better(self) -> str | None:
-        """None if the operator does not determine it."""
+        """Direction of improvement: ``lower`` or ``higher``, None if the operator has none."""
         return {">": "lower", ">=": "lower", "<": "higher", "<=": "higher"}.get(self.operator)
 
     def holds(self, value: float) -> bool | None:
@@ -89,9 +90,8 @@ def _escape(character: str) -> str:
 
 
 def narrowed(query: str, labels: Mapping[str, str]) -> str:
-    """Return `query` limited to series that agree with `labels` on all shared labels.
-
-    Labels that the series lack, such as those added when alerts are sent, have no effect.
+    """Return `query` limited to series that agree with `labels` on all shared labels. Labels that the series lack have
+    no effect.
     """
     pairs = [(name, value) for name, value in sorted(labels.items()) if value and _LABEL_NAME.match(name)]
     clauses = [
@@ -125,6 +125,7 @@ def is_within_quotes(text: str) -> bool:
 
 
 def gives_bool(query: str) -> bool:
+    """Return whether a comparison has ``bool``, so that its value is 0 or 1."""
     return any(token.kind == "name" and token.text.lower() == "bool" for token in _tokens(query))
 
 
@@ -149,6 +150,7 @@ def _tokens(text: str) -> list[_Token]:
 
 
 def _bare(text: str) -> str:
+    """Remove outer parentheses and comments."""
     while tokens := _tokens(text):
         first, last = tokens[0], tokens[-1]
         text = text[first.begin : last.end]
@@ -159,6 +161,7 @@ def _bare(text: str) -> str:
 
 
 def _branches(expression: str) -> Iterator[str]:
+    """Yield the operands of ``or``, else the whole expression."""
     text = _bare(expression)
     begin = 0
     tokens = _tokens(text)
@@ -178,7 +181,7 @@ def _comparison(branch: str) -> Comparison | None:
         if token.depth == 0 and token.kind == "name" and token.text.lower() in _SET_OPERATORS:
             of_left = comparisons(branch[: token.begin])
             return of_left[0] if of_left else None
-    places = [place for place, token in enumerate(tokens) if token.depth == 0 and token.text in _TURNED]
+    places = [place for place, token in enumerate(tokens) if token.depth == 0 and token.text in _MIRRORED]
     if len(places) != 1:
         return None
     operator = tokens[places[0]]
@@ -188,11 +191,12 @@ def _comparison(branch: str) -> Comparison | None:
     if operator.text == "!=" and left.split() == right.split():
         return Comparison(left, NOT_A_NUMBER, None)
     if (limit := _number(left)) is not None:
-        return Comparison(right, _TURNED[operator.text], limit)
+        return Comparison(right, _MIRRORED[operator.text], limit)
     return Comparison(left, operator.text, _number(right))
 
 
 def _after_modifiers(tokens: list[_Token], place: int) -> int:
+    """Return the end of the operator at token `place` and its modifiers."""
     end = tokens[place].end
     for token, following in itertools.pairwise([*tokens[place + 1 :], _Token("end", "", 0, 0)]):
         if token.begin < end:

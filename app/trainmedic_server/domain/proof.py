@@ -17,7 +17,8 @@ from trainmedic_server.domain.own_source import DIAGNOSIS, LOG, SOURCE
 XID_LABELS = frozenset({"xid", "xid_code", "xid_error", "err_code", "error_code"})
 _XID = re.compile(r"(?:xid)?[\s:=_-]*(\d{1,4})(?:\.0+)?", re.IGNORECASE)
 _OUR_RUNBOOKS = "docs/how-to/monitoring.md#"
-_MEANT_BY: Mapping[str, str] = {
+# by an XID's action
+_PHRASES: Mapping[str, str] = {
     "none": "asks for no repair",
     "restart_program": "is an error of the program",
     "driver_says": "does not say which repair it asks for",
@@ -31,7 +32,7 @@ class AlertProof(StrEnum):
     SHIPPED_RULE = "shipped_rule"
     """The alert has `SHIPPED_RULE_LABEL`, or the server raised it."""
     HARDWARE_XID = "hardware_xid"
-    """The alert names an XID that requires a GPU reset or node restart (``xids``)."""
+    """The alert names an XID that requires a repair (``xids``)."""
 
 
 def lacking(accepted: Sequence[AlertProof], alert: Alert) -> str:
@@ -54,6 +55,7 @@ def _is_shipped(labels: Mapping[str, str]) -> bool:
 
 
 def _codes(labels: Mapping[str, str]) -> Iterator[tuple[str, str, int | None]]:
+    """Yield label, value and code, None if it is no single number."""
     for name, value in sorted(labels.items()):
         if name.lower().removeprefix("exported_") in XID_LABELS and value:
             stripped = value.strip()
@@ -78,7 +80,7 @@ def _shown(codes: Sequence[tuple[str, str, int | None]]) -> str:
 def _meaning(code: int | None) -> str:
     if code is None:
         return "is no XID"
-    return _MEANT_BY[xids.xid(code).action] if xids.is_listed(code) else "is not in the catalogue of XIDs"
+    return _PHRASES[xids.xid(code).action] if xids.is_listed(code) else "is not in the catalogue of XIDs"
 
 
 def _advice(accepted: Sequence[AlertProof], alert: Alert) -> str:

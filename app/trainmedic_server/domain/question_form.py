@@ -15,8 +15,6 @@ class PlaybookModel(BaseModel):
 
 Approver = Annotated[str, Field(min_length=1, max_length=128)]
 Approvers = Annotated[tuple[Approver, ...], Field(max_length=100)]
-
-
 LastResort = Literal["fail", "continue", "reject", "approve"]
 
 

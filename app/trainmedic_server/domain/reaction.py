@@ -24,7 +24,7 @@ class NoReaction(StrEnum):
 
 _WITHOUT_EFFECT = frozenset({*map(str, NoReaction), "target_unknown", "target_ambiguous"})
 _DUPLICATE = "duplicate"
-_LONGEST_REASON = 500
+_LONGEST_REASON = 500  # characters
 
 
 class Reaction(Struct, frozen=True):
@@ -46,17 +46,14 @@ class Reaction(Struct, frozen=True):
 
 
 def merged(earlier: Iterable[Reaction], later: Iterable[Reaction]) -> tuple[Reaction, ...]:
-    """Return an alert's reactions after a further report.
-
-    A reaction with a run stays until another run replaces it.
-    """
+    """Merge reactions of one alert. One with a run stays until another run replaces it."""
     by_playbook = {reaction.playbook: reaction for reaction in earlier if reaction.run_id is not None}
     for reaction in later:
-        if not _is_covered(reaction, by_playbook):
+        if not _keeps_earlier(reaction, by_playbook):
             by_playbook[reaction.playbook] = reaction
     return tuple(by_playbook.values())
 
 
-def _is_covered(reaction: Reaction, by_playbook: Mapping[str, Reaction]) -> bool:
-    has_run = reaction.run_id is not None
-    return reaction.playbook in by_playbook and (not has_run or reaction.decision == _DUPLICATE)
+def _keeps_earlier(reaction: Reaction, by_playbook: Mapping[str, Reaction]) -> bool:
+    is_minor = reaction.run_id is None or reaction.decision == _DUPLICATE
+    return is_minor and reaction.playbook in by_playbook

@@ -72,7 +72,7 @@ PASSING = frozenset(
         Decision.CAPACITY_LIMITED,
     }
 )
-"""Reasons that may no longer hold at the alert's next report."""
+"""Refusals that may no longer apply at the alert's next report."""
 
 
 class StepStatus(StrEnum):
@@ -121,7 +121,7 @@ class Attempt(Struct, frozen=True):
     command_id: str
     """UUIDv7, kept after an unknown outcome, so that nothing is applied twice."""
     started_at: datetime
-    """Time of persisting, before any request to act."""
+    """Time of persisting, before acting."""
     deadline: datetime
     status: str = "running"
     """``running``, ``applied``, ``failed``, ``rejected``, ``stopped`` (the alert resolved), or ``unknown`` (it may have
@@ -156,7 +156,7 @@ class Undo(Struct, frozen=True):
 
 class StepState(Struct, frozen=True):
     phase: str
-    """``approval`` (mode approve's first question), or one of `EVERY_PHASE`."""
+    """``approval`` (mode approve's first question), or one of `playbook.EVERY_PHASE`."""
     index: int
     id: str
     """ID in the playbook, or ``step-<n>``."""
@@ -175,7 +175,7 @@ class StepState(Struct, frozen=True):
     """When a wait or approval times out; None for never."""
     retry_at: datetime | None = None
     undo: Undo | None = None
-    """None if irreversible, or before the first attempt."""
+    """None for an irreversible action, and before the first attempt."""
     target: str | None = None
     """``jobs`` if it works on the run's further targets. None for the run's target."""
 
@@ -185,10 +185,10 @@ class StepState(Struct, frozen=True):
 
     @property
     def why_not(self) -> str:
-        """Never empty."""
-        said = None if self.kind == "approve" else self.message  # a question is no reason
-        told = (self.error, said, *(attempt.error for attempt in reversed(self.attempts)))
-        known = next((text for text in told if text and text.strip()), None)
+        """Why the step did not succeed; never empty."""
+        message = None if self.kind == "approve" else self.message  # a question is no reason
+        reasons = (self.error, message, *(attempt.error for attempt in reversed(self.attempts)))
+        known = next((text for text in reasons if text and text.strip()), None)
         return known or f"it ended as {self.status.replace('_', ' ')} without a reason"
 
     @property
@@ -203,6 +203,7 @@ class Run(Struct, frozen=True):
     """UUIDv7, sortable by time."""
     playbook: str
     version: str
+    """Hash of the playbook's text."""
     target: Target | None
     """None if the labels named no target."""
     mode: Mode
@@ -227,19 +228,23 @@ class Run(Struct, frozen=True):
     started_by: str | None = None
     """Operator of a manual start; None for an alert."""
     repeats: str | None = None
+    """ID of the run that is retried."""
     request_key: str | None = None
+    """Idempotency key of a manual start."""
     parent: str | None = None
-    """A member's parent run, whose alerts and orders count for the member too."""
+    """Parent run of a member, whose alerts and orders count for it too."""
     batch: int | None = None
-    """Batch of a member, from 0. Of a parent: the one that its check's steps are of, None before the first check."""
+    """A member's batch, or the one that a parent checks, from 0; None before."""
     group: GroupCounts | None = None
     """Filled only for a parent run on reading the history."""
     members_owe: bool = False
-    """True for a closed parent run of which a member owes an undo when read."""
+    """True for a closed parent run if a member owed an undo."""
     original_labels: Mapping[str, str] | None = None
+    """Labels before the alert map; None if unchanged."""
     also: tuple[Target, ...] = ()
-    """Further targets: the jobs on the target's node, as of the lock."""
+    """Further targets: jobs on the target's node, as of the lock."""
     memory: RunMemory | None = None
+    """Earlier runs, if the playbook uses them."""
 
     def step(self, key: tuple[str, int]) -> StepState:
         for step in self.steps:
@@ -283,12 +288,12 @@ class Run(Struct, frozen=True):
 
     @property
     def is_limited(self) -> bool:
-        """True for the record of a refusal by ``max_runs``, also while its ``on_limited`` steps run."""
+        """True for a refusal by ``max_runs``, also while its ``on_limited`` steps run."""
         return self.decision is Decision.RATE_LIMITED
 
     @property
-    def story(self) -> str:
-        """The run whose alerts count: a member's parent, or itself."""
+    def alerts_run_id(self) -> str:
+        """ID of the run whose alerts count: a member's parent, or itself."""
         return self.parent or self.id
 
     @property
@@ -310,12 +315,13 @@ class Run(Struct, frozen=True):
 
     @property
     def undone_at(self) -> datetime | None:
-        """None if none was carried out, or one is pending."""
+        """End of the last undo; None without one, or if one is pending."""
         done = [step.undo.attempts[-1] for step in self.steps if step.undo and step.undo.status is UndoStatus.DONE]
         return None if self.owes_undo else max((last.ended_at for last in done if last.ended_at), default=None)
 
     @property
     def delayed_undo(self) -> Undo | None:
+        """The undo whose last attempt failed."""
         begun = (step.undo for step in self.steps if step.undo and step.undo.status is UndoStatus.RUNNING)
         return next((undo for undo in begun if undo.error is not None), None)
 
@@ -327,7 +333,7 @@ class Run(Struct, frozen=True):
 
     @property
     def success(self) -> bool | None:
-        """None for a run that is open or did not act."""
+        """None if open, observed or not started."""
         if self.is_open or self.status in (Status.OBSERVED, Status.NOT_STARTED):
             return None
         return self.status is Status.SUCCEEDED
@@ -349,7 +355,7 @@ class OperatorOrder(Struct, frozen=True):
     at: datetime
     note: str = ""
     step: str | None = None
-    """None for other kinds."""
+    """Approval step; None for other kinds."""
     asked: int | None = None
     """Round of the answered question. None for other kinds and from earlier releases."""
 
@@ -383,6 +389,6 @@ class Controls(Struct, frozen=True):
     """When a person last closed the breaker. None if never, or in the future."""
 
     def breaker_counts_from(self, window_start: datetime) -> datetime:
-        """Return the window's start or the last closing: only later acts count."""
+        """Return the window's start or the last closing."""
         closed_at = self.breaker_closed_at
         return window_start if closed_at is None else max(window_start, closed_at)

@@ -21,15 +21,14 @@ MEMBER_KINDS: Mapping[str, TargetKind] = {"gpus": TargetKind.GPU, "nodes": Targe
 ALL = "all"
 NAME = "name"
 ON_NODES = "on_nodes"
-MOST_MEMBERS = 10_000
-"""Twice the GPUs of the largest single rollout planned for."""
+MOST_MEMBERS = 10_000  # twice the GPUs of the largest single rollout planned for
 _PLURALS = {kind: plural for plural, kind in MEMBER_KINDS.items()}
-_SAFE = "/[]:;+@~()*!$&' "
+_UNESCAPED = "/[]:;+@~()*!$&' "  # readable in keys; the separators , = | are escaped
 _SHOWN = 3
 
 
 class Selector(Struct, frozen=True):
-    """Conditions on attributes. Each needs one of its values."""
+    """Conditions as (attribute, accepted values). All must hold."""
 
     kind: TargetKind
     terms: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -64,7 +63,7 @@ class Selection(Struct, frozen=True):
 
 
 def _quoted(text: str) -> str:
-    return quote(text, safe=_SAFE)
+    return quote(text, safe=_UNESCAPED)
 
 
 def resolve(selector: Selector, topology: Topology) -> Selection | Unresolved:
@@ -78,11 +77,11 @@ def resolve(selector: Selector, topology: Topology) -> Selection | Unresolved:
         nodes = _nodes(selector, topology)
         if isinstance(nodes, Unresolved):
             return nodes
-        selection = _gpus(nodes, topology) if selector.kind is TargetKind.GPU else Selection(_targets(nodes))
+        selection = _gpus(nodes, topology) if selector.kind is TargetKind.GPU else Selection(_node_targets(nodes))
     if isinstance(selection, Unresolved):
         return selection
     if not selection.members:
-        why = _nothing(selector, topology, selection)
+        why = _why_empty(selector, topology, selection)
         return Unresolved("target_unknown", f"{key} selects nothing: {why}")
     if len(selection.members) > MOST_MEMBERS:
         return Unresolved(
@@ -92,7 +91,7 @@ def resolve(selector: Selector, topology: Topology) -> Selection | Unresolved:
 
 
 def jobs_on_node(target: Target, topology: Topology) -> tuple[Target, ...] | Unresolved:
-    """Return the jobs on a target's node that take commands, in natural order. Refused if a source does not answer."""
+    """Return the jobs on a target's node that take commands, in natural order."""
     if not topology.agents_answer:
         return Unresolved("target_unknown", f"the jobs on {target.node} are not known while Redis does not answer")
     node = target.node or ""
@@ -103,7 +102,7 @@ def jobs_on_node(target: Target, topology: Topology) -> tuple[Target, ...] | Unr
 
 
 def nodes_selected(selector: Selector, topology: Topology) -> list[str] | Unresolved:
-    """Return the nodes that a selector of nodes or GPUs selects. Refused if a source does not answer."""
+    """Return the nodes that a selector of nodes or GPUs selects."""
     if not (topology.agents_answer and topology.cluster.answers and topology.slurm.answers):
         return Unresolved("target_unknown", "a source of the topology does not answer")
     return _nodes(selector, topology)
@@ -159,19 +158,21 @@ def _nodes(selector: Selector, topology: Topology) -> list[str] | Unresolved:
         return named
     nodes = topology.attributes_by_node if named is None else named
     others = [(name, values) for name, values in selector.terms if name != NAME]
-    return sorted((node for node in nodes if _has(node, others, topology)), key=natural)
+    return sorted((node for node in nodes if _has_all(node, others, topology)), key=natural)
 
 
-def _has(node: str, terms: Collection[tuple[str, tuple[str, ...]]], topology: Topology) -> bool:
+def _has_all(node: str, terms: Collection[tuple[str, tuple[str, ...]]], topology: Topology) -> bool:
     return all(has_value(node, name, values, topology) for name, values in terms)
 
 
 def has_value(node: str, name: str, values: Collection[str], topology: Topology) -> bool:
+    """Return whether the attribute, maybe a list, has one of `values`."""
     attribute = topology.attributes_by_node.get(node, {}).get(name)
     return attribute is not None and (attribute in values or any(each in values for each in attribute.split(",")))
 
 
 def _named_nodes(values: tuple[str, ...] | None, topology: Topology) -> set[str] | Unresolved | None:
+    """Return the nodes in host lists; None without a condition on names."""
     if values is None:
         return None
     names: list[str] = []
@@ -190,7 +191,7 @@ def _named_nodes(values: tuple[str, ...] | None, topology: Topology) -> set[str]
     return {node for nodes in found.values() for node in nodes}
 
 
-def _targets(nodes: Collection[str]) -> tuple[Target, ...]:
+def _node_targets(nodes: Collection[str]) -> tuple[Target, ...]:
     return tuple(Target(TargetKind.NODE, node=node) for node in nodes)
 
 
@@ -219,7 +220,7 @@ def _jobs(selector: Selector, topology: Topology) -> Selection | Unresolved:
         target = Target(TargetKind.JOB, job=job)
         nodes = places.nodes_of(target, topology) if terms or on_nodes is not None else frozenset[str]()
         is_placed = on_nodes is None or bool(nodes & on_nodes)
-        has_attributes = not terms or any(_has(node, terms.items(), topology) for node in nodes)
+        has_attributes = not terms or any(_has_all(node, terms.items(), topology) for node in nodes)
         if (wanted is None or job in wanted) and is_placed and has_attributes:
             members.append(target)
     return Selection(tuple(members))
@@ -230,7 +231,7 @@ def _job_names(topology: Topology) -> set[str]:
     return {*topology.jobs.nodes_by_job, *written}
 
 
-def _nothing(selector: Selector, topology: Topology, selection: Selection) -> str:
+def _why_empty(selector: Selector, topology: Topology, selection: Selection) -> str:
     if selection.left_out:
         return f"no agent reports the GPUs of {_few(selection.left_out)}"
     if selector.kind is TargetKind.JOB:
@@ -256,7 +257,7 @@ def of_written(plural: str, written: str | Mapping[str, Collection[str]]) -> Sel
     return Selector(MEMBER_KINDS[plural], tuple(sorted((name, tuple(values)) for name, values in terms.items())))
 
 
-def described(attributes: str) -> Iterator[tuple[str, str]]:
+def attribute_pairs(attributes: str) -> Iterator[tuple[str, str]]:
     """Yield the pairs of ``rack=r1, pool=h100``. Raises ValueError."""
     for pair in attributes.split(","):
         name, equals, value = (part.strip() for part in pair.partition("="))

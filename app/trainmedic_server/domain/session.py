@@ -19,3 +19,4 @@ class Session(Struct, frozen=True):
     address: str
     """Peer address, possibly a proxy's."""
     browser: str
+    """Header User-Agent."""

@@ -1,4 +1,4 @@
-"""Numbers of a group's members, given as such or as a percentage."""
+"""Numbers of members, given as such or as a percentage."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pydantic import PlainValidator, WithJsonSchema
 
 
 class Percentage(float):
-    """Over 0 to 100."""
+    """Percentage from 0 to 100."""
 
 
-def _share(value: Any) -> float:
+def _read_share(value: Any) -> float:
     if isinstance(value, str) and value.isdigit():
         raise ValueError(f"write {value} without quotes")
     if isinstance(value, str) and value.endswith("%"):
@@ -30,8 +30,9 @@ def _share(value: Any) -> float:
 
 def _read_batch(value: Any) -> float:
     try:
-        size = _share(value)
+        size = _read_share(value)
     except ValueError as error:
+        # A batch of 0 members is refused too.
         wrong = str(error).replace("from 0%", "over 0%").replace("from 0,", "from 1,")
         raise ValueError(wrong) from None
     if size <= 0:
@@ -43,12 +44,12 @@ _ShareSchema = WithJsonSchema(
     {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?%$"}]}
 )
 Batch = Annotated[float, PlainValidator(_read_batch), _ShareSchema]
-Share = Annotated[float, PlainValidator(_share), _ShareSchema]
+Share = Annotated[float, PlainValidator(_read_share), _ShareSchema]
 
 
 def part_of(share: float, total: int, *, up: bool = False) -> int:
     """Return how many of `total` a share is. Percentages round down, or `up`."""
     if not isinstance(share, Percentage):
         return int(share)
-    part = round(share * total / 100, 9)
+    part = round(share * total / 100, 9)  # float errors must not change the whole number
     return math.ceil(part) if up else int(part)

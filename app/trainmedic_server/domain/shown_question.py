@@ -8,4 +8,6 @@ class ShownQuestion(Struct, frozen=True):
     step: str
     channel: str
     message: str
+    """The chat's ID of the message."""
     shown: str
+    """Hash of the shown content."""

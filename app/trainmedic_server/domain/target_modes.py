@@ -29,7 +29,7 @@ class TargetModes(Struct, frozen=True):
     def of(self, target: Target | None, server: Mode, topology: Topology) -> tuple[Mode, str]:
         """Return the mode for a target, and the entry that made it differ from the server's.
 
-        The strictest of several nodes or possible entries counts.
+        Of several nodes or possible entries, the strictest counts.
         """
         if not self.entries or target is None or target.kind in (TargetKind.CLUSTER, TargetKind.GROUP):
             return server, ""
@@ -41,25 +41,26 @@ class TargetModes(Struct, frozen=True):
         if not of_nodes:
             return server, ""
         nodes = places.nodes_of(target, topology)
-        unclear = _unclear(of_nodes, nodes, topology)
+        unclear = _why_unclear(of_nodes, nodes, topology)
         if unclear:
             return _strictest(server, [(entry.mode, f"{entry} ({unclear})") for entry in of_nodes])
-        found: list[tuple[Mode, str]] = []
+        modes: list[tuple[Mode, str]] = []
         for node in nodes:
             first = next((entry for entry in of_nodes if _fits(node, entry.selector, topology)), None)
-            found.append((server, "") if first is None else (first.mode, str(first)))
-        mode = min((mode for mode, _ in found), key=list(Mode).index)
-        return mode, next((f"the modes file says: {why}" for each, why in found if each is mode and why), "")
+            modes.append((server, "") if first is None else (first.mode, str(first)))
+        strictest = min((mode for mode, _ in modes), key=list(Mode).index)
+        source = next((entry for mode, entry in modes if mode is strictest and entry), "")
+        return strictest, f"the modes file says: {source}" if source else ""
 
 
 def of_members(modes: Collection[Mode]) -> Mode:
-    """Return approve or else enforce if one member has it. Members in mode observe are only observed."""
+    """Return approve if a member has it, else enforce, else observe."""
     if Mode.APPROVE in modes:
         return Mode.APPROVE
     return Mode.ENFORCE if Mode.ENFORCE in modes else Mode.OBSERVE
 
 
-def _unclear(entries: Iterable[ModeEntry], nodes: Collection[str], topology: Topology) -> str:
+def _why_unclear(entries: Iterable[ModeEntry], nodes: Collection[str], topology: Topology) -> str:
     if not nodes:
         return "the nodes of the target are not known"
     if not topology.answers:

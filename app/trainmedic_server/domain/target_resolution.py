@@ -1,4 +1,4 @@
-"""Resolution of targets from labels, or from names that people write."""
+"""Resolution of targets from labels or names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainmedic_server.domain.node_evidence import UNKNOWN, NodeEvidence, host_o
 from trainmedic_server.domain.node_names import is_address
 from trainmedic_server.domain.topology import Topology
 
-_MOST_NEAR = 3
+_MOST_HINTS = 3
 _JOBSET = ("label_jobset_sigs_k8s_io_jobset_name",)
 
 
@@ -60,7 +60,7 @@ def unknown_node(target: Target, topology: Topology, labels: Mapping[str, str] |
     named = [f'{label}="{value}"' for label, value in (labels or {}).items() if host_of(value) == target.node]
     named_by = ", ".join(named) or repr(target.node)
     why = f"{named_by} {UNKNOWN}: {topology.known.counts()} do not have it"
-    near = list(islice(topology.known.near(target.node), _MOST_NEAR))
+    near = list(islice(topology.known.near(target.node), _MOST_HINTS))
     return Unresolved("target_unknown", f"{why}; did you mean {' or '.join(near)}?" if near else why)
 
 
@@ -86,7 +86,7 @@ def placed_gpu(node: str, gpu: str, topology: Topology) -> Target | Unresolved:
 def job_named_by(
     labels: Mapping[str, str], topology: Topology, identity: IdentityLabels = IdentityLabels()
 ) -> str | Unresolved:
-    """Return the job of the labels or of their pod. Refused if it runs elsewhere."""
+    """Return the job of the labels. Refused if it runs elsewhere."""
     alert_labels = AlertLabels(labels)
     job = job_in_labels(alert_labels, topology, identity)
     if isinstance(job, Unresolved):
@@ -109,6 +109,7 @@ def node_reasons(labels: Mapping[str, str], topology: Topology) -> tuple[str, ..
 
 
 def named_node(name: str, topology: Topology) -> str | Unresolved:
+    """Return the known name of a node; an unknown name stays."""
     host = host_of(name)
     nodes = topology.known.find(host)
     if len(nodes) > 1:
@@ -121,9 +122,10 @@ def named_node(name: str, topology: Topology) -> str | Unresolved:
 
 
 def job_in_labels(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> str | Unresolved:
+    """Return the job of the labels, wherever it runs."""
     sets = tuple(label.value for label in labels.of(_JOBSET))
     named = _single(
-        labels, identity.job, "job", is_passed_over=lambda label: any(_is_group(label.value, name) for name in sets)
+        labels, identity.job, "job", is_skipped=lambda label: any(_is_part_of(label.value, name) for name in sets)
     )
     if isinstance(named, str) or named.reason == "target_ambiguous":
         return named
@@ -140,7 +142,7 @@ def _gpu(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> T
         return gpu
     node = NodeEvidence(labels, topology, identity).node()
     if isinstance(gpu, Unresolved) and isinstance(node, str):
-        gpu = _named_gpu(labels, identity, same=lambda name: topology.agents.card_of(name, node))
+        gpu = _named_gpu(labels, identity, same=lambda name: topology.agents.card_key(name, node))
     if isinstance(gpu, Unresolved):
         return gpu
     if isinstance(node, Unresolved):
@@ -171,12 +173,12 @@ def _named_gpu(
     return gpu
 
 
-_GROUP = re.compile("-.+-[0-9]+")
+_JOB_OF_SET = re.compile("-.+-[0-9]+")
 
 
-def _is_group(job: str, jobset: str) -> bool:
+def _is_part_of(job: str, jobset: str) -> bool:
     """Return whether a Job is part of the JobSet, as ``llm-workers-0`` of ``llm``."""
-    return job.startswith(f"{jobset}-") and _GROUP.fullmatch(job, len(jobset)) is not None
+    return job.startswith(f"{jobset}-") and _JOB_OF_SET.fullmatch(job, len(jobset)) is not None
 
 
 def _single(
@@ -184,11 +186,12 @@ def _single(
     names: tuple[str, ...],
     part: str,
     same: Callable[[str], str] = str,
-    is_passed_over: Callable[[Label], bool] = lambda label: False,
+    is_skipped: Callable[[Label], bool] = lambda label: False,
 ) -> str | Unresolved:
+    """Return the only value of these labels. Values with equal `same` are one."""
     values: dict[str, Label] = {}
     for label in labels.of(names):
-        if not is_passed_over(label):
+        if not is_skipped(label):
             values.setdefault(same(label.value), label)
     if not values:
         looked = f"looked for {', '.join(names)}, each also with exported_ before it"

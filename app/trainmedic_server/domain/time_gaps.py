@@ -1,6 +1,6 @@
-"""Gaps in the wall clock: downtimes and forward clock steps.
+"""Gaps in the wall clock: downtimes and forward clock steps. Periods skip them.
 
-Periods skip them, so that they age out no data. A backward step makes no gap; older data is then retained longer.
+A backward step makes no gap; older data is then retained longer.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import TypeAlias
 from msgspec import Struct
 
 SHORTEST = timedelta(minutes=1)
-"""Restarts and NTP corrections take seconds."""
+"""Shortest stored gap: restarts and NTP corrections take seconds."""
 
 Ago: TypeAlias = Callable[[timedelta], datetime]
-"""Function that returns the time this far back, excluding gaps."""
+"""The time this far back, excluding gaps."""
 
 
 class TimeGap(Struct, frozen=True):

@@ -1,7 +1,7 @@
 """Frozen view of jobs, ranks, pods, nodes, GPUs and addresses: `Topology`.
 
-None of the sources overwrites another, and answers that may differ are returned by source. Anyone who can write to
-Redis can write presences, so invalid data in them is skipped.
+Answers of sources that may differ are returned by source. Anyone who can write to Redis can write presences, so invalid
+data in them is skipped.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from trainmedic_core import gpu_names
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
 from trainmedic_server.domain.node_names import KnownNodes, NodeNames, is_address, known_nodes, spelled
 
-MOST_ENTRIES = 200_000
-"""Limit of ranks or GPUs taken from Redis (tens of MB)."""
+MOST_ENTRIES = 200_000  # limit of ranks or GPUs taken from Redis (tens of MB)
 
 Jobs: TypeAlias = frozenset[str]
 JobsByName: TypeAlias = Mapping[str, Jobs]
 """Jobs by node, GPU (`gpu_names.key`) or pod (``<namespace>/<name>``)."""
 
-SLURM = "slurm:"
+SLURM = "slurm:"  # prefix of Slurm job IDs as names
 
 _NO_JOBS: Jobs = frozenset()
 
@@ -37,9 +36,9 @@ class ClusterNode(Struct, frozen=True):
     attributes: Mapping[str, str] = field(default_factory=dict)
     """For selectors of groups. Commas separate several values."""
     unavailable: str = ""
-    """Empty if available."""
+    """Why it takes no work; empty if it does."""
     pools: tuple[str, ...] = ()
-    """Slurm partitions, whose capacity counts alone. Empty: the whole cluster."""
+    """Slurm partitions; empty for the whole cluster."""
 
 
 class Pod(Struct, frozen=True):
@@ -68,7 +67,7 @@ class Gpu(Struct, frozen=True):
     pci: str | None = None
     pods: tuple[str, ...] = ()
 
-    def names(self) -> Iterator[str]:
+    def every_key(self) -> Iterator[str]:
         yield gpu_names.key(self.uuid)
         if self.index is not None:
             yield f"{self.node}/{self.index}"
@@ -85,12 +84,14 @@ class Rank(Struct, frozen=True):
 
 
 class JobsBySource(NamedTuple):
+    """Jobs of a node or GPU: ``reported`` by themselves, ``observed`` by others."""
+
     reported: Jobs
     observed: Jobs
 
 
 class AgentTopology(Struct, frozen=True, dict=True):
-    """GPUs seen by connected agents, including nodes without GPUs."""
+    """Nodes of connected agents, and their GPUs."""
 
     gpus_by_node: Mapping[str, tuple[Gpu, ...]] = field(default_factory=dict)
 
@@ -111,18 +112,20 @@ class AgentTopology(Struct, frozen=True, dict=True):
     def gpus_by_key(self) -> Mapping[str, Gpu]:
         """GPUs by all their keys, except those that several nodes report."""
         gpus = chain.from_iterable(self.gpus_by_node.values())
-        return {key: gpu for gpu in gpus if gpu_names.key(gpu.uuid) not in self.contested for key in gpu.names()}
+        return {key: gpu for gpu in gpus if gpu_names.key(gpu.uuid) not in self.contested for key in gpu.every_key()}
 
     @cached_property
     def names(self) -> NodeNames:
         return NodeNames(frozenset(self.gpus_by_node))
 
-    def card_of(self, name: str, node: str) -> str:
+    def card_key(self, name: str, node: str) -> str:
+        """Return the key of the GPU's UUID if an agent reports it, else of `name`."""
         key = gpu_names.key(name, node)
         gpu = self.gpus_by_key.get(key)
         return key if gpu is None else gpu_names.key(gpu.uuid)
 
     def name_of(self, node: str) -> str:
+        """Return the agent's name of a node; `node` without exactly one."""
         called = self.names.called(node) or self.names.related(node)
         return next(iter(called)) if len(called) == 1 else node
 
@@ -169,12 +172,12 @@ class JobTopology(Struct, frozen=True):
         unsure: dict[str, set[str]] = {}
         gpus_by_key = agents.gpus_by_key
         ranks = chain.from_iterable(ranks_in(job, details) for job, details in details_by_job.items())
-        names: dict[str, str] = {}
+        agent_names: dict[str, str] = {}
         alone = {job: frozenset({job}) for job in details_by_job}
         for reported in islice(ranks, MOST_ENTRIES):
-            if reported.node not in names:
-                names[reported.node] = agents.name_of(reported.node)
-            node = names[reported.node]
+            if reported.node not in agent_names:
+                agent_names[reported.node] = agents.name_of(reported.node)
+            node = agent_names[reported.node]
             rank = reported if node == reported.node else replace(reported, node=node)
             by_node[rank.node] = by_node.get(rank.node, _NO_JOBS) | alone[rank.job]
             nodes.setdefault(rank.job, set()).add(rank.node)
@@ -185,9 +188,9 @@ class JobTopology(Struct, frozen=True):
             if key not in gpus_by_key:
                 unsure.setdefault(rank.job, set()).add(rank.node)
             gpus.setdefault(rank.job, set()).add(key)
-            for name in {key, *(gpus_by_key[key].names() if key in gpus_by_key else ())}:
+            for each in {key, *(gpus_by_key[key].every_key() if key in gpus_by_key else ())}:
                 # All GPUs of a job share its set: one set each would take 100 MB more.
-                by_gpu[name] = by_gpu[name] | alone[rank.job] if name in by_gpu else alone[rank.job]
+                by_gpu[each] = by_gpu[each] | alone[rank.job] if each in by_gpu else alone[rank.job]
         counts = {job: len(keys) for job, keys in gpus.items()}
         pairs = ((job, _text(details.get("namespace"))) for job, details in details_by_job.items())
         namespaces = {job: namespace for job, namespace in pairs if namespace is not None}
@@ -222,7 +225,7 @@ class ClusterTopology(Struct, frozen=True, dict=True):
 
     @cached_property
     def pods_by_address(self) -> Mapping[str, Pod | None]:
-        """None if pods of several nodes have it and none is ending."""
+        """None for pods of several nodes. Ending pods count only without others."""
         pods: dict[str, Pod | None] = {}
         for pod in sorted(self.pods.values(), key=lambda pod: pod.is_ending):
             for address in pod.addresses:
@@ -237,7 +240,7 @@ class ClusterTopology(Struct, frozen=True, dict=True):
 
     @cached_property
     def pods_by_name(self) -> Mapping[str, Pod | None]:
-        """None if two namespaces have it."""
+        """None for a name in several namespaces."""
         pods: dict[str, Pod | None] = {}
         for pod in self.pods.values():
             pods[pod.name] = None if pod.name in pods else pod
@@ -270,7 +273,7 @@ class SlurmTopology(Struct, frozen=True, dict=True):
     jobs_by_gpu: JobsByName = field(default_factory=dict)
     nodes_by_job: Mapping[str, frozenset[str]] = field(default_factory=dict)
     whole_by_id: Mapping[str, str] = field(default_factory=dict)
-    """By any id: that of an array's task (for ``4711_3``), or of a component's leader."""
+    """Job ID by the ID of an array's task (``4711_3``) or a component."""
     answers: bool = True
     """False before the first reading and after a failed or overlong one."""
     names: NodeNames = NodeNames()
@@ -342,8 +345,9 @@ class Topology(Struct, frozen=True, dict=True):
     agents: AgentTopology = field(default_factory=AgentTopology)
     cluster: ClusterTopology = field(default_factory=ClusterTopology)
     verdicts: Mapping[str, VerdictsOnJob] = field(default_factory=dict)
-    """Failures within the last hour."""
+    """By job, of the last hour."""
     remembered: NodeNames = field(default_factory=NodeNames)
+    """Nodes whose agents are known, lost ones too."""
     agents_answer: bool = True
     slurm: SlurmTopology = NO_SLURM
 
@@ -373,7 +377,7 @@ class Topology(Struct, frozen=True, dict=True):
 
     @cached_property
     def attributes_by_node(self) -> Mapping[str, Mapping[str, str]]:
-        """Attributes by the node's name to use; the inventory's override Kubernetes', and these Slurm's."""
+        """By preferred name. The inventory overrides Kubernetes, which overrides Slurm."""
         attributes: dict[str, dict[str, str]] = {node: {} for node in self.agents.gpus_by_node}
         for node in (*self.slurm.nodes, *self.cluster.nodes):
             attributes.setdefault(self.known.name_of(node.name), {}).update(node.attributes)
@@ -447,9 +451,10 @@ class Topology(Struct, frozen=True, dict=True):
 
     def _jobs_seen_at(self, node: str) -> Jobs:
         by_pods = self.cluster.jobs_by_node.get(self.listed_as(node, self.cluster.names), _NO_JOBS)
-        return by_pods | self._reporting(self.slurm.jobs_by_node.get(self.listed_as(node, self.slurm.names), _NO_JOBS))
+        return by_pods | self._own_names(self.slurm.jobs_by_node.get(self.listed_as(node, self.slurm.names), _NO_JOBS))
 
-    def _reporting(self, slurm_jobs: Jobs) -> Jobs:
+    def _own_names(self, slurm_jobs: Jobs) -> Jobs:
+        """Return names that the jobs report, else Slurm's IDs."""
         return frozenset(chain.from_iterable(self.names_by_slurm_job.get(job) or {job} for job in slurm_jobs))
 
     @cached_property
@@ -463,23 +468,23 @@ class Topology(Struct, frozen=True, dict=True):
         """Return the known nodes of the job's ranks; empty if one is in an unknown place."""
         nodes = self._nodes_by_job.get(job)
         if nodes is None:
-            nodes = self._nodes_by_job[job] = self._places(self.jobs.nodes_by_job.get(job, _NO_JOBS))
+            nodes = self._nodes_by_job[job] = self._nodes_named(self.jobs.nodes_by_job.get(job, _NO_JOBS))
         return nodes
 
     @cached_property
     def _nodes_by_job(self) -> dict[str, frozenset[str]]:
         return {}
 
-    def _places(self, names: frozenset[str]) -> frozenset[str]:
+    def _nodes_named(self, names: frozenset[str]) -> frozenset[str]:
         nodes: set[str] = set()
         for name in names:
-            places = self.known.find(name)
-            pod = self.cluster.pods_by_name.get(name) if not places else None
+            found = self.known.find(name)
+            pod = self.cluster.pods_by_name.get(name) if not found else None
             if pod is not None:
-                places = frozenset({self.known.name_of(pod.node)})
-            if len(places) != 1:
+                found = frozenset({self.known.name_of(pod.node)})
+            if len(found) != 1:
                 return frozenset()
-            nodes |= places
+            nodes |= found
         return frozenset(nodes)
 
     def listed_as(self, node: str, names: NodeNames) -> str:
@@ -498,7 +503,7 @@ class Topology(Struct, frozen=True, dict=True):
         gpu = self.agents.gpus_by_key.get(key)
         pods = [self.cluster.pods.get(uid) for uid in gpu.pods] if gpu is not None else []
         by_pods = frozenset(pod.job for pod in pods if pod is not None and pod.job is not None)
-        return by_pods or self._reporting(self._slurm_jobs_on(key, gpu))
+        return by_pods or self._own_names(self._slurm_jobs_on(key, gpu))
 
     def _slurm_jobs_on(self, key: str, gpu: Gpu | None) -> Jobs:
         if gpu is not None:

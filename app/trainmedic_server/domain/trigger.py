@@ -27,7 +27,7 @@ class Manual(PlaybookModel):
     inputs: dict[InputName, Input] = Field(default_factory=dict, max_length=MOST_INPUTS)
 
 
-def _listed(value: Any) -> Any:
+def _as_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
@@ -39,12 +39,12 @@ EndStatus = Literal["succeeded", "failed", "cancelled", "rejected"]
 _ENDS = {"type": "string", "enum": ["succeeded", "failed", "cancelled", "rejected"]}
 Names = Annotated[
     tuple[Identifier, ...],
-    BeforeValidator(_listed),
+    BeforeValidator(_as_tuple),
     Field(min_length=1, max_length=100),
     _one_or_list({"type": "string"}),
 ]
 Statuses = Annotated[
-    tuple[EndStatus, ...], BeforeValidator(_listed), Field(min_length=1, max_length=4), _one_or_list(_ENDS)
+    tuple[EndStatus, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=4), _one_or_list(_ENDS)
 ]
 
 
@@ -92,7 +92,7 @@ class Trigger(PlaybookModel):
         return self.timezone or "UTC"
 
     def begins_with(self, playbook: str) -> tuple[str, ...]:
-        """Return names of alerts, or stand-in alerts, that begin this playbook."""
+        """Return names of alerts or stand-ins."""
         if self.schedule is not None:
             return (beginnings.schedule_name(playbook),)
         if self.event is not None:
@@ -107,6 +107,7 @@ class Trigger(PlaybookModel):
 
     @property
     def starter(self) -> str:
+        """What starts it, for people; empty for alerts."""
         if self.manual is not None:
             return "people start this playbook"
         if self.schedule is not None:
@@ -117,6 +118,7 @@ class Trigger(PlaybookModel):
 
     @property
     def sentence(self) -> str:
+        """Its beginning, for people."""
         if self.manual is not None:
             return f"started by {' or '.join(self.manual.by) or 'operators'}"
         if self.schedule is not None:

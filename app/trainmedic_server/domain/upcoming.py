@@ -10,6 +10,8 @@ from msgspec import Struct, field
 
 
 class HeldBy(Struct, frozen=True):
+    """The run that holds the target."""
+
     run_id: str
     playbook: str
     target: str
@@ -19,6 +21,7 @@ class HeldBy(Struct, frozen=True):
     until: datetime | None = None
     """Latest end of that activity, if limited. More steps may follow."""
     at_deadline: str | None = None
+    """What happens then, for people."""
     held_by: HeldBy | None = None
 
 
@@ -26,11 +29,9 @@ def clock(at: datetime) -> str:
     return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-UNTIL = "until "
-"""Prefix of `Upcoming.waits_for` for a condition or a time."""
+UNTIL = "until "  # prefix of Upcoming.waits_for for a condition or a time
 
-TRIED_AGAIN = "tried again"
-"""`Upcoming.outcome` after a run's end (``guards.again``)."""
+TRIED_AGAIN = "tried again"  # Upcoming.outcome after a run's end (guards.again)
 
 
 def waiting(waits_for: str) -> str:
@@ -38,9 +39,12 @@ def waiting(waits_for: str) -> str:
 
 
 class Upcoming(Struct, frozen=True):
+    """The present step up to ``at_deadline``, then the next."""
+
     now: str | None = None
     waits_for: str | None = None
     holder: str | None = None
+    """ID of the run that holds the target."""
     held_by: HeldBy | None = None
     waiting_since: datetime | None = None
     not_before: datetime | None = None

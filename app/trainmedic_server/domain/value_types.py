@@ -18,6 +18,8 @@ class ValueType(StrEnum):
 
 
 class Each(Struct, frozen=True):
+    """Mapping with equal shapes of values, or list with equal shapes of entries."""
+
     value: Shape
     is_list: bool = False
 
@@ -42,7 +44,7 @@ def of_constant(value: Any) -> Shape:
 
 
 def of_outputs(outputs: Collection[str]) -> Mapping[str, Shape]:
-    """Types are unknown if `outputs` has only keys."""
+    """Return the shapes of outputs; `ANY` if only names are known."""
     return outputs if isinstance(outputs, Mapping) else dict.fromkeys(outputs, ANY)
 
 

@@ -88,7 +88,7 @@ class AgentWatch:
         self._heard |= seen
         missing = self._absences.note([name for name in lives if name not in seen])
         heard = {name: self._heard.get(name, lives[name].seen_at) for name in missing}
-        changes = agent_life.looked(lives, seen, heard, now, self._ago(self._retention))
+        changes = agent_life.changes(lives, seen, heard, now, self._ago(self._retention))
         if changes.save or changes.forget:
             await self._store.transact(lambda tx: _keep(tx, changes, now))
         for life in changes.lost:

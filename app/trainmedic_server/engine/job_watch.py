@@ -171,15 +171,15 @@ class JobWatch:
         for name, instance in signs:
             if name in lives or room > 0:
                 room -= name not in lives
-                yield from _taken(lives, job_life.heard(lives.get(name), name, instance, now))
+                yield from _taken(lives, job_life.after_report(lives.get(name), name, instance, now))
         for item in arrived:
             notice = item.notice
             if notice.job in lives or room > 0:
                 room -= notice.job not in lives
-                change = job_life.noticed(lives.get(notice.job), notice, notice.attempt is not None, now)
+                change = job_life.after_notice(lives.get(notice.job), notice, notice.attempt is not None, now)
                 yield from _taken(lives, change)
         for name in self._absences.note(lives.keys() - heard.keys() - launched.keys()):
-            yield from _taken(lives, job_life.missed(lives[name], now))
+            yield from _taken(lives, job_life.after_silence(lives[name], now))
 
     def _new_presences(self, kind: str, presences: Sequence[Presence]) -> dict[str, Presence]:
         heard = {}

@@ -26,7 +26,7 @@ from trainmedic_server.domain.event_codec import content_of, names
 from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.message import Message, MessageKind, Severity, minute
 from trainmedic_server.domain.modes import Mode
-from trainmedic_server.domain.node_evidence import LISTING, UNKNOWN, host_of
+from trainmedic_server.domain.node_evidence import LIST_LABELS, UNKNOWN, host_of
 from trainmedic_server.domain.node_names import spelled
 from trainmedic_server.domain.playbook import ON_LIMITED
 from trainmedic_server.domain.run import PASSING, Decision, Event, Run, Status, StepState, StepStatus
@@ -323,7 +323,7 @@ def _hosts(labels: Iterable[Label]) -> tuple[str, ...]:
 
 
 _SUBJECTS = frozenset(
-    {*IdentityLabels().node, *IdentityLabels().node_if_known, *IdentityLabels().job, *LISTING, "instance"}
+    {*IdentityLabels().node, *IdentityLabels().node_if_known, *IdentityLabels().job, *LIST_LABELS, "instance"}
 )
 
 

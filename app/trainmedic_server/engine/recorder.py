@@ -84,11 +84,11 @@ class Recorder:
 
     async def _write(self, changes: Sequence[_Change]) -> list[bool]:
         def work(tx: Transaction) -> list[bool]:
-            alerts = tx.alert_counts([change.run.story for change in changes if change.seen.alerts is not None])
+            alerts = tx.alert_counts([change.run.alerts_run_id for change in changes if change.seen.alerts is not None])
             asked = [change.run.id for change in changes if change.seen.rejections is not None]
             orders = tx.orders_of(asked) if asked else {}
             is_kept = [
-                change.seen.alerts in (None, alerts.get(change.run.story, 0))
+                change.seen.alerts in (None, alerts.get(change.run.alerts_run_id, 0))
                 and change.seen.rejections in (None, rejections(orders.get(change.run.id, ())))
                 for change in changes
             ]
@@ -102,9 +102,12 @@ class Recorder:
     async def _read(self, run_ids: Sequence[str]) -> list[RunSnapshot | None]:
         def work(tx: Transaction) -> dict[str, RunSnapshot]:
             runs = tx.runs(set(run_ids))
-            stories = {run.story for run in runs}
+            stories = {run.alerts_run_id for run in runs}
             alerts, orders = tx.alerts_of(stories), tx.orders_of(stories | {run.id for run in runs})
-            return {run.id: RunSnapshot(run, tuple(alerts.get(run.story, ())), _orders_of(run, orders)) for run in runs}
+            return {
+                run.id: RunSnapshot(run, tuple(alerts.get(run.alerts_run_id, ())), _orders_of(run, orders))
+                for run in runs
+            }
 
         snapshots = await self.transact(work)
         return [snapshots.get(run_id) for run_id in run_ids]

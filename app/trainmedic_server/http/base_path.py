@@ -11,23 +11,11 @@ OWN_NAMES = frozenset(
     {
         *("agents", "alerts", "approvals", "audit", "channels", "console", "docs", "events", "explain", "findings"),
         *("health", "history", "jobs", "kept", "login", "logout", "logs", "metrics", "nodes", "now", "openapi"),
-        *(
-            "pause",
-            "pauses",
-            "playbooks",
-            "r",
-            "ready",
-            "report",
-            "resume",
-            "runs",
-            "sessions",
-            "settings",
-            "static",
-            "webhook",
-            "why",
-        ),
+        *("pause", "pauses", "playbooks", "r", "ready", "report", "resume", "runs", "sessions", "settings", "static"),
+        *("webhook", "why"),
     }
 )
+"""First words of this server's paths."""
 
 _FIRST_WORD = re.compile(r"/*([A-Za-z0-9_-]*)")
 
@@ -55,6 +43,7 @@ class BasePath:
         scope["raw_path"] = (raw.removeprefix(base) or b"/") if raw.startswith(base) else quote(stripped).encode()
 
     def within(self, path: str, base: str | None = None) -> str:
+        """Remove the base (by default the encoded one) from a path."""
         base = self.link if base is None else base
         if not base or not (path == base or path.startswith((f"{base}/", f"{base}?", f"{base}#"))):
             return path

@@ -16,8 +16,7 @@ from trainmedic_server.http.body_memory import BodyArrival, BodyMemory
 from trainmedic_server.http.limits import ServerLimits
 from trainmedic_server.http.problems import HttpProblem, from_error
 
-_MOST_CONTAINERS = 1_200_000
-"""Most lists and objects in a body, 60 bytes of memory or more each; an alert has four."""
+_MOST_CONTAINERS = 1_200_000  # lists and objects, of 60 bytes of memory or more each; an alert has four
 
 
 class BodyReader:
@@ -34,7 +33,7 @@ class BodyReader:
 
 
 class _BodyInWork:
-    """A class, because the event loop tracks each generator."""
+    """Context of one body; no generator, because the event loop tracks each."""
 
     def __init__(self, memory: BodyMemory, request: Request, seconds: float, largest: int) -> None:
         self._memory = memory

@@ -23,14 +23,14 @@ class BodyArrival:
 class BodyMemory:
     def __init__(self, limits: ServerLimits) -> None:
         self._small_body_bytes = limits.small_body_bytes
-        self._small = _Share(limits.small_bytes)
-        self._large = _Share(limits.large_bytes)
+        self._small = _Budget(limits.small_bytes)
+        self._large = _Budget(limits.large_bytes)
         self._small_turns = Turns(limits.parsed_bytes)
         self._large_turns = Turns(1)  # every large body exceeds this, so they are parsed one by one
 
     def grow(self, arrival: BodyArrival, size: int) -> bool:
         """Reserve `size` more bytes. Return False if the budget is full and no other body can be dropped."""
-        before, after = self._share(arrival.size), self._share(arrival.size + size)
+        before, after = self._budget(arrival.size), self._budget(arrival.size + size)
         if before is not after:
             before.remove(arrival)
         after.arriving.setdefault(arrival)
@@ -46,20 +46,20 @@ class BodyMemory:
         return True
 
     def arrived(self, arrival: BodyArrival) -> None:
-        self._share(arrival.size).arriving.pop(arrival, None)
+        self._budget(arrival.size).arriving.pop(arrival, None)
 
     def release(self, arrival: BodyArrival) -> None:
-        self._share(arrival.size).remove(arrival)
+        self._budget(arrival.size).remove(arrival)
         arrival.size = 0
 
     def turns(self, size: int) -> Turns:
         return self._small_turns if size <= self._small_body_bytes else self._large_turns
 
-    def _share(self, size: int) -> _Share:
+    def _budget(self, size: int) -> _Budget:
         return self._small if size <= self._small_body_bytes else self._large
 
 
-class _Share:
+class _Budget:
     """Arriving bodies are in the order in which they began."""
 
     def __init__(self, limit: int) -> None:

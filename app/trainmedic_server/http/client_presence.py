@@ -9,8 +9,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 Answer = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_GRACE_SECONDS = 1.0
-"""Time for an answer that detects the disconnect itself to end."""
+_GRACE_SECONDS = 1.0  # for an answer that detects the disconnect itself
 _READS = frozenset({"GET", "HEAD"})
 
 
@@ -18,9 +17,9 @@ async def while_client_waits(answer: Answer, scope: Scope, receive: Receive, sen
     if scope["type"] != "http" or scope["method"] not in _READS:
         await answer(scope, receive, send)
         return
-    heard = _Heard(receive)
-    answering = asyncio.ensure_future(answer(scope, heard.next, send))
-    listening = asyncio.create_task(heard.listen())
+    messages = _ClientMessages(receive)
+    answering = asyncio.ensure_future(answer(scope, messages.next, send))
+    listening = asyncio.create_task(messages.listen())
     try:
         await asyncio.wait({answering, listening}, return_when=asyncio.FIRST_COMPLETED)
         if not answering.done():
@@ -34,7 +33,7 @@ async def while_client_waits(answer: Answer, scope: Scope, receive: Receive, sen
         await answering
 
 
-class _Heard:
+class _ClientMessages:
     """Messages of the client, at most two read ahead to bound memory, and an event for its disconnect."""
 
     def __init__(self, receive: Receive) -> None:

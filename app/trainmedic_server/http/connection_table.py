@@ -74,12 +74,12 @@ class ConnectionTable:
         """
         of_client = self._strangers.get(connection.address, {})
         if len(of_client) >= self._limits.per_client:
-            loser = next(_waited_for(of_client), connection)
-            self._close(loser)
-            if loser is connection:
+            victim = next(_awaiting_no_answer(of_client), connection)
+            self._close(victim)
+            if victim is connection:
                 return
         elif self._count >= self._limits.connections:
-            candidate = self._candidate()
+            candidate = self._least_trusted()
             if candidate is not None:
                 self._close(candidate)
         self._strangers.setdefault(connection.address, {})[connection] = next(self._numbers)
@@ -94,7 +94,7 @@ class ConnectionTable:
             self._strangers.pop(connection.address, None)
         self._unread.pop(connection, None)
 
-    def active(self, connection: TableEntry) -> None:
+    def note_activity(self, connection: TableEntry) -> None:
         group = self._group(connection)
         if connection in group:
             del group[connection]
@@ -115,33 +115,31 @@ class ConnectionTable:
             self._unread[connection] = None
 
     @property
-    def crowded(self) -> bool:
+    def is_crowded(self) -> bool:
         return self._count > self._limits.connections
 
     @property
-    def overfull(self) -> bool:
+    def is_overfull(self) -> bool:
         """True if a new connection cannot even be answered."""
         return self._count > self._limits.connections + self._limits.refused
 
-    def unread(self, connection: TableEntry) -> None:
+    def note_unread(self, connection: TableEntry) -> None:
         """Record that the client does not read its response. Close connections if unread responses need too much."""
         self._unread[connection] = None
         held = sum(entry.unread_bytes for entry in self._unread)
         while held > self._limits.unread_bytes and self._unread:
             # The lowest standing, and of these the one unread longest.
-            loser = min(self._unread, key=lambda entry: entry.standing)
-            held -= loser.unread_bytes
-            self._close(loser)
+            victim = min(self._unread, key=lambda entry: entry.standing)
+            held -= victim.unread_bytes
+            self._close(victim)
 
-    def read(self, connection: TableEntry) -> None:
+    def note_read(self, connection: TableEntry) -> None:
         self._unread.pop(connection, None)
 
-    def _candidate(self) -> TableEntry | None:
-        """Return the connection to close for a new one. None if all wait for answers. A client with a token also stays
-        while it sends its request.
-        """
+    def _least_trusted(self) -> TableEntry | None:
+        """Return the connection to close for a new one. None if all wait for answers or, with token, send requests."""
         for group in sorted(self._strangers.values(), key=_size_and_age, reverse=True):
-            for entry in _waited_for(group):
+            for entry in _awaiting_no_answer(group):
                 return entry
         idle = (entry for group in self._known.values() for entry in group if not entry.in_work)
         return next(idle, None)
@@ -157,7 +155,7 @@ class ConnectionTable:
         return self._known[connection.standing]
 
 
-def _waited_for(group: Iterable[TableEntry]) -> Iterator[TableEntry]:
+def _awaiting_no_answer(group: Iterable[TableEntry]) -> Iterator[TableEntry]:
     return (entry for entry in group if not entry.has_arrived)
 
 

@@ -60,8 +60,9 @@ log = telemetry.logger(__name__)
 
 _DESCRIPTION = """Takes alerts from Alertmanager, repairs their causes by playbook, and shows what it did and why.
 
-Errors are `application/problem+json` (RFC 9457). A token is given as Bearer, or as the password of
-Basic with any user name; where no tokens are configured, none is asked for."""
+Errors are `application/problem+json` (RFC 9457). Unknown query parameters are refused (422), except by
+webhooks, events, probes and `/metrics`. A token is given as Bearer, or as the password of Basic with any user name;
+where no tokens are configured, none is asked for."""
 _WITHOUT_TOKEN = frozenset({"/health", "/ready", "/metrics"})
 # Models of errors and of bodies that our handlers read themselves. FastAPI does not document them.
 _UNKNOWN_TO_FASTAPI = (
@@ -113,7 +114,10 @@ def create_app(
 ) -> FastAPI:
     """Return the API and the console. `allowed_hosts` are served without tokens."""
     bodies, reads = BodyReader(limits), ReadTurns(limits.reads, limits.waiting_reads, "pages of the history")
-    unheard = lambda: unset_channels((each.definition for each in catalog.all()), messaging.services)  # noqa: E731
+
+    def channel_warning() -> str:
+        return unset_channels((each.definition for each in catalog.all()), messaging.services)
+
     own = OwnAlerts(found.history, found.verdicts, runbooks)
     handle = webhook.endpoint(engine, own, auth, bodies, clock, metrics)
     base = BasePath(standing.external_url)
@@ -145,7 +149,7 @@ def create_app(
             metrics,
             limits,
             redis_caveat,
-            unheard,
+            channel_warning,
             alert_map,
             messaging.routes.caveat,
         ),
@@ -153,7 +157,7 @@ def create_app(
         app.router.routes.extend(routes.routes)  # `include_router` would build each route again
     app.pages = console(app.answer, app.answers, feed, auth, base, bodies, clock, limits, metrics, presences)
     app.add_middleware(_Boundary, metrics=metrics)
-    return _described(app, base)
+    return _with_openapi(app, base)
 
 
 class _Api(FastAPI):
@@ -189,7 +193,7 @@ class _Api(FastAPI):
         elif scope["type"] == "http" and self.pages.takes(scope):
             await while_client_waits(_Boundary(self.pages, self._metrics), scope, receive, send)
         else:
-            await while_client_waits(self.answer, scope, receive, _of_one_caller(send))
+            await while_client_waits(self.answer, scope, receive, _uncached(send))
 
     def answers(self, scope: Scope) -> bool:
         return any(route.matches(scope)[0] is not Match.NONE for route in self.router.routes)
@@ -198,7 +202,7 @@ class _Api(FastAPI):
         await super().__call__(scope, receive, send)
 
 
-def _of_one_caller(send: Send) -> Send:
+def _uncached(send: Send) -> Send:
     """Forbid caching: an answer depends on the caller and on the Accept header."""
 
     async def marked(message: Message) -> None:
@@ -243,7 +247,7 @@ class _Boundary:
                 await problems.ProblemResponse(problem, scope["path"])(scope, receive, send)
 
 
-def _described(app: FastAPI, base: BasePath) -> FastAPI:
+def _with_openapi(app: FastAPI, base: BasePath) -> FastAPI:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)

@@ -10,27 +10,20 @@ from typing import Any
 import httptools
 from starlette.types import Receive, Scope, Send
 
-MARK = b"trainmedic-handed-on"
-"""Header of a forwarded request, so that two standbys do not forward it in a circle."""
+MARK = b"trainmedic-handed-on"  # header of a forwarded request, so that two standbys do not forward it in a circle
 # Headers of one connection (RFC 9110, section 7.6.1). Host stays, because the leader checks it.
 _OF_ONE_HOP = {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect"}
 # The leader trusts a proxy's user by the proxy's address, but sees only this server's.
-_NOT_HANDED_ON = _OF_ONE_HOP | {b"x-forwarded-user", b"x-forwarded-groups"}
+_NOT_FORWARDED = _OF_ONE_HOP | {b"x-forwarded-user", b"x-forwarded-groups"}
 
-_MOST = 300
-"""Further requests wait for `_TURN_SECONDS`."""
+_MOST_AT_ONCE = 300  # further requests wait for _TURN_SECONDS
 _TURN_SECONDS = 5.0
 _CONNECT_SECONDS = 2.0
-_SILENT_SECONDS = 60.0
-"""Event streams send something every 15 s."""
-_SLOWEST_PART_SECONDS = 10.0
-"""Longest silence of a sending client."""
-_IDLE_SECONDS = 30.0
-"""The leader closes connections after 75 s (``limits``)."""
-_LONG_SECONDS = 1.0
-"""After it, an exchange is monitored for disconnect and silence."""
-_MOST_UNSENT = 1 << 18
-"""Bytes of an answer that wait for the client before reading pauses."""
+_SILENT_SECONDS = 60.0  # event streams send something every 15 s
+_SLOWEST_PART_SECONDS = 10.0  # longest silence of a sending client
+_IDLE_SECONDS = 30.0  # the leader closes connections after 75 s (limits)
+_MONITOR_AFTER_SECONDS = 1.0  # a short exchange is not monitored for disconnect and silence
+_MOST_UNSENT = 1 << 18  # bytes of an answer that wait for the client before reading pauses
 
 
 class CutOff(ConnectionError):
@@ -47,7 +40,7 @@ class Forwarder:
     def __init__(self) -> None:
         self._idle: list[_Connection] = []
         self._in_use: set[_Connection] = set()
-        self._turns = asyncio.Semaphore(_MOST)
+        self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
 
     async def forward(self, address: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the request to the leader at `address` ("host:port"), and its answer to the client.
@@ -95,7 +88,11 @@ async def _exchange(connection: _Connection, scope: Scope, receive: Receive, sen
     await _send_request(connection, scope, receive)
     guard: list[asyncio.Task[None]] = []
     loop = asyncio.get_running_loop()
-    timer = loop.call_later(_LONG_SECONDS, lambda: guard.append(loop.create_task(_look_after(connection, receive))))
+
+    def monitor() -> None:
+        guard.append(loop.create_task(_abort_if_abandoned(connection, receive)))
+
+    timer = loop.call_later(_MONITOR_AFTER_SECONDS, monitor)
     try:
         await connection.until(lambda: connection.status != 0)
         headers = [(name, value) for name, value in connection.headers if name.lower() not in _OF_ONE_HOP]
@@ -122,7 +119,7 @@ async def _send_request(connection: _Connection, scope: Scope, receive: Receive)
     lines = [scope["method"].encode() + b" " + path.partition(b"?")[0] + (b"?" + query if query else b"")]
     lines[0] += b" HTTP/1.1"
     names = {name.lower() for name, _ in scope["headers"]}
-    lines += [name + b": " + value for name, value in scope["headers"] if name.lower() not in _NOT_HANDED_ON]
+    lines += [name + b": " + value for name, value in scope["headers"] if name.lower() not in _NOT_FORWARDED]
     lines.append(MARK + b": 1")
     if b"host" not in names:
         lines.append(b"host: " + connection.address.encode())
@@ -148,8 +145,8 @@ async def _send_request(connection: _Connection, scope: Scope, receive: Receive)
     connection.is_sent = True
 
 
-async def _look_after(connection: _Connection, receive: Receive) -> None:
-    leaves = asyncio.ensure_future(_left(receive))
+async def _abort_if_abandoned(connection: _Connection, receive: Receive) -> None:
+    leaves = asyncio.ensure_future(_client_left(receive))
     try:
         while not leaves.done() and connection.silent_seconds < _SILENT_SECONDS:
             await asyncio.wait([leaves], timeout=_SILENT_SECONDS - connection.silent_seconds)
@@ -159,7 +156,7 @@ async def _look_after(connection: _Connection, receive: Receive) -> None:
     connection.abort()
 
 
-async def _left(receive: Receive) -> None:
+async def _client_left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -201,13 +198,13 @@ class _Connection(asyncio.Protocol):
                 await self._drained
         if self.status:
             return False
-        self._check()
+        self._raise_if_over()
         self._transport.write(part)
         return True
 
     async def until(self, condition: Any) -> None:
         while not condition():
-            self._check()
+            self._raise_if_over()
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
 
@@ -223,7 +220,7 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _check(self) -> None:
+    def _raise_if_over(self) -> None:
         if not self.has_client:
             raise ClientLeft
         if self._is_lost:

@@ -42,7 +42,7 @@ class HttpConnection(HttpToolsProtocol):
         self._outside_bodies = 0
         """Bytes of the present piece that are not part of a body."""
         self._head_deadline = _NEVER
-        """In the loop's time."""
+        """In the event loop's time, as the next."""
         self._write_deadline = _NEVER
 
     # Interface to the table.
@@ -63,7 +63,7 @@ class HttpConnection(HttpToolsProtocol):
     def give_way(self) -> None:
         self.transport.abort()
 
-    def overdue(self, now: float) -> bool:
+    def is_overdue(self, now: float) -> bool:
         """Return whether the client sends or reads too slowly."""
         if self.transport.is_closing() and self._write_deadline == _NEVER:
             self._write_deadline = now + self._limits.flush_seconds
@@ -77,7 +77,7 @@ class HttpConnection(HttpToolsProtocol):
         self.address = self.client[0] if self.client else ""
         self._head_deadline = self.loop.time() + self._limits.head_seconds
         self._table.add(self)
-        if self._table.overfull:
+        if self._table.is_overfull:
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -112,12 +112,12 @@ class HttpConnection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._write_deadline = self.loop.time() + self._limits.flush_seconds
-        self._table.unread(self)
+        self._table.note_unread(self)
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._write_deadline = _NEVER
-        self._table.read(self)
+        self._table.note_read(self)
 
     # Callbacks of the parser.
 
@@ -137,8 +137,8 @@ class HttpConnection(HttpToolsProtocol):
         self._head_deadline = _NEVER
         self.scope["state"]["vouch"] = self._vouch
         self.scope["state"]["has_arrived"] = self._has_arrived
-        self.app = _answer_503 if self._table.crowded else self.config.loaded_app
-        self._table.active(self)
+        self.app = _answer_503 if self._table.is_crowded else self.config.loaded_app
+        self._table.note_activity(self)
         super().on_headers_complete()
         self.cycle.transport = _JoinedWrites(self.transport)  # type: ignore[assignment]
 
@@ -151,7 +151,7 @@ class HttpConnection(HttpToolsProtocol):
         if self._serving is not None and isinstance(self._serving.transport, _JoinedWrites):
             self._serving.transport.flush()  # a response without a body, such as for HEAD
         super().on_response_complete()
-        self._table.active(self)
+        self._table.note_activity(self)
         if not self.in_work and self._head_deadline == _NEVER:
             self._head_deadline = self.loop.time() + self._limits.keep_alive_seconds
 

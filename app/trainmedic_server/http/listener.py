@@ -89,7 +89,7 @@ class _Server(uvicorn.Server):
     def _end_overdue_connections(self) -> None:
         now = asyncio.get_running_loop().time()
         for connection in list(self.server_state.connections):
-            if isinstance(connection, HttpConnection) and connection.overdue(now):
+            if isinstance(connection, HttpConnection) and connection.is_overdue(now):
                 connection.transport.abort()
         if self._table.closed:
             log.warning("connections closed for capacity", closed=self._table.closed, open=len(self._table))

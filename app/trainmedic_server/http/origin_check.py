@@ -27,7 +27,7 @@ _REMEMBERED = 1024
 
 class OriginCheck:
     """Refuses malformed Host and Origin headers and, while `is_open`, names other than addresses, ``localhost``, names
-    without a dot, names of cluster services, and `names`. ``*.example.org`` matches every name under ``example.org``.
+    without a dot, cluster services, and `names` (``*.example.org`` matches all below).
     """
 
     def __init__(self, names: Iterable[str] = (), is_open: Callable[[], bool] = lambda: True) -> None:

@@ -25,6 +25,7 @@ from trainmedic_server.api.view import ApiModel
 MEDIA_TYPE = "application/problem+json"
 STORE_RETRY_SECONDS = 5
 _LINGER_SECONDS = 2.0
+_MOST_PROBLEMS = 20
 
 log = telemetry.logger(__name__)
 
@@ -154,7 +155,7 @@ def from_error(error: errors.TrainmedicError) -> HttpProblem:
 
 
 def from_validation(mistakes: Sequence[Mapping[str, Any]]) -> HttpProblem:
-    problems = [(_path(each["loc"]), sentence(each["msg"])) for each in mistakes[:20]]
+    problems = [(_path(each["loc"]), sentence(each["msg"])) for each in mistakes[:_MOST_PROBLEMS]]
     detail = "; ".join(f"{field}: {message}" for field, message in problems)
     return HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, problems=problems)
 
@@ -181,22 +182,22 @@ def answer_error(scope: Scope, error: errors.TrainmedicError) -> ProblemResponse
 
 
 def register(app: FastAPI) -> None:
-    async def ours(request: Request, error: Exception) -> Response:
+    async def answer_ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, errors.TrainmedicError)
         return answer_error(request.scope, error)
 
-    async def of_http(request: Request, error: Exception) -> Response:
+    async def answer_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         detail = _HTTP_DETAILS.get(error.status_code, str(error.detail))
         return answer(request.scope, HttpProblem(error.status_code, detail, headers=error.headers))
 
-    async def of_validation(request: Request, error: Exception) -> Response:
+    async def answer_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         return answer(request.scope, from_validation(error.errors()))
 
-    app.add_exception_handler(errors.TrainmedicError, ours)
-    app.add_exception_handler(HTTPException, of_http)
-    app.add_exception_handler(RequestValidationError, of_validation)
+    app.add_exception_handler(errors.TrainmedicError, answer_ours)
+    app.add_exception_handler(HTTPException, answer_http)
+    app.add_exception_handler(RequestValidationError, answer_validation)
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -229,11 +230,12 @@ def _path(location: Sequence[Any]) -> str:
 
 
 def sentence(message: str) -> str:
-    said = message.removeprefix("Value error, ")
+    """Return a pydantic message in plain words."""
+    text = message.removeprefix("Value error, ")
     for pattern, words in _PLAIN:
-        if match := pattern.fullmatch(said):
+        if match := pattern.fullmatch(text):
             return match.expand(words)
-    return said
+    return text
 
 
 _PLAIN = tuple(

@@ -63,7 +63,7 @@ class SwitchableApp:
         await self._app(scope, receive, send)
 
     async def close(self) -> None:
-        """Stop forwarding, and close the feed. `EventFeed` has the same method."""
+        """Stop forwarding, and close the feed."""
         self._standby.end_forwarding()
         if self._feed is not None:
             await self._feed.close()

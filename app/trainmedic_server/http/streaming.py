@@ -66,7 +66,7 @@ class StreamedResponse(Response):
 
 
 async def while_allowed(chunks: AsyncGenerator[bytes, None], is_allowed: Callable[[], bool]) -> AsyncGenerator[bytes]:
-    """Pass chunks on while allowed. Quiet streams end too: they send keep-alive chunks."""
+    """Yield chunks until one comes that is no longer allowed, which may be a keep-alive."""
     try:
         async for chunk in chunks:
             if not is_allowed():

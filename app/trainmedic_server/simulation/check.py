@@ -42,11 +42,11 @@ def check(roots: Sequence[Path], actions: Actions, identity: IdentityLabels = Id
     found += [each.file for each in problems]
     sources = [Path(source) for source in found]
     empty = tuple(root for root in roots if root not in tests and not any(_is_in(source, root) for source in sources))
-    warnings = (*overlaps.warnings(playbooks, actions), *chains.warnings(playbooks), *_unused(library))
+    warnings = (*overlaps.warnings(playbooks, actions), *chains.warnings(playbooks), *_unused_fragments(library))
     return CheckResult(playbooks, tuple(sorted(set(problems))), warnings, empty, len(library.fragments))
 
 
-def _unused(library: Library) -> Iterator[FileProblem]:
+def _unused_fragments(library: Library) -> Iterator[FileProblem]:
     used = {
         (Path(playbook.source).parent, use.fragment) for playbook in library.all() for use in playbook.uses.values()
     }
@@ -59,7 +59,7 @@ def _unused(library: Library) -> Iterator[FileProblem]:
 def check_alert_maps(
     roots: Sequence[Path], playbooks: Sequence[YamlPlaybook] | None, actions: Actions
 ) -> tuple[AlertMapLibrary, tuple[FileProblem, ...]]:
-    """Return the alert map with problems and warnings, which consider given playbooks."""
+    """Return the alert map, and warnings, which consider the playbooks if given."""
     library = AlertMapLibrary(roots)
     library.reload()
     warnings = alert_map_compiler.warnings(library.contents, playbooks, actions)

@@ -56,11 +56,11 @@ def differences(check: Check, observed: Observations) -> Iterator[Difference]:
     yield from equal(("breaker_open",), check.breaker_open, observed.controls.breaker_open)
 
 
-def failed_runs(observed: Observations, besides: str) -> Iterator[str]:
-    """Yield failure reasons of runs that `besides` does not contain."""
+def failed_runs(observed: Observations, message: str) -> Iterator[str]:
+    """Yield failure reasons of runs that `message` does not contain."""
     for record in observed.runs:
         run = record.run
-        if run.status is Status.FAILED and run.message not in besides:
+        if run.status is Status.FAILED and run.message not in message:
             yield f"{run.playbook} {_target(record)} failed: {run.message}"
 
 

@@ -28,8 +28,8 @@ from trainmedic_server.simulation.virtual_time import BEGINNING
 _REPEAT = timedelta(minutes=1)
 
 
-class _Nobody:
-    """Empty presences: the test's job states the places."""
+class _NoPresences:
+    """The test's job states the places."""
 
     async def jobs(self) -> list[Presence]:
         return []
@@ -55,7 +55,7 @@ class LogScenario:
         fixtures: Mapping[str, str],
         store: RunStore,
         clock: Clock,
-        teller: AlertSender,
+        sender: AlertSender,
         metrics: telemetry.Metrics,
     ) -> None:
         self._job = job
@@ -63,20 +63,20 @@ class LogScenario:
         self._store = store
         self._clock = clock
         self._ids: list[str] = []
-        self._alerts = teller
+        self._sender = sender
         self._fails_at = BEGINNING + job.fails if job.fails is not None else None
         topology = Topology(jobs=JobTopology(dict.fromkeys(job.nodes, frozenset({job.name}))))
-        self._teller = FindingAlertSender(store, teller, clock, metrics, _REPEAT)
+        self._finding_sender = FindingAlertSender(store, sender, clock, metrics, _REPEAT)
         self._intake = FindingIntake(
             store,
             lambda: rules,
             lambda: topology,
-            NodeWatch(_Nobody(), store, clock, metrics),
+            NodeWatch(_NoPresences(), store, clock, metrics),
             clock,
             lambda ago: clock.now() - ago,
             metrics,
             self._new_id,
-            self._teller.touch,
+            self._finding_sender.touch,
         )
 
     async def print(self, entry: LineEntry) -> None:
@@ -87,7 +87,7 @@ class LogScenario:
         for updates in self._playback.tick(self._clock.now()):
             await self._send(updates)
         await self._intake.check()
-        await self._teller.tell()
+        await self._finding_sender.tell()
         if self._fails_at is not None and self._clock.now() >= self._fails_at + SETTLE:
             self._fails_at = None
             await self._send_verdict()
@@ -103,13 +103,13 @@ class LogScenario:
     async def _send_verdict(self) -> None:
         verdict = self.verdict().plain()
         labels = verdict_alert.labels_of(self._job.name, verdict)
-        said, now = verdict_alert.annotations_of(verdict), self._clock.now()
-        await self._alerts.tell([Alert(fingerprint(labels), AlertStatus.FIRING, labels, said, now, None)])
+        annotations, now = verdict_alert.annotations_of(verdict), self._clock.now()
+        await self._sender.tell([Alert(fingerprint(labels), AlertStatus.FIRING, labels, annotations, now, None)])
 
     async def _send(self, updates: Sequence[FindingUpdate]) -> None:
         if updates:
             await self._intake.take(updates)
-            await self._teller.tell()
+            await self._finding_sender.tell()
 
     def _new_id(self) -> str:
         self._ids.append(f"finding-{len(self._ids) + 1:05}")

@@ -15,11 +15,9 @@ from trainmedic_core.target import Target
 from trainmedic_server.domain.run import Status
 from trainmedic_server.errors import ConfigurationError
 
-LONGEST_LINE = 16 << 20
-"""Bytes."""
-_ROUNDED = timedelta(milliseconds=1)
-"""Error of ``duration_ms``."""
-_A_PAGE = b'{"items":'
+LONGEST_LINE = 16 << 20  # bytes
+_ROUNDED = timedelta(milliseconds=1)  # error of duration_ms
+_PAGE_BEGINNING = b'{"items":'
 
 _Time = Annotated[datetime, Meta(tz=True)]
 _Name = Annotated[str, Meta(min_length=1)]
@@ -75,7 +73,7 @@ class RecordedRun(Struct, frozen=True):
         return self.status != Status.NOT_STARTED
 
     @property
-    def its_target(self) -> Target | None:
+    def parsed_target(self) -> Target | None:
         """None if it has none that this release can read."""
         try:
             return Target.of_key(self.target) if self.target else None
@@ -118,7 +116,7 @@ def read_file(path: Path) -> Iterator[Recorded | FileProblem]:
                 try:
                     yield _decoded(text.removeprefix(b"["))
                 except ValueError as error:
-                    yield FileProblem(str(path), number, 1, _explained(text, error))
+                    yield FileProblem(str(path), number, 1, _fault_of(text, error))
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror or error}") from error
 
@@ -134,7 +132,7 @@ def _decoded(text: bytes) -> Recorded:
         raise
 
 
-def _explained(text: bytes, error: ValueError) -> str:
-    if text.replace(b" ", b"").startswith(_A_PAGE):
+def _fault_of(text: bytes, error: ValueError) -> str:
+    if text.replace(b" ", b"").startswith(_PAGE_BEGINNING):
         return "is a page of the API; export with 'Accept: application/x-ndjson', or 'trainmedic alerts --output json'"
     return f"is not one alert or run of the history: {error}"

@@ -38,9 +38,8 @@ from trainmedic_server.simulation.replay_spool import ReplaySpool, SpooledAlert,
 
 _DECISIONS = frozenset(map(str, Decision))
 _UNFOUND = frozenset({Decision.TARGET_UNKNOWN, Decision.TARGET_AMBIGUOUS})
-_INSTANT = timedelta(microseconds=1)
-_UNRECORDED = "~"
-"""Sorts after the IDs of runs."""
+_INSTANT = timedelta(microseconds=1)  # shortest time that a run is open
+_UNRECORDED = "~"  # sorts after the IDs of runs
 
 
 class ReplaySettings(Struct, frozen=True):
@@ -56,7 +55,7 @@ class ReplaySettings(Struct, frozen=True):
     """Ignore alerts first received before."""
 
 
-class _Replayed(Struct, frozen=True):
+class _ReplayedPlaybook(Struct, frozen=True):
     playbook: CompiledPlaybook
     mode: Mode
     longest: LongestRun
@@ -70,20 +69,20 @@ class _Pending(Struct, eq=False):
     """One playbook's decision on one alert, until it is settled."""
 
     alert: SpooledAlert
-    replayed: _Replayed
+    replayed: _ReplayedPlaybook
     target: Target
     reaction: RecordedReaction | None
     same_run: RecordedRun | None
     """The recorded run that this would be: same playbook text, mode, target and alert."""
-    started_at: datetime | None
+    started_at: datetime | None  # when the recorded run was decided on; None if unknown
     may_repeat_until: datetime
     """The first report's time if no other report has an unknown time."""
     possible: set[Decision] = field(default_factory=set)
     """Decisions other than refusals that reports until now may have had."""
-    refused: set[Decision] = field(default_factory=set)
-    own: ReplayedRun | None = None
-    is_same: bool = False
-    has_begun: bool = False
+    refused: set[Decision] = field(default_factory=set)  # refusals (`PASSING`) that they may have had
+    own: ReplayedRun | None = None  # the run that it may have started in the replay
+    is_same: bool = False  # the recorded decision was on the same text, mode and target
+    has_begun: bool = False  # the recorded decision was taken at a report
     is_settled: bool = False
 
     @property
@@ -101,7 +100,7 @@ class Replay:
     def __init__(self, catalog: Catalog, actions: Actions, settings: ReplaySettings, spool: ReplaySpool) -> None:
         self._catalog, self._settings, self._spool = catalog, settings, spool
         limits = settings.limits
-        self._replayed = dict(_all_replayed(catalog, actions, limits))
+        self._replayed = dict(_replayed_by_name(catalog, actions, limits))
         self._runs = ReplayedRuns(limits, settings.breaker_closes_after, settings.topology.nodes, settings.nodes)
         self._pending: list[tuple[datetime, str, int, _Pending]] = []
         self._numbers = itertools.count()
@@ -160,11 +159,14 @@ class Replay:
                 self._runs.add(*next_given)
                 next_given = next(given, None)
             if not pending.is_settled:
-                self._follow(pending, now) if self._follows(pending, now) else self._decide(pending, now)
+                if self._is_as_recorded(pending, now):
+                    self._take_recorded(pending, now)
+                else:
+                    self._decide(pending, now)
         for run in self._spool.runs():
             if run.has_started and not run.is_observed and run.started_by is None and self._is_in_period(run):
                 self._result.of(run.playbook).then_time.add_ended(
-                    self._gpus(run.its_target, run), run.timestamp, run.ended
+                    self._gpus(run.parsed_target, run), run.timestamp, run.ended
                 )
         self._result.breaker_opened = self._runs.breaker_opened
         return self._result
@@ -174,7 +176,7 @@ class Replay:
 
     def _given_runs(self) -> Iterator[tuple[ReplayedRun, Guards]]:
         for recorded in self._spool.given_runs(self._result.first or FAR):
-            replayed, target = self._replayed.get(recorded.playbook), recorded.its_target
+            replayed, target = self._replayed.get(recorded.playbook), recorded.parsed_target
             if replayed is None or target is None or not recorded.has_started:
                 continue
             self._result.given_runs += 1
@@ -201,9 +203,8 @@ class Replay:
         run = self._spool.run(reaction.run_id) if reaction is not None and reaction.run_id else None
         is_same_text = run is not None and run.version == replayed.playbook.version
         if why := _not_judged(replayed.playbook.definition):
-            self._without_target(
-                alert, replayed, candidate, reaction, ReplayOutcome(frozenset(), why, Unknown.PLAYBOOK)
-            )
+            unknown = ReplayOutcome(frozenset(), why, Unknown.PLAYBOOK)
+            self._record_possible_run(alert, replayed, candidate, reaction, unknown)
             return
         if candidate.decision == Decision.NOT_ACCEPTED:
             self._compare_refused(alert, candidate, reaction, candidate.decision)
@@ -214,9 +215,9 @@ class Replay:
                 self._compare_refused(alert, candidate, reaction, reaction.decision)
             else:
                 unknown = ReplayOutcome(frozenset(), candidate.why, Unknown.TARGET)
-                self._without_target(alert, replayed, candidate, reaction, unknown)
+                self._record_possible_run(alert, replayed, candidate, reaction, unknown)
             return
-        decided = _decided_here(alert, reaction, run)
+        decided = _decision_time(alert, reaction, run)
         is_same = is_same_text and run is not None and run.mode == replayed.mode and run.target == target.key
         is_its_run = is_same and decided is not None and reaction is not None and reaction.decision in STARTS
         same_run = run if is_its_run else None
@@ -252,7 +253,7 @@ class Replay:
 
     def _target(self, candidate: SpooledCandidate, run: RecordedRun | None, is_same_text: bool) -> Target | None:
         """Prefer the recorded target of the same text, then that of the labels, then the recorded one of its kind."""
-        recorded = run.its_target if run is not None else None
+        recorded = run.parsed_target if run is not None else None
         if run is not None and is_same_text:
             return recorded
         if candidate.target is not None:
@@ -261,14 +262,15 @@ class Replay:
         is_of_kind = recorded is not None and isinstance(wanted, TargetKind) and recorded.kind is wanted
         return recorded if is_of_kind else None
 
-    def _without_target(
+    def _record_possible_run(
         self,
         alert: SpooledAlert,
-        replayed: _Replayed,
+        replayed: _ReplayedPlaybook,
         candidate: SpooledCandidate,
         reaction: RecordedReaction | None,
         unknown: ReplayOutcome,
     ) -> None:
+        """Without a target, a run may have started at any report."""
         end = max(alert.last_heard, alert.first_heard)
         key = candidate.playbook, ""
         run = self._new_run(replayed, key, None, alert, alert.first_heard, end, None)
@@ -282,8 +284,8 @@ class Replay:
             order = f"{reaction.run_id} {reaction.decision == Decision.JOINED:d}"
         heapq.heappush(self._pending, (at, order, next(self._numbers), pending))
 
-    def _follows(self, pending: _Pending, now: datetime) -> bool:
-        """Return whether the recorded decision holds.
+    def _is_as_recorded(self, pending: _Pending, now: datetime) -> bool:
+        """Return whether the recorded decision applies.
 
         All decisions of the playbook until now must be as recorded, so that its guards see the same. The breaker also
         sees the runs of other playbooks.
@@ -293,8 +295,8 @@ class Replay:
         may_trip = pending.recorded == Decision.STARTED and bool(self._diverged)
         return not (may_trip and self._runs.may_trip(pending.target, now))
 
-    def _follow(self, pending: _Pending, now: datetime) -> None:
-        """Take a recorded refusal only when no other report can follow."""
+    def _take_recorded(self, pending: _Pending, now: datetime) -> None:
+        """Settle a recorded refusal only when no other report can follow."""
         assert pending.recorded is not None
         decision, pending.has_begun = Decision(pending.recorded), True
         if pending.started_at is not None and now < pending.started_at:
@@ -307,14 +309,14 @@ class Replay:
 
     def _decide(self, pending: _Pending, now: datetime) -> None:
         replayed, alert = pending.replayed, pending.alert
-        found = self._runs.decide(
+        decisions = self._runs.decide(
             pending.key, replayed.guards, replayed.mode, pending.target, alert.starts_at, now, pending.own,
             pending.recorded,
         )  # fmt: skip
         started_at = pending.started_at
         is_report = now in (alert.first_heard, started_at)
         waits = started_at is not None and now < started_at
-        refusals, others = found & PASSING, found - PASSING
+        refusals, others = decisions & PASSING, decisions - PASSING
         if is_report and not refusals and not (waits and pending.same_run is not None):
             self._settle(pending, now, pending.possible | others)
             return
@@ -323,13 +325,14 @@ class Replay:
         if others & STARTS and pending.own is None:
             latest = started_at if waits and started_at is not None else pending.may_repeat_until
             pending.own = self._start(pending, now, max(latest, now), is_certain=False)
-        following = self._next_time(pending, now, waits=waits)
+        following = self._next_decision_time(pending, now, waits=waits)
         if following is None:
-            self._settle(pending, now, pending.possible | pending.refused | self._later(pending, now))
+            self._settle(pending, now, pending.possible | pending.refused | self._possible_later(pending, now))
         else:
             self._push(following, pending)
 
-    def _later(self, pending: _Pending, now: datetime) -> Set[Decision]:
+    def _possible_later(self, pending: _Pending, now: datetime) -> Set[Decision]:
+        """Return decisions that reports after `now`, at unrecorded times, may have had."""
         later: set[Decision] = set()
         if not pending.refused - {Decision.PAUSED}:
             return later
@@ -343,7 +346,7 @@ class Replay:
             later |= {Decision.CONCURRENCY_LIMITED} if spec.max_concurrent else set()
         return later
 
-    def _next_time(self, pending: _Pending, now: datetime, *, waits: bool) -> datetime | None:
+    def _next_decision_time(self, pending: _Pending, now: datetime, *, waits: bool) -> datetime | None:
         until = pending.may_repeat_until
         change = None
         if pending.own is None and now < until and pending.recorded != Decision.PAUSED:
@@ -388,7 +391,7 @@ class Replay:
 
     def _new_run(
         self,
-        replayed: _Replayed,
+        replayed: _ReplayedPlaybook,
         key: matching.Key,
         node: str | None,
         alert: SpooledAlert,
@@ -420,12 +423,14 @@ class Replay:
         return per_node * len(run.touched) if is_job and run is not None else None
 
 
-def _all_replayed(catalog: Catalog, actions: Actions, limits: EngineLimits) -> Iterator[tuple[str, _Replayed]]:
+def _replayed_by_name(
+    catalog: Catalog, actions: Actions, limits: EngineLimits
+) -> Iterator[tuple[str, _ReplayedPlaybook]]:
     for playbook in catalog.all():
         mode = Mode.stricter(playbook.definition.mode, limits.mode)
         yield (
             playbook.definition.name,
-            _Replayed(playbook, mode, run_length.longest(playbook, mode, actions, limits.max_age)),
+            _ReplayedPlaybook(playbook, mode, run_length.longest(playbook, mode, actions, limits.max_age)),
         )
 
 
@@ -448,7 +453,7 @@ def _not_judged(playbook: Playbook) -> str:
     return f"a replay does not judge {', '.join(used)}" if used else ""
 
 
-def _decided_here(alert: SpooledAlert, reaction: RecordedReaction | None, run: RecordedRun | None) -> datetime | None:
+def _decision_time(alert: SpooledAlert, reaction: RecordedReaction | None, run: RecordedRun | None) -> datetime | None:
     if run is None or reaction is None or reaction.decision == Decision.JOINED:
         return None
     return run.timestamp if run.timestamp >= alert.first_heard else None

@@ -67,9 +67,10 @@ def _words(decisions: str) -> str:
 
 def _hours(time: Mapping[str, Any]) -> str:
     least, most = time["at_least"], time["at_most"]
-    hours = (
-        f"{least:.2f}" if least == most else f"{least:.2f} or more" if most is None else f"{least:.2f} to {most:.2f}"
-    )
+    if most is None:
+        hours = f"{least:.2f} or more"
+    else:
+        hours = f"{least:.2f}" if least == most else f"{least:.2f} to {most:.2f}"
     return hours + (f" (+{time['runs_of_unknown_size']})" if time["runs_of_unknown_size"] else "")
 
 

@@ -18,11 +18,9 @@ from trainmedic_server.engine.replayed_runs import FAR, ReplayedRun
 from trainmedic_server.simulation.recorded import RecordedAlert, RecordedReaction
 from trainmedic_server.simulation.replay_spool import SpooledAlert
 
-NONE = "none"
-"""Decision of a playbook that did not exist then, or did not match."""
+NONE = "none"  # decision of a playbook that did not exist then, or did not match
 NOT_KNOWN = "not_known"
-_MOST_DIFFERENCES = 10_000
-"""Different kinds of differences. Others are counted."""
+_MOST_DIFFERENCES = 10_000  # kinds of differences; others are only counted
 _ORDER = [*map(str, Decision), "not_matched"]
 
 
@@ -103,7 +101,7 @@ class PlaybookComparison(Struct):
 
 
 class ReplayDifference(Struct):
-    """Alerts on which a playbook decides otherwise, or on which its decision is not known. The example is the first."""
+    """Alerts with the same difference, or whose decision is not known. The example is the first."""
 
     playbook: str
     alert: str

@@ -1,7 +1,5 @@
 """Outcome of each alert in a rule file: the playbook that it starts, or why none does, with conditions on unknown
 labels.
-
-Files: Prometheus rules, PrometheusRule, or alerts with expected outcomes.
 """
 
 from __future__ import annotations
@@ -27,8 +25,7 @@ from trainmedic_server.domain.alert_suggestions import Suggestion, snippet, sugg
 from trainmedic_server.domain.proof import AlertProof
 
 _AT = datetime(2026, 1, 1, tzinfo=UTC)
-_ALWAYS_KNOWN = frozenset({"alertname", SHIPPED_RULE_LABEL})
-"""Labels known from the rule alone."""
+_ALWAYS_KNOWN = frozenset({"alertname", SHIPPED_RULE_LABEL})  # labels known from the rule alone
 
 
 class NamedAlert(Struct, frozen=True):
@@ -54,7 +51,7 @@ class RuleOutcome(Struct, frozen=True):
 
     @property
     def is_as_expected(self) -> bool:
-        """Return whether it is expected, or nothing is."""
+        """True also without an expectation."""
         if self.alert.expected is not None:
             return self.playbooks == (self.alert.expected,)
         return not self.alert.reason or not self.playbooks
@@ -75,16 +72,16 @@ class RuleOutcome(Struct, frozen=True):
         }
 
 
-class _Listed(BaseModel):
+class _FileModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
-class _Source(_Listed):
+class _Source(_FileModel):
     repository: str
     path: str
 
 
-class _AlertForm(_Listed):
+class _AlertForm(_FileModel):
     alert: str
     origin: str = Field(alias="from")
     labels: dict[str, str] = {}
@@ -98,7 +95,7 @@ class _AlertForm(_Listed):
         return self
 
 
-class _AlertList(_Listed):
+class _AlertList(_FileModel):
     """Alerts with expected outcomes."""
 
     sources: dict[str, _Source] = {}
@@ -118,16 +115,16 @@ def read(path: Path) -> tuple[list[NamedAlert], list[FileProblem]]:
             if isinstance(listed, list):
                 problems.extend(listed)
             else:
-                alerts.extend(_listed(listed, document))
+                alerts.extend(_alerts_in_list(listed, document))
         else:
-            alerts.extend(_of_rules(document))
+            alerts.extend(_alerts_of_rules(document))
     if not alerts and not problems:
         message = "has no alert; pass a file of Prometheus rules (groups, rules, alert)"
         problems.append(FileProblem(str(path), None, None, message))
     return alerts, problems
 
 
-def _listed(content: _AlertList, document: YamlDocument) -> Iterator[NamedAlert]:
+def _alerts_in_list(content: _AlertList, document: YamlDocument) -> Iterator[NamedAlert]:
     for place, each in enumerate(content.alerts):
         yield NamedAlert(
             each.alert,
@@ -140,13 +137,13 @@ def _listed(content: _AlertList, document: YamlDocument) -> Iterator[NamedAlert]
         )
 
 
-def _of_rules(document: YamlDocument) -> Iterator[NamedAlert]:
+def _alerts_of_rules(document: YamlDocument) -> Iterator[NamedAlert]:
     value = document.value
     if not isinstance(value, dict):
         return
     prefix = ("spec",) if isinstance(value.get("spec"), dict) else ()
-    whole = value["spec"] if prefix else value
-    for at, group in enumerate(_list(whole.get("groups"))):
+    content = value["spec"] if prefix else value
+    for at, group in enumerate(_list(content.get("groups"))):
         for place, rule in enumerate(_list(group.get("rules") if isinstance(group, dict) else None)):
             if not isinstance(rule, dict) or not isinstance(rule.get("alert"), str):
                 continue
@@ -245,7 +242,7 @@ def _proven(playbook: YamlPlaybook, labels: Mapping[str, str], needed: list[str]
 def _judged(
     matchers: Sequence[Matcher], labels: Mapping[str, str], known: frozenset[str] | None
 ) -> tuple[str, list[str]]:
-    """`known` None: all labels are known."""
+    """Return a refusal, empty for none, and conditions on unknown labels. `known` None: all labels are known."""
     needed: list[str] = []
     for matcher in matchers:
         try:

@@ -102,7 +102,7 @@ class _ScriptedAction:
         await asyncio.sleep(reply.after.total_seconds())
         match reply.outcome:
             case ReplyOutcome.APPLIED:
-                return _of_query(reply.output, params) if self._real.name == PROMETHEUS_QUERY else reply.output
+                return _query_output(reply.output, params) if self._real.name == PROMETHEUS_QUERY else reply.output
             case ReplyOutcome.FAILED if COMPARED in reply.output:
                 raise errors.EffectDisproved(reply.reason or "something else came of it", reply.output)
             case ReplyOutcome.FAILED:
@@ -126,30 +126,30 @@ class _ScriptedAction:
         return
 
 
-class _Caller(Struct, frozen=True):
+class _CallingStep(Struct, frozen=True):
     id: str
     is_attempt: bool
-    """False for the look of a wait."""
+    """False for a poll by a wait."""
 
 
-def _step_of(run: Run | None, command_id: str, target: Target) -> _Caller:
+def _step_of(run: Run | None, command_id: str, target: Target) -> _CallingStep:
     steps = run.steps if run else ()
     for step in steps:
         attempts = (*step.attempts, *step.undo_attempts)
         if any(command_id_of(attempt.command_id, step, target) == command_id for attempt in attempts):
-            return _Caller(step.id, True)
+            return _CallingStep(step.id, True)
     waiting = next((step.id for step in steps if step.kind == "wait" and step.status is StepStatus.WAITING), "")
-    return _Caller(waiting, False)
+    return _CallingStep(waiting, False)
 
 
-def _of_query(output: Mapping[str, Any], params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a whole output from its `value`, which passes the query's comparison or not."""
+def _query_output(output: Mapping[str, Any], params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Complete an output that has only `value`, to which the query's comparison applies."""
     value = output.get("value", output.get("compared"))
     comparisons = promql.comparisons(params["query"])
-    is_compared = len(comparisons) == 1 and isinstance(value, (int, float))
-    passes = (
-        comparisons[0].holds(float(value)) is not False if is_compared else "value" not in output or value is not None
-    )
+    if len(comparisons) == 1 and isinstance(value, (int, float)):
+        passes = comparisons[0].holds(float(value)) is not False
+    else:
+        passes = "value" not in output or value is not None
     samples = [{"labels": {}, "value": value}] if passes else []
     made = {"value": value if passes else None, "series": samples, "count": len(samples), "compared": value}
     return {**made, **{name: each for name, each in output.items() if name != "value"}}

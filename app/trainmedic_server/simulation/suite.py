@@ -64,15 +64,12 @@ from trainmedic_server.simulation.suite_format import (
 )
 from trainmedic_server.simulation.virtual_time import BEGINNING, VirtualClock
 
-_SETTLE = timedelta(microseconds=1)
-"""A timer with this delay fires after everything that is due now."""
+_SETTLE = timedelta(microseconds=1)  # a timer with this delay fires after everything that is due now
 _POLL_EVERY = timedelta(seconds=10)
-_PATIENCE = timedelta(hours=2)
-"""Time for runs to end after the last entry, without `end`."""
+_PATIENCE = timedelta(hours=2)  # for runs to end after the last entry, without `end`
 
 
 def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLabels()) -> FileResult:
-    """Problems are in the result."""
     suites, problems = suite_format.read(path)
     ready: list[tuple[Suite, list[YamlPlaybook], _LogParts]] = []
     folders = FragmentFolders()
@@ -147,6 +144,7 @@ class _Scenario:
     failures: list[tuple[DocumentPath, str]] = field(default_factory=list)
     decisions: list[tuple[datetime, PlaybookDecision]] = field(default_factory=list)
     began: dict[str, datetime] = field(default_factory=dict)
+    """By fingerprint."""
     unmatched: list[str] = field(default_factory=list)
     ends: EventDispatcher | None = None
     """None if no playbook begins with the end of a run."""
@@ -173,7 +171,7 @@ class _Scenario:
                 case Check():
                     await self._check(entry, path)
             await self._run_until_idle()
-        await self._to_the_end()
+        await self._run_to_end()
         for path, check in _checks(self.test):
             if check.at is None:
                 await self._check(check, path)
@@ -181,13 +179,13 @@ class _Scenario:
 
     def _log_scenario(self) -> LogScenario:
         rules, fixtures = self.parts.rules, self.parts.fixtures
-        teller = IntakeAlertSender(self._admit, self.clock)
-        return LogScenario(self.test.job, rules, fixtures, self.store, self.clock, teller, self.metrics)
+        sender = IntakeAlertSender(self._admit, self.clock)
+        return LogScenario(self.test.job, rules, fixtures, self.store, self.clock, sender, self.metrics)
 
     async def _pass_until(self, moment: datetime) -> None:
         while self.test.lines and self.clock.now() < moment:
-            is_lively = self.clock.now() < BEGINNING + self.test.last_line + log_playback.SETTLE
-            tick = log_playback.TICK if is_lively else log_playback.LAZY_TICK
+            has_lines = self.clock.now() < BEGINNING + self.test.last_line + log_playback.SETTLE
+            tick = log_playback.TICK if has_lines else log_playback.LAZY_TICK
             await self.clock.sleep_until(min(self.clock.now() + tick, moment))
             await self.logs.tick()
         while self.ends is not None and self.clock.now() < moment:
@@ -259,11 +257,12 @@ class _Scenario:
             case SimulatedOperation.START:
                 await self._start_run(entry)
             case SimulatedOperation.SCHEDULE:
-                await self._begin(beginnings.of_schedule(self._scheduled(entry), self.clock.now()))
+                await self._admit_stand_in(beginnings.of_schedule(self._scheduled(entry), self.clock.now()))
             case SimulatedOperation.EVENT:
                 assert entry.event is not None
                 body = json.dumps(entry.labels, sort_keys=True).encode()
-                await self._begin(beginnings.of_event(entry.event, entry.labels, None, body, self.clock.now()))
+                stand_in = beginnings.of_event(entry.event, entry.labels, None, body, self.clock.now())
+                await self._admit_stand_in(stand_in)
             case SimulatedOperation.PAUSE:
                 await self.engine.pause(entry.by)
             case SimulatedOperation.RESUME:
@@ -294,7 +293,7 @@ class _Scenario:
             raise errors.NotFound(f"there is no playbook {entry.playbook} with a schedule")
         return playbook.definition.name
 
-    async def _begin(self, stand_in: Alert) -> None:
+    async def _admit_stand_in(self, stand_in: Alert) -> None:
         await self._admit(Delivery(f"delivery-{stand_in.name}", self.clock.now(), "trainmedic", "{}", "", (stand_in,)))
 
     async def _newest(self, entry: OrderEntry) -> Run:
@@ -314,7 +313,7 @@ class _Scenario:
         while self.ends is not None and await self.ends.tell():
             await self.clock.sleep_until(self.clock.now() + _SETTLE)
 
-    async def _to_the_end(self) -> None:
+    async def _run_to_end(self) -> None:
         await self._run_until_idle()
         if self.test.lines:
             await self._pass_until(BEGINNING + self.test.last_line + log_playback.SETTLE)
@@ -354,8 +353,8 @@ def _decision(run: Run) -> PlaybookDecision:
 def _is_busy(run: Run) -> bool:
     """Return whether the run can change without a person or new alert."""
     if run.is_open:
-        waits_for_somebody = run.waiting_on in ("approval", "resume", "resolved")
-        return not waits_for_somebody or any(step.deadline and not step.status.is_final for step in run.steps)
+        needs_input = run.waiting_on in ("approval", "resume", "resolved")
+        return not needs_input or any(step.deadline and not step.status.is_final for step in run.steps)
     return any(step.undo and step.undo.status == "running" for step in run.steps)
 
 
@@ -378,9 +377,7 @@ def _checks(test: TestEntry) -> Iterator[tuple[DocumentPath, Check]]:
 
 
 def unknown_names(suite: Suite, playbooks: Sequence[CompiledPlaybook], actions: Actions) -> Iterator[FileProblem]:
-    """Yield a problem for each named step, action or playbook that does not exist; the test would pass without testing
-    it.
-    """
+    """Yield a problem for each named step, action or playbook that does not exist."""
     if not playbooks:
         return
     playbook_names = {playbook.definition.name for playbook in playbooks}

@@ -97,7 +97,7 @@ class OrderEntry(_Model):
     down: Duration = timedelta(0)
 
     @model_validator(mode="after")
-    def _is_whole(self) -> OrderEntry:
+    def _has_its_members(self) -> OrderEntry:
         if self.do in (SimulatedOperation.START, SimulatedOperation.SCHEDULE) and self.playbook is None:
             raise ValueError(f"{self.do} needs 'playbook'")
         if (self.do is SimulatedOperation.EVENT) != (self.event is not None):
@@ -239,7 +239,7 @@ class Check(LogCheck):
     breaker_open: bool | None = None
 
 
-def _readable(written: dict[str, Any]) -> dict[str, Any]:
+def _checked_inventory(written: dict[str, Any]) -> dict[str, Any]:
     inventory.parse(written)
     return written
 
@@ -250,7 +250,7 @@ class TestEntry(LogTest):
 
     mode: Mode = Mode.ENFORCE
     max_age: Duration = timedelta(minutes=15)
-    inventory: Annotated[dict[str, str | tuple[str, ...]], AfterValidator(_readable)] = Field({})
+    inventory: Annotated[dict[str, str | tuple[str, ...]], AfterValidator(_checked_inventory)] = Field({})
     alerts: tuple[AlertEntry, ...] = ()
     orders: tuple[OrderEntry, ...] = ()
     replies: dict[str, Annotated[tuple[Reply, ...], BeforeValidator(as_list)]] = Field({})

@@ -89,7 +89,7 @@ class VirtualClock:
             await asyncio.sleep(left)
 
     def _left(self, when: datetime, until: float) -> float:
-        """Count loop time if the clock was set back."""
+        """Return seconds, by the loop's time if the clock was set back."""
         by_time, by_loop = (when - self.now()).total_seconds(), until - self._loop.time()
         return by_time if by_time < by_loop + 1.0 else by_loop
 

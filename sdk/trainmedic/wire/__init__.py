@@ -1,4 +1,1 @@
-"""Messages over Redis of training jobs and the node agent.
-
-``receiver`` and ``writer`` are threads with a common ``connection``.
-"""
+"""Messages over Redis of training jobs and the node agent."""

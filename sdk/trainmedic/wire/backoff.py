@@ -9,7 +9,7 @@ _GENERATOR = random.Random()  # noqa: S311
 class Backoff:
     """Waits that grow by ``factor`` from ``first`` to ``longest`` seconds.
 
-    ``jitter`` spreads thousands of jobs' reconnects: each wait is between half and its whole length.
+    ``jitter`` makes each between half and its whole length, to spread reconnects.
     """
 
     def __init__(self, first: float, longest: float, factor: float = 2.0, jitter: bool = False) -> None:

@@ -11,10 +11,8 @@ from typing import Any, Callable, Mapping
 from trainmedic.wire import envelope
 from trainmedic.wire.reading import read_object
 
-MOST_WAITING = 1000
-"""Commands that wait in one receiver."""
-LARGEST_RECORD = 1024 * 1024
-"""Bytes; a larger record loses its outputs."""
+MOST_WAITING = 1000  # commands that wait in one receiver
+LARGEST_RECORD = 1024 * 1024  # bytes; a larger record loses its outputs
 
 RankOutcome = tuple[str, Mapping[str, Any]]
 
@@ -78,17 +76,16 @@ def ended(status: str, reason: str) -> CommandRecord:
 REVOKED = ended(envelope.REJECTED, "its undo came before it was applied")
 """Blocks a command whose undo arrived first."""
 
-
 _TIME = "%Y-%m-%d %H:%M:%SZ"
 
 
 class Do(enum.Enum):
     CARRY_OUT = enum.auto()
     ANSWER = enum.auto()
-    CLOSE = enum.auto()
+    CLOSE = enum.auto()  # answer, and record the outcome
     WAIT = enum.auto()
-    """Wait: the repeat extends the command's time."""
-    TAKE_OVER = enum.auto()
+    """The repeat extends the command's time."""
+    TAKE_OVER = enum.auto()  # an earlier process entered it, and did not answer
     DROP = enum.auto()
     """Send no answer: the record is forged."""
 
@@ -136,8 +133,8 @@ def admit(
 class CommandEffect(enum.Enum):
     POSSIBLE = enum.auto()
     NONE = enum.auto()
-    OPEN = enum.auto()
-    UNKNOWN = enum.auto()
+    OPEN = enum.auto()  # the command is not finished
+    UNKNOWN = enum.auto()  # records may have been lost
 
 
 def effect_of(record: CommandRecord | None, is_covered: Callable[[], bool], of_failed: CommandEffect) -> CommandEffect:

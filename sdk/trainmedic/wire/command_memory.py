@@ -23,9 +23,8 @@ from trainmedic.wire.signing import BadSignature, Signer, unseal
 
 log = logging.getLogger("trainmedic")
 
-SECONDS = 30 * 24 * 3600
-"""Seconds; an undo can come days later."""
-_KEPT_HERE = 10_000
+SECONDS = 30 * 24 * 3600  # seconds; an undo can come days later
+_KEPT_HERE = 10_000  # records in this process, with outputs up to _KEPT_BYTES
 _KEPT_BYTES = 2048
 
 

@@ -24,18 +24,15 @@ from trainmedic.wire.redis_url_check import check_redis_url
 log = logging.getLogger("trainmedic")
 
 REDIS_ERRORS = (redis.RedisError, OSError)
-UNUSABLE = (ValueError, TypeError, AttributeError, redis.RedisError)
+UNUSABLE = (ValueError, TypeError, AttributeError, redis.RedisError)  # raised by redis-py for options of a URL
 ANSWER_SECONDS = 5.0
 _CONNECT_SECONDS = 2.0
 _FIRST_WAIT = 0.1
 _LONGEST_WAIT = 5.0
-ROOM_FOR_SERVERS = 64
-"""Clients that agents and jobs leave free for servers."""
-_WAITS_FOR_ROOM = (10.0, 30.0)
-"""Random seconds between tries while Redis is full."""
-_MOST_IN_HAND = 1000
-_REFUSES_ONE_THING = ("OOM", "WRONGTYPE", "NOGROUP", "EXECABORT")
-"""First words of errors that leave the connection intact."""
+ROOM_FOR_SERVERS = 64  # clients that agents and jobs leave free for servers
+_WAITS_FOR_ROOM = (10.0, 30.0)  # random seconds between tries while Redis is full
+_MOST_IN_HAND = 1000  # unanswered commands whose times are known
+_INTACT_AFTER = ("OOM", "WRONGTYPE", "NOGROUP", "EXECABORT")  # first words of errors that leave the connection intact
 NO_MORE_CLIENTS = "it takes no more clients: raise its maxclients, and its limit of open files"
 _GENERATOR = random.Random()  # noqa: S311 - not the shared one, from which a training draws
 
@@ -84,16 +81,19 @@ class NoRoom(redis.RedisError):
     """Redis has no client slots left except those reserved for servers."""
 
 
-class _Line:
+class _SharedClient:
+    """Client that several connections use in turns."""
+
     def __init__(self, find_url: Callable[[], str | None]) -> None:
         self._find_url = find_url
         self._changed = threading.Condition()
+        # Tickets given and served, as in a queue at a counter.
         self._given = 0
         self._served = 0
         self.holder: RedisConnection | None = None
         self.users = 0
-        self.in_hand: dict[str, float] = {}
-        self.answered: set[bytes] = set()
+        self.in_hand: dict[str, float] = {}  # time.monotonic() of unanswered commands, by ID
+        self.answered: set[bytes] = set()  # entries whose replies are queued, and that are still on the stream
         self.is_ending = False
         self.client: redis.Redis | None = None
 
@@ -121,7 +121,7 @@ class _Line:
             except ValueError as error:
                 raise NoRedisUrl(f"the Redis URL that is set, or in the state directory, {error}") from None
             if not self.is_ending:  # the last answers and notices could be lost otherwise
-                _leave_room(self.client)
+                _check_room(self.client)
         return self.client
 
     def drop(self) -> None:
@@ -131,8 +131,10 @@ class _Line:
 
 
 class RedisConnection:
-    def __init__(self, find_url: Callable[[], str | None], outage: OutageLog, line: _Line | None = None) -> None:
-        self._line = line or _Line(find_url)
+    def __init__(
+        self, find_url: Callable[[], str | None], outage: OutageLog, line: _SharedClient | None = None
+    ) -> None:
+        self._line = line or _SharedClient(find_url)
         self._is_user = False
         self._find_url = find_url
         self._outage = outage
@@ -155,7 +157,7 @@ class RedisConnection:
         try:
             yield line.opened()
         except Exception as error:
-            if not _refuses_one_thing(error):
+            if not _leaves_connection_intact(error):
                 line.drop()
             raise
         finally:
@@ -180,6 +182,7 @@ class RedisConnection:
         return entry in self._line.answered
 
     def since_command(self, most: float) -> float:
+        """Return seconds since the newest unanswered command; infinite from `most` on."""
         since = time.monotonic() - max(list(self._line.in_hand.values()), default=-math.inf)
         return since if since < most else math.inf
 
@@ -188,6 +191,7 @@ class RedisConnection:
         self._outage.end(self)
 
     def failed(self, error: BaseException) -> float:
+        """Return the seconds to wait."""
         self._outage.begin(self, error, self._find_url())
         if isinstance(error, (NoRoom, redis.exceptions.MaxConnectionsError)) or takes_no_clients(error):
             return _GENERATOR.uniform(*_WAITS_FOR_ROOM)
@@ -216,11 +220,11 @@ def takes_no_clients(error: BaseException) -> bool:
     return "max number of clients" in str(error)
 
 
-def _refuses_one_thing(error: BaseException) -> bool:
-    return isinstance(error, redis.ResponseError) and str(error).startswith(_REFUSES_ONE_THING)
+def _leaves_connection_intact(error: BaseException) -> bool:
+    return isinstance(error, redis.ResponseError) and str(error).startswith(_INTACT_AFTER)
 
 
-def _leave_room(client: redis.Redis) -> None:
+def _check_room(client: redis.Redis) -> None:
     try:
         clients: Any = client.info("clients")
         left = int(clients["maxclients"]) - int(clients["connected_clients"])

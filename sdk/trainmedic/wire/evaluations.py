@@ -11,8 +11,7 @@ from typing import Any, Iterable, Mapping
 from trainmedic.wire import envelope
 
 FIELD = "evaluations"
-MOST = 32
-"""Metrics per job; the first reported ones are kept."""
+MOST = 32  # metrics per job; the first reported ones are kept
 NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_./@:+-]{0,99}\Z")
 NOT_FINITE = "NaN"
 _MOST_STEP = 10**15

@@ -1,6 +1,6 @@
 """Transport of log findings to the server and of log rules to the nodes.
 
-The rules are one unsigned value. A signed *notice of rules* per node states their digest.
+The rules are unsigned. A signed *notice of rules* per node states their digest.
 """
 
 from __future__ import annotations
@@ -19,13 +19,10 @@ from trainmedic.wire.signing import Signer, node_identity, unseal
 FINDINGS = "trainmedic:findings"
 FIELD = b"finding"
 LARGEST_UPDATE = 1024 * 1024
-MOST_WAITING = 1000
-"""Entries in the stream above which senders wait."""
-RULES = "trainmedic:logrules"
-"""Key of the rules, in `RuleSet.encode`'s format."""
+MOST_WAITING = 1000  # entries in the stream above which senders wait
+RULES = "trainmedic:logrules"  # key of the rules, in RuleSet.encode's format
 LARGEST_RULES = 4 * 1024 * 1024
-NOTICE_SECONDS = 3600
-"""Expiry after the server's last write; readers then keep their rules."""
+NOTICE_SECONDS = 3600  # expiry after the server's last write; readers then keep their rules
 _LARGEST_NOTICE = 4096
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 

@@ -4,8 +4,8 @@ import os
 import time
 from collections import deque
 
+# 80 bits each, because a system call per ID would yield the GIL; cleared in forks.
 _random: deque[int] = deque()
-"""80 bits each, because a system call per ID would yield the GIL; cleared in forks."""
 os.register_at_fork(after_in_child=_random.clear)
 
 

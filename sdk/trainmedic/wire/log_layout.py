@@ -137,14 +137,14 @@ def file_at(path: PurePath) -> LogFile | None:
     attempt = attempt_number(parts[1]) if len(parts) > 2 else None
     if attempt is None:
         return None
-    fields = _place(parts[2:])
+    fields = _fields_of(parts[2:])
     if fields is None:
         return None
     is_rotated = path.name.endswith(ROTATED)
     return LogFile(job=decoded(parts[0]), directory=parts[0], attempt=attempt, is_rotated=is_rotated, **fields)
 
 
-def _place(parts: tuple[str, ...]) -> dict[str, Any] | None:
+def _fields_of(parts: tuple[str, ...]) -> dict[str, Any] | None:
     name = parts[-1]
     if len(parts) == 1:
         if (match := _OF_RANK.match(name)) is not None and ".jsonl" in name:

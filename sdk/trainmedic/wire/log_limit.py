@@ -8,7 +8,7 @@ from typing import Callable
 
 
 class LogLimit:
-    """Limit of log lines per period. Thread-safe."""
+    """Thread-safe."""
 
     def __init__(self, lines: int = 20, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._lines = lines
@@ -28,4 +28,5 @@ class LogLimit:
 
     @property
     def is_last(self) -> bool:
+        """True after the last line of this period."""
         return self._count == self._lines

@@ -13,13 +13,11 @@ from trainmedic.wire.reading import read_object, without_nul
 
 FIELD = b"notice"
 ENDED = "job_ended"
-FAILED = "job_failed"
-"""A process failed, or with a launcher an attempt."""
+FAILED = "job_failed"  # a process failed, or with a launcher an attempt
 RESTARTED = "job_restarted"
 GONE = "job_gone"
 KINDS = frozenset({ENDED, FAILED, RESTARTED, GONE})
-LONGEST_REASON = 500
-"""Characters."""
+LONGEST_REASON = 500  # characters
 NAME = re.compile(r"^[^\s\x00-\x1f\x7f\ud800-\udfff]{1,253}\Z")
 _MOST_NUMBER = 1_000_000_000
 _LONGEST_WORD = 253
@@ -111,11 +109,11 @@ class Notice:
             at=envelope.read_time(str(fields.get("at"))),
             attempt=_count(fields.get("attempt")),
             reason=str(without_nul(reason))[:LONGEST_REASON] if isinstance(reason, str) else "",
-            node=_word(fields.get("node")),
+            node=_name(fields.get("node")),
             status=_whole(fields.get("status")),
             rank=_whole(fields.get("rank"), least=0),
             pid=_count(fields.get("pid")),
-            error=_word(fields.get("error")),
+            error=_name(fields.get("error")),
             restarts=fields.get("restarts") is True,
         )
 
@@ -129,5 +127,5 @@ def _whole(value: object, least: int = -_MOST_NUMBER) -> int | None:
     return value if is_whole and isinstance(value, int) else None
 
 
-def _word(value: object) -> str:
+def _name(value: object) -> str:
     return value if isinstance(value, str) and NAME.match(value) else ""

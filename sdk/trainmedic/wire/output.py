@@ -6,14 +6,12 @@ import json
 import math
 from typing import Any, Mapping
 
-LARGEST_REPLY = 64 * 1024
-"""Bytes of a reply's JSON."""
+LARGEST_REPLY = 64 * 1024  # bytes of a reply's JSON
 _LARGEST_OUTPUT = LARGEST_REPLY - 1024
 _DEEPEST = 8
 _LONGEST_TEXT = 4096
 _MOST_MEMBERS = 1000
-_LONGEST_INT = 10**1000
-"""Python refuses to print much longer integers."""
+_LONGEST_INT = 10**1000  # Python refuses to print much longer integers
 
 
 def plain(output: Mapping[str, Any]) -> dict[str, Any]:

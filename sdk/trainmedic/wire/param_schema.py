@@ -38,17 +38,17 @@ def problems(schema: Mapping[str, Any], value: Any, name: str = "") -> Iterator[
     """Yield what is wrong with a value, by path. The schema was checked."""
     where = f"{name}: " if name else ""
     kind = schema.get("type")
-    if kind is not None and not _is_of(value, kind):
+    if kind is not None and not _has_type(value, kind):
         yield f"{where}must be {' or '.join(kind) if isinstance(kind, list) else kind}"
         return
     if "enum" in schema and value not in schema["enum"]:
         yield f"{where}must be one of {', '.join(map(json.dumps, schema['enum']))}"
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        yield from _beyond(schema, value, where, "imum", "")
+        yield from _beyond_limits(schema, value, where, "imum", "")
     elif isinstance(value, str):
-        yield from _beyond(schema, len(value), where, "Length", " characters")
+        yield from _beyond_limits(schema, len(value), where, "Length", " characters")
     elif isinstance(value, list):
-        yield from _beyond(schema, len(value), where, "Items", " items")
+        yield from _beyond_limits(schema, len(value), where, "Items", " items")
         for index, item in enumerate(value):
             yield from problems(schema.get("items", {}), item, f"{name}[{index}]")
     elif isinstance(value, dict):
@@ -73,9 +73,9 @@ def _path(owner: str, member: str) -> str:
     return f"{owner}.{member}" if owner else member
 
 
-def _is_of(value: Any, kind: Any) -> bool:
+def _has_type(value: Any, kind: Any) -> bool:
     if isinstance(kind, list):
-        return any(_is_of(value, each) for each in kind)
+        return any(_has_type(value, each) for each in kind)
     if isinstance(value, bool):
         return bool(kind == "boolean")
     if kind == "integer" and isinstance(value, float):
@@ -83,8 +83,8 @@ def _is_of(value: Any, kind: Any) -> bool:
     return isinstance(value, _TYPES[kind])
 
 
-def _beyond(schema: Mapping[str, Any], value: float, where: str, of: str, unit: str) -> Iterator[str]:
-    least, most = schema.get(f"min{of}"), schema.get(f"max{of}")
+def _beyond_limits(schema: Mapping[str, Any], value: float, where: str, suffix: str, unit: str) -> Iterator[str]:
+    least, most = schema.get(f"min{suffix}"), schema.get(f"max{suffix}")  # such as minimum, maxLength
     if least is not None and value < least:
         yield f"{where}must be at least {least}{unit}"
     if most is not None and value > most:

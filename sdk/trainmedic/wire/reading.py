@@ -11,10 +11,8 @@ import math
 import re
 from typing import Any, Callable
 
-DEEPEST = 24
-"""Nested levels; a note replaces deeper parts."""
-_LONGEST_INT = 300
-"""Digits; longer integers exceed floating point."""
+DEEPEST = 24  # nested levels; a note replaces deeper parts
+_LONGEST_INT = 300  # digits; longer integers exceed floating point
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 _LEFT_OUT = '"nested too deeply"'
 

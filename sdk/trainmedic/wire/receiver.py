@@ -22,24 +22,20 @@ from trainmedic.wire.signing import BadSignature, Signer, signatures_of
 
 log = logging.getLogger("trainmedic")
 
-LARGEST_COMMAND = 256 * 1024
-"""Bytes of a command's JSON."""
+LARGEST_COMMAND = 256 * 1024  # bytes of a command's JSON
 _BLOCK_MS = 1000
+# Seconds of polling: the answer uses the same connection, and Redis ends blocking reads only ten times a second.
 _IN_HAND_SECONDS = 10.0
-"""Seconds of polling: the answer uses the same connection, and Redis ends blocking reads only ten times a second."""
-_FIRST_PAUSE, _PAUSE_SHARE = 0.005, 0.1
-"""Seconds, and share of the time since the command."""
-_PENDING_EVERY = 5.0
-"""Seconds; entries may have come to an ending process."""
-_COUNT = 20
-"""Entries per read, which may be very large."""
+_FIRST_PAUSE, _PAUSE_SHARE = 0.005, 0.1  # seconds, and share of the time since the command
+_PENDING_EVERY = 5.0  # seconds; entries may have come to an ending process
+_ENTRIES_PER_READ = 20  # each may be very large
 _EMPTY_ANSWER_WAIT = 0.25
 _NO_GROUP_WAIT = 0.1
 
 
 @dataclass(frozen=True)
 class Addressee:
-    kind: str
+    kind: str  # member of the command's target: "job" or "node"
     name: str
     stream: str
     consumer: str
@@ -141,7 +137,9 @@ class CommandReceiver:
 
     def _read(self, client: redis.Redis, cursor: str, block_ms: int | None) -> Any:
         stream, consumer = self._addressee.stream, self._addressee.consumer
-        answer: Any = client.xreadgroup(CONSUMER_GROUP, consumer, {stream: cursor}, count=_COUNT, block=block_ms)
+        answer: Any = client.xreadgroup(
+            CONSUMER_GROUP, consumer, {stream: cursor}, count=_ENTRIES_PER_READ, block=block_ms
+        )
         return answer[0][1] if answer else []
 
     def _take_safely(self, client: redis.Redis, entry: bytes, fields: Mapping[bytes, bytes]) -> None:

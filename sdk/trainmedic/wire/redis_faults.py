@@ -10,6 +10,7 @@ from typing import Iterator
 from redis import exceptions
 
 _COMMAND = re.compile(r"run the '([a-z|._-]{1,40})' command")
+# OpenSSL's verify codes.
 _EXPIRED, _NOT_YET_VALID = 10, 9
 _UNTRUSTED = frozenset({2, 18, 19, 20, 21})
 _OTHER_NAME = frozenset({62, 64})

@@ -23,8 +23,7 @@ FIRST_FIELD = b"signature"
 MORE_FIELD = b"more_signatures"
 _MOST_SIGNATURES = 8
 _READ_AGAIN_AFTER = 60.0
-_READ_AGAIN_AT_ONCE_AFTER = 2.0
-"""Seconds, because any client can provoke it."""
+_READ_AGAIN_AT_ONCE_AFTER = 2.0  # seconds, because any client can provoke it
 _SEAL_BEGINS = b',"signature":"'
 _SEAL_ENDS = b'"}'
 _SEAL = re.compile(rb"[0-9a-f ]{0,1024}")
@@ -52,10 +51,8 @@ def node_identity(node: str) -> str:
 
 
 def identity_key(shared_key: bytes, identity: str) -> bytes:
-    """Return the key of one job or node: 64 hexadecimal digits.
-
-    It is the HMAC-SHA256 of ``trainmedic identity <identity>``. No message has this text, so no signature equals such a
-    key.
+    """Return the key of one job or node: 64 hexadecimal digits, the HMAC-SHA256 of ``trainmedic identity <identity>``.
+    No message has this text, so no signature equals such a key.
     """
     return sign(b"trainmedic identity " + identity.encode(), shared_key).encode()
 
@@ -67,6 +64,7 @@ def _with_identity_keys(keys: tuple[bytes, ...], identity: str) -> tuple[bytes, 
 
 class Proof(NamedTuple):
     is_previous: bool
+    """True for a key that is not the active one."""
 
 
 class Signer:

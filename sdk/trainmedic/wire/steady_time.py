@@ -14,10 +14,8 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Literal
 
-STEP_SECONDS = 60.0
-"""Tolerated difference; NTP corrects less at once."""
-BELIEVED_AFTER_SECONDS = 900.0
-"""Equal to the default maximum age of alerts on which the server acts."""
+STEP_SECONDS = 60.0  # tolerated difference; NTP corrects less at once
+BELIEVED_AFTER_SECONDS = 900.0  # equal to the default maximum age of alerts on which the server acts
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +51,7 @@ def log_step(step: ClockStep) -> None:
 class SteadyTime:
     """Time of day of one process. Thread-safe.
 
-    `tell` receives each `ClockStep` in the calling thread and must not ask for the time.
+    `tell` receives each `ClockStep` and must not ask for the time.
     """
 
     def __init__(

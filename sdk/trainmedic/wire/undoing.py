@@ -1,7 +1,4 @@
-"""Answers to an undo that has nothing to revert, and their proof.
-
-A command without a record was never applied only if the memory is complete since before it was issued.
-"""
+"""Answers to an undo that has nothing to revert, and their proof: a memory complete since before the command."""
 
 from __future__ import annotations
 
@@ -10,12 +7,9 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, Mapping
 
 NOTHING = "nothing_to_undo"
-KNOWN = "known"
-"""Member of the output with a proof that the server requires."""
-NEVER_APPLIED = "never_applied"
-"""Everything is remembered since before the command."""
-NOT_IN_FORCE = "not_in_force"
-"""The receiver records active changes, and this one ended."""
+KNOWN = "known"  # member of the output with a proof that the server requires
+NEVER_APPLIED = "never_applied"  # everything is remembered since before the command
+NOT_IN_FORCE = "not_in_force"  # the receiver records active changes, and this one ended
 
 _RESOLUTION = timedelta(milliseconds=1)  # of the time in an ID
 
@@ -25,10 +19,7 @@ def nothing_to_undo(known: str, **more: Any) -> Mapping[str, Any]:
 
 
 def issued_at(command_id: str) -> datetime | None:
-    """Return when the command was issued, by the server's clock, or None.
-
-    UUIDv7s (RFC 9562, section 5.7) begin with Unix milliseconds.
-    """
+    """Return when the command was issued, by the server's clock, or None if the ID is no UUIDv7."""
     try:
         value = uuid.UUID(command_id)
         if value.version != 7:

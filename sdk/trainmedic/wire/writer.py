@@ -29,22 +29,19 @@ from trainmedic.wire.signing import BadSignature, Signer, unseal
 
 log = logging.getLogger("trainmedic")
 
-STREAM_SECONDS = 24 * 3600
-"""Expiry of the command stream after its receiver's end."""
-LARGEST_PRESENCE = 1024 * 1024
-"""Bytes; 8,192 ranks take about 800 KB."""
+STREAM_SECONDS = 24 * 3600  # expiry of the command stream after its receiver's end
+LARGEST_PRESENCE = 1024 * 1024  # bytes; 8,192 ranks take about 800 KB
 REPLIES_KEPT = 100_000
 _QUEUE = 1000
 _BATCH = 100
 _MOST_REFUSALS = 5
-_LONGEST_REFUSAL = 30.0
-"""Seconds in which the server repairs a tampered stream."""
+_LONGEST_REFUSAL = 30.0  # seconds in which the server repairs a tampered stream
 
 
 @dataclass(frozen=True)
 class OutgoingReplies:
     replies: tuple[envelope.Reply, ...] = ()
-    entry: bytes | None = None
+    entry: bytes | None = None  # ID of the command's stream entry, which is removed with the final reply
     remember: CommandRecord | None = None
     forget: bool = False
     """The command expired: its record is deleted."""
@@ -112,7 +109,7 @@ class ReplyWriter:
         try:
             self._queue.put_nowait(outgoing)
         except queue.Full:
-            self._let_go([outgoing])
+            self._note_removed([outgoing])
             if self._log_limit.lets_through():
                 log.error("too many replies are queued for Redis; dropping %s", outgoing.subject)
             return False
@@ -185,12 +182,12 @@ class ReplyWriter:
         for batch in batches:
             if any(reply.is_final for reply in batch.replies):
                 self._connection.note_answer(batch.command_id)
-        self._let_go(batches)
+        self._note_removed(batches)
         self._refusals = 0
         self._connection.succeeded()
         self._on_written(batches)
 
-    def _let_go(self, batches: Sequence[OutgoingReplies]) -> None:
+    def _note_removed(self, batches: Sequence[OutgoingReplies]) -> None:
         for batch in batches:
             if batch.entry is not None:
                 self._connection.note_taken_off(batch.entry)
@@ -230,7 +227,7 @@ class ReplyWriter:
         self._refusals = 0
         for batch in unsent:
             log.error("Redis repeatedly refuses %s; dropping it", batch.subject)
-        self._let_go(unsent)
+        self._note_removed(unsent)
         return []
 
     def _describe(self) -> bytes:

@@ -23,34 +23,34 @@ def told(kind: str, instance: str = FIRST, number: int = 1, attempt: int | None 
 
 def state_after(life: JobLife, *happened: Notice) -> JobLife:
     for message in happened:
-        change = job_life.noticed(life, message, message.attempt is not None, NOW)
+        change = job_life.after_notice(life, message, message.attempt is not None, NOW)
         life = change.life if change is not None else life
     return life
 
 
 def test_a_job_that_is_missed_without_a_word_is_gone() -> None:
     """And the history says so, once."""
-    change = job_life.missed(PRESENT, NOW)
+    change = job_life.after_silence(PRESENT, NOW)
     assert change is not None
     assert (change.life.state, change.event) == (
         LifeState.GONE,
         JobGone("llm-1", change.life.reason),
     )
-    assert job_life.missed(change.life, NOW) is None
+    assert job_life.after_silence(change.life, NOW) is None
 
 
 def test_a_job_that_said_that_it_ended_is_not_missed() -> None:
     """However long it is away."""
     ended = state_after(PRESENT, told(notice.ENDED))
     assert ended.state is LifeState.ENDED
-    assert job_life.missed(ended, NOW) is None
+    assert job_life.after_silence(ended, NOW) is None
 
 
 def test_a_presence_that_is_read_after_the_end_is_no_return() -> None:
     """The key lives for some seconds more; another process is one."""
     ended = state_after(PRESENT, told(notice.ENDED))
-    assert job_life.heard(ended, "llm-1", FIRST, NOW) is None
-    back = job_life.heard(ended, "llm-1", SECOND, NOW)
+    assert job_life.after_report(ended, "llm-1", FIRST, NOW) is None
+    back = job_life.after_report(ended, "llm-1", SECOND, NOW)
     assert back is not None
     assert (back.life.state, back.life.instance) == (LifeState.PRESENT, SECOND)
 
@@ -63,17 +63,17 @@ def test_the_goodbye_of_an_earlier_process_ends_nothing() -> None:
 
 def test_a_job_that_said_that_it_failed_is_gone_by_that_reason() -> None:
     """When it does not come back."""
-    change = job_life.missed(state_after(PRESENT, told(notice.FAILED)), NOW)
+    change = job_life.after_silence(state_after(PRESENT, told(notice.FAILED)), NOW)
     assert change is not None
     assert (change.life.state, change.life.reason, change.life.failures) == (LifeState.GONE, "why", 1)
 
 
 def test_a_job_that_is_back_is_not_gone() -> None:
     """Its process again, or another."""
-    gone = job_life.missed(PRESENT, NOW)
+    gone = job_life.after_silence(PRESENT, NOW)
     assert gone is not None
     for instance in (FIRST, SECOND):
-        back = job_life.heard(gone.life, "llm-1", instance, NOW)
+        back = job_life.after_report(gone.life, "llm-1", instance, NOW)
         assert back is not None
         assert (back.life.state, back.event) == (LifeState.PRESENT, JobReturned("llm-1"))
 
@@ -91,7 +91,7 @@ def test_what_a_launcher_tells_counts_once() -> None:
 
 def test_a_launcher_that_gives_up_leaves_its_job_gone_at_once() -> None:
     """Also one of which nothing else was ever heard."""
-    change = job_life.noticed(None, told(notice.GONE, SECOND, 1, 3), True, NOW)
+    change = job_life.after_notice(None, told(notice.GONE, SECOND, 1, 3), True, NOW)
     assert change is not None
     assert (change.life.state, change.event) == (LifeState.GONE, JobGone("llm-1", "why", attempt=3))
 
@@ -108,14 +108,14 @@ def test_many_launchers_keep_their_numbers_within_bounds() -> None:
 def test_a_notice_from_another_time_counts_for_nothing(by: timedelta) -> None:
     """Its job may be forgotten by now, and everything about it would be new."""
     late = told(notice.GONE, SECOND, 1, 1, NOW + by + by / 100)
-    assert job_life.noticed(None, late, True, NOW) is None
+    assert job_life.after_notice(None, late, True, NOW) is None
 
 
 def test_a_launcher_that_stays_long_after_the_end_makes_the_job_present() -> None:
     """One that is only about to end does not."""
     ended = state_after(PRESENT, told(notice.ENDED))
-    assert job_life.heard(ended, "llm-1", "", NOW + GONE_AFTER) is None
-    assert job_life.heard(ended, "llm-1", "", NOW + 2 * GONE_AFTER) is not None
+    assert job_life.after_report(ended, "llm-1", "", NOW + GONE_AFTER) is None
+    assert job_life.after_report(ended, "llm-1", "", NOW + 2 * GONE_AFTER) is not None
 
 
 def test_the_ended_make_room_before_others() -> None:

@@ -38,7 +38,7 @@ def test_the_stranger_that_was_silent_longest_gives_way() -> None:
     """A request, begun or ended, makes a connection the last to go."""
     entries = table()
     first, second, *_ = added(entries, *(Entry() for _ in range(4)))
-    entries.active(first)
+    entries.note_activity(first)
     entries.add(Entry())
     assert (first.closed, second.closed) == (False, True)
     assert len(entries) == 4
@@ -76,7 +76,7 @@ def test_where_every_stranger_is_owed_an_answer_the_newcomer_is_one_too_many() -
     entries = table()
     crowd = added(entries, *(Entry(f"192.0.2.{number}", in_work=True, has_arrived=True) for number in range(4)))
     added(entries, Entry("192.0.2.9"))
-    assert entries.crowded
+    assert entries.is_crowded
     assert not any(entry.closed for entry in crowd)
 
 
@@ -103,10 +103,10 @@ def test_an_idle_viewer_gives_way_before_one_that_delivers() -> None:
         entries.vouch(entry, Standing(standing))
     for expected, crowded in ((viewer, False), (deliverer, False)):
         (newcomer,) = added(entries, Entry("192.0.2.7", in_work=True))
-        assert (expected.closed, entries.crowded) == (True, crowded)
+        assert (expected.closed, entries.is_crowded) == (True, crowded)
         entries.vouch(newcomer, Standing.CLIENT)
     added(entries, Entry("192.0.2.8"))
-    assert entries.crowded
+    assert entries.is_crowded
 
 
 @pytest.mark.parametrize("standing", list(Standing))
@@ -115,10 +115,10 @@ def test_a_connection_that_ends_leaves_nothing(standing: Standing) -> None:
     entries = table()
     (entry,) = added(entries, Entry())
     entries.vouch(entry, standing)
-    entries.unread(entry)
+    entries.note_unread(entry)
     for _ in range(2):
         entries.discard(entry)
-    entries.active(entry)
+    entries.note_activity(entry)
     entries.vouch(entry, Standing.DELIVERER)
     assert (len(entries), list(entries)) == (0, [])
 
@@ -129,9 +129,9 @@ def test_unread_responses_are_bounded_together() -> None:
     known, first, second, third = added(entries, *(Entry(unread_bytes=40) for _ in range(4)))
     entries.vouch(known, Standing.CLIENT)
     for entry in (known, first):
-        entries.unread(entry)
-    entries.unread(second)
+        entries.note_unread(entry)
+    entries.note_unread(second)
     assert (known.closed, first.closed, second.closed) == (False, True, False)
-    entries.read(second)
-    entries.unread(third)
+    entries.note_read(second)
+    entries.note_unread(third)
     assert not third.closed

@@ -181,7 +181,7 @@ def _record(connection: sa.Connection, run_id: str) -> RunRecord | None:
         return None
     return RunRecord(
         run=run,
-        alerts=tuple(queries.alerts_of(connection, [run.story]).get(run.story, ())),
+        alerts=tuple(queries.alerts_of(connection, [run.alerts_run_id]).get(run.alerts_run_id, ())),
         events=tuple(mapping.event_of(row) for row in connection.execute(_EVENTS_OF, {"run": run_id})),
         orders=tuple(queries.orders_of(connection, [run_id]).get(run_id, ())),
         effect=next(map(effects.effect_of, connection.execute(effects.of_run(run_id))), None),
