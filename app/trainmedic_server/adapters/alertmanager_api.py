@@ -157,7 +157,7 @@ class AlertmanagerApi:
     async def _call(self, method: str, path: str, document: Any = None) -> HttpReply:
         headers = {}
         if self._token_file is not None:
-            token = await read_secret(self._token_file, "the Alertmanager's token")
+            token = await read_secret(self._token_file, "--alertmanager-token")
             headers["Authorization"] = f"Bearer {token}"
         elif self._basic is not None:
             headers["Authorization"] = f"Basic {self._basic}"

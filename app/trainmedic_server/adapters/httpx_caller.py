@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from trainmedic_core.setting_sources import unreadable_file
 from trainmedic_server import __version__
 from trainmedic_server.adapters.foreign_answers import no_cookies
 from trainmedic_server.errors import ConfigurationError, OutcomeUnknown, PermanentFailure, TemporaryFailure
@@ -125,7 +126,10 @@ class HttpxCaller:
             return await asyncio.to_thread(read)
         except OSError as error:  # SSLError is one
             names = " or ".join(filter(None, (access.ca, access.certificate)))
-            raise TemporaryFailure(f"the file of {names} cannot be used: {type(error).__name__}") from error
+            raise TemporaryFailure(
+                f"{names}: the file cannot be used: {error.strerror or type(error).__name__}; name a file with PEM "
+                "certificates that the server can read"
+            ) from error
 
     def _path(self, name: str) -> Path:
         path = self._secrets.get(name) or self._secrets.get(f"{name}_FILE")
@@ -152,7 +156,7 @@ class HttpxCaller:
         if name in self._secrets:
             secret = self._secrets[name].strip()
         elif f"{name}_FILE" in self._secrets:
-            secret = await read_secret(Path(self._secrets[f"{name}_FILE"]), name)
+            secret = await read_secret(Path(self._secrets[f"{name}_FILE"]), f"{name}_FILE")
         else:
             raise PermanentFailure(f"the server has no secret {name}; set that variable or {name}_FILE")
         if not secret or not secret.isascii() or not secret.isprintable():
@@ -173,15 +177,18 @@ def _trusting(ca_file: Path) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # SSLError is one
-        raise ConfigurationError(f"cannot read the certificates to trust in {ca_file}: {error}") from error
+        raise ConfigurationError(
+            f"cannot read the certificates to trust in {ca_file}: {error.strerror or error}; name a "
+            "file with PEM certificates that the server can read"
+        ) from error
 
 
-async def read_secret(path: Path, name: str) -> str:
-    """Raises TemporaryFailure: the file may return."""
+async def read_secret(path: Path, setting: str) -> str:
+    """Read the file that `setting` names. Raises TemporaryFailure: the file may return."""
     try:
-        return (await asyncio.to_thread(path.read_text)).strip()
+        return (await asyncio.to_thread(path.read_text, encoding="utf-8")).strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise TemporaryFailure(f"the file of {name} cannot be read: {type(error).__name__}") from error
+        raise TemporaryFailure(unreadable_file(setting, path, error)) from error
 
 
 def _headers(headers: Mapping[str, str], secrets: Mapping[str, str]) -> list[tuple[bytes, bytes]]:

@@ -18,13 +18,15 @@ _TAKEN_FOR_WRONG = frozenset({400, 413, 422})
 
 
 class JsonEndpoint:
-    def __init__(self, url: str, token_file: Path | None, what: str) -> None:
+    def __init__(self, url: str, token_file: Path | None, what: str, flag: str = "its token file") -> None:
+        """`what` names the endpoint in errors, `flag` the flag of the token file."""
         parts = urlsplit(url)
         user, _, host = parts.netloc.rpartition("@")
         self._url = urlunsplit((parts.scheme, host, parts.path, parts.query, ""))
         self._basic = base64.b64encode(unquote(user).encode()).decode() if user else None
         self._token_file = token_file
         self._what = what
+        self._flag = flag
         self._http = HttpxCaller()
 
     async def send(self, method: str, path: str, document: Any, media_type: str = "application/json") -> Any:
@@ -34,7 +36,7 @@ class JsonEndpoint:
         """
         headers = {"Content-Type": media_type}
         if self._token_file is not None:
-            headers["Authorization"] = f"Bearer {await read_secret(self._token_file, f'the token for {self._what}')}"
+            headers["Authorization"] = f"Bearer {await read_secret(self._token_file, self._flag)}"
         elif self._basic is not None:
             headers["Authorization"] = f"Basic {self._basic}"
         body = json.dumps(document).encode() if document is not None else None

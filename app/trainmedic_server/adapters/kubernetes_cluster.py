@@ -58,7 +58,9 @@ class KubernetesCluster:
         """Connect by a kubeconfig file, else by the pod's service account. Raises ConfigurationError."""
         configuration = Configuration()
         if kubeconfig is not None and not await asyncio.to_thread(kubeconfig.is_file):
-            raise ConfigurationError(f"cannot read the kubeconfig {kubeconfig}: no such file")
+            raise ConfigurationError(
+                f"--kubernetes: {kubeconfig} is no file; name a kubeconfig file, in-cluster or off"
+            )
         try:
             if kubeconfig is not None:
                 await kube_config.load_kube_config(str(kubeconfig), context, configuration)
@@ -67,7 +69,7 @@ class KubernetesCluster:
         except (kube_config.ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError) as error:
             where = f"the kubeconfig {kubeconfig}" if kubeconfig else "the pod's service account"
             reason = " ".join(str(error).split())[:300]
-            raise ConfigurationError(f"cannot read {where}: {reason}") from error
+            raise ConfigurationError(f"--kubernetes: cannot read {where}: {reason}") from error
         client = ApiClient(configuration)
         client.user_agent = f"trainmedic/{__version__}"
         return cls(client, fence=fence)

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from trainmedic_core.setting_sources import unreadable_file
 from trainmedic_server.adapters.foreign_answers import UNREADABLE, no_cookies
 from trainmedic_server.errors import ConfigurationError, LogQueryRefused, LogsUnavailable
 
@@ -19,6 +20,7 @@ _ANSWERS_WITHIN = 60.0
 """Seconds. Each byte could arrive just within `_TIMEOUT`."""
 _MOST_BYTES = 64 * 1024 * 1024
 _LONGEST_REASON = 300
+_OPTION = "token_file of --log-store"
 
 
 class StoreHttp:
@@ -82,9 +84,9 @@ class StoreHttp:
         try:
             token = self._token_file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise LogsUnavailable("the token for the log store cannot be read") from error
+            raise LogsUnavailable(unreadable_file(_OPTION, self._token_file, error)) from error
         if not token.isascii() or not token.isprintable():
-            raise LogsUnavailable("the token for the log store is not one line of printable ASCII")
+            raise LogsUnavailable(f"{_OPTION}: {self._token_file} is not one line of printable ASCII")
         return {**self._headers, "Authorization": f"Bearer {token}"}
 
 

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from trainmedic_core import yaml_text
+from trainmedic_core.setting_sources import unreadable_file
 from trainmedic_server.errors import ConfigurationError
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.@+-]{0,127}$"
@@ -61,7 +62,7 @@ def read(path: Path) -> SlackFile:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: the file for Slack cannot be read: {type(error).__name__}") from error
+        raise ConfigurationError(unreadable_file("--slack", path, error)) from error
     documents, problems = yaml_text.read(text, str(path))
     if problems:
         raise ConfigurationError(str(problems[0]))
