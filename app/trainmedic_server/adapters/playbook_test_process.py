@@ -35,7 +35,7 @@ class PlaybookTestProcess:
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._asked = 0
 
-    async def run_beside(self, source: str) -> PlayedTests:
+    async def run_tests_of(self, source: str) -> PlayedTests:
         playbook = Path(source)
         tests = playbook.with_name(f"{playbook.stem}{yaml_files.TEST_SUFFIX}{playbook.suffix}")
         if not yaml_files.exists(tests):

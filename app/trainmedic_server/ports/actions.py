@@ -136,12 +136,14 @@ class Action(Protocol):
 
 
 class ActionTraits(Protocol):
+    """Optional attributes of an action class."""
+
     gives_back: ClassVar[bool]
     """True if it only reverts an earlier step, as ``k8s.uncordon`` does. It may start after the alert has resolved.
     Default: False.
     """
     changes_elsewhere: ClassVar[bool]
-    """True if it only calls another service; on the cluster it locks nothing. Default: False."""
+    """True if it only calls another service, so that its run locks nothing of the cluster. Default: False."""
     silences: ClassVar[frozenset[TargetKind]]
     """Target kinds whose alerts it can end without a repair, because it stops what reports them, as ``job.stop`` does.
     Default: none.
@@ -197,6 +199,8 @@ class DiskAction(Protocol):
 
 
 class LeasedEffect(Struct, frozen=True):
+    """Effect of a command, which ends unless renewed."""
+
     command_id: str
     run_id: str
     step_id: str

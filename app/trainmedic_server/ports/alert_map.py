@@ -13,10 +13,12 @@ from trainmedic_server.domain.alert import Alert
 class MappedAlert(Struct, frozen=True):
     alert: Alert
     refused: str = ""
-    """Empty if accepted."""
+    """Why the alert is refused; empty if accepted."""
 
 
 class MappedEvent(Struct, frozen=True):
+    """An external program's event as labels of one alert, or as a list of alerts in Alertmanager's form."""
+
     labels: Mapping[str, str] = {}
     key: str | None = None
     alerts: list[Any] | None = None

@@ -8,6 +8,8 @@ from msgspec import Struct
 
 
 class ArchivedRun(Struct, frozen=True):
+    """One line of an archive file: a run with all its data as JSON."""
+
     id: str
     created_at: datetime
     last_event: int
@@ -25,13 +27,13 @@ class ArchivedRun(Struct, frozen=True):
 class RunArchive(Protocol):
     """Permanent storage of runs in numbered files. Blocking.
 
-    Callers pass the last known file number. An archive behind it is a wrong one, such as the directory under an
-    unmounted volume, and is neither read nor written.
+    `at_least` is the last known file number. An archive that ends before it is a wrong one, such as the directory
+    under an unmounted volume, and is neither read nor written.
     """
 
     @property
     def name(self) -> str:
-        """Unique and stable across restarts."""
+        """Identifies the archive, also after a restart."""
         ...
 
     def last(self, at_least: int) -> tuple[int, Sequence[ArchivedRun]]:

@@ -1,6 +1,6 @@
-"""A check as late as possible before each external effect, so that only the leader acts.
+"""Leadership check immediately before each external effect.
 
-A server learns late that it lost leadership.
+A server may learn late that it has lost leadership, so an earlier check would not suffice.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 Fence: TypeAlias = Callable[[], object]
-"""Returns if this server may act. Otherwise it ends the process or raises StoreUnavailable."""
+"""Returns only if this server may act. Otherwise ends the process or raises StoreUnavailable."""
 
 
 def no_fence() -> None:
-    """For a server with a store of its own."""
+    """Fence of a server with a store of its own, which is always the leader."""

@@ -11,6 +11,7 @@ from trainmedic_server.ports.outside import Presence
 
 class ArrivedNotice(Struct, frozen=True):
     entry: bytes
+    """ID of the stream entry."""
     notice: Notice
 
 
@@ -24,7 +25,7 @@ class JobSource(Protocol):
         ...
 
     def notices(self) -> Sequence[ArrivedNotice]:
-        """Return the oldest first, without discarded ones."""
+        """Return notices that were not discarded, oldest first."""
         ...
 
     def discard_notices(self, entries: Collection[bytes]) -> None: ...

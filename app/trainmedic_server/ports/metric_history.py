@@ -42,4 +42,4 @@ class AlertRules(Protocol):
 
 
 class MetricsAndRules(MetricHistory, AlertRules, Protocol):
-    """A Prometheus."""
+    """Prometheus."""

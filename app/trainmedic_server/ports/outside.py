@@ -30,10 +30,12 @@ UNSIGNED = "no signing key is set: anyone who can write to Redis can command age
 class ClockWatch(Protocol):
     @property
     def ahead(self) -> float:
-        """Seconds by which the machine's clock is ahead of the time in use; 0 while it is followed."""
+        """Seconds by which the machine's clock is ahead of the time in use; 0 while both agree."""
         ...
 
-    def take_steps(self) -> Sequence[ClockStep]: ...
+    def take_steps(self) -> Sequence[ClockStep]:
+        """Return the clock's steps since the last call."""
+        ...
 
 
 class NoClockWatch:
@@ -53,7 +55,9 @@ class Presence(Struct, frozen=True):
     doubt: str | None = None
     """Why the current data is untrusted, or None. ``details`` are then slightly older, or empty."""
     claims: Mapping[str, Any] = field(default_factory=dict)
+    """Untrusted data; empty if trusted."""
     uses_previous_key: bool = False
+    """True if signed with the key before the last rotation."""
 
 
 class CommandBus(Protocol):
@@ -160,7 +164,7 @@ class HttpCaller(Protocol):
 
 class AlertSource(Protocol):
     async def is_firing(self, identity: Identity) -> bool:
-        """Raises TemporaryFailure if unknown."""
+        """Raises TemporaryFailure if the source does not answer."""
         ...
 
     async def silence(self, matchers: Mapping[str, str], ends_at: datetime, comment: str) -> str:

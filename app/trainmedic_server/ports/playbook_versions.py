@@ -10,10 +10,11 @@ from msgspec import Struct
 
 
 class UsedVersion(Struct, frozen=True):
-    """`first_run` and `last_run` are IDs. They and `last_used_at` are None without runs."""
+    """`first_run` and `last_run` are run IDs. They and `last_used_at` are None if no run used it."""
 
     version: str
     first_used_at: datetime
+    """When the text was stored."""
     last_used_at: datetime | None = None
     runs: int = 0
     first_run: str | None = None
@@ -22,7 +23,7 @@ class UsedVersion(Struct, frozen=True):
 
 class PlaybookVersions(Protocol):
     async def used_versions(self, playbook: str, most_runs: int) -> Sequence[UsedVersion]:
-        """Return the newest first, with counts of the newest `most_runs` runs. Raises StoreUnavailable."""
+        """Return versions, newest first. Their figures cover the newest `most_runs` runs. Raises StoreUnavailable."""
         ...
 
     async def text_of_version(self, playbook: str, version: str) -> str | None:

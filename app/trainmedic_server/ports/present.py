@@ -17,6 +17,7 @@ from trainmedic_server.domain.run import OperatorOrder
 class OpenCounts(Struct, frozen=True):
     by_status: Mapping[str, int]
     owing: int
+    """Closed runs with a pending undo."""
 
 
 class StoredAgentLives(Protocol):
@@ -46,4 +47,6 @@ class Present(Protocol):
         """Return up to `limit` IDs that begin or end with `part`, newest first."""
         ...
 
-    async def lost(self, since: datetime) -> tuple[list[AgentLife], list[JobLife]]: ...
+    async def lost(self, since: datetime) -> tuple[list[AgentLife], list[JobLife]]:
+        """Return agents and jobs that have disappeared since `since` and not returned."""
+        ...

@@ -27,8 +27,8 @@ _UNAVAILABLE = frozenset(
     | {"REBOOT_REQUESTED", "RESERVED", "UNKNOWN"}
 )
 """States and flags of nodes (sinfo(1)). Powered-down nodes are available: a job starts them."""
-NOT_THERE = "FUTURE"
-"""Node that does not exist yet."""
+FUTURE = "FUTURE"
+"""State of a configured node that does not exist yet."""
 
 
 class SlurmNode(Struct, frozen=True):
@@ -135,7 +135,7 @@ class SlurmReservation(Struct, frozen=True):
 
 
 UNLIMITED = timedelta.max
-"""No limit: of a job's time, or of a drain that was to end by itself."""
+"""No time limit of a job, or no automatic end of a drain."""
 
 
 class JobChange(Struct, frozen=True):

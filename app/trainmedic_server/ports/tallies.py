@@ -14,15 +14,17 @@ from trainmedic_server.domain.run import Status
 
 
 class PlaybookTally(Struct):
+    """Counts of a playbook's runs, with the terms of ``docs/reference/reports.md``."""
+
     statuses: Counter[Status] = field(default_factory=Counter)
     effects: Counter[EffectVerdict] = field(default_factory=Counter)
     timed_out: int = 0
     undone_by_hand: int = 0
     repeated: int = 0
     repair_seconds: Counter[float] = field(default_factory=Counter)
-    """Durations of successful runs from admission, with their counts; seconds, rounded to two digits."""
+    """Number of successful runs by duration from admission: seconds, rounded to two digits."""
     person_seconds: Counter[float] = field(default_factory=Counter)
-    """In the same form."""
+    """Number of answered questions by duration, in the same form."""
 
     def add(self, other: PlaybookTally) -> None:
         self.statuses += other.statuses

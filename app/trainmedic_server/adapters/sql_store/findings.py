@@ -89,7 +89,7 @@ class SqlFindings(FindingRecords):
     def save_episodes(self, episodes: Sequence[Episode], at: datetime) -> None:
         self._write(finding_episodes, [finding_rows.episode_row(episode, at) for episode in episodes])
 
-    def going_on(self, ids: Collection[str]) -> set[str]:
+    def ids_with_open_episodes(self, ids: Collection[str]) -> set[str]:
         return {row[0] for row in _GOING_ON.rows(self._connection(), ids)}
 
     def excerpt_counts(self, ids: Collection[str]) -> dict[str, int]:

@@ -80,7 +80,7 @@ class SqlMessages(StoredMessages):
     def drop(self, ids: Collection[str]) -> None:
         self._connection().execute(sa.delete(messages).where(messages.c.id.in_(ids)))
 
-    def kinds_told(self, run_ids: Collection[str]) -> Mapping[str, set[MessageKind]]:
+    def kinds_sent(self, run_ids: Collection[str]) -> Mapping[str, set[MessageKind]]:
         chosen = sa.select(messages.c.run_id, _KIND).where(
             messages.c.run_id.in_(run_ids),
             # A pending message about a question or an overdue undo may never be sent, because the cause can pass by
@@ -92,14 +92,14 @@ class SqlMessages(StoredMessages):
             told.setdefault(run_id, set()).add(MessageKind(kind))
         return told
 
-    def channels_told(self, run_ids: Collection[str]) -> Mapping[str, set[str]]:
+    def channels_informed(self, run_ids: Collection[str]) -> Mapping[str, set[str]]:
         chosen = sa.select(messages.c.run_id, messages.c.channel).where(messages.c.run_id.in_(run_ids)).distinct()
         told: dict[str, set[str]] = {}
         for run_id, channel in self._connection().execute(chosen):
             told.setdefault(run_id, set()).add(channel)
         return told
 
-    def kept(self, ids: Collection[str]) -> Mapping[str, bool]:
+    def sent_states(self, ids: Collection[str]) -> Mapping[str, bool]:
         chosen = sa.select(messages.c.id, messages.c.sent_at.is_not(None)).where(messages.c.id.in_(ids))
         return {message_id: bool(is_sent) for message_id, is_sent in self._connection().execute(chosen)}
 

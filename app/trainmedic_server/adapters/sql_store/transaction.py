@@ -177,7 +177,7 @@ class SqlTransaction(Transaction):
         connection = self._flushed_if(lambda pending: pending.fingerprints or pending.targets)
         return [mapping.alert_of(row) for row in connection.execute(statements.SILENT_ALERTS, {"moment": moment})]
 
-    def heard_no_later_than(self, moment: datetime) -> None:
+    def limit_last_reports(self, moment: datetime) -> None:
         self.flushed_connection().execute(statements.HEARD_NO_LATER, {"moment": moment})
 
     # runs
@@ -315,7 +315,7 @@ class SqlTransaction(Transaction):
             self._own.save_run(run, before)
             self._cache.update(run)
 
-    def freeze(self, run_id: str, members: Sequence[str]) -> None:
+    def add_group_list(self, run_id: str, members: Sequence[str]) -> None:
         self._own.groups[run_id] = tuple(members)
 
     def group_list(self, run_id: str) -> tuple[str, ...]:
