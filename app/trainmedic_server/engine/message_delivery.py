@@ -149,7 +149,9 @@ class MessageDelivery:
         names = {message.id: message.id.removesuffix(message.channel) for message in made}
         if not names:
             return []
-        kept = tx.messages.sent_states([f"{name}{channel}" for name in set(names.values()) for channel in self._channels])
+        kept = tx.messages.sent_states(
+            [f"{name}{channel}" for name in set(names.values()) for channel in self._channels]
+        )
         known = {
             message_id.rpartition("/")[0] + "/" for message_id, is_sent in kept.items() if is_sent or not only_sent
         }

@@ -38,7 +38,7 @@ class LinkedRun(Struct, frozen=True):
     """May be one of a later release."""
     ended_at: datetime | None = None
     is_again: bool = False
-    """True if the playbook's ``on.again`` started it."""
+    """True if the guard ``again`` started it."""
 
 
 class GuardFacts(Struct, frozen=True):

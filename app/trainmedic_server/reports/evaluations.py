@@ -34,7 +34,7 @@ class EvaluationRecord:
 
 
 def evaluation_records(events: Sequence[Event]) -> tuple[EvaluationRecord, ...]:
-    """Sort by name. A repeated report counts once."""
+    """Return one record per metric, by name. A repeated report counts once."""
     by_name: dict[str, dict[datetime, EvaluatedMetric]] = {}
     for event in events:
         content = content_of(event)

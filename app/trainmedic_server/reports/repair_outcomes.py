@@ -133,13 +133,18 @@ class RepairTally:
         )
 
 
-def median_of(seconds: Counter[float]) -> float | None:
-    places = {(seconds.total() - 1) // 2, seconds.total() // 2}
-    middle, passed = [], 0
-    for length, count in sorted(seconds.items()):
-        middle += [length] * sum(passed <= place < passed + count for place in places)
+def median_of(counts: Counter[float]) -> float | None:
+    total = counts.total()
+    return (_value_at(counts, (total - 1) // 2) + _value_at(counts, total // 2)) / 2 if total else None
+
+
+def _value_at(counts: Counter[float], index: int) -> float:
+    passed = 0
+    for value, count in sorted(counts.items()):
         passed += count
-    return sum(middle) / len(middle) if middle else None
+        if index < passed:
+            return value
+    raise IndexError(index)
 
 
 def _gpus_of(run: Run) -> int | None:
