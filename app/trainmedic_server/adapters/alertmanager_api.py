@@ -26,7 +26,7 @@ from trainmedic_server.errors import (
 from trainmedic_server.ports.outside import Clock, HttpReply
 
 TIMEOUT = timedelta(seconds=5)
-ANSWER_SERVES_FOR = timedelta(seconds=1)
+ANSWER_SERVES_FOR = timedelta(seconds=1)  # The list of firing alerts is cached.
 SETTLES_AFTER = timedelta(minutes=5)
 """Minimum uptime before a missing alert counts as ended. Prometheus resends alerts within a minute plus its evaluation
 interval and restart.
@@ -118,8 +118,8 @@ class AlertmanagerApi:
                     {"name": name, "value": value, "isRegex": False, "isEqual": True}
                     for name, value in matchers.items()
                 ],
-                "startsAt": _written(self._clock.now()),
-                "endsAt": _written(ends_at),
+                "startsAt": _api_time(self._clock.now()),
+                "endsAt": _api_time(ends_at),
                 "createdBy": "trainmedic",
                 "comment": comment,
             },
@@ -206,5 +206,5 @@ def _require_success(reply: HttpReply, failure: str) -> None:
     raise kind(f"{failure}: status {reply.status}: {reply.body.strip()[:200]}")
 
 
-def _written(moment: datetime) -> str:
+def _api_time(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -22,7 +22,10 @@ BODY_LIMIT = 64 * 1024
 
 
 class HttpxCaller:
-    """Opens a connection for each call: if the peer closed a reused one, the call would seem lost."""
+    """Opens a connection for each call: on a reused one that the peer has closed, the outcome would be unknown.
+
+    `secrets` are variables of the server with a secret, or with ``_FILE`` and its path.
+    """
 
     def __init__(
         self,
@@ -36,7 +39,7 @@ class HttpxCaller:
         self._body_limit = body_limit
         self._socket = socket
         self._ca_file = ca_file
-        self._trusted = _trusting(ca_file) if ca_file is not None else None
+        self._trusted = _ssl_context_of(ca_file) if ca_file is not None else None
         self._client: httpx.AsyncClient | None = None
 
     async def call(
@@ -93,9 +96,9 @@ class HttpxCaller:
         except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError) as error:
             raise PermanentFailure(f"{peer}: the call cannot be made: {type(error).__name__}") from error
         except TimeoutError as error:
-            raise _lost(sent, f"{peer}: no answer within {timeout.total_seconds():g}s") from error
+            raise _no_reply_error(sent, f"{peer}: no answer within {timeout.total_seconds():g}s") from error
         except httpx.HTTPError as error:
-            raise _lost(sent, f"{peer}: {type(error).__name__}: {error}") from error
+            raise _no_reply_error(sent, f"{peer}: {type(error).__name__}: {error}") from error
         return _reply(response, content)
 
     async def close(self) -> None:
@@ -105,10 +108,10 @@ class HttpxCaller:
     async def _client_for(self, access: HttpAccess) -> httpx.AsyncClient:
         if access.certificate is None and access.ca is None and access.socket is None:
             # Created on first use: reading the certificates takes 50 ms.
-            self._client = self._client or _opened(self._trusted, self._socket)
+            self._client = self._client or _new_client(self._trusted, self._socket)
             return self._client
         socket = self._path(access.socket) if access.socket is not None else self._socket
-        return _opened(await self._context(access), str(socket) if socket is not None else None)
+        return _new_client(await self._context(access), str(socket) if socket is not None else None)
 
     async def _context(self, access: HttpAccess) -> ssl.SSLContext | None:
         if access.certificate is None and access.ca is None:
@@ -138,7 +141,7 @@ class HttpxCaller:
         return Path(path.strip())
 
     async def _secret_headers(self, bearer: str | None, access: HttpAccess) -> dict[str, tuple[str, Sequence[str]]]:
-        """Return each header's value, and what to redact in the reply."""
+        """Return each header's value, and the texts to redact in the reply."""
         found: dict[str, tuple[str, Sequence[str]]] = {}
         if bearer is not None:
             token = await self._secret(bearer)
@@ -164,7 +167,7 @@ class HttpxCaller:
         return secret
 
 
-def _opened(trusted: ssl.SSLContext | None, socket: str | None) -> httpx.AsyncClient:
+def _new_client(trusted: ssl.SSLContext | None, socket: str | None) -> httpx.AsyncClient:
     limits = httpx.Limits(max_keepalive_connections=0)
     verify = trusted or True
     transport = httpx.AsyncHTTPTransport(verify=verify, limits=limits, uds=socket) if socket else None
@@ -173,7 +176,7 @@ def _opened(trusted: ssl.SSLContext | None, socket: str | None) -> httpx.AsyncCl
     )
 
 
-def _trusting(ca_file: Path) -> ssl.SSLContext:
+def _ssl_context_of(ca_file: Path) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # SSLError is one
@@ -235,7 +238,7 @@ def _decoded(content: bytes, charset: str) -> str:
         return content.decode(errors="replace")
 
 
-def _lost(sent: bool, reason: str) -> TemporaryFailure | OutcomeUnknown:
+def _no_reply_error(sent: bool, reason: str) -> TemporaryFailure | OutcomeUnknown:
     return OutcomeUnknown(f"{reason}; the call may have been carried out") if sent else TemporaryFailure(reason)
 
 

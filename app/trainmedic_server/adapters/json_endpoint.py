@@ -14,7 +14,7 @@ from trainmedic_server.adapters.httpx_caller import HttpxCaller, read_secret
 from trainmedic_server.errors import PermanentFailure, TemporaryFailure
 
 _TIMEOUT = timedelta(seconds=10)
-_TAKEN_FOR_WRONG = frozenset({400, 413, 422})
+_INVALID_CONTENT_STATUSES = frozenset({400, 413, 422})
 
 
 class JsonEndpoint:
@@ -48,7 +48,7 @@ class JsonEndpoint:
                 return json.loads(reply.body)
             except UNREADABLE:
                 return None
-        failure = PermanentFailure if reply.status in _TAKEN_FOR_WRONG else TemporaryFailure
+        failure = PermanentFailure if reply.status in _INVALID_CONTENT_STATUSES else TemporaryFailure
         raise failure(f"{self._what} answers with status {reply.status}")
 
     async def close(self) -> None:

@@ -88,6 +88,7 @@ class KubernetesCluster:
     async def list_at(
         self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> tuple[Sequence[Object], str]:
+        """Return the objects and the resource version from which to watch."""
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(PAGE), "continue": ""}
         path = collection_of(resource, namespace)
         objects: list[Object] = []
@@ -106,6 +107,7 @@ class KubernetesCluster:
     async def list_some(
         self, resource: Resource, namespace: str, fields: str, most: int
     ) -> tuple[Sequence[Object], bool]:
+        """Return at most `most` objects, and whether there are more."""
         page = await self._call(
             "GET", collection_of(resource, namespace), {"fieldSelector": fields, "limit": str(most)}
         )
@@ -128,7 +130,7 @@ class KubernetesCluster:
                     continue
                 change = json.loads(line)
                 if change["type"] == "ERROR":
-                    raise _refusal(int(change["object"].get("code") or 500), change["object"], path, {})
+                    raise _failure_of(int(change["object"].get("code") or 500), change["object"], path, {})
                 yield change["type"], change["object"]
         except (*_FAULTS, ValueError, KeyError, TypeError) as error:
             raise ClusterUnavailable(f"the watch of {resource.plural} ended: {type(error).__name__}") from error
@@ -227,7 +229,7 @@ class KubernetesCluster:
         if not isinstance(answer, dict):
             raise ClusterUnavailable("the Kubernetes API's answer is not an object", may_be_done=changes)
         if not 200 <= response.status < 300:
-            failure = _refusal(response.status, answer, about or path, response.headers)
+            failure = _failure_of(response.status, answer, about or path, response.headers)
             if isinstance(failure, ClusterUnavailable):
                 failure.may_be_done = changes and response.status not in _NOTHING_DONE
             raise failure
@@ -282,7 +284,7 @@ class _Gone(ObjectChanged):
     """A resourceVersion or a continuation is too old."""
 
 
-def _refusal(status: int, answer: Mapping[str, Any], about: str, headers: Mapping[str, str]) -> ActionFailure:
+def _failure_of(status: int, answer: Mapping[str, Any], about: str, headers: Mapping[str, str]) -> ActionFailure:
     message = str(answer.get("message") or answer.get("reason") or f"status {status}")[:500]
     reason = answer.get("reason")
     match status:

@@ -87,7 +87,7 @@ class KubernetesTopology:
                 self._topology = ClusterTopology(nodes, dict(self._pods), since is None, self._names, since)
             return self._topology
 
-    async def _follow(self, resource: Resource, kept: dict[str, Any], read: Callable[[Object], Any]) -> None:
+    async def _follow(self, resource: Resource, stored: dict[str, Any], read: Callable[[Object], Any]) -> None:
         backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True)
         while True:
             try:
@@ -95,13 +95,13 @@ class KubernetesTopology:
                 self._report_list(resource, objects)
                 fresh = {listed["metadata"]["uid"]: value for listed in objects if (value := read(listed)) is not None}
                 with self._lock:
-                    kept.clear()
-                    kept.update(fresh)
+                    stored.clear()
+                    stored.update(fresh)
                     self._changed(resource)
                 self._note_answer(resource, answers=True)
                 backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True)
                 while True:
-                    version = await self._watch_once(resource, version, kept, read)
+                    version = await self._watch_once(resource, version, stored, read)
                     self._answered_at[resource] = self._clock.now()
             except ObjectChanged:
                 continue  # The version is too old to continue from: list again.
@@ -115,7 +115,7 @@ class KubernetesTopology:
             await asyncio.sleep(backoff.next())
 
     async def _watch_once(
-        self, resource: Resource, version: str, kept: dict[str, Any], read: Callable[[Object], Any]
+        self, resource: Resource, version: str, stored: dict[str, Any], read: Callable[[Object], Any]
     ) -> str:
         async for change, changed in self._cluster.watch(resource, version, WATCH_SECONDS):
             version = changed["metadata"]["resourceVersion"]
@@ -126,12 +126,12 @@ class KubernetesTopology:
             value = None if change == "DELETED" else read(changed)
             uid = changed["metadata"]["uid"]
             with self._lock:
-                if kept.get(uid) == value:
+                if stored.get(uid) == value:
                     continue  # Most changes, such as a node's heartbeat, change no stored field.
                 if value is None:
-                    kept.pop(uid, None)
+                    stored.pop(uid, None)
                 else:
-                    kept[uid] = value
+                    stored[uid] = value
                 self._changed(resource)
         return version
 
@@ -158,7 +158,9 @@ class KubernetesTopology:
         with self._lock:
             if answers:
                 self._answered_at[resource] = self._clock.now()
-            (self._unanswered.discard if answers else self._unanswered.add)(resource)
+                self._unanswered.discard(resource)
+            else:
+                self._unanswered.add(resource)
             self._topology = None
         if self._listener is not None:
             self._listener.answers = not self._unanswered
@@ -189,8 +191,8 @@ def _attributes(labels: Mapping[str, Any]) -> Mapping[str, str]:
     short: dict[str, list[str]] = {}
     for name, value in labels.items():
         short.setdefault(str(name).rpartition("/")[2], []).append(str(value))
-    alone = {name: values[0] for name, values in short.items() if len(values) == 1}
-    return {**alone, **{str(name): str(value) for name, value in labels.items()}}
+    unique = {name: values[0] for name, values in short.items() if len(values) == 1}
+    return {**unique, **{str(name): str(value) for name, value in labels.items()}}
 
 
 def _pod(pod: Object) -> Pod | None:

@@ -101,7 +101,7 @@ class RedisBus:
     async def request(
         self, command: Command, unheard: Callable[[], Awaitable[bool]] | None = None
     ) -> tuple[Reply, ...]:
-        """An ``accepted`` stands for a rank that did not finish."""
+        """A reply ``accepted`` stands for a rank that has not finished."""
         address = _address_of(command)
         waiter = self._router.register(command.id, command.expires_at, address.identity)
         try:
@@ -158,7 +158,7 @@ class RedisBus:
         unheard: Callable[[], Awaitable[bool]] | None,
     ) -> None:
         presence = address.presence
-        if waiter.finals:  # They came before this server restarted; perhaps all are here.
+        if waiter.finals:  # Replies to the previous server; perhaps all have arrived.
             waiter.expect(await self._ranks(presence))
         if waiter.is_complete:
             return
@@ -173,7 +173,7 @@ class RedisBus:
         if unheard is not None and await self._is_unheard(waiter, presence) and await unheard():
             return
         while True:
-            await _completion(waiter)
+            await _wait_until_complete(waiter)
             if waiter.knows_who_answers:
                 return
             # The job was not connected when the command was sent. Since a rank has answered, its presence lists the
@@ -205,7 +205,7 @@ class RedisBus:
             present = await self._presences.read(presence)
         except errors.BusUnavailable:
             return False
-        return present is None or not (present.details or present.doubt is None)
+        return present is None or (present.doubt is not None and not present.details)
 
     async def _ranks(self, presence: str) -> frozenset[int] | None:
         """Return None if unknown."""
@@ -215,7 +215,7 @@ class RedisBus:
             return self._judge.ranks_of(presence, None)
 
 
-async def _completion(waiter: ReplyWaiter) -> None:
+async def _wait_until_complete(waiter: ReplyWaiter) -> None:
     while not waiter.is_complete:
         waiter.changed.clear()
         await waiter.changed.wait()

@@ -46,6 +46,7 @@ class RedisCapacity:
         self._warnings: Mapping[str, str] = {}
 
     def caveat(self) -> str:
+        """Return the current warnings, empty if there are none."""
         return "; ".join(filter(None, (self._caveat, *self._warnings.values())))
 
     async def watch(self) -> None:
@@ -67,10 +68,10 @@ class RedisCapacity:
         if "maxclients" not in info:  # older than Redis 7
             info |= await self._setting("maxclients")
         shares, warnings = judged(info)
-        for of, share in shares.items():
-            self._share.labels(of).set(share)
-        for of, warning in warnings.items():
-            if of not in self._warnings:
+        for resource, share in shares.items():
+            self._share.labels(resource).set(share)
+        for resource, warning in warnings.items():
+            if resource not in self._warnings:
                 log.warning("Redis may not be large enough", reason=warning)
         self._warnings = warnings
 

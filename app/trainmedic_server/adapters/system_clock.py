@@ -11,7 +11,7 @@ from trainmedic.wire.steady_time import ClockStep, SteadyTime
 
 _LONGEST_SLEEP_SECONDS = 30.0
 """Longer sleeps are split, to end in time if the clock is set forward."""
-_RUNNING_APART_SECONDS = 1.0
+_TOLERANCE_SECONDS = 1.0  # Difference of the two clocks that is no step.
 _KEPT_STEPS = 100
 
 
@@ -35,15 +35,14 @@ class SystemClock:
         return taken
 
     async def sleep_until(self, when: datetime) -> None:
-        """Setting the clock back does not lengthen the sleep."""
         loop = asyncio.get_running_loop()
         until = loop.time() + (when - self.now()).total_seconds()
-        while (left := self._left(when, until - loop.time())) > 0:  # noqa: ASYNC110 - there is no event; the time is what is waited for
+        while (left := self._seconds_left(when, until - loop.time())) > 0:  # noqa: ASYNC110 - there is no event; the time is what is waited for
             await asyncio.sleep(min(left, _LONGEST_SLEEP_SECONDS))
 
-    def _left(self, when: datetime, left: float) -> float:
+    def _seconds_left(self, when: datetime, left: float) -> float:
         by_time = (when - self.now()).total_seconds()
-        return by_time if by_time < left + _RUNNING_APART_SECONDS else left
+        return by_time if by_time < left + _TOLERANCE_SECONDS else left
 
     def _note_step(self, step: ClockStep) -> None:
         self._steps.append(step)

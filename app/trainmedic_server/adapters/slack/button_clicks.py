@@ -21,7 +21,7 @@ from trainmedic_server.domain.run import OrderKind, Run
 log = telemetry.logger(__name__)
 
 Payload = Mapping[str, Any]
-_LONGEST_WHISPER = 1_000
+_LONGEST_NOTICE = 1_000
 
 
 class Orders(Protocol):
@@ -55,13 +55,13 @@ class SlackButtonClicks:
         match payload.get("type"):
             case "block_actions":
                 for action in _members(payload.get("actions"))[:1]:
-                    await self._pressed(payload, action)
+                    await self._handle_button(payload, action)
             case "view_submission":
-                await self._rejected(payload)
+                await self._handle_form(payload)
             case _:
                 self._count("ignored")
 
-    async def _pressed(self, payload: Payload, action: Payload) -> None:
+    async def _handle_button(self, payload: Payload, action: Payload) -> None:
         action_id = action.get("action_id")
         if action_id not in (question_blocks.APPROVE, question_blocks.REJECT):
             return  # the button that opens the run's page
@@ -88,9 +88,9 @@ class SlackButtonClicks:
             await self._api.call("views.open", {"trigger_id": str(payload.get("trigger_id", "")), "view": form})
         except errors.TrainmedicError as error:
             self._count("failed")
-            await self._whisper(payload, at, f"The form could not be opened: {error}. Press again.")
+            await self._notify_user(payload, at, f"The form could not be opened: {error}. Press again.")
 
-    async def _rejected(self, payload: Payload) -> None:
+    async def _handle_form(self, payload: Payload) -> None:
         view = _member(payload, "view")
         read = question_blocks.read_place(view.get("private_metadata"))
         if view.get("callback_id") != question_blocks.REJECT or read is None:
@@ -116,11 +116,11 @@ class SlackButtonClicks:
         except (errors.NotFound, errors.Conflict, errors.NotEntitled) as error:
             self._count("refused")
             log.info("Slack click refused", by=person.name, user=_user(payload), error=str(error))
-            await self._whisper(payload, at, f"Nothing was done: {error}.")
+            await self._notify_user(payload, at, f"Nothing was done: {error}.")
         except errors.TrainmedicError as error:
             self._count("failed")
             log.warning("cannot perform Slack click", by=person.name, error=str(error))
-            await self._whisper(payload, at, f"It could not be recorded: {error}. Press again.")
+            await self._notify_user(payload, at, f"It could not be recorded: {error}. Press again.")
         else:
             self._count("decided")
         await self._show(run_id, question, at)
@@ -128,7 +128,7 @@ class SlackButtonClicks:
     async def _show(self, run_id: str, question: AskedQuestion, at: tuple[str, str]) -> None:
         try:
             await self._questions.show([run_id])
-            await self._questions.settle(run_id, question.step, *at)
+            await self._questions.update_duplicate(run_id, question.step, *at)
         except errors.TrainmedicError as error:
             log.info("Slack shows the decision later", run_id=run_id, error=str(error))
 
@@ -139,26 +139,26 @@ class SlackButtonClicks:
         except errors.ConfigurationError as error:
             self._count("failed")
             log.error("no one can decide in Slack", error=str(error))
-            await self._whisper(payload, at, "Trainmedic cannot read who may decide. Its log says why.")
+            await self._notify_user(payload, at, "Trainmedic cannot read who may decide. Its log says why.")
             return None
         person = settings.people.get(user)
         if person is None:
             self._count("unknown_person")
             log.warning("unknown user clicked in Slack", user=user)
-            await self._whisper(
+            await self._notify_user(
                 payload, at, f"You ({user}) may not decide: Trainmedic's file for Slack does not name you."
             )
         return person
 
-    async def _whisper(self, payload: Payload, at: tuple[str, str], text: str) -> None:
-        whisper = {
+    async def _notify_user(self, payload: Payload, at: tuple[str, str], text: str) -> None:
+        notice = {
             "channel": at[0],
             "user": _user(payload),
-            "text": question_blocks.escaped(question_blocks.cut(text, _LONGEST_WHISPER)),
+            "text": question_blocks.escaped(question_blocks.cut(text, _LONGEST_NOTICE)),
             "parse": "none",
         }
         try:
-            await self._api.call("chat.postEphemeral", whisper)
+            await self._api.call("chat.postEphemeral", notice)
         except errors.TrainmedicError as error:
             log.info("cannot notify Slack user", error=str(error))
 

@@ -17,11 +17,11 @@ from trainmedic_core.setting_sources import unreadable_file
 from trainmedic_server.errors import ConfigurationError
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.@+-]{0,127}$"
-_OURS = frozenset({"anonymous", "trainmedic", "nobody"})
+_RESERVED = frozenset({"anonymous", "trainmedic", "nobody"})
 
 
 def _name(value: str) -> str:
-    if value.lower() in _OURS:
+    if value.lower() in _RESERVED:
         raise ValueError(f"{value!r} is a reserved name")
     return value
 
@@ -58,7 +58,7 @@ class SlackFile(_Part):
 
 
 def read(path: Path) -> SlackFile:
-    """Raises ConfigurationError with file and member."""
+    """Raises ConfigurationError with the file, and the field."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

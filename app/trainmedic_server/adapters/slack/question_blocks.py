@@ -34,6 +34,7 @@ Block = dict[str, Any]
 class Answered(Struct, frozen=True):
     approved_by: tuple[str, ...]
     how: str
+    """Empty while the question is open."""
 
 
 def answered(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> Answered:
@@ -58,22 +59,22 @@ def is_open(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> bool:
 def message(run: Run, step: StepState, orders: Sequence[OperatorOrder], external_url: str) -> dict[str, Any]:
     link = run_link(external_url, run.id)
     ahead = questions.ahead(run, step)
-    blocks = [_section(f"{_line(questions.asks(run))}\n{_quoted(step.message or questions.UNASKED)}")]
-    blocks += [_section("\n".join(map(_line, ahead)))] if ahead else []
+    blocks = [_section(f"{_one_line(questions.asks(run))}\n{_quoted(step.message or questions.UNASKED)}")]
+    blocks += [_section("\n".join(map(_one_line, ahead)))] if ahead else []
     if is_open(run, step, orders):
         blocks += [_terms(run, step, orders), _buttons(run, step, link)]
         words = "asks"
     else:
         # Also state how a closed run ended: an approved one may have failed.
         how = answered(run, step, orders).how or "Not asked any more"
-        after = "" if run.is_open else f"\nThe run has {run.status}: {_line(run.message)}"
-        blocks.append(_section(f"{_line(how)}.{after}"))
+        after = "" if run.is_open else f"\nThe run has {run.status}: {_one_line(run.message)}"
+        blocks.append(_section(f"{_one_line(how)}.{after}"))
         blocks += [{"type": "actions", "elements": [_open(link)]}] if link else []
-        words = _line(how)
+        words = _one_line(how)
     blocks.append({"type": "context", "elements": [_plain(f"run {short_id(run.id)}")]})
     short = f"{title_of(run)} {words}: {step.message or ''}"
     return {
-        "text": escaped(cut(_line(short), _SHORT)),
+        "text": escaped(cut(_one_line(short), _SHORT)),
         "blocks": blocks,
         "metadata": {"event_type": METADATA, "event_payload": {"run_id": run.id, "step": step.id}},
         "parse": "none",
@@ -85,7 +86,7 @@ def message(run: Run, step: StepState, orders: Sequence[OperatorOrder], external
 
 def reminder(run: Run, step: StepState, kind: type[QuestionEvent]) -> str:
     text = f"{questions.AGAIN.get(kind, 'Asked again')}: {title_of(run)} still waits: {step.message or ''}"
-    return escaped(cut(_line(text), _TEXT // 2))
+    return escaped(cut(_one_line(text), _TEXT // 2))
 
 
 def reason_form(value: str, run: Run, step: StepState) -> dict[str, Any]:
@@ -99,7 +100,7 @@ def reason_form(value: str, run: Run, step: StepState) -> dict[str, Any]:
         "submit": _plain("Reject"),
         "close": _plain("Back"),
         "blocks": [
-            _section(f"{_line(title_of(run))}\n{_quoted(step.message or '')}"),
+            _section(f"{_one_line(title_of(run))}\n{_quoted(step.message or '')}"),
             {"type": "input", "block_id": REASON, "label": _plain("Why?"), "element": field},
         ],
     }
@@ -115,12 +116,12 @@ def read_value(value: Any) -> tuple[str, AskedQuestion] | None:
         run_id, step, asked = json.loads(value)
     except (TypeError, ValueError, RecursionError):
         return None
-    if not _is_name(run_id) or not _is_name(step) or type(asked) is not int:
+    if not _is_short_text(run_id) or not _is_short_text(step) or type(asked) is not int:
         return None
     return run_id, AskedQuestion(step, asked)
 
 
-def _is_name(value: Any) -> bool:
+def _is_short_text(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= _LONGEST_NAME and value.isprintable()
 
 
@@ -135,7 +136,7 @@ def read_place(metadata: Any) -> tuple[tuple[str, AskedQuestion], tuple[str, str
     except (TypeError, ValueError, RecursionError):
         return None
     asked = read_value(value)
-    if asked is None or not _is_name(channel) or not _is_name(message_ts):
+    if asked is None or not _is_short_text(channel) or not _is_short_text(message_ts):
         return None
     return asked, (channel, message_ts)
 
@@ -162,7 +163,7 @@ def _terms(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> Block:
     so_far = {"asked": terms.asked, "escalated": terms.escalated, "approved_by": approved_by}
     parts = [f"Needs approval by {questions.who(terms.by, terms.count)}", *questions.asked(so_far)]
     parts += [questions.UNANSWERED[Unanswered.ASKED_AGAIN_LATER]] if terms.lapsed else []
-    elements = [_plain(cut(_line("; ".join(parts)), _TEXT))]
+    elements = [_plain(cut(_one_line("; ".join(parts)), _TEXT))]
     if step.deadline is not None:
         moment, otherwise = int(step.deadline.timestamp()), step.deadline.strftime("%d %b %H:%M UTC")
         until = f"Until <!date^{moment}^{{date_short_pretty}} {{time}}|{otherwise}>"
@@ -172,13 +173,19 @@ def _terms(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> Block:
 
 def _buttons(run: Run, step: StepState, link: str) -> Block:
     value = value_of(run.id, AskedQuestion(step.id, Terms.of(step).asked))
-    sure = {
+    confirmation = {
         "title": _plain("Approve?"),
-        "text": _plain(cut(_line(f"{title_of(run)}: {step.message or ''}"), _CONFIRM)),
+        "text": _plain(cut(_one_line(f"{title_of(run)}: {step.message or ''}"), _CONFIRM)),
         "confirm": _plain("Approve"),
         "deny": _plain("Back"),
     }
-    approve = {"type": "button", "action_id": APPROVE, "text": _plain("Approve"), "style": "primary", "confirm": sure}
+    approve = {
+        "type": "button",
+        "action_id": APPROVE,
+        "text": _plain("Approve"),
+        "style": "primary",
+        "confirm": confirmation,
+    }
     reject = {"type": "button", "action_id": REJECT, "text": _plain("Reject…"), "style": "danger"}
     elements = [{**approve, "value": value}, {**reject, "value": value}, *([_open(link)] if link else [])]
     return {"type": "actions", "elements": elements}
@@ -200,7 +207,7 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _line(text: str) -> str:
+def _one_line(text: str) -> str:
     return visible(text)
 
 

@@ -35,7 +35,7 @@ _EPISODES = Lookup(
         finding_episodes.c.node == sa.bindparam("on_node"), finding_episodes.c.id.in_(KEYS)
     )
 )
-_GOING_ON = Lookup(
+_OPEN_EPISODES = Lookup(
     sa.select(finding_episodes.c.finding_id)
     .where(finding_episodes.c.finding_id.in_(KEYS), sa.not_(finding_episodes.c.is_over))
     .distinct()
@@ -50,8 +50,8 @@ _RELEASE = sa.delete(kept_jobs).where(
 )
 KEPT_JOBS = sa.select(kept_jobs).order_by(kept_jobs.c.job, kept_jobs.c.attempt)
 
-
 _INSERTS: dict[tuple[str, str], BulkInsert] = {}
+"""By dialect and table."""
 
 
 class SqlFindings(FindingRecords):
@@ -90,7 +90,7 @@ class SqlFindings(FindingRecords):
         self._write(finding_episodes, [finding_rows.episode_row(episode, at) for episode in episodes])
 
     def ids_with_open_episodes(self, ids: Collection[str]) -> set[str]:
-        return {row[0] for row in _GOING_ON.rows(self._connection(), ids)}
+        return {row[0] for row in _OPEN_EPISODES.rows(self._connection(), ids)}
 
     def excerpt_counts(self, ids: Collection[str]) -> dict[str, int]:
         return {row[0]: row[1] for row in _EXCERPT_COUNTS.rows(self._connection(), ids)}
@@ -99,6 +99,7 @@ class SqlFindings(FindingRecords):
         self._write(finding_excerpts, [finding_rows.excerpt_row(known) for known in excerpts])
 
     def keep_job(self, kept: KeptJob) -> None:
+        # Attempt 0 stands for all.
         self._write(kept_jobs, [(kept.job, kept.attempt or 0, kept.by, kept.at, kept.note)])
 
     def release_job(self, job: str, attempt: int | None) -> bool:

@@ -86,8 +86,8 @@ def _in_window(
     mapped: Collection[str],
 ) -> sa.Select[Any]:
     common = [runs.c.created_at >= begin, runs.c.created_at < end, *other_conditions(matching, None)]
-    met = sa.intersect(*(_of_any(group, common, key) for group in alternatives(matching, (begin, end), mapped)))
-    newest = sa.select(runs).where(key.in_(met)).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
+    found = sa.intersect(*(_of_any(group, common, key) for group in alternatives(matching, (begin, end), mapped)))
+    newest = sa.select(runs).where(key.in_(found)).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
     return newest.where(*after_place(before))
 
 

@@ -31,11 +31,9 @@ def now() -> float:
     return time.clock_gettime(_CLOCK)
 
 
-def begin_anew(reason: str) -> None:
-    """Restart the process's command in its place without unwinding, which could act. The PID stays, so no supervisor
-    delays the restart.
-
-    A process that must end, or cannot be restarted, ends.
+def restart_process(reason: str) -> None:
+    """Replace this process by its command without unwinding, which could act. The PID stays, so no supervisor delays
+    the restart. End instead on a shutdown, or if the restart fails.
     """
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # The command line restores it once the signal was sent.
         os._exit(EXIT_CODE)
@@ -52,7 +50,7 @@ def begin_anew(reason: str) -> None:
 
 class Leadership:
     def __init__(
-        self, fileno: int, takeover: timedelta, confirmed: float, on_lost: Callable[[str], object] = begin_anew
+        self, fileno: int, takeover: timedelta, confirmed: float, on_lost: Callable[[str], object] = restart_process
     ) -> None:
         # PostgreSQL ends a session after the takeover time, so stop after two thirds of it, well before another server
         # can have the lock.
@@ -70,7 +68,7 @@ class Leadership:
         self._thread.start()
 
     @property
-    def is_due(self) -> bool:
+    def is_confirmation_due(self) -> bool:
         return now() - self._confirmed >= self.heartbeat
 
     def confirm(self, asked_at: float) -> None:

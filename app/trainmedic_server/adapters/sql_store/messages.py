@@ -87,17 +87,17 @@ class SqlMessages(StoredMessages):
             # itself.
             sa.or_(messages.c.sent_at.is_not(None), _KIND == MessageKind.RUN_FAILED),
         )
-        told: dict[str, set[MessageKind]] = {}
+        kinds: dict[str, set[MessageKind]] = {}
         for run_id, kind in self._connection().execute(chosen):
-            told.setdefault(run_id, set()).add(MessageKind(kind))
-        return told
+            kinds.setdefault(run_id, set()).add(MessageKind(kind))
+        return kinds
 
     def channels_informed(self, run_ids: Collection[str]) -> Mapping[str, set[str]]:
         chosen = sa.select(messages.c.run_id, messages.c.channel).where(messages.c.run_id.in_(run_ids)).distinct()
-        told: dict[str, set[str]] = {}
+        channels: dict[str, set[str]] = {}
         for run_id, channel in self._connection().execute(chosen):
-            told.setdefault(run_id, set()).add(channel)
-        return told
+            channels.setdefault(run_id, set()).add(channel)
+        return channels
 
     def sent_states(self, ids: Collection[str]) -> Mapping[str, bool]:
         chosen = sa.select(messages.c.id, messages.c.sent_at.is_not(None)).where(messages.c.id.in_(ids))
@@ -114,8 +114,10 @@ class SqlMessages(StoredMessages):
 
 def _row(message: Message) -> tuple[Any, ...]:
     older_kind = _NEWER.get(message.kind)
-    members = {"kind": older_kind or message.kind, "sent_at": None, "newer_kind": message.kind if older_kind else None}
-    return tuple(members[name] if (name := column.name) in members else getattr(message, name) for column in messages.c)
+    newer_kind = message.kind if older_kind else None
+    values = {"kind": older_kind or message.kind, "sent_at": None, "newer_kind": newer_kind}
+    values |= {column.name: getattr(message, column.name) for column in messages.c if column.name not in values}
+    return tuple(values[column.name] for column in messages.c)
 
 
 def _message(row: sa.RowMapping) -> Message:

@@ -98,6 +98,7 @@ def with_groups(connection: sa.Connection, runs_read: Sequence[Run]) -> list[Run
         return list(runs_read)
     totals = {row[0]: len(row[1]) for row in _GROUPS.rows(connection, parents)}
     members: dict[str, list[tuple[Member, int]]] = {}
+    # Members with the same state are counted as one, `count` times.
     for parent, *state, count in _MEMBER_STATES.rows(connection, parents):
         status, decision, unfinished, batch = state
         alike = Member("", "", batch or 0, Status(status), Decision(decision), bool(unfinished))
