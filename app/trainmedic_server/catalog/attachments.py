@@ -89,6 +89,7 @@ def manifest(document: YamlDocument, place: Place, name: str) -> Mapping[str, An
 
 
 def with_texts(document: YamlDocument, key: str, texts: Mapping[str, str]) -> str | FileProblem:
+    """Append the texts to the document's, as a mapping under `key`."""
     margin = " " * (document.marks[()].column - 1)
     first = document.text.splitlines()[0] if document.text else ""
     if document.value and first.lstrip().startswith("{"):

@@ -24,7 +24,7 @@ class EventEntry(Struct, frozen=True):
     labels: tuple[tuple[str, Value], ...] = ()
     key: Value | None = None
     alerts: Value | None = None
-    """None for an event."""
+    """Template for a list of alerts; None if the event itself starts playbooks."""
 
     def takes(self, scope: Mapping[str, Any]) -> bool:
         """Raises PayloadError."""

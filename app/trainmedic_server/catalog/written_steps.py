@@ -9,6 +9,7 @@ from trainmedic_server.domain.playbook import default_id, place_of
 
 
 def of(raw: Any, phase: str) -> Sequence[Any]:
+    """Return the entries of a phase, which may be invalid; none if it is no list."""
     for key in place_of(phase):
         raw = raw.get(key) if isinstance(raw, dict) else None
     return raw if isinstance(raw, list) else ()
