@@ -106,7 +106,6 @@ class AgentLogs:
     def _due(
         self, query: LogQuery, answers: Iterable[_NodeAnswer], asking: dict[str, asyncio.Task[list[str]]]
     ) -> tuple[list[_NodeAnswer], list[str]]:
-        """Return the nodes to ask now, and notes on them."""
         due: list[_NodeAnswer] = []
         notes: list[str] = []
         for answer in answers:
@@ -203,7 +202,6 @@ class AgentLogs:
         return notes
 
     async def _page(self, query: LogQuery, answer: _NodeAnswer, now: datetime) -> dict[str, Any] | None:
-        """Return None without a page; the answer then has the reason."""
         cursor = {"cursor": answer.cursor} if answer.cursor is not None else {}
         command = envelope.Command(
             id=envelope.new_id(int(now.timestamp() * 1000)),
@@ -270,7 +268,7 @@ def _left_out_notes(answers: Sequence[_NodeAnswer]) -> list[str]:
 
 
 def _note_changes(answers: Sequence[_NodeAnswer]) -> list[str]:
-    """Return notes on nodes that fell silent or answer again, and remember that they were reported."""
+    """Note nodes that fell silent or answer again, each once."""
     lost = [answer for answer in answers if answer.silence and not answer.is_reported_silent]
     recovered = [answer for answer in answers if answer.is_reported_silent and not answer.silence]
     for answer in (*lost, *recovered):

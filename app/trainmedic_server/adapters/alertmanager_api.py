@@ -44,10 +44,7 @@ class AlertmanagerApi:
     def __init__(
         self, url: str, clock: Clock, token_file: Path | None = None, settles_after: timedelta = SETTLES_AFTER
     ) -> None:
-        """Until Alertmanager has run for `settles_after`, no missing alert counts as ended.
-
-        Raises ConfigurationError.
-        """
+        """`settles_after`: see `SETTLES_AFTER`. Raises ConfigurationError."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigurationError("the Alertmanager's URL is invalid; write http://host:9093")

@@ -63,7 +63,6 @@ class GzipArchive:
             raise unusable(self._directory, error) from error
 
     def last(self, at_least: int) -> tuple[int, list[ArchivedRun]]:
-        """Return the newest file's number and runs. Raises ArchiveUnavailable."""
         try:
             number, path = self._newest(at_least)
             return number, [_of_line(line) for line in _lines(path)]
@@ -71,7 +70,6 @@ class GzipArchive:
             raise _unavailable(self._directory, error) from error
 
     def write(self, archived: Sequence[ArchivedRun], at_least: int) -> int:
-        """Return the number of the new file, synced and read back. Raises ArchiveUnavailable."""
         try:
             number = self._newest(at_least)[0] + 1
             day = min(run.created_at for run in archived).date()

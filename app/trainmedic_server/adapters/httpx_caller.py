@@ -24,7 +24,7 @@ BODY_LIMIT = 64 * 1024
 class HttpxCaller:
     """Opens a connection for each call: on a reused one that the peer has closed, the outcome would be unknown.
 
-    `secrets` are variables of the server with a secret, or with ``_FILE`` and its path.
+    `secrets`: variables with a secret, or ``…_FILE`` with its path.
     """
 
     def __init__(

@@ -1,5 +1,3 @@
-"""JSON client for an external HTTP endpoint."""
-
 from __future__ import annotations
 
 import base64
@@ -19,7 +17,7 @@ _INVALID_CONTENT_STATUSES = frozenset({400, 413, 422})
 
 class JsonEndpoint:
     def __init__(self, url: str, token_file: Path | None, what: str, flag: str = "its token file") -> None:
-        """`what` names the endpoint in errors, `flag` the flag of the token file."""
+        """For errors, `what` names the endpoint and `flag` the token file's setting."""
         parts = urlsplit(url)
         user, _, host = parts.netloc.rpartition("@")
         self._url = urlunsplit((parts.scheme, host, parts.path, parts.query, ""))

@@ -115,7 +115,6 @@ def faults_in(pod: Object, outline: PodOutline) -> tuple[PodFault, ...]:
 
 
 def faults_in_events(events: Iterable[Object], outline: PodOutline, since: datetime) -> tuple[PodFault, ...]:
-    """Return the newest fault of each kind and container, oldest first."""
     newest: dict[tuple[PodFaultKind, str], PodFault] = {}
     for event in events:
         fault = _of_event(event, outline)
@@ -127,7 +126,6 @@ def faults_in_events(events: Iterable[Object], outline: PodOutline, since: datet
 
 
 def not_ready(node: Object) -> NodeNotReady | None:
-    """Return None while the node is ready."""
     for condition in _mappings((node.get("status") or {}).get("conditions")):
         if condition.get("type") != "Ready" or condition.get("status") == "True":
             continue

@@ -61,7 +61,6 @@ class _EventsRead(Struct, frozen=True):
     at: datetime
     faults: tuple[PodFault, ...] = ()
     unread: str = ""
-    """Why events are missing."""
 
 
 class KubernetesPods(JobPods):
@@ -211,7 +210,6 @@ class KubernetesPods(JobPods):
         return _EventsRead(now, faults, f"there are more than {MOST_EVENTS}" if has_more else "")
 
     def _take_request(self, now: datetime) -> bool:
-        """Count a request, unless there were too many lately."""
         while self._requests and now - self._requests[0] >= _REQUESTS_WITHIN:
             self._requests.popleft()
         if len(self._requests) >= MOST_REQUESTS:

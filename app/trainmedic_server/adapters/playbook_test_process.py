@@ -28,7 +28,7 @@ _OOM_SCORE = "1000"  # If memory runs out, the kernel ends this process first.
 
 
 class PlaybookTestProcess:
-    """`seconds` limits one file of tests. One runs at a time; a few more wait."""
+    """`seconds` limits one file of tests."""
 
     def __init__(self, seconds: float = _SECONDS) -> None:
         self._seconds = seconds

@@ -25,8 +25,6 @@ class _Content(NamedTuple):
 
 
 class PresenceTexts:
-    """Last content of at most `most` keys. Safe in several threads."""
-
     def __init__(self, most: int) -> None:
         self._most = most
         self._contents: OrderedDict[str, _Content] = OrderedDict()
@@ -72,7 +70,6 @@ def digest(raw: bytes) -> bytes:
 
 
 def _without_time(raw: bytes) -> tuple[bytes, str | None]:
-    """Return the text up to its time, and the time, None without one."""
     begins_at = raw.rfind(_TIME_BEGINS)
     at = raw[begins_at + len(_TIME_BEGINS) : -len(_TIME_ENDS)]
     if begins_at < 0 or not raw.endswith(_TIME_ENDS) or len(at) > _LONGEST_TIME or b'"' in at or b"\\" in at:

@@ -38,8 +38,8 @@ UNHEARD_AFTER = timedelta(seconds=10)
 
 
 class RedisBus:
-    """``consumer`` is the same for each leader and after restarts: Redis delivers unacknowledged replies to it again.
-    ``on_late_reply`` receives final replies that no request waits for. ``fence`` is called before any read or write.
+    """Each leader has the same `consumer`: Redis delivers unacknowledged replies to it again. `on_late_reply` receives
+    final replies that no request waits for. `fence` is called before any read or write.
     """
 
     def __init__(
@@ -78,14 +78,12 @@ class RedisBus:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Returns at once, even if Redis does not answer."""
         self._tasks = [
             asyncio.create_task(self._outbox.run(), name="redis-outbox"),
             asyncio.create_task(self._inbox.run(), name="redis-inbox"),
         ]
 
     async def close(self) -> None:
-        """Send queued acknowledgements if Redis is available."""
         await end_tasks(self._tasks)
         if self._tasks and not self._reader_outage.is_on:
             with contextlib.suppress(*FAULTS):  # Unacknowledged replies are delivered again.
@@ -208,7 +206,6 @@ class RedisBus:
         return present is None or (present.doubt is not None and not present.details)
 
     async def _ranks(self, presence: str) -> frozenset[int] | None:
-        """Return None if unknown."""
         try:
             return self._judge.ranks_of(presence, await self._presences.value(presence))
         except errors.BusUnavailable:

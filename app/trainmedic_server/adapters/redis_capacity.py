@@ -1,5 +1,3 @@
-"""Warnings about Redis's capacity."""
-
 from __future__ import annotations
 
 import asyncio
@@ -46,7 +44,6 @@ class RedisCapacity:
         self._warnings: Mapping[str, str] = {}
 
     def caveat(self) -> str:
-        """Return the current warnings, empty if there are none."""
         return "; ".join(filter(None, (self._caveat, *self._warnings.values())))
 
     async def watch(self) -> None:

@@ -1,5 +1,3 @@
-"""Redis clients for URLs, with translated errors."""
-
 from __future__ import annotations
 
 import asyncio
@@ -74,7 +72,7 @@ class _PackedAtOnce:
     """Packs pipelines three times as fast as redis-py."""
 
     def pack_commands(self, commands: Iterable[Sequence[Any]]) -> list[bytes]:
-        """A name of several message (``XGROUP CREATE``) is several arguments."""
+        """A name of several words (``XGROUP CREATE``) is several arguments."""
         pieces: list[bytes] = []
         for name, *others in commands:
             arguments = [*name.split(), *others]

@@ -27,8 +27,6 @@ _ENTRIES_PER_READ = 64
 
 
 class RedisFindings:
-    """``consumer`` and ``fence``: see `RedisBus`."""
-
     def __init__(
         self,
         url: str,
@@ -82,7 +80,6 @@ class RedisFindings:
             self._note_refused("unreadable", updates[0].finding.id.encode(), f"it cannot be kept: {error!r}"[:200])
 
     def _update_in(self, entry: Entry) -> FindingUpdate | None:
-        """Return None if the entry is not genuine or not a finding."""
         entry_id, fields = entry
         try:
             if fields is None or sum(map(len, fields.values())) > wire.LARGEST_UPDATE:

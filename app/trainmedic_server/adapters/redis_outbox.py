@@ -1,5 +1,3 @@
-"""Writer of commands and of acknowledgements."""
-
 from __future__ import annotations
 
 import asyncio

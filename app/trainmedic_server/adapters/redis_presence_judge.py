@@ -29,7 +29,7 @@ can be trusted again.
 COUNTS_FOR = timedelta(seconds=45)
 """Validity of an overwritten trusted presence. Agents write every 10 s, with a lifetime of 30 s."""
 _READING_TIME = timedelta(seconds=15)
-"""Longest reading of many presences: one older by less may only have been read before the last one."""
+"""Time to read many presences: one older by less may only have been read earlier."""
 _LARGEST_CLAIMS = 2 * 1024
 _MOST_KEYS = 100_000
 _KINDS: Mapping[str, tuple[str, Callable[[str], str], Callable[[str], str]]] = {

@@ -79,8 +79,6 @@ class ReplyWaiter:
 
 
 class ReplyRouter:
-    """`acknowledge` receives completed entries."""
-
     def __init__(self, now: datetime, acknowledge: Callable[[list[bytes]], None], is_signed: bool = False) -> None:
         self._is_signed = is_signed
         self._early_until = now + GRACE
@@ -91,7 +89,7 @@ class ReplyRouter:
         self._early: OrderedDict[str, dict[bytes, Reply]] = OrderedDict()
         """Replies by entry within `GRACE` after the start, without a waiting request."""
         self._recent: OrderedDict[str, frozenset[int | None]] = OrderedDict()
-        """Ranks that replied to recent commands."""
+        """Ranks that replied."""
         self._unclaimed: list[tuple[bytes, Reply]] = []
 
     def register(self, command_id: str, expires_at: datetime, identity: str) -> ReplyWaiter:

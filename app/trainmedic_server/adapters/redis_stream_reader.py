@@ -17,8 +17,8 @@ from trainmedic_server.ports.fence import Fence
 
 BLOCK_SECONDS = 2.0
 REREAD_SECONDS = 3 * BLOCK_SECONDS
-"""Seconds until unacknowledged entries are read once more: Redis may deliver some to a hanging previous leader of the
-same name until its blocking read ends.
+"""Seconds until unacknowledged entries are read once more: Redis may deliver some to a hanging previous leader until
+its blocking read ends.
 """
 RESET_IDS_SECONDS = 3.0
 _AHEAD_MS = 3600 * 1000  # Later last IDs are reset.

@@ -1,5 +1,3 @@
-"""The machine's clock, made steady."""
-
 from __future__ import annotations
 
 import asyncio

@@ -38,7 +38,7 @@ def paths(document: YamlDocument) -> list[Path]:
 
 
 def attach(document: YamlDocument, texts: Mapping[Path, str | FileProblem]) -> YamlDocument | list[FileProblem]:
-    """Add the named files to the document, so that its text contains them. Return the problems if one is missing."""
+    """Add the named files to the document and its text. Return the problems if one is missing."""
     if isinstance(document.value, dict) and "files" in document.value:
         return document  # It contains its files already.
     added: dict[str, str] = {}

@@ -72,7 +72,7 @@ def compile_document(
     allowance: Allowance | None = None,
     uses: Sequence[Use] = (),
 ) -> YamlPlaybook | list[FileProblem]:
-    """Return the playbook, or its errors. The document already has the steps of the fragments `uses`."""
+    """Return the playbook or its errors. The document has the steps of `uses` already."""
     compilation = _Compilation(document, actions, identity, allowance or Allowance(), uses)
     try:
         return compilation.run()
@@ -207,7 +207,7 @@ class _Compilation:
         }  # fmt: skip
 
     def _kind_in(self, phase: str) -> TargetKind | None:
-        """Return the steps' target kind. Those at the end of a group have its parent run's."""
+        """Return the steps' target kind: at the end of a group, its parent run's."""
         return TargetKind.GROUP if self._is_group and phase != "steps" else self._kind
 
     def _effect(self, written: Any) -> quoted_query.QuotedQuery | None:

@@ -69,7 +69,6 @@ def _value(field: str, value: Value, scope: Mapping[str, Any], problems: list[tu
 
 
 def _text(field: str, value: Value, scope: Mapping[str, Any], problems: list[tuple[str, str]]) -> str:
-    """Return "" for null."""
     made = _value(field, value, scope, problems)
     if isinstance(made, bool):
         return str(made).lower()

@@ -30,8 +30,6 @@ _V = TypeVar("_V")
 
 
 class Use(Struct, frozen=True):
-    """A playbook's use of a fragment."""
-
     id: str
     fragment: str
     phase: str
@@ -59,8 +57,6 @@ class Expanded(Struct, frozen=True):
 
 
 class FragmentFolders:
-    """Fragments of folders, each read once."""
-
     def __init__(self) -> None:
         self._read: dict[Path, Sequence[tuple[str, YamlDocument]]] = {}
 
@@ -140,7 +136,7 @@ def _form(document: YamlDocument) -> Fragment | list[FileProblem]:
 
 
 def expand(document: YamlDocument, others: _Fragments) -> Expanded | list[FileProblem]:
-    """Replace each use by its fragment's steps, and add the fragments' texts. Return the errors if there are any."""
+    """Replace each use by its fragment's steps, and add the fragments' texts. Return errors if there are any."""
     raw = document.value
     if not isinstance(raw, dict) or not any(_used_names(document)):
         return Expanded(document)

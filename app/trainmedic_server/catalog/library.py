@@ -110,8 +110,6 @@ class _ReloadLimits:
 
 
 class StaticCatalog:
-    """Catalog for simulations and tests."""
-
     def __init__(
         self, playbooks: Iterable[YamlPlaybook], actions: Actions, identity: IdentityLabels = IdentityLabels()
     ) -> None:

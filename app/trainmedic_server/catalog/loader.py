@@ -1,5 +1,3 @@
-"""Loader of one playbook file, with all its errors."""
-
 from __future__ import annotations
 
 import hashlib

@@ -1,7 +1,4 @@
-"""Detection of playbooks that would both act on one alert.
-
-Alertnames and written matcher values decide. Conditions in ``on.when`` are not judged; the warning mentions them.
-"""
+"""Detection of playbooks that would both act on one alert, by alertnames and written matcher values."""
 
 from __future__ import annotations
 

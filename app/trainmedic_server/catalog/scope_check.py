@@ -45,7 +45,7 @@ _GROUP = ("total", "succeeded", "failed", "skipped", "not_begun", "batch")
 
 
 class VisibleNames(Struct, frozen=True):
-    """`steps` are the IDs of finished steps, `outputs` the types of their outputs, `later` the IDs of other steps."""
+    """`steps` are the IDs of finished steps, `outputs` their outputs' types, `later` the IDs of others."""
 
     names: Collection[str]
     vars: Mapping[str, Any] = field(default_factory=dict)

@@ -1,5 +1,3 @@
-"""Actions of steps in a playbook's document."""
-
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
@@ -61,7 +59,7 @@ def with_misplaced(
     document: YamlDocument,
     path: DocumentPath,
 ) -> list[FileProblem]:
-    """Replace the errors about unknown keys of the step that are parameters of the action."""
+    """Replace errors about unknown keys that are parameters of the action."""
     for key in entry:
         if key in action.Params.model_fields and key not in ActionStep.model_fields and key != "with":
             misplaced = document.problem((*path, key), f"{key!r} belongs under 'with'", at_key=True)

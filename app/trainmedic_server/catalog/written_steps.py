@@ -1,5 +1,3 @@
-"""Lists of steps in a playbook's document."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

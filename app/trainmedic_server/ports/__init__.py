@@ -1,4 +1,1 @@
-"""Interfaces of the engine to external systems, implemented by adapters.
-
-All implementations pass the port's contract suite in ``tests/contract``.
-"""
+"""Interfaces that adapters implement. Each has a contract suite in ``tests/contract``."""

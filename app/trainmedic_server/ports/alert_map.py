@@ -1,4 +1,4 @@
-"""Interface of an alert map, which renames the cluster's alerts for the playbooks and may refuse them."""
+"""Alert map: renames the cluster's alerts for the playbooks, and may refuse them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class MappedAlert(Struct, frozen=True):
 
 
 class MappedEvent(Struct, frozen=True):
-    """An external program's event as labels of one alert, or as a list of alerts in Alertmanager's form."""
+    """Event as an alert's labels, or as a list of alerts in Alertmanager's form."""
 
     labels: Mapping[str, str] = {}
     key: str | None = None
@@ -25,9 +25,7 @@ class MappedEvent(Struct, frozen=True):
 
 
 class AlertMap(Protocol):
-    def apply(self, alert: Alert) -> MappedAlert:
-        """Map the alert from its original labels."""
-        ...
+    def apply(self, alert: Alert) -> MappedAlert: ...
 
 
 class NoAlertMap:

@@ -8,12 +8,10 @@ from msgspec import Struct
 
 
 class ArchivedRun(Struct, frozen=True):
-    """One line of an archive file: a run with all its data as JSON."""
-
     id: str
     created_at: datetime
     last_event: int
-    """``seq`` of its newest event, 0 if none. A larger one in the store means that the run changed later."""
+    """``seq`` of its newest event, 0 if none. A larger one in the store: the run changed later."""
     line: str
 
     @classmethod
@@ -27,8 +25,8 @@ class ArchivedRun(Struct, frozen=True):
 class RunArchive(Protocol):
     """Permanent storage of runs in numbered files. Blocking.
 
-    `at_least` is the last known file number. An archive that ends before it is a wrong one, such as the directory
-    under an unmounted volume, and is neither read nor written.
+    An archive that ends before file `at_least` is a wrong one, such as the directory under an unmounted volume, and is
+    neither read nor written.
     """
 
     @property

@@ -1,7 +1,4 @@
-"""Leadership check immediately before each external effect.
-
-A server may learn late that it has lost leadership, so an earlier check would not suffice.
-"""
+"""Leadership check immediately before each external effect: a server may learn late that it is no longer the leader."""
 
 from __future__ import annotations
 
@@ -13,4 +10,4 @@ Fence: TypeAlias = Callable[[], object]
 
 
 def no_fence() -> None:
-    """Fence of a server with a store of its own, which is always the leader."""
+    """Fence of a server with its own store, which is always the leader."""

@@ -11,7 +11,6 @@ from trainmedic_server.ports.outside import Presence
 
 class ArrivedNotice(Struct, frozen=True):
     entry: bytes
-    """ID of the stream entry."""
     notice: Notice
 
 
@@ -24,8 +23,6 @@ class JobSource(Protocol):
         """Return presences by job name. Raises BusUnavailable."""
         ...
 
-    def notices(self) -> Sequence[ArrivedNotice]:
-        """Return notices that were not discarded, oldest first."""
-        ...
+    def notices(self) -> Sequence[ArrivedNotice]: ...
 
     def discard_notices(self, entries: Collection[bytes]) -> None: ...

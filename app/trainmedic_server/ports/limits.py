@@ -12,8 +12,6 @@ from trainmedic_server.domain.topology import Topology
 
 
 class EngineLimits(Struct, frozen=True):
-    """Settings of the engine, explained in ``settings.server``."""
-
     mode: Mode = Mode.OBSERVE
     target_modes: TargetModes = TargetModes()
     """Modes of parts of the cluster, which replace `mode` there."""

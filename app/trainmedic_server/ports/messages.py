@@ -8,9 +8,7 @@ from trainmedic_server.domain.message import Message, MessageKind
 
 
 class StoredMessages(Protocol):
-    def add(self, messages: Sequence[Message]) -> None:
-        """Add messages, except those with a known ID."""
-        ...
+    def add(self, messages: Sequence[Message]) -> None: ...
 
     def waiting(self, channel: str, limit: int) -> list[Message]: ...
 
@@ -25,15 +23,13 @@ class StoredMessages(Protocol):
         ...
 
     def channels_informed(self, run_ids: Collection[str]) -> Mapping[str, set[str]]:
-        """Return the channels that messages about each run were or will be sent to."""
+        """Return the channels of all messages about each run."""
         ...
 
-    def sent_states(self, ids: Collection[str]) -> Mapping[str, bool]:
-        """Return whether each stored message was sent, by ID."""
-        ...
+    def sent_states(self, ids: Collection[str]) -> Mapping[str, bool]: ...
 
     def forget_sent(self, kind: MessageKind) -> None:
-        """Forget sent messages of this kind, so that the same ones can be sent again."""
+        """Forget sent messages, so that the same ones can be sent again."""
         ...
 
     def forget_before(self, moment: datetime) -> None:

@@ -1,5 +1,3 @@
-"""Past measurements from a database that answers PromQL."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,3 @@
-"""Interfaces to the clock, the command bus, notifications, HTTP and Alertmanager."""
-
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -51,7 +49,6 @@ class Presence(Struct, frozen=True):
     name: str
     last_seen: datetime
     details: Mapping[str, Any] = field(default_factory=dict)
-    """Trusted data."""
     doubt: str | None = None
     """Why the current data is untrusted, or None. ``details`` are then slightly older, or empty."""
     claims: Mapping[str, Any] = field(default_factory=dict)
@@ -72,13 +69,12 @@ class CommandBus(Protocol):
     async def request(
         self, command: Command, unheard: Callable[[], Awaitable[bool]] | None = None
     ) -> tuple[Reply, ...]:
-        """Send `command` and wait for the final replies of all expected receivers.
+        """Send `command` to its target and wait for the final replies of all expected receivers.
 
-        ``command.target`` selects the stream of a job or node. The receiver's presence states how many must reply
-        (``ranks``); otherwise one reply suffices.
+        The receiver's presence states how many must reply (``ranks``); otherwise one reply suffices.
 
-        Returns the replies by ``command.expires_at`` plus 1 s of grace, possibly none. Retries while the bus is
-        unavailable; never raises BusUnavailable. Repeating a command ID is safe.
+        Returns the replies by ``command.expires_at`` plus 1 s, possibly none. Retries while the bus is unavailable.
+        Repeating a command ID is safe.
 
         ``unheard`` is called once if no reply came within some seconds and no such receiver is connected. If it returns
         True, the wait ends.
@@ -128,7 +124,6 @@ class HttpAccess(Struct, frozen=True):
 
     headers: Mapping[str, str] = {}
     user: str | None = None
-    """For basic authentication."""
     password: str | None = None
     certificate: str | None = None
     """PEM file with a client certificate and its key."""

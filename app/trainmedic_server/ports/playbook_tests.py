@@ -8,7 +8,7 @@ from trainmedic_core.problems import FileProblem
 
 
 class PlayedTest(Struct, frozen=True):
-    """Outcome of a test: passed if ``failures`` is empty. ``seconds`` are real time."""
+    """Passed if ``failures`` is empty. ``seconds`` are real time."""
 
     name: str
     line: int | None

@@ -1,5 +1,3 @@
-"""Past texts of playbooks."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -14,7 +12,6 @@ class UsedVersion(Struct, frozen=True):
 
     version: str
     first_used_at: datetime
-    """When the text was stored."""
     last_used_at: datetime | None = None
     runs: int = 0
     first_run: str | None = None

@@ -74,12 +74,10 @@ class CompiledPlaybook(Protocol):
     def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved: ...
 
     def effect_query(self, run: Run) -> str | None:
-        """Return the PromQL query to measure the run's effect. None: use the alert rule's expression."""
+        """Return None to use the alert rule's expression."""
         ...
 
-    def when(self, phase: str, index: int, scope: Scope) -> bool:
-        """Return whether the step's ``when`` holds."""
-        ...
+    def when(self, phase: str, index: int, scope: Scope) -> bool: ...
 
     def params(self, phase: str, index: int, scope: Scope) -> BaseModel:
         """Render and check the parameters of an action step or polled wait."""

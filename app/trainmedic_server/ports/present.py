@@ -1,5 +1,3 @@
-"""Bounded queries of the current state, for ``GET /now`` and ``status``."""
-
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
@@ -39,9 +37,7 @@ class Present(Protocol):
         """Return alerts in order of linking, without runs that have none."""
         ...
 
-    async def orders_of_runs(self, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]:
-        """Return operator commands in order, without runs that have none."""
-        ...
+    async def orders_of_runs(self, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]: ...
 
     async def runs_named(self, part: str, limit: int) -> list[str]:
         """Return up to `limit` IDs that begin or end with `part`, newest first."""

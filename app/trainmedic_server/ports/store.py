@@ -1,5 +1,3 @@
-"""The run store: alerts, runs, steps, undos, events and the history."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
@@ -28,8 +26,6 @@ T = TypeVar("T")
 
 
 class LinkedRun(Struct, frozen=True):
-    """Run that answers an alert."""
-
     run_id: str
     playbook: str
     target_key: str
@@ -79,17 +75,13 @@ class Transaction(Protocol):
 
     # alerts
     def alerts(self, identities: Collection[Identity]) -> dict[Identity, AlertRecord]: ...
-    def firing_with(self, fingerprints: Collection[str]) -> list[AlertRecord]:
-        """Return unresolved alerts with any start time."""
-        ...
+    def firing_with(self, fingerprints: Collection[str]) -> list[AlertRecord]: ...
 
     def newest_alerts(self, fingerprints: Collection[str]) -> dict[str, AlertRecord]:
         """Return the alert of each fingerprint that began last, also a resolved one."""
         ...
 
-    def firing(self, limit: int, names: Collection[str] | None = None) -> list[AlertRecord]:
-        """Return unresolved alerts, only of `names` unless None."""
-        ...
+    def firing(self, limit: int, names: Collection[str] | None = None) -> list[AlertRecord]: ...
 
     def save_alerts(self, records: Sequence[AlertRecord]) -> None:
         """Insert or replace, by identity. The alertname and the first report's time are retained."""
@@ -100,7 +92,7 @@ class Transaction(Protocol):
         ...
 
     def limit_last_reports(self, moment: datetime) -> None:
-        """Set later last reports of unresolved alerts to `moment`, because the clock was set back."""
+        """Set later last reports of unresolved alerts to `moment`: the clock was set back."""
         ...
 
     # runs
@@ -108,9 +100,7 @@ class Transaction(Protocol):
         """Return runs in order of linking, without alerts that have none."""
         ...
 
-    def open_runs_for(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
-        """Return run IDs by (playbook, target key)."""
-        ...
+    def open_runs_for(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]: ...
 
     def open_targets(self) -> Collection[tuple[str, str]]:
         """Return (playbook, target key) of all open runs."""
@@ -134,9 +124,7 @@ class Transaction(Protocol):
         ...
 
     def memories(self, playbook: str, targets: Collection[str], since: Mapping[str, datetime]) -> dict[str, RunMemory]:
-        """Return each target's earlier runs that changed something: the last one, and their numbers since each time of
-        `since`, by its name.
-        """
+        """Return each target's last earlier run that changed something, and their number since each time of `since`."""
         ...
 
     def nodes_acted_on(self, since: datetime) -> set[str]:
@@ -222,9 +210,7 @@ class Transaction(Protocol):
     def append(self, events: Sequence[Event]) -> None: ...
     def events_of(self, run_id: str, kind: str) -> list[Event]: ...
 
-    def time_gaps(self) -> list[TimeGap]:
-        """Return them in order."""
-        ...
+    def time_gaps(self) -> list[TimeGap]: ...
 
     def add_time_gaps(self, gaps: Iterable[TimeGap]) -> None: ...
     def job_lives(self) -> list[JobLife]: ...
@@ -235,7 +221,7 @@ class Transaction(Protocol):
     def controls(self) -> Controls: ...
     def save_controls(self, controls: Controls) -> None: ...
     def keep_playbook(self, name: str, version: str, text: str, at: datetime) -> None:
-        """Store a version's text, so that runs can continue with it after an edit. Idempotent."""
+        """Store the text, so that runs can continue after an edit. Idempotent."""
         ...
 
     def playbook_text(self, name: str, version: str) -> str | None: ...
@@ -255,12 +241,11 @@ class RunStore(Protocol):
         ...
 
     async def prune(self, older_than: datetime, archive: RunArchive | None = None) -> int:
-        """Delete closed runs without a pending undo created before `older_than`, with their data, and return their
-        number.
+        """Delete closed runs without a pending undo created before `older_than`, with their data; return their number.
 
-        Also deletes what has no later report: alerts without a run, nodes, verdicts, closed findings, job places, and
-        events that belong to no run. Findings and verdicts of retained jobs stay. The number of alerts without a run is
-        limited at any age. Other transactions run in between.
+        Also deletes what has no later report: alerts without a run, whose number is limited at any age, nodes,
+        verdicts, closed findings, job places, and events of no run. Findings and verdicts of retained jobs stay. Other
+        transactions run in between.
 
         With `archive`, each run is archived first. If that fails, raises ArchiveUnavailable and stops deleting.
         """
@@ -324,7 +309,6 @@ class RunRecord(Struct, frozen=True):
     orders: tuple[OperatorOrder, ...] = ()
     effect: Effect | None = None
     members: tuple[str, ...] = ()
-    """Target keys of a parent run's frozen list."""
 
 
 class History(Protocol):
@@ -333,14 +317,12 @@ class History(Protocol):
     async def page(self, matching: HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
         """Return at most `limit` runs, newest first, and the next page's cursor, if any.
 
-        The search time is limited: a page of a rare selection may be short or empty and still have a cursor. New runs
-        do not shift pages. Raises ValueError on an invalid cursor.
+        The search time is limited: a page may be short or empty and still have a cursor. New runs do not shift pages.
+        Raises ValueError on an invalid cursor.
         """
         ...
 
-    def stream(self, matching: HistoryFilter) -> AsyncIterator[Run]:
-        """Yield the newest first, in bounded memory."""
-        ...
+    def stream(self, matching: HistoryFilter) -> AsyncIterator[Run]: ...
 
     async def record(self, run_id: str) -> RunRecord | None: ...
     async def events_after(self, seq: int, limit: int, kinds: Collection[str] = ()) -> list[Event]:

@@ -1,5 +1,3 @@
-"""Counts of runs and effects by playbook."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -14,7 +12,7 @@ from trainmedic_server.domain.run import Status
 
 
 class PlaybookTally(Struct):
-    """Counts of a playbook's runs, with the terms of ``docs/reference/reports.md``."""
+    """Terms: ``docs/reference/reports.md``."""
 
     statuses: Counter[Status] = field(default_factory=Counter)
     effects: Counter[EffectVerdict] = field(default_factory=Counter)
@@ -22,9 +20,9 @@ class PlaybookTally(Struct):
     undone_by_hand: int = 0
     repeated: int = 0
     repair_seconds: Counter[float] = field(default_factory=Counter)
-    """Number of successful runs by duration from admission: seconds, rounded to two digits."""
+    """Successful runs by duration from admission: seconds, rounded to two digits."""
     person_seconds: Counter[float] = field(default_factory=Counter)
-    """Number of answered questions by duration, in the same form."""
+    """Answered questions by duration."""
 
     def add(self, other: PlaybookTally) -> None:
         self.statuses += other.statuses

@@ -89,7 +89,7 @@ def step_shares(data: float | None, compute: float | None, wait: float | None, s
 
 @dataclass(frozen=True, slots=True)
 class LogHints:
-    """Findings in the job's log: NCCL timeouts, and waiting for data by the trainer's own figures."""
+    """NCCL timeouts in the job's log, and waiting for data by the trainer's figures."""
 
     timeouts: int = 0
     waits_for_data: bool = False

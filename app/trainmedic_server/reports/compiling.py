@@ -1,5 +1,3 @@
-"""Compilation of reports from the run store, Prometheus and verdicts."""
-
 from __future__ import annotations
 
 import asyncio

@@ -93,10 +93,8 @@ class JobCurves:
     ranks: tuple[RankTime, ...]
     """The slowest ones, slowest first."""
     usual_seconds: float | None
-    """Of the median rank."""
     checkpoint: NewestCheckpoint | None
     unknown: str | None
-    """Why there is no curve."""
     source: Source | None = None
     reported_since: datetime | None = None
     """First report used."""

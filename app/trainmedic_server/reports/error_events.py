@@ -30,8 +30,6 @@ _COUNTED = frozenset({Role.ROOT, Role.CONFIRMATION})
 
 @dataclass(frozen=True, slots=True)
 class ErrorEvent:
-    """An out-of-memory or network event."""
-
     at: datetime
     until: datetime
     """Time of the last line; ``at`` is that of the first."""
@@ -48,8 +46,6 @@ class ErrorEvent:
 
 @dataclass(frozen=True, slots=True)
 class ErrorCount:
-    """Events of one kind in the report's period."""
-
     count: int
     fatal: int
     """Events known to have ended the job."""
@@ -64,7 +60,7 @@ def error_count(
 ) -> ErrorCount:
     """Count findings, and diagnosed failures without one.
 
-    `are_failures_known`: a failure would be known, because the job's processes or launcher reported something.
+    `are_failures_known`: the job's processes or launcher reported something, so a failure would be known.
     """
     counted = [each for each in findings if each.cause in causes and each.role in _COUNTED and not each.is_suspected]
     events = [_event(group, failures, are_failures_known) for group in _groups(counted)]

@@ -19,8 +19,6 @@ NOT_A_NUMBER = "not a finite number"
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRecord:
-    """Values of one metric."""
-
     metric: str
     value: float | None
     """None if it is not a finite number, as ``problem`` states."""

@@ -1,5 +1,3 @@
-"""Failures of jobs, from events and verdicts."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -22,8 +20,6 @@ _VERDICT_BEFORE, _VERDICT_AFTER = 1800.0, 120.0
 
 @dataclass(frozen=True, slots=True)
 class FailureRecord:
-    """A failure or disappearance of the job."""
-
     at: datetime
     kind: str
     """`FAILED`, `GONE` or `DIAGNOSED` (by a verdict alone)."""

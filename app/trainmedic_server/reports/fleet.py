@@ -27,8 +27,6 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class CauseTotal:
-    """Failures of one cause."""
-
     cause: str
     failures: int
     jobs: int
@@ -44,8 +42,6 @@ class CauseTotal:
 
 @dataclass(frozen=True, slots=True)
 class NodeTotal:
-    """Faults of one node."""
-
     node: str
     alerts: int
     """With a reacting playbook."""
@@ -110,7 +106,6 @@ class RunTally:
         self._nodes: dict[str, _Node] = defaultdict(_Node)
         self.repairs = repairs
         self.by_day: Counter[tuple[date, bool]] = Counter()
-        """By day and whether the run succeeded."""
 
     def add(self, run: Run) -> None:
         target = run.target

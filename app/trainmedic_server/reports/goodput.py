@@ -89,15 +89,13 @@ class _Downtime:
 
 @dataclass(frozen=True, slots=True)
 class _Endings:
-    """Reported failures and ends in a gap."""
-
     last: Literal["failed", "ended"] | None
     first_at: float
     """Begin of the gap if nothing was reported."""
 
 
 def goodput(progress: ProgressPoints, moments: JobMoments, begin: float, end: float, every: float) -> Goodput | None:
-    """Return None if the job did not run from `begin` to `end`. `every`: interval of the points in seconds."""
+    """Return None if the job did not run from `begin` to `end`. `every`: interval of the points."""
     present = figures.stretches(progress.steps, every)
     if not present:
         return None
@@ -176,7 +174,7 @@ def _lost(
 
 
 def _redone(progress: ProgressPoints, unused: Sequence[Stretch]) -> float:
-    """Return the seconds of steps that did not advance the step number. A regular end makes earlier steps final."""
+    """Return the seconds of steps without progress. A regular end makes earlier steps final."""
     counts = dict(progress.steps)
     lengths = {at: seconds for at, seconds in progress.step_seconds if math.isfinite(seconds)}
     usual_length = statistics.median(lengths.values()) if lengths else 0.0

@@ -72,7 +72,7 @@ def queries(bound: GpuBound, percent: str, window: float) -> tuple[str, str]:
 def anomalies(
     bound: GpuBound, counts: Points, worst: Sequence[MetricSeries], every: float, window: float
 ) -> list[Anomaly]:
-    """Interpret the answers to `queries`. An interruption of at most two windows, as by a checkpoint, ends none."""
+    """Interpret the answers to `queries`. Interruptions of up to two windows, as by a checkpoint, end none."""
     found = []
     for points in _adjacent(counts, 2 * window + every):
         end = points[-1][0]

@@ -16,11 +16,9 @@ class JobFigures:
     """Figures of a job from Prometheus. None or empty: no data."""
 
     every: float = 0.0
-    """Seconds between two points."""
     progress: ProgressPoints | None = None
     gpus: int | None = None
     no_gpus: str | None = None
-    """Why figures of the GPUs are missing."""
     utilisation: Spread | None = None
     memory: Spread | None = None
     throughput: Spread | None = None

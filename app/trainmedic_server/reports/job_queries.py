@@ -38,7 +38,6 @@ _OTHER_JOB_AFTER_SECONDS = 86_400.0
 _FIRST_HOURS = timedelta(hours=6)  # Source of the baseline.
 _MOST_QUERIES_AT_ONCE = 4
 _SHORTEST_COUNTED = timedelta(minutes=10)
-"""Minimum time over which scrapes are counted."""
 
 # Templates of PromQL. $job matches the job's series, $every is the interval of the points.
 
@@ -101,7 +100,7 @@ class JobQueries:
         return replace(figures, **gpus, **throughput, **steps)
 
     async def _narrow_to_presence(self) -> tuple[Points, timedelta]:
-        """Shorten the period to the job's presence. Return the number of scrapes in each part, and a part's length."""
+        """Shorten the period to the job's presence. Return the scrapes in each part, and a part's length."""
         part = max(_interval(self._end - self._begin, timedelta(0)), _SHORTEST_COUNTED)
         parts = math.ceil((self._end - self._begin) / part)
         begin = self._end - parts * part
@@ -120,7 +119,6 @@ class JobQueries:
         return min(part / most, minute / fullest) if fullest > 1 else part / most
 
     async def _measured(self, begin: datetime, end: datetime) -> list[Stretch]:
-        """Return periods with any scrape."""
         every = _interval(end - begin, self._scrape_interval)
         there = await self._first_series("count(count_over_time(up[$every]))", every, begin, end)
         return points.stretches(there, every.total_seconds())
@@ -139,8 +137,6 @@ class JobQueries:
         return ProgressPoints(steps, step, seconds, stall, limit, by_window, measured)
 
     async def _gpus(self) -> dict[str, Any]:
-        """Return fields of `JobFigures`."""
-
         async def spread_of(metric: str) -> Spread | None:
             query = "{fold}(" + metric + " * on (uuid) group_left () {job_gpus})"
             average, high, low = await asyncio.gather(

@@ -31,7 +31,7 @@ class TimeRange:
 
 @dataclass(frozen=True, slots=True)
 class UsualThroughput:
-    """The target that the job declares, or the median of its own beginning. `of` as in `Baseline`."""
+    """As `Baseline`."""
 
     value: float
     of: str

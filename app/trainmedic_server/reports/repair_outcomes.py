@@ -19,8 +19,6 @@ _BAD_ENDS = (Status.FAILED, Status.CANCELLED, Status.REJECTED)
 
 @dataclass(frozen=True, slots=True)
 class RepairTotal:
-    """Outcomes of one playbook's runs."""
-
     playbook: str
     runs: int
     started: int
@@ -46,8 +44,6 @@ class RepairTotal:
 
 @dataclass(frozen=True, slots=True)
 class CauseRepairs:
-    """Outcomes of the runs for one cause."""
-
     cause: str
     """The alert's label ``cause``, otherwise its name."""
     runs: int

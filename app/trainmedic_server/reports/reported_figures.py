@@ -50,7 +50,6 @@ class FigureSeries:
         self._period = FIRST_PERIOD
         self._starts = array("d")
         self._means = [array("d") for _ in range(figures)]
-        """NaN if unknown."""
         self._counts = [0] * figures
 
     def add(self, at: float, values: Sequence[float | None]) -> None:
@@ -161,7 +160,6 @@ class ReportedFigures:
         )
 
     def of_node(self, node: str, since: datetime, now: datetime, why: str) -> NodeReadings | None:
-        """Return None without recent readings."""
         entries = [entry for (of, _), entry in self._gpus.by_key.items() if of == node and now - entry.last <= RECENT]
         gpus = [
             _with_curves(entry.reading, _curves(GPU_CURVES, entry.series, since, now))

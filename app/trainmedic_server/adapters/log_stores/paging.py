@@ -21,7 +21,7 @@ LARGEST_PAGE = 5000
 _POLL_SECONDS = 2.0
 _LATE_SECONDS = 15
 _LATE_AFTER_OUTAGE = timedelta(seconds=90)
-"""Time after an outage in which older lines may still arrive: agents push again within a minute."""
+"""Older lines may arrive so long after an outage: agents push again within a minute."""
 _MOST_KNOWN = 100_000
 _OPTIONAL_FIELDS = ("rank", "local_rank", "node_rank", "attempt")
 NANOSECONDS = 1_000_000_000
@@ -31,7 +31,7 @@ class StoredLine(NamedTuple):
     at: int
     """Nanoseconds since 1970."""
     key: str
-    """Distinguishes lines of one time, unless they are the same line."""
+    """Equal only for copies of a line."""
     line: FoundLine
 
     @property
@@ -151,7 +151,7 @@ class _PagedPart:
         return self._waiting[-1].at if self._waiting else self._begin
 
     async def fill(self) -> None:
-        """Read the next page with unseen lines, unless some are waiting or the part is at its end."""
+        """Read the next page with new lines, unless some are waiting."""
         if self._waiting or self.is_end:
             return
         most = self._page
@@ -173,7 +173,6 @@ class _PagedPart:
             self._seen = known | {each.identity for each in lines if each.at == self._begin}
 
     def take(self, horizon: int, everything: bool) -> list[StoredLine]:
-        """Remove and return the waiting lines up to `horizon`."""
         taken = [each for each in self._waiting if everything or each.at <= horizon]
         self._waiting = self._waiting[len(taken) :]
         return taken
@@ -184,5 +183,4 @@ def nanoseconds(at: datetime) -> int:
 
 
 def moment(at: int) -> datetime:
-    """Raises OverflowError, ValueError."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=at // 1000)

@@ -1,5 +1,3 @@
-"""HTTP client for a log store."""
-
 from __future__ import annotations
 
 import asyncio

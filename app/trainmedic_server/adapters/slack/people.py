@@ -58,7 +58,6 @@ class SlackFile(_Part):
 
 
 def read(path: Path) -> SlackFile:
-    """Raises ConfigurationError with the file, and the field."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -34,7 +34,6 @@ Block = dict[str, Any]
 class Answered(Struct, frozen=True):
     approved_by: tuple[str, ...]
     how: str
-    """Empty while the question is open."""
 
 
 def answered(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> Answered:
@@ -111,7 +110,6 @@ def value_of(run_id: str, question: AskedQuestion) -> str:
 
 
 def read_value(value: Any) -> tuple[str, AskedQuestion] | None:
-    """Return None if the button is not ours."""
     try:
         run_id, step, asked = json.loads(value)
     except (TypeError, ValueError, RecursionError):
@@ -130,7 +128,6 @@ def with_place(value: str, at: tuple[str, str]) -> str:
 
 
 def read_place(metadata: Any) -> tuple[tuple[str, AskedQuestion], tuple[str, str]] | None:
-    """Return None if `with_place` did not write it."""
     try:
         value, channel, message_ts = json.loads(metadata)
     except (TypeError, ValueError, RecursionError):

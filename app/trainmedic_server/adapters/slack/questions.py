@@ -97,7 +97,7 @@ class SlackQuestions:
         return (run, step) if run is not None and step is not None else None
 
     async def update_duplicate(self, run_id: str, step_id: str, channel: str, message: str) -> None:
-        """Update a duplicate message, which a kill may have left. Raises as `take`, and ChatRefused."""
+        """Update a duplicate that a kill may have left. Raises as `take`, and ChatRefused."""
         for run, step, orders, shown in await self._asked([run_id]):
             if step.id == step_id and shown is not None and (shown.channel, shown.message) != (channel, message):
                 document = question_blocks.message(run, step, orders, self._external_url)
@@ -144,7 +144,7 @@ class SlackQuestions:
     async def _post_once(
         self, run: Run, step: StepState, document: dict[str, Any], intent: ShownQuestion | None, is_open: bool
     ) -> ShownQuestion | None:
-        """Post the message once, after persisting the intent. After an unknown outcome, search the earlier message.
+        """Persist the intent, then post. After an unknown outcome, search for the earlier message first.
 
         Return None if there is none and the question is closed.
         """
@@ -177,7 +177,6 @@ class SlackQuestions:
         await self._store.transact(lambda tx: tx.shown_questions.save(shown))
 
     async def _remind(self, run_id: str, asking: QuestionEvent) -> None:
-        """The first request is the message itself."""
         if isinstance(asking, ApprovalRequested) and asking.asked in (None, 1):
             return
         for run, step, orders, shown in await self._asked([run_id]):

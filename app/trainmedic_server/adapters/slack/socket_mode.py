@@ -18,7 +18,6 @@ from trainmedic_server import errors, telemetry
 from trainmedic_server.ports.ending import end_tasks
 
 ACKNOWLEDGE_AFTER = 2.0
-"""Seconds."""
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 60.0
 _STABLE_AFTER = 30.0
 """Seconds after which an ended connection is reopened at once: Slack ends connections every few hours."""

@@ -1,5 +1,3 @@
-"""Reading of received alerts."""
-
 from __future__ import annotations
 
 from collections.abc import Collection

@@ -1,5 +1,3 @@
-"""Bulk insert of many rows per statement."""
-
 from __future__ import annotations
 
 import importlib

@@ -1,5 +1,3 @@
-"""Column types of the run store."""
-
 from __future__ import annotations
 
 import json
@@ -74,13 +72,11 @@ _CONVERTED: dict[type[Any], tuple[_Convert, _Convert]] = {
 
 
 def encoder(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Convert | None:
-    """Return None if values are written unchanged."""
     of_ours = _CONVERTED.get(type(kind))
     return of_ours[0] if of_ours else kind.bind_processor(dialect)
 
 
 def decoder(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Convert | None:
-    """Return None if values are read unchanged."""
     of_ours = _CONVERTED.get(type(kind))
     return of_ours[1] if of_ours else kind.result_processor(dialect, None)
 

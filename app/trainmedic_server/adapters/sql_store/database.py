@@ -98,12 +98,11 @@ def make_directory(url: sa.URL) -> None:
 
 
 class OwnerLock:
-    """Lock of the one server that may use an SQLite file; it ends with the process. Two servers would perform the same
-    runs. Three locks exclude the second one:
+    """Lock of the one server that may use an SQLite file; it ends with the process. It excludes others by
 
-    - on ``<file>.lock``, even if the file itself was replaced;
-    - on the file's inode, under any name;
-    - on the store's identity (`take_identity`), which copies share.
+    - ``<file>.lock``, even if the file itself was replaced;
+    - the file's inode, under any name;
+    - the store's identity (`take_identity`), which copies share.
     """
 
     def __init__(self, url: sa.URL) -> None:

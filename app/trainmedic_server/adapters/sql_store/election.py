@@ -1,5 +1,3 @@
-"""Candidacy for the leader lock."""
-
 from __future__ import annotations
 
 import asyncio

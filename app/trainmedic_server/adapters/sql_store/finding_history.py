@@ -1,5 +1,3 @@
-"""Reading of findings."""
-
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping

@@ -51,7 +51,6 @@ _RELEASE = sa.delete(kept_jobs).where(
 KEPT_JOBS = sa.select(kept_jobs).order_by(kept_jobs.c.job, kept_jobs.c.attempt)
 
 _INSERTS: dict[tuple[str, str], BulkInsert] = {}
-"""By dialect and table."""
 
 
 class SqlFindings(FindingRecords):

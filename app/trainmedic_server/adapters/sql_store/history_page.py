@@ -37,7 +37,7 @@ Span = tuple[datetime, datetime]
 
 
 def mapped_names(connection: sa.Connection, matching: HistoryFilter) -> Collection[str]:
-    """Return those alert names of the filter that an alert map has renamed for some run."""
+    """Return the filter's alert names that an alert map has renamed."""
     names = values_of(matching.alertname)
     if not names:
         return ()
@@ -133,7 +133,6 @@ def _has_id_in(ids: sa.Column[Any], span: Span | None, *conditions: Condition | 
 def other_conditions(
     matching: HistoryFilter, before: tuple[datetime, str] | None
 ) -> Iterator[Condition | sa.TextClause]:
-    """Yield those not in `alternatives`."""
     if matching.since is not None:
         yield runs.c.created_at >= matching.since
     if matching.until is not None:

@@ -1,7 +1,7 @@
 """Permission to act, if several servers share a database: only while the session is confirmed to hold the lock.
 
 PostgreSQL ends a session that was silent for the takeover time. So the server counts the time since it sent the last
-answered query and stops well before. The clock also runs while the process is stopped and while the machine sleeps.
+answered query, also while its process or machine is stopped, and gives up well before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ log = telemetry.logger(__name__)
 
 
 def now() -> float:
-    """Return seconds of a clock that cannot be set or stopped."""
     return time.clock_gettime(_CLOCK)
 
 

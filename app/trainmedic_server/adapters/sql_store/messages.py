@@ -1,5 +1,3 @@
-"""Messages to people."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence

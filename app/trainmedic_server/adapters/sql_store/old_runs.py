@@ -48,9 +48,9 @@ Read: TypeAlias = Callable[[Callable[[sa.Connection], Any]], Awaitable[Any]]
 
 
 async def delete_archived(archive: RunArchive, read: Read, delete: Delete, before: datetime) -> int:
-    """Archive and delete closed runs without pending undo; return their number.
+    """Return the number of deleted runs. The last file's number is stored as an event position.
 
-    The last file's number is stored as an event position. Raises StoreUnavailable, ArchiveUnavailable.
+    Raises StoreUnavailable, ArchiveUnavailable.
     """
     saved_number = await read(partial(_saved_number, name=archive.name))
     number, last = await asyncio.to_thread(archive.last, saved_number)

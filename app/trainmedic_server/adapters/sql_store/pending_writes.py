@@ -47,7 +47,6 @@ class PendingWrites:
         self.steps: dict[tuple[str, str, int], StepState] = {}
         self.groups: dict[str, tuple[str, ...]] = {}
         self.parents: set[str] = set()
-        """Their ``unfinished`` may change."""
         self.has_new_forms = False
         """True if earlier releases cannot read a run."""
         self.links: dict[tuple[str, Identity], None] = {}

@@ -1,5 +1,3 @@
-"""Previous texts of playbooks."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -102,7 +102,7 @@ class LockSession:
 
     @classmethod
     def open(cls, url: str, takeover: timedelta = TAKEOVER, address: str = "") -> LockSession:
-        """`address` is where other servers reach this one. Raises StoreUnavailable if PostgreSQL does not answer,
+        """Other servers reach this one at `address`. Raises StoreUnavailable if PostgreSQL does not answer,
         ConfigurationError for an unusable URL, login or version.
         """
         seconds = takeover.total_seconds()

@@ -35,7 +35,7 @@ from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 from trainmedic_server.adapters.sql_store.verdicts import verdicts
 
 BATCH = 50
-"""Rows per transaction, so that it delays other transactions by only a few milliseconds."""
+"""Rows per transaction, which delays others by a few milliseconds."""
 
 PAUSE_FACTOR = 3
 """Pause after a deletion, as a multiple of its duration. A million runs take up to an hour."""
@@ -102,7 +102,7 @@ _DELETE_EVENTS = sa.delete(events).where(
 )
 _FINDING_IDS: sa.BindParameter[Any] = sa.bindparam("findings", expanding=True)
 _AFTER_JOB_MICROSECONDS = 3600 * 1_000_000
-"""Findings on a node that are this late after the job are not about it."""
+"""Later findings on a node are not about its former job."""
 _IS_OF_KEPT_JOB = sa.exists().where(
     kept_jobs.c.job == findings.c.job,
     sa.or_(kept_jobs.c.attempt == 0, findings.c.attempt.is_(None), kept_jobs.c.attempt == findings.c.attempt),
@@ -171,7 +171,6 @@ def delete_alerts_before(transaction: SqlTransaction, before: datetime) -> int:
 
 
 def count_surplus_alerts(connection: sa.Connection) -> int:
-    """May be negative."""
     return int(connection.execute(_COUNT_UNUSED_ALERTS).scalar_one()) - MOST_ALERTS
 
 

@@ -1,5 +1,3 @@
-"""Queries used by units of work and by the history."""
-
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence

@@ -23,7 +23,6 @@ _LOG_EVERY = 10.0
 
 
 def current(connection: sa.Connection) -> str | None:
-    """Return None if the database is empty."""
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
     revision: str | None = connection.execute(_VERSION).scalar()
@@ -31,7 +30,6 @@ def current(connection: sa.Connection) -> str | None:
 
 
 def runs_to_migrate(connection: sa.Connection) -> int | None:
-    """Return None if nothing needs a migration."""
     at = current(connection)
     if at in (None, schema.HEAD) or at not in _known_revisions():
         return None

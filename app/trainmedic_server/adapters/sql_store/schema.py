@@ -91,7 +91,6 @@ groups = sa.Table(
     sa.Column("members", JsonColumn, nullable=False),
     sqlite_with_rowid=False,
 )
-"""Frozen lists of parent runs: target keys, written once."""
 
 run_alerts = sa.Table(
     "run_alerts",

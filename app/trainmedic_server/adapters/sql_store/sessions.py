@@ -1,5 +1,3 @@
-"""Sessions of browsers."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Collection

@@ -175,7 +175,7 @@ UPDATE_PARENT = (
 REQUIRE_NEWER_READER = (
     sa.update(schema.identity).where(schema.identity.c.readable_from < schema.HEAD).values(readable_from=schema.HEAD)
 )
-"""From the first run that earlier releases cannot read, they refuse the store instead of failing on each page."""
+"""After a run that earlier releases cannot read, they must refuse the store instead of failing on each page."""
 GROUP_LIST = sa.select(schema.groups.c.members).where(schema.groups.c.run_id == _PARENT)
 MEMBERS = sa.select(
     *(runs.c.target_key, runs.c.id, runs.c.batch, runs.c.status, runs.c.decision, runs.c.unfinished, runs.c.acted_at),
@@ -217,9 +217,7 @@ PLAYBOOK_TEXT = sa.select(schema.playbook_versions.c.text).where(
 
 
 def firing(names: Collection[str] | None) -> sa.Select[Any]:
-    """Select unresolved alerts, all if `names` is None. Names are compared with the stored labels, not with
-    ``alert_name``, the name at the first report.
-    """
+    """Select unresolved alerts. Names are compared with labels: ``alert_name`` is that of the first report."""
     if names is None:
         return _FIRING
     labels = sa.type_coerce(alerts.c.labels, Text)

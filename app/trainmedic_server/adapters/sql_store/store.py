@@ -1,5 +1,3 @@
-"""Run store, opened by URL."""
-
 from __future__ import annotations
 
 import asyncio
@@ -69,8 +67,8 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
     ) -> SqlStore:
         """Return the store with its schema up to date. Blocks.
 
-        `on_error` is called on the event loop after each failure of the database. Raises ConfigurationError for an
-        unusable URL, directory or schema or if another server owns the file, otherwise StoreUnavailable.
+        `on_error` is called on the event loop after each failure of the database. Raises ConfigurationError if the URL,
+        directory or schema is unusable or another server owns the file; StoreUnavailable.
         """
         if postgresql.is_postgresql(url):
             return cls._open_postgresql(url, on_error)

@@ -128,7 +128,7 @@ def tally(connection: sa.Connection, since: datetime, until: datetime) -> dict[s
 
 
 def _whole_days(connection: sa.Connection, since: datetime, until: datetime) -> tuple[int, int]:
-    """Return the first and the end (excluded) of the days in the period whose runs are all counted."""
+    """Return the first and the end (excluded) of the days in ``playbook_days`` within the period."""
     day = run_facts.MICROSECONDS_OF_A_DAY
     since_us, until_us = microseconds_of(since), microseconds_of(until)
     first = max(math.ceil(since_us / day), connection.execute(_COUNTED_FROM).scalar() or 0)

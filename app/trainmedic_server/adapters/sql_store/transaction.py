@@ -32,7 +32,7 @@ from trainmedic_server.ports.store import GuardFacts, LinkedRun, Transaction
 
 
 class SharedWritesRefused(Exception):
-    """Writes of several units failed. Each must run alone, so that only the faulty one fails."""
+    """Several units' writes failed. Each must run alone, so that only the faulty one fails."""
 
 
 class SqlTransaction(Transaction):
@@ -67,7 +67,7 @@ class SqlTransaction(Transaction):
         return self._savepoint is not None
 
     def finish(self, *, flush: bool = False) -> None:
-        """Leave the unit's writes to the transaction; with `flush`, send them first."""
+        """Leave the unit's writes to `shared`, or send them with `flush`."""
         if flush and self._own:
             self._send_own()
         self._shared.absorb(self._own)
@@ -136,7 +136,6 @@ class SqlTransaction(Transaction):
         self._own.clear()
 
     def _flushed_if(self, concerns: Callable[[PendingWrites], object]) -> sa.Connection:
-        """Send pending writes for which `concerns` is true, and all earlier ones."""
         if concerns(self._own):
             send_shared(self._connection, self._flush, self._shared)
             self._send_own()
@@ -298,7 +297,7 @@ class SqlTransaction(Transaction):
             self._cache.update(run)
 
     def _count_repeated(self, runs: Sequence[Run], by: int) -> None:
-        """Add `by` for each run that began soon after the playbook's last one on the target."""
+        """Add `by` for each run soon after the playbook's last one on the target."""
         countable = [run for run in runs if run_facts.may_be_repetition(run)]
         keys = {(run.playbook, run.target_key) for run in countable}
         ended: dict[tuple[str, str], datetime] = {}

@@ -1,7 +1,6 @@
 """The only writing thread, which commits all waiting units of work together. Each unit still fails alone.
 
-Futures are resolved after the commit, because callers then acknowledge deliveries. With a `Leadership`, the connection
-is the session with the lock, regularly confirmed and never replaced.
+With a `Leadership`, the connection is the session with the lock, regularly confirmed and never replaced.
 """
 
 from __future__ import annotations

@@ -11,8 +11,6 @@ _REWRITE_NODE_AFTER = timedelta(hours=1)
 
 
 class WriterCache:
-    """Parts are None until ``transaction`` fills them."""
-
     def __init__(self) -> None:
         self.forget()
 
@@ -61,7 +59,7 @@ class WriterCache:
         self._acted_first = at if self._acted_first is None else min(self._acted_first, at)
 
     def should_write_node(self, node: str, at: datetime) -> bool:
-        """Return whether the node's row is old or missing. If so, count it as written."""
+        """Return whether the row is old or missing, and count it as written."""
         if self.nodes is None:
             return True
         last = self.nodes.get(node)
