@@ -44,8 +44,8 @@ class _NodeAnswer(Struct):
     silence: str = ""
     """Why the node gave no lines."""
     is_reported_silent: bool = False
-    deadline: datetime | None = None
-    ends_at: datetime | None = None
+    deadline: datetime | None = None  # For the first page.
+    ends_at: datetime | None = None  # For all pages.
     job_files: int | None = None
     """None if the agent does not report it."""
     left_out: dict[str, LeftOut] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class AgentLogs:
             while not query.is_over(self._clock.now()):
                 pause = max(_POLL_SECONDS, _POLL_SECONDS_PER_NODE * len(answers))
                 await self._clock.sleep_until(self._clock.now() + timedelta(seconds=pause))
-                asked, notes = self._due(query, answers, asking)
+                asked, notes = self._nodes_to_ask(query, answers, asking)
                 has_lines = False
                 if notes:
                     yield LogBatch(notes=notes)
@@ -103,7 +103,7 @@ class AgentLogs:
         finally:
             await end_tasks(list(asking.values()))
 
-    def _due(
+    def _nodes_to_ask(
         self, query: LogQuery, answers: Iterable[_NodeAnswer], asking: dict[str, asyncio.Task[list[str]]]
     ) -> tuple[list[_NodeAnswer], list[str]]:
         due: list[_NodeAnswer] = []
@@ -192,7 +192,7 @@ class AgentLogs:
                     # An earlier agent does not report whether it has files of the job, so its kernel lines may be
                     # unrelated.
                     lines = [line for line in lines if line.source != "kernel"]
-                answer.waiting = lines[::-1]
+                answer.waiting = lines[::-1]  # The oldest is popped first.
                 answer.cursor, answer.is_end = page["cursor"], bool(page["end"])
                 for name, counted in page.get("left_out", {}).items():
                     answer.left_out[name] = answer.left_out.get(name, LeftOut()) + LeftOut.of_json(counted)

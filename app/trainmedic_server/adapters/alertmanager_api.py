@@ -31,8 +31,7 @@ SETTLES_AFTER = timedelta(minutes=5)
 """Minimum uptime before a missing alert counts as ended. Prometheus resends alerts within a minute plus its evaluation
 interval and restart.
 """
-BODY_LIMIT = 64 * 1024 * 1024
-"""60,000 alerts of 1 KB."""
+BODY_LIMIT = 64 * 1024 * 1024  # 60,000 alerts of 1 KB.
 
 FIRES_FOR = timedelta(minutes=10)
 

@@ -67,7 +67,7 @@ class HttpxCaller:
         self,
         client: httpx.AsyncClient,
         peer: str,
-        called: tuple[str, str],
+        method_and_url: tuple[str, str],
         headers: list[tuple[bytes, bytes]],
         body: bytes | None,
         timeout: timedelta,
@@ -81,7 +81,7 @@ class HttpxCaller:
 
         try:
             request = client.build_request(
-                *called,
+                *method_and_url,
                 headers=headers,
                 content=body,
                 timeout=timeout.total_seconds(),
@@ -195,6 +195,7 @@ async def read_secret(path: Path, setting: str) -> str:
 
 
 def _headers(headers: Mapping[str, str], secrets: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    # Secrets replace headers of their names; only the user agent can be overridden.
     own = {"User-Agent": f"trainmedic/{__version__}", "Accept-Encoding": "identity", **secrets}
     replaced = {name.lower() for name in own} - {"user-agent"}
     named = {name.lower() for name in headers}

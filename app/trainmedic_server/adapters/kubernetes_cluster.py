@@ -59,7 +59,7 @@ class KubernetesCluster:
         configuration = Configuration()
         if kubeconfig is not None and not await asyncio.to_thread(kubeconfig.is_file):
             raise ConfigurationError(
-                f"--kubernetes: {kubeconfig} is no file; name a kubeconfig file, in-cluster or off"
+                f"--kubernetes: cannot read the kubeconfig {kubeconfig}: no such file; name a file, in-cluster or off"
             )
         try:
             if kubeconfig is not None:

@@ -74,7 +74,7 @@ class KubernetesPods(JobPods):
         self._not_ready: dict[str, NodeNotReady] = {}
         self._events: dict[str, _EventsRead] = {}
         self._requests: deque[datetime] = deque()
-        self._slow_read: dict[str, datetime] = {}
+        self._slow_read: dict[str, datetime] = {}  # Last reading of a waiting pod's events, by UID.
         self._has_logged_full = False
         self.answers = True
         """False while the watch fails: statuses may be old."""

@@ -19,8 +19,7 @@ from trainmedic_server.ports.outside import HttpReply
 T = TypeVar("T")
 
 TIMEOUT = timedelta(seconds=10)
-BODY_LIMIT = 32 * 1024 * 1024
-"""1.2 million points."""
+BODY_LIMIT = 32 * 1024 * 1024  # 1.2 million points.
 
 
 class PrometheusApi(MetricsAndRules):

@@ -32,12 +32,22 @@ _READING_TIME = timedelta(seconds=15)
 """Time to read many presences: one older by less may only have been read earlier."""
 _LARGEST_CLAIMS = 2 * 1024
 _MOST_KEYS = 100_000
-_KINDS: Mapping[str, tuple[str, Callable[[str], str], Callable[[str], str]]] = {
-    envelope.agent_presence(""): ("node", node_identity, str),
-    envelope.job_presence(""): ("job", job_identity, str),
-    notice.launcher_presence(""): ("job", job_identity, notice.job_of_launcher),
+
+
+class _Kind(NamedTuple):
+    member: str
+    """Member of the content that names the writer."""
+    identity_of: Callable[[str], str]
+    """Returns the writer's identity for signatures."""
+    writer_of: Callable[[str], str]
+    """Returns the writer's name from the key's."""
+
+
+_KIND_BY_PREFIX: Mapping[str, _Kind] = {
+    envelope.agent_presence(""): _Kind("node", node_identity, str),
+    envelope.job_presence(""): _Kind("job", job_identity, str),
+    notice.launcher_presence(""): _Kind("job", job_identity, notice.job_of_launcher),
 }
-"""Member with the writer's name, its signing identity, and the name in the key, by key prefix."""
 
 
 class _Trusted(NamedTuple):
@@ -62,19 +72,20 @@ class PresenceJudge:
 
     def presence_of(self, key: str, value: bytes) -> Presence:
         now = self._clock.now()
-        prefix = next(prefix for prefix in _KINDS if key.startswith(prefix))
+        prefix = next(prefix for prefix in _KIND_BY_PREFIX if key.startswith(prefix))
         name = key.removeprefix(prefix)
         sealed = unseal(value)
         if self._signer is None:
             details = self._texts.details(key, sealed.raw)
             return Presence(name, _time_of(details) or now, details)
-        member, identity_of, writer_of = _KINDS[prefix]
+        kind = _KIND_BY_PREFIX[prefix]
+        writer = kind.writer_of(name)
         try:
             # Verify before parsing, so that forged presences cost nothing more.
-            proof = self._signer.verify_sealed(sealed, key, identity_of(writer_of(name)))
+            proof = self._signer.verify_sealed(sealed, key, kind.identity_of(writer))
             details = self._texts.details(key, sealed.raw)
-            if details.get(member) != writer_of(name):
-                raise BadSignature(f"was written by another {member}: {str(details.get(member))[:100]!r}")
+            if details.get(kind.member) != writer:
+                raise BadSignature(f"was written by another {kind.member}: {str(details.get(kind.member))[:100]!r}")
             written_at = self._checked_time(_time_of(details), now)
             newest = self._newest(key, _Trusted(written_at, ranks_in(details), digest(sealed.raw), details))
         except BadSignature as error:

@@ -30,8 +30,8 @@ class ReplyWaiter:
         self.accepted: dict[int | None, Reply] = {}
         self.changed = asyncio.Event()
         self.sent = asyncio.Event()
-        self.heard = asyncio.Event()
-        self.users = 0
+        self.heard = asyncio.Event()  # Set by any reply.
+        self.users = 0  # Waiting requests.
 
     @property
     def is_complete(self) -> bool:

@@ -100,7 +100,9 @@ class Transaction(Protocol):
         """Return runs in order of linking, without alerts that have none."""
         ...
 
-    def open_runs_for(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]: ...
+    def open_runs_for(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
+        """Return run IDs by (playbook, target key)."""
+        ...
 
     def open_targets(self) -> Collection[tuple[str, str]]:
         """Return (playbook, target key) of all open runs."""

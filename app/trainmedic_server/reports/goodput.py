@@ -186,7 +186,7 @@ def _redone(progress: ProgressPoints, unused: Sequence[Stretch]) -> float:
         advance = after - before
         counted = [(at, counts.get(at, math.nan)) for at in (before_at, after_at)]
         steps = max(figures.rise(counted, is_from_zero=False), advance)
-        lost = min(steps - advance, kept_steps + steps)
+        lost = min(steps - advance, kept_steps + steps)  # At most all since the last regular end.
         kept_steps += steps - lost
         redone_seconds += lost * lengths.get(before_at, usual_length)
     return redone_seconds
@@ -202,6 +202,7 @@ def _before_first_step(steps: Points, every: float) -> list[Stretch]:
 
 
 def _stalled(progress: ProgressPoints, before_first_step: Sequence[Stretch], every: float) -> float:
+    # Starts count as restarts.
     limits = dict(progress.stall_limit)
     over = [(at, value) for at, value in progress.stall if value > limits.get(at, float("inf"))]
     stalls = figures.excursions(over, every, lambda _: True)

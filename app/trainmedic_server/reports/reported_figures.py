@@ -106,7 +106,7 @@ class _Entry:
 class _Entries(Generic[Key]):
     most: int
     figures: int
-    by_key: dict[Key, _Entry] = field(default_factory=dict)
+    by_key: dict[Key, _Entry] = field(default_factory=dict)  # The one reported last is last.
 
     def for_report(self, key: Key, when: datetime) -> _Entry | None:
         """Return the entry, created if missing; None if the report is not newer or all entries are in use."""

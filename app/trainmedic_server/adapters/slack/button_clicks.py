@@ -13,6 +13,7 @@ from trainmedic_core.plain_text import visible
 from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters.slack import question_blocks
 from trainmedic_server.adapters.slack.people import Person, SlackFile
+from trainmedic_server.adapters.slack.question_blocks import MessageId, RunQuestion
 from trainmedic_server.adapters.slack.questions import SlackQuestions
 from trainmedic_server.adapters.slack.web_api import SlackApi
 from trainmedic_server.domain.approval import AskedQuestion
@@ -66,7 +67,7 @@ class SlackButtonClicks:
         if action_id not in (question_blocks.APPROVE, question_blocks.REJECT):
             return  # the button that opens the run's page
         container = _member(payload, "container")
-        at = (str(container.get("channel_id", "")), str(container.get("message_ts", "")))
+        at = MessageId(str(container.get("channel_id", "")), str(container.get("message_ts", "")))
         asked = question_blocks.read_value(action.get("value"))
         if asked is None:
             self._count("unreadable")
@@ -76,13 +77,13 @@ class SlackButtonClicks:
         else:
             await self._ask_why(payload, asked, at)
 
-    async def _ask_why(self, payload: Payload, asked: tuple[str, AskedQuestion], at: tuple[str, str]) -> None:
+    async def _ask_why(self, payload: Payload, asked: RunQuestion, at: MessageId) -> None:
         if await self._person(payload, at) is None:
             return
         try:
-            asking = await self._questions.question_of(asked[0], asked[1].step)
+            asking = await self._questions.question_of(asked.run_id, asked.question.step)
             if asking is None:
-                raise errors.NotFound(f"there is no run {asked[0]} that asks this")
+                raise errors.NotFound(f"there is no run {asked.run_id} that asks this")
             value = question_blocks.with_place(question_blocks.value_of(*asked), at)
             form = question_blocks.reason_form(value, *asking)
             await self._api.call("views.open", {"trigger_id": str(payload.get("trigger_id", "")), "view": form})
@@ -103,9 +104,7 @@ class SlackButtonClicks:
         reason = visible(str(text or "").replace("\0", ""), keep="\n").strip()[: question_blocks.LONGEST_REASON]
         await self._decide(payload, OrderKind.REJECT, asked, reason or "no reason given", at)
 
-    async def _decide(
-        self, payload: Payload, kind: OrderKind, asked: tuple[str, AskedQuestion], reason: str, at: tuple[str, str]
-    ) -> None:
+    async def _decide(self, payload: Payload, kind: OrderKind, asked: RunQuestion, reason: str, at: MessageId) -> None:
         person = await self._person(payload, at)
         if person is None:
             return
@@ -125,14 +124,15 @@ class SlackButtonClicks:
             self._count("decided")
         await self._show(run_id, question, at)
 
-    async def _show(self, run_id: str, question: AskedQuestion, at: tuple[str, str]) -> None:
+    async def _show(self, run_id: str, question: AskedQuestion, at: MessageId) -> None:
         try:
             await self._questions.show([run_id])
             await self._questions.update_duplicate(run_id, question.step, *at)
         except errors.TrainmedicError as error:
             log.info("Slack shows the decision later", run_id=run_id, error=str(error))
 
-    async def _person(self, payload: Payload, at: tuple[str, str]) -> Person | None:
+    async def _person(self, payload: Payload, at: MessageId) -> Person | None:
+        """Return None after notifying a user who may not decide."""
         user = _user(payload)
         try:
             settings = await asyncio.to_thread(self._settings)
@@ -150,9 +150,9 @@ class SlackButtonClicks:
             )
         return person
 
-    async def _notify_user(self, payload: Payload, at: tuple[str, str], text: str) -> None:
+    async def _notify_user(self, payload: Payload, at: MessageId, text: str) -> None:
         notice = {
-            "channel": at[0],
+            "channel": at.channel,
             "user": _user(payload),
             "text": question_blocks.escaped(question_blocks.cut(text, _LONGEST_NOTICE)),
             "parse": "none",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -29,6 +29,16 @@ _TEXT, _SHORT, _CONFIRM = 2_900, 300, 290
 """Characters. Slack's limits are 3,000 and 300."""
 
 Block = dict[str, Any]
+
+
+class RunQuestion(NamedTuple):
+    run_id: str
+    question: AskedQuestion
+
+
+class MessageId(NamedTuple):
+    channel: str
+    ts: str
 
 
 class Answered(Struct, frozen=True):
@@ -109,25 +119,26 @@ def value_of(run_id: str, question: AskedQuestion) -> str:
     return json.dumps([run_id, question.step, question.asked])
 
 
-def read_value(value: Any) -> tuple[str, AskedQuestion] | None:
+def read_value(value: Any) -> RunQuestion | None:
+    """Return None if the button is not ours."""
     try:
         run_id, step, asked = json.loads(value)
     except (TypeError, ValueError, RecursionError):
         return None
     if not _is_short_text(run_id) or not _is_short_text(step) or type(asked) is not int:
         return None
-    return run_id, AskedQuestion(step, asked)
+    return RunQuestion(run_id, AskedQuestion(step, asked))
 
 
 def _is_short_text(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= _LONGEST_NAME and value.isprintable()
 
 
-def with_place(value: str, at: tuple[str, str]) -> str:
+def with_place(value: str, at: MessageId) -> str:
     return json.dumps([value, *at])
 
 
-def read_place(metadata: Any) -> tuple[tuple[str, AskedQuestion], tuple[str, str]] | None:
+def read_place(metadata: Any) -> tuple[RunQuestion, MessageId] | None:
     try:
         value, channel, message_ts = json.loads(metadata)
     except (TypeError, ValueError, RecursionError):
@@ -135,7 +146,7 @@ def read_place(metadata: Any) -> tuple[tuple[str, AskedQuestion], tuple[str, str
     asked = read_value(value)
     if asked is None or not _is_short_text(channel) or not _is_short_text(message_ts):
         return None
-    return asked, (channel, message_ts)
+    return asked, MessageId(channel, message_ts)
 
 
 def digest(document: dict[str, Any]) -> str:

@@ -19,8 +19,7 @@ from trainmedic_server import errors
 READERS = 4
 
 _INPUT_ERRORS = (exc.IntegrityError, exc.DataError, exc.ProgrammingError, exc.InterfaceError, exc.NotSupportedError)
-_INPUT_ERROR_STATES = ("22", "23", "54")
-"""First digits of PostgreSQL's SQLSTATEs for invalid input."""
+_INPUT_ERROR_STATES = ("22", "23", "54")  # First digits of PostgreSQL's SQLSTATEs for invalid input.
 
 
 def is_outage(error: BaseException) -> bool:

@@ -97,7 +97,7 @@ def _of_gpu(text: str) -> Condition:
 
 
 def _of_job(name: str) -> tuple[Condition, Condition]:
-    keys = sa.type_coerce(runs.c.also, sa.Text)
+    keys = sa.type_coerce(runs.c.also, sa.Text)  # A JSON list.
     is_among = sa.func.replace(keys, encode_json(f"job:{name}"), "") != keys
     return runs.c.job == name, sa.and_(runs.c.also.is_not(None), is_among)
 

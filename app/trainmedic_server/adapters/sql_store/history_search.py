@@ -21,10 +21,8 @@ Place = tuple[datetime, str]
 SECONDS = 1.0
 """Limit of one page; the window in progress is completed."""
 _FIRST_WINDOW = timedelta(hours=1)
-_SHORT = 0.05
-"""Seconds: faster windows are followed by fourfold ones."""
-_BEFORE_ALL = "!"
-"""Sorts before every run's ID."""
+_SHORT = 0.05  # Seconds: faster windows are followed by fourfold ones.
+_BEFORE_ALL = "!"  # Sorts before every run's ID.
 _KEYS = {"sqlite": sa.literal_column("runs.rowid", sa.BigInteger)}
 """Column to intersect, if not the ID: every SQLite index has the row number."""
 _OLDEST = sa.select(sa.func.min(runs.c.created_at))

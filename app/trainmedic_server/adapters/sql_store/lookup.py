@@ -48,6 +48,7 @@ class _Prepared:
     def __init__(self, statement: sa.Select[Any], dialect: sa.Dialect) -> None:
         parameters = statement.compile(dialect=dialect).binds
         required = {name for name, parameter in parameters.items() if parameter.required}
+        # Compile the statement with one key, whose text is then repeated for each length.
         filled = statement.params({**dict.fromkeys(required), KEYS.key: [""]})
         compiled = filled.compile(dialect=dialect, compile_kwargs={"render_postcompile": True})
         text, names = str(compiled), list(compiled.positiontup or ())

@@ -78,7 +78,7 @@ _WAS_ANSWERED = sa.and_(
     steps.c.started_at.is_not(None),
     steps.c.ended_at.is_not(None),
 )
-_SLOW_STEPS = (
+_TIMED_OUT_OR_ANSWERED_STEPS = (
     sa.select(runs.c.id, runs.c.status, _HAS_TIMED_OUT.label("timed_out"), _BEGAN, _ENDED)
     .join(steps, steps.c.run_id == runs.c.id)
     .where(_OF_PLAYBOOK, is_no_member, _WAS_STARTED, _IN_TIME, sa.or_(_HAS_TIMED_OUT, _WAS_ANSWERED))
@@ -185,7 +185,7 @@ def _tally_of_playbook(connection: sa.Connection, which: Mapping[str, Any]) -> P
         tally.statuses[status] += row.runs
         if status is not Status.OBSERVED:
             tally.repeated += row.repeated
-    slow = connection.execute(_SLOW_STEPS, which).all() if tally.statuses else []
+    slow = connection.execute(_TIMED_OUT_OR_ANSWERED_STEPS, which).all() if tally.statuses else []
     of_closed_runs = [row for row in slow if not Status(row.status).is_open]
     timed_out = {row.id for row in of_closed_runs if row.timed_out and row.status != Status.OBSERVED.value}
     tally.timed_out = len(timed_out)
