@@ -48,5 +48,5 @@ def load(path: Path) -> WrittenTopology:
 
 
 def _key(written: str) -> str:
-    key = written.strip()
+    key = written.strip()  # IPv6 addresses may stand in brackets.
     return key[1:-1] if key.startswith("[") and key.endswith("]") else key

@@ -66,7 +66,7 @@ class KubernetesTopology:
         self._unanswered = {NODES, PODS}
         self._answered_at = dict.fromkeys((NODES, PODS), clock.now())
         self._lock = threading.Lock()
-        self.filled = asyncio.Event()
+        self.filled = asyncio.Event()  # Set after both first lists.
 
     @property
     def is_filled(self) -> bool:

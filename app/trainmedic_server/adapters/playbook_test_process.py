@@ -87,7 +87,7 @@ async def _read(stream: asyncio.StreamReader | None) -> bytes:
     while piece := await stream.read(1 << 16):
         printed += piece
         if len(printed) > _PRINTED_BYTES:
-            return b""
+            return b""  # No outcome.
     return bytes(printed)
 
 

@@ -407,6 +407,7 @@ class _Compilation:
         return {**rest, attachments.MANIFEST: manifest}
 
     def _check_target(self, action: type[Action], entry: Mapping[str, Any], path: DocumentPath) -> None:
+        """Note steps that work on the jobs."""
         kind, written = self._kind_in(_phase_at(path)), entry.get("target")
         if kind is None:
             return

@@ -28,8 +28,8 @@ _NOT_AN_ACTION = ("wait_for", "wait", "wait_until", "approve", "on_timeout")
 _HEADER = "a playbook begins with 'playbook: NAME', 'on', 'target' and 'steps'"
 
 
-def _table(words: Mapping[str, str]) -> Mapping[str, str]:
-    return {word: cure for cure, written in words.items() for word in written.split()}
+def _table(words_by_cure: Mapping[str, str]) -> Mapping[str, str]:
+    return {word: cure for cure, words in words_by_cure.items() for word in words.split()}
 
 
 DOCUMENT = _table(

@@ -187,11 +187,11 @@ class _Expansion:
         self.document = document
         self.problems: list[FileProblem] = []
         self.uses: list[Use] = []
-        self.lists: dict[str, list[Any]] = {}
+        self.lists: dict[str, list[Any]] = {}  # Expanded steps by phase.
         self.marks = dict(document.marks)
         self.keys = dict(document.keys)
         self.remarks = dict(document.remarks)
-        self.written: dict[DocumentPath, DocumentPath] = {}
+        self.written: dict[DocumentPath, DocumentPath] = {}  # Original paths by path in the expanded document.
         self._available = available
         self._entries: dict[str, _PathsByEntry] = {}
         self._forms: dict[str, Fragment | None] = {}
@@ -234,7 +234,7 @@ class _Expansion:
         for key, message in _value_problems(form.inputs, values):
             at = (*here, "with", key) if key in values else (*here, "use")
             self._problem(at, f"with.{key}: {message}; fragment {name!r}, {self._place_of(name)}")
-        ids = tuple(step.id or default_id(place, "steps") for place, step in enumerate(form.steps))
+        ids = tuple(step.id or default_id(position, "steps") for position, step in enumerate(form.steps))
         self.uses.append(Use(use_id, name, phase, len(made), ids, place, form.inputs, values))
         fragment = self._available[name]
         line = self.document.marks[(*here, "use")].line
@@ -284,6 +284,7 @@ class _Expansion:
         self.problems.append(self.document.problem(path, message))
 
 
+# A search of all positions for each copied step would take quadratic time.
 class _PathsByEntry:
     def __init__(self, document: YamlDocument) -> None:
         self.marks = _by_entry(document.marks)

@@ -21,7 +21,7 @@ from trainmedic_server.ports.actions import Actions
 
 log = telemetry.logger(__name__)
 
-Attached = Mapping[Path, str | FileProblem]
+Attached = Mapping[Path, str | FileProblem]  # Texts of attached files, or why they cannot be read.
 
 
 class LoadedFile(Struct, frozen=True):

@@ -20,11 +20,11 @@ _ORDERS = Lookup(
 )
 _TOUCHED_NODES = Lookup(sa.select(schema.touched_nodes).where(schema.touched_nodes.c.run_id.in_(KEYS)))
 _GROUPS = Lookup(sa.select(schema.groups).where(schema.groups.c.run_id.in_(KEYS)))
-_STATE = (schema.runs.c.parent, schema.runs.c.status, schema.runs.c.decision, schema.runs.c.unfinished)
+_MEMBER_STATE = (schema.runs.c.parent, schema.runs.c.status, schema.runs.c.decision, schema.runs.c.unfinished)
 _MEMBER_STATES = Lookup(
-    sa.select(*_STATE, sa.func.max(schema.runs.c.batch), sa.func.count())
+    sa.select(*_MEMBER_STATE, sa.func.max(schema.runs.c.batch), sa.func.count())
     .where(schema.runs.c.parent.in_(KEYS))
-    .group_by(*_STATE)
+    .group_by(*_MEMBER_STATE)
 )
 SAME_ALERT = sa.and_(
     schema.run_alerts.c.fingerprint == schema.alerts.c.fingerprint,
