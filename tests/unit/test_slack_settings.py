@@ -74,7 +74,7 @@ def test_an_unreadable_file_is_named_with_its_setting_and_the_remedy(tmp_path: P
     ("file", "reason"),
     [
         ("/nowhere", "cannot read /nowhere: No such file or directory; name a text file that user"),
-        ("~nobody-here/token", "cannot read ~nobody-here/token: Could not determine home directory"),
+        ("~nobody-here/token", "cannot read ~nobody-here/token: there is no home directory ~nobody-here; write"),
         ("/dev/null", "/dev/null is empty; write the value into it, or unset"),
     ],
 )

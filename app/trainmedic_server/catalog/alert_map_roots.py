@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from trainmedic_core.setting_sources import paths_in
 
 SETTING = "TRAINMEDIC_ALERT_MAP"
 SHIPPED = "shipped"
@@ -20,9 +21,7 @@ def shipped() -> Path | None:
 def roots(named: Sequence[Path], environment: Mapping[str, str]) -> list[Path]:
     """A name without folder and suffix, such as ``kube-prometheus``, is a shipped map unless such a file exists."""
     setting = environment.get(SETTING, "") if not named else ""
-    return [
-        _resolved(path) for path in (*named, *(Path(part).expanduser() for part in setting.split(os.pathsep) if part))
-    ]
+    return [_resolved(path) for path in (*named, *paths_in(setting))]
 
 
 def _resolved(path: Path) -> Path:
