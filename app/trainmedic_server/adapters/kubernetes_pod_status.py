@@ -110,14 +110,14 @@ def outline_of(pod: Object, job: str | None) -> PodOutline | None:
 
 def faults_in(pod: Object, outline: PodOutline) -> tuple[PodFault, ...]:
     status = pod.get("status") or {}
-    faults = [*_of_pod(status, outline), *_of_containers(pod, status, outline)]
+    faults = [*_pod_faults(status, outline), *_container_faults(pod, status, outline)]
     return tuple(sorted(faults, key=lambda fault: fault.at)[-_MOST_FAULTS:])
 
 
 def faults_in_events(events: Iterable[Object], outline: PodOutline, since: datetime) -> tuple[PodFault, ...]:
     newest: dict[tuple[PodFaultKind, str], PodFault] = {}
     for event in events:
-        fault = _of_event(event, outline)
+        fault = _event_fault(event, outline)
         if fault is not None and fault.at >= since:
             key = (fault.kind, fault.container)
             if key not in newest or newest[key].at < fault.at:
@@ -140,7 +140,7 @@ def not_ready(node: Object) -> NodeNotReady | None:
 # --- a pod's own status ---------------------------------------------------------------------------
 
 
-def _of_pod(status: Mapping[str, Any], outline: PodOutline) -> Iterator[PodFault]:
+def _pod_faults(status: Mapping[str, Any], outline: PodOutline) -> Iterator[PodFault]:
     reason, message = _text(status.get("reason")), _message(status.get("message"))
     disruption = next((each for each in _conditions(status, "DisruptionTarget") if each.get("status") == "True"), {})
     at = _time(disruption.get("lastTransitionTime")) or _ended_at(status) or outline.placed_at
@@ -166,10 +166,10 @@ def _kind_of_kubelet(reason: str, message: str) -> PodFaultKind | None:
         return None
     if _SHUTDOWN_MESSAGE.search(message):
         return PodFaultKind.NODE_SHUTDOWN
-    return PodFaultKind.PREEMPTED if "reempt" in message else PodFaultKind.EVICTED
+    return PodFaultKind.PREEMPTED if "preempt" in message.lower() else PodFaultKind.EVICTED
 
 
-def _of_containers(pod: Object, status: Mapping[str, Any], outline: PodOutline) -> Iterator[PodFault]:
+def _container_faults(pod: Object, status: Mapping[str, Any], outline: PodOutline) -> Iterator[PodFault]:
     training = _training_containers(pod.get("spec") or {})
     stopped_at = _deletion_requested_at(pod["metadata"])
     for container in _mappings(status.get("containerStatuses")):
@@ -178,13 +178,13 @@ def _of_containers(pod: Object, status: Mapping[str, Any], outline: PodOutline) 
         for state in states:
             terminated = state.get("terminated")
             if isinstance(terminated, Mapping):
-                yield from _of_ended(terminated, outline, name, name in training, stopped_at)
-        yield from _of_waiting(container, outline, name)
+                yield from _faults_of_ended(terminated, outline, name, name in training, stopped_at)
+        yield from _faults_of_waiting(container, outline, name)
     for container in _mappings(status.get("initContainerStatuses")):
-        yield from _of_waiting(container, outline, _text(container.get("name")))
+        yield from _faults_of_waiting(container, outline, _text(container.get("name")))
 
 
-def _of_ended(
+def _faults_of_ended(
     ended: Mapping[str, Any], outline: PodOutline, name: str, is_training: bool, stopped_at: datetime | None
 ) -> Iterator[PodFault]:
     at, reason, message = _time(ended.get("finishedAt")), _text(ended.get("reason")), _message(ended.get("message"))
@@ -207,7 +207,7 @@ def _of_ended(
     )
 
 
-def _of_waiting(container: Mapping[str, Any], outline: PodOutline, name: str) -> Iterator[PodFault]:
+def _faults_of_waiting(container: Mapping[str, Any], outline: PodOutline, name: str) -> Iterator[PodFault]:
     state = container.get("state")
     waiting = state.get("waiting") if isinstance(state, Mapping) else None
     if not isinstance(waiting, Mapping):
@@ -278,7 +278,7 @@ def _conditions(status: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]
 # --- events ---------------------------------------------------------------------------------------
 
 
-def _of_event(event: Object, outline: PodOutline) -> PodFault | None:
+def _event_fault(event: Object, outline: PodOutline) -> PodFault | None:
     reason, message = _text(event.get("reason")), _message(event.get("message"))
     series = event.get("series")
     last = series.get("lastObservedTime") if isinstance(series, Mapping) else None

@@ -30,13 +30,13 @@ JOB_LABELS: Final = (
 """The most specific first: a JobSet's pods also belong to a Job."""
 GPU: Final = "nvidia.com/gpu"
 WATCH_SECONDS: Final = 60
-_FIRST_WAIT: Final = 0.5
-_LONGEST_WAIT: Final = 30.0
+_FIRST_WAIT_SECONDS: Final = 0.5
+_LONGEST_WAIT_SECONDS: Final = 30.0
 
 log = telemetry.logger(__name__)
 
 
-class Watched(Protocol):
+class WatchedCluster(Protocol):
     async def list_at(self, resource: Resource) -> tuple[Sequence[Object], str]: ...
     def watch(self, resource: Resource, version: str, seconds: int) -> AsyncIterator[tuple[str, Object]]: ...
 
@@ -53,7 +53,7 @@ class KubernetesTopology:
     """Run `watch` in the background; other methods are safe in any thread."""
 
     def __init__(
-        self, cluster: Watched, clock: Clock, metrics: telemetry.Metrics, pods: ObjectListener | None = None
+        self, cluster: WatchedCluster, clock: Clock, metrics: telemetry.Metrics, pods: ObjectListener | None = None
     ) -> None:
         self._cluster = cluster
         self._clock = clock
@@ -88,7 +88,7 @@ class KubernetesTopology:
             return self._topology
 
     async def _follow(self, resource: Resource, stored: dict[str, Any], read: Callable[[Object], Any]) -> None:
-        backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True)
+        backoff = Backoff(_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS, jitter=True)
         while True:
             try:
                 objects, version = await self._cluster.list_at(resource)
@@ -97,9 +97,9 @@ class KubernetesTopology:
                 with self._lock:
                     stored.clear()
                     stored.update(fresh)
-                    self._changed(resource)
+                    self._forget_topology(resource)
                 self._note_answer(resource, answers=True)
-                backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True)
+                backoff = Backoff(_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS, jitter=True)
                 while True:
                     version = await self._watch_once(resource, version, stored, read)
                     self._answered_at[resource] = self._clock.now()
@@ -132,7 +132,7 @@ class KubernetesTopology:
                     stored.pop(uid, None)
                 else:
                     stored[uid] = value
-                self._changed(resource)
+                self._forget_topology(resource)
         return version
 
     def _report_list(self, resource: Resource, objects: Sequence[Object]) -> None:
@@ -149,7 +149,7 @@ class KubernetesTopology:
         else:
             self._listener.node_changed(changed, is_deleted=is_deleted)
 
-    def _changed(self, resource: Resource) -> None:
+    def _forget_topology(self, resource: Resource) -> None:
         self._topology = None
         if resource == NODES:
             self._names = None

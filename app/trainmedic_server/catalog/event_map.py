@@ -22,7 +22,7 @@ class EventEntry(Struct, frozen=True):
     event: str
     when: Expression | None = None
     labels: tuple[tuple[str, Value], ...] = ()
-    key: Value | None = None
+    key: Value | None = None  # Events with the same key start one run.
     alerts: Value | None = None
     """Template for a list of alerts; None if the event itself starts playbooks."""
 

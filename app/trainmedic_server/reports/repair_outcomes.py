@@ -33,7 +33,7 @@ class RepairTotal:
     timed_out: int
     rejected: int
     undone_by_hand: int
-    held_back: int
+    held_back: int  # Not started.
     repeated: int
     """Another run started on the same target within an hour after its end."""
     median_seconds: float | None

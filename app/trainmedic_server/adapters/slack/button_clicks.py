@@ -68,7 +68,7 @@ class SlackButtonClicks:
             return  # the button that opens the run's page
         container = _member(payload, "container")
         at = MessageId(str(container.get("channel_id", "")), str(container.get("message_ts", "")))
-        asked = question_blocks.read_value(action.get("value"))
+        asked = question_blocks.read_button_value(action.get("value"))
         if asked is None:
             self._count("unreadable")
             log.warning("ignoring Slack click without a question", user=_user(payload))
@@ -84,7 +84,7 @@ class SlackButtonClicks:
             asking = await self._questions.question_of(asked.run_id, asked.question.step)
             if asking is None:
                 raise errors.NotFound(f"there is no run {asked.run_id} that asks this")
-            value = question_blocks.with_place(question_blocks.value_of(*asked), at)
+            value = question_blocks.form_metadata(question_blocks.button_value(*asked), at)
             form = question_blocks.reason_form(value, *asking)
             await self._api.call("views.open", {"trigger_id": str(payload.get("trigger_id", "")), "view": form})
         except errors.TrainmedicError as error:
@@ -93,7 +93,7 @@ class SlackButtonClicks:
 
     async def _handle_form(self, payload: Payload) -> None:
         view = _member(payload, "view")
-        read = question_blocks.read_place(view.get("private_metadata"))
+        read = question_blocks.read_form_metadata(view.get("private_metadata"))
         if view.get("callback_id") != question_blocks.REJECT or read is None:
             self._count("unreadable")
             log.warning("ignoring unknown Slack form", user=_user(payload))

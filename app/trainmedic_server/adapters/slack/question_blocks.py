@@ -43,7 +43,7 @@ class MessageId(NamedTuple):
 
 class Answered(Struct, frozen=True):
     approved_by: tuple[str, ...]
-    how: str
+    how: str  # Empty while the question is open.
 
 
 def answered(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> Answered:
@@ -78,7 +78,7 @@ def message(run: Run, step: StepState, orders: Sequence[OperatorOrder], external
         how = answered(run, step, orders).how or "Not asked any more"
         after = "" if run.is_open else f"\nThe run has {run.status}: {_one_line(run.message)}"
         blocks.append(_section(f"{_one_line(how)}.{after}"))
-        blocks += [{"type": "actions", "elements": [_open(link)]}] if link else []
+        blocks += [{"type": "actions", "elements": [_link_button(link)]}] if link else []
         words = _one_line(how)
     blocks.append({"type": "context", "elements": [_plain(f"run {short_id(run.id)}")]})
     short = f"{title_of(run)} {words}: {step.message or ''}"
@@ -98,13 +98,13 @@ def reminder(run: Run, step: StepState, kind: type[QuestionEvent]) -> str:
     return escaped(cut(_one_line(text), _TEXT // 2))
 
 
-def reason_form(value: str, run: Run, step: StepState) -> dict[str, Any]:
+def reason_form(metadata: str, run: Run, step: StepState) -> dict[str, Any]:
     field = {"type": "plain_text_input", "action_id": REASON, "multiline": True, "min_length": 1,
              "max_length": LONGEST_REASON, "focus_on_load": True}  # fmt: skip
     return {
         "type": "modal",
         "callback_id": REJECT,
-        "private_metadata": value,
+        "private_metadata": metadata,
         "title": _plain("Reject"),
         "submit": _plain("Reject"),
         "close": _plain("Back"),
@@ -115,11 +115,11 @@ def reason_form(value: str, run: Run, step: StepState) -> dict[str, Any]:
     }
 
 
-def value_of(run_id: str, question: AskedQuestion) -> str:
+def button_value(run_id: str, question: AskedQuestion) -> str:
     return json.dumps([run_id, question.step, question.asked])
 
 
-def read_value(value: Any) -> RunQuestion | None:
+def read_button_value(value: Any) -> RunQuestion | None:
     """Return None if the button is not ours."""
     try:
         run_id, step, asked = json.loads(value)
@@ -134,16 +134,16 @@ def _is_short_text(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= _LONGEST_NAME and value.isprintable()
 
 
-def with_place(value: str, at: MessageId) -> str:
+def form_metadata(value: str, at: MessageId) -> str:
     return json.dumps([value, *at])
 
 
-def read_place(metadata: Any) -> tuple[RunQuestion, MessageId] | None:
+def read_form_metadata(metadata: Any) -> tuple[RunQuestion, MessageId] | None:
     try:
         value, channel, message_ts = json.loads(metadata)
     except (TypeError, ValueError, RecursionError):
         return None
-    asked = read_value(value)
+    asked = read_button_value(value)
     if asked is None or not _is_short_text(channel) or not _is_short_text(message_ts):
         return None
     return asked, MessageId(channel, message_ts)
@@ -180,7 +180,7 @@ def _terms(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> Block:
 
 
 def _buttons(run: Run, step: StepState, link: str) -> Block:
-    value = value_of(run.id, AskedQuestion(step.id, Terms.of(step).asked))
+    value = button_value(run.id, AskedQuestion(step.id, Terms.of(step).asked))
     confirmation = {
         "title": _plain("Approve?"),
         "text": _plain(cut(_one_line(f"{title_of(run)}: {step.message or ''}"), _CONFIRM)),
@@ -195,11 +195,11 @@ def _buttons(run: Run, step: StepState, link: str) -> Block:
         "confirm": confirmation,
     }
     reject = {"type": "button", "action_id": REJECT, "text": _plain("Reject…"), "style": "danger"}
-    elements = [{**approve, "value": value}, {**reject, "value": value}, *([_open(link)] if link else [])]
+    elements = [{**approve, "value": value}, {**reject, "value": value}, *([_link_button(link)] if link else [])]
     return {"type": "actions", "elements": elements}
 
 
-def _open(link: str) -> Block:
+def _link_button(link: str) -> Block:
     return {"type": "button", "action_id": "open", "text": _plain("Open"), "url": link}
 
 
