@@ -47,7 +47,7 @@ _JOB_GPUS = "max by (uuid) (max_over_time(trainmedic_job_gpu{$job}[$every]))"
 _GPUS_THROUGHOUT = (
     "(max by (uuid) (trainmedic_job_gpu{$job}) and max by (uuid) (trainmedic_job_gpu{$job} offset $every))"
 )
-# dcgm-exporter, for nodes job_gpus agent is not scraped, as in monitoring/rules/gpu.yaml.
+# dcgm-exporter, for nodes whose agent is not scraped, as in monitoring/rules/gpu.yaml.
 _UTILISATION = (
     "({over}_over_time(gpu_utilization_percent[$every]) or label_replace({over}_over_time(DCGM_FI_DEV_GPU_UTIL[$every])"
     ' unless on (node) gpu_utilization_percent{{node!=""}}, "uuid", "$$1", "UUID", "(.*)"))'

@@ -18,7 +18,7 @@ _ANSWERS_WITHIN = 60.0
 """Seconds. Each byte could arrive just within `_TIMEOUT`."""
 _MOST_BYTES = 64 * 1024 * 1024
 _LONGEST_REASON = 300
-_OPTION = "token_file of --log-store"
+_BEARER_OPTION = "token_file of --log-store"
 
 
 class StoreHttp:
@@ -82,9 +82,9 @@ class StoreHttp:
         try:
             token = self._token_file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise LogsUnavailable(unreadable_file(_OPTION, self._token_file, error)) from error
+            raise LogsUnavailable(unreadable_file(_BEARER_OPTION, self._token_file, error)) from error
         if not token.isascii() or not token.isprintable():
-            raise LogsUnavailable(f"{_OPTION}: {self._token_file} is not one line of printable ASCII")
+            raise LogsUnavailable(f"{_BEARER_OPTION}: {self._token_file} is not one line of printable ASCII")
         return {**self._headers, "Authorization": f"Bearer {token}"}
 
 
