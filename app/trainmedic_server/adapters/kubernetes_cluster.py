@@ -33,8 +33,7 @@ from trainmedic_server.ports.cluster import Object, Ref, Resource
 from trainmedic_server.ports.fence import Fence, no_fence
 
 FIELD_MANAGER: Final = "trainmedic"
-TIMEOUT: Final = timedelta(seconds=15)
-"""The caller retries until the step's timeout."""
+TIMEOUT: Final = timedelta(seconds=15)  # The caller retries until the step's timeout.
 PAGE: Final = 500
 _NOTHING_DONE: Final = (401, 403, 429)
 """Statuses answered before anything is done."""

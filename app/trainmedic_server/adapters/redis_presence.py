@@ -26,7 +26,7 @@ _KEYS_PER_SCAN = 1000
 _KEYS_PER_CALL = 128
 """Few, so that no turn of the event loop takes long."""
 _BYTES_PER_CALL = 4 * 1024 * 1024
-_USUAL_BYTES = _BYTES_PER_CALL // _KEYS_PER_CALL
+_USUAL_BYTES = _BYTES_PER_CALL // _KEYS_PER_CALL  # Larger presences are read again, in small batches.
 
 
 class PresenceReader:

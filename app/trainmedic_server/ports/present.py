@@ -1,3 +1,5 @@
+"""Bounded queries of the current state, for ``GET /now`` and ``status``."""
+
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence

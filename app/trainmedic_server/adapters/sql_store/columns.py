@@ -65,6 +65,7 @@ class JsonColumn(TypeDecorator[Any]):
 
 
 _Convert = Callable[[Any], Any]
+# Encoder and decoder.
 _CONVERTED: dict[type[Any], tuple[_Convert, _Convert]] = {
     TimeColumn: (microseconds_of, time_of),
     JsonColumn: (encode_json, decode_json),

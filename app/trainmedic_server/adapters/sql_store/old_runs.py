@@ -33,6 +33,7 @@ from trainmedic_server.ports.archive import ArchivedRun, RunArchive
 RUNS_PER_FILE = 1000
 _RUNS_PER_READ = 50
 
+# Tables with their order.
 _TABLES_OF_RUNS: Mapping[str, tuple[sa.Table, Sequence[sa.Column[Any]]]] = {
     "steps": (steps, [steps.c.phase, steps.c.position]),
     "touched_nodes": (touched_nodes, [touched_nodes.c.node]),
@@ -74,7 +75,7 @@ def _saved_number(connection: sa.Connection, name: str) -> int:
 
 def _save_number(transaction: SqlTransaction, name: str, number: int) -> int:
     transaction.event_positions.save_position(_listener(name), number)
-    return 0
+    return 0  # Nothing was deleted.
 
 
 def _listener(name: str) -> str:
@@ -114,6 +115,7 @@ async def _delete(delete: Delete, archived: Sequence[ArchivedRun]) -> int:
 
 
 def _delete_unchanged(transaction: SqlTransaction, archived: Sequence[ArchivedRun]) -> int:
+    # A run that changed after its archiving stays, and is archived again.
     connection = transaction.flushed_connection()
     ids = [run.id for run in archived]
     finished = sa.select(runs.c.id).where(runs.c.id.in_(ids), sa.not_(runs.c.unfinished))

@@ -15,10 +15,10 @@ class WriterCache:
         self.forget()
 
     def forget(self) -> None:
-        self._open: dict[tuple[str, str], str] | None = None
+        self._open: dict[tuple[str, str], str] | None = None  # None until `transaction` has read it, as below.
         self._open_ids: dict[str, set[str]] = {}
         self._acted_since: datetime | None = None
-        self._acted: dict[str, datetime] = {}
+        self._acted: dict[str, datetime] = {}  # Last act on each node since then.
         self._acted_first: datetime | None = None  # Earliest time in `_acted`.
         self.nodes: dict[str, datetime] | None = None
         self.playbooks: set[tuple[str, str]] = set()
