@@ -208,7 +208,7 @@ class RedisBus:
         try:
             return self._judge.ranks_of(presence, await self._presences.value(presence))
         except errors.BusUnavailable:
-            return self._judge.ranks_of(presence, None)
+            return self._judge.ranks_of(presence, None)  # The last known ones.
 
 
 async def _wait_until_complete(waiter: ReplyWaiter) -> None:

@@ -148,6 +148,7 @@ def _gpus_of(run: Run) -> int | None:
         return None
     if run.target.kind is TargetKind.GPU:
         return 1
+    # The ranks that answered a command; each has a GPU.
     ranks = [step.output.get("ranks") for step in run.steps]
     return max((count for count in ranks if isinstance(count, int)), default=None)
 

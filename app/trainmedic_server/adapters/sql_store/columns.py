@@ -72,14 +72,15 @@ _CONVERTED: dict[type[Any], tuple[_Convert, _Convert]] = {
 }
 
 
+# Both return None if values need no conversion.
 def encoder(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Convert | None:
-    of_ours = _CONVERTED.get(type(kind))
-    return of_ours[0] if of_ours else kind.bind_processor(dialect)
+    own = _CONVERTED.get(type(kind))
+    return own[0] if own else kind.bind_processor(dialect)
 
 
 def decoder(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Convert | None:
-    of_ours = _CONVERTED.get(type(kind))
-    return of_ours[1] if of_ours else kind.result_processor(dialect, None)
+    own = _CONVERTED.get(type(kind))
+    return own[1] if own else kind.result_processor(dialect, None)
 
 
 Serial = sa.BigInteger().with_variant(sa.Integer, "sqlite")

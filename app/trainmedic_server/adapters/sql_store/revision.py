@@ -24,7 +24,7 @@ _LOG_EVERY = 10.0
 
 def current(connection: sa.Connection) -> str | None:
     if not sa.inspect(connection).has_table("alembic_version"):
-        return None
+        return None  # The database is empty.
     revision: str | None = connection.execute(_VERSION).scalar()
     return revision
 
@@ -32,7 +32,7 @@ def current(connection: sa.Connection) -> str | None:
 def runs_to_migrate(connection: sa.Connection) -> int | None:
     at = current(connection)
     if at in (None, schema.HEAD) or at not in _known_revisions():
-        return None
+        return None  # Nothing needs a migration.
     return int(connection.execute(sa.select(sa.func.count()).select_from(schema.runs)).scalar_one())
 
 
