@@ -101,7 +101,7 @@ def main() -> None:
             without = Measured(node, [], options)
         (top / "logs").mkdir()
         with LogNode(top / "with", url, files=[f"{top}/logs/{{job}}-rank-{{rank}}.log"]) as node:
-            node.hand_out(rules)
+            node.publish(rules)
             node.has_rules(rules)
             files = [top / "logs" / f"job-{number}-rank-{number}.log" for number in range(options.files)]
             reading = Measured(node, files, options)

@@ -68,7 +68,7 @@ class Measured:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._file = database.file_of(database.parse(url)) if not postgresql.names_postgresql(url) else None
+        self._file = database.file_of(database.parse(url)) if not postgresql.is_postgresql(url) else None
 
     def fill(self, count: int) -> None:
         asyncio.run(SqlStore.open(self.url).close())
@@ -178,11 +178,11 @@ async def deletion(store: SqlStore, before: datetime, archive: RunArchive | None
     """Measure deliveries during the deletion of older runs."""
 
     async def pruned() -> int:
-        there = await store._read(partial(runs_before, before=before))
+        there = await store._read(partial(delete_runs_before, before=before))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(at_most.total_seconds()):
                 await store.prune(before, archive)
-        return there - int(await store._read(partial(runs_before, before=before)))
+        return there - int(await store._read(partial(delete_runs_before, before=before)))
 
     pruning, began = asyncio.create_task(pruned()), time.perf_counter()
     beside = await percentiles(store, pruning)
@@ -191,7 +191,7 @@ async def deletion(store: SqlStore, before: datetime, archive: RunArchive | None
     print(f"deliveries beside the {title} of {gone:,} runs in {seconds:.0f} s: {beside}", flush=True)
 
 
-def runs_before(connection: sa.Connection, before: datetime) -> int:
+def delete_runs_before(connection: sa.Connection, before: datetime) -> int:
     older = sa.select(sa.func.count()).select_from(schema.runs).where(schema.runs.c.created_at < before)
     return int(connection.execute(older).scalar_one())
 

@@ -27,6 +27,7 @@ from trainmedic_agent.slurm import policy as slurm
 from trainmedic_agent.slurm.policy import SlurmPolicy, read_slurm
 from trainmedic_core import duration, yaml_text
 from trainmedic_core.problems import did_you_mean, shown
+from trainmedic_core.setting_sources import unreadable_file
 
 READING = frozenset({"node.facts", "node.health", "logs.read"})
 CHANGING = (
@@ -96,7 +97,7 @@ def load(path: Path) -> Policy:
         raw = path.read_bytes()
         mode = path.stat().st_mode
     except OSError as error:
-        raise ConfigurationError(f"the policy {path} cannot be read: {error.strerror}") from error
+        raise ConfigurationError(unreadable_file("--policy", path, error)) from error
     if mode & stat.S_IWOTH:
         raise ConfigurationError(f"the policy {path} can be written by every user of this node; run chmod o-w on it")
     text = yaml_text.decode(raw, str(path))

@@ -68,14 +68,36 @@ def without_empty(environ: Mapping[str, str]) -> Mapping[str, str]:
     return {name: value for name, value in environ.items() if value}
 
 
+def expanded(path: str | Path) -> Path:
+    """Replace ``~``. Raises ValueError for an unknown user's."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ValueError(f"there is no home directory {Path(path).parts[0]}; write the whole path") from None
+
+
+def paths_in(text: str) -> list[Path]:
+    """Return the paths of a variable like ``PATH``. The ``~`` of an unknown user stays: there is no such file."""
+    return [Path(os.path.expanduser(part)) for part in text.split(os.pathsep) if part]  # noqa: PTH111
+
+
+def unreadable_file(setting: str, path: str | Path, error: Exception) -> str:
+    """Return an error's text with the setting that names the file, the reason, and what to do."""
+    reason = str(error)
+    if isinstance(error, OSError):
+        reason = error.strerror or type(error).__name__
+    elif isinstance(error, UnicodeDecodeError):
+        reason = "not UTF-8 text"
+    return f"{setting}: cannot read {path}: {reason}; name a text file that user {os.geteuid()} can read"
+
+
 def _read_file(variable: str, file: str) -> str:
     try:
-        text = Path(file).expanduser().read_text(encoding="utf-8").strip(" \t\r\n\f\v")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigurationError(f"{variable}: cannot read {file}: {reason}") from error
+        text = expanded(file).read_text(encoding="utf-8").strip(" \t\r\n\f\v")
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(unreadable_file(variable, file, error)) from error
     if not text:
-        raise ConfigurationError(f"{variable}: {file} is empty")
+        raise ConfigurationError(f"{variable}: {file} is empty; write the value into it, or unset {variable}")
     return text
 
 

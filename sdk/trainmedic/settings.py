@@ -169,7 +169,10 @@ def _read_key(variable: str, argument: str | bytes | None, env: Mapping[str, str
         try:
             key = Path(path).read_bytes()
         except OSError as error:
-            raise ConfigurationError(f"the signing key cannot be read: {error.strerror}: {path}") from error
+            raise ConfigurationError(
+                f"{variable}_FILE: cannot read the signing key {path}: {error.strerror}; "
+                f"name a file that user {os.geteuid()} can read"
+            ) from error
     if key is None:
         return None
     if not isinstance(key, (str, bytes)):

@@ -225,13 +225,13 @@ async def test_a_receiver_of_messages_that_never_ends_holds_up_no_others(
     monkeypatch.setattr(apprise_notifier, "_SENDS_WITHIN", 1.0)
     foreign.drips = True
     notifier = AppriseNotifier({"slow": [f"json://{foreign.place}/"]})
-    for _ in range(apprise_notifier._AT_ONCE):
+    for _ in range(apprise_notifier._MOST_SENDING):
         with pytest.raises(errors.PermanentFailure, match="no answer of slow within 1 s, which may have received it"):
             await asyncio.wait_for(notifier.notify("t", "m", "slow"), 60)
     for _ in range(2):
         with pytest.raises(errors.TemporaryFailure, match="could not be sent to slow"):
             await asyncio.wait_for(notifier.notify("t", "m", "slow"), 60)
-    assert len(foreign.seen) == apprise_notifier._AT_ONCE
+    assert len(foreign.seen) == apprise_notifier._MOST_SENDING
     assert all(thread.daemon for thread in threading.enumerate() if thread.name == "message to slow")
     foreign.drips = False
     # The threads have ended, so there is a turn again.

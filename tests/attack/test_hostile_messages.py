@@ -181,8 +181,8 @@ async def test_what_slack_sends_decides_only_for_people_who_are_named() -> None:
 
 def payloads(run_id: str) -> list[dict[str, Any]]:
     """A press of each button, and a form, of somebody who may and somebody who may not."""
-    value = question_blocks.value_of(run_id, AskedQuestion("sure", 1))
-    metadata = question_blocks.with_place(value, ("C0123456789", "1.0"))
+    value = question_blocks.button_value(run_id, AskedQuestion("sure", 1))
+    metadata = question_blocks.form_metadata(value, ("C0123456789", "1.0"))
     reason = {question_blocks.REASON: {question_blocks.REASON: {"value": "no"}}}
     view = {"callback_id": question_blocks.REJECT, "private_metadata": metadata, "state": {"values": reason}}
     made: list[dict[str, Any]] = []

@@ -161,7 +161,7 @@ async def test_a_volume_that_goes_while_runs_move_into_the_archive_takes_none_wi
     store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between two of its files."""
-    monkeypatch.setattr(old_runs, "IN_A_FILE", 2)
+    monkeypatch.setattr(old_runs, "RUNS_PER_FILE", 2)
     runs = [closed(number, gpu(number)) for number in range(5)]
     await keep(store, *runs)
     archive = archive_in(tmp_path / "kept")
@@ -332,7 +332,7 @@ async def test_a_kill_at_any_place_leaves_each_run_once(
     store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unnamed: bool
 ) -> None:
     """As a file is written, as it has its name, and between the deletions of its runs."""
-    monkeypatch.setattr(old_runs, "IN_A_FILE", 4)
+    monkeypatch.setattr(old_runs, "RUNS_PER_FILE", 4)
     monkeypatch.setattr(prune, "BATCH", 2)
     runs = [closed(number, gpu(number)) for number in range(11)]
     await keep(store, *runs)
@@ -387,7 +387,7 @@ async def main():
     await store.prune(at(50_000), archive)
     await store.close()
 
-old_runs.IN_A_FILE = 100
+old_runs.RUNS_PER_FILE = 100
 asyncio.run(main())
 """
 

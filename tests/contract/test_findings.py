@@ -160,7 +160,7 @@ async def test_a_finding_goes_on_while_one_of_its_episodes_does(store: SqlStore)
         Episode(EpisodeKey("node-1", "c"), "0002", 1, 0, True),
     ]
     await store.transact(lambda tx: tx.findings.save_episodes(episodes, at(0)))
-    assert await store.transact(lambda tx: tx.findings.going_on(["0001", "0002"])) == {"0001"}
+    assert await store.transact(lambda tx: tx.findings.ids_with_open_episodes(["0001", "0002"])) == {"0001"}
 
 
 async def test_a_finding_shows_its_excerpts(store: SqlStore) -> None:

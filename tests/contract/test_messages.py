@@ -45,16 +45,16 @@ async def test_it_is_known_of_what_people_were_told(store: SqlStore) -> None:
     await store.transact(lambda tx: tx.messages.note_sent([asked.id], NOW))
     ids = ["run-1", "run-2", "run-3"]
     told = {"run-1": {MessageKind.RUN_FAILED}, "run-2": {MessageKind.APPROVAL}}
-    assert await store.transact(lambda tx: tx.messages.kinds_told(ids)) == told
+    assert await store.transact(lambda tx: tx.messages.kinds_sent(ids)) == told
     await store.transact(lambda tx: tx.messages.forget_before(NOW + timedelta(seconds=1)))
-    assert await store.transact(lambda tx: tx.messages.kinds_told(ids)) == {"run-1": {MessageKind.RUN_FAILED}}
+    assert await store.transact(lambda tx: tx.messages.kinds_sent(ids)) == {"run-1": {MessageKind.RUN_FAILED}}
     assert await store.transact(lambda tx: tx.messages.waiting("oncall", 10)) == [failed, unsent]
     await store.transact(lambda tx: tx.messages.forget_before(NOW + timedelta(seconds=3)))
     assert await store.transact(lambda tx: tx.messages.waiting("oncall", 10)) == [unsent]
     await store.transact(lambda tx: tx.messages.add([failed]))
     await store.transact(lambda tx: tx.messages.note_sent([failed.id], NOW))
     await store.transact(lambda tx: tx.messages.forget_sent(MessageKind.RUN_FAILED))
-    assert await store.transact(lambda tx: tx.messages.kinds_told(ids)) == {}
+    assert await store.transact(lambda tx: tx.messages.kinds_sent(ids)) == {}
 
 
 @pytest.mark.parametrize("kind", MessageKind)
@@ -68,9 +68,9 @@ async def test_an_earlier_release_can_read_every_message(store: SqlStore, kind: 
     chosen = sa.select(messages.c.kind)
     assert await store.transact(lambda tx: set(tx.flushed_connection().execute(chosen).scalars())) <= older
     await store.transact(lambda tx: tx.messages.note_sent([message.id], NOW))
-    assert await store.transact(lambda tx: tx.messages.kinds_told(["run-1"])) == {"run-1": {kind}}
+    assert await store.transact(lambda tx: tx.messages.kinds_sent(["run-1"])) == {"run-1": {kind}}
     await store.transact(lambda tx: tx.messages.forget_sent(kind))
-    assert await store.transact(lambda tx: tx.messages.kinds_told(["run-1"])) == {}
+    assert await store.transact(lambda tx: tx.messages.kinds_sent(["run-1"])) == {}
 
 
 async def test_it_is_known_which_channels_have_a_message(store: SqlStore) -> None:
@@ -78,7 +78,7 @@ async def test_it_is_known_which_channels_have_a_message(store: SqlStore) -> Non
     first, second, other = made(1), made(1, "chat"), made(2)
     await store.transact(lambda tx: tx.messages.add([first, second, other]))
     await store.transact(lambda tx: tx.messages.note_sent([first.id], NOW))
-    told = await store.transact(lambda tx: tx.messages.channels_told(["run-1", "run-3"]))
+    told = await store.transact(lambda tx: tx.messages.channels_informed(["run-1", "run-3"]))
     assert told == {"run-1": {"oncall", "chat"}}
-    kept = await store.transact(lambda tx: tx.messages.kept([first.id, second.id, "9/oncall"]))
+    kept = await store.transact(lambda tx: tx.messages.sent_states([first.id, second.id, "9/oncall"]))
     assert kept == {first.id: True, second.id: False}

@@ -732,7 +732,7 @@ async def test_alerts_of_the_future_are_brought_back(store: SqlStore) -> None:
 
     def work(tx: Tx) -> None:
         tx.save_alerts([ahead, earlier, resolved])
-        tx.heard_no_later_than(at(10))
+        tx.limit_last_reports(at(10))
 
     await store.transact(work)
     identities = [record.identity for record in (ahead, earlier, resolved)]

@@ -107,7 +107,7 @@ async def test_what_a_migration_goes_through_is_told(outdated: str, monkeypatch:
         upgrade(connection)
         eventually(lambda: any(entry["event"] == going_on for entry in logs), 60, "it is told", every=0.005)
 
-    monkeypatch.setattr(revision, "_TELL_EVERY", 0.005)
+    monkeypatch.setattr(revision, "_LOG_EVERY", 0.005)
     monkeypatch.setattr(revision, "_upgrade", upgrade_slowly)
     with capture_logs() as logs:
         await open_store(outdated).close()

@@ -103,6 +103,15 @@ def posting(stand_in: StandIn, *kinds: str, token: Path | None = None) -> tuple[
     return CloudEvents(door, "urn:trainmedic:x", kinds, lambda: left_out.append(None)), left_out
 
 
+async def test_an_unreadable_token_file_is_named_with_its_setting(stand_in: StandIn, tmp_path: Path) -> None:
+    """And nothing is sent."""
+    endpoint = JsonEndpoint(stand_in.url, tmp_path / "none", "Grafana", "--grafana-token")
+    with pytest.raises(errors.TemporaryFailure, match=r"^--grafana-token: cannot read .*none: No such file"):
+        await endpoint.send("GET", "/api/annotations", None)
+    await endpoint.close()
+    assert stand_in.requests == []
+
+
 async def test_what_comes_before_an_event_that_is_held_up_is_posted_once(stand_in: StandIn) -> None:
     """Although it is all handed on again together."""
     store = InMemoryStore()

@@ -151,7 +151,7 @@ async def test_deleting_old_runs_leaves_what_the_writer_remembers(url: str) -> N
     await store.transact(ask)
     await store.transact(lambda tx: tx._connection.connection.set_trace_callback(statements.append))  # type: ignore[attr-defined]
     for _ in range(2):
-        assert await store.transact(lambda tx: prune.runs_before(tx, at(50))) == prune.BATCH
+        assert await store.transact(lambda tx: prune.delete_runs_before(tx, at(50))) == prune.BATCH
     assert any(statement.startswith("DELETE FROM runs") for statement in statements)
     statements.clear()
     await store.transact(ask)

@@ -36,7 +36,7 @@ def written(directory: Path) -> str:
 async def test_each_test_is_told_with_the_place_of_its_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing of the server's settings is in the process: one that is wrong does not matter there."""
     monkeypatch.setenv("TRAINMEDIC_PLAYBOOKS", "/nowhere")
-    outcome = await PlaybookTestProcess().run_beside(written(tmp_path))
+    outcome = await PlaybookTestProcess().run_tests_of(written(tmp_path))
     good, bad = outcome.tests
     assert (outcome.passed, outcome.problems, outcome.unfinished) == (False, (), "")
     assert (good.name, good.failures, good.line) == ("somebody is told", (), 3)
@@ -49,14 +49,14 @@ async def test_a_mistake_in_a_file_is_told_in_place_of_results(tmp_path: Path) -
     """With its place."""
     source = written(tmp_path)
     (tmp_path / "quiet.yaml").write_text(PLAYBOOK.replace("notify", "notifi"))
-    outcome = await PlaybookTestProcess().run_beside(source)
+    outcome = await PlaybookTestProcess().run_tests_of(source)
     assert (outcome.passed, outcome.tests) == (False, ())
     assert [problem.line for problem in outcome.problems] == [5]
 
 
 async def test_tests_that_take_too_long_are_ended(tmp_path: Path) -> None:
     """The process is gone, and the answer says so."""
-    outcome = await PlaybookTestProcess(seconds=0.05).run_beside(written(tmp_path))
+    outcome = await PlaybookTestProcess(seconds=0.05).run_tests_of(written(tmp_path))
     assert (outcome.passed, outcome.tests) == (False, ())
     assert "over 0.05 s" in outcome.unfinished
 
@@ -72,4 +72,4 @@ async def test_a_playbook_without_tests_is_said_to_have_none(tmp_path: Path) -> 
     """It names the file that is not there."""
     (tmp_path / "quiet.yaml").write_text(PLAYBOOK)
     with pytest.raises(errors.NotFound, match=r"quiet_test\.yaml"):
-        await PlaybookTestProcess().run_beside(str(tmp_path / "quiet.yaml"))
+        await PlaybookTestProcess().run_tests_of(str(tmp_path / "quiet.yaml"))

@@ -31,7 +31,7 @@ def plan_of(connection: sa.Connection, statement: sa.Select[Any]) -> str:
     ("lookup", "key", "index"),
     [
         (statements.LAST_ENDED, "target_key", "ix_runs_cooldown"),
-        (statements.LAST_REAL_END, "target_key", "ix_runs_cooldown"),
+        (statements.LAST_ENDED_UNOBSERVED, "target_key", "ix_runs_cooldown"),
         (statements.COUNT_ALERTS, "run_id", "run_alerts"),
     ],
 )

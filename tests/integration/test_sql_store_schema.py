@@ -119,7 +119,7 @@ async def test_a_store_of_the_first_schema_is_upgraded(url: str, monkeypatch: py
     parent = replace(kept, id="parent", target=target)
     member = replace(kept, id="member", target=Target.of_key("node:n9"), parent="parent", batch=0)
     await store.transact(lambda tx: tx.add_runs([parent, member]))
-    await store.transact(lambda tx: tx.freeze("parent", ["node:n9", "node:n10"]))
+    await store.transact(lambda tx: tx.add_group_list("parent", ["node:n9", "node:n10"]))
     page, _ = await store.page(HistoryFilter(), 9, None)
     assert {(each.id, each.parent) for each in page} == {("parent", None), (kept.id, None)}
     counts = next(each.group for each in page if each.id == "parent")
@@ -350,7 +350,7 @@ def _everything_that_reads(tx: Transaction) -> None:
     tx.findings.all_open()
     tx.findings.to_tell(at(1), 9)
     tx.findings.episodes([EpisodeKey("node-1", "e")])
-    tx.findings.going_on(["f"])
+    tx.findings.ids_with_open_episodes(["f"])
     tx.findings.excerpt_counts(["f"])
 
 

@@ -101,7 +101,7 @@ async def test_what_changed_while_nobody_watched_is_known_after(
     world: World, cluster_watch: KubernetesTopology, stand_in: ApiServer, trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a broken watch, a version that is too old, and an outage."""
-    monkeypatch.setattr("trainmedic_server.adapters.kubernetes_topology._FIRST_WAIT", 0.05)
+    monkeypatch.setattr("trainmedic_server.adapters.kubernetes_topology._FIRST_WAIT_SECONDS", 0.05)
     node = await world.node()
     await placed(world, node, "before", "192.0.2.40")
     await _until(lambda: "192.0.2.40" in cluster_watch.topology().nodes_by_address)
@@ -148,7 +148,7 @@ async def test_while_the_api_server_is_away_no_node_is_unknown(
     world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the first list too. What is known stays known."""
-    monkeypatch.setattr("trainmedic_server.adapters.kubernetes_topology._FIRST_WAIT", 0.05)
+    monkeypatch.setattr("trainmedic_server.adapters.kubernetes_topology._FIRST_WAIT_SECONDS", 0.05)
     watched = KubernetesTopology(world.cluster, SystemClock(), telemetry.Metrics())
     assert not watched.topology().answers
     started = watched.topology().silent_since

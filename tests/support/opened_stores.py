@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 
-from trainmedic_server.adapters.sql_store.postgresql import LockSession, names_postgresql
+from trainmedic_server.adapters.sql_store.postgresql import LockSession, is_postgresql
 from trainmedic_server.adapters.sql_store.store import SqlStore
 
 LASTING = timedelta(minutes=10)
@@ -28,7 +28,7 @@ def open_store(
 
     On PostgreSQL, `on_lost` is called with the reason, on some thread, when the session is lost.
     """
-    if not names_postgresql(url):
+    if not is_postgresql(url):
         return SqlStore.open(url)
     session = LockSession.open(url, takeover)
     assert session.take_lock()

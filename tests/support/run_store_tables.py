@@ -29,7 +29,7 @@ WHERE connamespace = 'public'::regnamespace
 def connected(url: str) -> Iterator[sa.Connection]:
     """Yield a connection in a transaction, which is committed at the end."""
     with contextlib.ExitStack() as stack:
-        if postgresql.names_postgresql(url):
+        if postgresql.is_postgresql(url):
             session = postgresql.LockSession.open(url)
             stack.callback(session.close)
             engine = session.engine

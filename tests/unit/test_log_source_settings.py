@@ -106,8 +106,8 @@ async def test_what_a_store_refuses_says_whose_fault_it_is(answer: Any, error: t
 
 
 async def test_without_its_token_a_store_is_not_asked(tmp_path: Path) -> None:
-    """And the reason names no file."""
-    with pytest.raises(LogsUnavailable, match="token for the log store cannot be read"):
+    """And the reason names its setting."""
+    with pytest.raises(LogsUnavailable, match=r"token_file of --log-store: cannot read .*none: No such file"):
         await asked(200, tmp_path / "none")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -53,10 +54,36 @@ def test_a_file_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, says:
         people.read(tmp_path / "slack.yaml")
 
 
-def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    """Which names it."""
-    with pytest.raises(ConfigurationError, match=r"slack\.yaml: the file for Slack cannot be read"):
-        people.read(tmp_path / "slack.yaml")
+def test_an_unreadable_file_is_named_with_its_setting_and_the_remedy(tmp_path: Path) -> None:
+    """A missing file, a directory, and a file that is not UTF-8 text."""
+    (tmp_path / "latin.yaml").write_bytes(b"channel: \xe9")
+    for path, reason in (
+        (tmp_path / "slack.yaml", "No such file or directory"),
+        (tmp_path, "Is a directory"),
+        (tmp_path / "latin.yaml", "not UTF-8 text"),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            people.read(path)
+        assert str(caught.value) == (
+            f"--slack: cannot read {path}: {reason}; name a text file that user {os.geteuid()} can read"
+        )
+
+
+@pytest.mark.parametrize("token", ["BOT", "APP"])
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        ("/nowhere", "cannot read /nowhere: No such file or directory; name a text file that user"),
+        ("~nobody-here/token", "cannot read ~nobody-here/token: there is no home directory ~nobody-here; write"),
+        ("/dev/null", "/dev/null is empty; write the value into it, or unset"),
+    ],
+)
+def test_an_unreadable_token_file_is_named_with_its_setting(token: str, file: str, reason: str) -> None:
+    """Also by a home directory that does not exist."""
+    variable = f"TRAINMEDIC_SLACK_{token}_TOKEN_FILE"
+    with pytest.raises(ConfigurationError) as caught:
+        load({}, {variable: file})
+    assert str(caught.value).startswith(f"{variable}: {reason}")
 
 
 @pytest.mark.parametrize("missing", ["BOT", "APP"])

@@ -7,6 +7,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from trainmedic_agent.log_shipping.ship_policy import ShipPolicy
+from trainmedic_core.setting_sources import unreadable_file
 
 _LARGEST_FILE = 1024 * 1024
 _LONGEST_PROBLEM = 300
@@ -24,13 +25,17 @@ def read_access(ship: ShipPolicy, token: str | None) -> StoreAccess:
     """`token` is used without a token file."""
     try:
         return StoreAccess(
-            _text_of(ship.token_file) if ship.token_file is not None else token,
-            _text_of(ship.ca_file) if ship.ca_file is not None else None,
+            _text_of("token_file", ship.token_file) if ship.token_file is not None else token,
+            _text_of("ca_file", ship.ca_file) if ship.ca_file is not None else None,
         )
+    except ValueError as error:
+        return StoreAccess(problem=str(error)[:_LONGEST_PROBLEM])
+
+
+def _text_of(member: str, path: str) -> str:
+    """Raises ValueError with member, path and reason."""
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            return file.read(_LARGEST_FILE)
     except (OSError, ValueError) as error:
-        return StoreAccess(problem=f"{type(error).__name__}: {error}"[:_LONGEST_PROBLEM])
-
-
-def _text_of(path: str) -> str:
-    with Path(path).open(encoding="utf-8") as file:
-        return file.read(_LARGEST_FILE)
+        raise ValueError(unreadable_file(f"logs.ship.{member}", path, error)) from error

@@ -115,10 +115,6 @@ def _level(text: str) -> str:
     return text.lower()
 
 
-def _path(text: str) -> Path:
-    return Path(text).expanduser()
-
-
 def _nothing() -> None:
     return None
 
@@ -135,7 +131,7 @@ SETTINGS: Mapping[str, AgentSetting] = {
     "policy": AgentSetting(
         SettingSource("TRAINMEDIC_POLICY", "--policy", "FILE", shown_default="none"),
         _nothing,
-        _path,
+        setting_sources.expanded,
         "YAML file with what commands may do on this node. Without it the agent only reads.",
     ),
     "redis": AgentSetting(
@@ -165,8 +161,8 @@ SETTINGS: Mapping[str, AgentSetting] = {
     ),
     "state_dir": AgentSetting(
         SettingSource("TRAINMEDIC_STATE_DIR", "--state-dir", "DIR", shown_default=_STATE),
-        lambda: _path(_STATE),
-        _path,
+        lambda: setting_sources.expanded(_STATE),
+        setting_sources.expanded,
         "Directory of the agent's journal, on a disk of this node.",
     ),
     "exporter_host": AgentSetting(

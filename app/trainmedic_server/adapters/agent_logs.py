@@ -26,15 +26,13 @@ from trainmedic_server.ports.logs import LogBatch
 from trainmedic_server.ports.outside import Clock, CommandBus
 
 BATCH = 500
-PATIENCE = timedelta(seconds=15)
-_AT_A_TIME = 32
+PATIENCE = timedelta(seconds=15)  # For one page.
+_MOST_NODES_AT_ONCE = 32
 _POLL_SECONDS = 2.0
 _POLL_SECONDS_PER_NODE = 0.02
 _MOST_NAMED = 5
 MOST_SEARCHED = 500
-_SEARCH_TIME = timedelta(seconds=30)
-
-
+_ASKED_WITHIN = timedelta(seconds=30)  # Nodes not asked by then are left out.
 SEARCH_SECONDS = 60.0
 
 
@@ -44,9 +42,10 @@ class _NodeAnswer(Struct):
     cursor: Sequence[str] | None = None
     is_end: bool = False
     silence: str = ""
-    is_missed: bool = False
-    deadline: datetime | None = None
-    ends_at: datetime | None = None
+    """Why the node gave no lines."""
+    is_reported_silent: bool = False
+    deadline: datetime | None = None  # For the first page.
+    ends_at: datetime | None = None  # For all pages.
     job_files: int | None = None
     """None if the agent does not report it."""
     left_out: dict[str, LeftOut] = field(default_factory=dict)
@@ -62,13 +61,13 @@ class AgentLogs:
         self._bus = bus
         self._clock = clock
         self._patience = patience
-        self._turns = asyncio.Semaphore(_AT_A_TIME)
-        self._turns_of_missed = asyncio.Semaphore(_AT_A_TIME)
+        self._turns = asyncio.Semaphore(_MOST_NODES_AT_ONCE)
+        self._turns_of_silent = asyncio.Semaphore(_MOST_NODES_AT_ONCE)
 
     async def search(self, query: LogQuery, nodes: Collection[str], most: int) -> AsyncGenerator[LogBatch, None]:
         left = most
         answers = self._begin(query, nodes, timedelta(seconds=SEARCH_SECONDS))
-        async for batch in self._to_the_end(query, answers):
+        async for batch in self._merged_batches(query, answers):
             if len(batch.lines) > left:
                 last = batch.lines[left - 1].at if left else query.since
                 notes = (*batch.notes, *_left_out_notes(answers), left_out(most, last))
@@ -81,7 +80,7 @@ class AgentLogs:
 
     async def follow(self, query: LogQuery, nodes: Collection[str]) -> AsyncGenerator[LogBatch, None]:
         answers = self._begin(query, nodes)
-        async for batch in self._to_the_end(query, answers):
+        async for batch in self._merged_batches(query, answers):
             yield batch
         if counted := _left_out_notes(answers):
             yield LogBatch(notes=counted)
@@ -92,11 +91,11 @@ class AgentLogs:
             while not query.is_over(self._clock.now()):
                 pause = max(_POLL_SECONDS, _POLL_SECONDS_PER_NODE * len(answers))
                 await self._clock.sleep_until(self._clock.now() + timedelta(seconds=pause))
-                asked, notes = self._due(query, answers, asking)
+                asked, notes = self._nodes_to_ask(query, answers, asking)
                 has_lines = False
                 if notes:
                     yield LogBatch(notes=notes)
-                async for batch in self._to_the_end(query, asked, is_again=True):
+                async for batch in self._merged_batches(query, asked, is_repeat=True):
                     has_lines = has_lines or bool(batch.lines)
                     yield batch
                 if not has_lines:
@@ -104,10 +103,9 @@ class AgentLogs:
         finally:
             await end_tasks(list(asking.values()))
 
-    def _due(
+    def _nodes_to_ask(
         self, query: LogQuery, answers: Iterable[_NodeAnswer], asking: dict[str, asyncio.Task[list[str]]]
     ) -> tuple[list[_NodeAnswer], list[str]]:
-        """Return the nodes to ask now, and notes on them."""
         due: list[_NodeAnswer] = []
         notes: list[str] = []
         for answer in answers:
@@ -118,10 +116,10 @@ class AgentLogs:
                 notes += asking.pop(answer.node).result()
             has_answered = not answer.silence
             answer.is_end, answer.silence = False, ""
-            if has_answered or not answer.is_missed:
+            if has_answered or not answer.is_reported_silent:
                 due.append(answer)
             else:
-                asking[answer.node] = asyncio.create_task(self._ask_node(query, answer, self._turns_of_missed))
+                asking[answer.node] = asyncio.create_task(self._ask_node(query, answer, self._turns_of_silent))
         return due, notes
 
     def _begin(self, query: LogQuery, nodes: Collection[str], lasting: timedelta | None = None) -> list[_NodeAnswer]:
@@ -129,18 +127,18 @@ class AgentLogs:
         if not asked:
             raise NotFound(f"the nodes of {query.job} are unknown, so no agent can be asked; name a node")
         now = self._clock.now()
-        deadline = now + _SEARCH_TIME if query.is_search else None
+        deadline = now + _ASKED_WITHIN if query.is_search else None
         ends_at = now + lasting if lasting is not None else None
         asked_now = sorted(asked)[: MOST_SEARCHED if deadline else None]
         return [_NodeAnswer(node, deadline=deadline, ends_at=ends_at) for node in asked_now]
 
-    async def _to_the_end(
-        self, query: LogQuery, answers: Sequence[_NodeAnswer], is_again: bool = False
+    async def _merged_batches(
+        self, query: LogQuery, answers: Sequence[_NodeAnswer], is_repeat: bool = False
     ) -> AsyncGenerator[LogBatch, None]:
         notes = await self._ask(query, answers)
-        if not is_again and all(answer.silence for answer in answers):
+        if not is_repeat and all(answer.silence for answer in answers):
             raise LogsUnavailable(_missing_lines(answers))
-        if not is_again and query.is_search:
+        if not is_repeat and query.is_search:
             if all(answer.job_files == 0 for answer in answers):
                 raise NotFound(
                     f"the nodes of {query.job} are unknown, and none of the {_count(answers)} "
@@ -148,7 +146,7 @@ class AgentLogs:
                 )
             if len(answers) == MOST_SEARCHED:
                 notes.append(f"only {_count(answers)} were asked for files of {query.job}; name a node to ask another")
-        notes += _changes(answers)
+        notes += _note_changes(answers)
         heap: list[tuple[datetime, int]] = []
         for number, answer in enumerate(answers):
             if answer.waiting:
@@ -160,7 +158,7 @@ class AgentLogs:
             lines.append(answer.waiting.pop())
             if answer.wants_more:
                 notes += await self._ask(query, [answer])
-                notes += _changes([answer])
+                notes += _note_changes([answer])
             if answer.waiting:
                 heapq.heappush(heap, (answer.waiting[-1].at, number))
             if len(lines) >= BATCH:
@@ -194,7 +192,7 @@ class AgentLogs:
                     # An earlier agent does not report whether it has files of the job, so its kernel lines may be
                     # unrelated.
                     lines = [line for line in lines if line.source != "kernel"]
-                answer.waiting = lines[::-1]
+                answer.waiting = lines[::-1]  # The oldest is popped first.
                 answer.cursor, answer.is_end = page["cursor"], bool(page["end"])
                 for name, counted in page.get("left_out", {}).items():
                     answer.left_out[name] = answer.left_out.get(name, LeftOut()) + LeftOut.of_json(counted)
@@ -204,7 +202,6 @@ class AgentLogs:
         return notes
 
     async def _page(self, query: LogQuery, answer: _NodeAnswer, now: datetime) -> dict[str, Any] | None:
-        """Return None without a page; the answer then has the reason."""
         cursor = {"cursor": answer.cursor} if answer.cursor is not None else {}
         command = envelope.Command(
             id=envelope.new_id(int(now.timestamp() * 1000)),
@@ -270,14 +267,17 @@ def _left_out_notes(answers: Sequence[_NodeAnswer]) -> list[str]:
     return left_out_notes(counts)
 
 
-def _changes(answers: Sequence[_NodeAnswer]) -> list[str]:
-    lost = [answer for answer in answers if answer.silence and not answer.is_missed]
-    back = [answer for answer in answers if answer.is_missed and not answer.silence]
-    for answer in (*lost, *back):
-        answer.is_missed = bool(answer.silence)
+def _note_changes(answers: Sequence[_NodeAnswer]) -> list[str]:
+    """Note nodes that fell silent or answer again, each once."""
+    lost = [answer for answer in answers if answer.silence and not answer.is_reported_silent]
+    recovered = [answer for answer in answers if answer.is_reported_silent and not answer.silence]
+    for answer in (*lost, *recovered):
+        answer.is_reported_silent = bool(answer.silence)
     notes = [_missing_lines(lost)] if lost else []
-    if back:
-        notes.append(f"lines of {_count(back)} are available again: {_named([answer.node for answer in back])}")
+    if recovered:
+        notes.append(
+            f"lines of {_count(recovered)} are available again: {_named([answer.node for answer in recovered])}"
+        )
     return notes
 
 

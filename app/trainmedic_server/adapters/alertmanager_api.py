@@ -26,13 +26,12 @@ from trainmedic_server.errors import (
 from trainmedic_server.ports.outside import Clock, HttpReply
 
 TIMEOUT = timedelta(seconds=5)
-ANSWER_SERVES_FOR = timedelta(seconds=1)
+ANSWER_SERVES_FOR = timedelta(seconds=1)  # The list of firing alerts is cached.
 SETTLES_AFTER = timedelta(minutes=5)
 """Minimum uptime before a missing alert counts as ended. Prometheus resends alerts within a minute plus its evaluation
 interval and restart.
 """
-BODY_LIMIT = 64 * 1024 * 1024
-"""60,000 alerts of 1 KB."""
+BODY_LIMIT = 64 * 1024 * 1024  # 60,000 alerts of 1 KB.
 
 FIRES_FOR = timedelta(minutes=10)
 
@@ -44,10 +43,7 @@ class AlertmanagerApi:
     def __init__(
         self, url: str, clock: Clock, token_file: Path | None = None, settles_after: timedelta = SETTLES_AFTER
     ) -> None:
-        """Until Alertmanager has run for `settles_after`, no missing alert counts as ended.
-
-        Raises ConfigurationError.
-        """
+        """`settles_after`: see `SETTLES_AFTER`. Raises ConfigurationError."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigurationError("the Alertmanager's URL is invalid; write http://host:9093")
@@ -118,8 +114,8 @@ class AlertmanagerApi:
                     {"name": name, "value": value, "isRegex": False, "isEqual": True}
                     for name, value in matchers.items()
                 ],
-                "startsAt": _written(self._clock.now()),
-                "endsAt": _written(ends_at),
+                "startsAt": _api_time(self._clock.now()),
+                "endsAt": _api_time(ends_at),
                 "createdBy": "trainmedic",
                 "comment": comment,
             },
@@ -157,7 +153,7 @@ class AlertmanagerApi:
     async def _call(self, method: str, path: str, document: Any = None) -> HttpReply:
         headers = {}
         if self._token_file is not None:
-            token = await read_secret(self._token_file, "the Alertmanager's token")
+            token = await read_secret(self._token_file, "--alertmanager-token")
             headers["Authorization"] = f"Bearer {token}"
         elif self._basic is not None:
             headers["Authorization"] = f"Basic {self._basic}"
@@ -206,5 +202,5 @@ def _require_success(reply: HttpReply, failure: str) -> None:
     raise kind(f"{failure}: status {reply.status}: {reply.body.strip()[:200]}")
 
 
-def _written(moment: datetime) -> str:
+def _api_time(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
 
 _TYPES = {Severity.INFO: "info", Severity.WARNING: "warning", Severity.CRITICAL: "failure"}
-_SENDS_WITHIN = 60.0
-"""Seconds, waiting included."""
-_AT_ONCE = 4
+_SENDS_WITHIN = 60.0  # Seconds, waiting included.
+_MOST_SENDING = 4
 
 
 class AppriseNotifier:
@@ -42,7 +41,8 @@ class AppriseNotifier:
     ) -> None:
         if not self._channels:
             raise ChannelMissing(NO_CHANNEL)
-        names = sorted(self._channels if to is None else [to] if isinstance(to, str) else to)
+        chosen = [to] if isinstance(to, str) else to
+        names = sorted(self._channels if chosen is None else chosen)
         missing = [name for name in names if name not in self._channels]
         if missing:
             raise ChannelMissing(f"there is no channel {missing[0]!r}; there are: {', '.join(sorted(self._channels))}")
@@ -66,7 +66,7 @@ class AppriseNotifier:
         with self._loading:
             if name not in self._loaded:
                 self._loaded[name] = tuple(
-                    _Service(name, _opened(url, f"URL {number} of channel {name!r}"))
+                    _Service(name, _apprise_of(url, f"URL {number} of channel {name!r}"))
                     for number, url in enumerate(self._channels[name], 1)
                 )
             return self._loaded[name]
@@ -82,7 +82,7 @@ class _Service:
     def __init__(self, channel: str, sender: Apprise) -> None:
         self.channel = channel
         self._sender = sender
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._turns = asyncio.Semaphore(_MOST_SENDING)
 
     async def send(self, title: str, message: str, notify_type: str) -> _Sent:
         loop = asyncio.get_running_loop()
@@ -117,7 +117,7 @@ class _Service:
             return _Sent.UNKNOWN if is_called else _Sent.NO
 
 
-def _opened(url: str, label: str) -> Apprise:
+def _apprise_of(url: str, label: str) -> Apprise:
     # Imported here because it takes 0.3 s with its plugins, and most servers never send a message.
     import apprise
 

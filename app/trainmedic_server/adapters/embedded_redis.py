@@ -1,8 +1,7 @@
 """Redis process of the server, if no other Redis is configured.
 
-Port and password survive restarts, but not in a copy of the state directory. It ends with the server, even after a kill
-(``PR_SET_PDEATHSIG``). The file is synced every second: commands lost by a power failure are sent again under their
-IDs.
+Port and password survive restarts, but not in a copy of the state directory. It ends with the server, even after a
+kill. The file is synced every second: commands lost by a power failure are sent again under their IDs.
 """
 
 from __future__ import annotations
@@ -68,11 +67,11 @@ class EmbeddedRedis:
         self._binary = binary
         self._directory = state_dir.expanduser().absolute() / "redis"
         self._url_file = self._directory.parent / "redis.url"
-        self._place_file = self._directory / "place"
+        self._identity_file = self._directory / "place"
         self._process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
         self._url = ""
-        self.caveat = ""
+        self.caveat = ""  # Why it should not be used in production; empty if nothing is known.
 
     @property
     def pid(self) -> int | None:
@@ -83,7 +82,7 @@ class EmbeddedRedis:
         self._binary = self._binary or find_binary()
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._own_directory()
+            self._lock_directory()
             self._end_predecessor()
             port, password = self._credentials()
             self._url = f"redis://:{password}@127.0.0.1:{port}/0"
@@ -93,7 +92,7 @@ class EmbeddedRedis:
         await self._launch()
         self.caveat = await _caveat(self._binary)
         _write_private(self._url_file, self._url + "\n")
-        _write_private(self._place_file, self._place())
+        _write_private(self._identity_file, self._directory_identity())
         self._watch = asyncio.create_task(self._keep_running(), name="embedded redis")
         return self._url
 
@@ -191,16 +190,16 @@ class EmbeddedRedis:
             ]
         )
 
-    def _place(self) -> str:
+    def _directory_identity(self) -> str:
         return f"{self._directory.stat().st_ino} {self._directory.resolve()}\n"
 
     def _is_copied(self) -> bool:
         try:
-            return self._place_file.read_text() != self._place()
+            return self._identity_file.read_text() != self._directory_identity()
         except FileNotFoundError:
             return False  # written by a release without this file
 
-    def _own_directory(self) -> None:
+    def _lock_directory(self) -> None:
         self._lock = os.open(self._directory / "lock", os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -231,7 +230,7 @@ class EmbeddedRedis:
             os.close(process)
 
     def _is_ours(self, pid: int) -> bool:
-        """A PID may be reused, or come from a copied directory."""
+        """Return whether the process is our Redis: a PID may be reused, or come from a copied directory."""
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
             works_here = Path(f"/proc/{pid}/cwd").samefile(self._directory)
@@ -247,10 +246,10 @@ class EmbeddedRedis:
 
 
 async def _caveat(binary: str) -> str:
-    asking = await asyncio.create_subprocess_exec(
+    process = await asyncio.create_subprocess_exec(
         binary, "--version", stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
     )
-    line, _ = await asking.communicate()
+    line, _ = await process.communicate()
     lacking = missing_fixes(line.decode(errors="replace"))
     if not lacking:
         return ""

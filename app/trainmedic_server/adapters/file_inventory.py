@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainmedic_core import yaml_text
+from trainmedic_core.setting_sources import unreadable_file
 from trainmedic_server.domain import inventory
 from trainmedic_server.domain.topology import WrittenTopology
 from trainmedic_server.errors import ConfigurationError
@@ -18,7 +19,7 @@ def load(path: Path) -> WrittenTopology:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"inventory {path}: cannot be read: {error}") from error
+        raise ConfigurationError(unreadable_file("--inventory", path, error)) from error
     documents, problems = yaml_text.read(text, str(path), _MOST_CHARACTERS, _MOST_VALUES)
     if problems:
         raise ConfigurationError(f"inventory {problems[0]}")
@@ -47,5 +48,5 @@ def load(path: Path) -> WrittenTopology:
 
 
 def _key(written: str) -> str:
-    key = written.strip()
+    key = written.strip()  # IPv6 addresses may stand in brackets.
     return key[1:-1] if key.startswith("[") and key.endswith("]") else key

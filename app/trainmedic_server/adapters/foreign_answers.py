@@ -1,5 +1,3 @@
-"""Protection against harmful answers of other servers."""
-
 from __future__ import annotations
 
 from http.cookiejar import CookieJar, DefaultCookiePolicy

@@ -63,13 +63,13 @@ class GrafanaAnnotations:
         return {"time": _milliseconds(acted_at), **end, "tags": cut, "text": self._text(run)}
 
     def _text(self, run: Run) -> str:
-        said = html.escape(f"{run.playbook} on {run.target_key}: {run.action_taken or run.status}")
+        text = html.escape(f"{run.playbook} on {run.target_key}: {run.action_taken or run.status}")
         link = run_link(self._external_url, run.id)
-        return f'<a href="{html.escape(link)}">{said}</a>' if link else said
+        return f'<a href="{html.escape(link)}">{text}</a>' if link else text
 
 
 def given_back_at(run: Run) -> datetime | None:
-    """Return None if the run is open or has a pending undo."""
+    """Return when all was reverted; None if the run is open or has a pending undo."""
     if run.is_open or run.owes_undo:
         return None
     return run.undone_at or run.ended_at

@@ -27,10 +27,10 @@ from trainmedic_server.ports.archive import ArchivedRun
 _NAME = re.compile(r"runs-([0-9]{8,18})(-\d{4}-\d{2}-\d{2})?\.ndjson\.gz")
 _FIRST = "runs-00000000.ndjson.gz"
 _LEVEL = 6
-_LEFT_AFTER = 86400.0
+_ABANDONED_AFTER_SECONDS = 86400.0
 _FAULTS = (OSError, EOFError, zlib.error, *UNREADABLE)
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-_MISTAKES = {
+_CONFIGURATION_ERRORS = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR),
     *(errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL),
 }
@@ -52,18 +52,17 @@ class GzipArchive:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self._directory):
                 pass  # It is writable.
-            self._remove_left()
+            self._remove_abandoned()
             if not self._files():
                 with contextlib.suppress(FileExistsError):  # Several servers that share it may begin it at once.
                     _write(self._directory / _FIRST, [])
         except ValueError as error:
             raise _unusable(self._directory, error) from error
         except OSError as error:
-            unusable = _unusable if error.errno in _MISTAKES else _unavailable
+            unusable = _unusable if error.errno in _CONFIGURATION_ERRORS else _unavailable
             raise unusable(self._directory, error) from error
 
     def last(self, at_least: int) -> tuple[int, list[ArchivedRun]]:
-        """Return the newest file's number and runs. Raises ArchiveUnavailable."""
         try:
             number, path = self._newest(at_least)
             return number, [_of_line(line) for line in _lines(path)]
@@ -71,7 +70,6 @@ class GzipArchive:
             raise _unavailable(self._directory, error) from error
 
     def write(self, archived: Sequence[ArchivedRun], at_least: int) -> int:
-        """Return the number of the new file, synced and read back. Raises ArchiveUnavailable."""
         try:
             number = self._newest(at_least)[0] + 1
             day = min(run.created_at for run in archived).date()
@@ -85,17 +83,17 @@ class GzipArchive:
         files = self._files()
         number, path = max(files, default=(-1, self._directory))
         if number < at_least:
-            begun = "" if files or at_least else ", nor any other; start the server again to begin an archive there"
+            hint = "" if files or at_least else ", nor any other; start the server again to begin an archive there"
             raise errors.ArchiveUnavailable(
-                f"the archive {self._directory}: its file number {at_least} is missing{begun}. Is its volume "
+                f"the archive {self._directory}: its file number {at_least} is missing{hint}. Is its volume "
                 "mounted? If so put its newest file back, or name another directory for another archive"
             )
         return number, path
 
-    def _remove_left(self) -> None:
+    def _remove_abandoned(self) -> None:
         for part in self._directory.glob("*.part"):
             with contextlib.suppress(OSError):
-                if time.time() - part.lstat().st_mtime > _LEFT_AFTER:
+                if time.time() - part.lstat().st_mtime > _ABANDONED_AFTER_SECONDS:
                     part.unlink()
 
     def _files(self) -> list[tuple[int, Path]]:
@@ -106,20 +104,20 @@ class GzipArchive:
 def _write(path: Path, content: Sequence[str]) -> None:
     part = path.parent / f"{uuid.uuid4().hex}.part"
     try:
-        with open(part, "xb", opener=_for_its_owner) as file:
+        with open(part, "xb", opener=_open_private) as file:
             with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=_LEVEL, filename="") as written:
                 written.writelines(line.encode() + b"\n" for line in content)
             file.flush()
             os.fsync(file.fileno())
         if _lines(part) != list(content):
             raise OSError("what was written reads back differently")
-        _name(part, path)
+        _give_name(part, path)
         _sync(path.parent)
     finally:
         part.unlink(missing_ok=True)
 
 
-def _name(part: Path, path: Path) -> None:
+def _give_name(part: Path, path: Path) -> None:
     try:
         os.link(part, path)
     except OSError as error:
@@ -143,7 +141,7 @@ def _lines(path: Path) -> list[str]:
         return [line.removesuffix("\n") for line in file]
 
 
-def _for_its_owner(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
@@ -157,15 +155,15 @@ def _sync(directory: Path) -> None:
 
 def _unusable(directory: Path, error: Exception) -> errors.ConfigurationError:
     return errors.ConfigurationError(
-        f"--archive: {str(directory)!r}: {_words(error)}; use a directory that the server can create and write"
+        f"--archive: {str(directory)!r}: {_reason(error)}; use a directory that the server can create and write"
     )
 
 
 def _unavailable(directory: Path, error: Exception) -> errors.ArchiveUnavailable:
-    return errors.ArchiveUnavailable(f"the archive {directory}: {_words(error)}")
+    return errors.ArchiveUnavailable(f"the archive {directory}: {_reason(error)}")
 
 
-def _words(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, UNREADABLE) and not isinstance(error, ValueError):
         return f"its newest file does not contain runs ({type(error).__name__})"
     return getattr(error, "strerror", None) or str(error)

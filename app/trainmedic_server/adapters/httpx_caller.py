@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from trainmedic_core.setting_sources import unreadable_file
 from trainmedic_server import __version__
 from trainmedic_server.adapters.foreign_answers import no_cookies
 from trainmedic_server.errors import ConfigurationError, OutcomeUnknown, PermanentFailure, TemporaryFailure
@@ -21,7 +22,10 @@ BODY_LIMIT = 64 * 1024
 
 
 class HttpxCaller:
-    """Opens a connection for each call: if the peer closed a reused one, the call would seem lost."""
+    """Opens a connection for each call: on a reused one that the peer has closed, the outcome would be unknown.
+
+    `secrets`: variables with a secret, or ``…_FILE`` with its path.
+    """
 
     def __init__(
         self,
@@ -35,7 +39,7 @@ class HttpxCaller:
         self._body_limit = body_limit
         self._socket = socket
         self._ca_file = ca_file
-        self._trusted = _trusting(ca_file) if ca_file is not None else None
+        self._trusted = _ssl_context_of(ca_file) if ca_file is not None else None
         self._client: httpx.AsyncClient | None = None
 
     async def call(
@@ -63,7 +67,7 @@ class HttpxCaller:
         self,
         client: httpx.AsyncClient,
         peer: str,
-        called: tuple[str, str],
+        method_and_url: tuple[str, str],
         headers: list[tuple[bytes, bytes]],
         body: bytes | None,
         timeout: timedelta,
@@ -77,7 +81,7 @@ class HttpxCaller:
 
         try:
             request = client.build_request(
-                *called,
+                *method_and_url,
                 headers=headers,
                 content=body,
                 timeout=timeout.total_seconds(),
@@ -92,9 +96,9 @@ class HttpxCaller:
         except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError) as error:
             raise PermanentFailure(f"{peer}: the call cannot be made: {type(error).__name__}") from error
         except TimeoutError as error:
-            raise _lost(sent, f"{peer}: no answer within {timeout.total_seconds():g}s") from error
+            raise _no_reply_error(sent, f"{peer}: no answer within {timeout.total_seconds():g}s") from error
         except httpx.HTTPError as error:
-            raise _lost(sent, f"{peer}: {type(error).__name__}: {error}") from error
+            raise _no_reply_error(sent, f"{peer}: {type(error).__name__}: {error}") from error
         return _reply(response, content)
 
     async def close(self) -> None:
@@ -104,10 +108,10 @@ class HttpxCaller:
     async def _client_for(self, access: HttpAccess) -> httpx.AsyncClient:
         if access.certificate is None and access.ca is None and access.socket is None:
             # Created on first use: reading the certificates takes 50 ms.
-            self._client = self._client or _opened(self._trusted, self._socket)
+            self._client = self._client or _new_client(self._trusted, self._socket)
             return self._client
         socket = self._path(access.socket) if access.socket is not None else self._socket
-        return _opened(await self._context(access), str(socket) if socket is not None else None)
+        return _new_client(await self._context(access), str(socket) if socket is not None else None)
 
     async def _context(self, access: HttpAccess) -> ssl.SSLContext | None:
         if access.certificate is None and access.ca is None:
@@ -125,7 +129,10 @@ class HttpxCaller:
             return await asyncio.to_thread(read)
         except OSError as error:  # SSLError is one
             names = " or ".join(filter(None, (access.ca, access.certificate)))
-            raise TemporaryFailure(f"the file of {names} cannot be used: {type(error).__name__}") from error
+            raise TemporaryFailure(
+                f"{names}: the file cannot be used: {error.strerror or type(error).__name__}; name a file with PEM "
+                "certificates that the server can read"
+            ) from error
 
     def _path(self, name: str) -> Path:
         path = self._secrets.get(name) or self._secrets.get(f"{name}_FILE")
@@ -134,7 +141,7 @@ class HttpxCaller:
         return Path(path.strip())
 
     async def _secret_headers(self, bearer: str | None, access: HttpAccess) -> dict[str, tuple[str, Sequence[str]]]:
-        """Return each header's value, and what to redact in the reply."""
+        """Return each header's value, and the texts to redact in the reply."""
         found: dict[str, tuple[str, Sequence[str]]] = {}
         if bearer is not None:
             token = await self._secret(bearer)
@@ -152,7 +159,7 @@ class HttpxCaller:
         if name in self._secrets:
             secret = self._secrets[name].strip()
         elif f"{name}_FILE" in self._secrets:
-            secret = await read_secret(Path(self._secrets[f"{name}_FILE"]), name)
+            secret = await read_secret(Path(self._secrets[f"{name}_FILE"]), f"{name}_FILE")
         else:
             raise PermanentFailure(f"the server has no secret {name}; set that variable or {name}_FILE")
         if not secret or not secret.isascii() or not secret.isprintable():
@@ -160,7 +167,7 @@ class HttpxCaller:
         return secret
 
 
-def _opened(trusted: ssl.SSLContext | None, socket: str | None) -> httpx.AsyncClient:
+def _new_client(trusted: ssl.SSLContext | None, socket: str | None) -> httpx.AsyncClient:
     limits = httpx.Limits(max_keepalive_connections=0)
     verify = trusted or True
     transport = httpx.AsyncHTTPTransport(verify=verify, limits=limits, uds=socket) if socket else None
@@ -169,22 +176,26 @@ def _opened(trusted: ssl.SSLContext | None, socket: str | None) -> httpx.AsyncCl
     )
 
 
-def _trusting(ca_file: Path) -> ssl.SSLContext:
+def _ssl_context_of(ca_file: Path) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # SSLError is one
-        raise ConfigurationError(f"cannot read the certificates to trust in {ca_file}: {error}") from error
+        raise ConfigurationError(
+            f"cannot read the certificates to trust in {ca_file}: {error.strerror or error}; name a "
+            "file with PEM certificates that the server can read"
+        ) from error
 
 
-async def read_secret(path: Path, name: str) -> str:
-    """Raises TemporaryFailure: the file may return."""
+async def read_secret(path: Path, setting: str) -> str:
+    """Read the file that `setting` names. Raises TemporaryFailure: the file may return."""
     try:
-        return (await asyncio.to_thread(path.read_text)).strip()
+        return (await asyncio.to_thread(path.read_text, encoding="utf-8")).strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise TemporaryFailure(f"the file of {name} cannot be read: {type(error).__name__}") from error
+        raise TemporaryFailure(unreadable_file(setting, path, error)) from error
 
 
 def _headers(headers: Mapping[str, str], secrets: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    # Secrets replace headers of their names; only the user agent can be overridden.
     own = {"User-Agent": f"trainmedic/{__version__}", "Accept-Encoding": "identity", **secrets}
     replaced = {name.lower() for name in own} - {"user-agent"}
     named = {name.lower() for name in headers}
@@ -228,7 +239,7 @@ def _decoded(content: bytes, charset: str) -> str:
         return content.decode(errors="replace")
 
 
-def _lost(sent: bool, reason: str) -> TemporaryFailure | OutcomeUnknown:
+def _no_reply_error(sent: bool, reason: str) -> TemporaryFailure | OutcomeUnknown:
     return OutcomeUnknown(f"{reason}; the call may have been carried out") if sent else TemporaryFailure(reason)
 
 

@@ -33,8 +33,7 @@ from trainmedic_server.ports.cluster import Object, Ref, Resource
 from trainmedic_server.ports.fence import Fence, no_fence
 
 FIELD_MANAGER: Final = "trainmedic"
-TIMEOUT: Final = timedelta(seconds=15)
-"""The caller retries until the step's timeout."""
+TIMEOUT: Final = timedelta(seconds=15)  # The caller retries until the step's timeout.
 PAGE: Final = 500
 _NOTHING_DONE: Final = (401, 403, 429)
 """Statuses answered before anything is done."""
@@ -58,7 +57,9 @@ class KubernetesCluster:
         """Connect by a kubeconfig file, else by the pod's service account. Raises ConfigurationError."""
         configuration = Configuration()
         if kubeconfig is not None and not await asyncio.to_thread(kubeconfig.is_file):
-            raise ConfigurationError(f"cannot read the kubeconfig {kubeconfig}: no such file")
+            raise ConfigurationError(
+                f"--kubernetes: cannot read the kubeconfig {kubeconfig}: no such file; name a file, in-cluster or off"
+            )
         try:
             if kubeconfig is not None:
                 await kube_config.load_kube_config(str(kubeconfig), context, configuration)
@@ -67,7 +68,7 @@ class KubernetesCluster:
         except (kube_config.ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError) as error:
             where = f"the kubeconfig {kubeconfig}" if kubeconfig else "the pod's service account"
             reason = " ".join(str(error).split())[:300]
-            raise ConfigurationError(f"cannot read {where}: {reason}") from error
+            raise ConfigurationError(f"--kubernetes: cannot read {where}: {reason}") from error
         client = ApiClient(configuration)
         client.user_agent = f"trainmedic/{__version__}"
         return cls(client, fence=fence)
@@ -86,6 +87,7 @@ class KubernetesCluster:
     async def list_at(
         self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> tuple[Sequence[Object], str]:
+        """Return the objects and the resource version from which to watch."""
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(PAGE), "continue": ""}
         path = collection_of(resource, namespace)
         objects: list[Object] = []
@@ -104,6 +106,7 @@ class KubernetesCluster:
     async def list_some(
         self, resource: Resource, namespace: str, fields: str, most: int
     ) -> tuple[Sequence[Object], bool]:
+        """Return at most `most` objects, and whether there are more."""
         page = await self._call(
             "GET", collection_of(resource, namespace), {"fieldSelector": fields, "limit": str(most)}
         )
@@ -126,7 +129,7 @@ class KubernetesCluster:
                     continue
                 change = json.loads(line)
                 if change["type"] == "ERROR":
-                    raise _refusal(int(change["object"].get("code") or 500), change["object"], path, {})
+                    raise _failure_of(int(change["object"].get("code") or 500), change["object"], path, {})
                 yield change["type"], change["object"]
         except (*_FAULTS, ValueError, KeyError, TypeError) as error:
             raise ClusterUnavailable(f"the watch of {resource.plural} ended: {type(error).__name__}") from error
@@ -225,7 +228,7 @@ class KubernetesCluster:
         if not isinstance(answer, dict):
             raise ClusterUnavailable("the Kubernetes API's answer is not an object", may_be_done=changes)
         if not 200 <= response.status < 300:
-            failure = _refusal(response.status, answer, about or path, response.headers)
+            failure = _failure_of(response.status, answer, about or path, response.headers)
             if isinstance(failure, ClusterUnavailable):
                 failure.may_be_done = changes and response.status not in _NOTHING_DONE
             raise failure
@@ -280,7 +283,7 @@ class _Gone(ObjectChanged):
     """A resourceVersion or a continuation is too old."""
 
 
-def _refusal(status: int, answer: Mapping[str, Any], about: str, headers: Mapping[str, str]) -> ActionFailure:
+def _failure_of(status: int, answer: Mapping[str, Any], about: str, headers: Mapping[str, str]) -> ActionFailure:
     message = str(answer.get("message") or answer.get("reason") or f"status {status}")[:500]
     reason = answer.get("reason")
     match status:

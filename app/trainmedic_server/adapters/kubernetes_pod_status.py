@@ -13,24 +13,26 @@ from trainmedic_logs.domain.pod_fault import LONGEST_MESSAGE, NodeNotReady, PodF
 from trainmedic_logs.lines.masks import masked
 from trainmedic_server.ports.cluster import OF_RUN, Object
 
-_OPERATORS: Final = (
+_OPERATOR_LABELS: Final = (
     "training.kubeflow.org/job-name",
     "jobset.sigs.k8s.io/jobset-name",
     "trainer.kubeflow.org/trainjob-name",
 )
 _ACCELERATOR: Final = re.compile(r"[\w.-]+/\S*(?:gpu|gaudi|tpu|ascend|neuron|mlu|npu|mig-)", re.IGNORECASE)
-_MAIN: Final = frozenset({"pytorch", "tensorflow", "mpi", "jax", "xgboost", "paddle", "node", "trainer"})
+_OPERATORS_CONTAINERS: Final = frozenset(
+    {"pytorch", "tensorflow", "mpi", "jax", "xgboost", "paddle", "node", "trainer"}
+)
 _MOST_FAULTS: Final = 8
-_IMAGE: Final = frozenset(
+_IMAGE_REASONS: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
      "RegistryUnavailable", "SignatureValidationFailed"}
 )  # fmt: skip
-_NOT_CREATED: Final = frozenset(
+_CREATION_REASONS: Final = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CreatePodSandboxError",
      "ContainerCannotRun", "StartError", "PostStartHookError", "PreCreateHookError", "PreStartHookError"}
 )  # fmt: skip
-_WAITS: Final = frozenset({"ContainerCreating", "PodInitializing"})
-_REJECTED: Final = frozenset(
+_STARTING_REASONS: Final = frozenset({"ContainerCreating", "PodInitializing"})
+_REJECTION_REASONS: Final = frozenset(
     {"UnexpectedAdmissionError", "NodeAffinity", "MatchNodeSelector", "NodePorts", "TopologyAffinityError",
      "NodeSelectorMismatching", "InvalidNodeInfo", "AppArmor", "SysctlForbidden"}
 )  # fmt: skip
@@ -62,10 +64,10 @@ _BY_EVENT: Final[Mapping[str, PodFaultKind]] = {
     "TaintManagerEviction": PodFaultKind.TAINTED,
     "NodeShutdown": PodFaultKind.NODE_SHUTDOWN,
 }
-_SHUTS_DOWN: Final = re.compile(r"node shutdown|[Nn]ode is shutting down")
-_NO_DELETION: Final = re.compile(r"[Cc]ancell?ing deletion")
-_PULL: Final = re.compile(r"(?:[Ff]ailed to pull image|pulling image|ErrImagePull|ErrImageNeverPull)")
-_PROBE: Final = re.compile(r"failed (?:liveness|startup) probe")
+_SHUTDOWN_MESSAGE: Final = re.compile(r"node shutdown|[Nn]ode is shutting down")
+_CANCELLED_DELETION_MESSAGE: Final = re.compile(r"[Cc]ancell?ing deletion")
+_PULL_MESSAGE: Final = re.compile(r"(?:[Ff]ailed to pull image|pulling image|ErrImagePull|ErrImageNeverPull)")
+_PROBE_MESSAGE: Final = re.compile(r"failed (?:liveness|startup) probe")
 
 
 class PodOutline(Struct, frozen=True):
@@ -88,10 +90,12 @@ def outline_of(pod: Object, job: str | None) -> PodOutline | None:
     if job is None or OF_RUN in (metadata.get("annotations") or {}):  # a node's health check, not training
         return None
     labels = metadata.get("labels") or {}
-    trains = any(labels.get(name) for name in _OPERATORS) or bool(_with_accelerator(spec))
+    trains = any(labels.get(name) for name in _OPERATOR_LABELS) or bool(_with_accelerator(spec))
     status = pod.get("status") or {}
     waiting = [(state.get("waiting") or {}).get("reason") for _, state in _states(status)]
-    is_waiting = status.get("phase") == "Pending" and bool(waiting) and all(reason in _WAITS for reason in waiting)
+    is_waiting = (
+        status.get("phase") == "Pending" and bool(waiting) and all(reason in _STARTING_REASONS for reason in waiting)
+    )
     return PodOutline(
         uid=metadata["uid"],
         namespace=metadata["namespace"],
@@ -106,15 +110,14 @@ def outline_of(pod: Object, job: str | None) -> PodOutline | None:
 
 def faults_in(pod: Object, outline: PodOutline) -> tuple[PodFault, ...]:
     status = pod.get("status") or {}
-    faults = [*_of_pod(status, outline), *_of_containers(pod, status, outline)]
+    faults = [*_pod_faults(status, outline), *_container_faults(pod, status, outline)]
     return tuple(sorted(faults, key=lambda fault: fault.at)[-_MOST_FAULTS:])
 
 
 def faults_in_events(events: Iterable[Object], outline: PodOutline, since: datetime) -> tuple[PodFault, ...]:
-    """Return the newest fault of each kind and container, oldest first."""
     newest: dict[tuple[PodFaultKind, str], PodFault] = {}
     for event in events:
-        fault = _of_event(event, outline)
+        fault = _event_fault(event, outline)
         if fault is not None and fault.at >= since:
             key = (fault.kind, fault.container)
             if key not in newest or newest[key].at < fault.at:
@@ -123,7 +126,6 @@ def faults_in_events(events: Iterable[Object], outline: PodOutline, since: datet
 
 
 def not_ready(node: Object) -> NodeNotReady | None:
-    """Return None while the node is ready."""
     for condition in _mappings((node.get("status") or {}).get("conditions")):
         if condition.get("type") != "Ready" or condition.get("status") == "True":
             continue
@@ -138,7 +140,7 @@ def not_ready(node: Object) -> NodeNotReady | None:
 # --- a pod's own status ---------------------------------------------------------------------------
 
 
-def _of_pod(status: Mapping[str, Any], outline: PodOutline) -> Iterator[PodFault]:
+def _pod_faults(status: Mapping[str, Any], outline: PodOutline) -> Iterator[PodFault]:
     reason, message = _text(status.get("reason")), _message(status.get("message"))
     disruption = next((each for each in _conditions(status, "DisruptionTarget") if each.get("status") == "True"), {})
     at = _time(disruption.get("lastTransitionTime")) or _ended_at(status) or outline.placed_at
@@ -151,9 +153,9 @@ def _of_pod(status: Mapping[str, Any], outline: PodOutline) -> Iterator[PodFault
 
 
 def _kind_of_pod(status: Mapping[str, Any], reason: str, message: str) -> PodFaultKind | None:
-    if reason == "Terminated" and _SHUTS_DOWN.search(message):
+    if reason == "Terminated" and _SHUTDOWN_MESSAGE.search(message):
         return PodFaultKind.NODE_SHUTDOWN
-    if status.get("phase") == "Failed" and (reason in _REJECTED or reason.startswith("OutOf")):
+    if status.get("phase") == "Failed" and (reason in _REJECTION_REASONS or reason.startswith("OutOf")):
         return PodFaultKind.REJECTED
     return _BY_POD_REASON.get(reason)
 
@@ -162,27 +164,27 @@ def _kind_of_kubelet(reason: str, message: str) -> PodFaultKind | None:
     """Classify by message: a kubelet gives all terminations one reason."""
     if reason != "TerminationByKubelet":
         return None
-    if _SHUTS_DOWN.search(message):
+    if _SHUTDOWN_MESSAGE.search(message):
         return PodFaultKind.NODE_SHUTDOWN
-    return PodFaultKind.PREEMPTED if "reempt" in message else PodFaultKind.EVICTED
+    return PodFaultKind.PREEMPTED if "preempt" in message.lower() else PodFaultKind.EVICTED
 
 
-def _of_containers(pod: Object, status: Mapping[str, Any], outline: PodOutline) -> Iterator[PodFault]:
+def _container_faults(pod: Object, status: Mapping[str, Any], outline: PodOutline) -> Iterator[PodFault]:
     training = _training_containers(pod.get("spec") or {})
-    stopped_at = _asked_to_end(pod["metadata"])
+    stopped_at = _deletion_requested_at(pod["metadata"])
     for container in _mappings(status.get("containerStatuses")):
         name = _text(container.get("name"))
         states = [state for which in ("lastState", "state") if isinstance(state := container.get(which), Mapping)]
         for state in states:
             terminated = state.get("terminated")
             if isinstance(terminated, Mapping):
-                yield from _of_ended(terminated, outline, name, name in training, stopped_at)
-        yield from _of_waiting(container, outline, name)
+                yield from _faults_of_ended(terminated, outline, name, name in training, stopped_at)
+        yield from _faults_of_waiting(container, outline, name)
     for container in _mappings(status.get("initContainerStatuses")):
-        yield from _of_waiting(container, outline, _text(container.get("name")))
+        yield from _faults_of_waiting(container, outline, _text(container.get("name")))
 
 
-def _of_ended(
+def _faults_of_ended(
     ended: Mapping[str, Any], outline: PodOutline, name: str, is_training: bool, stopped_at: datetime | None
 ) -> Iterator[PodFault]:
     at, reason, message = _time(ended.get("finishedAt")), _text(ended.get("reason")), _message(ended.get("message"))
@@ -194,7 +196,7 @@ def _of_ended(
     was_stopped = stopped_at is not None and at >= stopped_at
     if reason == "OOMKilled":
         kind = PodFaultKind.OUT_OF_MEMORY
-    elif reason in _NOT_CREATED:
+    elif reason in _CREATION_REASONS:
         kind, is_training = PodFaultKind.NOT_CREATED, True
     elif was_stopped or reason == "ContainerStatusUnknown":
         return  # Deleting the pod ended it, or its end was not observed.
@@ -205,16 +207,20 @@ def _of_ended(
     )
 
 
-def _of_waiting(container: Mapping[str, Any], outline: PodOutline, name: str) -> Iterator[PodFault]:
+def _faults_of_waiting(container: Mapping[str, Any], outline: PodOutline, name: str) -> Iterator[PodFault]:
     state = container.get("state")
     waiting = state.get("waiting") if isinstance(state, Mapping) else None
     if not isinstance(waiting, Mapping):
         return
     reason, message = _text(waiting.get("reason")), _message(waiting.get("message"))
-    kind = PodFaultKind.IMAGE if reason in _IMAGE else PodFaultKind.NOT_CREATED if reason in _NOT_CREATED else None
     last = container.get("lastState")
     before = last.get("terminated") if isinstance(last, Mapping) else None
     at = _time(before.get("finishedAt")) if isinstance(before, Mapping) else outline.placed_at
+    kind = None
+    if reason in _IMAGE_REASONS:
+        kind = PodFaultKind.IMAGE
+    elif reason in _CREATION_REASONS:
+        kind = PodFaultKind.NOT_CREATED
     if kind is not None and at is not None:
         yield _fault(kind, outline, at, reason, message, container=name, is_training=True)
 
@@ -222,7 +228,7 @@ def _of_waiting(container: Mapping[str, Any], outline: PodOutline, name: str) ->
 def _training_containers(spec: Mapping[str, Any]) -> frozenset[str]:
     """Return the containers with an accelerator, else the only one, else those with an operator's name."""
     names = frozenset(_text(each.get("name")) for each in _mappings(spec.get("containers")))
-    return _with_accelerator(spec) or (names if len(names) == 1 else names & _MAIN)
+    return _with_accelerator(spec) or (names if len(names) == 1 else names & _OPERATORS_CONTAINERS)
 
 
 def _with_accelerator(spec: Mapping[str, Any]) -> frozenset[str]:
@@ -235,7 +241,7 @@ def _with_accelerator(spec: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(names)
 
 
-def _asked_to_end(metadata: Mapping[str, Any]) -> datetime | None:
+def _deletion_requested_at(metadata: Mapping[str, Any]) -> datetime | None:
     """Return when the deletion was requested: the API has the end of its grace period."""
     over = _time(metadata.get("deletionTimestamp"))
     grace = metadata.get("deletionGracePeriodSeconds")
@@ -272,18 +278,22 @@ def _conditions(status: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]
 # --- events ---------------------------------------------------------------------------------------
 
 
-def _of_event(event: Object, outline: PodOutline) -> PodFault | None:
+def _event_fault(event: Object, outline: PodOutline) -> PodFault | None:
     reason, message = _text(event.get("reason")), _message(event.get("message"))
     series = event.get("series")
     last = series.get("lastObservedTime") if isinstance(series, Mapping) else None
     times = (last, event.get("lastTimestamp"), event.get("eventTime"), event.get("firstTimestamp"))
     at = next((at for written in times if (at := _time(written)) is not None), None)
     kind = _BY_EVENT.get(reason)
-    if kind is PodFaultKind.TAINTED and _NO_DELETION.search(message):
+    if kind is PodFaultKind.TAINTED and _CANCELLED_DELETION_MESSAGE.search(message):
         return None
-    if kind is None and reason in ("Failed", "BackOff", "InspectFailed", "ErrImageNeverPull") and _PULL.search(message):
+    if (
+        kind is None
+        and reason in ("Failed", "BackOff", "InspectFailed", "ErrImageNeverPull")
+        and _PULL_MESSAGE.search(message)
+    ):
         kind = PodFaultKind.IMAGE
-    elif kind is None and reason in ("Killing", "Unhealthy") and _PROBE.search(message):
+    elif kind is None and reason in ("Killing", "Unhealthy") and _PROBE_MESSAGE.search(message):
         kind = PodFaultKind.PROBE_FAILED
     if kind is None or at is None:
         return None

@@ -27,20 +27,20 @@ KEPT_FOR: Final = timedelta(hours=2)
 MOST_PODS: Final = 20_000
 MOST_WITH_FAULTS: Final = 2000
 MOST_FAULTS: Final = 8
-MOST_READ: Final = 8
+MOST_READ: Final = 8  # Pods of a job whose events are read.
 MOST_EVENTS: Final = 200
 """For one pod. Kubernetes keeps events for an hour."""
 MOST_REQUESTS: Final = 60
-_WINDOW: Final = timedelta(minutes=1)
-_FRESH: Final = timedelta(seconds=15)
-_FRESH_FAILURE: Final = timedelta(seconds=30)
-_PATIENCE_SECONDS: Final = 5.0
-_EVENTS_FROM: Final = timedelta(minutes=15)
-_SLOW_START: Final = timedelta(minutes=2)
-_SLOW_AGAIN: Final = timedelta(minutes=1)
-_SLOW_AT_ONCE: Final = 4
-_SLOW_EVERY_SECONDS: Final = 10.0
-_STILL_HAPPENS: Final = timedelta(minutes=5)
+_REQUESTS_WITHIN: Final = timedelta(minutes=1)
+_CACHED_FOR: Final = timedelta(seconds=15)
+_FAILURE_CACHED_FOR: Final = timedelta(seconds=30)
+_ANSWER_SECONDS: Final = 5.0
+_EVENTS_FROM: Final = timedelta(minutes=15)  # Older events count as over.
+_SLOW_START: Final = timedelta(minutes=2)  # Waiting time after which a pod's events are read.
+_SLOW_REREAD_AFTER: Final = timedelta(minutes=1)
+_SLOW_PER_LOOK: Final = 4
+_SLOW_LOOK_EVERY_SECONDS: Final = 10.0
+_STILL_PENDING: Final = timedelta(minutes=5)
 
 log = telemetry.logger(__name__)
 
@@ -74,8 +74,8 @@ class KubernetesPods(JobPods):
         self._not_ready: dict[str, NodeNotReady] = {}
         self._events: dict[str, _EventsRead] = {}
         self._requests: deque[datetime] = deque()
-        self._slow_read: dict[str, datetime] = {}
-        self._has_said_full = False
+        self._slow_read: dict[str, datetime] = {}  # Last reading of a waiting pod's events, by UID.
+        self._has_logged_full = False
         self.answers = True
         """False while the watch fails: statuses may be old."""
 
@@ -86,7 +86,7 @@ class KubernetesPods(JobPods):
         for pod in pods:
             self.pod_changed(pod, job_of(pod))
         for absent in [each for uid, each in self._faults.items() if uid not in self._present]:
-            self._keep(absent.outline, (), is_deleted=True)  # deleted while the watch was down
+            self._merge_faults(absent.outline, (), is_deleted=True)  # deleted while the watch was down
 
     def pod_changed(self, pod: Object, job: str | None, *, is_deleted: bool = False) -> None:
         try:
@@ -100,10 +100,10 @@ class KubernetesPods(JobPods):
             self._slow_read.pop(outline.uid, None)
         elif outline.uid in self._present or len(self._present) < MOST_PODS:
             self._present[outline.uid] = outline
-        elif not self._has_said_full:
-            self._has_said_full = True
+        elif not self._has_logged_full:
+            self._has_logged_full = True
             log.warning("skipping pods: too many have a job's label", most=MOST_PODS)
-        self._keep(outline, _read(pod, outline), is_deleted)
+        self._merge_faults(outline, _read(pod, outline), is_deleted)
 
     def node_changed(self, node: Object, *, is_deleted: bool = False) -> None:
         name = node["metadata"]["name"]
@@ -113,7 +113,7 @@ class KubernetesPods(JobPods):
         else:
             self._not_ready[name] = not_ready
 
-    def _keep(self, outline: PodOutline, faults: Sequence[PodFault], is_deleted: bool) -> None:
+    def _merge_faults(self, outline: PodOutline, faults: Sequence[PodFault], is_deleted: bool) -> None:
         now = self._clock.now()
         before = self._faults.pop(outline.uid, None)
         kept = _merged(before.faults if before else (), faults, outline, is_deleted=is_deleted)
@@ -178,27 +178,27 @@ class KubernetesPods(JobPods):
     async def _read_together(self, outlines: Sequence[PodOutline]) -> list[_EventsRead]:
         tasks = [asyncio.create_task(self._events_of(outline)) for outline in outlines]
         try:
-            await asyncio.wait(tasks, timeout=_PATIENCE_SECONDS)
+            await asyncio.wait(tasks, timeout=_ANSWER_SECONDS)
         finally:
             for task in tasks:
                 task.cancel()
-        late = _EventsRead(self._clock.now(), unread=f"Kubernetes did not answer within {_PATIENCE_SECONDS:.0f} s")
+        late = _EventsRead(self._clock.now(), unread=f"Kubernetes did not answer within {_ANSWER_SECONDS:.0f} s")
         done = [task.done() and not task.cancelled() for task in tasks]
         return [task.result() if is_done else late for task, is_done in zip(tasks, done, strict=True)]
 
     async def _events_of(self, outline: PodOutline) -> _EventsRead:
         now = self._clock.now()
         cached = self._events.get(outline.uid)
-        if cached is not None and now - cached.at < (_FRESH_FAILURE if cached.unread else _FRESH):
+        if cached is not None and now - cached.at < (_FAILURE_CACHED_FOR if cached.unread else _CACHED_FOR):
             return cached
-        if not self._may_ask(now):
+        if not self._take_request(now):
             return _EventsRead(now, unread=f"{MOST_REQUESTS} requests were sent within a minute")
-        read = await self._asked(outline, now)
+        read = await self._read_events(outline, now)
         self._events[outline.uid] = read
-        self._events = {uid: each for uid, each in self._events.items() if now - each.at < _FRESH_FAILURE}
+        self._events = {uid: each for uid, each in self._events.items() if now - each.at < _FAILURE_CACHED_FOR}
         return read
 
-    async def _asked(self, outline: PodOutline, now: datetime) -> _EventsRead:
+    async def _read_events(self, outline: PodOutline, now: datetime) -> _EventsRead:
         fields = f"involvedObject.uid={outline.uid}"
         try:
             events, has_more = await self._cluster.list_some(EVENTS, outline.namespace, fields, MOST_EVENTS)
@@ -209,8 +209,8 @@ class KubernetesPods(JobPods):
             return _EventsRead(now, unread="they have a form that this version does not read")
         return _EventsRead(now, faults, f"there are more than {MOST_EVENTS}" if has_more else "")
 
-    def _may_ask(self, now: datetime) -> bool:
-        while self._requests and now - self._requests[0] >= _WINDOW:
+    def _take_request(self, now: datetime) -> bool:
+        while self._requests and now - self._requests[0] >= _REQUESTS_WITHIN:
             self._requests.popleft()
         if len(self._requests) >= MOST_REQUESTS:
             return False
@@ -226,7 +226,7 @@ class KubernetesPods(JobPods):
             except Exception:  # the loop must survive any error
                 self._metrics.loop_errors.labels("pods").inc()
                 log.exception("cannot read pod events; trying again")
-            await asyncio.sleep(_SLOW_EVERY_SECONDS)
+            await asyncio.sleep(_SLOW_LOOK_EVERY_SECONDS)
 
     async def look_at_slow_starts(self) -> None:
         now = self._clock.now()
@@ -236,14 +236,18 @@ class KubernetesPods(JobPods):
             if is_slow and _SLOW_START <= now - (outline.placed_at or now) < KEPT_FOR:
                 chosen.setdefault(outline.job, outline)
         self._slow_read = {uid: at for uid, at in self._slow_read.items() if uid in self._present}
-        due = [each for each in chosen.values() if now - self._slow_read.get(each.uid, now - KEPT_FOR) >= _SLOW_AGAIN]
-        for outline in due[:_SLOW_AT_ONCE]:
+        due = [
+            each
+            for each in chosen.values()
+            if now - self._slow_read.get(each.uid, now - KEPT_FOR) >= _SLOW_REREAD_AFTER
+        ]
+        for outline in due[:_SLOW_PER_LOOK]:
             self._slow_read[outline.uid] = now
             read = await self._events_of(outline)
-            still = [fault for fault in read.faults if fault.kind in PENDING and now - fault.at < _STILL_HAPPENS]
+            still = [fault for fault in read.faults if fault.kind in PENDING and now - fault.at < _STILL_PENDING]
             placed = [replace(fault, at=outline.placed_at or fault.at) for fault in still]
             if outline.uid in self._present:
-                self._keep(self._present[outline.uid], placed, is_deleted=False)
+                self._merge_faults(self._present[outline.uid], placed, is_deleted=False)
 
 
 def _read(pod: Object, outline: PodOutline) -> Sequence[PodFault]:

@@ -30,13 +30,13 @@ JOB_LABELS: Final = (
 """The most specific first: a JobSet's pods also belong to a Job."""
 GPU: Final = "nvidia.com/gpu"
 WATCH_SECONDS: Final = 60
-_FIRST_WAIT: Final = 0.5
-_LONGEST_WAIT: Final = 30.0
+_FIRST_WAIT_SECONDS: Final = 0.5
+_LONGEST_WAIT_SECONDS: Final = 30.0
 
 log = telemetry.logger(__name__)
 
 
-class Watched(Protocol):
+class WatchedCluster(Protocol):
     async def list_at(self, resource: Resource) -> tuple[Sequence[Object], str]: ...
     def watch(self, resource: Resource, version: str, seconds: int) -> AsyncIterator[tuple[str, Object]]: ...
 
@@ -53,7 +53,7 @@ class KubernetesTopology:
     """Run `watch` in the background; other methods are safe in any thread."""
 
     def __init__(
-        self, cluster: Watched, clock: Clock, metrics: telemetry.Metrics, pods: ObjectListener | None = None
+        self, cluster: WatchedCluster, clock: Clock, metrics: telemetry.Metrics, pods: ObjectListener | None = None
     ) -> None:
         self._cluster = cluster
         self._clock = clock
@@ -66,7 +66,7 @@ class KubernetesTopology:
         self._unanswered = {NODES, PODS}
         self._answered_at = dict.fromkeys((NODES, PODS), clock.now())
         self._lock = threading.Lock()
-        self.filled = asyncio.Event()
+        self.filled = asyncio.Event()  # Set after both first lists.
 
     @property
     def is_filled(self) -> bool:
@@ -87,21 +87,21 @@ class KubernetesTopology:
                 self._topology = ClusterTopology(nodes, dict(self._pods), since is None, self._names, since)
             return self._topology
 
-    async def _follow(self, resource: Resource, kept: dict[str, Any], read: Callable[[Object], Any]) -> None:
-        backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True)
+    async def _follow(self, resource: Resource, stored: dict[str, Any], read: Callable[[Object], Any]) -> None:
+        backoff = Backoff(_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS, jitter=True)
         while True:
             try:
                 objects, version = await self._cluster.list_at(resource)
                 self._report_list(resource, objects)
                 fresh = {listed["metadata"]["uid"]: value for listed in objects if (value := read(listed)) is not None}
                 with self._lock:
-                    kept.clear()
-                    kept.update(fresh)
-                    self._changed(resource)
+                    stored.clear()
+                    stored.update(fresh)
+                    self._forget_topology(resource)
                 self._note_answer(resource, answers=True)
-                backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True)
+                backoff = Backoff(_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS, jitter=True)
                 while True:
-                    version = await self._watch_once(resource, version, kept, read)
+                    version = await self._watch_once(resource, version, stored, read)
                     self._answered_at[resource] = self._clock.now()
             except ObjectChanged:
                 continue  # The version is too old to continue from: list again.
@@ -115,7 +115,7 @@ class KubernetesTopology:
             await asyncio.sleep(backoff.next())
 
     async def _watch_once(
-        self, resource: Resource, version: str, kept: dict[str, Any], read: Callable[[Object], Any]
+        self, resource: Resource, version: str, stored: dict[str, Any], read: Callable[[Object], Any]
     ) -> str:
         async for change, changed in self._cluster.watch(resource, version, WATCH_SECONDS):
             version = changed["metadata"]["resourceVersion"]
@@ -126,13 +126,13 @@ class KubernetesTopology:
             value = None if change == "DELETED" else read(changed)
             uid = changed["metadata"]["uid"]
             with self._lock:
-                if kept.get(uid) == value:
+                if stored.get(uid) == value:
                     continue  # Most changes, such as a node's heartbeat, change no stored field.
                 if value is None:
-                    kept.pop(uid, None)
+                    stored.pop(uid, None)
                 else:
-                    kept[uid] = value
-                self._changed(resource)
+                    stored[uid] = value
+                self._forget_topology(resource)
         return version
 
     def _report_list(self, resource: Resource, objects: Sequence[Object]) -> None:
@@ -149,7 +149,7 @@ class KubernetesTopology:
         else:
             self._listener.node_changed(changed, is_deleted=is_deleted)
 
-    def _changed(self, resource: Resource) -> None:
+    def _forget_topology(self, resource: Resource) -> None:
         self._topology = None
         if resource == NODES:
             self._names = None
@@ -158,7 +158,9 @@ class KubernetesTopology:
         with self._lock:
             if answers:
                 self._answered_at[resource] = self._clock.now()
-            (self._unanswered.discard if answers else self._unanswered.add)(resource)
+                self._unanswered.discard(resource)
+            else:
+                self._unanswered.add(resource)
             self._topology = None
         if self._listener is not None:
             self._listener.answers = not self._unanswered
@@ -189,8 +191,8 @@ def _attributes(labels: Mapping[str, Any]) -> Mapping[str, str]:
     short: dict[str, list[str]] = {}
     for name, value in labels.items():
         short.setdefault(str(name).rpartition("/")[2], []).append(str(value))
-    alone = {name: values[0] for name, values in short.items() if len(values) == 1}
-    return {**alone, **{str(name): str(value) for name, value in labels.items()}}
+    unique = {name: values[0] for name, values in short.items() if len(values) == 1}
+    return {**unique, **{str(name): str(value) for name, value in labels.items()}}
 
 
 def _pod(pod: Object) -> Pod | None:

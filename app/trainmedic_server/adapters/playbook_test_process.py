@@ -20,36 +20,36 @@ from trainmedic_server.ports.playbook_tests import PlayedTest, PlayedTests
 
 _SECONDS = 60.0
 _MOST_STARVED = 600.0  # seconds without a core that are not counted
-_AT_ONCE = 1
+_MOST_RUNNING = 1
 _MOST_WAITING = 4
 _MEMORY_BYTES = 1 << 30
 _PRINTED_BYTES = 4 << 20
 _KEPT_NAMES = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "TMPDIR")
 _NICE = 10
-_FIRST_TO_GO = "1000"
+_OOM_SCORE = "1000"  # If memory runs out, the kernel ends this process first.
 
 
 class PlaybookTestProcess:
-    """`seconds` limits one file of tests. One runs at a time; a few more wait."""
+    """`seconds` limits one file of tests."""
 
     def __init__(self, seconds: float = _SECONDS) -> None:
         self._seconds = seconds
-        self._turns = asyncio.Semaphore(_AT_ONCE)
-        self._asked = 0
+        self._turns = asyncio.Semaphore(_MOST_RUNNING)
+        self._requested = 0
 
-    async def run_beside(self, source: str) -> PlayedTests:
+    async def run_tests_of(self, source: str) -> PlayedTests:
         playbook = Path(source)
         tests = playbook.with_name(f"{playbook.stem}{yaml_files.TEST_SUFFIX}{playbook.suffix}")
         if not yaml_files.exists(tests):
             raise NotFound(f"The playbook has no tests: {tests} does not exist.")
-        if self._asked >= _AT_ONCE + _MOST_WAITING:
+        if self._requested >= _MOST_RUNNING + _MOST_WAITING:
             raise Conflict("Too many tests of playbooks are running; try again in a minute.")
-        self._asked += 1
+        self._requested += 1
         try:
             async with self._turns:
                 return await self._run(str(tests))
         finally:
-            self._asked -= 1
+            self._requested -= 1
 
     async def _run(self, tests: str) -> PlayedTests:
         # -P: do not import from the working directory.
@@ -62,7 +62,7 @@ class PlaybookTestProcess:
             start_new_session=True,
         )
         try:
-            _bound(process.pid, self._seconds)
+            _limit_resources(process.pid, self._seconds)
             printed = await self._read_in_time(process)
         except TimeoutError:
             return PlayedTests(tests, unfinished=f"The tests took over {self._seconds:g} s and were stopped.")
@@ -97,13 +97,13 @@ def _seconds_without_core(pid: int) -> float:
         return 0.0
 
 
-def _bound(pid: int, seconds: float) -> None:
+def _limit_resources(pid: int, seconds: float) -> None:
     with contextlib.suppress(OSError):  # It has ended, or the system forbids it. Its time is limited here.
         os.setpriority(os.PRIO_PROCESS, pid, _NICE)
         if sys.platform == "linux":
             resource.prlimit(pid, resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
             resource.prlimit(pid, resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 1))
-            Path(f"/proc/{pid}/oom_score_adj").write_text(_FIRST_TO_GO)
+            Path(f"/proc/{pid}/oom_score_adj").write_text(_OOM_SCORE)
 
 
 async def _read(stream: asyncio.StreamReader | None) -> bytes:
@@ -112,7 +112,7 @@ async def _read(stream: asyncio.StreamReader | None) -> bytes:
     while piece := await stream.read(1 << 16):
         printed += piece
         if len(printed) > _PRINTED_BYTES:
-            return b""
+            return b""  # No outcome.
     return bytes(printed)
 
 

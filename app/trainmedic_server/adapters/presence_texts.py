@@ -18,24 +18,23 @@ _MOST_BYTES = 128 * 1024 * 1024
 """Five times the texts of 12,500 agents and 2,000 jobs of 50 ranks."""
 
 
-class _Said(NamedTuple):
+class _Content(NamedTuple):
     digest: bytes
     details: Mapping[str, Any]
     size: int
 
 
 class PresenceTexts:
-    """Last content of at most `most` keys. Safe in several threads."""
-
     def __init__(self, most: int) -> None:
         self._most = most
-        self._said: OrderedDict[str, _Said] = OrderedDict()
+        self._contents: OrderedDict[str, _Content] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
 
     def details(self, key: str, raw: bytes) -> Mapping[str, Any]:
+        """Parse `raw`. Reuse members that have not changed since the key's last content."""
         with self._lock:
-            before = self._said.get(key)
+            before = self._contents.get(key)
         body, at = _without_time(raw)
         body_digest = digest(body)
         if before is not None and at is not None and body_digest == before.digest:
@@ -43,17 +42,17 @@ class PresenceTexts:
         else:
             details = read(raw)
             if before is not None:
-                details = {name: _same(before.details.get(name), value) for name, value in details.items()}
-        self._remember(key, _Said(body_digest if at is not None else b"", details, len(raw)))
+                details = {name: _reused(before.details.get(name), value) for name, value in details.items()}
+        self._remember(key, _Content(body_digest if at is not None else b"", details, len(raw)))
         return details
 
-    def _remember(self, key: str, said: _Said) -> None:
+    def _remember(self, key: str, content: _Content) -> None:
         with self._lock:
-            before = self._said.pop(key, None)
-            self._bytes += said.size - (before.size if before is not None else 0)
-            self._said[key] = said
-            while len(self._said) > self._most or self._bytes > _MOST_BYTES:
-                self._bytes -= self._said.popitem(last=False)[1].size
+            before = self._contents.pop(key, None)
+            self._bytes += content.size - (before.size if before is not None else 0)
+            self._contents[key] = content
+            while len(self._contents) > self._most or self._bytes > _MOST_BYTES:
+                self._bytes -= self._contents.popitem(last=False)[1].size
 
 
 def read(raw: bytes) -> dict[str, Any]:
@@ -71,7 +70,6 @@ def digest(raw: bytes) -> bytes:
 
 
 def _without_time(raw: bytes) -> tuple[bytes, str | None]:
-    """Return the text up to its time, and the time, None without one."""
     begins_at = raw.rfind(_TIME_BEGINS)
     at = raw[begins_at + len(_TIME_BEGINS) : -len(_TIME_ENDS)]
     if begins_at < 0 or not raw.endswith(_TIME_ENDS) or len(at) > _LONGEST_TIME or b'"' in at or b"\\" in at:
@@ -79,5 +77,5 @@ def _without_time(raw: bytes) -> tuple[bytes, str | None]:
     return raw[:begins_at], at.decode("ascii", "replace")
 
 
-def _same(before: Any, value: Any) -> Any:
+def _reused(before: Any, value: Any) -> Any:
     return before if isinstance(value, list | dict) and before == value else value

@@ -19,8 +19,7 @@ from trainmedic_server.ports.outside import HttpReply
 T = TypeVar("T")
 
 TIMEOUT = timedelta(seconds=10)
-BODY_LIMIT = 32 * 1024 * 1024
-"""1.2 million points."""
+BODY_LIMIT = 32 * 1024 * 1024  # 1.2 million points.
 
 
 class PrometheusApi(MetricsAndRules):
@@ -79,7 +78,7 @@ class PrometheusApi(MetricsAndRules):
     async def _headers(self) -> dict[str, str]:
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
         if self._token_file is not None:
-            headers["Authorization"] = f"Bearer {await read_secret(self._token_file, 'the token for Prometheus')}"
+            headers["Authorization"] = f"Bearer {await read_secret(self._token_file, '--prometheus-token')}"
         elif self._basic is not None:
             headers["Authorization"] = f"Basic {self._basic}"
         return headers

@@ -31,15 +31,14 @@ from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.jobs import ArrivedNotice
 from trainmedic_server.ports.outside import Clock, Presence
 
-GRACE = timedelta(seconds=1)
-"""Wait for replies after the expiry of a command."""
+GRACE = timedelta(seconds=1)  # Wait for replies after the expiry of a command.
 UNHEARD_AFTER = timedelta(seconds=10)
 """A receiver without presence and reply counts as absent. Longer than an agent's restart."""
 
 
 class RedisBus:
-    """``consumer`` is the same for each leader and after restarts: Redis delivers unacknowledged replies to it again.
-    ``on_late_reply`` receives final replies that no request waits for. ``fence`` is called before any read or write.
+    """Each leader has the same `consumer`: Redis delivers unacknowledged replies to it again. `on_late_reply` receives
+    final replies that no request waits for. `fence` is called before any read or write.
     """
 
     def __init__(
@@ -78,14 +77,12 @@ class RedisBus:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Returns at once, even if Redis does not answer."""
         self._tasks = [
             asyncio.create_task(self._outbox.run(), name="redis-outbox"),
             asyncio.create_task(self._inbox.run(), name="redis-inbox"),
         ]
 
     async def close(self) -> None:
-        """Send queued acknowledgements if Redis is available."""
         await end_tasks(self._tasks)
         if self._tasks and not self._reader_outage.is_on:
             with contextlib.suppress(*FAULTS):  # Unacknowledged replies are delivered again.
@@ -101,7 +98,7 @@ class RedisBus:
     async def request(
         self, command: Command, unheard: Callable[[], Awaitable[bool]] | None = None
     ) -> tuple[Reply, ...]:
-        """An ``accepted`` stands for a rank that did not finish."""
+        """A reply ``accepted`` stands for a rank that has not finished."""
         address = _address_of(command)
         waiter = self._router.register(command.id, command.expires_at, address.identity)
         try:
@@ -158,7 +155,7 @@ class RedisBus:
         unheard: Callable[[], Awaitable[bool]] | None,
     ) -> None:
         presence = address.presence
-        if waiter.finals:  # They came before this server restarted; perhaps all are here.
+        if waiter.finals:  # Replies to the previous server; perhaps all have arrived.
             waiter.expect(await self._ranks(presence))
         if waiter.is_complete:
             return
@@ -173,7 +170,7 @@ class RedisBus:
         if unheard is not None and await self._is_unheard(waiter, presence) and await unheard():
             return
         while True:
-            await _completion(waiter)
+            await _wait_until_complete(waiter)
             if waiter.knows_who_answers:
                 return
             # The job was not connected when the command was sent. Since a rank has answered, its presence lists the
@@ -205,17 +202,16 @@ class RedisBus:
             present = await self._presences.read(presence)
         except errors.BusUnavailable:
             return False
-        return present is None or not (present.details or present.doubt is None)
+        return present is None or (present.doubt is not None and not present.details)
 
     async def _ranks(self, presence: str) -> frozenset[int] | None:
-        """Return None if unknown."""
         try:
             return self._judge.ranks_of(presence, await self._presences.value(presence))
         except errors.BusUnavailable:
-            return self._judge.ranks_of(presence, None)
+            return self._judge.ranks_of(presence, None)  # The last known ones.
 
 
-async def _completion(waiter: ReplyWaiter) -> None:
+async def _wait_until_complete(waiter: ReplyWaiter) -> None:
     while not waiter.is_complete:
         waiter.changed.clear()
         await waiter.changed.wait()

@@ -1,5 +1,3 @@
-"""Warnings about Redis's capacity."""
-
 from __future__ import annotations
 
 import asyncio
@@ -67,10 +65,10 @@ class RedisCapacity:
         if "maxclients" not in info:  # older than Redis 7
             info |= await self._setting("maxclients")
         shares, warnings = judged(info)
-        for of, share in shares.items():
-            self._share.labels(of).set(share)
-        for of, warning in warnings.items():
-            if of not in self._warnings:
+        for resource, share in shares.items():
+            self._share.labels(resource).set(share)
+        for resource, warning in warnings.items():
+            if resource not in self._warnings:
                 log.warning("Redis may not be large enough", reason=warning)
         self._warnings = warnings
 

@@ -1,5 +1,3 @@
-"""Redis clients for URLs, with translated errors."""
-
 from __future__ import annotations
 
 import asyncio
@@ -32,7 +30,7 @@ from trainmedic_server import errors, telemetry
 log = telemetry.logger(__name__)
 
 FAULTS = (RedisError, OSError, asyncio.TimeoutError)
-_LAST_WORDS_SECONDS = 1.0
+_CLOSING_MESSAGE_SECONDS = 1.0
 _CLOSED_TRANSPORT = "unable to perform operation on <"
 
 
@@ -95,22 +93,22 @@ class _ReadsLastMessage:
         try:
             await super().send_packed_command(*arguments, **options)  # type: ignore[misc]
         except (RedisConnectionError, OSError) as error:
-            if not (words := await _last_words(reader)):
+            if not (message := await _closing_message(reader)):
                 raise
-            raise RedisConnectionError(words) from error
+            raise RedisConnectionError(message) from error
         except RuntimeError as error:
             if not str(error).startswith(_CLOSED_TRANSPORT):
                 raise
-            raise RedisConnectionError(await _last_words(reader) or "the connection was closed") from error
+            raise RedisConnectionError(await _closing_message(reader) or "the connection was closed") from error
 
 
-async def _last_words(reader: asyncio.StreamReader | None) -> str:
+async def _closing_message(reader: asyncio.StreamReader | None) -> str:
     if reader is None:
         return ""
     # The stored exception hides data received before. It was reported already, and nothing else reads here.
     reader.set_exception(None)  # type: ignore[arg-type]
     try:
-        async with asyncio.timeout(_LAST_WORDS_SECONDS):
+        async with asyncio.timeout(_CLOSING_MESSAGE_SECONDS):
             line = await reader.readline()
     except (OSError, ValueError):  # reset, or a line without an end
         return ""
@@ -159,8 +157,8 @@ class RedisOutage:
     def begin(self, error: BaseException) -> float:
         """Return the seconds to wait before the next call."""
         self.count()
-        told = unavailable(error, self._whole_url)
-        self.reason = told if isinstance(told, errors.BusExplained) else None
+        translated = unavailable(error, self._whole_url)
+        self.reason = translated if isinstance(translated, errors.BusExplained) else None
         reason = NO_MORE_CLIENTS if takes_no_clients(error) else str(self.reason or type(error).__name__)
         if not self.is_on or (self.reason is not None and reason not in self._logged):
             log.warning("Redis is unavailable; trying again", during=self._activity, redis=self._url, error=reason)
@@ -171,11 +169,11 @@ class RedisOutage:
     def count(self) -> None:
         self._faults.inc()
 
-    def refuse(self, error: BaseException) -> str:
-        """Return the reason without the command's content."""
+    def note_refusal(self, error: BaseException) -> str:
+        """Record that Redis refuses a command. Return the reason without the command's content."""
         self.count()
-        told = unavailable(error, self._whole_url)
-        self.refusal = told if isinstance(told, errors.BusExplained) else None
+        translated = unavailable(error, self._whole_url)
+        self.refusal = translated if isinstance(translated, errors.BusExplained) else None
         # Otherwise only the first word: Redis may repeat the command's content after it.
         return str(self.refusal or str(error).partition(" ")[0])
 

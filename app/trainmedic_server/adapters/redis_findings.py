@@ -27,8 +27,6 @@ _ENTRIES_PER_READ = 64
 
 
 class RedisFindings:
-    """``consumer`` and ``fence``: see `RedisBus`."""
-
     def __init__(
         self,
         url: str,
@@ -44,7 +42,7 @@ class RedisFindings:
         self._signer = signer
         outage = RedisOutage("reading findings", url, metrics.bus_errors)
         self._reader = StreamReader(
-            self._client, wire.FINDINGS, self._hand_on, metrics, outage,
+            self._client, wire.FINDINGS, self._take_entries, metrics, outage,
             loop="finding reader", consumer=consumer, most=_ENTRIES_PER_READ, fence=fence,
         )  # fmt: skip
         self._log_limit = LogLimit()
@@ -55,19 +53,19 @@ class RedisFindings:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _hand_on(self, entries: Sequence[Entry]) -> None:
+    async def _take_entries(self, entries: Sequence[Entry]) -> None:
         if not entries:
             return
         updates = [update for entry in entries if (update := self._update_in(entry)) is not None]
         if updates:
-            await self._have_taken(updates)
+            await self._pass_on(updates)
         ids = [entry for entry, _ in entries]
         pipeline = self._client.pipeline(transaction=True)
         pipeline.xack(wire.FINDINGS, GROUP, *ids)
         pipeline.xdel(wire.FINDINGS, *ids)
         await pipeline.execute()
 
-    async def _have_taken(self, updates: list[FindingUpdate]) -> None:
+    async def _pass_on(self, updates: list[FindingUpdate]) -> None:
         """Pass on all updates together, or else one by one, so that a bad one stops no other."""
         try:
             await self._take(updates)
@@ -76,13 +74,12 @@ class RedisFindings:
         except Exception as error:  # Whatever the error, the entry must not be read again permanently.
             if len(updates) > 1:
                 for update in updates:
-                    await self._have_taken([update])
+                    await self._pass_on([update])
                 return
             self._metrics.loop_errors.labels(loop="finding reader").inc()
             self._note_refused("unreadable", updates[0].finding.id.encode(), f"it cannot be kept: {error!r}"[:200])
 
     def _update_in(self, entry: Entry) -> FindingUpdate | None:
-        """Return None if the entry is not genuine or not a finding."""
         entry_id, fields = entry
         try:
             if fields is None or sum(map(len, fields.values())) > wire.LARGEST_UPDATE:

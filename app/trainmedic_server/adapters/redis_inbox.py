@@ -49,7 +49,7 @@ class ReplyInbox:
             client, envelope.REPLIES, self._take_all, metrics, outage,
             loop="replies", consumer=consumer, most=_ENTRIES_PER_READ, fence=fence,
             # Redis may have lost commands that were not on disk. Receivers recognise repetitions.
-            on_back=router.send_again,
+            on_recovery=router.send_again,
         )  # fmt: skip
         self._log_limit = LogLimit()
         self.notices: dict[bytes, Notice] = {}
@@ -60,7 +60,7 @@ class ReplyInbox:
     async def _take_all(self, entries: Sequence[Entry]) -> None:
         for entry, fields in entries:
             self._take(entry, fields)
-        await self._hand_on_late_replies()
+        await self._pass_on_late_replies()
 
     def _take(self, entry: bytes, fields: dict[bytes, bytes] | None) -> None:
         fields = fields or {}
@@ -111,7 +111,7 @@ class ReplyInbox:
             fields["others"] = "are only counted, for a minute"
         log.warning(event, **fields)
 
-    async def _hand_on_late_replies(self) -> None:
+    async def _pass_on_late_replies(self) -> None:
         for entry, reply in self._router.take_unclaimed(self._clock.now()):
             self._note_refused("unmatched", "received a reply that no request waits for", reply)
             if self._on_late_reply is not None:

@@ -50,13 +50,13 @@ class RedisLogRules:
         self._raw = b""
         self._since: datetime = clock.now()
         self._written_at = float("-inf")
-        self._noticed: set[str] = set()
+        self._notified: set[str] = set()
 
     async def run(self) -> None:
         while True:
             wait = LOOK_SECONDS
             try:
-                await self.hand_out()
+                await self.publish()
             except FAULTS as error:
                 wait = self._outage.begin(error)
             except StoreUnavailable as error:  # The fence: another server is the leader.
@@ -69,7 +69,7 @@ class RedisLogRules:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def hand_out(self) -> None:
+    async def publish(self) -> None:
         self._fence()
         rule_set, now = self._rules(), asyncio.get_running_loop().time()
         if rule_set is not self._rule_set:
@@ -82,9 +82,9 @@ class RedisLogRules:
             return
         if now - self._written_at >= AGAIN_SECONDS:
             await self._client.set(wire.RULES, self._raw)
-            self._noticed.clear()
+            self._notified.clear()
             self._written_at = now
-        await self._notify(sorted(set(self._nodes()) - self._noticed))
+        await self._notify(sorted(set(self._nodes()) - self._notified))
         self._outage.end()
 
     async def _notify(self, nodes: list[str]) -> None:
@@ -96,4 +96,4 @@ class RedisLogRules:
                 value = notice.encode(node, self._signer)
                 pipeline.set(wire.notice_of_rules(node), value, ex=wire.NOTICE_SECONDS)
             await pipeline.execute()
-            self._noticed.update(some)
+            self._notified.update(some)

@@ -1,5 +1,3 @@
-"""Writer of commands and of acknowledgements."""
-
 from __future__ import annotations
 
 import asyncio
@@ -14,7 +12,7 @@ from trainmedic.wire import envelope
 from trainmedic.wire.backoff import Backoff
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_connection import FAULTS, RedisOutage, new_backoff
-from trainmedic_server.adapters.redis_presence import presence_reading
+from trainmedic_server.adapters.redis_presence import presence_read_command
 from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.outside import Clock
 
@@ -22,8 +20,8 @@ log = telemetry.logger(__name__)
 
 GROUP = "trainmedic"
 STREAM_ENTRIES = 1000
-"""Approximate, because receivers delete answered commands."""
-STREAM_SECONDS = 24 * 3600
+"""Approximate maximum. Receivers delete answered commands."""
+STREAM_SECONDS = 24 * 3600  # Lifetime of a stream after its last command's expiry.
 _COMMANDS_PER_PIPELINE = 256
 _ACKNOWLEDGEMENTS_PER_PIPELINE = 2048
 
@@ -35,6 +33,7 @@ class QueuedCommand(Struct):
     signatures: Mapping[bytes, str]
     expires_at: datetime
     on_sent: Callable[[bytes | None], None]
+    """Receives the value of `presence`, None without one."""
     is_wanted: Callable[[], bool]
     backoff: Backoff | None = None
     is_queued: bool = False
@@ -83,7 +82,7 @@ class CommandOutbox:
                     await asyncio.sleep(1)
 
     async def flush(self) -> None:
-        """If the pipeline fails as a whole, its content stays queued."""
+        """Send one batch. If the pipeline fails as a whole, its content stays queued."""
         self._fence()
         commands = [self._commands.popleft() for _ in range(min(_COMMANDS_PER_PIPELINE, len(self._commands)))]
         acks = [self._acks.popleft() for _ in range(min(_ACKNOWLEDGEMENTS_PER_PIPELINE, len(self._acks)))]
@@ -97,7 +96,7 @@ class CommandOutbox:
         presences = list({command.presence: None for command in commands})
         pipeline = self._client.pipeline(transaction=False)
         for presence in presences:
-            pipeline.execute_command(*presence_reading(presence))
+            pipeline.execute_command(*presence_read_command(presence))
         for command in commands:
             pipeline.execute_command(*_xadd(command))
         for stream, command in streams.items():
@@ -127,7 +126,7 @@ class CommandOutbox:
                 command.on_sent(value if isinstance(value, bytes) else None)
 
     def _send_later(self, command: QueuedCommand, error: Exception) -> None:
-        reason = self._outage.refuse(error)
+        reason = self._outage.note_refusal(error)
         if command.backoff is None:
             command.backoff = new_backoff()
             log.warning("stream refuses command; trying again", error=reason)

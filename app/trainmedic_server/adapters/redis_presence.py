@@ -26,7 +26,7 @@ _KEYS_PER_SCAN = 1000
 _KEYS_PER_CALL = 128
 """Few, so that no turn of the event loop takes long."""
 _BYTES_PER_CALL = 4 * 1024 * 1024
-_USUAL_BYTES = _BYTES_PER_CALL // _KEYS_PER_CALL
+_USUAL_BYTES = _BYTES_PER_CALL // _KEYS_PER_CALL  # Larger presences are read again, in small batches.
 
 
 class PresenceReader:
@@ -53,9 +53,9 @@ class PresenceReader:
         return self._judge.presence_of(key, value) if value else None
 
     async def value(self, key: str) -> bytes | None:
-        """Cut a value that is too large for a presence. Raises BusUnavailable."""
+        """Return the raw value, cut if it is too large for a presence. Raises BusUnavailable."""
         try:
-            [value] = await self._each([presence_reading(key)])
+            [value] = await self._pipelined([presence_read_command(key)])
         except FAULTS as error:
             raise unavailable(error) from error
         return value or None if isinstance(value, bytes) else None
@@ -66,25 +66,25 @@ class PresenceReader:
             keys = await self._keys(prefix)
             for start in range(0, len(keys), _KEYS_PER_CALL):
                 chunk = keys[start : start + _KEYS_PER_CALL]
-                values = await self._each([presence_reading(key, _USUAL_BYTES) for key in chunk])
+                values = await self._pipelined([presence_read_command(key, _USUAL_BYTES) for key in chunk])
                 # In a thread: foreign data may take long.
                 presences += await asyncio.to_thread(self._presences_in, chunk, values)
-                presences += await self._large(
+                presences += await self._read_large(
                     [key for key, value in zip(chunk, values, strict=True) if _is_cut(value)]
                 )
         except FAULTS as error:
-            told = unavailable(error)
-            if isinstance(error, ResponseError) and isinstance(told, BusExplained):
-                self._refusals[prefix] = told
-            raise told from error
+            translated = unavailable(error)
+            if isinstance(error, ResponseError) and isinstance(translated, BusExplained):
+                self._refusals[prefix] = translated
+            raise translated from error
         self._refusals.pop(prefix, None)
         return _with_few_claims(presences)
 
-    async def _large(self, keys: Sequence[bytes]) -> list[Presence]:
+    async def _read_large(self, keys: Sequence[bytes]) -> list[Presence]:
         presences: list[Presence] = []
-        sizes = await self._each([("STRLEN", key) for key in keys]) if keys else []
+        sizes = await self._pipelined([("STRLEN", key) for key in keys]) if keys else []
         for batch in _batches(keys, sizes):
-            values = await self._each([presence_reading(key) for key in batch])
+            values = await self._pipelined([presence_read_command(key) for key in batch])
             presences += await asyncio.to_thread(self._presences_in, batch, values, LARGEST_PRESENCE)
         return presences
 
@@ -105,7 +105,7 @@ class PresenceReader:
                 break
         return sorted(keys)
 
-    async def _each(self, commands: Sequence[tuple[str | bytes | int, ...]]) -> list[Any]:
+    async def _pipelined(self, commands: Sequence[tuple[str | bytes | int, ...]]) -> list[Any]:
         pipeline = self._client.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
@@ -118,7 +118,7 @@ def _with_few_claims(presences: Sequence[Presence]) -> list[Presence]:
     return [replace(presence, claims={}) if id(presence) in too_many else presence for presence in presences]
 
 
-def presence_reading(key: str | bytes, most: int = LARGEST_PRESENCE) -> tuple[str | bytes | int, ...]:
+def presence_read_command(key: str | bytes, most: int = LARGEST_PRESENCE) -> tuple[str | bytes | int, ...]:
     return "GETRANGE", key, 0, most
 
 

@@ -28,19 +28,29 @@ can be trusted again.
 """
 COUNTS_FOR = timedelta(seconds=45)
 """Validity of an overwritten trusted presence. Agents write every 10 s, with a lifetime of 30 s."""
-_READ_MEANWHILE = timedelta(seconds=15)
-"""Reading many presences takes time, so such an age proves nothing."""
+_READING_TIME = timedelta(seconds=15)
+"""Time to read many presences: one older by less may only have been read earlier."""
 _LARGEST_CLAIMS = 2 * 1024
-_REMEMBERED = 100_000
-_KINDS: Mapping[str, tuple[str, Callable[[str], str], Callable[[str], str]]] = {
-    envelope.agent_presence(""): ("node", node_identity, str),
-    envelope.job_presence(""): ("job", job_identity, str),
-    notice.launcher_presence(""): ("job", job_identity, notice.job_of_launcher),
+_MOST_KEYS = 100_000
+
+
+class _Kind(NamedTuple):
+    member: str
+    """Member of the content that names the writer."""
+    identity_of: Callable[[str], str]
+    """Returns the writer's identity for signatures."""
+    writer_of: Callable[[str], str]
+    """Returns the writer's name from the key's."""
+
+
+_KIND_BY_PREFIX: Mapping[str, _Kind] = {
+    envelope.agent_presence(""): _Kind("node", node_identity, str),
+    envelope.job_presence(""): _Kind("job", job_identity, str),
+    notice.launcher_presence(""): _Kind("job", job_identity, notice.job_of_launcher),
 }
-"""Member with the writer's name, its signing identity, and the name in the key, by key prefix."""
 
 
-class _Believed(NamedTuple):
+class _Trusted(NamedTuple):
     written_at: datetime
     ranks: frozenset[int] | None
     digest: bytes
@@ -48,40 +58,41 @@ class _Believed(NamedTuple):
 
 
 class PresenceJudge:
-    """``signer`` is None without a signing key. Safe in any thread."""
+    """`signer` is None without a signing key: all presences are trusted. Thread-safe."""
 
     def __init__(self, signer: Signer | None, clock: Clock, metrics: telemetry.Metrics) -> None:
         self._signer = signer
         self._clock = clock
         self._metrics = metrics
-        self._texts = PresenceTexts(_REMEMBERED)
-        self._believed: OrderedDict[str, _Believed] = OrderedDict()
-        self._doubted: OrderedDict[str, None] = OrderedDict()
+        self._texts = PresenceTexts(_MOST_KEYS)
+        self._trusted: OrderedDict[str, _Trusted] = OrderedDict()
+        self._logged_doubts: OrderedDict[str, None] = OrderedDict()
         self._log_limit = LogLimit()
         self._lock = threading.Lock()
 
     def presence_of(self, key: str, value: bytes) -> Presence:
         now = self._clock.now()
-        prefix = next(prefix for prefix in _KINDS if key.startswith(prefix))
+        prefix = next(prefix for prefix in _KIND_BY_PREFIX if key.startswith(prefix))
         name = key.removeprefix(prefix)
         sealed = unseal(value)
         if self._signer is None:
             details = self._texts.details(key, sealed.raw)
             return Presence(name, _time_of(details) or now, details)
-        member, identity_of, writer_of = _KINDS[prefix]
+        kind = _KIND_BY_PREFIX[prefix]
+        writer = kind.writer_of(name)
         try:
             # Verify before parsing, so that forged presences cost nothing more.
-            proof = self._signer.verify_sealed(sealed, key, identity_of(writer_of(name)))
+            proof = self._signer.verify_sealed(sealed, key, kind.identity_of(writer))
             details = self._texts.details(key, sealed.raw)
-            if details.get(member) != writer_of(name):
-                raise BadSignature(f"was written by another {member}: {str(details.get(member))[:100]!r}")
+            if details.get(kind.member) != writer:
+                raise BadSignature(f"was written by another {kind.member}: {str(details.get(kind.member))[:100]!r}")
             written_at = self._checked_time(_time_of(details), now)
-            newest = self._newest(key, _Believed(written_at, ranks_in(details), digest(sealed.raw), details))
+            newest = self._newest(key, _Trusted(written_at, ranks_in(details), digest(sealed.raw), details))
         except BadSignature as error:
             hint = "" if sealed.signatures else "; older SDKs and agents do not sign"
             doubt = f"it {error}{hint}"
-            self._note(key, doubt)
-            return self._doubtful(key, name, doubt, sealed.raw, now)
+            self._count_and_log(key, doubt)
+            return self._untrusted_presence(key, name, doubt, sealed.raw, now)
         return Presence(name, newest.written_at, newest.details, uses_previous_key=proof.is_previous)
 
     def ranks_of(self, key: str, value: bytes | None) -> frozenset[int] | None:
@@ -89,7 +100,7 @@ class PresenceJudge:
         rank's answer.
         """
         with self._lock:
-            last = self._believed.get(key)
+            last = self._trusted.get(key)
         if value and (last is None or digest(unseal(value).raw) != last.digest):
             presence = self.presence_of(key, value)
             if presence.doubt is None:
@@ -105,36 +116,36 @@ class PresenceJudge:
             raise BadSignature(f"has a clock {seconds} s {ahead} this server's, or somebody has put an old one back")
         return written_at
 
-    def _newest(self, key: str, genuine: _Believed) -> _Believed:
+    def _newest(self, key: str, current: _Trusted) -> _Trusted:
         """Return the later of this and the last trusted one. Raises BadSignature if this one is much older."""
         with self._lock:
-            last = self._believed.get(key)
-            if last is not None and genuine.written_at < last.written_at:
-                if last.written_at - genuine.written_at > _READ_MEANWHILE:
+            last = self._trusted.get(key)
+            if last is not None and current.written_at < last.written_at:
+                if last.written_at - current.written_at > _READING_TIME:
                     raise BadSignature("was put back by somebody, for there was a later one")
                 return last
-            self._believed[key] = genuine
-            self._believed.move_to_end(key)
-            if len(self._believed) > _REMEMBERED:
-                self._believed.popitem(last=False)
-            self._doubted.pop(key, None)
-            return genuine
+            self._trusted[key] = current
+            self._trusted.move_to_end(key)
+            if len(self._trusted) > _MOST_KEYS:
+                self._trusted.popitem(last=False)
+            self._logged_doubts.pop(key, None)
+            return current
 
-    def _doubtful(self, key: str, name: str, doubt: str, raw: bytes, now: datetime) -> Presence:
+    def _untrusted_presence(self, key: str, name: str, doubt: str, raw: bytes, now: datetime) -> Presence:
         claims = read(raw) if len(raw) <= _LARGEST_CLAIMS else {}
         with self._lock:
-            last = self._believed.get(key)
+            last = self._trusted.get(key)
         if last is None or abs(now - last.written_at) > COUNTS_FOR:
             return Presence(name, now, doubt=doubt, claims=claims)
         return Presence(name, last.written_at, last.details, doubt, claims)
 
-    def _note(self, key: str, doubt: str) -> None:
+    def _count_and_log(self, key: str, doubt: str) -> None:
         self._metrics.refused_messages.labels(reason="presence").inc()
         with self._lock:
-            is_new = key not in self._doubted
-            self._doubted[key] = None
-            if len(self._doubted) > _REMEMBERED:
-                self._doubted.popitem(last=False)
+            is_new = key not in self._logged_doubts
+            self._logged_doubts[key] = None
+            if len(self._logged_doubts) > _MOST_KEYS:
+                self._logged_doubts.popitem(last=False)
         if is_new and self._log_limit.lets_through():
             log.warning("ignoring untrusted presence", key=key[:300], why=doubt)
 

@@ -14,8 +14,8 @@ from trainmedic.wire.envelope import EXPIRED, Reply
 
 GRACE = timedelta(minutes=5)
 """Unclaimed replies are stored for this time: recovery requests them again."""
-EARLY_LIMIT = 10_000
-RECENT_LIMIT = 20_000
+EARLY_LIMIT = 10_000  # Commands with unclaimed replies, and replies of one.
+RECENT_LIMIT = 20_000  # Commands.
 
 
 class ReplyWaiter:
@@ -24,14 +24,14 @@ class ReplyWaiter:
         self.identity = identity
         self.send_again: Callable[[], None] | None = None
         self.ranks: frozenset[int] | None = None
-        """None while unknown."""
+        """Ranks that must reply; None while unknown."""
         self.finals: dict[int | None, Reply] = {}
         """By rank, None if the receiver has no ranks."""
         self.accepted: dict[int | None, Reply] = {}
         self.changed = asyncio.Event()
         self.sent = asyncio.Event()
-        self.heard = asyncio.Event()
-        self.users = 0
+        self.heard = asyncio.Event()  # Set by any reply.
+        self.users = 0  # Waiting requests.
 
     @property
     def is_complete(self) -> bool:
@@ -45,8 +45,8 @@ class ReplyWaiter:
 
     @property
     def knows_who_answers(self) -> bool:
-        told = any(rank is None or reply.ranks is not None for rank, reply in self.finals.items())
-        return told or self.ranks is not None
+        has_count = any(rank is None or reply.ranks is not None for rank, reply in self.finals.items())
+        return has_count or self.ranks is not None
 
     def expect(self, ranks: frozenset[int] | None) -> None:
         self.ranks = ranks
@@ -79,8 +79,6 @@ class ReplyWaiter:
 
 
 class ReplyRouter:
-    """`acknowledge` receives completed entries."""
-
     def __init__(self, now: datetime, acknowledge: Callable[[list[bytes]], None], is_signed: bool = False) -> None:
         self._is_signed = is_signed
         self._early_until = now + GRACE
@@ -91,6 +89,7 @@ class ReplyRouter:
         self._early: OrderedDict[str, dict[bytes, Reply]] = OrderedDict()
         """Replies by entry within `GRACE` after the start, without a waiting request."""
         self._recent: OrderedDict[str, frozenset[int | None]] = OrderedDict()
+        """Ranks that replied."""
         self._unclaimed: list[tuple[bytes, Reply]] = []
 
     def register(self, command_id: str, expires_at: datetime, identity: str) -> ReplyWaiter:
@@ -132,8 +131,8 @@ class ReplyRouter:
             # The author of the refused message can have chosen the ID of the command sent.
             self.discard(entry)
             return False
-        kept = self._early.get(reply.command_id, {}), self._unacknowledged.get(reply.command_id, {})
-        if any(entry in entries for entries in kept):
+        known = self._early.get(reply.command_id, {}), self._unacknowledged.get(reply.command_id, {})
+        if any(entry in entries for entries in known):
             return True  # read again after a reconnect
         waiter = self._waiters.get(reply.command_id)
         if waiter is not None:

@@ -17,15 +17,15 @@ from trainmedic_server.ports.fence import Fence
 
 BLOCK_SECONDS = 2.0
 REREAD_SECONDS = 3 * BLOCK_SECONDS
-"""Seconds until unacknowledged entries are read once more: Redis may deliver some to a hanging previous leader of the
-same name until its blocking read ends.
+"""Seconds until unacknowledged entries are read once more: Redis may deliver some to a hanging previous leader until
+its blocking read ends.
 """
-IDS_SECONDS = 3.0
-_AHEAD_MS = 3600 * 1000
+RESET_IDS_SECONDS = 3.0
+_AHEAD_MS = 3600 * 1000  # Later last IDs are reset.
 _AGAIN_SECONDS = 1.0
 
 Entry = tuple[bytes, dict[bytes, bytes] | None]
-"""None: deleted in the meantime."""
+"""ID and fields, which are None if the entry was deleted in the meantime."""
 
 log = telemetry.logger(__name__)
 
@@ -33,8 +33,7 @@ log = telemetry.logger(__name__)
 class StreamReader:
     """Passes up to `most` entries at a time to `take`, sometimes none. `take` deletes them; if it raises, they stay.
 
-    ``consumer`` and ``fence``: see `RedisBus`. ``on_back`` is called when Redis answers again. ``loop`` is the name in
-    metrics.
+    `consumer` and `fence`: see `RedisBus`. `on_recovery` is called when Redis answers again. `loop`: name in metrics.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class StreamReader:
         consumer: str,
         most: int,
         fence: Fence,
-        on_back: Callable[[], None] = lambda: None,
+        on_recovery: Callable[[], None] = lambda: None,
     ) -> None:
         self._client = client
         self._stream = stream
@@ -60,7 +59,7 @@ class StreamReader:
         self._consumer = consumer
         self._most = most
         self._fence = fence
-        self._on_back = on_back
+        self._on_recovery = on_recovery
 
     async def run(self) -> None:
         while True:
@@ -81,20 +80,20 @@ class StreamReader:
         cursor = "0"  # Undeleted entries of earlier deliveries come first.
         clock = asyncio.get_running_loop().time
         reread_at: float | None = clock() + REREAD_SECONDS
-        look_at_ids_at = clock()
+        reset_ids_at = clock()
         while True:
             entries = await self._read(cursor)
             if self._outage.is_on:
                 self._outage.end()
-                self._on_back()
+                self._on_recovery()
             await self._take(entries)
             if cursor != ">":
                 cursor = entries[-1][0].decode() if entries else ">"
             elif reread_at is not None and clock() > reread_at:
                 cursor, reread_at = "0", None
-            if clock() > look_at_ids_at:
+            if clock() > reset_ids_at:
                 await _reset_ids(self._client, self._stream)
-                look_at_ids_at = clock() + IDS_SECONDS
+                reset_ids_at = clock() + RESET_IDS_SECONDS
 
     async def _make_group(self) -> None:
         try:
@@ -112,8 +111,8 @@ class StreamReader:
 
 
 async def _reset_ids(client: Redis, name: str) -> None:
-    """Set back the last ID of an empty stream if it is far in the future, or the maximum would block the stream:
-    writers choose IDs. Raises redis-py's errors.
+    """Set back an empty stream's last ID if it is far in the future. Writers choose IDs; the maximum would block the
+    stream. Raises redis-py's errors.
     """
     seconds, _ = await client.time()
     now = seconds * 1000

@@ -80,16 +80,16 @@ class RunTraces:
         try:
             answer = await self._endpoint.send("POST", "/v1/traces", document)
         except PermanentFailure as error:
-            self._leave_out(len(spans), str(error))
+            self._note_rejected(len(spans), str(error))
             return
         partial = answer.get("partialSuccess") if isinstance(answer, dict) else None
         if not isinstance(partial, dict):
             return
         rejected = str(partial.get("rejectedSpans", 0))
         if rejected.isdecimal() and int(rejected):
-            self._leave_out(int(rejected), str(partial.get("errorMessage", "")))
+            self._note_rejected(int(rejected), str(partial.get("errorMessage", "")))
 
-    def _leave_out(self, number: int, why: str) -> None:
+    def _note_rejected(self, number: int, why: str) -> None:
         self._on_left_out(number)
         log.warning("collector rejects spans", spans=number, error=why[:_LONGEST_TEXT])
 
@@ -162,8 +162,8 @@ def _spans_of_attempt(
             continue
         # The clock of the job's node may differ.
         within = min(max(answered_at, attempt.started_at), ended_at)
-        told = {"trainmedic.rank": rank, "trainmedic.status": answer.get("status")}
-        span = _span(run, f"{own}.rank{rank}", f"rank {rank}", attempt.started_at, within, told, own)
+        of_rank = {"trainmedic.rank": rank, "trainmedic.status": answer.get("status")}
+        span = _span(run, f"{own}.rank{rank}", f"rank {rank}", attempt.started_at, within, of_rank, own)
         span["status"] = _status(answer.get("status") != "applied", str(answer.get("reason", "")))
         yield span
 
@@ -234,8 +234,8 @@ def _value(value: Any) -> dict[str, Any]:
 
 
 def _attributes_of(event: Event) -> dict[str, Any]:
-    told = {name: event.data.get(name) for name in ("step", "action", "attempt", "why", "error", "outcome", "holder")}
-    plain = {name: value for name, value in told.items() if isinstance(value, (str, int))}
+    names = ("step", "action", "attempt", "why", "error", "outcome", "holder")
+    plain = {name: value for name in names if isinstance(value := event.data.get(name), (str, int))}
     return {"actor": event.actor, **plain}
 
 

@@ -89,7 +89,10 @@ class SlurmRest:
         self._base, socket = _address(url)
         self._user = user
         self._token_file = token_file
-        self._http = HttpxCaller(body_limit=_BODY_LIMIT, socket=socket, ca_file=ca_file)
+        try:
+            self._http = HttpxCaller(body_limit=_BODY_LIMIT, socket=socket, ca_file=ca_file)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"--slurm-ca-file: {error}") from error
         self._fence = fence
         self._version: str | None = None
         self._lists: dict[str, _Listed] = {}
@@ -259,9 +262,9 @@ class SlurmRest:
         try:
             if self._token_file is not None:
                 # `scontrol token` prints it after this name.
-                token = (await read_secret(self._token_file, "the token for slurmrestd")).removeprefix("SLURM_JWT=")
+                token = (await read_secret(self._token_file, "--slurm-token-file")).removeprefix("SLURM_JWT=")
                 if not token:  # A shell empties the file before `scontrol token` writes to it.
-                    raise ClusterUnavailable("the file of the token for slurmrestd is empty")
+                    raise ClusterUnavailable(f"--slurm-token-file: {self._token_file} is empty")
                 headers["X-SLURM-USER-TOKEN"] = token
             return await self._http.call(method, f"{self._base}{path}", headers, content, TIMEOUT)
         except OutcomeUnknown as error:

@@ -14,7 +14,7 @@ from trainmedic_server.domain import host_lists
 from trainmedic_server.domain.topology import SLURM, ClusterNode, SlurmTopology
 from trainmedic_server.engine import loops
 from trainmedic_server.ports.outside import Clock
-from trainmedic_server.ports.slurm import NOT_THERE, Slurm, SlurmJob, SlurmNode
+from trainmedic_server.ports.slurm import FUTURE, Slurm, SlurmJob, SlurmNode
 
 REFRESH_EVERY = timedelta(seconds=5)
 _PATIENCE = timedelta(seconds=10)
@@ -86,7 +86,7 @@ def read(nodes: Sequence[SlurmNode], jobs: Sequence[SlurmJob], before: SlurmTopo
             for index in indexes:
                 by_gpu.setdefault(f"{node}/{index}", set()).add(name)
     return SlurmTopology.of(
-        tuple(_node(each) for each in nodes if NOT_THERE not in each.states), by_node, by_gpu, whole, before
+        tuple(_node(each) for each in nodes if FUTURE not in each.states), by_node, by_gpu, whole, before
     )
 
 

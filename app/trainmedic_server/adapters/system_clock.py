@@ -1,5 +1,3 @@
-"""The machine's clock, made steady."""
-
 from __future__ import annotations
 
 import asyncio
@@ -9,13 +7,14 @@ from datetime import datetime
 from trainmedic.wire import steady_time
 from trainmedic.wire.steady_time import ClockStep, SteadyTime
 
-_LONGEST_SLEEP_SECONDS = 30.0
-"""Longer sleeps are split, to end in time if the clock is set forward."""
-_RUNNING_APART_SECONDS = 1.0
+_LONGEST_SLEEP_SECONDS = 30.0  # Longer sleeps are split, to end in time if the clock is set forward.
+_TOLERANCE_SECONDS = 1.0  # Difference between the clock's and the event loop's time that is no step.
 _KEPT_STEPS = 100
 
 
 class SystemClock:
+    """Implements `Clock` and `ClockWatch`."""
+
     def __init__(self, time: SteadyTime = steady_time.OF_PROCESS) -> None:
         self._time = time
         self._steps: deque[ClockStep] = deque(maxlen=_KEPT_STEPS)
@@ -35,15 +34,15 @@ class SystemClock:
         return taken
 
     async def sleep_until(self, when: datetime) -> None:
-        """Setting the clock back does not lengthen the sleep."""
         loop = asyncio.get_running_loop()
         until = loop.time() + (when - self.now()).total_seconds()
-        while (left := self._left(when, until - loop.time())) > 0:  # noqa: ASYNC110 - there is no event; the time is what is waited for
+        while (left := self._seconds_left(when, until - loop.time())) > 0:  # noqa: ASYNC110 - there is no event; the time is what is waited for
             await asyncio.sleep(min(left, _LONGEST_SLEEP_SECONDS))
 
-    def _left(self, when: datetime, left: float) -> float:
-        by_time = (when - self.now()).total_seconds()
-        return by_time if by_time < left + _RUNNING_APART_SECONDS else left
+    def _seconds_left(self, when: datetime, by_loop: float) -> float:
+        """After the clock was set back, the event loop's time decides."""
+        by_clock = (when - self.now()).total_seconds()
+        return by_clock if by_clock < by_loop + _TOLERANCE_SECONDS else by_loop
 
     def _note_step(self, step: ClockStep) -> None:
         self._steps.append(step)

@@ -133,7 +133,7 @@ def router(
         loaded = catalog.get(name)
         if loaded is None:
             raise NotFound("No playbook of that name is loaded.")
-        return _played(await texts.tester.run_beside(loaded.source))
+        return _played(await texts.tester.run_tests_of(loaded.source))
 
     return routes
 

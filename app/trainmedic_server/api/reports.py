@@ -18,7 +18,7 @@ from trainmedic_server.http.ascii_json import AsciiJson
 from trainmedic_server.http.problems import responses
 from trainmedic_server.http.read_turns import ReadTurns
 from trainmedic_server.ports.outside import Clock
-from trainmedic_server.reports.compiling import LONGEST, ReportCompiler
+from trainmedic_server.reports.compiling import LONGEST_PERIOD, ReportCompiler
 from trainmedic_server.reports.curves import JobCurves, NodeReadings
 from trainmedic_server.reports.fleet import FleetReport
 from trainmedic_server.reports.job_report import JobReport
@@ -110,6 +110,6 @@ def _duration(text: str) -> timedelta:
 def _range(since: str, until: str, clock: Clock) -> tuple[datetime, datetime]:
     now = clock.now()
     begin, end = time_of(since, now), min(time_of(until, now), now)
-    if not _SHORTEST <= end - begin <= LONGEST:
-        raise PayloadError.at([("since", f"must be from 1m to {LONGEST.days}d before the end")])
+    if not _SHORTEST <= end - begin <= LONGEST_PERIOD:
+        raise PayloadError.at([("since", f"must be from 1m to {LONGEST_PERIOD.days}d before the end")])
     return begin, end

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from trainmedic_core import yaml_text
+from trainmedic_core.setting_sources import unreadable_file
 from trainmedic_core.yaml_text import YamlDocument
 from trainmedic_server.errors import ConfigurationError
 
@@ -45,8 +46,7 @@ def read(path: Path) -> tuple[Token, ...]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigurationError(f"{path}: the tokens file cannot be read: {reason}") from error
+        raise ConfigurationError(unreadable_file("--tokens", path, error)) from error
     return parse(text, str(path))
 
 

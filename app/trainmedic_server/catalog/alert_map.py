@@ -27,6 +27,8 @@ LabelValue = Expression | TextTemplate | str
 
 
 class Rename(Struct, frozen=True):
+    """Entry that renames alerts and sets or drops their labels."""
+
     source: str
     line: int
     column: int

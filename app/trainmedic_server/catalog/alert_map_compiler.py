@@ -116,14 +116,14 @@ class _Compilation:
         if entry.name is None and not entry.labels and not entry.drop:
             self._problem(path, "changes nothing; give as, labels or drop")
         for label in entry.drop:
-            if _is_code(label):
+            if _holds_xid(label):
                 self._problem(
                     (*path, "drop"), f"drop: {label!r} holds an XID; playbooks judge by it, and a map keeps it"
                 )
         if "alertname" in entry.drop:
             self._problem((*path, "drop"), "drop: an alert keeps its alertname; write the new one as 'as'")
         for label in entry.labels:
-            if reason := _forbidden(label):
+            if reason := _why_forbidden(label):
                 self._problem((*path, "labels", label), f"labels: {label!r} {reason}", at_key=True)
         labels = tuple((label, self._value(text, (*path, "labels", label))) for label, text in entry.labels.items())
         return Rename(
@@ -146,7 +146,7 @@ class _Compilation:
         for label in entry.labels:
             if label == EVENT_LABEL:
                 self._problem((*path, "labels", label), "labels: 'event' is the event's name", at_key=True)
-            elif reason := _forbidden(label):
+            elif reason := _why_forbidden(label):
                 self._problem((*path, "labels", label), f"labels: {label!r} {reason}", at_key=True)
         when = None
         if entry.when is not None:
@@ -158,14 +158,14 @@ class _Compilation:
             event=entry.event,
             when=when if isinstance(when, Expression) else None,
             labels=tuple(
-                (label, self._of_body(text, (*path, "labels", label), f"labels.{label}"))
+                (label, self._body_value(text, (*path, "labels", label), f"labels.{label}"))
                 for label, text in entry.labels.items()
             ),
-            key=None if entry.key is None else self._of_body(entry.key, (*path, "key"), "key"),
-            alerts=None if entry.alerts is None else self._of_body(entry.alerts, (*path, "alerts"), "alerts"),
+            key=None if entry.key is None else self._body_value(entry.key, (*path, "key"), "key"),
+            alerts=None if entry.alerts is None else self._body_value(entry.alerts, (*path, "alerts"), "alerts"),
         )
 
-    def _of_body(self, text: str, path: DocumentPath, name: str) -> LabelValue:
+    def _body_value(self, text: str, path: DocumentPath, name: str) -> LabelValue:
         return self._compiled(text, path, name, _BODY) or "" if evaluation.is_template(text) else text
 
     def _matchers(self, written: Sequence[str], path: DocumentPath) -> Iterator[matchers.Matcher]:
@@ -205,11 +205,11 @@ class _Compilation:
         self.problems.append(self.document.problem(path, message, at_key=at_key))
 
 
-def _forbidden(label: str) -> str:
+def _why_forbidden(label: str) -> str:
     plain = _NOT_A_LETTER.sub("", unicodedata.normalize("NFKC", label).casefold())
     if plain == _NOT_A_LETTER.sub("", SHIPPED_RULE_LABEL):
         return "is the proof of a shipped rule, which playbooks that can do harm require; a map cannot set it"
-    if _is_code(label):
+    if _holds_xid(label):
         return "holds an XID, which is proof that hardware is broken; a map cannot set it"
     if plain == SOURCE:
         return "is the label by which Trainmedic recognises its own alerts; a map cannot set it"
@@ -218,7 +218,7 @@ def _forbidden(label: str) -> str:
     return ""
 
 
-def _is_code(label: str) -> bool:
+def _holds_xid(label: str) -> bool:
     """Return whether harmful playbooks read an XID from this label."""
     plain = unicodedata.normalize("NFKC", label).casefold().strip().removeprefix("exported_")
     return plain.replace("-", "_") in XID_LABELS
@@ -227,10 +227,10 @@ def _is_code(label: str) -> bool:
 def warnings(
     files: Iterable[CompiledFile], playbooks: Sequence[YamlPlaybook] | None = None, actions: Actions | None = None
 ) -> Iterator[FileProblem]:
-    """With `playbooks`, warn also of names that start none, and of constants accepted as proof by an acting one."""
+    """With `playbooks`, also warn of names that start none, and of constants that an acting one accepts as proof."""
     files = tuple(files)
     if playbooks is not None:
-        yield from _of_events([entry for file in files for entry in file.events], playbooks)
+        yield from _event_warnings([entry for file in files for entry in file.events], playbooks)
     renames = [rename for file in files for rename in file.renames]
     sources: dict[str, Rename] = {}
     for rename in renames:
@@ -240,16 +240,16 @@ def warnings(
     for playbook in playbooks or ():
         for name in playbook.definition.on.alertnames:
             reacting.setdefault(name, []).append(playbook)
-    whole: dict[str, Rename] = {}
+    unconditional: dict[str, Rename] = {}
     for rename in renames:
-        for message in _suspicious(rename, whole, sources):
+        for message in _rename_warnings(rename, unconditional, sources):
             yield FileProblem(rename.source, rename.line, rename.column, f"warning: {message}")
         if playbooks is not None and rename.name is not None:
-            for message in _without_use(rename, rename.name, reacting, actions):
+            for message in _use_warnings(rename, rename.name, reacting, actions):
                 yield FileProblem(rename.source, rename.line, rename.column, f"warning: {message}")
 
 
-def _of_events(entries: Sequence[EventEntry], playbooks: Sequence[YamlPlaybook]) -> Iterator[FileProblem]:
+def _event_warnings(entries: Sequence[EventEntry], playbooks: Sequence[YamlPlaybook]) -> Iterator[FileProblem]:
     awaited = {playbook.definition.on.event: playbook for playbook in playbooks if playbook.definition.on.event}
     for entry in entries:
         if entry.alerts is None and entry.event not in awaited:
@@ -263,12 +263,12 @@ def _of_events(entries: Sequence[EventEntry], playbooks: Sequence[YamlPlaybook])
             yield FileProblem(playbook.source, playbook.line, 1, message)
 
 
-def _suspicious(rename: Rename, whole: dict[str, Rename], sources: dict[str, Rename]) -> Iterator[str]:
+def _rename_warnings(rename: Rename, unconditional: dict[str, Rename], sources: dict[str, Rename]) -> Iterator[str]:
     for name in rename.alertnames:
-        if (earlier := whole.get(name)) is not None:
+        if (earlier := unconditional.get(name)) is not None:
             yield f"{name!r} never comes here: {earlier.source}:{earlier.line} takes it, and the first match wins"
         elif not rename.matchers:
-            whole[name] = rename
+            unconditional[name] = rename
     if rename.name in rename.alertnames and not rename.labels and not rename.drop:
         yield f"{rename.name!r} is renamed to itself"
     elif rename.name is not None and rename.name not in rename.alertnames and rename.name in sources:
@@ -276,7 +276,7 @@ def _suspicious(rename: Rename, whole: dict[str, Rename], sources: dict[str, Ren
         yield f"{rename.name!r} is not renamed again by {again.source}:{again.line}: an alert is renamed once"
 
 
-def _without_use(
+def _use_warnings(
     rename: Rename, name: str, reacting: dict[str, list[YamlPlaybook]], actions: Actions | None
 ) -> Iterator[str]:
     playbooks = reacting.get(name, [])

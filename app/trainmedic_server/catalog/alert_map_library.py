@@ -20,8 +20,7 @@ from trainmedic_server.catalog import alert_map_compiler
 from trainmedic_server.catalog.alert_map import CompiledAlertMap
 from trainmedic_server.catalog.alert_map_compiler import CompiledFile
 
-RESCAN = 2.0
-"""Seconds."""
+RESCAN = 2.0  # Seconds.
 
 log = telemetry.logger(__name__)
 
@@ -85,7 +84,7 @@ class AlertMapLibrary:
                 elif path not in files:
                     files[path] = load_file(path, self._files.get(path))
         problems += [problem for file in files.values() for problem in file.problems]
-        lost = [file.path for file in files.values() if file.content is None]
+        never_loaded = [file.path for file in files.values() if file.content is None]
         if files == self._files and tuple(problems) == self._problems:
             return False
         before, self._problems, self._files = self._problems, tuple(problems), files
@@ -93,7 +92,9 @@ class AlertMapLibrary:
         self._current = CompiledAlertMap.of(
             (accept for content in contents for accept in content.accept),
             (rename for content in contents for rename in content.renames),
-            f"the alert map {lost[0]} could not be loaded, so it is not known which alerts it accepts" if lost else "",
+            f"the alert map {never_loaded[0]} could not be loaded, so it is not known which alerts it accepts"
+            if never_loaded
+            else "",
             (entry for content in contents for entry in content.events),
         )
         self._log_result(before)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from trainmedic_core.setting_sources import paths_in
 
 SETTING = "TRAINMEDIC_ALERT_MAP"
 SHIPPED = "shipped"
@@ -20,10 +21,10 @@ def shipped() -> Path | None:
 def roots(named: Sequence[Path], environment: Mapping[str, str]) -> list[Path]:
     """A name without folder and suffix, such as ``kube-prometheus``, is a shipped map unless such a file exists."""
     setting = environment.get(SETTING, "") if not named else ""
-    return [_found(path) for path in (*named, *(Path(part).expanduser() for part in setting.split(os.pathsep) if part))]
+    return [_resolved(path) for path in (*named, *paths_in(setting))]
 
 
-def _found(path: Path) -> Path:
+def _resolved(path: Path) -> Path:
     folder = shipped()
     if folder is None or len(path.parts) != 1 or path.suffix or path.exists():
         return path

@@ -38,7 +38,7 @@ def paths(document: YamlDocument) -> list[Path]:
 
 
 def attach(document: YamlDocument, texts: Mapping[Path, str | FileProblem]) -> YamlDocument | list[FileProblem]:
-    """Add the named files to the document, so that its text contains them. Return the problems if one is missing."""
+    """Add the named files to the document and its text. Return the problems if one is missing."""
     if isinstance(document.value, dict) and "files" in document.value:
         return document  # It contains its files already.
     added: dict[str, str] = {}
@@ -89,6 +89,7 @@ def manifest(document: YamlDocument, place: Place, name: str) -> Mapping[str, An
 
 
 def with_texts(document: YamlDocument, key: str, texts: Mapping[str, str]) -> str | FileProblem:
+    """Append the texts to the document's, as a mapping under `key`."""
     margin = " " * (document.marks[()].column - 1)
     first = document.text.splitlines()[0] if document.text else ""
     if document.value and first.lstrip().startswith("{"):

@@ -10,17 +10,17 @@ from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 
 def ring_from(name: str, playbooks: Mapping[str, YamlPlaybook]) -> Sequence[str]:
     """Return a shortest chain of runs from the playbook back to itself, empty if there is none."""
-    before: dict[str, str] = {}
+    started_by: dict[str, str] = {}
     waiting = [name]
     for each in waiting:
         for cause in _causes(playbooks.get(each)):
             if cause == name:
                 ring = [name, each]
                 while ring[-1] != name:
-                    ring.append(before[ring[-1]])
+                    ring.append(started_by[ring[-1]])
                 return ring
-            if cause not in before and cause in playbooks:
-                before[cause] = each
+            if cause not in started_by and cause in playbooks:
+                started_by[cause] = each
                 waiting.append(cause)
     return ()
 

@@ -43,8 +43,8 @@ class CompiledStep(Struct, frozen=True):
     """None if the parameters contain templates."""
     message: Expression | TextTemplate | str = ""
     undo: CompiledStep | None = None
-    """Its parameters may use ``output``, that of the step."""
     uses_output: bool = False
+    """For an undo: True if its parameters use the step's ``output``."""
     queries: Mapping[str, QuotedQuery] = field(default_factory=dict)
     until: Expression | None = None
 
@@ -58,7 +58,7 @@ class CompiledUse(Struct, frozen=True):
     declared: Mapping[str, inputs.Input]
     values: ValueTemplate | None
 
-    def inside(self, scope: Scope) -> Scope:
+    def scope_inside(self, scope: Scope) -> Scope:
         """Return the names that its steps see. Raises ExpressionError."""
         steps = {name: scope["steps"][full] for name in self.ids if (full := f"{self.id}.{name}") in scope["steps"]}
         return {**{name: value for name, value in scope.items() if name != "vars"}, "steps": steps} | {
@@ -94,7 +94,6 @@ class YamlPlaybook(Struct, frozen=True):
     uses: Mapping[tuple[str, int], CompiledUse] = field(default_factory=dict)
 
     def effect_query(self, run: Run) -> str | None:
-        """Return None to use the alert's rule. Raises ExpressionError."""
         return self.effect.of_effect(run, self.definition.vars) if self.effect else None
 
     def match(self, alert: Alert) -> Match:
@@ -118,7 +117,7 @@ class YamlPlaybook(Struct, frozen=True):
         return Match(False, missing, unproven=True) if missing else Match(True)
 
     def _refusal_of_name(self, alert: Alert) -> str:
-        """Return why the alert does not begin the playbook, "" if it does."""
+        """Return why the alert's name does not begin the playbook, "" if it does."""
         trigger, names = self.definition.on, self.definition.begins_with
         if trigger.manual is not None:
             return "people start it, no alert does"
@@ -146,7 +145,7 @@ class YamlPlaybook(Struct, frozen=True):
             return self._group_of(self.definition.target, alert, topology)
         parts: dict[str, str] = {}
         for name, template in self.parts.items():
-            value = self._part(name, template, alert)
+            value = self._target_part(name, template, alert)
             if isinstance(value, Unresolved):
                 return value
             parts[name] = value
@@ -168,7 +167,7 @@ class YamlPlaybook(Struct, frozen=True):
         terms: dict[str, list[str]] = {}
         for name, templates in self.selectors.items():
             for template in templates:
-                value = self._part(f"{written.plural}.{name}", template, alert)
+                value = self._target_part(f"{written.plural}.{name}", template, alert)
                 if isinstance(value, Unresolved):
                     return value
                 terms.setdefault(name, []).append(value)
@@ -177,25 +176,22 @@ class YamlPlaybook(Struct, frozen=True):
         return selection if isinstance(selection, Unresolved) else selector.target
 
     def when(self, phase: str, index: int, scope: Scope) -> bool:
-        """Raises ExpressionError."""
         condition = self.steps[phase, index].when
-        return condition is None or condition.holds(self._inside(phase, index, scope))
+        return condition is None or condition.holds(self._scope_inside(phase, index, scope))
 
-    def _inside(self, phase: str, index: int, scope: Scope) -> Scope:
+    def _scope_inside(self, phase: str, index: int, scope: Scope) -> Scope:
         use = self.uses.get((phase, index))
-        return scope if use is None else use.inside(scope)
+        return scope if use is None else use.scope_inside(scope)
 
     def params(self, phase: str, index: int, scope: Scope) -> BaseModel:
-        """Raises ExpressionError."""
-        return self._rendered(self.steps[phase, index], self._inside(phase, index, scope))
+        return self._rendered(self.steps[phase, index], self._scope_inside(phase, index, scope))
 
     def undo_params(self, phase: str, index: int, scope: Scope, output: Mapping[str, Any] | None) -> BaseModel | None:
-        """Return None if they need the step's output and `output` is None. Raises ExpressionError."""
         undo = self.steps[phase, index].undo
         assert undo is not None
         if undo.uses_output and output is None:
             return None
-        scope = self._inside(phase, index, scope)
+        scope = self._scope_inside(phase, index, scope)
         return self._rendered(undo, {**scope, OUTPUT: output} if undo.uses_output else scope)
 
     def _rendered(self, step: CompiledStep, scope: Scope) -> BaseModel:
@@ -216,15 +212,13 @@ class YamlPlaybook(Struct, frozen=True):
             raise errors.ExpressionError(reason) from error
 
     def until(self, phase: str, index: int, scope: Scope, output: Mapping[str, Any]) -> bool:
-        """Raises ExpressionError."""
         condition = self.steps[phase, index].until
-        return condition is None or condition.holds({**self._inside(phase, index, scope), OUTPUT: output})
+        return condition is None or condition.holds({**self._scope_inside(phase, index, scope), OUTPUT: output})
 
     def message(self, phase: str, index: int, scope: Scope) -> str:
-        """Raises ExpressionError."""
-        return _text(self.steps[phase, index].message, self._inside(phase, index, scope))
+        return _text(self.steps[phase, index].message, self._scope_inside(phase, index, scope))
 
-    def _part(self, name: str, template: Expression | TextTemplate | str, alert: Alert) -> str | Unresolved:
+    def _target_part(self, name: str, template: Expression | TextTemplate | str, alert: Alert) -> str | Unresolved:
         try:
             value = _text(template, self._scope_of(alert)).strip()
         except errors.ExpressionError as error:

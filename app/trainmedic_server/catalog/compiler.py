@@ -59,7 +59,8 @@ from trainmedic_server.domain.selectors import MEMBER_KINDS
 from trainmedic_server.domain.value_types import NUMBER, TEXT, TEXT_LIST, Shape
 from trainmedic_server.ports.actions import Action, Actions, MultiNodeAction, TemplateChecked
 
-_ALONE = ("steps", CHECK, ON_LIMITED)
+_ISOLATED_PHASES = ("steps", CHECK, ON_LIMITED)
+"""Phases whose steps see only steps of their own phase."""
 _PROSE = ("approve", "message", "summary", "title", "comment", "reason", "body", "text")
 """Texts for people, in which a ``#3`` is hardly a comment."""
 
@@ -71,7 +72,7 @@ def compile_document(
     allowance: Allowance | None = None,
     uses: Sequence[Use] = (),
 ) -> YamlPlaybook | list[FileProblem]:
-    """`uses` are those of fragments, whose steps the document already has."""
+    """Return the playbook or its errors. The document has the steps of `uses` already."""
     compilation = _Compilation(document, actions, identity, allowance or Allowance(), uses)
     try:
         return compilation.run()
@@ -107,7 +108,9 @@ class _Compilation:
         assert isinstance(trigger, dict)
         self._own_names = scope_check.names_of_beginning(trigger)
         declared = _mapping(trigger.get("manual")).get("inputs")
-        self._inputs = {str(name): _of_input(_mapping(spec).get("type")) for name, spec in _mapping(declared).items()}
+        self._inputs = {
+            str(name): _shape_of_input(_mapping(spec).get("type")) for name, spec in _mapping(declared).items()
+        }
         before_run = self._visible(scope_check.names_before_run(trigger))
         label_matchers = self._matchers(trigger.get("matchers"))
         condition = self._expression(trigger.get("when"), ("on", "when"), before_run)
@@ -117,15 +120,15 @@ class _Compilation:
         self._windows: dict[str, timedelta] | None = None
         steps = dict(self._steps(raw)) | self._approval(raw.get("approval"))
         if self._has_jobs and self._kind is not None and not self._on_jobs:
-            self._problem(("target", JOBS), "target.jobs: no step works on the jobs; leave it out")
+            self._report(("target", JOBS), "target.jobs: no step works on the jobs; leave it out")
         effect = self._effect(raw.get("effect"))
-        self._constants(self._vars, ("vars",))
-        self._cut_texts()
+        self._check_constants(self._vars, ("vars",))
+        self._check_cut_texts()
         if isinstance(definition, Playbook):
             if self._asks_first and "mode" not in raw:
                 definition = definition.model_copy(update={"mode": Mode.APPROVE})
             for path, message in definition_check.problems(definition):
-                self._problem(path, message)
+                self._report(path, message)
         if self.problems or not isinstance(definition, Playbook):
             return sorted(set(self.problems))
         text = self.document.text
@@ -167,13 +170,13 @@ class _Compilation:
                 try:
                     written_here = matchers.parse(text)
                 except ValueError as error:
-                    self._problem(("on", "matchers", index), f"on.matchers[{index}]: {error}")
+                    self._report(("on", "matchers", index), f"on.matchers[{index}]: {error}")
                     continue
-                for cure in filter(None, map(matchers.meant_as_pattern, written_here)):
-                    self._problem(("on", "matchers", index), f"on.matchers[{index}]: {cure}")
+                for cure in filter(None, map(matchers.pattern_error, written_here)):
+                    self._report(("on", "matchers", index), f"on.matchers[{index}]: {cure}")
                 parsed.extend(written_here)
         if len(parsed) > MOST_MATCHERS:
-            self._problem(("on", "matchers"), f"on.matchers: a playbook has at most {MOST_MATCHERS} matchers")
+            self._report(("on", "matchers"), f"on.matchers: a playbook has at most {MOST_MATCHERS} matchers")
         # Cheap matchers first: regular expressions cost more and exclude less.
         return tuple(sorted(parsed, key=lambda matcher: matcher.pattern is not None))
 
@@ -187,7 +190,7 @@ class _Compilation:
             made = parts[name] = self._text(text, ("target", name), names)
             if isinstance(made, Expression) and scope_check.is_list(text, names):
                 group = f'{{{"jobs" if name == "job" else "nodes"}: {{name: "{text}"}}}}'
-                self._problem(("target", name), f"target.{name}: {made.text} is a list; write a group: target: {group}")
+                self._report(("target", name), f"target.{name}: {made.text} is a list; write a group: target: {group}")
         return parts
 
     def _selectors(self, written: Any, names: VisibleNames) -> dict[str, tuple[Expression | TextTemplate | str, ...]]:
@@ -204,7 +207,7 @@ class _Compilation:
         }  # fmt: skip
 
     def _kind_in(self, phase: str) -> TargetKind | None:
-        """Steps at the end of a group have its parent run's target."""
+        """Return the steps' target kind: at the end of a group, its parent run's."""
         return TargetKind.GROUP if self._is_group and phase != "steps" else self._kind
 
     def _effect(self, written: Any) -> quoted_query.QuotedQuery | None:
@@ -216,24 +219,24 @@ class _Compilation:
     def _query(self, text: str, path: DocumentPath, names: VisibleNames) -> quoted_query.QuotedQuery | None:
         query = quoted_query.compiled(text, lambda template: self._text(template, path, names))
         if isinstance(query, str):
-            self._problem(path, f"query: {query}")
+            self._report(path, f"query: {query}")
             return None
         return query
 
-    def _constants(self, value: Any, path: DocumentPath) -> None:
+    def _check_constants(self, value: Any, path: DocumentPath) -> None:
         if isinstance(value, dict):
             for key, each in value.items():
-                self._constants(each, (*path, key))
+                self._check_constants(each, (*path, key))
         elif isinstance(value, list):
             for index, each in enumerate(value):
-                self._constants(each, (*path, index))
+                self._check_constants(each, (*path, index))
         elif evaluation.is_template(value):
-            self._problem(path, "variables are constants; a template in one is not rendered")
+            self._report(path, "variables are constants; a template in one is not rendered")
 
-    def _cut_texts(self) -> None:
+    def _check_cut_texts(self) -> None:
         for path, comment in self.document.remarks.items():
             if path and path[-1] in _PROSE:
-                self._problem(
+                self._report(
                     path,
                     f"{path[-1]}: the text ends before {cut(comment, 40)!r}, which YAML reads as a comment; "
                     "put the text in quotes",
@@ -254,10 +257,10 @@ class _Compilation:
                 continue
             place: DocumentPath = (*place_of(phase), index)
             if step_id == APPROVAL:
-                self._problem((*place, "id"), f"the id {step_id!r} is reserved for the question of mode approve")
+                self._report((*place, "id"), f"the id {step_id!r} is reserved for the question of mode approve")
             if step_id in ids[:position]:
-                self._problem((*place, "id"), f"the id {step_id!r} is used by an earlier step")
-            seen = (phase,) if phase in _ALONE else (CHECK if self._is_group else "steps", phase)
+                self._report((*place, "id"), f"the id {step_id!r} is used by an earlier step")
+            seen = (phase,) if phase in _ISOLATED_PHASES else (CHECK if self._is_group else "steps", phase)
             before = [earlier for of, *_, earlier in entries[:position] if of in seen]
             later = [other for other in ids if other not in (*before, step_id)]
             kind = self._kind_in(phase)
@@ -265,16 +268,16 @@ class _Compilation:
             names = self._visible(visible, kind, before, outputs, later)
             use = next((use for use in self.uses if use.phase == phase and use.covers(index)), None)
             if use is not None:
-                names = self._inside(use, index, names, outputs)
+                names = self._names_in_fragment(use, index, names, outputs)
             step = self._step(entry, place, step_id, names)
             is_merged = place in self._on_jobs
             outputs[step_id] = {} if is_merged else written_actions.outputs_of(entry, self.actions, kind)
             yield (phase, index), step
 
-    def _inside(
+    def _names_in_fragment(
         self, use: Use, index: int, outer: VisibleNames, outputs: Mapping[str, Mapping[str, Shape]]
     ) -> VisibleNames:
-        """At its first step, also compile the inputs that are given."""
+        """Return the names that a fragment's step sees. At the first step, also compile the given inputs."""
         if index == use.first:
             values = self._template(use.values, use.place, outer, f"inputs of fragment {use.fragment}")
             made = CompiledUse(use.id, use.fragment, use.ids, use.declared, values)
@@ -287,7 +290,7 @@ class _Compilation:
             steps=use.ids[:place],
             outputs=own,
             later=use.ids[place + 1 :],
-            inputs={name: _of_input(spec.type) for name, spec in use.declared.items()},
+            inputs={name: _shape_of_input(spec.type) for name, spec in use.declared.items()},
             owner="fragment",
         )
 
@@ -317,11 +320,11 @@ class _Compilation:
     ) -> CompiledStep:
         action = self._action(entry["action"], path)
         if action is not None and len(path) == 2:
-            self._choose_target(action, entry, path)
+            self._check_target(action, entry, path)
         raw = self._with_manifest(action, _mapping(entry.get("with")), path)
-        step = self._call(action, raw, (*path, "with"), CompiledStep(step_id, when), names)
+        step = self._with_params(action, raw, (*path, "with"), CompiledStep(step_id, when), names)
         if action is not None:
-            self._suits(action, entry, path)
+            self._check_suitable(action, entry, path)
             self.problems = written_actions.with_misplaced(self.problems, action, entry, self.document, path)
             if written_actions.has_own_undo(entry):
                 step = replace(step, undo=self._own_undo(entry["undo"], action, path, step_id, names))
@@ -331,11 +334,11 @@ class _Compilation:
         self, written: Mapping[str, Any], action: type[Action], path: DocumentPath, step_id: str, names: VisibleNames
     ) -> CompiledStep:
         if written_actions.can_be_undone(action):
-            self._problem((*path, "undo"), f"undo: {action.name} has its own undo; write on_resolve or on_failure")
+            self._report((*path, "undo"), f"undo: {action.name} has its own undo; write on_resolve or on_failure")
         output = value_types.of_outputs(getattr(action, "outputs", ()))
         names = replace(names, names=(*names.names, scope_check.OUTPUT), output=output)
         undo = self._action_step(written, (*path, "undo"), f"undo of {step_id}", names, None)
-        uses_output = any(_names_output(text) for _, text in _texts(written.get("with"), ()))
+        uses_output = any(_uses_output(text) for _, text in _texts(written.get("with"), ()))
         return replace(undo, uses_output=uses_output)
 
     def _polled_step(
@@ -345,17 +348,17 @@ class _Compilation:
         if "query" in entry:
             action = self._action(PROMETHEUS_QUERY, path)
             query = entry["query"]
-            return self._call(action, {"query": query} if isinstance(query, str) else {}, path, step, names)
+            return self._with_params(action, {"query": query} if isinstance(query, str) else {}, path, step, names)
         if not isinstance(entry.get("action"), str):
             return step
         action = self._action(entry["action"], path)
-        step = self._call(action, _mapping(entry.get("with")), (*path, "with"), step, names)
+        step = self._with_params(action, _mapping(entry.get("with")), (*path, "with"), step, names)
         if action is None:
             return step
-        self._suits(action, entry, (*path[:-1],))
+        self._check_suitable(action, entry, (*path[:-1],))
         if action.harmful or getattr(action, "leaves_results", False):
             does = "changes something" if action.harmful else "leaves a result each time"
-            self._problem((*path, "action"), f"action {action.name} {does}; a wait repeats only actions that look")
+            self._report((*path, "action"), f"action {action.name} {does}; a wait repeats only actions that look")
         kind = self._kind_in(_phase_at(path))
         inside = replace(
             names,
@@ -367,12 +370,12 @@ class _Compilation:
     def _action(self, name: str, path: DocumentPath) -> type[Action] | None:
         action = self.actions.action_class(name)
         if action is None:
-            hint = did_you_mean(name, self.actions.names()) or written_actions.of_prefix(name, self.actions)
-            self._problem((*path, "action"), f"there is no action {name!r}{hint}")
+            hint = did_you_mean(name, self.actions.names()) or written_actions.hint_by_prefix(name, self.actions)
+            self._report((*path, "action"), f"there is no action {name!r}{hint}")
         self._asks_first |= getattr(action, "asks_first", False)
         return action
 
-    def _call(
+    def _with_params(
         self, action: type[Action] | None, raw: Mapping[str, Any], path: DocumentPath, step: CompiledStep,
         names: VisibleNames,
     ) -> CompiledStep:  # fmt: skip
@@ -403,24 +406,25 @@ class _Compilation:
         rest = {key: value for key, value in raw.items() if key != attachments.PARAMETER}
         return {**rest, attachments.MANIFEST: manifest}
 
-    def _choose_target(self, action: type[Action], entry: Mapping[str, Any], path: DocumentPath) -> None:
+    def _check_target(self, action: type[Action], entry: Mapping[str, Any], path: DocumentPath) -> None:
+        """Note steps that work on the jobs."""
         kind, written = self._kind_in(_phase_at(path)), entry.get("target")
         if kind is None:
             return
         if not self._has_jobs or kind is TargetKind.GROUP:
             if written is not None:
-                self._problem((*path, "target"), "target: the steps have one target here; leave it out")
+                self._report((*path, "target"), "target: the steps have one target here; leave it out")
             return
         has_own_nodes = isinstance(action, MultiNodeAction)
         if written == JOBS and has_own_nodes:
             message = f"target: {action.name} works on all nodes of one job, not on several jobs; write target: {kind}"
-            self._problem((*path, "target"), message)
+            self._report((*path, "target"), message)
         elif written not in (None, JOBS, str(kind)):
-            self._problem((*path, "target"), f"target: write {kind} or jobs, as the playbook's target has them")
+            self._report((*path, "target"), f"target: write {kind} or jobs, as the playbook's target has them")
         if written is None and action.targets >= {kind, TargetKind.JOB} and TargetKind.CLUSTER not in action.targets:
             if not has_own_nodes:
                 message = f"action {action.name} could work on the {kind} or on the jobs; write target: {kind}, or jobs"
-                self._problem((*path, "action"), message)
+                self._report((*path, "action"), message)
             return
         is_of_job_only = TargetKind.JOB in action.targets and kind not in action.targets
         if not has_own_nodes and (written == JOBS or (written is None and is_of_job_only)):
@@ -439,26 +443,26 @@ class _Compilation:
             )
         return definition.model_copy(update=chosen)
 
-    def _suits(self, action: type[Action], entry: Mapping[str, Any], path: DocumentPath) -> None:
+    def _check_suitable(self, action: type[Action], entry: Mapping[str, Any], path: DocumentPath) -> None:
         phase = _phase_at(path)
         kind = TargetKind.JOB if entry_of(path) in self._on_jobs else self._kind_in(phase)
         if kind is TargetKind.GROUP and action.harmful:
             message = (
                 f"action {action.name} changes something; {phase} of a group belongs to its parent run, which cannot"
             )
-            self._problem((*path, "action"), message)
+            self._report((*path, "action"), message)
         elif phase == ON_LIMITED and action.harmful:
             message = f"action {action.name} changes something; on_limited notifies people, as with action: notify"
-            self._problem((*path, "action"), message)
+            self._report((*path, "action"), message)
         elif kind is not None and (TargetKind.CLUSTER if kind is TargetKind.GROUP else kind) not in action.targets:
-            able = " or ".join(sorted(action.targets))
-            self._problem((*path, "action"), f"action {action.name} works on a {able}, not on a {kind}")
+            kinds = " or ".join(sorted(action.targets))
+            self._report((*path, "action"), f"action {action.name} works on a {kinds}, not on a {kind}")
         elif entry_of(path) in self._on_jobs and isinstance(action, MultiNodeAction):
-            self._problem((*path, "action"), f"action {action.name} works on the nodes of one job, not on several jobs")
+            self._report((*path, "action"), f"action {action.name} works on the nodes of one job, not on several jobs")
         is_asked = entry.get("undo") not in (None, UndoTrigger.NEVER) and not written_actions.has_own_undo(entry)
         if is_asked and not written_actions.can_be_undone(action):
             own = "write how: undo: {when: on_resolve, action: NAME, with: {…}}"
-            self._problem((*path, "undo"), f"action {action.name} cannot be undone by itself; {own}")
+            self._report((*path, "undo"), f"action {action.name} cannot be undone by itself; {own}")
 
     def _params(self, action: type[Action], raw: Mapping[str, Any], place: DocumentPath) -> BaseModel | None:
         """Report the certain errors. Return None unless all parameters are constants and valid."""
@@ -477,14 +481,14 @@ class _Compilation:
             faults = [
                 fault
                 for fault in wrong
-                if written_actions.is_final(fault, templates if fault.type == "string_type" else unknown)
+                if written_actions.stays_after_rendering(fault, templates if fault.type == "string_type" else unknown)
             ]
             self.problems.extend(model_errors.problems(self.document, place, faults))
         if isinstance(action, TemplateChecked) and (templates or not faults):
             try:
                 action.check_template(raw)
             except ValueError as error:
-                self._problem(place, f"with: {error}")
+                self._report(place, f"with: {error}")
         return None if templates else params
 
     # --- expressions and templates
@@ -531,22 +535,22 @@ class _Compilation:
             self.allowance.spend_on_template(len(tree.every))
             wrong = scope_check.check(tree, names)
             if scope_check.RUNS in names.names and not wrong:
-                wrong = self._remember(tree)
+                wrong = self._note_windows(tree)
             made = evaluation.compile_parsed(tree, name)
         except Malformed as error:
-            self._problem(path, f"{path[-1]}: {error}{cures.of_expression(text)}")
+            self._report(path, f"{path[-1]}: {error}{cures.of_expression(text)}")
             return None
         for each in wrong:
-            self._problem(path, f"{path[-1]}: {each}")
+            self._report(path, f"{path[-1]}: {each}")
         return None if wrong else made
 
-    def _remember(self, tree: SyntaxTree) -> list[str]:
+    def _note_windows(self, tree: SyntaxTree) -> list[str]:
         windows, wrong = memory_check.windows(tree)
         if windows is not None:
             self._windows = {**(self._windows or {}), **windows}
         return wrong
 
-    def _problem(self, path: DocumentPath, message: str) -> None:
+    def _report(self, path: DocumentPath, message: str) -> None:
         self.problems.append(self.document.problem(path, message))
 
 
@@ -569,12 +573,12 @@ def _mapping(written: Any) -> Mapping[Any, Any]:
     return written if isinstance(written, dict) else {}
 
 
-def _of_input(kind: Any) -> Shape:
+def _shape_of_input(kind: Any) -> Shape:
     kinds: Mapping[Any, Shape] = {InputType.NUMBER: NUMBER, InputType.NODES: TEXT_LIST}
     return kinds.get(kind, TEXT)
 
 
-def _names_output(text: str) -> bool:
+def _uses_output(text: str) -> bool:
     if not evaluation.is_template(text):
         return False
     try:

@@ -28,8 +28,8 @@ _NOT_AN_ACTION = ("wait_for", "wait", "wait_until", "approve", "on_timeout")
 _HEADER = "a playbook begins with 'playbook: NAME', 'on', 'target' and 'steps'"
 
 
-def _table(words: Mapping[str, str]) -> Mapping[str, str]:
-    return {word: cure for cure, written in words.items() for word in written.split()}
+def _table(words_by_cure: Mapping[str, str]) -> Mapping[str, str]:
+    return {word: cure for cure, words in words_by_cure.items() for word in words.split()}
 
 
 DOCUMENT = _table(
@@ -232,7 +232,7 @@ PARAMETERS: Mapping[str, Mapping[str, str]] = {
         }
     ),
 }
-_OF_STEP = ("timeout", "retry", "undo", "when", "id", "on_error")
+_STEP_KEYS = ("timeout", "retry", "undo", "when", "id", "on_error")
 
 NAMES = _table(
     {
@@ -320,11 +320,11 @@ def of_fault(path: DocumentPath, kind: str, value: Any) -> str | None:
         case ("guards",):
             return "write guards: {cooldown: 10m}"
         case ("target",) if isinstance(value, str):
-            return _target(value)
+            return _of_target(value)
         case ("target",):
             return "write target: gpu, node, job or cluster, or a group such as {nodes: {pool: h100}}"
         case ("mode",):
-            return _mode(str(value))
+            return _of_mode(str(value))
         case ("approval",):
             return "write approval: {by: [NAME], timeout: 1h}"
         case ("vars",):
@@ -336,7 +336,7 @@ def of_fault(path: DocumentPath, kind: str, value: Any) -> str | None:
         case (str() as phase, int(), "wait_for", _, *_) if phase in PHASES:
             return None
         case (str() as phase, int(), str() as key, *_) if phase in PHASES:
-            return _step_value(key, value)
+            return _of_step_value(key, value)
     return None
 
 
@@ -368,7 +368,7 @@ def of_parameter(action: str, path: DocumentPath, kind: str) -> str | None:
     if kind != "extra_forbidden" or len(path) != 1:
         return None
     name = str(path[0])
-    if name in _OF_STEP:
+    if name in _STEP_KEYS:
         return f"{name!r} belongs to the step, next to 'with'"
     return PARAMETERS.get(action, {}).get(name)
 
@@ -407,7 +407,7 @@ def _of_key(owner: DocumentPath, key: str) -> str | None:
     return None
 
 
-def _target(value: str) -> str | None:
+def _of_target(value: str) -> str | None:
     if "{{" in value:
         return f'write target: {{node: "{value}"}}, or gpu with its node, or job'
     if value in MEMBER_KINDS:
@@ -416,7 +416,7 @@ def _target(value: str) -> str | None:
     return f"write target: {near[value]}" if value in near else None
 
 
-def _mode(value: str) -> str | None:
+def _of_mode(value: str) -> str | None:
     meant = {
         **dict.fromkeys(("dry-run", "dry_run", "dryrun", "check", "monitor", "off", "disabled", "test"), "observe"),
         **dict.fromkeys(("auto", "automatic", "active", "on", "live", "execute", "true"), "enforce"),
@@ -425,7 +425,7 @@ def _mode(value: str) -> str | None:
     return f"write mode: {meant[value.lower()]}" if value.lower() in meant else None
 
 
-def _waited(value: Any) -> str:
+def _of_wait_for(value: Any) -> str:
     if isinstance(value, str) and re.fullmatch(r"(\d+(ms|[smhdwy]))+", value):
         return f"write wait: {value}"
     if isinstance(value, str) and re.match(r"\d{4}-\d\d-\d\d", value):
@@ -435,7 +435,7 @@ def _waited(value: Any) -> str:
     return _WAIT
 
 
-def _step_value(key: str, value: Any) -> str | None:
+def _of_step_value(key: str, value: Any) -> str | None:
     if key == "retry" and not isinstance(value, dict):
         return f"write retry: {{attempts: {value if isinstance(value, int) and value is not True else 3}}}"
     if key == "with":
@@ -443,7 +443,7 @@ def _step_value(key: str, value: Any) -> str | None:
     if key == "undo":
         return "write undo: on_resolve, or on_failure"
     if key == "wait_for":
-        return _waited(value)
+        return _of_wait_for(value)
     if key == "approve" and not isinstance(value, (str, dict)):
         return _APPROVE
     if key == "on_error":

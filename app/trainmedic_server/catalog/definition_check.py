@@ -29,7 +29,7 @@ from trainmedic_server.domain.playbook import (
 from trainmedic_server.ports.playbooks import Step
 
 SILENCE, EXPIRE_SILENCE = "alertmanager.silence", "alertmanager.expire_silence"
-_NO_NAME = re.compile(r"\.[*+]|\w\*$|^\*|\w\|\w|^\^|\{\{|\w,\w")
+_LOOKS_LIKE_PATTERN = re.compile(r"\.[*+]|\w\*$|^\*|\w\|\w|^\^|\{\{|\w,\w")
 _NEVER_ASKED_AGAIN = ("approve", "continue", "escalate")
 
 
@@ -60,7 +60,7 @@ def _steps(definition: Playbook) -> Iterator[tuple[DocumentPath, Step]]:
 def _alertnames(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
     names = definition.on.alert or ()
     for index, name in enumerate((names,) if isinstance(names, str) else names):
-        if _NO_NAME.search(name):
+        if _LOOKS_LIKE_PATTERN.search(name):
             path: DocumentPath = ("on", "alert") if isinstance(names, str) else ("on", "alert", index)
             yield path, f"on.alert: {shown(name)} is compared as it is, not as a pattern; write a list of names"
 

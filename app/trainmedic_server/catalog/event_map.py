@@ -22,9 +22,9 @@ class EventEntry(Struct, frozen=True):
     event: str
     when: Expression | None = None
     labels: tuple[tuple[str, Value], ...] = ()
-    key: Value | None = None
+    key: Value | None = None  # Events with the same key start one run.
     alerts: Value | None = None
-    """None for an event."""
+    """Template for a list of alerts; None if the event itself starts playbooks."""
 
     def takes(self, scope: Mapping[str, Any]) -> bool:
         """Raises PayloadError."""
@@ -69,7 +69,6 @@ def _value(field: str, value: Value, scope: Mapping[str, Any], problems: list[tu
 
 
 def _text(field: str, value: Value, scope: Mapping[str, Any], problems: list[tuple[str, str]]) -> str:
-    """Return "" for null."""
     made = _value(field, value, scope, problems)
     if isinstance(made, bool):
         return str(made).lower()

@@ -42,7 +42,7 @@ def check(tree: SyntaxTree, scope: Mapping[str, Shape]) -> Iterator[str]:
         for calculation in tree.all_of(kind):
             for text, number in ((calculation.left, calculation.right), (calculation.right, calculation.left)):
                 if checking.shape_of(text) is TEXT and checking.shape_of(number) is NUMBER:
-                    yield f"{_written(text)} is text, and a number is calculated by {sign}; write {_as_number(text)}"
+                    yield f"{_source_of(text)} is text, and a number is calculated by {sign}; write {_as_number(text)}"
     for condition in _conditions(tree):
         yield from checking.truth(condition)
 
@@ -61,7 +61,7 @@ class _Checking:
             case nodes.Name(name=name):
                 return self._scope.get(name, ANY)
             case nodes.Const(value=value):
-                return _of_leaf(value)
+                return _shape_of_constant(value)
             case nodes.Getattr(node=inner, attr=name):
                 return self._member(inner, name)
             case nodes.Getitem(node=inner, arg=nodes.Const(value=str() as name)):
@@ -105,7 +105,7 @@ class _Checking:
         owner, name = _owner_and_name(node)
         if owner is None or not _is_of_output(owner):
             return
-        shape, parts = self.shape_of(owner), _written(owner)
+        shape, parts = self.shape_of(owner), _source_of(owner)
         if shape is NUMBER or shape is BOOLEAN:
             yield f"{parts} has no {name!r}: it is {shape}"
         if not isinstance(shape, Mapping) or name in shape or name in METHODS or not shape:
@@ -113,39 +113,40 @@ class _Checking:
         chain = names.chain(owner)
         if chain is not None and len(chain) == 3:
             parts = f"the output of step {chain[1]!r}"
-        yield f"{parts} has no {name!r}{did_you_mean(name, shape) or _elsewhere(shape, name)}"
+        yield f"{parts} has no {name!r}{did_you_mean(name, shape) or _hint_elsewhere(shape, name)}"
 
     def member_of_list(self, node: nodes.Node) -> Iterator[str]:
         owner, name = _owner_and_name(node)
         shape = self.shape_of(owner) if owner is not None else ANY
         if owner is not None and isinstance(shape, Each) and shape.is_list:
-            listed = _written(owner)
+            listed = _source_of(owner)
             yield f"{listed} is a list and has no {name!r}; write {listed}[0], or {listed} | join(', ')"
 
     def comparison(self, left: nodes.Node, sign: str, right: nodes.Node) -> Iterator[str]:
         written = _SIGNS[sign]
         for one, other in ((left, right), (right, left)):
-            kind, rival = self.shape_of(one), self.shape_of(other)
-            if self._is_text_by_default(one) and rival is NUMBER and sign in _ORDERS:
-                yield f"{_written(one)} can be text and is compared with a number by {written}; add | number"
-            elif kind is TEXT and rival is NUMBER:
+            kind, other_shape = self.shape_of(one), self.shape_of(other)
+            if self._is_text_by_default(one) and other_shape is NUMBER and sign in _ORDERS:
+                yield f"{_source_of(one)} can be text and is compared with a number by {written}; add | number"
+            elif kind is TEXT and other_shape is NUMBER:
                 if isinstance(one, nodes.Const):
                     yield (
-                        f"{_written(other)} is a number and is compared with the text {one.value!r} by {written}; "
+                        f"{_source_of(other)} is a number and is compared with the text {one.value!r} by {written}; "
                         f"write the number without quotes"
                     )
                 else:
                     yield (
-                        f"{_written(one)} is text and is compared with a number by {written}; write {_as_number(one)}"
+                        f"{_source_of(one)} is text and is compared with a number by {written}; write {_as_number(one)}"
                     )
-            elif kind is TEXT and rival is BOOLEAN and isinstance(other, nodes.Const):
+            elif kind is TEXT and other_shape is BOOLEAN and isinstance(other, nodes.Const):
                 word = str(other.value).lower()
-                yield f'{_written(one)} is text and is compared with {word}; write {_written(one)} {written} "{word}"'
+                source = _source_of(one)
+                yield f'{source} is text and is compared with {word}; write {source} {written} "{word}"'
         if sign in _ORDERS and self.shape_of(left) is self.shape_of(right) is TEXT:
             for text, number in ((left, right), (right, left)):
                 if isinstance(number, nodes.Const) and _is_number(number.value):
                     yield (
-                        f"{_written(text)} and {number.value!r} are compared as texts, character by character; "
+                        f"{_source_of(text)} and {number.value!r} are compared as texts, character by character; "
                         f"write {_as_number(text)} {written} {number.value}"
                     )
 
@@ -156,14 +157,14 @@ class _Checking:
             words = [word for word in right.value.replace("|", " ").replace(",", " ").split() if word]
             listed = ", ".join(f'"{word}"' for word in words)
             yield (
-                f"{_written(left)} in {right.value!r} compares with parts of that text; "
-                f"write {_written(left)} in [{listed}]"
+                f"{_source_of(left)} in {right.value!r} compares with parts of that text; "
+                f"write {_source_of(left)} in [{listed}]"
             )
         if self.shape_of(left) is NUMBER and self.shape_of(right) is TEXT:
-            yield f"{_written(left)} is a number and {_written(right)} is text; write {_written(left)} | string"
+            yield f"{_source_of(left)} is a number and {_source_of(right)} is text; write {_source_of(left)} | string"
         items = right.items if isinstance(right, (nodes.List, nodes.Tuple)) else []
         if items and self.shape_of(left) is TEXT and all(self.shape_of(item) is NUMBER for item in items):
-            yield f"{_written(left)} is text and the list has numbers; put them in quotes"
+            yield f"{_source_of(left)} is text and the list has numbers; put them in quotes"
 
     def truth(self, node: nodes.Node) -> Iterator[str]:
         parts = names.chain(node)
@@ -241,35 +242,35 @@ def _is_of_output(node: nodes.Node) -> bool:
     return isinstance(node, nodes.Name) and node.name == "output"
 
 
-def _elsewhere(shape: Mapping[str, Shape], name: str) -> str:
+def _hint_elsewhere(shape: Mapping[str, Shape], name: str) -> str:
     for key, inner in shape.items():
         if isinstance(inner, Mapping) and name in inner:
             return f"; did you mean '{key}.{name}'?"
     return f"; there are {', '.join(shape)}"
 
 
-def _of_leaf(value: Any) -> Shape:
+def _shape_of_constant(value: Any) -> Shape:
     leaves: tuple[tuple[type, Shape], ...] = ((bool, BOOLEAN), (int, NUMBER), (float, NUMBER), (str, TEXT))
     return next((shape for kind, shape in leaves if isinstance(value, kind)), ANY)
 
 
-def _written(node: nodes.Node) -> str:
+def _source_of(node: nodes.Node) -> str:
     match node:
         case nodes.Name(name=name):
             return name
         case nodes.Const(value=value):
             return repr(value)
         case nodes.Getattr(node=owner, attr=name):
-            return f"{_written(owner)}.{name}"
+            return f"{_source_of(owner)}.{name}"
         case nodes.Getitem(node=owner, arg=nodes.Const(value=value)):
-            return f"{_written(owner)}[{value!r}]"
+            return f"{_source_of(owner)}[{value!r}]"
         case nodes.Filter(node=nodes.Node() as inner, name=name):
-            return f"{_written(inner)} | {name}"
+            return f"{_source_of(inner)} | {name}"
     return "this"
 
 
 def _as_number(node: nodes.Node) -> str:
-    return f"{_written(node)} | number"
+    return f"{_source_of(node)} | number"
 
 
 def _is_number(value: Any) -> bool:

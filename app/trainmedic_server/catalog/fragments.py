@@ -37,6 +37,7 @@ class Use(Struct, frozen=True):
     """Index of its first step in the expanded list."""
     ids: tuple[str, ...]
     place: DocumentPath
+    """Path of the values' positions in the expanded document."""
     declared: Mapping[str, inputs.Input]
     values: Mapping[str, Any]
 
@@ -60,19 +61,20 @@ class FragmentFolders:
         self._read: dict[Path, Sequence[tuple[str, YamlDocument]]] = {}
 
     def named_in(self, text: str, path: Path) -> _Fragments:
+        """Return the fragments of other files that `text` uses."""
         if not _USES.search(text):
             return {}
         documents, _ = yaml_text.read(text, str(path))
-        names = {name for document in documents for name in _named(document)}
+        names = {name for document in documents for name in _used_names(document)}
         own = in_documents(documents)
-        available = self._of(path.parent) if names - own.keys() else ()
+        available = self._in_folder(path.parent) if names - own.keys() else ()
         by_name: dict[str, YamlDocument] = {}
         for name, document in available:
             if name in names and name not in own and document.source != str(path):
                 by_name.setdefault(name, document)
         return by_name
 
-    def _of(self, folder: Path) -> Sequence[tuple[str, YamlDocument]]:
+    def _in_folder(self, folder: Path) -> Sequence[tuple[str, YamlDocument]]:
         if folder not in self._read:
             self._read[folder] = tuple(
                 (name, document)
@@ -134,11 +136,12 @@ def _form(document: YamlDocument) -> Fragment | list[FileProblem]:
 
 
 def expand(document: YamlDocument, others: _Fragments) -> Expanded | list[FileProblem]:
+    """Replace each use by its fragment's steps, and add the fragments' texts. Return errors if there are any."""
     raw = document.value
-    if not isinstance(raw, dict) or not any(_named(document)):
+    if not isinstance(raw, dict) or not any(_used_names(document)):
         return Expanded(document)
     inside = raw.get(INSERTED)
-    available = others if inside is None else _inserted(document, inside)
+    available = others if inside is None else _of_version(document, inside)
     expansion = _Expansion(document, available)
     for phase in EVERY_PHASE:
         expansion.expand(phase)
@@ -159,7 +162,7 @@ def expand(document: YamlDocument, others: _Fragments) -> Expanded | list[FilePr
     return Expanded(made, tuple(expansion.uses))
 
 
-def _inserted(document: YamlDocument, texts: Any) -> _Fragments:
+def _of_version(document: YamlDocument, texts: Any) -> _Fragments:
     entries = texts.items() if isinstance(texts, dict) else ()
     by_name: dict[str, YamlDocument] = {}
     for name, text in entries:
@@ -168,7 +171,7 @@ def _inserted(document: YamlDocument, texts: Any) -> _Fragments:
     return by_name
 
 
-def _named(document: YamlDocument) -> Iterator[str]:
+def _used_names(document: YamlDocument) -> Iterator[str]:
     for phase in EVERY_PHASE:
         for entry in written_steps.of(document.value, phase):
             if isinstance(entry, dict) and "use" in entry:
@@ -184,13 +187,13 @@ class _Expansion:
         self.document = document
         self.problems: list[FileProblem] = []
         self.uses: list[Use] = []
-        self.lists: dict[str, list[Any]] = {}
+        self.lists: dict[str, list[Any]] = {}  # Expanded steps by phase.
         self.marks = dict(document.marks)
         self.keys = dict(document.keys)
         self.remarks = dict(document.remarks)
-        self.written: dict[DocumentPath, DocumentPath] = {}
+        self.written: dict[DocumentPath, DocumentPath] = {}  # Original paths by path in the expanded document.
         self._available = available
-        self._entries: dict[str, _Entries] = {}
+        self._entries: dict[str, _PathsByEntry] = {}
         self._forms: dict[str, Fragment | None] = {}
 
     def expand(self, phase: str) -> None:
@@ -207,14 +210,14 @@ class _Expansion:
                 self._problem((*at, index), f"{phase}: has over {MOST_STEPS} steps with those of its fragments")
                 return
             if isinstance(entry, dict) and "use" in entry:
-                self._use(phase, index, entry, made)
+                self._insert(phase, index, entry, made)
             else:
                 self._copy(self.document, (*at, index), (*at, len(made)))
                 made.append(entry)
 
-    def _use(self, phase: str, index: int, entry: Mapping[str, Any], made: list[Any]) -> None:
+    def _insert(self, phase: str, index: int, entry: Mapping[str, Any], made: list[Any]) -> None:
         here: DocumentPath = (*place_of(phase), index)
-        wrong = _faults_of_use(self.document, here, entry)
+        wrong = _use_problems(self.document, here, entry)
         if wrong:
             self.problems.extend(wrong)
             return
@@ -228,10 +231,10 @@ class _Expansion:
         values = dict(entry.get("with") or {})
         if any(use.id == use_id for use in self.uses):
             self._problem((*here, "use"), f"use: {use_id!r} is the id of an earlier use; give this one its own id")
-        for key, message in _faults_of_values(form.inputs, values):
+        for key, message in _value_problems(form.inputs, values):
             at = (*here, "with", key) if key in values else (*here, "use")
             self._problem(at, f"with.{key}: {message}; fragment {name!r}, {self._place_of(name)}")
-        ids = tuple(step.id or default_id(place, "steps") for place, step in enumerate(form.steps))
+        ids = tuple(step.id or default_id(position, "steps") for position, step in enumerate(form.steps))
         self.uses.append(Use(use_id, name, phase, len(made), ids, place, form.inputs, values))
         fragment = self._available[name]
         line = self.document.marks[(*here, "use")].line
@@ -260,11 +263,12 @@ class _Expansion:
         return f"{fragment.source}:{fragment.marks[()].line}"
 
     def _copy(self, of: YamlDocument, old: DocumentPath, new: DocumentPath, note: str = "") -> None:
+        """Copy the positions and remarks at and below a path."""
         if new != old:
             self.written[new] = old
         length, place = len(old), f"{of.source}:{of.marks[()].line}"
         if place not in self._entries:
-            self._entries[place] = _Entries(of)
+            self._entries[place] = _PathsByEntry(of)
         entries = self._entries[place]
         for path, mark in entries.marks.get(entry_of(old), ()):
             if path[:length] == old:
@@ -280,7 +284,8 @@ class _Expansion:
         self.problems.append(self.document.problem(path, message))
 
 
-class _Entries:
+# A search of all positions for each copied step would take quadratic time.
+class _PathsByEntry:
     def __init__(self, document: YamlDocument) -> None:
         self.marks = _by_entry(document.marks)
         self.keys = _by_entry(document.keys)
@@ -298,7 +303,7 @@ def _moved(mark: TextPosition, of: YamlDocument, note: str) -> TextPosition:
     return replace(mark, file=of.source, note=note) if note else mark
 
 
-def _faults_of_use(document: YamlDocument, here: DocumentPath, entry: Mapping[str, Any]) -> list[FileProblem]:
+def _use_problems(document: YamlDocument, here: DocumentPath, entry: Mapping[str, Any]) -> list[FileProblem]:
     try:
         UseStep.model_validate(entry)
     except ValueError as error:
@@ -307,7 +312,7 @@ def _faults_of_use(document: YamlDocument, here: DocumentPath, entry: Mapping[st
     return []
 
 
-def _faults_of_values(declared: Mapping[str, inputs.Input], values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _value_problems(declared: Mapping[str, inputs.Input], values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     rendered = {name for name, value in values.items() if name in declared and is_template(value)}
     rest = {name: spec for name, spec in declared.items() if name not in rendered}
     constants = {name: value for name, value in values.items() if name not in rendered}

@@ -38,40 +38,40 @@ _MOST_SECONDS = 60.0
 _MOST_CHARACTERS = 32 << 20
 _PLAYBOOKS = "the playbooks"
 _VERSIONS_KEPT = 256
-"""Open runs rarely need more than a few."""
+"""Versions of open runs, of which there are rarely more than a few."""
 _Equality = tuple[str, str]
 
 log = telemetry.logger(__name__)
 
 
 class _MatcherIndex:
-    """Index by the ``=`` matcher of each playbook that fewest others share. An alert without this label and value
-    cannot match.
+    """Index of playbooks by one ``=`` matcher each: the one that fewest others share. An alert without this label and
+    value cannot match.
     """
 
     def __init__(self, playbooks: Sequence[YamlPlaybook]) -> None:
         self.playbooks = tuple(playbooks)
         shared = Counter(equality for playbook in playbooks for equality in set(_equalities(playbook)))
-        self._asked_of_all: list[int] = []
+        self._without_equality: list[int] = []  # Positions in `playbooks`, as below.
         self._by_label: dict[str, dict[str, list[int]]] = {}
-        for place, playbook in enumerate(playbooks):
+        for position, playbook in enumerate(playbooks):
             equalities = list(_equalities(playbook))
             if not equalities:
-                self._asked_of_all.append(place)
+                self._without_equality.append(position)
                 continue
             label, value = min(equalities, key=shared.__getitem__)
-            self._by_label.setdefault(label, {}).setdefault(value, []).append(place)
+            self._by_label.setdefault(label, {}).setdefault(value, []).append(position)
 
     def shortlist(self, labels: Mapping[str, str]) -> Shortlist:
-        places = list(self._asked_of_all)
+        positions = list(self._without_equality)
         for label, by_value in self._by_label.items():
-            places += by_value.get(labels.get(label, ""), ())
-        if len(places) == len(self.playbooks):
+            positions += by_value.get(labels.get(label, ""), ())
+        if len(positions) == len(self.playbooks):
             return Shortlist(self.playbooks)
-        places.sort()
-        chosen = set(places)
-        ruled_out = (playbook for place, playbook in enumerate(self.playbooks) if place not in chosen)
-        return Shortlist([self.playbooks[place] for place in places], ruled_out, len(self.playbooks) - len(places))
+        positions.sort()
+        chosen = set(positions)
+        ruled_out = (playbook for position, playbook in enumerate(self.playbooks) if position not in chosen)
+        return Shortlist([self.playbooks[each] for each in positions], ruled_out, len(self.playbooks) - len(positions))
 
 
 def _equalities(playbook: YamlPlaybook) -> Iterator[_Equality]:
@@ -95,7 +95,7 @@ class _ReloadLimits:
         self._files = 0
         self._characters = 0
 
-    def reason_against(self) -> str | None:
+    def reason_to_skip(self) -> str | None:
         if self._files >= yaml_files.MOST_FILES:
             return f"there are over {yaml_files.MOST_FILES} files of playbooks"
         if self._characters > _MOST_CHARACTERS:
@@ -110,8 +110,6 @@ class _ReloadLimits:
 
 
 class StaticCatalog:
-    """Catalog for simulations and tests."""
-
     def __init__(
         self, playbooks: Iterable[YamlPlaybook], actions: Actions, identity: IdentityLabels = IdentityLabels()
     ) -> None:
@@ -159,7 +157,7 @@ class Library(StaticCatalog):
         self._files: dict[Path, LoadedFile] = {}
         self._reloading = threading.Lock()
         self._seconds = seconds
-        self._rest = Backoff(first=_RETRY, longest=RESCAN)
+        self._retry_backoff = Backoff(first=_RETRY, longest=RESCAN)
 
     @property
     def problems(self) -> Sequence[FileProblem]:
@@ -179,7 +177,7 @@ class Library(StaticCatalog):
                 self._count_failure()
                 problem = FileProblem(_PLAYBOOKS, None, None, f"loading failed: {type(error).__name__}; see the log")
                 others = tuple(other for other in self._snapshot.problems if other.file != _PLAYBOOKS)
-                self._show(replace(self._snapshot, problems=(*others, problem)))
+                self._publish(replace(self._snapshot, problems=(*others, problem)))
                 return True
 
     def _reload(self) -> bool:
@@ -198,7 +196,7 @@ class Library(StaticCatalog):
         changed = files != self._files or snapshot.problems != self._snapshot.problems
         self._files = files
         if changed:
-            self._show(snapshot)
+            self._publish(snapshot)
         return changed
 
     async def watch(self) -> None:
@@ -210,7 +208,7 @@ class Library(StaticCatalog):
                 log.exception("watching playbooks failed; checking them periodically")
                 self._count_failure()
                 await asyncio.to_thread(self.reload)
-                await asyncio.sleep(self._rest.next())
+                await asyncio.sleep(self._retry_backoff.next())
 
     def _count_failure(self) -> None:
         if self._metrics is not None:
@@ -226,30 +224,30 @@ class Library(StaticCatalog):
             *present, watch_filter=None, rust_timeout=int(RESCAN * 1000), yield_on_timeout=True, debounce=200
         ):
             await asyncio.to_thread(self.reload)
-            self._rest.reset()
+            self._retry_backoff.reset()
             if any(yaml_files.exists(root) for root in self._roots if root not in present):
                 return
 
     def _load_within(self, limits: _ReloadLimits, path: Path, folders: FragmentFolders) -> LoadedFile:
         before = self._files.get(path, LoadedFile(path, ""))
-        reason = limits.reason_against()
+        reason = limits.reason_to_skip()
         if reason is not None:
             problem = FileProblem(str(path), None, None, f"not read: {reason}")
             return replace(before, digest="", problems=(problem,))
-        now = self._load(path, folders)
-        limits.count(now)
-        return now
+        loaded = self._load(path, folders)
+        limits.count(loaded)
+        return loaded
 
     def _load(self, path: Path, folders: FragmentFolders) -> LoadedFile:
         before = self._files.get(path)
-        now = loader.load_file(path, self._actions, self._identity, before, folders)
-        if before is None or now is before or not now.problems:
-            return now
-        fresh = {playbook.definition.name for playbook in now.playbooks}
-        kept = tuple(playbook for playbook in before.playbooks if playbook.definition.name not in fresh)
-        return LoadedFile(path, now.digest, (*now.playbooks, *kept), now.problems, now.fragments)
+        loaded = loader.load_file(path, self._actions, self._identity, before, folders)
+        if before is None or loaded is before or not loaded.problems:
+            return loaded
+        valid = {playbook.definition.name for playbook in loaded.playbooks}
+        kept = tuple(playbook for playbook in before.playbooks if playbook.definition.name not in valid)
+        return LoadedFile(path, loaded.digest, (*loaded.playbooks, *kept), loaded.problems, loaded.fragments)
 
-    def _show(self, snapshot: _Snapshot) -> None:
+    def _publish(self, snapshot: _Snapshot) -> None:
         before, self._snapshot = set(self._snapshot.problems), snapshot
         log.info("playbooks loaded", playbooks=len(snapshot.playbooks), problems=len(snapshot.problems))
         for problem in snapshot.problems:
@@ -273,7 +271,7 @@ def _assemble(files: Iterable[LoadedFile], absent: Iterable[FileProblem], before
             problems.append(FileProblem(playbook.source, playbook.line, 1, message))
     kept = _without_cycles(chosen, problems, before)
     places = [place for file in files for place in file.fragments]
-    problems += _same_names(places)
+    problems += _repeated_fragments(places)
     return _snapshot(kept.values(), problems, places)
 
 
@@ -295,7 +293,7 @@ def _without_cycles(
     return kept
 
 
-def _same_names(places: Iterable[FragmentPlace]) -> Iterator[FileProblem]:
+def _repeated_fragments(places: Iterable[FragmentPlace]) -> Iterator[FileProblem]:
     first: dict[tuple[Path, str], FragmentPlace] = {}
     for place in sorted(places, key=lambda place: place.source):
         other = first.setdefault((Path(place.source).parent, place.name), place)

@@ -1,5 +1,3 @@
-"""Loader of one playbook file, with all its errors."""
-
 from __future__ import annotations
 
 import hashlib
@@ -23,7 +21,7 @@ from trainmedic_server.ports.actions import Actions
 
 log = telemetry.logger(__name__)
 
-Attached = Mapping[Path, str | FileProblem]
+Attached = Mapping[Path, str | FileProblem]  # Texts of attached files, or why they cannot be read.
 
 
 class LoadedFile(Struct, frozen=True):
@@ -55,7 +53,7 @@ def load(
             )
         ]
     playbooks: list[YamlPlaybook] = []
-    in_doubt, allowance = bool(problems), Allowance()
+    is_broken, allowance = bool(problems), Allowance()
     own = fragments.in_documents(documents)
     for document in documents:
         if isinstance(document.value, dict) and yaml_files.LOG_RULE in document.value:
@@ -63,13 +61,13 @@ def load(
         if fragments.is_fragment(document):
             problems.extend(fragments.check(document, own))
             continue
-        made = _compiled(document, actions, identity, None if in_doubt else attached, allowance, {**others, **own})
+        made = _compiled(document, actions, identity, None if is_broken else attached, allowance, {**others, **own})
         if isinstance(made, list):
             problems.extend(made)
-        elif not in_doubt:
+        elif not is_broken:
             # With a YAML error in the file, a document may not mean what it says. Its problems are still reported.
             playbooks.append(made)
-    return playbooks, _first(problems, source)
+    return playbooks, _limited(problems, source)
 
 
 def _compiled(
@@ -93,7 +91,7 @@ def _compiled(
         return [document.problem((), f"cannot be checked: {type(error).__name__}; the log has the place in the code")]
 
 
-def _first(problems: list[FileProblem], source: str) -> list[FileProblem]:
+def _limited(problems: list[FileProblem], source: str) -> list[FileProblem]:
     distinct = sorted(set(problems))
     if len(distinct) <= yaml_files.MOST_PROBLEMS:
         return distinct

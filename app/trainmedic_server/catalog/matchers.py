@@ -89,8 +89,8 @@ def _matcher(label: str, operator: str, value: str) -> Matcher:
 _PATTERN = re.compile(r"[\w.-]+(\|[\w.-]+)+|.*\.[*+].*|\^.*|.*\w\*|\*")
 
 
-def meant_as_pattern(matcher: Matcher) -> str | None:
-    """Return the error of a literal value that looks like a pattern or template."""
+def pattern_error(matcher: Matcher) -> str | None:
+    """Return the error if a literal value looks like a pattern or template."""
     if matcher.pattern is not None:
         return None
     if "{{" in matcher.value:

@@ -1,5 +1,3 @@
-"""Check of what expressions read of earlier runs."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

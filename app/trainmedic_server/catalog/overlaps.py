@@ -1,7 +1,4 @@
-"""Detection of playbooks that would both act on one alert.
-
-Alertnames and written matcher values decide. Conditions in ``on.when`` are not judged; the warning mentions them.
-"""
+"""Detection of playbooks that would both act on one alert, by alertnames and written matcher values."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ def warnings(playbooks: Sequence[YamlPlaybook], actions: Actions) -> Iterator[Fi
                 by_alertname.setdefault(name, []).append(playbook)
     for name, rivals in by_alertname.items():
         for first, second in itertools.combinations(rivals, 2):
-            if _both_match(first.matchers, second.matchers) and not _is_alone(first, second):
+            if _both_match(first.matchers, second.matchers) and not _one_is_exclusive(first, second):
                 yield FileProblem(second.source, second.line, 1, _warning(name, first, second))
 
 
@@ -44,13 +41,13 @@ def _order(first: YamlPlaybook, second: YamlPlaybook) -> str:
     return f"{(one if one.priority > other.priority else other).name!r} first"
 
 
-def _is_alone(first: YamlPlaybook, second: YamlPlaybook) -> bool:
+def _one_is_exclusive(first: YamlPlaybook, second: YamlPlaybook) -> bool:
     is_exclusive = first.definition.exclusive or second.definition.exclusive
     return is_exclusive and first.definition.target_kind is second.definition.target_kind
 
 
 def acts(playbook: YamlPlaybook, actions: Actions) -> bool:
-    """Unknown actions do not count."""
+    """Return whether a step may change something. Unknown actions do not count."""
     if playbook.definition.mode is Mode.OBSERVE:
         return False
     classes = (actions.action_class(step.action) for step in playbook.definition.steps if isinstance(step, ActionStep))

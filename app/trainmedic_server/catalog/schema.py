@@ -25,6 +25,7 @@ def json_schema(actions: Actions) -> dict[str, Any]:
     models: list[type[BaseModel]] = [Playbook, Fragment, UseStep, *(action.Params for action in classes.values())]
     refs, made = models_json_schema([(model, "validation") for model in dict.fromkeys(models)])
     definitions: dict[str, Any] = made["$defs"]
+    # Elsewhere, in parameters, any value can be a template.
     language = {*_reachable(definitions, "Playbook"), "Fragment", "UseStep"}
     for name in definitions.keys() - language:
         definitions[name] = _with_templates(definitions[name])

@@ -45,7 +45,7 @@ _GROUP = ("total", "succeeded", "failed", "skipped", "not_begun", "batch")
 
 
 class VisibleNames(Struct, frozen=True):
-    """``steps`` are the IDs of finished steps, ``later`` those of all others. ``outputs`` are known to the leaf."""
+    """`steps` are the IDs of finished steps, `outputs` their outputs' types, `later` the IDs of others."""
 
     names: Collection[str]
     vars: Mapping[str, Any] = field(default_factory=dict)
@@ -66,7 +66,7 @@ def names_of_beginning(trigger: Mapping[Any, Any]) -> tuple[str, ...]:
 
 
 def names_before_run(trigger: Mapping[Any, Any]) -> tuple[str, ...]:
-    """A schedule has no labels."""
+    """Return the names in conditions and targets. A schedule has no labels."""
     return ("vars",) if "schedule" in trigger else ALERT_NAMES
 
 
@@ -131,7 +131,7 @@ def _shapes(scope: VisibleNames) -> Mapping[str, Shape]:
     }
 
 
-def _unknown_name(name: str, scope: VisibleNames, text: str, is_compared: Collection[str]) -> str:
+def _unknown_name(name: str, scope: VisibleNames, text: str, compared: Collection[str]) -> str:
     dashed = next((step for step in (*scope.steps, *scope.vars) if f"-{name}" in step and step in text), None)
     if dashed is not None:
         owner = "steps" if dashed in scope.steps else "vars"
@@ -144,7 +144,7 @@ def _unknown_name(name: str, scope: VisibleNames, text: str, is_compared: Collec
         return "a fragment has no vars; declare an input, and give it under 'with' where it is used"
     if name in cures.NAMES:
         return f"there is no name {name!r} here; {cures.NAMES[name]}"
-    if name in is_compared:
+    if name in compared:
         return f'there is no name {name!r} here; text is put in quotes: "{name}"'
     return names.unknown_name(name, scope.names)
 
@@ -162,7 +162,7 @@ def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
         case ("vars",):
             return _missing("the playbook has no variable", member, scope.vars)
         case ("vars", *inner):
-            return _missing(f"{'.'.join(owner)} has no", member, _at(scope.vars, inner))
+            return _missing(f"{'.'.join(owner)} has no", member, _members_at(scope.vars, inner))
         case ("inputs",):
             where = "on.manual.inputs" if scope.owner == "playbook" else "its inputs"
             return _missing(f"the {scope.owner} has no input", member, scope.inputs, f"; declare it under {where}")
@@ -205,8 +205,8 @@ def _missing(prefix: str, member: str, members: Collection[str] | None, otherwis
     return f"{prefix} {member!r}{hint}"
 
 
-def _at(value: Any, path: Collection[str]) -> Collection[str] | None:
-    """Return None if unknown."""
+def _members_at(value: Any, path: Collection[str]) -> Collection[str] | None:
+    """Return the names below `path`, None if they are unknown."""
     for part in path:
         if not isinstance(value, Mapping) or part not in value:
             return None

@@ -1,5 +1,3 @@
-"""Actions of steps in a playbook's document."""
-
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
@@ -21,14 +19,14 @@ def can_be_undone(action: type[Action]) -> bool:
     return returned is not None and returned != "None"
 
 
-def of_prefix(name: str, actions: Actions) -> str:
-    """Return the actions with the same first word, or those whose last word is the name."""
+def hint_by_prefix(name: str, actions: Actions) -> str:
+    """Name the actions with the same first word, or those whose last word is the name."""
     first = name.partition(".")[0]
     near = [each for each in actions.names() if first in (each.partition(".")[0], each.rpartition(".")[2])]
     return f"; there are {', '.join(near)}" if near else "; 'trainmedic playbook schema' and docs/reference list them"
 
 
-def is_final(fault: model_errors.ValidationFault, templates: list[tuple[str | int, ...]]) -> bool:
+def stays_after_rendering(fault: model_errors.ValidationFault, templates: list[tuple[str | int, ...]]) -> bool:
     """Return whether rendering cannot fix the fault."""
     if fault.type in ("missing", "extra_forbidden"):
         return True
@@ -61,6 +59,7 @@ def with_misplaced(
     document: YamlDocument,
     path: DocumentPath,
 ) -> list[FileProblem]:
+    """Replace errors about unknown keys that are parameters of the action."""
     for key in entry:
         if key in action.Params.model_fields and key not in ActionStep.model_fields and key != "with":
             misplaced = document.problem((*path, key), f"{key!r} belongs under 'with'", at_key=True)

@@ -1,5 +1,3 @@
-"""Lists of steps in a playbook's document."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -9,6 +7,7 @@ from trainmedic_server.domain.playbook import default_id, place_of
 
 
 def of(raw: Any, phase: str) -> Sequence[Any]:
+    """Return the entries of a phase, which may be invalid; none if it is no list."""
     for key in place_of(phase):
         raw = raw.get(key) if isinstance(raw, dict) else None
     return raw if isinstance(raw, list) else ()

@@ -18,6 +18,7 @@ from trainmedic_core.cli import exits
 from trainmedic_core.http_url import check_http_url, without_user
 from trainmedic_core.plain_text import visible
 from trainmedic_core.problems import did_you_mean
+from trainmedic_core.setting_sources import unreadable_file
 from trainmedic_server import __version__
 
 P = ParamSpec("P")
@@ -152,7 +153,7 @@ def token_from_file() -> str | None:
     try:
         return Path(file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise exits.InvalidInput(f"TRAINMEDIC_TOKEN_FILE: cannot read {file}: {error}") from error
+        raise exits.InvalidInput(unreadable_file("TRAINMEDIC_TOKEN_FILE", file, error)) from error
 
 
 def _failure(response: httpx.Response) -> click.ClickException:

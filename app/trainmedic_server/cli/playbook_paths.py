@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from trainmedic_core.plain_text import visible
+from trainmedic_core.setting_sources import paths_in
 from trainmedic_server.catalog import alert_map_roots
 from trainmedic_server.catalog.alert_map import CompiledAlertMap
 from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
@@ -50,8 +51,7 @@ mode_option = click.option(
 def playbook_roots(paths: Sequence[Path]) -> list[Path]:
     if paths:
         return list(paths)
-    setting = os.environ.get("TRAINMEDIC_PLAYBOOKS") or "playbooks"
-    return [Path(part).expanduser() for part in setting.split(os.pathsep) if part]
+    return paths_in(os.environ.get("TRAINMEDIC_PLAYBOOKS") or "playbooks")
 
 
 def loaded_alert_map(paths: Sequence[Path]) -> CompiledAlertMap:

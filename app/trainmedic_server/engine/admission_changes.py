@@ -44,7 +44,7 @@ class AdmissionChanges(Struct, frozen=True):
         tx.save_alerts(list(self.records.values()))
         tx.add_runs(self.runs)
         for run_id, members in self.frozen.items():
-            tx.freeze(run_id, members)
+            tx.add_group_list(run_id, members)
         tx.link(self.links)
         tx.append(self.events)
         if self.nodes:

@@ -210,7 +210,7 @@ class FindingIntake:
 
     def _end_what_streams_ended(self, tx: Transaction, work: _Work, now: datetime) -> None:
         ended = {work.episodes[key].finding_id for key in work.changed_episodes if work.episodes[key].is_over}
-        over = ended - tx.findings.going_on(ended)
+        over = ended - tx.findings.ids_with_open_episodes(ended)
         closed = [work.known[each] for each in over if work.known[each].is_open]
         for known in closed:
             work.put(finding_ends.ended(known, FindingEnd.ENDED, now))

@@ -53,7 +53,7 @@ class Heartbeat:
         tx.add_time_gaps(self._gaps)
         if self._set_back_by:
             # Otherwise alerts would count as reported, and undos not be due, until the clock caught up.
-            tx.heard_no_later_than(now)
+            tx.limit_last_reports(now)
         controls = tx.controls()
         controls, events = pausing.settle(controls, controls.alive_at, now)
         tx.append([*self._events, *events])

@@ -124,8 +124,8 @@ class MessageDelivery:
     def _of_events(self, tx: Transaction, events: Sequence[Event]) -> list[Message]:
         run_ids = {event.run_id for event in events if event.run_id is not None}
         runs = {run.id: run for run in tx.runs(run_ids)} if run_ids else {}
-        kinds_sent = dict(tx.messages.kinds_told(run_ids)) if run_ids else {}
-        channels = dict(tx.messages.channels_told(run_ids)) if run_ids and self._routes.are_set else {}
+        kinds_sent = dict(tx.messages.kinds_sent(run_ids)) if run_ids else {}
+        channels = dict(tx.messages.channels_informed(run_ids)) if run_ids and self._routes.are_set else {}
         closed = {event.run_id for event in events if event.kind in _CLOSED and event.run_id is not None}
         summaries = _summaries(tx, closed)
         made: list[Message] = []
@@ -149,7 +149,9 @@ class MessageDelivery:
         names = {message.id: message.id.removesuffix(message.channel) for message in made}
         if not names:
             return []
-        kept = tx.messages.kept([f"{name}{channel}" for name in set(names.values()) for channel in self._channels])
+        kept = tx.messages.sent_states(
+            [f"{name}{channel}" for name in set(names.values()) for channel in self._channels]
+        )
         known = {
             message_id.rpartition("/")[0] + "/" for message_id, is_sent in kept.items() if is_sent or not only_sent
         }

@@ -1,5 +1,1 @@
-"""Interfaces of the engine to external systems, implemented by adapters.
-
-All implementations pass the port's contract suite in ``tests/contract``. The package imports nothing: the node agent
-uses parts of it and must stay small.
-"""
+"""Interfaces that adapters implement. Each has a contract suite in ``tests/contract``."""

@@ -37,18 +37,15 @@ class Call(Struct, frozen=True):
     playbook: str
     target: Target
     params: BaseModel
-    """An instance of the action's ``Params``."""
     reason: str
     issued_at: datetime
     """When the attempt was first made (aware UTC). Unchanged when it is resumed."""
     deadline: datetime
     alert: Alert
     resumed: bool = False
-    """True if it may already have been done under this ``command_id``: by a killed server, or by an earlier attempt
-    with an unknown outcome.
+    """True if it may already have been done under this ``command_id``: by a killed server, or with an unknown outcome.
 
-    If that cannot be found out, raise OutcomeUnknown. A failure would mean that nothing needs reverting, and the next
-    attempt would get another ID.
+    If that cannot be found out, raise OutcomeUnknown: a failure would mean that nothing needs reverting.
     """
     undo_of: str | None = None
     """For an undo: the command to revert."""
@@ -136,30 +133,26 @@ class Action(Protocol):
 
 
 class ActionTraits(Protocol):
+    """Optional attributes of an action class. Default: False, or none."""
+
     gives_back: ClassVar[bool]
-    """True if it only reverts an earlier step, as ``k8s.uncordon`` does. It may start after the alert has resolved.
-    Default: False.
-    """
+    """True if it only reverts an earlier step, as ``k8s.uncordon`` does. It may start after the alert has resolved."""
     changes_elsewhere: ClassVar[bool]
-    """True if it only calls another service; on the cluster it locks nothing. Default: False."""
+    """True if it only calls another service, so that its run locks nothing of the cluster."""
     silences: ClassVar[frozenset[TargetKind]]
-    """Target kinds whose alerts it can end without a repair, because it stops what reports them, as ``job.stop`` does.
-    Default: none.
-    """
+    """Target kinds whose alerts it can end without a repair, by stopping what reports them, as ``job.stop`` does."""
     is_hold: ClassVar[bool]
     """True if it stops work until a person decides, as ``job.pause`` does. Its undo is due once the run ends without
-    success, whatever its trigger. Default: False.
+    success, whatever its trigger.
     """
     leaves_results: ClassVar[bool]
-    """True if each attempt leaves something, such as a message. Waits never repeat it. Default: False."""
+    """True if each attempt leaves something, such as a message. Waits never repeat it."""
     asks_first: ClassVar[bool]
-    """True for an act that a person should approve: a playbook with it has mode ``approve`` unless it names a mode.
-    Default: False.
-    """
+    """True for an act that a person should approve: a playbook with it has mode ``approve`` unless it names a mode."""
     changes_node: ClassVar[bool]
-    """True if a run on a GPU locks the GPU's node. Default: False."""
+    """True if a run on a GPU locks the GPU's node."""
     promql: ClassVar[frozenset[str]]
-    """Parameters that are PromQL. Templates in them stand within quotes, and values are escaped. Default: none."""
+    """Parameters that are PromQL. Templates in them stand within quotes, and values are escaped."""
 
 
 @runtime_checkable
@@ -188,15 +181,14 @@ class NodeTouchingAction(Protocol):
 
 
 class DiskAction(Protocol):
-    """Action class that changes only files on disks of the target's node.
-
-    A run whose changing actions are all of this kind locks the node's disks instead of the node.
-    """
+    """Action class that changes only files on the target node's disks. A run without other changes locks only these."""
 
     changes_disks_only: ClassVar[bool]
 
 
 class LeasedEffect(Struct, frozen=True):
+    """Effect of a command, which ends unless renewed."""
+
     command_id: str
     run_id: str
     step_id: str

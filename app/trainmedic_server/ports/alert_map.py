@@ -1,4 +1,4 @@
-"""Interface of an alert map, which renames the cluster's alerts for the playbooks and may refuse them."""
+"""Alert map: renames the cluster's alerts for the playbooks, and may refuse them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from trainmedic_server.domain.alert import Alert
 class MappedAlert(Struct, frozen=True):
     alert: Alert
     refused: str = ""
-    """Empty if accepted."""
+    """Why the alert is refused; empty if accepted."""
 
 
 class MappedEvent(Struct, frozen=True):
+    """Event as an alert's labels, or as a list of alerts in Alertmanager's form."""
+
     labels: Mapping[str, str] = {}
     key: str | None = None
     alerts: list[Any] | None = None
 
 
 class AlertMap(Protocol):
-    def apply(self, alert: Alert) -> MappedAlert:
-        """Map the alert from its original labels."""
-        ...
+    def apply(self, alert: Alert) -> MappedAlert: ...
 
 
 class NoAlertMap:

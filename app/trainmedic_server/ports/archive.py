@@ -11,7 +11,7 @@ class ArchivedRun(Struct, frozen=True):
     id: str
     created_at: datetime
     last_event: int
-    """``seq`` of its newest event, 0 if none. A larger one in the store means that the run changed later."""
+    """``seq`` of its newest event, 0 if none. A larger one in the store: the run changed later."""
     line: str
 
     @classmethod
@@ -25,13 +25,13 @@ class ArchivedRun(Struct, frozen=True):
 class RunArchive(Protocol):
     """Permanent storage of runs in numbered files. Blocking.
 
-    Callers pass the last known file number. An archive behind it is a wrong one, such as the directory under an
-    unmounted volume, and is neither read nor written.
+    An archive that ends before file `at_least` is a wrong one, such as the directory under an unmounted volume, and is
+    neither read nor written.
     """
 
     @property
     def name(self) -> str:
-        """Unique and stable across restarts."""
+        """Identifies the archive, also after a restart."""
         ...
 
     def last(self, at_least: int) -> tuple[int, Sequence[ArchivedRun]]:

@@ -73,11 +73,7 @@ class Cluster(Protocol):
         ...
 
     async def evict(self, ref: Ref, uid: str, grace: timedelta | None = None) -> None:
-        """Evict a pod by the Eviction API, if it exists.
-
-        Raises EvictionBlocked if a PodDisruptionBudget blocks it, or if the pod has two, which the API does not
-        support.
-        """
+        """Evict a pod, if it exists. Raises EvictionBlocked by a PodDisruptionBudget, or by two (unsupported)."""
         ...
 
     async def record(self, about: Object, reason: str, message: str, warning: bool = False) -> None:

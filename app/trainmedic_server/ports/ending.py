@@ -8,11 +8,7 @@ _CANCEL_AGAIN_SECONDS = 0.2
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks that wait on a port, and wait until they end.
-
-    Cancels repeatedly: redis-py uses `asyncio.wait_for`, which up to Python 3.11 loses a cancellation that coincides
-    with completion.
-    """
+    """Cancel tasks until they end: up to Python 3.11, `asyncio.wait_for` loses a cancellation during completion."""
     running = set(tasks)
     while running:
         for task in running:

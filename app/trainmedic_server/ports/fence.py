@@ -1,7 +1,4 @@
-"""A check as late as possible before each external effect, so that only the leader acts.
-
-A server learns late that it lost leadership.
-"""
+"""Leadership check immediately before each external effect: a server may learn late that it is no longer the leader."""
 
 from __future__ import annotations
 
@@ -9,8 +6,8 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 Fence: TypeAlias = Callable[[], object]
-"""Returns if this server may act. Otherwise it ends the process or raises StoreUnavailable."""
+"""Returns only if this server may act. Otherwise ends the process or raises StoreUnavailable."""
 
 
 def no_fence() -> None:
-    """For a server with a store of its own."""
+    """Fence of a server with its own store, which is always the leader."""

@@ -12,11 +12,9 @@ from trainmedic_server.domain.topology import Topology
 
 
 class EngineLimits(Struct, frozen=True):
-    """``settings.server`` explains the defaults."""
-
     mode: Mode = Mode.OBSERVE
     target_modes: TargetModes = TargetModes()
-    """Instead of `mode` for parts of the cluster."""
+    """Modes of parts of the cluster, which replace `mode` there."""
     max_age: timedelta = timedelta(minutes=15)
     assume_resolved_after: timedelta = timedelta(hours=12)
     breaker_window: timedelta = timedelta(minutes=10)
@@ -28,6 +26,6 @@ class EngineLimits(Struct, frozen=True):
     """Without a trailing slash; empty for none."""
 
     def mode_for(self, target: Target | None, topology: Topology, also: Collection[Target] = ()) -> tuple[Mode, str]:
-        """Return the server's mode for a target, the strictest of all with `also`, and why it differs from `mode`."""
+        """Return the strictest of the modes for `target` and `also`, and why it differs from `mode`."""
         modes = [self.target_modes.of(each, self.mode, topology) for each in (target, *also)]
         return min(modes, key=lambda mode: list(Mode).index(mode[0]))

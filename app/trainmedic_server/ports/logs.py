@@ -20,9 +20,8 @@ class LogSource(Protocol):
     def search(self, query: LogQuery, nodes: Collection[str], most: int) -> AsyncIterator[LogBatch]:
         """Yield matching lines in batches, oldest first, at most `most`; notes report more lines and partial failures.
 
-        `nodes` are those where the job ran or, with `LogQuery.is_search`, those that may have its files. A store
-        ignores them. Raises LogsUnavailable if nothing can be read, NotFound if `nodes` is required but empty,
-        LogQueryRefused for an invalid query.
+        `nodes` are those where the job ran or, with `LogQuery.is_search`, may have files. A store ignores them. Raises
+        LogsUnavailable if nothing can be read, NotFound without required nodes, LogQueryRefused.
         """
         ...
 

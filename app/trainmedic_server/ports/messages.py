@@ -8,9 +8,7 @@ from trainmedic_server.domain.message import Message, MessageKind
 
 
 class StoredMessages(Protocol):
-    def add(self, messages: Sequence[Message]) -> None:
-        """Known IDs stay unchanged."""
-        ...
+    def add(self, messages: Sequence[Message]) -> None: ...
 
     def waiting(self, channel: str, limit: int) -> list[Message]: ...
 
@@ -20,17 +18,19 @@ class StoredMessages(Protocol):
     def note_sent(self, ids: Collection[str], at: datetime) -> None: ...
     def drop(self, ids: Collection[str]) -> None: ...
 
-    def kinds_told(self, run_ids: Collection[str]) -> Mapping[str, set[MessageKind]]:
+    def kinds_sent(self, run_ids: Collection[str]) -> Mapping[str, set[MessageKind]]:
         """Return the kinds sent about each run. A waiting failure message counts too."""
         ...
 
-    def channels_told(self, run_ids: Collection[str]) -> Mapping[str, set[str]]: ...
-
-    def kept(self, ids: Collection[str]) -> Mapping[str, bool]:
-        """Return whether each stored message was sent."""
+    def channels_informed(self, run_ids: Collection[str]) -> Mapping[str, set[str]]:
+        """Return the channels of all messages about each run."""
         ...
 
-    def forget_sent(self, kind: MessageKind) -> None: ...
+    def sent_states(self, ids: Collection[str]) -> Mapping[str, bool]: ...
+
+    def forget_sent(self, kind: MessageKind) -> None:
+        """Forget sent messages, so that the same ones can be sent again."""
+        ...
 
     def forget_before(self, moment: datetime) -> None:
         """Forget messages sent before `moment`, and unsent ones created before it, whose channel no longer exists."""

@@ -1,5 +1,3 @@
-"""Past measurements from a database that answers PromQL."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -42,4 +40,4 @@ class AlertRules(Protocol):
 
 
 class MetricsAndRules(MetricHistory, AlertRules, Protocol):
-    """A Prometheus."""
+    """Prometheus."""

@@ -1,5 +1,3 @@
-"""Interfaces to the clock, the command bus, notifications, HTTP and Alertmanager."""
-
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -30,10 +28,12 @@ UNSIGNED = "no signing key is set: anyone who can write to Redis can command age
 class ClockWatch(Protocol):
     @property
     def ahead(self) -> float:
-        """Seconds by which the machine's clock is ahead of the time in use; 0 while it is followed."""
+        """Seconds by which the machine's clock is ahead of the time in use; 0 while both agree."""
         ...
 
-    def take_steps(self) -> Sequence[ClockStep]: ...
+    def take_steps(self) -> Sequence[ClockStep]:
+        """Return the clock's steps since the last call."""
+        ...
 
 
 class NoClockWatch:
@@ -49,11 +49,12 @@ class Presence(Struct, frozen=True):
     name: str
     last_seen: datetime
     details: Mapping[str, Any] = field(default_factory=dict)
-    """Trusted data."""
     doubt: str | None = None
     """Why the current data is untrusted, or None. ``details`` are then slightly older, or empty."""
     claims: Mapping[str, Any] = field(default_factory=dict)
+    """Untrusted data; empty if trusted."""
     uses_previous_key: bool = False
+    """True if signed with the key before the last rotation."""
 
 
 class CommandBus(Protocol):
@@ -68,13 +69,12 @@ class CommandBus(Protocol):
     async def request(
         self, command: Command, unheard: Callable[[], Awaitable[bool]] | None = None
     ) -> tuple[Reply, ...]:
-        """Send `command` and wait for the final replies of all expected receivers.
+        """Send `command` to its target and wait for the final replies of all expected receivers.
 
-        ``command.target`` selects the stream of a job or node. The receiver's presence states how many must reply
-        (``ranks``); otherwise one reply suffices.
+        The receiver's presence states how many must reply (``ranks``); otherwise one reply suffices.
 
-        Returns the replies by ``command.expires_at`` plus 1 s of grace, possibly none. Retries while the bus is
-        unavailable; never raises BusUnavailable. Repeating a command ID is safe.
+        Returns the replies by ``command.expires_at`` plus 1 s, possibly none. Retries while the bus is unavailable.
+        Repeating a command ID is safe.
 
         ``unheard`` is called once if no reply came within some seconds and no such receiver is connected. If it returns
         True, the wait ends.
@@ -124,7 +124,6 @@ class HttpAccess(Struct, frozen=True):
 
     headers: Mapping[str, str] = {}
     user: str | None = None
-    """For basic authentication."""
     password: str | None = None
     certificate: str | None = None
     """PEM file with a client certificate and its key."""
@@ -160,7 +159,7 @@ class HttpCaller(Protocol):
 
 class AlertSource(Protocol):
     async def is_firing(self, identity: Identity) -> bool:
-        """Raises TemporaryFailure if unknown."""
+        """Raises TemporaryFailure if the source does not answer."""
         ...
 
     async def silence(self, matchers: Mapping[str, str], ends_at: datetime, comment: str) -> str:

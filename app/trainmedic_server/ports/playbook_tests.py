@@ -8,7 +8,7 @@ from trainmedic_core.problems import FileProblem
 
 
 class PlayedTest(Struct, frozen=True):
-    """It passed if ``failures`` is empty. ``seconds`` are real time."""
+    """Passed if ``failures`` is empty. ``seconds`` are real time."""
 
     name: str
     line: int | None
@@ -31,8 +31,8 @@ class PlayedTests(Struct, frozen=True):
 
 
 class PlaybookTester(Protocol):
-    async def run_beside(self, source: str) -> PlayedTests:
-        """Run the tests next to the playbook file `source`, with a time limit and no external effects.
+    async def run_tests_of(self, source: str) -> PlayedTests:
+        """Run the test file next to the playbook at path `source`, with a time limit and no external effects.
 
         Raises NotFound without tests, Conflict if too many are running.
         """
@@ -40,5 +40,5 @@ class PlaybookTester(Protocol):
 
 
 class NoPlaybookTester:
-    async def run_beside(self, source: str) -> PlayedTests:
+    async def run_tests_of(self, source: str) -> PlayedTests:
         return PlayedTests(source, unfinished="This server runs no tests.")

@@ -1,5 +1,3 @@
-"""Past texts of playbooks."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -10,7 +8,7 @@ from msgspec import Struct
 
 
 class UsedVersion(Struct, frozen=True):
-    """`first_run` and `last_run` are IDs. They and `last_used_at` are None without runs."""
+    """`first_run` and `last_run` are run IDs. They and `last_used_at` are None if no run used it."""
 
     version: str
     first_used_at: datetime
@@ -22,7 +20,7 @@ class UsedVersion(Struct, frozen=True):
 
 class PlaybookVersions(Protocol):
     async def used_versions(self, playbook: str, most_runs: int) -> Sequence[UsedVersion]:
-        """Return the newest first, with counts of the newest `most_runs` runs. Raises StoreUnavailable."""
+        """Return versions, newest first. Their figures cover the newest `most_runs` runs. Raises StoreUnavailable."""
         ...
 
     async def text_of_version(self, playbook: str, version: str) -> str | None:

@@ -36,19 +36,23 @@ class Match(Struct, frozen=True):
     failed: bool = False
     """True if a condition could not be evaluated, which counts as no match."""
     unproven: bool = False
+    """True if only the playbook's ``proof`` is missing in the alert."""
 
 
 class Shortlist(Struct, frozen=True):
-    """Playbooks for an alertname, by whether they can match the alert."""
+    """Playbooks of an alertname: those that can match, and those that the alert's labels rule out."""
 
     playbooks: Sequence[CompiledPlaybook]
     ruled_out: Iterable[CompiledPlaybook] = ()
-    """Sorted by name; can be iterated once."""
+    """Sorted by name; can be iterated only once."""
     count_ruled_out: int = 0
 
 
 class CompiledPlaybook(Protocol):
-    """Immutable. All methods except `match` and `target_of` raise ExpressionError."""
+    """Immutable. `phase` (such as ``steps``) and `index` identify a step, `scope` has the names of expressions.
+
+    All methods except `match` and `target_of` raise ExpressionError.
+    """
 
     @property
     def definition(self) -> Playbook: ...
@@ -70,7 +74,7 @@ class CompiledPlaybook(Protocol):
     def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved: ...
 
     def effect_query(self, run: Run) -> str | None:
-        """Return None to use the alert's rule."""
+        """Return None to use the alert rule's expression."""
         ...
 
     def when(self, phase: str, index: int, scope: Scope) -> bool: ...
@@ -79,7 +83,9 @@ class CompiledPlaybook(Protocol):
         """Render and check the parameters of an action step or polled wait."""
         ...
 
-    def until(self, phase: str, index: int, scope: Scope, output: Mapping[str, Any]) -> bool: ...
+    def until(self, phase: str, index: int, scope: Scope, output: Mapping[str, Any]) -> bool:
+        """Return whether a polled wait is over, by the action's `output`."""
+        ...
 
     def undo_params(self, phase: str, index: int, scope: Scope, output: Mapping[str, Any] | None) -> BaseModel | None:
         """Return None if the undo needs the step's `output`, which is not known yet."""

@@ -17,6 +17,7 @@ from trainmedic_server.domain.run import OperatorOrder
 class OpenCounts(Struct, frozen=True):
     by_status: Mapping[str, int]
     owing: int
+    """Closed runs with a pending undo."""
 
 
 class StoredAgentLives(Protocol):
@@ -38,12 +39,12 @@ class Present(Protocol):
         """Return alerts in order of linking, without runs that have none."""
         ...
 
-    async def orders_of_runs(self, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]:
-        """Return operator commands in order, without runs that have none."""
-        ...
+    async def orders_of_runs(self, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]: ...
 
     async def runs_named(self, part: str, limit: int) -> list[str]:
         """Return up to `limit` IDs that begin or end with `part`, newest first."""
         ...
 
-    async def lost(self, since: datetime) -> tuple[list[AgentLife], list[JobLife]]: ...
+    async def lost(self, since: datetime) -> tuple[list[AgentLife], list[JobLife]]:
+        """Return agents and jobs that have disappeared since `since` and not returned."""
+        ...

@@ -27,8 +27,8 @@ _UNAVAILABLE = frozenset(
     | {"REBOOT_REQUESTED", "RESERVED", "UNKNOWN"}
 )
 """States and flags of nodes (sinfo(1)). Powered-down nodes are available: a job starts them."""
-NOT_THERE = "FUTURE"
-"""Node that does not exist yet."""
+FUTURE = "FUTURE"
+"""State of a configured node that does not exist yet."""
 
 
 class SlurmNode(Struct, frozen=True):
@@ -63,7 +63,6 @@ class SlurmNode(Struct, frozen=True):
 
     @property
     def is_drained(self) -> bool:
-        """True during a drain. Running jobs may continue."""
         return "DRAIN" in self.states
 
 
@@ -98,7 +97,6 @@ class SlurmJob(Struct, frozen=True):
     leader: str = ""
     """Heterogeneous job that it is a component of."""
     gpus_by_node: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Indexes by NodeName, while it runs."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -118,11 +116,11 @@ class SlurmJob(Struct, frozen=True):
 class SlurmRelease(Struct, frozen=True):
     version: str
     can_requeue: bool
-    """True if `Slurm.requeue` works: through an agent, and over REST from 26.05."""
+    """Through an agent, and over REST from 26.05."""
     can_reserve: bool = True
-    """True if `Slurm.reserve` works: through an agent, and over REST from 25.05."""
+    """Through an agent, and over REST from 25.05."""
     can_reboot: bool = False
-    """True if `Slurm.reboot` works: through an agent."""
+    """Through an agent."""
 
 
 class SlurmReservation(Struct, frozen=True):
@@ -131,15 +129,14 @@ class SlurmReservation(Struct, frozen=True):
     users: tuple[str, ...]
     starts_at: datetime | None = None
     ends_at: datetime | None = None
-    """Both aware UTC."""
 
 
 UNLIMITED = timedelta.max
-"""No limit: of a job's time, or of a drain that was to end by itself."""
+"""No time limit of a job, or no automatic end of a drain."""
 
 
 class JobChange(Struct, frozen=True):
-    """New values of a job. None leaves a value as it is. Excluded nodes are accepted only while it is pending."""
+    """New values of a job. None leaves a value as it is."""
 
     excluded_nodes: tuple[str, ...] | None = None
     priority: int | None = None
@@ -176,9 +173,7 @@ class Slurm(Protocol):
         """Replace the reason of a drained node."""
         ...
 
-    async def undrain(self, node: str) -> None:
-        """End the drain. A node that is down stays down."""
-        ...
+    async def undrain(self, node: str) -> None: ...
 
     async def reboot(self, node: str, reason: str) -> None:
         """Reboot the node as soon as no job runs on it; until then no new job starts. It then stays down.
@@ -221,10 +216,7 @@ class Slurm(Protocol):
         ...
 
     async def signal(self, job_id: str, signal: str, with_batch: bool = False) -> None:
-        """Send a signal, such as ``USR1``, to all steps of the job.
-
-        `with_batch` includes the batch script's shell and its children, which an untrapped signal ends.
-        """
+        """Send a signal, such as ``USR1``, to all steps; `with_batch` also to the batch script, which must trap it."""
         ...
 
     async def cancel(self, job_id: str) -> None: ...

@@ -1,5 +1,3 @@
-"""The run store: alerts, runs, steps, undos, events and the history."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
@@ -36,7 +34,7 @@ class LinkedRun(Struct, frozen=True):
     """May be one of a later release."""
     ended_at: datetime | None = None
     is_again: bool = False
-    """True if ``again`` started it."""
+    """True if the guard ``again`` started it."""
 
 
 class GuardFacts(Struct, frozen=True):
@@ -48,7 +46,9 @@ class GuardFacts(Struct, frozen=True):
     open_runs: int = 0
 
 
-class KeptTables(Protocol):
+class Transaction(Protocol):
+    """One transaction: all or nothing is durable. Methods take many keys, to save queries."""
+
     @property
     def findings(self) -> FindingRecords: ...
 
@@ -73,23 +73,15 @@ class KeptTables(Protocol):
     @property
     def sessions(self) -> StoredSessions: ...
 
-
-class Transaction(KeptTables, Protocol):
-    """One transaction: all or nothing is durable. Methods take many keys, to save queries."""
-
     # alerts
     def alerts(self, identities: Collection[Identity]) -> dict[Identity, AlertRecord]: ...
-    def firing_with(self, fingerprints: Collection[str]) -> list[AlertRecord]:
-        """Return unresolved alerts with any start time."""
-        ...
+    def firing_with(self, fingerprints: Collection[str]) -> list[AlertRecord]: ...
 
     def newest_alerts(self, fingerprints: Collection[str]) -> dict[str, AlertRecord]:
         """Return the alert of each fingerprint that began last, also a resolved one."""
         ...
 
-    def firing(self, limit: int, names: Collection[str] | None = None) -> list[AlertRecord]:
-        """Return only alerts of `names` unless None."""
-        ...
+    def firing(self, limit: int, names: Collection[str] | None = None) -> list[AlertRecord]: ...
 
     def save_alerts(self, records: Sequence[AlertRecord]) -> None:
         """Insert or replace, by identity. The alertname and the first report's time are retained."""
@@ -99,8 +91,8 @@ class Transaction(KeptTables, Protocol):
         """Return unresolved alerts without a report after `moment` whose run is open or owes an undo."""
         ...
 
-    def heard_no_later_than(self, moment: datetime) -> None:
-        """Limit the last report's time of firing alerts to `moment`: the clock was set back."""
+    def limit_last_reports(self, moment: datetime) -> None:
+        """Set later last reports of unresolved alerts to `moment`: the clock was set back."""
         ...
 
     # runs
@@ -113,7 +105,7 @@ class Transaction(KeptTables, Protocol):
         ...
 
     def open_targets(self) -> Collection[tuple[str, str]]:
-        """Return (playbook, target key)."""
+        """Return (playbook, target key) of all open runs."""
         ...
 
     def guard_facts(
@@ -130,13 +122,11 @@ class Transaction(KeptTables, Protocol):
         ...
 
     def limited_since(self, playbook: str, moment: datetime) -> set[str]:
-        """Return the targets whose ``on_limited`` steps began after `moment`."""
+        """Return target keys of rate-limited runs with ``on_limited`` steps, created after `moment`."""
         ...
 
     def memories(self, playbook: str, targets: Collection[str], since: Mapping[str, datetime]) -> dict[str, RunMemory]:
-        """Return by target key what runs have changed before: their numbers after each time in `since`, and the last
-        one.
-        """
+        """Return each target's last earlier run that changed something, and their number since each time of `since`."""
         ...
 
     def nodes_acted_on(self, since: datetime) -> set[str]:
@@ -171,8 +161,8 @@ class Transaction(KeptTables, Protocol):
         """
         ...
 
-    def freeze(self, run_id: str, members: Sequence[str]) -> None:
-        """Store a new parent run's unchangeable list of target keys."""
+    def add_group_list(self, run_id: str, members: Sequence[str]) -> None:
+        """Store the target keys of a new parent run's members. The list never changes."""
         ...
 
     def group_list(self, run_id: str) -> tuple[str, ...]: ...
@@ -182,7 +172,7 @@ class Transaction(KeptTables, Protocol):
 
     def unfinished_members(self, run_id: str) -> list[str]: ...
     def members_with_undo(self, run_id: str, undos: Collection[UndoStatus]) -> list[str]:
-        """Return run IDs."""
+        """Return the run IDs of members whose undo is in one of these states."""
         ...
 
     def link(self, links: Iterable[tuple[str, Identity]]) -> None:
@@ -222,9 +212,7 @@ class Transaction(KeptTables, Protocol):
     def append(self, events: Sequence[Event]) -> None: ...
     def events_of(self, run_id: str, kind: str) -> list[Event]: ...
 
-    def time_gaps(self) -> list[TimeGap]:
-        """Return them in order."""
-        ...
+    def time_gaps(self) -> list[TimeGap]: ...
 
     def add_time_gaps(self, gaps: Iterable[TimeGap]) -> None: ...
     def job_lives(self) -> list[JobLife]: ...
@@ -235,7 +223,7 @@ class Transaction(KeptTables, Protocol):
     def controls(self) -> Controls: ...
     def save_controls(self, controls: Controls) -> None: ...
     def keep_playbook(self, name: str, version: str, text: str, at: datetime) -> None:
-        """Store the text, so that runs can continue with it. Idempotent."""
+        """Store the text, so that runs can continue after an edit. Idempotent."""
         ...
 
     def playbook_text(self, name: str, version: str) -> str | None: ...
@@ -255,12 +243,11 @@ class RunStore(Protocol):
         ...
 
     async def prune(self, older_than: datetime, archive: RunArchive | None = None) -> int:
-        """Delete closed runs without a pending undo created before `older_than`, with their data, and return their
-        number.
+        """Delete closed runs without a pending undo created before `older_than`, with their data; return their number.
 
-        Also deletes, without a later report: alerts without a run, nodes, verdicts, closed findings, job places, and
-        old events of no run. Findings and verdicts of retained jobs stay. Alerts without a run are limited in number at
-        any age. Other transactions run in between.
+        Also deletes what has no later report: alerts without a run, whose number is limited at any age, nodes,
+        verdicts, closed findings, job places, and events of no run. Findings and verdicts of retained jobs stay. Other
+        transactions run in between.
 
         With `archive`, each run is archived first. If that fails, raises ArchiveUnavailable and stops deleting.
         """
@@ -324,7 +311,6 @@ class RunRecord(Struct, frozen=True):
     orders: tuple[OperatorOrder, ...] = ()
     effect: Effect | None = None
     members: tuple[str, ...] = ()
-    """Target keys of a parent run's frozen list."""
 
 
 class History(Protocol):
@@ -333,14 +319,12 @@ class History(Protocol):
     async def page(self, matching: HistoryFilter, limit: int, cursor: str | None) -> tuple[list[Run], str | None]:
         """Return at most `limit` runs, newest first, and the next page's cursor, if any.
 
-        A page of a rare selection may be short or empty with a cursor: its search time is limited. New runs do not
-        shift pages. Raises ValueError on an invalid cursor.
+        The search time is limited: a page may be short or empty and still have a cursor. New runs do not shift pages.
+        Raises ValueError on an invalid cursor.
         """
         ...
 
-    def stream(self, matching: HistoryFilter) -> AsyncIterator[Run]:
-        """Yield the newest first, in bounded memory."""
-        ...
+    def stream(self, matching: HistoryFilter) -> AsyncIterator[Run]: ...
 
     async def record(self, run_id: str) -> RunRecord | None: ...
     async def events_after(self, seq: int, limit: int, kinds: Collection[str] = ()) -> list[Event]:

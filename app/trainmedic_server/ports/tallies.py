@@ -1,5 +1,3 @@
-"""Counts of runs and effects by playbook."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -14,15 +12,17 @@ from trainmedic_server.domain.run import Status
 
 
 class PlaybookTally(Struct):
+    """Terms: ``docs/reference/reports.md``."""
+
     statuses: Counter[Status] = field(default_factory=Counter)
     effects: Counter[EffectVerdict] = field(default_factory=Counter)
     timed_out: int = 0
     undone_by_hand: int = 0
     repeated: int = 0
     repair_seconds: Counter[float] = field(default_factory=Counter)
-    """Durations of successful runs from admission, with their counts; seconds, rounded to two digits."""
+    """Successful runs by duration from admission: seconds, rounded to two digits."""
     person_seconds: Counter[float] = field(default_factory=Counter)
-    """In the same form."""
+    """Answered questions by duration."""
 
     def add(self, other: PlaybookTally) -> None:
         self.statuses += other.statuses

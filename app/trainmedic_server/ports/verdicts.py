@@ -1,5 +1,3 @@
-"""Verdicts on job failures, in the run store and for reports."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
 """Reports on one job and on all jobs.
 
-All modules except ``job_questions`` and ``compiling`` are pure. An unknown figure is None, and the report states why.
+All modules except ``job_queries`` and ``compiling`` are pure. An unknown figure is None, and the report states why.
 """

@@ -14,6 +14,8 @@ from trainmedic_server.ports.metric_history import Points
 from trainmedic_server.reports import points as figures
 
 MOST = 100
+_FEWEST_POINTS = 10  # For a relative limit.
+_LEAST_RELATIVE_LIMIT = 0.01  # As in the rule TrainingLossUnstable: near 0, any change is a large multiple.
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +26,11 @@ class Bound:
     limit: float
     summary: str
     is_over: bool = True
+    """False if values under the limit are out of bounds."""
     at_least: int = 1
+    """Consecutive points."""
     relative: bool = False
-    """The limit is a factor of the series' own mean, or of its median if it exceeds 1."""
+    """The limit is a factor: below 1 of the series' mean, otherwise of its median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class Anomaly:
     summary: str
     gpus: tuple[AnomalousGpu, ...] = ()
     gpu_count: int | None = None
-    """At one time. None for anomalies of no single GPUs."""
+    """Most GPUs out of bounds at one time. None if GPUs are not counted."""
 
 
 BOUNDS = (
@@ -136,14 +140,15 @@ def anomalies(bound: Bound, points: Points, every: float) -> list[Anomaly]:
 
 
 def _limit(bound: Bound, points: Points) -> float | None:
+    """Return None if a relative limit has too few points."""
     if not bound.relative:
         return bound.limit
     values = figures.finite(points)
-    if len(values) < 10:
+    if len(values) < _FEWEST_POINTS:
         return None
-    usual = statistics.fmean(values) if bound.limit < 1 else statistics.median(values)
-    # Minimum as in the rule TrainingLossUnstable: any change exceeds a spread near 0.
-    return usual * bound.limit if bound.limit < 1 else max(usual * bound.limit, 0.01)
+    if bound.limit < 1:
+        return statistics.fmean(values) * bound.limit
+    return max(statistics.median(values) * bound.limit, _LEAST_RELATIVE_LIMIT)
 
 
 def newest(all_anomalies: Sequence[Anomaly]) -> list[Anomaly]:

@@ -13,9 +13,9 @@ from trainmedic_logs.diagnosis.slow import EXPLAINED_SHARE, NOTABLE_SHARE, SLOW_
 from trainmedic_logs.domain.finding import CauseClass, Role
 from trainmedic_logs.domain.known_finding import KnownFinding
 
-_VERY_LARGE = 0.5
-_FULL = 0.92
-_SLOW = 0.7
+_HIGH_SEVERITY = 0.5  # Share of a step spent waiting.
+_MEMORY_FULL = 0.92  # Share in use.
+_SLOW_THROUGHPUT = 0.7  # Share of the baseline.
 
 _ADVICE = {
     "data": (
@@ -46,7 +46,7 @@ class StepShares:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """The rank with the longest own time per step."""
+    """The rank with the longest own time per step, and its ratio to the median."""
 
     rank: str
     node: str
@@ -89,6 +89,8 @@ def step_shares(data: float | None, compute: float | None, wait: float | None, s
 
 @dataclass(frozen=True, slots=True)
 class LogHints:
+    """NCCL timeouts in the job's log, and waiting for data by the trainer's figures."""
+
     timeouts: int = 0
     waits_for_data: bool = False
 
@@ -109,64 +111,65 @@ def bottleneck(
 
     ``throughput_share`` is relative to the baseline. ``hints`` count only without shares.
     """
-    short = _memory(memory, throughput_share)
+    short = _memory_shortage(memory, throughput_share)
     if short is not None:
         return short
     if shares is None:
-        return _by_log(throughput_share, hints)
+        return _from_log(throughput_share, hints)
     data, wait = shares.data or 0.0, shares.wait or 0.0
     lost = data + wait
     if max(data, wait) <= NOTABLE_SHARE:
-        return _computing(shares, throughput_share)
-    severity = "high" if max(data, wait) > _VERY_LARGE else "medium"
-    said = f"{data:.0%} of a step is waiting for batches, {wait:.0%} waiting for other ranks"
+        return _compute_bound(shares, throughput_share)
+    severity = "high" if max(data, wait) > _HIGH_SEVERITY else "medium"
+    waits = f"{data:.0%} of a step is waiting for batches, {wait:.0%} waiting for other ranks"
     if data / lost >= EXPLAINED_SHARE:
-        return _made("data", severity, said)
+        return _with_advice("data", severity, waits)
     if wait / lost >= EXPLAINED_SHARE:
         if straggler is not None and straggler.ratio > SLOW_RANK_FACTOR:
             slow = f"rank {straggler.rank} on {straggler.node} needs {straggler.ratio:.2g} times as long as the median"
-            return _made("straggler", severity, said, slow)
+            return _with_advice("straggler", severity, waits, slow)
         alike = "no rank stands out" if straggler is not None else "whether a rank stands out was not measured"
-        return _made("communication", severity, said, alike)
-    return Bottleneck("mixed", severity, (said, "neither explains four fifths of it"), ())
+        return _with_advice("communication", severity, waits, alike)
+    return Bottleneck("mixed", severity, (waits, "neither explains four fifths of it"), ())
 
 
-def _by_log(throughput_share: float | None, hints: LogHints) -> Bottleneck | None:
-    """Guess from experience, unless the trainer states a measurement."""
+def _from_log(throughput_share: float | None, hints: LogHints) -> Bottleneck | None:
     if hints.waits_for_data:
-        return _made(
+        return _with_advice(
             "data", "medium", "by the trainer's own figures, more than half of a step is spent waiting for the batch"
         )
-    if throughput_share is None or throughput_share >= _SLOW:
+    if throughput_share is None or throughput_share >= _SLOW_THROUGHPUT:
         return None
     slow = f"a hint, not measured: the throughput is at {throughput_share:.0%} of what it was"
     if hints.timeouts:
-        return _made("communication", "low", slow, "NCCL reported timeouts in that time")
-    return _made("data", "low", slow, "no NCCL timeout is known, and slow data loading is the most frequent reason")
+        return _with_advice("communication", "low", slow, "NCCL reported timeouts in that time")
+    return _with_advice(
+        "data", "low", slow, "no NCCL timeout is known, and slow data loading is the most frequent reason"
+    )
 
 
-def _memory(memory: MemoryUse, throughput_share: float | None) -> Bottleneck | None:
+def _memory_shortage(memory: MemoryUse, throughput_share: float | None) -> Bottleneck | None:
     reasons = []
     if memory.retries > 0:
         reasons.append(f"CUDA memory was allocated only after emptying the cache, {memory.retries:.0f} times")
-    is_slow = throughput_share is not None and throughput_share < _SLOW
+    is_slow = throughput_share is not None and throughput_share < _SLOW_THROUGHPUT
     for name, use in (("CUDA", memory.cuda), ("host", memory.host)):
-        if is_slow and use is not None and use > _FULL:
+        if is_slow and use is not None and use > _MEMORY_FULL:
             reasons.append(f"{use:.0%} of the {name} memory is in use, at {throughput_share:.0%} of the throughput")
-    return _made("memory", "high" if is_slow else "medium", *reasons) if reasons else None
+    return _with_advice("memory", "high" if is_slow else "medium", *reasons) if reasons else None
 
 
-def _computing(shares: StepShares, throughput_share: float | None) -> Bottleneck | None:
+def _compute_bound(shares: StepShares, throughput_share: float | None) -> Bottleneck | None:
     if shares.wait is None:
         # Unknown waiting time, as with pipeline parallelism.
         return None
     reasons = [f"{1 - (shares.data or 0.0) - shares.wait:.0%} of a step is computing"]
-    if throughput_share is not None and throughput_share < _SLOW:
+    if throughput_share is not None and throughput_share < _SLOW_THROUGHPUT:
         reasons.append(f"the throughput is at {throughput_share:.0%} of what it was: see whether GPUs are slowed down")
-        return _made("compute", "medium", *reasons)
-    return _made("compute", "low", *reasons)
+        return _with_advice("compute", "medium", *reasons)
+    return _with_advice("compute", "low", *reasons)
 
 
-def _made(kind: str, severity: str, *reasons: str) -> Bottleneck:
+def _with_advice(kind: str, severity: str, *reasons: str) -> Bottleneck:
     advice: Sequence[str] = _ADVICE[kind]
     return Bottleneck(kind, severity, reasons, tuple(advice))

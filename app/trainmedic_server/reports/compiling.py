@@ -1,5 +1,3 @@
-"""Compilation of reports from the run store, Prometheus and verdicts."""
-
 from __future__ import annotations
 
 import asyncio
@@ -24,7 +22,7 @@ from trainmedic_server.reports.evaluations import EVALUATED
 from trainmedic_server.reports.failures import JOB_EVENTS
 from trainmedic_server.reports.fleet import FleetReport, RunTally, fleet_report
 from trainmedic_server.reports.job_figures import JobFigures
-from trainmedic_server.reports.job_questions import JobQuestions
+from trainmedic_server.reports.job_queries import JobQueries
 from trainmedic_server.reports.job_report import (
     MOST_LISTED,
     JobRecords,
@@ -42,14 +40,14 @@ MOST_EVENTS = 20_000
 """Newest events, about 10 MB."""
 MOST_FINDINGS = 2000
 MOST_EVALUATIONS = 5000
-LONGEST = timedelta(days=366)
-COUNTED = timedelta(days=30)
-_PATIENCE = timedelta(seconds=25)
+LONGEST_PERIOD = timedelta(days=366)
+COUNTED_PERIOD = timedelta(days=30)
+_PROMETHEUS_TIMEOUT = timedelta(seconds=25)
 log = telemetry.logger(__name__)
 
 
 class ReportHistory(History, TallySource, Protocol):
-    """History and its counts."""
+    """Run history and counts of its runs."""
 
 
 class ReportCompiler:
@@ -99,12 +97,15 @@ class ReportCompiler:
         return job_report(job, since, until, figures, records, no_metrics)
 
     async def curves(self, job: str, since: datetime, until: datetime) -> JobCurves:
-        """Without curves in Prometheus, return what the job reported."""
+        """Return curves from Prometheus, or from the job's reports if Prometheus has none."""
         found = await curves.of_job(self._metrics, job, since, until)
         if found.curves or self._reported is None:
             return found
         reported = self._reported.of_job(job, since, until, str(found.unknown))
-        return reported if reported is not None and (reported.curves or found.source is None) else found
+        if reported is None:
+            return found
+        # Without curves in both, Prometheus may still have rank times or a checkpoint.
+        return reported if reported.curves or found.source is None else found
 
     async def readings(self, node: str, now: datetime) -> NodeReadings:
         found = await curves.of_node(self._metrics, node, now)
@@ -127,7 +128,7 @@ class ReportCompiler:
         """Count the last 30 days. Raises StoreUnavailable."""
         now = self._clock.now() if self._clock is not None else datetime.now(UTC)
         # Start at midnight UTC: whole days are counted already.
-        begin = datetime.combine((now.astimezone(UTC) - COUNTED).date(), time(), UTC)
+        begin = datetime.combine((now.astimezone(UTC) - COUNTED_PERIOD).date(), time(), UTC)
         return dict(await self.history.tally(begin, now))
 
     async def _findings_of(
@@ -156,6 +157,7 @@ class ReportCompiler:
     async def _runs(
         self, matching: HistoryFilter, left_out: dict[str, str], part: str = "repairs"
     ) -> AsyncIterator[Run]:
+        """Yield at most `MOST_RUNS`; note further ones in `left_out[part]`."""
         count = 0
         async for run in self.history.stream(matching):
             if count == MOST_RUNS:
@@ -168,10 +170,10 @@ class ReportCompiler:
         if self._metrics is None:
             return JobFigures(), NO_PROMETHEUS
         try:
-            async with asyncio.timeout(_PATIENCE.total_seconds()):
-                return await JobQuestions(self._metrics, job, since, until).figures(), None
+            async with asyncio.timeout(_PROMETHEUS_TIMEOUT.total_seconds()):
+                return await JobQueries(self._metrics, job, since, until).figures(), None
         except TimeoutError:
-            reason = f"Prometheus did not answer within {_PATIENCE.total_seconds():g} s"
+            reason = f"Prometheus did not answer within {_PROMETHEUS_TIMEOUT.total_seconds():g} s"
         except MetricsUnavailable as error:
             reason = str(error)
         log.warning("report lacks Prometheus figures", reason=reason)

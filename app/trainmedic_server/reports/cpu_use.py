@@ -31,15 +31,12 @@ class RankCpu:
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """Busy cores, averaged over the measured time."""
-
     median_cores: float
     highest: tuple[RankCpu, ...]
     lowest: tuple[RankCpu, ...]
 
 
 def cpu_use(median: Points, ranks: Sequence[MetricSeries]) -> CpuUse | None:
-    """Return None if nothing was measured."""
     usual = figures.average(median)
     if usual is None:
         return None

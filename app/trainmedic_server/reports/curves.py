@@ -14,31 +14,35 @@ from trainmedic_server.domain.promql import quoted
 from trainmedic_server.errors import MetricsUnavailable
 from trainmedic_server.ports.metric_history import MetricHistory, MetricSeries
 
-POINTS = 120
+POINTS = 120  # Of a curve, at most.
 NO_PROMETHEUS = "no Prometheus is set (--prometheus-url)"
-_SHORTEST = timedelta(seconds=15)
+_SHORTEST_INTERVAL = timedelta(seconds=15)
 JOB_CURVES = (("loss", ""), ("throughput", "tokens/s"), ("throughput", "samples/s"), ("learning rate", ""))
 GPU_CURVES = (("temperature", "°C"), ("power limit", "W"))
 GPU_CURVES_OVER = timedelta(hours=1)
-_OF_JOB = (
+# In the order of JOB_CURVES.
+_JOB_METRICS = (
     "training_loss",
     "training_throughput_tokens_per_second",
     "training_throughput_samples_per_second",
     "training_learning_rate",
 )
-_CURVES_OF_NODE = ("gpu_temperature_celsius", "gpu_power_limit_watts")
-_OF_NODE = (
+# In the order of GPU_CURVES.
+_NODE_CURVE_METRICS = ("gpu_temperature_celsius", "gpu_power_limit_watts")
+# Fields of NodeGpuReading with their metrics.
+_NODE_METRICS = (
     ("temperature_celsius", "gpu_temperature_celsius"),
     ("power_watts", "gpu_power_usage_watts"),
     ("utilization_percent", "gpu_utilization_percent"),
 )
-_NEWEST = (
+_LATEST_METRICS = (
     "training_own_median_seconds",
     "training_step",
     "training_checkpoint_step",
     "training_checkpoint_timestamp_seconds",
 )
 RECENT = timedelta(minutes=5)
+"""Maximum age of a known value."""
 _MOST_RANKS = 64
 
 
@@ -87,11 +91,10 @@ class JobCurves:
     until: datetime
     curves: tuple[Curve, ...]
     ranks: tuple[RankTime, ...]
-    """Slowest first. Others are near the median."""
+    """The slowest ones, slowest first."""
     usual_seconds: float | None
     checkpoint: NewestCheckpoint | None
     unknown: str | None
-    """Why there is no curve."""
     source: Source | None = None
     reported_since: datetime | None = None
     """First report used."""
@@ -122,16 +125,16 @@ class NodeReadings:
 
 async def of_job(metrics: MetricHistory | None, job: str, begin: datetime, end: datetime) -> JobCurves:
     if metrics is None:
-        return _none(job, begin, end, NO_PROMETHEUS)
-    every = timedelta(seconds=math.ceil(max((end - begin) / POINTS, _SHORTEST).total_seconds()))
-    of_job = f"{{job_name={quoted(job)}}}"
-    over = f"{of_job}[{duration.write(max(every, timedelta(minutes=1)))}]"
-    lately = f"{of_job}[{duration.write(RECENT)}]"
-    newest = [f"max(last_over_time({metric}{lately}))" for metric in _NEWEST]
+        return _without_curves(job, begin, end, NO_PROMETHEUS)
+    every = timedelta(seconds=math.ceil(max((end - begin) / POINTS, _SHORTEST_INTERVAL).total_seconds()))
+    matcher = f"{{job_name={quoted(job)}}}"
+    over = f"{matcher}[{duration.write(max(every, timedelta(minutes=1)))}]"
+    lately = f"{matcher}[{duration.write(RECENT)}]"
+    newest = [f"max(last_over_time({metric}{lately}))" for metric in _LATEST_METRICS]
     try:
         answers, latest, ranks = await asyncio.gather(
             asyncio.gather(
-                *(metrics.read(f"avg(avg_over_time({metric}{over}))", begin, end, every) for metric in _OF_JOB)
+                *(metrics.read(f"avg(avg_over_time({metric}{over}))", begin, end, every) for metric in _JOB_METRICS)
             ),
             asyncio.gather(*(metrics.read(query, end, end, RECENT) for query in newest)),
             metrics.read(
@@ -139,67 +142,66 @@ async def of_job(metrics: MetricHistory | None, job: str, begin: datetime, end: 
             ),
         )
     except MetricsUnavailable as error:
-        return _none(job, begin, end, str(error))
+        return _without_curves(job, begin, end, str(error))
     curves = tuple(
-        Curve(name, unit, _finite(answer[0]))
+        Curve(name, unit, _finite_points(answer[0]))
         for (name, unit), answer in zip(JOB_CURVES, answers, strict=True)
         if answer
     )
-    none = "Prometheus has no loss, throughput or learning rate of this job in that time"
-    usual, step, saved, saved_at = map(_one, latest)
-    timed = [_rank_time(series) for series in ranks if _one([series]) is not None]
+    usual, step, saved, saved_at = map(_latest_value, latest)
+    timed = [_rank_time(series) for series in ranks if _latest_value([series]) is not None]
     slowest = sorted(timed, key=lambda each: -each.seconds)[:_MOST_RANKS]
     checkpoint = None
     if saved_at is not None:
         checkpoint = NewestCheckpoint.of(step, saved, datetime.fromtimestamp(saved_at, UTC))
     source = Source.PROMETHEUS if curves or checkpoint is not None or slowest else None
-    unknown = None if curves else none
+    unknown = None if curves else "Prometheus has no loss, throughput or learning rate of this job in that time"
     return JobCurves(job, begin, end, curves, tuple(slowest), usual, checkpoint, unknown, source, None, unknown)
 
 
 async def of_node(metrics: MetricHistory | None, node: str, now: datetime) -> NodeReadings:
     if metrics is None:
         return NodeReadings(node, (), NO_PROMETHEUS, not_prometheus=NO_PROMETHEUS)
-    of_node = f"{{node={quoted(node)}}}"
-    over = f"{of_node}[{duration.write(RECENT)}]"
+    matcher = f"{{node={quoted(node)}}}"
+    lately = f"{matcher}[{duration.write(RECENT)}]"
     every = GPU_CURVES_OVER / POINTS
     begin = now - GPU_CURVES_OVER
     try:
-        answers, courses = await asyncio.gather(
+        answers, curve_answers = await asyncio.gather(
             asyncio.gather(
                 *(
-                    metrics.read(f"max by (uuid) (last_over_time({metric}{over}))", now, now, RECENT)
-                    for _, metric in _OF_NODE
+                    metrics.read(f"max by (uuid) (last_over_time({metric}{lately}))", now, now, RECENT)
+                    for _, metric in _NODE_METRICS
                 )
             ),
             asyncio.gather(
                 *(
-                    metrics.read(f"max by (uuid) (avg_over_time({metric}{of_node}[1m]))", begin, now, every)
-                    for metric in _CURVES_OF_NODE
+                    metrics.read(f"max by (uuid) (avg_over_time({metric}{matcher}[1m]))", begin, now, every)
+                    for metric in _NODE_CURVE_METRICS
                 )
             ),
         )
     except MetricsUnavailable as error:
         return NodeReadings(node, (), str(error), not_prometheus=str(error))
     values: dict[str, dict[str, float]] = {}
-    for (name, _), answer in zip(_OF_NODE, answers, strict=True):
-        for uuid, value in _newest(answer):
+    for (name, _), answer in zip(_NODE_METRICS, answers, strict=True):
+        for uuid, value in _latest_by_uuid(answer):
             values.setdefault(uuid, {})[name] = value
     curves: dict[str, tuple[Curve, ...]] = {}
-    for (name, unit), answer in zip(GPU_CURVES, courses, strict=True):
+    for (name, unit), answer in zip(GPU_CURVES, curve_answers, strict=True):
         for series in answer:
             uuid = series.labels.get("uuid", "")
-            curves[uuid] = (*curves.get(uuid, ()), Curve(name, unit, _finite(series)))
+            curves[uuid] = (*curves.get(uuid, ()), Curve(name, unit, _finite_points(series)))
     gpus = tuple(NodeGpuReading(uuid, **latest, curves=curves.get(uuid, ())) for uuid, latest in sorted(values.items()))
-    none = None if gpus else "Prometheus has no GPU metrics of this node in the last 5 minutes"
-    return NodeReadings(node, gpus, none, Source.PROMETHEUS if gpus else None, None, none)
+    unknown = None if gpus else "Prometheus has no GPU metrics of this node in the last 5 minutes"
+    return NodeReadings(node, gpus, unknown, Source.PROMETHEUS if gpus else None, None, unknown)
 
 
-def _none(job: str, begin: datetime, end: datetime, why: str) -> JobCurves:
+def _without_curves(job: str, begin: datetime, end: datetime, why: str) -> JobCurves:
     return JobCurves(job, begin, end, (), (), None, None, why, not_prometheus=why)
 
 
-def _one(answer: Sequence[MetricSeries]) -> float | None:
+def _latest_value(answer: Sequence[MetricSeries]) -> float | None:
     value = answer[0].points[-1][1] if answer and answer[0].points else math.nan
     return value if math.isfinite(value) else None
 
@@ -208,10 +210,10 @@ def _rank_time(series: MetricSeries) -> RankTime:
     return RankTime(series.labels.get("rank", "?"), series.labels.get("rank_node", ""), series.points[-1][1])
 
 
-def _finite(series: MetricSeries) -> tuple[tuple[float, float | None], ...]:
+def _finite_points(series: MetricSeries) -> tuple[tuple[float, float | None], ...]:
     return tuple((at, value if math.isfinite(value) else None) for at, value in series.points)
 
 
-def _newest(answer: Sequence[MetricSeries]) -> list[tuple[str, float]]:
+def _latest_by_uuid(answer: Sequence[MetricSeries]) -> list[tuple[str, float]]:
     values = [(series.labels.get("uuid", ""), series.points[-1][1]) for series in answer if series.points]
     return [(uuid, value) for uuid, value in values if uuid and math.isfinite(value)]

@@ -32,8 +32,6 @@ _RANKS = (*(name for _, name in _RATINGS), _POOR)
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Throughput to compare a job with."""
-
     value: float
     of: str
     """``target`` if declared; else ``first_stable_hour``, or ``first_points`` if there was none yet."""
@@ -44,8 +42,6 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Score from 0 to 100, and its rating."""
-
     score: float
     rating: str
     """``excellent`` (from 80), ``good`` (from 60), ``fair`` (from 40) or ``poor``, by the lower of the score and the
@@ -82,7 +78,6 @@ def _median_of(points: Points, of: str) -> Baseline:
 
 
 def target(value: float | None, points: Points) -> Baseline | None:
-    """Return None if the job declares no target."""
     if value is None or not math.isfinite(value) or value <= 0 or not points:
         return None
     return Baseline(value, "target", points[0][0], points[-1][0], len(points))

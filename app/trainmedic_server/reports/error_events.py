@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 
 from trainmedic_logs.domain.finding import CauseClass, Role
 from trainmedic_logs.domain.known_finding import KnownFinding
+from trainmedic_server.ports.verdicts import VerdictRecord
 from trainmedic_server.reports.failures import FailureRecord
 
 OUT_OF_MEMORY = frozenset({CauseClass.GPU_MEMORY, CauseClass.HOST_MEMORY})
@@ -20,8 +21,8 @@ MOST_RANKS = 64
 NOTHING_READ = (
     "no agent has reported a finding of this job in that time: nothing was found in its log, or its log is not read"
 )
-_SAME = timedelta(minutes=1)
-_ENDS_AFTER = timedelta(minutes=2)
+_SAME_EVENT = timedelta(minutes=1)
+_FAILURE_AFTER = timedelta(minutes=2)
 """A failure of the same cause within this time is attributed to the event."""
 _COUNTED = frozenset({Role.ROOT, Role.CONFIRMATION})
 """Roles of findings that are more than the consequence of another failure."""
@@ -29,8 +30,6 @@ _COUNTED = frozenset({Role.ROOT, Role.CONFIRMATION})
 
 @dataclass(frozen=True, slots=True)
 class ErrorEvent:
-    """An out-of-memory or network event."""
-
     at: datetime
     until: datetime
     """Time of the last line; ``at`` is that of the first."""
@@ -47,8 +46,6 @@ class ErrorEvent:
 
 @dataclass(frozen=True, slots=True)
 class ErrorCount:
-    """Events of one kind in the report's period."""
-
     count: int
     fatal: int
     """Events known to have ended the job."""
@@ -59,27 +56,42 @@ def error_count(
     causes: frozenset[CauseClass],
     findings: Sequence[KnownFinding],
     failures: Sequence[FailureRecord],
-    tells_of_failures: bool,
+    are_failures_known: bool,
 ) -> ErrorCount:
-    """``tells_of_failures``: a failure would be known, because the job's processes or launcher reported something."""
+    """Count findings, and diagnosed failures without one.
+
+    `are_failures_known`: the job's processes or launcher reported something, so a failure would be known.
+    """
     counted = [each for each in findings if each.cause in causes and each.role in _COUNTED and not each.is_suspected]
-    events = [_event(group, failures, tells_of_failures) for group in _groups(counted)]
+    events = [_event(group, failures, are_failures_known) for group in _groups(counted)]
+    without_finding = [failure for failure in failures if not any(_may_end(event, failure) for event in events)]
     events += [
-        ErrorEvent(failure.at, failure.at, (failure.verdict.cause,), failure.verdict.ranks, len(failure.verdict.ranks),
-                   () if failure.verdict.node is None else (failure.verdict.node,), (), 0, True)
-        for failure in failures
-        if failure.verdict is not None
-        and failure.verdict.cause in {cause.value for cause in causes}
-        and not any(_may_end(event, failure) for event in events)
-    ]  # fmt: skip
+        _event_of_verdict(failure.verdict, failure.at)
+        for failure in without_finding
+        if failure.verdict is not None and failure.verdict.cause in causes
+    ]
     events.sort(key=lambda event: event.at)
     return ErrorCount(len(events), sum(event.ended_job is True for event in events), tuple(events[-MOST_LISTED:]))
+
+
+def _event_of_verdict(verdict: VerdictRecord, at: datetime) -> ErrorEvent:
+    return ErrorEvent(
+        at=at,
+        until=at,
+        causes=(verdict.cause,),
+        ranks=verdict.ranks,
+        rank_count=len(verdict.ranks),
+        nodes=() if verdict.node is None else (verdict.node,),
+        rules=(),
+        lines=0,
+        ended_job=True,
+    )
 
 
 def _groups(findings: Sequence[KnownFinding]) -> Iterator[list[KnownFinding]]:
     group: list[KnownFinding] = []
     for each in sorted(findings, key=lambda finding: (finding.first_at, finding.id)):
-        if group and each.first_at > max(known.last_at for known in group) + _SAME:
+        if group and each.first_at > max(known.last_at for known in group) + _SAME_EVENT:
             yield group
             group = []
         group.append(each)
@@ -87,7 +99,7 @@ def _groups(findings: Sequence[KnownFinding]) -> Iterator[list[KnownFinding]]:
         yield group
 
 
-def _event(group: Sequence[KnownFinding], failures: Sequence[FailureRecord], tells_of_failures: bool) -> ErrorEvent:
+def _event(group: Sequence[KnownFinding], failures: Sequence[FailureRecord], are_failures_known: bool) -> ErrorEvent:
     ranks = sorted(frozenset().union(*(each.ranks for each in group)))
     causes = {each.cause.value for each in group}
     event = ErrorEvent(
@@ -99,7 +111,7 @@ def _event(group: Sequence[KnownFinding], failures: Sequence[FailureRecord], tel
         nodes=tuple(sorted(frozenset().union(*(each.nodes for each in group)))[:MOST_RANKS]),
         rules=tuple(sorted({each.rule for each in group})),
         lines=sum(each.count for each in group),
-        ended_job=False if tells_of_failures else None,
+        ended_job=False if are_failures_known else None,
     )
     near = [failure for failure in failures if _may_end(event, failure)]
     if not near:
@@ -112,4 +124,4 @@ def _event(group: Sequence[KnownFinding], failures: Sequence[FailureRecord], tel
 
 
 def _may_end(event: ErrorEvent, failure: FailureRecord) -> bool:
-    return event.at - _SAME <= failure.at <= event.until + _ENDS_AFTER
+    return event.at - _SAME_EVENT <= failure.at <= event.until + _FAILURE_AFTER

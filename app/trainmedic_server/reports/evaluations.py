@@ -19,8 +19,6 @@ NOT_A_NUMBER = "not a finite number"
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRecord:
-    """Values of one metric."""
-
     metric: str
     value: float | None
     """None if it is not a finite number, as ``problem`` states."""
@@ -34,7 +32,7 @@ class EvaluationRecord:
 
 
 def evaluation_records(events: Sequence[Event]) -> tuple[EvaluationRecord, ...]:
-    """Sort by name. A repeated report counts once."""
+    """Return one record per metric, by name. A repeated report counts once."""
     by_name: dict[str, dict[datetime, EvaluatedMetric]] = {}
     for event in events:
         content = content_of(event)

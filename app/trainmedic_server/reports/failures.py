@@ -1,5 +1,3 @@
-"""Failures of jobs, from events and verdicts."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -16,16 +14,15 @@ from trainmedic_server.reports.points import Stretch
 FAILED, GONE, ENDED, RESTARTED = map(name_of, (kinds.JobFailed, kinds.JobGone, kinds.JobEnded, kinds.JobRestarted))
 JOB_EVENTS = names(kinds.LifeEvent)
 DIAGNOSED = "diagnosed"
-_SHOWS_BEFORE, _FOUND_AFTER = 1800.0, 120.0
-"""Seconds: see `_may_be_of`."""
+_VERDICT_BEFORE, _VERDICT_AFTER = 1800.0, 120.0
+"""Seconds between a verdict and its failure: a fault may show long before it ends the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailureRecord:
-    """A failure or disappearance of the job."""
-
     at: datetime
     kind: str
+    """`FAILED`, `GONE` or `DIAGNOSED` (by a verdict alone)."""
     reason: str
     down_seconds: float | None
     """None if it has not started again, or that was not reported."""
@@ -34,34 +31,35 @@ class FailureRecord:
 
 def moments(events: Sequence[Event]) -> JobMoments:
     """Return failures, ends, and downtimes after reported failures. A disappearance has no downtime."""
-    moments = [(event.kind, event.at.timestamp()) for event in events]
+    reported = [(event.kind, event.at.timestamp()) for event in events]
     restarted: list[Stretch] = []
     for failure in _failures(events):
         begin = failure.at.timestamp()
-        is_another = not restarted or begin >= restarted[-1].end  # Both may report the same failure.
+        # A process and the launcher may report the same failure.
+        is_another = not restarted or begin >= restarted[-1].end
         if failure.kind == FAILED and failure.down_seconds is not None and is_another:
             restarted.append(Stretch(begin, begin + failure.down_seconds))
     return JobMoments(
-        failed=tuple(at for kind, at in moments if kind in (FAILED, GONE)),
-        ended=tuple(at for kind, at in moments if kind == ENDED),
+        failed=tuple(at for kind, at in reported if kind in (FAILED, GONE)),
+        ended=tuple(at for kind, at in reported if kind == ENDED),
         restarted=restarted,
     )
 
 
 def failures_of(events: Sequence[Event], verdicts: Sequence[VerdictRecord]) -> list[FailureRecord]:
-    """Return failures with their verdicts, oldest first. A verdict without a reported one counts as a failure."""
+    """Return failures with their verdicts, oldest first. A verdict without a reported failure counts as one."""
     failures = _failures(events)
-    of_failure: dict[int, VerdictRecord] = {}
-    alone = []
+    verdict_of: dict[int, VerdictRecord] = {}
+    unmatched = []
     for verdict in verdicts:
-        near = [number for number, failure in enumerate(failures) if _may_be_of(verdict, failure)]
+        near = [number for number, failure in enumerate(failures) if _may_belong_to(verdict, failure)]
         best = min(near, key=lambda number: abs(failures[number].at - verdict.at), default=None)
         if best is None:
-            alone.append(FailureRecord(verdict.at, DIAGNOSED, verdict.summary, None, verdict))
-        elif best not in of_failure or verdict.at > of_failure[best].at:
-            of_failure[best] = verdict
-    whole = [replace(failure, verdict=of_failure.get(number)) for number, failure in enumerate(failures)]
-    return sorted([*whole, *alone], key=lambda failure: failure.at)
+            unmatched.append(FailureRecord(verdict.at, DIAGNOSED, verdict.summary, None, verdict))
+        elif best not in verdict_of or verdict.at > verdict_of[best].at:
+            verdict_of[best] = verdict
+    matched = [replace(failure, verdict=verdict_of.get(number)) for number, failure in enumerate(failures)]
+    return sorted([*matched, *unmatched], key=lambda failure: failure.at)
 
 
 def _failures(events: Sequence[Event]) -> list[FailureRecord]:
@@ -72,8 +70,8 @@ def _failures(events: Sequence[Event]) -> list[FailureRecord]:
             continue
         if event.kind == GONE and failures and _is_down_since(failures[-1], events[:index]):
             continue
-        back = next((later for later in events[index + 1 :] if later.kind not in (FAILED, GONE)), None)
-        down = (back.at - event.at).total_seconds() if back is not None and back.kind != ENDED else None
+        next_life = next((later for later in events[index + 1 :] if later.kind not in (FAILED, GONE)), None)
+        down = (next_life.at - event.at).total_seconds() if next_life is not None and next_life.kind != ENDED else None
         content = content_of(event)
         reason = content.reason if isinstance(content, kinds.LifeEvent) else ""
         failures.append(FailureRecord(event.at, event.kind, reason, down, None))
@@ -84,6 +82,5 @@ def _is_down_since(failure: FailureRecord, events: Sequence[Event]) -> bool:
     return not any(event.at > failure.at and event.kind not in (FAILED, GONE) for event in events)
 
 
-def _may_be_of(verdict: VerdictRecord, failure: FailureRecord) -> bool:
-    """Return whether they belong together: a failure may show long before it ends the job."""
-    return -_SHOWS_BEFORE <= (verdict.at - failure.at).total_seconds() <= _FOUND_AFTER
+def _may_belong_to(verdict: VerdictRecord, failure: FailureRecord) -> bool:
+    return -_VERDICT_BEFORE <= (verdict.at - failure.at).total_seconds() <= _VERDICT_AFTER

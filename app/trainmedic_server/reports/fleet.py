@@ -27,8 +27,6 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class CauseTotal:
-    """Failures of one cause."""
-
     cause: str
     failures: int
     jobs: int
@@ -44,8 +42,6 @@ class CauseTotal:
 
 @dataclass(frozen=True, slots=True)
 class NodeTotal:
-    """Faults of one node."""
-
     node: str
     alerts: int
     """With a reacting playbook."""
@@ -86,17 +82,26 @@ class FleetReport:
     days: tuple[DayTotal, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _JobFailure:
+    job: str
+    failure: FailureRecord
+    ranks: int | None
+
+
 @dataclass(slots=True)
 class _Node:
     alerts: set[Identity] = field(default_factory=set)
-    begun: list[datetime] = field(default_factory=list)
-    names: set[str] = field(default_factory=set)
+    alert_times: list[datetime] = field(default_factory=list)
+    alert_names: set[str] = field(default_factory=set)
     touched: int = 0
     came_back: int = 0
-    begun_next: datetime | None = None
+    next_run_at: datetime | None = None  # Runs are added newest first.
 
 
 class RunTally:
+    """Counts of runs, which are added newest first."""
+
     def __init__(self, repairs: RepairTally) -> None:
         self._nodes: dict[str, _Node] = defaultdict(_Node)
         self.repairs = repairs
@@ -106,8 +111,8 @@ class RunTally:
         target = run.target
         if target is not None and target.node is not None and target.kind in (TargetKind.NODE, TargetKind.GPU):
             self._nodes[target.node].alerts.add(run.alert)
-            self._nodes[target.node].begun.append(run.created_at)
-            self._nodes[target.node].names.add(run.alert_name)
+            self._nodes[target.node].alert_times.append(run.created_at)
+            self._nodes[target.node].alert_names.add(run.alert_name)
         for node in run.touched:
             self._nodes[node].touched += 1
         self.repairs.add(run)
@@ -115,14 +120,18 @@ class RunTally:
             return
         if not run.is_open:
             self.by_day[run.created_at.astimezone(UTC).date(), run.status is Status.SUCCEEDED] += 1
-        on = {target.node} if target is not None and target.node is not None else set()
-        for name in on.union(run.touched):
+        names = set(run.touched)
+        if target is not None and target.node is not None:
+            names.add(target.node)
+        repaired_at = run.ended_at if run.status is Status.SUCCEEDED else None
+        for name in names:
             of_node = self._nodes[name]
-            if run.status is Status.SUCCEEDED and run.ended_at is not None and of_node.begun_next is not None:
-                of_node.came_back += of_node.begun_next - run.ended_at < CAME_BACK_WITHIN
-            of_node.begun_next = run.created_at
+            if repaired_at is not None and of_node.next_run_at is not None:
+                of_node.came_back += of_node.next_run_at - repaired_at < CAME_BACK_WITHIN
+            of_node.next_run_at = run.created_at
 
     def nodes(self, verdicts: Sequence[VerdictRecord], time: timedelta) -> list[NodeTotal]:
+        """Return the nodes with at least two alerts or verdicts, most verdicts first."""
         of_node: dict[str, list[VerdictRecord]] = defaultdict(list)
         for verdict in verdicts:
             if verdict.node is not None:
@@ -131,17 +140,17 @@ class RunTally:
             _node_total(name, self._nodes.get(name, _Node()), of_node.get(name, []), time)
             for name in self._nodes.keys() | of_node.keys()
         ]
-        troubled = [total for total in totals if total.alerts + total.verdicts >= 2]
-        return sorted(troubled, key=lambda total: (-total.verdicts, -total.alerts, total.node))[:MOST_NODES]
+        faulty = [total for total in totals if total.alerts + total.verdicts >= 2]
+        return sorted(faulty, key=lambda total: (-total.verdicts, -total.alerts, total.node))[:MOST_NODES]
 
 
 def _node_total(name: str, node: _Node, verdicts: Sequence[VerdictRecord], time: timedelta) -> NodeTotal:
     jobs = [verdict.job for verdict in verdicts]
-    interruptions = _interruptions([*node.begun, *(verdict.at for verdict in verdicts)])
+    interruptions = _interruptions([*node.alert_times, *(verdict.at for verdict in verdicts)])
     return NodeTotal(
         node=name,
         alerts=len(node.alerts),
-        alert_names=tuple(sorted(node.names)),
+        alert_names=tuple(sorted(node.alert_names)),
         verdicts=len(jobs),
         jobs=tuple(sorted(set(jobs))),
         touched=node.touched,
@@ -150,10 +159,11 @@ def _node_total(name: str, node: _Node, verdicts: Sequence[VerdictRecord], time:
     )
 
 
-def _interruptions(begun: Iterable[datetime]) -> int:
+def _interruptions(fault_times: Iterable[datetime]) -> int:
     number, latest = 0, None
-    for at in sorted(begun):
-        number += latest is None or at - latest > SAME_INTERRUPTION
+    for at in sorted(fault_times):
+        if latest is None or at - latest > SAME_INTERRUPTION:
+            number += 1
         latest = at
     return number
 
@@ -187,19 +197,17 @@ def fleet_report(
 def _days(
     since: datetime,
     until: datetime,
-    failures: Sequence[tuple[str, FailureRecord, int | None]],
+    failures: Sequence[_JobFailure],
     repairs: Mapping[tuple[date, bool], int],
 ) -> Iterator[DayTotal]:
-    failed = Counter(failure.at.astimezone(UTC).date() for _, failure, _ in failures)
+    failed = Counter(each.failure.at.astimezone(UTC).date() for each in failures)
     day, last = since.astimezone(UTC).date(), until.astimezone(UTC).date()
     while day <= last:
         yield DayTotal(day, failed[day], repairs.get((day, True), 0), repairs.get((day, False), 0))
         day += timedelta(days=1)
 
 
-def _all_failures(
-    events: Sequence[Event], verdicts: Sequence[VerdictRecord]
-) -> Iterable[tuple[str, FailureRecord, int | None]]:
+def _all_failures(events: Sequence[Event], verdicts: Sequence[VerdictRecord]) -> Iterator[_JobFailure]:
     by_job: dict[str, list[Event]] = defaultdict(list)
     ranks: dict[tuple[str, datetime], int | None] = {}
     for event in events:
@@ -212,30 +220,27 @@ def _all_failures(
         of_job = by_job[job]
         on_job = [verdict for verdict in verdicts if verdict.job == job]
         for failure in failures_of(of_job, on_job):
-            yield job, failure, ranks.get((job, failure.at))
+            yield _JobFailure(job, failure, ranks.get((job, failure.at)))
 
 
-def _causes(failures: Sequence[tuple[str, FailureRecord, int | None]]) -> list[CauseTotal]:
-    by_cause: dict[str, list[tuple[str, FailureRecord, int | None]]] = defaultdict(list)
-    for job, failure, ranks in failures:
-        by_cause[failure.verdict.cause if failure.verdict else UNKNOWN].append((job, failure, ranks))
+def _causes(failures: Sequence[_JobFailure]) -> list[CauseTotal]:
+    by_cause: dict[str, list[_JobFailure]] = defaultdict(list)
+    for each in failures:
+        verdict = each.failure.verdict
+        by_cause[verdict.cause if verdict else UNKNOWN].append(each)
     totals = [_cause(cause, of_cause) for cause, of_cause in by_cause.items()]
     return sorted(totals, key=lambda total: (-(total.lost_gpu_hours or 0.0), -total.failures, total.cause))
 
 
-def _cause(cause: str, failures: Sequence[tuple[str, FailureRecord, int | None]]) -> CauseTotal:
-    downs = [failure.down_seconds for _, failure, _ in failures if failure.down_seconds is not None]
-    costs = [
-        failure.down_seconds * ranks / 3600
-        for _, failure, ranks in failures
-        if failure.down_seconds is not None and ranks is not None
-    ]
+def _cause(cause: str, failures: Sequence[_JobFailure]) -> CauseTotal:
+    downtimes = [(seconds, each.ranks) for each in failures if (seconds := each.failure.down_seconds) is not None]
+    costs = [seconds * ranks / 3600 for seconds, ranks in downtimes if ranks is not None]
     return CauseTotal(
         cause=cause,
         failures=len(failures),
-        jobs=len({job for job, _, _ in failures}),
-        down_seconds=sum(downs) if downs else None,
-        not_back=len(failures) - len(downs),
+        jobs=len({each.job for each in failures}),
+        down_seconds=sum(seconds for seconds, _ in downtimes) if downtimes else None,
+        not_back=len(failures) - len(downtimes),
         lost_gpu_hours=round(sum(costs), 3) if costs else None,
         uncounted=len(failures) - len(costs),
     )

@@ -6,14 +6,14 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from typing import Literal
 
 from trainmedic_server.ports.metric_history import Points
 from trainmedic_server.reports import points as figures
 from trainmedic_server.reports.points import Stretch
 
-_SOON = 120.0
-"""A failure this many seconds before a gap is its cause."""
+_FAILS_BEFORE_GAP = 120.0  # Seconds, at most, from a failure to the gap that it leaves in the points.
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +35,8 @@ class LostTime:
 
     @property
     def total(self) -> float:
-        return (
-            self.failures
-            + self.restarts
-            + self.redone
-            + self.checkpoints
-            + self.evaluations
-            + self.repairs
-            + self.stalls
-            + self.other
-        )
+        parts: tuple[float, ...] = astuple(self)
+        return sum(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +55,20 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True)
 class ProgressPoints:
-    """Points `every` seconds apart. Counters begin at 0."""
+    """Points at regular intervals. Counters begin at 0."""
 
     steps: Points
+    """Completed steps, repeated ones included."""
     step: Points = ()
+    """Number of the newest step, which a rollback lowers."""
     step_seconds: Points = ()
     stall: Points = ()
+    """Seconds since the last completed step."""
     stall_limit: Points = ()
     windows: Mapping[str, Points] = field(default_factory=dict)
+    """Seconds in the SDK's windows, such as ``checkpoint``."""
     measured: Sequence[Stretch] = ()
+    """Periods with any scrape; empty: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +81,30 @@ class JobMoments:
     """From a reported failure to the next reported start, without overlaps."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Downtime:
+    period: Stretch
+    is_failure: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Endings:
+    last: Literal["failed", "ended"] | None
+    first_at: float
+    """Begin of the gap if nothing was reported."""
+
+
 def goodput(progress: ProgressPoints, moments: JobMoments, begin: float, end: float, every: float) -> Goodput | None:
-    """Return None if the job did not run from `begin` to `end`."""
+    """Return None if the job did not run from `begin` to `end`. `every`: interval of the points."""
     present = figures.stretches(progress.steps, every)
     if not present:
         return None
     measured = progress.measured or [Stretch(begin, end)]
-    down = _down(present, moments, end, every)
-    span = Stretch(present[0].begin, max([present[-1].end, *(stretch.end for stretch, _ in down)]))
-    unused = sum(figures.overlap(gap, measured) for gap in _ended_between(present, moments))
-    wall = figures.overlap(span, measured) - unused
-    lost = _lost(progress, down, measured, _ended_between(present, moments), begin, every)
+    down = _downtimes(present, moments, end, every)
+    span = Stretch(present[0].begin, max([present[-1].end, *(each.period.end for each in down)]))
+    unused = _gaps_after_regular_ends(present, moments)
+    wall = figures.overlap(span, measured) - sum(figures.overlap(gap, measured) for gap in unused)
+    lost = _lost(progress, down, measured, unused, begin, every)
     # Parts that are each slightly too long may exceed the total.
     productive = max(wall - lost.total, 0.0)
     return Goodput(
@@ -107,95 +117,96 @@ def goodput(progress: ProgressPoints, moments: JobMoments, begin: float, end: fl
     )
 
 
-def _ended_between(present: Sequence[Stretch], moments: JobMoments) -> list[Stretch]:
-    return [gap for gap in figures.gaps(present) if _last_word(gap, moments)[0] == "ended"]
+def _gaps_after_regular_ends(present: Sequence[Stretch], moments: JobMoments) -> list[Stretch]:
+    return [gap for gap in figures.gaps(present) if _endings_in(gap, moments).last == "ended"]
 
 
-def _down(present: Sequence[Stretch], moments: JobMoments, end: float, every: float) -> list[tuple[Stretch, bool]]:
-    """Return downtimes, and whether a failure caused each.
-
-    After the last point the job is down only if a failure was reported. Downtimes too short for a gap in the points
-    come from reports.
-    """
-    down = [(stretch, True) for stretch in _too_short_to_show(present, moments, every)]
+def _downtimes(present: Sequence[Stretch], moments: JobMoments, end: float, every: float) -> list[_Downtime]:
+    """After the last point the job is down only if a failure was reported."""
+    down = [_Downtime(restart, is_failure=True) for restart in _restarts_without_gap(present, moments, every)]
     for gap in figures.gaps(present):
-        word, at = _last_word(gap, moments)
-        if word != "ended":
+        endings = _endings_in(gap, moments)
+        if endings.last != "ended":
             # The failed process did not fill its last interval.
-            down.append((Stretch(min(at, gap.begin), gap.end), word == "failed"))
-    rest = Stretch(present[-1].end, end)
-    word, at = _last_word(rest, moments)
-    if rest.seconds > 0 and word == "failed":
-        down.append((Stretch(min(at, rest.begin), rest.end), True))
+            period = Stretch(min(endings.first_at, gap.begin), gap.end)
+            down.append(_Downtime(period, is_failure=endings.last == "failed"))
+    after = Stretch(present[-1].end, end)
+    endings = _endings_in(after, moments)
+    if after.seconds > 0 and endings.last == "failed":
+        down.append(_Downtime(Stretch(min(endings.first_at, after.begin), after.end), is_failure=True))
     return down
 
 
-def _too_short_to_show(present: Sequence[Stretch], moments: JobMoments, every: float) -> list[Stretch]:
+def _restarts_without_gap(present: Sequence[Stretch], moments: JobMoments, every: float) -> list[Stretch]:
     short = [restart for restart in moments.restarted if restart.seconds < 2 * every]
-    return [gone for gone in short if any(there.begin <= gone.begin and gone.end <= there.end for there in present)]
+    return [each for each in short if any(run.begin <= each.begin and each.end <= run.end for run in present)]
 
 
-def _last_word(gap: Stretch, moments: JobMoments) -> tuple[str | None, float]:
-    endings = [(at, "failed") for at in moments.failed] + [(at, "ended") for at in moments.ended]
-    within = [(at, word) for at, word in endings if gap.begin - _SOON <= at <= gap.end]
-    return (max(within)[1], min(within)[0]) if within else (None, gap.begin)
+def _endings_in(gap: Stretch, moments: JobMoments) -> _Endings:
+    reported: list[tuple[float, Literal["failed", "ended"]]] = [(at, "failed") for at in moments.failed]
+    reported += [(at, "ended") for at in moments.ended]
+    within = [(at, kind) for at, kind in reported if gap.begin - _FAILS_BEFORE_GAP <= at <= gap.end]
+    return _Endings(max(within)[1], min(within)[0]) if within else _Endings(None, gap.begin)
 
 
 def _lost(
     progress: ProgressPoints,
-    down: Sequence[tuple[Stretch, bool]],
+    down: Sequence[_Downtime],
     measured: Sequence[Stretch],
-    ended: Sequence[Stretch],
+    unused: Sequence[Stretch],
     begin: float,
     every: float,
 ) -> LostTime:
     in_window = {name: _seconds_in(points, begin, every) for name, points in progress.windows.items()}
-    starting = _starting(progress.steps, every)
-    away = [stretch for stretch, _ in down]
+    before_first_step = _before_first_step(progress.steps, every)
+    down_periods = [each.period for each in down]
     return LostTime(
-        failures=sum(figures.overlap(stretch, measured) for stretch, by_failure in down if by_failure),
-        restarts=sum(figures.overlap(stretch, measured) for stretch, by_failure in down if not by_failure)
-        + sum(stretch.seconds - figures.overlap(stretch, away) for stretch in starting),
-        redone=_redone(progress, ended),
+        failures=sum(figures.overlap(each.period, measured) for each in down if each.is_failure),
+        restarts=sum(figures.overlap(each.period, measured) for each in down if not each.is_failure)
+        + sum(start.seconds - figures.overlap(start, down_periods) for start in before_first_step),
+        redone=_redone(progress, unused),
         checkpoints=in_window.get("checkpoint", 0.0),
         evaluations=in_window.get("evaluation", 0.0),
         repairs=in_window.get("repair", 0.0) + in_window.get("pause", 0.0),
-        stalls=_stalled(progress, starting, every),
+        stalls=_stalled(progress, before_first_step, every),
         other=in_window.get("other", 0.0),
     )
 
 
-def _redone(progress: ProgressPoints, ended: Sequence[Stretch]) -> float:
+def _redone(progress: ProgressPoints, unused: Sequence[Stretch]) -> float:
+    """Return the seconds of steps without progress. A regular end makes earlier steps final."""
     counts = dict(progress.steps)
     lengths = {at: seconds for at, seconds in progress.step_seconds if math.isfinite(seconds)}
-    usual = statistics.median(lengths.values()) if lengths else 0.0
-    done = redone = 0.0
+    usual_length = statistics.median(lengths.values()) if lengths else 0.0
+    kept_steps = redone_seconds = 0.0
     for (before_at, before), (after_at, after) in itertools.pairwise(progress.step):
-        if any(before_at < gap.end and gap.begin < after_at for gap in ended):
-            done = 0.0
+        if any(before_at < gap.end and gap.begin < after_at for gap in unused):
+            kept_steps = 0.0
             continue
-        further = after - before
-        steps = max(figures.rise([(at, counts.get(at, math.nan)) for at in (before_at, after_at)], False), further)
-        lost = min(steps - further, done + steps)
-        done, redone = done + steps - lost, redone + lost * lengths.get(before_at, usual)
-    return redone
+        advance = after - before
+        counted = [(at, counts.get(at, math.nan)) for at in (before_at, after_at)]
+        steps = max(figures.rise(counted, is_from_zero=False), advance)
+        lost = min(steps - advance, kept_steps + steps)  # At most all since the last regular end.
+        kept_steps += steps - lost
+        redone_seconds += lost * lengths.get(before_at, usual_length)
+    return redone_seconds
 
 
 def _seconds_in(points: Points, begin: float, every: float) -> float:
-    return figures.rise(points, is_from_zero=_is_new(points, begin, every))
+    has_begun_within = bool(points) and points[0][0] > begin + 1.5 * every
+    return figures.rise(points, is_from_zero=has_begun_within)
 
 
-def _is_new(points: Points, begin: float, every: float) -> bool:
-    return bool(points) and points[0][0] > begin + 1.5 * every
-
-
-def _starting(steps: Points, every: float) -> list[Stretch]:
+def _before_first_step(steps: Points, every: float) -> list[Stretch]:
     return figures.stretches([(at, value) for at, value in steps if value == 0], every)
 
 
-def _stalled(progress: ProgressPoints, starting: Sequence[Stretch], every: float) -> float:
-    """Exclude starts, which count separately."""
+def _stalled(progress: ProgressPoints, before_first_step: Sequence[Stretch], every: float) -> float:
+    # Starts count as restarts.
     limits = dict(progress.stall_limit)
     over = [(at, value) for at, value in progress.stall if value > limits.get(at, float("inf"))]
     stalls = figures.excursions(over, every, lambda _: True)
-    return sum(stall.worst - figures.overlap(Stretch(stall.end - stall.worst, stall.end), starting) for stall in stalls)
+    return sum(
+        stall.worst - figures.overlap(Stretch(stall.end - stall.worst, stall.end), before_first_step)
+        for stall in stalls
+    )

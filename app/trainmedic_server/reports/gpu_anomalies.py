@@ -16,15 +16,14 @@ from trainmedic_server.ports.metric_history import MetricSeries, Points
 from trainmedic_server.reports.anomalies import AnomalousGpu, Anomaly
 
 MOST_NAMED = 8
-"""All are counted."""
-_AT_A_TIME = 4
-_IN_WINDOWS = 0.1
+"""GPUs named for an anomaly. All are counted."""
+_QUERIED_PER_POINT = 4
+_MOST_NOT_TRAINING = 0.1
 """Share of a window that checkpoints, evaluations and the like may take."""
 
-# After the first step, and mostly in training.
 _WHILE_TRAINING = (
     " and on () (min(min_over_time(training_steps_total{$job}[$lasting])) > 0)"
-    " unless on () (sum(increase(training_window_seconds_total{$job}[$lasting])) > $in_windows)"
+    " unless on () (sum(increase(training_window_seconds_total{$job}[$lasting])) > $not_training)"
 )
 
 
@@ -64,8 +63,8 @@ def queries(bound: GpuBound, percent: str, window: float) -> tuple[str, str]:
     out = f"({percent} {sign} {bound.limit:g}{_WHILE_TRAINING})"
     none = f"(0 * count({percent}){_WHILE_TRAINING})"
     how_many, which = (
-        query.replace("$in_windows", f"{_IN_WINDOWS * window:g}")
-        for query in (f"count({out}) or {none}", f"{worst}({_AT_A_TIME}, {out})")
+        query.replace("$not_training", f"{_MOST_NOT_TRAINING * window:g}")
+        for query in (f"count({out}) or {none}", f"{worst}({_QUERIED_PER_POINT}, {out})")
     )
     return how_many, which
 
@@ -73,9 +72,9 @@ def queries(bound: GpuBound, percent: str, window: float) -> tuple[str, str]:
 def anomalies(
     bound: GpuBound, counts: Points, worst: Sequence[MetricSeries], every: float, window: float
 ) -> list[Anomaly]:
-    """An anomaly continues over a checkpoint or an evaluation of at most two windows."""
+    """Interpret the answers to `queries`. Interruptions of up to two windows, as by a checkpoint, end none."""
     found = []
-    for points in _together(counts, 2 * window + every):
+    for points in _adjacent(counts, 2 * window + every):
         end = points[-1][0]
         # The first mean covers the whole window before its point.
         begin = points[0][0] - max(window, every)
@@ -94,7 +93,7 @@ def anomalies(
     return found
 
 
-def _together(counts: Points, most_apart: float) -> Iterator[list[tuple[float, float]]]:
+def _adjacent(counts: Points, most_apart: float) -> Iterator[list[tuple[float, float]]]:
     run: list[tuple[float, float]] = []
     for at, count in counts:
         if run and (not count > 0 or at - run[-1][0] > most_apart):

@@ -9,7 +9,7 @@ from trainmedic_logs.domain.known_finding import KnownFinding
 from trainmedic_server.domain.run import Event, Run
 from trainmedic_server.ports.verdicts import VerdictRecord
 from trainmedic_server.reports import anomalies, bottleneck, efficiency, goodput
-from trainmedic_server.reports.anomalies import AnomalousGpu
+from trainmedic_server.reports.anomalies import AnomalousGpu, Anomaly
 from trainmedic_server.reports.bottleneck import Bottleneck, StepShares
 from trainmedic_server.reports.cpu_use import CpuUse
 from trainmedic_server.reports.efficiency import Efficiency
@@ -31,7 +31,7 @@ class TimeRange:
 
 @dataclass(frozen=True, slots=True)
 class UsualThroughput:
-    """The target that the job declares, or the median of its own beginning."""
+    """As `Baseline`."""
 
     value: float
     of: str
@@ -106,6 +106,7 @@ class JobRecords:
     repair_count: int = 0
     verdicts: Sequence[VerdictRecord] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
+    """Reasons by incomplete part of the report."""
     findings: Sequence[KnownFinding] = ()
     evaluated: Sequence[Event] = ()
 
@@ -120,8 +121,13 @@ def job_report(
     if figures.utilisation and figures.throughput and usual:
         score = efficiency.efficiency(figures.utilisation.average, figures.throughput.average, usual.value)
     hints = bottleneck.log_hints(records.findings)
-    held_up = bottleneck.bottleneck(figures.shares, figures.straggler, figures.memory_use, share, hints)
     failures = failures_of(records.events, [verdict for verdict in records.verdicts if not verdict.is_slow])
+    # Without a finding it is unknown whether its log is read at all.
+    oom = network = None
+    if records.findings:
+        is_known = bool(records.events) or figures.progress is not None
+        oom = error_count(OUT_OF_MEMORY, records.findings, failures, are_failures_known=is_known)
+        network = error_count(NETWORK, records.findings, failures, are_failures_known=is_known)
     report: dict[str, object] = {
         "gpus": figures.gpus,
         "gpu_utilization": figures.utilisation,
@@ -131,37 +137,19 @@ def job_report(
         "efficiency": score,
         "goodput": _goodput(figures, records, since, until),
         "step_shares": figures.shares,
-        "bottleneck": held_up,
+        "bottleneck": bottleneck.bottleneck(figures.shares, figures.straggler, figures.memory_use, share, hints),
+        "oom_events": oom,
+        "network_errors": network,
+        "cpu": figures.cpu,
     }
     every_anomaly = [*figures.anomalies, *(figures.gpu_anomalies or ())]
-    shown = anomalies.newest(every_anomaly)
-    # Without a finding it is unknown whether its log is read at all.
-    is_read = bool(records.findings)
-    tells = bool(records.events) or figures.progress is not None
-    oom, network = (
-        error_count(causes, records.findings, failures, tells) if is_read else None
-        for causes in (OUT_OF_MEMORY, NETWORK)
-    )
-    report |= {"oom_events": oom, "network_errors": network, "cpu": figures.cpu}
     evaluations = evaluation_records(records.evaluated)
     return JobReport(
         job=job,
         time_range=TimeRange(since, until),
         **report,  # type: ignore[arg-type]
         throughput_unit=figures.unit,
-        anomalies=tuple(
-            AnomalyRecord(
-                each.kind,
-                _at(each.begin),
-                _at(each.end),
-                each.worst,
-                each.limit,
-                each.summary,
-                each.gpus,
-                each.gpu_count,
-            )
-            for each in shown
-        ),
+        anomalies=tuple(map(_anomaly_record, anomalies.newest(every_anomaly))),
         anomaly_count=len(every_anomaly) if figures.progress else None,
         failures=tuple(failures[-MOST_LISTED:]),
         failure_count=len(failures),
@@ -171,10 +159,23 @@ def job_report(
         repair_count=records.repair_count,
         evaluations=evaluations or None,
         unknown={
-            **_reasons(report, figures, no_metrics),
+            **_reasons_for_none(report, figures, no_metrics),
             **({} if evaluations else {"evaluations": NONE_REPORTED}),
             **records.left_out,
         },
+    )
+
+
+def _anomaly_record(anomaly: Anomaly) -> AnomalyRecord:
+    return AnomalyRecord(
+        anomaly.kind,
+        _at(anomaly.begin),
+        _at(anomaly.end),
+        anomaly.worst,
+        anomaly.limit,
+        anomaly.summary,
+        anomaly.gpus,
+        anomaly.gpu_count,
     )
 
 
@@ -186,43 +187,47 @@ def _goodput(figures: JobFigures, records: JobRecords, since: datetime, until: d
     )
 
 
-def _reasons(report: Mapping[str, object], figures: JobFigures, no_metrics: str | None) -> dict[str, str]:
+def _reasons_for_none(report: Mapping[str, object], figures: JobFigures, no_metrics: str | None) -> dict[str, str]:
     missing = {name for name, value in report.items() if value is None}
-    of_logs = dict.fromkeys(sorted(missing & {"oom_events", "network_errors"}), NOTHING_READ)
-    missing -= of_logs.keys()
+    without_logs = dict.fromkeys(sorted(missing & {"oom_events", "network_errors"}), NOTHING_READ)
+    missing -= without_logs.keys()
     if no_metrics is None and figures.progress is None:
         no_metrics = "Prometheus has no metrics of this job in that time"
     if no_metrics is not None:
-        return {**dict.fromkeys(sorted(missing | {"anomalies"}), no_metrics), **of_logs}
+        return {**dict.fromkeys(sorted(missing | {"anomalies"}), no_metrics), **without_logs}
     no_gpus = (
         "Prometheus has no trainmedic_job_gpu of this job: the server's metrics are not scraped, or no rank has "
         "reported which GPU it uses"
     )
-    untold = figures.no_gpus or "Prometheus has no such metric of its GPUs"
-    of_gpus = no_gpus if figures.gpus is None else untold
-    scored = [name for name in ("gpu_utilization", "throughput", "baseline") if name in missing]
+    no_gpu_metrics = figures.no_gpus or "Prometheus has no such metric of its GPUs"
+    if figures.gpus is None:
+        no_gpu_metrics = no_gpus
+    no_throughput = no_baseline = "the job reports neither samples nor tokens"
+    if figures.throughput:
+        no_baseline = f"it has reported its throughput for less than {efficiency.FEWEST_POINTS} intervals"
+    inputs = [name for name in ("gpu_utilization", "throughput", "baseline") if name in missing]
+    no_efficiency = f"it is computed from {', '.join(inputs)}, also unknown"
+    if inputs == ["baseline"]:
+        no_efficiency = "there is no baseline to rate it against"
+    no_shares = no_bottleneck = "the job does not report what its steps wait for"
+    if figures.shares is not None:
+        no_bottleneck = "waiting for other ranks is not measured, so it cannot be distinguished from computing"
     reasons = {
         "gpus": no_gpus,
-        "gpu_utilization": of_gpus,
-        "gpu_memory": of_gpus,
-        "throughput": "the job reports neither samples nor tokens",
-        "baseline": f"it has reported its throughput for less than {efficiency.FEWEST_POINTS} intervals"
-        if figures.throughput
-        else "the job reports neither samples nor tokens",
-        "efficiency": "there is no baseline to rate it against"
-        if scored == ["baseline"]
-        else f"it is computed from {', '.join(scored)}, also unknown",
+        "gpu_utilization": no_gpu_metrics,
+        "gpu_memory": no_gpu_metrics,
+        "throughput": no_throughput,
+        "baseline": no_baseline,
+        "efficiency": no_efficiency,
         "goodput": "the job reports no steps",
-        "step_shares": "the job does not report what its steps wait for",
-        "bottleneck": "the job does not report what its steps wait for"
-        if figures.shares is None
-        else "waiting for other ranks is not measured, so it cannot be distinguished from computing",
+        "step_shares": no_shares,
+        "bottleneck": no_bottleneck,
         "cpu": "the job does not report the CPU use of its ranks: its SDK is too old, or it does not run on Linux",
-        "gpu_anomalies": f"utilisation and memory use of its GPUs are unknown: {of_gpus}",
+        "gpu_anomalies": f"utilisation and memory use of its GPUs are unknown: {no_gpu_metrics}",
     }
     if figures.gpu_anomalies is None:
         missing.add("gpu_anomalies")
-    return {**{name: reasons[name] for name in sorted(missing)}, **of_logs}
+    return {**{name: reasons[name] for name in sorted(missing)}, **without_logs}
 
 
 def repair_record(run: Run) -> RepairRecord:

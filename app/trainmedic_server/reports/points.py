@@ -1,5 +1,3 @@
-"""Statistics of points over time: averages, rises, gaps and excursions."""
-
 from __future__ import annotations
 
 import itertools
@@ -34,7 +32,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Excursion:
-    """Period out of bounds, with its worst value. NaN if a value was not a number."""
+    """Period out of bounds with its worst value, which is infinite or NaN if any value was."""
 
     begin: float
     end: float
@@ -53,24 +51,19 @@ def average(points: Points) -> float | None:
 def spread(
     averages: Points, highest: Points | None = None, lowest: Points | None = None, counts: Points = ()
 ) -> Spread | None:
-    """`highest` and `lowest` are the extremes of each interval, `counts` the weight of each average. None without any
-    number.
-    """
+    """Return None without a finite average. `counts` weight the averages."""
     values = finite(averages)
     if not values:
         return None
-    of = dict(counts)
-    weights = [of.get(at, 1.0) for at, value in averages if math.isfinite(value)]
+    weight_at = dict(counts)
+    weights = [weight_at.get(at, 1.0) for at, value in averages if math.isfinite(value)]
     top = finite(highest or ()) or values
     bottom = finite(lowest or ()) or values
     return Spread(statistics.fmean(values, weights), max(top), min(bottom))
 
 
 def rise(points: Points, is_from_zero: bool) -> float:
-    """A value below the previous one is a reset.
-
-    ``is_from_zero``: the first value was also reached within the period.
-    """
+    """Return a counter's increase. It restarts at 0 before a lower value, and before the first if `is_from_zero`."""
     values = finite(points)
     risen = values[0] if values and is_from_zero else 0.0
     for before, after in itertools.pairwise(values):
@@ -79,7 +72,7 @@ def rise(points: Points, is_from_zero: bool) -> float:
 
 
 def stretches(points: Points, every: float) -> list[Stretch]:
-    """Join points to stretches; each covers the `every` seconds before it."""
+    """Join points to uninterrupted periods. Each point covers the `every` seconds before it."""
     joined: list[Stretch] = []
     for at, _ in points:
         if joined and at - joined[-1].end <= 1.5 * every:
@@ -94,7 +87,7 @@ def gaps(present: Sequence[Stretch]) -> list[Stretch]:
 
 
 def overlap(stretch: Stretch, others: Iterable[Stretch]) -> float:
-    """`others` do not overlap."""
+    """Return seconds. `others` must not overlap each other."""
     return sum(max(min(stretch.end, other.end) - max(stretch.begin, other.begin), 0.0) for other in others)
 
 

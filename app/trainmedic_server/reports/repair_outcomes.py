@@ -19,8 +19,6 @@ _BAD_ENDS = (Status.FAILED, Status.CANCELLED, Status.REJECTED)
 
 @dataclass(frozen=True, slots=True)
 class RepairTotal:
-    """Outcomes of one playbook's runs."""
-
     playbook: str
     runs: int
     started: int
@@ -35,7 +33,7 @@ class RepairTotal:
     timed_out: int
     rejected: int
     undone_by_hand: int
-    held_back: int
+    held_back: int  # Not started.
     repeated: int
     """Another run started on the same target within an hour after its end."""
     median_seconds: float | None
@@ -46,8 +44,6 @@ class RepairTotal:
 
 @dataclass(frozen=True, slots=True)
 class CauseRepairs:
-    """Outcomes of the runs for one cause."""
-
     cause: str
     """The alert's label ``cause``, otherwise its name."""
     runs: int
@@ -133,13 +129,18 @@ class RepairTally:
         )
 
 
-def median_of(seconds: Counter[float]) -> float | None:
-    places = {(seconds.total() - 1) // 2, seconds.total() // 2}
-    middle, passed = [], 0
-    for length, count in sorted(seconds.items()):
-        middle += [length] * sum(passed <= place < passed + count for place in places)
+def median_of(counts: Counter[float]) -> float | None:
+    total = counts.total()
+    return (_value_at(counts, (total - 1) // 2) + _value_at(counts, total // 2)) / 2 if total else None
+
+
+def _value_at(counts: Counter[float], index: int) -> float:
+    passed = 0
+    for value, count in sorted(counts.items()):
         passed += count
-    return sum(middle) / len(middle) if middle else None
+        if index < passed:
+            return value
+    raise IndexError(index)
 
 
 def _gpus_of(run: Run) -> int | None:
@@ -147,6 +148,7 @@ def _gpus_of(run: Run) -> int | None:
         return None
     if run.target.kind is TargetKind.GPU:
         return 1
+    # The ranks that answered a command; each has a GPU.
     ranks = [step.output.get("ranks") for step in run.steps]
     return max((count for count in ranks if isinstance(count, int)), default=None)
 

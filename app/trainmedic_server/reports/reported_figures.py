@@ -36,27 +36,26 @@ FIRST_PERIOD, LONGEST_PERIOD = 5.0, 320.0
 """Seconds between two points; doubled when there are too many points."""
 _LOOK_EVERY = timedelta(seconds=5)
 _IN_USE = timedelta(minutes=1)
-"""Newer entries are never replaced."""
+"""Entries with a newer report are never replaced."""
 _SILENCE = 30.0
 """Seconds without a report that count as a gap."""
-_AT_ONCE = 100
+_YIELD_AFTER = 100  # Presences between two turns of the event loop's other tasks.
 Key = TypeVar("Key", bound=Hashable)
 
 
 class FigureSeries:
-    """Means of figures by period, oldest first, at most `MOST_POINTS`."""
+    """Means of several figures by period, oldest first, at most `MOST_POINTS`."""
 
     def __init__(self, figures: int) -> None:
         self._period = FIRST_PERIOD
         self._starts = array("d")
         self._means = [array("d") for _ in range(figures)]
-        """NaN if unknown."""
         self._counts = [0] * figures
 
     def add(self, at: float, values: Sequence[float | None]) -> None:
         """Skip values older than the newest period."""
         if not self._starts or at >= self._starts[-1] + self._period:
-            self._make_room()
+            self._make_space()
             start = at - at % self._period
             if not self._starts or start > self._starts[-1]:
                 for column in (self._starts, *self._means):
@@ -64,11 +63,11 @@ class FigureSeries:
                 self._counts = [0] * len(self._counts)
         if at < self._starts[-1]:
             return
-        for place, value in enumerate(values):
+        for figure, value in enumerate(values):
             if value is not None:
-                means, count = self._means[place], self._counts[place]
+                means, count = self._means[figure], self._counts[figure]
                 means[-1] = value if math.isnan(means[-1]) else means[-1] + (value - means[-1]) / (count + 1)
-                self._counts[place] = count + 1
+                self._counts[figure] = count + 1
 
     def points(self, figure: int, begin: float, end: float) -> tuple[tuple[float, float | None], ...]:
         """Return a figure's points, None after a gap; empty without any value."""
@@ -80,7 +79,8 @@ class FigureSeries:
                 points.append((start, None if math.isnan(mean) else mean))
         return tuple(points) if any(value is not None for _, value in points) else ()
 
-    def _make_room(self) -> None:
+    def _make_space(self) -> None:
+        """Double the period if there are too many points, then drop the oldest."""
         while len(self._starts) >= MOST_POINTS and self._period < LONGEST_PERIOD:
             self._period *= 2
             starts = [start - start % self._period for start in self._starts]
@@ -106,10 +106,10 @@ class _Entry:
 class _Entries(Generic[Key]):
     most: int
     figures: int
-    by_key: dict[Key, _Entry] = field(default_factory=dict)
+    by_key: dict[Key, _Entry] = field(default_factory=dict)  # The one reported last is last.
 
-    def at(self, key: Key, when: datetime) -> _Entry | None:
-        """Return None if the report is known or there is no room."""
+    def for_report(self, key: Key, when: datetime) -> _Entry | None:
+        """Return the entry, created if missing; None if the report is not newer or all entries are in use."""
         entry = self.by_key.get(key)
         if entry is None:
             oldest = next(iter(self.by_key), None)
@@ -127,7 +127,7 @@ class _Entries(Generic[Key]):
 
 
 class ReportedFigures:
-    """For the event loop only."""
+    """Not thread-safe."""
 
     def __init__(self, presences: PresenceSource, clock: Clock) -> None:
         self._presences = presences
@@ -139,13 +139,13 @@ class ReportedFigures:
         await loops.repeat(self.look, _LOOK_EVERY, "reported figures", metrics)
 
     async def look(self) -> None:
-        """Raises BusUnavailable."""
+        """Read all presences once. Raises BusUnavailable."""
         jobs, agents = await asyncio.gather(self._presences.jobs(), self._presences.agents())
         for take, listed in ((self._take_job, jobs), (self._take_agent, agents)):
             for number, presence in enumerate(listed, 1):
                 if presence.doubt is None:
                     take(presence, min(presence.last_seen, self._clock.now()))
-                if number % _AT_ONCE == 0:
+                if number % _YIELD_AFTER == 0:
                     await asyncio.sleep(0)
 
     def of_job(self, job: str, begin: datetime, end: datetime, why: str) -> JobCurves | None:
@@ -160,7 +160,6 @@ class ReportedFigures:
         )
 
     def of_node(self, node: str, since: datetime, now: datetime, why: str) -> NodeReadings | None:
-        """Return None without recent readings."""
         entries = [entry for (of, _), entry in self._gpus.by_key.items() if of == node and now - entry.last <= RECENT]
         gpus = [
             _with_curves(entry.reading, _curves(GPU_CURVES, entry.series, since, now))
@@ -174,7 +173,7 @@ class ReportedFigures:
         return NodeReadings(node, ordered, None, Source.REPORTS, began, why)
 
     def _take_job(self, job: Presence, when: datetime) -> None:
-        entry = self._jobs.at(job.name, when)
+        entry = self._jobs.for_report(job.name, when)
         if entry is None:
             return
         details = job.details
@@ -190,7 +189,7 @@ class ReportedFigures:
         }
         for each in _mappings(agent.details.get("gpu_readings")):
             uuid = each.get("uuid")
-            if not isinstance(uuid, str) or (entry := self._gpus.at((agent.name, uuid), when)) is None:
+            if not isinstance(uuid, str) or (entry := self._gpus.for_report((agent.name, uuid), when)) is None:
                 continue
             celsius = _number(each.get("temperature_celsius"))
             entry.series.add(when.timestamp(), [celsius, limits.get(uuid)])
@@ -202,8 +201,8 @@ def _curves(
     named: Sequence[tuple[str, str]], series: FigureSeries, begin: datetime, end: datetime
 ) -> tuple[Curve, ...]:
     curves = (
-        Curve(name, unit, series.points(place, begin.timestamp(), end.timestamp()))
-        for place, (name, unit) in enumerate(named)
+        Curve(name, unit, series.points(figure, begin.timestamp(), end.timestamp()))
+        for figure, (name, unit) in enumerate(named)
     )
     return tuple(curve for curve in curves if curve.points)
 
@@ -214,14 +213,14 @@ def _with_curves(reading: NodeGpuReading, curves: tuple[Curve, ...]) -> NodeGpuR
     )
 
 
-def _checkpoint(said: Any, step: float | None) -> NewestCheckpoint | None:
-    if not isinstance(said, Mapping) or not isinstance(at := said.get("at"), str):
+def _checkpoint(reported: Any, step: float | None) -> NewestCheckpoint | None:
+    if not isinstance(reported, Mapping) or not isinstance(at := reported.get("at"), str):
         return None
     try:
         when = envelope.read_time(at).astimezone(UTC)
     except (envelope.EnvelopeError, ValueError, OverflowError):
         return None
-    saved = _number(said.get("step"))
+    saved = _number(reported.get("step"))
     return NewestCheckpoint.of(step, saved, when)
 
 

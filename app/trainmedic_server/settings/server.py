@@ -372,7 +372,10 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
 
     @property
     def kubeconfig(self) -> Path | None:
-        return None if self.kubernetes == "in-cluster" else Path(self.kubernetes).expanduser()
+        try:
+            return None if self.kubernetes == "in-cluster" else setting_sources.expanded(self.kubernetes)
+        except ValueError as error:
+            raise ConfigurationError(f"--kubernetes: {error}") from error
 
     @property
     def limits(self) -> EngineLimits:

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, SecretStr
 from trainmedic.wire.connection import open_client
 from trainmedic_core.fields import Duration
 from trainmedic_core.http_url import ESCAPES, check_http_url
+from trainmedic_core.setting_sources import expanded
 from trainmedic_server.domain.message import parse_rules
 from trainmedic_server.domain.message_routes import parse_routes
 from trainmedic_server.domain.playbook import Mode
@@ -148,7 +149,7 @@ LogFormat = Literal["auto", "json", "text"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 AnyCaseLogLevel = Annotated[LogLevel, BeforeValidator(_lower)]
 AnyCaseMode = Annotated[Mode, BeforeValidator(_lower)]
-ExpandedPath = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(Path.expanduser)]
+ExpandedPath = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(expanded)]
 PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
 TakeoverDuration = Annotated[Duration, AfterValidator(_takeover)]
 SigningKey = Annotated[SecretStr, AfterValidator(_signing_key)]

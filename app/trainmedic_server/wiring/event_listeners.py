@@ -48,17 +48,23 @@ async def listener_loops(
         listeners.append(EffectRecorder(store, catalog))
         loops.append((EffectMeasuring(store, prometheus, clock, metrics).run(), "effects due"))
     if settings.events_to is not None:
-        endpoint = JsonEndpoint(settings.events_to.get_secret_value(), settings.events_token, "the receiver of events")
+        endpoint = JsonEndpoint(
+            settings.events_to.get_secret_value(), settings.events_token, "the receiver of events", "--events-token"
+        )
         stack.push_async_callback(endpoint.close)
         # Without an external URL, the store's identity distinguishes the events of two clusters.
         source = settings.external_url or f"urn:trainmedic:{await store.identity()}"
         listeners.append(CloudEvents(endpoint, source, settings.events_kinds, metrics.events_left_out.inc))
     if settings.grafana is not None:
-        endpoint = JsonEndpoint(settings.grafana.get_secret_value(), settings.grafana_token, "Grafana")
+        endpoint = JsonEndpoint(
+            settings.grafana.get_secret_value(), settings.grafana_token, "Grafana", "--grafana-token"
+        )
         stack.push_async_callback(endpoint.close)
         listeners.append(GrafanaAnnotations(endpoint, store, settings.external_url))
     if settings.traces_to is not None:
-        endpoint = JsonEndpoint(settings.traces_to.get_secret_value(), settings.traces_token, "the collector of traces")
+        endpoint = JsonEndpoint(
+            settings.traces_to.get_secret_value(), settings.traces_token, "the collector of traces", "--traces-token"
+        )
         stack.push_async_callback(endpoint.close)
         instance = await store.identity()
         listeners.append(RunTraces(endpoint, store, instance, settings.external_url, metrics.spans_left_out.inc))

@@ -48,7 +48,7 @@ def _kind(url: str) -> str:
 
 def name_among_several(settings: ServerSettings) -> str | None:
     """Return this server's name in messages. None if it shares no database with other servers."""
-    if not postgresql.names_postgresql(settings.database_url):
+    if not postgresql.is_postgresql(settings.database_url):
         return None
     return settings.advertise or platform.node()
 

@@ -149,7 +149,7 @@ class TrainmedicServer:
         """
         settings = self._settings
         self._archive = await opened_archive(settings.archive)
-        if postgresql.names_postgresql(settings.database_url):
+        if postgresql.is_postgresql(settings.database_url):
             await self._run_elected(stop, on_started)
         else:
             began = asyncio.get_running_loop().time()

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from trainmedic_core.setting_sources import paths_in
 
 SETTING = "TRAINMEDIC_LOG_RULES"
 _FOLDER = "logrules"
@@ -19,6 +20,6 @@ def roots(named: Sequence[Path], environment: Mapping[str, str]) -> list[Path]:
         return list(named)
     setting = environment.get(SETTING)
     if setting:
-        return [Path(part).expanduser() for part in setting.split(os.pathsep) if part]
+        return paths_in(setting)
     folder = shipped()
     return [folder] if folder else []

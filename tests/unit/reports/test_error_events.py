@@ -37,7 +37,7 @@ def failure(minutes: float, cause: str | None) -> FailureRecord:
 def test_what_several_rules_and_ranks_say_at_once_is_one_event() -> None:
     """Four ranks and two rules within a minute; repeated lines are lines. Half an hour later it is another event."""
     said = [oom(0, 0, 40), oom(0.2, 1), oom(0.4, 9, rule="allocator"), oom(30, 0)]
-    found = error_count(OUT_OF_MEMORY, said, [], tells_of_failures=True)
+    found = error_count(OUT_OF_MEMORY, said, [], are_failures_known=True)
     first, second = found.events
     assert (found.count, found.fatal) == (2, 0)
     assert (first.ranks, first.rank_count, first.nodes, first.lines) == ((0, 1, 9), 3, ("node-0", "node-1"), 42)
@@ -67,9 +67,9 @@ def test_an_event_ended_the_job_if_the_verdict_says_so(
 
 def test_a_failure_by_want_of_memory_counts_where_no_line_was_read() -> None:
     """By its verdict, once: not beside the finding that it rests on."""
-    alone = error_count(OUT_OF_MEMORY, [], [failure(5, "host_memory")], tells_of_failures=True)
+    alone = error_count(OUT_OF_MEMORY, [], [failure(5, "host_memory")], are_failures_known=True)
     assert (alone.count, alone.fatal, alone.events[0].ranks, alone.events[0].rules) == (1, 1, (3,), ())
-    both = error_count(OUT_OF_MEMORY, [oom(4.5)], [failure(5, "gpu_memory")], tells_of_failures=True)
+    both = error_count(OUT_OF_MEMORY, [oom(4.5)], [failure(5, "gpu_memory")], are_failures_known=True)
     assert (both.count, both.fatal) == (1, 1)
 
 
@@ -78,5 +78,5 @@ def test_only_what_can_be_the_beginning_of_its_kind_counts() -> None:
     link = known(of_kernel("link-down", "node-1", START, cause=CauseClass.NETWORK, role=Role.ROOT))
     reset = replace(link, id="2", role=Role.CASCADE)
     suspect = replace(link, id="3", is_suspected=True)
-    found = error_count(NETWORK, [link, reset, suspect, oom(0)], [], tells_of_failures=True)
+    found = error_count(NETWORK, [link, reset, suspect, oom(0)], [], are_failures_known=True)
     assert (found.count, found.events[0].rules, found.events[0].lines) == (1, ("link-down",), link.count)

@@ -17,7 +17,7 @@ from trainmedic_agent.gpu_record import GpuRecord
 from trainmedic_server import telemetry
 from trainmedic_server.errors import MetricsUnavailable
 from trainmedic_server.ports.metric_history import MetricSeries
-from trainmedic_server.reports.job_questions import INTERVALS, JobQuestions
+from trainmedic_server.reports.job_queries import INTERVALS, JobQueries
 from trainmedic_server.reports.job_report import JobRecords, job_report
 
 END = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -38,7 +38,7 @@ class Asked:
 
 async def asked(span: timedelta, apart: float = 15.0) -> Asked:
     prometheus = Asked(apart)
-    await JobQuestions(prometheus, 'a"b\\c', END - span, END).figures()
+    await JobQueries(prometheus, 'a"b\\c', END - span, END).figures()
     return prometheus
 
 
@@ -75,7 +75,7 @@ class Overcharged(Asked):
 
 async def test_gpus_that_are_too_many_cost_only_their_own_figures() -> None:
     """The rest of the report is there, and the reason is Prometheus's own."""
-    figures = await JobQuestions(Overcharged(), "llm-1", END - timedelta(days=1), END).figures()
+    figures = await JobQueries(Overcharged(), "llm-1", END - timedelta(days=1), END).figures()
     assert figures.progress is not None
     assert figures.gpus == 1
     report = job_report("llm-1", END - timedelta(days=1), END, figures, JobRecords(), None)

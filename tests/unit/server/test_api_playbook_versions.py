@@ -20,7 +20,7 @@ class ScriptedTester:
     outcome: PlayedTests | None = None
     asked: list[str] = field(default_factory=list)
 
-    async def run_beside(self, source: str) -> PlayedTests:
+    async def run_tests_of(self, source: str) -> PlayedTests:
         self.asked.append(source)
         if self.outcome is None:
             raise errors.NotFound("There are no tests beside the playbook.")

@@ -20,23 +20,29 @@ LARGEST_PAGE = 5000
 """Loki's maximum. Further lines with the same time are not shown."""
 _POLL_SECONDS = 2.0
 _LATE_SECONDS = 15
-_CATCHES_UP = timedelta(seconds=90)
-"""Older lines may arrive for this time: agents push again within a minute after an outage."""
+_LATE_AFTER_OUTAGE = timedelta(seconds=90)
+"""Older lines may arrive so long after an outage: agents push again within a minute."""
 _MOST_KNOWN = 100_000
-_MEMBERS = ("rank", "local_rank", "node_rank", "attempt")
+_OPTIONAL_FIELDS = ("rank", "local_rank", "node_rank", "attempt")
 NANOSECONDS = 1_000_000_000
 
 
 class StoredLine(NamedTuple):
     at: int
+    """Nanoseconds since 1970."""
     key: str
+    """Equal only for copies of a line."""
     line: FoundLine
+
+    @property
+    def identity(self) -> tuple[int, str]:
+        return self.at, self.key
 
 
 class LineStore(Protocol):
     @property
     def greps(self) -> bool:
-        """Otherwise the server applies patterns."""
+        """True if the store applies patterns; otherwise the server does."""
         ...
 
     def parts(self, query: LogQuery, nodes: Collection[str]) -> Sequence[str]:
@@ -60,14 +66,14 @@ class StoredLogs:
         left = most
         nodes = () if query.is_search else nodes  # Without known nodes of the job, kernel lines are not searched.
         try:
-            async for lines in self._until(query, nodes, self._end(query), set()):
+            async for lines in self._new_lines(query, nodes, self._end(query), set()):
                 if len(lines) > left:
                     last = lines[left - 1].line.at if left else query.since
                     yield LogBatch([each.line for each in lines[:left]], (left_out(most, last),))
                     return
                 left -= len(lines)
                 yield LogBatch([each.line for each in lines])
-            asked = [name for name in _MEMBERS if getattr(query, name) is not None]
+            asked = [name for name in _OPTIONAL_FIELDS if getattr(query, name) is not None]
             if asked:
                 names = " or ".join(name.replace("_", " ") for name in asked)
                 yield LogBatch(notes=(f"lines without {names} in the store are excluded",))
@@ -80,15 +86,15 @@ class StoredLogs:
         nodes = () if query.is_search else nodes
         shown: set[tuple[int, str]] = set()
         order: deque[tuple[int, str]] = deque()
-        begin = holds_until = query.since
+        begin = look_back_until = query.since
         is_away = has_answered = False
         while True:
             now = self._clock.now()
             try:
-                async for lines in self._until(replace(query, since=begin), nodes, self._end(query), shown):
+                async for lines in self._new_lines(replace(query, since=begin), nodes, self._end(query), shown):
                     for each in lines:
-                        shown.add(each[:2])
-                        order.append(each[:2])
+                        shown.add(each.identity)
+                        order.append(each.identity)
                     has_answered = True
                     yield LogBatch([each.line for each in lines])
                 has_answered = True
@@ -98,19 +104,19 @@ class StoredLogs:
                 if not has_answered:
                     raise
                 yield LogBatch(notes=() if is_away else (f"{error}; trying again",))
-                is_away, holds_until = True, now + _CATCHES_UP
+                is_away, look_back_until = True, now + _LATE_AFTER_OUTAGE
             while len(order) > _MOST_KNOWN:
                 shown.discard(order.popleft())
             if query.is_over(now):
                 return
-            if now > holds_until:
+            if now > look_back_until:
                 begin = max(begin, now - timedelta(seconds=_LATE_SECONDS))
             await self._clock.sleep_until(now + timedelta(seconds=_POLL_SECONDS))
 
     def _end(self, query: LogQuery) -> int:
         return nanoseconds(query.until or self._clock.now() + timedelta(minutes=5))
 
-    async def _until(
+    async def _new_lines(
         self, query: LogQuery, nodes: Collection[str], end: int, shown: Collection[tuple[int, str]]
     ) -> AsyncGenerator[list[StoredLine], None]:
         pattern = SearchPattern(query.grep) if query.grep and not self._store.greps else None
@@ -122,7 +128,7 @@ class StoredLogs:
             # A part with more lines can still have one before the later lines of the others.
             horizon = min((part.last for part in open_parts), default=end)
             # A killed shipper may have pushed a line twice, and not every store removes duplicates.
-            lines = {each[:2]: each for part in parts for each in part.take(horizon, not open_parts)}
+            lines = {each.identity: each for part in parts for each in part.take(horizon, not open_parts)}
             fresh = [lines[each] for each in sorted(lines) if each not in shown]
             if pattern is not None:
                 fresh = [each for each in fresh if pattern.search(each.line.text.encode()) is not None]
@@ -145,12 +151,13 @@ class _PagedPart:
         return self._waiting[-1].at if self._waiting else self._begin
 
     async def fill(self) -> None:
+        """Read the next page with new lines, unless some are waiting."""
         if self._waiting or self.is_end:
             return
         most = self._page
         while True:
             lines = sorted(await self._store.page(self._part, self._query, self._begin, self._end, most))
-            self._waiting = [each for each in lines if each[:2] not in self._seen]
+            self._waiting = [each for each in lines if each.identity not in self._seen]
             self.is_end = len(lines) < most
             if self._waiting or self.is_end:
                 break
@@ -163,7 +170,7 @@ class _PagedPart:
             # A store may return lines of one moment in another order, so those of earlier pages stay known.
             known = self._seen if self._waiting[-1].at == self._begin else set()
             self._begin = self._waiting[-1].at
-            self._seen = known | {each[:2] for each in lines if each.at == self._begin}
+            self._seen = known | {each.identity for each in lines if each.at == self._begin}
 
     def take(self, horizon: int, everything: bool) -> list[StoredLine]:
         taken = [each for each in self._waiting if everything or each.at <= horizon]
@@ -176,5 +183,4 @@ def nanoseconds(at: datetime) -> int:
 
 
 def moment(at: int) -> datetime:
-    """Raises OverflowError, ValueError."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=at // 1000)

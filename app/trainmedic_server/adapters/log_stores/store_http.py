@@ -1,5 +1,3 @@
-"""HTTP client for a log store."""
-
 from __future__ import annotations
 
 import asyncio
@@ -11,6 +9,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from trainmedic_core.setting_sources import unreadable_file
 from trainmedic_server.adapters.foreign_answers import UNREADABLE, no_cookies
 from trainmedic_server.errors import ConfigurationError, LogQueryRefused, LogsUnavailable
 
@@ -19,6 +18,7 @@ _ANSWERS_WITHIN = 60.0
 """Seconds. Each byte could arrive just within `_TIMEOUT`."""
 _MOST_BYTES = 64 * 1024 * 1024
 _LONGEST_REASON = 300
+_BEARER_OPTION = "token_file of --log-store"
 
 
 class StoreHttp:
@@ -82,9 +82,9 @@ class StoreHttp:
         try:
             token = self._token_file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise LogsUnavailable("the token for the log store cannot be read") from error
+            raise LogsUnavailable(unreadable_file(_BEARER_OPTION, self._token_file, error)) from error
         if not token.isascii() or not token.isprintable():
-            raise LogsUnavailable("the token for the log store is not one line of printable ASCII")
+            raise LogsUnavailable(f"{_BEARER_OPTION}: {self._token_file} is not one line of printable ASCII")
         return {**self._headers, "Authorization": f"Bearer {token}"}
 
 

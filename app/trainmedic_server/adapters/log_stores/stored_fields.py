@@ -1,5 +1,3 @@
-"""Conversion of a store's fields to log lines."""
-
 from __future__ import annotations
 
 import re

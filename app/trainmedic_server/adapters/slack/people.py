@@ -13,14 +13,15 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from trainmedic_core import yaml_text
+from trainmedic_core.setting_sources import unreadable_file
 from trainmedic_server.errors import ConfigurationError
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.@+-]{0,127}$"
-_OURS = frozenset({"anonymous", "trainmedic", "nobody"})
+_RESERVED = frozenset({"anonymous", "trainmedic", "nobody"})
 
 
 def _name(value: str) -> str:
-    if value.lower() in _OURS:
+    if value.lower() in _RESERVED:
         raise ValueError(f"{value!r} is a reserved name")
     return value
 
@@ -57,11 +58,10 @@ class SlackFile(_Part):
 
 
 def read(path: Path) -> SlackFile:
-    """Raises ConfigurationError with file and member."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: the file for Slack cannot be read: {type(error).__name__}") from error
+        raise ConfigurationError(unreadable_file("--slack", path, error)) from error
     documents, problems = yaml_text.read(text, str(path))
     if problems:
         raise ConfigurationError(str(problems[0]))

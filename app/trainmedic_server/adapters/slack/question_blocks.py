@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -31,9 +31,19 @@ _TEXT, _SHORT, _CONFIRM = 2_900, 300, 290
 Block = dict[str, Any]
 
 
+class RunQuestion(NamedTuple):
+    run_id: str
+    question: AskedQuestion
+
+
+class MessageId(NamedTuple):
+    channel: str
+    ts: str
+
+
 class Answered(Struct, frozen=True):
     approved_by: tuple[str, ...]
-    how: str
+    how: str  # Empty while the question is open.
 
 
 def answered(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> Answered:
@@ -58,22 +68,22 @@ def is_open(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> bool:
 def message(run: Run, step: StepState, orders: Sequence[OperatorOrder], external_url: str) -> dict[str, Any]:
     link = run_link(external_url, run.id)
     ahead = questions.ahead(run, step)
-    blocks = [_section(f"{_line(questions.asks(run))}\n{_quoted(step.message or questions.UNASKED)}")]
-    blocks += [_section("\n".join(map(_line, ahead)))] if ahead else []
+    blocks = [_section(f"{_one_line(questions.asks(run))}\n{_quoted(step.message or questions.UNASKED)}")]
+    blocks += [_section("\n".join(map(_one_line, ahead)))] if ahead else []
     if is_open(run, step, orders):
         blocks += [_terms(run, step, orders), _buttons(run, step, link)]
         words = "asks"
     else:
         # Also state how a closed run ended: an approved one may have failed.
         how = answered(run, step, orders).how or "Not asked any more"
-        after = "" if run.is_open else f"\nThe run has {run.status}: {_line(run.message)}"
-        blocks.append(_section(f"{_line(how)}.{after}"))
-        blocks += [{"type": "actions", "elements": [_open(link)]}] if link else []
-        words = _line(how)
+        after = "" if run.is_open else f"\nThe run has {run.status}: {_one_line(run.message)}"
+        blocks.append(_section(f"{_one_line(how)}.{after}"))
+        blocks += [{"type": "actions", "elements": [_link_button(link)]}] if link else []
+        words = _one_line(how)
     blocks.append({"type": "context", "elements": [_plain(f"run {short_id(run.id)}")]})
     short = f"{title_of(run)} {words}: {step.message or ''}"
     return {
-        "text": escaped(cut(_line(short), _SHORT)),
+        "text": escaped(cut(_one_line(short), _SHORT)),
         "blocks": blocks,
         "metadata": {"event_type": METADATA, "event_payload": {"run_id": run.id, "step": step.id}},
         "parse": "none",
@@ -85,59 +95,58 @@ def message(run: Run, step: StepState, orders: Sequence[OperatorOrder], external
 
 def reminder(run: Run, step: StepState, kind: type[QuestionEvent]) -> str:
     text = f"{questions.AGAIN.get(kind, 'Asked again')}: {title_of(run)} still waits: {step.message or ''}"
-    return escaped(cut(_line(text), _TEXT // 2))
+    return escaped(cut(_one_line(text), _TEXT // 2))
 
 
-def reason_form(value: str, run: Run, step: StepState) -> dict[str, Any]:
+def reason_form(metadata: str, run: Run, step: StepState) -> dict[str, Any]:
     field = {"type": "plain_text_input", "action_id": REASON, "multiline": True, "min_length": 1,
              "max_length": LONGEST_REASON, "focus_on_load": True}  # fmt: skip
     return {
         "type": "modal",
         "callback_id": REJECT,
-        "private_metadata": value,
+        "private_metadata": metadata,
         "title": _plain("Reject"),
         "submit": _plain("Reject"),
         "close": _plain("Back"),
         "blocks": [
-            _section(f"{_line(title_of(run))}\n{_quoted(step.message or '')}"),
+            _section(f"{_one_line(title_of(run))}\n{_quoted(step.message or '')}"),
             {"type": "input", "block_id": REASON, "label": _plain("Why?"), "element": field},
         ],
     }
 
 
-def value_of(run_id: str, question: AskedQuestion) -> str:
+def button_value(run_id: str, question: AskedQuestion) -> str:
     return json.dumps([run_id, question.step, question.asked])
 
 
-def read_value(value: Any) -> tuple[str, AskedQuestion] | None:
+def read_button_value(value: Any) -> RunQuestion | None:
     """Return None if the button is not ours."""
     try:
         run_id, step, asked = json.loads(value)
     except (TypeError, ValueError, RecursionError):
         return None
-    if not _is_name(run_id) or not _is_name(step) or type(asked) is not int:
+    if not _is_short_text(run_id) or not _is_short_text(step) or type(asked) is not int:
         return None
-    return run_id, AskedQuestion(step, asked)
+    return RunQuestion(run_id, AskedQuestion(step, asked))
 
 
-def _is_name(value: Any) -> bool:
+def _is_short_text(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= _LONGEST_NAME and value.isprintable()
 
 
-def with_place(value: str, at: tuple[str, str]) -> str:
+def form_metadata(value: str, at: MessageId) -> str:
     return json.dumps([value, *at])
 
 
-def read_place(metadata: Any) -> tuple[tuple[str, AskedQuestion], tuple[str, str]] | None:
-    """Return None if `with_place` did not write it."""
+def read_form_metadata(metadata: Any) -> tuple[RunQuestion, MessageId] | None:
     try:
         value, channel, message_ts = json.loads(metadata)
     except (TypeError, ValueError, RecursionError):
         return None
-    asked = read_value(value)
-    if asked is None or not _is_name(channel) or not _is_name(message_ts):
+    asked = read_button_value(value)
+    if asked is None or not _is_short_text(channel) or not _is_short_text(message_ts):
         return None
-    return asked, (channel, message_ts)
+    return asked, MessageId(channel, message_ts)
 
 
 def digest(document: dict[str, Any]) -> str:
@@ -162,7 +171,7 @@ def _terms(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> Block:
     so_far = {"asked": terms.asked, "escalated": terms.escalated, "approved_by": approved_by}
     parts = [f"Needs approval by {questions.who(terms.by, terms.count)}", *questions.asked(so_far)]
     parts += [questions.UNANSWERED[Unanswered.ASKED_AGAIN_LATER]] if terms.lapsed else []
-    elements = [_plain(cut(_line("; ".join(parts)), _TEXT))]
+    elements = [_plain(cut(_one_line("; ".join(parts)), _TEXT))]
     if step.deadline is not None:
         moment, otherwise = int(step.deadline.timestamp()), step.deadline.strftime("%d %b %H:%M UTC")
         until = f"Until <!date^{moment}^{{date_short_pretty}} {{time}}|{otherwise}>"
@@ -171,20 +180,26 @@ def _terms(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> Block:
 
 
 def _buttons(run: Run, step: StepState, link: str) -> Block:
-    value = value_of(run.id, AskedQuestion(step.id, Terms.of(step).asked))
-    sure = {
+    value = button_value(run.id, AskedQuestion(step.id, Terms.of(step).asked))
+    confirmation = {
         "title": _plain("Approve?"),
-        "text": _plain(cut(_line(f"{title_of(run)}: {step.message or ''}"), _CONFIRM)),
+        "text": _plain(cut(_one_line(f"{title_of(run)}: {step.message or ''}"), _CONFIRM)),
         "confirm": _plain("Approve"),
         "deny": _plain("Back"),
     }
-    approve = {"type": "button", "action_id": APPROVE, "text": _plain("Approve"), "style": "primary", "confirm": sure}
+    approve = {
+        "type": "button",
+        "action_id": APPROVE,
+        "text": _plain("Approve"),
+        "style": "primary",
+        "confirm": confirmation,
+    }
     reject = {"type": "button", "action_id": REJECT, "text": _plain("Reject…"), "style": "danger"}
-    elements = [{**approve, "value": value}, {**reject, "value": value}, *([_open(link)] if link else [])]
+    elements = [{**approve, "value": value}, {**reject, "value": value}, *([_link_button(link)] if link else [])]
     return {"type": "actions", "elements": elements}
 
 
-def _open(link: str) -> Block:
+def _link_button(link: str) -> Block:
     return {"type": "button", "action_id": "open", "text": _plain("Open"), "url": link}
 
 
@@ -200,7 +215,7 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _line(text: str) -> str:
+def _one_line(text: str) -> str:
     return visible(text)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -31,11 +31,16 @@ from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.store import History, HistoryFilter, RunStore
 
 LOOK_EVERY = timedelta(minutes=1)
-_MOST = 1_000
+_MOST_RUNS = 1_000
 
 log = telemetry.logger(__name__)
 
-Asked = tuple[Run, StepState, Sequence[OperatorOrder], ShownQuestion | None]
+
+class Asked(NamedTuple):
+    run: Run
+    step: StepState
+    orders: Sequence[OperatorOrder]
+    shown: ShownQuestion | None
 
 
 class SlackQuestions:
@@ -74,25 +79,25 @@ class SlackQuestions:
                 self._reminded = event.seq or self._reminded
 
     async def show_waiting(self) -> None:
-        runs, _ = await self._history.page(HistoryFilter(status=Status.AWAITING_APPROVAL), _MOST, None)
+        runs, _ = await self._history.page(HistoryFilter(status=Status.AWAITING_APPROVAL), _MOST_RUNS, None)
         await self.show({run.id for run in runs})
 
     async def show(self, run_ids: Collection[str]) -> None:
         async with self._turn:  # Otherwise a click and an event could both post a new question.
             for asked in await self._asked(run_ids):
                 try:
-                    await self._put(*asked)
+                    await self._show_one(*asked)
                 except (ChatRefused, ConfigurationError) as error:  # This question fails; the others are shown.
                     self._on_left_out()
-                    log.error("cannot show question in Slack", run_id=asked[0].id, error=str(error))
+                    log.error("cannot show question in Slack", run_id=asked.run.id, error=str(error))
 
     async def question_of(self, run_id: str, step_id: str) -> tuple[Run, StepState] | None:
         run = await self._store.transact(lambda tx: tx.run(run_id))
         step = next((step for step in run.steps if _is(step, step_id)), None) if run else None
         return (run, step) if run is not None and step is not None else None
 
-    async def settle(self, run_id: str, step_id: str, channel: str, message: str) -> None:
-        """Update a duplicate message, which a kill may have left. Raises as `take`, and ChatRefused."""
+    async def update_duplicate(self, run_id: str, step_id: str, channel: str, message: str) -> None:
+        """Update a duplicate that a kill may have left. Raises as `take`, and ChatRefused."""
         for run, step, orders, shown in await self._asked([run_id]):
             if step.id == step_id and shown is not None and (shown.channel, shown.message) != (channel, message):
                 document = question_blocks.message(run, step, orders, self._external_url)
@@ -112,17 +117,17 @@ class SlackQuestions:
                 for step in run.steps:
                     kept = messages.get((run.id, step.id))
                     if step.kind == "approve" and (kept or question_blocks.is_open(run, step, of_run)):
-                        yield run, step, of_run, kept
+                        yield Asked(run, step, of_run, kept)
 
         return list(asked())
 
-    async def _put(
+    async def _show_one(
         self, run: Run, step: StepState, orders: Sequence[OperatorOrder], kept: ShownQuestion | None
     ) -> None:
         document = question_blocks.message(run, step, orders, self._external_url)
         digest = question_blocks.digest(document)
         if kept is None or not kept.message:
-            posted = await self._posted(run, step, document, kept, question_blocks.is_open(run, step, orders))
+            posted = await self._post_once(run, step, document, kept, question_blocks.is_open(run, step, orders))
             if posted is None:
                 return
             kept = posted
@@ -136,32 +141,32 @@ class SlackQuestions:
             log.warning("cannot edit Slack message", run_id=run.id, error=str(error))
         await self._save(replace(kept, shown=digest))
 
-    async def _posted(
-        self, run: Run, step: StepState, document: dict[str, Any], begun: ShownQuestion | None, is_open: bool
+    async def _post_once(
+        self, run: Run, step: StepState, document: dict[str, Any], intent: ShownQuestion | None, is_open: bool
     ) -> ShownQuestion | None:
-        """Post the message once, after persisting the intent. After an unknown outcome, search the earlier message.
+        """Persist the intent, then post. After an unknown outcome, search for the earlier message first.
 
-        None: there is none, and the question is closed.
+        Return None if there is none and the question is closed.
         """
-        if begun is None:
+        if intent is None:
             channel = self._settings().channel_for(Terms.of(step).to)
-            begun = ShownQuestion(run.id, step.id, channel, "", "")
-            await self._save(begun)
-        elif (earlier := await self._found(begun, run)) is not None:
-            return replace(begun, message=earlier)
+            intent = ShownQuestion(run.id, step.id, channel, "", "")
+            await self._save(intent)
+        elif (earlier := await self._find_message(intent, run)) is not None:
+            return replace(intent, message=earlier)
         if not is_open:
             return None
-        answer = await self._call("chat.postMessage", {**document, "channel": begun.channel})
-        return replace(begun, message=str(answer.get("ts", "")), shown=question_blocks.digest(document))
+        answer = await self._call("chat.postMessage", {**document, "channel": intent.channel})
+        return replace(intent, message=str(answer.get("ts", "")), shown=question_blocks.digest(document))
 
-    async def _found(self, begun: ShownQuestion, run: Run) -> str | None:
-        query = {"channel": begun.channel, "oldest": str(int(run.created_at.timestamp()) - 60), "limit": 200}
+    async def _find_message(self, intent: ShownQuestion, run: Run) -> str | None:
+        query = {"channel": intent.channel, "oldest": str(int(run.created_at.timestamp()) - 60), "limit": 200}
         try:
             answer = await self._call("conversations.history", {**query, "include_all_metadata": True})
         except ChatRefused as error:  # A scope is missing, or the channel was deleted.
             log.warning("cannot check whether Slack shows a question already", error=str(error))
             return None
-        question = {"run_id": begun.run_id, "step": begun.step}
+        question = {"run_id": intent.run_id, "step": intent.step}
         for message in answer.get("messages", ()):
             about = message.get("metadata") or {}
             if (about.get("event_type"), about.get("event_payload")) == (question_blocks.METADATA, question):
@@ -172,7 +177,6 @@ class SlackQuestions:
         await self._store.transact(lambda tx: tx.shown_questions.save(shown))
 
     async def _remind(self, run_id: str, asking: QuestionEvent) -> None:
-        """The first request is the message itself."""
         if isinstance(asking, ApprovalRequested) and asking.asked in (None, 1):
             return
         for run, step, orders, shown in await self._asked([run_id]):

@@ -18,14 +18,13 @@ from trainmedic_server import errors, telemetry
 from trainmedic_server.ports.ending import end_tasks
 
 ACKNOWLEDGE_AFTER = 2.0
-"""Seconds."""
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 60.0
 _STABLE_AFTER = 30.0
-"""Seconds after which an ended connection is reopened at once: Slack replaces them every few hours."""
-_AT_ONCE = 20
-_LONGEST_MESSAGE = 1 << 20
-_NOTHING = logging.getLogger("trainmedic.slack.silent")
-_NOTHING.disabled = True  # The library logs URLs, which contain tickets.
+"""Seconds after which an ended connection is reopened at once: Slack ends connections every few hours."""
+_MOST_CLICKS_AT_ONCE = 20
+_MOST_MESSAGE_BYTES = 1 << 20
+_SILENT_LOGGER = logging.getLogger("trainmedic.slack.silent")
+_SILENT_LOGGER.disabled = True  # The library logs URLs, which contain tickets.
 
 log = telemetry.logger(__name__)
 
@@ -39,7 +38,7 @@ class SocketMode:
         self._address = address
         self._handle = handle
         self._on_connected = on_connected
-        self._room = asyncio.Semaphore(_AT_ONCE)
+        self._slots = asyncio.Semaphore(_MOST_CLICKS_AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -49,7 +48,7 @@ class SocketMode:
             while True:
                 began = loop.time()
                 try:
-                    reason = await self._connection()
+                    reason = await self._serve_connection()
                     wait = 0.0
                 except errors.TrainmedicError as error:
                     reason, wait = str(error), backoff.next()
@@ -69,10 +68,16 @@ class SocketMode:
         finally:
             await end_tasks(list(self._tasks))
 
-    async def _connection(self) -> str:
+    async def _serve_connection(self) -> str:
+        """Return why the connection ended."""
         address = await self._address()
         async with websockets.connect(
-            address, logger=_NOTHING, max_size=_LONGEST_MESSAGE, open_timeout=10, close_timeout=1, ping_timeout=20
+            address,
+            logger=_SILENT_LOGGER,
+            max_size=_MOST_MESSAGE_BYTES,
+            open_timeout=10,
+            close_timeout=1,
+            ping_timeout=20,
         ) as socket:
             async for raw in socket:
                 message = _read(raw)
@@ -83,7 +88,7 @@ class SocketMode:
                     case "disconnect":
                         return f"Slack asks for it: {str(message.get('reason', ''))[:100]}"
                     case _ if isinstance(message.get("envelope_id"), str):
-                        await self._room.acquire()
+                        await self._slots.acquire()
                         task = asyncio.create_task(self._answer(socket, message))
                         self._tasks.add(task)
                         task.add_done_callback(self._done)
@@ -107,7 +112,7 @@ class SocketMode:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._room.release()
+        self._slots.release()
 
 
 def _read(raw: str | bytes) -> Mapping[str, Any]:

@@ -13,12 +13,12 @@ from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.errors import ChatRefused, OutcomeUnknown, TemporaryFailure
 
 _TIMEOUT = timedelta(seconds=10)
-_MOST_PATIENCE = 30.0
-_PASSES = frozenset(
+_LONGEST_WAIT_SECONDS = 30.0  # A longer Retry-After is not awaited.
+_TEMPORARY_ERRORS = frozenset(
     {"ratelimited", "rate_limited", "internal_error", "fatal_error", "service_unavailable", "request_timeout",
      "team_added_to_org", "accesslimited"}
 )  # fmt: skip
-_OF_THE_APP = frozenset(
+_APP_ERRORS = frozenset(
     {"invalid_auth", "not_authed", "account_inactive", "token_revoked", "token_expired",
      "not_allowed_token_type", "org_login_required", "ekm_access_denied", "app_uninstalled"}
 )  # fmt: skip
@@ -50,7 +50,7 @@ class SlackApi:
         for is_last in (False, True):
             reply = await self._http.call("POST", f"{self._url}/{method}", headers, body, _TIMEOUT)
             wait = _retry_after(reply.headers)
-            if reply.status != 429 or is_last or wait > _MOST_PATIENCE:
+            if reply.status != 429 or is_last or wait > _LONGEST_WAIT_SECONDS:
                 break
             await asyncio.sleep(wait)
         if reply.status != 200:
@@ -63,7 +63,7 @@ class SlackApi:
         if not isinstance(answer, dict) or answer.get("ok") is True:
             return answer if isinstance(answer, dict) else {}
         code = str(answer.get("error", "no reason"))[:100]
-        if code in _PASSES | _OF_THE_APP:
+        if code in _TEMPORARY_ERRORS | _APP_ERRORS:
             raise TemporaryFailure(f"Slack refuses {method}: {code}")
         raise ChatRefused(f"Slack refuses {method}: {code}", code)
 

@@ -1,5 +1,3 @@
-"""Reading of received alerts."""
-
 from __future__ import annotations
 
 from collections.abc import Collection
@@ -16,7 +14,7 @@ from trainmedic_server.domain.alert import AlertRecord, AlertStatus, Identity
 from trainmedic_server.domain.run import Status
 from trainmedic_server.ports.received_alerts import ReceivedAlertFilter, ReceivedAlerts
 
-_MOST_NAMED = 500
+_IDS_PER_QUERY = 500
 _KEY = sa.tuple_(alerts.c.first_heard_at, alerts.c.fingerprint, alerts.c.starts_at)
 
 
@@ -39,8 +37,8 @@ class SqlAlertHistory(SqlHistory, ReceivedAlerts):
 
         def work(connection: sa.Connection) -> dict[str, Status]:
             statuses: dict[str, Status] = {}
-            for first in range(0, len(ids), _MOST_NAMED):
-                chosen = runs.c.id.in_(ids[first : first + _MOST_NAMED])
+            for first in range(0, len(ids), _IDS_PER_QUERY):
+                chosen = runs.c.id.in_(ids[first : first + _IDS_PER_QUERY])
                 rows = connection.execute(sa.select(runs.c.id, runs.c.status).where(chosen))
                 statuses |= {run_id: Status(status) for run_id, status in rows}
             return statuses

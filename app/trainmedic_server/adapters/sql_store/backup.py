@@ -20,7 +20,7 @@ def copy(url: str, target: Path) -> int:
 
     Raises ConfigurationError if the store is not an SQLite file or `target` exists, otherwise StoreUnavailable.
     """
-    if postgresql.names_postgresql(url):
+    if postgresql.is_postgresql(url):
         raise errors.ConfigurationError(
             "use PostgreSQL's own tools, also while the server runs: pg_dump --format=custom"
         )
@@ -28,53 +28,52 @@ def copy(url: str, target: Path) -> int:
     if not source.exists():
         raise errors.ConfigurationError(f"there is no run store at {source}")
     if target.exists():
-        raise _taken(target)
+        raise _exists_error(target)
     try:
         # A unique name, so that two copies to one file do not write to each other's.
         descriptor, partial = tempfile.mkstemp(".partial", f"{target.name}.", target.parent)
         os.close(descriptor)
         try:
-            return _copy_by(Path(partial), source, target)
+            return _copy_through(Path(partial), source, target)
         finally:
             Path(partial).unlink(missing_ok=True)
     except (sqlite3.Error, OSError) as error:
         raise errors.StoreUnavailable(f"the run store {source} could not be copied to {target}: {error}") from error
 
 
-def _copy_by(partial: Path, source: Path, target: Path) -> int:
+def _copy_through(partial: Path, source: Path, target: Path) -> int:
     _copy_pages(source, partial)
-    _read_back(partial)
-    _keep(partial, target)
+    _verify(partial)
+    _publish(partial, target)
     return target.stat().st_size
 
 
-def _taken(target: Path) -> errors.ConfigurationError:
+def _exists_error(target: Path) -> errors.ConfigurationError:
     return errors.ConfigurationError(f"{target} exists already; name a new file")
 
 
 def _copy_pages(source: Path, target: Path) -> None:
-    """A copy in several steps would restart whenever another process writes."""
     with (
         closing(sqlite3.connect(_uri(source, "mode=ro"), uri=True, timeout=_BUSY_SECONDS)) as reading,
         closing(sqlite3.connect(target)) as writing,
     ):
         writing.execute("PRAGMA synchronous = OFF")  # It is synced as a whole later.
-        reading.backup(writing)
+        reading.backup(writing)  # In one step: otherwise each write of another process would restart it.
 
 
-def _read_back(copied: Path) -> None:
+def _verify(copied: Path) -> None:
     with closing(sqlite3.connect(_uri(copied, "immutable=1"), uri=True)) as reading:
         [found] = reading.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
         raise sqlite3.DatabaseError(f"the copy is damaged, as the store may be: {found}")
 
 
-def _keep(partial: Path, target: Path) -> None:
+def _publish(partial: Path, target: Path) -> None:
     _sync(partial)
     try:
         os.close(os.open(target, os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:
-        raise _taken(target) from None
+        raise _exists_error(target) from None
     partial.rename(target)
     _sync(target.absolute().parent)
 

@@ -1,5 +1,3 @@
-"""Bulk insert of many rows per statement."""
-
 from __future__ import annotations
 
 import importlib
@@ -12,7 +10,7 @@ import sqlalchemy as sa
 from trainmedic_server.adapters.sql_store.columns import encoder
 from trainmedic_server.adapters.sql_store.lookup import converted
 
-_COUNTS = (128, 64, 32, 16, 8, 4, 2, 1)
+_COUNTS = (128, 64, 32, 16, 8, 4, 2, 1)  # Rows per statement: few values, so that drivers reuse prepared statements.
 _VALUES = re.compile(r"(.*VALUES )(\([^()]*\))(.*)", re.DOTALL)
 
 

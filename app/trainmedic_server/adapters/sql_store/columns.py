@@ -1,5 +1,3 @@
-"""Column types of the run store."""
-
 from __future__ import annotations
 
 import json
@@ -67,22 +65,22 @@ class JsonColumn(TypeDecorator[Any]):
 
 
 _Convert = Callable[[Any], Any]
+# Encoder and decoder.
 _CONVERTED: dict[type[Any], tuple[_Convert, _Convert]] = {
     TimeColumn: (microseconds_of, time_of),
     JsonColumn: (encode_json, decode_json),
 }
 
 
+# Both return None if values need no conversion.
 def encoder(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Convert | None:
-    """Return None if values are written unchanged."""
-    of_ours = _CONVERTED.get(type(kind))
-    return of_ours[0] if of_ours else kind.bind_processor(dialect)
+    own = _CONVERTED.get(type(kind))
+    return own[0] if own else kind.bind_processor(dialect)
 
 
 def decoder(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Convert | None:
-    """Return None if values are read unchanged."""
-    of_ours = _CONVERTED.get(type(kind))
-    return of_ours[1] if of_ours else kind.result_processor(dialect, None)
+    own = _CONVERTED.get(type(kind))
+    return own[1] if own else kind.result_processor(dialect, None)
 
 
 Serial = sa.BigInteger().with_variant(sa.Integer, "sqlite")

@@ -18,23 +18,23 @@ from trainmedic_server import errors
 
 READERS = 4
 
-_REFUSED = (exc.IntegrityError, exc.DataError, exc.ProgrammingError, exc.InterfaceError, exc.NotSupportedError)
-_REFUSING_STATES = ("22", "23", "54")
-"""Beginnings of PostgreSQL's SQLSTATEs for rejected input."""
+_INPUT_ERRORS = (exc.IntegrityError, exc.DataError, exc.ProgrammingError, exc.InterfaceError, exc.NotSupportedError)
+_INPUT_ERROR_STATES = ("22", "23", "54")  # First digits of PostgreSQL's SQLSTATEs for invalid input.
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether the database failed, not its input."""
+    """Return whether the database failed, rather than the input being invalid."""
     if not isinstance(error, exc.DBAPIError):
         return isinstance(error, exc.TimeoutError)
     state = getattr(error.orig, "sqlstate", None)
     if state is not None:
-        return not str(state).startswith(_REFUSING_STATES)
-    return not isinstance(error, _REFUSED)
+        return not str(state).startswith(_INPUT_ERROR_STATES)
+    return not isinstance(error, _INPUT_ERRORS)
 
 
 @contextmanager
 def translated(failure: str) -> Iterator[None]:
+    """Raise database errors as StoreUnavailable, whose text begins with `failure`."""
     try:
         yield
     except exc.SQLAlchemyError as error:
@@ -63,18 +63,18 @@ def unavailable(failure: str, error: BaseException) -> errors.StoreUnavailable:
     return errors.StoreExplained(text, reason) if reason else errors.StoreUnavailable(text)
 
 
-_FORMS = "write sqlite:////path/to/file or postgresql://user:password@host/database"
+_URL_EXAMPLES = "write sqlite:////path/to/file or postgresql://user:password@host/database"
 
 
 def parse(url: str) -> sa.URL:
-    """Resolve symlinks. Raises ConfigurationError."""
+    """Return an SQLite file's URL with symlinks resolved. Raises ConfigurationError."""
     try:
         parsed = sa.make_url(url)
     except (exc.ArgumentError, ValueError) as error:
-        raise errors.ConfigurationError(f"the database URL cannot be read; {_FORMS}") from error
+        raise errors.ConfigurationError(f"the database URL cannot be read; {_URL_EXAMPLES}") from error
     backend = parsed.get_backend_name()
     if backend != "sqlite":
-        raise errors.ConfigurationError(f"the run store has no support for {backend!r} databases; {_FORMS}")
+        raise errors.ConfigurationError(f"the run store has no support for {backend!r} databases; {_URL_EXAMPLES}")
     database = parsed.database
     if not database or database == ":memory:" or database.startswith("file:") or {"mode", "uri"} & set(parsed.query):
         raise errors.ConfigurationError("the database URL names no file; write sqlite:////path/to/file")
@@ -97,12 +97,11 @@ def make_directory(url: sa.URL) -> None:
 
 
 class OwnerLock:
-    """Lock of the one server that may use an SQLite file; it ends with the process. Two servers would perform the same
-    runs. Three locks exclude the second one:
+    """Lock of the one server that may use an SQLite file; it ends with the process. It excludes others by
 
-    - on ``<file>.lock``, even if the file itself was replaced;
-    - on the file's inode, under any name;
-    - on the store's identity (`take_identity`), which copies share.
+    - ``<file>.lock``, even if the file itself was replaced;
+    - the file's inode, under any name;
+    - the store's identity (`take_identity`), which copies share.
     """
 
     def __init__(self, url: sa.URL) -> None:
@@ -136,7 +135,7 @@ class OwnerLock:
             )
 
     def release(self) -> None:
-        """Keep the lock file, or two servers could lock two files of one name."""
+        """The lock file stays: two servers could lock two files of one name."""
         if self._name is not None:
             self._name.release()
         self._file.release()
@@ -180,11 +179,8 @@ class OwnerLock:
 
 
 def writer_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:
-    """Return the engine for writes.
-
-    The write-ahead log is checkpointed every 32 MB, not 4: pages that change often are written less often.
-    """
     engine = sa.create_engine(url, poolclass=pool.NullPool, connect_args=_connect_args(busy_timeout))
+    # Checkpoint the write-ahead log every 32 MB, not 4: pages that change often are written less often.
     pragmas = ("cache_size = -32768", "journal_size_limit = 67108864", "wal_autocheckpoint = 8000")
     _prepare(engine, begin="BEGIN IMMEDIATE", pragmas=pragmas)
     return engine

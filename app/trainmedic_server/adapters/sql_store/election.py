@@ -1,5 +1,3 @@
-"""Candidacy for the leader lock."""
-
 from __future__ import annotations
 
 import asyncio
@@ -24,7 +22,7 @@ class Election:
         self._address = address
         self._session: postgresql.LockSession | None = None
         self.why = "it has just started"
-        self.holder = ""
+        self.holder = ""  # Address of the leader.
 
     async def win(self) -> postgresql.LockSession:
         """Return the session with the lock. Wait while PostgreSQL does not answer. Raises ConfigurationError if waiting
@@ -35,7 +33,7 @@ class Election:
                 try:
                     if await self._try():
                         assert self._session is not None
-                        self._report(await asyncio.to_thread(_what_is_left, self._session))
+                        self._report(await asyncio.to_thread(_takeover_reason, self._session))
                         session, self._session = self._session, None
                         return session
                     self._report("another server works")
@@ -79,8 +77,8 @@ def _require_not_older(session: postgresql.LockSession) -> None:
         revision.require_not_older(connection)
 
 
-def _what_is_left(session: postgresql.LockSession) -> str:
+def _takeover_reason(session: postgresql.LockSession) -> str:
     with database.translated("PostgreSQL does not answer"), session.engine.begin() as connection:
-        postgresql.take_time(connection)
+        postgresql.allow_long_statements(connection)
         runs = revision.runs_to_migrate(connection)
     return _WON if runs is None else f"{_WON}, and brings the schema of {runs:,} runs up to date"

@@ -1,5 +1,3 @@
-"""Reading of findings."""
-
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
@@ -20,7 +18,7 @@ from trainmedic_server.adapters.sql_store.present import SqlPresent
 from trainmedic_server.ports.findings import FindingFilter, FindingHistory, FindingRecord
 from trainmedic_server.ports.verdicts import VerdictHistory, VerdictRecord
 
-_MOST_OF_ALERTS, _IN_ONE_QUESTION = 200, 500
+_MOST_FINDINGS, _FINGERPRINTS_PER_QUERY = 200, 500
 
 
 class SqlFindingHistory(SqlPresent, FindingHistory, VerdictHistory):
@@ -50,16 +48,18 @@ class SqlFindingHistory(SqlPresent, FindingHistory, VerdictHistory):
     async def findings_of_alerts(self, fingerprints: Collection[str]) -> list[KnownFinding]:
         statement = (
             sa.select(findings)
-            .where(findings.c.fingerprint.in_(list(fingerprints)[:_MOST_OF_ALERTS]))
+            .where(findings.c.fingerprint.in_(list(fingerprints)[:_MOST_FINDINGS]))
             .order_by(findings.c.heard_first_at.desc(), findings.c.id.desc())
-            .limit(_MOST_OF_ALERTS)
+            .limit(_MOST_FINDINGS)
         )
         newest_first = await self._read(lambda connection: _findings(connection, statement))
         return newest_first[::-1]
 
     async def alerts_raised(self, fingerprints: Collection[str]) -> list[Mapping[str, str]]:
         wanted = sorted(fingerprints)
-        parts = [wanted[first : first + _IN_ONE_QUESTION] for first in range(0, len(wanted), _IN_ONE_QUESTION)]
+        parts = [
+            wanted[first : first + _FINGERPRINTS_PER_QUERY] for first in range(0, len(wanted), _FINGERPRINTS_PER_QUERY)
+        ]
         return [labels for part in parts for labels in await self._read(partial(_raised, wanted=part))]
 
     async def kept_jobs(self) -> list[KeptJob]:
@@ -127,6 +127,11 @@ def _record(connection: sa.Connection, finding_id: str) -> FindingRecord | None:
         .order_by(finding_excerpts.c.first_at, finding_excerpts.c.node, finding_excerpts.c.id)
     )
     kept = [finding_rows.kept_job_of(row) for row in connection.execute(KEPT_JOBS)]
-    job, attempt = known.target.job or known.origin.job, known.origin.attempt
-    is_kept = any(each.job == job and (None in (each.attempt, attempt) or each.attempt == attempt) for each in kept)
+    is_kept = any(_is_kept(known, each) for each in kept)
     return FindingRecord(known, tuple(finding_rows.excerpt_of(row) for row in excerpts), is_kept)
+
+
+def _is_kept(known: KnownFinding, kept: KeptJob) -> bool:
+    if kept.job != (known.target.job or known.origin.job):
+        return False
+    return kept.attempt is None or known.origin.attempt is None or kept.attempt == known.origin.attempt

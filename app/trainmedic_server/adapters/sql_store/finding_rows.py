@@ -1,5 +1,3 @@
-"""Conversion between findings and rows, which are tuples in column order."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,5 +1,3 @@
-"""Tables of findings."""
-
 from __future__ import annotations
 
 import sqlalchemy as sa

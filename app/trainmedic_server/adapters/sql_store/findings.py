@@ -35,7 +35,7 @@ _EPISODES = Lookup(
         finding_episodes.c.node == sa.bindparam("on_node"), finding_episodes.c.id.in_(KEYS)
     )
 )
-_GOING_ON = Lookup(
+_OPEN_EPISODES = Lookup(
     sa.select(finding_episodes.c.finding_id)
     .where(finding_episodes.c.finding_id.in_(KEYS), sa.not_(finding_episodes.c.is_over))
     .distinct()
@@ -49,7 +49,6 @@ _RELEASE = sa.delete(kept_jobs).where(
     kept_jobs.c.job == sa.bindparam("of_job"), kept_jobs.c.attempt == sa.bindparam("of_attempt")
 )
 KEPT_JOBS = sa.select(kept_jobs).order_by(kept_jobs.c.job, kept_jobs.c.attempt)
-
 
 _INSERTS: dict[tuple[str, str], BulkInsert] = {}
 
@@ -89,8 +88,8 @@ class SqlFindings(FindingRecords):
     def save_episodes(self, episodes: Sequence[Episode], at: datetime) -> None:
         self._write(finding_episodes, [finding_rows.episode_row(episode, at) for episode in episodes])
 
-    def going_on(self, ids: Collection[str]) -> set[str]:
-        return {row[0] for row in _GOING_ON.rows(self._connection(), ids)}
+    def ids_with_open_episodes(self, ids: Collection[str]) -> set[str]:
+        return {row[0] for row in _OPEN_EPISODES.rows(self._connection(), ids)}
 
     def excerpt_counts(self, ids: Collection[str]) -> dict[str, int]:
         return {row[0]: row[1] for row in _EXCERPT_COUNTS.rows(self._connection(), ids)}
@@ -99,6 +98,7 @@ class SqlFindings(FindingRecords):
         self._write(finding_excerpts, [finding_rows.excerpt_row(known) for known in excerpts])
 
     def keep_job(self, kept: KeptJob) -> None:
+        # Attempt 0 stands for all.
         self._write(kept_jobs, [(kept.job, kept.attempt or 0, kept.by, kept.at, kept.note)])
 
     def release_job(self, job: str, attempt: int | None) -> bool:

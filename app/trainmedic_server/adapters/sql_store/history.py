@@ -35,9 +35,9 @@ from trainmedic_server.ports.tallies import PlaybookTally, TallySource
 
 T = TypeVar("T")
 
-_STREAMED = 100
+_RUNS_PER_READ = 100
 
-_EVENTS_AT_ONCE = 1000
+_EVENTS_PER_READ = 1000
 
 _EVENTS_OF = sa.select(events).where(events.c.run_id == sa.bindparam("run")).order_by(events.c.seq)
 _EVENTS_AFTER = (
@@ -62,7 +62,7 @@ class SqlHistory(History, TallySource):
     async def stream(self, matching: HistoryFilter) -> AsyncIterator[Run]:
         place: Place | None = None
         while True:
-            runs, place = await self._read(partial(_page, matching=matching, limit=_STREAMED, before=place))
+            runs, place = await self._read(partial(_page, matching=matching, limit=_RUNS_PER_READ, before=place))
             for run in runs:
                 yield run
             if place is None:
@@ -88,7 +88,7 @@ class SqlHistory(History, TallySource):
             page = await self._read(partial(_events_of_no_run, since=since, until=until, before=before))
             chosen = (event for event in page if event.kind in kinds and job in (None, event.data.get("job")))
             newest_first += itertools.islice(chosen, limit - len(newest_first))
-            if len(page) < _EVENTS_AT_ONCE:
+            if len(page) < _EVENTS_PER_READ:
                 break
             before = (page[-1].at, page[-1].seq or 0)
         return newest_first[::-1]
@@ -151,7 +151,7 @@ def _events_of_no_run(
         sa.select(events)
         .where(sa.text("run_id IS NULL"), events.c.at >= since, events.c.at < until)
         .order_by(events.c.at.desc(), events.c.seq.desc())
-        .limit(_EVENTS_AT_ONCE)
+        .limit(_EVENTS_PER_READ)
     )
     if before is not None:
         at, seq = before

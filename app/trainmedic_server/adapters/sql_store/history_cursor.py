@@ -26,7 +26,6 @@ def encode(created_at: datetime, run_id: str) -> str:
 
 
 def decode(cursor: str) -> tuple[datetime, str]:
-    """Raises ValueError."""
     try:
         if len(cursor) > _LONGEST:
             raise ValueError("too long")

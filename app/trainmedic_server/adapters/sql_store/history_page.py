@@ -27,21 +27,22 @@ from trainmedic_server.adapters.sql_store.schema import (
 )
 from trainmedic_server.ports.store import HistoryFilter, values_of
 
-_MOST_LISTS = 32
+_MOST_LISTS = 32  # More combinations of values are one condition instead.
 _COLUMNS = {name: runs.c[name] for name in ("playbook", "status", "decision")}
 
-_APART = 86_400_000
+_CLOCK_MARGIN_MS = 86_400_000  # Most difference between a run's time and its ID's.
 
 Condition = sa.ColumnElement[bool]
 Span = tuple[datetime, datetime]
 
 
 def mapped_names(connection: sa.Connection, matching: HistoryFilter) -> Collection[str]:
-    asked = values_of(matching.alertname)
-    if not asked:
+    """Return the filter's alert names that an alert map has renamed."""
+    names = values_of(matching.alertname)
+    if not names:
         return ()
     column = runs.c.original_alert_name
-    return [name for name in asked if connection.execute(sa.select(1).where(column == name).limit(1)).scalar()]
+    return [name for name in names if connection.execute(sa.select(1).where(column == name).limit(1)).scalar()]
 
 
 def page_select(
@@ -53,13 +54,13 @@ def page_select(
     common = list(other_conditions(matching, before))
     groups = list(alternatives(matching, mapped=mapped))
     lists = list(itertools.islice(itertools.product(*groups), _MOST_LISTS + 1))
-    whole = sa.select(runs).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
+    page = sa.select(runs).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
     if len(lists) == 1:
-        return whole.where(*common, *lists[0])
+        return page.where(*common, *lists[0])
     if len(lists) > _MOST_LISTS:
-        return whole.where(*common, *(sa.or_(*each) for each in groups))
+        return page.where(*common, *(sa.or_(*each) for each in groups))
     parts = [_ids(sa.and_(*common, *each), limit) for each in lists]
-    return whole.where(runs.c.id.in_(sa.union_all(*parts)))
+    return page.where(runs.c.id.in_(sa.union_all(*parts)))
 
 
 def _ids(condition: Condition, limit: int) -> sa.Select[Any]:
@@ -86,7 +87,7 @@ def alternatives(
     if values := values_of(matching.node):
         yield [condition for value in values for condition in _of_node(value, span)]
     if values := values_of(matching.by):
-        yield [_among(orders.c.run_id, span, orders.c.actor == value) for value in values]
+        yield [_has_id_in(orders.c.run_id, span, orders.c.actor == value) for value in values]
 
 
 def _of_gpu(text: str) -> Condition:
@@ -96,7 +97,7 @@ def _of_gpu(text: str) -> Condition:
 
 
 def _of_job(name: str) -> tuple[Condition, Condition]:
-    keys = sa.type_coerce(runs.c.also, sa.Text)
+    keys = sa.type_coerce(runs.c.also, sa.Text)  # A JSON list.
     is_among = sa.func.replace(keys, encode_json(f"job:{name}"), "") != keys
     return runs.c.job == name, sa.and_(runs.c.also.is_not(None), is_among)
 
@@ -116,22 +117,22 @@ def _of_target(key: str) -> Condition:
 
 
 def _of_node(name: str, span: Span | None) -> tuple[Condition, Condition]:
-    touching = _among(touched_nodes.c.run_id, span, touched_nodes.c.node == name, is_named)
+    touching = _has_id_in(touched_nodes.c.run_id, span, touched_nodes.c.node == name, is_named)
     return runs.c.node == name, sa.and_(touching, runs.c.node.is_(None))
 
 
-def _among(ids: sa.Column[Any], span: Span | None, *conditions: Condition | sa.TextClause) -> Condition:
-    among = sa.select(ids).where(*conditions)
+def _has_id_in(ids: sa.Column[Any], span: Span | None, *conditions: Condition | sa.TextClause) -> Condition:
+    # IDs begin with their time.
+    chosen = sa.select(ids).where(*conditions)
     if span is not None:
         first, last = (microseconds_of(moment) // 1000 for moment in span)
-        among = among.where(ids >= first_id(first - _APART), ids < first_id(last + _APART))
-    return runs.c.id.in_(among)
+        chosen = chosen.where(ids >= first_id(first - _CLOCK_MARGIN_MS), ids < first_id(last + _CLOCK_MARGIN_MS))
+    return runs.c.id.in_(chosen)
 
 
 def other_conditions(
     matching: HistoryFilter, before: tuple[datetime, str] | None
 ) -> Iterator[Condition | sa.TextClause]:
-    """Yield those not in `alternatives`."""
     if matching.since is not None:
         yield runs.c.created_at >= matching.since
     if matching.until is not None:

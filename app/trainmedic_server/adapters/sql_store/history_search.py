@@ -21,10 +21,8 @@ Place = tuple[datetime, str]
 SECONDS = 1.0
 """Limit of one page; the window in progress is completed."""
 _FIRST_WINDOW = timedelta(hours=1)
-_SHORT = 0.05
-"""Seconds: faster windows are followed by fourfold ones."""
-_BEFORE_ALL = "!"
-"""Sorts before every run's ID."""
+_SHORT = 0.05  # Seconds: faster windows are followed by fourfold ones.
+_BEFORE_ALL = "!"  # Sorts before every run's ID.
 _KEYS = {"sqlite": sa.literal_column("runs.rowid", sa.BigInteger)}
 """Column to intersect, if not the ID: every SQLite index has the row number."""
 _OLDEST = sa.select(sa.func.min(runs.c.created_at))
@@ -86,8 +84,8 @@ def _in_window(
     mapped: Collection[str],
 ) -> sa.Select[Any]:
     common = [runs.c.created_at >= begin, runs.c.created_at < end, *other_conditions(matching, None)]
-    met = sa.intersect(*(_of_any(group, common, key) for group in alternatives(matching, (begin, end), mapped)))
-    newest = sa.select(runs).where(key.in_(met)).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
+    found = sa.intersect(*(_of_any(group, common, key) for group in alternatives(matching, (begin, end), mapped)))
+    newest = sa.select(runs).where(key.in_(found)).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
     return newest.where(*after_place(before))
 
 

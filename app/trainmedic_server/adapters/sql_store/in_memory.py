@@ -49,7 +49,7 @@ class _ImmediateWriter:
 
 class _NoLock:
     def release(self) -> None:
-        """Do nothing."""
+        pass
 
 
 class InMemoryStore(SqlStore):

@@ -1,7 +1,7 @@
 """Permission to act, if several servers share a database: only while the session is confirmed to hold the lock.
 
 PostgreSQL ends a session that was silent for the takeover time. So the server counts the time since it sent the last
-answered query and stops well before. The clock also runs while the process is stopped and while the machine sleeps.
+answered query, also while its process or machine is stopped, and gives up well before.
 """
 
 from __future__ import annotations
@@ -27,15 +27,12 @@ log = telemetry.logger(__name__)
 
 
 def now() -> float:
-    """Return seconds of a clock that cannot be set or stopped."""
     return time.clock_gettime(_CLOCK)
 
 
-def begin_anew(reason: str) -> None:
-    """Restart the process's command in its place without unwinding, which could act. The PID stays, so no supervisor
-    delays the restart.
-
-    A process that must end, or cannot be restarted, ends.
+def restart_process(reason: str) -> None:
+    """Replace this process by its command without unwinding, which could act. The PID stays, so no supervisor delays
+    the restart. End instead on a shutdown, or if the restart fails.
     """
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # The command line restores it once the signal was sent.
         os._exit(EXIT_CODE)
@@ -52,7 +49,7 @@ def begin_anew(reason: str) -> None:
 
 class Leadership:
     def __init__(
-        self, fileno: int, takeover: timedelta, confirmed: float, on_lost: Callable[[str], object] = begin_anew
+        self, fileno: int, takeover: timedelta, confirmed: float, on_lost: Callable[[str], object] = restart_process
     ) -> None:
         # PostgreSQL ends a session after the takeover time, so stop after two thirds of it, well before another server
         # can have the lock.
@@ -70,7 +67,7 @@ class Leadership:
         self._thread.start()
 
     @property
-    def is_due(self) -> bool:
+    def is_confirmation_due(self) -> bool:
         return now() - self._confirmed >= self.heartbeat
 
     def confirm(self, asked_at: float) -> None:

@@ -20,7 +20,7 @@ WANTED = sa.values(sa.column("key", Text), name="wanted").data([(sa.bindparam(KE
 # A placeholder may have a type: %s::VARCHAR COLLATE "C". A list of constants begins with a quote.
 _LIST = re.compile(r"(.* IN \(|.*\(VALUES )(\(?(?:\?|%s)[^,()]*\)?)(\).*)", re.DOTALL)
 
-_LENGTHS = (1, 4, 16, 64, 256)
+_LENGTHS = (1, 4, 16, 64, 256)  # A shorter list is filled with its last key.
 
 Row = tuple[Any, ...]
 Converters = Sequence[tuple[int, Callable[[Any], Any]]]
@@ -48,6 +48,7 @@ class _Prepared:
     def __init__(self, statement: sa.Select[Any], dialect: sa.Dialect) -> None:
         parameters = statement.compile(dialect=dialect).binds
         required = {name for name, parameter in parameters.items() if parameter.required}
+        # Compile the statement with one key, whose text is then repeated for each length.
         filled = statement.params({**dict.fromkeys(required), KEYS.key: [""]})
         compiled = filled.compile(dialect=dialect, compile_kwargs={"render_postcompile": True})
         text, names = str(compiled), list(compiled.positiontup or ())

@@ -124,7 +124,7 @@ def run_of(row: Row, steps: Sequence[StepState]) -> Run:
         alert_name=alert_name,
         alert_labels=alert_labels,
         created_at=created_at,
-        steps=tuple(steps) if len(steps) < 2 else tuple(sorted(steps, key=_place)),
+        steps=tuple(steps) if len(steps) < 2 else tuple(sorted(steps, key=_position)),
         ended_at=ended_at,
         acted_at=acted_at,
         waiting_on=waiting_on,
@@ -153,7 +153,7 @@ def member_of(row: Row) -> Member:
     return Member(target, run_id, batch or 0, Status(status), Decision(decision), bool(unfinished), has_acted, why)
 
 
-def _place(step: StepState) -> tuple[int, int]:
+def _position(step: StepState) -> tuple[int, int]:
     return (_PHASES.index(step.phase), step.index)
 
 

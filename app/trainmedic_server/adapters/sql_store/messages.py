@@ -1,5 +1,3 @@
-"""Messages to people."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -80,26 +78,26 @@ class SqlMessages(StoredMessages):
     def drop(self, ids: Collection[str]) -> None:
         self._connection().execute(sa.delete(messages).where(messages.c.id.in_(ids)))
 
-    def kinds_told(self, run_ids: Collection[str]) -> Mapping[str, set[MessageKind]]:
+    def kinds_sent(self, run_ids: Collection[str]) -> Mapping[str, set[MessageKind]]:
         chosen = sa.select(messages.c.run_id, _KIND).where(
             messages.c.run_id.in_(run_ids),
             # A pending message about a question or an overdue undo may never be sent, because the cause can pass by
             # itself.
             sa.or_(messages.c.sent_at.is_not(None), _KIND == MessageKind.RUN_FAILED),
         )
-        told: dict[str, set[MessageKind]] = {}
+        kinds: dict[str, set[MessageKind]] = {}
         for run_id, kind in self._connection().execute(chosen):
-            told.setdefault(run_id, set()).add(MessageKind(kind))
-        return told
+            kinds.setdefault(run_id, set()).add(MessageKind(kind))
+        return kinds
 
-    def channels_told(self, run_ids: Collection[str]) -> Mapping[str, set[str]]:
+    def channels_informed(self, run_ids: Collection[str]) -> Mapping[str, set[str]]:
         chosen = sa.select(messages.c.run_id, messages.c.channel).where(messages.c.run_id.in_(run_ids)).distinct()
-        told: dict[str, set[str]] = {}
+        channels: dict[str, set[str]] = {}
         for run_id, channel in self._connection().execute(chosen):
-            told.setdefault(run_id, set()).add(channel)
-        return told
+            channels.setdefault(run_id, set()).add(channel)
+        return channels
 
-    def kept(self, ids: Collection[str]) -> Mapping[str, bool]:
+    def sent_states(self, ids: Collection[str]) -> Mapping[str, bool]:
         chosen = sa.select(messages.c.id, messages.c.sent_at.is_not(None)).where(messages.c.id.in_(ids))
         return {message_id: bool(is_sent) for message_id, is_sent in self._connection().execute(chosen)}
 
@@ -114,8 +112,10 @@ class SqlMessages(StoredMessages):
 
 def _row(message: Message) -> tuple[Any, ...]:
     older_kind = _NEWER.get(message.kind)
-    members = {"kind": older_kind or message.kind, "sent_at": None, "newer_kind": message.kind if older_kind else None}
-    return tuple(members[name] if (name := column.name) in members else getattr(message, name) for column in messages.c)
+    newer_kind = message.kind if older_kind else None
+    values = {"kind": older_kind or message.kind, "sent_at": None, "newer_kind": newer_kind}
+    values |= {column.name: getattr(message, column.name) for column in messages.c if column.name not in values}
+    return tuple(values[column.name] for column in messages.c)
 
 
 def _message(row: sa.RowMapping) -> Message:

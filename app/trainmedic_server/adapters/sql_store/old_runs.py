@@ -30,10 +30,11 @@ from trainmedic_server.adapters.sql_store.schema import (
 from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 from trainmedic_server.ports.archive import ArchivedRun, RunArchive
 
-IN_A_FILE = 1000
-_READ_AT_ONCE = 50
+RUNS_PER_FILE = 1000
+_RUNS_PER_READ = 50
 
-_OF_RUNS: Mapping[str, tuple[sa.Table, Sequence[sa.Column[Any]]]] = {
+# Tables with their order.
+_TABLES_OF_RUNS: Mapping[str, tuple[sa.Table, Sequence[sa.Column[Any]]]] = {
     "steps": (steps, [steps.c.phase, steps.c.position]),
     "touched_nodes": (touched_nodes, [touched_nodes.c.node]),
     "orders": (orders, [orders.c.seq]),
@@ -48,51 +49,54 @@ Read: TypeAlias = Callable[[Callable[[sa.Connection], Any]], Awaitable[Any]]
 
 
 async def delete_archived(archive: RunArchive, read: Read, delete: Delete, before: datetime) -> int:
-    """Archive and delete closed runs without pending undo. Raises StoreUnavailable, ArchiveUnavailable."""
-    remembered = await read(partial(_newest_known, name=archive.name))
-    number, last = await asyncio.to_thread(archive.last, remembered)
-    if number > remembered:
-        await delete(partial(_remember, name=archive.name, number=number))
-    gone = await _delete(delete, last)
-    while ids := await read(partial(prune.old_run_ids, before=before, limit=IN_A_FILE)):
+    """Return the number of deleted runs. The last file's number is stored as an event position.
+
+    Raises StoreUnavailable, ArchiveUnavailable.
+    """
+    saved_number = await read(partial(_saved_number, name=archive.name))
+    number, last = await asyncio.to_thread(archive.last, saved_number)
+    if number > saved_number:
+        await delete(partial(_save_number, name=archive.name, number=number))
+    deleted = await _delete(delete, last)
+    while ids := await read(partial(prune.old_run_ids, before=before, limit=RUNS_PER_FILE)):
         archived: list[ArchivedRun] = []
-        for start in range(0, len(ids), _READ_AT_ONCE):
-            archived += await read(partial(read_whole, run_ids=ids[start : start + _READ_AT_ONCE]))
+        for start in range(0, len(ids), _RUNS_PER_READ):
+            archived += await read(partial(read_archived_runs, run_ids=ids[start : start + _RUNS_PER_READ]))
         number = await asyncio.to_thread(archive.write, archived, number)
-        await delete(partial(_remember, name=archive.name, number=number))
-        gone += await _delete(delete, archived)
-    return gone
+        await delete(partial(_save_number, name=archive.name, number=number))
+        deleted += await _delete(delete, archived)
+    return deleted
 
 
-def _newest_known(connection: sa.Connection, name: str) -> int:
+def _saved_number(connection: sa.Connection, name: str) -> int:
     statement = sa.select(event_positions.c.position).where(event_positions.c.listener == _listener(name))
     return int(connection.execute(statement).scalar() or 0)
 
 
-def _remember(transaction: SqlTransaction, name: str, number: int) -> int:
+def _save_number(transaction: SqlTransaction, name: str, number: int) -> int:
     transaction.event_positions.save_position(_listener(name), number)
-    return 0
+    return 0  # Nothing was deleted.
 
 
 def _listener(name: str) -> str:
     return f"archive:{name}"
 
 
-def read_whole(connection: sa.Connection, run_ids: Collection[str]) -> list[ArchivedRun]:
+def read_archived_runs(connection: sa.Connection, run_ids: Collection[str]) -> list[ArchivedRun]:
     chosen = sa.select(runs).where(runs.c.id.in_(run_ids)).order_by(runs.c.created_at, runs.c.id)
     documents: dict[str, dict[str, Any]] = {
-        row.id: {"run": dict(row._mapping), "alerts": [], **{name: [] for name in _OF_RUNS}}
+        row.id: {"run": dict(row._mapping), "alerts": [], **{name: [] for name in _TABLES_OF_RUNS}}
         for row in connection.execute(chosen)
     }
-    tied = (
+    linked = (
         sa.select(run_alerts.c.run_id, alerts)
         .join(alerts, queries.SAME_ALERT)
         .where(run_alerts.c.run_id.in_(run_ids))
         .order_by(run_alerts.c.seq)
     )
-    for row in connection.execute(tied):
+    for row in connection.execute(linked):
         _add(documents, "alerts", row)
-    for name, (table, order) in _OF_RUNS.items():
+    for name, (table, order) in _TABLES_OF_RUNS.items():
         for row in connection.execute(sa.select(table).where(table.c.run_id.in_(run_ids)).order_by(*order)):
             _add(documents, name, row)
     return [ArchivedRun.of(run_id, document, encode_json(document)) for run_id, document in documents.items()]
@@ -104,13 +108,14 @@ def _add(documents: dict[str, dict[str, Any]], name: str, row: sa.Row[Any]) -> N
 
 
 async def _delete(delete: Delete, archived: Sequence[ArchivedRun]) -> int:
-    gone = 0
+    deleted = 0
     for start in range(0, len(archived), prune.BATCH):
-        gone += await delete(partial(_unchanged, archived=archived[start : start + prune.BATCH]))
-    return gone
+        deleted += await delete(partial(_delete_unchanged, archived=archived[start : start + prune.BATCH]))
+    return deleted
 
 
-def _unchanged(transaction: SqlTransaction, archived: Sequence[ArchivedRun]) -> int:
+def _delete_unchanged(transaction: SqlTransaction, archived: Sequence[ArchivedRun]) -> int:
+    # A run that changed after its archiving stays, and is archived again.
     connection = transaction.flushed_connection()
     ids = [run.id for run in archived]
     finished = sa.select(runs.c.id).where(runs.c.id.in_(ids), sa.not_(runs.c.unfinished))

@@ -15,8 +15,18 @@ from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.run import Controls, Decision, Event, OperatorOrder, Run, StepState
 from trainmedic_server.domain.time_gaps import TimeGap
 
-_CHANGING = ("status", "decision", "ended_at", "acted_at", "waiting_on", "message", "unfinished", "batch", "also")
-_OF_REPORTS = (
+_CHANGING_COLUMNS = (
+    "status",
+    "decision",
+    "ended_at",
+    "acted_at",
+    "waiting_on",
+    "message",
+    "unfinished",
+    "batch",
+    "also",
+)
+_COLUMNS_OF_REPORTS = (
     "status", "labels", "annotations", "ends_at", "generator_url", "last_heard_at", "times_heard", "resolved_at",
     "resolved_because", "reactions", "reacted",
 )  # fmt: skip
@@ -37,7 +47,6 @@ class PendingWrites:
         self.steps: dict[tuple[str, str, int], StepState] = {}
         self.groups: dict[str, tuple[str, ...]] = {}
         self.parents: set[str] = set()
-        """Their ``unfinished`` may change."""
         self.has_new_forms = False
         """True if earlier releases cannot read a run."""
         self.links: dict[tuple[str, Identity], None] = {}
@@ -49,8 +58,8 @@ class PendingWrites:
         self.playbooks: dict[tuple[str, str], tuple[str, datetime]] = {}
         self.time_gaps: list[TimeGap] = []
         self.controls: Controls | None = None
-        self.fingerprints: set[str] = set()
-        self.targets: set[tuple[str, str]] = set()
+        self.fingerprints: set[str] = set()  # Of alerts and links.
+        self.targets: set[tuple[str, str]] = set()  # (playbook, target key) of runs.
 
     def __bool__(self) -> bool:
         runs = self.added or self.saved or self.steps or self.groups or self.links or self.orders or self.events
@@ -104,12 +113,12 @@ class PendingWrites:
             run_facts.count_change(self.counts, run, before)
         earlier: Mapping[tuple[str, int], StepState] = {step.key: step for step in before.steps}
         for step in run.steps:
-            kept = earlier.get(step.key)
-            if kept is not step and kept != step:
+            earlier_step = earlier.get(step.key)
+            if earlier_step is not step and earlier_step != step:
                 self.steps[run.id, step.phase, step.index] = step
 
     def absorb(self, other: PendingWrites) -> None:
-        """Raises Conflict without having added anything."""
+        """Add later writes. Raises Conflict for an existing run, without having added anything."""
         if other.added:
             for run_id in other.added.keys() & self.added.keys():
                 raise errors.Conflict(f"there is a run {run_id} already")
@@ -137,9 +146,9 @@ class PendingWrites:
 
 class Flusher:
     def __init__(self, dialect: sa.Dialect) -> None:
-        self._alerts = BulkInsert(dialect, schema.alerts, "update", _OF_REPORTS)
+        self._alerts = BulkInsert(dialect, schema.alerts, "update", _COLUMNS_OF_REPORTS)
         self._added = BulkInsert(dialect, schema.runs)
-        self._saved = BulkInsert(dialect, schema.runs, "update", _CHANGING)
+        self._saved = BulkInsert(dialect, schema.runs, "update", _CHANGING_COLUMNS)
         self._steps = BulkInsert(dialect, schema.steps, "update")
         self._groups = BulkInsert(dialect, schema.groups)
         self._links = BulkInsert(dialect, schema.run_alerts, "ignore")
@@ -163,10 +172,10 @@ class Flusher:
         self._saved.run(connection, map(mapping.run_row, pending.saved.values()))
         self._added.run(connection, map(mapping.run_row, pending.added.values()))
         for parent in sorted(pending.parents):
-            connection.execute(statements.SETTLE_GROUP, {"group": parent})
+            connection.execute(statements.UPDATE_PARENT, {"group": parent})
         self._steps.run(connection, (mapping.step_row(key[0], step) for key, step in steps))
         if pending.has_new_forms:
-            connection.execute(statements.REQUIRE_READER)
+            connection.execute(statements.REQUIRE_NEWER_READER)
         self._groups.run(connection, ((run_id, list(members)) for run_id, members in pending.groups.items()))
         self._links.run(connection, ((run_id, *identity) for run_id, identity in pending.links))
         self._touched.run(connection, ((*key, at) for key, at in pending.touched.items()))

@@ -1,5 +1,3 @@
-"""Previous texts of playbooks."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -40,17 +38,17 @@ _KEPT = (
 class SqlPlaybookVersions(SqlHistory, PlaybookVersions):
     async def used_versions(self, playbook: str, most_runs: int) -> Sequence[UsedVersion]:
         def read(connection: sa.Connection) -> list[UsedVersion]:
-            asked = {"name": playbook, "most_runs": most_runs}
-            counted = {row.version: row for row in connection.execute(_RUNS, asked)}
+            values = {"name": playbook, "most_runs": most_runs}
+            counted = {row.version: row for row in connection.execute(_RUNS, values)}
             return [_used(row, counted.get(row.version)) for row in connection.execute(_KEPT, {"name": playbook})]
 
         return await self._read(read)
 
     async def text_of_version(self, playbook: str, version: str) -> str | None:
-        asked = {"name": playbook, "version": version}
+        values = {"name": playbook, "version": version}
 
         def read(connection: sa.Connection) -> str | None:
-            text: str | None = connection.execute(statements.PLAYBOOK_TEXT, asked).scalar()
+            text: str | None = connection.execute(statements.PLAYBOOK_TEXT, values).scalar()
             return text
 
         return await self._read(read)

@@ -34,11 +34,15 @@ _NAME_BYTES = 63
 _NAME_PREFIX = "trainmedic@"
 _SCHEME = re.compile(r"(postgresql|postgres)(\+\w+)?:")
 # A login or database that is missing or forbidden: retrying is useless.
-_HOPELESS = re.compile(r"password authentication failed|no password supplied|no pg_hba.conf entry|does not exist")
+_PERMANENT_FAILURE = re.compile(
+    r"password authentication failed|no password supplied|no pg_hba.conf entry|does not exist"
+)
 # Acknowledged data must survive a crash of PostgreSQL, whatever the database's default. Stricter values stay.
-_DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+_REQUIRE_DURABILITY = (
+    "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+)
 HAS_LOCK = "SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()"
-"""Without a lock, a pooler has switched sessions."""
+"""False if a connection pooler has switched the session."""
 
 _UNKNOWN_TABLES = """
     SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relname = ANY(%s)
@@ -52,7 +56,7 @@ _HOLDER = """
 """
 
 
-def names_postgresql(url: str) -> bool:
+def is_postgresql(url: str) -> bool:
     return _SCHEME.match(url) is not None
 
 
@@ -88,17 +92,17 @@ class LockSession:
         self._key = _key_of(connection)
         unused = [connection]
 
-        def only_this() -> Any:
+        def reuse_connection() -> Any:
             # SQLAlchemy calls again only if the connection has ended. A new session would not have the lock.
             if unused:
                 return unused.pop()
             raise errors.StoreUnavailable("the session with PostgreSQL is over")
 
-        self.engine = _engine(only_this, poolclass=pool.StaticPool)
+        self.engine = _engine(reuse_connection, poolclass=pool.StaticPool)
 
     @classmethod
     def open(cls, url: str, takeover: timedelta = TAKEOVER, address: str = "") -> LockSession:
-        """`address` is where other servers reach this one. Raises StoreUnavailable if PostgreSQL does not answer,
+        """Other servers reach this one at `address`. Raises StoreUnavailable if PostgreSQL does not answer,
         ConfigurationError for an unusable URL, login or version.
         """
         seconds = takeover.total_seconds()
@@ -124,6 +128,7 @@ class LockSession:
         return bool(self._ask("SELECT pg_try_advisory_lock(%s)", self._key))
 
     def holder(self) -> str:
+        """Return the leader's address, empty if unknown."""
         name = str(self._ask(_HOLDER, self._key) or "")
         return name.removeprefix(_NAME_PREFIX) if name.startswith(_NAME_PREFIX) else ""
 
@@ -165,13 +170,13 @@ def reader_engine(url: str) -> sa.Engine:
     )
 
 
-def take_time(connection: sa.Connection) -> None:
+def allow_long_statements(connection: sa.Connection) -> None:
     connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
     connection.exec_driver_sql("SET LOCAL lock_timeout = '1min'")
 
 
-def learn_of_tables(connection: sa.Connection) -> None:
-    """Make missing statistics, as after a restore: without them, PostgreSQL reads whole tables for a few keys."""
+def analyze_unknown_tables(connection: sa.Connection) -> None:
+    """Without statistics, as after a restore, PostgreSQL reads whole tables for a few keys."""
     for table in connection.exec_driver_sql(_UNKNOWN_TABLES, (list(metadata.tables),)).scalars().all():
         connection.exec_driver_sql(f"ANALYZE {table}")
 
@@ -193,7 +198,7 @@ def _connect(url: str, limits: Mapping[str, float], **more: Any) -> psycopg.Conn
     try:
         connection = psycopg.connect(conninfo(url), **options)
     except psycopg.Error as error:
-        if _HOPELESS.search(str(error)):
+        if _PERMANENT_FAILURE.search(str(error)):
             raise errors.ConfigurationError(f"the database URL cannot be used: {error}") from error
         raise database.unavailable("PostgreSQL does not answer", error) from error
     try:
@@ -203,7 +208,7 @@ def _connect(url: str, limits: Mapping[str, float], **more: Any) -> psycopg.Conn
             )
         for name, seconds in limits.items():
             connection.execute("SELECT set_config(%s, %s, false)", (name, f"{int(seconds * 1000)}"))
-        connection.execute(_DURABLE)
+        connection.execute(_REQUIRE_DURABILITY)
         connection.commit()
     except psycopg.Error as error:
         with suppress(psycopg.Error):
@@ -216,7 +221,7 @@ def _connect(url: str, limits: Mapping[str, float], **more: Any) -> psycopg.Conn
 
 
 def _key_of(connection: psycopg.Connection[Any]) -> int:
-    """Locks belong to a database, in which each schema can hold a store."""
+    """Return the lock's key, which differs by schema: each can hold a store."""
     import psycopg
 
     try:

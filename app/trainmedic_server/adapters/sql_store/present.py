@@ -1,5 +1,3 @@
-"""Current counts, and records of agents."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence

@@ -35,10 +35,10 @@ from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 from trainmedic_server.adapters.sql_store.verdicts import verdicts
 
 BATCH = 50
-"""Rows per transaction, so that others wait a few milliseconds."""
+"""Rows per transaction, which delays others by a few milliseconds."""
 
-REST = 3
-"""Pause per duration of a deletion: a million runs take up to an hour."""
+PAUSE_FACTOR = 3
+"""Pause after a deletion, as a multiple of its duration. A million runs take up to an hour."""
 
 _BEFORE = sa.bindparam("before", type_=schema.TimeColumn)
 _RUN_IDS: sa.BindParameter[Any] = sa.bindparam("runs", expanding=True)
@@ -69,22 +69,22 @@ _DELETE_RUNS = (
 MOST_ALERTS = 100_000
 """Alerts without a run: one a second for a day, about 100 MB."""
 
-_IS_TIED = sa.exists().where(queries.SAME_ALERT)
+_HAS_RUN = sa.exists().where(queries.SAME_ALERT)
 _OLD_ALERTS = (
     sa.select(alerts.c.fingerprint)
-    .where(alerts.c.last_heard_at < _BEFORE, ~_IS_TIED)
+    .where(alerts.c.last_heard_at < _BEFORE, ~_HAS_RUN)
     .order_by(alerts.c.last_heard_at)
     .limit(BATCH)
 )
 _DELETE_ALERTS = sa.delete(alerts).where(
-    alerts.c.fingerprint.in_(_FINGERPRINTS), alerts.c.last_heard_at < _BEFORE, ~_IS_TIED
+    alerts.c.fingerprint.in_(_FINGERPRINTS), alerts.c.last_heard_at < _BEFORE, ~_HAS_RUN
 )
-_LED_TO_NOTHING = sa.and_(sa.not_(alerts.c.reacted), ~_IS_TIED)
+_IS_UNUSED = sa.and_(sa.not_(alerts.c.reacted), ~_HAS_RUN)
 """The first condition nearly always implies the second, and has an index."""
-_COUNT_OF_NOTHING = sa.select(sa.func.count()).select_from(alerts).where(_LED_TO_NOTHING)
-_OLDEST_OF_NOTHING = (
+_COUNT_UNUSED_ALERTS = sa.select(sa.func.count()).select_from(alerts).where(_IS_UNUSED)
+_OLDEST_UNUSED_ALERTS = (
     sa.select(alerts.c.fingerprint, alerts.c.starts_at)
-    .where(_LED_TO_NOTHING)
+    .where(_IS_UNUSED)
     .order_by(alerts.c.first_heard_at)
     .limit(sa.bindparam("limit"))
 )
@@ -101,8 +101,8 @@ _DELETE_EVENTS = sa.delete(events).where(
     )
 )
 _FINDING_IDS: sa.BindParameter[Any] = sa.bindparam("findings", expanding=True)
-_AFTERWARDS = 3600 * 1_000_000
-"""Microseconds: later findings on the node are not about the job."""
+_AFTER_JOB_MICROSECONDS = 3600 * 1_000_000
+"""Later findings on a node are not about its former job."""
 _IS_OF_KEPT_JOB = sa.exists().where(
     kept_jobs.c.job == findings.c.job,
     sa.or_(kept_jobs.c.attempt == 0, findings.c.attempt.is_(None), kept_jobs.c.attempt == findings.c.attempt),
@@ -111,7 +111,7 @@ _IS_ON_NODE_OF_KEPT_JOB = sa.exists().where(
     job_places.c.job == kept_jobs.c.job,
     job_places.c.node == findings.c.node,
     sa.type_coerce(findings.c.first_at, sa.BigInteger)
-    <= sa.type_coerce(job_places.c.seen_at, sa.BigInteger) + _AFTERWARDS,
+    <= sa.type_coerce(job_places.c.seen_at, sa.BigInteger) + _AFTER_JOB_MICROSECONDS,
 )
 _IS_KEPT = sa.or_(_IS_OF_KEPT_JOB, _IS_ON_NODE_OF_KEPT_JOB)
 """In the log of a retained job, or about its node or GPU."""
@@ -146,7 +146,7 @@ _DELETE_DAYS = sa.delete(playbook_days).where(playbook_days.c.day < sa.bindparam
 _DELETE_TIME_GAPS = sa.delete(time_gaps).where(time_gaps.c.ended_at < _BEFORE)
 
 
-def runs_before(transaction: SqlTransaction, before: datetime) -> int:
+def delete_runs_before(transaction: SqlTransaction, before: datetime) -> int:
     connection = transaction.flushed_connection()
     run_ids = old_run_ids(connection, before, BATCH)
     delete_runs(connection, run_ids)
@@ -162,7 +162,7 @@ def delete_runs(connection: sa.Connection, run_ids: Collection[str]) -> None:
         connection.execute(statement, {"runs": run_ids})
 
 
-def alerts_before(transaction: SqlTransaction, before: datetime) -> int:
+def delete_alerts_before(transaction: SqlTransaction, before: datetime) -> int:
     connection = transaction.flushed_connection()
     fingerprints = [row.fingerprint for row in connection.execute(_OLD_ALERTS, {"before": before})]
     if fingerprints:
@@ -171,24 +171,23 @@ def alerts_before(transaction: SqlTransaction, before: datetime) -> int:
 
 
 def count_surplus_alerts(connection: sa.Connection) -> int:
-    """May be negative."""
-    return int(connection.execute(_COUNT_OF_NOTHING).scalar_one()) - MOST_ALERTS
+    return int(connection.execute(_COUNT_UNUSED_ALERTS).scalar_one()) - MOST_ALERTS
 
 
-def surplus_alerts(transaction: SqlTransaction, most: int) -> int:
+def delete_surplus_alerts(transaction: SqlTransaction, most: int) -> int:
     connection = transaction.flushed_connection()
-    identities = connection.execute(_OLDEST_OF_NOTHING, {"limit": min(most, BATCH)}).all()
+    identities = connection.execute(_OLDEST_UNUSED_ALERTS, {"limit": min(most, BATCH)}).all()
     if identities:
         keys = [{"of_fingerprint": fingerprint, "of_beginning": at} for fingerprint, at in identities]
         connection.execute(_DELETE_ALERT, keys)
     return len(identities)
 
 
-def events_before(transaction: SqlTransaction, before: datetime) -> int:
+def delete_events_before(transaction: SqlTransaction, before: datetime) -> int:
     return transaction.flushed_connection().execute(_DELETE_EVENTS, {"before": before}).rowcount
 
 
-def findings_before(transaction: SqlTransaction, before: datetime) -> int:
+def delete_findings_before(transaction: SqlTransaction, before: datetime) -> int:
     connection = transaction.flushed_connection()
     ids = [row.id for row in connection.execute(_OLD_FINDINGS, {"before": before})]
     if ids:
@@ -197,11 +196,11 @@ def findings_before(transaction: SqlTransaction, before: datetime) -> int:
     return len(ids)
 
 
-def verdicts_before(transaction: SqlTransaction, before: datetime) -> int:
+def delete_verdicts_before(transaction: SqlTransaction, before: datetime) -> int:
     return transaction.flushed_connection().execute(_DELETE_VERDICTS, {"before": before}).rowcount
 
 
-def small_tables_before(transaction: SqlTransaction, before: datetime) -> int:
+def delete_small_tables_before(transaction: SqlTransaction, before: datetime) -> int:
     """Delete old rows of small tables. Returns 0: no batch follows."""
     connection = transaction.flushed_connection(deletes_nodes=True)
     connection.execute(_DELETE_NODES, {"before": before})
@@ -211,4 +210,10 @@ def small_tables_before(transaction: SqlTransaction, before: datetime) -> int:
     return 0
 
 
-OTHER_BATCHES = (alerts_before, events_before, findings_before, verdicts_before, small_tables_before)
+OTHER_BATCHES = (
+    delete_alerts_before,
+    delete_events_before,
+    delete_findings_before,
+    delete_verdicts_before,
+    delete_small_tables_before,
+)

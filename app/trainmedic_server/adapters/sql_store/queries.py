@@ -1,5 +1,3 @@
-"""Queries used by units of work and by the history."""
-
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
@@ -22,11 +20,11 @@ _ORDERS = Lookup(
 )
 _TOUCHED_NODES = Lookup(sa.select(schema.touched_nodes).where(schema.touched_nodes.c.run_id.in_(KEYS)))
 _GROUPS = Lookup(sa.select(schema.groups).where(schema.groups.c.run_id.in_(KEYS)))
-_STATE = (schema.runs.c.parent, schema.runs.c.status, schema.runs.c.decision, schema.runs.c.unfinished)
+_MEMBER_STATE = (schema.runs.c.parent, schema.runs.c.status, schema.runs.c.decision, schema.runs.c.unfinished)
 _MEMBER_STATES = Lookup(
-    sa.select(*_STATE, sa.func.max(schema.runs.c.batch), sa.func.count())
+    sa.select(*_MEMBER_STATE, sa.func.max(schema.runs.c.batch), sa.func.count())
     .where(schema.runs.c.parent.in_(KEYS))
-    .group_by(*_STATE)
+    .group_by(*_MEMBER_STATE)
 )
 SAME_ALERT = sa.and_(
     schema.run_alerts.c.fingerprint == schema.alerts.c.fingerprint,
@@ -98,6 +96,7 @@ def with_groups(connection: sa.Connection, runs_read: Sequence[Run]) -> list[Run
         return list(runs_read)
     totals = {row[0]: len(row[1]) for row in _GROUPS.rows(connection, parents)}
     members: dict[str, list[tuple[Member, int]]] = {}
+    # Members with the same state are counted as one, `count` times.
     for parent, *state, count in _MEMBER_STATES.rows(connection, parents):
         status, decision, unfinished, batch = state
         alike = Member("", "", batch or 0, Status(status), Decision(decision), bool(unfinished))

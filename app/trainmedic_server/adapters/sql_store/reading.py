@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 SECONDS = 30.0
 """A page of the longest history took 0.5 s, a report of a year 3 s."""
 _CANCEL_SECONDS = 5.0
-_STEPS = 20_000
+_STEPS_BETWEEN_CHECKS = 20_000  # Of SQLite's virtual machine.
 _CANCELLED = "57014"
 """SQLSTATE query_canceled: by time limit or cancel request."""
 
@@ -57,7 +57,7 @@ class BoundedRead:
                 raise errors.StoreUnavailable("the caller of this read of the history has left")
             self._driver = driver
         if is_sqlite:
-            driver.set_progress_handler(self._must_end, _STEPS)  # type: ignore[union-attr]
+            driver.set_progress_handler(self._must_end, _STEPS_BETWEEN_CHECKS)  # type: ignore[union-attr]
         try:
             yield
         except exc.SQLAlchemyError as error:

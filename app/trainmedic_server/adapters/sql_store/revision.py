@@ -19,22 +19,20 @@ MIGRATIONS = Path(__file__).with_name("migrations")
 FIRST = "0018"
 EARLIER_RELEASE = "trainmedic-server 0.1.0 of commit 005226a75fe5"
 _VERSION = sa.text("SELECT version_num FROM alembic_version")
-_TELL_EVERY = 10.0
+_LOG_EVERY = 10.0
 
 
 def current(connection: sa.Connection) -> str | None:
-    """Return None if the database is empty."""
     if not sa.inspect(connection).has_table("alembic_version"):
-        return None
+        return None  # The database is empty.
     revision: str | None = connection.execute(_VERSION).scalar()
     return revision
 
 
 def runs_to_migrate(connection: sa.Connection) -> int | None:
-    """Return None if nothing needs a migration."""
     at = current(connection)
-    if at in (None, schema.HEAD) or at not in _known():
-        return None
+    if at in (None, schema.HEAD) or at not in _known_revisions():
+        return None  # Nothing needs a migration.
     return int(connection.execute(sa.select(sa.func.count()).select_from(schema.runs)).scalar_one())
 
 
@@ -57,7 +55,7 @@ def bring_to_head(connection: sa.Connection) -> None:
     if at == schema.HEAD:
         return
     require_not_older(connection)
-    if at is not None and at not in _known():
+    if at is not None and at not in _known_revisions():
         _require_readable(connection, at)
         return
     with _progress_logged(at, runs_to_migrate(connection)):
@@ -72,23 +70,23 @@ def _progress_logged(at: str | None, runs: int | None) -> Iterator[None]:
     def seconds() -> float:
         return round(time.monotonic() - began, 1)
 
-    def tell() -> None:
-        while not is_over.wait(_TELL_EVERY):
+    def log_progress() -> None:
+        while not is_over.wait(_LOG_EVERY):
             log.info("run store schema is still being migrated", runs=runs, seconds=seconds())
 
     if runs is not None:
         log.info("run store schema is being migrated", before=at, after=schema.HEAD, runs=runs)
-    teller = threading.Thread(target=tell, name="migration-log", daemon=True)
-    teller.start()
+    logger_thread = threading.Thread(target=log_progress, name="migration-log", daemon=True)
+    logger_thread.start()
     try:
         yield
     finally:
         is_over.set()
-        teller.join()
+        logger_thread.join()
     log.info("run store schema migrated", before=at, after=schema.HEAD, seconds=seconds())
 
 
-def _known() -> set[str]:
+def _known_revisions() -> set[str]:
     return {path.name.partition("_")[0] for path in (MIGRATIONS / "versions").glob("[0-9]*.py")}
 
 

@@ -31,6 +31,7 @@ def rounded(seconds: float) -> float:
 
 
 def count_change(counts: Counts, run: Run, before: Run | None) -> None:
+    """Count `run` in place of `before`, if its status differs."""
     if before is not None and before.status is run.status:
         return
     day = day_of(run.created_at)
@@ -40,7 +41,7 @@ def count_change(counts: Counts, run: Run, before: Run | None) -> None:
         counts[day, run.playbook, fact] -= 1
 
 
-def can_repeat(run: Run) -> bool:
+def may_be_repetition(run: Run) -> bool:
     is_real = run.status not in (Status.NOT_STARTED, Status.OBSERVED) and run.mode is not Mode.OBSERVE
     return is_real and run.parent is None and not run.is_limited
 

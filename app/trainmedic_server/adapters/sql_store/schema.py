@@ -91,7 +91,6 @@ groups = sa.Table(
     sa.Column("members", JsonColumn, nullable=False),
     sqlite_with_rowid=False,
 )
-"""Frozen lists of parent runs: target keys, written once."""
 
 run_alerts = sa.Table(
     "run_alerts",
@@ -287,10 +286,10 @@ is_undo = sa.text(f"orders.{_IS_UNDO}")
 
 
 def _page_index(
-    name: str, *equal: sa.Column[Any], beside: Sequence[sa.Column[Any]] = (), where: str | None = None
+    name: str, *equal: sa.Column[Any], further: Sequence[sa.Column[Any]] = (), where: str | None = None
 ) -> None:
     condition: dict[str, Any] = {} if where is None else {"sqlite_where": sa.text(where)}
-    sa.Index(f"ix_runs_{name}", *equal, runs.c.created_at, *beside, **condition)
+    sa.Index(f"ix_runs_{name}", *equal, runs.c.created_at, *further, **condition)
 
 
 # a run for an alert that fires again; an alert without its end
@@ -319,7 +318,7 @@ _page_index(
     where=f"original_alert_name IS NOT NULL AND {_IS_NO_MEMBER}",
 )
 # Counting by status reads only this index.
-_page_index("playbook", runs.c.playbook, beside=[runs.c.status], where=_IS_NO_MEMBER)
+_page_index("playbook", runs.c.playbook, further=[runs.c.status], where=_IS_NO_MEMBER)
 _page_index("status", runs.c.status, where=_IS_NO_MEMBER)
 _page_index("decision", runs.c.decision)
 _page_index("node", runs.c.node, where="node IS NOT NULL")

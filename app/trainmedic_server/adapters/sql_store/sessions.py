@@ -1,5 +1,3 @@
-"""Sessions of browsers."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
@@ -23,7 +21,7 @@ sessions = sa.Table(
     sa.Column("address", Text, nullable=False),
     sa.Column("browser", Text, nullable=False),
 )
-"""Few rows, all read at start, so there is no index."""
+# No index: there are few rows, all read at start.
 
 
 class SqlSessions(StoredSessions):

@@ -1,5 +1,3 @@
-"""Questions shown in chats."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Collection

@@ -57,18 +57,18 @@ LINKED_RUNS = Lookup(
 OPEN_RUNS = sa.select(runs.c.id, runs.c.playbook, runs.c.target_key, runs.c.parent).where(schema.is_open)
 
 
-def _of_each(answer: sa.Select[Any]) -> Lookup:
-    """Answer for each key separately: for a list, PostgreSQL may read all rows of a table without statistics."""
+def _for_each_key(answer: sa.Select[Any]) -> Lookup:
+    """Query each key separately: for a list, PostgreSQL may read all rows of a table without statistics."""
     return Lookup(sa.select(WANTED.c.key, answer.scalar_subquery().label("answer")))
 
 
-def _last_end(*conditions: sa.ColumnElement[bool]) -> Lookup:
+def _last_ended(*conditions: sa.ColumnElement[bool]) -> Lookup:
     of_target = runs.c.playbook == sa.bindparam("playbook"), runs.c.target_key == WANTED.c.key, schema.was_started
-    return _of_each(sa.select(sa.func.max(runs.c.ended_at)).where(*of_target, *conditions))
+    return _for_each_key(sa.select(sa.func.max(runs.c.ended_at)).where(*of_target, *conditions))
 
 
-LAST_ENDED = _last_end()
-LAST_REAL_END = _last_end(runs.c.status != Status.OBSERVED.value)
+LAST_ENDED = _last_ended()
+LAST_ENDED_UNOBSERVED = _last_ended(runs.c.status != Status.OBSERVED.value)
 COUNT_STARTED = (
     sa.select(sa.func.count())
     .select_from(runs)
@@ -80,7 +80,7 @@ COUNT_STARTED = (
     )
 )
 _SINCE = sa.bindparam("since", type_=schema.TimeColumn)
-COUNT_STARTED_HERE = _of_each(
+COUNT_STARTED_BY_TARGET = _for_each_key(
     sa.select(sa.func.count())
     .select_from(runs)
     .where(
@@ -91,7 +91,7 @@ COUNT_STARTED_HERE = _of_each(
         runs.c.created_at > _SINCE,
     )
 )
-TOLD_OF_LIMIT = (
+LIMITED_TARGETS = (
     sa.select(runs.c.target_key)
     .where(
         runs.c.playbook == sa.bindparam("playbook"),
@@ -108,8 +108,10 @@ _HAS_ACTED = (
     schema.was_started,
     runs.c.acted_at.is_not(None),
 )
-COUNT_ACTED_HERE = _of_each(sa.select(sa.func.count()).select_from(runs).where(*_HAS_ACTED, runs.c.acted_at > _SINCE))
-LAST_ACTED_HERE = _of_each(
+COUNT_ACTED_BY_TARGET = _for_each_key(
+    sa.select(sa.func.count()).select_from(runs).where(*_HAS_ACTED, runs.c.acted_at > _SINCE)
+)
+LAST_ACTED_BY_TARGET = _for_each_key(
     sa.select(runs.c.id).where(*_HAS_ACTED).order_by(runs.c.acted_at.desc(), runs.c.id.desc()).limit(1)
 )
 _IS_VOUCHED_FOR = sa.and_(runs.c.parent.is_not(None), runs.c.mode == Mode.APPROVE.value)
@@ -135,13 +137,13 @@ NODES_AT_WORK = (
     .union(sa.select(touched_nodes.c.node).join(runs, runs.c.id == touched_nodes.c.run_id).where(_IS_AT_WORK))
 )
 TOUCHED_BY = sa.select(touched_nodes.c.node).where(touched_nodes.c.run_id == sa.bindparam("run"))
-COUNT_ALERTS = _of_each(sa.select(sa.func.count()).where(run_alerts.c.run_id == WANTED.c.key))
+COUNT_ALERTS = _for_each_key(sa.select(sa.func.count()).where(run_alerts.c.run_id == WANTED.c.key))
 UNFINISHED_RUNS = sa.select(runs).where(runs.c.unfinished).order_by(runs.c.created_at, runs.c.id)
 _RUNS_OF_FIRING = (
     sa.select(run_alerts.c.run_id)
     .join(alerts, queries.SAME_ALERT)
     .where(
-        # The condition is repeated so that SQLite begins with the few firing alerts, not with all ties.
+        # The condition is repeated so that SQLite begins with the few firing alerts, not with all links.
         run_alerts.c.fingerprint.in_(sa.select(alerts.c.fingerprint).where(alerts.c.resolved_at.is_(None))),
         alerts.c.resolved_at.is_(None),
     )
@@ -159,7 +161,7 @@ RUNS_IN_EFFECT = (
 )
 _PARENT: sa.BindParameter[str] = sa.bindparam("parent")
 _members = runs.alias("members")
-SETTLE_GROUP = (
+UPDATE_PARENT = (
     sa.update(runs)
     .where(runs.c.id == sa.bindparam("group"))
     .values(
@@ -170,10 +172,10 @@ SETTLE_GROUP = (
     )
 )
 """A parent is unfinished while a member is, so that its alert is followed to the end and the history shows it."""
-REQUIRE_READER = (
+REQUIRE_NEWER_READER = (
     sa.update(schema.identity).where(schema.identity.c.readable_from < schema.HEAD).values(readable_from=schema.HEAD)
 )
-"""From the first run that earlier releases cannot read, they refuse the store instead of failing on each page."""
+"""After a run that earlier releases cannot read, they must refuse the store instead of failing on each page."""
 GROUP_LIST = sa.select(schema.groups.c.members).where(schema.groups.c.run_id == _PARENT)
 MEMBERS = sa.select(
     *(runs.c.target_key, runs.c.id, runs.c.batch, runs.c.status, runs.c.decision, runs.c.unfinished, runs.c.acted_at),
@@ -203,7 +205,7 @@ TIME_GAPS = sa.select(schema.time_gaps).order_by(schema.time_gaps.c.seq)
 JOB_LIVES = sa.select(schema.job_lives)
 ADD_JOB_LIVES = sa.insert(schema.job_lives)
 FORGET_JOB_LIVES = sa.delete(schema.job_lives).where(schema.job_lives.c.name == sa.bindparam("job"))
-HEARD_NO_LATER = (
+LIMIT_LAST_REPORTS = (
     sa.update(alerts)
     .where(alerts.c.resolved_at.is_(None), alerts.c.last_heard_at > sa.bindparam("moment", type_=schema.TimeColumn))
     .values(last_heard_at=sa.bindparam("moment", type_=schema.TimeColumn))
@@ -215,9 +217,7 @@ PLAYBOOK_TEXT = sa.select(schema.playbook_versions.c.text).where(
 
 
 def firing(names: Collection[str] | None) -> sa.Select[Any]:
-    """Select unresolved alerts, all if `names` is None. Names are compared with the stored labels, not with
-    ``alert_name``, the name at the first report.
-    """
+    """Select unresolved alerts. Names are compared with labels: ``alert_name`` is that of the first report."""
     if names is None:
         return _FIRING
     labels = sa.type_coerce(alerts.c.labels, Text)

@@ -1,5 +1,3 @@
-"""Run store, opened by URL."""
-
 from __future__ import annotations
 
 import asyncio
@@ -17,7 +15,7 @@ from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import database, old_runs, postgresql, prune, revision, schema
 from trainmedic_server.adapters.sql_store.alert_history import SqlAlertHistory
 from trainmedic_server.adapters.sql_store.finding_history import SqlFindingHistory
-from trainmedic_server.adapters.sql_store.leadership import Leadership, begin_anew
+from trainmedic_server.adapters.sql_store.leadership import Leadership, restart_process
 from trainmedic_server.adapters.sql_store.playbook_versions import SqlPlaybookVersions
 from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 from trainmedic_server.adapters.sql_store.writer import Committer, StoreWriter
@@ -69,11 +67,11 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
     ) -> SqlStore:
         """Return the store with its schema up to date. Blocks.
 
-        `on_error` is called on the event loop after each failure of the database. Raises ConfigurationError for an
-        unusable URL, directory or schema or if another server owns the file, otherwise StoreUnavailable.
+        `on_error` is called on the event loop after each failure of the database. Raises ConfigurationError if the URL,
+        directory or schema is unusable or another server owns the file; StoreUnavailable.
         """
-        if postgresql.names_postgresql(url):
-            return cls._at_once(url, on_error)
+        if postgresql.is_postgresql(url):
+            return cls._open_postgresql(url, on_error)
         parsed = database.parse(url)
         database.make_directory(parsed)
         lock = database.OwnerLock(parsed)
@@ -88,7 +86,7 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
         return cls(writer, database.reader_engine(parsed, busy_timeout), lock, on_error)
 
     @classmethod
-    def _at_once(cls, url: str, on_error: Callable[[], object]) -> SqlStore:
+    def _open_postgresql(cls, url: str, on_error: Callable[[], object]) -> SqlStore:
         session = postgresql.LockSession.open(url)
         try:
             if not session.take_lock():
@@ -104,7 +102,7 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
         session: postgresql.LockSession,
         *,
         on_error: Callable[[], object] = lambda: None,
-        on_lost: Callable[[str], object] = begin_anew,
+        on_lost: Callable[[str], object] = restart_process,
     ) -> SqlStore:
         """`session` must have the lock. Blocks. Raises as `open`.
 
@@ -129,17 +127,18 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
         return await self._transact(work)
 
     async def check(self) -> None:
+        # After a failure only a write shows that the store works again.
         await self._transact(_rewrite_controls if self._writer.failing else _read_controls)
 
     async def prune(self, older_than: datetime, archive: RunArchive | None = None) -> int:
         if archive is not None:
             pruned = await old_runs.delete_archived(archive, self._read, self._delete, older_than)
         else:
-            pruned = await self._delete_all(prune.runs_before, older_than)
+            pruned = await self._delete_all(prune.delete_runs_before, older_than)
         for batch in prune.OTHER_BATCHES:
             await self._delete_all(batch, older_than)
         surplus = await self._read(prune.count_surplus_alerts)
-        while surplus > 0 and (deleted := await self._delete(partial(prune.surplus_alerts, most=surplus))):
+        while surplus > 0 and (deleted := await self._delete(partial(prune.delete_surplus_alerts, most=surplus))):
             surplus -= deleted
         return pruned
 
@@ -154,7 +153,7 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
     async def _delete(self, work: Callable[[SqlTransaction], int]) -> int:
         began = time.monotonic()
         deleted = await self._transact(work)
-        await asyncio.sleep((time.monotonic() - began) * prune.REST if deleted else 0)
+        await asyncio.sleep((time.monotonic() - began) * prune.PAUSE_FACTOR if deleted else 0)
         return deleted
 
     async def close(self) -> None:
@@ -189,10 +188,10 @@ class _SessionLock(Struct, frozen=True):
 def _migrate(engine: sa.Engine) -> str:
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
-            postgresql.take_time(connection)
+            postgresql.allow_long_statements(connection)
         revision.bring_to_head(connection)
         if engine.dialect.name == "postgresql":
-            postgresql.learn_of_tables(connection)
+            postgresql.analyze_unknown_tables(connection)
         identity: str | None = connection.execute(sa.select(schema.identity.c.id)).scalar()
         if identity is None:
             identity = uuid.uuid4().hex

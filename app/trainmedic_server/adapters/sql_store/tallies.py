@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -77,7 +78,7 @@ _WAS_ANSWERED = sa.and_(
     steps.c.started_at.is_not(None),
     steps.c.ended_at.is_not(None),
 )
-_SLOW_STEPS = (
+_TIMED_OUT_OR_ANSWERED_STEPS = (
     sa.select(runs.c.id, runs.c.status, _HAS_TIMED_OUT.label("timed_out"), _BEGAN, _ENDED)
     .join(steps, steps.c.run_id == runs.c.id)
     .where(_OF_PLAYBOOK, is_no_member, _WAS_STARTED, _IN_TIME, sa.or_(_HAS_TIMED_OUT, _WAS_ANSWERED))
@@ -117,21 +118,24 @@ def tally(connection: sa.Connection, since: datetime, until: datetime) -> dict[s
     tallies: dict[str, PlaybookTally] = defaultdict(PlaybookTally)
     if first < end:
         _add_days(connection, tallies, first, end)
-        _count(connection, tallies, since, time_of(first * run_facts.MICROSECONDS_OF_A_DAY))
-        _count(connection, tallies, time_of(end * run_facts.MICROSECONDS_OF_A_DAY), until)
+        _count_runs(connection, tallies, since, time_of(first * run_facts.MICROSECONDS_OF_A_DAY))
+        _count_runs(connection, tallies, time_of(end * run_facts.MICROSECONDS_OF_A_DAY), until)
     else:
-        _count(connection, tallies, since, until)
+        _count_runs(connection, tallies, since, until)
     for row in connection.execute(_UNDONE, {"since": since, "until": until}):
         tallies[row.playbook].undone_by_hand += row.runs
     return dict(tallies)
 
 
 def _whole_days(connection: sa.Connection, since: datetime, until: datetime) -> tuple[int, int]:
+    """Return the first and the end (excluded) of the days in ``playbook_days`` within the period."""
     day = run_facts.MICROSECONDS_OF_A_DAY
-    begin, end = microseconds_of(since), microseconds_of(until)
+    since_us, until_us = microseconds_of(since), microseconds_of(until)
+    first = max(math.ceil(since_us / day), connection.execute(_COUNTED_FROM).scalar() or 0)
     newest = connection.execute(_NEWEST).scalar()
-    last = end // day if newest is None or newest >= end else -(-end // day)
-    return max(-(-begin // day), connection.execute(_COUNTED_FROM).scalar() or 0), last
+    if newest is None or newest >= until_us:
+        return first, until_us // day
+    return first, math.ceil(until_us / day)  # No later run: the last day counts as a whole.
 
 
 def _add_days(connection: sa.Connection, tallies: dict[str, PlaybookTally], first: int, end: int) -> None:
@@ -142,22 +146,22 @@ def _add_days(connection: sa.Connection, tallies: dict[str, PlaybookTally], firs
             tally.statuses[Status(value)] += count
         elif name == run_facts.EFFECT:
             tally.effects[EffectVerdict(value)] += count
-        elif value:
-            {run_facts.REPAIR_SECONDS: tally.repair_seconds, run_facts.PERSON_SECONDS: tally.person_seconds}[name][
-                float(value)
-            ] += count
+        elif name == run_facts.REPAIR_SECONDS:
+            tally.repair_seconds[float(value)] += count
+        elif name == run_facts.PERSON_SECONDS:
+            tally.person_seconds[float(value)] += count
         elif name == run_facts.TIMED_OUT:
             tally.timed_out += count
         else:
             tally.repeated += count
 
 
-def _count(connection: sa.Connection, tallies: dict[str, PlaybookTally], since: datetime, until: datetime) -> None:
+def _count_runs(connection: sa.Connection, tallies: dict[str, PlaybookTally], since: datetime, until: datetime) -> None:
     if since >= until:
         return
     time = {"since": since, "until": until}
-    for playbook in _playbooks(connection):
-        of_playbook = _tally_of(connection, {**time, "playbook": playbook})
+    for playbook in _playbooks_with_runs(connection):
+        of_playbook = _tally_of_playbook(connection, {**time, "playbook": playbook})
         if of_playbook.statuses:
             tallies[playbook].add(of_playbook)
     for row in connection.execute(_REPAIRS, time):
@@ -166,13 +170,13 @@ def _count(connection: sa.Connection, tallies: dict[str, PlaybookTally], since: 
         tallies[row.playbook].effects[EffectVerdict(row.verdict)] += row.runs
 
 
-def _playbooks(connection: sa.Connection) -> Iterator[str]:
+def _playbooks_with_runs(connection: sa.Connection) -> Iterator[str]:
     playbook: str | None = ""
     while (playbook := connection.execute(_NEXT_PLAYBOOK, {"after": playbook}).scalar()) is not None:
         yield playbook
 
 
-def _tally_of(connection: sa.Connection, which: Mapping[str, Any]) -> PlaybookTally:
+def _tally_of_playbook(connection: sa.Connection, which: Mapping[str, Any]) -> PlaybookTally:
     tally = PlaybookTally()
     if held_back := connection.execute(_HELD_BACK, which).scalar_one():
         tally.statuses[Status.NOT_STARTED] = held_back
@@ -181,12 +185,12 @@ def _tally_of(connection: sa.Connection, which: Mapping[str, Any]) -> PlaybookTa
         tally.statuses[status] += row.runs
         if status is not Status.OBSERVED:
             tally.repeated += row.repeated
-    slow = connection.execute(_SLOW_STEPS, which).all() if tally.statuses else []
-    steps_of_note = [row for row in slow if not Status(row.status).is_open]
-    timed_out = {row.id for row in steps_of_note if row.timed_out and row.status != Status.OBSERVED.value}
+    slow = connection.execute(_TIMED_OUT_OR_ANSWERED_STEPS, which).all() if tally.statuses else []
+    of_closed_runs = [row for row in slow if not Status(row.status).is_open]
+    timed_out = {row.id for row in of_closed_runs if row.timed_out and row.status != Status.OBSERVED.value}
     tally.timed_out = len(timed_out)
     tally.person_seconds.update(
-        run_facts.rounded((row.ended - row.began) / _SECOND) for row in steps_of_note if not row.timed_out
+        run_facts.rounded((row.ended - row.began) / _SECOND) for row in of_closed_runs if not row.timed_out
     )
     return tally
 

@@ -32,12 +32,12 @@ from trainmedic_server.ports.store import GuardFacts, LinkedRun, Transaction
 
 
 class SharedWritesRefused(Exception):
-    """Each unit must run alone to find the culprit."""
+    """Several units' writes failed. Each must run alone, so that only the faulty one fails."""
 
 
 class SqlTransaction(Transaction):
-    """``shared`` has the writes of earlier units of the same transaction. A ``guarded`` unit runs inside a savepoint
-    from its beginning: a database error reverts only this unit.
+    """`shared` has the writes of earlier units of the transaction. A `guarded` unit begins with a savepoint: a database
+    error reverts only this unit.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class SqlTransaction(Transaction):
         return self._savepoint is not None
 
     def finish(self, *, flush: bool = False) -> None:
+        """Leave the unit's writes to `shared`, or send them with `flush`."""
         if flush and self._own:
             self._send_own()
         self._shared.absorb(self._own)
@@ -77,7 +78,8 @@ class SqlTransaction(Transaction):
         if self._savepoint is not None:
             self._savepoint.rollback()
         own = self._own
-        if self._savepoint is not None or own.targets or own.nodes or own.touched or own.playbooks:
+        is_cached = own.targets or own.nodes or own.touched or own.playbooks
+        if self._savepoint is not None or is_cached:
             self._cache.forget()
 
     def flushed_connection(self, *, deletes_nodes: bool = False) -> sa.Connection:
@@ -133,11 +135,11 @@ class SqlTransaction(Transaction):
         self._flush(self._connection, self._own)
         self._own.clear()
 
-    def _flushed_if(self, touches: Callable[[PendingWrites], object]) -> sa.Connection:
-        if touches(self._own):
+    def _flushed_if(self, concerns: Callable[[PendingWrites], object]) -> sa.Connection:
+        if concerns(self._own):
             send_shared(self._connection, self._flush, self._shared)
             self._send_own()
-        elif touches(self._shared):
+        elif concerns(self._shared):
             send_shared(self._connection, self._flush, self._shared)
         return self._connection
 
@@ -177,8 +179,8 @@ class SqlTransaction(Transaction):
         connection = self._flushed_if(lambda pending: pending.fingerprints or pending.targets)
         return [mapping.alert_of(row) for row in connection.execute(statements.SILENT_ALERTS, {"moment": moment})]
 
-    def heard_no_later_than(self, moment: datetime) -> None:
-        self.flushed_connection().execute(statements.HEARD_NO_LATER, {"moment": moment})
+    def limit_last_reports(self, moment: datetime) -> None:
+        self.flushed_connection().execute(statements.LIMIT_LAST_REPORTS, {"moment": moment})
 
     # runs
 
@@ -211,33 +213,38 @@ class SqlTransaction(Transaction):
         for playbook in {playbook for playbook, _ in keys}:
             since, started = started_since.get(playbook), 0
             targets = [target for its_playbook, target in keys if its_playbook == playbook]
-            here: dict[str, int] = {}
+            started_by_target: dict[str, int] = {}
             if since is not None:
                 values = {"playbook": playbook, "since": since}
                 if playbook in per_target:
-                    here = dict(statements.COUNT_STARTED_HERE.rows(self._flushed_runs(), targets, **values))
+                    started_by_target = dict(
+                        statements.COUNT_STARTED_BY_TARGET.rows(self._flushed_runs(), targets, **values)
+                    )
                 else:
                     started = self._flushed_runs().execute(statements.COUNT_STARTED, values).scalar_one()
             connection = self._flushed_if(lambda pending: not pending.targets.isdisjoint(keys))
             ended: dict[str, datetime | None] = dict(statements.LAST_ENDED.rows(connection, targets, playbook=playbook))
             open_runs = self._cache.count_open(playbook)
-            facts |= {(playbook, key): GuardFacts(ended.get(key), here.get(key, started), open_runs) for key in targets}
+            facts |= {
+                (playbook, key): GuardFacts(ended.get(key), started_by_target.get(key, started), open_runs)
+                for key in targets
+            }
         return facts
 
     def limited_since(self, playbook: str, moment: datetime) -> set[str]:
-        rows = self._flushed_runs().execute(statements.TOLD_OF_LIMIT, {"playbook": playbook, "since": moment})
+        rows = self._flushed_runs().execute(statements.LIMITED_TARGETS, {"playbook": playbook, "since": moment})
         return set(rows.scalars())
 
     def memories(self, playbook: str, targets: Collection[str], since: Mapping[str, datetime]) -> dict[str, RunMemory]:
         connection = self._flushed_runs()
         counts: dict[str, dict[str, int]] = {target: {} for target in targets}
         for window, moment in since.items():
-            rows = statements.COUNT_ACTED_HERE.rows(connection, targets, playbook=playbook, since=moment)
+            rows = statements.COUNT_ACTED_BY_TARGET.rows(connection, targets, playbook=playbook, since=moment)
             for target, count in rows:
                 counts[target][window] = count
-        last: dict[str, str | None] = dict(statements.LAST_ACTED_HERE.rows(connection, targets, playbook=playbook))
+        last: dict[str, str | None] = dict(statements.LAST_ACTED_BY_TARGET.rows(connection, targets, playbook=playbook))
         acted = {run.id: run for run in self.runs([run_id for run_id in last.values() if run_id is not None])}
-        return {target: RunMemory(counts[target], _last_of(acted.get(last[target] or ""))) for target in targets}
+        return {target: RunMemory(counts[target], _last_run_of(acted.get(last[target] or ""))) for target in targets}
 
     def _open_runs(self) -> Mapping[tuple[str, str], str]:
         open_runs = self._cache.open_runs
@@ -290,15 +297,16 @@ class SqlTransaction(Transaction):
             self._cache.update(run)
 
     def _count_repeated(self, runs: Sequence[Run], by: int) -> None:
-        able = [run for run in runs if run_facts.can_repeat(run)]
-        keys = {(run.playbook, run.target_key) for run in able}
+        """Add `by` for each run soon after the playbook's last one on the target."""
+        countable = [run for run in runs if run_facts.may_be_repetition(run)]
+        keys = {(run.playbook, run.target_key) for run in countable}
         ended: dict[tuple[str, str], datetime] = {}
         for playbook in {playbook for playbook, _ in keys}:
             targets = [target for its_playbook, target in keys if its_playbook == playbook]
             connection = self._flushed_if(lambda pending: not pending.targets.isdisjoint(keys))
-            rows = statements.LAST_REAL_END.rows(connection, targets, playbook=playbook)
+            rows = statements.LAST_ENDED_UNOBSERVED.rows(connection, targets, playbook=playbook)
             ended |= {(playbook, target): at for target, at in rows if at is not None}
-        for run in able:
+        for run in countable:
             last = ended.get(key := (run.playbook, run.target_key))
             if last is not None and last <= run.created_at <= last + run_facts.REPEATED_WITHIN:
                 self._own.counts[run_facts.day_of(run.created_at), run.playbook, run_facts.REPEATED] += by
@@ -315,7 +323,7 @@ class SqlTransaction(Transaction):
             self._own.save_run(run, before)
             self._cache.update(run)
 
-    def freeze(self, run_id: str, members: Sequence[str]) -> None:
+    def add_group_list(self, run_id: str, members: Sequence[str]) -> None:
         self._own.groups[run_id] = tuple(members)
 
     def group_list(self, run_id: str) -> tuple[str, ...]:
@@ -419,7 +427,7 @@ class SqlTransaction(Transaction):
         return text
 
 
-def _last_of(run: Run | None) -> LastRun | None:
+def _last_run_of(run: Run | None) -> LastRun | None:
     if run is None or run.acted_at is None:
         return None
     return LastRun(run.id, str(run.status), run.acted_at, run.ended_at, run.message)

@@ -1,5 +1,3 @@
-"""Verdicts on failed jobs."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

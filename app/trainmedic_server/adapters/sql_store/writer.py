@@ -1,7 +1,6 @@
 """The only writing thread, which commits all waiting units of work together. Each unit still fails alone.
 
-Futures are resolved after the commit, because callers then acknowledge deliveries. With a `Leadership`, the connection
-is the session with the lock, regularly confirmed and never replaced.
+With a `Leadership`, the connection is the session with the lock, regularly confirmed and never replaced.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from trainmedic_server.ports.fence import Fence, no_fence
 
 log = telemetry.logger(__name__)
 
-_TOGETHER = 500
+_MOST_UNITS = 500  # In one transaction.
 
 
 class UnitOfWork(Struct, eq=False):
@@ -39,8 +38,9 @@ class UnitOfWork(Struct, eq=False):
 
 
 class Committer:
-    """Nothing else writes the database, so data may be cached for the next transaction. `require` raises
-    StoreUnavailable before a transaction that would be lost.
+    """Only writer of the database, so it may cache data for its next transaction.
+
+    `require` raises StoreUnavailable before a transaction that would be lost.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Committer:
         return self._connection
 
     def confirm(self, leadership: Leadership) -> None:
-        """A pooler may have switched the connection's session."""
+        """Check that the session still has the lock: a pooler may have switched it."""
         asked_at = now()
         try:
             connection = self._connected()
@@ -122,7 +122,7 @@ class Committer:
                 if self._errors_spread and isinstance(error, exc.DBAPIError) and not transaction.is_guarded:
                     raise SharedWritesRefused from error
                 transaction.roll_back()
-                unit.result, unit.error = None, _refusal(error)
+                unit.result, unit.error = None, _error_for_caller(error)
         send_shared(connection, self._flush, shared)
         return wrote
 
@@ -178,7 +178,7 @@ class StoreWriter:
         ended = False
         while not ended:
             units: list[UnitOfWork] = []
-            if self._leadership is not None and self._leadership.is_due:
+            if self._leadership is not None and self._leadership.is_confirmation_due:
                 self._committer.confirm(self._leadership)
             try:
                 unit = self._queue.get(timeout=self._leadership.heartbeat if self._leadership else None)
@@ -186,7 +186,7 @@ class StoreWriter:
                 continue
             while unit is not None:
                 units.append(unit)
-                if len(units) == _TOGETHER or self._queue.empty():
+                if len(units) == _MOST_UNITS or self._queue.empty():
                     break
                 unit = self._queue.get()
             ended = unit is None
@@ -197,7 +197,7 @@ class StoreWriter:
         self._committer.disconnect()
 
 
-def _refusal(error: BaseException) -> BaseException:
+def _error_for_caller(error: BaseException) -> BaseException:
     if isinstance(error, StopIteration):  # A future does not accept it.
         stopped = RuntimeError("a unit of work raised StopIteration")
         stopped.__cause__ = error

@@ -7,21 +7,19 @@ from datetime import datetime, timedelta
 
 from trainmedic_server.domain.run import Decision, Run
 
-_SEEN_AGAIN = timedelta(hours=1)
+_REWRITE_NODE_AFTER = timedelta(hours=1)
 
 
 class WriterCache:
-    """Parts are None until ``transaction`` fills them."""
-
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        self._open: dict[tuple[str, str], str] | None = None
+        self._open: dict[tuple[str, str], str] | None = None  # None until `transaction` has read it, as below.
         self._open_ids: dict[str, set[str]] = {}
         self._acted_since: datetime | None = None
-        self._acted: dict[str, datetime] = {}
-        self._acted_first: datetime | None = None
+        self._acted: dict[str, datetime] = {}  # Last act on each node since then.
+        self._acted_first: datetime | None = None  # Earliest time in `_acted`.
         self.nodes: dict[str, datetime] | None = None
         self.playbooks: set[tuple[str, str]] = set()
 
@@ -61,11 +59,11 @@ class WriterCache:
         self._acted_first = at if self._acted_first is None else min(self._acted_first, at)
 
     def should_write_node(self, node: str, at: datetime) -> bool:
-        """If True, the node counts as written."""
+        """Return whether the row is old or missing, and count it as written."""
         if self.nodes is None:
             return True
         last = self.nodes.get(node)
-        if last is not None and at - last < _SEEN_AGAIN:
+        if last is not None and at - last < _REWRITE_NODE_AFTER:
             return False
         self.nodes[node] = at
         return True

@@ -29,21 +29,24 @@ from trainmedic_server.reports.job_figures import JobFigures
 from trainmedic_server.reports.points import Spread, Stretch
 
 INTERVALS = 720
-_INTERVALS_OF_GPUS = 120
-"""Few: each is work for every GPU."""
-_SHORTEST = timedelta(minutes=1)
-_LOOKS_BACK = timedelta(days=30)
-_OTHER_JOB_AFTER = 86_400.0
-"""Seconds of absence after which a job of this name is another one, as `domain.job_life.KEPT`."""
-_FIRST_HOURS = timedelta(hours=6)
-_AT_ONCE = 4
-_SCRAPES = timedelta(minutes=10)
-"""Minimum time in which scrapes are counted to learn their interval."""
+_GPU_INTERVALS = 120
+"""Few: Prometheus evaluates each for every GPU."""
+_SHORTEST_INTERVAL = timedelta(minutes=1)
+_BASELINE_WITHIN = timedelta(days=30)
+_OTHER_JOB_AFTER_SECONDS = 86_400.0
+"""Absence after which a job of this name is another one, as `domain.job_life.KEPT`."""
+_FIRST_HOURS = timedelta(hours=6)  # Source of the baseline.
+_MOST_QUERIES_AT_ONCE = 4
+_SHORTEST_COUNTED = timedelta(minutes=10)
 
-_THERE = "max(count_over_time(training_steps_total{$job}[$every]))"
-_GPUS = "max by (uuid) (max_over_time(trainmedic_job_gpu{$job}[$every]))"
+# Templates of PromQL. $job matches the job's series, $every is the interval of the points.
+
+_SCRAPE_COUNT = "max(count_over_time(training_steps_total{$job}[$every]))"
+_JOB_GPUS = "max by (uuid) (max_over_time(trainmedic_job_gpu{$job}[$every]))"
 # GPUs that were the job's at both ends of the interval. Others were partly used by another job.
-_WHOLLY = "(max by (uuid) (trainmedic_job_gpu{$job}) and max by (uuid) (trainmedic_job_gpu{$job} offset $every))"
+_GPUS_THROUGHOUT = (
+    "(max by (uuid) (trainmedic_job_gpu{$job}) and max by (uuid) (trainmedic_job_gpu{$job} offset $every))"
+)
 # dcgm-exporter, for nodes whose agent is not scraped, as in monitoring/rules/gpu.yaml.
 _UTILISATION = (
     "({over}_over_time(gpu_utilization_percent[$every]) or label_replace({over}_over_time(DCGM_FI_DEV_GPU_UTIL[$every])"
@@ -55,11 +58,11 @@ _MEMORY = (
     " / (avg_over_time(DCGM_FI_DEV_FB_USED[$every]) + avg_over_time(DCGM_FI_DEV_FB_FREE[$every]))"
     ' unless on (node) gpu_memory_total_bytes{{node!=""}}, "uuid", "$$1", "UUID", "(.*)"))'
 )
-_WINDOWS = "max by (window) (last_over_time(training_window_seconds_total{$job}[$every]))"
-_OWN = "avg_over_time(training_rank_own_seconds{$job}[$every])"
+_WINDOW_SECONDS = "max by (window) (last_over_time(training_window_seconds_total{$job}[$every]))"
+_OWN_SECONDS = "avg_over_time(training_rank_own_seconds{$job}[$every])"
 
 
-class JobQuestions:
+class JobQueries:
     """Every method raises MetricsUnavailable."""
 
     def __init__(self, history: MetricHistory, job: str, begin: datetime, end: datetime) -> None:
@@ -67,22 +70,23 @@ class JobQuestions:
         self._job = job
         self._begin = begin
         self._end = end
-        self._apart = timedelta(0)
-        self._every = _interval(end - begin, self._apart)
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._scrape_interval = timedelta(0)
+        self._every = _interval(end - begin, self._scrape_interval)
+        self._turns = asyncio.Semaphore(_MOST_QUERIES_AT_ONCE)
 
     async def figures(self) -> JobFigures:
+        """Return empty figures if the job has no metrics in the period."""
         begin, end = self._begin, self._end
-        scrapes, looked = await self._narrow()
-        if looked > _SCRAPES:
+        scrapes, part = await self._narrow_to_presence()
+        if part > _SHORTEST_COUNTED:
             # The first pass may be coarse, as with hours of a year: repeat it within its result.
-            scrapes, looked = await self._narrow()
+            scrapes, part = await self._narrow_to_presence()
         if not scrapes:
             return JobFigures(self._every.total_seconds())
-        self._apart = await self._scrapes_apart(scrapes, looked)
-        self._every = _interval(self._end - self._begin, self._apart)
+        self._scrape_interval = await self._interval_of_scrapes(scrapes, part)
+        self._every = _interval(self._end - self._begin, self._scrape_interval)
         measured = await self._measured(begin, end)
-        progress, gpus, throughput, steps, rest, cpu = await asyncio.gather(
+        progress, gpus, throughput, steps, found, cpu = await asyncio.gather(
             self._progress(measured),
             self._gpus(),
             self._throughput(),
@@ -92,66 +96,69 @@ class JobQuestions:
         )
         if not progress.steps:
             return JobFigures(self._every.total_seconds())
-        figures = JobFigures(self._every.total_seconds(), progress, anomalies=rest, cpu=cpu)
+        figures = JobFigures(self._every.total_seconds(), progress, anomalies=found, cpu=cpu)
         return replace(figures, **gpus, **throughput, **steps)
 
-    async def _narrow(self) -> tuple[Points, timedelta]:
-        """Narrow the period to the job's presence. Return the scrapes in each part of it, and a part's length."""
-        part = max(_interval(self._end - self._begin, timedelta(0)), _SCRAPES)
-        # Whole parts, so that the beginning of the period is covered.
-        begin = self._end - -(-(self._end - self._begin) // part) * part
-        scrapes = await self._point(_THERE, part, begin)
+    async def _narrow_to_presence(self) -> tuple[Points, timedelta]:
+        """Shorten the period to the job's presence. Return the scrapes in each part, and a part's length."""
+        part = max(_interval(self._end - self._begin, timedelta(0)), _SHORTEST_COUNTED)
+        parts = math.ceil((self._end - self._begin) / part)
+        begin = self._end - parts * part
+        scrapes = await self._first_series(_SCRAPE_COUNT, part, begin)
         if scrapes:
             self._begin = max(self._begin, _moment(scrapes[0][0]) - part)
             self._end = _moment(scrapes[-1][0])
         return scrapes, part
 
-    async def _scrapes_apart(self, scrapes: Points, looked: timedelta) -> timedelta:
-        """A short job fills only some of a part: its fullest minute counts too."""
+    async def _interval_of_scrapes(self, scrapes: Points, part: timedelta) -> timedelta:
+        """Use the fullest minute too: a short job fills no part."""
         at, most = max(scrapes, key=lambda point: point[1])
-        minute = _interval(looked, timedelta(0))
-        minutes = await self._point(_THERE, minute, _moment(at) - looked, _moment(at))
+        minute = _interval(part, timedelta(0))
+        minutes = await self._first_series(_SCRAPE_COUNT, minute, _moment(at) - part, _moment(at))
         fullest = max((count for _, count in minutes), default=1)
-        return min(looked / most, minute / fullest) if fullest > 1 else looked / most
+        return min(part / most, minute / fullest) if fullest > 1 else part / most
 
     async def _measured(self, begin: datetime, end: datetime) -> list[Stretch]:
-        every = _interval(end - begin, self._apart)
-        there = await self._point("count(count_over_time(up[$every]))", every, begin, end)
+        every = _interval(end - begin, self._scrape_interval)
+        there = await self._first_series("count(count_over_time(up[$every]))", every, begin, end)
         return points.stretches(there, every.total_seconds())
 
     async def _progress(self, measured: Sequence[Stretch]) -> ProgressPoints:
         newest = ("training_steps_total", "training_step", "training_step_median_seconds")
         highest = ("training_stall_seconds", "training_hang_limit_seconds")
         (steps, step, seconds, stall, limit), windows = await asyncio.gather(
-            self._points(
+            self._first_series_of(
                 *(f"max(last_over_time({name}{{$job}}[$every]))" for name in newest),
                 *(f"max(max_over_time({name}{{$job}}[$every]))" for name in highest),
             ),
-            self._series(_WINDOWS),
+            self._series(_WINDOW_SECONDS),
         )
         by_window = {series.labels.get("window", "other"): series.points for series in windows}
         return ProgressPoints(steps, step, seconds, stall, limit, by_window, measured)
 
     async def _gpus(self) -> dict[str, Any]:
-        async def of_gpus(metric: str) -> Spread | None:
-            query = "{fold}(" + metric + " * on (uuid) group_left () {whose})"
+        async def spread_of(metric: str) -> Spread | None:
+            query = "{fold}(" + metric + " * on (uuid) group_left () {job_gpus})"
             average, high, low = await asyncio.gather(
-                *(self._point(query.format(fold=over, over=over, whose=whose), every) for over in ("avg", "max", "min"))
+                *(
+                    self._first_series(query.format(fold=over, over=over, job_gpus=job_gpus), every)
+                    for over in ("avg", "max", "min")
+                )
             )
             return points.spread(average, high, low, count)
 
-        every = self._every_of_gpus
-        whose, count = _WHOLLY, await self._point(f"count({_WHOLLY})", every)
+        every = self._gpu_interval
+        job_gpus, count = _GPUS_THROUGHOUT, await self._first_series(f"count({_GPUS_THROUGHOUT})", every)
         if not count:
-            whose, count = _GPUS, await self._point(f"count({_GPUS})", every)
+            job_gpus, count = _JOB_GPUS, await self._first_series(f"count({_JOB_GPUS})", every)
         most = max(points.finite(count), default=None)
         if most is None:
             return {}
         try:
-            utilisation, memory = await asyncio.gather(of_gpus(_UTILISATION), of_gpus(_MEMORY))
+            utilisation, memory = await asyncio.gather(spread_of(_UTILISATION), spread_of(_MEMORY))
             low, full = await asyncio.gather(
-                self._of_gpus_out_of_bounds(gpu_anomalies.LOW_UTILISATION, _UTILISATION, whose),
-                self._of_gpus_out_of_bounds(gpu_anomalies.FULL_MEMORY, _MEMORY, whose),
+                self._gpu_anomalies(gpu_anomalies.LOW_UTILISATION, _UTILISATION, job_gpus),
+                self._gpu_anomalies(gpu_anomalies.FULL_MEMORY, _MEMORY, job_gpus),
             )
         except MetricsUnavailable as error:
             # Prometheus may refuse queries over thousands of GPUs and answer all others.
@@ -160,24 +167,24 @@ class JobQuestions:
         return {"gpus": int(most), "utilisation": utilisation, "memory": memory, "gpu_anomalies": looked_for}
 
     @property
-    def _every_of_gpus(self) -> timedelta:
-        return max(self._every, _interval(self._end - self._begin, self._apart, _INTERVALS_OF_GPUS))
+    def _gpu_interval(self) -> timedelta:
+        return max(self._every, _interval(self._end - self._begin, self._scrape_interval, _GPU_INTERVALS))
 
-    async def _of_gpus_out_of_bounds(self, bound: GpuBound, metric: str, whose: str) -> list[Anomaly]:
-        every = self._every_of_gpus
+    async def _gpu_anomalies(self, bound: GpuBound, metric: str, job_gpus: str) -> list[Anomaly]:
+        every = self._gpu_interval
         window = max(every, timedelta(seconds=bound.lasting))
-        percent = (metric.format(over="avg") + f" * on (uuid) group_left () {whose}").replace("$every", "$lasting")
+        percent = (metric.format(over="avg") + f" * on (uuid) group_left () {job_gpus}").replace("$every", "$lasting")
         count, worst = (
             query.replace("$lasting", duration.write(window))
             for query in gpu_anomalies.queries(bound, f"({percent})", window.total_seconds())
         )
-        counts, series = await asyncio.gather(self._point(count, every), self._series(worst, every))
+        counts, series = await asyncio.gather(self._first_series(count, every), self._series(worst, every))
         return gpu_anomalies.anomalies(bound, counts, series, every.total_seconds(), window.total_seconds())
 
     async def _throughput(self) -> dict[str, Any]:
         for amount in ("samples", "tokens"):
             metric = f"training_throughput_{amount}_per_second{{$job}}"
-            average, high, low = await self._points(
+            average, high, low = await self._first_series_of(
                 *(f"max({over}_over_time({metric}[$every]))" for over in ("avg", "max", "min"))
             )
             measured = points.spread(average, high, low)
@@ -186,7 +193,7 @@ class JobQuestions:
         return {}
 
     async def _baseline(self, amount: str) -> Baseline | None:
-        declared = await self._point(f"max(last_over_time(training_target_{amount}_per_second{{$job}}[$every]))")
+        declared = await self._first_series(f"max(last_over_time(training_target_{amount}_per_second{{$job}}[$every]))")
         target = efficiency.target(declared[-1][1] if declared else None, declared)
         if target is not None:
             return target
@@ -195,35 +202,35 @@ class JobQuestions:
 
     async def _cpu(self) -> CpuUse | None:
         median, ranks = await asyncio.gather(
-            self._point("max(avg_over_time(training_cpu_cores{$job}[$every]))"),
+            self._first_series("max(avg_over_time(training_cpu_cores{$job}[$every]))"),
             self._series("avg by (rank, rank_node) (avg_over_time(training_rank_cpu_cores{$job}[$every]))"),
         )
         return cpu_use.cpu_use(median, ranks)
 
     async def _first_hours(self, query: str) -> Points:
-        begin = min(self._begin, self._end - _LOOKS_BACK)
+        begin = min(self._begin, self._end - _BASELINE_WITHIN)
         coarse = _interval(self._end - begin, timedelta(0))
-        there = await self._point(_THERE, coarse, begin)
+        there = await self._first_series(_SCRAPE_COUNT, coarse, begin)
         if not there:
             return ()
         first = there[0][0]
         for (before, _), (after, _) in itertools.pairwise(there):
-            if after - before > _OTHER_JOB_AFTER:
+            if after - before > _OTHER_JOB_AFTER_SECONDS:
                 first = after
-        born = _moment(first) - coarse
-        fine = _interval(_FIRST_HOURS, self._apart)
-        return await self._point(query, fine, born, min(born + _FIRST_HOURS + coarse, self._end))
+        started = _moment(first) - coarse
+        fine = _interval(_FIRST_HOURS, self._scrape_interval)
+        return await self._first_series(query, fine, started, min(started + _FIRST_HOURS + coarse, self._end))
 
     async def _step_time(self) -> dict[str, Any]:
         names = ("data_seconds", "compute_seconds", "wait_seconds", "step_median_seconds", "own_median_seconds")
         known, ranks, used, retries = await asyncio.gather(
-            self._points(*(f"max(avg_over_time(training_{name}{{$job}}[$every]))" for name in names)),
-            self._series(_OWN),
+            self._first_series_of(*(f"max(avg_over_time(training_{name}{{$job}}[$every]))" for name in names)),
+            self._series(_OWN_SECONDS),
             self._series(
                 "max by (memory) (max_over_time(training_memory_used_bytes{$job}[$every])"
                 " / max_over_time(training_memory_limit_bytes{$job}[$every]))"
             ),
-            self._point("max(last_over_time(training_cuda_memory_retries_total{$job}[$every]))"),
+            self._first_series("max(last_over_time(training_cuda_memory_retries_total{$job}[$every]))"),
         )
         data, compute, wait, step, own = (points.average(values) for values in known)
         most = {series.labels.get("memory"): max(points.finite(series.points), default=None) for series in used}
@@ -243,10 +250,10 @@ class JobQuestions:
             for anomaly in anomalies.anomalies(bound, series.points, every)
         ]
 
-    async def _points(self, *queries: str) -> list[Points]:
-        return list(await asyncio.gather(*map(self._point, queries)))
+    async def _first_series_of(self, *queries: str) -> list[Points]:
+        return list(await asyncio.gather(*map(self._first_series, queries)))
 
-    async def _point(
+    async def _first_series(
         self, query: str, every: timedelta | None = None, begin: datetime | None = None, end: datetime | None = None
     ) -> Points:
         answer = await self._series(query, every, begin, end)
@@ -260,7 +267,7 @@ class JobQuestions:
         first = last - max((last - begin) // every - 1, 0) * every
         matcher = f"job_name={quoted(self._job)}"
         values = {"job": matcher, "every": duration.write(every)}
-        values["gpus"] = Template(_GPUS).substitute(values)
+        values["gpus"] = Template(_JOB_GPUS).substitute(values)
         async with self._turns:
             return await self._history.read(Template(query).substitute(values), first, last, every)
 
@@ -270,13 +277,13 @@ def _moment(seconds: float) -> datetime:
 
 
 def _interval(length: timedelta, apart: timedelta, most: int = INTERVALS) -> timedelta:
-    """Return an interval with at most `most` parts, each with two scrapes, which are `apart`."""
-    seconds = max(length / most, _SHORTEST, 2.5 * apart).total_seconds()
+    """Return the shortest interval with at most `most` parts in `length` and two scrapes, `apart`, in each."""
+    seconds = max(length / most, _SHORTEST_INTERVAL, 2.5 * apart).total_seconds()
     return timedelta(seconds=math.ceil(seconds))
 
 
 def _straggler(ranks: Sequence[MetricSeries], own_median: float | None) -> Straggler | None:
-    """Ignore ranks that are only briefly among the slowest, which alone have a series."""
+    """Return the slowest rank, None if unknown. Ignore ranks with few points: only the slowest of a moment have one."""
     averages = [(average, series) for series in ranks if (average := points.average(series.points)) is not None]
     if not averages or not own_median:
         return None
