@@ -6,6 +6,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from trainmedic.errors import described
 from trainmedic_agent.log_shipping.ship_policy import ShipPolicy
 
 _LARGEST_FILE = 1024 * 1024
@@ -28,7 +29,7 @@ def read_access(ship: ShipPolicy, token: str | None) -> StoreAccess:
             _text_of(ship.ca_file) if ship.ca_file is not None else None,
         )
     except (OSError, ValueError) as error:
-        return StoreAccess(problem=f"{type(error).__name__}: {error}"[:_LONGEST_PROBLEM])
+        return StoreAccess(problem=described(error)[:_LONGEST_PROBLEM])
 
 
 def _text_of(path: str) -> str:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from trainmedic.errors import described
 from trainmedic_server import __version__
 from trainmedic_server.adapters.foreign_answers import no_cookies
 from trainmedic_server.errors import ConfigurationError, OutcomeUnknown, PermanentFailure, TemporaryFailure
@@ -94,7 +95,7 @@ class HttpxCaller:
         except TimeoutError as error:
             raise _lost(sent, f"{peer}: no answer within {timeout.total_seconds():g}s") from error
         except httpx.HTTPError as error:
-            raise _lost(sent, f"{peer}: {type(error).__name__}: {error}") from error
+            raise _lost(sent, f"{peer}: the connection failed: {described(error)}") from error
         return _reply(response, content)
 
     async def close(self) -> None:

@@ -14,6 +14,7 @@ import click
 import httpx
 from msgspec import Struct
 
+from trainmedic.errors import described
 from trainmedic_core.cli import exits
 from trainmedic_core.http_url import check_http_url, without_user
 from trainmedic_core.plain_text import visible
@@ -97,7 +98,7 @@ class Client:
             yield
         except httpx.ConnectError as error:
             raise exits.Unreachable(
-                f"Nothing answers at {self.url} ({error}).\n"
+                f"Nothing answers at {self.url} ({described(error)}).\n"
                 "Start a server with 'trainmedic serve', or set --server or TRAINMEDIC_URL."
             ) from error
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
@@ -105,7 +106,7 @@ class Client:
         except httpx.TimeoutException as error:
             raise exits.NoAnswerYet(f"{self.url} did not answer in time.") from error
         except httpx.TransportError as error:
-            raise exits.Unreachable(f"The connection to {self.url} broke: {error}") from error
+            raise exits.Unreachable(f"The connection to {self.url} broke: {described(error)}") from error
 
 
 def server_options(command: Callable[..., R]) -> Callable[..., R]:
@@ -197,6 +198,12 @@ def _parse(lines: Iterator[str]) -> Iterator[ServerSentEvent]:
             event = value
         elif name == "data":
             data.append(value)
+
+
+def unknown_playbook(client: Client, name: str) -> str:
+    """Return "" for a loaded playbook, else a note with the most similar one."""
+    loaded = [str(item["name"]) for item in client.get("playbooks")["items"]]
+    return "" if name in loaded else visible(f"playbook {name!r} is not loaded{did_you_mean(name, loaded)}")
 
 
 def unknown_job(client: Client, job: str) -> str:

@@ -21,6 +21,7 @@ import httpx
 
 from trainmedic_core import duration
 from trainmedic_core.cli import exits
+from trainmedic_core.cli.choice import NearestChoice
 from trainmedic_core.target import Target
 from trainmedic_core.words import plain
 from trainmedic_server.demo.faults import FAULTS, FaultKind
@@ -50,7 +51,7 @@ def _length(ctx: click.Context, param: click.Parameter, value: str) -> timedelta
 @click.option(
     "--fault",
     "faults",
-    type=click.Choice([kind.value for kind in FaultKind]),
+    type=NearestChoice([kind.value for kind in FaultKind]),
     multiple=True,
     help="Cause this fault once the jobs have learned. Repeatable.",
 )

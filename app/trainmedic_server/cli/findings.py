@@ -10,6 +10,7 @@ import click
 
 from trainmedic_core import words
 from trainmedic_core.cli import table
+from trainmedic_core.cli.choice import NearestChoice
 from trainmedic_core.cli.output import output_option, print_document
 from trainmedic_logs.domain.finding import Role
 from trainmedic_server.cli import listing, log_cuts, story
@@ -27,7 +28,7 @@ _FILTERS: tuple[Callable[..., Any], ...] = (
     click.option("--claimed-job", metavar="NAME", help="In a log file that names this job, unproven."),
     click.option("--node", metavar="NAME", help="About the node, or read there."),
     click.option("--rule", metavar="NAME"),
-    click.option("--role", type=click.Choice([role.value for role in Role]), metavar="ROLE",
+    click.option("--role", type=NearestChoice([role.value for role in Role]), metavar="ROLE",
                  help=f"One of {', '.join(Role)}."),
     click.option("--since", type=TimeParam(), metavar="TIME",
                  help="With a line since then: a time, or a duration before now (90m, 7d)."),

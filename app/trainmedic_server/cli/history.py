@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -13,10 +15,11 @@ import click
 
 from trainmedic_core import words
 from trainmedic_core.cli import exits, table
+from trainmedic_core.cli.choice import NearestChoice
 from trainmedic_core.cli.output import output_option, print_document
 from trainmedic_core.plain_text import json_text
 from trainmedic_server.cli import listing, story
-from trainmedic_server.cli.client import Client, server_options
+from trainmedic_server.cli.client import Client, server_options, unknown_job, unknown_playbook
 from trainmedic_server.cli.params import TimeParam
 from trainmedic_server.domain.run import Decision, Status
 from trainmedic_server.presentation import rows, runs, times
@@ -34,6 +37,7 @@ _HEADER = ("WHEN", "RUN", "ALERT", "PLAYBOOK", "TARGET", "RESULT", "TOOK", "WHAT
 _MOST_FOLDED = 20
 # Fixed while following, because later rows are unknown. The last column takes the rest.
 _WIDTHS = (6, 8, 20, 20, 22, 15, 11, 0)
+_PERHAPS_RUN = re.compile(r"[0-9a-f-]{6,36}")
 _LONGEST_PAUSE_SECONDS = 30.0
 
 Item = listing.Item
@@ -51,7 +55,7 @@ def _any_of(*names: str, help: str = "") -> Callable[[Any], Any]:
 
 def _choice(option: str, metavar: str, values: Sequence[str]) -> Callable[[Any], Any]:
     help = f"One of {', '.join(values)}."
-    return click.option(option, type=click.Choice(values), metavar=metavar, multiple=True, help=help)
+    return click.option(option, type=NearestChoice(values), metavar=metavar, multiple=True, help=help)
 
 
 def _time(option: str, help: str) -> Callable[[Any], Any]:
@@ -83,12 +87,21 @@ def _filters(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.group(invoke_without_command=True)
+class _HistoryGroup(click.Group):
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if _PERHAPS_RUN.fullmatch(args[0]):
+            ctx.fail(f"No such command {args[0]!r}; to see a run: trainmedic history show {args[0]}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_HistoryGroup, invoke_without_command=True)
 @_filters
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of rows.")
 @click.option("--each", is_flag=True, help="One row per decision, without folding equal ones.")
 @click.option("--all", "everything", is_flag=True, help="Show all matches.")
-@click.option("--output", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
+@click.option("--output", type=NearestChoice(["table", "json", "csv"]), default="table", show_default=True)
 @click.option("--follow", "-f", is_flag=True, help="Then show new events until interrupted.")
 @server_options
 def history(
@@ -151,8 +164,18 @@ def _print_table(client: Client, conditions: Mapping[str, Any], limit: int | Non
         shown = _folded_rows(client, conditions, limit)
     if not shown:
         click.echo("No run matches.", err=True)
+        for doubt in filter(None, _unknown_names(client, conditions)):
+            click.echo(doubt, err=True)
         return
     table.show(_HEADER, [_cells(row, at) for row in shown[:limit]])
+
+
+def _unknown_names(client: Client, conditions: Mapping[str, Any]) -> Iterator[str]:
+    with contextlib.suppress(exits.NotAllowed):  # a token limited to jobs may not list the others
+        for job in conditions.get("job", ()):
+            yield unknown_job(client, job)
+        for name in conditions.get("playbook", ()):
+            yield unknown_playbook(client, name)
 
 
 def _folded_rows(client: Client, conditions: Mapping[str, Any], limit: int | None) -> list[rows.Row]:

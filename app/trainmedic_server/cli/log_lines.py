@@ -11,6 +11,7 @@ from urllib.parse import quote
 import click
 
 from trainmedic_core.cli import exits
+from trainmedic_core.cli.choice import NearestChoice
 from trainmedic_core.plain_text import json_text, visible
 from trainmedic_logs.domain.log_search import LogLevel
 from trainmedic_server.cli.client import Client, unknown_job
@@ -47,7 +48,7 @@ _OPTIONS = (
     click.option("--grep", metavar="REGEX", help="Only lines that match this regular expression (RE2)."),
     click.option(
         "--level",
-        type=click.Choice([level.value for level in LogLevel]),
+        type=NearestChoice([level.value for level in LogLevel]),
         metavar="LEVEL",
         help=f"Only lines of at least this level: {', '.join(LogLevel)}.",
     ),
@@ -56,7 +57,7 @@ _OPTIONS = (
         "--limit", type=click.IntRange(1, 100_000), default=10_000, show_default=True, help="Maximum number of lines."
     ),
     click.option("--follow", "-f", is_flag=True, help="Then show new lines until interrupted."),
-    click.option("--output", type=click.Choice(["text", "json", "raw"]), default="text", show_default=True),
+    click.option("--output", type=NearestChoice(["text", "json", "raw"]), default="text", show_default=True),
 )
 
 _ASK_FOR_LESS = "Narrow the search with a later --since, or with --attempt, --node or --rank."

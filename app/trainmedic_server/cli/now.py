@@ -14,6 +14,7 @@ from trainmedic_core.cli.output import output_option, print_document
 from trainmedic_server.cli import story
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.presentation import runs, times
+from trainmedic_server.presentation.waiting import waiting_for_person
 
 Document = Mapping[str, Any]
 _SHOWN = 20
@@ -42,9 +43,9 @@ def lines(standing: Document) -> Iterator[str]:
     at = standing["at"]
     yield _head(standing, at)
     changed = standing.get("changed", ())
+    waiting = waiting_for_person(standing)
     parts: tuple[tuple[str, Sequence[Document], Callable[[Document, str], Iterator[str]]], ...] = (
-        ("Waits for you", standing.get("approvals", ()), _approval),
-        ("Failed and unresolved", standing.get("failed", ()), _failed),  # earlier servers lack `failed`
+        ("Waits for you", (*waiting.approvals, *waiting.failed), _waiting),
         ("Active changes", [each for each in changed if each["is_reversible"]], _change),
         (_ACTS, [each for each in changed if not each["is_reversible"]], _act),
         ("Running and next", standing.get("running", ()), _running),
@@ -89,8 +90,14 @@ def _pause(pause: Document, at: str) -> str:
     return f"{word}{scope} by {words.plain(pause['by'])} {times.ago(pause['since'], at)}{note}{until}"
 
 
+def _waiting(entry: Document, at: str) -> Iterator[str]:
+    return _approval(entry, at) if "question" in entry else _failed(entry, at)
+
+
 def _failed(run: Document, at: str) -> Iterator[str]:
-    yield f"  {_name(run)}  {words.plain(run['alert_name'])}: {words.plain(run['message'])}"
+    ended = f", {times.ago(run['ended_at'], at)}" if run.get("ended_at") else ""
+    alert, message = words.plain(run["alert_name"]), words.plain(run["message"])
+    yield f"  {_name(run)}  FAILED{ended}, and {alert} still fires: {message}"
 
 
 def _approval(approval: Document, at: str) -> Iterator[str]:

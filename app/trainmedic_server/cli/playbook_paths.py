@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from trainmedic_core.cli.choice import NearestChoice
 from trainmedic_core.plain_text import visible
 from trainmedic_server.catalog import alert_map_roots
 from trainmedic_server.catalog.alert_map import CompiledAlertMap
@@ -40,7 +41,7 @@ inventory_option = click.option(
 )
 mode_option = click.option(
     "--mode",
-    type=click.Choice([mode.value for mode in Mode]),
+    type=NearestChoice([mode.value for mode in Mode]),
     default=Mode.ENFORCE.value,
     show_default=True,
     help="The server's mode.",

@@ -14,6 +14,7 @@ from trainmedic_core.cli.output import output_option, print_document
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.now import switches
 from trainmedic_server.domain.reaction import NoReaction
+from trainmedic_server.presentation.waiting import waiting_for_person
 
 _SHOWN = 10
 _WITHIN = "1d"
@@ -38,6 +39,7 @@ def status(client: Client, output: str) -> None:
         "ready": ready,
         "now": now,
         "open_runs": now if isinstance(now, str) else now["counts"]["open"],
+        "waits_for_you": now if isinstance(now, str) else counts_of_waiting(now),
         "undos": now if isinstance(now, str) else _undos_of(now),
         **{part: _or_reason(functools.partial(client.get, part)) for part in ("playbooks", "agents", "jobs")},
     }
@@ -52,6 +54,11 @@ def status(client: Client, output: str) -> None:
 
 def _switches(now: Any) -> dict[str, Any]:
     return {} if isinstance(now, str) else {name: now[name] for name in ("mode", "paused", "breaker", "lost")}
+
+
+def counts_of_waiting(now: Mapping[str, Any]) -> dict[str, int]:
+    waiting = waiting_for_person(now)
+    return {"approvals": len(waiting.approvals), "failed": len(waiting.failed)}
 
 
 def _undos_of(now: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,6 +94,10 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     elif not isinstance(now, str) and now.get("notifications"):
         yield f"  {'messages':<11}{words.plain(now['notifications'])}"
     yield f"{'switches':<11}{f'unknown: {words.plain(now)}' if isinstance(now, str) else switches(now, now['at'])}"
+    if not isinstance(now, str):
+        waiting = waiting_for_person(now)
+        more = ": 'trainmedic now'" if waiting else ""
+        yield f"{'for you':<11}{waiting}{more}"
     described_by: Mapping[str, Callable[[Any], str]] = {
         "open_runs": _counts,
         "undos": _undos,

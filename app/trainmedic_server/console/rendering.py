@@ -17,7 +17,7 @@ from trainmedic_server.console import formats, log_view, pictures
 from trainmedic_server.console.assets import Assets
 from trainmedic_server.http.base_path import BasePath
 from trainmedic_server.ports.outside import Clock
-from trainmedic_server.presentation import questions, run_story, runs, steps, targets, times
+from trainmedic_server.presentation import questions, run_story, runs, steps, targets, times, waiting
 from trainmedic_server.presentation.targets import IndexOf
 
 CONTENT_POLICY = (
@@ -96,6 +96,7 @@ class Renderer:
             ),
             steps_said=lambda told, key, labels: list(steps.sentences(told or (), key, _either(index_of, labels))),
             run_words=runs,
+            waiting_for_person=waiting.waiting_for_person,
             count=words.count,
             spark=pictures.spark,
             gauge=pictures.gauge,

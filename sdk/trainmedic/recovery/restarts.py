@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Callable, Mapping, TypeVar
 
 from trainmedic.client import Medic
-from trainmedic.errors import Interrupted, Refusal, Rejected
+from trainmedic.errors import Interrupted, Refusal, Rejected, described
 from trainmedic.job.command import JobCommand
 from trainmedic.job.group import Group
 from trainmedic.job.interrupt import Interrupter
@@ -223,7 +223,7 @@ class LoopRestarter:
         return instead
 
     def _after_failure(self, error: BaseException) -> LoopRestart:
-        reason = f"{type(error).__name__}: {error}"
+        reason = described(error)
         asked, self._asked = self._asked, None
         self._fail(asked, f"the training loop crashed before it could restart: {reason}")
         self._failures += 1
