@@ -104,6 +104,7 @@ def test_the_filters_know_every_status_and_reason() -> None:
     assert refused.code == 2
     assert "did you mean 'succeeded'?" in refused.err
     assert "--status" in CommandLine("").run("history", "--statu", "failed").err
+    assert "Did you mean runs approve?" in CommandLine("").run("approve", "9a0d6f1d").err
     assert "trainmedic history show 9a0d6f1d" in CommandLine("").run("history", "9a0d6f1d").err
 
 
