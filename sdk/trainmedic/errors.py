@@ -24,10 +24,7 @@ _MOST_CAUSES = 8
 
 
 def described(error: BaseException) -> str:
-    """Return ``Type: text``. Without a text, continue with the causes, up to the first that has one.
-
-    The error may be of the user's code, so that even `str` can fail.
-    """
+    """Return ``Type: text``. Without a text, continue with the causes, up to the first that has one."""
     parts: list[str] = []
     cause: BaseException | None = error
     while cause is not None and len(parts) < _MOST_CAUSES:
@@ -42,7 +39,7 @@ def text_of(error: BaseException) -> str:
     """Return "" if the error has no text, or its `str` fails."""
     try:
         return str(error).strip()
-    except Exception:
+    except Exception:  # the user's code makes the text
         return ""
 
 

@@ -13,7 +13,7 @@ from trainmedic_core.cli import table
 from trainmedic_core.cli.output import output_option, print_document
 from trainmedic_server.cli import story
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.presentation import runs, times
+from trainmedic_server.presentation import runs, steps, targets, times
 from trainmedic_server.presentation.waiting import waiting_for_person
 
 Document = Mapping[str, Any]
@@ -106,14 +106,9 @@ def _approval(approval: Document, at: str) -> Iterator[str]:
     gpus = "" if approval["gpus"] is None else f"; {words.count(approval['gpus'], 'GPU')}"
     nodes = f"; {words.count(len(approval['nodes']), 'node')}" if approval["nodes"] else ""
     yield f"      asked {times.ago(approval['asked_at'], at)}{until}{nodes}{gpus}"
-    steps = approval["steps"]
-    if steps:
-        more = (
-            f", and {words.count(len(steps) - 1, 'more step')}, which 'trainmedic approvals' shows"
-            if len(steps) > 1
-            else ""
-        )
-        yield f"      would do {words.plain(steps[0]['action'])} {words.data(steps[0]['params'])}".rstrip() + more
+    index_of = targets.index_in(approval.get("alert_labels") or {})
+    for number, step in enumerate(steps.sentences(approval["steps"], approval["target"], index_of), 1):
+        yield f"      {'would' if number == 1 else '':<6}{number}. {words.plain(step)}"
 
 
 def _change(change: Document, at: str) -> Iterator[str]:

@@ -283,9 +283,13 @@ def _worth_lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield "runs, by cause:" + ("" if causes else " none") + (f" ({words.plain(reason)})" if reason else "")
     if causes:
         of_causes = [
-            tuple(cause[name] for name in ("cause", "runs", "succeeded", "failed", "helped")) for cause in causes
+            (
+                *(cause[name] for name in ("cause", "runs", "succeeded", "failed")),
+                f"{cause['helped']} of {cause.get('measured', '?')}",  # earlier servers do not send `measured`
+            )
+            for cause in causes
         ]
-        yield from table.rows(("CAUSE", "RUNS", "SUCCEEDED", "FAILED", "HELPED"), of_causes, 100)
+        yield from table.rows(("CAUSE", "RUNS", "SUCCEEDED", "FAILED", "HELPED OF MEASURED"), of_causes, 100)
     yield ""
     kept = report.get("gpu_hours_kept")
     if kept:

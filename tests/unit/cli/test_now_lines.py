@@ -81,3 +81,12 @@ def test_an_earlier_server_has_no_failed_runs() -> None:
     """Its answer counts as none; so does no answer."""
     assert len(waiting_for_person(STANDING)) == 1
     assert str(waiting_for_person(None)) == "nothing"
+
+
+def test_a_question_says_what_would_be_done_in_words() -> None:
+    """The same sentences as on the page and in ``trainmedic approvals``."""
+    step = {"action": "job.scale_lr", "params": {"factor": 0.5}}
+    question = {**STANDING["approvals"][0], "steps": [step, {"action": "job.stop", "params": {}}]}
+    text = "\n".join(now.lines({**STANDING, "approvals": [question]}))
+    assert "would 1. Lower the learning rate of job llm-1 by half" in text
+    assert "2. Stop job llm-1 after a checkpoint" in text
