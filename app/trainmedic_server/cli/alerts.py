@@ -91,8 +91,8 @@ def _cells(item: listing.Item) -> tuple[object, ...]:
 def _outcome(item: listing.Item) -> str:
     if not item["reacted"]:
         return str(item["reason"])
-    told = []
+    parts = []
     for reaction in item["reactions"]:
         run = f" (run {runs.short_id(reaction['run_id'])})" if reaction.get("run_id") else ""
-        told.append(f"{reaction['playbook']}: {reaction['decision']}{run}")
-    return "; ".join(told)
+        parts.append(f"{reaction['playbook']}: {reaction['decision']}{run}")
+    return "; ".join(parts)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import click
 import httpx
@@ -21,7 +21,6 @@ from trainmedic_core.plain_text import visible
 from trainmedic_core.problems import did_you_mean
 from trainmedic_server import __version__
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
@@ -51,6 +50,7 @@ class Client:
         self._http.close()
 
     def get(self, path: str, params: Mapping[str, Any] | None = None, accept: tuple[int, ...] = ()) -> Any:
+        """Return the JSON of the answer, also with a status in `accept`."""
         return self._ask("GET", path, params=params, accept=accept)
 
     def post(self, path: str, body: Any = None, params: Mapping[str, Any] | None = None) -> Any:
@@ -182,11 +182,11 @@ def _detail(response: httpx.Response) -> str:
 
 def _parse(lines: Iterator[str]) -> Iterator[ServerSentEvent]:
     """Yield the messages of an event stream (WHATWG HTML, section 9.2.6). An ID alone is a message without data."""
-    last_id, told_id, event, data = "", "", "message", list[str]()
+    last_id, sent_id, event, data = "", "", "message", list[str]()
     for line in lines:
         if not line:
-            if data or last_id != told_id:
-                told_id = last_id
+            if data or last_id != sent_id:
+                sent_id = last_id
                 yield ServerSentEvent(last_id, event, "\n".join(data))
             event, data = "message", []
             continue
@@ -200,13 +200,13 @@ def _parse(lines: Iterator[str]) -> Iterator[ServerSentEvent]:
             data.append(value)
 
 
-def unknown_playbook(client: Client, name: str) -> str:
+def unknown_playbook_note(client: Client, name: str) -> str:
     """Return "" for a loaded playbook, else a note with the most similar one."""
     loaded = [str(item["name"]) for item in client.get("playbooks")["items"]]
     return "" if name in loaded else visible(f"playbook {name!r} is not loaded{did_you_mean(name, loaded)}")
 
 
-def unknown_job(client: Client, job: str) -> str:
+def unknown_job_note(client: Client, job: str) -> str:
     """Return "" for a known job, else a note with the most similar connected one."""
     connected = [str(item["name"]) for item in client.get("jobs", {"cluster": True})["items"]]
     if job in connected or any(client.get(path, {"job": job, "limit": 1})["items"] for path in ("history", "findings")):

@@ -42,13 +42,13 @@ def diagnose(
     trainmedic diagnose --dir /data/failed/llm-1
     """
     if directory is None:
-        _of_server(client, job, attempt, output)
+        _show_verdict_of_server(client, job, attempt, output)
     else:
         telemetry.configure_logging("CRITICAL")
         of_folder(directory, job, attempt, paths, output, ReadingLimits(limit_seconds, limit_memory * 2**20))
 
 
-def _of_server(client: Client, job: str | None, attempt: int | None, output: str) -> None:
+def _show_verdict_of_server(client: Client, job: str | None, attempt: int | None, output: str) -> None:
     if job is None:
         raise exits.InvalidInput("pass a job, or a folder with --dir")
     query = {} if attempt is None else {"attempt": str(attempt)}

@@ -14,7 +14,7 @@ from trainmedic_core.cli.choice import NearestChoice
 from trainmedic_core.cli.output import output_option, print_document
 from trainmedic_logs.domain.finding import Role
 from trainmedic_server.cli import listing, log_cuts, story
-from trainmedic_server.cli.client import Client, server_options, unknown_job
+from trainmedic_server.cli.client import Client, server_options, unknown_job_note
 from trainmedic_server.cli.params import TimeParam
 from trainmedic_server.presentation import times
 
@@ -112,7 +112,7 @@ def keep(client: Client, job: str | None, attempt: int | None, note: str, releas
         click.echo("Released." + "".join(f"\n{_kept_line(each)}" for each in left))
     else:
         click.echo(_kept_line(client.post(f"{path}/keep", {**body, "note": note})))
-        if doubt := unknown_job(client, name):
+        if doubt := unknown_job_note(client, name):
             click.echo(f"{doubt}; its data will be kept from its first line", err=True)
 
 

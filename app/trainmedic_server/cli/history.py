@@ -19,7 +19,7 @@ from trainmedic_core.cli.choice import NearestChoice
 from trainmedic_core.cli.output import output_option, print_document
 from trainmedic_core.plain_text import json_text
 from trainmedic_server.cli import listing, story
-from trainmedic_server.cli.client import Client, server_options, unknown_job, unknown_playbook
+from trainmedic_server.cli.client import Client, server_options, unknown_job_note, unknown_playbook_note
 from trainmedic_server.cli.params import TimeParam
 from trainmedic_server.domain.run import Decision, Status
 from trainmedic_server.presentation import rows, runs, times
@@ -35,6 +35,7 @@ _COLUMNS = (
 )  # fmt: skip
 _HEADER = ("WHEN", "RUN", "ALERT", "PLAYBOOK", "TARGET", "RESULT", "TOOK", "WHAT")
 _MOST_FOLDED = 20
+"""Decisions that are read for each row, as equal ones share a row."""
 # Fixed while following, because later rows are unknown. The last column takes the rest.
 _WIDTHS = (6, 8, 20, 20, 22, 15, 11, 0)
 _PERHAPS_RUN = re.compile(r"[0-9a-f-]{6,36}")
@@ -49,32 +50,32 @@ def _once(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> 
     return values[0] if values else None
 
 
-def _any_of(*names: str, help: str = "") -> Callable[[Any], Any]:
+def _name_option(*names: str, help: str = "") -> Callable[[Any], Any]:
     return click.option(*names, multiple=True, metavar="NAME", help=help)
 
 
-def _choice(option: str, metavar: str, values: Sequence[str]) -> Callable[[Any], Any]:
+def _choice_option(option: str, metavar: str, values: Sequence[str]) -> Callable[[Any], Any]:
     help = f"One of {', '.join(values)}."
     return click.option(option, type=NearestChoice(values), metavar=metavar, multiple=True, help=help)
 
 
-def _time(option: str, help: str) -> Callable[[Any], Any]:
+def _time_option(option: str, help: str) -> Callable[[Any], Any]:
     return click.option(option, type=TimeParam(), metavar="TIME", multiple=True, callback=_once, help=help)
 
 
 _DECISIONS = [decision.value for decision in Decision if decision not in (Decision.JOINED, Decision.DUPLICATE)]
 _FILTERS = (
-    _any_of("--alert", "alertname", help="The alert's name. Repeatable, like every option with NAME."),
-    _any_of("--playbook"),
-    _choice("--status", "STATUS", [status.value for status in Status]),
-    _choice("--decision", "REASON", _DECISIONS),
-    _any_of("--node", help="The target's node, or one that a run on a job touched."),
-    _any_of("--gpu", help="Alone, or with its node: node-1/0."),
-    _any_of("--job"),
-    _any_of("--target", help="Show only runs on this target (job:llm-1)."),
-    _any_of("--by", help="Who approved, rejected, cancelled or undid it."),
-    _time("--since", "Start: a time, or a duration before now (90m, 7d)."),
-    _time("--until", "End: a time, or a duration before now."),
+    _name_option("--alert", "alertname", help="The alert's name. Repeatable, like every option with NAME."),
+    _name_option("--playbook"),
+    _choice_option("--status", "STATUS", [status.value for status in Status]),
+    _choice_option("--decision", "REASON", _DECISIONS),
+    _name_option("--node", help="The target's node, or one that a run on a job touched."),
+    _name_option("--gpu", help="Alone, or with its node: node-1/0."),
+    _name_option("--job"),
+    _name_option("--target", help="Show only runs on this target (job:llm-1)."),
+    _name_option("--by", help="Who approved, rejected, cancelled or undid it."),
+    _time_option("--since", "Start: a time, or a duration before now (90m, 7d)."),
+    _time_option("--until", "End: a time, or a duration before now."),
     click.option("--open", flag_value="true", default=None, help="Show only open runs."),
     click.option("--parent", metavar="RUN", help="Members of this group, by its run's full ID."),
     click.option("--owes-undo", flag_value="true", default=None, help="Show only closed runs with a pending undo."),
@@ -173,9 +174,9 @@ def _print_table(client: Client, conditions: Mapping[str, Any], limit: int | Non
 def _unknown_names(client: Client, conditions: Mapping[str, Any]) -> Iterator[str]:
     with contextlib.suppress(exits.NotAllowed):  # a token limited to jobs may not list the others
         for job in conditions.get("job", ()):
-            yield unknown_job(client, job)
+            yield unknown_job_note(client, job)
         for name in conditions.get("playbook", ()):
-            yield unknown_playbook(client, name)
+            yield unknown_playbook_note(client, name)
 
 
 def _folded_rows(client: Client, conditions: Mapping[str, Any], limit: int | None) -> list[rows.Row]:
@@ -238,7 +239,7 @@ def _endless_events(client: Client) -> Iterator[dict[str, Any]]:
 
 
 def _item_of(client: Client, event: Mapping[str, Any], items: dict[str, Item]) -> Item | None:
-    """Return None without a run. `items` are known ones."""
+    """Return the run of an event, or None if it has none or is unknown. Add it to `items`."""
     run_id = event.get("run_id")
     if not run_id:
         return None
@@ -251,7 +252,7 @@ def _item_of(client: Client, event: Mapping[str, Any], items: dict[str, Item]) -
 
 
 def _matches(item: Item, conditions: Mapping[str, Any]) -> bool:
-    """Conditions on variable members (its status) are ignored."""
+    """Check only conditions that hold for a whole run, so not its status."""
     steady = ("playbook", "decision", "job", "target")
     same = all(item.get(name) in conditions[name] for name in steady if name in conditions)
     alertnames = {item.get("alert_name"), item.get("original_alert_name")}

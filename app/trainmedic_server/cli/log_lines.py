@@ -14,7 +14,7 @@ from trainmedic_core.cli import exits
 from trainmedic_core.cli.choice import NearestChoice
 from trainmedic_core.plain_text import json_text, visible
 from trainmedic_logs.domain.log_search import LogLevel
-from trainmedic_server.cli.client import Client, unknown_job
+from trainmedic_server.cli.client import Client, unknown_job_note
 from trainmedic_server.cli.params import TimeParam
 
 _OPTIONS = (
@@ -84,13 +84,13 @@ def show_lines(client: Client, job: str, output: str, follow: bool, kernel: bool
             count += 1
             click.echo(_WRITERS[output](answer))
     except exits.UnknownName as error:
-        doubt = unknown_job(client, job)
+        doubt = unknown_job_note(client, job)
         raise exits.UnknownName(f"{doubt}\n{error.message}" if doubt else error.message) from error
     except exits.NoAnswerYet as error:
         raise exits.NoAnswerYet(f"{error.message} {_ASK_FOR_LESS}") from error
     if not count:
         usual = "no lines found; check --since, and whether the node's agent still has them"
-        doubt = unknown_job(client, job)
+        doubt = unknown_job_note(client, job)
         click.echo(f"{usual}; {doubt}" if doubt else usual, err=True)
 
 
@@ -105,9 +105,9 @@ def _followed(client: Client, path: str, params: Mapping[str, Any]) -> Iterator[
 
 def _text(line: Mapping[str, Any]) -> str:
     at = datetime.fromisoformat(str(line["at"])).astimezone(UTC)
-    guessed = "~" if line.get("clock") == "guessed" else " "
+    guessed_mark = "~" if line.get("clock") == "guessed" else " "
     who = str(line["node"]) + (f" rank {line['rank']}" if "rank" in line else f" {line['source']}")
-    return visible(f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03d}{guessed}{who}  {line['line']}", keep="\t")
+    return visible(f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03d}{guessed_mark}{who}  {line['line']}", keep="\t")
 
 
 def _raw(line: Mapping[str, Any]) -> str:

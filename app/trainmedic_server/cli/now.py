@@ -68,7 +68,7 @@ def lines(standing: Document) -> Iterator[str]:
         yield f"            {left_out} more are not shown"
 
 
-def switches(standing: Document, at: str) -> str:
+def switches_text(standing: Document, at: str) -> str:
     paused = [_pause(pause, at) for pause in standing["paused"]]
     breaker = standing["breaker"]
     state = f"OPEN: {words.plain(breaker['reason'])}; 'trainmedic resume --breaker' closes it"
@@ -79,7 +79,7 @@ def switches(standing: Document, at: str) -> str:
 def _head(standing: Document, at: str) -> str:
     counts = standing["counts"]
     runs = f"{words.count(sum(counts['open'].values()), 'run')} open, {counts['owing']} closed with a pending undo"
-    return f"{switches(standing, at)}; {runs}"
+    return f"{switches_text(standing, at)}; {runs}"
 
 
 def _pause(pause: Document, at: str) -> str:

@@ -178,7 +178,7 @@ class ManualStarter:
     def _playbook(self, name: str) -> CompiledPlaybook:
         playbook = self._services.catalog.get(name)
         if playbook is None:
-            loaded = (each.name for each in self._services.catalog.all())
+            loaded = (each.definition.name for each in self._services.catalog.all())
             raise errors.NotFound(f"no playbook {name} is loaded{did_you_mean(name, loaded)}")
         return playbook
 
