@@ -1,5 +1,3 @@
-"""``trainmedic alerts``."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -201,13 +201,13 @@ def _parse(lines: Iterator[str]) -> Iterator[ServerSentEvent]:
 
 
 def unknown_playbook_note(client: Client, name: str) -> str:
-    """Return "" for a loaded playbook, else a note with the most similar one."""
+    """Return "" if it is loaded."""
     loaded = [str(item["name"]) for item in client.get("playbooks")["items"]]
     return "" if name in loaded else visible(f"playbook {name!r} is not loaded{did_you_mean(name, loaded)}")
 
 
 def unknown_job_note(client: Client, job: str) -> str:
-    """Return "" for a known job, else a note with the most similar connected one."""
+    """Return "" if it is known."""
     connected = [str(item["name"]) for item in client.get("jobs", {"cluster": True})["items"]]
     if job in connected or any(client.get(path, {"job": job, "limit": 1})["items"] for path in ("history", "findings")):
         return ""

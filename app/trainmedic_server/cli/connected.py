@@ -1,5 +1,3 @@
-"""``trainmedic agents`` and ``jobs``."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

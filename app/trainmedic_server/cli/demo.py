@@ -1,5 +1,3 @@
-"""``trainmedic demo``."""
-
 from __future__ import annotations
 
 import contextlib
@@ -100,9 +98,7 @@ class _DemoSession:
     def __init__(self, stage: DemoStage) -> None:
         self._stage = stage
         self._shown: dict[str, str] = {}
-        """Text by run ID."""
         self._repaired: set[str] = set()
-        """Jobs and nodes."""
         self._newest: dict[str, str] = {}
         """Text of the newest run by job or node."""
 
@@ -156,7 +152,11 @@ class _DemoSession:
     def _show_changes(self) -> None:
         for item in self._stage.runs():
             place, target = _job_or_node(item), targets.words(str(item["target"]), self._stage.index_of)
-            parts = (runs.title(item["playbook"], str(target)), runs.result(item), runs.what(item).strip("-"))
+            parts = (
+                runs.title(item["playbook"], str(target)),
+                runs.status_text(item),
+                runs.outcome_text(item).strip("-"),
+            )
             text = plain(targets.shortened(": ".join(filter(None, parts)), self._stage.index_of))
             self._newest[place] = text
             if self._shown.get(item["run_id"]) != text:
@@ -190,7 +190,7 @@ def _print_timed(text: str) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Any]:
-    """Yield a function that waits some seconds for a key and returns "" if none came. Yield None without a terminal."""
+    """Yield a function that waits some seconds for a key, "" if none came. None without a terminal."""
     if not sys.stdin.isatty():
         yield None
         return

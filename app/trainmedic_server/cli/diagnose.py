@@ -1,5 +1,3 @@
-"""``trainmedic diagnose``."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -33,8 +31,7 @@ def diagnose(
     """Show the cause of a job's failure, with the evidence.
 
     With --dir, diagnose a folder of logs and dumps without a server. JOB is then needed only if the folder has several
-    jobs. Otherwise, show the verdict that the server made when JOB failed. A verdict states its confidence, the
-    evidence for and against it, and missing evidence. It names a node only with high confidence, and only from evidence
+    jobs. Otherwise, show the verdict that the server made when JOB failed. A verdict names a node only with high confidence, and only from evidence
     that no job can forge.
 
     \b

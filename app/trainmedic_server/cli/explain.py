@@ -1,5 +1,3 @@
-"""``trainmedic playbook explain``."""
-
 from __future__ import annotations
 
 import json
@@ -81,7 +79,6 @@ def explain(
 
     \b
     amtool alert query -o json | trainmedic playbook explain -
-    trainmedic history show RUN --output json | trainmedic playbook explain - --at 2d
     trainmedic playbook explain alert.json --test > gpu-temperature-high_test.yaml
     """
     document = _document(alert)

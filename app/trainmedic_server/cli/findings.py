@@ -1,5 +1,3 @@
-"""``trainmedic findings`` and ``trainmedic keep``."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -54,7 +52,7 @@ def findings(client: Client, limit: int, output: str, open_: str | None, **filte
     \b
     trainmedic findings --job llm-1 --since 1h
     trainmedic findings --node gpu-07 --role root
-    trainmedic findings show 019c1415-6c05-7c11-9a0d-6f1d2e3c4b5a
+    trainmedic findings show FINDING
     """
     if click.get_current_context().invoked_subcommand is not None:
         return
@@ -98,7 +96,6 @@ def keep(client: Client, job: str | None, attempt: int | None, note: str, releas
 
     \b
     trainmedic keep llm-1 --note "for the vendor"
-    trainmedic keep llm-1/3
     trainmedic keep llm-1/3 --release
     """
     if job is None:

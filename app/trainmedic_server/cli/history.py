@@ -1,5 +1,3 @@
-"""``trainmedic history``. The module imports the domain's enums: ``domain.run`` loads no server libraries."""
-
 from __future__ import annotations
 
 import contextlib
@@ -119,7 +117,7 @@ def history(
     \b
     trainmedic history --status failed --status rejected --since 1d
     trainmedic history --job llm-1 --output csv --all > llm-1.csv
-    trainmedic history show 019c1415-6c05-7c11-9a0d-6f1d2e3c4b5a
+    trainmedic history show RUN
     """
     if click.get_current_context().invoked_subcommand is not None:
         return
@@ -186,10 +184,10 @@ def _folded_rows(client: Client, conditions: Mapping[str, Any], limit: int | Non
     for item in listing.items(client, "history", conditions, most, page_size):
         items.append(item)
         if limit is not None and len(items) % page_size == 0:
-            shown = rows.folded(items, rows.refusal, "timestamp")
+            shown = rows.folded(items, rows.refusal_key, "timestamp")
             if len(shown) > limit:
                 return shown[:limit]
-    return rows.folded(items, rows.refusal, "timestamp")
+    return rows.folded(items, rows.refusal_key, "timestamp")
 
 
 def _cells(row: rows.Row, at: str) -> tuple[object, ...]:
@@ -201,9 +199,9 @@ def _cells(row: rows.Row, at: str) -> tuple[object, ...]:
         item["alert_name"],
         item["playbook"],
         words.count(len(targets), "target") if len(targets) > 1 else item["target"],
-        runs.result(item),
-        runs.lasted(item) or "-",
-        runs.what(item),
+        runs.status_text(item),
+        runs.run_length(item) or "-",
+        runs.outcome_text(item),
     )
 
 

@@ -1,5 +1,3 @@
-"""Long lists from the server."""
-
 from __future__ import annotations
 
 import csv

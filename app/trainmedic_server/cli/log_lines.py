@@ -1,5 +1,3 @@
-"""``trainmedic logs --job J``. The options belong to the group ``logs`` (``cli.logs``)."""
-
 from __future__ import annotations
 
 import json

@@ -1,4 +1,4 @@
-"""``trainmedic mcp``. docs/decisions.md explains why no library is used."""
+"""No library is used: see docs/decisions.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools of ``trainmedic mcp``. `Reader` can change nothing, even if the token could."""
+"""Tools. `Reader` can change nothing, even if the token could."""
 
 from __future__ import annotations
 

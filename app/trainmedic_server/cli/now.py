@@ -1,5 +1,3 @@
-"""``trainmedic now``."""
-
 from __future__ import annotations
 
 import textwrap

@@ -1,5 +1,3 @@
-"""``trainmedic pause``, ``pauses`` and ``resume``."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,3 @@
-"""``trainmedic playbook``, without a server."""
-
 from __future__ import annotations
 
 import json
@@ -89,7 +87,6 @@ def rules(files: Sequence[Path], paths: Sequence[Path], alert_map: Sequence[Path
     alert-maps/public-rules_test.yaml; the exit code is 1 if one differs.
 
     \b
-    trainmedic playbook rules prometheus/rules/gpu.yaml
     trainmedic playbook rules prometheus/rules/*.yaml --alert-map shipped --alert-map my-map.yaml
     """
     read = [rule_outcomes.read(file) for file in files]

@@ -1,5 +1,3 @@
-"""``trainmedic playbook list`` and ``versions``."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

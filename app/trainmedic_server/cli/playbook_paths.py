@@ -1,5 +1,3 @@
-"""Options of the commands that judge alerts without a server."""
-
 from __future__ import annotations
 
 import os

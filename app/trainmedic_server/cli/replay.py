@@ -1,5 +1,3 @@
-"""``trainmedic playbook replay``."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,5 +1,3 @@
-"""``trainmedic report``."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -107,7 +105,6 @@ def _range(report: Mapping[str, Any]) -> str:
 
 
 def _figure(name: str, value: str | None, reason: str | None) -> str:
-    """Return a line with the value, or the reason why it is unknown."""
     return f"{name + ':':17}{value or '-' + _because(reason)}"
 
 

@@ -1,5 +1,3 @@
-"""``trainmedic runs``."""
-
 from __future__ import annotations
 
 import uuid
@@ -98,7 +96,7 @@ def start(client: Client, key: str | None, **wanted: Any) -> None:
 
 
 def _print_start(started: Mapping[str, Any]) -> None:
-    """Print the answer of ``POST /runs``. Raise Failure if no run started, or would."""
+    """Raise Failure if no run started, or would."""
     is_dry, decision = started["run"] is None, started["decision"]
     for step in started["steps"]:
         note = f"  ({words.plain(step['note'])})" if step.get("note") else ""

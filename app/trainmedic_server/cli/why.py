@@ -1,5 +1,3 @@
-"""``trainmedic why``."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence

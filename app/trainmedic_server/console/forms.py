@@ -14,7 +14,7 @@ from trainmedic_server.auth.auth import Authenticator, Principal
 from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.console import notices
 from trainmedic_server.console.inner_api import InnerApi
-from trainmedic_server.console.playbook_pages import start_of
+from trainmedic_server.console.playbook_pages import start_body
 from trainmedic_server.console.sign_in import local_path, read_form
 from trainmedic_server.domain.run import Status
 from trainmedic_server.http.body import BodyReader
@@ -40,7 +40,7 @@ class Forms:
         path = request.url.path
         done, leads_to = await self._do(principal, path, fields)
         response = RedirectResponse(leads_to or local_path(fields.get("next")), HTTPStatus.SEE_OTHER)
-        notices.leave(response, done)
+        notices.set_notice(response, done)
         return response
 
     async def _do(self, principal: Principal, path: str, fields: Fields) -> tuple[str, str]:
@@ -50,7 +50,7 @@ class Forms:
             done = await self._api.ask(principal, "POST", f"/runs/{match['run']}/{match['kind']}", body=body)
             return _started(done) if match["kind"] == "retry" else (match["kind"], "")
         if match := _START.fullmatch(path):
-            body = start_of(match["name"], fields) | _given(fields, "note", "key")
+            body = start_body(match["name"], fields) | _given(fields, "note", "key")
             return _started(await self._api.ask(principal, "POST", "/runs", body=body))
         if match := _SESSION.fullmatch(path):
             await self._api.ask(principal, "DELETE", f"/sessions/{match['session']}")

@@ -118,7 +118,7 @@ class LogView(Struct, frozen=True):
     def is_open(self) -> bool:
         return self.until is None and self.before is None
 
-    def asked(self, since: datetime | None = None, until: datetime | None = None, **others: Any) -> dict[str, Any]:
+    def api_query(self, since: datetime | None = None, until: datetime | None = None, **others: Any) -> dict[str, Any]:
         names: dict[str, Any] = {**self.filters, "since": written(since or self.since)}
         end = until or self.until
         if end is not None:
@@ -130,12 +130,12 @@ class LogView(Struct, frozen=True):
     @property
     def command(self) -> str:
         words = ["trainmedic", "logs", "--job", self.job]
-        for name, value in self.asked().items():
+        for name, value in self.api_query().items():
             words += ["--kernel"] if name == "kernel" else [f"--{name.replace('_', '-')}", str(value)]
         return shlex.join(words)
 
     def query(self, **changes: Any) -> str:
-        """None removes a parameter."""
+        """Return the page's query with `changes`; None removes a parameter."""
         names: dict[str, Any] = {"text": self.text, "pattern": "1" if self.is_pattern else "", **self.filters}
         if self.last == OWN:
             names |= {"last": OWN, "since": written(self.since), "until": self.until and written(self.until)}
@@ -154,6 +154,7 @@ class LogView(Struct, frozen=True):
         return self.query(**self._fixed(), after=place)
 
     def permanent(self, now: datetime) -> str:
+        """Return the query that shows the same lines later."""
         fixed = {**self._fixed(), "until": written(self.until or now)}
         return self.query(**fixed, before=self.before, after=self.after)
 

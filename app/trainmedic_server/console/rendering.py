@@ -1,4 +1,4 @@
-"""Renderer of the console's templates. External text is escaped."""
+"""Templates. External text is escaped."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Renderer:
             questions=questions,
             titled=self.titled,
             run_story=lambda run: run_story.story(run, _either(index_of, run.get("alert_labels"))),
-            undo_said=run_story.undo,
+            undo_said=run_story.undo_text,
             step_said=lambda step, run: steps.sentence(
                 step, run.get("target"), _either(index_of, run.get("alert_labels"))
             ),

@@ -1,5 +1,3 @@
-"""Entries of the current state that wait for a person."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
