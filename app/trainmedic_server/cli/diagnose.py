@@ -31,8 +31,8 @@ def diagnose(
     """Show the cause of a job's failure, with the evidence.
 
     With --dir, diagnose a folder of logs and dumps without a server. JOB is then needed only if the folder has several
-    jobs. Otherwise, show the verdict that the server made when JOB failed. A verdict names a node only with high confidence, and only from evidence
-    that no job can forge.
+    jobs. Otherwise, show the verdict that the server made when JOB failed. A verdict names a node only with high
+    confidence, and only from evidence that no job can forge.
 
     \b
     trainmedic diagnose llm-1

@@ -115,7 +115,8 @@ def keep(client: Client, job: str | None, attempt: int | None, note: str, releas
 
 def _job_and_attempt(text: str) -> tuple[str, int | None]:
     name, slash, number = text.rpartition("/")
-    return (name, int(number)) if slash and number.isdecimal() and number.isascii() and int(number) else (text, None)
+    has_attempt = slash and number.isascii() and number.isdecimal() and int(number) > 0
+    return (name, int(number)) if has_attempt else (text, None)
 
 
 def _kept_line(kept: Document) -> str:

@@ -73,8 +73,9 @@ async def _newest(view: LogView, ask: Ask, now: datetime, count: int) -> LogExce
     place = view.before
     ceiling = place.at + _JUST_BEFORE if place is not None else view.until
     wanted = count + 1 + (place.passed if place is not None else 0)
-    top, span, lines, notes = min(ceiling or now, now), _FIRST_WINDOW, deque[ShownLine](), list[str]()
-    reached, is_narrowed, began = top, False, time.monotonic()
+    lines, notes = deque[ShownLine](), list[str]()
+    top, span = min(ceiling or now, now), _FIRST_WINDOW  # end and length of the next window
+    searched_from, is_narrowed, began = top, False, time.monotonic()
     while True:
         lower = max(view.since, top - span)
         window = await _search(view, ask, lower, ceiling, max(_WINDOW_LINES, wanted))
@@ -87,7 +88,7 @@ async def _newest(view: LogView, ask: Ask, now: datetime, count: int) -> LogExce
             window = await _search(view, ask, lower, ceiling, MOST_LINES, kept=wanted)
         lines.extendleft(reversed(window.lines))
         notes += window.notes
-        reached = lower
+        searched_from = lower
         took = time.monotonic() - began
         if len(lines) >= wanted or lower <= view.since or took > _MOST_SECONDS:
             break
@@ -95,7 +96,7 @@ async def _newest(view: LogView, ask: Ask, now: datetime, count: int) -> LogExce
         is_slow = took > _MOST_SECONDS / 4 and not is_narrowed
         top = ceiling = lower
         span = top - view.since if is_slow else span * (2 if is_narrowed else _GROWTH)
-    if place is not None:
+    if place is not None:  # its page has shown these lines
         for _ in range(place.passed):
             if lines and lines[-1].at == place.at:
                 lines.pop()
@@ -103,9 +104,9 @@ async def _newest(view: LogView, ask: Ask, now: datetime, count: int) -> LogExce
     if len(lines) > count:
         older: LogPlace | None = _place_before(shown, place)
     else:
-        older = LogPlace(reached - _JUST_BEFORE) if reached > view.since else None
+        older = LogPlace(searched_from - _JUST_BEFORE) if searched_from > view.since else None
         if older is not None:
-            notes.append(f"The search took too long and stopped at {written(reached)}. Older continues there.")
+            notes.append(f"The search took too long and stopped at {written(searched_from)}. Older continues there.")
     return LogExcerpt(shown[::-1], _distinct(notes), older=older, end=_place_after(shown, None))
 
 

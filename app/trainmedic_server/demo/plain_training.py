@@ -54,7 +54,7 @@ class _BigramModel:
             return [(self._codes[start], dice.randrange(self.size)) for start in starts]
         return [(self._codes[start], self._codes[start + 1]) for start in starts]
 
-    def learn(self, pairs: Pairs, rate: float, factor: float) -> tuple[float, float]:
+    def learn(self, pairs: Pairs, rate: float, gradient_factor: float) -> tuple[float, float]:
         """Return the loss, and the gradient's norm before clipping."""
         loss, gradients = 0.0, dict[int, list[float]]()
         for present, following in pairs:
@@ -65,8 +65,8 @@ class _BigramModel:
             loss -= math.log(exponents[following] / total) / len(pairs)
             gradient = gradients.setdefault(present, [0.0] * self.size)
             for character, exponent in enumerate(exponents):
-                gradient[character] += factor * exponent / total / len(pairs)
-            gradient[following] -= factor / len(pairs)
+                gradient[character] += gradient_factor * exponent / total / len(pairs)
+            gradient[following] -= gradient_factor / len(pairs)
         norm = math.sqrt(sum(value * value for gradient in gradients.values() for value in gradient))
         scale = rate * min(1.0, _CLIP / norm)
         for present, gradient in gradients.items():
