@@ -14,6 +14,7 @@ from datetime import datetime
 
 import redis
 
+from trainmedic.errors import described
 from trainmedic.wire import command_book, envelope, undoing
 from trainmedic.wire.command_book import CommandDecision, CommandEffect, CommandRecord, Do, ended, turn_away
 from trainmedic.wire.output import plain
@@ -206,7 +207,7 @@ class CommandRunner:
         except Exception as error:  # boundary: an executor's bug fails its command, not its queue
             log.exception("command failed unexpectedly", extra=command_fields(command))
             self._context.counters.loop_error(executor.queue)
-            return ended(envelope.FAILED, f"{type(error).__name__}: {error}")
+            return ended(envelope.FAILED, described(error))
 
     def _revert_partial_effects(self, executor: Executor, accepted: AcceptedCommand) -> bool:
         """Return whether no effect is left."""

@@ -116,7 +116,7 @@ class LazyGroup(click.Group):
             for distribution, names in ABSENT.items():
                 if args[0] in names:
                     ctx.fail(f"{args[0]!r} is a command of {distribution}, which is not installed here.")
-            near = difflib.get_close_matches(args[0], commands())
+            near = _subcommands(args[0]) or difflib.get_close_matches(args[0], commands())
             hint = f" Did you mean {' or '.join(near)}?" if near else ""
             ctx.fail(f"No such command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
@@ -128,6 +128,17 @@ class LazyGroup(click.Group):
         if commands().keys() == _COMMANDS_OF_CORE.keys():
             formatter.write_paragraph()
             formatter.write_text(f"No distribution has registered its commands. {_REINSTALL_HINT}")
+
+
+def _subcommands(name: str) -> list[str]:
+    """Return the commands that end in `name`, such as ``playbook explain``."""
+    group = LazyGroup()
+    found: list[str] = []
+    for parent in commands():
+        command = group.get_command(click.Context(group), parent)
+        if isinstance(command, click.Group) and name in command.commands:
+            found.append(f"{parent} {name}")
+    return found
 
 
 @click.group(

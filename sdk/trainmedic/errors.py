@@ -20,6 +20,29 @@ class TrainmedicError(Exception):
     """Base class; the text is for humans."""
 
 
+_MOST_CAUSES = 8
+
+
+def described(error: BaseException) -> str:
+    """Return ``Type: text``. Without a text, continue with the causes, up to the first that has one."""
+    parts: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(parts) < _MOST_CAUSES:
+        parts.append(type(cause).__name__)
+        if text := text_of(cause):
+            return ": ".join((*parts, text))
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return ": ".join(parts)
+
+
+def text_of(error: BaseException) -> str:
+    """Return "" if the error has no text, or its `str` fails."""
+    try:
+        return str(error).strip()
+    except Exception:  # the user's code makes the text
+        return ""
+
+
 class ConfigurationError(TrainmedicError):
     """A name, URL, key, rank or port is invalid."""
 

@@ -56,7 +56,7 @@ def requests() -> list[dict[str, Any]]:
     ]
     made = [{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call} for call in calls]
     made += [{"jsonrpc": "2.0", "id": 1, "method": name, "params": {}} for name in ("ping", "tools/list")]
-    meta = {"_meta": {mcp.REVISION: mcp.SAYING_IT_EACH_TIME}}
+    meta = {"_meta": {mcp.REVISION_KEY: mcp.PER_REQUEST_REVISION}}
     made.append({"jsonrpc": "2.0", "id": "a", "method": "server/discover", "params": meta})
     return [*made, {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-06-18"}}]
 

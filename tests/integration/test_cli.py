@@ -191,7 +191,9 @@ def test_the_history_is_there_for_programs_too(command_line: CommandLine) -> Non
     assert row["run_id"] == run_id
     assert json.loads(row["alert_labels"])["job_name"] == "llm-listed"
     assert json.loads(command_line.run("history", "--job", "none", "--output", "json").out) == []
-    assert command_line.run("history", "--job", "none").err == "No run matches.\n"
+    nothing = command_line.run("history", "--job", "none", "--playbook", "ask-frist").err
+    assert nothing.startswith("No run matches.\njob 'none' is unknown")
+    assert "playbook 'ask-frist' is not loaded; did you mean 'ask-first'?" in nothing
 
 
 def test_repeated_options_add_up_or_are_refused(command_line: CommandLine) -> None:

@@ -102,7 +102,10 @@ def test_the_filters_know_every_status_and_reason() -> None:
         assert set(offered.choices) == values
     refused = CommandLine("").run("history", "--status", "suceeded")
     assert refused.code == 2
-    assert "'succeeded'" in refused.err
+    assert "did you mean 'succeeded'?" in refused.err
+    assert "--status" in CommandLine("").run("history", "--statu", "failed").err
+    assert "Did you mean runs approve?" in CommandLine("").run("approve", "9a0d6f1d").err
+    assert "trainmedic history show 9a0d6f1d" in CommandLine("").run("history", "9a0d6f1d").err
 
 
 def test_explaining_by_no_playbooks_is_no_answer(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.support.programs import PYTHON_PATH, ROOT, inherited, system_path
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 # Followed elsewhere, because they need real programs beside the server, or check their blocks in a way of their own.
 ELSEWHERE = {
-    "docs/tutorial/protect-a-training-run.md": "tests/acceptance/test_loss_spike.py",
+    "docs/tutorial/protect-a-training-run.md": "tests/acceptance/test_protect_a_run.py",
     "docs/how-to/install.md": "tests/helm/test_documentation.py",
     "docs/how-to/upgrade.md": "tests/helm/test_documentation.py",
     "docs/how-to/check-a-release.md": "tests/integration/test_supply.py",

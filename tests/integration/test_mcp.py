@@ -19,7 +19,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 from tests.support.programs import PYTHON_PATH, start_server
-from trainmedic_server.cli.mcp import BEGINNING_WITH_INITIALIZE, SAYING_IT_EACH_TIME
+from trainmedic_server.cli.mcp import NEGOTIATED_REVISIONS, PER_REQUEST_REVISION
 from trainmedic_server.cli.mcp_tools import TOOLS
 
 PLAYBOOK = """
@@ -112,7 +112,7 @@ async def test_every_question_is_answered_and_nothing_is_changed(served: Served,
     """In both forms of the protocol; with an operator's token the history has not one event more either."""
     before = served.ask(f"/history/{served.run_id}")
     async with served.client(token, mode) as client:
-        assert client.protocol_version == {"auto": SAYING_IT_EACH_TIME, "legacy": BEGINNING_WITH_INITIALIZE[0]}[mode]
+        assert client.protocol_version == {"auto": PER_REQUEST_REVISION, "legacy": NEGOTIATED_REVISIONS[0]}[mode]
         listed = await client.list_tools()
         assert {tool.name for tool in listed.tools} == set(TOOLS)
         answers = {name: data_of(await client.call_tool(name, asked)) for name, asked in ASKED.items()}

@@ -346,7 +346,8 @@ def _reactions(case: Case) -> tuple[Reaction, ...]:
 
 async def arrange(world: World) -> None:
     """Put the cluster into a world whose history is its store."""
-    world.bus.present = [*map(agent, NODES), *(job_presence(name, 41_200 + place) for place, name in enumerate(JOBS))]
+    world.bus.present = [agent(name) for name in NODES]
+    world.bus.present_jobs = [job_presence(name, 41_200 + place) for place, name in enumerate(JOBS)]
     world.catalog.books = list(map(_book, _BOOKS))
     arranged = cases()
 

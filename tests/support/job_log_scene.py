@@ -76,7 +76,10 @@ async def arrange(world: World, logs: FiledLogs | None = None) -> None:
     """Put the scene into a world; into its logs too, where those are given."""
     if logs is not None:
         logs.lines += log_lines()
-    world.bus.present = [*world.bus.present, presence()]
+    if world.bus.present_jobs is None:
+        world.bus.present = [*world.bus.present, presence()]
+    else:
+        world.bus.present_jobs = [*world.bus.present_jobs, presence()]
     oom = finding(
         "01f0",
         target=Target(TargetKind.JOB, job=JOB),

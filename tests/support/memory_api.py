@@ -308,6 +308,8 @@ class Dependency:
 
     away: type[errors.TrainmedicError] | None = None
     present: list[Presence] = field(default_factory=list)
+    """Agents, and jobs unless `present_jobs` names them."""
+    present_jobs: list[Presence] | None = None
     is_signed: bool = False
 
     async def check(self) -> None:
@@ -318,7 +320,11 @@ class Dependency:
         await self.check()
         return self.present
 
-    jobs = launchers = agents
+    async def jobs(self) -> list[Presence]:
+        await self.check()
+        return self.present if self.present_jobs is None else self.present_jobs
+
+    launchers = jobs
 
 
 @dataclass

@@ -81,6 +81,7 @@ REST: Mapping[str, Sequence[str]] = {
         "tests/acceptance/test_demo.py",
         "tests/acceptance/test_example_job.py",
         "tests/acceptance/test_loss_spike.py",
+        "tests/acceptance/test_protect_a_run.py",
     ),
     "distributions and their bills of materials": (
         "tests/integration/test_distributions.py",

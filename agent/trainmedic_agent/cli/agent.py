@@ -18,6 +18,7 @@ from trainmedic_agent.settings.agent import AgentSettings
 from trainmedic_agent.wiring import agent as wiring
 from trainmedic_agent.wiring import agent_check, node_health, stopped_agent
 from trainmedic_core.cli import exits
+from trainmedic_core.cli.choice import NearestChoice
 from trainmedic_core.cli.setting_flags import setting_flag
 from trainmedic_core.plain_text import json_text
 from trainmedic_core.words import plain
@@ -105,7 +106,7 @@ def check(ctx: click.Context, /, as_json: bool, **flags: Any) -> None:
 )
 @click.option(
     "--level",
-    type=click.Choice([str(level) for level in Level]),
+    type=NearestChoice([str(level) for level in Level]),
     default=str(Level.QUICK),
     show_default=True,
     help="quick takes seconds. burn also loads GPUs, or CPUs, for minutes: only without a training.",
@@ -121,7 +122,7 @@ def check(ctx: click.Context, /, as_json: bool, **flags: Any) -> None:
     metavar="DIR",
     help="State directory of this node's agent, to compare with its record. Default: no comparison.",
 )
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--output", type=NearestChoice(["text", "json"]), default="text", show_default=True)
 def health(gpus: int, level: str, probe: str | None, state_dir: Path | None, output: str) -> None:
     """Check GPUs, links, network, disks and file systems of this node.
 

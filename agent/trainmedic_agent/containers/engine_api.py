@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from trainmedic.errors import described
 from trainmedic_agent.errors import CommandFailed, CommandUnsupported
 
 _LARGEST_ANSWER = 64 * 2**20
@@ -89,7 +90,7 @@ class ContainerEngine:
         except TimeoutError as error:
             raise CommandFailed(f"the container engine did not answer {method} {path} in {seconds:.0f} s") from error
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise CommandFailed(f"the container engine at {self._path} gave no answer: {error}") from error
+            raise CommandFailed(f"the container engine at {self._path} gave no answer: {described(error)}") from error
         finally:
             connection.close()
 

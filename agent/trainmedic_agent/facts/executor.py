@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from trainmedic.errors import described
 from trainmedic_agent.errors import GpuError
 from trainmedic_agent.executors import AcceptedCommand
 from trainmedic_agent.facts import gpu, host
@@ -43,7 +44,7 @@ class NodeFactsExecutor(Struct, frozen=True):
             try:
                 facts.update(part())
             except (OSError, ValueError, LookupError) as error:
-                problems.append(f"{type(error).__name__}: {error}")
+                problems.append(described(error))
         facts.update(gpu.all_facts(self.gpus))
         present = {card["uuid"] for card in facts.get("gpus", ())}
         facts["gpus_known"] = len(present | {known.info.uuid for known in self.record.gpus()}) or None

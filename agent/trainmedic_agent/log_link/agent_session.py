@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
+from trainmedic.errors import described
 from trainmedic_agent.errors import CommandNotExecuted, CommandRejected
 from trainmedic_agent.log_link.frames import FrameFault, FrameStream, LinkClosed
 from trainmedic_agent.log_link.messages import (
@@ -176,5 +177,5 @@ class AgentSession:
             return SearchFailure(request.id, kind, str(error)[:_LONGEST_REASON])
         except Exception as error:  # boundary: an unexpected error fails one search only
             log.exception("log search failed unexpectedly")
-            reason = f"{type(error).__name__}: {error}"
+            reason = described(error)
             return SearchFailure(request.id, FailureKind.FAILED, reason[:_LONGEST_REASON])

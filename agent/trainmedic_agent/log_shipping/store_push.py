@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct, field
 
+from trainmedic.errors import described
 from trainmedic_agent import __version__
 from trainmedic_agent.log_shipping.entries import Labels, StoreEntry
 from trainmedic_agent.log_shipping.ship_counters import LostReason
@@ -85,7 +86,7 @@ class StorePush:
                 answer, text = self._post(body)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
-            return Answer(Outcome.LATER, "unavailable", f"{type(error).__name__}: {error}"[:_LONGEST_TEXT])
+            return Answer(Outcome.LATER, "unavailable", described(error)[:_LONGEST_TEXT])
         return answer_of(answer.status, text, len(entries), answer.headers.get("Retry-After"))
 
     def _post(self, body: bytes) -> tuple[http.client.HTTPResponse, str]:

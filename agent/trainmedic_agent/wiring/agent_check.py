@@ -13,7 +13,7 @@ from typing import Any
 import redis
 from msgspec import Struct, field
 
-from trainmedic.errors import ConfigurationError
+from trainmedic.errors import ConfigurationError, described
 from trainmedic.wire import envelope
 from trainmedic.wire.connection import NO_MORE_CLIENTS, open_client, takes_no_clients
 from trainmedic.wire.reading import read_object
@@ -254,7 +254,7 @@ def _check_redis(settings: AgentSettings, policy: Policy, report: CheckReport) -
                 reason = ""
         except (redis.RedisError, OSError, ValueError, TypeError) as error:
             known = NO_MORE_CLIENTS if takes_no_clients(error) else explained(error, url)
-            reason = known or str(error) or type(error).__name__
+            reason = known or described(error)
     report.values["redis"] = {"is_reachable": not reason, "agent": running}
     if reason:
         report.is_cut_off = True

@@ -15,6 +15,7 @@ from typing import cast
 
 from pydantic import BaseModel
 
+from trainmedic.errors import described
 from trainmedic_core.target import TargetKind
 from trainmedic_server import telemetry
 from trainmedic_server.actions import (
@@ -86,7 +87,7 @@ class Registry:
             try:
                 self._instances[name] = spec(services)
             except Exception as error:  # A faulty action, also of another package, must not stop the server.
-                self.problems.append(f"action {name} cannot be created: {_described(error)}")
+                self.problems.append(f"action {name} cannot be created: {described(error)}")
 
     def names(self) -> Sequence[str]:
         return sorted(self._specs)
@@ -128,7 +129,7 @@ def combine(
         try:
             loaded = point.load()
         except Exception as error:  # Another package can raise anything on import.
-            problems.append(f"entry point {_named(point)} cannot be loaded: {_described(error)}")
+            problems.append(f"entry point {_named(point)} cannot be loaded: {described(error)}")
             continue
         fault = _fault(loaded)
         if fault is not None:
@@ -171,7 +172,3 @@ def _fault(loaded: object) -> str | None:
 def _named(point: metadata.EntryPoint) -> str:
     owner = point.dist.name if point.dist is not None else "an unknown package"
     return f"{point.name} = {point.value} (of {owner})"
-
-
-def _described(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

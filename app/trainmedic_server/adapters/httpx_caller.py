@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from trainmedic.errors import described
 from trainmedic_core.setting_sources import unreadable_file
 from trainmedic_server import __version__
 from trainmedic_server.adapters.foreign_answers import no_cookies
@@ -98,7 +99,7 @@ class HttpxCaller:
         except TimeoutError as error:
             raise _no_reply_error(sent, f"{peer}: no answer within {timeout.total_seconds():g}s") from error
         except httpx.HTTPError as error:
-            raise _no_reply_error(sent, f"{peer}: {type(error).__name__}: {error}") from error
+            raise _no_reply_error(sent, f"{peer}: the connection failed: {described(error)}") from error
         return _reply(response, content)
 
     async def close(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from trainmedic_core import yaml_text
+from trainmedic_core.problems import did_you_mean, shown
 from trainmedic_core.setting_sources import unreadable_file
 from trainmedic_core.yaml_text import YamlDocument
 from trainmedic_server.errors import ConfigurationError
@@ -112,7 +113,8 @@ def _roles(value: Any, location: _Location) -> frozenset[TokenRole]:
         raise location.error("roles", f"must be a list of one or more of {roles}")
     for role in value:
         if role not in list(TokenRole):
-            raise location.error("roles", f"must be one of {roles}")
+            hint = did_you_mean(str(role), TokenRole)
+            raise location.error("roles", f"must be one of {roles}, not {shown(role)}{hint}")
     return frozenset(TokenRole(role) for role in value)
 
 

@@ -1,5 +1,3 @@
-"""``trainmedic alerts``."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -10,6 +8,7 @@ import click
 
 from trainmedic_core import words
 from trainmedic_core.cli import table
+from trainmedic_core.cli.choice import NearestChoice
 from trainmedic_server.cli import listing
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.params import TimeParam, pairs_of
@@ -35,14 +34,14 @@ _COLUMNS = (
     help="One of its labels. Repeatable.",
 )
 @click.option(
-    "--status", type=click.Choice([status.value for status in AlertStatus]), help="Present status, as far as known."
+    "--status", type=NearestChoice([status.value for status in AlertStatus]), help="Present status, as far as known."
 )
 @click.option("--nobody", is_flag=True, help="Only alerts without a reaction.")
 @click.option("--since", type=TimeParam(), metavar="TIME", help="Start: a time, or a duration before now (90m, 7d).")
 @click.option("--until", type=TimeParam(), metavar="TIME", help="End: a time, or a duration before now.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of alerts.")
 @click.option("--all", "everything", is_flag=True, help="Show all matches.")
-@click.option("--output", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
+@click.option("--output", type=NearestChoice(["table", "json", "csv"]), default="table", show_default=True)
 @server_options
 def alerts(
     client: Client,
@@ -90,8 +89,8 @@ def _cells(item: listing.Item) -> tuple[object, ...]:
 def _outcome(item: listing.Item) -> str:
     if not item["reacted"]:
         return str(item["reason"])
-    told = []
+    parts = []
     for reaction in item["reactions"]:
         run = f" (run {runs.short_id(reaction['run_id'])})" if reaction.get("run_id") else ""
-        told.append(f"{reaction['playbook']}: {reaction['decision']}{run}")
-    return "; ".join(told)
+        parts.append(f"{reaction['playbook']}: {reaction['decision']}{run}")
+    return "; ".join(parts)

@@ -1,5 +1,3 @@
-"""``trainmedic approvals``."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,5 +57,5 @@ def _until(item: Mapping[str, Any]) -> str:
 
 
 def _by(item: Mapping[str, Any]) -> str:
-    who = questions.who(item.get("by"), item.get("count"))
-    return words.plain("; ".join((who, *questions.asked({**item, "asked": None}))))
+    who = questions.who_may_answer(item.get("by"), item.get("count"))
+    return words.plain("; ".join((who, *questions.state_parts({**item, "asked": None}))))

@@ -1,5 +1,3 @@
-"""``trainmedic backup``."""
-
 from __future__ import annotations
 
 import os

@@ -8,12 +8,13 @@ import os
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import click
 import httpx
 from msgspec import Struct
 
+from trainmedic.errors import described
 from trainmedic_core.cli import exits
 from trainmedic_core.http_url import check_http_url, without_user
 from trainmedic_core.plain_text import visible
@@ -21,7 +22,6 @@ from trainmedic_core.problems import did_you_mean
 from trainmedic_core.setting_sources import unreadable_file
 from trainmedic_server import __version__
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
@@ -51,6 +51,7 @@ class Client:
         self._http.close()
 
     def get(self, path: str, params: Mapping[str, Any] | None = None, accept: tuple[int, ...] = ()) -> Any:
+        """Return the JSON of the answer, also with a status in `accept`."""
         return self._ask("GET", path, params=params, accept=accept)
 
     def post(self, path: str, body: Any = None, params: Mapping[str, Any] | None = None) -> Any:
@@ -98,7 +99,7 @@ class Client:
             yield
         except httpx.ConnectError as error:
             raise exits.Unreachable(
-                f"Nothing answers at {self.url} ({error}).\n"
+                f"Nothing answers at {self.url} ({described(error)}).\n"
                 "Start a server with 'trainmedic serve', or set --server or TRAINMEDIC_URL."
             ) from error
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
@@ -106,7 +107,7 @@ class Client:
         except httpx.TimeoutException as error:
             raise exits.NoAnswerYet(f"{self.url} did not answer in time.") from error
         except httpx.TransportError as error:
-            raise exits.Unreachable(f"The connection to {self.url} broke: {error}") from error
+            raise exits.Unreachable(f"The connection to {self.url} broke: {described(error)}") from error
 
 
 def server_options(command: Callable[..., R]) -> Callable[..., R]:
@@ -182,11 +183,11 @@ def _detail(response: httpx.Response) -> str:
 
 def _parse(lines: Iterator[str]) -> Iterator[ServerSentEvent]:
     """Yield the messages of an event stream (WHATWG HTML, section 9.2.6). An ID alone is a message without data."""
-    last_id, told_id, event, data = "", "", "message", list[str]()
+    last_id, sent_id, event, data = "", "", "message", list[str]()
     for line in lines:
         if not line:
-            if data or last_id != told_id:
-                told_id = last_id
+            if data or last_id != sent_id:
+                sent_id = last_id
                 yield ServerSentEvent(last_id, event, "\n".join(data))
             event, data = "message", []
             continue
@@ -200,8 +201,14 @@ def _parse(lines: Iterator[str]) -> Iterator[ServerSentEvent]:
             data.append(value)
 
 
-def unknown_job(client: Client, job: str) -> str:
-    """Return "" for a known job, else a note with the most similar connected one."""
+def unknown_playbook_note(client: Client, name: str) -> str:
+    """Return "" if it is loaded."""
+    loaded = [str(item["name"]) for item in client.get("playbooks")["items"]]
+    return "" if name in loaded else visible(f"playbook {name!r} is not loaded{did_you_mean(name, loaded)}")
+
+
+def unknown_job_note(client: Client, job: str) -> str:
+    """Return "" if it is known."""
     connected = [str(item["name"]) for item in client.get("jobs", {"cluster": True})["items"]]
     if job in connected or any(client.get(path, {"job": job, "limit": 1})["items"] for path in ("history", "findings")):
         return ""

@@ -1,5 +1,3 @@
-"""``trainmedic agents`` and ``jobs``."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +14,7 @@ from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.presentation import times
 
 Document = Mapping[str, Any]
-JOBS = ("JOB", "SEEN", "STEP", "RANKS", "GPUS", "NODES", "CAN", "DOUBTS")
+JOB_HEADER = ("JOB", "SEEN", "STEP", "RANKS", "GPUS", "NODES", "CAN", "DOUBTS")
 
 
 @click.command()
@@ -33,7 +31,7 @@ def agents(client: Client, output: str) -> None:
 def jobs(client: Client, output: str) -> None:
     """List connected training jobs, or mark a gone one as ended intentionally."""
     if click.get_current_context().invoked_subcommand is None:
-        show(client, output, "jobs", "job", JOBS, _job)
+        show(client, output, "jobs", "job", JOB_HEADER, _job)
         if output != "json":
             for line in log_cuts.lines(client):
                 click.echo(line)
@@ -116,7 +114,7 @@ def _job(item: Document, at: str) -> Sequence[object]:
         details.get("step"),
         _number(details.get("ranks")),
         _number(item.get("gpus")),
-        _few(item.get("nodes", ())),
+        words.few(item.get("nodes", ()), 2) or "-",
         ", ".join(name.removeprefix("job.") for name in able) if isinstance(able, list | dict) else "-",
         "; ".join(item.get("doubts", ())) or "-",
     )
@@ -124,8 +122,3 @@ def _job(item: Document, at: str) -> Sequence[object]:
 
 def _number(reported: object) -> object:
     return len(reported) if isinstance(reported, list) else "-"
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    return ", ".join(names[:2]) + more or "-"

@@ -1,5 +1,3 @@
-"""``trainmedic demo``."""
-
 from __future__ import annotations
 
 import contextlib
@@ -21,6 +19,7 @@ import httpx
 
 from trainmedic_core import duration
 from trainmedic_core.cli import exits
+from trainmedic_core.cli.choice import NearestChoice
 from trainmedic_core.target import Target
 from trainmedic_core.words import plain
 from trainmedic_server.demo.faults import FAULTS, FaultKind
@@ -31,8 +30,8 @@ from trainmedic_server.presentation import runs, targets
 
 _LONGEST = timedelta(hours=2)
 _USUAL = "30m"
-_LOOK_EVERY = 0.5
-_QUIT = ("q", "\x04")
+_LOOK_SECONDS = 0.5
+_QUIT = ("q", "\x04")  # Ctrl-D
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -50,7 +49,7 @@ def _length(ctx: click.Context, param: click.Parameter, value: str) -> timedelta
 @click.option(
     "--fault",
     "faults",
-    type=click.Choice([kind.value for kind in FaultKind]),
+    type=NearestChoice([kind.value for kind in FaultKind]),
     multiple=True,
     help="Cause this fault once the jobs have learned. Repeatable.",
 )
@@ -84,7 +83,7 @@ def demo(faults: Sequence[str], length: timedelta, port: int, plain: bool, only_
             contextlib.suppress(KeyboardInterrupt),
             DemoStage(Path(directory), port, only_own=only_own, plain=plain) as stage,
         ):
-            _Show(stage).play([FaultKind(fault) for fault in faults], length)
+            _DemoSession(stage).play([FaultKind(fault) for fault in faults], length)
     except DemoFailed as error:
         raise exits.Failure(str(error)) from error
 
@@ -95,12 +94,13 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-class _Show:
+class _DemoSession:
     def __init__(self, stage: DemoStage) -> None:
         self._stage = stage
         self._shown: dict[str, str] = {}
         self._repaired: set[str] = set()
         self._newest: dict[str, str] = {}
+        """Text of the newest run by job or node."""
 
     def play(self, faults: Sequence[FaultKind], length: timedelta) -> None:
         """Raise Failure if one of `faults` was not repaired in time."""
@@ -131,9 +131,9 @@ class _Show:
             if read_key is None and faults and not self._unrepaired(faults):
                 return
             if read_key is None:
-                time.sleep(_LOOK_EVERY)
+                time.sleep(_LOOK_SECONDS)
                 continue
-            key = read_key(_LOOK_EVERY)
+            key = read_key(_LOOK_SECONDS)
             if key in _QUIT:
                 return
             for kind, fault in FAULTS.items():
@@ -141,26 +141,32 @@ class _Show:
                     self._cause(kind)
 
     def _cause(self, kind: FaultKind) -> None:
-        _say(f"FAULT {kind}: {FAULTS[kind].text}")
+        _print_timed(f"FAULT {kind}: {FAULTS[kind].text}")
         if kind is FaultKind.ASK:
             url = self._stage.url
-            _say(f"A person decides: on the console, or by 'trainmedic approvals --server {url}' and 'runs approve'")
+            _print_timed(
+                f"A person decides: on the console, or by 'trainmedic approvals --server {url}' and 'runs approve'"
+            )
         self._stage.cause(kind)
 
     def _show_changes(self) -> None:
         for item in self._stage.runs():
-            place, target = _place(item), targets.words(str(item["target"]), self._stage.index_of)
-            parts = (runs.title(item["playbook"], str(target)), runs.result(item), runs.what(item).strip("-"))
+            place, target = _job_or_node(item), targets.words(str(item["target"]), self._stage.index_of)
+            parts = (
+                runs.title(item["playbook"], str(target)),
+                runs.status_text(item),
+                runs.outcome_text(item).strip("-"),
+            )
             text = plain(targets.shortened(": ".join(filter(None, parts)), self._stage.index_of))
             self._newest[place] = text
             if self._shown.get(item["run_id"]) != text:
                 self._shown[item["run_id"]] = text
-                _say(text)
+                _print_timed(text)
             if item["status"] == Status.SUCCEEDED and not item.get("owes_undo"):
                 self._repaired.add(place)
 
 
-def _place(run: Mapping[str, Any]) -> str:
+def _job_or_node(run: Mapping[str, Any]) -> str:
     target = Target.of_key(run["target"]) if run["target"] else None
     return (target.job or target.node or "") if target is not None else ""
 
@@ -178,13 +184,13 @@ def _show_keys() -> None:
     click.echo("  q  end")
 
 
-def _say(text: str) -> None:
+def _print_timed(text: str) -> None:
     click.echo(f"{datetime.now(UTC):%H:%M:%SZ}  {text}")
 
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Any]:
-    """Yield a function that waits some seconds for a key, None without a terminal."""
+    """Yield a function that waits some seconds for a key, "" if none came. None without a terminal."""
     if not sys.stdin.isatty():
         yield None
         return

@@ -1,5 +1,3 @@
-"""``trainmedic diagnose``."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -33,22 +31,21 @@ def diagnose(
     """Show the cause of a job's failure, with the evidence.
 
     With --dir, diagnose a folder of logs and dumps without a server. JOB is then needed only if the folder has several
-    jobs. Otherwise, show the verdict that the server made when JOB failed. A verdict states its confidence, the
-    evidence for and against it, and missing evidence. It names a node only with high confidence, and only from evidence
-    that no job can forge.
+    jobs. Otherwise, show the verdict that the server made when JOB failed. A verdict names a node only with high
+    confidence, and only from evidence that no job can forge.
 
     \b
     trainmedic diagnose llm-1
     trainmedic diagnose --dir /data/failed/llm-1
     """
     if directory is None:
-        _of_server(client, job, attempt, output)
+        _show_verdict_of_server(client, job, attempt, output)
     else:
         telemetry.configure_logging("CRITICAL")
         show_folder(directory, job, attempt, paths, output, ReadingLimits(limit_seconds, limit_memory * 2**20))
 
 
-def _of_server(client: Client, job: str | None, attempt: int | None, output: str) -> None:
+def _show_verdict_of_server(client: Client, job: str | None, attempt: int | None, output: str) -> None:
     if job is None:
         raise exits.InvalidInput("pass a job, or a folder with --dir")
     query = {} if attempt is None else {"attempt": str(attempt)}

@@ -1,5 +1,3 @@
-"""``trainmedic playbook explain``."""
-
 from __future__ import annotations
 
 import json
@@ -81,7 +79,6 @@ def explain(
 
     \b
     amtool alert query -o json | trainmedic playbook explain -
-    trainmedic history show RUN --output json | trainmedic playbook explain - --at 2d
     trainmedic playbook explain alert.json --test > gpu-temperature-high_test.yaml
     """
     document = _document(alert)
@@ -90,9 +87,9 @@ def explain(
             raise click.UsageError("--server uses its own playbooks; omit --playbooks")
         if alert_map and _is_given("alert_map"):
             raise click.UsageError("--server uses its own alert map; omit --alert-map")
-        answer = _of_server(server, token, document, at, as_test)
+        answer = _explain_by_server(server, token, document, at, as_test)
     else:
-        answer = _of_files(document, alert.name, paths, Mode(mode), inventory, modes, at, alert_map, as_test)
+        answer = _explain_by_files(document, alert.name, paths, Mode(mode), inventory, modes, at, alert_map, as_test)
     if as_test:
         click.echo(answer["test"], nl=False)
     else:
@@ -106,14 +103,14 @@ def _document(alert: BinaryIO) -> Any:
         raise exits.InvalidInput(f"{alert.name}: not JSON: {error}") from error
 
 
-def _of_server(url: str, token: str | None, document: Any, at: str | None, as_test: bool) -> Any:
+def _explain_by_server(url: str, token: str | None, document: Any, at: str | None, as_test: bool) -> Any:
     client = Client(url, token or token_from_file())
     click.get_current_context().call_on_close(client.close)
     params = {**({"at": at} if at else {}), **({"test": "true"} if as_test else {})}
     return client.post("explain", document, params)
 
 
-def _of_files(
+def _explain_by_files(
     document: Any,
     name: str,
     paths: Sequence[Path],
@@ -149,7 +146,7 @@ def _of_files(
 
 
 def _is_given(name: str) -> bool:
-    """An environment variable does not count."""
+    """Return whether the flag is on the command line, not only its environment variable."""
     source = click.get_current_context().get_parameter_source(name)
     return source is click.core.ParameterSource.COMMANDLINE
 

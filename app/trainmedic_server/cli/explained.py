@@ -25,7 +25,7 @@ def alert_lines(alert: Document) -> Iterator[str]:
     labels = {name: value for name, value in alert.get("labels", {}).items() if name != "alertname"}
     name = plain(alert.get("alert_name") or "(without a name)")
     yield f"alert {name}, {plain(alert.get('status'))}: {words.data(labels)}"
-    yield from original(alert, "  ")
+    yield from original_lines(alert, "  ")
     if alert.get("kept_back"):
         yield f"  Alertmanager does not send it: {plain(alert['kept_back'])}. If it did:"
     if alert.get("told"):
@@ -33,29 +33,29 @@ def alert_lines(alert: Document) -> Iterator[str]:
     playbooks = alert.get("playbooks", ())
     if not playbooks:
         yield f"  {plain(alert.get('reason'))}"
-        yield from suggestion(alert, "  ")
+        yield from suggestion_lines(alert, "  ")
     if len(alert.get("acting", ())) > 1:
         yield f"  {' and '.join(map(plain, alert['acting']))} would each act on it, one after the other"
     for playbook in sorted(playbooks, key=lambda playbook: not playbook.get("matched")):
         yield from _playbook(playbook)
 
 
-def original(alert: Document, before: str) -> Iterator[str]:
+def original_lines(alert: Document, indent: str) -> Iterator[str]:
     if (sent := alert.get("original_labels")) is not None:
         labels = {name: value for name, value in sent.items() if name != "alertname"}
         name = plain(alert.get("original_alert_name") or sent.get("alertname") or "(without a name)")
-        yield f"{before}mapped from {name}: {words.data(labels)}".rstrip()
+        yield f"{indent}mapped from {name}: {words.data(labels)}".rstrip()
 
 
-def suggestion(alert: Document, before: str) -> Iterator[str]:
+def suggestion_lines(alert: Document, indent: str) -> Iterator[str]:
     suggested = alert.get("suggestion")
     if not suggested:
         return
-    yield f"{before}this entry of the alert map would rename it:"
+    yield f"{indent}this entry of the alert map would rename it:"
     for line in suggested.get("rename", "").splitlines():
-        yield f"{before}    {plain(line)}"
+        yield f"{indent}    {plain(line)}"
     for each in suggested.get("playbooks", ()):
-        yield f"{before}then {plain(each.get('playbook'))} reacts, if its conditions hold: {plain(each.get('summary'))}"
+        yield f"{indent}then {plain(each.get('playbook'))} reacts, if its conditions hold: {plain(each.get('summary'))}"
 
 
 def _switches(server: Document) -> str:

@@ -1,5 +1,3 @@
-"""``trainmedic findings`` and ``trainmedic keep``."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -10,10 +8,11 @@ import click
 
 from trainmedic_core import words
 from trainmedic_core.cli import table
+from trainmedic_core.cli.choice import NearestChoice
 from trainmedic_core.cli.output import output_option, print_document
 from trainmedic_logs.domain.finding import Role
 from trainmedic_server.cli import listing, log_cuts, story
-from trainmedic_server.cli.client import Client, server_options, unknown_job
+from trainmedic_server.cli.client import Client, server_options, unknown_job_note
 from trainmedic_server.cli.params import TimeParam
 from trainmedic_server.presentation import times
 
@@ -27,7 +26,7 @@ _FILTERS: tuple[Callable[..., Any], ...] = (
     click.option("--claimed-job", metavar="NAME", help="In a log file that names this job, unproven."),
     click.option("--node", metavar="NAME", help="About the node, or read there."),
     click.option("--rule", metavar="NAME"),
-    click.option("--role", type=click.Choice([role.value for role in Role]), metavar="ROLE",
+    click.option("--role", type=NearestChoice([role.value for role in Role]), metavar="ROLE",
                  help=f"One of {', '.join(Role)}."),
     click.option("--since", type=TimeParam(), metavar="TIME",
                  help="With a line since then: a time, or a duration before now (90m, 7d)."),
@@ -53,7 +52,7 @@ def findings(client: Client, limit: int, output: str, open_: str | None, **filte
     \b
     trainmedic findings --job llm-1 --since 1h
     trainmedic findings --node gpu-07 --role root
-    trainmedic findings show 019c1415-6c05-7c11-9a0d-6f1d2e3c4b5a
+    trainmedic findings show FINDING
     """
     if click.get_current_context().invoked_subcommand is not None:
         return
@@ -97,7 +96,6 @@ def keep(client: Client, job: str | None, attempt: int | None, note: str, releas
 
     \b
     trainmedic keep llm-1 --note "for the vendor"
-    trainmedic keep llm-1/3
     trainmedic keep llm-1/3 --release
     """
     if job is None:
@@ -111,13 +109,14 @@ def keep(client: Client, job: str | None, attempt: int | None, note: str, releas
         click.echo("Released." + "".join(f"\n{_kept_line(each)}" for each in left))
     else:
         click.echo(_kept_line(client.post(f"{path}/keep", {**body, "note": note})))
-        if doubt := unknown_job(client, name):
+        if doubt := unknown_job_note(client, name):
             click.echo(f"{doubt}; its data will be kept from its first line", err=True)
 
 
 def _job_and_attempt(text: str) -> tuple[str, int | None]:
     name, slash, number = text.rpartition("/")
-    return (name, int(number)) if slash and number.isdecimal() and number.isascii() and int(number) else (text, None)
+    has_attempt = slash and number.isascii() and number.isdecimal() and int(number) > 0
+    return (name, int(number)) if has_attempt else (text, None)
 
 
 def _kept_line(kept: Document) -> str:

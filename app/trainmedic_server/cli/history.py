@@ -1,9 +1,9 @@
-"""``trainmedic history``. The module imports the domain's enums: ``domain.run`` loads no server libraries."""
-
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -13,10 +13,11 @@ import click
 
 from trainmedic_core import words
 from trainmedic_core.cli import exits, table
+from trainmedic_core.cli.choice import NearestChoice
 from trainmedic_core.cli.output import output_option, print_document
 from trainmedic_core.plain_text import json_text
 from trainmedic_server.cli import listing, story
-from trainmedic_server.cli.client import Client, server_options
+from trainmedic_server.cli.client import Client, server_options, unknown_job_note, unknown_playbook_note
 from trainmedic_server.cli.params import TimeParam
 from trainmedic_server.domain.run import Decision, Status
 from trainmedic_server.presentation import rows, runs, times
@@ -32,8 +33,10 @@ _COLUMNS = (
 )  # fmt: skip
 _HEADER = ("WHEN", "RUN", "ALERT", "PLAYBOOK", "TARGET", "RESULT", "TOOK", "WHAT")
 _MOST_FOLDED = 20
+"""Decisions that are read for each row, as equal ones share a row."""
 # Fixed while following, because later rows are unknown. The last column takes the rest.
 _WIDTHS = (6, 8, 20, 20, 22, 15, 11, 0)
+_PERHAPS_RUN = re.compile(r"[0-9a-f-]{6,36}")
 _LONGEST_PAUSE_SECONDS = 30.0
 
 Item = listing.Item
@@ -45,32 +48,32 @@ def _once(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> 
     return values[0] if values else None
 
 
-def _any_of(*names: str, help: str = "") -> Callable[[Any], Any]:
+def _name_option(*names: str, help: str = "") -> Callable[[Any], Any]:
     return click.option(*names, multiple=True, metavar="NAME", help=help)
 
 
-def _choice(option: str, metavar: str, values: Sequence[str]) -> Callable[[Any], Any]:
+def _choice_option(option: str, metavar: str, values: Sequence[str]) -> Callable[[Any], Any]:
     help = f"One of {', '.join(values)}."
-    return click.option(option, type=click.Choice(values), metavar=metavar, multiple=True, help=help)
+    return click.option(option, type=NearestChoice(values), metavar=metavar, multiple=True, help=help)
 
 
-def _time(option: str, help: str) -> Callable[[Any], Any]:
+def _time_option(option: str, help: str) -> Callable[[Any], Any]:
     return click.option(option, type=TimeParam(), metavar="TIME", multiple=True, callback=_once, help=help)
 
 
 _DECISIONS = [decision.value for decision in Decision if decision not in (Decision.JOINED, Decision.DUPLICATE)]
 _FILTERS = (
-    _any_of("--alert", "alertname", help="The alert's name. Repeatable, like every option with NAME."),
-    _any_of("--playbook"),
-    _choice("--status", "STATUS", [status.value for status in Status]),
-    _choice("--decision", "REASON", _DECISIONS),
-    _any_of("--node", help="The target's node, or one that a run on a job touched."),
-    _any_of("--gpu", help="Alone, or with its node: node-1/0."),
-    _any_of("--job"),
-    _any_of("--target", help="Show only runs on this target (job:llm-1)."),
-    _any_of("--by", help="Who approved, rejected, cancelled or undid it."),
-    _time("--since", "Start: a time, or a duration before now (90m, 7d)."),
-    _time("--until", "End: a time, or a duration before now."),
+    _name_option("--alert", "alertname", help="The alert's name. Repeatable, like every option with NAME."),
+    _name_option("--playbook"),
+    _choice_option("--status", "STATUS", [status.value for status in Status]),
+    _choice_option("--decision", "REASON", _DECISIONS),
+    _name_option("--node", help="The target's node, or one that a run on a job touched."),
+    _name_option("--gpu", help="Alone, or with its node: node-1/0."),
+    _name_option("--job"),
+    _name_option("--target", help="Show only runs on this target (job:llm-1)."),
+    _name_option("--by", help="Who approved, rejected, cancelled or undid it."),
+    _time_option("--since", "Start: a time, or a duration before now (90m, 7d)."),
+    _time_option("--until", "End: a time, or a duration before now."),
     click.option("--open", flag_value="true", default=None, help="Show only open runs."),
     click.option("--parent", metavar="RUN", help="Members of this group, by its run's full ID."),
     click.option("--owes-undo", flag_value="true", default=None, help="Show only closed runs with a pending undo."),
@@ -83,12 +86,21 @@ def _filters(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.group(invoke_without_command=True)
+class _HistoryGroup(click.Group):
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if _PERHAPS_RUN.fullmatch(args[0]):
+            ctx.fail(f"No such command {args[0]!r}; to see a run: trainmedic history show {args[0]}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_HistoryGroup, invoke_without_command=True)
 @_filters
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of rows.")
 @click.option("--each", is_flag=True, help="One row per decision, without folding equal ones.")
 @click.option("--all", "everything", is_flag=True, help="Show all matches.")
-@click.option("--output", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
+@click.option("--output", type=NearestChoice(["table", "json", "csv"]), default="table", show_default=True)
 @click.option("--follow", "-f", is_flag=True, help="Then show new events until interrupted.")
 @server_options
 def history(
@@ -105,7 +117,7 @@ def history(
     \b
     trainmedic history --status failed --status rejected --since 1d
     trainmedic history --job llm-1 --output csv --all > llm-1.csv
-    trainmedic history show 019c1415-6c05-7c11-9a0d-6f1d2e3c4b5a
+    trainmedic history show RUN
     """
     if click.get_current_context().invoked_subcommand is not None:
         return
@@ -151,8 +163,18 @@ def _print_table(client: Client, conditions: Mapping[str, Any], limit: int | Non
         shown = _folded_rows(client, conditions, limit)
     if not shown:
         click.echo("No run matches.", err=True)
+        for doubt in filter(None, _unknown_names(client, conditions)):
+            click.echo(doubt, err=True)
         return
     table.show(_HEADER, [_cells(row, at) for row in shown[:limit]])
+
+
+def _unknown_names(client: Client, conditions: Mapping[str, Any]) -> Iterator[str]:
+    with contextlib.suppress(exits.NotAllowed):  # a token limited to jobs may not list the others
+        for job in conditions.get("job", ()):
+            yield unknown_job_note(client, job)
+        for name in conditions.get("playbook", ()):
+            yield unknown_playbook_note(client, name)
 
 
 def _folded_rows(client: Client, conditions: Mapping[str, Any], limit: int | None) -> list[rows.Row]:
@@ -162,10 +184,10 @@ def _folded_rows(client: Client, conditions: Mapping[str, Any], limit: int | Non
     for item in listing.items(client, "history", conditions, most, page_size):
         items.append(item)
         if limit is not None and len(items) % page_size == 0:
-            shown = rows.folded(items, rows.refusal, "timestamp")
+            shown = rows.folded(items, rows.refusal_key, "timestamp")
             if len(shown) > limit:
                 return shown[:limit]
-    return rows.folded(items, rows.refusal, "timestamp")
+    return rows.folded(items, rows.refusal_key, "timestamp")
 
 
 def _cells(row: rows.Row, at: str) -> tuple[object, ...]:
@@ -177,9 +199,9 @@ def _cells(row: rows.Row, at: str) -> tuple[object, ...]:
         item["alert_name"],
         item["playbook"],
         words.count(len(targets), "target") if len(targets) > 1 else item["target"],
-        runs.result(item),
-        runs.lasted(item) or "-",
-        runs.what(item),
+        runs.status_text(item),
+        runs.run_length(item) or "-",
+        runs.outcome_text(item),
     )
 
 
@@ -215,7 +237,7 @@ def _endless_events(client: Client) -> Iterator[dict[str, Any]]:
 
 
 def _item_of(client: Client, event: Mapping[str, Any], items: dict[str, Item]) -> Item | None:
-    """Return None without a run. `items` are known ones."""
+    """Return the run of an event, or None if it has none or is unknown. Add it to `items`."""
     run_id = event.get("run_id")
     if not run_id:
         return None
@@ -228,7 +250,7 @@ def _item_of(client: Client, event: Mapping[str, Any], items: dict[str, Item]) -
 
 
 def _matches(item: Item, conditions: Mapping[str, Any]) -> bool:
-    """Conditions on variable members (its status) are ignored."""
+    """Check only conditions that hold for a whole run, so not its status."""
     steady = ("playbook", "decision", "job", "target")
     same = all(item.get(name) in conditions[name] for name in steady if name in conditions)
     alertnames = {item.get("alert_name"), item.get("original_alert_name")}

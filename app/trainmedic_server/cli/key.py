@@ -1,5 +1,3 @@
-"""``trainmedic key``."""
-
 from __future__ import annotations
 
 import os

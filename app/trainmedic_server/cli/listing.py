@@ -1,5 +1,3 @@
-"""Long lists from the server."""
-
 from __future__ import annotations
 
 import csv
@@ -18,11 +16,11 @@ PAGE = 1000
 
 Item = Mapping[str, Any]
 
-_TAKES: Mapping[str, Collection[str]] = {
+_FILTERS_OF_JOB_LISTS: Mapping[str, Collection[str]] = {
     "findings": ("node", "rule", "role", "since", "suspected", "open"),
     "history": ("alertname", "playbook", "status", "decision", "node", "by", "since", "until", "open", "owes_undo"),
 }
-"""Conditions that the lists of one job accept."""
+"""Filters of ``/jobs/JOB/PATH``, by path."""
 
 
 def items(
@@ -36,7 +34,7 @@ def items(
         try:
             page = client.get(path, {**conditions, **asked})
         except exits.NotAllowed:
-            own = _of_job(path, conditions)
+            own = _list_of_job(path, conditions)
             if own is None:
                 raise
             path, conditions = own
@@ -48,9 +46,9 @@ def items(
             return
 
 
-def _of_job(path: str, conditions: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
+def _list_of_job(path: str, conditions: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
     """Return the path of one job's items, and the other conditions. None if impossible."""
-    if path not in _TAKES or not conditions.keys() <= {"job", *_TAKES[path]}:
+    if path not in _FILTERS_OF_JOB_LISTS or not conditions.keys() <= {"job", *_FILTERS_OF_JOB_LISTS[path]}:
         return None
     job = conditions.get("job")
     names = [job] if isinstance(job, str) else list(job or ())
@@ -64,11 +62,11 @@ def job_path(job: str, path: str) -> str:
 
 
 def write_json(listed: Iterator[Item]) -> None:
-    between = "[\n"
+    is_empty = True
     for item in listed:
-        click.echo(between + json_text(item), nl=False)
-        between = ",\n"
-    click.echo("[]" if between == "[\n" else "\n]")
+        click.echo(("[\n" if is_empty else ",\n") + json_text(item), nl=False)
+        is_empty = False
+    click.echo("[]" if is_empty else "\n]")
 
 
 def write_csv(listed: Iterator[Item], columns: Sequence[str]) -> None:

@@ -1,5 +1,3 @@
-"""Lines about logs that agents read only in part."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping

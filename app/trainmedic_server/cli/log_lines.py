@@ -1,5 +1,3 @@
-"""``trainmedic logs --job J``. The options belong to the group ``logs`` (``cli.logs``)."""
-
 from __future__ import annotations
 
 import json
@@ -11,9 +9,10 @@ from urllib.parse import quote
 import click
 
 from trainmedic_core.cli import exits
+from trainmedic_core.cli.choice import NearestChoice
 from trainmedic_core.plain_text import json_text, visible
 from trainmedic_logs.domain.log_search import LogLevel
-from trainmedic_server.cli.client import Client, unknown_job
+from trainmedic_server.cli.client import Client, unknown_job_note
 from trainmedic_server.cli.params import TimeParam
 
 _OPTIONS = (
@@ -47,7 +46,7 @@ _OPTIONS = (
     click.option("--grep", metavar="REGEX", help="Only lines that match this regular expression (RE2)."),
     click.option(
         "--level",
-        type=click.Choice([level.value for level in LogLevel]),
+        type=NearestChoice([level.value for level in LogLevel]),
         metavar="LEVEL",
         help=f"Only lines of at least this level: {', '.join(LogLevel)}.",
     ),
@@ -56,7 +55,7 @@ _OPTIONS = (
         "--limit", type=click.IntRange(1, 100_000), default=10_000, show_default=True, help="Maximum number of lines."
     ),
     click.option("--follow", "-f", is_flag=True, help="Then show new lines until interrupted."),
-    click.option("--output", type=click.Choice(["text", "json", "raw"]), default="text", show_default=True),
+    click.option("--output", type=NearestChoice(["text", "json", "raw"]), default="text", show_default=True),
 )
 
 _ASK_FOR_LESS = "Narrow the search with a later --since, or with --attempt, --node or --rank."
@@ -83,13 +82,13 @@ def show_lines(client: Client, job: str, output: str, follow: bool, kernel: bool
             count += 1
             click.echo(_WRITERS[output](answer))
     except exits.UnknownName as error:
-        doubt = unknown_job(client, job)
+        doubt = unknown_job_note(client, job)
         raise exits.UnknownName(f"{doubt}\n{error.message}" if doubt else error.message) from error
     except exits.NoAnswerYet as error:
         raise exits.NoAnswerYet(f"{error.message} {_ASK_FOR_LESS}") from error
     if not count:
         usual = "no lines found; check --since, and whether the node's agent still has them"
-        doubt = unknown_job(client, job)
+        doubt = unknown_job_note(client, job)
         click.echo(f"{usual}; {doubt}" if doubt else usual, err=True)
 
 
@@ -104,9 +103,9 @@ def _followed(client: Client, path: str, params: Mapping[str, Any]) -> Iterator[
 
 def _text(line: Mapping[str, Any]) -> str:
     at = datetime.fromisoformat(str(line["at"])).astimezone(UTC)
-    guessed = "~" if line.get("clock") == "guessed" else " "
+    guessed_mark = "~" if line.get("clock") == "guessed" else " "
     who = str(line["node"]) + (f" rank {line['rank']}" if "rank" in line else f" {line['source']}")
-    return visible(f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03d}{guessed}{who}  {line['line']}", keep="\t")
+    return visible(f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03d}{guessed_mark}{who}  {line['line']}", keep="\t")
 
 
 def _raw(line: Mapping[str, Any]) -> str:

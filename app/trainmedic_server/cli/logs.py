@@ -1,5 +1,3 @@
-"""``trainmedic logs``."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -59,8 +57,7 @@ def check(paths: Sequence[Path]) -> None:
 def test(paths: Sequence[Path], verbose: bool) -> None:
     """Run the tests next to the log rules, in virtual time.
 
-    The tests of gpu.yaml are in gpu_test.yaml: lines, the expected findings, their alerts, and what playbooks then do.
-    Exit code 1 if one fails.
+    The tests of gpu.yaml are in gpu_test.yaml. Exit code 1 if one fails.
     """
     actions = registry.specs_only()
     files = log_rules.found_tests(log_rules.rule_roots(paths))

@@ -1,4 +1,4 @@
-"""``trainmedic mcp``. docs/decisions.md explains why no library is used."""
+"""No library is used: see docs/decisions.md."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from trainmedic_server.cli.mcp_tools import TOOLS, Reader
 
 LONGEST_LINE = 1 << 20
 """Bytes. The rest of a longer line is skipped."""
-BEGINNING_WITH_INITIALIZE = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
-"""Protocol revisions agreed once, by ``initialize``."""
-SAYING_IT_EACH_TIME = "2026-07-28"
+NEGOTIATED_REVISIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
+"""Protocol revisions that ``initialize`` agrees once."""
+PER_REQUEST_REVISION = "2026-07-28"
 """Protocol revision that each request states."""
-REVISION = "io.modelcontextprotocol/protocolVersion"
+REVISION_KEY = "io.modelcontextprotocol/protocolVersion"
 _PARSE_ERROR, _INVALID_REQUEST, _UNKNOWN_METHOD, _INVALID_PARAMS = -32700, -32600, -32601, -32602
 _UNSUPPORTED_REVISION = -32022
 _INSTRUCTIONS = (
@@ -59,14 +59,14 @@ def serve(reader: Reader, requests: IO[bytes], replies: IO[bytes]) -> None:
                 pass
             reply: Any = _error(None, Refused(_INVALID_REQUEST, f"a message has at most {LONGEST_LINE} bytes"))
         else:
-            reply = answered(reader, line)
+            reply = reply_to(reader, line)
         if reply is not None:
             replies.write(json_bytes(reply) + b"\n")
             replies.flush()
 
 
-def answered(reader: Reader, line: bytes) -> dict[str, Any] | None:
-    """Return None for a message that wants no answer."""
+def reply_to(reader: Reader, line: bytes) -> dict[str, Any] | None:
+    """Return None for notifications and answers, which get no reply."""
     if not line.strip():
         return None
     try:
@@ -74,7 +74,7 @@ def answered(reader: Reader, line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return _error(None, Refused(_PARSE_ERROR, "not JSON"))
     if not isinstance(message, dict) or not isinstance(message.get("method"), str):
-        # A message without a method is an answer, but nothing was asked.
+        # The server asks nothing, so it ignores answers.
         is_answer = isinstance(message, dict) and ("result" in message or "error" in message)
         return None if is_answer else _error(None, Refused(_INVALID_REQUEST, "not a request of JSON-RPC 2.0"))
     if "id" not in message:
@@ -86,43 +86,43 @@ def answered(reader: Reader, line: bytes) -> dict[str, Any] | None:
         method = _METHODS.get(message["method"])
         if method is None:
             raise Refused(_UNKNOWN_METHOD, f"unknown method {visible(message['method'][:100])}")
-        says = _says_revision(params)
+        states_revision = _states_revision(params)
         result = method(reader, params)
         return {
             "jsonrpc": "2.0",
             "id": message_id,
-            "result": {**result, **({"resultType": "complete"} if says else {})},
+            "result": {**result, **({"resultType": "complete"} if states_revision else {})},
         }
     except Refused as error:
         return _error(message_id, error)
 
 
-def _says_revision(params: Mapping[str, Any]) -> bool:
-    """Raise Refused for an unsupported revision."""
+def _states_revision(params: Mapping[str, Any]) -> bool:
+    """Return whether the request names its revision. Raise Refused for an unsupported one."""
     meta = params.get("_meta")
-    revision = meta.get(REVISION) if isinstance(meta, dict) else None
+    revision = meta.get(REVISION_KEY) if isinstance(meta, dict) else None
     if revision is None:
         return False
-    if revision != SAYING_IT_EACH_TIME:
-        data = {"supported": [SAYING_IT_EACH_TIME, *BEGINNING_WITH_INITIALIZE], "requested": str(revision)[:100]}
+    if revision != PER_REQUEST_REVISION:
+        data = {"supported": [PER_REQUEST_REVISION, *NEGOTIATED_REVISIONS], "requested": str(revision)[:100]}
         raise Refused(_UNSUPPORTED_REVISION, "this protocol revision is not supported in this form", data)
     return True
 
 
 def _initialize(_: Reader, params: Mapping[str, Any]) -> dict[str, Any]:
     offered = params.get("protocolVersion")
-    revision = offered if offered in BEGINNING_WITH_INITIALIZE else BEGINNING_WITH_INITIALIZE[0]
-    return {"protocolVersion": revision, "serverInfo": _NAME, **_OFFER}
+    revision = offered if offered in NEGOTIATED_REVISIONS else NEGOTIATED_REVISIONS[0]
+    return {"protocolVersion": revision, "serverInfo": _SERVER_INFO, **_CAPABILITIES}
 
 
 def _discover(_: Reader, params: Mapping[str, Any]) -> dict[str, Any]:
-    revisions = [SAYING_IT_EACH_TIME, *BEGINNING_WITH_INITIALIZE]
-    named = {"_meta": {"io.modelcontextprotocol/serverInfo": _NAME}}
-    return {"supportedVersions": revisions, **_OFFER, **_KEEP_NOTHING, **named}
+    revisions = [PER_REQUEST_REVISION, *NEGOTIATED_REVISIONS]
+    named = {"_meta": {"io.modelcontextprotocol/serverInfo": _SERVER_INFO}}
+    return {"supportedVersions": revisions, **_CAPABILITIES, **_NO_CACHING, **named}
 
 
 def _list_tools(_: Reader, params: Mapping[str, Any]) -> dict[str, Any]:
-    return {"tools": [tool.listed() for tool in TOOLS.values()], **(_KEEP_NOTHING if _says_revision(params) else {})}
+    return {"tools": [tool.listed() for tool in TOOLS.values()], **(_NO_CACHING if _states_revision(params) else {})}
 
 
 def _call_tool(reader: Reader, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,9 +149,9 @@ def _error(message_id: Any, error: Refused) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": message_id, "error": error.error}
 
 
-_NAME = {"name": "trainmedic", "title": "Trainmedic", "version": __version__}
-_OFFER = {"capabilities": {"tools": {}}, "instructions": _INSTRUCTIONS}
-_KEEP_NOTHING = {"ttlMs": 0, "cacheScope": "private"}
+_SERVER_INFO = {"name": "trainmedic", "title": "Trainmedic", "version": __version__}
+_CAPABILITIES = {"capabilities": {"tools": {}}, "instructions": _INSTRUCTIONS}
+_NO_CACHING = {"ttlMs": 0, "cacheScope": "private"}
 _METHODS: Mapping[str, Callable[[Reader, Mapping[str, Any]], dict[str, Any]]] = {
     "initialize": _initialize,
     "server/discover": _discover,

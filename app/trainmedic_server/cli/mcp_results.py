@@ -1,4 +1,4 @@
-"""Size limit and data marks for results of MCP tools. Pure.
+"""Size limit and marks for results of tools.
 
 External text may be hostile, so each result stands between two unguessable marks, after a warning.
 """

@@ -1,4 +1,4 @@
-"""Tools of ``trainmedic mcp``. `Reader` can change nothing, even if the token could."""
+"""Tools. `Reader` can change nothing, even if the token could."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ class Parameter(Struct, frozen=True):
     choices: tuple[str, ...] = ()
     least: int = 0
     most: int = 1_000_000_000
+    """Largest integer, or most labels."""
 
     def schema(self) -> dict[str, Any]:
         match self.type:
@@ -63,6 +64,7 @@ class Parameter(Struct, frozen=True):
         return {**form, **({"enum": list(self.choices)} if self.choices else {}), "description": self.description}
 
     def problem(self, value: Any) -> str | None:
+        """Return the valid form for an invalid value, else None."""
         match self.type:
             case "integer":
                 is_fine = type(value) is int and self.least <= value <= self.most
@@ -90,6 +92,7 @@ class Tool(Struct, frozen=True):
     description: str
     answer: Callable[[Reader, Arguments], Any]
     source: str
+    """API call, named in the result."""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
     def listed(self) -> dict[str, Any]:
@@ -122,23 +125,23 @@ class Tool(Struct, frozen=True):
         return arguments
 
 
-def _part(name: str) -> str:
+def _path_segment(name: str) -> str:
     if name in (".", ".."):
         raise exits.InvalidInput(f"{name!r} is not a name")
     return quote(name, safe="")
 
 
-def _given(arguments: Arguments, *names: str, **defaults: Any) -> dict[str, Any]:
+def _query_of(arguments: Arguments, *names: str, **defaults: Any) -> dict[str, Any]:
     chosen = {name: arguments[name] for name in names if name in arguments}
     written = {name: str(value).lower() if isinstance(value, bool) else value for name, value in chosen.items()}
     return {**defaults, **written}
 
 
 def _page(reader: Reader, path: str, arguments: Arguments, query: Arguments) -> Any:
-    """Return a page short enough to need no cut: ``next`` would skip the rest."""
+    """Return a page that fits in one result. If it were cut, ``next`` would skip the rest."""
     limit = arguments.get("limit", 20)
     while True:
-        document = reader.get(path, {**query, **_given(arguments, "cursor"), "limit": limit})
+        document = reader.get(path, {**query, **_query_of(arguments, "cursor"), "limit": limit})
         if limit == 1 or not bounded(document)[1]:
             return document
         limit //= 2
@@ -146,7 +149,9 @@ def _page(reader: Reader, path: str, arguments: Arguments, query: Arguments) -> 
 
 def _why(reader: Reader, arguments: Arguments) -> Any:
     since = arguments.get("since")
-    return why.told(reader, arguments["alert"], arguments.get("labels", {}), since, arguments.get("limit", 5))
+    return why.history_and_forecast(
+        reader, arguments["alert"], arguments.get("labels", {}), since, arguments.get("limit", 5)
+    )
 
 
 def _explain(reader: Reader, arguments: Arguments) -> Any:
@@ -155,7 +160,7 @@ def _explain(reader: Reader, arguments: Arguments) -> Any:
 
 
 def _alerts(reader: Reader, arguments: Arguments) -> Any:
-    query = _given(arguments, "status", "since", "until", "reacted")
+    query = _query_of(arguments, "status", "since", "until", "reacted")
     pairs = [f"{name}={value}" for name, value in arguments.get("labels", {}).items()]
     named = {"alertname": arguments["alert"]} if "alert" in arguments else {}
     return _page(reader, "alerts", arguments, {**query, **named, **({"label": pairs} if pairs else {})})
@@ -166,23 +171,23 @@ _HISTORY = ("playbook", "status", "decision", "job", "node", "target", "by", "op
 
 def _history(reader: Reader, arguments: Arguments) -> Any:
     named = {"alertname": arguments["alert"]} if "alert" in arguments else {}
-    return _page(reader, "history", arguments, _given(arguments, *_HISTORY) | named)
+    return _page(reader, "history", arguments, _query_of(arguments, *_HISTORY) | named)
 
 
 def _report(reader: Reader, arguments: Arguments) -> Any:
-    path = f"jobs/{_part(arguments['job'])}/report" if "job" in arguments else "report"
-    return reader.get(path, _given(arguments, "since", "until"))
+    path = f"jobs/{_path_segment(arguments['job'])}/report" if "job" in arguments else "report"
+    return reader.get(path, _query_of(arguments, "since", "until"))
 
 
 def _logs(reader: Reader, arguments: Arguments) -> Any:
     most = arguments.get("limit", 100)
     names = ("rank", "node", "attempt", "since", "until", "grep", "level", "kernel")
-    path = f"jobs/{_part(arguments['job'])}/logs"
-    return reader.lines(path, _given(arguments, *names, limit=most), most + 1)
+    path = f"jobs/{_path_segment(arguments['job'])}/logs"
+    return reader.lines(path, _query_of(arguments, *names, limit=most), most + 1)
 
 
 def _playbook(reader: Reader, arguments: Arguments) -> Any:
-    return reader.get(f"playbooks/{_part(arguments['name'])}" if "name" in arguments else "playbooks")
+    return reader.get(f"playbooks/{_path_segment(arguments['name'])}" if "name" in arguments else "playbooks")
 
 
 _SINCE = Parameter("Start: an RFC 3339 time, or a duration before now, such as 90m or 7d.")
@@ -250,7 +255,7 @@ TOOLS = {
             "run",
             "One run in full: alerts, decision, each step with parameters, attempts and output, undo, what comes next, "
             "measured effect.",
-            lambda reader, arguments: reader.get(f"history/{_part(arguments['run'])}"),
+            lambda reader, arguments: reader.get(f"history/{_path_segment(arguments['run'])}"),
             "GET /history/{run_id}",
             {"run": Parameter("Its ID, or a beginning or end of it of at least 4 characters.", is_required=True)},
         ),
@@ -264,7 +269,7 @@ TOOLS = {
         Tool(
             "jobs",
             "Connected training jobs by name, in pages: step, nodes, GPUs, capabilities.",
-            lambda reader, arguments: _page(reader, "jobs", arguments, _given(arguments, "name", "cluster")),
+            lambda reader, arguments: _page(reader, "jobs", arguments, _query_of(arguments, "name", "cluster")),
             "GET /jobs",
             {"name": Parameter("Only the job of this name."),
              "cluster": Parameter("Also jobs that only Kubernetes knows, on the last page.", "boolean"), **_PAGE},
@@ -272,7 +277,7 @@ TOOLS = {
         Tool(
             "agents",
             "Connected node agents and their GPUs by node name, in pages.",
-            lambda reader, arguments: _page(reader, "agents", arguments, _given(arguments, "name")),
+            lambda reader, arguments: _page(reader, "agents", arguments, _query_of(arguments, "name")),
             "GET /agents",
             {"name": Parameter("Only the agent of this node."), **_PAGE},
         ),
@@ -290,7 +295,7 @@ TOOLS = {
             "diagnose",
             "Cause of a job's failure: ranks, node, evidence, advice.",
             lambda reader, arguments: reader.get(
-                f"jobs/{_part(arguments['job'])}/diagnosis", _given(arguments, "attempt")
+                f"jobs/{_path_segment(arguments['job'])}/diagnosis", _query_of(arguments, "attempt")
             ),
             "GET /jobs/{job}/diagnosis",
             {"job": _NAMED_JOB,

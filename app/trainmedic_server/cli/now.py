@@ -1,5 +1,3 @@
-"""``trainmedic now``."""
-
 from __future__ import annotations
 
 import textwrap
@@ -13,7 +11,8 @@ from trainmedic_core.cli import table
 from trainmedic_core.cli.output import output_option, print_document
 from trainmedic_server.cli import story
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.presentation import runs, times
+from trainmedic_server.presentation import runs, steps, targets, times
+from trainmedic_server.presentation.waiting import waiting_for_person
 
 Document = Mapping[str, Any]
 _SHOWN = 20
@@ -42,9 +41,9 @@ def lines(standing: Document) -> Iterator[str]:
     at = standing["at"]
     yield _head(standing, at)
     changed = standing.get("changed", ())
+    waiting = waiting_for_person(standing)
     parts: tuple[tuple[str, Sequence[Document], Callable[[Document, str], Iterator[str]]], ...] = (
-        ("Waits for you", standing.get("approvals", ()), _approval),
-        ("Failed and unresolved", standing.get("failed", ()), _failed),  # earlier servers lack `failed`
+        ("Waits for you", (*waiting.approvals, *waiting.failed), _waiting),
         ("Active changes", [each for each in changed if each["is_reversible"]], _change),
         (_ACTS, [each for each in changed if not each["is_reversible"]], _act),
         ("Running and next", standing.get("running", ()), _running),
@@ -67,7 +66,7 @@ def lines(standing: Document) -> Iterator[str]:
         yield f"            {left_out} more are not shown"
 
 
-def switches(standing: Document, at: str) -> str:
+def switches_text(standing: Document, at: str) -> str:
     paused = [_pause(pause, at) for pause in standing["paused"]]
     breaker = standing["breaker"]
     state = f"OPEN: {words.plain(breaker['reason'])}; 'trainmedic resume --breaker' closes it"
@@ -78,7 +77,7 @@ def switches(standing: Document, at: str) -> str:
 def _head(standing: Document, at: str) -> str:
     counts = standing["counts"]
     runs = f"{words.count(sum(counts['open'].values()), 'run')} open, {counts['owing']} closed with a pending undo"
-    return f"{switches(standing, at)}; {runs}"
+    return f"{switches_text(standing, at)}; {runs}"
 
 
 def _pause(pause: Document, at: str) -> str:
@@ -89,8 +88,14 @@ def _pause(pause: Document, at: str) -> str:
     return f"{word}{scope} by {words.plain(pause['by'])} {times.ago(pause['since'], at)}{note}{until}"
 
 
+def _waiting(entry: Document, at: str) -> Iterator[str]:
+    return _approval(entry, at) if "question" in entry else _failed(entry, at)
+
+
 def _failed(run: Document, at: str) -> Iterator[str]:
-    yield f"  {_name(run)}  {words.plain(run['alert_name'])}: {words.plain(run['message'])}"
+    ended = f", {times.ago(run['ended_at'], at)}" if run.get("ended_at") else ""
+    alert, message = words.plain(run["alert_name"]), words.plain(run["message"])
+    yield f"  {_name(run)}  FAILED{ended}, and {alert} still fires: {message}"
 
 
 def _approval(approval: Document, at: str) -> Iterator[str]:
@@ -99,14 +104,9 @@ def _approval(approval: Document, at: str) -> Iterator[str]:
     gpus = "" if approval["gpus"] is None else f"; {words.count(approval['gpus'], 'GPU')}"
     nodes = f"; {words.count(len(approval['nodes']), 'node')}" if approval["nodes"] else ""
     yield f"      asked {times.ago(approval['asked_at'], at)}{until}{nodes}{gpus}"
-    steps = approval["steps"]
-    if steps:
-        more = (
-            f", and {words.count(len(steps) - 1, 'more step')}, which 'trainmedic approvals' shows"
-            if len(steps) > 1
-            else ""
-        )
-        yield f"      would do {words.plain(steps[0]['action'])} {words.data(steps[0]['params'])}".rstrip() + more
+    index_of = targets.index_in(approval.get("alert_labels") or {})
+    for number, step in enumerate(steps.sentences(approval["steps"], approval["target"], index_of), 1):
+        yield f"      {'would' if number == 1 else '':<6}{number}. {words.plain(step)}"
 
 
 def _change(change: Document, at: str) -> Iterator[str]:

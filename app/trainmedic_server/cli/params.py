@@ -1,5 +1,3 @@
-"""Option types that several commands share."""
-
 from __future__ import annotations
 
 import re

@@ -1,5 +1,3 @@
-"""``trainmedic pause``, ``pauses`` and ``resume``."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -54,7 +52,7 @@ def pause(client: Client, length: str | None, observe_only: bool, **wanted: Any)
         made = client.post("pause", given)
         if given:
             click.echo(f"{_scope(made['pause'])}: {_state(made['pause'])}, until {_until(made['pause'])}")
-        click.echo(controls(made))
+        click.echo(switches_text(made))
         if made.get("warning"):
             click.echo(f"Warning: {words.plain(made['warning'])}", err=True)
         return
@@ -97,15 +95,14 @@ def resume(client: Client, pause_id: str | None, breaker: bool, **scope: Any) ->
     given = {name: value for name, value in scope.items() if value}
     if pause_id:
         given["id"] = pause_id
-    click.echo(controls(client.post("resume", {"breaker": breaker, **given})))
+    click.echo(switches_text(client.post("resume", {"breaker": breaker, **given})))
 
 
-def controls(switches: Mapping[str, Any]) -> str:
+def switches_text(switches: Mapping[str, Any]) -> str:
     paused = "paused" if switches.get("paused") else "not paused"
     if switches.get("paused_by"):
         paused += f" by {words.plain(switches['paused_by'])} since {times.stamp(switches.get('paused_at'))}"
-    parts = [text for item in switches.get("pauses") or () if (text := _partly(item))]
-    # If parts are paused, omit that the whole server is not.
+    parts = [text for item in switches.get("pauses") or () if (text := _pause_text(item))]
     paused = "; ".join(parts if parts and not switches.get("paused") else [paused, *parts])
     if not switches.get("breaker_open"):
         return f"{paused}, breaker closed"
@@ -113,7 +110,8 @@ def controls(switches: Mapping[str, Any]) -> str:
     return f"{paused}, breaker OPEN{reason}: close it with 'trainmedic resume --breaker'"
 
 
-def _partly(item: Mapping[str, Any]) -> str:
+def _pause_text(item: Mapping[str, Any]) -> str:
+    """Return "" for a pause that "paused by" describes in full."""
     end, note = item.get("until"), item.get("note")
     is_plain = item.get("scope") == "everything" and item.get("in_force") and not end and not note
     if is_plain:

@@ -1,5 +1,3 @@
-"""``trainmedic playbook``, without a server."""
-
 from __future__ import annotations
 
 import json
@@ -89,7 +87,6 @@ def rules(files: Sequence[Path], paths: Sequence[Path], alert_map: Sequence[Path
     alert-maps/public-rules_test.yaml; the exit code is 1 if one differs.
 
     \b
-    trainmedic playbook rules prometheus/rules/gpu.yaml
     trainmedic playbook rules prometheus/rules/*.yaml --alert-map shipped --alert-map my-map.yaml
     """
     read = [rule_outcomes.read(file) for file in files]
@@ -102,17 +99,17 @@ def rules(files: Sequence[Path], paths: Sequence[Path], alert_map: Sequence[Path
     library.reload()
     if not library.all():
         raise exits.InvalidInput(f"No playbook was loaded from {', '.join(map(str, playbook_roots(paths)))}.")
-    comes_to = rule_outcomes.outcomes(alerts, loaded_alert_map(alert_map), library.all())
+    outcomes = rule_outcomes.outcomes(alerts, loaded_alert_map(alert_map), library.all())
     if output == "json":
-        click.echo(json.dumps([outcome.as_data() for outcome in comes_to], indent=2))
+        click.echo(json.dumps([outcome.as_data() for outcome in outcomes], indent=2))
     else:
-        for line in _outcome_lines(comes_to):
+        for line in _outcome_lines(outcomes):
             click.echo(line)
     if any(problems for _, problems in read):
         raise exits.Failure("a rule file could not be read completely")
-    if wrong := sum(not outcome.is_as_expected for outcome in comes_to):
+    if wrong := sum(not outcome.is_as_expected for outcome in outcomes):
         raise exits.Failure(
-            f"{words.count(wrong, 'alert')} of {len(comes_to)} had another outcome than the list states"
+            f"{words.count(wrong, 'alert')} of {len(outcomes)} had another outcome than the list states"
         )
 
 
@@ -153,7 +150,7 @@ def test(paths: Sequence[Path], verbose: bool, as_json: bool) -> None:
 
 
 def _tested(files: Iterable[Path], results: list[FileResult]) -> Iterator[FileResult]:
-    """Yield each result at once, to show the progress."""
+    """Yield each result at once, to show the progress, and append it to `results`."""
     actions = registry.specs_only()
     for file in files:
         results.append(suite.run_file(file, actions))

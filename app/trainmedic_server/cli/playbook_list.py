@@ -1,5 +1,3 @@
-"""``trainmedic playbook list`` and ``versions``."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -34,9 +32,9 @@ def list_playbooks(client: Client, output: str) -> None:
     lines = [
         (
             item["name"],
-            _mode(item["mode"], allowed),
+            _effective_mode(item["mode"], allowed),
             item.get("begins") or ", ".join(item["alerts"]) or "started by people",
-            *_ended(item["runs"]),
+            *_run_counts(item["runs"]),
             item["summary"],
         )
         for item in reply["items"]
@@ -64,7 +62,8 @@ def list_versions(client: Client, name: str, before: str | None, output: str) ->
         return
     at = datetime.now(UTC).isoformat()
     lines = [
-        (item["version"][:12], "yes" if item["loaded"] else "no", item["runs"], *_used(item, at)) for item in items
+        (item["version"][:12], "yes" if item["loaded"] else "no", item["runs"], *_first_and_last_use(item, at))
+        for item in items
     ]
     table.show(_VERSION_HEADER, lines)
     if diff := reply["diff"]:
@@ -73,16 +72,16 @@ def list_versions(client: Client, name: str, before: str | None, output: str) ->
             click.echo(visible(line, keep="\t"))
 
 
-def _used(item: Mapping[str, Any], at: str) -> tuple[str, str]:
+def _first_and_last_use(item: Mapping[str, Any], at: str) -> tuple[str, str]:
     return times.age(item["first_used_at"], at), times.age(item["last_used_at"], at)
 
 
-def _mode(own: str, allowed: Mode) -> str:
-    counts = Mode.stricter(Mode(own), allowed)
-    return own if counts == own else f"{counts} (server)"
+def _effective_mode(own: str, allowed: Mode) -> str:
+    effective = Mode.stricter(Mode(own), allowed)
+    return own if effective == own else f"{effective} (server)"
 
 
-def _ended(runs: Mapping[str, int]) -> tuple[int, int, int, int]:
+def _run_counts(runs: Mapping[str, int]) -> tuple[int, int, int, int]:
     """Return the numbers of runs started, open, failed, and decided against."""
     held_back = runs.get("not_started", 0)
     is_open = sum(runs.get(status, 0) for status in ("running", "waiting", "awaiting_approval"))

@@ -1,5 +1,3 @@
-"""Options of the commands that judge alerts without a server."""
-
 from __future__ import annotations
 
 import os
@@ -8,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from trainmedic_core.cli.choice import NearestChoice
 from trainmedic_core.plain_text import visible
 from trainmedic_core.setting_sources import paths_in
 from trainmedic_server.catalog import alert_map_roots
@@ -41,7 +40,7 @@ inventory_option = click.option(
 )
 mode_option = click.option(
     "--mode",
-    type=click.Choice([mode.value for mode in Mode]),
+    type=NearestChoice([mode.value for mode in Mode]),
     default=Mode.ENFORCE.value,
     show_default=True,
     help="The server's mode.",

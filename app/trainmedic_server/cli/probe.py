@@ -1,5 +1,3 @@
-"""``trainmedic probe``, which starts the SDK's ``trainmedic-probe``."""
-
 from __future__ import annotations
 
 import os

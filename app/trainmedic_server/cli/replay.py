@@ -1,8 +1,5 @@
-"""``trainmedic playbook replay``."""
-
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -141,7 +138,7 @@ def replay(
         )
         with ReplaySpool() as spool:
             replayed = Replay(library, registry.specs_only(), settings, spool)
-            wrong = _take(replayed, _items(client, sources, begin, library))
+            wrong = _feed(replayed, _recorded_items(client, sources, begin, library))
             result = replayed.result()
     except ConfigurationError as error:
         raise exits.InvalidInput(str(error)) from error
@@ -150,7 +147,7 @@ def replay(
         raise exits.Failure(f"{words.count(wrong, 'line')} could not be read")
 
 
-def _items(
+def _recorded_items(
     client: Client, sources: Sequence[str], begin: datetime | None, library: Library
 ) -> Iterator[Recorded | FileProblem]:
     for source in dict.fromkeys(sources):
@@ -174,12 +171,14 @@ def _of_server(client: Client, begin: datetime | None, library: Library) -> Iter
                 raise exits.Failure(f"{client.url} sent an item of {path} that cannot be read: {error}") from error
 
 
-def _take(replayed: Replay, items: Iterable[Recorded | FileProblem]) -> int:
-    """Print problems, and return their number."""
-    numbers = itertools.count()
+def _feed(replayed: Replay, items: Iterable[Recorded | FileProblem]) -> int:
+    """Print the first problems, and return the number of all."""
+    problems = 0
     for item in items:
         if not isinstance(item, FileProblem):
             replayed.take(item)
-        elif next(numbers) < _MOST_PROBLEMS:
+            continue
+        problems += 1
+        if problems <= _MOST_PROBLEMS:
             click.echo(visible(str(item)), err=True)
-    return next(numbers)
+    return problems

@@ -1,5 +1,3 @@
-"""``trainmedic report``."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,9 +14,9 @@ from trainmedic_server.cli.params import TimeParam
 from trainmedic_server.presentation import times
 
 _SHOWN = 10
-_PLAYBOOK = ("PLAYBOOK", "STARTED", "HELPED", "FAILED", "TIMED OUT", "UNDONE", "REJECTED", "BLOCKED", "AGAIN")
-_COUNTS = ("started", "helped", "failed", "timed_out", "undone_by_hand", "rejected", "held_back", "repeated")
-_LOST = ("failures", "restarts", "redone", "checkpoints", "evaluations", "repairs", "stalls", "other")
+_PLAYBOOK_HEADER = ("PLAYBOOK", "STARTED", "HELPED", "FAILED", "TIMED OUT", "UNDONE", "REJECTED", "BLOCKED", "AGAIN")
+_PLAYBOOK_COUNTS = ("started", "helped", "failed", "timed_out", "undone_by_hand", "rejected", "held_back", "repeated")
+_LOST_PARTS = ("failures", "restarts", "redone", "checkpoints", "evaluations", "repairs", "stalls", "other")
 
 
 @click.command()
@@ -98,7 +96,7 @@ def _fleet_lines(report: Mapping[str, Any]) -> Iterator[str]:
     if causes:
         yield from table.rows(("CAUSE", "FAILURES", "JOBS", "DOWN", "GPU-HOURS", "NOT COUNTED"), causes, 100)
     yield ""
-    yield from _worth_lines(report)
+    yield from _repair_lines_of_fleet(report)
 
 
 def _range(report: Mapping[str, Any]) -> str:
@@ -152,7 +150,7 @@ def _goodput_lines(goodput: Mapping[str, Any] | None, reason: str | None) -> Ite
         return
     wall = goodput["wall_seconds"]
     yield _figure("goodput", f"{goodput['ratio']:.1%} of {times.span(wall)} went into training", None)
-    lost = {name: goodput["lost"].get(name, 0.0) for name in _LOST}
+    lost = {name: goodput["lost"].get(name, 0.0) for name in _LOST_PARTS}
     parts = [f"{name} {times.span(seconds)}" for name, seconds in lost.items() if seconds]
     if parts:
         yield f"{'':17}lost: {', '.join(parts)}"
@@ -162,11 +160,11 @@ def _goodput_lines(goodput: Mapping[str, Any] | None, reason: str | None) -> Ite
 
 def _shares(shares: Mapping[str, float | None]) -> str:
     names = {"data": "waiting for data", "compute": "computing", "wait": "waiting for other ranks"}
-    return ", ".join(
-        f"{share:.0%} {names[name]}" if share is not None else f"? {names[name]}"
-        for name in names
-        for share in (shares.get(name),)
-    )
+    parts = []
+    for name, text in names.items():
+        share = shares.get(name)
+        parts.append(f"? {text}" if share is None else f"{share:.0%} {text}")
+    return ", ".join(parts)
 
 
 def _bottleneck_lines(bottleneck: Mapping[str, Any] | None, reason: str | None) -> Iterator[str]:
@@ -183,10 +181,9 @@ def _cpu_lines(cpu: Mapping[str, Any] | None, reason: str | None) -> Iterator[st
         yield _figure("CPU of a rank", None, reason)
         return
     known = [*cpu["highest"], *cpu["lowest"]]
-    span = (
-        f", {min(each['cores'] for each in known):.3g} to {max(each['cores'] for each in known):.3g}" if known else ""
-    )
-    yield _figure("CPU of a rank", f"{cpu['median_cores']:.3g} cores busy (median){span}", None)
+    cores = [each["cores"] for each in known]
+    extremes = f", {min(cores):.3g} to {max(cores):.3g}" if cores else ""
+    yield _figure("CPU of a rank", f"{cpu['median_cores']:.3g} cores busy (median){extremes}", None)
     for each in known:
         if each["is_outlier"]:
             yield f"{'':17}rank {words.plain(each['rank'])} on {words.plain(each['node'])}: {each['cores']:.3g} cores"
@@ -268,24 +265,31 @@ def _dated(lines: Sequence[tuple[str, str, str]]) -> Iterator[str]:
         yield f"  {times.stamp(at)}  {words.plain(kind)}: {words.plain(text)}"
 
 
-def _worth_lines(report: Mapping[str, Any]) -> Iterator[str]:
+def _repair_lines_of_fleet(report: Mapping[str, Any]) -> Iterator[str]:
     unknown = report.get("unknown") or {}
     yield from _node_lines(report)
     yield ""
     repairs = report.get("repairs") or []
     yield "repairs:" + ("" if repairs else " none")
     if repairs:
-        rows = [(repair["playbook"], *(repair[name] for name in _COUNTS), *_repair_times(repair)) for repair in repairs]
-        yield from table.rows((*_PLAYBOOK, "TOOK", "PERSON"), rows, 120)
+        rows = [
+            (repair["playbook"], *(repair[name] for name in _PLAYBOOK_COUNTS), *_repair_times(repair))
+            for repair in repairs
+        ]
+        yield from table.rows((*_PLAYBOOK_HEADER, "TOOK", "PERSON"), rows, 120)
     yield ""
     causes = report.get("repaired") or []
     reason = unknown.get("repaired")
     yield "runs, by cause:" + ("" if causes else " none") + (f" ({words.plain(reason)})" if reason else "")
     if causes:
         of_causes = [
-            tuple(cause[name] for name in ("cause", "runs", "succeeded", "failed", "helped")) for cause in causes
+            (
+                *(cause[name] for name in ("cause", "runs", "succeeded", "failed")),
+                f"{cause['helped']} of {cause.get('measured', '?')}",  # earlier servers do not send `measured`
+            )
+            for cause in causes
         ]
-        yield from table.rows(("CAUSE", "RUNS", "SUCCEEDED", "FAILED", "HELPED"), of_causes, 100)
+        yield from table.rows(("CAUSE", "RUNS", "SUCCEEDED", "FAILED", "HELPED OF MEASURED"), of_causes, 100)
     yield ""
     kept = report.get("gpu_hours_kept")
     if kept:

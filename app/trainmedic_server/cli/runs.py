@@ -1,5 +1,3 @@
-"""``trainmedic runs``."""
-
 from __future__ import annotations
 
 import uuid
@@ -12,12 +10,11 @@ from trainmedic_core import words
 from trainmedic_core.cli import exits
 from trainmedic_core.target import TargetKind
 from trainmedic_server.cli import story
-from trainmedic_server.cli.client import Client, server_options, unknown_job
+from trainmedic_server.cli.client import Client, server_options, unknown_job_note
 from trainmedic_server.cli.history import run_path
 from trainmedic_server.cli.params import labels_of
+from trainmedic_server.domain.run import OPEN
 from trainmedic_server.presentation.runs import short_id
-
-_OPEN = ("running", "waiting", "awaiting_approval")
 
 
 @click.group()
@@ -28,7 +25,7 @@ def runs() -> None:
     """
 
 
-def _order(kind: str, summary: str, needs_note: bool = False) -> click.Command:
+def _operator_command(kind: str, summary: str, needs_note: bool = False) -> click.Command:
     ends_run = kind in ("reject", "cancel")
 
     @click.command(kind.replace("_", "-"), help=summary)
@@ -40,7 +37,7 @@ def _order(kind: str, summary: str, needs_note: bool = False) -> click.Command:
         owed = ", has a pending undo" if run.get("owes_undo") else ""
         if owed and ends_run and not undo:
             owed += f" ('trainmedic runs undo {short_id(run['run_id'])}' reverts it now)"
-        is_ending = kind in ("cancel", "undo") and run.get("status") in _OPEN
+        is_ending = kind in ("cancel", "undo") and run.get("status") in OPEN
         later = ", and ends after its present step ('trainmedic now' shows when)" if is_ending else ""
         what = f"{words.plain(run.get('playbook'))} {words.plain(run.get('target'))}"
         click.echo(f"{what}: {story.status(run)}{owed}{later}")
@@ -56,7 +53,7 @@ def _order(kind: str, summary: str, needs_note: bool = False) -> click.Command:
 @server_options
 def retry(client: Client, run_id: str, note: str) -> None:
     """Retry an unsuccessful run while its alert still fires."""
-    _show(client.post(f"runs/{run_path(run_id)}/retry", {"note": note, "key": str(uuid.uuid4())}))
+    _print_start(client.post(f"runs/{run_path(run_id)}/retry", {"note": note, "key": str(uuid.uuid4())}))
 
 
 @runs.command()
@@ -93,12 +90,13 @@ def start(client: Client, key: str | None, **wanted: Any) -> None:
     trainmedic runs start training-loss-spike --target job:llm-1 --dry-run
     """
     kind, _, name = str(wanted["target"]).partition(":")
-    if kind == TargetKind.JOB and (doubt := unknown_job(client, name)):
+    if kind == TargetKind.JOB and (doubt := unknown_job_note(client, name)):
         click.echo(doubt, err=True)
-    _show(client.post("runs", {**wanted, "key": key or str(uuid.uuid4())}))
+    _print_start(client.post("runs", {**wanted, "key": key or str(uuid.uuid4())}))
 
 
-def _show(started: Mapping[str, Any]) -> None:
+def _print_start(started: Mapping[str, Any]) -> None:
+    """Raise Failure if no run started, or would."""
     is_dry, decision = started["run"] is None, started["decision"]
     for step in started["steps"]:
         note = f"  ({words.plain(step['note'])})" if step.get("note") else ""
@@ -115,12 +113,12 @@ def _show(started: Mapping[str, Any]) -> None:
         click.echo(f"{what}: {story.status(started['run'])}, run {words.plain(started['run']['run_id'])}{again}{waits}")
 
 
-runs.add_command(_order("approve", "Let a run that waits for approval continue."))
-_GIVES_BACK = (
+runs.add_command(_operator_command("approve", "Let a run that waits for approval continue."))
+_REVERT_HELP = (
     "Changes with 'undo: on_failure' are reverted at once, those with 'undo: on_resolve' when the alert resolves. "
     "With --undo all its changes are reverted at once."
 )
-runs.add_command(_order("reject", f"End a run that waits for approval.\n\n{_GIVES_BACK}"))
-runs.add_command(_order("cancel", f"End a run before its next step.\n\n{_GIVES_BACK}"))
-runs.add_command(_order("undo", "End a run if it is open, and revert all its changes now."))
-runs.add_command(_order("close_undo", "End the obligation to undo a run; state why.", needs_note=True))
+runs.add_command(_operator_command("reject", f"End a run that waits for approval.\n\n{_REVERT_HELP}"))
+runs.add_command(_operator_command("cancel", f"End a run before its next step.\n\n{_REVERT_HELP}"))
+runs.add_command(_operator_command("undo", "End a run if it is open, and revert all its changes now."))
+runs.add_command(_operator_command("close_undo", "End the obligation to undo a run; state why.", needs_note=True))

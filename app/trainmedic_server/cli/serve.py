@@ -1,5 +1,3 @@
-"""``trainmedic serve``."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Commands of trainmedic-server, registered under the entry point group ``trainmedic.commands``."""
+"""Registered as entry point of the group ``trainmedic.commands``."""
 
 from __future__ import annotations
 

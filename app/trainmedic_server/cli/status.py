@@ -1,5 +1,3 @@
-"""``trainmedic status``."""
-
 from __future__ import annotations
 
 import functools
@@ -12,8 +10,9 @@ from trainmedic_core import words
 from trainmedic_core.cli import exits
 from trainmedic_core.cli.output import output_option, print_document
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.cli.now import switches
+from trainmedic_server.cli.now import switches_text
 from trainmedic_server.domain.reaction import NoReaction
+from trainmedic_server.presentation.waiting import waiting_for_person
 
 _SHOWN = 10
 _WITHIN = "1d"
@@ -38,20 +37,28 @@ def status(client: Client, output: str) -> None:
         "ready": ready,
         "now": now,
         "open_runs": now if isinstance(now, str) else now["counts"]["open"],
+        "waits_for_you": now if isinstance(now, str) else counts_of_waiting(now),
         "undos": now if isinstance(now, str) else _undos_of(now),
         **{part: _or_reason(functools.partial(client.get, part)) for part in ("playbooks", "agents", "jobs")},
     }
     books = report["playbooks"]
-    report["unproven"] = [] if isinstance(books, str) else _or_reason(lambda: _refused(client, books.get("items", ())))
+    report["unproven"] = (
+        [] if isinstance(books, str) else _or_reason(lambda: _refused_for_lack_of_proof(client, books.get("items", ())))
+    )
     if output == "json":
-        report = {name: part for name, part in report.items() if name != "now"} | _switches(now)
+        report = {name: part for name, part in report.items() if name != "now"} | _switch_members(now)
     print_document(report, output, _lines)
     if not ready["ready"]:
         raise exits.Unreachable("The server is not ready.")
 
 
-def _switches(now: Any) -> dict[str, Any]:
+def _switch_members(now: Any) -> dict[str, Any]:
     return {} if isinstance(now, str) else {name: now[name] for name in ("mode", "paused", "breaker", "lost")}
+
+
+def counts_of_waiting(now: Mapping[str, Any]) -> dict[str, int]:
+    waiting = waiting_for_person(now)
+    return {"approvals": len(waiting.approvals), "failed": len(waiting.failed)}
 
 
 def _undos_of(now: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,7 +93,11 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {'messages':<11}NOT SENT: {words.plain(ready['notifications'].get('detail'))}"
     elif not isinstance(now, str) and now.get("notifications"):
         yield f"  {'messages':<11}{words.plain(now['notifications'])}"
-    yield f"{'switches':<11}{f'unknown: {words.plain(now)}' if isinstance(now, str) else switches(now, now['at'])}"
+    yield f"{'switches':<11}{f'unknown: {words.plain(now)}' if isinstance(now, str) else switches_text(now, now['at'])}"
+    if not isinstance(now, str):
+        waiting = waiting_for_person(now)
+        more = ": 'trainmedic now'" if waiting else ""
+        yield f"{'for you':<11}{waiting}{more}"
     described_by: Mapping[str, Callable[[Any], str]] = {
         "open_runs": _counts,
         "undos": _undos,
@@ -134,8 +145,8 @@ def _connected(command: str, kind: str, now: Any, reply: Mapping[str, Any]) -> s
     return f"{text}; LOST within a day: {', '.join(map(words.plain, lost[:_SHOWN]))}{more}"
 
 
-def _refused(client: Client, playbooks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return alerts that playbooks refused within a day for lack of proof, one entry per playbook and alertname."""
+def _refused_for_lack_of_proof(client: Client, playbooks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return one entry per playbook and alertname."""
     entries: dict[tuple[str, str], dict[str, Any]] = {}
     asking = [playbook for playbook in playbooks if playbook.get("proof")]
     for name in sorted({name for playbook in asking for name in playbook["alerts"]}):

@@ -37,7 +37,7 @@ def lines(run: Document) -> Iterator[str]:
 
 
 def next_line(upcoming: Document | None, at: str) -> str:
-    told = runs.upcoming(upcoming)
+    told = runs.next_words(upcoming)
     return "; ".join(_written(each, at) for each in (*told.now, *told.until, told.then)) if told else ""
 
 
@@ -52,7 +52,7 @@ def _written(sentence: Sentence, at: str) -> str:
                 return data(values)
         return plain(piece)
 
-    return sentences.written(sentence, write)
+    return sentences.joined(sentence, write)
 
 
 def finding_lines(finding: Document) -> Iterator[str]:
@@ -126,7 +126,7 @@ def _head(run: Document) -> Iterator[tuple[str, str]]:
     yield "mode", plain(run.get("mode"))
     yield "began", times.stamp(run.get("timestamp"))
     if run.get("ended_at"):
-        yield "ended", f"{times.stamp(run['ended_at'])}  (after {runs.lasted(run) or '-'})"
+        yield "ended", f"{times.stamp(run['ended_at'])}  (after {runs.run_length(run) or '-'})"
     if run.get("action_taken"):
         yield "did" if run.get("status") != "observed" else "would do", plain(run["action_taken"])
     if run.get("touched"):
@@ -139,11 +139,11 @@ def _head(run: Document) -> Iterator[tuple[str, str]]:
     if run.get("message"):
         yield "message", plain(run["message"])
     if run.get("group"):
-        yield "members", plain(runs.group(run["group"]))
+        yield "members", plain(runs.group_text(run["group"]))
     if run.get("parent"):
         yield "member of", f"{short_id(run['parent'])}, batch {plain(run.get('batch'))}"
     if run.get("effect"):
-        told = runs.effect(run["effect"])
+        told = runs.effect_words(run["effect"])
         measured = ", ".join(filter(None, (*told.values, told.reason, _written(told.until, at))))
         yield "effect", plain(": ".join(filter(None, (told.verdict, measured))))
     tale = run_story.story(run, targets.index_in(run.get("alert_labels") or {}))
@@ -176,7 +176,7 @@ def _steps(run: Document) -> Iterator[str]:
     for step in run.get("steps", ()):
         phase = _PHASES.get(str(step.get("phase")), "")
         action = plain(step.get("action") or step.get("kind"))
-        took = f"  ({length})" if (length := runs.took(step)) else ""
+        took = f"  ({length})" if (length := runs.step_length(step)) else ""
         yield f"  {phase}{plain(step.get('id'))}  {action}  {plain(step.get('status'))}{took}"
         if step.get("kind") == "approve":
             yield from _terms(step.get("params") or {})
@@ -197,8 +197,8 @@ def _steps(run: Document) -> Iterator[str]:
 def _terms(terms: Document) -> Iterator[str]:
     for number, line in enumerate(steps.sentences(terms.get("steps", ())), 1):
         yield f"    would    {number}. {plain(line)}"
-    who = questions.who(terms.get("by"), terms.get("count"))
-    yield f"    of       {plain('; '.join((who, *questions.asked(terms))))}"
+    who = questions.who_may_answer(terms.get("by"), terms.get("count"))
+    yield f"    of       {plain('; '.join((who, *questions.state_parts(terms))))}"
 
 
 def _results(performed: Document, indent: str) -> Iterator[str]:

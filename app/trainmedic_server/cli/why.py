@@ -1,5 +1,3 @@
-"""``trainmedic why``."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,18 +39,20 @@ def why(client: Client, alertname: str, labels: Mapping[str, str], since: str | 
     trainmedic why --alert GPUTemperatureHigh
     trainmedic why --alert TrainingLossSpike --label job_name=llm-1 --since 1d
     """
-    answer = told(client, alertname, labels, since, limit)
+    answer = history_and_forecast(client, alertname, labels, since, limit)
     print_document(answer, output, lambda _: _lines(alertname, answer["heard"], answer["more"], answer["now"]))
 
 
-class Asking(Protocol):
-    """A `Client`, or the calls of an assistant."""
+class ApiCalls(Protocol):
+    """`Client`, or `Reader` for an assistant."""
 
     def get(self, path: str, params: Mapping[str, Any] | None = None) -> Any: ...
     def post(self, path: str, body: Any = None) -> Any: ...
 
 
-def told(asked: Asking, alertname: str, labels: Mapping[str, str], since: str | None, limit: int) -> dict[str, Any]:
+def history_and_forecast(
+    asked: ApiCalls, alertname: str, labels: Mapping[str, str], since: str | None, limit: int
+) -> dict[str, Any]:
     """Return matching alerts (`heard`), whether there are `more`, and the forecast (`now`)."""
     pairs = [f"{name}={value}" for name, value in labels.items()]
     conditions = {"alertname": alertname, "label": pairs, "limit": limit} | ({"since": since} if since else {})
@@ -85,11 +85,11 @@ def _received(alert: Document) -> Iterator[str]:
     often = f"received {alert['count']} times, first" if alert["count"] > 1 else "received once,"
     last = f", last {times.stamp(alert['last_heard'])}" if alert["count"] > 1 else ""
     yield f"{plain(alert['alert_name'])} {words.data(labels)}".rstrip()
-    yield from explained.original(alert, "  ")
+    yield from explained.original_lines(alert, "  ")
     yield f"  {plain(alert['status'])}, {often} {times.stamp(alert['first_heard'])}{last}"
     if not alert["reactions"]:
         yield f"  {plain(alert['reason'])}"
-        yield from explained.suggestion(alert, "  ")
+        yield from explained.suggestion_lines(alert, "  ")
     for reaction in alert["reactions"]:
         reason = f": {plain(reaction['reason'])}" if reaction.get("reason") else ""
         run = f"  (run {plain(reaction['run_id'])})" if reaction.get("run_id") else ""

@@ -1,5 +1,3 @@
-"""Pages about alerts: pending approvals, received alerts, and explanations."""
-
 from __future__ import annotations
 
 import json
@@ -29,13 +27,15 @@ async def alerts(page: PageRequest) -> Response:
     chosen = {name: value for name in _FILTERS if (value := page.query.get(name, "").strip())}
     each = page.query.get("each", "")
 
-    async def asked(bounds: Mapping[str, str]) -> Any:
+    async def page_of(bounds: Mapping[str, str]) -> Any:
         return await page.get("/alerts", {**chosen, **bounds})
 
     rows: list[Row] = []
     after = wrong = ""
     try:
-        rows, after = await folding.read(asked, page.query.get("cursor", ""), None if each else _says, "last_heard")
+        rows, after = await folding.read_rows(
+            page_of, page.query.get("cursor", ""), None if each else _fold_key, "last_heard"
+        )
     except HttpProblem as problem:
         if problem.status != HTTPStatus.UNPROCESSABLE_ENTITY:
             raise
@@ -48,7 +48,7 @@ async def alerts(page: PageRequest) -> Response:
         wrong=wrong,
         rows=rows,
         chosen=chosen,
-        alike=partial(_alike, chosen),
+        alike=partial(_query_of_alike, chosen),
         more=urlencode({**shown, "cursor": after}) if after else "",
         api_text=urlencode(chosen),
     )
@@ -79,15 +79,15 @@ async def why(page: PageRequest) -> Response:
     return RedirectResponse(f"/explain{f'?{query}' if query else ''}", HTTPStatus.SEE_OTHER)
 
 
-def _says(item: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """Return the same value for alerts of one name that started nothing for the same reasons."""
+def _fold_key(item: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """Return the alert's name and the reasons why it started nothing. None if it started a run."""
     decisions = [(each["playbook"], each["decision"]) for each in item["reactions"]]
     if any(decision in _BEGAN for _, decision in decisions):
         return None
     return item["alert_name"], item["status"], item["reacted"], item["reason"], *decisions
 
 
-def _alike(chosen: Mapping[str, str], row: Row) -> str:
+def _query_of_alike(chosen: Mapping[str, str], row: Row) -> str:
     reacted = "true" if row.item["reacted"] else "false"
     same = {"alertname": row.item["alert_name"], "status": row.item["status"], "reacted": reacted}
     return urlencode({**chosen, **same, "each": "true"})

@@ -37,8 +37,8 @@ HTML = "text/html"
 JSON = "application/json"
 Handler = Callable[[PageRequest], Awaitable[Response]]
 Poster = Callable[[PageRequest, Mapping[str, str]], Awaitable[Response]]
-_EVERY_PATH = re.compile(rb"; Path=/(?=;|$)")
-_FORMS = {".json": JSON, ".csv": CSV, ".ndjson": NDJSON}
+_ROOT_COOKIE_PATH = re.compile(rb"; Path=/(?=;|$)")
+_MEDIA_TYPES = {".json": JSON, ".csv": CSV, ".ndjson": NDJSON}
 # Pages whose API path has another name.
 _API_PATHS = (
     (re.compile(r"/"), "/now"),
@@ -56,7 +56,7 @@ class Route(Struct, frozen=True):
     """True if the API has nothing there: every client gets the page."""
     role: TokenRole | None = TokenRole.VIEWER
     gives_way: bool = False
-    """True if API paths among them take precedence, for browsers too."""
+    """True if paths of the API that match `pattern` take precedence, for browsers too."""
 
 
 class Parts(Struct, frozen=True):
@@ -70,7 +70,7 @@ class Parts(Struct, frozen=True):
 
 
 class ConsoleApp:
-    """`raw` answers everything except pages and POSTs."""
+    """`raw` has handlers that need no page, by method and path. `takes_post` handles the forms."""
 
     def __init__(
         self,
@@ -93,10 +93,10 @@ class ConsoleApp:
             return False
         if any(route.always and route.pattern.fullmatch(path) for route in self._routes):
             return True
-        is_page = _prefers_html(scope) and not path.endswith(tuple(_FORMS))
+        is_page = _prefers_html(scope) and not path.endswith(tuple(_MEDIA_TYPES))
         if is_page and any(not route.gives_way and route.pattern.fullmatch(path) for route in self._routes):
             return True
-        _rename(scope)
+        _use_api_path(scope)
         return is_page and not self._parts.api_answers(scope)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,7 +107,7 @@ class ConsoleApp:
             response = await self._problem(request, problems.from_error(error))
         for name, value in SECURITY_HEADERS.items():
             response.headers.setdefault(name, value)
-        _lead_below(self._parts.base, response)
+        _put_below_base(self._parts.base, response)
         await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
@@ -162,7 +162,7 @@ class ConsoleApp:
         return response
 
 
-def _lead_below(base: BasePath, response: Response) -> None:
+def _put_below_base(base: BasePath, response: Response) -> None:
     if not base.link:
         return
     for name in ("location", "hx-redirect"):
@@ -170,7 +170,10 @@ def _lead_below(base: BasePath, response: Response) -> None:
             response.headers[name] = base.over(base.within(response.headers[name]))
     path = f"; Path={base.link}".encode("latin-1")
     response.raw_headers[:] = [
-        (name, _EVERY_PATH.sub(path, value) if name == b"set-cookie" and not value.startswith(b"__Host-") else value)
+        (
+            name,
+            _ROOT_COOKIE_PATH.sub(path, value) if name == b"set-cookie" and not value.startswith(b"__Host-") else value,
+        )
         for name, value in response.raw_headers
     ]
 
@@ -189,9 +192,9 @@ def _prefers_html(scope: Scope) -> bool:
     return bool(_header(scope, b"hx-request")) or preferred(_header(scope, b"accept"), (JSON, HTML)) == HTML
 
 
-def _rename(scope: Scope) -> None:
+def _use_api_path(scope: Scope) -> None:
     path: str = scope["path"]
-    for ending, media_type in _FORMS.items():
+    for ending, media_type in _MEDIA_TYPES.items():
         if path.endswith(ending) and path != "/openapi.json":
             path = path.removesuffix(ending) or "/"
             others = [(name, value) for name, value in scope["headers"] if name != b"accept"]

@@ -1,5 +1,3 @@
-"""Assembly of the console."""
-
 from __future__ import annotations
 
 import re
@@ -68,7 +66,7 @@ def console(
 
     async def live(request: Request) -> Response:
         auth.require(request, TokenRole.VIEWER)
-        topics, after = _asked(request)
+        topics, after = _topics_and_position(request)
         await board.join(topics)
         return StreamedResponse(
             while_allowed(board.lines(after, topics), lambda: auth.allows(request, TokenRole.VIEWER)),
@@ -81,7 +79,7 @@ def console(
     raw: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
         ("GET", "/console/live"): live,
         ("GET", "/console/log"): follower.take,
-        ("GET", "/login"): _nobody_signs_in,
+        ("GET", "/login"): _login_without_tokens,
     }
     if auth.sessions is not None:
         sign_in = SignIn(auth, auth.sessions, renderer, bodies)
@@ -93,11 +91,11 @@ def console(
     return pages
 
 
-async def _nobody_signs_in(_: Request) -> Response:
+async def _login_without_tokens(_: Request) -> Response:
     return RedirectResponse("/", HTTPStatus.SEE_OTHER)
 
 
-def _asked(request: Request) -> tuple[frozenset[str], int]:
+def _topics_and_position(request: Request) -> tuple[frozenset[str], int]:
     topics = frozenset(request.query_params.get("topics", "").split(",")) - {""} | {"head"}
     named = request.headers.get("last-event-id") or request.query_params.get("after", "0")
     if len(topics) > MOST_TOPICS or not all(_TOPIC.fullmatch(topic) for topic in topics):

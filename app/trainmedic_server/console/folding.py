@@ -1,5 +1,3 @@
-"""Pages of folded list rows."""
-
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -8,9 +6,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 from trainmedic_server.console.page_request import PageRequest
-from trainmedic_server.presentation.rows import Item, Row, Says, folded, refusal
+from trainmedic_server.presentation.rows import Item, KeyOf, Row, folded, refusal_key
 
-_SEVERAL = ("status", "playbook", "decision")
+_COMMA_SEPARATED = ("status", "playbook", "decision")
 """Their values are separated by commas."""
 _PAGE = 60
 _FEW_ROWS = 30
@@ -18,10 +16,10 @@ _MORE = 250
 _MOST_READ = 1_000
 
 
-async def read(
+async def read_rows(
     page_of: Callable[[dict[str, str]], Awaitable[Any]],
     cursor: str,
-    says: Says | None,
+    key_of: KeyOf | None,
     at: str,
 ) -> tuple[list[Row], str]:
     """Return rows from `cursor` on, and the next cursor, "" at the end. Reads about 1,000 items at most."""
@@ -31,7 +29,7 @@ async def read(
         listed = await page_of({"limit": str(limit), **({"cursor": cursor} if cursor else {})})
         items += listed["items"]
         cursor, limit = listed["next"] or "", _MORE
-        rows = folded(items, says, at)
+        rows = folded(items, key_of, at)
         if not cursor or len(rows) >= _FEW_ROWS or len(items) >= _MOST_READ:
             return rows, cursor
 
@@ -44,11 +42,11 @@ async def runs(
     async def asked(bounds: Mapping[str, str]) -> Any:
         return await page.get("/history", [*_pairs(chosen), *bounds.items()])
 
-    return await read(asked, cursor, None if each else refusal, "timestamp")
+    return await read_rows(asked, cursor, None if each else refusal_key, "timestamp")
 
 
 def alike_runs(chosen: Mapping[str, str], row: Row) -> str:
-    same = {name: row.item[name] for name in _SEVERAL}
+    same = {name: row.item[name] for name in _COMMA_SEPARATED}
     behind = datetime.fromisoformat(row.item["timestamp"]) + timedelta(microseconds=1)
     same |= {"alertname": row.item["alert_name"], "since": row.oldest["timestamp"], "until": behind.isoformat()}
     return urlencode({**chosen, **same, "each": "true"})
@@ -58,6 +56,6 @@ def _pairs(chosen: Mapping[str, str]) -> list[tuple[str, str]]:
     return [
         (name, part)
         for name, value in chosen.items()
-        for part in (value.split(",") if name in _SEVERAL else [value])
+        for part in (value.split(",") if name in _COMMA_SEPARATED else [value])
         if part
     ]

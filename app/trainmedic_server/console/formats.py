@@ -65,6 +65,7 @@ def clock_time(value: Any, now: datetime | None = None) -> str:
 
 
 def precise(value: Any, now: datetime) -> Markup:
+    """Format a time to the millisecond, with the date unless it is today."""
     at = times.read(value)
     if at is None:
         return Markup("–")
@@ -96,7 +97,8 @@ def day(value: Any) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M") if at else "–"
 
 
-def when(value: Any, now: datetime, *, ahead: bool = False) -> Markup:
+def when(value: Any, now: datetime) -> Markup:
+    """Format the age of a time, which `console.js` updates."""
     at = times.read(value)
     if at is None:
         return Markup("–")
@@ -129,6 +131,7 @@ def breaks(value: Any) -> Markup:
 
 
 def safe_link(value: Any) -> str | None:
+    """Return None unless the text is an HTTP URL."""
     text = str(value or "")
     try:
         parts = urlsplit(text)
@@ -138,6 +141,7 @@ def safe_link(value: Any) -> str | None:
 
 
 def segment(value: Any) -> str:
+    """Quote a segment of a path."""
     return quote(str(value), safe="")
 
 
@@ -204,10 +208,11 @@ def sentence(value: Sentence, now: datetime, base: str = "") -> Markup:
                 return pairs(values)
         return escape(finish(piece))
 
-    return Markup(sentences.written(value, write))  # noqa: S704 - every piece is escaped
+    return Markup(sentences.joined(value, write))  # noqa: S704 - every piece is escaped
 
 
 def coded(value: Any) -> Markup:
+    """Format text between backticks as code."""
     pieces = str(finish(value)).split("`")
     code = Markup("<code>{}</code>")
     return Markup("").join(code.format(piece) if place % 2 else piece for place, piece in enumerate(pieces))

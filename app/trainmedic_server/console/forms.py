@@ -14,7 +14,7 @@ from trainmedic_server.auth.auth import Authenticator, Principal
 from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.console import notices
 from trainmedic_server.console.inner_api import InnerApi
-from trainmedic_server.console.playbook_pages import start_of
+from trainmedic_server.console.playbook_pages import start_body
 from trainmedic_server.console.sign_in import local_path, read_form
 from trainmedic_server.domain.run import Status
 from trainmedic_server.http.body import BodyReader
@@ -22,7 +22,7 @@ from trainmedic_server.http.problems import HttpProblem
 
 Fields = Mapping[str, str]
 _RUN = re.compile(r"/console/runs/(?P<run>[0-9A-Za-z_-]{1,64})/(?P<kind>approve|reject|cancel|undo|close_undo|retry)")
-_ENDING = ("reject", "cancel")
+_RUN_ENDING_KINDS = ("reject", "cancel")
 _PLAYBOOK = re.compile(r"/console/playbooks/(?P<name>[^/]{1,200})/mode")
 _START = re.compile(r"/console/playbooks/(?P<name>[^/]{1,200})/start")
 _SESSION = re.compile(r"/console/sessions/(?P<session>[0-9a-f-]{36})/end")
@@ -40,18 +40,20 @@ class Forms:
         path = request.url.path
         done, leads_to = await self._do(principal, path, fields)
         response = RedirectResponse(leads_to or local_path(fields.get("next")), HTTPStatus.SEE_OTHER)
-        notices.leave(response, done)
+        notices.set_notice(response, done)
         return response
 
     async def _do(self, principal: Principal, path: str, fields: Fields) -> tuple[str, str]:
         """Return what was done, and the page to show, "" for the form's own."""
         if match := _RUN.fullmatch(path):
-            body = _noted(fields) | ({"undo": True} if fields.get("undo") and match["kind"] in _ENDING else {})
+            body = _note_body(fields) | (
+                {"undo": True} if fields.get("undo") and match["kind"] in _RUN_ENDING_KINDS else {}
+            )
             done = await self._api.ask(principal, "POST", f"/runs/{match['run']}/{match['kind']}", body=body)
-            return _started(done) if match["kind"] == "retry" else (match["kind"], "")
+            return _notice_and_page_of_run(done) if match["kind"] == "retry" else (match["kind"], "")
         if match := _START.fullmatch(path):
-            body = start_of(match["name"], fields) | _given(fields, "note", "key")
-            return _started(await self._api.ask(principal, "POST", "/runs", body=body))
+            body = start_body(match["name"], fields) | _given(fields, "note", "key")
+            return _notice_and_page_of_run(await self._api.ask(principal, "POST", "/runs", body=body))
         if match := _SESSION.fullmatch(path):
             await self._api.ask(principal, "DELETE", f"/sessions/{match['session']}")
             return "session", ""
@@ -59,10 +61,10 @@ class Forms:
             body = _given(fields, "mode", "note", "until", "for")
             await self._api.ask(principal, "POST", f"/playbooks/{match['name']}/mode", body=body)
             return "mode", ""
-        taken = _ORDERS.get(path)
-        if taken is None:
+        switch_form = _SWITCH_FORMS.get(path)
+        if switch_form is None:
             raise HttpProblem(HTTPStatus.NOT_FOUND, "There is no such form.")
-        return await taken(self._api, principal, fields), ""
+        return await switch_form(self._api, principal, fields), ""
 
 
 async def _pause(api: InnerApi, principal: Principal, fields: Fields) -> str:
@@ -82,18 +84,18 @@ async def _resume(api: InnerApi, principal: Principal, fields: Fields) -> str:
     return "breaker" if fields.get("breaker") else "resume"
 
 
-_ORDERS: Mapping[str, Callable[[InnerApi, Principal, Fields], Awaitable[str]]] = {
+_SWITCH_FORMS: Mapping[str, Callable[[InnerApi, Principal, Fields], Awaitable[str]]] = {
     "/console/pause": _pause,
     "/console/resume": _resume,
 }
 
 
-def _started(done: Mapping[str, Any]) -> tuple[str, str]:
-    is_barred = done["run"]["status"] == Status.NOT_STARTED.value
-    return "not_started" if is_barred else "started", f"/runs/{done['run']['run_id']}"
+def _notice_and_page_of_run(done: Mapping[str, Any]) -> tuple[str, str]:
+    is_refused = done["run"]["status"] == Status.NOT_STARTED.value
+    return "not_started" if is_refused else "started", f"/runs/{done['run']['run_id']}"
 
 
-def _noted(fields: Fields) -> dict[str, Any]:
+def _note_body(fields: Fields) -> dict[str, Any]:
     return {"note": fields.get("note", "").strip()}
 
 

@@ -12,7 +12,7 @@ from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.outside import Presence
 
 _MOST = 400_000
-"""Includes GPUs of lost agents."""
+"""Entries. Beyond it, those of lost agents are dropped."""
 
 
 class GpuIndexes:

@@ -16,7 +16,7 @@ from trainmedic_server.http.problems import HttpProblem
 
 _STREAMED_CHUNKS = 8
 """Unread chunks of a streamed answer."""
-_BROKEN_OFF = "The answer was cut off. The server's log has the cause. Try again."
+_CUT_OFF = "The answer was cut off. The server's log has the cause. Try again."
 Query = Mapping[str, Any] | list[tuple[str, Any]]
 
 
@@ -68,11 +68,11 @@ class InnerApi:
                         yield json.loads(line.removeprefix(b"data: "))
             await asyncio.wait({serving})
             if not answer.is_whole:  # the status was sent before the failure, so it reports success
-                raise HttpProblem(HTTPStatus.BAD_GATEWAY, _BROKEN_OFF)
+                raise HttpProblem(HTTPStatus.BAD_GATEWAY, _CUT_OFF)
             if answer.status >= 400:
                 raise _problem(answer.status, json.loads(rest) if rest else None)
         finally:
-            answer.leave()
+            answer.disconnect()
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
 
@@ -98,22 +98,22 @@ class InnerApi:
 
 
 class _StreamedAnswer:
-    """The writer waits for the reader."""
+    """Answer of a streaming call. The API waits while the queue is full."""
 
     def __init__(self) -> None:
         self.status = 500
         self.is_whole = False
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue(_STREAMED_CHUNKS)
-        self._left = asyncio.Event()
+        self._disconnected = asyncio.Event()
 
-    def leave(self) -> None:
-        self._left.set()
+    def disconnect(self) -> None:
+        self._disconnected.set()
 
     async def serve(self, app: ASGIApp, scope: dict[str, Any]) -> None:
         try:
             await app(scope, self._receive, self._send)
         finally:
-            if not self._left.is_set():
+            if not self._disconnected.is_set():
                 await self._chunks.put(None)
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
@@ -121,7 +121,7 @@ class _StreamedAnswer:
             yield chunk
 
     async def _receive(self) -> Message:
-        await self._left.wait()
+        await self._disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:

@@ -23,7 +23,7 @@ Render = Callable[[str, Collection[str], int], Awaitable[Mapping[str, str]]]
 MOST_TOPICS = 8
 _KEPT_PIECES = 400
 _BETWEEN_SECONDS = 0.2
-"""Least time between two renderings, to limit the cost of a storm."""
+"""Limits the cost of a storm."""
 _RETRY_SECONDS = 2.0
 _RETRY_MILLISECONDS = 2000
 
@@ -65,7 +65,7 @@ class LiveBoard:
             try:
                 self._feed.join()
             except Saturated:
-                self._drop(topics)
+                self._forget_viewer(topics)
                 raise
             begun = asyncio.Event()
             self._reader = asyncio.create_task(self._read(begun), name="console")
@@ -75,7 +75,7 @@ class LiveBoard:
 
     async def leave(self, topics: Collection[str]) -> None:
         """The reader ends with the last listener."""
-        self._drop(topics)
+        self._forget_viewer(topics)
         if self._viewers == 0 and self._reader is not None:
             reader, self._reader = self._reader, None
             reader.cancel()
@@ -109,7 +109,7 @@ class LiveBoard:
                 yield b": still here\n\n"
                 sent_at = clock()
 
-    def _drop(self, topics: Collection[str]) -> None:
+    def _forget_viewer(self, topics: Collection[str]) -> None:
         self._viewers -= 1
         self._wanted.subtract(topics)
         self._wanted += Counter()  # drops topics without listeners
@@ -136,7 +136,7 @@ class LiveBoard:
                 await asyncio.sleep(_RETRY_SECONDS)
             finally:
                 begun.set()
-        self._wake()
+        self._notify_viewers()
 
     async def _publish(self, events: list[Event]) -> None:
         self._taken = seq = events[-1].seq or self._seq
@@ -150,13 +150,13 @@ class LiveBoard:
                 line = f"id: {seq}\nevent: {topic.partition(':')[0]}\ndata: {data}\n\n".encode()
                 self._remember(Piece(seq, topic, line))
         self._seq = seq
-        self._wake()
+        self._notify_viewers()
 
     def _remember(self, piece: Piece) -> None:
         if len(self._pieces) == self._pieces.maxlen:
             self._begins_after = self._pieces[0].seq
         self._pieces.append(piece)
 
-    def _wake(self) -> None:
+    def _notify_viewers(self) -> None:
         published, self._published = self._published, asyncio.Event()
         published.set()

@@ -1,4 +1,4 @@
-"""One page of lines of a job's log. The newest are searched backwards, in windows of adaptive size."""
+"""One page of lines of a job's log."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ _WINDOW_CHARACTERS = 8_000_000
 _FIRST_WINDOW = timedelta(seconds=30)
 _LEAST_WINDOW = timedelta(milliseconds=1)
 _GROWTH = 8
+"""Factor from a window to the next longer or shorter one."""
 _MOST_SECONDS = 20.0
 _JUST_BEFORE = timedelta(microseconds=1)
 _MOST_NOTES = 20
@@ -61,16 +62,20 @@ async def _oldest(view: LogView, ask: Ask, count: int) -> LogExcerpt:
     if place is not None:
         lines = lines[sum(line.at == place.at for line in lines[:passed]) :]
     shown = lines[:count]
-    end = _behind(shown, place)
-    return LogExcerpt(shown, _once(window.notes), newer=end if len(lines) > count or window.is_full else None, end=end)
+    end = _place_after(shown, place)
+    return LogExcerpt(
+        shown, _distinct(window.notes), newer=end if len(lines) > count or window.is_full else None, end=end
+    )
 
 
 async def _newest(view: LogView, ask: Ask, now: datetime, count: int) -> LogExcerpt:
+    """Search windows backwards, until there are `count` lines, or `view.since` or the time limit is reached."""
     place = view.before
     ceiling = place.at + _JUST_BEFORE if place is not None else view.until
     wanted = count + 1 + (place.passed if place is not None else 0)
-    top, span, lines, notes = min(ceiling or now, now), _FIRST_WINDOW, deque[ShownLine](), list[str]()
-    reached, is_narrowed, began = top, False, time.monotonic()
+    lines, notes = deque[ShownLine](), list[str]()
+    top, span = min(ceiling or now, now), _FIRST_WINDOW  # end and length of the next window
+    searched_from, is_narrowed, began = top, False, time.monotonic()
     while True:
         lower = max(view.since, top - span)
         window = await _search(view, ask, lower, ceiling, max(_WINDOW_LINES, wanted))
@@ -83,7 +88,7 @@ async def _newest(view: LogView, ask: Ask, now: datetime, count: int) -> LogExce
             window = await _search(view, ask, lower, ceiling, MOST_LINES, kept=wanted)
         lines.extendleft(reversed(window.lines))
         notes += window.notes
-        reached = lower
+        searched_from = lower
         took = time.monotonic() - began
         if len(lines) >= wanted or lower <= view.since or took > _MOST_SECONDS:
             break
@@ -91,18 +96,18 @@ async def _newest(view: LogView, ask: Ask, now: datetime, count: int) -> LogExce
         is_slow = took > _MOST_SECONDS / 4 and not is_narrowed
         top = ceiling = lower
         span = top - view.since if is_slow else span * (2 if is_narrowed else _GROWTH)
-    if place is not None:
+    if place is not None:  # its page has shown these lines
         for _ in range(place.passed):
             if lines and lines[-1].at == place.at:
                 lines.pop()
     shown = list(lines)[-count:]
     if len(lines) > count:
-        older: LogPlace | None = _before(shown, place)
+        older: LogPlace | None = _place_before(shown, place)
     else:
-        older = LogPlace(reached - _JUST_BEFORE) if reached > view.since else None
+        older = LogPlace(searched_from - _JUST_BEFORE) if searched_from > view.since else None
         if older is not None:
-            notes.append(f"The search took too long and stopped at {written(reached)}. Older continues there.")
-    return LogExcerpt(shown[::-1], _once(notes), older=older, end=_behind(shown, None))
+            notes.append(f"The search took too long and stopped at {written(searched_from)}. Older continues there.")
+    return LogExcerpt(shown[::-1], _distinct(notes), older=older, end=_place_after(shown, None))
 
 
 async def _search(
@@ -112,9 +117,9 @@ async def _search(
     count = characters = 0
     limit = min(most, MOST_LINES)
     try:
-        async with aclosing(ask(view.asked(since, until, limit=limit))) as documents:
+        async with aclosing(ask(view.api_query(since, until, limit=limit))) as documents:
             async for document in documents:
-                line = _taken(document, window.notes)
+                line = _line_of(document, window.notes)
                 if line is None:
                     continue
                 window.lines.append(line)
@@ -128,12 +133,12 @@ async def _search(
         window.notes.append(problem.detail)  # the answer was cut off; its first lines are shown
     window.is_full = window.is_full or count >= limit
     # The page has its own limit, and its own way to show more.
-    is_ours = f"more than {limit} lines answer"
-    window.notes = [note for note in window.notes if kept is not None or not note.startswith(is_ours)]
+    limit_note = f"more than {limit} lines answer"
+    window.notes = [note for note in window.notes if kept is not None or not note.startswith(limit_note)]
     return window
 
 
-def _taken(document: dict[str, Any] | None, notes: list[str]) -> ShownLine | None:
+def _line_of(document: dict[str, Any] | None, notes: list[str]) -> ShownLine | None:
     """Return None for a heartbeat, an unknown document, or a note, added to `notes`."""
     if document is None:
         return None
@@ -146,15 +151,13 @@ def _taken(document: dict[str, Any] | None, notes: list[str]) -> ShownLine | Non
         return None
 
 
-def _before(shown: list[ShownLine], place: LogPlace | None) -> LogPlace:
-    """Return the place before the oldest line."""
+def _place_before(shown: list[ShownLine], place: LogPlace | None) -> LogPlace:
     at = shown[0].at
     passed = sum(line.at == at for line in shown)
     return LogPlace(at, passed + (place.passed if place is not None and place.at == at else 0))
 
 
-def _behind(shown: list[ShownLine], place: LogPlace | None) -> LogPlace | None:
-    """Return the place after the newest line."""
+def _place_after(shown: list[ShownLine], place: LogPlace | None) -> LogPlace | None:
     if not shown:
         return place
     at = shown[-1].at
@@ -162,5 +165,5 @@ def _behind(shown: list[ShownLine], place: LogPlace | None) -> LogPlace | None:
     return LogPlace(at, passed + (place.passed if place is not None and place.at == at else 0))
 
 
-def _once(notes: list[str]) -> list[str]:
+def _distinct(notes: list[str]) -> list[str]:
     return list(dict.fromkeys(notes))[:_MOST_NOTES]

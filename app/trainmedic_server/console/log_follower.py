@@ -119,7 +119,7 @@ class LogFollower:
             raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, wrong or "job: is missing; name the job to follow.")
         has_room = self._pages < self._limits.followed_logs
         self._pages += has_room
-        named = _place(request.headers.get("last-event-id", "")) or view.after
+        named = _place_or_none(request.headers.get("last-event-id", "")) or view.after
         events = self._events(page, view, named) if has_room else _refused(self._limits.followed_logs)
 
         async def close() -> None:
@@ -136,9 +136,9 @@ class LogFollower:
             note = (
                 f"The lines from {written(since)} until {written(now - _LONGEST_GAP)} are not loaded. Search for them."
             )
-            yield _message("note", {"html": page.renderer.part("log_parts.html", "log_note", note)})
+            yield _event("note", {"html": page.renderer.part("log_parts.html", "log_note", note)})
             since, place = now - _LONGEST_GAP, None
-        query = {**view.asked(since), "follow": "true"}
+        query = {**view.api_query(since), "follow": "true"}
         query.pop("until", None)
         incoming = _Incoming(page.documents(f"/jobs/{view.job}/logs", query), place)
         findings = await log_page.findings_of(page, view.job)
@@ -152,19 +152,19 @@ class LogFollower:
                 is_last = incoming.reading.done()
                 arrived = incoming.take()
                 if arrived is not None:
-                    yield _written(page, view, arrived, findings)
+                    yield _lines_event(page, view, arrived, findings)
                 if is_last:
                     error = incoming.reading.exception()
-                    yield _message("over", {"why": _ENDED if error is None else _why(error)})
+                    yield _event("over", {"why": _ENDED if error is None else _end_reason(error)})
                     return
                 await asyncio.sleep(_BETWEEN_SECONDS)
-            yield _message("over", {"why": _OVER})
+            yield _event("over", {"why": _OVER})
         finally:
             incoming.reading.cancel()
             await asyncio.wait({incoming.reading})
 
 
-def _written(page: PageRequest, view: LogView, arrived: _Arrived, findings: list[Mapping[str, Any]]) -> bytes:
+def _lines_event(page: PageRequest, view: LogView, arrived: _Arrived, findings: list[Mapping[str, Any]]) -> bytes:
     notes = list(arrived.notes)
     left_out = arrived.count - len(arrived.lines)
     if left_out and arrived.first is not None:
@@ -176,11 +176,11 @@ def _written(page: PageRequest, view: LogView, arrived: _Arrived, findings: list
         "notes": "".join(part("log_parts.html", "log_note", note) for note in notes),
         "count": len(arrived.lines),
     }
-    return _message("lines", pieces, str(arrived.place) if arrived.place is not None else "")
+    return _event("lines", pieces, str(arrived.place) if arrived.place is not None else "")
 
 
 async def _refused(most: int) -> AsyncGenerator[bytes, None]:
-    yield _message("over", {"why": _FULL.format(most=most)})
+    yield _event("over", {"why": _FULL.format(most=most)})
 
 
 async def _is_woken(event: asyncio.Event, seconds: float) -> bool:
@@ -193,17 +193,17 @@ async def _is_woken(event: asyncio.Event, seconds: float) -> bool:
     return True
 
 
-def _message(kind: str, data: Mapping[str, Any], number: str = "") -> bytes:
+def _event(kind: str, data: Mapping[str, Any], number: str = "") -> bytes:
     named = f"id: {number}\n" if number else ""
     return f"{named}event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 
-def _place(text: str) -> LogPlace | None:
+def _place_or_none(text: str) -> LogPlace | None:
     try:
         return LogPlace.read(text)
     except ValueError:
         return None
 
 
-def _why(error: BaseException) -> str:
+def _end_reason(error: BaseException) -> str:
     return from_error(error).detail if isinstance(error, errors.TrainmedicError) else _ENDED

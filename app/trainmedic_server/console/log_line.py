@@ -30,7 +30,7 @@ _TIMES = {
     "file": "No line of the file states a time. This is when the file was last written.",
 }
 """Why a time is not the line's own, by the API's `time_source`."""
-_STATED = (None, "line", "node_zone", "arrival_zone")
+_OWN_TIME_SOURCES = (None, "line", "node_zone", "arrival_zone")
 
 
 class ShownLine(Struct, frozen=True):
@@ -106,6 +106,7 @@ def finding_of(line: ShownLine, findings: Iterable[Mapping[str, Any]]) -> Mappin
 
 
 def _spans(text: str, pattern: SearchPattern | None) -> list[tuple[int, int]]:
+    """Return the matches in characters. The pattern works on bytes."""
     if pattern is None:
         return []
     data = text.encode("utf-8", "replace")
@@ -135,7 +136,7 @@ def _plain(text: str) -> str:
 
 def _time_note(document: Mapping[str, Any]) -> str:
     known_by = document.get("time_source", document.get("clock"))
-    if known_by in _STATED:
+    if known_by in _OWN_TIME_SOURCES:
         return ""
     error = document.get("time_error")
     bound = f" It may be off by {error:g} s." if isinstance(error, int | float) and not isinstance(error, bool) else ""

@@ -1,12 +1,11 @@
-"""Page of a job's log."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response
 
 from trainmedic_core.expressions.regexes import SearchPattern
@@ -19,7 +18,7 @@ from trainmedic_server.http.problems import HttpProblem
 from trainmedic_server.ports.findings import FindingFilter
 
 MOST_FINDINGS = 50
-_OF_JOB = tuple(name for name in ("job", "claimed_job") if name in FindingFilter.__struct_fields__)
+_JOB_FILTERS = tuple(name for name in ("job", "claimed_job") if name in FindingFilter.__struct_fields__)
 _WHAT_TO_DO = {
     HTTPStatus.FORBIDDEN: "Remove that filter, or sign in with a token that permits it.",
     HTTPStatus.NOT_FOUND: "Enter the job's node in the field Node to search that node.",
@@ -27,6 +26,14 @@ _WHAT_TO_DO = {
     HTTPStatus.SERVICE_UNAVAILABLE: "The page Nodes lists the connected agents. Search again when they respond. If none"
     " responds, check that the agents' policies allow reading logs.",
 }
+
+
+class LogRow(NamedTuple):
+    line: log_line.ShownLine
+    body: Markup
+    finding: Mapping[str, Any] | None
+    is_moment: bool
+    """True for the line nearest to the view's moment."""
 
 
 async def log(page: PageRequest) -> Response:
@@ -65,13 +72,10 @@ async def log(page: PageRequest) -> Response:
     )
 
 
-def rows(
-    view: LogView, lines: list[log_line.ShownLine], findings: list[Mapping[str, Any]]
-) -> list[tuple[log_line.ShownLine, Any, Mapping[str, Any] | None, bool]]:
-    """Return each line with its HTML, the finding that begins with it, and whether the view is about its moment."""
+def rows(view: LogView, lines: list[log_line.ShownLine], findings: list[Mapping[str, Any]]) -> list[LogRow]:
     pattern = pattern_of(view)
     near = _nearest(view, lines)
-    return [(line, line.body(pattern), log_line.finding_of(line, findings), line is near) for line in lines]
+    return [LogRow(line, line.body(pattern), log_line.finding_of(line, findings), line is near) for line in lines]
 
 
 def pattern_of(view: LogView) -> SearchPattern | None:
@@ -85,13 +89,14 @@ def pattern_of(view: LogView) -> SearchPattern | None:
 async def findings_of(page: PageRequest, job: str, most: int = MOST_FINDINGS) -> list[Mapping[str, Any]]:
     """Return findings of a job, and of log files that only name it, newest first. Empty if refused."""
     findings: list[Mapping[str, Any]] = []
-    for name in _OF_JOB:
+    for name in _JOB_FILTERS:
         answer = await _or_none(page, "/findings", {name: job, "limit": most})
         findings += answer["items"] if answer else ()
     return sorted(findings, key=lambda each: str(each["heard_first_at"]), reverse=True)[:most]
 
 
 async def opened(page: PageRequest) -> Response:
+    """Redirect from the form on the page Jobs."""
     job = page.query.get("job", "").strip()
     return RedirectResponse(f"/jobs/{quote(job, safe='')}/logs" if job else "/jobs", HTTPStatus.SEE_OTHER)
 

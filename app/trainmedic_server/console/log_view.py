@@ -66,7 +66,7 @@ class LogView(Struct, frozen=True):
         """Return the view, and errors or "". Invalid parameters keep their defaults."""
         wrong: list[str] = []
 
-        def of(name: str, read: Any, default: Any = None) -> Any:
+        def parameter(name: str, read: Any, default: Any = None) -> Any:
             value = query.get(name, "").strip()
             try:
                 return read(value) if value else default
@@ -74,14 +74,14 @@ class LogView(Struct, frozen=True):
                 wrong.append(f"{name}: {error}")
                 return default
 
-        point = of("at", _point)
+        point = parameter("at", _point)
         last = query.get("last", "")
         is_own = last == OWN or (not last and any(query.get(name) for name in ("since", "until", "attempt", "at")))
         if is_own:
             usual = now - LONGEST_SINCE if query.get("attempt") else now - timedelta(minutes=10)
             usual = point - AROUND if point else usual
-            since = of("since", lambda text: _time(text, now), usual)
-            until = of("until", lambda text: _time(text, now), point + AROUND if point else None)
+            since = parameter("since", lambda text: _time(text, now), usual)
+            until = parameter("until", lambda text: _time(text, now), point + AROUND if point else None)
             last = OWN
         else:
             if last and last not in LASTS:
@@ -101,8 +101,8 @@ class LogView(Struct, frozen=True):
             is_pattern=bool(query.get("pattern")) or ("grep" in query and not query.get("text")),
             last=last,
             order=query.get("order", "") if query.get("order") in (NEWEST, OLDEST) else usual_order,
-            before=of("before", LogPlace.read),
-            after=of("after", LogPlace.read),
+            before=parameter("before", LogPlace.read),
+            after=parameter("after", LogPlace.read),
             moment=point,
             is_followed=bool(query.get("live")) and until is None,
         )
@@ -118,7 +118,7 @@ class LogView(Struct, frozen=True):
     def is_open(self) -> bool:
         return self.until is None and self.before is None
 
-    def asked(self, since: datetime | None = None, until: datetime | None = None, **others: Any) -> dict[str, Any]:
+    def api_query(self, since: datetime | None = None, until: datetime | None = None, **others: Any) -> dict[str, Any]:
         names: dict[str, Any] = {**self.filters, "since": written(since or self.since)}
         end = until or self.until
         if end is not None:
@@ -130,12 +130,12 @@ class LogView(Struct, frozen=True):
     @property
     def command(self) -> str:
         words = ["trainmedic", "logs", "--job", self.job]
-        for name, value in self.asked().items():
+        for name, value in self.api_query().items():
             words += ["--kernel"] if name == "kernel" else [f"--{name.replace('_', '-')}", str(value)]
         return shlex.join(words)
 
     def query(self, **changes: Any) -> str:
-        """None removes a parameter."""
+        """Return the page's query with `changes`; None removes a parameter."""
         names: dict[str, Any] = {"text": self.text, "pattern": "1" if self.is_pattern else "", **self.filters}
         if self.last == OWN:
             names |= {"last": OWN, "since": written(self.since), "until": self.until and written(self.until)}
@@ -148,16 +148,17 @@ class LogView(Struct, frozen=True):
         return urlencode({name: str(value) for name, value in names.items() if value not in (None, "")})
 
     def older(self, place: LogPlace) -> str:
-        return self.query(**self._fixed(), before=place)
+        return self.query(**self._with_fixed_limits(), before=place)
 
     def newer(self, place: LogPlace) -> str:
-        return self.query(**self._fixed(), after=place)
+        return self.query(**self._with_fixed_limits(), after=place)
 
     def permanent(self, now: datetime) -> str:
-        fixed = {**self._fixed(), "until": written(self.until or now)}
+        """Return the query that shows the same lines later."""
+        fixed = {**self._with_fixed_limits(), "until": written(self.until or now)}
         return self.query(**fixed, before=self.before, after=self.after)
 
-    def _fixed(self) -> dict[str, Any]:
+    def _with_fixed_limits(self) -> dict[str, Any]:
         until = written(self.until) if self.until is not None else None
         return {"last": OWN, "since": written(self.since), "until": until, "live": None}
 

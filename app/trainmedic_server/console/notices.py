@@ -28,12 +28,11 @@ SENTENCES: Mapping[str, str] = {
 }
 
 
-def leave(response: Response, done: str) -> None:
-    """Set a notice of `SENTENCES` for the next page."""
+def set_notice(response: Response, done: str) -> None:
     response.set_cookie(COOKIE, done, max_age=_SECONDS, httponly=True, samesite="strict")
 
 
-def left(request: Request) -> str:
+def notice_of(request: Request) -> str:
     return SENTENCES.get(request.cookies.get(COOKIE, ""), "")
 
 

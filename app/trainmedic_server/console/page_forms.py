@@ -23,7 +23,6 @@ from trainmedic_server.http.problems import HttpProblem
 Fields = list[tuple[str, str]]
 """Names can repeat."""
 _PASTED_BYTES = MIB
-"""A pasted webhook's body may be large."""
 _LONGEST_LINK = 4000
 """Shorter input goes into the address, which can be shared."""
 _MOST_ANSWERS = 50
@@ -68,7 +67,7 @@ async def _answers(page: PageRequest, pairs: Fields) -> Response:
         raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, f"Choose 1 to {_MOST_ANSWERS} questions.")
     outcomes = [(run_id, *await _answer(page, run_id, kind, fields.get("note", "").strip())) for run_id in chosen]
     if all(is_done for _, is_done, _ in outcomes):
-        return _led_back("/approvals", _ANSWERED[kind])
+        return _redirect_with_notice("/approvals", _ANSWERED[kind])
     return await page.page("answered.html", title="Answers", path="/approvals", kind=kind, outcomes=outcomes)
 
 
@@ -85,21 +84,21 @@ async def _channel_test(page: PageRequest, pairs: Fields) -> Response:
     path = f"/channels/{page.parameters['channel']}/test"
     sent = await page.api.ask(page.principal, "POST", path, body={"note": dict(pairs).get("note", "").strip()})
     if sent["sent"]:
-        return _led_back("/settings#channels", "channel")
+        return _redirect_with_notice("/settings#channels", "channel")
     return await server_pages.settings(page, tested=sent)
 
 
 async def _playbook_test(page: PageRequest, _: Fields) -> Response:
-    return await playbook_pages.played(page)
+    return await playbook_pages.run_tests(page)
 
 
 async def _playbook_try(page: PageRequest, pairs: Fields) -> Response:
-    return await playbook_pages.tried(page, dict(pairs))
+    return await playbook_pages.dry_run(page, dict(pairs))
 
 
-def _led_back(path: str, done: str) -> Response:
+def _redirect_with_notice(path: str, done: str) -> Response:
     response = RedirectResponse(path, HTTPStatus.SEE_OTHER)
-    notices.leave(response, done)
+    notices.set_notice(response, done)
     return response
 
 

@@ -46,7 +46,7 @@ class PageRequest(Struct, frozen=True):
 
     async def page(self, template: str, *, title: str, live: str = "", status: int = 200, **names: Any) -> Response:
         """Render `template` in the common frame. `live` is its topic for updates."""
-        notice = notices.left(self.request)
+        notice = notices.notice_of(self.request)
         text = self.renderer.text(
             template,
             title=title,

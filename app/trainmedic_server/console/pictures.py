@@ -1,6 +1,6 @@
 """Pictures as SVG, each with a table of the same values behind it. Pure.
 
-Colours are classes of the style sheet, so that both themes fit. The pages' policy forbids inline styles.
+Colours are classes of the style sheet, so that both themes fit.
 """
 
 from __future__ import annotations

@@ -1,5 +1,3 @@
-"""Pages about jobs with their ranks, and nodes with their GPUs."""
-
 from __future__ import annotations
 
 import re
@@ -33,13 +31,13 @@ _RACK = re.compile(r"(?P<rack>.+?)[-_.]?\d+$")
 
 
 async def jobs(page: PageRequest) -> Response:
-    listed = await _every(page, "/jobs")
+    listed = await _all_items(page, "/jobs")
     present = await page.current_state()
     return await page.page(
         "jobs.html",
         title="Jobs",
-        jobs=sorted(listed, key=lambda each: _natural(each["name"])),
-        changed=_changed(present.document),
+        jobs=sorted(listed, key=lambda each: _natural_key(each["name"])),
+        changed=_changes_by_target(present.document),
         losses_of=losses_of,
         lost=_lost(present.document, "job"),
     )
@@ -47,7 +45,7 @@ async def jobs(page: PageRequest) -> Response:
 
 async def job(page: PageRequest) -> Response:
     name = page.parameters["job"]
-    shown = await _named(page, "/jobs", name)
+    shown = await _item_named(page, "/jobs", name)
     runs, more = await folding.runs(page, {"job": name})
     diagnosis = await page.get_or(None, f"/jobs/{name}/diagnosis")
     findings = await log_page.findings_of(page, name, _MOST_FINDINGS)
@@ -70,7 +68,7 @@ async def job(page: PageRequest) -> Response:
         findings=findings,
         most_findings=_MOST_FINDINGS,
         losses=losses_of(shown),
-        changed=_changed((await page.current_state()).document).get(f"job:{name}", []),
+        changed=_changes_by_target((await page.current_state()).document).get(f"job:{name}", []),
         whole="whole" in page.query,
         curves=await _curves(page, name) if "whole" in page.query else None,
         labels=JOB_LABELS,
@@ -98,10 +96,10 @@ def _marks(runs: Iterable[Mapping[str, Any]]) -> Iterator[pictures.Mark]:
 
 
 async def nodes(page: PageRequest) -> Response:
-    agents = await _every(page, "/agents")
+    agents = await _all_items(page, "/agents")
     present = await page.current_state()
     racks = _racks(agents)
-    changed = _changed(present.document)
+    changed = _changes_by_target(present.document)
     return await page.page(
         "nodes.html", title="Nodes and GPUs", racks=racks, changed=changed, lost=_lost(present.document, "agent")
     )
@@ -110,7 +108,7 @@ async def nodes(page: PageRequest) -> Response:
 def _racks(agents: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     """Return nodes by the beginning of their names, lone ones under ""."""
     racks: dict[str, list[Mapping[str, Any]]] = {}
-    for agent in sorted(agents, key=lambda each: _natural(each["name"])):
+    for agent in sorted(agents, key=lambda each: _natural_key(each["name"])):
         match = _RACK.fullmatch(agent["name"])
         racks.setdefault(match["rack"] if match else agent["name"], []).append(agent)
     shared = {rack: members for rack, members in racks.items() if len(members) > 1}
@@ -120,7 +118,7 @@ def _racks(agents: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, A
 
 async def node(page: PageRequest) -> Response:
     name = page.parameters["node"]
-    agent = await _named(page, "/agents", name)
+    agent = await _item_named(page, "/agents", name)
     runs, more = await folding.runs(page, {"node": name})
     if agent is None and not runs:
         raise HttpProblem(404, f"The agent of node {name} is not connected, and no run was on this node.")
@@ -133,7 +131,7 @@ async def node(page: PageRequest) -> Response:
         runs=runs,
         more=more,
         alike=partial(folding.alike_runs, {"node": name}),
-        changed=_changed(present.document),
+        changed=_changes_by_target(present.document),
         readings=await _readings(page, name) if agent is not None and "whole" in page.query else None,
         labels=NODE_LABELS,
         uuid_key=gpu_names.uuid_key,
@@ -157,7 +155,7 @@ def _small_curve(curve: Mapping[str, Any]) -> Markup:
     return text.format(pictures.spark(values, f"{name}: {span}"), span, began)
 
 
-async def _every(page: PageRequest, path: str) -> list[Mapping[str, Any]]:
+async def _all_items(page: PageRequest, path: str) -> list[Mapping[str, Any]]:
     listed = await page.get(path)
     items = list(listed["items"])
     while listed.get("next"):
@@ -166,11 +164,11 @@ async def _every(page: PageRequest, path: str) -> list[Mapping[str, Any]]:
     return items
 
 
-async def _named(page: PageRequest, path: str, name: str) -> Mapping[str, Any] | None:
+async def _item_named(page: PageRequest, path: str, name: str) -> Mapping[str, Any] | None:
     return next(iter((await page.get(path, {"name": name}))["items"]), None)
 
 
-def _changed(document: Mapping[str, Any] | None) -> dict[str, list[Mapping[str, Any]]]:
+def _changes_by_target(document: Mapping[str, Any] | None) -> dict[str, list[Mapping[str, Any]]]:
     by_target: dict[str, list[Mapping[str, Any]]] = {}
     for change in (document or {}).get("changed", []):
         by_target.setdefault(change["target"], []).append(change)
@@ -182,5 +180,5 @@ def _lost(document: Mapping[str, Any] | None, kind: str) -> list[Mapping[str, An
     return [each for each in lost if each["kind"] == kind]
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def _natural_key(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]

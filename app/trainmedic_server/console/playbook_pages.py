@@ -1,5 +1,3 @@
-"""Pages about playbooks."""
-
 from __future__ import annotations
 
 import secrets
@@ -19,7 +17,7 @@ _INPUT = "input."
 
 
 async def playbooks(page: PageRequest) -> Response:
-    """Slow counts are loaded afterwards."""
+    """``whole`` adds the slow counts."""
     whole = "whole" in page.query
     listed = await page.get("/playbooks", None if whole else UNCOUNTED)
     return await page.page(
@@ -28,7 +26,7 @@ async def playbooks(page: PageRequest) -> Response:
 
 
 async def playbook(page: PageRequest, **more: Any) -> Response:
-    """Slow versions are loaded afterwards. `more` is a form's result."""
+    """``whole`` adds the slow versions. `more` is a form's result."""
     name = page.parameters["playbook"]
     shown = await page.get(f"/playbooks/{name}", UNCOUNTED)
     runs, older = await folding.runs(page, {"playbook": name})
@@ -55,7 +53,7 @@ async def playbook(page: PageRequest, **more: Any) -> Response:
     )
 
 
-async def played(page: PageRequest) -> Response:
+async def run_tests(page: PageRequest) -> Response:
     path = f"/playbooks/{page.parameters['playbook']}/test"
     try:
         return await playbook(page, tests=await page.api.ask(page.principal, "POST", path))
@@ -63,8 +61,8 @@ async def played(page: PageRequest) -> Response:
         return await playbook(page, no_tests=problem.detail)
 
 
-async def tried(page: PageRequest, fields: Mapping[str, str]) -> Response:
-    body = start_of(page.parameters["playbook"], fields) | {"dry_run": True}
+async def dry_run(page: PageRequest, fields: Mapping[str, str]) -> Response:
+    body = start_body(page.parameters["playbook"], fields) | {"dry_run": True}
     try:
         preview = await page.api.ask(page.principal, "POST", "/runs", body=body)
     except HttpProblem as problem:
@@ -72,7 +70,7 @@ async def tried(page: PageRequest, fields: Mapping[str, str]) -> Response:
     return await playbook(page, asked=fields, preview=preview, key=secrets.token_hex(16))
 
 
-def start_of(name: str, fields: Mapping[str, str]) -> dict[str, Any]:
+def start_body(name: str, fields: Mapping[str, str]) -> dict[str, Any]:
     pieces = [piece.partition("=") for piece in fields.get("labels", "").replace(",", " ").split()]
     labels = {label: value for label, _, value in pieces}
     given = {

@@ -36,6 +36,7 @@ class RankLosses(Struct, frozen=True):
     median: float | None = None
     highest: RankLossEntry | None = None
     curve: Annotated[tuple[float, ...], Meta(max_length=_MOST_POINTS)] = ()
+    """Losses over the ranks, in ascending order."""
     apart: Annotated[tuple[RankLossEntry, ...], Meta(max_length=_MOST_RANKS)] = ()
     apart_count: int = 0
 

@@ -1,4 +1,4 @@
-"""Renderer of the console's templates. External text is escaped."""
+"""Templates. External text is escaped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainmedic_server.console import formats, log_view, pictures
 from trainmedic_server.console.assets import Assets
 from trainmedic_server.http.base_path import BasePath
 from trainmedic_server.ports.outside import Clock
-from trainmedic_server.presentation import questions, run_story, runs, steps, targets, times
+from trainmedic_server.presentation import questions, run_story, runs, steps, targets, times, waiting
 from trainmedic_server.presentation.targets import IndexOf
 
 CONTENT_POLICY = (
@@ -90,12 +90,13 @@ class Renderer:
             questions=questions,
             titled=self.titled,
             run_story=lambda run: run_story.story(run, _either(index_of, run.get("alert_labels"))),
-            undo_said=run_story.undo,
+            undo_said=run_story.undo_text,
             step_said=lambda step, run: steps.sentence(
                 step, run.get("target"), _either(index_of, run.get("alert_labels"))
             ),
             steps_said=lambda told, key, labels: list(steps.sentences(told or (), key, _either(index_of, labels))),
             run_words=runs,
+            waiting_for_person=waiting.waiting_for_person,
             count=words.count,
             spark=pictures.spark,
             gauge=pictures.gauge,

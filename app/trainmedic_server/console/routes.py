@@ -1,5 +1,3 @@
-"""Paths of pages."""
-
 from __future__ import annotations
 
 import re
@@ -40,6 +38,6 @@ ROUTES = (
     _route(r"/audit", server_pages.audit),
     _route(r"/settings", server_pages.settings),
     _route(r"/report", server_pages.report),
-    _route(r"/r/(?P<run>[0-9A-Za-z_-]{1,64})", run_pages.short, always=True),
+    _route(r"/r/(?P<run>[0-9A-Za-z_-]{1,64})", run_pages.short_link, always=True),
 )
 OPEN_ROUTES = (Route(re.compile(r"/docs"), api_page.reference, always=True, role=None),)

@@ -1,5 +1,3 @@
-"""Pages of the run list and of one run."""
-
 from __future__ import annotations
 
 import itertools
@@ -30,7 +28,7 @@ _FILTERS = (
     *("status", "playbook", "decision", "node", "gpu", "job", "alertname", "since", "until", "owes_undo"),
     *("target", "open", "by", "parent"),
 )
-_SHORT = {"alert": "alertname", "owed": "owes_undo"}
+_FILTER_ALIASES = {"alert": "alertname", "owed": "owes_undo"}
 SAVED = (
     ("Last 24 h", ""),
     ("Open", "open=true&since="),
@@ -46,7 +44,7 @@ async def runs(page: PageRequest) -> Response:
     cursor, after, each = page.query.get("cursor", ""), "", page.query.get("each", "")
 
     try:
-        _check(text)
+        _check_filter_text(text)
         rows, after = await folding.runs(page, chosen, cursor, each=bool(each))
     except HttpProblem as problem:
         if problem.status != HTTPStatus.UNPROCESSABLE_ENTITY:
@@ -85,7 +83,7 @@ async def run(page: PageRequest) -> Response:
 
 
 async def story(get_or: Any, shown: Mapping[str, Any]) -> dict[str, Any]:
-    """Add a run's neighbours on its target, and whether its playbook has changed."""
+    """Return the names of ``run_story.html``."""
     book = await get_or(None, f"/playbooks/{shown['playbook']}", UNCOUNTED)
     before, after = await _neighbours(get_or, shown)
     return {
@@ -93,18 +91,19 @@ async def story(get_or: Any, shown: Mapping[str, Any]) -> dict[str, Any]:
         "changed_since": bool(book) and book["version"] != shown["version"],
         "before": before,
         "after": after,
-        "beats": beats(shown["events"]),
+        "folded_events": folded_events(shown["events"]),
         "effect_picture": effect_picture(shown.get("effect")),
         "reported": await reported_curves(get_or, shown),
     }
 
 
-async def short(page: PageRequest) -> Response:
+async def short_link(page: PageRequest) -> Response:
     shown = await page.get(f"/history/{page.parameters['run']}")
     return RedirectResponse(f"/runs/{shown['run_id']}", 303)
 
 
-def beats(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def folded_events(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Show repeated events in a row as the last, with their number as ``times``."""
     shown: list[Mapping[str, Any]] = []
     for kind, alike in itertools.groupby(events, key=lambda event: (event["kind"], event["data"].get("step"))):
         row = list(alike)
@@ -184,7 +183,7 @@ def _conditions(query: Mapping[str, str]) -> tuple[dict[str, str], str]:
     text = query.get("q", "").strip()
     for word in text.split():
         name, colon, value = word.partition(":")
-        name = _SHORT.get(name, name)
+        name = _FILTER_ALIASES.get(name, name)
         if colon and value and name in _FILTERS:
             chosen[name] = value
     if "since" not in query and not text and not chosen.keys() - {"since"}:
@@ -192,10 +191,10 @@ def _conditions(query: Mapping[str, str]) -> tuple[dict[str, str], str]:
     return chosen, text
 
 
-def _check(text: str) -> None:
+def _check_filter_text(text: str) -> None:
     for word in text.split():
         name, colon, value = word.partition(":")
-        if not (colon and value and _SHORT.get(name, name) in _FILTERS):
+        if not (colon and value and _FILTER_ALIASES.get(name, name) in _FILTERS):
             hint = (did_you_mean(name, _FILTERS) if colon else "") or "."
             names = ", ".join(_FILTERS)
             detail = f"“{word}” is not a filter{hint} Filters are written as name:value; the names are {names}."

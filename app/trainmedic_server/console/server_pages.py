@@ -1,5 +1,3 @@
-"""Pages about the server: settings and health, audit, and report."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -22,7 +20,7 @@ async def now(page: PageRequest) -> Response:
 
 
 async def settings(page: PageRequest, tested: Mapping[str, Any] | None = None) -> Response:
-    """`tested`: outcome of a test message sent from the page."""
+    """`tested` is the outcome of a test message that the page's form sent."""
     ready = await page.get("/ready")
     pauses = await page.get_or({"items": []}, "/pauses")
     sessions = await page.get_or(None, "/sessions")
@@ -45,7 +43,7 @@ async def settings(page: PageRequest, tested: Mapping[str, Any] | None = None) -
 
 
 async def report(page: PageRequest) -> Response:
-    """The page requests the slow report by `whole`."""
+    """``whole`` adds the slow report."""
     since = page.query.get("since", "7d")
     document = await page.get("/report", {"since": since}) if "whole" in page.query else None
     by_day = [

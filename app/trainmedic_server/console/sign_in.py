@@ -53,8 +53,11 @@ class SignIn:
         secret = await self._sessions.begin(token, address, request.headers.get("user-agent", ""))
         response = RedirectResponse(onward, HTTPStatus.SEE_OTHER)
         secure = is_https(request, self._auth)
+        cookie = COOKIE
+        if secure:
+            cookie = BASE_COOKIE if self._renderer.base.link else SECURE_COOKIE
         response.set_cookie(
-            COOKIE if not secure else BASE_COOKIE if self._renderer.base.link else SECURE_COOKIE,
+            cookie,
             secret,
             max_age=int(LASTS.total_seconds()),
             httponly=True,

@@ -15,14 +15,14 @@ from trainmedic_server.http.problems import HttpProblem
 
 KEPT_SECONDS = 1.0
 _READY_SECONDS = 10.0
-"""Interval of requests for readiness."""
+"""Interval of requests for readiness, which asks Redis and the store."""
 
 
 class StandingView(Struct, frozen=True):
     """``document`` is None if the store does not respond."""
 
     seq: int
-    """Newest event included; pages request later ones."""
+    """Newest event included; pages request later ones. 0 if the store does not respond."""
     document: Mapping[str, Any] | None
     ready: bool
 

@@ -1,1 +1,1 @@
-"""A self-contained demonstration with simulated GPU nodes and real small trainings, on loopback only."""
+"""Demonstration with simulated GPU nodes and real small trainings, on loopback."""

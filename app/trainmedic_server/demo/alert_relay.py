@@ -49,7 +49,7 @@ class PrometheusAlerts:
 
 
 class MeasuredAlerts:
-    """The demo's rules on metrics that it reads itself, on machines without Prometheus."""
+    """The demo's rules on metrics that it reads itself."""
 
     def __init__(self, endpoints: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._endpoints = endpoints
@@ -86,6 +86,7 @@ class AlertRelay:
         self._webhook = webhook
         self._post = post or _post
         self._known: dict[LabelSet, tuple[FiringAlert, str]] = {}
+        """Alerts posted as firing, with their start."""
 
     def relay(self) -> None:
         """Post the changes since the last call. Raises httpx.HTTPError."""

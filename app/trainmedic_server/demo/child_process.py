@@ -1,5 +1,3 @@
-"""Programs of the demo: started, awaited, and ended by their process ID."""
-
 from __future__ import annotations
 
 import ctypes
@@ -17,7 +15,7 @@ import httpx
 from trainmedic_server.errors import DemoFailed
 
 _END_SECONDS = 15.0
-_LOOK_EVERY = 0.1
+_POLL_SECONDS = 0.1
 _LAST_LINES = 15
 _DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
@@ -40,7 +38,7 @@ def is_free(port: int) -> bool:
     return True
 
 
-def answers(url: str) -> bool:
+def is_answering(url: str) -> bool:
     try:
         return httpx.get(url, timeout=2, trust_env=False).is_success
     except httpx.HTTPError:
@@ -77,7 +75,7 @@ class ChildProcess:
             self.check()
             if time.monotonic() > deadline:
                 raise DemoFailed(f"{self.name} was not ready within {seconds:g} s:\n{self._last_lines()}")
-            time.sleep(_LOOK_EVERY)
+            time.sleep(_POLL_SECONDS)
         return self
 
     def check(self) -> None:

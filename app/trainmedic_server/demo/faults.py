@@ -1,5 +1,3 @@
-"""Faults that the demo can cause."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -20,7 +20,7 @@ from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import Rollback, ScaleLr
 from trainmedic_server.demo.faults import FaultKind
 from trainmedic_server.demo.training_pace import StepPace
-from trainmedic_server.demo.training_text import SPOILED_BATCHES, Explosion, FaultFile, text
+from trainmedic_server.demo.training_text import SPOILED_BATCHES, Explosion, FaultFile, training_text
 
 _BATCH = 64
 _LEARNING_RATE = 4.0
@@ -36,7 +36,7 @@ class _Checkpoint(Struct, frozen=True):
     weights: list[list[float]]
 
 
-class _Characters:
+class _BigramModel:
     """Logits of the next character by the present one."""
 
     def __init__(self, source: str) -> None:
@@ -54,7 +54,7 @@ class _Characters:
             return [(self._codes[start], dice.randrange(self.size)) for start in starts]
         return [(self._codes[start], self._codes[start + 1]) for start in starts]
 
-    def learn(self, pairs: Pairs, rate: float, factor: float) -> tuple[float, float]:
+    def learn(self, pairs: Pairs, rate: float, gradient_factor: float) -> tuple[float, float]:
         """Return the loss, and the gradient's norm before clipping."""
         loss, gradients = 0.0, dict[int, list[float]]()
         for present, following in pairs:
@@ -65,8 +65,8 @@ class _Characters:
             loss -= math.log(exponents[following] / total) / len(pairs)
             gradient = gradients.setdefault(present, [0.0] * self.size)
             for character, exponent in enumerate(exponents):
-                gradient[character] += factor * exponent / total / len(pairs)
-            gradient[following] -= factor / len(pairs)
+                gradient[character] += gradient_factor * exponent / total / len(pairs)
+            gradient[following] -= gradient_factor / len(pairs)
         norm = math.sqrt(sum(value * value for gradient in gradients.values() for value in gradient))
         scale = rate * min(1.0, _CLIP / norm)
         for present, gradient in gradients.items():
@@ -77,13 +77,11 @@ class _Characters:
 
 
 class PlainTraining:
-    """The training loop, and the handlers of its commands."""
-
     def __init__(self, medic: trainmedic.Medic, faults: FaultFile, explosion: Explosion | None = None) -> None:
         self._medic = medic
         self._faults = faults
         self._explosion = explosion or Explosion()
-        self._model = _Characters(text())
+        self._model = _BigramModel(training_text())
         self._checkpoints: deque[_Checkpoint] = deque(maxlen=_KEPT)
         self._step = self._batch = 0
         self._spoiled = range(0)

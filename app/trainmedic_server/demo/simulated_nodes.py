@@ -29,10 +29,10 @@ from trainmedic_core.target import TargetKind
 from trainmedic_server import __version__
 
 DEFAULT_WATTS, IDLE_WATTS = 350.0, 90.0
-_ROOM_CELSIUS, _CELSIUS_PER_WATT, _WITHOUT_FAN = 30.0, 0.11, 0.19
-_SETTLES_IN = 6.0
+_ROOM_CELSIUS, _CELSIUS_PER_WATT, _CELSIUS_PER_WATT_WITHOUT_FAN = 30.0, 0.11, 0.19
+_SETTLING_SECONDS = 6.0
 """Time constant in seconds."""
-_TICK = 0.5
+_TICK_SECONDS = 0.5
 _STOP_SECONDS = 5.0
 
 
@@ -63,9 +63,9 @@ class SimulatedGpu:
 
     def advance(self, seconds: float, now: float) -> None:
         self.caps = {command: cap for command, cap in self.caps.items() if cap[1] > now}
-        per_watt = _WITHOUT_FAN if now < self.fan_stopped_until else _CELSIUS_PER_WATT
+        per_watt = _CELSIUS_PER_WATT_WITHOUT_FAN if now < self.fan_stopped_until else _CELSIUS_PER_WATT
         settled = _ROOM_CELSIUS + per_watt * self.limit_watts
-        self.celsius += (settled - self.celsius) * (1 - math.exp(-seconds / _SETTLES_IN))
+        self.celsius += (settled - self.celsius) * (1 - math.exp(-seconds / _SETTLING_SECONDS))
 
     def inventory(self) -> dict[str, Any]:
         limits = {"power_limit_watts": self.limit_watts, "default_limit_watts": DEFAULT_WATTS}
@@ -233,7 +233,7 @@ class SimulatedCluster:
 
     def _tick(self) -> None:
         before = time.monotonic()
-        while not self._over.wait(_TICK):
+        while not self._over.wait(_TICK_SECONDS):
             # Elapsed time: on a busy machine ticks come late, and a stopped fan would not heat its GPU to the limit.
             now = time.monotonic()
             for node in self._nodes:

@@ -1,5 +1,3 @@
-"""All programs of the demo, started and ended in order."""
-
 from __future__ import annotations
 
 import contextlib
@@ -15,7 +13,7 @@ from typing import Any, Self
 import httpx
 
 from trainmedic_server.demo.alert_relay import AlertRelay, MeasuredAlerts, PrometheusAlerts
-from trainmedic_server.demo.child_process import ChildProcess, answers, free_port, is_free
+from trainmedic_server.demo.child_process import ChildProcess, free_port, is_answering, is_free
 from trainmedic_server.demo.demo_rules import rules_file
 from trainmedic_server.demo.faults import FAULTS, FaultKind
 from trainmedic_server.demo.simulated_nodes import SimulatedCluster, SimulatedNode
@@ -42,17 +40,19 @@ _ALERTMANAGER = {
 
 
 class DemoStage:
-    """The demo while the context lasts. Prometheus and Alertmanager are used if this machine has them."""
+    """Runs all programs while the context lasts; Prometheus and Alertmanager if this machine has them."""
 
     def __init__(self, directory: Path, port: int = 0, *, only_own: bool = False, plain: bool = False) -> None:
-        """``only_own``: without Prometheus and Alertmanager. ``plain``: without PyTorch."""
+        """`only_own` omits Prometheus and Alertmanager, `plain` PyTorch."""
         self._directory = directory
         self._plain = plain
         if port and not is_free(port):
             raise DemoFailed(f"port {port} is in use; choose another with --port, or leave it out")
         self.url = f"http://127.0.0.1:{port or free_port()}"
-        self.prometheus = None if only_own else _program("prometheus")
-        self.alertmanager = _program("prometheus-alertmanager", "alertmanager") if self.prometheus is not None else None
+        self.prometheus = None if only_own else _path_of_program("prometheus")
+        self.alertmanager = (
+            _path_of_program("prometheus-alertmanager", "alertmanager") if self.prometheus is not None else None
+        )
         self.programs: list[ChildProcess] = []
         self.metrics_of: Mapping[str, str] = {}
         self._stack = contextlib.ExitStack()
@@ -120,7 +120,7 @@ class DemoStage:
         monitoring = self._monitoring(endpoints)
         options = [f"--{name}={url}" for name, url in monitoring.items()]
         state = self._directory / "state"
-        self._run(
+        self._start_program(
             "the server",
             [
                 *(sys.executable, "-m", "trainmedic_server", "serve", "--mode", "enforce", "--state-dir", str(state)),
@@ -161,7 +161,7 @@ class DemoStage:
             *(self.prometheus, "--config.file=prometheus.yaml", "--storage.tsdb.path=prometheus"),
             f"--web.listen-address={url.removeprefix('http://')}",
         ]
-        self._run("Prometheus", argv, f"{url}/-/ready")
+        self._start_program("Prometheus", argv, f"{url}/-/ready")
         if self.alertmanager is None:
             self._relay = AlertRelay(PrometheusAlerts(url), webhook)
         return {**urls, "prometheus-url": url}
@@ -174,7 +174,7 @@ class DemoStage:
             *(str(self.alertmanager), "--config.file=alertmanager.yaml", "--storage.path=alertmanager"),
             *(f"--web.listen-address={url.removeprefix('http://')}", "--cluster.listen-address="),
         ]
-        self._run("Alertmanager", argv, f"{url}/-/ready")
+        self._start_program("Alertmanager", argv, f"{url}/-/ready")
         return url
 
     def _train(self, job: str, port: int, redis_url: str) -> None:
@@ -183,9 +183,9 @@ class DemoStage:
             *("--directory", str(self._directory), "--metrics-port", str(port), *(["--plain"] if self._plain else [])),
         ]
         environment = {"TRAINMEDIC_REDIS_URL": redis_url, "TRAINMEDIC_NODE": JOBS[job]}
-        self._run(job, argv, None, environment)
+        self._start_program(job, argv, None, environment)
 
-    def _run(
+    def _start_program(
         self, name: str, argv: Sequence[str | Path], url: str | None, environment: Mapping[str, str] | None = None
     ) -> None:
         log = self._directory / f"{name.rpartition(' ')[2].lower()}.log"
@@ -193,7 +193,7 @@ class DemoStage:
         self.programs.append(program)
         self._stack.callback(program.end)
         if url is not None:
-            program.wait_until(functools.partial(answers, url), _START_SECONDS)
+            program.wait_until(functools.partial(is_answering, url), _START_SECONDS)
 
     def _write(self, name: str, text: str) -> None:
         (self._directory / name).write_text(text, encoding="utf-8")
@@ -202,5 +202,5 @@ class DemoStage:
         return httpx.get(self.url + path, timeout=10, trust_env=False).raise_for_status().json()
 
 
-def _program(*names: str) -> str | None:
+def _path_of_program(*names: str) -> str | None:
     return next((path for name in names if (path := shutil.which(name)) is not None), None)

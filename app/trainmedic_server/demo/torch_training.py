@@ -14,7 +14,7 @@ import trainmedic
 import trainmedic.torch
 from trainmedic_server.demo.faults import FaultKind
 from trainmedic_server.demo.training_pace import StepPace
-from trainmedic_server.demo.training_text import SPOILED_BATCHES, Explosion, FaultFile, text
+from trainmedic_server.demo.training_text import SPOILED_BATCHES, Explosion, FaultFile, training_text
 
 _CONTEXT, _WIDTH, _HIDDEN, _BATCH = 12, 16, 64, 64
 _LEARNING_RATE = 3e-3
@@ -71,7 +71,7 @@ class _Samples(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 def train(medic: trainmedic.Medic, directory: Path, faults: FaultFile) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    samples = _Samples(text(), faults)
+    samples = _Samples(training_text(), faults)
     model = _Characters(len(samples.vocabulary))
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE)
     loader: DataLoader[Any] = DataLoader(samples, batch_size=_BATCH)

@@ -1,5 +1,3 @@
-"""A training job of the demo, as a program."""
-
 from __future__ import annotations
 
 import importlib.util

@@ -1,5 +1,3 @@
-"""Pace of the demo's trainings."""
-
 from __future__ import annotations
 
 import time
@@ -12,5 +10,6 @@ class StepPace:
         self._due = time.monotonic()
 
     def wait(self) -> None:
+        """Sleep until the next step is due. Lost time is not made up for."""
         self._due = max(self._due + STEP_SECONDS, time.monotonic())
         time.sleep(max(0.0, self._due - time.monotonic()))

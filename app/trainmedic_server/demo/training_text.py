@@ -14,7 +14,7 @@ EXPLODED_SECONDS = 15.0
 _EXPLOSION = 500.0
 
 
-def text() -> str:
+def training_text() -> str:
     """Return the source of Python's json package."""
     return "".join(path.read_text(encoding="utf-8") for path in sorted(Path(json.__file__).parent.glob("*.py")))
 
@@ -43,6 +43,7 @@ class FaultFile:
         self._path.write_text(kind, encoding="utf-8")
 
     def take(self) -> FaultKind | None:
+        """Return each fault once."""
         try:
             kind = FaultKind(self._path.read_text(encoding="utf-8"))
         except FileNotFoundError:

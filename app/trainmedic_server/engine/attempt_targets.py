@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import cast
 
+from trainmedic.errors import described
 from trainmedic_core.target import Target
 from trainmedic_server import errors
 from trainmedic_server.domain.destinations import command_id_of
@@ -46,7 +47,7 @@ def nodes_touched(run: Run, act: PerformAttempt, actions: Actions, targets: Sequ
             nodes |= {node for target in run.targets_of(state) for node in touching.touches(params, target)}
         except Exception as error:  # third-party code, whose nodes must be known
             raise errors.ConfigurationError(
-                f"action {state.action} does not say which nodes it touches: {type(error).__name__}: {error}"
+                f"action {state.action} does not say which nodes it touches: {described(error)}"
             ) from error
     return nodes
 

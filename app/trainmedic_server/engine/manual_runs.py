@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from trainmedic_core.problems import did_you_mean
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors
 from trainmedic_server.domain import approval, inputs, target_resolution
@@ -177,7 +178,8 @@ class ManualStarter:
     def _playbook(self, name: str) -> CompiledPlaybook:
         playbook = self._services.catalog.get(name)
         if playbook is None:
-            raise errors.NotFound(f"no playbook {name} is loaded")
+            loaded = (each.definition.name for each in self._services.catalog.all())
+            raise errors.NotFound(f"no playbook {name} is loaded{did_you_mean(name, loaded)}")
         return playbook
 
     def _firing(

@@ -79,7 +79,7 @@ def _of_run(event: Event, run: Run, kinds_told: set[MessageKind], summary: str) 
         case kinds.QuestionEvent():
             return _asked(content, run)
         case kinds.RunApproved() | kinds.RunRejected():
-            return _answered(run, kinds_told, questions.answered(event.kind, event.actor, content.note))
+            return _answered(run, kinds_told, questions.answer_text(event.kind, event.actor, content.note))
         case kinds.ApprovalEnded():
             return _answered(run, kinds_told, questions.UNANSWERED[content.outcome])
         case kinds.Closed():
@@ -187,9 +187,9 @@ def _asked(content: kinds.QuestionEvent, run: Run) -> Draft:
     question = content.message or questions.UNASKED
     asking = next((step for step in run.steps if step.id == content.step and step.kind == "approve"), None)
     lines = [
-        f"{questions.asks(run)} {question}",
-        *(questions.ahead(run, asking) if asking is not None else ()),
-        f"Needs approval by {questions.who(content.by, content.count)}.",
+        f"{questions.opening(run)} {question}",
+        *(questions.steps_if_approved(run, asking) if asking is not None else ()),
+        f"Needs approval by {questions.who_may_answer(content.by, content.count)}.",
         f"It waits until {minute(content.deadline)}." if content.deadline else "It waits until it is answered.",
         f"trainmedic runs approve {run.id}",
         f"trainmedic runs reject {run.id}",

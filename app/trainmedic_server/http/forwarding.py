@@ -10,6 +10,8 @@ from typing import Any
 import httptools
 from starlette.types import Receive, Scope, Send
 
+from trainmedic.errors import described
+
 MARK = b"trainmedic-handed-on"  # header of a forwarded request, so that two standbys do not forward it in a circle
 # Headers of one connection (RFC 9110, section 7.6.1). Host stays, because the leader checks it.
 _OF_ONE_HOP = {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect"}
@@ -106,7 +108,7 @@ async def _exchange(connection: _Connection, scope: Scope, receive: Receive, sen
         except ClientLeft:
             raise
         except ConnectionError as error:
-            raise CutOff(str(error)) from error
+            raise CutOff(described(error)) from error
     finally:
         timer.cancel()
         for task in guard:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import socket
 from collections.abc import Callable, Generator
 from functools import partial
@@ -103,7 +105,10 @@ def _bound(host: str, port: int, limits: ConnectionLimits) -> socket.socket:
         )[0]
         listening = socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
-        raise ConfigurationError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        # Python appends the address to the text of the error number.
+        reason = os.strerror(error.errno) if error.errno and not isinstance(error, socket.gaierror) else error.strerror
+        remedy = "; stop what listens there, or set another --port" if error.errno == errno.EADDRINUSE else ""
+        raise ConfigurationError(f"cannot listen on {host}:{port}: {reason}{remedy}") from error
     # Accepted connections inherit these.
     for direction in (socket.SO_RCVBUF, socket.SO_SNDBUF):
         listening.setsockopt(socket.SOL_SOCKET, direction, limits.socket_bytes)

@@ -1,5 +1,3 @@
-"""Texts of approval questions."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,18 +25,18 @@ UNANSWERED: Mapping[Unanswered, str] = {
 """By the outcome in ``approval_ended``."""
 
 
-def asks(run: Run) -> str:
+def opening(run: Run) -> str:
     return f"{runs.title_of(run)} asks, because of {run.alert_name}:"
 
 
-def who(by: Sequence[str] | None, number: int | None) -> str:
+def who_may_answer(by: Sequence[str] | None, number: int | None) -> str:
     """Return who has to approve: ``any operator``, ``ann or hardware, 2 different people``."""
     different = f", {number} different people" if (number or 1) > 1 else ""
     return (" or ".join(by or ()) or "any operator") + different
 
 
-def asked(terms: Mapping[str, Any]) -> Iterator[str]:
-    """Return what has happened to a question. `terms` is a question of the API, or a step's terms."""
+def state_parts(terms: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what has happened to a question. `terms` is a question of the API, or a step's terms."""
     if (number := terms.get("asked") or 1) > 1:
         yield f"asked {how_often(number)}"
     if terms.get("escalated"):
@@ -47,12 +45,11 @@ def asked(terms: Mapping[str, Any]) -> Iterator[str]:
         yield f"approved so far by {', '.join(given)}"
 
 
-def answered(kind: str, actor: str, note: str) -> str:
+def answer_text(kind: str, actor: str, note: str) -> str:
     return f"{kind} by {actor}{f': {note}' if note else ''}"
 
 
-def ahead(run: Run, step: StepState) -> list[str]:
-    """Return what follows an approval, as a numbered list."""
+def steps_if_approved(run: Run, step: StepState) -> list[str]:
     terms = Terms.of(step)
     if not terms.steps:
         return []

@@ -12,7 +12,7 @@ from trainmedic_server.domain.run import Status
 from trainmedic_server.presentation import times
 
 Item = Mapping[str, Any]
-Says = Callable[[Item], Hashable | None]
+KeyOf = Callable[[Item], Hashable | None]
 _WITHIN = timedelta(hours=1)
 
 
@@ -31,26 +31,26 @@ class Row(Struct, frozen=True):
         return self.alike[-1] if self.alike else self.item
 
 
-def folded(items: Iterable[Item], says: Says | None, at: str) -> list[Row]:
-    """Return rows of `items` (newest first). Equal items within an hour share a row.
+def folded(items: Iterable[Item], key_of: KeyOf | None, at: str) -> list[Row]:
+    """Return rows of `items` (newest first). Items of one key within an hour share a row.
 
-    `says` returns the value to compare, or None to keep an item apart. `at` names the time.
+    `key_of` returns None to keep an item apart. `at` is the name of the time's member.
     """
     newest: dict[Hashable, Row] = {}
     rows: list[Row] = []
     for item in items:
-        said = says(item) if says else None
-        row = newest.get(said) if said is not None else None
+        key = key_of(item) if key_of else None
+        row = newest.get(key) if key is not None else None
         if row is not None and _is_near(row.item[at], item[at]):
             row.alike.append(item)
             continue
         rows.append(Row(item))
-        if said is not None:
-            newest[said] = rows[-1]
+        if key is not None:
+            newest[key] = rows[-1]
     return rows
 
 
-def refusal(item: Item) -> tuple[str, ...] | None:
+def refusal_key(item: Item) -> tuple[str, ...] | None:
     """Return None for a run."""
     return (item["playbook"], item["alert_name"], item["decision"]) if item["status"] == Status.NOT_STARTED else None
 

@@ -1,6 +1,6 @@
 """A run in three sentences: what happened, what is changed now, and what happens next.
 
-Reads the API's document of a run; members that an older server lacks count as empty.
+Members that older servers lack count as empty.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from msgspec import Struct
 from trainmedic_core.words import few, words
 from trainmedic_server.domain import beginnings
 from trainmedic_server.domain.alert import STAND_INS
-from trainmedic_server.domain.run import Status
+from trainmedic_server.domain.run import OPEN, Status
 from trainmedic_server.domain.upcoming import TRIED_AGAIN
 from trainmedic_server.presentation import runs, steps, targets, times
 from trainmedic_server.presentation.sentences import At, Sentence
 from trainmedic_server.presentation.targets import IndexOf
 
 Document = Mapping[str, Any]
-_OPEN = (Status.RUNNING, Status.WAITING, Status.AWAITING_APPROVAL)
 _IN_DOUBT = ("unknown", "running")
 _UNDO = {
     "armed": "It is reverted automatically",
@@ -44,7 +43,7 @@ def story(run: Document, index_of: IndexOf = targets.unknown) -> RunStory:
     return RunStory(_happened(run, index_of), tuple(_changed(run, index_of)), tuple(_next(run)))
 
 
-def undo(document: Document) -> str:
+def undo_text(document: Document) -> str:
     """Return the state of a step's undo: ``It is reverted automatically when the alert resolves``."""
     status = str(document.get("status"))
     phrase = _UNDO.get(status, words(status))
@@ -64,40 +63,43 @@ def _happened(run: Document, index_of: IndexOf) -> str:
     if status == Status.OBSERVED:
         if run.get("group"):
             return f"{cause}. Trainmedic changed nothing; it {message}."
-        phrase = "; ".join(steps.sentence(step, run.get("target"), index_of) for step in _acting(run))
+        phrase = "; ".join(steps.sentence(step, run.get("target"), index_of) for step in _action_steps(run))
         return f"{cause}. Trainmedic changed nothing, and recorded what it would do: {phrase or 'nothing'}."
     if run.get("group"):
-        members, verb = runs.group(run["group"]), "worked on" if run.get("acted_at") else "has not begun to work on"
+        members, verb = (
+            runs.group_text(run["group"]),
+            "worked on" if run.get("acted_at") else "has not begun to work on",
+        )
         outcome = _outcome(run, status, "" if status == Status.SUCCEEDED else message)
-        return _ended(f"{cause}. Trainmedic {verb} a group of {members}; {outcome}")
+        return _with_period(f"{cause}. Trainmedic {verb} a group of {members}; {outcome}")
     acts = "; ".join(_acts(run, index_of)) or _no_act(run, status)
-    return _ended(f"{cause}. Trainmedic {acts}; {_outcome(run, status, message)}")
+    return _with_period(f"{cause}. Trainmedic {acts}; {_outcome(run, status, message)}")
 
 
-def _ended(sentence: str) -> str:
+def _with_period(sentence: str) -> str:
     return sentence if sentence.endswith("?") else f"{sentence}."
 
 
 def _no_act(run: Document, status: str) -> str:
     if run.get("acted_at"):
         return "carried out no step successfully"
-    return "has changed nothing so far" if status in _OPEN else "changed nothing"
+    return "has changed nothing so far" if status in OPEN else "changed nothing"
 
 
 def _outcome(run: Document, status: str, message: str) -> str:
     match status:
         case Status.SUCCEEDED:
-            return f"the run succeeded, and {_alerts(run)}"
+            return f"the run succeeded, and {_alert_state(run)}"
         case Status.FAILED:
-            return f"the run failed: {message or 'no reason is recorded'}; {_alerts(run)}"
+            return f"the run failed: {message or 'no reason is recorded'}; {_alert_state(run)}"
         case Status.AWAITING_APPROVAL:
             return f"it asks: {message}" if message else "it asks for approval"
         case Status.CANCELLED | Status.REJECTED:
-            return f"the run was {status}{f': {message}' if message else ''}; {_alerts(run)}"
-    return f"{_alerts(run)}{f' ({message})' if message else ''}"
+            return f"the run was {status}{f': {message}' if message else ''}; {_alert_state(run)}"
+    return f"{_alert_state(run)}{f' ({message})' if message else ''}"
 
 
-def _alerts(run: Document) -> str:
+def _alert_state(run: Document) -> str:
     firing = sorted({str(run.get("alert_name")) for alert in run.get("alerts", ()) if _fires(alert)})
     if not run.get("alerts"):
         return "no alert is tied to it"
@@ -120,12 +122,12 @@ def _fires(alert: Document) -> bool:
     return not alert.get("resolved_at") and not _is_stand_in(alert)
 
 
-def _acting(run: Document) -> list[Document]:
+def _action_steps(run: Document) -> list[Document]:
     return [step for step in run.get("steps", ()) if step.get("action")]
 
 
 def _acts(run: Document, index_of: IndexOf) -> Iterator[str]:
-    for step in _acting(run):
+    for step in _action_steps(run):
         if step.get("status") == "succeeded":
             yield steps.done(step, run.get("target"), index_of)
         elif any(attempt.get("status") in _IN_DOUBT for attempt in step.get("attempts", ())):
@@ -148,8 +150,8 @@ def _changed(run: Document, index_of: IndexOf) -> Iterator[str]:
         return
     if run.get("group"):
         owing = run["group"].get("owing") or 0
-        debt = f"{owing} of them owe an undo." if owing else "None of them owes an undo."
-        yield f"What its members changed is on their pages. {debt}" if run.get("acted_at") else "Nothing so far."
+        pending = f"{owing} of them owe an undo." if owing else "None of them owes an undo."
+        yield f"What its members changed is on their pages. {pending}" if run.get("acted_at") else "Nothing so far."
         return
     if run.get("undone_at"):
         yield f"Nothing. All changes were reverted at {times.stamp(run['undone_at'])}."
@@ -160,7 +162,7 @@ def _changed(run: Document, index_of: IndexOf) -> Iterator[str]:
 
 
 def _next(run: Document) -> Iterator[Sentence]:
-    if (upcoming := runs.upcoming(run.get("next"))) is not None:
+    if (upcoming := runs.next_words(run.get("next"))) is not None:
         yield from (*upcoming.now, *upcoming.until, upcoming.then)
         if run["next"].get("outcome") != TRIED_AGAIN:
             return

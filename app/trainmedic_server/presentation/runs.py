@@ -16,7 +16,7 @@ from trainmedic_server.presentation import times
 from trainmedic_server.presentation.sentences import At, RunName, Sentence, Values
 
 Document = Mapping[str, Any]
-_WAITS = {"resolved": "alert", "wait": "time or condition"}
+_AWAITED = {"resolved": "alert", "wait": "time or condition"}
 _MOMENTS = (("before", "before"), ("at", "at the act"), ("after", "10 min after"))
 
 
@@ -32,17 +32,17 @@ def title_of(run: Run) -> str:
     return title(run.playbook, run.target_key)
 
 
-def waits(item: Document) -> str:
+def wait_text(item: Document) -> str:
     if item["status"] != Status.WAITING:
         return ""
     on = str(item.get("waiting_on") or "")
-    return f"waits: {words(_WAITS.get(on, on))}" if on else "waits"
+    return f"waits: {words(_AWAITED.get(on, on))}" if on else "waits"
 
 
-def result(item: Document) -> str:
+def status_text(item: Document) -> str:
     """Return the outcome in a few words, including a pending or finished undo."""
     status = str(item["status"])
-    if waiting := waits(item):
+    if waiting := wait_text(item):
         return waiting
     if item.get("undone_at"):
         return f"{words(status)}, undone"
@@ -55,16 +55,17 @@ class DoneWords(Struct, frozen=True):
     message: str
 
 
-def done(item: Document) -> DoneWords:
+def action_and_message(item: Document) -> DoneWords:
+    """Return "" for an action that the message contains."""
     action, message = item.get("action_taken") or "", item.get("message") or ""
     is_told = action in message and item["status"] != Status.FAILED
     return DoneWords("" if is_told else action, message)
 
 
-def what(item: Document) -> str:
-    told = done(item)
+def outcome_text(item: Document) -> str:
+    told = action_and_message(item)
     if item.get("group") and item["status"] in OPEN:
-        return "; ".join(filter(None, (group(item["group"]), told.message)))
+        return "; ".join(filter(None, (group_text(item["group"]), told.message)))
     if item["status"] == Status.NOT_STARTED:
         return ": ".join(filter(None, (str(item["decision"]), told.message)))
     if item["status"] == Status.FAILED:
@@ -72,17 +73,18 @@ def what(item: Document) -> str:
     return ": ".join(filter(None, (told.action, told.message))) or "-"
 
 
-def group(counts: Document) -> str:
+def group_text(counts: Document) -> str:
     read = {name: counts.get(name) or 0 for name in GroupCounts.__struct_fields__}
     return str(GroupCounts(**read))
 
 
-def lasted(item: Document) -> str:
+def run_length(item: Document) -> str:
+    """Return "" for a run that is open, or was not started."""
     length = item.get("duration_ms")
     return "" if length is None or item.get("status") == Status.NOT_STARTED else times.span(length / 1000)
 
 
-def took(performed: Document) -> str:
+def step_length(performed: Document) -> str:
     began, ended = times.read(performed.get("started_at")), times.read(performed.get("ended_at"))
     return times.span(ended - began) if began and ended else ""
 
@@ -94,7 +96,7 @@ class EffectWords(Struct, frozen=True):
     until: Sentence = ()
 
 
-def effect(document: Document) -> EffectWords:
+def effect_words(document: Document) -> EffectWords:
     values = tuple(f"{label} {document[name]:g}" for name, label in _MOMENTS if document.get(name) is not None)
     due = document.get("due_at")
     until: Sentence = ("measured at ", At(due)) if due else ()
@@ -109,7 +111,7 @@ class NextWords(Struct, frozen=True):
     then: Sentence
 
 
-def upcoming(document: Document | None) -> NextWords | None:
+def next_words(document: Document | None) -> NextWords | None:
     return NextWords(tuple(_now(document)), tuple(_until(document)), _then(document)) if document else None
 
 

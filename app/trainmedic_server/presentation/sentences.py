@@ -15,8 +15,6 @@ class At(Struct, frozen=True):
 
 
 class RunName(Struct, frozen=True):
-    """The ID of a run."""
-
     run_id: str
 
 
@@ -30,5 +28,6 @@ Piece = str | At | RunName | Values
 Sentence = tuple[Piece, ...]
 
 
-def written(sentence: Sentence, write: Callable[[Piece], str]) -> str:
+def joined(sentence: Sentence, write: Callable[[Piece], str]) -> str:
+    """Return the text; `write` returns that of one piece."""
     return "".join(map(write, sentence)).strip()

@@ -1,4 +1,4 @@
-"""Steps of a playbook in plain words, for people who decide or read at night."""
+"""Steps of a playbook in plain words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from trainmedic_server.presentation import targets
 from trainmedic_server.presentation.targets import IndexOf
 
 Document = Mapping[str, Any]
-Says = Callable[[Document, str], str]
+PhraseOf = Callable[[Document, str], str]
+"""Arguments: parameters of an action, and the words for its target. Returns an imperative."""
 _SHOWN = 3
 _FACTORS = {0.25: "to a quarter", 0.5: "by half"}
 
@@ -22,13 +23,13 @@ def _factor(params: Document) -> str:
     return _FACTORS.get(factor, f"by the factor {factor:g}")
 
 
-def _scaled(what: str) -> Says:
-    def says(params: Document, on: str) -> str:
+def _scaling_phrase(what: str) -> PhraseOf:
+    def phrase_of(params: Document, on: str) -> str:
         factor = params.get("factor")
         verb = _direction(factor) if isinstance(factor, int | float) else "change"
         return f"{verb} the {what} of {on} {_factor(params)}"
 
-    return says
+    return phrase_of
 
 
 def _direction(factor: float) -> str:
@@ -63,47 +64,47 @@ def _workers(params: Document, on: str) -> str:
     return f"use {phrase} for each rank of {on}"
 
 
-def _on_node(text: str) -> Says:
+def _node_phrase(text: str) -> PhraseOf:
     return lambda params, on: text.replace("{node}", plain(params["node"]) if params.get("node") else on)
 
 
-def _plainly(text: str) -> Says:
+def _target_phrase(text: str) -> PhraseOf:
     return lambda _, on: text.replace("{on}", on)
 
 
-_SAYS: Mapping[str, Says] = {
+_PHRASES: Mapping[str, PhraseOf] = {
     "gpu.power_limit": _power,
-    "job.accumulate": _scaled("number of accumulated micro-batches"),
-    "job.checkpoint": _plainly("write a checkpoint of {on}"),
+    "job.accumulate": _scaling_phrase("number of accumulated micro-batches"),
+    "job.checkpoint": _target_phrase("write a checkpoint of {on}"),
     "job.dataloader_workers": _workers,
-    "job.empty_cache": _plainly("free the unused GPU memory that {on} holds"),
+    "job.empty_cache": _target_phrase("free the unused GPU memory that {on} holds"),
     "job.pause": lambda params, on: f"pause {on} for {plain(params.get('max', '1h'))} at most",
-    "job.resume": _plainly("let {on} continue"),
+    "job.resume": _target_phrase("let {on} continue"),
     "job.rollback": _rollback,
-    "job.scale_batch": _scaled("micro-batch"),
-    "job.scale_lr": _scaled("learning rate"),
+    "job.scale_batch": _scaling_phrase("micro-batch"),
+    "job.scale_lr": _scaling_phrase("learning rate"),
     "job.stop": lambda params, on: f"stop {on}{' after a checkpoint' if params.get('checkpoint', True) else ''}",
-    "k8s.cordon": _on_node("cordon {node} in Kubernetes"),
-    "k8s.drain": _on_node("drain {node} in Kubernetes"),
-    "k8s.uncordon": _on_node("uncordon {node} in Kubernetes"),
-    "slurm.drain": _on_node("drain {node} in Slurm"),
-    "slurm.reboot": _on_node("reboot {node} by Slurm"),
-    "slurm.resume": _on_node("resume {node} in Slurm"),
-    "slurm.requeue": _plainly("requeue {on} in Slurm"),
-    "slurm.cancel": _plainly("cancel {on} in Slurm"),
-    "launcher.exclude_node": _on_node("exclude {node} from the job's next attempts"),
-    "launcher.include_node": _on_node("allow {node} in the job's next attempts again"),
+    "k8s.cordon": _node_phrase("cordon {node} in Kubernetes"),
+    "k8s.drain": _node_phrase("drain {node} in Kubernetes"),
+    "k8s.uncordon": _node_phrase("uncordon {node} in Kubernetes"),
+    "slurm.drain": _node_phrase("drain {node} in Slurm"),
+    "slurm.reboot": _node_phrase("reboot {node} by Slurm"),
+    "slurm.resume": _node_phrase("resume {node} in Slurm"),
+    "slurm.requeue": _target_phrase("requeue {on} in Slurm"),
+    "slurm.cancel": _target_phrase("cancel {on} in Slurm"),
+    "launcher.exclude_node": _node_phrase("exclude {node} from the job's next attempts"),
+    "launcher.include_node": _node_phrase("allow {node} in the job's next attempts again"),
     "node.restart_unit": lambda params, on: f"restart the unit {plain(params.get('unit', ''))} on {on}",
     "node.restart_container": lambda params, on: f"restart the container {plain(params.get('container', ''))} on {on}",
-    "gpu.reset": _plainly("reset {on} if no process uses it"),
-    "node.reboot": _plainly("restart {on}"),
+    "gpu.reset": _target_phrase("reset {on} if no process uses it"),
+    "node.reboot": _target_phrase("restart {on}"),
     "node.power": lambda params, on: f"turn {on} {_POWER.get(str(params.get('do')), 'on or off')}",
-    "node.facts": _plainly("read the state of {on}; this changes nothing"),
+    "node.facts": _target_phrase("read the state of {on}; this changes nothing"),
     "node.health": lambda params, on: (
         f"check the health of {on}{' under load' if params.get('level') == 'burn' else ''}; this changes nothing"
     ),
-    "disk.clean": _plainly("delete files on {on} as the node's policy allows"),
-    "disk.prune_containers": _plainly("delete unused containers and images on {on}"),
+    "disk.clean": _target_phrase("delete files on {on} as the node's policy allows"),
+    "disk.prune_containers": _target_phrase("delete unused containers and images on {on}"),
     "notify": lambda params, _: f"send a message{_titled(params)}",
 }
 
@@ -143,11 +144,11 @@ def sentence(step: Document, target: str | None = None, index_of: IndexOf = targ
     on = targets.within(key, index_of) if key else "the target"
     if key and not str(note or "").startswith("for each of"):
         on = _listed([targets.within(str(each), index_of) for each in step.get("targets") or (key,)])
-    says = _SAYS.get(action)
-    if says is None or (note and not params):
+    phrase_of = _PHRASES.get(action)
+    if phrase_of is None or (note and not params):
         phrase = call(action, params) + (f" on {on}" if key else "")
     else:
-        phrase = says(params, on)
+        phrase = phrase_of(params, on)
     if not note:
         return phrase
     return f"{note}: {phrase}" if str(note).startswith("if ") else f"{phrase} ({plain(note)})"
@@ -156,7 +157,7 @@ def sentence(step: Document, target: str | None = None, index_of: IndexOf = targ
 def done(step: Document, target: str | None = None, index_of: IndexOf = targets.unknown) -> str:
     """Return ``lowered the power limit of GPU 3 on node-2 to 80 %``."""
     phrase = sentence({**step, "note": None}, target, index_of)
-    if step.get("action") not in _SAYS:
+    if step.get("action") not in _PHRASES:
         return f"carried out {phrase}"
     verb, _, rest = phrase.partition(" ")
     return f"{_PAST.get(verb) or (f'{verb}d' if verb.endswith('e') else f'{verb}ed')} {rest}"

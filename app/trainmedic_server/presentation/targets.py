@@ -1,5 +1,3 @@
-"""Names of targets for people."""
-
 from __future__ import annotations
 
 import re
@@ -31,7 +29,7 @@ def unknown(_: str) -> int | None:
 
 
 def index_in(labels: Mapping[str, str]) -> IndexOf:
-    """Return a lookup in an alert's labels, which often have both the UUID and the index ``gpu``."""
+    """Return a lookup in labels that have a UUID and its index ``gpu``."""
     number = labels.get("gpu", "")
     named = {gpu_names.uuid_key(value) for value in labels.values()} if gpu_names.is_index(number) else set()
     return lambda uuid: int(number) if gpu_names.uuid_key(uuid) in named else None
@@ -66,7 +64,7 @@ def gpu(name: str, index_of: IndexOf = unknown) -> str:
 
 
 def within(key: str, index_of: IndexOf = unknown) -> str:
-    """Return the target as a part of a sentence: ``GPU 3 on node-1``, ``job llm-1``, ``the cluster``."""
+    """Return ``GPU 3 on node-1``, ``job llm-1``, ``the cluster``."""
     named = words(key, index_of)
     if named.kind == "cluster":
         return "the cluster"
@@ -77,6 +75,8 @@ def within(key: str, index_of: IndexOf = unknown) -> str:
 
 
 def shortened(text: str, index_of: IndexOf = unknown) -> str:
+    """Replace the UUIDs of GPUs in a text by their indexes."""
+
     def named(match: re.Match[str]) -> str:
         return words(match["key"], index_of).name if match["key"] else gpu(match["uuid"], index_of)
 

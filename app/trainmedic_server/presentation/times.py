@@ -84,7 +84,7 @@ def ago(value: Time, now: Time) -> str:
 
 
 def near(value: Time, now: Time) -> str:
-    """Return a time of day in UTC with its distance: ``23:57Z (in 12 min)``. From a day on it has its date."""
+    """Return ``23:57Z (in 12 min)``. From a day on it has its date."""
     at, then = read(value), read(now)
     if at is None:
         return plain(value)

@@ -15,6 +15,7 @@ from trainmedic_server.ports.tallies import PlaybookTally
 PERSON_AFTER = timedelta(minutes=30)
 FORMULA = "sum over the runs that helped of GPUs × max(time to a person − time to repair, 0)"
 _BAD_ENDS = (Status.FAILED, Status.CANCELLED, Status.REJECTED)
+_MEASURED = (EffectVerdict.HELPED, EffectVerdict.NO_CHANGE, EffectVerdict.WORSE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class CauseRepairs:
     succeeded: int
     failed: int
     helped: int
+    measured: int
+    """Runs whose effect was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class _Cause:
     succeeded: int = 0
     failed: int = 0
     helped: int = 0
+    measured: int = 0
 
 
 @dataclass(slots=True)
@@ -96,6 +100,7 @@ class RepairTally:
         cause.succeeded += run.status is Status.SUCCEEDED
         cause.failed += run.status in _BAD_ENDS
         cause.helped += has_helped
+        cause.measured += self.effects.get(run.id) in _MEASURED
         gpus = _gpus_of(run)
         if has_helped and run.ended_at is not None and gpus is not None:
             kept = self.person_after - (run.ended_at - run.created_at)
@@ -106,7 +111,7 @@ class RepairTally:
 
     def causes(self) -> list[CauseRepairs]:
         totals = [
-            CauseRepairs(name, cause.runs, cause.succeeded, cause.failed, cause.helped)
+            CauseRepairs(name, cause.runs, cause.succeeded, cause.failed, cause.helped, cause.measured)
             for name, cause in self._causes.items()
         ]
         return sorted(totals, key=lambda total: (-total.runs, total.cause))

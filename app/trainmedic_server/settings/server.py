@@ -19,6 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr,
 from trainmedic.settings import key_reader
 from trainmedic.wire.signing import Signer
 from trainmedic_core import setting_sources
+from trainmedic_core.problems import did_you_mean
 from trainmedic_core.setting_sources import PREFIX, SettingSource
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.errors import ConfigurationError
@@ -411,7 +412,9 @@ def explain(
         elif sources[name].secret or _may_hold_a_password(values[name]):
             yield f"{origins[name]}: {message}"
         else:
-            yield f"{origins[name]}: {_shown(values[name])}: {message}"
+            is_choice = detail["type"] in ("enum", "literal_error")
+            hint = did_you_mean(str(values[name]), re.findall(r"'([^']+)'", message)) if is_choice else ""
+            yield f"{origins[name]}: {_shown(values[name])}: {message}{hint}"
 
 
 def _may_hold_a_password(value: Any) -> bool:

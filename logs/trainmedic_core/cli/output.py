@@ -5,11 +5,12 @@ from typing import Any
 
 import click
 
+from trainmedic_core.cli.choice import NearestChoice
 from trainmedic_core.plain_text import json_text
 
 
 def output_option(text: str = "text") -> Callable[[Any], Any]:
-    return click.option("--output", type=click.Choice([text, "json"]), default=text, show_default=True)
+    return click.option("--output", type=NearestChoice([text, "json"]), default=text, show_default=True)
 
 
 def print_document(document: Any, output: str, lines: Callable[[Any], Iterable[str]]) -> None:

@@ -9,7 +9,7 @@ from datetime import datetime
 from itertools import islice
 from typing import Any, Callable, Iterable, Mapping
 
-from trainmedic.errors import Rejected, Unsupported
+from trainmedic.errors import Rejected, Unsupported, described
 from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import DataloaderWorkers
 from trainmedic.wire import param_schema
@@ -132,7 +132,7 @@ class HandlerRegistry:
         except Exception as error:
             log.exception("%s: the handler of %s failed", self._job, command.action)
             if not command.is_answered:
-                command.failed(_text(error))
+                command.failed(described(error))
         else:
             if not command.is_answered and not command.is_deferred:
                 command.applied(output if isinstance(output, dict) else None)
@@ -149,11 +149,3 @@ def as_it_was(command_id: str) -> bool:
 
 def _not_known(command_id: str) -> bool | None:
     return None
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    # Catch everything: user code makes the text.
-    except Exception:
-        return type(error).__name__

@@ -16,6 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple
 
+from trainmedic.errors import text_of
 from trainmedic.job import detectors, devices, ending, memory_usage
 from trainmedic.job.progress import Progress
 from trainmedic.job.reported_values import kept
@@ -256,13 +257,6 @@ def readable(value: Any) -> Any:
     if math.isnan(number):
         return "NaN"
     return "Infinity" if number > 0 else "-Infinity"
-
-
-def text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # the user's code makes the text
-        return ""
 
 
 def _replace_file(path: Path, content: bytes) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, TypeVar
 
-from trainmedic.errors import NotAgreed, Refusal, Rejected, Unsupported
+from trainmedic.errors import NotAgreed, Refusal, Rejected, Unsupported, described
 from trainmedic.job.group import PATIENCE
 from trainmedic.ranks.shared_store import SharedStore
 
@@ -99,7 +99,7 @@ class RankGroup:
             # Catch everything: other ranks wait for this choice. It is raised again below.
             except Exception as error:
                 fault = error
-                choice = {GONE: f"rank 0 could not choose: {type(error).__name__}: {error}"}
+                choice = {GONE: f"rank 0 could not choose: {described(error)}"}
         result = self._run_round(Round(self._next_key(), None, self._outcomes_key, patience), choice)
         if fault is not None:
             raise fault

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Callable, Mapping
 
+from trainmedic.errors import described
 from trainmedic.ranks.coordinator import Coordinator
 from trainmedic.ranks.decisions import AgreedOutcome, SyncDecision, SyncInterval
 from trainmedic.ranks.participant import Participant
@@ -148,7 +149,7 @@ class Synchronizer:
             # Catch everything: the store may be of any library, and other ranks may write anything.
             except Exception as error:
                 level = logging.WARNING if self._closing_at is None else logging.DEBUG
-                reason = f"{type(error).__name__}: {_first_line(error)}"
+                reason = described(error).splitlines()[0][:200]
                 self.end(f"the store that the ranks share is gone ({reason})", level)
         if self._closing_at is None:
             self._role.abandon(f"the ranks no longer agree on commands: {self.ended_because}")
@@ -253,7 +254,3 @@ class Synchronizer:
         if result is not None:
             self._role.end_round(self.position.number + 2, round_.key)
         return result
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0][:200]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Callable, Mapping, TypeVar
 
 from trainmedic.client import Medic
-from trainmedic.errors import Interrupted, Refusal, Rejected
+from trainmedic.errors import Interrupted, Refusal, Rejected, described
 from trainmedic.job.command import JobCommand
 from trainmedic.job.group import Group
 from trainmedic.job.interrupt import Interrupter
@@ -225,7 +225,7 @@ class LoopRestarter:
 
     def _after_failure(self, error: BaseException) -> LoopRestart:
         """Return the restart after an exception, or raise it."""
-        reason = f"{type(error).__name__}: {error}"
+        reason = described(error)
         requested, self._requested = self._requested, None
         self._fail(requested, f"the training loop crashed before it could restart: {reason}")
         self._failures += 1

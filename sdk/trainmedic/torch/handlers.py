@@ -13,7 +13,7 @@ from typing import Any, Mapping
 
 import torch
 
-from trainmedic.errors import Rejected
+from trainmedic.errors import Rejected, described
 from trainmedic.job.command import JobCommand
 from trainmedic.job.handlers import InForce, as_it_was
 from trainmedic.job.parameters import Accumulate, DataloaderWorkers, Pause, Rollback, ScaleBatch, Stop
@@ -208,7 +208,7 @@ class CommandHandlers:
                 output["checkpoint"] = self._writer.save().name
             except Exception as error:  # any error of the user's storage: stop nevertheless
                 log.exception("%s: no checkpoint before the stop", training.medic.job)
-                output["no_checkpoint"] = f"{type(error).__name__}: {error}"
+                output["no_checkpoint"] = described(error)
         return output
 
     def _record_batch_change(self) -> None:

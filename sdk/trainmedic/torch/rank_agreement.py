@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping, TypeVar
 
-from trainmedic.errors import NotAgreed, TrainmedicError
+from trainmedic.errors import NotAgreed, TrainmedicError, described, text_of
 from trainmedic.job.group import Group, ranks_named
 
 Result = TypeVar("Result")
@@ -47,6 +47,5 @@ def failures(reports: Mapping[int, Any], group: Group) -> str:
 
 def first_line(error: BaseException) -> str:
     """Return an error's first line, with its type unless it is our own."""
-    lines = str(error).strip().splitlines()
-    text = lines[0][:300] if lines else ""
-    return text if isinstance(error, TrainmedicError) and text else f"{type(error).__name__}: {text}"
+    text = text_of(error) if isinstance(error, TrainmedicError) else ""
+    return (text or described(error)).splitlines()[0][:300]

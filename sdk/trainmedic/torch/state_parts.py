@@ -9,7 +9,7 @@ from typing import Any, Iterator, Mapping
 import torch
 from torch import nn
 
-from trainmedic.errors import ConfigurationError
+from trainmedic.errors import ConfigurationError, described
 from trainmedic.torch.optimizer_attributes import OptimizerAttributes
 from trainmedic.torch.optimizer_states import load_state, state_of
 from trainmedic.torch.tensor_names import named_as, plain_name
@@ -58,7 +58,7 @@ class StateParts:
             try:
                 difference = _difference(part, states[name])
             except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-                difference = f"{type(error).__name__}: {error}"
+                difference = described(error)
             if difference:
                 return f"{name}: {difference}"
         return self._attributes.mismatch(states.get(ATTRIBUTES, {}))

@@ -9,6 +9,7 @@ from typing import Any, Mapping, Sequence
 import torch
 from torch import nn
 
+from trainmedic.errors import described
 from trainmedic.torch import randomness
 from trainmedic.torch.carried_state import CarriedState, all_as_values, generators_of
 from trainmedic.torch.checkpoints.checkpoint_files import add_file
@@ -46,7 +47,7 @@ class CarriedFiles:
                 randomness.restore(held["random"])
         except Exception as error:  # user functions may raise anything; the answer reports it
             log.exception("%s: cannot restore carried state", checkpoint)
-            return {"compared": 1, "agreed": 0, "different": f"{type(error).__name__}: {error}"}
+            return {"compared": 1, "agreed": 0, "different": described(error)}
         if held is None and self._carried.take():
             return {"compared": 0, "agreed": 0, "why": why}
         return comparison

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
+import socket
 import ssl
+import struct
 import sys
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -97,6 +100,21 @@ async def test_a_call_without_an_answer_has_an_unknown_outcome(caller, peer, pat
         await caller.call("POST", peer.url(path), {}, b"x", timedelta(seconds=2))
     assert len(peer.requests) == 1
     assert path not in str(caught.value)
+
+
+async def test_a_connection_that_breaks_is_named(caller):
+    """The library's error for a reset has no text of its own: the reason names its cause."""
+
+    async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+    async with await asyncio.start_server(reset, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(OutcomeUnknown) as failure:
+            await caller.call("GET", f"http://127.0.0.1:{port}/", {}, None, SOON)
+    assert re.search(r"the connection failed: ReadError: .*\w; the call may have been carried out", str(failure.value))
 
 
 async def test_a_call_that_cannot_be_made_is_not_tried_again(caller):

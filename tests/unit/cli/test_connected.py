@@ -48,5 +48,5 @@ def table(items: list[Mapping[str, Any]], path: str, header: tuple[str, ...], ce
 def test_a_job_is_shown_with_its_ranks_and_its_gpus(members: Mapping[str, Any], ranks: str, gpus: str) -> None:
     """A rank is no GPU."""
     job = {"name": "llm-1", "last_seen": AT, **members}
-    (line,) = table([job], "jobs", connected.JOBS, connected._job)
+    (line,) = table([job], "jobs", connected.JOB_HEADER, connected._job)
     assert (line["RANKS"], line["GPUS"]) == (ranks, gpus)

@@ -37,4 +37,12 @@ class Known:
 def test_a_name_of_which_nothing_is_known_is_doubted(known: Any, job: str, said: str) -> None:
     """Connected, in the history or in findings is known; else the nearest of those that are connected is named."""
     client: Client = Known(**known)  # type: ignore[assignment]
-    assert clients.unknown_job(client, job) == said
+    assert clients.unknown_job_note(client, job) == said
+
+
+def test_a_playbook_that_is_not_loaded_is_named_with_the_nearest() -> None:
+    """A filter by a misspelt name finds nothing, which alone would look like peace."""
+    client: Client = Known(playbooks=[{"name": "training-loss-spike"}])  # type: ignore[assignment]
+    assert clients.unknown_playbook_note(client, "training-loss-spike") == ""
+    doubt = clients.unknown_playbook_note(client, "trainig-loss-spike")
+    assert doubt == "playbook 'trainig-loss-spike' is not loaded; did you mean 'training-loss-spike'?"

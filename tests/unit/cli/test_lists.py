@@ -46,7 +46,7 @@ def held_back(number: int, **changes: Any) -> dict[str, Any]:
 
 
 def folded(items: list[dict[str, Any]]) -> list[table_rows.Row]:
-    return table_rows.folded(items, table_rows.refusal, "timestamp")
+    return table_rows.folded(items, table_rows.refusal_key, "timestamp")
 
 
 def test_two_hundred_rows_fit_120_columns() -> None:
@@ -88,15 +88,15 @@ def test_decisions_that_say_the_same_are_one_row() -> None:
 )
 def test_what_became_of_a_run_is_told_in_a_word(changes: dict[str, Any], result: str) -> None:
     """What an open run waits for is told apart, and what was taken back does not read as applied."""
-    assert runs.result(item(**changes)) == result
+    assert runs.status_text(item(**changes)) == result
 
 
 def test_nothing_is_told_twice() -> None:
     """Nor does a failed run begin with the message that told of it, as if that had been the repair."""
-    assert runs.what(item()) == "applied gpu.power_limit"
+    assert runs.outcome_text(item()) == "applied gpu.power_limit"
     failed = item(status="failed", action_taken="notify", message="step cap: no agent on node 'node-3' is connected")
-    assert runs.what(failed) == "step cap: no agent on node 'node-3' is connected; did notify"
-    assert runs.what(item(message="")) == "gpu.power_limit"
+    assert runs.outcome_text(failed) == "step cap: no agent on node 'node-3' is connected; did notify"
+    assert runs.outcome_text(item(message="")) == "gpu.power_limit"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ class Recorded(Client):
 def asked(message: Any, client: Client | None = None) -> Any:
     """The answer to one message."""
     line = message if isinstance(message, bytes) else json.dumps(message).encode() + b"\n"
-    return mcp.answered(Reader(client or Recorded()), line)
+    return mcp.reply_to(Reader(client or Recorded()), line)
 
 
 def called(name: str, arguments: Any = None, client: Client | None = None) -> Any:
@@ -130,7 +130,10 @@ def test_wrong_arguments_are_answered_with_what_would_be_right(tool: str, argume
         (b'{"id": 1, "method": "tools/drop"}\n', -32601),
         (b'{"id": 1, "method": "tools/call", "params": {"name": "approve"}}\n', -32602),
         (b'{"id": 1, "method": "tools/call", "params": {"name": ["now"]}}\n', -32602),
-        (b'{"id": 1, "method": "ping", "params": {"_meta": {"%s": "2031-01-01"}}}\n' % mcp.REVISION.encode(), -32022),
+        (
+            b'{"id": 1, "method": "ping", "params": {"_meta": {"%s": "2031-01-01"}}}\n' % mcp.REVISION_KEY.encode(),
+            -32022,
+        ),
     ],
 )
 def test_what_is_no_request_is_an_error_of_the_protocol(line: bytes, code: int) -> None:
@@ -155,12 +158,12 @@ def test_a_message_without_an_end_takes_no_memory_and_holds_up_nothing() -> None
     assert second == {"jsonrpc": "2.0", "id": 2, "result": {}}
 
 
-@pytest.mark.parametrize("wanted", [*mcp.BEGINNING_WITH_INITIALIZE, "2031-01-01", None])
+@pytest.mark.parametrize("wanted", [*mcp.NEGOTIATED_REVISIONS, "2031-01-01", None])
 def test_a_revision_is_agreed_upon(wanted: str | None) -> None:
     """The client's where it is served, else the newest of those that begin so."""
     result = asked({"id": 0, "method": "initialize", "params": {"protocolVersion": wanted}})["result"]
-    known = wanted in mcp.BEGINNING_WITH_INITIALIZE
-    assert result["protocolVersion"] == (wanted if known else mcp.BEGINNING_WITH_INITIALIZE[0])
+    known = wanted in mcp.NEGOTIATED_REVISIONS
+    assert result["protocolVersion"] == (wanted if known else mcp.NEGOTIATED_REVISIONS[0])
     assert list(result["capabilities"]) == ["tools"]
 
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainmedic_server.cli import now
+from trainmedic_server.adapters.system_clock import SystemClock
+from trainmedic_server.cli import now, status
+from trainmedic_server.console.assets import Assets
+from trainmedic_server.console.rendering import Renderer
+from trainmedic_server.console.standing import StandingView
+from trainmedic_server.presentation.waiting import waiting_for_person
 
 AT = "2026-01-31T12:00:00Z"
 RUN = {"run_id": "019b76da-a800-7000-9cd2-736bad6fbc45", "playbook": "p", "target": "job:llm-1"}
@@ -54,3 +59,34 @@ def test_acts_without_an_undo_are_listed_apart() -> None:
     assert "job.rollback" not in changes
     assert "job.rollback factor=0.5" in acts
     assert "back" not in acts.split("\n")[1].replace("rollback", "")
+
+
+FAILED = {**RUN, "alert_name": "TrainingLossSpike", "ended_at": AT, "message": "no checkpoint"}
+
+
+def test_failed_runs_wait_for_you_in_each_surface() -> None:
+    """A question and a failed run are two, in the list, the status and the console."""
+    standing = {**STANDING, "failed": [FAILED], "last_hour": {"decisions": {}, "statuses": {}}}
+    text = "\n".join(now.lines(standing))
+    assert "Waits for you (2)" in text
+    assert "FAILED, now, and TrainingLossSpike still fires: no checkpoint" in text
+    assert status.counts_of_waiting(standing) == {"approvals": 1, "failed": 1}
+    view = StandingView(1, standing, ready=True)
+    page = Renderer(SystemClock(), Assets()).text("now_parts.html", standing=view)
+    assert 'Waits for you <span class="n">2</span>' in page
+    assert str(waiting_for_person(standing)) == "1 approval, 1 failed run"
+
+
+def test_an_earlier_server_has_no_failed_runs() -> None:
+    """Its answer counts as none; so does no answer."""
+    assert len(waiting_for_person(STANDING)) == 1
+    assert str(waiting_for_person(None)) == "nothing"
+
+
+def test_a_question_says_what_would_be_done_in_words() -> None:
+    """The same sentences as on the page and in ``trainmedic approvals``."""
+    step = {"action": "job.scale_lr", "params": {"factor": 0.5}}
+    question = {**STANDING["approvals"][0], "steps": [step, {"action": "job.stop", "params": {}}]}
+    text = "\n".join(now.lines({**STANDING, "approvals": [question]}))
+    assert "would 1. Lower the learning rate of job llm-1 by half" in text
+    assert "2. Stop job llm-1 after a checkpoint" in text

@@ -229,7 +229,7 @@ def test_a_run_of_an_older_server_is_told_too() -> None:
 )
 def test_an_undo_is_told_in_words(undo: dict[str, Any], text: str) -> None:
     """No status stands beside a trigger without saying what it means."""
-    assert run_story.undo(undo) == text
+    assert run_story.undo_text(undo) == text
 
 
 @pytest.mark.parametrize(

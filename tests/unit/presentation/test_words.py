@@ -82,7 +82,7 @@ def test_what_comes_next_is_one_sentence_on_each_surface() -> None:
         "that run of fence waits for node:n1, held by run f06b8a70; that run of cap waits for Hot to resolve; "
         "at the latest 12:30Z (in 30 min): the run fails; next slow: job.scale_lr factor=0.5 (only if <b>)"
     )
-    told = runs.upcoming(UPCOMING)
+    told = runs.next_words(UPCOMING)
     assert told is not None
     assert f'<a href="/medic/runs/{RUN}">f06b8a6f</a>' in formats.sentence(told.now[1], AT, "/medic")
     assert "12:30:00 (<time" in formats.sentence(told.until[0], AT)
@@ -100,7 +100,7 @@ def test_what_comes_next_is_one_sentence_on_each_surface() -> None:
 )
 def test_a_question_says_who_has_to_approve(by: Any, number: Any, who: str) -> None:
     """Also one of an earlier release, which has no terms."""
-    assert questions.who(by, number) == who
+    assert questions.who_may_answer(by, number) == who
 
 
 def test_what_an_approval_lets_happen_leaves_no_parameter_out() -> None:
@@ -113,12 +113,12 @@ def test_what_an_approval_lets_happen_leaves_no_parameter_out() -> None:
 def test_what_was_done_is_told_once() -> None:
     """A message that names the action stands alone, but of a failure both count."""
     item = {"status": "succeeded", "decision": "started", "action_taken": "notify", "message": "applied notify"}
-    assert runs.done(item) == runs.DoneWords("", "applied notify")
-    assert runs.done({**item, "status": "failed"}) == runs.DoneWords("notify", "applied notify")
+    assert runs.action_and_message(item) == runs.DoneWords("", "applied notify")
+    assert runs.action_and_message({**item, "status": "failed"}) == runs.DoneWords("notify", "applied notify")
 
 
 def test_a_row_without_a_readable_time_stands_alone() -> None:
     """Nobody knows whether it was within the hour."""
     item = {"playbook": "p", "alert_name": "a", "decision": "cooldown", "status": "not_started"}
     items = [{**item, "at": "2026-01-31T12:00:00Z"}, {**item, "at": "?"}, {**item, "at": "2026-01-31T11:30:00Z"}]
-    assert [row.count for row in rows.folded(items, rows.refusal, "at")] == [1, 1, 1]
+    assert [row.count for row in rows.folded(items, rows.refusal_key, "at")] == [1, 1, 1]

@@ -183,9 +183,11 @@ async def test_repairs_are_counted_by_cause_and_observed_ones_are_none() -> None
     kept = Kept([on_job(1, 8, 1, alert_labels={"cause": "gpu"}), failed_one, observed, on_job(4, 8, 1)])
     kept.effects = {"run-1": EffectVerdict.HELPED}
     report = await ReportCompiler(kept).fleet(SINCE, START)  # type: ignore[arg-type]
-    assert [(each.cause, each.runs, each.succeeded, each.failed, each.helped) for each in report.repaired] == [
-        ("gpu", 2, 1, 1, 1),
-        ("GPUHot", 1, 1, 0, 0),
+    assert [
+        (each.cause, each.runs, each.succeeded, each.failed, each.helped, each.measured) for each in report.repaired
+    ] == [
+        ("gpu", 2, 1, 1, 1, 1),
+        ("GPUHot", 1, 1, 0, 0, 0),
     ]
 
 

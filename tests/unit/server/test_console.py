@@ -20,7 +20,7 @@ from tests.support.clocks import START
 from tests.support.memory_api import MemoryBook
 from trainmedic_server.console.assets import Assets
 from trainmedic_server.console.formats import coded, linked_runs
-from trainmedic_server.console.playbook_pages import start_of
+from trainmedic_server.console.playbook_pages import start_body
 from trainmedic_server.domain.group_counts import GroupCounts
 from trainmedic_server.domain.playbook import Playbook
 from trainmedic_server.domain.run import StepState, StepStatus
@@ -414,7 +414,7 @@ async def test_the_description_of_the_api_shows_code_as_code() -> None:
 def test_fields_of_inputs_become_inputs_of_the_start() -> None:
     """Empty ones are left out, so that the default counts; the target may be derived."""
     fields = {"target": " ", "labels": "rack=r7", "input.node": "n1", "input.watts": " ", "key": "k"}
-    assert start_of("cap", fields) == {
+    assert start_body("cap", fields) == {
         "playbook": "cap",
         "target": None,
         "labels": {"rack": "r7"},

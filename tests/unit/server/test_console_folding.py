@@ -44,14 +44,14 @@ async def test_a_page_is_filled_though_hundreds_of_items_fold_into_one_row() -> 
         after = first + int(bounds["limit"])
         return {"items": items[first:after], "next": str(after) if after < len(items) else None}
 
-    rows, cursor = await folding.read(page_of, "", _says, "at")
+    rows, cursor = await folding.read_rows(page_of, "", _says, "at")
     assert (rows[0].count, rows[1].item["number"], cursor) == (300, 300, "")
     assert len(rows) == 101
-    rows, cursor = await folding.read(page_of, "", None, "at")
+    rows, cursor = await folding.read_rows(page_of, "", None, "at")
     assert (len(rows), cursor) == (60, "60")
     items += [_item(number, "full") for number in range(400, 5000)]
     items[300:400] = [_item(number, "full") for number in range(300, 400)]
-    rows, cursor = await folding.read(page_of, "", _says, "at")
+    rows, cursor = await folding.read_rows(page_of, "", _says, "at")
     assert (len(rows), cursor) == (1, str(rows[0].count))
     assert 1000 <= int(cursor) < 1250
 

@@ -137,7 +137,7 @@ async def test_without_prometheus_the_pictures_are_of_what_jobs_and_agents_repor
     world = World(is_stored=True)
     await busy_cluster.arrange(world)
     for minute in range(30):
-        world.bus.present = [_reporting(minute), _cooling(minute)]
+        world.bus.present, world.bus.present_jobs = [_cooling(minute)], [_reporting(minute)]
         await world.reported.look()
     async with world.client() as client:
         page = (await client.get("/jobs/llm-3?whole=1", headers=HTML)).text
@@ -165,7 +165,8 @@ async def test_without_prometheus_a_run_shows_what_its_gpu_or_job_reported_aroun
         (over, *_) = (await client.get("/history", params=asked)).json()["items"]
         before = (await client.get(f"/runs/{waiting['run_id']}", headers=HTML)).text
         for minute in range(30):
-            world.bus.present = [_reporting(minute, over["job"]), _cooling(minute, 3)]
+            world.bus.present = [_cooling(minute, 3)]
+            world.bus.present_jobs = [_reporting(minute, over["job"])]
             await world.reported.look()
         on_gpu, on_job = [(await client.get(f"/runs/{run['run_id']}", headers=HTML)).text for run in (waiting, over)]
     assert 'class="picture"' not in before

@@ -49,7 +49,14 @@ def test_a_token_can_be_for_some_jobs_alone() -> None:
         ("- name: x\n  sha256: secret\n  roles: [viewer]", "t.yaml:2: 0.sha256 must be 64 hexadecimal digits"),
         (f"- name: x\n  sha256: {HASH}\n  roles: viewer", "t.yaml:3: 0.roles must be a list"),
         (f"- name: x\n  sha256: {HASH}\n  roles: []", "t.yaml:3: 0.roles must be a list"),
-        (f"- name: x\n  sha256: {HASH}\n  roles: [root]", "t.yaml:3: 0.roles must be one of webhook, viewer, operator"),
+        (
+            f"- name: x\n  sha256: {HASH}\n  roles: [root]",
+            "t.yaml:3: 0.roles must be one of webhook, viewer, operator, not 'root'",
+        ),
+        (
+            f"- name: x\n  sha256: {HASH}\n  roles: [webhok]",
+            "t.yaml:3: 0.roles must be one of webhook, viewer, operator, not 'webhok'; did you mean 'webhook'?",
+        ),
         (f"- name: x\n  sha256: {HASH}\n  roles: [viewer]\n  jobs: a-*", "t.yaml:4: 0.jobs must be a list"),
         (f"- name: x\n  sha256: {HASH}\n  roles: [viewer]\n  jobs: []", "t.yaml:4: 0.jobs must be a list"),
         (f"- name: x\n  sha256: {HASH}\n  roles: [webhook]\n  jobs: [a]", "t.yaml:4: 0.jobs cannot limit"),

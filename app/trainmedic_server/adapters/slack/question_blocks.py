@@ -51,9 +51,9 @@ def answered(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> Answ
     names = tuple(dict.fromkeys(order.actor for order in answers if order.kind is OrderKind.APPROVE))
     rejection = next((order for order in answers if order.kind is OrderKind.REJECT), None)
     if rejection is not None:
-        return Answered(names, _capital(questions.answered("rejected", rejection.actor, rejection.note)))
+        return Answered(names, _capital(questions.answer_text("rejected", rejection.actor, rejection.note)))
     if names and len(names) >= Terms.of(step).count:
-        return Answered(names, _capital(questions.answered("approved", " and ".join(names), "")))
+        return Answered(names, _capital(questions.answer_text("approved", " and ".join(names), "")))
     if step.status is StepStatus.WAITING:
         return Answered(names, "")
     if step.status is StepStatus.SUCCEEDED:
@@ -67,8 +67,8 @@ def is_open(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> bool:
 
 def message(run: Run, step: StepState, orders: Sequence[OperatorOrder], external_url: str) -> dict[str, Any]:
     link = run_link(external_url, run.id)
-    ahead = questions.ahead(run, step)
-    blocks = [_section(f"{_one_line(questions.asks(run))}\n{_quoted(step.message or questions.UNASKED)}")]
+    ahead = questions.steps_if_approved(run, step)
+    blocks = [_section(f"{_one_line(questions.opening(run))}\n{_quoted(step.message or questions.UNASKED)}")]
     blocks += [_section("\n".join(map(_one_line, ahead)))] if ahead else []
     if is_open(run, step, orders):
         blocks += [_terms(run, step, orders), _buttons(run, step, link)]
@@ -169,7 +169,7 @@ def cut(text: str, limit: int) -> str:
 def _terms(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> Block:
     terms, approved_by = Terms.of(step), answered(run, step, orders).approved_by
     so_far = {"asked": terms.asked, "escalated": terms.escalated, "approved_by": approved_by}
-    parts = [f"Needs approval by {questions.who(terms.by, terms.count)}", *questions.asked(so_far)]
+    parts = [f"Needs approval by {questions.who_may_answer(terms.by, terms.count)}", *questions.state_parts(so_far)]
     parts += [questions.UNANSWERED[Unanswered.ASKED_AGAIN_LATER]] if terms.lapsed else []
     elements = [_plain(cut(_one_line("; ".join(parts)), _TEXT))]
     if step.deadline is not None:

@@ -18,7 +18,7 @@ from typing import Any, Callable, Mapping, Protocol, Sequence
 
 import torch
 
-from trainmedic.errors import TrainmedicError
+from trainmedic.errors import TrainmedicError, described
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import CheckpointHealth
@@ -137,7 +137,7 @@ class CheckpointDirectory:
         try:
             parts.restore(training)
         except Exception as error:  # any error of load_state_dict; earlier parts are already loaded
-            raise PartlyLoaded(f"{path.name} was loaded in part: {type(error).__name__}: {error}") from error
+            raise PartlyLoaded(f"{path.name} was loaded in part: {described(error)}") from error
         return run
 
     def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:

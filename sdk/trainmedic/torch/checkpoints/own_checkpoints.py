@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
-from trainmedic.errors import Rejected
+from trainmedic.errors import Rejected, described
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import CheckpointHealth
@@ -98,7 +98,7 @@ class OwnCheckpoints:
         except Rejected as error:
             raise UnusableCheckpoint(f"{path} could not be loaded: {error}") from error
         except Exception as error:  # any error of the user's function: try an older one
-            raise PartlyLoaded(f"{path} could not be loaded: {type(error).__name__}: {error}") from error
+            raise PartlyLoaded(f"{path} could not be loaded: {described(error)}") from error
 
     def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
         self._abandoned = [*self._abandoned, (checkpoint.at, envelope.utc_now())][-_MOST_SPANS:]

@@ -13,7 +13,7 @@ from typing import Any, Callable, Mapping, Protocol, Sequence
 
 import torch
 
-from trainmedic.errors import NotAgreed
+from trainmedic.errors import NotAgreed, described
 from trainmedic.job.group import Group
 from trainmedic.recovery.background import BackgroundThread
 from trainmedic.recovery.checkpoints import SavedCheckpoint
@@ -240,7 +240,7 @@ class MemoryCheckpoints:
         except Exception as error:  # any error of load_state_dict; earlier parts are already loaded
             if self._world_size > 1:
                 raise
-            reason = f"{checkpoint.name} was loaded in part: {type(error).__name__}: {error}"
+            reason = f"{checkpoint.name} was loaded in part: {described(error)}"
             raise PartlyLoaded(reason) from error
         return self._with_digests(parts, state)
 

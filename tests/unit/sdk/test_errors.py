@@ -1,0 +1,43 @@
+"""Texts of errors: the type always, and a cause where the error itself has no words."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainmedic.errors import described
+
+
+class Mute(Exception):
+    """An error of the user's code without usable text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def raised(error: Exception, cause: Exception | None = None) -> Exception:
+    try:
+        raise error from cause
+    except Exception as caught:
+        return caught
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("bad"), "ValueError: bad"),
+        (raised(OSError(), ConnectionResetError(104, "reset")), "OSError: ConnectionResetError: [Errno 104] reset"),
+        (raised(OSError("  "), EOFError()), "OSError: EOFError"),
+        (Mute(), "Mute"),
+        (TimeoutError(), "TimeoutError"),
+    ],
+)
+def test_an_error_is_described_by_type_and_cause(error: Exception, text: str) -> None:
+    """No text ends in a colon."""
+    assert described(error) == text
+
+
+def test_a_chain_of_errors_without_texts_ends() -> None:
+    """Even if it is a circle."""
+    one, other = ValueError(), KeyError()
+    one.__cause__, other.__cause__ = other, one
+    assert described(one).startswith("ValueError: KeyError")
