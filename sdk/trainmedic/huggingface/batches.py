@@ -41,7 +41,7 @@ class UsedBatches:
         self._step: Any = None
         self._loss: Any = None
         self._loaded: Any = None  # the loader's batch in the current step, until it was recorded
-        self._before: Any = None
+        self._before: Any = None  # random state before the last draw, or before the step
         # Random state before the first batch of this course that used it; later batches may be parts of it. None if no
         # batch did.
         self._random_since: Any = None
@@ -53,7 +53,7 @@ class UsedBatches:
         trainer = self._trainer
         self._step, self._loss = getattr(trainer, _STEP), getattr(trainer, _LOSS)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(replaced(trainer, **{_STEP: self._take_step, _LOSS: self._compute_loss}))
+            stack.enter_context(replaced(trainer, **{_STEP: self._training_step, _LOSS: self._observed_loss}))
             if not getattr(trainer.args, "torch_compile", False):  # the hook would be compiled with the model
                 stack.callback(trainer.model.register_forward_pre_hook(self._forward, with_kwargs=True).remove)
             yield
@@ -64,12 +64,12 @@ class UsedBatches:
     def after_draw(self) -> None:
         has_moved = self._before is not None and randomness.has_moved(self._before)
         self._drawn_since = self._before if has_moved else None
-        self._look_at_random_numbers()
+        self._remember_random_use()
 
     def expect_other_epoch(self) -> None:
         self._why_not = self._why_not or _OTHER_EPOCH
 
-    def _take_step(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
+    def _training_step(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
         self._loaded, self._before = (inputs,), self._proof.before_draw()
         try:
             result = self._step(model, inputs, *arguments, **options)
@@ -79,7 +79,7 @@ class UsedBatches:
         finally:
             self._loaded = None
 
-    def _compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
+    def _observed_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
         self._report_used(inputs)
         return self._loss(model, inputs, *arguments, **options)
 
@@ -98,12 +98,12 @@ class UsedBatches:
         if self._loaded is None:
             return
         (loaded,), self._loaded = self._loaded, None
-        self._look_at_random_numbers()
+        self._remember_random_use()
         epoch = int(self._trainer.state.epoch or 0)
         since = self._drawn_since if _is_loaded(used, loaded) else self._random_since
         self._proof.drawn(_content(used, loaded), epoch, since, self._why_not)
 
-    def _look_at_random_numbers(self) -> None:
+    def _remember_random_use(self) -> None:
         if self._random_since is None and self._before is not None and randomness.has_moved(self._before):
             self._random_since = self._before
 
@@ -127,7 +127,7 @@ class LoadedBatches:
         self._trainer = trainer
         self._used = used
         self._meter = meter
-        self._left = self._to_skip = skip
+        self._left_to_skip = self._to_skip = skip
         self._originals: dict[str, Any] = {}
         self._epoch: Any = None  # iterator of the current epoch
         self._is_shortened = False  # batches of that epoch were skipped
@@ -139,7 +139,7 @@ class LoadedBatches:
 
     @contextlib.contextmanager
     def skipping(self) -> Iterator[None]:
-        members = {_DRAW: self._take}
+        members = {_DRAW: self._draw_after_skips}
         if hasattr(self._trainer, _COUNT):
             members[_COUNT] = self._count
         if self._to_skip and self._trainer.args.max_steps > 0:
@@ -156,15 +156,15 @@ class LoadedBatches:
         further = (self._to_skip + accumulation) // (steps_per_epoch * accumulation) + 1
         return (epochs + further, steps_per_epoch, *others)
 
-    def _take(self, batches: Iterator[Any], count: int, *arguments: Any, **options: Any) -> Any:
+    def _draw_after_skips(self, batches: Iterator[Any], count: int, *arguments: Any, **options: Any) -> Any:
         if batches is not self._epoch:
-            self._epoch, self._is_shortened, self._skipped_before_epoch = batches, self._left > 0, self.skipped
+            self._epoch, self._is_shortened, self._skipped_before_epoch = batches, self._left_to_skip > 0, self.skipped
             self._has_trained = self.is_passed_over = False
         if self.is_passed_over:
             return [], None
         self._used.before_draw()
         if self._is_shortened:
-            self._leave_out(batches)
+            self._skip(batches)
         samples, items = self._draw(batches, count, *arguments, **options)
         self._used.after_draw()
         if self._is_shortened and len(samples) < count:
@@ -176,9 +176,9 @@ class LoadedBatches:
         self._has_trained = True
         return samples, items
 
-    def _leave_out(self, batches: Iterator[Any]) -> None:
-        for _ in itertools.islice(batches, self._left):
-            self._left -= 1
+    def _skip(self, batches: Iterator[Any]) -> None:
+        for _ in itertools.islice(batches, self._left_to_skip):
+            self._left_to_skip -= 1
             self.skipped += 1
 
     def _draw(self, *arguments: Any, **options: Any) -> Any:

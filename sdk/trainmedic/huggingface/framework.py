@@ -153,7 +153,7 @@ class HuggingFaceFramework(Framework):
     def outcome(self, restart: LoopRestart) -> Mapping[str, Any]:
         command = restart.command
         if command is not None and restart.settings:
-            self._in_force ^= {command.undo_of or command.id}
+            self._in_force ^= {command.undo_of or command.id}  # an undo removes its command
         engine = {"rollout_engine": SYNCHRONIZED} if self._engine.samples else {}
         held = {"trainer_state": self._put_back.to_json()} if self._put_back.reset else {}
         data = {"data": self._data_after_first_step} if restart.is_rollback else {}

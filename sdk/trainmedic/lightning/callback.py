@@ -278,7 +278,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
         if trainer.fit_loop.epoch_loop.batch_progress.current.ready % after == 0:
             before, trainer.accumulate_grad_batches = trainer.accumulate_grad_batches, after
             self._next_accumulation = None
-            self._accumulated_by ^= {command.undo_of or command.id}
+            self._accumulated_by ^= {command.undo_of or command.id}  # an undo removes its command
             command.applied(before=before, after=after)
 
     def _report(self, trainer: Any) -> None:

@@ -131,7 +131,7 @@ class TitanTraining(SelfSavingFramework):
 
     def save(self, curr_step: int, last_step: bool = False) -> Any:
         """Replace ``CheckpointManager.save``, which is called after each step."""
-        if not self._saves(curr_step, last_step):
+        if not self._will_save(curr_step, last_step):
             return self._save(curr_step, last_step)
         is_scaled = self.attachment.live.lr_scale != 1.0
         with self.medic.window(CHECKPOINT):
@@ -233,7 +233,7 @@ class TitanTraining(SelfSavingFramework):
         self.confirm_saved()
         return {"checkpoint": self.path_of(step).name, "directory": str(checkpointer.folder)}
 
-    def _saves(self, step: int, is_last: bool) -> bool:
+    def _will_save(self, step: int, is_last: bool) -> bool:
         if self.no_restart_because or (is_last and self._checkpointer.last_save_model_only):
             return False
         return bool(self._checkpointer._should_save(step, is_last))

@@ -47,7 +47,7 @@ class NotPlain(Exception):
 
 
 def packed(value: Any) -> Any:
-    """Return a copy for `unpacked`. Raises NotPlain."""
+    """Return a copy for `unpacked`: a scalar, or a tuple of kind and content. Raises NotPlain."""
     return _Packer().pack(value, 0)
 
 

@@ -77,7 +77,7 @@ def test_a_rollback_ends_the_difference_until_the_next_comparison() -> None:
         ranks.compare(10, SAME, SAME, SAME)
         ranks.compare(20, OTHER, SAME, SAME)
         for comparison in ranks.comparisons:
-            comparison.went_back()
+            comparison.reset_after_rollback()
         assert [comparison.agree for comparison in ranks.comparisons] == [None] * 3
         assert [progress.ranks_differing for progress in ranks.progress] == [0] * 3
         # The same step again, with other weights.
@@ -93,7 +93,7 @@ def test_losses_are_not_trusted_from_the_first_step_that_may_have_had_other_weig
         ranks.compare(20, SAME, OTHER, SAME)
         assert [comparison.trouble_at for comparison in ranks.comparisons] == [12, 11, 12]
         for comparison in ranks.comparisons:
-            comparison.went_back()
+            comparison.reset_after_rollback()
         assert [comparison.trouble_at for comparison in ranks.comparisons] == [None] * 3
 
 

@@ -108,7 +108,7 @@ class WaitMeter:
             elif (sharded := ShardedWaits.of(model, self._world_size)) is not None:  # sharded later
                 self.add(model, sharded)
 
-        handle = model.register_forward_pre_hook(_unless_it_fails(hook))
+        handle = model.register_forward_pre_hook(_log_errors(hook))
 
 
 class _WrapperWaits:
@@ -121,11 +121,11 @@ class _WrapperWaits:
         self._searches = 0
         self._missed = 0  # consecutive steps without its gradient
         self._was_ready = False  # its gradient came in this step
-        self._stop = _unless_it_fails(stopwatch.stop)
+        self._stop = _log_errors(stopwatch.stop)
         self._buffer_handles: list[Any] = []
         if wrapper.broadcast_buffers and next(wrapper.module.buffers(), None) is not None:
             # The wrapper broadcasts its buffers between its own and its module's hooks.
-            start, stop = _unless_it_fails(self._start_before_buffers), _unless_it_fails(self._stop_after_buffers)
+            start, stop = _log_errors(self._start_before_buffers), _log_errors(self._stop_after_buffers)
             self._buffer_handles.append(wrapper.register_forward_pre_hook(start))
             self._buffer_handles.append(wrapper.module.register_forward_pre_hook(stop))
         self._begin_search()
@@ -155,7 +155,7 @@ class _WrapperWaits:
         if self._last_handle is not None:
             self._last_handle.remove()
         self._last, self._searches, self._missed = None, self._searches + 1, 0
-        hook = _unless_it_fails(self._remember_last)
+        hook = _log_errors(self._remember_last)
         self._search_handles = [each.register_post_accumulate_grad_hook(hook) for each in self._parameters]
 
     def _remember_last(self, parameter: torch.Tensor) -> None:
@@ -165,7 +165,7 @@ class _WrapperWaits:
         for handle in self._search_handles:
             handle.remove()
         self._search_handles = []
-        hook = _unless_it_fails(self._start_at_last_gradient)
+        hook = _log_errors(self._start_at_last_gradient)
         self._last_handle = self._last.register_post_accumulate_grad_hook(hook)
 
     def _start_at_last_gradient(self, parameter: torch.Tensor) -> None:
@@ -192,7 +192,7 @@ def _stopwatch_for(device: torch.device) -> Stopwatch | None:
     return CudaStopwatch() if device.type == "cuda" else None
 
 
-def _unless_it_fails(hook: Callable[..., None]) -> Callable[..., None]:
+def _log_errors(hook: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(hook)
     def guarded(*arguments: Any) -> None:
         try:

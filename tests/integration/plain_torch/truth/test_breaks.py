@@ -240,7 +240,7 @@ def _wide_tolerance(patch: pytest.MonkeyPatch) -> None:
 
 
 def _nothing_expected(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(loss_course, "_why_not", lambda *given: "nothing is compared")
+    patch.setattr(loss_course, "_why_not_comparable", lambda *given: "nothing is compared")
 
 
 def _losses_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -300,7 +300,7 @@ def _rate_not_seen(patch: pytest.MonkeyPatch) -> None:
 
 
 def _rate_answered_at_once(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rate_commands.RateCommands, "_look", lambda self, pending: None)
+    patch.setattr(rate_commands.RateCommands, "_check_overwritten", lambda self, pending: None)
 
 
 BREAKS: tuple[tuple[Callable[[pytest.MonkeyPatch], None], Scenario], ...] = (
