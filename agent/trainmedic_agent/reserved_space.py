@@ -30,7 +30,8 @@ class ReservedSpace:
     def is_short(self) -> bool:
         return self._size < PIECES * PIECE
 
-    def give_up(self) -> bool:
+    def free_piece(self) -> bool:
+        """Return False if none is left."""
         if self._size <= 0:
             return False
         left = max(self._size - PIECE, 0) // PIECE * PIECE
@@ -48,7 +49,7 @@ class ReservedSpace:
         self._size = left
         return True
 
-    def fill_up(self) -> None:
+    def refill(self) -> None:
         if not self.is_short or time.monotonic() < self._not_before or not self._has_free_space():
             return
         try:
