@@ -90,7 +90,8 @@ class CommandRunner:
     def note_unreadable(self) -> None:
         self._context.counters.command("", "unreadable")
 
-    def connected(self, client: redis.Redis) -> None: ...
+    def connected(self, client: redis.Redis) -> None:
+        return  # the journal has the agent's state
 
     def _receive(self, received: ReceivedCommand) -> None:
         command = received.command

@@ -42,7 +42,7 @@ class AgentDatabase:
     def __init__(self, directory: Path) -> None:
         """Open or create the file. Raises ConfigurationError if another agent uses it, JournalUnavailable."""
         self._lock = threading.RLock()  # reentrant: a transaction may read what it changes
-        self._name: NameLock | None = None
+        self._identity_lock: NameLock | None = None
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._path = (directory / "agent.db").resolve()
@@ -105,7 +105,7 @@ class AgentDatabase:
 
         with self._lock:
             result = self._with_reserved_space(attempt)
-            self._reserved.fill_up()
+            self._reserved.refill()
         return result
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -140,7 +140,7 @@ class AgentDatabase:
         ((identity,),) = self.rows("SELECT id FROM identity")
         lock = NameLock.take(f"agent:{identity}")
         if isinstance(lock, NameLock):
-            self._name = lock
+            self._identity_lock = lock
         elif lock.user in {0, os.geteuid(), self._file.owner}:  # other users could not read the file
             raise ConfigurationError(
                 f"{self._path} is a copy: the agent with process id {lock.pid} works from the same journal, and both "
@@ -149,8 +149,8 @@ class AgentDatabase:
             )
 
     def _unlock(self) -> None:
-        if self._name is not None:
-            self._name.release()
+        if self._identity_lock is not None:
+            self._identity_lock.release()
         self._file.release()
         self._lock_file.close()
 
@@ -185,7 +185,7 @@ class AgentDatabase:
                 cause = error.__cause__
                 if not isinstance(cause, sqlite3.Error) or getattr(cause, "sqlite_errorcode", None) not in _NO_SPACE:
                     raise
-                if not self._reserved.give_up():
+                if not self._reserved.free_piece():
                     raise
 
     @contextlib.contextmanager

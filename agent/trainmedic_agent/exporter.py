@@ -67,7 +67,7 @@ class AgentCollector(Collector):
         yield from self._more()
         if is_fresh:
             yield from gpu_metrics.families(self._readings)
-        yield from gpu_metrics.recorded(self._record.gpus())
+        yield from gpu_metrics.record_families(self._record.gpus())
         yield from self._gpu_failures(is_fresh)
         yield from self._caps()
 

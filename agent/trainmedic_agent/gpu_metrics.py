@@ -134,7 +134,7 @@ def _recovery(readings: Sequence[Reading]) -> Metric:
     return family
 
 
-def recorded(gpus: Iterable[KnownGpu]) -> Iterator[Metric]:
+def record_families(gpus: Iterable[KnownGpu]) -> Iterator[Metric]:
     present = GaugeMetricFamily("gpu_present", "0 for a GPU that the driver no longer lists.", labels=LABELS)
     xids = CounterMetricFamily(
         "gpu_xid_errors",

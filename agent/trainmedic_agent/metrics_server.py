@@ -122,7 +122,8 @@ class MetricsRequestHandler(BaseHTTPRequestHandler, abc.ABC):
     def page(self, path: str, accept: str, accept_encoding: str) -> tuple[dict[str, str], bytes]:
         """Return headers and content."""
 
-    def log_message(self, format: str, *args: object) -> None: ...
+    def log_message(self, format: str, *args: object) -> None:
+        return  # scrapes are not logged
 
 
 class _FirstBytes(io.RawIOBase):

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 PIECE = 128 * 1024  # about ten transactions
 PIECES = 8
-_RETRY_SECONDS = 30.0  # Seconds
+_RETRY_SECONDS = 30.0  # seconds
 _FREE_SIZES = 8  # free space for a refill, in sizes of the file
 
 
@@ -30,7 +30,8 @@ class ReservedSpace:
     def is_short(self) -> bool:
         return self._size < PIECES * PIECE
 
-    def give_up(self) -> bool:
+    def free_piece(self) -> bool:
+        """Return False if none is left."""
         if self._size <= 0:
             return False
         left = max(self._size - PIECE, 0) // PIECE * PIECE
@@ -48,7 +49,7 @@ class ReservedSpace:
         self._size = left
         return True
 
-    def fill_up(self) -> None:
+    def refill(self) -> None:
         if not self.is_short or time.monotonic() < self._not_before or not self._has_free_space():
             return
         try:

@@ -108,14 +108,14 @@ class TimeLimitedCalls:
             call.run()
             with self._lock:
                 self._under_way.remove(call)
-                stays = len(self._idle) < _KEPT_IDLE
-                if stays:
+                is_kept = len(self._idle) < _KEPT_IDLE
+                if is_kept:
                     self._idle.append(calls)
             if call.is_given_up:
                 seconds = round(self._monotonic() - call.began)
                 log.warning("driver call has returned", extra={"stuck": call.key, "seconds": seconds})
             call.end()
-            if not stays:
+            if not is_kept:
                 return
             del call  # and its result, which would stay until the next call
 

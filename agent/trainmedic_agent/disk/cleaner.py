@@ -72,7 +72,7 @@ class Cleaner(Struct, frozen=True):
         search = FilesystemSearch(request.filesystems, Path(self.proc)) if request.filesystems else None
         run = _CleaningRun(self, request, throttle, filesystems, FileUsage(self.clocks, throttle, self.proc), search)
         try:
-            counters = {name: run.apply(self.cleaning.rules[name]) for name in dict.fromkeys(request.rules)}
+            counters = {name: run.run_rule(self.cleaning.rules[name]) for name in dict.fromkeys(request.rules)}
             return {
                 "dry_run": request.dry_run,
                 "files": run.files,
@@ -98,7 +98,7 @@ class _CleaningRun(Struct):
     bytes: int = 0
     ended_by: Reason | None = None
 
-    def apply(self, rule: CleaningRule) -> RuleCounters:
+    def run_rule(self, rule: CleaningRule) -> RuleCounters:
         counters = RuleCounters(checkpoints=0 if rule.kind is EntryKind.CHECKPOINTS else None)
         if self.throttle.stop_reason is None:
             state_dir = self.cleaner.state_dir

@@ -185,7 +185,7 @@ class Filesystem(Struct):
     root: str
     fd: int
     before: DiskSpace
-    freed: int = 0
+    freed: int = 0  # bytes, by this command
     waits: int = 0
 
 

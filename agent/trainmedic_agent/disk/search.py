@@ -188,10 +188,10 @@ class CheckpointContents(Struct, frozen=True):
     """Times are in nanoseconds since the epoch."""
 
     files: int
-    bytes: int
+    bytes: int  # that deletion frees
     last_used_ns: int
     written_ns: int
-    obstacle: Reason | None
+    obstacle: Reason | None  # why it must not be deleted
 
 
 class MatchedCheckpoint(Struct, frozen=True):

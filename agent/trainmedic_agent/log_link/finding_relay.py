@@ -149,7 +149,7 @@ class FindingRelay:
         room = max(MOST_WAITING - int(client.xlen(FINDINGS)), 0)
         taken, rest = batch.updates[:room], batch.updates[room:]
         if taken:
-            self._add(client, taken)
+            self._add_to_stream(client, taken)
         with self._lock:
             if generation != self._generation:
                 return True
@@ -164,7 +164,7 @@ class FindingRelay:
             if not self._send(message, generation) and isinstance(message, RulesNow):
                 self._rules.forget()
 
-    def _add(self, client: redis.Redis, updates: list[QueuedFinding]) -> None:
+    def _add_to_stream(self, client: redis.Redis, updates: list[QueuedFinding]) -> None:
         with client.pipeline(transaction=False) as pipeline:
             for update in updates:
                 raw = self._verified(update)

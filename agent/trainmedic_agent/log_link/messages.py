@@ -118,7 +118,7 @@ class ReaderStatus(Struct, frozen=True):
     shipping_problem: _Text | None = None
     """None if shipping is disabled."""
     cuts: Annotated[list[dict[_Name, _CutField]], Meta(max_length=200)] = []
-    uid: _Number | None = None
+    uid: _Number | None = None  # the reader's user
 
 
 class MetricKind(StrEnum):

@@ -49,7 +49,7 @@ class _OpenedPath:
     def __init__(self, steps: list[PathStep], bounds: list[_Bound], user: Rights | None) -> None:
         self.steps = steps
         self.bounds = bounds
-        self.user = user  # user with whose rights the next component is opened. None for this process's.
+        self.user = user  # opens the next component; None for this process
 
     @property
     def end(self) -> PathStep:

@@ -81,7 +81,7 @@ class ListedName(Struct, frozen=True):
 class Listing(Struct, frozen=True):
     device: int
     entries: Sequence[ListedName]
-    is_cut: bool = False
+    is_cut: bool = False  # True if there are more entries
     may_be_renamed: bool = False
     """True if not only their owners may rename entries."""
 

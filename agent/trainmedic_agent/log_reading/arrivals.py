@@ -54,7 +54,7 @@ class Block(NamedTuple):
     """The file's size after them."""
     after: int
     """Earliest arrival, 0 if unknown."""
-    at: int
+    at: int  # latest arrival
 
 
 class Arrival(NamedTuple):
@@ -71,11 +71,11 @@ class _Chunk(NamedTuple):
 
     begin: int
     """Offset of the first byte."""
-    size: int
+    size: int  # the file's size after the last block
     began: int
     """Base of the times in `raw`."""
-    at: int
-    raw: bytes
+    at: int  # latest arrival
+    raw: bytes  # compressed differences between blocks
 
     @classmethod
     def of_blocks(cls, begin: int, began: int, blocks: Sequence[Block]) -> _Chunk:
@@ -166,8 +166,8 @@ class _FileState(Struct):
     looked_at: int = _UNKNOWN
     begin: int = 0
     """Offset of the first of `blocks`."""
-    began: int = _UNKNOWN
-    blocks: list[Block] = field(default_factory=list)
+    began: int = _UNKNOWN  # as in `_Chunk`
+    blocks: list[Block] = field(default_factory=list)  # since the last full chunk
     is_changed: bool = False
 
 

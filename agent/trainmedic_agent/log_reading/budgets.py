@@ -13,11 +13,11 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-HALF_LIFE = 60.0  # Seconds
+HALF_LIFE = 60.0  # seconds
 _LEAST_SECONDS = 1e-6  # seconds per turn, so that turns alternate under a stopped clock
 _MOST_REMEMBERED = 20_000
 _HOUR = 3600.0
-_LINE_PERIOD = 10.0  # Seconds
+_LINE_PERIOD = 10.0  # seconds
 _USER_FACTOR = 4  # a user's budget, as a multiple of a job's
 # Share of its budget that a job has even if its user's is used up: a user's jobs cannot silence each other.
 _FREE_SHARE = 0.02
@@ -54,7 +54,7 @@ class FairTurns:
         self._processor = processor
         self._users: dict[int | None, float] = {}
         self._jobs: dict[BudgetOwner, float] = {}
-        self._faded_at = monotonic()
+        self._halved_at = monotonic()
 
     def used_by(self, uid: int | None) -> float:
         """Return a user's seconds, halved every `HALF_LIFE`."""
@@ -67,10 +67,10 @@ class FairTurns:
 
         The time until the next request counts as used. `expected` estimates it in seconds.
         """
-        self._fade()
+        self._halve_over_time()
         jobs: dict[int | None, list[_Turn[Item]]] = {}
         for number, (owner, items) in enumerate(waiting.items()):
-            self._queue(jobs.setdefault(owner.uid, []), number, owner, iter(items), expected)
+            self._push_next(jobs.setdefault(owner.uid, []), number, owner, iter(items), expected)
         users = [
             (self.used_by(uid) + of_user[0][4], place, uid)
             for place, (uid, of_user) in enumerate(jobs.items())
@@ -80,12 +80,12 @@ class FairTurns:
         while users:
             _, place, uid = heapq.heappop(users)
             _, number, owner, items, _, item = heapq.heappop(jobs[uid])
-            yield from self._timed(owner, item)
-            self._queue(jobs[uid], number, owner, items, expected)
+            yield from self._count_time(owner, item)
+            self._push_next(jobs[uid], number, owner, items, expected)
             if jobs[uid]:
                 heapq.heappush(users, (self.used_by(uid) + jobs[uid][0][4], place, uid))
 
-    def _queue(
+    def _push_next(
         self,
         heap: list[_Turn[Item]],
         number: int,
@@ -98,7 +98,7 @@ class FairTurns:
             heapq.heappush(heap, (self._jobs.get(owner, 0.0) + seconds, number, owner, items, seconds, item))
             return
 
-    def _timed(self, owner: BudgetOwner, item: Item) -> Iterator[tuple[BudgetOwner, Item]]:
+    def _count_time(self, owner: BudgetOwner, item: Item) -> Iterator[tuple[BudgetOwner, Item]]:
         began, used = self._monotonic(), self._processor()
         try:
             yield owner, item
@@ -110,12 +110,12 @@ class FairTurns:
             self._users[owner.uid] = self.used_by(owner.uid) + took
             self._jobs[owner] = self._jobs.get(owner, 0.0) + took
 
-    def _fade(self) -> None:
+    def _halve_over_time(self) -> None:
         now = self._monotonic()
-        share = 0.5 ** ((now - self._faded_at) / HALF_LIFE)
+        share = 0.5 ** ((now - self._halved_at) / HALF_LIFE)
         if share > 0.99 and len(self._jobs) < _MOST_REMEMBERED:
             return
-        self._faded_at = now
+        self._halved_at = now
         self._users = {uid: used * share for uid, used in self._users.items() if used * share > _LEAST_SECONDS}
         jobs = {owner: used * share for owner, used in self._jobs.items() if used * share > _LEAST_SECONDS}
         if len(jobs) >= _MOST_REMEMBERED:

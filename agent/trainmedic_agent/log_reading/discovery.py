@@ -50,15 +50,15 @@ MOST_ENTRIES = 2_000_000  # entries of a policy directory
 
 
 class Scan(Struct, frozen=True):
-    files: tuple[FoundFile, ...]
+    files: tuple[FoundFile, ...]  # logs without dumps
     refused: Mapping[UnreadReason, int]
     dumps: tuple[FoundFile, ...] = ()
-    is_cut: bool = False
+    is_cut: bool = False  # True if a directory had too many entries
     late: int = 0
     """Jobs not scanned completely in time."""
     is_behind: bool = False
     """True if small jobs are late: scan again soon."""
-    errors: int = 0
+    errors: int = 0  # unexpected ones, already logged
     is_stale: bool = False
     """True for an earlier scan."""
 
@@ -129,13 +129,13 @@ class Discovery:
         tops: list[_Top] = []
         for (path, finder), units in zip(self._tops, self._units, strict=True):
             budget = ScanBudget(MOST_ENTRIES, is_stopping)
-            tops.append(self._top(path, finder, units, budget, refused))
+            tops.append(self._scan_top(path, finder, units, budget, refused))
             is_cut |= budget.is_cut
         self._late = 0
         is_cut |= self._look_at_units(tops, is_stopping, seconds, job_seconds, CHEAP_SECONDS if is_asked else 0.0)
-        return self._assembled(tops, refused, is_cut)
+        return self._merged(tops, refused, is_cut)
 
-    def _assembled(self, tops: Sequence[_Top], refused: Counter[UnreadReason], is_cut: bool) -> Scan:
+    def _merged(self, tops: Sequence[_Top], refused: Counter[UnreadReason], is_cut: bool) -> Scan:
         units = [unit for top in tops for unit in top.units.values()]
         for owner, count in trim(units, MOST_OF_USER, self._known).items():
             self._cuts.set_count(owner, CutKind.FILES, count)
@@ -153,7 +153,7 @@ class Discovery:
 
     # --- policy directories ---
 
-    def _top(
+    def _scan_top(
         self, path: str, finder: Finder, units: UnitTable, budget: ScanBudget, refused: Counter[UnreadReason]
     ) -> _Top:
         look, place = DirectoryLook(self._files, self._known, budget), LookPlace(path, finder)
@@ -215,7 +215,7 @@ class Discovery:
             self._late += len(every)
             # Exclude units that would be skipped: they must not displace others of their user.
             due = every if seconds is None else first_of_users(list(filter(self._may_look_at, every)))
-            for unit, facts in zip(due, self._facts(top.path, due), strict=True):
+            for unit, facts in zip(due, self._facts_of_units(top.path, due), strict=True):
                 current = table.current_unit(top.path, unit, facts) if facts is not None else unit
                 due_unit = current, facts.written_ns if facts is not None else -1
                 if current.is_large and seconds is not None:
@@ -236,7 +236,7 @@ class Discovery:
         self._cuts.add(unit.owner, CutKind.SECONDS)
         return False
 
-    def _facts(self, path: str, units: Sequence[ScanUnit]) -> Sequence[FileFacts | None]:
+    def _facts_of_units(self, path: str, units: Sequence[ScanUnit]) -> Sequence[FileFacts | None]:
         if not units:
             return []
         try:

@@ -10,9 +10,9 @@ from trainmedic_agent.log_reading.scan_units import FileKey, FoundFile
 
 
 class FileShares(Struct, frozen=True):
-    opened: Sequence[FoundFile]
-    closed: Sequence[FileKey]
-    left_out: Mapping[BudgetOwner, int]
+    opened: Sequence[FoundFile]  # wanted files to open
+    closed: Sequence[FileKey]  # followed files to close
+    left_out: Mapping[BudgetOwner, int]  # number of files neither opened nor kept open
 
 
 def shares(

@@ -32,15 +32,15 @@ class Looked(Struct):
     unit: ScanUnit
     changed_ns: int
     budget: ScanBudget
-    began: float
+    began: float  # monotonic, as `ended`
     ended: float = 0.0
     files: Sequence[FoundFile] = ()
     named: Sequence[FoundFile] = ()
     refused: Counter[UnreadReason] = field(default_factory=Counter)
     is_unchanged: bool = False
     """True if an old job was not searched."""
-    is_stopped: bool = False
-    is_failed: bool = False
+    is_stopped: bool = False  # True if a stop may have interrupted it
+    is_failed: bool = False  # True after an unexpected error
 
 
 def looked_at(

@@ -40,14 +40,14 @@ class _RankSources(Struct, frozen=True):
 
 
 class JobSources:
-    """Directories are attempt directories."""
+    """Sources files of a job, by attempt directory."""
 
     def __init__(self, policy: LogsPolicy, node: str, files: NodeFiles = OwnFiles()) -> None:
         self._files = files
         self._allowed = (*policy.roots, *policy.paths)
         self._node = node
         self._facts: dict[str, FileFacts | None] = {}  # by path, of one directory
-        # inode, size and last write when read, with the content if valid, by path.
+        # Inode, size and last write when read, with the content if valid, by path.
         self._read: dict[str, tuple[tuple[int, int, int], _RankSources | None]] = {}
         # By attempt directory and file name.
         self._attempts: dict[str, dict[str, _RankSources]] = {}

@@ -40,7 +40,7 @@ _PLACES_PER_MICROSECOND = 16  # so that lines of the same microsecond have diffe
 
 
 class KernelReader(Protocol):
-    lost: int
+    lost: int  # lines overwritten before they were read
 
     def fileno(self) -> int | None:
         """Return a descriptor for poll(2), None without one."""

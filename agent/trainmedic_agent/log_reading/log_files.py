@@ -101,7 +101,8 @@ class GrowingFile:
         self._fd = fd
         self._is_whole = is_whole
         self._sizes = sizes
-        self._known_position = position  # identifies the file: its head, and the tail before its offset
+        self._known_position = position
+        self._tail = position.tail  # last bytes read, at most 64, kept from the read itself: the file may change after
         self._cutter = self._cutter_at(position.offset, position.is_skipping)
         # Size and last write at the last look, -1 before it.
         self._size = -1
@@ -146,17 +147,20 @@ class GrowingFile:
         behind = self._size - self._cutter.offset
         if behind > FARTHEST_BEHIND and not self._is_whole:
             self.start_at(self._size - _KEPT_BEHIND)
-        piece = os.pread(self._fd, self._sizes.piece, self._cutter.offset) if behind > 0 else b""
+        offset = self._cutter.offset
+        piece = os.pread(self._fd, self._sizes.piece, offset) if behind > 0 else b""
         if not piece:
-            self._size = min(self._size, self._cutter.offset)
+            self._size = min(self._size, offset)
             return []
-        if len(self._known_position.head) < _HEAD_BYTES:
-            known = min(_HEAD_BYTES, self._cutter.offset + len(piece))
-            self._known_position = replace(self._known_position, head=os.pread(self._fd, known, 0))
+        head = self._known_position.head
+        if len(head) < _HEAD_BYTES:
+            is_next = offset == len(head)
+            head = (head + piece)[:_HEAD_BYTES] if is_next else os.pread(self._fd, min(_HEAD_BYTES, offset), 0)
+            self._known_position = replace(self._known_position, head=head)
+        self._tail = (self._tail + piece)[-_TAIL_BYTES:]
         before = self._cutter.left_out
         lines = self._cutter.feed(piece)
         self.left_out += self._cutter.left_out - before
-        self._known_position = self.position(None)
         return lines
 
     def take_unfinished_line(self) -> list[PlacedLine]:
@@ -172,14 +176,14 @@ class GrowingFile:
             begin = os.lseek(self._fd, 0, os.SEEK_DATA)
         start = self._known_position
         self._known_position = FilePosition(start.path, start.device, start.inode, max(now, start.since + 1), begin)
-        self._cutter = self._cutter_at(begin)
+        self._cutter, self._tail = self._cutter_at(begin), b""
         self._size = self._written_ns = -1
 
     def start_at(self, offset: int) -> None:
         """Continue at the first line after `offset`, counting skipped bytes as dropped."""
         if offset > self._cutter.offset:
             self.left_out += offset - self._cutter.offset
-            self._cutter = self._cutter_at(offset, is_skipping=True)
+            self._cutter, self._tail = self._cutter_at(offset, is_skipping=True), b""
 
     @property
     def offset(self) -> int:
@@ -243,11 +247,11 @@ class GrowingFile:
         return LineCutter(offset, is_skipping, self._sizes.longest)
 
     def _is_same_file(self, size: int) -> bool:
-        known = self._known_position
-        if size < self._cutter.offset:
+        offset, known_head = self._cutter.offset, self._known_position.head
+        if size < offset:
             return False
-        tail = os.pread(self._fd, len(known.tail), known.offset - len(known.tail))
-        head = os.pread(self._fd, len(known.head), 0)
+        tail = os.pread(self._fd, len(self._tail), offset - len(self._tail))
+        head = os.pread(self._fd, len(known_head), 0)
         # Freeing a log's beginning leaves zeros there, and the rest in place.
         is_beginning_freed = not head.strip(b"\0") and bool(tail.strip(b"\0"))
-        return tail == known.tail and (head == known.head or is_beginning_freed)
+        return tail == self._tail and (head == known_head or is_beginning_freed)

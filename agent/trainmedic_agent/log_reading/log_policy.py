@@ -37,7 +37,7 @@ class KernelReading(StrEnum):
 
 class KernelLog(Struct, frozen=True):
     by: KernelReading
-    path: str = KERNEL_FILE
+    path: str = KERNEL_FILE  # for `KernelReading.FILE`
 
 
 class FilesOfSource(Struct, frozen=True):

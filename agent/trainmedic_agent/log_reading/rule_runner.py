@@ -122,7 +122,7 @@ class RuleRunner:
                 for finding in tracker.begun:
                     if not self._of_jobs.admit(source.stream.owner, finding):
                         continue
-                    source.stream.excerpts = [*source.stream.excerpts, self._pending(finding, line.place, "")]
+                    source.stream.excerpts = [*source.stream.excerpts, self._pending_excerpt(finding, line.place, "")]
             self._positions[source.key] = {"place": place, "stream": source.stream.to_json()}
 
     def report(self, finding: Finding, excerpt: Excerpt, owner: BudgetOwner) -> None:
@@ -157,7 +157,7 @@ class RuleRunner:
         with self._lock:
             for pending, excerpt in found:
                 if excerpt is not None and not pending.update:
-                    self._hold(pending.finding_id, excerpt)
+                    self._hold_excerpt(pending.finding_id, excerpt)
                     continue
                 finding = self._latest.pop(pending.finding_id, None) or self._stored_finding(pending)
                 if excerpt is not None and finding is not None:
@@ -213,12 +213,12 @@ class RuleRunner:
 
     def _await_excerpt(self, stream: LineStream, finding: Finding, place: int) -> None:
         self._latest[finding.id] = finding
-        stream.excerpts = [*stream.excerpts, self._pending(finding, place, self._store.text_of(finding))]
+        stream.excerpts = [*stream.excerpts, self._pending_excerpt(finding, place, self._store.text_of(finding))]
 
-    def _pending(self, finding: Finding, place: int, update: str) -> PendingExcerpt:
+    def _pending_excerpt(self, finding: Finding, place: int, update: str) -> PendingExcerpt:
         return PendingExcerpt(finding.id, place, update, self._monotonic() + EXCERPT_SECONDS)
 
-    def _hold(self, finding_id: str, excerpt: Excerpt) -> None:
+    def _hold_excerpt(self, finding_id: str, excerpt: Excerpt) -> None:
         self._held[finding_id] = excerpt
         if len(self._held) > _MOST_HELD:
             self._held.pop(next(iter(self._held)))

@@ -98,9 +98,9 @@ class FileLines(WantedLines):
     def begin(self, places: Mapping[str, FilePlace]) -> None:
         """Continue at this file's place, or before the first possible match. Raises OSError."""
         place = places.get(self.key)
-        self.go_to(place if place is not None and self.has(place) else self._first_place())
+        self.go_to(place if place is not None and self.contains(place) else self._first_place())
 
-    def has(self, place: FilePlace) -> bool:
+    def contains(self, place: FilePlace) -> bool:
         """Return whether the place's mark fits this file. Raises OSError."""
         return place.offset <= self._size and place.mark in (0, self._mark(place.offset))
 
@@ -124,7 +124,7 @@ class FileLines(WantedLines):
         begin = max(offset - _MARKED_BYTES, 0)
         return zlib.crc32(os.pread(self._fd, offset - begin, begin)) or 1  # 0 means no mark
 
-    def _read(self) -> bool:
+    def _queue_lines(self) -> bool:
         read = len(self._waiting)
         while len(self._waiting) == read:
             if self._budget.is_spent:
@@ -143,12 +143,12 @@ class FileLines(WantedLines):
         return True
 
     def _skip_hole(self) -> None:
-        data = self._data_at(self._cutter.offset)
+        data = self._next_data(self._cutter.offset)
         if data > self._cutter.offset:
             self._waiting.extend(self._cutter.take_unfinished_line())
             self._cutter = LineCutter(min(data, self._size))
 
-    def _data_at(self, offset: int) -> int:
+    def _next_data(self, offset: int) -> int:
         if offset < self._size:
             with contextlib.suppress(OSError):  # holes are not reported, or the rest is one
                 return os.lseek(self._fd, offset, os.SEEK_DATA)
@@ -181,7 +181,7 @@ class FileLines(WantedLines):
                 low = high = self._skip_old(low, since - SLACK)
         while high - low > _BISECTED_BYTES:
             middle = (low + high) // 2
-            if self._data_at(middle) >= high:  # only a hole
+            if self._next_data(middle) >= high:  # only a hole
                 high = middle
                 continue
             at = self._time_at(middle, high)
@@ -207,7 +207,7 @@ class FileLines(WantedLines):
     def _time_at(self, offset: int, before: int, *, is_latest: bool = False) -> datetime | None:
         """Return the first time from `offset` on, or the latest in its piece, if near."""
         for _ in range(_PROBES):
-            offset = self._data_at(offset)
+            offset = self._next_data(offset)
             if offset >= before:
                 return None
             raw = os.pread(self._fd, _PROBE, offset)

@@ -49,7 +49,7 @@ class KernelLines(WantedLines):
         following = self._lines[-1][0] + 1 if self._lines else self.line_place.offset
         return FilePlace(self._waiting[0][0] if self._waiting else following, False, self.clock.before)
 
-    def _read(self) -> bool:
+    def _queue_lines(self) -> bool:
         return False
 
     def _wait_and_read(self, reader: KernelReader) -> list[PlacedLine]:

@@ -63,13 +63,13 @@ class PackedLines(WantedLines):
             return FilePlace(self._waiting[0][0], False, self.clock.before)
         return FilePlace(self._cutter.resume_at, self._cutter.is_skipping, self.clock.before)
 
-    def _read(self) -> bool:
+    def _queue_lines(self) -> bool:
         read = len(self._waiting)
         while len(self._waiting) == read:
             if self._budget.is_spent:
                 self.has_more = True
                 return False
-            piece = self._piece()
+            piece = self._next_piece()
             self._budget.take(len(piece))
             if piece:
                 self._waiting.extend(self._preselected(self._cutter.feed(piece)))
@@ -80,7 +80,7 @@ class PackedLines(WantedLines):
                 return False
         return True
 
-    def _piece(self) -> bytes:
+    def _next_piece(self) -> bytes:
         if self._cutter.offset < self._unpacked:  # the cutter went back
             self._unpacking, self._packed_offset, self._unpacked = zlib.decompressobj(_GZIP), 0, 0
         while not self._budget.is_stopped:

@@ -12,8 +12,8 @@ from trainmedic_agent.log_opening.node_files import FileFacts, LogRefused, Named
 
 MOST_OLDER = 16  # parts of a file, newest first
 _OLDER = re.compile(r"(?:\.\d{1,3}|[.-]\d{8}(?:-?\d{1,6})?|[.-]\d{4}-\d\d-\d\d[\w.:-]{0,16}?)(?P<packed>\.gz)?\Z")
-_MOST_ENTRIES = 20_000
-_MOST_LISTED = 200_000
+_MOST_LISTED = 200_000  # entries of a directory
+_MOST_KEPT = 20_000  # of those, names of older parts
 
 
 class OlderPart(NamedTuple):
@@ -65,5 +65,5 @@ class Rotations:
             except (OSError, LogRefused):
                 entries = ()
             names = [entry.name for entry in entries if _OLDER.search(entry.name)]
-            self._names[key] = names[:_MOST_ENTRIES]
+            self._names[key] = names[:_MOST_KEPT]
         return self._names[key]

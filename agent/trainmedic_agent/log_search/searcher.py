@@ -60,7 +60,7 @@ class LogFileFound(Struct, frozen=True):
 class LogPage(Struct, frozen=True):
     lines: Sequence[FoundLine]
     places: Places
-    is_end: bool
+    is_end: bool  # True if nothing follows
     notes: Sequence[str] = field(default=())
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
     """Excluded because an attribute is unknown."""
@@ -132,7 +132,7 @@ class LogSearcher:
             opened: list[WantedLines] = [
                 *self._open_files(files, line_filter, places, budget, stack, rotations, unopened)
             ]
-            budget.begin()  # a page makes progress even if opening is slow
+            budget.restart_time()  # a page makes progress even if opening is slow
             opened += self._kernel_lines(line_filter, places, budget, stack, notes)
             lines, is_cut = _merge(opened, min(most, MOST_LINES))
             reached = {**places, **{file.key: file.marked(file.place) for file in opened}}
@@ -341,8 +341,8 @@ def _begin(lines: FileLines | PackedLines, places: Places, own_places: Sequence[
     A new file may be the copy that rotation makes before it truncates the original; read lines are then skipped.
     """
     own = places.get(lines.key)
-    if places and isinstance(lines, FileLines) and (own is None or not lines.has(own)):
-        copied = [place for place in own_places if place.offset and place.mark and lines.has(place)]
+    if places and isinstance(lines, FileLines) and (own is None or not lines.contains(own)):
+        copied = [place for place in own_places if place.offset and place.mark and lines.contains(place)]
         if copied:
             lines.go_to(max(copied, key=lambda place: place.offset))
             return

@@ -38,7 +38,7 @@ class ReadBudget:
         self._seconds = seconds
         self._until = time.monotonic() + seconds
 
-    def begin(self) -> None:
+    def restart_time(self) -> None:
         self._until = time.monotonic() + self._seconds
 
     def take(self, count: int) -> None:
@@ -55,7 +55,7 @@ class ReadBudget:
 
 class FilePlace(NamedTuple):
     offset: int = 0
-    is_skipping: bool = False
+    is_skipping: bool = False  # True within a line that was returned cut
     at: datetime = BEGINNING
     """Time of the last timed line before it."""
     mark: int = 0
@@ -95,7 +95,7 @@ class WantedLines(ABC):
     def close(self) -> None: ...
 
     @abstractmethod
-    def _read(self) -> bool:
+    def _queue_lines(self) -> bool:
         """Queue more lines; False without any or without budget. Raises OSError."""
 
     def marked(self, place: FilePlace) -> FilePlace:
@@ -111,20 +111,20 @@ class WantedLines(ABC):
         """Return the next match; None at the end or without budget. Raises OSError."""
         until = self._wanted.query.until
         while not self._budget.is_stopped:
-            if not self._waiting and not self._read():
+            if not self._waiting and not self._queue_lines():
                 return None
             if until is not None and self.clock.latest >= until + SLACK:
                 self.has_more = False
                 return None
             before = self.place
             offset, raw = self._waiting.popleft()
-            line = self._answering(offset, raw)
+            line = self._match(offset, raw)
             if line is not None:
                 self.line_place = before
                 return line
         return None
 
-    def _answering(self, offset: int, raw: bytes) -> FoundLine | None:
+    def _match(self, offset: int, raw: bytes) -> FoundLine | None:
         origin, end = self._origin, offset + len(raw)
         line = parse(raw, origin.source, self._booted_at)
         if line is None or (self.skips_ranks and line.local_rank is not None):
@@ -165,7 +165,7 @@ class WantedLines(ABC):
         until, at = self._following
         if offset < until:
             return at
-        while len(self._waiting) < PROBED_LINES and self._read():
+        while len(self._waiting) < PROBED_LINES and self._queue_lines():
             continue
         place = offset
         for number, (place, raw) in enumerate(islice(self._waiting, PROBED_LINES)):

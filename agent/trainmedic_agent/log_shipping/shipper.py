@@ -288,7 +288,7 @@ class LogShipping:
     def _failed(self, answer: Answer) -> None:
         self.counters.add_failure(answer.reason)
         problem = f"{answer.reason}: {answer.text}"
-        if problem != self.counters.problem:  # the first may only be a consequence of a busy machine
+        if problem != self.counters.problem:  # a timeout must not hide a later reason
             log.warning("log store accepts no lines; retrying", extra={"answer": answer.text})
         self.counters.problem = problem
         pause = answer.retry_after or self._pause * random.uniform(0.75, 1.25)  # noqa: S311

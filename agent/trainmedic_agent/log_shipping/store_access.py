@@ -18,7 +18,7 @@ class StoreAccess(Struct, frozen=True, tag="store"):
     """``user:password`` if it has a colon."""
     certificates: str | None = None
     """PEM form, None for the system's."""
-    problem: str = ""
+    problem: str = ""  # why a file cannot be read, otherwise empty
 
 
 def read_access(ship: ShipPolicy, token: str | None) -> StoreAccess:

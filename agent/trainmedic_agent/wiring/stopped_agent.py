@@ -27,10 +27,10 @@ def release(settings: AgentSettings) -> Mapping[str, str | GpuError]:
     with contextlib.closing(Journal(settings.state_dir)) as journal, contextlib.closing(own_gpus()) as gpus:
         ledger = PowerLedger(journal)
         control = PowerControl(gpus, ledger, PowerBounds())
-        owed = [uuid for uuid, state in ledger.all().items() if state.baseline is not None]
+        changed = [uuid for uuid, state in ledger.all().items() if state.baseline is not None]
         control.record_ended({cap.id for state in ledger.all().values() for cap in state.caps}, "release")
         results: dict[str, str | GpuError] = {}
-        for uuid, outcome in control.reconcile(owed).items():
+        for uuid, outcome in control.reconcile(changed).items():
             if isinstance(outcome, GpuError):
                 results[uuid] = outcome
             elif outcome.is_overridden:

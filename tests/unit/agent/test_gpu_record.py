@@ -209,6 +209,6 @@ def test_an_error_says_what_it_asks_for(
     driver.ask_for(0, asked_for)
     driver.xid(0, code)
     agent.look()
-    samples = [one for family in gpu_metrics.recorded(agent.record.gpus()) for one in family.samples]
+    samples = [one for family in gpu_metrics.record_families(agent.record.gpus()) for one in family.samples]
     (error,) = [one for one in samples if one.name == "gpu_xid_errors_total"]
     assert (error.labels["xid"], error.labels["action"], error.value) == (str(code), action, 1)

@@ -342,5 +342,5 @@ def test_the_time_for_reading_begins_after_the_files_are_open() -> None:
     lasting = ReadBudget(1000, 60.0)
     lasting._until = 0.0
     assert lasting.is_spent
-    lasting.begin()
+    lasting.restart_time()
     assert not lasting.is_spent

@@ -14,6 +14,7 @@ from tests.unit.agent.log_reading.reading import Reading, policy_of
 from trainmedic_agent.disk import removal
 from trainmedic_agent.errors import JournalUnavailable
 from trainmedic_agent.log_reading import files, followed_file, log_files, log_store, rule_runner
+from trainmedic_agent.log_reading.log_files import FilePosition, GrowingFile
 from trainmedic_agent.log_reading.streams import BYTES_AROUND
 
 
@@ -213,6 +214,27 @@ def test_an_agent_that_is_new_on_a_node_reads_the_end_of_what_is_there(tmp_path:
     assert reading.marks() == ["2"]
     assert reading.counters.bytes_left_out > 500_000
     reading.kill()
+
+
+def test_a_truncation_right_after_a_read_is_noticed(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is known by what was read, not by what is in its place a moment later."""
+    path = logs / "a.log"
+    path.write_bytes(b"MARK 1\n")
+    facts = path.stat()
+    file = GrowingFile.open(str(path), FilePosition(str(path), facts.st_dev, facts.st_ino, since=0))
+    assert file.look()
+    real = os.pread
+
+    def pread(fd: int, size: int, offset: int) -> bytes:
+        raw = real(fd, size, offset)
+        if size == log_files.LARGEST_READ:
+            path.write_bytes(b"MARK 2\nMARK 3\n")
+        return raw
+
+    monkeypatch.setattr(log_files.os, "pread", pread)
+    assert file.read() == [(0, b"MARK 1")]
+    assert not file.look()
+    file.close()
 
 
 def test_who_is_far_behind_goes_on_near_the_end(reading: Reading, logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
