@@ -28,8 +28,8 @@ Exit codes:
   5  there is no run, playbook or other thing of that name
 """
 
-# Commands by distribution, to name the missing one.
-ABSENT = {
+# To name the missing distribution.
+COMMANDS_BY_DISTRIBUTION = {
     "trainmedic-agent": ("agent", "agent-reader"),
     "trainmedic-logs": ("logs", "diagnose"),
     "trainmedic-server": (
@@ -113,7 +113,7 @@ class LazyGroup(click.Group):
                 ctx.fail(
                     f"{args[0]!r} is not available: no distribution has registered its commands. {_REINSTALL_HINT}"
                 )
-            for distribution, names in ABSENT.items():
+            for distribution, names in COMMANDS_BY_DISTRIBUTION.items():
                 if args[0] in names:
                     ctx.fail(f"{args[0]!r} is a command of {distribution}, which is not installed here.")
             near = _subcommands(args[0]) or difflib.get_close_matches(args[0], commands())

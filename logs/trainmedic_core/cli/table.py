@@ -10,8 +10,8 @@ import click
 from trainmedic_core.words import cut, plain
 
 _GAP = 2
-_LEAST = 10
-_LEAST_OF_LAST = 24
+_LEAST_WIDTH = 10
+_LEAST_WIDTH_OF_LAST = 24
 
 
 def width() -> int:
@@ -24,8 +24,8 @@ def rows(header: Sequence[str], lines: Sequence[Sequence[object]], width: int) -
     """Return a table within `width` characters: the widest columns are cut first."""
     cells = [list(header), *([plain(value) for value in line] for line in lines)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
-    last = min(widths[-1], _LEAST_OF_LAST)
-    while sum(widths[:-1]) + _GAP * (len(widths) - 1) + last > width and max(widths[:-1]) > _LEAST:
+    last = min(widths[-1], _LEAST_WIDTH_OF_LAST)
+    while sum(widths[:-1]) + _GAP * (len(widths) - 1) + last > width and max(widths[:-1]) > _LEAST_WIDTH:
         widest = max(range(len(widths) - 1), key=lambda column: widths[column])
         widths[widest] -= 1
     return [fit(line, widths, width) for line in cells]

@@ -46,7 +46,7 @@ class Exit(Struct, frozen=True):
 
     @property
     def is_victims(self) -> bool:
-        """Whether it ended as others do after the failure of one."""
+        """It ended as others do after the failure of one."""
         return self.signal in _SIGNALS_TO_VICTIMS or bool(_ENDED_BY_SIGNAL.search(self.said))
 
     @property

@@ -95,7 +95,7 @@ class Facts(Struct, frozen=True):
 
     @property
     def has_ended_well(self) -> bool:
-        """Whether the launcher, or else every known rank, ended without failure."""
+        """The launcher, or else every known rank, ended without failure."""
         by_launcher = [each for each in self.exits if each.reporter == LAUNCHER]
         if by_launcher and not self.is_reported_hang:
             return not any(each.is_failure for each in by_launcher)

@@ -53,7 +53,7 @@ class RankStep(Struct, frozen=True):
 
 class ThroughputDrop(Struct, frozen=True):
     share: float | None = None
-    """Of the usual throughput, 0 to 1; None if unknown."""
+    """Part of the usual throughput, 0 to 1; None if unknown."""
 
 
 def by_own_figures(evidence: Sequence[Evidence]) -> Verdict:

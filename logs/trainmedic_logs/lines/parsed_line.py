@@ -34,7 +34,7 @@ _LEVELS_BY_NAME: Mapping[str, LogLevel] = {
     **dict.fromkeys(("debug", "trace"), LogLevel.DEBUG),
 }
 _BEGINNING = 200
-_OF_GLOG = {"E": LogLevel.ERROR, "F": LogLevel.ERROR, "W": LogLevel.WARNING, "I": LogLevel.INFO}
+_LEVELS_OF_GLOG = {"E": LogLevel.ERROR, "F": LogLevel.ERROR, "W": LogLevel.WARNING, "I": LogLevel.INFO}
 
 
 class ParsedLine(Struct, frozen=True):
@@ -100,7 +100,7 @@ def level_of(text: str, record: Mapping[str, Any] | None = None) -> LogLevel:
         return _LEVELS_BY_NAME.get(match[1].lower(), LogLevel.INFO)
     beginning = text[:_BEGINNING]
     if match := _GLOG.match(beginning):
-        return _OF_GLOG[match[1]]
+        return _LEVELS_OF_GLOG[match[1]]
     if match := _LEVEL_WORD.search(beginning):
         return LogLevel(str(match.lastgroup))
     if _EXCEPTION.match(beginning):

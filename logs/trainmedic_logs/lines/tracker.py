@@ -103,7 +103,7 @@ class FindingTracker:
 
     @property
     def counts_rows(self) -> bool:
-        """Whether refused records affect a count in a row."""
+        """Refused records affect a count in a row."""
         return bool(self._unreached_rows or self._reached_rows)
 
     @property

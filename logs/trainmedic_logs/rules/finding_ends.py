@@ -15,7 +15,7 @@ from trainmedic_logs.lines.rule import UNTIL_ATTEMPT, UNTIL_BOOT, UNTIL_ENDS, Co
 from trainmedic_logs.rules.finding_alerts import is_before_boot
 
 SILENCE = timedelta(minutes=15)
-"""Of findings whose rule is no longer loaded."""
+"""Ends findings whose rule is no longer loaded."""
 FORGOTTEN_AFTER = timedelta(days=7)
 """A finding that waits for a boot, a line or a step ends after this time if its node or job is not connected."""
 

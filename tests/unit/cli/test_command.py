@@ -78,7 +78,7 @@ def test_of_two_commands_with_one_name_the_servers_is_taken(installed: set[str])
 def test_the_command_knows_where_each_command_comes_from() -> None:
     """Also of one that is not installed."""
     for name, table in TABLES.items():
-        named = set(command.ABSENT[f"trainmedic-{name}"])
+        named = set(command.COMMANDS_BY_DISTRIBUTION[f"trainmedic-{name}"])
         assert named <= table.COMMANDS.keys()
         assert table.COMMANDS.keys() - named <= {"logs", "diagnose"}, name
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.support.clocks import START
 from tests.support.findings import of_kernel, of_training
 from trainmedic_logs.domain.finding import CauseClass, Finding, Role
-from trainmedic_logs.domain.known_finding import EpisodeKey, KnownFinding, begun, taken
+from trainmedic_logs.domain.known_finding import EpisodeKey, KnownFinding, merge_update, new_finding
 from trainmedic_server.ports.verdicts import VerdictRecord
 from trainmedic_server.reports.error_events import NETWORK, OUT_OF_MEMORY, error_count
 from trainmedic_server.reports.failures import FailureRecord
@@ -19,7 +19,7 @@ from trainmedic_server.reports.failures import FailureRecord
 def known(finding: Finding, number: int = 0) -> KnownFinding:
     """What the server knows of it."""
     key = EpisodeKey(finding.origin.node, f"{finding.id}-{number}")
-    return taken(begun(f"finding-{number}-{finding.rule}", finding, START), None, key, finding, START)[0]
+    return merge_update(new_finding(f"finding-{number}-{finding.rule}", finding, START), None, key, finding, START)[0]
 
 
 def oom(minutes: float, rank: int = 0, count: int = 1, lasting: float = 0.0, rule: str = "cuda-oom") -> KnownFinding:

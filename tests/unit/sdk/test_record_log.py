@@ -252,7 +252,7 @@ def test_the_sources_file_says_whose_the_files_are(tmp_path: Path) -> None:
 
 def test_the_gpus_are_told_once_they_are_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the kernel's log names them; a job begins to use them long after it has connected."""
-    monkeypatch.setattr(record_log, "_DEVICES_EVERY", 0.0)
+    monkeypatch.setattr(record_log, "_DEVICES_INTERVAL_S", 0.0)
     monkeypatch.setattr(record_log.devices, "pci_addresses", lambda: ["0000:9b:00"])
     rank = Rank(tmp_path)
     rank.written()

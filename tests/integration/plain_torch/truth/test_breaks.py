@@ -228,11 +228,11 @@ def _no_moments(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(StateParts, "restore", only_model)
     patch.setattr(loading, "compare_with", lambda kept, parts: digests.DigestComparison(len(kept), ()))
-    patch.setattr(LossComparison, "_binding_steps", lambda self: frozenset(sorted(self._expected)[:1]))
+    patch.setattr(LossComparison, "_steps_that_must_agree", lambda self: frozenset(sorted(self._expected)[:1]))
 
 
 def _only_first_loss(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LossComparison, "_binding_steps", lambda self: frozenset(sorted(self._expected)[:1]))
+    patch.setattr(LossComparison, "_steps_that_must_agree", lambda self: frozenset(sorted(self._expected)[:1]))
 
 
 def _wide_tolerance(patch: pytest.MonkeyPatch) -> None:
