@@ -7,7 +7,7 @@ from typing import Annotated, TypeVar
 from fastapi import Query
 from pydantic import Field
 
-from trainmedic_server.errors import PayloadError
+from trainmedic_server.http.problems import HttpProblem
 
 Name = Annotated[str, Query(min_length=1, max_length=1000, pattern=r"^[^\x00]*$")]
 MOST_VALUES = 20
@@ -19,5 +19,6 @@ PageLimit = Annotated[int, Query(ge=1, le=1000, description="Items of a page.")]
 PageCursor = Annotated[str | None, Query(max_length=1000, description="`next` of the page before.")]
 
 
-def wrong_cursor() -> PayloadError:
-    return PayloadError.at([("cursor", "is not a cursor of this server")])
+def wrong_cursor() -> HttpProblem:
+    message = "is not a cursor of this server"
+    return HttpProblem(422, f"cursor: {message}", problems=[("cursor", message)])

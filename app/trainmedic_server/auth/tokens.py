@@ -44,6 +44,7 @@ class Token(Struct, frozen=True):
 
 
 def read(path: Path) -> tuple[Token, ...]:
+    """Raises ConfigurationError."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -63,7 +64,7 @@ def parse(text: str, source: str) -> tuple[Token, ...]:
         raise ConfigurationError(f"{source}:1: must be a list of at least one {{name, sha256, roles}}")
     document = documents[0]
     tokens = [_token(entry, _Location(source, document, index)) for index, entry in enumerate(document.value)]
-    for member, values in (("name", [t.name for t in tokens]), ("sha256", [t.digest for t in tokens])):
+    for member, values in (("name", [token.name for token in tokens]), ("sha256", [token.digest for token in tokens])):
         for index, value in enumerate(values):
             if value in values[:index]:
                 raise _Location(source, document, index).error(member, "is the same as an earlier token's")

@@ -59,7 +59,7 @@ def test_jobs_that_only_the_cluster_knows_are_those_whose_pods_are_nobody_elses(
     """One whose pods a connected job works in is that job."""
     jobs = directory()
     details = {"placement": [{"rank": 0, "node": "n1", "gpu": A}]}
-    (other,) = jobs.others([connected(jobs, Presence("llm", START, details))], START)
+    (other,) = jobs.only_in_cluster([connected(jobs, Presence("llm", START, details))], START)
     assert (other.name, other.connected, other.nodes) == ("old", False, ["n1", "n2"])
 
 
