@@ -1,7 +1,7 @@
 """The argument list of each change: one process of scontrol or scancel, without a shell.
 
 ``ALL``, host lists, and lists of jobs are refused: they would reach more than the server has read. The name of a
-NodeSet cannot be told from a node's here; the server refuses it, because Slurm lists no such node.
+NodeSet looks like a node's, so executors compare `named_nodes` with the nodes that slurmctld lists.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ Arguments = Sequence[str]
 
 UNLIMITED = "unlimited"
 _NODE = re.compile(r"(?!(?i:all|default)\Z)[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+_LISTED_NODE = re.compile(r"^NodeName=(\S+)", re.MULTILINE)
 _JOB = re.compile(r"[1-9][0-9]{0,9}(_[0-9]{1,10})?")
-_USER = re.compile(r"[a-z_][a-z0-9_.-]{0,63}")
+_USER = re.compile(r"(?!(?i:all)\Z)[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,255}")
+"""A name or numeric ID. A minus before it would give the reservation to all other users."""
 _RESERVATION = re.compile(r"trainmedic-[A-Za-z0-9-]{1,100}")
 """Only the server's own."""
 _SIGNAL = re.compile(r"USR1|USR2|HUP|INT|TERM|CONT|STOP")
@@ -36,6 +38,20 @@ def change(action: str, params: Params) -> Arguments:
     if unknown:
         raise CommandRejected(f"{action} does not know {', '.join(map(repr, unknown))[:300]}")
     return make(params)
+
+
+def named_nodes(params: Params) -> Sequence[str]:
+    """Return the nodes that a change names, after `change` has accepted its parameters."""
+    return [*([params["node"]] if "node" in params else []), *params.get("excluded_nodes", ())]
+
+
+def show_nodes(names: Sequence[str]) -> Arguments:
+    return "scontrol", "--all", "--oneliner", "show", "node", ",".join(names)
+
+
+def listed_nodes(output: bytes) -> frozenset[str]:
+    """Return the names in the output of `show_nodes`, which has one node in each line."""
+    return frozenset(_LISTED_NODE.findall(output.decode(errors="replace")))
 
 
 def node_name(raw: object) -> str:

@@ -23,6 +23,7 @@ _REPLY_MARGIN = timedelta(seconds=2)
 _KEPT = 8
 """Documents whose further pages can be asked for."""
 _PIECES = log_pages.MOST_PACKED // log_pages.PIECE
+_NO_END = "scontrol did not end in time"
 _PARSER = re.compile(r"v[0-9]+\.[0-9]+\.[0-9]+")
 _SHOWN: Mapping[str, tuple[str, Callable[[object], str] | None]] = {
     "node": ("nodes", arguments.node_name),
@@ -56,12 +57,30 @@ class SlurmChange:
         if accepted.resumed:
             reason = "the agent was restarted; an earlier process may have run it, so it is not run again"
             raise CommandFailed(reason, {"may_be_done": True})
+        self._refuse_unlisted(arguments.named_nodes(command.params), command)
         done = self._programs.run(argv, _seconds(command, self._now()))
         if done.code == 0:
             return {"text": done.text}
         if done.code is None or done.code < 0:
             raise CommandFailed(f"{argv[0]} did not end in time", {"may_be_done": True})
         raise CommandFailed(done.text or f"{argv[0]} ended with status {done.code}", {"may_be_done": False})
+
+    def _refuse_unlisted(self, names: Sequence[str], command: Command) -> None:
+        """Raise CommandFailed unless slurmctld lists each name as a node: Slurm changes all nodes of a NodeSet."""
+        if not names:
+            return
+        done = self._programs.run(arguments.show_nodes(names), _seconds(command, self._now()))
+        listed = arguments.listed_nodes(done.output)
+        unlisted = [name for name in names if name not in listed]
+        if done.code is None or done.code < 0:
+            reason = _NO_END
+        elif unlisted:
+            # Slurm's own text for a change of such a node.
+            missing = f"Invalid node name specified: slurmctld lists no node {', '.join(unlisted)[:300]}"
+            reason = done.text or missing
+        else:
+            return
+        raise CommandFailed(f"{reason}; nothing was changed", {"may_be_done": False})
 
 
 class SlurmReading:
@@ -122,7 +141,7 @@ class SlurmReading:
         argv = ("scontrol", "--all", "--details", f"--json={parser}", *shown)
         done = self._programs.run(argv, (until - self._now() - _REPLY_MARGIN).total_seconds())
         if done.code is None or done.code < 0:
-            raise CommandFailed("scontrol did not end in time")
+            raise CommandFailed(_NO_END)
         document = shortened(done.output, kind, fields)
         if document is None:
             self._parsers = frozenset()  # an upgrade may have removed this one

@@ -37,6 +37,7 @@ class BasicAction:
     changes_node: ClassVar[bool] = False
     promql: ClassVar[frozenset[str]] = frozenset()
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
+    shortest_timeout: ClassVar[timedelta] = timedelta(0)
     Params: ClassVar[type[BaseModel]]
     outputs: ClassVar[Collection[str]] = frozenset()
     """Output keys, or a mapping of them to types (`domain.value_types`), against which playbooks are checked. Keys

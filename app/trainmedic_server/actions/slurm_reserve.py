@@ -21,8 +21,9 @@ _OURS = "trainmedic-"
 
 
 class SlurmReserveParams(ActionParams):
-    users: tuple[Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_.-]*$", max_length=64)], ...] = Field(
-        ("root",), min_length=1, max_length=100, description="Users whose jobs may use the node: who tests it."
+    # A minus before a name would give the reservation to all other users.
+    users: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@\\-]*$", max_length=256)], ...] = Field(
+        ("root",), min_length=1, max_length=100, description="Users, by name or numeric ID, whose jobs may use the node."
     )
     duration: Duration = Field(
         timedelta(days=1),

@@ -158,6 +158,8 @@ class ActionTraits(Protocol):
     """
     changes_node: ClassVar[bool]
     """True if a run on a GPU locks the GPU's node. Default: False."""
+    shortest_timeout: ClassVar[timedelta]
+    """Playbooks with a shorter timeout are rejected on load. Default: 0."""
     promql: ClassVar[frozenset[str]]
     """Parameters that are PromQL. Templates in them stand within quotes, and values are escaped. Default: none."""
 

@@ -186,6 +186,9 @@ def test_no_node_is_taken_out_of_service_while_slurm_is_silent(server: str, clus
     time.sleep(20)  # A reading begins every 5 s and is too late after 10 s. A run that starts earlier may.
     try:
         assert decision_on(server, "NodeWorn", node="n1")[0] == "capacity_limited"
+        ready = httpx.get(f"{server}/ready").json()
+        assert ready["ready"] and not ready["slurm"]["ok"]
+        assert re.match(r"does not answer since \S+Z; ", ready["slurm"]["detail"])
         (refused, *_) = httpx.get(f"{server}/history", params={"limit": 1}).raise_for_status().json()["items"]
         assert re.fullmatch(
             r"min_available: the state of the nodes is not known since \S+Z: Slurm does not answer", refused["message"]
@@ -197,6 +200,11 @@ def test_no_node_is_taken_out_of_service_while_slurm_is_silent(server: str, clus
     )
     run = eventually(partial(run_of, server, "node:n1"), 120, "the run is over")
     assert run["status"] == "succeeded", run
+    assert httpx.get(f"{server}/ready").json()["slurm"] == {
+        "ok": True,
+        "detail": "answers, with 3 nodes",
+        "caution": False,
+    }
     cluster.run("scontrol", "update", "nodename=n1", "state=resume")
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from trainmedic_agent.errors import CommandRejected
 from trainmedic_agent.slurm.arguments import ACTIONS, change
+from trainmedic_server.actions.slurm_reserve import SlurmReserveParams
 
 REASON = "trainmedic:a-1 GPU 3 is too hot; $(reboot)"
 
@@ -55,6 +57,23 @@ REASON = "trainmedic:a-1 GPU 3 is too hot; $(reboot)"
 )
 def test_each_change_is_one_command(action: str, params: dict[str, Any], line: str) -> None:
     assert " ".join(change(action, params)) == line
+
+
+@pytest.mark.parametrize("user", ["root", "Mia.Berg", "mia@example.org", r"CORP\\mia", "1000", "m-b_1"])
+def test_a_reservation_takes_the_users_that_slurm_takes(user: str) -> None:
+    given = {"reservation": "trainmedic-a", "node": "n1", "minutes": 1}
+    assert f"users={user}" in change("slurm.reserve", {**given, "users": [user]})
+    SlurmReserveParams(users=(user,))
+
+
+@pytest.mark.parametrize("user", ["", "-root", "+root", "a,b", "a b", "a=b", "a\n", "@x"])
+def test_a_reservation_takes_no_text_that_means_others(user: str) -> None:
+    """Slurm reads a leading minus as all users but this one."""
+    given = {"reservation": "trainmedic-a", "node": "n1", "minutes": 1}
+    with pytest.raises(CommandRejected, match="users is"):
+        change("slurm.reserve", {**given, "users": [user]})
+    with pytest.raises(ValidationError):
+        SlurmReserveParams(users=(user,))
 
 
 def test_a_reason_is_one_argument() -> None:
