@@ -35,7 +35,9 @@ TASK_RUNS = "trap 'touch /mnt/caught' USR1; touch /mnt/ready; while :; do sleep 
 @pytest.fixture(scope="module", params=slurm_cluster.RELEASES)
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     root = slurm_cluster.fetched(request.param)
-    with SlurmCluster(root, tmp_path_factory.mktemp("slurm") / "cluster", "NodeSet=pair Nodes=n1,n2\n", gpus=2) as started:
+    with SlurmCluster(
+        root, tmp_path_factory.mktemp("slurm") / "cluster", "NodeSet=pair Nodes=n1,n2\n", gpus=2
+    ) as started:
         yield started
 
 
@@ -67,19 +69,7 @@ async def slurm(request: pytest.FixtureRequest, cluster: SlurmCluster, rest: Slu
     else:
         async with by_agent(request.getfixturevalue("login").url) as client:
             yield client
-    for node in slurm_cluster.NODES:
-        with contextlib.suppress(ClusterRefused):  # it is not drained
-            await rest.undrain(node)
-    await until(lambda: all_ended(rest), "the jobs end")
-
-
-async def all_ended(rest: SlurmRest) -> bool:
-    """Cancel the jobs that have not ended, and return whether there was none."""
-    left = [job for job in await rest.jobs() if not job.has_ended]
-    for job in left:
-        with contextlib.suppress(ClusterRefused, ObjectMissing):  # it has ended by now
-            await rest.cancel(job.job_id)
-    return not left
+    cluster.clear()  # a job that completes still has its GPUs
 
 
 def stand_in_the_way(slurm: Slurm, cluster: SlurmCluster) -> Program:

@@ -82,11 +82,7 @@ async def slurm(
 async def actions(cluster: SlurmCluster, slurm: Slurm) -> AsyncIterator[Registry]:
     services = Services(SystemClock(), NoJobs(), HttpxCaller(), slurm=slurm)  # type: ignore[arg-type]
     yield registry.build(services)
-    for node in await slurm.nodes():
-        if node.is_out_of_service:
-            cluster.run("scontrol", "update", f"nodename={node.name}", "state=resume")
-    for job in await slurm.jobs():
-        await slurm.cancel(job.job_id)
+    cluster.clear()
 
 
 def call(actions: Registry, name: str, target: Target, given: Mapping[str, Any], **other: Any) -> Call:
