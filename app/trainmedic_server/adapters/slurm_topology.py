@@ -1,7 +1,4 @@
-"""Nodes and running jobs of Slurm, read periodically. After a failure the last ones remain.
-
-The pause between readings grows with their duration, to limit slurmctld's load.
-"""
+"""Nodes and running jobs of Slurm, read periodically. After a failure the last ones remain."""
 
 from __future__ import annotations
 
@@ -20,7 +17,8 @@ REFRESH_EVERY = timedelta(seconds=5)
 _PATIENCE = timedelta(seconds=10)
 """Least time after which a reading is overdue."""
 _SHARE = 0.05
-"""Maximum share of slurmctld's time for these readings."""
+"""Share of slurmctld's time for these readings, unless the pauses would be longer than `_LONGEST_PAUSE`."""
+_LONGEST_PAUSE = timedelta(minutes=1)
 
 log = telemetry.logger(__name__)
 
@@ -35,13 +33,14 @@ class SlurmWatch:
         self._answered_at = clock.now()
         self._topology = SlurmTopology().unanswered(self._answered_at)
         self._seen: tuple[Sequence[SlurmNode], Sequence[SlurmJob]] | None = None
-        self._took = 0.0
+        self._took = self._took_before = 0.0
+        """Durations of the last two readings in seconds."""
 
     def topology(self) -> SlurmTopology:
         return self._topology
 
     async def watch(self) -> None:
-        await loops.repeat(self.refresh, REFRESH_EVERY, "slurm", self._metrics, rest=self._rest)
+        await loops.repeat(self.refresh, REFRESH_EVERY, "slurm", self._metrics, rest=self._pause)
 
     async def refresh(self) -> None:
         """Read once. Raises ClusterUnavailable, ClusterRefused."""
@@ -55,7 +54,7 @@ class SlurmWatch:
             raise
         finally:
             too_late.cancel()
-            self._took = loop.time() - began
+            self._took_before, self._took = self._took, loop.time() - began
         self._answered_at = now
         if self._topology.answers and seen == self._seen:
             return
@@ -65,9 +64,16 @@ class SlurmWatch:
     def _lose(self) -> None:
         self._topology = self._topology.unanswered(self._answered_at)
 
-    async def _rest(self, seconds: float) -> None:
-        wait = max(seconds, self._took / _SHARE)
-        await self._clock.sleep_until(self._clock.now() + timedelta(seconds=wait))
+    async def _pause(self, _: float) -> None:
+        await self._clock.sleep_until(self._clock.now() + pause_after(self._took_before, self._took))
+
+
+def pause_after(*seconds: float) -> timedelta:
+    """Return the pause after readings of these durations.
+
+    It grows with the shortest of them, to limit slurmctld's load: a single outage must not leave the data outdated.
+    """
+    return max(REFRESH_EVERY, min(timedelta(seconds=min(seconds) / _SHARE), _LONGEST_PAUSE))
 
 
 def read(nodes: Sequence[SlurmNode], jobs: Sequence[SlurmJob], before: SlurmTopology) -> SlurmTopology:

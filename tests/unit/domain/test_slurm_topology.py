@@ -8,7 +8,7 @@ import pytest
 
 from trainmedic_core.target import Target
 from trainmedic_server.adapters.slurm_json import jobs_of, nodes_of
-from trainmedic_server.adapters.slurm_topology import read
+from trainmedic_server.adapters.slurm_topology import pause_after, read
 from trainmedic_server.domain import job_lookup, places, selectors, target_resolution
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved
 from trainmedic_server.domain.selectors import Selection, Selector
@@ -177,3 +177,11 @@ def test_an_unreadable_node_list_or_gpu_list_costs_only_itself() -> None:
     found = read(NODES, bad, NO_SLURM)
     assert found.jobs_by_node == {"n1": {"slurm:2"}, "n2": {"slurm:3"}}
     assert found.jobs_by_gpu == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "last", "pause"), [(0.0, 0.1, 5), (0.1, 20.0, 5), (1.0, 2.0, 20), (20.0, 0.1, 5), (20.0, 20.0, 60)]
+)
+def test_slow_readings_are_rarer_and_one_outage_delays_none(before: float, last: float, pause: float) -> None:
+    """So the data are at most a minute old while Slurm answers."""
+    assert pause_after(before, last).total_seconds() == pause
