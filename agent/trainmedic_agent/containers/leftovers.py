@@ -28,6 +28,8 @@ _NEVER_YEAR = 1970
 
 
 class Pruning(Struct):
+    """- ``left``: names of what stays, by reason"""
+
     removed: Counter[Leftover] = field(default_factory=Counter)
     cache_bytes: int = 0
     left: dict[str, list[str]] = field(default_factory=dict)
@@ -58,16 +60,16 @@ class LeftoverRemover(Struct):
     def remove(self) -> None:
         """Remove what the policy allows. Raises CommandFailed if the engine does not respond."""
         work: Mapping[Leftover, Callable[[], None]] = {
-            Leftover.BUILD_CACHE: self._build_cache,
-            Leftover.DANGLING_IMAGES: lambda: self._images(named=False),
-            Leftover.STOPPED_CONTAINERS: self._containers,
-            Leftover.UNUSED_IMAGES: lambda: self._images(named=True),
+            Leftover.BUILD_CACHE: self._prune_build_cache,
+            Leftover.DANGLING_IMAGES: lambda: self._remove_images(named=False),
+            Leftover.STOPPED_CONTAINERS: self._remove_containers,
+            Leftover.UNUSED_IMAGES: lambda: self._remove_images(named=True),
         }
         for kind in Leftover:
             if kind in self.policy.remove and self.may_continue():
                 work[kind]()
 
-    def _build_cache(self) -> None:
+    def _prune_build_cache(self) -> None:
         if self.dry_run:
             self.pruning.leave("not_known_in_advance", "build cache")
             return
@@ -77,15 +79,15 @@ class LeftoverRemover(Struct):
         except EngineAnswer as answer:
             self.pruning.leave("not_supported" if answer.status == _NOT_FOUND else str(answer), "build cache")
 
-    def _containers(self) -> None:
+    def _remove_containers(self) -> None:
         for listed in self.engine.containers(self.seconds_left()):
             if listed.get("State") not in _STOPPED:
                 continue
             if not self.may_continue():
                 return
-            self._container(str(listed.get("Id")), _container_names(listed))
+            self._remove_container(str(listed.get("Id")), _container_names(listed))
 
-    def _container(self, ident: str, names: list[str]) -> None:
+    def _remove_container(self, ident: str, names: list[str]) -> None:
         name = names[0] if names else ident[:12]
         if self._is_kept(names):
             self.pruning.leave("kept_by_policy", name)
@@ -96,8 +98,8 @@ class LeftoverRemover(Struct):
             if reason is None and not self.dry_run:
                 self.engine.remove_container(ident, self.seconds_left())
         except EngineAnswer as answer:
-            reason = _reason(answer)
-        self._note(Leftover.STOPPED_CONTAINERS, reason, name)
+            reason = _why_not_removed(answer)
+        self._count(Leftover.STOPPED_CONTAINERS, reason, name)
 
     def _reason_to_keep(self, container: Mapping[str, Any]) -> str | None:
         state = container.get("State")
@@ -108,9 +110,9 @@ class LeftoverRemover(Struct):
         if isinstance(restart, Mapping) and restart.get("Name") not in ("", "no", None):
             return "has_restart_policy"
         never_ran = state.get("Status") == "created"
-        return self._young(container.get("Created") if never_ran else state.get("FinishedAt"))
+        return self._why_too_young(container.get("Created") if never_ran else state.get("FinishedAt"))
 
-    def _images(self, *, named: bool) -> None:
+    def _remove_images(self, *, named: bool) -> None:
         kind = Leftover.UNUSED_IMAGES if named else Leftover.DANGLING_IMAGES
         used = {str(container.get("ImageID")) for container in self.engine.containers(self.seconds_left())}
         for listed in self.engine.images(self.seconds_left()):
@@ -120,27 +122,30 @@ class LeftoverRemover(Struct):
             if not self.may_continue():
                 return
             name = names[0] if names else ident.removeprefix("sha256:")[:12]
-            self._note(kind, self._image(ident, names), name)
+            self._count(kind, self._remove_image(ident, names), name)
 
-    def _image(self, ident: str, names: list[str]) -> str | None:
+    def _remove_image(self, ident: str, names: list[str]) -> str | None:
+        """Return why the image stays; None if it was removed, or would be without `dry_run`."""
         if self._is_kept(names):
             return "kept_by_policy"
         try:
             full = self.engine.image(ident, self.seconds_left())
             metadata = full.get("Metadata")
             since = metadata.get("LastTagTime") if isinstance(metadata, Mapping) else None
-            if (reason := self._young(since if names else _known(since) or full.get("Created"))) is not None:
+            if not names and _parsed_time(since) is None:
+                since = full.get("Created")
+            if (reason := self._why_too_young(since)) is not None:
                 return reason
             if not self.dry_run:
                 # An image with several names is removed with the last of them.
                 for name in names or [ident]:
                     self.engine.remove_image(name, self.seconds_left())
         except EngineAnswer as answer:
-            return _reason(answer)
+            return _why_not_removed(answer)
         return None
 
-    def _young(self, written: object) -> str | None:
-        at = _known(written)
+    def _why_too_young(self, written: object) -> str | None:
+        at = _parsed_time(written)
         if at is None:
             return "age_unknown"
         return "young" if self.now - at < self.policy.min_age else None
@@ -148,18 +153,18 @@ class LeftoverRemover(Struct):
     def _is_kept(self, names: list[str]) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in self.policy.keep)
 
-    def _note(self, kind: Leftover, reason: str | None, name: str) -> None:
+    def _count(self, kind: Leftover, reason: str | None, name: str) -> None:
         if reason is None:
             self.pruning.removed[kind] += 1
         else:
             self.pruning.leave(reason, name)
 
 
-def _reason(answer: EngineAnswer) -> str:
+def _why_not_removed(answer: EngineAnswer) -> str:
     return {_CONFLICT: "in_use", _NOT_FOUND: "vanished_meanwhile"}.get(answer.status, str(answer))
 
 
-def _known(written: object) -> datetime | None:
+def _parsed_time(written: object) -> datetime | None:
     if isinstance(written, datetime):
         return written
     if not isinstance(written, str):

@@ -1,4 +1,4 @@
-"""Executor of ``node.facts``, with its own worker queue: measuring takes half a second."""
+"""Executor of ``node.facts``. It has a worker queue, because it measures for a while."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from trainmedic_agent.facts import gpu, host
 from trainmedic_agent.gpu_record import GpuRecord
 from trainmedic_agent.ports.gpus import Gpus
 
-WINDOW = 0.5
+CPU_SECONDS = 0.5
+"""Time over which the CPU's load is measured."""
 
 
 class NodeFactsExecutor(Struct, frozen=True):
@@ -60,5 +61,5 @@ class NodeFactsExecutor(Struct, frozen=True):
 
     def _cpu(self) -> Mapping[str, Any]:
         before = host.cpu_times(self.proc)
-        self.sleep(WINDOW)
+        self.sleep(CPU_SECONDS)
         return {"cpu": host.cpu(before, host.cpu_times(self.proc), self.proc)}

@@ -16,6 +16,7 @@ from trainmedic_agent.health.checks import Level
 from trainmedic_agent.health.health_policy import HealthPolicy
 
 CHECK_EVERY = 300.0
+"""Seconds."""
 MOST_BURN_SECONDS = 540.0
 _REPLY_SECONDS = 5.0
 """Reserved for the reply before the command expires."""
@@ -53,7 +54,7 @@ class NodeHealthExecutor(Struct, frozen=True):
 
 
 class RegularCheck(Struct):
-    """Quick check every `CHECK_EVERY` seconds."""
+    """Quick check at the agent's start, and every `CHECK_EVERY`. `next_at` is in seconds since boot."""
 
     health: RecordedHealth
     gpu_record: GpuRecord

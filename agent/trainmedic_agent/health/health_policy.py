@@ -10,7 +10,7 @@ from trainmedic_agent.mapping_reader import FieldFault, MappingReader
 
 class HealthPolicy(Struct, frozen=True):
     """- ``probe``: command of ``trainmedic-probe``. Empty: no load test is allowed
-    - ``gpus``: minimum number of responding GPUs, besides those that the agent has seen
+    - ``gpus``: minimum number of responding GPUs, if the agent has seen fewer
     """
 
     probe: tuple[str, ...] = ()

@@ -19,9 +19,10 @@ KEPT_ENDED = 64
 EXPIRED = "lease"
 """End reason of an unrenewed cap, which can be reapplied."""
 
-_BESIDE = ("boot", "ends_at")
+_STORED_SEPARATELY = ("boot", "ends_at")
+"""Fields that older agents do not know (see `GpuPowerState.to_json`)."""
 _SAME_MW = 1000
-"""Closer limits are equal: drivers round."""
+"""Limits less than this apart are equal: drivers round."""
 
 
 class PowerCap(Struct, frozen=True):
@@ -180,7 +181,7 @@ class GpuPowerState(Struct, frozen=True):
         so `PowerCap.boot` and `PowerCap.ends_at` are stored separately.
         """
         caps = [asdict(cap) for cap in self.caps]
-        ends = {cap["id"]: {name: cap.pop(name) for name in _BESIDE} for cap in caps}
+        ends = {cap["id"]: {name: cap.pop(name) for name in _STORED_SEPARATELY} for cap in caps}
         return {"baseline": asdict(self.baseline) if self.baseline else None, "holds": caps, "ends": ends}
 
     @classmethod

@@ -103,6 +103,7 @@ class PowerControl:
         lease: float,
         failed_by: str,
     ) -> Outcomes:
+        """`failed_by`: recorded end of the cap after a failure, with ``{}`` for the error."""
         before: dict[str, PowerLimits] = {}
         requested_mw: dict[str, int] = {}
         for uuid in uuids:

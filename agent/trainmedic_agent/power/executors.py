@@ -46,8 +46,8 @@ class PowerLimitExecutor(Struct, frozen=True):
         outcomes = self.control.cap(command.id, requested, uuids, lease)
         errors = outputs.errors_of(outcomes)
         if errors:
-            raise outputs.refusal(errors, len(uuids))
-        return outputs.one_or_all(outputs.capped(command.id, outcomes), "gpus" in command.target)
+            raise outputs.refusal_of(errors, len(uuids))
+        return outputs.one_or_all(outputs.describe_caps(command.id, outcomes), "gpus" in command.target)
 
     def remembers(self, command_id: str) -> bool:
         """Return whether the ledger has the cap, which can outlast its journal entry."""
@@ -76,7 +76,7 @@ class PowerLimitExecutor(Struct, frozen=True):
             except GpuError as error:
                 errors[name] = error
         if errors:
-            raise outputs.refusal(errors, len(names))
+            raise outputs.refusal_of(errors, len(names))
         return list(uuids)
 
     def _undo(self, command_id: str, cap_id: str) -> Mapping[str, Any]:
@@ -104,7 +104,7 @@ class PowerLimitExecutor(Struct, frozen=True):
         if errors:
             reason = "; ".join(f"{uuid}: {error}" for uuid, error in errors.items())
             raise CommandFailed(f"not restored yet: {reason}. The agent keeps trying", {"owed": sorted(errors)})
-        return outputs.one_or_all(outputs.restored(outcomes), len(outcomes) > 1)
+        return outputs.one_or_all(outputs.describe_restored(outcomes), len(outcomes) > 1)
 
 
 class RenewLeaseExecutor(Struct, frozen=True):
@@ -136,7 +136,9 @@ class RenewLeaseExecutor(Struct, frozen=True):
         optional = {
             "ended": {cap_id: outputs.end_reason(by) + failures.get(cap_id, "") for cap_id, by in ended.items()},
             "lapsed": [cap_id for cap_id in unknown if self.control.has_expired(cap_id)],
-            "again": {cap_id: outputs.capped(cap_id, outcomes[cap_id]) for cap_id in outcomes if cap_id in renewed},
+            "again": {
+                cap_id: outputs.describe_caps(cap_id, outcomes[cap_id]) for cap_id in outcomes if cap_id in renewed
+            },
         }
         return {
             "renewed": [cap_id for cap_id in cap_ids if cap_id in renewed],

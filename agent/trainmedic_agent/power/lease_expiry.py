@@ -31,6 +31,7 @@ class LeaseExpiry:
         self._retry_at: dict[str, float] = {}
 
     def due(self) -> float | None:
+        """Return the seconds until the next run; None without a controlled limit."""
         states = self._control.ledger.all()
         if not any(state.baseline is not None for state in states.values()):
             return None

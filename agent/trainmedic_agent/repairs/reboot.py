@@ -13,7 +13,7 @@ from trainmedic_agent.executors import AcceptedCommand
 from trainmedic_agent.power.control import boot_id
 from trainmedic_agent.repairs import programs
 from trainmedic_agent.repairs.intents import IntentBook
-from trainmedic_agent.repairs.timing import RepairTime, parameters
+from trainmedic_agent.repairs.timing import RepairTime, checked_parameters
 
 _PROGRAM_SECONDS = 20.0
 DELAY_MINUTES = 1
@@ -38,9 +38,9 @@ class RebootExecutor:
         self._uptime = uptime
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Return both boot IDs, after the restart."""
+        """Restart the node. Return both boot IDs after it."""
         command, time = accepted.command, RepairTime(accepted)
-        parameters(command, ())
+        checked_parameters(command, ())
         boot, kept = self._boot(), self._intents.find(command.id)
         if not boot:
             raise CommandUnsupported("the kernel's boot ID cannot be read, so a restart could not be verified")

@@ -20,19 +20,27 @@ from trainmedic_agent.slurm.programs import SlurmPrograms
 from trainmedic_logs.domain import log_pages
 
 _REPLY_MARGIN = timedelta(seconds=2)
-_KEPT = 8
+_KEPT_DOCUMENTS = 8
 """Documents whose further pages can be asked for."""
-_PIECES = log_pages.MOST_PACKED // log_pages.PIECE
+_PIECES_PER_PAGE = log_pages.MOST_PACKED // log_pages.PIECE
+"""A page fits into one reply."""
 _NO_END = "scontrol did not end in time"
 _PARSER = re.compile(r"v[0-9]+\.[0-9]+\.[0-9]+")
-_SHOWN: Mapping[str, tuple[str, Callable[[object], str] | None]] = {
+_Records = Mapping[str, tuple[str, Callable[[object], str] | None]]
+"""By the parameter ``what``: the member of Slurm's JSON, and the check of a record's name."""
+_READ_RECORDS: _Records = {
     "node": ("nodes", arguments.node_name),
     "job": ("jobs", arguments.job_id),
     "reservations": ("reservations", None),
     "ping": ("pings", None),
 }
-_LISTED: Mapping[str, tuple[str, Callable[[object], str] | None]] = {"nodes": ("nodes", None), "jobs": ("jobs", None)}
-_DATED = frozenset({"nodes", "jobs", "reservations"})
+_LISTED_RECORDS: Mapping[str, tuple[str, Callable[[object], str] | None]] = {
+    "nodes": ("nodes", None),
+    "jobs": ("jobs", None),
+}
+"""By the parameter ``what``: the member of Slurm's JSON, and the check of a record's name."""
+_DATED_RECORDS = frozenset({"nodes", "jobs", "reservations"})
+"""Records that slurmctld answers with their time, empty lists too."""
 _PARAMETERS = ("what", "name", "fields", "parsers", "known", "page")
 
 
@@ -53,12 +61,12 @@ class SlurmChange:
         command = accepted.command
         if command.undo_of is not None:
             raise CommandRejected(f"{self.action} has no undo: the server reverts it by another command")
-        argv = arguments.change(self.action, command.params)
+        argv = arguments.for_change(self.action, command.params)
         if accepted.resumed:
             reason = "the agent was restarted; an earlier process may have run it, so it is not run again"
             raise CommandFailed(reason, {"may_be_done": True})
         self._refuse_unlisted(arguments.named_nodes(command.params), command)
-        done = self._programs.run(argv, _seconds(command, self._now()))
+        done = self._programs.run(argv, _seconds_left(command, self._now()))
         if done.code == 0:
             return {"text": done.text}
         if done.code is None or done.code < 0:
@@ -69,7 +77,7 @@ class SlurmChange:
         """Raise CommandFailed unless slurmctld lists each name as a node: Slurm changes all nodes of a NodeSet."""
         if not names:
             return
-        done = self._programs.run(arguments.show_nodes(names), _seconds(command, self._now()))
+        done = self._programs.run(arguments.show_nodes(names), _seconds_left(command, self._now()))
         listed = arguments.listed_nodes(done.output)
         unlisted = [name for name in names if name not in listed]
         if done.code is None or done.code < 0:
@@ -90,7 +98,9 @@ class SlurmReading:
 
     def __init__(self, action: str, programs: SlurmPrograms, now: Callable[[], datetime]) -> None:
         self.action = action
-        self.queue, self._kinds = ("slurm", _SHOWN) if action == "slurm.read" else ("slurm_lists", _LISTED)
+        self.queue, self._records = (
+            ("slurm", _READ_RECORDS) if action == "slurm.read" else ("slurm_lists", _LISTED_RECORDS)
+        )
         self._programs = programs
         self._now = now
         self._parsers: frozenset[str] = frozenset()
@@ -104,8 +114,8 @@ class SlurmReading:
         command = accepted.command
         params = command.params
         unknown = sorted(name for name in params if name not in _PARAMETERS)
-        if unknown or params.get("what") not in self._kinds:
-            raise CommandRejected(f"{self.action} reads {', '.join(self._kinds)}, with {', '.join(_PARAMETERS)}")
+        if unknown or params.get("what") not in self._records:
+            raise CommandRejected(f"{self.action} reads {', '.join(self._records)}, with {', '.join(_PARAMETERS)}")
         page = params.get("page", 0)
         if not isinstance(page, int) or page < 0:
             raise CommandRejected("page must be a number")
@@ -116,7 +126,7 @@ class SlurmReading:
             return {"unchanged": True, "digest": document.digest}
         self._documents[document.digest] = log_pages.packed_bytes(document.raw)
         self._documents.move_to_end(document.digest)
-        while len(self._documents) > _KEPT:
+        while len(self._documents) > _KEPT_DOCUMENTS:
             self._documents.popitem(last=False)
         return self._page(document.digest, 0)
 
@@ -124,22 +134,21 @@ class SlurmReading:
         pieces = self._documents.get(digest)
         if pieces is None:
             raise CommandFailed("the document has been replaced; read it again")
-        pages = max(1, -(-len(pieces) // _PIECES))
-        page = list(pieces[number * _PIECES : (number + 1) * _PIECES])
+        pages = max(1, -(-len(pieces) // _PIECES_PER_PAGE))
+        page = list(pieces[number * _PIECES_PER_PAGE : (number + 1) * _PIECES_PER_PAGE])
         return {"digest": digest, "pages": pages, "page": page}
 
     def _read(self, command: Command) -> Document:
         what, params = command.params["what"], command.params
-        kind, name_of = self._kinds[what]
+        kind, name_of = self._records[what]
         names = () if name_of is None else (name_of(params.get("name")),)
         fields = params.get("fields")
         if not isinstance(fields, list) or not all(isinstance(each, str) for each in fields):
             raise CommandRejected("fields must be a list of names")
         shown = ("ping",) if what == "ping" else ("show", what, *names)
-        until = command.expires_at
-        parser = self._parser(params.get("parsers"), _seconds(command, self._now()))
+        parser = self._parser(params.get("parsers"), _seconds_left(command, self._now()))
         argv = ("scontrol", "--all", "--details", f"--json={parser}", *shown)
-        done = self._programs.run(argv, (until - self._now() - _REPLY_MARGIN).total_seconds())
+        done = self._programs.run(argv, _seconds_left(command, self._now()))
         if done.code is None or done.code < 0:
             raise CommandFailed(_NO_END)
         document = shortened(done.output, kind, fields)
@@ -149,7 +158,7 @@ class SlurmReading:
         if done.code != 0 and not document.has_errors:
             raise CommandFailed(done.text or f"scontrol ended with status {done.code}")
         # For a single job scontrol ends with 0 and without records also if slurmctld does not answer.
-        if document.is_empty and (done.text or (what in _DATED and not document.is_dated)):
+        if document.is_empty and (done.text or (what in _DATED_RECORDS and not document.is_dated)):
             raise CommandFailed(done.text or "slurmctld has not answered scontrol")
         return document
 
@@ -166,5 +175,5 @@ class SlurmReading:
         raise CommandRejected(f"scontrol has the data parsers {offered}; the server reads {wanted!r:.200}")
 
 
-def _seconds(command: Command, now: datetime) -> float:
+def _seconds_left(command: Command, now: datetime) -> float:
     return max(0.1, (command.expires_at - now - _REPLY_MARGIN).total_seconds())
