@@ -28,7 +28,7 @@ from trainmedic_server.ports.outside import Presence
 
 WAITED_OUT = timedelta(seconds=1)
 """If the bus returns this long after the deadline, replies are missing."""
-
+_MOST_SHOWN = 8
 _LOOK_AGAIN = timedelta(seconds=2)
 _REFUSED = (envelope.REJECTED, envelope.UNSUPPORTED)
 COMPARED = "verified"
@@ -261,8 +261,9 @@ def _nobody_connected(target: Target, presence: Presence | None = None) -> str:
 
 
 def _numbered(ranks: Sequence[int]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:8]) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+    shown = ", ".join(map(str, ranks[:_MOST_SHOWN]))
+    more = f" and {len(ranks) - _MOST_SHOWN} more" if len(ranks) > _MOST_SHOWN else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"
 
 
 def undo_doubt(output: Mapping[str, Any], was_applied: bool) -> str | None:

@@ -23,6 +23,7 @@ from trainmedic_server.ports.metric_history import MetricHistory
 
 _LOOK_EVERY = timedelta(seconds=30)
 _NEARLY_ALL = 0.9
+"""Share of the samples that must be there: a scrape may fail."""
 _AMOUNTS = ("samples", "tokens")
 
 
@@ -119,9 +120,8 @@ async def _figures(metrics: MetricHistory, job: str, over: timedelta, now: datet
         if rate is not None
     ]
     # If a job reports both, use the one for which it declares a target.
-    unit, throughput, target = next(
-        (each for each in known if each[2] is not None), known[0] if known else (None, None, None)
-    )
+    with_target = [each for each in known if each[2] is not None]
+    unit, throughput, target = (*with_target, *known, (None, None, None))[0]
     return {
         "throughput": throughput,
         "unit": unit,

@@ -57,6 +57,10 @@ class IncludeNodeParams(LauncherNodeParams):
 
 
 class _Selection(Struct, frozen=True):
+    """- ``asked``: a launcher to command, by job
+    - ``not_asked``: why none is commanded, by job
+    """
+
     asked: Mapping[str, Presence]
     not_asked: Mapping[str, str] = field(default_factory=dict)
 
@@ -67,7 +71,7 @@ class _LauncherAction(CommandAction, ABC):
     Params: ClassVar[type[BaseModel]] = LauncherNodeParams
     # The job's processes restart and report nothing until then. Alerts about a node have other sources.
     silences: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB})
-    nobody: ClassVar[str]
+    nothing_done: ClassVar[str]
 
     def __init__(self, services: Services) -> None:
         super().__init__(services)
@@ -93,7 +97,7 @@ class _LauncherAction(CommandAction, ABC):
             raise TemporaryFailure(f"no launcher of job {job!r}{where} is connected: start it by trainmedic-run there")
         if call.undo_of is None:
             self.check_bounds(launchers, node)
-        return await self._order(call, self._command(call), launcher)
+        return await self._command_launcher(call, self._command(call), launcher)
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
         node = cast(LauncherNodeParams, call.params).node or call.target.node
@@ -104,7 +108,7 @@ class _LauncherAction(CommandAction, ABC):
         for sent_id in self._sent.pop(command_id, [command_id]):
             super().outcome_saved(sent_id)
 
-    async def _order(self, call: Call, command: envelope.Command, launcher: Presence) -> Mapping[str, Any]:
+    async def _command_launcher(self, call: Call, command: envelope.Command, launcher: Presence) -> Mapping[str, Any]:
         name = notice.launcher_name(launcher.name, str(launcher.details.get("node")))
         target = {"kind": "job", "job": launcher.name, "launcher": name}
         replies = await self._bus.request(replace(command, target=target))
@@ -120,7 +124,7 @@ class _LauncherAction(CommandAction, ABC):
         jobs = sorted(selection.asked)
         output: dict[str, Any] = {"node": node, "jobs": jobs, "not_asked": dict(selection.not_asked)}
         if not jobs:
-            return {**output, "note": self.nobody}
+            return {**output, "note": self.nothing_done}
         output.update(await self.before(call, node, jobs))
         command = self._command(call)
         parts = [
@@ -132,13 +136,15 @@ class _LauncherAction(CommandAction, ABC):
             for job in jobs
         ]
         self._sent[call.command_id] = [part.id for part in parts]
-        orders = (self._order(call, part, selection.asked[job]) for job, part in zip(jobs, parts, strict=True))
+        orders = (
+            self._command_launcher(call, part, selection.asked[job]) for job, part in zip(jobs, parts, strict=True)
+        )
         outcomes = await asyncio.gather(*orders, return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if not failures:
             return output
         output["jobs"] = [job for job, outcome in zip(jobs, outcomes, strict=True) if isinstance(outcome, Mapping)]
-        raise _one_failure(failures, output, is_undo=call.undo_of is not None)
+        raise _combined_failure(failures, output, is_undo=call.undo_of is not None)
 
     @abstractmethod
     async def select(self, call: Call, node: str, launchers: Sequence[Presence]) -> _Selection:
@@ -148,7 +154,7 @@ class _LauncherAction(CommandAction, ABC):
         return {}
 
     def check_bounds(self, launchers: Sequence[Presence], node: str) -> None:
-        """Raise PermanentFailure for too few or too many nodes."""
+        """Raise PermanentFailure if the change would leave one job with too few or too many nodes."""
 
     def _within_bounds(
         self, launchers: Sequence[Presence], node: str, chosen: Mapping[str, Presence], not_asked: Mapping[str, str]
@@ -167,7 +173,9 @@ class LauncherExcludeNode(_LauncherAction):
     name: ClassVar[str] = "launcher.exclude_node"
     summary: ClassVar[str] = "Exclude a node from an elastic job, or from all on the node; undo includes it again."
     Params: ClassVar[type[BaseModel]] = ExcludeNodeParams
-    nobody: ClassVar[str] = "no elastic job that trainmedic-run starts is known to be on the node: nothing was excluded"
+    nothing_done: ClassVar[str] = (
+        "no elastic job that trainmedic-run starts is known to be on the node: nothing was excluded"
+    )
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
@@ -226,7 +234,7 @@ class LauncherIncludeNode(_LauncherAction):
     summary: ClassVar[str] = "Include an excluded node again in an elastic job, or in all on the node."
     Params: ClassVar[type[BaseModel]] = IncludeNodeParams
     gives_back: ClassVar[bool] = True
-    nobody: ClassVar[str] = "no connected launcher excludes the node: nothing was included"
+    nothing_done: ClassVar[str] = "no connected launcher excludes the node: nothing was included"
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
@@ -291,8 +299,8 @@ class LauncherNodes(BasicAction):
             (rank.node for each in jobs for rank in ranks_in(job, each.details) if str(rank.rank) == "0"), None
         )
         keep = {*cast(LauncherNodesParams, call.params).keep, *([first] if first else [])}
-        output.update(_who_leaves(nodes, keep, least or 1, is_first_known=first is not None))
-        output.update(_who_returns(nodes, output["waiting"], cast(int, most)))
+        output.update(_node_that_can_leave(nodes, keep, least or 1, is_first_known=first is not None))
+        output.update(_node_that_can_return(nodes, output["waiting"], cast(int, most)))
         return output
 
 
@@ -311,7 +319,9 @@ def _why_fixed(launchers: Sequence[Presence], most: int | None) -> str | None:
     return None
 
 
-def _who_leaves(nodes: Sequence[str], keep: Collection[str], least: int, *, is_first_known: bool) -> dict[str, Any]:
+def _node_that_can_leave(
+    nodes: Sequence[str], keep: Collection[str], least: int, *, is_first_known: bool
+) -> dict[str, Any]:
     if len(nodes) - 1 < least:
         return {"why_none_leaves": f"the job has {len(nodes)} nodes and needs {least}"}
     if not is_first_known:
@@ -322,7 +332,7 @@ def _who_leaves(nodes: Sequence[str], keep: Collection[str], least: int, *, is_f
     return {"can_leave": others[-1]}
 
 
-def _who_returns(nodes: Sequence[str], waiting: Sequence[str], most: int) -> dict[str, Any]:
+def _node_that_can_return(nodes: Sequence[str], waiting: Sequence[str], most: int) -> dict[str, Any]:
     if len(nodes) + 1 > most:
         return {"why_none_returns": f"the job has {len(nodes)} nodes and may have {most}"}
     if not waiting:
@@ -331,6 +341,7 @@ def _who_returns(nodes: Sequence[str], waiting: Sequence[str], most: int) -> dic
 
 
 def _by_number(node: str) -> list[tuple[int, str]]:
+    """Return a sort key: n2 comes before n10."""
     return [
         (int(part), "") if part.isascii() and part.isdigit() else (-1, part)
         for part in re.split(r"([0-9]{1,18})", node)
@@ -341,7 +352,7 @@ def _names(said: object) -> Sequence[str]:
     return [node for node in said if isinstance(node, str)] if isinstance(said, list) else []
 
 
-def _one_failure(failures: Sequence[BaseException], output: Mapping[str, Any], *, is_undo: bool) -> BaseException:
+def _combined_failure(failures: Sequence[BaseException], output: Mapping[str, Any], *, is_undo: bool) -> BaseException:
     other = next((failure for failure in failures if not isinstance(failure, ActionFailure)), None)
     if other is not None:
         return other
@@ -353,6 +364,7 @@ def _one_failure(failures: Sequence[BaseException], output: Mapping[str, Any], *
 
 
 def _left_out(launcher: Presence) -> Sequence[str]:
+    """Return the nodes that it excludes. Launchers of older SDKs state only their own."""
     said = launcher.details.get(_LEFT_OUT)
     if isinstance(said, list):
         return _names(said)
@@ -364,6 +376,7 @@ def _of_job(launchers: Sequence[Presence], job: str, node: str) -> Presence | No
 
 
 def _launcher_for(launchers: Sequence[Presence], node: str) -> Presence | None:
+    """Return one job's launcher on the node, otherwise the one that starts all nodes."""
     for launcher in launchers:
         if launcher.details.get("node") == node and launcher.details.get("starts_all_nodes") is not True:
             return launcher
@@ -375,6 +388,7 @@ def _working(launchers: Sequence[Presence]) -> list[str]:
 
 
 def _bound(launchers: Sequence[Presence], name: str) -> int | None:
+    """Return the strictest ``min_nodes`` or ``max_nodes`` of one job's launchers; None if none has it."""
     bounds = [each.details.get(name) for each in launchers]
     numbers = [bound for bound in bounds if isinstance(bound, int) and not isinstance(bound, bool)]
     return max(numbers, default=None) if name == "min_nodes" else min(numbers, default=None)

@@ -8,7 +8,7 @@ from trainmedic_server.domain.topology import AgentTopology, Gpu, Pod
 from trainmedic_server.errors import PermanentFailure, TemporaryFailure
 
 _SHOWN = 4
-_SEEING = (
+_SEEING_HINT = (
     "an agent sees the processes of pods where it shares the node's process namespace (agent.seePods of the chart)"
 )
 
@@ -35,7 +35,7 @@ def gpus_of(job: str, pods: Sequence[Pod], agents: AgentTopology) -> Mapping[str
             problems.append(_missing(pod, used, gpus))
         used_by_node.setdefault(pod.node, set()).update(used)
     if not problems and not any(used_by_node.values()):
-        problems.append(f"no agent sees a process of it on a GPU; {_SEEING}")
+        problems.append(f"no agent sees a process of it on a GPU; {_SEEING_HINT}")
     if problems:
         more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise TemporaryFailure(f"not all GPUs of job {job!r} are known: {'; '.join(problems[:_SHOWN])}{more}")
@@ -51,4 +51,4 @@ def _working(job: str, pods: Sequence[Pod]) -> Sequence[Pod]:
 
 def _missing(pod: Pod, used: Sequence[str], gpus: Sequence[Gpu]) -> str:
     problem = f"its pod {pod} asks for {pod.gpus}, and the agent on {pod.node} sees it on {len(used) or 'none'}"
-    return problem if any(gpu.pods for gpu in gpus) else f"{problem}; {_SEEING}"
+    return problem if any(gpu.pods for gpu in gpus) else f"{problem}; {_SEEING_HINT}"

@@ -25,7 +25,7 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
 """Seconds, unless the server asks for another wait."""
 REPORT_EVERY = timedelta(seconds=15)
 LONGEST_ASKED_FOR = 60.0
-"""Seconds."""
+"""Seconds: limit of the wait that a server asks for."""
 REFUSAL_GRACE = timedelta(seconds=10)
 """Refusals of our account are retried for this time: a starting API server refuses everybody."""
 
@@ -33,11 +33,12 @@ Result = TypeVar("Result")
 
 
 class PermissionGrace(Struct):
-    """A refusal is final after `REFUSAL_GRACE` without another answer."""
+    """The time since which all answers were refusals; None after another answer."""
 
     since: datetime | None = None
 
     def is_final(self, error: ActionFailure, now: datetime) -> bool:
+        """Note the answer. Return whether it is a refusal that cannot pass, or that has lasted `REFUSAL_GRACE`."""
         if not isinstance(error, ClusterRefused):
             self.since = None
             return False

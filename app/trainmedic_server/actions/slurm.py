@@ -39,6 +39,7 @@ Attempt: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
 _JOB_ID = re.compile(r"[0-9]+([_+][0-9]+)?")
 LONGEST_LEASE = timedelta(hours=1)
 GONE = "it is gone: nothing to take back"
+"""Note of an undo."""
 
 
 class SlurmAction(RetryingAction):
@@ -130,12 +131,13 @@ class SlurmDrain(NodeAction):
         params = cast(SlurmDrainParams, call.params)
 
         async def attempt() -> Mapping[str, Any]:
-            return await self._drained(await self.find(call), call.run_id, call.reason, params)
+            return await self._drain(await self.find(call), call.run_id, call.reason, params)
 
         output = await self.retry_until_deadline(call, attempt)
         return {**output, "lease_seconds": params.lease.total_seconds()} if params.lease is not None else output
 
-    async def _drained(self, node: SlurmNode, run_id: str, reason: str, params: SlurmDrainParams) -> Mapping[str, Any]:
+    async def _drain(self, node: SlurmNode, run_id: str, reason: str, params: SlurmDrainParams) -> Mapping[str, Any]:
+        """Drain the node unless the run has, and add the run to the owners in its reason. Return the node's state."""
         owners = owners_of(node.reason) if node.is_out_of_service else ()
         if node.is_drained and run_id in owners:
             return node_state(node)
@@ -169,9 +171,9 @@ class SlurmDrain(NodeAction):
 
     async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
         leased = [effect for effect in effects if effect.params.get("lease") is not None]
-        return [await self._renewed(effect) for effect in leased if self._clock.now() < until]
+        return [await self._renew_one(effect) for effect in leased if self._clock.now() < until]
 
-    async def _renewed(self, effect: LeasedEffect) -> Renewal:
+    async def _renew_one(self, effect: LeasedEffect) -> Renewal:
         params = SlurmDrainParams.model_validate(effect.params, context=ON_RECORD)
         name = effect.target.node or ""
         try:
@@ -183,7 +185,7 @@ class SlurmDrain(NodeAction):
                     await self.slurm.drain(node.name, node.reason, params.lease)
                 return Renewal(effect, name, "renewed")
             if effect.again and not node.is_out_of_service:
-                await self._drained(node, effect.run_id, "drained again, because its lease had expired", params)
+                await self._drain(node, effect.run_id, "drained again, because its lease had expired", params)
                 return Renewal(effect, name, "renewed")
         except (ClusterUnavailable, TemporaryFailure) as error:
             return Renewal(effect, name, "unanswered", str(error))
@@ -196,7 +198,10 @@ class SlurmDrain(NodeAction):
 
 
 def _end_of_drain(node: SlurmNode, owners: Collection[str], params: SlurmDrainParams) -> timedelta | None:
-    """Return when Slurm ends the drain, None if another run's drain has no end, `UNLIMITED` to remove its end."""
+    """Return the time after which Slurm ends the drain.
+
+    None leaves the drain without an end, `UNLIMITED` removes the end of another run's drain.
+    """
     end = params.lease or params.resume_after
     if not owners:
         return end
@@ -223,7 +228,7 @@ class SlurmResume(NodeAction):
             if is_out_for_reboot(node):
                 if is_undo:
                     return node_state(node, "it stays out of service for its reboot: slurm.resume returns it")
-                return await self._returned(node)
+                return await self._return_rebooted(node)
             if not node.is_drained:
                 return node_state(node, "not drained: nothing to take back")
             if not owners or (is_undo and call.run_id not in owners):
@@ -250,7 +255,7 @@ class SlurmResume(NodeAction):
                 raise
             return {"node": call.target.node, "note": GONE}
 
-    async def _returned(self, node: SlurmNode) -> Mapping[str, Any]:
+    async def _return_rebooted(self, node: SlurmNode) -> Mapping[str, Any]:
         """Return a rebooted node to service. Raises ClusterUnavailable until it has come back."""
         coming = sorted(node.states & {*BOOTING, "NOT_RESPONDING"})
         if coming:
@@ -329,7 +334,8 @@ class JobAction(SlurmAction):
 
         return tried
 
-    async def running(self, job_id: str) -> SlurmJob:
+    async def unended_job(self, job_id: str) -> SlurmJob:
+        """Raises PermanentFailure if the job has ended, ObjectMissing."""
         job = await self.slurm.job(job_id)
         if job.has_ended:
             raise PermanentFailure(f"job {job_id} has ended: it is {_states(job)}", job_state(job))
@@ -337,7 +343,7 @@ class JobAction(SlurmAction):
 
 
 def changed_job(params: SlurmJobParams, output: Mapping[str, Any] | None) -> str | None:
-    """Return None for the target's job."""
+    """Return the ID for an undo. None if it is known only from the target."""
     changed = (output or {}).get("job_id")
     return params.job_id or (changed if isinstance(changed, str) else None)
 
@@ -384,7 +390,7 @@ class SlurmHold(JobAction):
         job_id, mark = await self.job_id(call), _hold_mark(call.run_id)
 
         async def attempt() -> Mapping[str, Any]:
-            job = await self.running(job_id)
+            job = await self.unended_job(job_id)
             if job.is_held and not _HOLDS.search(job.admin_comment):
                 return job_state(job, "held by another already: the undo leaves it held")
             if mark not in job.admin_comment:
@@ -466,7 +472,7 @@ class SlurmRequeue(Irreversible, JobAction):
             job = await self.slurm.job(job_id)
             begun = intent.search(job.admin_comment)
             if begun is not None and job.restarts > int(begun[1]):
-                return await self._cleared(job, intent, params.at_once)
+                return await self._finish(job, intent, params.at_once)
             if job.has_ended:
                 raise PermanentFailure(f"job {job_id} has ended: it is {_states(job)}", job_state(job))
             if not job.may_requeue:
@@ -492,11 +498,12 @@ class SlurmRequeue(Irreversible, JobAction):
                     raise
             if after.restarts <= before:
                 raise ClusterUnavailable(f"Slurm has not requeued job {job_id} yet", may_be_done=True)
-            return await self._cleared(after, intent, params.at_once)
+            return await self._finish(after, intent, params.at_once)
 
         return await self.retry_until_deadline(call, attempt)
 
-    async def _cleared(self, job: SlurmJob, intent: re.Pattern[str], at_once: bool) -> Mapping[str, Any]:
+    async def _finish(self, job: SlurmJob, intent: re.Pattern[str], at_once: bool) -> Mapping[str, Any]:
+        """End the requeued job's delay with `at_once`, remove the mark, and return the job's state."""
         if at_once and "COMPLETING" in job.states:  # Slurm sets the delay when the job's processes have ended.
             raise ClusterUnavailable(f"the processes of job {job.job_id} have not ended yet", may_be_done=True)
         for part in job.parts if at_once and "PENDING" in job.states else ():
@@ -526,7 +533,7 @@ class SlurmSignal(Irreversible, JobAction):
         params, job_id = cast(SlurmSignalParams, call.params), await self.job_id(call)
         if call.resumed:
             raise OutcomeUnknown("the signal may have been sent, and a second one may do harm")
-        job = await self.running(job_id)
+        job = await self.unended_job(job_id)
         if "RUNNING" not in job.states:
             raise TemporaryFailure(f"job {job_id} is {_states(job)}", job_state(job))
         try:

@@ -32,8 +32,8 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 _GPU_INDEXES = re.compile(r"(?:^|,)gpu:[^()]*\(IDX:([0-9,-]+)\)")
 
 
-def found_node(answer: Mapping[str, Any], name: str) -> SlurmNode:
-    """Raises ObjectMissing: an unknown node is an empty list."""
+def node_in(answer: Mapping[str, Any], name: str) -> SlurmNode:
+    """Return the node of this name. Raises ObjectMissing: for an unknown node Slurm answers an empty list."""
     for each in nodes_of(answer):
         if each.name == name:
             return each
@@ -44,15 +44,15 @@ def nodes_of(answer: Mapping[str, Any]) -> list[SlurmNode]:
     return [_node(each) for each in members_of(answer, "nodes")]
 
 
-def found_job(answer: Mapping[str, Any], job_id: str) -> SlurmJob:
-    """Raises ObjectMissing, and ClusterRefused for an id of several parts."""
+def job_in(answer: Mapping[str, Any], job_id: str) -> SlurmJob:
+    """Return the job with this ID. Raises ObjectMissing, and ClusterRefused for an array of several tasks."""
     parts = members_of(answer, "jobs")
-    named = [each for each in parts if job_id in _names_of(each)]
+    named = [each for each in parts if job_id in _ids_of(each)]
     components = [each for each in parts if number_of(each.get("het_job_id"))]
     if components:
         if not named:
             raise ObjectMissing(f"Slurm knows no job {job_id}")
-        return _whole(components) if str(number_of(components[0].get("het_job_id"))) == job_id else _job(named[0])
+        return _whole_job(components) if str(number_of(components[0].get("het_job_id"))) == job_id else _job(named[0])
     if len(parts) > 1 and "_" not in job_id:
         # A change would reach all of them, and reading one back would prove nothing about the others.
         raise ClusterRefused(f"job {job_id} has {len(parts)} parts: name one of them, such as {job_id}_0")
@@ -63,7 +63,7 @@ def found_job(answer: Mapping[str, Any], job_id: str) -> SlurmJob:
     return _job((named or waiting)[0])
 
 
-def _whole(components: Sequence[Mapping[str, Any]]) -> SlurmJob:
+def _whole_job(components: Sequence[Mapping[str, Any]]) -> SlurmJob:
     """Return a heterogeneous job from all of its components."""
     jobs = [_job(each) for each in sorted(components, key=lambda each: number_of(each.get("het_job_offset")) or 0)]
     return replace(
@@ -111,7 +111,7 @@ def _node(answer: Mapping[str, Any]) -> SlurmNode:
     )
 
 
-def _names_of(answer: Mapping[str, Any]) -> set[str]:
+def _ids_of(answer: Mapping[str, Any]) -> set[str]:
     """Return a job's ids: its own, ARRAY_TASK for a task of an array, and LEADER+OFFSET for a component."""
     names = {str(answer.get("job_id"))}
     array, task = number_of(answer.get("array_job_id")), number_of(answer.get("array_task_id"))
@@ -139,7 +139,7 @@ def _job(answer: Mapping[str, Any]) -> SlurmJob:
         admin_comment=_text(answer.get("admin_comment")),
         priority=number_of(answer.get("priority")),
         time_limit=timedelta(minutes=minutes) if minutes is not None else None,
-        other_ids=tuple(sorted(_names_of(answer) - {str(answer.get("job_id"))})),
+        other_ids=tuple(sorted(_ids_of(answer) - {str(answer.get("job_id"))})),
         leader=str(number_of(answer.get("het_job_id")) or ""),
         gpus_by_node=_gpus_by_node(answer),
     )

@@ -33,8 +33,8 @@ class SlurmWatch:
         self._answered_at = clock.now()
         self._topology = SlurmTopology().unanswered(self._answered_at)
         self._seen: tuple[Sequence[SlurmNode], Sequence[SlurmJob]] | None = None
-        self._took = self._took_before = 0.0
-        """Durations of the last two readings in seconds."""
+        self._seconds = self._seconds_before = 0.0
+        """Durations of the last two readings."""
 
     def topology(self) -> SlurmTopology:
         return self._topology
@@ -46,26 +46,26 @@ class SlurmWatch:
         """Read once. Raises ClusterUnavailable, ClusterRefused."""
         loop, now = asyncio.get_running_loop(), self._clock.now()
         began = loop.time()
-        too_late = loop.call_later(max(_PATIENCE.total_seconds(), 2 * self._took), self._lose)
+        too_late = loop.call_later(max(_PATIENCE.total_seconds(), 2 * self._seconds), self._mark_unanswered)
         try:
             seen = (await self._slurm.nodes(), await self._slurm.jobs())
         except Exception:
-            self._lose()
+            self._mark_unanswered()
             raise
         finally:
             too_late.cancel()
-            self._took_before, self._took = self._took, loop.time() - began
+            self._seconds_before, self._seconds = self._seconds, loop.time() - began
         self._answered_at = now
         if self._topology.answers and seen == self._seen:
             return
-        self._topology = await asyncio.to_thread(read, *seen, self._topology)
+        self._topology = await asyncio.to_thread(topology_of, *seen, self._topology)
         self._seen = seen
 
-    def _lose(self) -> None:
+    def _mark_unanswered(self) -> None:
         self._topology = self._topology.unanswered(self._answered_at)
 
     async def _pause(self, _: float) -> None:
-        await self._clock.sleep_until(self._clock.now() + pause_after(self._took_before, self._took))
+        await self._clock.sleep_until(self._clock.now() + pause_after(self._seconds_before, self._seconds))
 
 
 def pause_after(*seconds: float) -> timedelta:
@@ -76,7 +76,8 @@ def pause_after(*seconds: float) -> timedelta:
     return max(REFRESH_EVERY, min(timedelta(seconds=min(seconds) / _SHARE), _LONGEST_PAUSE))
 
 
-def read(nodes: Sequence[SlurmNode], jobs: Sequence[SlurmJob], before: SlurmTopology) -> SlurmTopology:
+def topology_of(nodes: Sequence[SlurmNode], jobs: Sequence[SlurmJob], before: SlurmTopology) -> SlurmTopology:
+    """Return the topology. Names that have not changed since `before` are shared with it."""
     by_node: dict[str, set[str]] = {}
     by_gpu: dict[str, set[str]] = {}
     whole: dict[str, str] = {}  # ID of the whole job, by the ID of each part of it

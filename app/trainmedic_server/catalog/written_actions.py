@@ -52,7 +52,9 @@ def too_short_timeout(action: type[Action], entry: Mapping[str, Any]) -> str | N
         return None
     if timeout >= shortest:
         return None
-    return f"timeout: {action.name} cannot succeed in {duration.write(timeout)}; write {duration.write(shortest)} or more"
+    return (
+        f"timeout: {action.name} cannot succeed in {duration.write(timeout)}; write {duration.write(shortest)} or more"
+    )
 
 
 def outputs_of(entry: Any, actions: Actions, kind: TargetKind | None) -> Mapping[str, Shape]:

@@ -41,9 +41,9 @@ from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.cluster import PODS, Object, Ref
 
 ROUND = 1.0
-"""Seconds. Doubles while no pod ends."""
+"""Seconds between two rounds of evictions. Doubles while no pod ends."""
 _LONGEST_ROUND = 10.0
-_AT_ONCE = 20
+_EVICTIONS_AT_ONCE = 20
 _SHOWN = 20
 _MIRROR = "kubernetes.io/config.mirror"
 
@@ -65,12 +65,22 @@ class DrainParams(ActionParams):
 
 class PodSelection(Struct, frozen=True):
     ending: tuple[Object, ...]
+    """Pods to evict, or that end already."""
     skipped: Mapping[str, int]
+    """Numbers of pods by the reason for which they stay."""
     forbidding: Mapping[str, str]
     """Reasons by pod why the drain must not begin."""
 
 
 class _Progress(Struct):
+    """Progress in all rounds. Sets and ``why`` have UIDs of pods.
+
+    - ``seen``: were to end in any round
+    - ``gone``: seen, and no longer there
+    - ``why``: last reason why it is still there
+    - ``trouble``: last error of the API server; empty after another answer
+    """
+
     evicted: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
     why: dict[str, str] = field(default_factory=dict)
@@ -123,11 +133,11 @@ class DrainNode(ClusterAction):
         output: dict[str, Any] = {"node": before["node"], "before": before["before"]}
         try:
             if params.checkpoint is not None:
-                await self._may_begin(call, params)
+                await self._check_may_begin(call, params)
                 output["checkpoints"] = await node_checkpoints.ask_for(
                     self.services.bus, self._clock, call, node_of(call), params.checkpoint
                 )
-            output |= await self._empty(call, params)
+            output |= await self._evict_until_empty(call, params)
         except ActionFailure as failure:
             failure.output = {**output, **failure.output}
             failure.is_begun = True  # The node is cordoned, which the undo reverts.
@@ -141,8 +151,8 @@ class DrainNode(ClusterAction):
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
         return Inverse(nodes.UncordonNode.name, {"restore": True})
 
-    async def _may_begin(self, call: Call, params: DrainParams) -> None:
-        """Raise PermanentFailure before jobs write a needless checkpoint."""
+    async def _check_may_begin(self, call: Call, params: DrainParams) -> None:
+        """Raise PermanentFailure if the drain would be refused, before jobs write a needless checkpoint."""
         try:
             await self._list_remaining(call, params, _Progress())
         except (ClusterUnavailable, ObjectChanged):
@@ -151,7 +161,7 @@ class DrainNode(ClusterAction):
             if not error.may_pass:
                 raise
 
-    async def _empty(self, call: Call, params: DrainParams) -> dict[str, Any]:
+    async def _evict_until_empty(self, call: Call, params: DrainParams) -> dict[str, Any]:
         progress, permission_grace, backoff = _Progress(), PermissionGrace(), Backoff(2 * ROUND, _LONGEST_ROUND)
         left: Sequence[Object] = ()
         while True:
@@ -183,7 +193,7 @@ class DrainNode(ClusterAction):
 
     async def _list_remaining(self, call: Call, params: DrainParams, progress: _Progress) -> Sequence[Object]:
         pods = await self.cluster.list(PODS, fields=f"spec.nodeName={(await node_ref(self, call)).name}")
-        selection = sort(pods, params)
+        selection = select_pods(pods, params)
         if forbidding := selection.forbidding:
             shown = "; ".join(f"{pod} {why}" for pod, why in list(forbidding.items())[:5])
             more = f"; and {len(forbidding) - 5} more" if len(forbidding) > 5 else ""
@@ -198,8 +208,8 @@ class DrainNode(ClusterAction):
     async def _evict_all(
         self, call: Call, pods: Sequence[Object], params: DrainParams, progress: _Progress
     ) -> tuple[bool, float]:
-        """Return whether the API server delayed all evictions, and the seconds to wait."""
-        gate = asyncio.Semaphore(_AT_ONCE)
+        """Return whether no eviction was accepted, and the seconds to wait that the API server asks for."""
+        gate = asyncio.Semaphore(_EVICTIONS_AT_ONCE)
         asked = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
         for pod in pods:
             if pod["metadata"].get("deletionTimestamp"):
@@ -244,7 +254,7 @@ class DrainNode(ClusterAction):
         await self.cluster.record(node, reason, because(call, message), warning)
 
 
-def sort(pods: Sequence[Object], params: DrainParams) -> PodSelection:
+def select_pods(pods: Sequence[Object], params: DrainParams) -> PodSelection:
     ending: list[Object] = []
     skipped: Counter[str] = Counter()
     forbidding: dict[str, str] = {}

@@ -22,6 +22,7 @@ _RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
 
 
 def _permissions(has: str) -> tuple[Permission, ...]:
+    """Return those for all known kinds that have the field `has` of `WorkloadKind`."""
     groups: dict[str, list[str]] = {}
     for workload in KNOWN.values():
         if getattr(workload, has) is not None:
@@ -36,6 +37,7 @@ class _WorkloadAction(RestorableAction):
     restored_by: ClassVar[frozenset[str]] = frozenset({"kind", "namespace", "name"})
     silences: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)  # Its pods end and send no more metrics.
     needs: ClassVar[str]
+    """Field of `WorkloadKind` with the path to set."""
 
     def _path(self, params: WorkloadParams) -> str:
         path = getattr(params.workload, self.needs)
