@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-_KUBELETS = frozenset({"kubelet", "kubelite", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s", "hyperkube"})
-"""Process names, which the kernel cuts to 15 characters."""
+_KUBELETS = frozenset(
+    {"kubelet", "kubelite", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s", "hyperkube"}
+)  # process names, cut to the kernel's 15 characters
 _LABEL_PREFIXES = ("io.kubernetes.", "io.cri-")
 
 

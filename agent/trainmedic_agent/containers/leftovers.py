@@ -23,12 +23,11 @@ _STOPPED = frozenset({"exited", "dead", "created"})
 _MAX_EXAMPLES = 3
 _CONFLICT, _NOT_FOUND = 409, 404
 _NO_NAME = "<none>"
-_NEVER_YEAR = 1970
-"""Engines write unset times as year 1 or the epoch."""
+_NEVER_YEAR = 1970  # engines write unset times as year 1 or the epoch
 
 
 class Pruning(Struct):
-    """- ``left``: names of what stays, by reason"""
+    """``left``: names by reason."""
 
     removed: Counter[Leftover] = field(default_factory=Counter)
     cache_bytes: int = 0
@@ -125,7 +124,7 @@ class LeftoverRemover(Struct):
             self._count(kind, self._remove_image(ident, names), name)
 
     def _remove_image(self, ident: str, names: list[str]) -> str | None:
-        """Return why the image stays; None if it was removed, or would be without `dry_run`."""
+        """Return why it stays; None if it was removed, or would be."""
         if self._is_kept(names):
             return "kept_by_policy"
         try:

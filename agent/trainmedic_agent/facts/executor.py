@@ -1,4 +1,4 @@
-"""Executor of ``node.facts``. It has a worker queue, because it measures for a while."""
+"""Executor of ``node.facts``, with its own worker queue: it measures for a while."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from trainmedic_agent.facts import gpu, host
 from trainmedic_agent.gpu_record import GpuRecord
 from trainmedic_agent.ports.gpus import Gpus
 
-CPU_SECONDS = 0.5
-"""Time over which the CPU's load is measured."""
+CPU_SECONDS = 0.5  # measured for the CPU's load
 
 
 class NodeFactsExecutor(Struct, frozen=True):

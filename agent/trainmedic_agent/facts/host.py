@@ -33,7 +33,7 @@ def cpu_times(proc: Path = PROC) -> CpuTimes:
 
 
 def cpu(before: CpuTimes, after: CpuTimes, proc: Path = PROC) -> dict[str, Any]:
-    """Return the CPU load between two samples. Waiting for I/O counts as idle."""
+    """Return the load between samples; I/O wait is idle."""
     passed = max(after.total - before.total, 1)
     waiting = max(after.waiting - before.waiting, 0)
     idle = max(after.idle - before.idle, 0) + waiting

@@ -15,22 +15,19 @@ from msgspec.structs import replace
 
 from trainmedic_agent.health.checks import HealthCheck, HealthValue, HealthVerdict, ValueKind, is_usable
 
-LEAST_SAMPLES = 5
-"""Values with fewer samples are not compared."""
+LEAST_SAMPLES = 5  # values with fewer samples are not compared
 KEPT_SAMPLES = 100
 SAMPLE_EVERY = timedelta(hours=1)
-"""Interval for counters and states, which are read more often. Each measured speed is a sample."""
+"""For counters and states. Each measured speed is a sample."""
 _SLOW_SHARE, _TOO_SLOW_SHARE = 0.8, 0.5
-"""Shares of the usual speed. A speed below the first is degraded, unless the usual ones vary as much. One below the
-second always is.
-"""
+"""Shares of the usual speed. One below the first is degraded unless it varies as much, below the second always."""
 _MOST_DEVIATIONS = 5
-"""Deviations above the median, at least `LEAST_GROWTH`, that a counter's growth may have."""
+"""Deviations above the median that a counter's growth may have."""
 LEAST_GROWTH: Mapping[str, float] = {"link_downs": 3, "link_errors": 100, "pcie_replays": 10, "nvlink_errors": 10}
-"""Errors in an hour by value. Fewer occur on good links."""
+"""Errors in an hour. Fewer occur on good links."""
 _OTHER_LEAST_GROWTH = 10.0
 _LASTING_KEYS = ("port_rate ",)
-"""Beginnings of keys whose parts must stay. Other links and disks may be moved to a pod, or detached."""
+"""Beginnings of keys whose parts must stay."""
 _DEVIATIONS_OF_NORMAL = 1.4826
 """Standard deviations of a normal distribution in its median absolute deviation."""
 
@@ -75,7 +72,7 @@ class RecordComparison(Struct, frozen=True):
 def compare(
     values: Sequence[HealthValue], record: Histories, checks: Sequence[HealthCheck], now: datetime
 ) -> RecordComparison:
-    """Compare values with the record. Sample those that are ok, unless one of all checks is failed or unknown."""
+    """Compare, and sample values that are ok unless a check is failed or unknown."""
     compared: dict[str, HealthCheck | None] = {}
     amounts: dict[str, float | None] = {}
     updated: dict[str, ValueHistory] = {}
@@ -106,7 +103,7 @@ def _missing(record: Histories, present: Collection[str]) -> Iterator[HealthChec
 
 
 def _with_mark(value: HealthValue, history: ValueHistory, now: datetime) -> ValueHistory:
-    """Add a counter's reading. Begin again if the counter was reset or the clock was set back."""
+    """Begin again if the counter was reset or the clock set back."""
     if value.kind is not ValueKind.COUNTER:
         return history
     newest = CounterMark(now, value.amount)
@@ -129,7 +126,7 @@ def _comparable_amount(value: HealthValue, history: ValueHistory, now: datetime)
 
 
 def _compared(value: HealthValue, amount: float, samples: Sequence[float]) -> HealthCheck | None:
-    """Return None without enough samples, and for states and speeds that are usually 0."""
+    """Return None without enough samples, or if it is usually 0."""
     if len(samples) < LEAST_SAMPLES:
         return None
     usual = statistics.median(samples)

@@ -27,12 +27,9 @@ _LOAD_TEST = "burn"
 CHECKS = frozenset({_LOAD_TEST, "all_reduce", "all_reduce_speed", "memory", "memory_speed"})
 """Names of checks that only a load test makes."""
 _POLL_SECONDS = 0.2
-_LONGEST_OUTPUT = 1 << 20
-"""Bytes."""
-_LONGEST_COMPLAINT = 300
-"""Characters."""
-_TRAINING_RUNS = 4
-"""Exit status of the probe if a training uses a GPU."""
+_LONGEST_OUTPUT = 1 << 20  # bytes
+_LONGEST_COMPLAINT = 300  # characters
+_TRAINING_RUNS = 4  # exit status of the probe if a training uses a GPU
 _PASSED_VARIABLES = re.compile(
     r"PATH|HOME|LANG|LC_\w+|TMPDIR|PYTHONPATH|LD_LIBRARY_PATH|TRAINMEDIC_NODE|(?:CUDA|NCCL|GLOO|OMP|NVIDIA|NVML)_\w+"
 )

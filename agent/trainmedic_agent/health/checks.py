@@ -59,12 +59,11 @@ class HealthCheck(Struct, frozen=True):
 
 
 def is_usable(checks: Iterable[HealthCheck]) -> bool:
-    """Return whether no check is failed or unknown."""
+    """Return whether none is failed or unknown."""
     return all(check.verdict in (HealthVerdict.OK, HealthVerdict.DEGRADED) for check in checks)
 
 
 def checked(name: str, part: str, is_ok: bool, observed: object, expected: object) -> HealthCheck:
-    """Return a check that is ok or failed."""
     return HealthCheck(name, part, HealthVerdict.OK if is_ok else HealthVerdict.FAILED, str(observed), str(expected))
 
 
@@ -104,8 +103,6 @@ class HealthValue(Struct, frozen=True):
 
 
 class CheckResults(Struct):
-    """Result of a group of checks."""
-
     checks: list[HealthCheck] = field(default_factory=list)
     values: list[HealthValue] = field(default_factory=list)
 

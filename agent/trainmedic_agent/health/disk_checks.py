@@ -14,10 +14,8 @@ _FAILED_STATES = frozenset(
     {"offline", "transport-offline", "blocked", "dead", "deleting", "deleting (no IO)", "quiesce"}
 )
 """States of SCSI devices and NVMe controllers (kernel: scsi_sysfs.c, nvme/host/sysfs.c)."""
-_VIRTUAL = ("loop", "ram", "zram", "dm-")
-"""Beginnings of names of block devices without hardware of their own."""
-_POD_MOUNTS = ("/var/lib/kubelet/", "/run/")
-"""Mount points that come and go with pods."""
+_VIRTUAL = ("loop", "ram", "zram", "dm-")  # block devices without hardware of their own
+_POD_MOUNTS = ("/var/lib/kubelet/", "/run/")  # mount points that come and go with pods
 
 
 def disk_checks(roots: NodeRoots) -> CheckResults:
@@ -66,7 +64,7 @@ def _add_errors(results: CheckResults, part: str, count: int | None) -> None:
 
 
 def _local_mounts(proc: Path) -> Iterator[tuple[str, bool]]:
-    """Yield a mount point of each local file system, and whether the file system itself, not the mount, is writable."""
+    """Yield a mount point of each, and whether the file system itself is writable."""
     seen: set[str] = set()
     mounts = (proc / "self" / "mountinfo").read_bytes().decode(errors="backslashreplace")  # to be stored as text
     for line in mounts.rstrip("\n").split("\n"):

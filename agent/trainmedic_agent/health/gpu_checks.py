@@ -16,8 +16,7 @@ from trainmedic_agent.health.checks import (
 )
 from trainmedic_agent.ports.gpus import GpuLinks, GpuReading, Gpus
 
-_FULL_PERFORMANCE = 0
-"""NVML's performance state P0."""
+_FULL_PERFORMANCE = 0  # NVML's performance state P0
 
 
 def gpu_checks(gpus: Gpus, expected: int) -> CheckResults:

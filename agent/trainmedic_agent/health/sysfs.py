@@ -13,10 +13,9 @@ from trainmedic_agent.health.checks import CheckResults, HealthCheck, at_maximum
 from trainmedic_agent.health.checks import unread as not_read
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV)
-"""The device does not have the value, or not in its state: the speed of a link that is down."""
+"""The device lacks the value, perhaps only now: the speed of a link that is down."""
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_UNKNOWN_WIDTH = 255
-"""Written by the kernel for a link that it cannot read."""
+_UNKNOWN_WIDTH = 255  # written by the kernel for a link that it cannot read
 
 SYS = Path("/sys")
 PROC = Path("/proc")
@@ -28,7 +27,7 @@ class NodeRoots(Struct, frozen=True):
 
 
 def text(path: Path) -> str | None:
-    """Return the content, None if the device lacks it. Raises OSError if it exists but cannot be read."""
+    """Return None if the device lacks it. Raises OSError if it cannot be read."""
     try:
         return path.read_bytes().decode(errors="backslashreplace").strip()
     except OSError as error:
@@ -88,7 +87,7 @@ def _link_maximum(path: Path) -> float:
 
 
 def _first_number(content: str) -> float:
-    """Return the first number, 0 if there is none or it stands for unknown."""
+    """Return the first number, 0 if unknown."""
     match = _NUMBER.search(content)
     value = float(match[0]) if match else 0.0
     return 0.0 if value == _UNKNOWN_WIDTH else value

@@ -14,8 +14,7 @@ from trainmedic_agent.ports.gpus import PowerLimits
 from trainmedic_agent.power import outputs
 from trainmedic_agent.power.control import Outcomes, PowerControl
 
-DEFAULT_LEASE = 300.0
-"""Seconds, if the command has none."""
+DEFAULT_LEASE = 300.0  # seconds
 _PARAMETERS = ("watts", "percent", "restore", "lease_seconds")
 MOST_GPUS = 64
 

@@ -14,13 +14,10 @@ from trainmedic_agent.power.control import PowerControl, PowerOutcome
 log = logging.getLogger(__name__)
 
 _VERIFY_SECONDS = 30.0
-_FIRST_RETRY, _LONGEST_RETRY = 1.0, 30.0
-"""Seconds."""
+_FIRST_RETRY, _LONGEST_RETRY = 1.0, 30.0  # seconds
 
 
 class LeaseExpiry:
-    """Ends expired caps and retries pending restores, first at the agent's start."""
-
     queue = "gpu"
 
     def __init__(self, control: PowerControl, boottime: Callable[[], float]) -> None:
@@ -31,7 +28,6 @@ class LeaseExpiry:
         self._retry_at: dict[str, float] = {}
 
     def due(self) -> float | None:
-        """Return the seconds until the next run; None without a controlled limit."""
         states = self._control.ledger.all()
         if not any(state.baseline is not None for state in states.values()):
             return None

@@ -35,7 +35,7 @@ def describe_restored(outcomes: Mapping[str, PowerOutcome | GpuError]) -> list[d
 
 
 def one_or_all(descriptions: list[dict[str, Any]], has_list: bool) -> dict[str, Any]:
-    """Return the only description, or with `has_list` all under ``gpus``."""
+    """With `has_list` under ``gpus``."""
     if not has_list:
         (only,) = descriptions
         return only
@@ -47,7 +47,6 @@ def errors_of(outcomes: Outcomes) -> dict[str, GpuError]:
 
 
 def refusal_of(errors: Mapping[str, GpuError], gpu_count: int) -> CommandNotExecuted:
-    """Return the error to raise for a cap that failed on some of `gpu_count` GPUs."""
     reason = "; ".join(str(error) for error in errors.values())
     if gpu_count > 1:
         reason = f"none of the {gpu_count} GPUs is capped: {reason}"

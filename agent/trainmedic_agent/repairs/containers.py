@@ -42,7 +42,6 @@ class RestartContainerExecutor:
         self._engine = ContainerEngine(self._policy.socket)
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Restart the container, unless an earlier attempt has. Return its state."""
         command, time = accepted.command, RepairTime(accepted)
         name = str(checked_parameters(command, ("container",))["container"])
         kept = self._intents.find(command.id)

@@ -38,7 +38,6 @@ class RebootExecutor:
         self._uptime = uptime
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Restart the node. Return both boot IDs after it."""
         command, time = accepted.command, RepairTime(accepted)
         checked_parameters(command, ())
         boot, kept = self._boot(), self._intents.find(command.id)
@@ -68,7 +67,6 @@ class RebootExecutor:
         return {"boot_id_before": before, "boot_id": boot, "uptime_seconds": round(self._uptime())}
 
     def _schedule(self) -> None:
-        """Let the system restart after the delay, counted from the last request."""
         answer = programs.run(
             [*self._shutdown, "-r", f"+{DELAY_MINUTES}", "Trainmedic repairs this node"], _PROGRAM_SECONDS
         )
@@ -76,7 +74,7 @@ class RebootExecutor:
             raise CommandFailed(f"the system refused to restart: {answer.said or f'exit code {answer.code}'}")
 
     def _cancelled(self) -> str:
-        """Cancel the restart, so that it does not come after the reply. Return a message with the result."""
+        """Cancel the restart, so that it does not come after the reply. Return the message."""
         overdue = "the system accepted the restart, and has not restarted in time"
         try:
             answer = programs.run([*self._shutdown, "-c"], _PROGRAM_SECONDS)
@@ -88,5 +86,4 @@ class RebootExecutor:
 
 
 def _has_time(time: RepairTime) -> bool:
-    """Return whether a restart requested now would begin before the command's end."""
     return time.left() > _DELAY_SECONDS

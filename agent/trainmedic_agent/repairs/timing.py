@@ -14,10 +14,9 @@ from trainmedic_agent.executors import AcceptedCommand
 from trainmedic_agent.repairs.programs import ProgramAnswer
 
 SETTLED_SECONDS = 2.0
-"""Time for which a restarted program must run: many faulty ones end sooner."""
+"""A restarted program must run for this time."""
 _REPLY_MARGIN = timedelta(seconds=5)
-LOOK_EVERY = 0.5
-"""Seconds."""
+LOOK_EVERY = 0.5  # seconds
 _STOP_SECONDS = 5.0
 """systemd kills a stopping agent's programs at once; the agent's queues notice the stop seconds later."""
 
@@ -61,7 +60,7 @@ class RepairTime:
 
 
 def checked_parameters(command: Command, names: Sequence[str]) -> Mapping[str, Any]:
-    """Return the parameters: exactly these names, with text. Raises CommandRejected, also for an undo."""
+    """Raise CommandRejected unless exactly these are there as text, and for an undo."""
     if command.undo_of is not None:
         raise CommandRejected(f"{command.action} has no undo")
     unknown = sorted(name for name in command.params if name not in names)

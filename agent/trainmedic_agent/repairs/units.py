@@ -67,7 +67,6 @@ class RestartUnitExecutor:
         self._systemctl = systemctl
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Restart the unit, unless an earlier attempt has. Return its state."""
         command, time = accepted.command, RepairTime(accepted)
         unit = str(checked_parameters(command, ("unit",))["unit"])
         if not UNIT.fullmatch(unit):

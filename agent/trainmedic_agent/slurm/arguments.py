@@ -1,7 +1,7 @@
 """The argument list of each change: one process of scontrol or scancel, without a shell.
 
-``ALL``, host lists, and lists of jobs are refused: they would reach more than the server has read. The name of a
-NodeSet looks like a node's, so executors compare `named_nodes` with the nodes that slurmctld lists.
+``ALL``, host lists, and lists of jobs are refused: they would reach more than the server has read. A NodeSet's name
+looks like a node's; executors ask slurmctld.
 """
 
 from __future__ import annotations
@@ -15,26 +15,22 @@ from trainmedic_agent.slurm.policy import COMMENT
 
 Params = Mapping[str, Any]
 Arguments = Sequence[str]
-"""The program and its arguments."""
 
 UNLIMITED = "unlimited"
 _NODE = re.compile(r"(?!(?i:all|default)\Z)[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _LISTED_NODE = re.compile(r"^NodeName=(\S+)", re.MULTILINE)
 _JOB = re.compile(r"[1-9][0-9]{0,9}(_[0-9]{1,10})?")
 _USER = re.compile(r"(?!(?i:all)\Z)[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,255}")
-"""A name or numeric ID. A minus before it would give the reservation to all other users."""
-_RESERVATION = re.compile(r"trainmedic-[A-Za-z0-9-]{1,100}")
-"""Only the server's own."""
+"""A minus before it would mean all other users."""
+_RESERVATION = re.compile(r"trainmedic-[A-Za-z0-9-]{1,100}")  # only the server's own
 _SIGNAL = re.compile(r"USR1|USR2|HUP|INT|TERM|CONT|STOP")
-_LONGEST_REASON, _LONGEST_COMMENT = 1000, 16_000
-"""Characters."""
+_LONGEST_REASON, _LONGEST_COMMENT = 1000, 16_000  # characters
 _MOST_NAMES = 2000
-_NUMBER_LIMIT = 2**32
-"""Slurm's numbers are below it."""
+_NUMBER_LIMIT = 2**32  # Slurm's numbers are below it
 
 
 def for_change(action: str, params: Params) -> Arguments:
-    """Return the argument list of a change. Raises CommandRejected, naming the invalid parameter."""
+    """Return a change's arguments. Raises CommandRejected, naming the invalid parameter."""
     make, names = _CHANGES[action]
     unknown = sorted(name for name in params if name not in names)
     if unknown:
@@ -43,7 +39,7 @@ def for_change(action: str, params: Params) -> Arguments:
 
 
 def named_nodes(params: Params) -> Sequence[str]:
-    """Return the nodes that a change names, after `for_change` has accepted its parameters."""
+    """Return the nodes in parameters that `for_change` has accepted."""
     return [*([params["node"]] if "node" in params else []), *params.get("excluded_nodes", ())]
 
 
@@ -52,7 +48,7 @@ def show_nodes(names: Sequence[str]) -> Arguments:
 
 
 def listed_nodes(output: bytes) -> frozenset[str]:
-    """Return the names in the output of `show_nodes`, which has one node in each line."""
+    """Return the names in the output of `show_nodes`."""
     return frozenset(_LISTED_NODE.findall(output.decode(errors="replace")))
 
 
@@ -61,7 +57,6 @@ def node_name(raw: object) -> str:
 
 
 def job_id(raw: object) -> str:
-    """Return the ID of a job or of an array's task."""
     job = _matching("job", raw, _JOB)
     if any(int(number) >= _NUMBER_LIMIT for number in job.split("_")):
         # Slurm's commands take it modulo 2**32, so it would be another job.

@@ -20,33 +20,24 @@ from trainmedic_agent.slurm.programs import SlurmPrograms
 from trainmedic_logs.domain import log_pages
 
 _REPLY_MARGIN = timedelta(seconds=2)
-_KEPT_DOCUMENTS = 8
-"""Documents whose further pages can be asked for."""
-_PIECES_PER_PAGE = log_pages.MOST_PACKED // log_pages.PIECE
-"""A page fits into one reply."""
+_KEPT_DOCUMENTS = 8  # documents whose further pages can be asked for
+_PIECES_PER_PAGE = log_pages.MOST_PACKED // log_pages.PIECE  # a page fits into one reply
 _NO_END = "scontrol did not end in time"
 _PARSER = re.compile(r"v[0-9]+\.[0-9]+\.[0-9]+")
 _Records = Mapping[str, tuple[str, Callable[[object], str] | None]]
-"""By the parameter ``what``: the member of Slurm's JSON, and the check of a record's name."""
+"""By ``what``: the member of Slurm's JSON, and the check of a name."""
 _READ_RECORDS: _Records = {
     "node": ("nodes", arguments.node_name),
     "job": ("jobs", arguments.job_id),
     "reservations": ("reservations", None),
     "ping": ("pings", None),
 }
-_LISTED_RECORDS: Mapping[str, tuple[str, Callable[[object], str] | None]] = {
-    "nodes": ("nodes", None),
-    "jobs": ("jobs", None),
-}
-"""By the parameter ``what``: the member of Slurm's JSON, and the check of a record's name."""
-_DATED_RECORDS = frozenset({"nodes", "jobs", "reservations"})
-"""Records that slurmctld answers with their time, empty lists too."""
+_LISTED_RECORDS: _Records = {"nodes": ("nodes", None), "jobs": ("jobs", None)}
+_DATED_RECORDS = frozenset({"nodes", "jobs", "reservations"})  # slurmctld dates empty answers too
 _PARAMETERS = ("what", "name", "fields", "parsers", "known", "page")
 
 
 class SlurmChange:
-    """Runs one command, once."""
-
     queue = "slurm"
 
     def __init__(self, action: str, programs: SlurmPrograms, now: Callable[[], datetime]) -> None:
@@ -55,9 +46,7 @@ class SlurmChange:
         self._now = now
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Return what the command wrote. A failure has ``may_be_done``. Raises CommandRejected, CommandUnsupported,
-        CommandFailed.
-        """
+        """Return what the command wrote. A failure has ``may_be_done``."""
         command = accepted.command
         if command.undo_of is not None:
             raise CommandRejected(f"{self.action} has no undo: the server reverts it by another command")
@@ -74,7 +63,7 @@ class SlurmChange:
         raise CommandFailed(done.text or f"{argv[0]} ended with status {done.code}", {"may_be_done": False})
 
     def _refuse_unlisted(self, names: Sequence[str], command: Command) -> None:
-        """Raise CommandFailed unless slurmctld lists each name as a node: Slurm changes all nodes of a NodeSet."""
+        """Raise CommandFailed if a name may be a NodeSet's: Slurm would change all of its nodes."""
         if not names:
             return
         done = self._programs.run(arguments.show_nodes(names), _seconds_left(command, self._now()))
@@ -107,10 +96,7 @@ class SlurmReading:
         self._documents: OrderedDict[str, Sequence[str]] = OrderedDict()
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Return ``page``, ``pages`` and ``digest`` of the document; ``unchanged`` if it is the ``known`` one.
-
-        Raises CommandRejected, CommandUnsupported, CommandFailed.
-        """
+        """Return ``page``, ``pages`` and ``digest`` of the document; ``unchanged`` if it is the ``known`` one."""
         command = accepted.command
         params = command.params
         unknown = sorted(name for name in params if name not in _PARAMETERS)
@@ -163,7 +149,6 @@ class SlurmReading:
         return document
 
     def _parser(self, wanted: object, seconds: float) -> str:
-        """Return the first wanted data parser that scontrol has."""
         if not self._parsers:
             done = self._programs.run(("scontrol", "--json=list"), seconds)
             self._parsers = frozenset(_PARSER.findall(f"{done.output[:10_000].decode(errors='replace')}{done.text}"))

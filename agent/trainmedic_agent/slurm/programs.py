@@ -21,8 +21,6 @@ _LONGEST_TEXT = 2000
 
 
 class Finished(Struct, frozen=True):
-    """The end of a command."""
-
     code: int | None
     """Exit status, negative after a signal. None: it was ended, because it took too long."""
     output: bytes

@@ -150,8 +150,7 @@ class CommandAction(BasicAction):
     def _missing(self, call: Call, replies: Sequence[envelope.Reply], presence: Presence | None) -> str:
         """Return which receivers have not replied, "" if all have.
 
-        Without listed ranks, one final reply counts for all, unless the bus waited until the deadline, so knew of a
-        missing rank.
+        Without listed ranks, one final reply counts for all, unless the bus knew of a missing rank.
         """
         finals = {reply.rank for reply in replies if reply.is_final}
         counts = [reply.ranks for reply in replies if reply.is_final and reply.ranks is not None]

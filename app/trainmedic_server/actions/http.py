@@ -289,7 +289,6 @@ def _check_url_template(text: str) -> None:
 
 
 def _output_of(params: HttpParams, reply: HttpReply) -> Mapping[str, Any]:
-    """Return the step's output. Raise the failure that an unexpected status means."""
     output: dict[str, Any] = {
         "status": reply.status,
         "headers": {name: reply.headers[name] for name in KEPT_HEADERS if name in reply.headers},

@@ -17,10 +17,8 @@ from trainmedic_server.actions.base import ActionParams, Irreversible
 from trainmedic_server.actions.commands import CommandAction, stop_waiting
 from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect, Renewal
 
-_UNSTATED_PAUSE = timedelta(minutes=3)
-"""Lease of a pause whose job does not state it."""
-_CHECKPOINT_TIME = timedelta(minutes=10)
-"""Time to read or write the checkpoint of a large model."""
+_UNSTATED_PAUSE = timedelta(minutes=3)  # lease of a pause whose job states none
+_CHECKPOINT_TIME = timedelta(minutes=10)  # reading or writing the checkpoint of a large model
 
 
 class _JobAction(CommandAction):

@@ -57,9 +57,7 @@ class IncludeNodeParams(LauncherNodeParams):
 
 
 class _Selection(Struct, frozen=True):
-    """- ``asked``: a launcher to command, by job
-    - ``not_asked``: why none is commanded, by job
-    """
+    """By job: the launcher to command, or why there is none."""
 
     asked: Mapping[str, Presence]
     not_asked: Mapping[str, str] = field(default_factory=dict)
@@ -154,7 +152,7 @@ class _LauncherAction(CommandAction, ABC):
         return {}
 
     def check_bounds(self, launchers: Sequence[Presence], node: str) -> None:
-        """Raise PermanentFailure if the change would leave one job with too few or too many nodes."""
+        """Raise PermanentFailure for too few or too many nodes."""
 
     def _within_bounds(
         self, launchers: Sequence[Presence], node: str, chosen: Mapping[str, Presence], not_asked: Mapping[str, str]
@@ -364,7 +362,7 @@ def _combined_failure(failures: Sequence[BaseException], output: Mapping[str, An
 
 
 def _left_out(launcher: Presence) -> Sequence[str]:
-    """Return the nodes that it excludes. Launchers of older SDKs state only their own."""
+    """Launchers of older SDKs state only their own node."""
     said = launcher.details.get(_LEFT_OUT)
     if isinstance(said, list):
         return _names(said)
@@ -376,7 +374,7 @@ def _of_job(launchers: Sequence[Presence], job: str, node: str) -> Presence | No
 
 
 def _launcher_for(launchers: Sequence[Presence], node: str) -> Presence | None:
-    """Return one job's launcher on the node, otherwise the one that starts all nodes."""
+    """Return the launcher on the node, otherwise the one that starts all nodes."""
     for launcher in launchers:
         if launcher.details.get("node") == node and launcher.details.get("starts_all_nodes") is not True:
             return launcher
@@ -388,7 +386,7 @@ def _working(launchers: Sequence[Presence]) -> list[str]:
 
 
 def _bound(launchers: Sequence[Presence], name: str) -> int | None:
-    """Return the strictest ``min_nodes`` or ``max_nodes`` of one job's launchers; None if none has it."""
+    """Return the strictest bound; None if no launcher has it."""
     bounds = [each.details.get(name) for each in launchers]
     numbers = [bound for bound in bounds if isinstance(bound, int) and not isinstance(bound, bool)]
     return max(numbers, default=None) if name == "min_nodes" else min(numbers, default=None)

@@ -19,8 +19,7 @@ from trainmedic_server.errors import ChannelMissing, NotSetUp, OutcomeUnknown
 from trainmedic_server.ports.actions import Action, Call
 
 TITLE_LIMIT = 250
-MESSAGE_LIMIT = 16_000
-"""Characters."""
+MESSAGE_LIMIT = 16_000  # characters
 
 
 class NotifyParams(ActionParams):

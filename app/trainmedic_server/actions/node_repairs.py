@@ -66,7 +66,7 @@ class NodeReboot(_NodeRepair):
     summary: ClassVar[str] = "Restart a node by its agent, and wait until the agent answers from the new boot."
     default_timeout: ClassVar[timedelta] = timedelta(minutes=30)
     shortest_timeout: ClassVar[timedelta] = timedelta(minutes=2)
-    """The agent restarts the node after one minute, and needs time to answer from the new boot."""
+    """The agent restarts the node after a minute."""
     outputs: ClassVar[Mapping[str, Shape]] = REBOOT
 
 

@@ -26,7 +26,7 @@ LEASE = timedelta(minutes=5)
 without a server.
 """
 RENEW = "gpu.renew_lease"
-"""Command of the server alone; playbooks cannot use it."""
+"""A command that playbooks cannot use."""
 
 
 def percentage(value: float | None, info: ValidationInfo) -> float | None:
@@ -151,7 +151,7 @@ def _renewal_of(command_id: str, cap: LeasedEffect, node: str, output: Mapping[s
 
 
 MOST_FILESYSTEMS = 100
-"""Limit of the agents. The rest is omitted, so that less is deleted."""
+"""Limit of the agents. Omitting file systems only deletes less."""
 
 
 class AlertFilesystem(BaseModel):
@@ -250,7 +250,6 @@ class NodeFacts(Irreversible, PlacedAction):
 
 
 HEALTH_LIMITS: Mapping[str, timedelta] = {"quick": timedelta(minutes=2), "burn": timedelta(minutes=10)}
-"""Time for an attempt by level."""
 _SHOWN_FAULTS = 4
 
 

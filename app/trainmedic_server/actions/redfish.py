@@ -1,6 +1,6 @@
-"""Action ``node.power``: power of a node by Redfish, through its baseboard management controller (BMC).
+"""Action ``node.power``: power by Redfish, through a node's baseboard management controller (BMC).
 
-The output lists what was accepted and what was read back; the action succeeds only if the final state was read.
+It succeeds only if the final state was read.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ _CALL_TIME = timedelta(seconds=20)
 _LAST_CALL_TIME = timedelta(seconds=5)
 """For the last readings, which come after the deadline."""
 _LARGEST_DOCUMENT = 1024 * 1024
-"""Bytes. The documents of systems with many links, processors and vendor members have over 64 KiB."""
+"""Bytes. Systems with many links have over 64 KiB."""
 _MAY_PASS = frozenset({408, 425, 429})
 _GATEWAY_LOST_ANSWER = frozenset({502, 504})
-_LONGEST_STATE = 100
-"""Characters."""
+_LONGEST_STATE = 100  # characters
 _RESET_TYPES = {_ON: "On", _OFF: "ForceOff"}
 """Reset type by the state that it leads to."""
 
@@ -66,8 +65,6 @@ class PowerParams(ActionParams):
 
 
 class _Bmc:
-    """A BMC, with the power states read and the reset types accepted in one attempt."""
-
     def __init__(self, services: Services, call: Call, base: str) -> None:
         params = cast(PowerParams, call.params)
         basic = params.basic_auth
@@ -112,7 +109,6 @@ class _Bmc:
         self._target = target
 
     async def read_state(self) -> str:
-        """Read the power state. Raises TemporaryFailure, PermanentFailure."""
         system = await self._get(self._system)
         state = system.get("PowerState")
         if not isinstance(state, str) or len(state) > _LONGEST_STATE:
@@ -122,7 +118,7 @@ class _Bmc:
         return state
 
     async def read_state_after_deadline(self) -> str | None:
-        """Wait a moment for the end of a change in progress. Return None if the BMC does not state the power state."""
+        """Wait for the end of a change in progress. Return None without an answer."""
         clock = self._services.clock
         self._until = clock.now() + _LAST_CALL_TIME
         try:
@@ -140,9 +136,9 @@ class _Bmc:
         return {"power_state": state, "observed": list(self._states), "accepted": list(self._accepted)}
 
     async def turn(self, state: str, *, is_turned_off_here: bool) -> None:
-        """Ask for a power state and wait until it was read. Raises OutcomeUnknown if it was not read in time.
+        """Ask for a power state until it was read, against refusals too if the node was turned off here.
 
-        Repeat refused requests if this attempt has turned the node off; raise the refusal otherwise.
+        Raises OutcomeUnknown if it was not read in time.
         """
         clock = self._services.clock
         while True:
@@ -204,7 +200,6 @@ class _Bmc:
         return await self._services.http.call(method, self._base + path, headers, raw, left, None, self._access)
 
     def _check_status(self, reply: HttpReply, what: str) -> None:
-        """Raise TemporaryFailure or PermanentFailure for an error status."""
         if 200 <= reply.status < 300:
             return
         reason = f"the BMC {self._base} answered {reply.status} to {what}{_message(reply.body)}"
@@ -269,7 +264,6 @@ class NodePower(Irreversible, BasicAction):
 
 
 def _advice(last: str | None, states: Sequence[str]) -> str:
-    """Return what is known after the last reading, and what to do."""
     if last is None:
         return "Its power state cannot be read now: look at the BMC"
     if last == _OFF:
@@ -280,7 +274,6 @@ def _advice(last: str | None, states: Sequence[str]) -> str:
 
 
 def _states_to_reach(do: str, state: str) -> Sequence[str]:
-    """Return the states to reach in turn."""
     if do == "power_cycle":
         return (_ON,) if state == _OFF else (_OFF, _ON)
     wanted = _ON if do == "on" else _OFF

@@ -1,8 +1,7 @@
 """Actions on nodes and jobs of Slurm.
 
 Slurm has no conditional update and stores no author. So each action marks the runs whose change is in effect, in a
-node's reason or a job's admin comment. By its mark a resumed attempt finds its change, and an undo spares those of
-others.
+node's reason or a job's admin comment: a resumed attempt finds its change, and an undo spares those of others.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ Attempt: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
 _JOB_ID = re.compile(r"[0-9]+([_+][0-9]+)?")
 LONGEST_LEASE = timedelta(hours=1)
 GONE = "it is gone: nothing to take back"
-"""Note of an undo."""
 
 
 class SlurmAction(RetryingAction):
@@ -137,7 +135,6 @@ class SlurmDrain(NodeAction):
         return {**output, "lease_seconds": params.lease.total_seconds()} if params.lease is not None else output
 
     async def _drain(self, node: SlurmNode, run_id: str, reason: str, params: SlurmDrainParams) -> Mapping[str, Any]:
-        """Drain the node unless the run has, and add the run to the owners in its reason. Return the node's state."""
         owners = owners_of(node.reason) if node.is_out_of_service else ()
         if node.is_drained and run_id in owners:
             return node_state(node)
@@ -198,10 +195,7 @@ class SlurmDrain(NodeAction):
 
 
 def _end_of_drain(node: SlurmNode, owners: Collection[str], params: SlurmDrainParams) -> timedelta | None:
-    """Return the time after which Slurm ends the drain.
-
-    None leaves the drain without an end, `UNLIMITED` removes the end of another run's drain.
-    """
+    """Return the time until Slurm ends the drain. None sets no end, `UNLIMITED` removes another run's."""
     end = params.lease or params.resume_after
     if not owners:
         return end
@@ -335,7 +329,7 @@ class JobAction(SlurmAction):
         return tried
 
     async def unended_job(self, job_id: str) -> SlurmJob:
-        """Raises PermanentFailure if the job has ended, ObjectMissing."""
+        """Raises PermanentFailure if it has ended."""
         job = await self.slurm.job(job_id)
         if job.has_ended:
             raise PermanentFailure(f"job {job_id} has ended: it is {_states(job)}", job_state(job))
@@ -343,7 +337,7 @@ class JobAction(SlurmAction):
 
 
 def changed_job(params: SlurmJobParams, output: Mapping[str, Any] | None) -> str | None:
-    """Return the ID for an undo. None if it is known only from the target."""
+    """Return None if only the target names the job."""
     changed = (output or {}).get("job_id")
     return params.job_id or (changed if isinstance(changed, str) else None)
 
@@ -503,7 +497,6 @@ class SlurmRequeue(Irreversible, JobAction):
         return await self.retry_until_deadline(call, attempt)
 
     async def _finish(self, job: SlurmJob, intent: re.Pattern[str], at_once: bool) -> Mapping[str, Any]:
-        """End the requeued job's delay with `at_once`, remove the mark, and return the job's state."""
         if at_once and "COMPLETING" in job.states:  # Slurm sets the delay when the job's processes have ended.
             raise ClusterUnavailable(f"the processes of job {job.job_id} have not ended yet", may_be_done=True)
         for part in job.parts if at_once and "PENDING" in job.states else ():

@@ -13,7 +13,6 @@ _REASON_LIMIT = 200
 """Characters of the sentence in a node's reason: ``sinfo -R`` shows one line."""
 _REBOOT = re.compile(r"reboot-[0-9a-f]{8}")
 BOOTING = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED"})
-"""States of a node from the request of a reboot until slurmd answers again."""
 
 
 def owners_of(text: str) -> tuple[str, ...]:

@@ -1,7 +1,4 @@
-"""Action ``slurm.reboot``.
-
-The request writes the step's mark into the node's reason, by which a resumed attempt finds it.
-"""
+"""Action ``slurm.reboot``. By the step's mark in the node's reason a resumed attempt finds its request."""
 
 from __future__ import annotations
 

@@ -80,7 +80,6 @@ class SlurmReserve(NodeAction):
         return await self.retry_until_deadline(call, end if params.restore else reserve)
 
     async def _find_own(self, name: str) -> SlurmReservation | None:
-        """Return None if Slurm lists no reservation of this name."""
         return next((each for each in await self.slurm.reservations() if each.name == name), None)
 
     async def _refuse_reserved_by_other(self, node: SlurmNode) -> None:

@@ -45,7 +45,7 @@ class SlurmUpdateParams(SlurmJobParams):
         return self
 
     def wanted(self, before: JobChange, named: Collection[str]) -> JobChange:
-        """Return the values to set. `before`: the job's values; `named`: the NodeNames of exclude_nodes."""
+        """`before` are the job's values, `named` the NodeNames of exclude_nodes."""
         excluded = {*(before.excluded_nodes or ()), *named}
         return JobChange(
             tuple(sorted(excluded)) if self.exclude_nodes else None,
@@ -144,7 +144,7 @@ class SlurmUpdate(JobAction):
 
 
 def _key(run_id: str, params: SlurmUpdateParams) -> str:
-    """Return the beginning of a step's mark: two steps of a run may change the same job."""
+    """Return the beginning of a step's mark: two steps may change the same job."""
     values = sorted((name, value) for name, value in params.changed_params().items() if name != "job_id")
     digest = hashlib.sha256(repr(values).encode()).hexdigest()[:8]
     return f"{PREFIX}update {run_id} {digest}"
@@ -164,7 +164,6 @@ def _all_nodes(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _of_fields_set_in(change: JobChange, values: JobChange) -> JobChange:
-    """Return those of `values` whose fields `change` sets."""
     return JobChange(**{name: getattr(values, name) for name, new in structs.asdict(change).items() if new is not None})
 
 

@@ -1,7 +1,6 @@
 """Slurm through an agent on a node with scontrol and scancel; implements `ports.slurm.Slurm`.
 
-Each change is one signed command that the agent journals and runs once. Readings are commands too, without a journal
-entry; a list that has not changed is not sent again.
+Each change is one signed command that the agent journals and runs once. Readings are not journaled.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ from trainmedic_server.ports.slurm import (
 
 TIMEOUT = timedelta(seconds=20)
 """For one command. slurmctld answers late while it schedules thousands of jobs."""
-_LARGEST_DOCUMENT = 64 * 1024 * 1024
-"""Bytes."""
+_LARGEST_DOCUMENT = 64 * 1024 * 1024  # bytes
 _REMEDY = "check the rights of the agent's user in Slurm"
 _UNLIMITED = "unlimited"
 _NO_PARTITION = "Invalid partition name specified"
@@ -223,7 +221,6 @@ class SlurmAgent:
         return digest, document
 
     async def _ask(self, action: str, params: Mapping[str, Any], is_change: bool = False) -> Mapping[str, Any]:
-        """Return the output of a command to the agent."""
         now = self._clock.now()
         command = envelope.Command(
             id=envelope.new_id(int(now.timestamp() * 1000)),

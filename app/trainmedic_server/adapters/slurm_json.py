@@ -33,7 +33,7 @@ _GPU_INDEXES = re.compile(r"(?:^|,)gpu:[^()]*\(IDX:([0-9,-]+)\)")
 
 
 def node_in(answer: Mapping[str, Any], name: str) -> SlurmNode:
-    """Return the node of this name. Raises ObjectMissing: for an unknown node Slurm answers an empty list."""
+    """Raises ObjectMissing: an unknown node is an empty list."""
     for each in nodes_of(answer):
         if each.name == name:
             return each
@@ -45,7 +45,7 @@ def nodes_of(answer: Mapping[str, Any]) -> list[SlurmNode]:
 
 
 def job_in(answer: Mapping[str, Any], job_id: str) -> SlurmJob:
-    """Return the job with this ID. Raises ObjectMissing, and ClusterRefused for an array of several tasks."""
+    """Raises ObjectMissing, and ClusterRefused for an array of several tasks."""
     parts = members_of(answer, "jobs")
     named = [each for each in parts if job_id in _ids_of(each)]
     components = [each for each in parts if number_of(each.get("het_job_id"))]
@@ -64,7 +64,6 @@ def job_in(answer: Mapping[str, Any], job_id: str) -> SlurmJob:
 
 
 def _whole_job(components: Sequence[Mapping[str, Any]]) -> SlurmJob:
-    """Return a heterogeneous job from all of its components."""
     jobs = [_job(each) for each in sorted(components, key=lambda each: number_of(each.get("het_job_offset")) or 0)]
     return replace(
         jobs[0],
@@ -112,7 +111,7 @@ def _node(answer: Mapping[str, Any]) -> SlurmNode:
 
 
 def _ids_of(answer: Mapping[str, Any]) -> set[str]:
-    """Return a job's ids: its own, ARRAY_TASK for a task of an array, and LEADER+OFFSET for a component."""
+    """Return its own ID, ARRAY_TASK for a task, and LEADER+OFFSET for a component."""
     names = {str(answer.get("job_id"))}
     array, task = number_of(answer.get("array_job_id")), number_of(answer.get("array_task_id"))
     if array and task is not None:
@@ -164,7 +163,6 @@ def _indexes(detail: str) -> tuple[int, ...]:
 
 
 def is_responding(answer: Mapping[str, Any]) -> bool:
-    """Return whether a slurmctld has answered a ping."""
     # Data parsers before v0.0.43 have only the text.
     return any(ping.get("responding") or ping.get("pinged") == "UP" for ping in members_of(answer, "pings"))
 

@@ -1,7 +1,7 @@
 """Slurm through slurmrestd, by the newest of `API_VERSIONS` that it offers.
 
 A status of 200 proves nothing: slurmrestd answers 200 with ``errors``, and for an unknown node 200 without a node. So
-every answer is checked for errors and for the requested name.
+errors and names are checked.
 """
 
 from __future__ import annotations
@@ -311,7 +311,7 @@ def _check_errors(answer: Mapping[str, Any], status: int, is_change: bool) -> No
 
 
 def _check_status(answer: Mapping[str, Any], job_id: str, accepted_code: int | None = None) -> None:
-    """Raise if the answer states an error for a job or one of its steps, other than `accepted_code`."""
+    """Raise if the answer states an error other than `accepted_code`."""
     for each in members_of(answer, "status"):
         error = each.get("error")
         if not isinstance(error, Mapping):

@@ -14,10 +14,9 @@ from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.slurm import NOT_THERE, Slurm, SlurmJob, SlurmNode
 
 REFRESH_EVERY = timedelta(seconds=5)
-_PATIENCE = timedelta(seconds=10)
-"""Least time after which a reading is overdue."""
+_PATIENCE = timedelta(seconds=10)  # least time after which a reading is overdue
 _SHARE = 0.05
-"""Share of slurmctld's time for these readings, unless the pauses would be longer than `_LONGEST_PAUSE`."""
+"""Share of slurmctld's time for readings, within `_LONGEST_PAUSE`."""
 _LONGEST_PAUSE = timedelta(minutes=1)
 
 log = telemetry.logger(__name__)
@@ -43,7 +42,6 @@ class SlurmWatch:
         await loops.repeat(self.refresh, REFRESH_EVERY, "slurm", self._metrics, rest=self._pause)
 
     async def refresh(self) -> None:
-        """Read once. Raises ClusterUnavailable, ClusterRefused."""
         loop, now = asyncio.get_running_loop(), self._clock.now()
         began = loop.time()
         too_late = loop.call_later(max(_PATIENCE.total_seconds(), 2 * self._seconds), self._mark_unanswered)
@@ -69,15 +67,12 @@ class SlurmWatch:
 
 
 def pause_after(*seconds: float) -> timedelta:
-    """Return the pause after readings of these durations.
-
-    It grows with the shortest of them, to limit slurmctld's load: a single outage must not leave the data outdated.
-    """
+    """Return the pause after readings of these durations. A single long one, such as an outage, does not count."""
     return max(REFRESH_EVERY, min(timedelta(seconds=min(seconds) / _SHARE), _LONGEST_PAUSE))
 
 
 def topology_of(nodes: Sequence[SlurmNode], jobs: Sequence[SlurmJob], before: SlurmTopology) -> SlurmTopology:
-    """Return the topology. Names that have not changed since `before` are shared with it."""
+    """Unchanged names are shared with `before`."""
     by_node: dict[str, set[str]] = {}
     by_gpu: dict[str, set[str]] = {}
     whole: dict[str, str] = {}  # ID of the whole job, by the ID of each part of it

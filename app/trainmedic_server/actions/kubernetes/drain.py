@@ -41,7 +41,7 @@ from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.cluster import PODS, Object, Ref
 
 ROUND = 1.0
-"""Seconds between two rounds of evictions. Doubles while no pod ends."""
+"""Seconds. Doubles while no pod ends."""
 _LONGEST_ROUND = 10.0
 _EVICTIONS_AT_ONCE = 20
 _SHOWN = 20
@@ -65,21 +65,15 @@ class DrainParams(ActionParams):
 
 class PodSelection(Struct, frozen=True):
     ending: tuple[Object, ...]
-    """Pods to evict, or that end already."""
+    """Pods that end already too."""
     skipped: Mapping[str, int]
-    """Numbers of pods by the reason for which they stay."""
+    """Numbers of pods by reason."""
     forbidding: Mapping[str, str]
     """Reasons by pod why the drain must not begin."""
 
 
 class _Progress(Struct):
-    """Progress in all rounds. Sets and ``why`` have UIDs of pods.
-
-    - ``seen``: were to end in any round
-    - ``gone``: seen, and no longer there
-    - ``why``: last reason why it is still there
-    - ``trouble``: last error of the API server; empty after another answer
-    """
+    """Pods by UID. ``why``: the last reason for which one is still there."""
 
     evicted: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
@@ -152,7 +146,7 @@ class DrainNode(ClusterAction):
         return Inverse(nodes.UncordonNode.name, {"restore": True})
 
     async def _check_may_begin(self, call: Call, params: DrainParams) -> None:
-        """Raise PermanentFailure if the drain would be refused, before jobs write a needless checkpoint."""
+        """Raise PermanentFailure before jobs write a needless checkpoint."""
         try:
             await self._list_remaining(call, params, _Progress())
         except (ClusterUnavailable, ObjectChanged):
@@ -208,7 +202,7 @@ class DrainNode(ClusterAction):
     async def _evict_all(
         self, call: Call, pods: Sequence[Object], params: DrainParams, progress: _Progress
     ) -> tuple[bool, float]:
-        """Return whether no eviction was accepted, and the seconds to wait that the API server asks for."""
+        """Return whether no eviction was accepted, and the seconds to wait."""
         gate = asyncio.Semaphore(_EVICTIONS_AT_ONCE)
         asked = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
         for pod in pods:

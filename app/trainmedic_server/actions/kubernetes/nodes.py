@@ -111,7 +111,7 @@ class CordonNode(_NodeAction):
         return await cordon(self, call)
 
     async def _refuse_ready(self, call: Call) -> None:
-        """Raise TemporaryFailure if the node is ready and not cordoned by this run."""
+        """Raise TemporaryFailure, unless this run has cordoned the node."""
         ref = await node_ref(self, call)
         node = await self.retry_until_deadline(call, lambda: self.cluster.get(ref))
         if _is_ready(node) and call.run_id not in field_changes.changes_by_run(node, UNSCHEDULABLE):
@@ -126,7 +126,6 @@ class CordonNode(_NodeAction):
 
 
 async def cordon(action: ClusterAction, call: Call) -> dict[str, Any]:
-    """Cordon the target's node. Return the output of ``k8s.cordon``."""
     ref = await node_ref(action, call)
     node, before, is_set_by_run = await action.set_field(call, ref, UNSCHEDULABLE, True)
     if is_set_by_run:
@@ -161,7 +160,7 @@ class UncordonNode(_NodeAction):
         return self._output(ref, is_back or is_cordoned, node, why)
 
     async def _force(self, call: Call, ref: Ref) -> tuple[Object, bool]:
-        """Return the uncordoned node, and whether it was cordoned."""
+        """Return the node, and whether it was cordoned."""
         _, why, _ = await self.take_back(call, ref, UNSCHEDULABLE, of_all_runs=True)
 
         async def attempt() -> tuple[Object, bool]:
