@@ -82,10 +82,10 @@ def burn_checks(gpus: Gpus, probe: Sequence[str], seconds: float, is_over: Calla
         )
         results.checks.append(unread(_LOAD_TEST, "", reason if status != _TRAINING_RUNS else f"not run: {reason}"))
         return results
-    return _results(document)
+    return _results_of(document)
 
 
-def _results(document: _Document) -> CheckResults:
+def _results_of(document: _Document) -> CheckResults:
     results = CheckResults()
     ranks = f"{document.all.ranks} ranks of {document.backend}"
     if document.all.ranks > 1 and document.all.all_reduce:

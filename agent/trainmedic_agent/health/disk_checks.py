@@ -28,12 +28,12 @@ def disk_checks(roots: NodeRoots) -> CheckResults:
     with UnknownIfUnread(results, "filesystem", ""):
         for filesystem in entries(roots.sys / "fs" / "ext4"):
             with UnknownIfUnread(results, "filesystem", filesystem.name):
-                _add_errors(results, filesystem.name, number(filesystem / "errors_count"))
+                _add_error_count(results, filesystem.name, number(filesystem / "errors_count"))
         for volume in entries(roots.sys / "fs" / "btrfs"):
             for device in entries(volume / "devinfo"):
                 with UnknownIfUnread(results, "filesystem", volume.name):
                     counts = (text(device / "error_stats") or "").split()[1::2]
-                    _add_errors(results, f"{volume.name}/{device.name}", sum(map(int, counts)) if counts else None)
+                    _add_error_count(results, f"{volume.name}/{device.name}", sum(map(int, counts)) if counts else None)
         for mount, is_writable in _local_mounts(roots.proc):
             results.values.append(HealthValue("mount_writable", mount, ValueKind.STATE, int(is_writable)))
     return results
@@ -57,7 +57,7 @@ def _add_disk(disk: Path, results: CheckResults) -> None:
         results.checks += pcie_checks(disk / "device" / "device", disk.name)
 
 
-def _add_errors(results: CheckResults, part: str, count: int | None) -> None:
+def _add_error_count(results: CheckResults, part: str, count: int | None) -> None:
     if count is not None:
         verdict = HealthVerdict.DEGRADED if count else HealthVerdict.OK
         results.checks.append(HealthCheck("filesystem", part, verdict, f"{count} errors since its last repair", "0"))
@@ -68,8 +68,9 @@ def _local_mounts(proc: Path) -> Iterator[tuple[str, bool]]:
     seen: set[str] = set()
     mounts = (proc / "self" / "mountinfo").read_bytes().decode(errors="backslashreplace")  # to be stored as text
     for line in mounts.rstrip("\n").split("\n"):
-        before, _, after = line.partition(" - ")
-        fields, (kind, _, options) = before.split(" "), after.split(" ", 2)
-        if kind in host.ON_DISK and fields[2] not in seen and not fields[4].startswith(_POD_MOUNTS):
-            seen.add(fields[2])
-            yield host.unescaped(fields[4]), "ro" not in options.split(",")
+        of_mount, _, of_filesystem = line.partition(" - ")  # see proc_pid_mountinfo(5)
+        _, _, device, _, point, *_ = of_mount.split(" ")
+        kind, _, options = of_filesystem.split(" ", 2)
+        if kind in host.ON_DISK and device not in seen and not point.startswith(_POD_MOUNTS):
+            seen.add(device)
+            yield host.unescaped(point), "ro" not in options.split(",")

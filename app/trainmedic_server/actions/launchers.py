@@ -217,7 +217,9 @@ class LauncherExcludeNode(_LauncherAction):
             return {}
         # Repeating the command shows what the server had ordered before it was killed.
         is_first = not call.resumed
-        asked = node_checkpoints.ask_for(self._bus, self._clock, call, node, patience, jobs, can_stop=is_first)
+        asked = node_checkpoints.request_checkpoints(
+            self._bus, self._clock, call, node, patience, jobs, can_stop=is_first
+        )
         return {"checkpoints": await asked}
 
     def check_bounds(self, launchers: Sequence[Presence], node: str) -> None:

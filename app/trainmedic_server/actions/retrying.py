@@ -61,7 +61,7 @@ class RetryingAction(BasicAction):
         """
         backoff, may_be_done = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True), call.resumed
         permission_grace = PermissionGrace()
-        report_at = self._clock.now() + REPORT_EVERY / 3
+        report_at = self._clock.now() + REPORT_EVERY / 3  # the first report comes sooner
         while True:
             try:
                 return await attempt()

@@ -1,4 +1,4 @@
-"""Action ``slurm.reserve``. The run's ID in the reservation's name shows whose it is."""
+"""Action ``slurm.reserve``. The reservation's name contains the run's ID."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ class SlurmReserve(NodeAction):
         async def end() -> Mapping[str, Any]:
             output = {"node": call.target.node, "reservation": name}
             found = await self._find_own(name)
-            if found is not None and not await self._is_on(found, call):
+            if found is not None and not await self._is_on_target(found, call):
                 return {**output, "note": f"stays: another has changed it, it reserves {found.nodes}"}
             try:
-                # Also if it is not listed: Slurm hides reservations from users who may not use them.
+                # Do this for an unlisted one too: Slurm hides reservations from users who may not use them.
                 await self.slurm.end_reservation(name)
             except ObjectMissing:
                 return {**output, "note": GONE}
@@ -92,7 +92,7 @@ class SlurmReserve(NodeAction):
                     node_state(node),
                 )
 
-    async def _is_on(self, found: SlurmReservation, call: Call) -> bool:
+    async def _is_on_target(self, found: SlurmReservation, call: Call) -> bool:
         try:
             return found.nodes == (await self.find(call)).name
         except ObjectMissing:

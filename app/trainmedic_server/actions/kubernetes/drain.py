@@ -128,7 +128,7 @@ class DrainNode(ClusterAction):
         try:
             if params.checkpoint is not None:
                 await self._check_may_begin(call, params)
-                output["checkpoints"] = await node_checkpoints.ask_for(
+                output["checkpoints"] = await node_checkpoints.request_checkpoints(
                     self.services.bus, self._clock, call, node_of(call), params.checkpoint
                 )
             output |= await self._evict_until_empty(call, params)
