@@ -89,16 +89,16 @@ class PowerLimitExecutor(Struct, frozen=True):
             if uuid not in outcomes and (cap := state.cap(cap_id)) is not None and cap.ended_by == by
         ]
         if outcomes or (begun and ended_by == by):
-            return self._restored(outcomes | self.control.reconcile(begun))
+            return self._output_if_restored(outcomes | self.control.reconcile(begun))
         note = outputs.end_reason(ended_by) if ended_by else "no such cap is active here"
         return undoing.nothing_to_undo(undoing.NOT_IN_FORCE, note=note)
 
     def _restore(self, command_id: str, uuids: Sequence[str]) -> Mapping[str, Any]:
         cap_ids = {cap.id for uuid in uuids for cap in self.control.ledger.of(uuid).caps}
         self.control.record_ended(cap_ids, f"undo {command_id}", uuids)
-        return self._restored(self.control.reconcile(uuids))
+        return self._output_if_restored(self.control.reconcile(uuids))
 
-    def _restored(self, outcomes: Outcomes) -> Mapping[str, Any]:
+    def _output_if_restored(self, outcomes: Outcomes) -> Mapping[str, Any]:
         errors = outputs.errors_of(outcomes)
         if errors:
             reason = "; ".join(f"{uuid}: {error}" for uuid, error in errors.items())

@@ -63,16 +63,16 @@ class JobLoad(BasicAction):
         params = cast(JobLoadParams, call.params)
         try:
             if params.fresh:
-                await self._wait(metrics, call, params.over)
+                await self._wait_until_trained(metrics, call, params.over)
             output = await _figures(metrics, str(call.target.job), params.over, self.services.clock.now())
         except MetricsUnavailable as error:
             raise TemporaryFailure(str(error)) from error
         least = params.least_throughput
         if least is not None:
-            _check(output, least)
+            _check_throughput(output, least)
         return output
 
-    async def _wait(self, metrics: MetricHistory, call: Call, over: timedelta) -> None:
+    async def _wait_until_trained(self, metrics: MetricHistory, call: Call, over: timedelta) -> None:
         clock, ready = self.services.clock, call.issued_at + over
         while True:
             now = clock.now()
@@ -84,7 +84,7 @@ class JobLoad(BasicAction):
             await clock.sleep_until(min(max(now + _LOOK_EVERY, min(ready, now + timedelta(minutes=5))), call.deadline))
 
 
-def _check(output: Mapping[str, Any], least: float) -> None:
+def _check_throughput(output: Mapping[str, Any], least: float) -> None:
     throughput = output["throughput"]
     if throughput is None:
         raise PermanentFailure(f"the throughput is unknown, and must be at least {least:.4g}", output)

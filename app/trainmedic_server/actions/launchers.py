@@ -123,7 +123,7 @@ class _LauncherAction(CommandAction, ABC):
         output: dict[str, Any] = {"node": node, "jobs": jobs, "not_asked": dict(selection.not_asked)}
         if not jobs:
             return {**output, "note": self.nothing_done}
-        output.update(await self.before(call, node, jobs))
+        output.update(await self.before_commands(call, node, jobs))
         command = self._command(call)
         parts = [
             replace(
@@ -148,7 +148,7 @@ class _LauncherAction(CommandAction, ABC):
     async def select(self, call: Call, node: str, launchers: Sequence[Presence]) -> _Selection:
         """Raises BusUnavailable, and as `perform`."""
 
-    async def before(self, call: Call, node: str, jobs: Sequence[str]) -> Mapping[str, Any]:
+    async def before_commands(self, call: Call, node: str, jobs: Sequence[str]) -> Mapping[str, Any]:
         return {}
 
     def check_bounds(self, launchers: Sequence[Presence], node: str) -> None:
@@ -186,11 +186,11 @@ class LauncherExcludeNode(_LauncherAction):
         jobs = await self._bus.jobs()
         placed = {job.name for job in jobs if node_checkpoints.is_on(job.details, node)}
         for job in sorted({launcher.name for launcher in launchers}):
-            launcher = _of_job(launchers, job, node)
+            launcher = _launcher_of_job(launchers, job, node)
             if launcher is None:
                 continue
             if launcher.details.get("starts_all_nodes") is True:
-                if job in placed or node in _left_out(launcher):
+                if job in placed or node in _excluded_nodes(launcher):
                     chosen[job] = launcher
             elif launcher.details.get("max_nodes") is None:
                 not_asked[job] = "the job is not elastic: its trainmedic-run has no --max-nodes"
@@ -211,7 +211,7 @@ class LauncherExcludeNode(_LauncherAction):
             return "its agent"
         return "a launcher there" if any(each.details.get("node") == node for each in launchers) else ""
 
-    async def before(self, call: Call, node: str, jobs: Sequence[str]) -> Mapping[str, Any]:
+    async def before_commands(self, call: Call, node: str, jobs: Sequence[str]) -> Mapping[str, Any]:
         patience = cast(ExcludeNodeParams, call.params).checkpoint
         if not patience:
             return {}
@@ -223,8 +223,8 @@ class LauncherExcludeNode(_LauncherAction):
         return {"checkpoints": await asked}
 
     def check_bounds(self, launchers: Sequence[Presence], node: str) -> None:
-        least = _bound(launchers, "min_nodes")
-        left = [name for name in _working(launchers) if name != node]
+        least = _strictest_bound(launchers, "min_nodes")
+        left = [name for name in _working_nodes(launchers) if name != node]
         if least is not None and len(left) < least:
             raise PermanentFailure(f"without {node!r} {len(left)} nodes would be left, and the job needs {least}")
 
@@ -243,25 +243,25 @@ class LauncherIncludeNode(_LauncherAction):
         return Inverse(LauncherExcludeNode.name, {name: value for name, value in undo.items() if value is not None})
 
     async def select(self, call: Call, node: str, launchers: Sequence[Presence]) -> _Selection:
-        chosen = {launcher.name: launcher for launcher in launchers if node in _left_out(launcher)}
+        chosen = {launcher.name: launcher for launcher in launchers if node in _excluded_nodes(launcher)}
         if call.undo_of is None:
             return self._within_bounds(launchers, node, chosen, {})
         expected = cast(IncludeNodeParams, call.params).jobs
         if expected is None:  # The command to revert had an unknown outcome.
-            expected = tuple(sorted({each.name for each in launchers if _of_job(launchers, each.name, node)}))
+            expected = tuple(sorted({each.name for each in launchers if _launcher_of_job(launchers, each.name, node)}))
             if not expected:
                 raise TemporaryFailure(
                     f"no launcher on {node!r} is connected; it is unknown whether the node is excluded"
                 )
-        chosen = {job: found for job in expected if (found := _of_job(launchers, job, node)) is not None}
+        chosen = {job: found for job in expected if (found := _launcher_of_job(launchers, job, node)) is not None}
         silent = [job for job in expected if job not in chosen]
         if silent:
             raise TemporaryFailure(f"the launcher on {node!r} of {', '.join(map(repr, silent))} is not connected")
         return _Selection(chosen)
 
     def check_bounds(self, launchers: Sequence[Presence], node: str) -> None:
-        most = _bound(launchers, "max_nodes")
-        then = {*_working(launchers), node}
+        most = _strictest_bound(launchers, "max_nodes")
+        then = {*_working_nodes(launchers), node}
         if most is not None and len(then) > most:
             raise PermanentFailure(f"with {node!r} there would be {len(then)} nodes, and the job may have {most}")
 
@@ -285,9 +285,11 @@ class LauncherNodes(BasicAction):
             jobs = [each for each in await bus.jobs() if each.name == job]
         except BusUnavailable as error:
             raise TemporaryFailure("the launchers are unknown, because Redis is unavailable") from error
-        nodes = sorted(_working(launchers), key=_by_number)
-        for_load = {node for each in launchers for node in _names(each.details.get(_FOR_LOAD)) if node not in nodes}
-        least, most = _bound(launchers, "min_nodes"), _bound(launchers, "max_nodes")
+        nodes = sorted(_working_nodes(launchers), key=_by_number)
+        for_load = {
+            node for each in launchers for node in _only_texts(each.details.get(_FOR_LOAD)) if node not in nodes
+        }
+        least, most = _strictest_bound(launchers, "min_nodes"), _strictest_bound(launchers, "max_nodes")
         output: dict[str, Any] = {
             "nodes": nodes, "waiting": sorted(for_load, key=_by_number), "min_nodes": least, "max_nodes": most,
             "can_leave": None, "can_return": None,
@@ -341,14 +343,14 @@ def _node_that_can_return(nodes: Sequence[str], waiting: Sequence[str], most: in
 
 
 def _by_number(node: str) -> list[tuple[int, str]]:
-    """Return a sort key: n2 comes before n10."""
+    """Return a sort key: n2 comes before_commands n10."""
     return [
         (int(part), "") if part.isascii() and part.isdigit() else (-1, part)
         for part in re.split(r"([0-9]{1,18})", node)
     ]
 
 
-def _names(said: object) -> Sequence[str]:
+def _only_texts(said: object) -> Sequence[str]:
     return [node for node in said if isinstance(node, str)] if isinstance(said, list) else []
 
 
@@ -363,15 +365,15 @@ def _combined_failure(failures: Sequence[BaseException], output: Mapping[str, An
     return PermanentFailure(message, output) if is_final else TemporaryFailure(message, output)
 
 
-def _left_out(launcher: Presence) -> Sequence[str]:
+def _excluded_nodes(launcher: Presence) -> Sequence[str]:
     """Launchers of older SDKs state only their own node."""
     said = launcher.details.get(_LEFT_OUT)
     if isinstance(said, list):
-        return _names(said)
+        return _only_texts(said)
     return [str(launcher.details.get("node"))] if launcher.details.get("state") == _LEFT_OUT else []
 
 
-def _of_job(launchers: Sequence[Presence], job: str, node: str) -> Presence | None:
+def _launcher_of_job(launchers: Sequence[Presence], job: str, node: str) -> Presence | None:
     return _launcher_for([launcher for launcher in launchers if launcher.name == job], node)
 
 
@@ -383,12 +385,12 @@ def _launcher_for(launchers: Sequence[Presence], node: str) -> Presence | None:
     return next((launcher for launcher in launchers if launcher.details.get("starts_all_nodes") is True), None)
 
 
-def _working(launchers: Sequence[Presence]) -> list[str]:
+def _working_nodes(launchers: Sequence[Presence]) -> list[str]:
     return [str(each.details.get("node")) for each in launchers if each.details.get("state") != _LEFT_OUT]
 
 
-def _bound(launchers: Sequence[Presence], name: str) -> int | None:
-    """Return the strictest bound; None if no launcher has it."""
+def _strictest_bound(launchers: Sequence[Presence], name: str) -> int | None:
+    """Return None if no launcher has it."""
     bounds = [each.details.get(name) for each in launchers]
     numbers = [bound for bound in bounds if isinstance(bound, int) and not isinstance(bound, bool)]
     return max(numbers, default=None) if name == "min_nodes" else min(numbers, default=None)

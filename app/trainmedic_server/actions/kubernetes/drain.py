@@ -164,7 +164,7 @@ class DrainNode(ClusterAction):
                 if not left:
                     return progress.output(())
                 clearance = await clearance_of(call)
-                check_wanted(clearance, _unfinished(left, progress), progress.output(left))
+                check_wanted(clearance, _describe_unfinished(left, progress), progress.output(left))
                 progress.is_paused = clearance == "hold"
                 is_stuck, asked = (True, 0.0)
                 if not progress.is_paused:
@@ -182,7 +182,7 @@ class DrainNode(ClusterAction):
             await self._report(call, left, progress)
             again_at = self._clock.now() + timedelta(seconds=wait)
             if again_at >= call.deadline:
-                raise TemporaryFailure(_unfinished(left, progress), progress.output(left))
+                raise TemporaryFailure(_describe_unfinished(left, progress), progress.output(left))
             await self._clock.sleep_until(again_at)
 
     async def _list_remaining(self, call: Call, params: DrainParams, progress: _Progress) -> Sequence[Object]:
@@ -238,7 +238,7 @@ class DrainNode(ClusterAction):
         if call.report_wait is None or (progress.reported_at and now - progress.reported_at < REPORT_EVERY):
             return
         progress.reported_at = now
-        await call.report_wait(_unfinished(left, progress))
+        await call.report_wait(_describe_unfinished(left, progress))
 
     async def _leave_event(self, call: Call, reason: str, message: str, warning: bool = False) -> None:
         try:
@@ -265,7 +265,7 @@ def select_pods(pods: Sequence[Object], params: DrainParams) -> PodSelection:
             ending.append(pod)  # It is terminating already: only wait for it.
         elif owner is None and not params.force:
             forbidding[name_of(pod)] = "has no controller that would recreate it (force: true ends it)"
-        elif _data_on_disk(pod) and not params.delete_emptydir_data:
+        elif _has_data_on_disk(pod) and not params.delete_emptydir_data:
             forbidding[name_of(pod)] = "has an emptyDir on disk (delete_emptydir_data: true ends it)"
         else:
             ending.append(pod)
@@ -284,12 +284,12 @@ def _controller(pod: Object) -> Mapping[str, Any] | None:
     return next((owner for owner in pod["metadata"].get("ownerReferences") or () if owner.get("controller")), None)
 
 
-def _data_on_disk(pod: Object) -> bool:
+def _has_data_on_disk(pod: Object) -> bool:
     volumes = (pod.get("spec") or {}).get("volumes") or ()
     return any("emptyDir" in volume and (volume["emptyDir"] or {}).get("medium") != "Memory" for volume in volumes)
 
 
-def _unfinished(left: Sequence[Object], progress: _Progress) -> str:
+def _describe_unfinished(left: Sequence[Object], progress: _Progress) -> str:
     if progress.trouble:
         return f"the drain waits for the Kubernetes API: {progress.trouble}"
     if progress.is_paused:
