@@ -98,7 +98,7 @@ class LeftoverRemover(Struct):
                 self.engine.remove_container(ident, self.seconds_left())
         except EngineAnswer as answer:
             reason = _why_not_removed(answer)
-        self._count(Leftover.STOPPED_CONTAINERS, reason, name)
+        self._record(Leftover.STOPPED_CONTAINERS, reason, name)
 
     def _reason_to_keep(self, container: Mapping[str, Any]) -> str | None:
         state = container.get("State")
@@ -121,7 +121,7 @@ class LeftoverRemover(Struct):
             if not self.may_continue():
                 return
             name = names[0] if names else ident.removeprefix("sha256:")[:12]
-            self._count(kind, self._remove_image(ident, names), name)
+            self._record(kind, self._remove_image(ident, names), name)
 
     def _remove_image(self, ident: str, names: list[str]) -> str | None:
         """Return why it stays; None if it was removed, or would be."""
@@ -152,7 +152,7 @@ class LeftoverRemover(Struct):
     def _is_kept(self, names: list[str]) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in self.policy.keep)
 
-    def _count(self, kind: Leftover, reason: str | None, name: str) -> None:
+    def _record(self, kind: Leftover, reason: str | None, name: str) -> None:
         if reason is None:
             self.pruning.removed[kind] += 1
         else:
@@ -164,12 +164,10 @@ def _why_not_removed(answer: EngineAnswer) -> str:
 
 
 def _parsed_time(written: object) -> datetime | None:
-    if isinstance(written, datetime):
-        return written
     if not isinstance(written, str):
         return None
     try:
-        # Python parses at most microseconds.
+        # Drop the fraction of a second: Python parses at most microseconds, and engines write nanoseconds.
         head, _, rest = written.partition(".")
         zone = rest.lstrip("0123456789") or ("Z" if rest else "")
         at = datetime.fromisoformat(head + zone if rest else written)
@@ -185,6 +183,8 @@ def _container_names(listed: Mapping[str, Any]) -> list[str]:
 
 
 def _image_names(listed: Mapping[str, Any]) -> list[str]:
-    tags, digests = listed.get("RepoTags"), listed.get("RepoDigests")
-    named = [[str(name) for name in names or () if _NO_NAME not in str(name)] for names in (tags, digests)]
-    return named[0] or named[1]
+    """Return tags, otherwise digests."""
+    for member in ("RepoTags", "RepoDigests"):
+        if names := [str(name) for name in listed.get(member) or () if _NO_NAME not in str(name)]:
+            return names
+    return []

@@ -117,6 +117,7 @@ class SlurmReading:
         return self._page(document.digest, 0)
 
     def _page(self, digest: str, number: int) -> Mapping[str, Any]:
+        """Raises CommandFailed if it is no longer kept."""
         pieces = self._documents.get(digest)
         if pieces is None:
             raise CommandFailed("the document has been replaced; read it again")
@@ -132,7 +133,7 @@ class SlurmReading:
         if not isinstance(fields, list) or not all(isinstance(each, str) for each in fields):
             raise CommandRejected("fields must be a list of names")
         shown = ("ping",) if what == "ping" else ("show", what, *names)
-        parser = self._parser(params.get("parsers"), _seconds_left(command, self._now()))
+        parser = self._chosen_parser(params.get("parsers"), _seconds_left(command, self._now()))
         argv = ("scontrol", "--all", "--details", f"--json={parser}", *shown)
         done = self._programs.run(argv, _seconds_left(command, self._now()))
         if done.code is None or done.code < 0:
@@ -148,7 +149,8 @@ class SlurmReading:
             raise CommandFailed(done.text or "slurmctld has not answered scontrol")
         return document
 
-    def _parser(self, wanted: object, seconds: float) -> str:
+    def _chosen_parser(self, wanted: object, seconds: float) -> str:
+        """Return the first wanted parser that scontrol has."""
         if not self._parsers:
             done = self._programs.run(("scontrol", "--json=list"), seconds)
             self._parsers = frozenset(_PARSER.findall(f"{done.output[:10_000].decode(errors='replace')}{done.text}"))
