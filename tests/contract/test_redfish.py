@@ -152,6 +152,16 @@ async def test_a_node_that_turns_off_too_late_is_reported_as_off(caller: HttpxCa
     assert output["power_state"] == "Off"
 
 
+async def test_a_refused_reading_after_the_reset_leaves_the_outcome_open(
+    caller: HttpxCaller, bmc: Bmc, served: str
+) -> None:
+    """The reset was accepted."""
+    bmc.next_password = "another"
+    with pytest.raises(OutcomeUnknown, match="was not seen Off in time; .*Its power state cannot be read now: look at"):
+        await power(caller, "power_cycle", seconds=1, url=served, **LOGIN)
+    assert bmc.asked == ["ForceOff"]
+
+
 async def test_a_long_document_is_read(caller: HttpxCaller, bmc: Bmc, served: str) -> None:
     """As of a system with many links. Longer ones are refused."""
     bmc.padding = 500_000

@@ -39,6 +39,8 @@ class Bmc:
     """A path that it gives for the reset instead of its own."""
     turns_after: float = 0.0
     """Least seconds from a reset to its effect."""
+    next_password: str | None = None
+    """The password after a reset; None: the same."""
     padding: int = 0
     """Characters of other members of a system's document."""
     asked: list[str] = field(default_factory=list)
@@ -90,6 +92,7 @@ class Bmc:
         if status >= 400:
             return _error(status, "the system is busy")
         self._turns_at = time.monotonic() + self.turns_after
+        self.password = self.next_password or self.password
         if not self.stays:
             self._coming, self._looks = ("Off" if kind == "ForceOff" else "On"), _LOOKS_BETWEEN
             self.power = "PoweringOff" if kind == "ForceOff" else "PoweringOn"

@@ -171,7 +171,7 @@ class _Bmc:
             try:
                 if await self.read_state() == state:
                     return
-            except (TemporaryFailure, OutcomeUnknown) as error:
+            except (TemporaryFailure, PermanentFailure) as error:
                 problem = f"; {error}"
             await clock.sleep_until(min(clock.now() + _LOOK_EVERY, self._call.deadline))
         last = self._states[-1] if self._states else "unknown"
