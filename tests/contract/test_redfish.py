@@ -157,7 +157,9 @@ async def test_a_refused_reading_after_the_reset_leaves_the_outcome_open(
 ) -> None:
     """The reset was accepted."""
     bmc.next_password = "another"
-    with pytest.raises(OutcomeUnknown, match="was not seen Off in time; .*Its power state cannot be read now: look at"):
+    with pytest.raises(
+        OutcomeUnknown, match=r"was not seen Off in time; .*Its power state cannot be read now: look at"
+    ):
         await power(caller, "power_cycle", seconds=1, url=served, **LOGIN)
     assert bmc.asked == ["ForceOff"]
 
