@@ -108,7 +108,7 @@ def test_a_kill_at_any_boundary_drains_and_requeues_once(scenario: Callable[[int
             break
         name = server.log.read_text().splitlines()[fatal - 1] if fatal else "no kill"
         where = f"killed at {fatal}, {name}"
-        assert run["status"] == "succeeded", (where, run)
+        assert run["status"] == "succeeded", (where, run["message"])
         assert "+DRAIN" in drained, where
         assert f"Reason=trainmedic:{run['run_id']} " in drained, where
         assert "Restarts=1 " in job, where

@@ -488,7 +488,8 @@ class SlurmRequeue(Irreversible, JobAction):
                 after = await self.slurm.job(job_id)
             except ClusterRefused:  # such as "pending", if a request whose answer was lost has come through
                 after = await self.slurm.job(job_id)
-                if after.restarts <= before:
+                # Slurm counts the restart when the job's processes have ended.
+                if after.restarts <= before and "COMPLETING" not in after.states:
                     raise
             if after.restarts <= before:
                 raise ClusterUnavailable(f"Slurm has not requeued job {job_id} yet", may_be_done=True)
