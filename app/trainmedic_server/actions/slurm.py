@@ -365,6 +365,7 @@ class SlurmReleaseParams(SlurmJobParams):
     restore: Literal[True] | None = Field(None, description="As an undo: end this run's own hold.")
 
 
+_REQUEUES = re.compile(rf"\[{PREFIX}requeue [^\]]*\]")
 _HOLDS = re.compile(rf"\[{PREFIX}hold [^\]]*\]")
 
 
@@ -466,7 +467,7 @@ class SlurmRequeue(Irreversible, JobAction):
             job = await self.slurm.job(job_id)
             begun = intent.search(job.admin_comment)
             if begun is not None and job.restarts > int(begun[1]):
-                return await self._finish(job, intent, params.at_once)
+                return await self._finish(job, params.at_once)
             if job.has_ended:
                 raise PermanentFailure(f"job {job_id} has ended: it is {_states(job)}", job_state(job))
             if not job.may_requeue:
@@ -478,8 +479,10 @@ class SlurmRequeue(Irreversible, JobAction):
                 )
             if begun is None:
                 # Before the act, so that an attempt after a crash can tell whether the job was requeued.
+                # The mark stays: without it, an attempt after a crash would requeue the job again. The next one
+                # replaces it.
                 mark = f"[{PREFIX}requeue {call.command_id} {job.restarts}]"
-                await self.slurm.set_admin_comment(job_id, f"{job.admin_comment}{mark}")
+                await self.slurm.set_admin_comment(job_id, f"{_REQUEUES.sub('', job.admin_comment)}{mark}")
                 before = job.restarts
             else:
                 before = int(begun[1])
@@ -493,16 +496,15 @@ class SlurmRequeue(Irreversible, JobAction):
                     raise
             if after.restarts <= before:
                 raise ClusterUnavailable(f"Slurm has not requeued job {job_id} yet", may_be_done=True)
-            return await self._finish(after, intent, params.at_once)
+            return await self._finish(after, params.at_once)
 
         return await self.retry_until_deadline(call, attempt)
 
-    async def _finish(self, job: SlurmJob, intent: re.Pattern[str], at_once: bool) -> Mapping[str, Any]:
+    async def _finish(self, job: SlurmJob, at_once: bool) -> Mapping[str, Any]:
         if at_once and "COMPLETING" in job.states:  # Slurm sets the delay when the job's processes have ended.
             raise ClusterUnavailable(f"the processes of job {job.job_id} have not ended yet", may_be_done=True)
         for part in job.parts if at_once and "PENDING" in job.states else ():
             await self.slurm.end_delay(part)
-        await self.slurm.set_admin_comment(job.job_id, intent.sub("", job.admin_comment))
         return job_state(job)
 
 

@@ -357,4 +357,17 @@ async def test_a_requeue_that_an_earlier_attempt_began_is_awaited_until_the_job_
     """Slurm refuses another one, and has not counted the restart yet."""
     slurm = EndingJob()
     output = await do(slurm, "slurm.requeue")
-    assert (output["restarts"], slurm.known.admin_comment) == (1, "")
+    assert output["restarts"] == 1
+
+
+async def test_a_requeue_whose_outcome_was_lost_after_it_was_done_is_not_repeated() -> None:
+    """The mark stays in the job's admin comment; another command's mark is replaced."""
+    slurm = EndingJob()
+    slurm.known = replace(slurm.known, states=frozenset({"RUNNING"}), restarts=1)
+    output = await do(slurm, "slurm.requeue")
+    assert (output["restarts"], slurm.refused) == (1, 0)
+    slurm.known = replace(slurm.known, admin_comment="mine[trainmedic:requeue c-0 0]")
+    slurm.refused = 1
+    with pytest.raises(ClusterRefused):
+        await do(slurm, "slurm.requeue")
+    assert slurm.known.admin_comment == "mine[trainmedic:requeue c-1 1]"
