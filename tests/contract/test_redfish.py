@@ -30,7 +30,7 @@ LOGIN = {"basic_auth": {"user": "medic", "password_from_env": "TRAINMEDIC_HTTP_B
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redfish, "_EVERY", timedelta(milliseconds=20))
+    monkeypatch.setattr(redfish, "_LOOK_EVERY", timedelta(milliseconds=20))
 
 
 @pytest.fixture
@@ -134,6 +134,43 @@ async def test_a_node_that_stays_on_is_no_success(caller: HttpxCaller, bmc: Bmc,
     with pytest.raises(OutcomeUnknown, match="the power was not seen Off in time; last seen: On") as unknown:
         await power(caller, "off", seconds=1, url=served, **LOGIN)
     assert unknown.value.output == {"power_state": "On", "observed": ["On"], "accepted": ["ForceOff"]}
+
+
+async def test_a_node_that_turns_off_too_late_is_reported_as_off(caller: HttpxCaller, bmc: Bmc, served: str) -> None:
+    """By a reading after the deadline; `off` alone has then succeeded."""
+    bmc.turns_after = 1.2
+    with pytest.raises(OutcomeUnknown, match=r"The node is off: turn it on by node\.power with do: on") as unknown:
+        await power(caller, "power_cycle", seconds=1, url=served, **LOGIN)
+    assert unknown.value.output == {
+        "power_state": "Off",
+        "observed": ["On", "PoweringOff", "Off"],
+        "accepted": ["ForceOff"],
+    }
+    output = await power(caller, "power_cycle", url=served, resumed=True, **LOGIN)
+    assert output["power_state"] == "On"
+    output = await power(caller, "off", seconds=1, url=served, **LOGIN)
+    assert output["power_state"] == "Off"
+
+
+async def test_a_refused_reading_after_the_reset_leaves_the_outcome_open(
+    caller: HttpxCaller, bmc: Bmc, served: str
+) -> None:
+    """The reset was accepted."""
+    bmc.next_password = "another"
+    with pytest.raises(
+        OutcomeUnknown, match=r"was not seen Off in time; .*Its power state cannot be read now: look at"
+    ):
+        await power(caller, "power_cycle", seconds=1, url=served, **LOGIN)
+    assert bmc.asked == ["ForceOff"]
+
+
+async def test_a_long_document_is_read(caller: HttpxCaller, bmc: Bmc, served: str) -> None:
+    """As of a system with many links. Longer ones are refused."""
+    bmc.padding = 500_000
+    assert (await power(caller, "off", url=served, **LOGIN))["power_state"] == "Off"
+    bmc.padding = 2_000_000
+    with pytest.raises(TemporaryFailure, match="with no JSON object"):
+        await power(caller, "on", url=served, **LOGIN)
 
 
 async def test_a_node_turned_off_is_turned_on_against_refusals(caller: HttpxCaller, bmc: Bmc, served: str) -> None:

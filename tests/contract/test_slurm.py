@@ -35,7 +35,9 @@ TASK_RUNS = "trap 'touch /mnt/caught' USR1; touch /mnt/ready; while :; do sleep 
 @pytest.fixture(scope="module", params=slurm_cluster.RELEASES)
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     root = slurm_cluster.fetched(request.param)
-    with SlurmCluster(root, tmp_path_factory.mktemp("slurm") / "cluster", gpus=2) as started:
+    with SlurmCluster(
+        root, tmp_path_factory.mktemp("slurm") / "cluster", "NodeSet=pair Nodes=n1,n2\n", gpus=2
+    ) as started:
         yield started
 
 
@@ -67,19 +69,7 @@ async def slurm(request: pytest.FixtureRequest, cluster: SlurmCluster, rest: Slu
     else:
         async with by_agent(request.getfixturevalue("login").url) as client:
             yield client
-    for node in slurm_cluster.NODES:
-        with contextlib.suppress(ClusterRefused):  # it is not drained
-            await rest.undrain(node)
-    await until(lambda: all_ended(rest), "the jobs end")
-
-
-async def all_ended(rest: SlurmRest) -> bool:
-    """Cancel the jobs that have not ended, and return whether there was none."""
-    left = [job for job in await rest.jobs() if not job.has_ended]
-    for job in left:
-        with contextlib.suppress(ClusterRefused, ObjectMissing):  # it has ended by now
-            await rest.cancel(job.job_id)
-    return not left
+    cluster.clear()  # a job that completes still has its GPUs
 
 
 def stand_in_the_way(slurm: Slurm, cluster: SlurmCluster) -> Program:
@@ -593,6 +583,20 @@ async def test_an_agent_does_what_its_policy_allows(
                     await slurm.drain(name, REASON)
     assert login.changes("scontrol update nodename=") == 2
     cluster.run("scancel", job_id)
+
+
+async def test_an_agent_changes_no_nodes_by_the_name_of_a_set(login: SlurmLogin, cluster: SlurmCluster) -> None:
+    """Slurm would drain all of the set's nodes."""
+    async with by_agent(login.url) as slurm:
+        for change in (
+            slurm.drain("pair", REASON),
+            slurm.reboot("pair", REASON),
+            slurm.reserve("trainmedic-1", "pair", ["root"], timedelta(hours=1)),
+        ):
+            with pytest.raises(ObjectMissing, match="slurmctld lists no node pair"):
+                await change
+        assert not any(node.is_drained for node in await slurm.nodes())
+        assert not await slurm.reservations()
 
 
 async def test_readings_leave_no_trace_in_the_agents_journal(login: SlurmLogin) -> None:

@@ -23,12 +23,20 @@ WANTED = os.environ.get("BOUNDARIES", "")
 class DoomedServer(Server):
     """A server that dies at a boundary, if it comes to that, and is started again when it is asked the next time."""
 
-    def __init__(self, directory: Path, redis_url: str, fatal: int, playbook: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        redis_url: str,
+        fatal: int,
+        playbook: str,
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.log = directory / "boundaries.log"
         self.deaths = 0
         self._fatal = f"{fatal:d}"
         program = (Path(__file__).with_name("doomed_server.py"), self._fatal, self.log)
-        super().__init__(directory, playbook, "--redis", redis_url, program=program)
+        super().__init__(directory, playbook, "--redis", redis_url, *options, program=program, environment=environment)
 
     def start(self, wait: bool = False, **environment: str) -> None:
         super().start(wait, **environment)  # it may die before it answers

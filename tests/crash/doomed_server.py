@@ -2,9 +2,10 @@
 
     python doomed_server.py N LOG serve …
 
-A boundary is the moment before or after a commit of the run store, or before or after a batch of
-commands that writes to Redis. Each is named in LOG, one line each, before the process dies at the
-N-th (0: never). The hooks sit in SQLAlchemy and redis-py, so that all of our code runs unchanged.
+A boundary is the moment before or after a commit of the run store, before or after a batch of
+commands that writes to Redis, or before or after an HTTP call that changes something, as of
+slurmrestd. Each is named in LOG, one line each, before the process dies at the N-th (0: never). The
+hooks sit in SQLAlchemy, redis-py and the HTTP client, so that all other code runs unchanged.
 They do not model a power failure: what the operating system has been given survives.
 """
 
@@ -21,6 +22,7 @@ import redis.asyncio.client
 from sqlalchemy.engine.default import DefaultDialect
 
 from trainmedic_core.command import main
+from trainmedic_server.adapters.httpx_caller import HttpxCaller
 
 _WRITES = ("XADD", "XACK", "XDEL")
 
@@ -68,8 +70,23 @@ def watch_sends(countdown: Countdown) -> None:
     redis.asyncio.client.Pipeline.execute = watched  # type: ignore[method-assign]
 
 
+def watch_calls(countdown: Countdown) -> None:
+    call = HttpxCaller.call
+
+    async def watched(self: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        if method == "GET":
+            return await call(self, method, *args, **kwargs)
+        countdown.boundary(f"before {method}")
+        reply = await call(self, method, *args, **kwargs)
+        countdown.boundary(f"after {method}")
+        return reply
+
+    HttpxCaller.call = watched  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
     doom = Countdown(int(sys.argv[1]), Path(sys.argv[2]))
     watch_commits(doom)
     watch_sends(doom)
+    watch_calls(doom)
     main(sys.argv[3:], prog_name="trainmedic")

@@ -82,11 +82,7 @@ async def slurm(
 async def actions(cluster: SlurmCluster, slurm: Slurm) -> AsyncIterator[Registry]:
     services = Services(SystemClock(), NoJobs(), HttpxCaller(), slurm=slurm)  # type: ignore[arg-type]
     yield registry.build(services)
-    for node in await slurm.nodes():
-        if node.is_out_of_service:
-            cluster.run("scontrol", "update", f"nodename={node.name}", "state=resume")
-    for job in await slurm.jobs():
-        await slurm.cancel(job.job_id)
+    cluster.clear()
 
 
 def call(actions: Registry, name: str, target: Target, given: Mapping[str, Any], **other: Any) -> Call:
@@ -307,7 +303,7 @@ async def test_a_job_restarts_without_the_broken_node_and_forgets_it(actions: Re
     await undo(actions, "slurm.update", target, given)
     shown = cluster.run("scontrol", "show", "job", job_id)
     assert "ExcNodeList= " in shown.replace("\n", " ") or "ExcNodeList=(null)" in shown
-    assert "trainmedic:" not in shown
+    assert "trainmedic:update" not in shown
     await do(actions, "slurm.update", target, given)
     await do(actions, "slurm.release", target, {})
     await until_running(cluster, job_id)
@@ -365,7 +361,7 @@ async def test_an_attempt_after_a_crash_requeues_once(actions: Registry, cluster
     cluster.run("scontrol", "requeue", job_id)
     output = await do(actions, "slurm.requeue", target, {}, command_id="0192f0c1-cccc", resumed=True)
     assert output["restarts"] == 1
-    assert "trainmedic" not in cluster.run("scontrol", "show", "job", job_id)
+    assert cluster.run("scontrol", "show", "job", job_id).count("trainmedic:requeue") == 1
 
 
 async def test_a_requeue_over_a_restart_of_the_controller_requeues_once(
@@ -387,7 +383,6 @@ async def test_a_requeue_over_a_restart_of_the_controller_requeues_once(
     assert (await requeueing)["restarts"] == 1
     shown = cluster.run("scontrol", "show", "job", job_id)
     assert "Restarts=1 " in shown
-    assert "trainmedic" not in shown
 
 
 async def test_a_requeue_over_a_frozen_program_requeues_once(
@@ -417,7 +412,6 @@ async def test_a_requeue_over_a_frozen_program_requeues_once(
     assert (await do(actions, "slurm.requeue", target, {}))["restarts"] == 1
     shown = cluster.run("scontrol", "show", "job", job_id)
     assert "Restarts=1 " in shown
-    assert "trainmedic" not in shown
 
 
 async def test_a_requeue_is_bounded_and_seen(actions: Registry, cluster: SlurmCluster) -> None:

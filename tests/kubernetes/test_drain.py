@@ -16,7 +16,7 @@ from tests.kubernetes.api_server import ApiServer, Fault, Rule
 from tests.kubernetes.world import Kubelet, World
 from trainmedic.wire import envelope
 from trainmedic_server import telemetry
-from trainmedic_server.actions.kubernetes.drain import DrainNode, DrainParams, sort
+from trainmedic_server.actions.kubernetes.drain import DrainNode, DrainParams, select_pods
 from trainmedic_server.actions.kubernetes.nodes import CordonNode, UncordonNode
 from trainmedic_server.adapters.redis_bus import RedisBus
 from trainmedic_server.adapters.system_clock import SystemClock
@@ -294,7 +294,7 @@ async def test_a_job_that_does_not_answer_holds_the_drain_only_so_long(
 def test_pods_that_end_already_are_waited_for_whatever_they_are() -> None:
     """One without a controller that somebody has deleted forbids nothing."""
     pod = {"metadata": {"name": "a", "namespace": "b", "uid": "c", "deletionTimestamp": "2026-01-01T00:00:00Z"}}
-    assert sort([pod], DrainParams()).ending == (pod,)
+    assert select_pods([pod], DrainParams()).ending == (pod,)
 
 
 async def test_a_drain_after_a_cordon_of_the_same_run_shares_its_undo(world: World) -> None:

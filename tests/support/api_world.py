@@ -61,6 +61,7 @@ class World:
     tester: PlaybookTester = field(default_factory=NoPlaybookTester)
     channels: ChannelsApi | None = None
     alert_map: Any = None
+    slurm_topology: Any = None
     is_stored: bool = False
     """Whether the history is the store's own, in place of `history`."""
 
@@ -95,6 +96,7 @@ class World:
             limits=self.limits,
             allowed_hosts=self.allowed_hosts,
             alert_map=self.alert_map,
+            slurm_topology=self.slurm_topology,
         )
 
     @asynccontextmanager

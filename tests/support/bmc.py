@@ -9,6 +9,7 @@ too.
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,9 +37,16 @@ class Bmc:
     """Statuses of the next resets, which then have no effect; 0: carried out, and not answered usefully (502)."""
     reset_at: str = ""
     """A path that it gives for the reset instead of its own."""
+    turns_after: float = 0.0
+    """Least seconds from a reset to its effect."""
+    next_password: str | None = None
+    """The password after a reset; None: the same."""
+    padding: int = 0
+    """Characters of other members of a system's document."""
     asked: list[str] = field(default_factory=list)
     _coming: str | None = None
     _looks: int = 0
+    _turns_at: float = 0.0
 
     def app(self) -> Starlette:
         base = "/redfish/v1/Systems"
@@ -63,16 +71,17 @@ class Bmc:
         if not self._may(request):
             return _error(401, "no session, or wrong password")
         if self._coming is not None:
-            if self._looks == 0:
+            if self._looks == 0 and time.monotonic() >= self._turns_at:
                 self.power, self._coming = self._coming, None
             else:
-                self._looks -= 1
+                self._looks = max(self._looks - 1, 0)
         path = request.url.path
         reset: dict[str, Any] = {
             "target": self.reset_at or f"{path}/{RESET}",
             "ResetType@Redfish.AllowableValues": list(self.allowed),
         }
-        return JSONResponse({"@odata.id": path, "PowerState": self.power, "Actions": {"#ComputerSystem.Reset": reset}})
+        document = {"@odata.id": path, "PowerState": self.power, "Actions": {"#ComputerSystem.Reset": reset}}
+        return JSONResponse({**document, "Oem": "x" * self.padding})
 
     async def _reset(self, request: Request) -> Response:
         if not self._may(request):
@@ -82,6 +91,8 @@ class Bmc:
         status = self.refuses.pop(0) if self.refuses else 204
         if status >= 400:
             return _error(status, "the system is busy")
+        self._turns_at = time.monotonic() + self.turns_after
+        self.password = self.next_password or self.password
         if not self.stays:
             self._coming, self._looks = ("Off" if kind == "ForceOff" else "On"), _LOOKS_BETWEEN
             self.power = "PoweringOff" if kind == "ForceOff" else "PoweringOn"

@@ -33,6 +33,7 @@ REST: Mapping[str, Sequence[str]] = {
     ),
     "a real Slurm (mmdebstrap)": (
         "tests/contract/test_slurm.py",
+        "tests/crash/test_slurm_kills.py",
         "tests/integration/server/test_slurm.py",
         "tests/integration/server/test_slurm_agent.py",
         "tests/integration/server/test_slurm_repair.py",

@@ -53,7 +53,7 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
-ReturnToService=2
+ReturnToService=1
 SchedulerParameters=sched_interval=1,bf_interval=1
 KillWait=2
 MessageTimeout=20
@@ -119,9 +119,12 @@ class SlurmCluster:
 
     def run(self, *argv: str) -> str:
         """Run a command of Slurm's as root, and return its output."""
-        done = subprocess.run(self.entering(*argv), env=self._environment(), capture_output=True, text=True)
+        done = self._ask(*argv)
         assert done.returncode == 0, f"{argv}: {done.stderr or done.stdout}"
         return done.stdout
+
+    def _ask(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(self.entering(*argv), env=self._environment(), capture_output=True, text=True)
 
     def submit(self, script: str, *options: str) -> str:
         """Submit a batch job; return its id."""
@@ -136,6 +139,18 @@ class SlurmCluster:
 
     def start_node(self, name: str, *options: str) -> None:
         self._start(f"slurmd-{name}", "slurmd", "-D", "-N", name, "-f", "/mnt/slurm.conf", *options)
+
+    def clear(self) -> None:
+        """End all jobs and return all nodes to service. Wait until no job is left, completing ones too."""
+
+        def is_clear() -> bool:
+            for name, state in self._states():
+                if state.startswith(("drain", "down", "fail")):
+                    self._ask("scontrol", "update", f"nodename={name}", "state=resume")
+            self._ask("scancel", "--user=root")
+            return not self.run("squeue", "-h") and self._is_idle()
+
+        eventually(is_clear, 120, "no job is left, and the nodes are idle", every=0.5)
 
     def stop(self) -> None:
         for program in reversed(self.programs.values()):
@@ -201,10 +216,12 @@ class SlurmCluster:
             return False
 
     def _is_idle(self) -> bool:
-        done = subprocess.run(
-            self.entering("sinfo", "-h", "-N", "-o", "%T"), env=self._environment(), capture_output=True, text=True
-        )
-        return done.stdout.split() == ["idle"] * len(NODES)
+        return [state for _, state in self._states()] == ["idle"] * len(NODES)
+
+    def _states(self) -> list[tuple[str, str]]:
+        """Names and states of the nodes; empty while slurmctld does not answer."""
+        lines = self._ask("sinfo", "-h", "-N", "-o", "%N %T").stdout.splitlines()
+        return [(name, state) for name, state in (line.split() for line in lines)]
 
     def _start(self, name: str, *argv: str, chroot_options: str = "") -> Program:
         program = Program(self.entering(*argv), self.work / f"{name}.log", self._environment(chroot_options))

@@ -23,8 +23,7 @@ from trainmedic_agent.executors import AcceptedCommand
 
 _REPLY_MARGIN = timedelta(seconds=5)
 _PARAMETERS = ("dry_run", "filesystems")
-_LONGEST_ANSWER = 120.0
-"""Seconds; removing a large image takes a while."""
+_LONGEST_ANSWER = 120.0  # seconds; removing a large image takes a while
 
 
 class PruneContainersExecutor:
@@ -43,10 +42,7 @@ class PruneContainersExecutor:
         self._kubelet_sign = kubelet_sign
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Return numbers removed by kind, what was left and why, and free space before and after.
-
-        Raises CommandRejected, CommandUnsupported, CommandFailed.
-        """
+        """Return numbers removed by kind, what was left and why, and free space before and after."""
         command = accepted.command
         if command.undo_of is not None:
             raise CommandRejected("disk.prune_containers has no undo: removed objects cannot be restored")

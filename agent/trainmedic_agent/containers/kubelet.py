@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-_KUBELETS = frozenset({"kubelet", "kubelite", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s", "hyperkube"})
-"""Names cut to the kernel's 15 characters."""
-_LABELS = ("io.kubernetes.", "io.cri-")
+_KUBELETS = frozenset(
+    {"kubelet", "kubelite", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s", "hyperkube"}
+)  # process names, cut to the kernel's 15 characters
+_LABEL_PREFIXES = ("io.kubernetes.", "io.cri-")
 
 
 def sign_of_kubelet(proc: Path = Path("/proc"), pods: Path = Path("/var/lib/kubelet/pods")) -> str | None:
@@ -29,7 +30,7 @@ def sign_of_kubelet(proc: Path = Path("/proc"), pods: Path = Path("/var/lib/kube
 
 def is_of_kubelet(container: Mapping[str, Any]) -> bool:
     labels = container.get("Labels")
-    return isinstance(labels, Mapping) and any(str(label).startswith(_LABELS) for label in labels)
+    return isinstance(labels, Mapping) and any(str(label).startswith(_LABEL_PREFIXES) for label in labels)
 
 
 def _process_names(proc: Path) -> Iterable[str]:

@@ -23,11 +23,12 @@ _STOPPED = frozenset({"exited", "dead", "created"})
 _MAX_EXAMPLES = 3
 _CONFLICT, _NOT_FOUND = 409, 404
 _NO_NAME = "<none>"
-_NEVER_YEAR = 1970
-"""Engines write unset times as year 1 or the epoch."""
+_NEVER_YEAR = 1970  # engines write unset times as year 1 or the epoch
 
 
 class Pruning(Struct):
+    """``left``: names by reason."""
+
     removed: Counter[Leftover] = field(default_factory=Counter)
     cache_bytes: int = 0
     left: dict[str, list[str]] = field(default_factory=dict)
@@ -58,16 +59,16 @@ class LeftoverRemover(Struct):
     def remove(self) -> None:
         """Remove what the policy allows. Raises CommandFailed if the engine does not respond."""
         work: Mapping[Leftover, Callable[[], None]] = {
-            Leftover.BUILD_CACHE: self._build_cache,
-            Leftover.DANGLING_IMAGES: lambda: self._images(named=False),
-            Leftover.STOPPED_CONTAINERS: self._containers,
-            Leftover.UNUSED_IMAGES: lambda: self._images(named=True),
+            Leftover.BUILD_CACHE: self._prune_build_cache,
+            Leftover.DANGLING_IMAGES: lambda: self._remove_images(named=False),
+            Leftover.STOPPED_CONTAINERS: self._remove_containers,
+            Leftover.UNUSED_IMAGES: lambda: self._remove_images(named=True),
         }
         for kind in Leftover:
             if kind in self.policy.remove and self.may_continue():
                 work[kind]()
 
-    def _build_cache(self) -> None:
+    def _prune_build_cache(self) -> None:
         if self.dry_run:
             self.pruning.leave("not_known_in_advance", "build cache")
             return
@@ -77,15 +78,15 @@ class LeftoverRemover(Struct):
         except EngineAnswer as answer:
             self.pruning.leave("not_supported" if answer.status == _NOT_FOUND else str(answer), "build cache")
 
-    def _containers(self) -> None:
+    def _remove_containers(self) -> None:
         for listed in self.engine.containers(self.seconds_left()):
             if listed.get("State") not in _STOPPED:
                 continue
             if not self.may_continue():
                 return
-            self._container(str(listed.get("Id")), _container_names(listed))
+            self._remove_container(str(listed.get("Id")), _container_names(listed))
 
-    def _container(self, ident: str, names: list[str]) -> None:
+    def _remove_container(self, ident: str, names: list[str]) -> None:
         name = names[0] if names else ident[:12]
         if self._is_kept(names):
             self.pruning.leave("kept_by_policy", name)
@@ -96,8 +97,8 @@ class LeftoverRemover(Struct):
             if reason is None and not self.dry_run:
                 self.engine.remove_container(ident, self.seconds_left())
         except EngineAnswer as answer:
-            reason = _reason(answer)
-        self._note(Leftover.STOPPED_CONTAINERS, reason, name)
+            reason = _why_not_removed(answer)
+        self._record(Leftover.STOPPED_CONTAINERS, reason, name)
 
     def _reason_to_keep(self, container: Mapping[str, Any]) -> str | None:
         state = container.get("State")
@@ -108,9 +109,9 @@ class LeftoverRemover(Struct):
         if isinstance(restart, Mapping) and restart.get("Name") not in ("", "no", None):
             return "has_restart_policy"
         never_ran = state.get("Status") == "created"
-        return self._young(container.get("Created") if never_ran else state.get("FinishedAt"))
+        return self._why_too_young(container.get("Created") if never_ran else state.get("FinishedAt"))
 
-    def _images(self, *, named: bool) -> None:
+    def _remove_images(self, *, named: bool) -> None:
         kind = Leftover.UNUSED_IMAGES if named else Leftover.DANGLING_IMAGES
         used = {str(container.get("ImageID")) for container in self.engine.containers(self.seconds_left())}
         for listed in self.engine.images(self.seconds_left()):
@@ -120,27 +121,30 @@ class LeftoverRemover(Struct):
             if not self.may_continue():
                 return
             name = names[0] if names else ident.removeprefix("sha256:")[:12]
-            self._note(kind, self._image(ident, names), name)
+            self._record(kind, self._remove_image(ident, names), name)
 
-    def _image(self, ident: str, names: list[str]) -> str | None:
+    def _remove_image(self, ident: str, names: list[str]) -> str | None:
+        """Return why it stays; None if it was removed, or would be."""
         if self._is_kept(names):
             return "kept_by_policy"
         try:
             full = self.engine.image(ident, self.seconds_left())
             metadata = full.get("Metadata")
             since = metadata.get("LastTagTime") if isinstance(metadata, Mapping) else None
-            if (reason := self._young(since if names else _known(since) or full.get("Created"))) is not None:
+            if not names and _parsed_time(since) is None:
+                since = full.get("Created")
+            if (reason := self._why_too_young(since)) is not None:
                 return reason
             if not self.dry_run:
                 # An image with several names is removed with the last of them.
                 for name in names or [ident]:
                     self.engine.remove_image(name, self.seconds_left())
         except EngineAnswer as answer:
-            return _reason(answer)
+            return _why_not_removed(answer)
         return None
 
-    def _young(self, written: object) -> str | None:
-        at = _known(written)
+    def _why_too_young(self, written: object) -> str | None:
+        at = _parsed_time(written)
         if at is None:
             return "age_unknown"
         return "young" if self.now - at < self.policy.min_age else None
@@ -148,24 +152,22 @@ class LeftoverRemover(Struct):
     def _is_kept(self, names: list[str]) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in self.policy.keep)
 
-    def _note(self, kind: Leftover, reason: str | None, name: str) -> None:
+    def _record(self, kind: Leftover, reason: str | None, name: str) -> None:
         if reason is None:
             self.pruning.removed[kind] += 1
         else:
             self.pruning.leave(reason, name)
 
 
-def _reason(answer: EngineAnswer) -> str:
+def _why_not_removed(answer: EngineAnswer) -> str:
     return {_CONFLICT: "in_use", _NOT_FOUND: "vanished_meanwhile"}.get(answer.status, str(answer))
 
 
-def _known(written: object) -> datetime | None:
-    if isinstance(written, datetime):
-        return written
+def _parsed_time(written: object) -> datetime | None:
     if not isinstance(written, str):
         return None
     try:
-        # Python parses at most microseconds.
+        # Drop the fraction of a second: Python parses at most microseconds, and engines write nanoseconds.
         head, _, rest = written.partition(".")
         zone = rest.lstrip("0123456789") or ("Z" if rest else "")
         at = datetime.fromisoformat(head + zone if rest else written)
@@ -181,6 +183,8 @@ def _container_names(listed: Mapping[str, Any]) -> list[str]:
 
 
 def _image_names(listed: Mapping[str, Any]) -> list[str]:
-    tags, digests = listed.get("RepoTags"), listed.get("RepoDigests")
-    named = [[str(name) for name in names or () if _NO_NAME not in str(name)] for names in (tags, digests)]
-    return named[0] or named[1]
+    """Return tags, otherwise digests."""
+    for member in ("RepoTags", "RepoDigests"):
+        if names := [str(name) for name in listed.get(member) or () if _NO_NAME not in str(name)]:
+            return names
+    return []

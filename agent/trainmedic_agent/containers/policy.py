@@ -40,7 +40,7 @@ class ContainersPolicy(Struct, frozen=True):
 
 
 def read_containers(raw: object, faults: list[FieldFault]) -> ContainersPolicy:
-    """Parse the part and append what is wrong to `faults`, after which the result must not be used."""
+    """Append what is wrong to `faults`. After a fault the result must not be used."""
     reader = MappingReader(("containers",), raw, faults)
     reader.refuse_unknown_keys(ContainersPolicy.__struct_fields__)
     keep = reader.each("keep", mapping_reader.text)

@@ -1,4 +1,4 @@
-"""Executor of ``node.facts``, with its own worker queue: measuring takes half a second."""
+"""Executor of ``node.facts``, with its own worker queue: it measures for a while."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainmedic_agent.facts import gpu, host
 from trainmedic_agent.gpu_record import GpuRecord
 from trainmedic_agent.ports.gpus import Gpus
 
-WINDOW = 0.5
+CPU_SECONDS = 0.5  # measured for the CPU's load
 
 
 class NodeFactsExecutor(Struct, frozen=True):
@@ -61,5 +61,5 @@ class NodeFactsExecutor(Struct, frozen=True):
 
     def _cpu(self) -> Mapping[str, Any]:
         before = host.cpu_times(self.proc)
-        self.sleep(WINDOW)
+        self.sleep(CPU_SECONDS)
         return {"cpu": host.cpu(before, host.cpu_times(self.proc), self.proc)}

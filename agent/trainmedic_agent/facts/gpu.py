@@ -24,7 +24,7 @@ def facts(info: GpuInfo, reading: GpuReading) -> dict[str, Any]:
         "memory_temperature_celsius": reading.memory_temperature_celsius,
         "slowdown_celsius": reading.slowdown_celsius,
         "power": _power(reading),
-        "clocks": _present({"sm_mhz": reading.sm_clock_mhz, "memory_mhz": reading.memory_clock_mhz}),
+        "clocks": _without_empty({"sm_mhz": reading.sm_clock_mhz, "memory_mhz": reading.memory_clock_mhz}),
         "throttle_reasons": None if reading.throttle_reasons is None else list(reading.throttle_reasons),
         "ecc": None if reading.ecc is None else asdict(reading.ecc),
         "remapped_rows": None if reading.remapped_rows is None else asdict(reading.remapped_rows),
@@ -33,7 +33,7 @@ def facts(info: GpuInfo, reading: GpuReading) -> dict[str, Any]:
         "xid": reading.last_xid,
         "unread": dict(reading.unread) or None,
     }
-    return _present(values)
+    return _without_empty(values)
 
 
 def all_facts(gpus: Gpus) -> dict[str, Any]:
@@ -46,11 +46,11 @@ def all_facts(gpus: Gpus) -> dict[str, Any]:
             cards.append(facts(info, gpus.read(info.uuid)))
         except GpuError as error:
             problems.append(str(error))
-    return _present({"gpus": cards or None, "gpu_problems": problems or None, "driver": inventory.driver})
+    return _without_empty({"gpus": cards or None, "gpu_problems": problems or None, "driver": inventory.driver})
 
 
 def presence(gpus: Gpus, pods_of: Callable[[Iterable[int]], Sequence[str]] = lambda pids: ()) -> dict[str, Any]:
-    """Return ``gpus``, ``gpu_readings`` and ``driver``. Never raises.
+    """Return the GPUs' part of the agent's presence. Never raises.
 
     Readings are separate: the server rebuilds its topology if ``gpus`` changes.
     """
@@ -68,7 +68,7 @@ def presence(gpus: Gpus, pods_of: Callable[[Iterable[int]], Sequence[str]] = lam
         except GpuError as error:
             card["problem"] = str(error)
         else:
-            card |= _present(
+            card |= _without_empty(
                 {
                     "power_limit_watts": in_watts(limits.enforced_mw),
                     "default_limit_watts": in_watts(limits.default_mw),
@@ -77,7 +77,7 @@ def presence(gpus: Gpus, pods_of: Callable[[Iterable[int]], Sequence[str]] = lam
                 }
             )
             with contextlib.suppress(GpuError):  # some drivers do not list processes; the GPU is fine
-                card |= _present({"pods": list(pods_of(gpus.processes(info.uuid))) or None})
+                card |= _without_empty({"pods": list(pods_of(gpus.processes(info.uuid))) or None})
             with contextlib.suppress(GpuError):
                 readings.append(_shown_reading(info, gpus.read(info.uuid)))
         cards.append(card)
@@ -86,11 +86,11 @@ def presence(gpus: Gpus, pods_of: Callable[[Iterable[int]], Sequence[str]] = lam
         "gpu_problems": list(inventory.problems) or None,
         "gpu_readings": readings or None,
     }
-    return {"gpus": cards, **_present(others)}
+    return {"gpus": cards, **_without_empty(others)}
 
 
 def _shown_reading(info: GpuInfo, reading: GpuReading) -> dict[str, Any]:
-    return _present(
+    return _without_empty(
         {
             "uuid": info.uuid,
             "temperature_celsius": reading.temperature_celsius,
@@ -108,7 +108,7 @@ def _memory(reading: GpuReading) -> dict[str, Any] | None:
 
 
 def _power(reading: GpuReading) -> dict[str, Any] | None:
-    return _present(
+    return _without_empty(
         {
             "draw_watts": in_watts(reading.power_draw_mw),
             "limit_watts": in_watts(reading.power_limit_mw),
@@ -120,5 +120,6 @@ def _power(reading: GpuReading) -> dict[str, Any] | None:
     )
 
 
-def _present(values: Mapping[str, Any]) -> dict[str, Any]:
+def _without_empty(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Remove None and empty mappings."""
     return {name: value for name, value in values.items() if value is not None and value != {}}

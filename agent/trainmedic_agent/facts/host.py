@@ -16,7 +16,7 @@ PROC = Path("/proc")
 ON_DISK = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "vfat", "exfat", "ntfs3"})
 _NETWORK = re.compile(r"nfs|cifs|smb|ceph|lustre|beegfs|gpfs|glusterfs|afs|9p|fuse")
 _OCTAL = re.compile(r"\\([0-7]{3})")
-_ALWAYS = ("/", "/dev/shm")  # noqa: S108 - nothing is put there
+_ALWAYS_LISTED = ("/", "/dev/shm")  # noqa: S108 - nothing is put there
 """A container's root is an overlay; data loaders use shared memory."""
 
 
@@ -33,15 +33,15 @@ def cpu_times(proc: Path = PROC) -> CpuTimes:
 
 
 def cpu(before: CpuTimes, after: CpuTimes, proc: Path = PROC) -> dict[str, Any]:
-    """Return CPU load between samples; I/O wait is idle."""
+    """Return the load between samples; I/O wait is idle."""
     passed = max(after.total - before.total, 1)
     waiting = max(after.waiting - before.waiting, 0)
     idle = max(after.idle - before.idle, 0) + waiting
     loads = proc.joinpath("loadavg").read_text().split()[:3]
     return {
         "count": len([line for line in _lines(proc / "stat") if line.startswith("cpu") and line[3].isdigit()]),
-        "percent": _share(passed - idle, passed),
-        "iowait_percent": _share(waiting, passed),
+        "percent": _percent(passed - idle, passed),
+        "iowait_percent": _percent(waiting, passed),
         **{f"load_{minutes}m": float(load) for minutes, load in zip((1, 5, 15), loads, strict=True)},
         **_pressure(proc, "cpu"),
     }
@@ -57,14 +57,14 @@ def memory(proc: Path = PROC) -> dict[str, dict[str, Any]]:
             "total_bytes": total,
             "available_bytes": available,
             "used_bytes": total - available,
-            "percent": _share(total - available, total),
+            "percent": _percent(total - available, total),
             **_pressure(proc, "memory"),
         }
     }
     swap = kib.get("SwapTotal", 0) * 1024
     if swap:
         used = swap - kib["SwapFree"] * 1024
-        facts["swap"] = {"total_bytes": swap, "used_bytes": used, "percent": _share(used, swap)}
+        facts["swap"] = {"total_bytes": swap, "used_bytes": used, "percent": _percent(used, swap)}
     return facts
 
 
@@ -73,7 +73,7 @@ def disks(
 ) -> dict[str, dict[str, Any]]:
     """Return local disks, root, shared memory, and the mounts of `paths`, by mount point."""
     mounts = _mounts(proc)
-    listed = {*_ALWAYS, *(mount for mount, kind in mounts.items() if kind in ON_DISK)}
+    listed = {*_ALWAYS_LISTED, *(mount for mount, kind in mounts.items() if kind in ON_DISK)}
     listed |= {mount for mount in (_mount_of(path, mounts) for path in paths) if not _NETWORK.match(mounts[mount])}
     facts: dict[str, dict[str, Any]] = {}
     devices: set[int] = set()
@@ -102,13 +102,13 @@ def _disk(filesystem: os.statvfs_result, kind: str) -> dict[str, Any]:
         "total_bytes": size * filesystem.f_frsize,
         "available_bytes": available * filesystem.f_frsize,
         "used_bytes": used * filesystem.f_frsize,
-        "percent": _share(used, used + available),
-        "available_percent": _share(available, size),
+        "percent": _percent(used, used + available),
+        "available_percent": _percent(available, size),
         "type": kind,
         "is_read_only": bool(filesystem.f_flag & os.ST_RDONLY),
     }
     if filesystem.f_files:
-        facts["inodes_percent"] = _share(filesystem.f_files - filesystem.f_ffree, filesystem.f_files)
+        facts["inodes_percent"] = _percent(filesystem.f_files - filesystem.f_ffree, filesystem.f_files)
     return facts
 
 
@@ -149,5 +149,5 @@ def _lines(path: Path) -> list[str]:
     return os.fsdecode(path.read_bytes()).rstrip("\n").split("\n")
 
 
-def _share(part: float, whole: float) -> float:
+def _percent(part: float, whole: float) -> float:
     return round(min(max(100 * part / whole, 0.0), 100.0), 1) if whole else 0.0

@@ -13,23 +13,22 @@ from datetime import UTC, datetime, timedelta
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainmedic_agent.health.checks import HealthCheck, HealthValue, HealthVerdict, ValueKind, works
+from trainmedic_agent.health.checks import HealthCheck, HealthValue, HealthVerdict, ValueKind, is_usable
 
-LEAST_SAMPLES = 5
-"""Fewer are not compared."""
-KEPT = 100
+LEAST_SAMPLES = 5  # values with fewer samples are not compared
+KEPT_SAMPLES = 100
 SAMPLE_EVERY = timedelta(hours=1)
-"""Of counters and states, which are read often. Each measured speed is a sample."""
-_LESS, _LEAST = 0.8, 0.5
-"""Shares of the usual speed. Below the first it is slow, below the second also if it always varies."""
-_SPREADS = 5
-"""Deviations above the median, at least `LEAST_GROWTH`, from which growth is degraded."""
+"""For counters and states. Each measured speed is a sample."""
+_SLOW_SHARE, _TOO_SLOW_SHARE = 0.8, 0.5
+"""Shares of the usual speed. One below the first is degraded unless it varies as much, below the second always."""
+_MOST_DEVIATIONS = 5
+"""Deviations above the median that a counter's growth may have."""
 LEAST_GROWTH: Mapping[str, float] = {"link_downs": 3, "link_errors": 100, "pcie_replays": 10, "nvlink_errors": 10}
 """Errors in an hour. Fewer occur on good links."""
-_LEAST_GROWTH = 10.0
-_LASTING = ("port_rate ",)
-"""Beginnings of keys whose parts stay. Other links and disks may be moved to a pod, or detached."""
-_NORMAL = 1.4826
+_OTHER_LEAST_GROWTH = 10.0
+_LASTING_KEYS = ("port_rate ",)
+"""Beginnings of keys whose parts must stay."""
+_DEVIATIONS_OF_NORMAL = 1.4826
 """Standard deviations of a normal distribution in its median absolute deviation."""
 
 
@@ -62,7 +61,7 @@ Histories = Mapping[str, ValueHistory]
 
 class RecordComparison(Struct, frozen=True):
     """- ``learning``: keys without enough samples
-    - ``histories``: changed ones
+    - ``histories``: the changed ones
     """
 
     checks: list[HealthCheck]
@@ -73,38 +72,38 @@ class RecordComparison(Struct, frozen=True):
 def compare(
     values: Sequence[HealthValue], record: Histories, checks: Sequence[HealthCheck], now: datetime
 ) -> RecordComparison:
-    """Compare values with the record, and add those that are ok, unless a check is failed or unknown."""
+    """Compare, and sample values that are ok unless a check is failed or unknown."""
     compared: dict[str, HealthCheck | None] = {}
     amounts: dict[str, float | None] = {}
     updated: dict[str, ValueHistory] = {}
     for value in values:
-        history = _marked(value, record.get(value.key, ValueHistory()), now)
-        amounts[value.key] = amount = _amount(value, history, now)
-        compared[value.key] = None if amount is None else _judged(value, amount, history.samples)
+        history = _with_mark(value, record.get(value.key, ValueHistory()), now)
+        amounts[value.key] = amount = _comparable_amount(value, history, now)
+        compared[value.key] = None if amount is None else _compared(value, amount, history.samples)
         updated[value.key] = history
     made = [*(check for check in compared.values() if check is not None), *_missing(record, compared.keys())]
-    is_healthy = works((*checks, *made))
+    is_healthy = is_usable((*checks, *made))
     learning = []
     for value in values:
         amount, check, history = amounts[value.key], compared[value.key], updated[value.key]
         if check is None and len(history.samples) < LEAST_SAMPLES:
             learning.append(value.key)
         if is_healthy and amount is not None and (check is None or check.verdict is HealthVerdict.OK):
-            updated[value.key] = _sampled(value, amount, history, now)
+            updated[value.key] = _with_sample(value, amount, history, now)
     changed = {key: history for key, history in updated.items() if history != record.get(key)}
     return RecordComparison(made, learning, changed)
 
 
 def _missing(record: Histories, present: Collection[str]) -> Iterator[HealthCheck]:
     for key, history in record.items():
-        if key.startswith(_LASTING) and key not in present and len(history.samples) >= LEAST_SAMPLES:
+        if key.startswith(_LASTING_KEYS) and key not in present and len(history.samples) >= LEAST_SAMPLES:
             name, _, part = key.partition(" ")
             if (usual := statistics.median(history.samples)) > 0:
                 yield HealthCheck(name, part, HealthVerdict.UNKNOWN, "no longer there", f"usually {usual:.4g}")
 
 
-def _marked(value: HealthValue, history: ValueHistory, now: datetime) -> ValueHistory:
-    """Begin again with a counter that was reset, or if the clock was set back."""
+def _with_mark(value: HealthValue, history: ValueHistory, now: datetime) -> ValueHistory:
+    """Begin again if the counter was reset or the clock set back."""
     if value.kind is not ValueKind.COUNTER:
         return history
     newest = CounterMark(now, value.amount)
@@ -116,8 +115,8 @@ def _marked(value: HealthValue, history: ValueHistory, now: datetime) -> ValueHi
     return history
 
 
-def _amount(value: HealthValue, history: ValueHistory, now: datetime) -> float | None:
-    """Return the comparable amount. None for a counter that was read once."""
+def _comparable_amount(value: HealthValue, history: ValueHistory, now: datetime) -> float | None:
+    """Return the value, or a counter's growth in an hour. None for a counter that was read once."""
     if value.kind is not ValueKind.COUNTER:
         return value.amount
     first = history.marks[0]
@@ -126,20 +125,25 @@ def _amount(value: HealthValue, history: ValueHistory, now: datetime) -> float |
     return (value.amount - first.amount) / max((now - first.at) / timedelta(hours=1), 1.0)
 
 
-def _judged(value: HealthValue, amount: float, samples: Sequence[float]) -> HealthCheck | None:
+def _compared(value: HealthValue, amount: float, samples: Sequence[float]) -> HealthCheck | None:
+    """Return None without enough samples, or if it is usually 0."""
     if len(samples) < LEAST_SAMPLES:
         return None
     usual = statistics.median(samples)
-    spread = _NORMAL * statistics.median(abs(sample - usual) for sample in samples)
+    spread = _DEVIATIONS_OF_NORMAL * statistics.median(abs(sample - usual) for sample in samples)
     if value.kind is ValueKind.COUNTER:
-        most = usual + max(_SPREADS * spread, LEAST_GROWTH.get(value.name, _LEAST_GROWTH))
+        most = usual + max(_MOST_DEVIATIONS * spread, LEAST_GROWTH.get(value.name, _OTHER_LEAST_GROWTH))
         verdict = HealthVerdict.OK if amount <= most else HealthVerdict.DEGRADED
         return _check(value, verdict, f"{amount:.3g} an hour", f"{most:.3g} at most, usually {usual:.3g}")
     if usual == 0:
         return None
     unit = f" {value.unit}" if value.unit else ""
-    lowest = usual if value.kind is ValueKind.STATE else max(min(_LESS * usual, usual - 3 * spread), _LEAST * usual)
-    verdict = HealthVerdict.OK if amount >= lowest else HealthVerdict.DEGRADED if amount > 0 else HealthVerdict.FAILED
+    lowest = usual
+    if value.kind is ValueKind.SPEED:
+        lowest = max(min(_SLOW_SHARE * usual, usual - 3 * spread), _TOO_SLOW_SHARE * usual)
+    verdict = HealthVerdict.OK
+    if amount < lowest:
+        verdict = HealthVerdict.DEGRADED if amount > 0 else HealthVerdict.FAILED
     return _check(value, verdict, f"{amount:.4g}{unit}", f"{lowest:.4g}{unit} or more, usually {usual:.4g}{unit}")
 
 
@@ -147,11 +151,11 @@ def _check(value: HealthValue, verdict: HealthVerdict, observed: str, expected: 
     return HealthCheck(value.name, value.part, verdict, observed, expected)
 
 
-def _sampled(value: HealthValue, amount: float, history: ValueHistory, now: datetime) -> ValueHistory:
+def _with_sample(value: HealthValue, amount: float, history: ValueHistory, now: datetime) -> ValueHistory:
     last = history.sampled_at
     is_recent = last is not None and timedelta() <= now - last < SAMPLE_EVERY
     if is_recent and value.kind is not ValueKind.SPEED:
         return history
     if value.kind is ValueKind.COUNTER and now - history.marks[0].at < SAMPLE_EVERY:
         return history
-    return replace(history, samples=(*history.samples, amount)[-KEPT:], sampled_at=now)
+    return replace(history, samples=(*history.samples, amount)[-KEPT_SAMPLES:], sampled_at=now)

@@ -23,14 +23,14 @@ from trainmedic_agent.ports.gpus import Gpus
 
 OPTIONS = ("--output", "json", "--memory", "80")
 _CHILD = (sys.executable, "-P", "-m", probe_child.__name__)
-_NAME = "burn"
-CHECKS = frozenset({_NAME, "all_reduce", "all_reduce_speed", "memory", "memory_speed"})
+_LOAD_TEST = "burn"
+CHECKS = frozenset({_LOAD_TEST, "all_reduce", "all_reduce_speed", "memory", "memory_speed"})
 """Names of checks that only a load test makes."""
 _POLL_SECONDS = 0.2
-_LONGEST = 1 << 20
-_SHOWN = 300
-_TRAINS = 4
-_PASSED = re.compile(
+_LONGEST_OUTPUT = 1 << 20  # bytes
+_LONGEST_COMPLAINT = 300  # characters
+_TRAINING_RUNS = 4  # exit status of the probe if a training uses a GPU
+_PASSED_VARIABLES = re.compile(
     r"PATH|HOME|LANG|LC_\w+|TMPDIR|PYTHONPATH|LD_LIBRARY_PATH|TRAINMEDIC_NODE|(?:CUDA|NCCL|GLOO|OMP|NVIDIA|NVML)_\w+"
 )
 """Variables for the probe. It needs no key and no address of Redis."""
@@ -64,26 +64,28 @@ class _Document(Struct):
 def burn_checks(gpus: Gpus, probe: Sequence[str], seconds: float, is_over: Callable[[], bool]) -> CheckResults:
     """Run the probe for `seconds` at most, or until `is_over`. GPUs in use are left alone."""
     results = CheckResults()
-    busy = _busy(gpus)
-    if busy:
-        results.checks.append(unread(_NAME, "", f"not run: {busy}"))
+    why_busy = _why_busy(gpus)
+    if why_busy:
+        results.checks.append(unread(_LOAD_TEST, "", f"not run: {why_busy}"))
         return results
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         status = _run([*_CHILD, *probe, *OPTIONS], seconds, is_over, output, errors)
-        printed, complaint = _end_of(output), _end_of(errors)
+        printed, complaint = _beginning_of(output), _beginning_of(errors)
     if status is None:
-        results.checks.append(unread(_NAME, "", "stopped" if is_over() else f"no result in {seconds:.0f} s"))
+        results.checks.append(unread(_LOAD_TEST, "", "stopped" if is_over() else f"no result in {seconds:.0f} s"))
         return results
     try:
         document = msgspec.json.decode(printed, type=_Document)
     except msgspec.MsgspecError:
-        reason = complaint.decode(errors="replace").strip()[-_SHOWN:] or f"the probe ended with status {status}"
-        results.checks.append(unread(_NAME, "", reason if status != _TRAINS else f"not run: {reason}"))
+        reason = (
+            complaint.decode(errors="replace").strip()[-_LONGEST_COMPLAINT:] or f"the probe ended with status {status}"
+        )
+        results.checks.append(unread(_LOAD_TEST, "", reason if status != _TRAINING_RUNS else f"not run: {reason}"))
         return results
-    return _results(document)
+    return _results_of(document)
 
 
-def _results(document: _Document) -> CheckResults:
+def _results_of(document: _Document) -> CheckResults:
     results = CheckResults()
     ranks = f"{document.all.ranks} ranks of {document.backend}"
     if document.all.ranks > 1 and document.all.all_reduce:
@@ -101,11 +103,11 @@ def _results(document: _Document) -> CheckResults:
         results.checks.append(checked("memory", part, test.is_right, observed, "what was written"))
         results.values.append(HealthValue("memory_speed", part, ValueKind.SPEED, test.bytes_per_s / 1e9, "GB/s"))
     if not results.checks:
-        results.checks.append(unread(_NAME, "", "the probe measured nothing"))
+        results.checks.append(unread(_LOAD_TEST, "", "the probe measured nothing"))
     return results
 
 
-def _busy(gpus: Gpus) -> str | None:
+def _why_busy(gpus: Gpus) -> str | None:
     for info in gpus.inventory().gpus:
         with contextlib.suppress(GpuError):  # some drivers do not list processes; the probe looks at the memory
             if processes := gpus.processes(info.uuid):
@@ -133,10 +135,10 @@ def _run(
 
 
 def _environment() -> Mapping[str, str]:
-    return {name: value for name, value in os.environ.items() if _PASSED.fullmatch(name)}
+    return {name: value for name, value in os.environ.items() if _PASSED_VARIABLES.fullmatch(name)}
 
 
-def _end_of(file: Any) -> bytes:
+def _beginning_of(file: Any) -> bytes:
     file.seek(0)
-    content: bytes = file.read(_LONGEST)
+    content: bytes = file.read(_LONGEST_OUTPUT)
     return content

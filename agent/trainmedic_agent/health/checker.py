@@ -13,7 +13,7 @@ from trainmedic.wire.steady_time import utc_now
 from trainmedic_agent.errors import JournalUnavailable
 from trainmedic_agent.health import burn
 from trainmedic_agent.health.baseline import Histories, compare
-from trainmedic_agent.health.checks import CheckResults, HealthReport, HealthVerdict, Level, works
+from trainmedic_agent.health.checks import CheckResults, HealthReport, HealthVerdict, Level, is_usable
 from trainmedic_agent.health.disk_checks import disk_checks
 from trainmedic_agent.health.gpu_checks import gpu_checks
 from trainmedic_agent.health.network_checks import network_checks
@@ -48,7 +48,7 @@ class HealthChecker(Struct, frozen=True):
         results.add(gpu_checks(self.gpus, examination.gpus))
         results.add(network_checks(self.roots.sys))
         results.add(disk_checks(self.roots))
-        if examination.level is Level.BURN and works(results.checks):
+        if examination.level is Level.BURN and is_usable(results.checks):
             results.add(burn.burn_checks(self.gpus, examination.probe, examination.seconds, examination.is_over))
         now = self.now()
         compared = compare(results.values, histories, results.checks, now)

@@ -58,20 +58,19 @@ class HealthCheck(Struct, frozen=True):
         return f"{self.name}: {self.observed}; expected: {self.expected}"
 
 
-def works(checks: Iterable[HealthCheck]) -> bool:
+def is_usable(checks: Iterable[HealthCheck]) -> bool:
     """Return whether none is failed or unknown."""
     return all(check.verdict in (HealthVerdict.OK, HealthVerdict.DEGRADED) for check in checks)
 
 
 def checked(name: str, part: str, is_ok: bool, observed: object, expected: object) -> HealthCheck:
-    """Return a check that passes or fails."""
     return HealthCheck(name, part, HealthVerdict.OK if is_ok else HealthVerdict.FAILED, str(observed), str(expected))
 
 
-def at_most(name: str, part: str, now: float, most: float, unit: str) -> HealthCheck:
+def at_maximum(name: str, part: str, present: float, maximum: float, unit: str) -> HealthCheck:
     """Return a check that is degraded below the maximum."""
-    verdict = HealthVerdict.OK if now >= most else HealthVerdict.DEGRADED
-    return HealthCheck(name, part, verdict, f"{unit}{now:g}", f"{unit}{most:g}")
+    verdict = HealthVerdict.OK if present >= maximum else HealthVerdict.DEGRADED
+    return HealthCheck(name, part, verdict, f"{unit}{present:g}", f"{unit}{maximum:g}")
 
 
 def unread(name: str, part: str, reason: object) -> HealthCheck:
@@ -104,8 +103,6 @@ class HealthValue(Struct, frozen=True):
 
 
 class CheckResults(Struct):
-    """Result of a group of checks."""
-
     checks: list[HealthCheck] = field(default_factory=list)
     values: list[HealthValue] = field(default_factory=list)
 

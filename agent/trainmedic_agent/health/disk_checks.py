@@ -9,12 +9,13 @@ from trainmedic_agent.facts import host
 from trainmedic_agent.health.checks import CheckResults, HealthCheck, HealthValue, HealthVerdict, ValueKind
 from trainmedic_agent.health.sysfs import NodeRoots, UnknownIfUnread, entries, number, pcie_checks, text
 
-_WELL = frozenset({"running", "live"})
-_BROKEN = frozenset({"offline", "transport-offline", "blocked", "dead", "deleting", "deleting (no IO)", "quiesce"})
+_HEALTHY_STATES = frozenset({"running", "live"})
+_FAILED_STATES = frozenset(
+    {"offline", "transport-offline", "blocked", "dead", "deleting", "deleting (no IO)", "quiesce"}
+)
 """States of SCSI devices and NVMe controllers (kernel: scsi_sysfs.c, nvme/host/sysfs.c)."""
-_VIRTUAL = ("loop", "ram", "zram", "dm-")
-_OF_PODS = ("/var/lib/kubelet/", "/run/")
-"""Mount points that come and go with pods."""
+_VIRTUAL = ("loop", "ram", "zram", "dm-")  # block devices without hardware of their own
+_POD_MOUNTS = ("/var/lib/kubelet/", "/run/")  # mount points that come and go with pods
 
 
 def disk_checks(roots: NodeRoots) -> CheckResults:
@@ -23,30 +24,32 @@ def disk_checks(roots: NodeRoots) -> CheckResults:
         for disk in entries(roots.sys / "block"):
             if not disk.name.startswith(_VIRTUAL):
                 with UnknownIfUnread(results, "disk", disk.name):
-                    _disk(disk, results)
+                    _add_disk(disk, results)
     with UnknownIfUnread(results, "filesystem", ""):
         for filesystem in entries(roots.sys / "fs" / "ext4"):
             with UnknownIfUnread(results, "filesystem", filesystem.name):
-                _errors(results, filesystem.name, number(filesystem / "errors_count"))
+                _add_error_count(results, filesystem.name, number(filesystem / "errors_count"))
         for volume in entries(roots.sys / "fs" / "btrfs"):
             for device in entries(volume / "devinfo"):
                 with UnknownIfUnread(results, "filesystem", volume.name):
                     counts = (text(device / "error_stats") or "").split()[1::2]
-                    _errors(results, f"{volume.name}/{device.name}", sum(map(int, counts)) if counts else None)
+                    _add_error_count(results, f"{volume.name}/{device.name}", sum(map(int, counts)) if counts else None)
         for mount, is_writable in _local_mounts(roots.proc):
             results.values.append(HealthValue("mount_writable", mount, ValueKind.STATE, int(is_writable)))
     return results
 
 
-def _disk(disk: Path, results: CheckResults) -> None:
+def _add_disk(disk: Path, results: CheckResults) -> None:
     if (missing := number(disk / "md" / "degraded")) is not None:
         verdict = HealthVerdict.DEGRADED if missing else HealthVerdict.OK
         results.checks.append(HealthCheck("disk", disk.name, verdict, f"{missing} disks of the array missing", "0"))
     state = text(disk / "device" / "state")
     if state is not None:
-        verdict = (
-            HealthVerdict.OK if state in _WELL else HealthVerdict.FAILED if state in _BROKEN else HealthVerdict.DEGRADED
-        )
+        verdict = HealthVerdict.DEGRADED
+        if state in _HEALTHY_STATES:
+            verdict = HealthVerdict.OK
+        elif state in _FAILED_STATES:
+            verdict = HealthVerdict.FAILED
         results.checks.append(HealthCheck("disk", disk.name, verdict, state, "running or live"))
     if (errors := number(disk / "device" / "ioerr_cnt", 16)) is not None:
         results.values.append(HealthValue("disk_errors", disk.name, ValueKind.COUNTER, errors))
@@ -54,21 +57,20 @@ def _disk(disk: Path, results: CheckResults) -> None:
         results.checks += pcie_checks(disk / "device" / "device", disk.name)
 
 
-def _errors(results: CheckResults, part: str, count: int | None) -> None:
+def _add_error_count(results: CheckResults, part: str, count: int | None) -> None:
     if count is not None:
         verdict = HealthVerdict.DEGRADED if count else HealthVerdict.OK
         results.checks.append(HealthCheck("filesystem", part, verdict, f"{count} errors since its last repair", "0"))
 
 
 def _local_mounts(proc: Path) -> Iterator[tuple[str, bool]]:
-    """Yield a mount point of each local file system, and whether the file system itself is writable: an error makes it
-    read-only.
-    """
+    """Yield a mount point of each, and whether the file system itself is writable."""
     seen: set[str] = set()
     mounts = (proc / "self" / "mountinfo").read_bytes().decode(errors="backslashreplace")  # to be stored as text
     for line in mounts.rstrip("\n").split("\n"):
-        before, _, after = line.partition(" - ")
-        fields, (kind, _, options) = before.split(" "), after.split(" ", 2)
-        if kind in host.ON_DISK and fields[2] not in seen and not fields[4].startswith(_OF_PODS):
-            seen.add(fields[2])
-            yield host.unescaped(fields[4]), "ro" not in options.split(",")
+        of_mount, _, of_filesystem = line.partition(" - ")  # see proc_pid_mountinfo(5)
+        _, _, device, _, point, *_ = of_mount.split(" ")
+        kind, _, options = of_filesystem.split(" ", 2)
+        if kind in host.ON_DISK and device not in seen and not point.startswith(_POD_MOUNTS):
+            seen.add(device)
+            yield host.unescaped(point), "ro" not in options.split(",")

@@ -15,10 +15,9 @@ from trainmedic_agent.health.checker import Examination, RecordedHealth
 from trainmedic_agent.health.checks import Level
 from trainmedic_agent.health.health_policy import HealthPolicy
 
-CHECK_EVERY = 300.0
+CHECK_EVERY = 300.0  # seconds
 MOST_BURN_SECONDS = 540.0
-_REPLY_SECONDS = 5.0
-"""Reserved for the reply before the command expires."""
+_REPLY_SECONDS = 5.0  # reserved for the reply before the command expires
 _MOST_GPUS = 1024
 
 
@@ -53,7 +52,7 @@ class NodeHealthExecutor(Struct, frozen=True):
 
 
 class RegularCheck(Struct):
-    """Quick check every `CHECK_EVERY` seconds."""
+    """Quick check every `CHECK_EVERY`. `next_at`: in seconds since boot."""
 
     health: RecordedHealth
     gpu_record: GpuRecord

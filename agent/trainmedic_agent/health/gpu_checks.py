@@ -1,12 +1,22 @@
+"""GPUs by the driver: response, memory, PCIe links, NVLinks."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from trainmedic_agent.errors import GpuError
-from trainmedic_agent.health.checks import CheckResults, HealthCheck, HealthValue, ValueKind, at_most, checked, unread
+from trainmedic_agent.health.checks import (
+    CheckResults,
+    HealthCheck,
+    HealthValue,
+    ValueKind,
+    at_maximum,
+    checked,
+    unread,
+)
 from trainmedic_agent.ports.gpus import GpuLinks, GpuReading, Gpus
 
-_FASTEST = 0
+_FULL_PERFORMANCE = 0  # NVML's performance state P0
 
 
 def gpu_checks(gpus: Gpus, expected: int) -> CheckResults:
@@ -41,7 +51,11 @@ def _memory(uuid: str, reading: GpuReading) -> Iterator[HealthCheck]:
         observed = f"{count} uncorrectable memory errors since the reset"
         yield checked("gpu_ecc", uuid, count == 0, observed, 0)
     if (rows := reading.remapped_rows) is not None:
-        state = "no spare row left" if rows.has_failed else "a reset is pending" if rows.is_pending else "none pending"
+        state = "none pending"
+        if rows.has_failed:
+            state = "no spare row left"
+        elif rows.is_pending:
+            state = "a reset is pending"
         is_ok = not (rows.has_failed or rows.is_pending)
         yield checked("gpu_memory_rows", uuid, is_ok, state, "no pending or failed row replacement")
     if (action := reading.recovery_action) is not None:
@@ -50,11 +64,11 @@ def _memory(uuid: str, reading: GpuReading) -> Iterator[HealthCheck]:
 
 def _pcie(uuid: str, links: GpuLinks) -> Iterator[HealthCheck]:
     if links.pcie_width is not None and links.pcie_max_width is not None:
-        yield at_most("pcie_width", uuid, links.pcie_width, links.pcie_max_width, "x")
+        yield at_maximum("pcie_width", uuid, links.pcie_width, links.pcie_max_width, "x")
     # An idle GPU may slow its link down to save power, so this shows only at full performance.
-    is_fast = links.performance_state == _FASTEST
+    is_fast = links.performance_state == _FULL_PERFORMANCE
     if is_fast and links.pcie_generation is not None and links.pcie_max_generation is not None:
-        yield at_most("pcie_speed", uuid, links.pcie_generation, links.pcie_max_generation, "generation ")
+        yield at_maximum("pcie_speed", uuid, links.pcie_generation, links.pcie_max_generation, "generation ")
 
 
 def _nvlinks(uuid: str, links: GpuLinks, most: int) -> CheckResults:

@@ -10,7 +10,7 @@ from trainmedic_agent.mapping_reader import FieldFault, MappingReader
 
 class HealthPolicy(Struct, frozen=True):
     """- ``probe``: command of ``trainmedic-probe``. Empty: no load test is allowed
-    - ``gpus``: minimum number of responding GPUs, besides those that the agent has seen
+    - ``gpus``: minimum number of responding GPUs
     """
 
     probe: tuple[str, ...] = ()
@@ -18,7 +18,7 @@ class HealthPolicy(Struct, frozen=True):
 
 
 def read_health(raw: object, faults: list[FieldFault]) -> HealthPolicy:
-    """Parse the part and append what is wrong with it to `faults`."""
+    """Append what is wrong to `faults`."""
     reader = MappingReader(("health",), raw, faults)
     reader.refuse_unknown_keys(HealthPolicy.__struct_fields__)
     probe = reader.each("probe", mapping_reader.text)

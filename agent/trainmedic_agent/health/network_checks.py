@@ -9,7 +9,8 @@ from trainmedic_agent.health.sysfs import UnknownIfUnread, entries, number, pcie
 
 _IS_UP = 1  # IFF_UP: an administrator has switched it on
 _INFINIBAND = 32  # ARPHRD_INFINIBAND: its port is checked instead
-_ACTIVE, _DOWN, _DISABLED = 4, 1, 3
+_ACTIVE, _DOWN = 4, 1  # states of an InfiniBand port
+_DISABLED = 3  # its physical state
 _PORT_ERRORS = ("symbol_error", "link_error_recovery", "port_rcv_errors", "local_link_integrity_errors")
 _FRAME_ERRORS = ("rx_crc_errors", "rx_frame_errors")
 
@@ -21,16 +22,16 @@ def network_checks(sys: Path) -> CheckResults:
         for interface in entries(sys / "class" / "net"):
             with UnknownIfUnread(results, "link", interface.name):
                 if (interface / "device").exists() and number(interface / "type") != _INFINIBAND:
-                    _interface(interface, results)
+                    _add_interface(interface, results)
         for device in entries(sys / "class" / "infiniband"):
             with UnknownIfUnread(results, "link", device.name):
                 results.checks += pcie_checks(device / "device", device.name)
                 for port in entries(device / "ports"):
-                    _port(port, f"{device.name}/{port.name}", results)
+                    _add_port(port, f"{device.name}/{port.name}", results)
     return results
 
 
-def _interface(interface: Path, results: CheckResults) -> None:
+def _add_interface(interface: Path, results: CheckResults) -> None:
     name = interface.name
     if not (number(interface / "flags", 16) or 0) & _IS_UP:
         return
@@ -44,27 +45,27 @@ def _interface(interface: Path, results: CheckResults) -> None:
     # A device without a speed, such as a virtual one, is 1 while it is up.
     rate = max(speed, 1) if is_up else 0
     results.values.append(HealthValue("link_rate", name, ValueKind.STATE, rate, "Mb/s"))
-    _count(results, "link_downs", name, [interface / "carrier_down_count"])
-    _count(results, "link_errors", name, [interface / "statistics" / error for error in _FRAME_ERRORS])
+    _add_counter(results, "link_downs", name, [interface / "carrier_down_count"])
+    _add_counter(results, "link_errors", name, [interface / "statistics" / error for error in _FRAME_ERRORS])
 
 
-def _port(port: Path, name: str, results: CheckResults) -> None:
+def _add_port(port: Path, name: str, results: CheckResults) -> None:
     state, physical, rate = (text(port / file) or "" for file in ("state", "phys_state", "rate"))
-    number_of_state = int(state.partition(":")[0])
+    state_number = int(state.partition(":")[0])
     if physical.startswith(f"{_DISABLED}:"):
         return
-    is_up = number_of_state == _ACTIVE
-    if number_of_state != _DOWN:
+    is_up = state_number == _ACTIVE
+    if state_number != _DOWN:
         verdict = HealthVerdict.OK if is_up else HealthVerdict.DEGRADED
         results.checks.append(HealthCheck("link", name, verdict, f"{state}, {rate}", "4: ACTIVE"))
     amount = float(rate.split()[0]) if is_up and rate else 0.0
     results.values.append(HealthValue("port_rate", name, ValueKind.STATE, amount, "Gb/s"))
     counters = port / "counters"
-    _count(results, "link_downs", name, [counters / "link_downed"])
-    _count(results, "link_errors", name, [counters / error for error in _PORT_ERRORS])
+    _add_counter(results, "link_downs", name, [counters / "link_downed"])
+    _add_counter(results, "link_errors", name, [counters / error for error in _PORT_ERRORS])
 
 
-def _count(results: CheckResults, name: str, part: str, files: list[Path]) -> None:
+def _add_counter(results: CheckResults, name: str, part: str, files: list[Path]) -> None:
     counts = [count for file in files if (count := number(file)) is not None]
     if counts:
         results.values.append(HealthValue(name, part, ValueKind.COUNTER, sum(counts)))

@@ -1,4 +1,4 @@
-"""The node's record of values and results, in the agent's database, so that it survives restarts."""
+"""The node's record of values and results, in the agent's database."""
 
 from __future__ import annotations
 

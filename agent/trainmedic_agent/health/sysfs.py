@@ -9,14 +9,13 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from trainmedic_agent.health.checks import CheckResults, HealthCheck, at_most
+from trainmedic_agent.health.checks import CheckResults, HealthCheck, at_maximum
 from trainmedic_agent.health.checks import unread as not_read
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV)
-"""The device does not have the value, or not in its state: the speed of a link that is down."""
+"""The device lacks the value, perhaps only now: the speed of a link that is down."""
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_NO_WIDTH = 255
-
+_UNKNOWN_WIDTH = 255  # written by the kernel for a link that it cannot read
 
 SYS = Path("/sys")
 PROC = Path("/proc")
@@ -28,7 +27,7 @@ class NodeRoots(Struct, frozen=True):
 
 
 def text(path: Path) -> str | None:
-    """Return the content, or None. Raises OSError if it exists but cannot be read."""
+    """Return None if the device lacks it. Raises OSError if it cannot be read."""
     try:
         return path.read_bytes().decode(errors="backslashreplace").strip()
     except OSError as error:
@@ -72,21 +71,23 @@ def pcie_checks(device: Path, part: str) -> Iterator[HealthCheck]:
     """Compare width and speed of a PCI device's link with what device and slot can do. Virtual devices have neither."""
     real = device.resolve()
     for name, unit in (("width", "x"), ("speed", "GT/s ")):
-        most = [_link_value(end / f"max_link_{name}") for end in (real, real.parent)]
-        possible = [value for value in most if value]
-        now = text(real / f"current_link_{name}")
-        if most[0] and now is not None:
-            is_known = _measured(now) > 0
-            check = at_most(f"pcie_{name}", part, _measured(now), min(possible), unit)
-            yield check if is_known else not_read(check.name, part, now)
+        of_device, of_slot = (_link_maximum(end / f"max_link_{name}") for end in (real, real.parent))
+        present = text(real / f"current_link_{name}")
+        if not of_device or present is None:
+            continue
+        number_now = _first_number(present)
+        if number_now > 0:
+            yield at_maximum(f"pcie_{name}", part, number_now, min(of_device, of_slot or of_device), unit)
+        else:
+            yield not_read(f"pcie_{name}", part, present)
 
 
-def _link_value(path: Path) -> float:
-    return _measured(text(path) or "")
+def _link_maximum(path: Path) -> float:
+    return _first_number(text(path) or "")
 
 
-def _measured(content: str) -> float:
-    """Return the first number, 0 for none, such as ``Unknown``."""
+def _first_number(content: str) -> float:
+    """Return the first number, 0 if unknown."""
     match = _NUMBER.search(content)
     value = float(match[0]) if match else 0.0
-    return 0.0 if value == _NO_WIDTH else value
+    return 0.0 if value == _UNKNOWN_WIDTH else value

@@ -19,9 +19,8 @@ KEPT_ENDED = 64
 EXPIRED = "lease"
 """End reason of an unrenewed cap, which can be reapplied."""
 
-_BESIDE = ("boot", "ends_at")
-_SAME_MW = 1000
-"""Closer limits are equal: drivers round."""
+_STORED_SEPARATELY = ("boot", "ends_at")  # see `GpuPowerState.to_json`
+_SAME_MW = 1000  # limits less than this apart are equal: drivers round
 
 
 class PowerCap(Struct, frozen=True):
@@ -140,7 +139,6 @@ class GpuPowerState(Struct, frozen=True):
         return replace(self, baseline=baseline)
 
     def confirmed(self, present: PowerLimits) -> GpuPowerState:
-        """Record that the driver shows the intended limit."""
         assert self.baseline is not None
         if not self.active:
             return replace(self, baseline=None)
@@ -176,11 +174,10 @@ class GpuPowerState(Struct, frozen=True):
     def to_json(self) -> dict[str, Any]:
         """Return the stored form.
 
-        Agents of all versions read it, so never rename ``holds`` or fields. Older agents reject a cap's unknown fields,
-        so `PowerCap.boot` and `PowerCap.ends_at` are stored separately.
+        Never rename ``holds`` or fields. Older agents reject a cap's unknown fields, so these are stored separately.
         """
         caps = [asdict(cap) for cap in self.caps]
-        ends = {cap["id"]: {name: cap.pop(name) for name in _BESIDE} for cap in caps}
+        ends = {cap["id"]: {name: cap.pop(name) for name in _STORED_SEPARATELY} for cap in caps}
         return {"baseline": asdict(self.baseline) if self.baseline else None, "holds": caps, "ends": ends}
 
     @classmethod

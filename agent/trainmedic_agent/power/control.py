@@ -172,10 +172,7 @@ class PowerControl:
     # --- driver ---
 
     def reconcile(self, uuids: Iterable[str]) -> Outcomes:
-        """Apply the ledger's limits. Failures are returned.
-
-        The ledger is written once before and once after for all GPUs, so that a slow disk does not delay the last ones.
-        """
+        """Apply the ledger's limits. Failures are returned. The ledger is written only twice: the disk may be slow."""
         outcomes: Outcomes = {}
         intended: dict[str, GpuPowerState] = {}
         due: dict[str, PowerLimits] = {}

@@ -14,8 +14,7 @@ from trainmedic_agent.ports.gpus import PowerLimits
 from trainmedic_agent.power import outputs
 from trainmedic_agent.power.control import Outcomes, PowerControl
 
-DEFAULT_LEASE = 300.0
-"""Seconds, if the command has none."""
+DEFAULT_LEASE = 300.0  # seconds
 _PARAMETERS = ("watts", "percent", "restore", "lease_seconds")
 MOST_GPUS = 64
 
@@ -46,8 +45,8 @@ class PowerLimitExecutor(Struct, frozen=True):
         outcomes = self.control.cap(command.id, requested, uuids, lease)
         errors = outputs.errors_of(outcomes)
         if errors:
-            raise outputs.refusal(errors, len(uuids))
-        return outputs.one_or_all(outputs.capped(command.id, outcomes), "gpus" in command.target)
+            raise outputs.refusal_of(errors, len(uuids))
+        return outputs.one_or_all(outputs.describe_caps(command.id, outcomes), "gpus" in command.target)
 
     def remembers(self, command_id: str) -> bool:
         """Return whether the ledger has the cap, which can outlast its journal entry."""
@@ -76,7 +75,7 @@ class PowerLimitExecutor(Struct, frozen=True):
             except GpuError as error:
                 errors[name] = error
         if errors:
-            raise outputs.refusal(errors, len(names))
+            raise outputs.refusal_of(errors, len(names))
         return list(uuids)
 
     def _undo(self, command_id: str, cap_id: str) -> Mapping[str, Any]:
@@ -90,21 +89,21 @@ class PowerLimitExecutor(Struct, frozen=True):
             if uuid not in outcomes and (cap := state.cap(cap_id)) is not None and cap.ended_by == by
         ]
         if outcomes or (begun and ended_by == by):
-            return self._restored(outcomes | self.control.reconcile(begun))
+            return self._output_if_restored(outcomes | self.control.reconcile(begun))
         note = outputs.end_reason(ended_by) if ended_by else "no such cap is active here"
         return undoing.nothing_to_undo(undoing.NOT_IN_FORCE, note=note)
 
     def _restore(self, command_id: str, uuids: Sequence[str]) -> Mapping[str, Any]:
         cap_ids = {cap.id for uuid in uuids for cap in self.control.ledger.of(uuid).caps}
         self.control.record_ended(cap_ids, f"undo {command_id}", uuids)
-        return self._restored(self.control.reconcile(uuids))
+        return self._output_if_restored(self.control.reconcile(uuids))
 
-    def _restored(self, outcomes: Outcomes) -> Mapping[str, Any]:
+    def _output_if_restored(self, outcomes: Outcomes) -> Mapping[str, Any]:
         errors = outputs.errors_of(outcomes)
         if errors:
             reason = "; ".join(f"{uuid}: {error}" for uuid, error in errors.items())
             raise CommandFailed(f"not restored yet: {reason}. The agent keeps trying", {"owed": sorted(errors)})
-        return outputs.one_or_all(outputs.restored(outcomes), len(outcomes) > 1)
+        return outputs.one_or_all(outputs.describe_restored(outcomes), len(outcomes) > 1)
 
 
 class RenewLeaseExecutor(Struct, frozen=True):
@@ -136,7 +135,9 @@ class RenewLeaseExecutor(Struct, frozen=True):
         optional = {
             "ended": {cap_id: outputs.end_reason(by) + failures.get(cap_id, "") for cap_id, by in ended.items()},
             "lapsed": [cap_id for cap_id in unknown if self.control.has_expired(cap_id)],
-            "again": {cap_id: outputs.capped(cap_id, outcomes[cap_id]) for cap_id in outcomes if cap_id in renewed},
+            "again": {
+                cap_id: outputs.describe_caps(cap_id, outcomes[cap_id]) for cap_id in outcomes if cap_id in renewed
+            },
         }
         return {
             "renewed": [cap_id for cap_id in cap_ids if cap_id in renewed],

@@ -14,13 +14,10 @@ from trainmedic_agent.power.control import PowerControl, PowerOutcome
 log = logging.getLogger(__name__)
 
 _VERIFY_SECONDS = 30.0
-_FIRST_RETRY, _LONGEST_RETRY = 1.0, 30.0
-"""Seconds."""
+_FIRST_RETRY, _LONGEST_RETRY = 1.0, 30.0  # seconds
 
 
 class LeaseExpiry:
-    """Ends expired caps and retries pending restores, first at the agent's start."""
-
     queue = "gpu"
 
     def __init__(self, control: PowerControl, boottime: Callable[[], float]) -> None:

@@ -19,29 +19,34 @@ from trainmedic_agent.errors import (
 )
 from trainmedic_agent.ports.gpus import PowerLimits, in_watts
 from trainmedic_agent.power.caps import EXPIRED
-from trainmedic_agent.power.control import PowerOutcome
+from trainmedic_agent.power.control import Outcomes, PowerOutcome
 
 
-def capped(cap_id: str, outcomes: Mapping[str, PowerOutcome | GpuError]) -> list[dict[str, Any]]:
-    return [_capped(uuid, cap_id, outcome) for uuid, outcome in outcomes.items() if isinstance(outcome, PowerOutcome)]
+def describe_caps(cap_id: str, outcomes: Mapping[str, PowerOutcome | GpuError]) -> list[dict[str, Any]]:
+    return [
+        _describe_cap(uuid, cap_id, outcome) for uuid, outcome in outcomes.items() if isinstance(outcome, PowerOutcome)
+    ]
 
 
-def restored(outcomes: Mapping[str, PowerOutcome | GpuError]) -> list[dict[str, Any]]:
-    return [_restored(uuid, outcome) for uuid, outcome in outcomes.items() if isinstance(outcome, PowerOutcome)]
+def describe_restored(outcomes: Mapping[str, PowerOutcome | GpuError]) -> list[dict[str, Any]]:
+    return [
+        _describe_restored(uuid, outcome) for uuid, outcome in outcomes.items() if isinstance(outcome, PowerOutcome)
+    ]
 
 
-def one_or_all(descriptions: list[dict[str, Any]], several: bool) -> dict[str, Any]:
-    if not several:
+def one_or_all(descriptions: list[dict[str, Any]], has_list: bool) -> dict[str, Any]:
+    """With `has_list` under ``gpus``."""
+    if not has_list:
         (only,) = descriptions
         return only
     return {"gpus": descriptions}
 
 
-def errors_of(outcomes: Mapping[str, PowerOutcome | GpuError]) -> dict[str, GpuError]:
+def errors_of(outcomes: Outcomes) -> dict[str, GpuError]:
     return {uuid: outcome for uuid, outcome in outcomes.items() if isinstance(outcome, GpuError)}
 
 
-def refusal(errors: Mapping[str, GpuError], gpu_count: int) -> CommandNotExecuted:
+def refusal_of(errors: Mapping[str, GpuError], gpu_count: int) -> CommandNotExecuted:
     reason = "; ".join(str(error) for error in errors.values())
     if gpu_count > 1:
         reason = f"none of the {gpu_count} GPUs is capped: {reason}"
@@ -60,7 +65,7 @@ def end_reason(ended_by: str) -> str:
     return reasons.get(ended_by, ended_by)
 
 
-def _capped(uuid: str, cap_id: str, outcome: PowerOutcome) -> dict[str, Any]:
+def _describe_cap(uuid: str, cap_id: str, outcome: PowerOutcome) -> dict[str, Any]:
     cap = outcome.state.cap(cap_id)
     assert cap is not None
     after = outcome.after
@@ -99,7 +104,7 @@ def _cap_note(limit_mw: int, after: PowerLimits) -> str | None:
     return None
 
 
-def _restored(uuid: str, outcome: PowerOutcome) -> dict[str, Any]:
+def _describe_restored(uuid: str, outcome: PowerOutcome) -> dict[str, Any]:
     description = {
         "gpu": uuid,
         "limit_watts": in_watts(outcome.after.enforced_mw),

@@ -14,7 +14,7 @@ from trainmedic_agent.errors import CommandFailed, CommandRejected
 from trainmedic_agent.executors import AcceptedCommand
 from trainmedic_agent.repairs.intents import IntentBook
 from trainmedic_agent.repairs.policy import RestartPolicy
-from trainmedic_agent.repairs.timing import SETTLED_SECONDS, RepairTime, parameters
+from trainmedic_agent.repairs.timing import SETTLED_SECONDS, RepairTime, checked_parameters
 
 _LOOK_SECONDS = 20.0
 _NOT_FOUND = 404
@@ -42,22 +42,21 @@ class RestartContainerExecutor:
         self._engine = ContainerEngine(self._policy.socket)
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Return the container's state afterwards."""
         command, time = accepted.command, RepairTime(accepted)
-        name = str(parameters(command, ("container",))["container"])
+        name = str(checked_parameters(command, ("container",))["container"])
         kept = self._intents.find(command.id)
-        state = self._state(kept["id"] if kept else name)
-        self._check(state)
+        state = self._read_state(kept["id"] if kept else name)
+        self._refuse_forbidden(state)
         if kept is None:
             kept = {"id": state.id, "started_at": state.started_at}
             self._intents.keep(command.id, kept, utc_now())
         before = kept["started_at"]
         if state.started_at == before:
             self._restart(state, time)
-        after = self._settled(state, before, time)
+        after = self._wait_until_settled(state, before, time)
         return {"container": state.name, "started_at_before": before, **after.output(), "resumed": accepted.resumed}
 
-    def _check(self, state: ContainerState) -> None:
+    def _refuse_forbidden(self, state: ContainerState) -> None:
         if is_of_kubelet({"Labels": state.labels}):
             raise CommandRejected(f"{state.name} belongs to Kubernetes; its kubelet restarts it")
         if not self._policy.allows_container(state.name, state.labels):
@@ -72,11 +71,11 @@ class RestartContainerExecutor:
         except EngineAnswer as answer:
             raise CommandFailed(f"the container engine could not restart {state.name}: {answer}") from answer
 
-    def _settled(self, state: ContainerState, before: str, time: RepairTime) -> ContainerState:
-        first = self._state(state.id)
+    def _wait_until_settled(self, state: ContainerState, before: str, time: RepairTime) -> ContainerState:
+        first = self._read_state(state.id)
         if first.is_running and first.started_at != before:
             time.pause(SETTLED_SECONDS)
-        last = self._state(state.id)
+        last = self._read_state(state.id)
         if last.started_at == before:
             raise CommandFailed(f"{state.name} was not started again: its start time is unchanged", last.output())
         if not last.is_running:
@@ -87,7 +86,7 @@ class RestartContainerExecutor:
             )
         return last
 
-    def _state(self, name: str) -> ContainerState:
+    def _read_state(self, name: str) -> ContainerState:
         try:
             answer = self._engine.container(name, _LOOK_SECONDS)
         except EngineAnswer as error:

@@ -18,12 +18,12 @@ from trainmedic_agent.executors import AcceptedCommand
 from trainmedic_agent.ports.gpus import GpuReading, Gpus
 from trainmedic_agent.repairs import programs
 from trainmedic_agent.repairs.intents import IntentBook
-from trainmedic_agent.repairs.timing import LOOK_EVERY, RepairTime, parameters
+from trainmedic_agent.repairs.timing import LOOK_EVERY, RepairTime, checked_parameters
 
 _STILL_BROKEN = ("reset", "reboot", "drain_and_reset", "bus_reset", "system_reboot")
 """Recovery actions after which a reset has not helped."""
 _SMI_SECONDS = 120.0
-_SHOWN = 4
+_MOST_SHOWN = 4  # processes that an error names
 
 
 class GpuResetExecutor:
@@ -38,16 +38,16 @@ class GpuResetExecutor:
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
         """Return readings from before and after."""
         command, time = accepted.command, RepairTime(accepted)
-        parameters(command, ())
+        checked_parameters(command, ())
         uuid = self._uuid(command.target.get("gpu"))
         kept = self._intents.find(command.id)
         if kept is None:
-            kept = _kept(self._before(uuid))
+            kept = _reading_to_keep(self._reading_before(uuid))
             self._intents.keep(command.id, kept, utc_now())
         if not self._has_restarted(uuid, kept):
             self._refuse_used(uuid)
             self._reset(uuid, time)
-        return {"gpu": uuid, **self._verified(uuid, kept, time), "resumed": accepted.resumed}
+        return {"gpu": uuid, **self._wait_for_answer(uuid, kept, time), "resumed": accepted.resumed}
 
     def _uuid(self, name: object) -> str:
         if not isinstance(name, str) or not name.strip():
@@ -67,12 +67,12 @@ class GpuResetExecutor:
         except GpuError as error:
             raise CommandFailed(f"it is unknown whether processes use {uuid}, so it is not reset: {error}") from error
         if pids:
-            shown = ", ".join(map(str, pids[:_SHOWN])) + (", …" if len(pids) > _SHOWN else "")
+            shown = ", ".join(map(str, pids[:_MOST_SHOWN])) + (", …" if len(pids) > _MOST_SHOWN else "")
             raise CommandFailed(
                 f"{len(pids)} processes use {uuid}, so it is not reset: {shown}", {"gpu": uuid, "processes": len(pids)}
             )
 
-    def _before(self, uuid: str) -> GpuReading:
+    def _reading_before(self, uuid: str) -> GpuReading:
         try:
             return self._gpus.read(uuid)
         except GpuError as error:
@@ -94,7 +94,7 @@ class GpuResetExecutor:
         except GpuError:
             return False
 
-    def _verified(self, uuid: str, kept: Mapping[str, str], time: RepairTime) -> Mapping[str, Any]:
+    def _wait_for_answer(self, uuid: str, kept: Mapping[str, str], time: RepairTime) -> Mapping[str, Any]:
         while True:
             try:
                 reading = self._gpus.read(uuid)
@@ -118,7 +118,7 @@ class GpuResetExecutor:
         return {name: value for name, value in output.items() if value is not None}
 
 
-def _kept(reading: GpuReading) -> dict[str, str]:
+def _reading_to_keep(reading: GpuReading) -> dict[str, str]:
     values = {"energy_mj": reading.energy_mj, "recovery_action": reading.recovery_action}
     return {name: str(value) for name, value in values.items() if value is not None}
 

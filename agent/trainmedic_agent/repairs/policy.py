@@ -31,11 +31,11 @@ class RestartPolicy(Struct, frozen=True):
     socket: str = DEFAULT_SOCKET
 
     def allows_unit(self, unit: str) -> bool:
-        return _fits(unit, self.units)
+        return _matches_any(unit, self.units)
 
     def allows_container(self, name: str, labels: Mapping[str, str]) -> bool:
         has_label = any(f"{key}={value}" in self.container_labels for key, value in labels.items())
-        return has_label or _fits(name, self.containers)
+        return has_label or _matches_any(name, self.containers)
 
 
 def read_restart(raw: object, faults: list[FieldFault]) -> RestartPolicy:
@@ -54,7 +54,7 @@ def read_restart(raw: object, faults: list[FieldFault]) -> RestartPolicy:
     return policy
 
 
-def _fits(name: str, patterns: tuple[str, ...]) -> bool:
+def _matches_any(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -62,15 +62,15 @@ def _unit_pattern(raw: object) -> str:
     pattern = mapping_reader.text(raw)
     if not _UNIT_PATTERN.fullmatch(pattern):
         raise ValueError(f"{pattern!r} must be the name or pattern of a service, such as nvidia-persistenced.service")
-    return _narrow(pattern, pattern.removesuffix(".service"))
+    return _refuse_unbounded(pattern, pattern.removesuffix(".service"))
 
 
 def _container_pattern(raw: object) -> str:
     pattern = mapping_reader.text(raw)
-    return _narrow(pattern, pattern)
+    return _refuse_unbounded(pattern, pattern)
 
 
-def _narrow(pattern: str, name: str) -> str:
+def _refuse_unbounded(pattern: str, name: str) -> str:
     if not any(char.isalnum() for char in name):
         raise ValueError(f"{pattern!r} permits every name; write a part of the names that may be restarted")
     return pattern

@@ -8,16 +8,17 @@ from typing import Any
 
 from trainmedic.wire import envelope
 from trainmedic.wire.steady_time import since_boot, utc_now
-from trainmedic_agent.errors import CommandFailed, CommandUnsupported
+from trainmedic_agent.errors import CommandFailed, CommandRejected, CommandUnsupported
 from trainmedic_agent.executors import AcceptedCommand
 from trainmedic_agent.power.control import boot_id
 from trainmedic_agent.repairs import programs
 from trainmedic_agent.repairs.intents import IntentBook
-from trainmedic_agent.repairs.timing import RepairTime, parameters
+from trainmedic_agent.repairs.timing import RepairTime, checked_parameters
 
 _PROGRAM_SECONDS = 20.0
 DELAY_MINUTES = 1
 """Time for users to stop it by ``shutdown -c``, and for the reply ``accepted``."""
+_DELAY_SECONDS = 60 * DELAY_MINUTES
 
 
 class RebootExecutor:
@@ -37,9 +38,8 @@ class RebootExecutor:
         self._uptime = uptime
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Return both boot IDs, after the restart."""
         command, time = accepted.command, RepairTime(accepted)
-        parameters(command, ())
+        checked_parameters(command, ())
         boot, kept = self._boot(), self._intents.find(command.id)
         if not boot:
             raise CommandUnsupported("the kernel's boot ID cannot be read, so a restart could not be verified")
@@ -50,31 +50,40 @@ class RebootExecutor:
                     f"this node started at {envelope.write_time(booted_at)}, after the command was issued, and the "
                     "agent's journal has no beginning of it; it is not restarted again"
                 )
+            if not _has_time(time):
+                raise CommandRejected(
+                    f"{time.left():.0f} s are left, and the node restarts {_DELAY_SECONDS} s after the request; give "
+                    "the step a longer timeout"
+                )
             kept = {"boot": boot}
             self._intents.keep(command.id, kept, utc_now())
         before = kept["boot"]
         if boot == before:
-            self._ask()
+            if _has_time(time):
+                self._schedule()
             if not time.wait_for(lambda: self._boot() != before):
-                raise CommandFailed(self._still_here(), {"boot_id": before})
+                raise CommandFailed(self._cancelled(), {"boot_id": before})
             boot = self._boot()
         return {"boot_id_before": before, "boot_id": boot, "uptime_seconds": round(self._uptime())}
 
-    def _ask(self) -> None:
-        """Schedule the restart; asking again only schedules it anew."""
+    def _schedule(self) -> None:
         answer = programs.run(
             [*self._shutdown, "-r", f"+{DELAY_MINUTES}", "Trainmedic repairs this node"], _PROGRAM_SECONDS
         )
         if answer.code != 0:
             raise CommandFailed(f"the system refused to restart: {answer.said or f'exit code {answer.code}'}")
 
-    def _still_here(self) -> str:
-        """Cancel the restart, so that it does not come after the reply. Return what is known."""
-        told = "the system accepted the restart, and has not restarted in time"
+    def _cancelled(self) -> str:
+        """Cancel the restart, so that it does not come after the reply. Return the message."""
+        overdue = "the system accepted the restart, and has not restarted in time"
         try:
             answer = programs.run([*self._shutdown, "-c"], _PROGRAM_SECONDS)
         except (CommandFailed, CommandUnsupported) as error:
-            return f"{told}; it could not be cancelled and may still come: {error}"
+            return f"{overdue}; it could not be cancelled and may still come: {error}"
         if answer.code != 0:
-            return f"{told}; it could not be cancelled and may still come: {answer.said}"
-        return f"{told}; shutdown -c was accepted"
+            return f"{overdue}; it could not be cancelled and may still come: {answer.said}"
+        return f"{overdue}; shutdown -c was accepted"
+
+
+def _has_time(time: RepairTime) -> bool:
+    return time.left() > _DELAY_SECONDS

@@ -14,9 +14,9 @@ from trainmedic_agent.executors import AcceptedCommand
 from trainmedic_agent.repairs.programs import ProgramAnswer
 
 SETTLED_SECONDS = 2.0
-"""Time for which a restarted program must run: one that fails at its start often ends sooner."""
+"""A restarted program must run for this time."""
 _REPLY_MARGIN = timedelta(seconds=5)
-LOOK_EVERY = 0.5
+LOOK_EVERY = 0.5  # seconds
 _STOP_SECONDS = 5.0
 """systemd kills a stopping agent's programs at once; the agent's queues notice the stop seconds later."""
 
@@ -48,7 +48,7 @@ class RepairTime:
             self.pause(_STOP_SECONDS)
 
     def pause(self, seconds: float) -> None:
-        """Raises CommandInterrupted if the agent stops."""
+        """Sleep. Raises CommandInterrupted if the agent stops."""
         until = time.monotonic() + seconds
         while True:
             if self._accepted.is_stopping():
@@ -59,8 +59,8 @@ class RepairTime:
             time.sleep(min(left, LOOK_EVERY))
 
 
-def parameters(command: Command, names: Sequence[str]) -> Mapping[str, Any]:
-    """Return the checked parameters. Raises CommandRejected."""
+def checked_parameters(command: Command, names: Sequence[str]) -> Mapping[str, Any]:
+    """Raise CommandRejected unless exactly these are there as text, and for an undo."""
     if command.undo_of is not None:
         raise CommandRejected(f"{command.action} has no undo")
     unknown = sorted(name for name in command.params if name not in names)

@@ -13,13 +13,13 @@ from trainmedic_agent.executors import AcceptedCommand
 from trainmedic_agent.repairs import programs
 from trainmedic_agent.repairs.intents import IntentBook
 from trainmedic_agent.repairs.policy import UNIT, RestartPolicy
-from trainmedic_agent.repairs.timing import LOOK_EVERY, SETTLED_SECONDS, RepairTime, parameters
+from trainmedic_agent.repairs.timing import LOOK_EVERY, SETTLED_SECONDS, RepairTime, checked_parameters
 
 _PROPERTIES = (
     *("LoadState", "ActiveState", "SubState", "InvocationID"),
     *("MainPID", "Result", "Type", "ConditionResult", "ConditionTimestampMonotonic"),
 )
-_UNSEEN = (
+_UNSEEN_START_NOTE = (
     "systemctl reported success, and systemd has forgotten this end. A unit whose condition is not met ends so too, "
     "without a start"
 )
@@ -38,7 +38,7 @@ class UnitState(Struct, frozen=True):
     condition_at: str
 
     @property
-    def is_unmet(self) -> bool:
+    def has_unmet_condition(self) -> bool:
         """Return whether systemd has not started it because of a condition."""
         return self.active == "inactive" and self.condition == "no" and self.condition_at not in ("", "0")
 
@@ -67,15 +67,14 @@ class RestartUnitExecutor:
         self._systemctl = systemctl
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Return the unit's state afterwards."""
         command, time = accepted.command, RepairTime(accepted)
-        unit = str(parameters(command, ("unit",))["unit"])
+        unit = str(checked_parameters(command, ("unit",))["unit"])
         if not UNIT.fullmatch(unit):
             raise CommandRejected(f"{unit[:200]!r} is not the full name of a service, such as sshd.service")
         if not self._policy.allows_unit(unit):
             raise CommandRejected(f"this node's policy does not list {unit} in restart.units")
         kept = self._intents.find(command.id)
-        state = self._state(unit)
+        state = self._read_state(unit)
         if kept is None:
             if state.load != "loaded":
                 raise CommandRejected(f"systemd has no usable unit {unit}: its LoadState is {state.load}")
@@ -85,12 +84,12 @@ class RestartUnitExecutor:
         is_restarted = state.invocation == before
         if is_restarted:
             self._restart(unit, time)
-        after = self._state(unit)
+        after = self._read_state(unit)
         # systemd forgets the invocation of a oneshot unit that has ended; systemctl has waited for that end.
-        has_ended = is_restarted and after.has_ended_well and not after.is_unmet
+        has_ended = is_restarted and after.has_ended_well and not after.has_unmet_condition
         if not has_ended:
-            after = self._settled(unit, before, time)
-        note = {"note": _UNSEEN} if has_ended and after.invocation in ("", before) else {}
+            after = self._wait_until_settled(unit, before, time)
+        note = {"note": _UNSEEN_START_NOTE} if has_ended and after.invocation in ("", before) else {}
         return {"unit": unit, "invocation_id_before": before, **after.output(), **note, "resumed": accepted.resumed}
 
     def _restart(self, unit: str, time: RepairTime) -> None:
@@ -99,19 +98,19 @@ class RestartUnitExecutor:
         if answer.code != 0:
             raise CommandFailed(
                 f"systemctl could not restart {unit}: {answer.said or f'exit code {answer.code}'}",
-                {"unit": unit, **self._state(unit).output()},
+                {"unit": unit, **self._read_state(unit).output()},
             )
 
-    def _settled(self, unit: str, before: str, time: RepairTime) -> UnitState:
+    def _wait_until_settled(self, unit: str, before: str, time: RepairTime) -> UnitState:
         """Return the state of a new invocation that stays active."""
-        first = self._state(unit)
+        first = self._read_state(unit)
         while first.active in ("activating", "deactivating", "reloading") and time.left() > 0:
             time.pause(LOOK_EVERY)
-            first = self._state(unit)
+            first = self._read_state(unit)
         if first.active == "active" and first.invocation != before:
             time.pause(SETTLED_SECONDS)
-        last = self._state(unit)
-        if last.is_unmet:
+        last = self._read_state(unit)
+        if last.has_unmet_condition:
             raise CommandFailed(f"{unit} was not started: a condition of the unit is not met", last.output())
         if last.invocation == before:
             raise CommandFailed(
@@ -123,7 +122,7 @@ class RestartUnitExecutor:
             raise CommandFailed(f"{unit} was started again, and ended within {SETTLED_SECONDS:.0f} s", last.output())
         return last
 
-    def _state(self, unit: str) -> UnitState:
+    def _read_state(self, unit: str) -> UnitState:
         argv = [*self._systemctl, "show", f"--property={','.join(_PROPERTIES)}", "--", unit]
         answer = programs.run(argv, _SHOW_SECONDS)
         if answer.code != 0:

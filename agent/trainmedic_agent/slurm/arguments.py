@@ -1,7 +1,7 @@
 """The argument list of each change: one process of scontrol or scancel, without a shell.
 
-``ALL``, host lists, and lists of jobs are refused: they would reach more than the server has read. The name of a
-NodeSet cannot be told from a node's here; the server refuses it, because Slurm lists no such node.
+``ALL``, host lists, and lists of jobs are refused: they would reach more than the server has read. A NodeSet's name
+looks like a node's; executors ask slurmctld.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from trainmedic_agent.slurm.policy import COMMENT
 
 Params = Mapping[str, Any]
 Arguments = Sequence[str]
-"""The program and its arguments."""
 
 UNLIMITED = "unlimited"
 _NODE = re.compile(r"(?!(?i:all|default)\Z)[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+_LISTED_NODE = re.compile(r"^NodeName=(\S+)", re.MULTILINE)
 _JOB = re.compile(r"[1-9][0-9]{0,9}(_[0-9]{1,10})?")
-_USER = re.compile(r"[a-z_][a-z0-9_.-]{0,63}")
-_RESERVATION = re.compile(r"trainmedic-[A-Za-z0-9-]{1,100}")
-"""Only the server's own."""
+_USER = re.compile(r"(?!(?i:all)\Z)[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,255}")
+"""A minus before it would mean all other users."""
+_RESERVATION = re.compile(r"trainmedic-[A-Za-z0-9-]{1,100}")  # only the server's own
 _SIGNAL = re.compile(r"USR1|USR2|HUP|INT|TERM|CONT|STOP")
-_LONGEST_REASON, _LONGEST_COMMENT = 1000, 16_000
+_LONGEST_REASON, _LONGEST_COMMENT = 1000, 16_000  # characters
 _MOST_NAMES = 2000
-_MOST = 2**32
+_NUMBER_LIMIT = 2**32  # Slurm's numbers are below it
 
 
-def change(action: str, params: Params) -> Arguments:
-    """Raises CommandRejected, naming the invalid parameter."""
+def for_change(action: str, params: Params) -> Arguments:
+    """Return a change's arguments. Raises CommandRejected, naming the invalid parameter."""
     make, names = _CHANGES[action]
     unknown = sorted(name for name in params if name not in names)
     if unknown:
@@ -38,22 +38,35 @@ def change(action: str, params: Params) -> Arguments:
     return make(params)
 
 
+def named_nodes(params: Params) -> Sequence[str]:
+    """Return the nodes in parameters that `for_change` has accepted."""
+    return [*([params["node"]] if "node" in params else []), *params.get("excluded_nodes", ())]
+
+
+def show_nodes(names: Sequence[str]) -> Arguments:
+    return "scontrol", "--all", "--oneliner", "show", "node", ",".join(names)
+
+
+def listed_nodes(output: bytes) -> frozenset[str]:
+    """Return the names in the output of `show_nodes`."""
+    return frozenset(_LISTED_NODE.findall(output.decode(errors="replace")))
+
+
 def node_name(raw: object) -> str:
     return _matching("node", raw, _NODE)
 
 
 def job_id(raw: object) -> str:
-    """Return an id, or that of an array's task."""
     job = _matching("job", raw, _JOB)
-    if any(int(number) >= _MOST for number in job.split("_")):
+    if any(int(number) >= _NUMBER_LIMIT for number in job.split("_")):
         # Slurm's commands take it modulo 2**32, so it would be another job.
-        raise CommandRejected(f"job is {job}, and Slurm's numbers end below {_MOST}")
+        raise CommandRejected(f"job is {job}, and Slurm's numbers end below {_NUMBER_LIMIT}")
     return job
 
 
 def _drain(params: Params) -> Arguments:
     end = params.get("resume_after")
-    seconds = "-1" if end == UNLIMITED else None if end is None else str(_whole("resume_after", end))
+    seconds = "-1" if end == UNLIMITED else None if end is None else str(_positive("resume_after", end))
     until = () if seconds is None else (f"resumeafter={seconds}",)
     return (*_node(params), "state=DRAIN", f"reason={_reason(params)}", *until)
 
@@ -78,7 +91,7 @@ def _reserve(params: Params) -> Arguments:
     if not users:
         raise CommandRejected("users must not be empty")
     given = (f"reservationname={name}", f"nodes={node}", f"users={users}", "starttime=now", "flags=IGNORE_JOBS,OVERLAP")
-    return "scontrol", "create", "reservation", *given, f"duration={_whole('minutes', params.get('minutes'))}"
+    return "scontrol", "create", "reservation", *given, f"duration={_positive('minutes', params.get('minutes'))}"
 
 
 def _requeue(params: Params) -> Arguments:
@@ -92,10 +105,10 @@ def _update(params: Params) -> Arguments:
     if "excluded_nodes" in params:
         new.append(f"excnodelist={_names('excluded_nodes', params['excluded_nodes'], _NODE)}")
     if "priority" in params:
-        new.append(f"priority={_whole('priority', params['priority'])}")
+        new.append(f"priority={_positive('priority', params['priority'])}")
     if "time_limit" in params:
         limit = params["time_limit"]
-        new.append(f"timelimit={'UNLIMITED' if limit == UNLIMITED else _whole('time_limit', limit)}")
+        new.append(f"timelimit={'UNLIMITED' if limit == UNLIMITED else _positive('time_limit', limit)}")
     if not new:
         raise CommandRejected("slurm.update needs excluded_nodes, priority or time_limit")
     return (*_job(params), *new)
@@ -157,8 +170,8 @@ def _names(name: str, raw: object, pattern: re.Pattern[str]) -> str:
     return ",".join(_matching(name, each, pattern) for each in raw)
 
 
-def _whole(name: str, raw: object) -> int:
-    if not isinstance(raw, int) or isinstance(raw, bool) or not 1 <= raw < _MOST:
+def _positive(name: str, raw: object) -> int:
+    if not isinstance(raw, int) or isinstance(raw, bool) or not 1 <= raw < _NUMBER_LIMIT:
         raise CommandRejected(f"{name} must be a whole number from 1, not {raw!r:.100}")
     return raw
 

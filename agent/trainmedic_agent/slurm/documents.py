@@ -21,7 +21,7 @@ class Document(Struct, frozen=True):
     raw: bytes
     """``meta``, ``errors`` and the records."""
     digest: str
-    """Of the records and errors."""
+    """Hash of records and errors."""
     has_errors: bool
     is_empty: bool
     is_dated: bool
@@ -29,7 +29,7 @@ class Document(Struct, frozen=True):
 
 
 def shortened(output: bytes, kind: str, fields: Sequence[str]) -> Document | None:
-    """Return None if `output` is no such document. Raises CommandRejected for invalid fields."""
+    """Keep these fields of the records (`kind`). Return None for other output. Raises CommandRejected."""
     if len(fields) > _MOST_FIELDS or not all(_FIELD.fullmatch(field) for field in fields):
         raise CommandRejected(f"fields must be at most {_MOST_FIELDS} names of Slurm's JSON")
     try:

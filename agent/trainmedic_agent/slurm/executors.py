@@ -20,24 +20,24 @@ from trainmedic_agent.slurm.programs import SlurmPrograms
 from trainmedic_logs.domain import log_pages
 
 _REPLY_MARGIN = timedelta(seconds=2)
-_KEPT = 8
-"""Documents whose further pages can be asked for."""
-_PIECES = log_pages.MOST_PACKED // log_pages.PIECE
+_KEPT_DOCUMENTS = 8  # documents whose further pages can be asked for
+_PIECES_PER_PAGE = log_pages.MOST_PACKED // log_pages.PIECE  # a page fits into one reply
+_NO_END = "scontrol did not end in time"
 _PARSER = re.compile(r"v[0-9]+\.[0-9]+\.[0-9]+")
-_SHOWN: Mapping[str, tuple[str, Callable[[object], str] | None]] = {
+_Records = Mapping[str, tuple[str, Callable[[object], str] | None]]
+"""By ``what``: the member of Slurm's JSON, and the check of a name."""
+_READ_RECORDS: _Records = {
     "node": ("nodes", arguments.node_name),
     "job": ("jobs", arguments.job_id),
     "reservations": ("reservations", None),
     "ping": ("pings", None),
 }
-_LISTED: Mapping[str, tuple[str, Callable[[object], str] | None]] = {"nodes": ("nodes", None), "jobs": ("jobs", None)}
-_DATED = frozenset({"nodes", "jobs", "reservations"})
+_LISTED_RECORDS: _Records = {"nodes": ("nodes", None), "jobs": ("jobs", None)}
+_DATED_RECORDS = frozenset({"nodes", "jobs", "reservations"})  # slurmctld dates empty answers too
 _PARAMETERS = ("what", "name", "fields", "parsers", "known", "page")
 
 
 class SlurmChange:
-    """Runs one command, once."""
-
     queue = "slurm"
 
     def __init__(self, action: str, programs: SlurmPrograms, now: Callable[[], datetime]) -> None:
@@ -46,22 +46,38 @@ class SlurmChange:
         self._now = now
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Return what the command wrote. A failure has ``may_be_done``. Raises CommandRejected, CommandUnsupported,
-        CommandFailed.
-        """
+        """Return what the command wrote. A failure has ``may_be_done``."""
         command = accepted.command
         if command.undo_of is not None:
             raise CommandRejected(f"{self.action} has no undo: the server reverts it by another command")
-        argv = arguments.change(self.action, command.params)
+        argv = arguments.for_change(self.action, command.params)
         if accepted.resumed:
             reason = "the agent was restarted; an earlier process may have run it, so it is not run again"
             raise CommandFailed(reason, {"may_be_done": True})
-        done = self._programs.run(argv, _seconds(command, self._now()))
+        self._refuse_unlisted(arguments.named_nodes(command.params), command)
+        done = self._programs.run(argv, _seconds_left(command, self._now()))
         if done.code == 0:
             return {"text": done.text}
         if done.code is None or done.code < 0:
             raise CommandFailed(f"{argv[0]} did not end in time", {"may_be_done": True})
         raise CommandFailed(done.text or f"{argv[0]} ended with status {done.code}", {"may_be_done": False})
+
+    def _refuse_unlisted(self, names: Sequence[str], command: Command) -> None:
+        """Raise CommandFailed if a name may be a NodeSet's: Slurm would change all of its nodes."""
+        if not names:
+            return
+        done = self._programs.run(arguments.show_nodes(names), _seconds_left(command, self._now()))
+        listed = arguments.listed_nodes(done.output)
+        unlisted = [name for name in names if name not in listed]
+        if done.code is None or done.code < 0:
+            reason = _NO_END
+        elif unlisted:
+            # Slurm's own text for a change of such a node.
+            missing = f"Invalid node name specified: slurmctld lists no node {', '.join(unlisted)[:300]}"
+            reason = done.text or missing
+        else:
+            return
+        raise CommandFailed(f"{reason}; nothing was changed", {"may_be_done": False})
 
 
 class SlurmReading:
@@ -71,22 +87,21 @@ class SlurmReading:
 
     def __init__(self, action: str, programs: SlurmPrograms, now: Callable[[], datetime]) -> None:
         self.action = action
-        self.queue, self._kinds = ("slurm", _SHOWN) if action == "slurm.read" else ("slurm_lists", _LISTED)
+        self.queue, self._records = (
+            ("slurm", _READ_RECORDS) if action == "slurm.read" else ("slurm_lists", _LISTED_RECORDS)
+        )
         self._programs = programs
         self._now = now
         self._parsers: frozenset[str] = frozenset()
         self._documents: OrderedDict[str, Sequence[str]] = OrderedDict()
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Return ``page``, ``pages`` and ``digest`` of the document; ``unchanged`` if it is the ``known`` one.
-
-        Raises CommandRejected, CommandUnsupported, CommandFailed.
-        """
+        """Return ``page``, ``pages`` and ``digest`` of the document; ``unchanged`` if it is the ``known`` one."""
         command = accepted.command
         params = command.params
         unknown = sorted(name for name in params if name not in _PARAMETERS)
-        if unknown or params.get("what") not in self._kinds:
-            raise CommandRejected(f"{self.action} reads {', '.join(self._kinds)}, with {', '.join(_PARAMETERS)}")
+        if unknown or params.get("what") not in self._records:
+            raise CommandRejected(f"{self.action} reads {', '.join(self._records)}, with {', '.join(_PARAMETERS)}")
         page = params.get("page", 0)
         if not isinstance(page, int) or page < 0:
             raise CommandRejected("page must be a number")
@@ -97,32 +112,32 @@ class SlurmReading:
             return {"unchanged": True, "digest": document.digest}
         self._documents[document.digest] = log_pages.packed_bytes(document.raw)
         self._documents.move_to_end(document.digest)
-        while len(self._documents) > _KEPT:
+        while len(self._documents) > _KEPT_DOCUMENTS:
             self._documents.popitem(last=False)
         return self._page(document.digest, 0)
 
     def _page(self, digest: str, number: int) -> Mapping[str, Any]:
+        """Raises CommandFailed if it is no longer kept."""
         pieces = self._documents.get(digest)
         if pieces is None:
             raise CommandFailed("the document has been replaced; read it again")
-        pages = max(1, -(-len(pieces) // _PIECES))
-        page = list(pieces[number * _PIECES : (number + 1) * _PIECES])
+        pages = max(1, -(-len(pieces) // _PIECES_PER_PAGE))
+        page = list(pieces[number * _PIECES_PER_PAGE : (number + 1) * _PIECES_PER_PAGE])
         return {"digest": digest, "pages": pages, "page": page}
 
     def _read(self, command: Command) -> Document:
         what, params = command.params["what"], command.params
-        kind, name_of = self._kinds[what]
+        kind, name_of = self._records[what]
         names = () if name_of is None else (name_of(params.get("name")),)
         fields = params.get("fields")
         if not isinstance(fields, list) or not all(isinstance(each, str) for each in fields):
             raise CommandRejected("fields must be a list of names")
         shown = ("ping",) if what == "ping" else ("show", what, *names)
-        until = command.expires_at
-        parser = self._parser(params.get("parsers"), _seconds(command, self._now()))
+        parser = self._chosen_parser(params.get("parsers"), _seconds_left(command, self._now()))
         argv = ("scontrol", "--all", "--details", f"--json={parser}", *shown)
-        done = self._programs.run(argv, (until - self._now() - _REPLY_MARGIN).total_seconds())
+        done = self._programs.run(argv, _seconds_left(command, self._now()))
         if done.code is None or done.code < 0:
-            raise CommandFailed("scontrol did not end in time")
+            raise CommandFailed(_NO_END)
         document = shortened(done.output, kind, fields)
         if document is None:
             self._parsers = frozenset()  # an upgrade may have removed this one
@@ -130,12 +145,12 @@ class SlurmReading:
         if done.code != 0 and not document.has_errors:
             raise CommandFailed(done.text or f"scontrol ended with status {done.code}")
         # For a single job scontrol ends with 0 and without records also if slurmctld does not answer.
-        if document.is_empty and (done.text or (what in _DATED and not document.is_dated)):
+        if document.is_empty and (done.text or (what in _DATED_RECORDS and not document.is_dated)):
             raise CommandFailed(done.text or "slurmctld has not answered scontrol")
         return document
 
-    def _parser(self, wanted: object, seconds: float) -> str:
-        """Return the first wanted data parser that scontrol has."""
+    def _chosen_parser(self, wanted: object, seconds: float) -> str:
+        """Return the first wanted parser that scontrol has."""
         if not self._parsers:
             done = self._programs.run(("scontrol", "--json=list"), seconds)
             self._parsers = frozenset(_PARSER.findall(f"{done.output[:10_000].decode(errors='replace')}{done.text}"))
@@ -147,5 +162,5 @@ class SlurmReading:
         raise CommandRejected(f"scontrol has the data parsers {offered}; the server reads {wanted!r:.200}")
 
 
-def _seconds(command: Command, now: datetime) -> float:
+def _seconds_left(command: Command, now: datetime) -> float:
     return max(0.1, (command.expires_at - now - _REPLY_MARGIN).total_seconds())

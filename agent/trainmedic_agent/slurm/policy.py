@@ -38,7 +38,7 @@ class SlurmPolicy(Struct, frozen=True):
 
 
 def read_slurm(raw: object, faults: list[FieldFault]) -> SlurmPolicy:
-    """Parse the part and append what is wrong with it to `faults`. After a fault the result must not be used."""
+    """Append what is wrong to `faults`. After a fault the result must not be used."""
     reader = MappingReader(("slurm",), raw, faults)
     reader.refuse_unknown_keys(SlurmPolicy.__struct_fields__)
     return SlurmPolicy(

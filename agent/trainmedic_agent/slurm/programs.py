@@ -25,7 +25,7 @@ class Finished(Struct, frozen=True):
     """Exit status, negative after a signal. None: it was ended, because it took too long."""
     output: bytes
     text: str
-    """What it wrote to stderr."""
+    """The beginning of stderr."""
 
 
 class SlurmPrograms(Struct, frozen=True):
@@ -54,13 +54,13 @@ class SlurmPrograms(Struct, frozen=True):
             ) from error
         with process:
             try:
-                return _finished(process, time.monotonic() + seconds)
+                return _collect(process, time.monotonic() + seconds)
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
 
 
-def _finished(process: subprocess.Popen[bytes], deadline: float) -> Finished:
+def _collect(process: subprocess.Popen[bytes], deadline: float) -> Finished:
     assert process.stdout is not None
     assert process.stderr is not None
     outputs: dict[IO[bytes], bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}

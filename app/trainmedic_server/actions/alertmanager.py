@@ -15,8 +15,7 @@ from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, Temporary
 from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.outside import AlertSource
 
-COMMENT_LIMIT = 1000
-"""Characters."""
+COMMENT_LIMIT = 1000  # characters
 
 
 class SilenceParams(ActionParams):

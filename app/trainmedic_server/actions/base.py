@@ -37,11 +37,10 @@ class BasicAction:
     changes_node: ClassVar[bool] = False
     promql: ClassVar[frozenset[str]] = frozenset()
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
+    shortest_timeout: ClassVar[timedelta] = timedelta(0)
     Params: ClassVar[type[BaseModel]]
     outputs: ClassVar[Collection[str]] = frozenset()
-    """Output keys, or a mapping of them to types (`domain.value_types`), against which playbooks are checked. Keys
-    alone do not apply to a job. Empty: unknown.
-    """
+    """Output keys, or a mapping of them to types, against which playbooks are checked. Empty: unknown."""
 
     def __init__(self, services: Services) -> None:
         self.services = services

@@ -28,8 +28,8 @@ from trainmedic_server.ports.outside import Presence
 
 WAITED_OUT = timedelta(seconds=1)
 """If the bus returns this long after the deadline, replies are missing."""
-
-_LOOK_AGAIN = timedelta(seconds=2)
+_MOST_SHOWN = 8
+_LOOK_AGAIN_AFTER = timedelta(seconds=2)
 _REFUSED = (envelope.REJECTED, envelope.UNSUPPORTED)
 COMPARED = "verified"
 """In a reply ``failed`` with this result, the effect was wrong."""
@@ -60,20 +60,20 @@ class CommandAction(BasicAction):
         self._clock = services.clock
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
-        call = replace(call, target=await self.addressed(call))
+        call = replace(call, target=await self.target_for_commands(call))
 
-        async def unheard() -> bool:
+        async def report_no_receiver() -> bool:
             if call.report_wait is not None:
-                await call.report_wait(_nobody_connected(call.target) + await self._hint(call.target))
+                await call.report_wait(_why_not_connected(call.target) + await self._similar_job_hint(call.target))
             return not self.waits_for_receiver
 
-        replies = await self._bus.request(self._command(call), unheard)
+        replies = await self._bus.request(self._command(call), report_no_receiver)
         presence = None
         missing = "" if any(reply.is_final for reply in replies) else "no one answered"
         if missing or self._clock.now() >= call.deadline:
             try:
                 presence = await self._presence(call.target)
-                missing = self._missing(call, replies, presence)
+                missing = self._missing_replies(call, replies, presence)
             except BusUnavailable:
                 missing = missing or "it is unknown whether every rank answered"
                 raise OutcomeUnknown(f"{missing}, and Redis is unavailable", _outputs(replies)) from None
@@ -83,7 +83,7 @@ class CommandAction(BasicAction):
             check_undone(receiver, replies, output, call.undoes_applied)
         return output
 
-    async def addressed(self, call: Call) -> Target:
+    async def target_for_commands(self, call: Call) -> Target:
         """Return the target under the name that takes commands: a Slurm job's SDK name, once connected.
 
         Raises PermanentFailure if several jobs run in the allocation, TemporaryFailure.
@@ -102,9 +102,9 @@ class CommandAction(BasicAction):
                 )
             if jobs:
                 return replace(target, job=jobs[0])
-            if self._clock.now() + _LOOK_AGAIN >= call.deadline or await clearance_of(call) != "go_on":
+            if self._clock.now() + _LOOK_AGAIN_AFTER >= call.deadline or await clearance_of(call) != "go_on":
                 raise TemporaryFailure(f"no connected job reports that it is {target.job}")
-            await self._clock.sleep_until(self._clock.now() + _LOOK_AGAIN)
+            await self._clock.sleep_until(self._clock.now() + _LOOK_AGAIN_AFTER)
         return target
 
     def outcome_saved(self, command_id: str) -> None:
@@ -139,7 +139,7 @@ class CommandAction(BasicAction):
         name = target.job if target.job is not None else target.node
         return next((presence for presence in present if presence.name == name), None)
 
-    async def _hint(self, target: Target) -> str:
+    async def _similar_job_hint(self, target: Target) -> str:
         """Return a similarly named connected job if the target was never seen, else ""."""
         try:
             known = [] if target.job is None else [presence.name for presence in await self._bus.jobs()]
@@ -147,18 +147,17 @@ class CommandAction(BasicAction):
             return ""
         return "" if target.job is None or self.services.may_connect(target.job) else did_you_mean(target.job, known)
 
-    def _missing(self, call: Call, replies: Sequence[envelope.Reply], presence: Presence | None) -> str:
+    def _missing_replies(self, call: Call, replies: Sequence[envelope.Reply], presence: Presence | None) -> str:
         """Return which receivers have not replied, "" if all have.
 
-        Without listed ranks, one final reply counts for all, unless the bus waited until the deadline, so knew of a
-        missing rank.
+        Without listed ranks, one final reply counts for all, unless the bus knew of a missing rank.
         """
         finals = {reply.rank for reply in replies if reply.is_final}
         counts = [reply.ranks for reply in replies if reply.is_final and reply.ranks is not None]
         if counts and len(finals) < max(counts):
             return f"only {len(finals)} of {max(counts)} ranks of {_receiver(call.target)} answered in time"
         if not replies and (presence is None or not (presence.details or presence.doubt is None)):
-            return _nobody_connected(call.target, presence)
+            return _why_not_connected(call.target, presence)
         expected = _ranks(presence)
         silent = sorted(expected - finals)
         if not silent and finals and (expected or self._clock.now() < call.deadline + WAITED_OUT):
@@ -166,12 +165,12 @@ class CommandAction(BasicAction):
         begun = {reply.rank for reply in replies} - finals
         missing = f"{_receiver(call.target)} did not answer in time"
         if silent and call.target.job is not None:
-            missing = f"{_numbered(silent)} of {missing}"
+            missing = f"{_listed_ranks(silent)} of {missing}"
         elif finals:
             missing = f"not every rank of {_receiver(call.target)} answered in time"
         if begun:
             missing += f", but {'has' if len(begun) == 1 else 'have'} accepted the command"
-        return missing if presence is not None else f"{missing}; {_nobody_connected(call.target)}"
+        return missing if presence is not None else f"{missing}; {_why_not_connected(call.target)}"
 
 
 async def stop_waiting() -> bool:
@@ -188,7 +187,7 @@ def judge(receiver: str, replies: Sequence[envelope.Reply], missing: str) -> Map
         reason += f"; and {len(bad) - 4} more ranks"
     applied = [reply.rank for reply in finals if reply.status == envelope.APPLIED and reply.rank is not None]
     if applied and bad:
-        reason = f"{_numbered(applied)} applied it, but {reason}"
+        reason = f"{_listed_ranks(applied)} applied it, but {reason}"
     if not missing and any(reply.status == envelope.FAILED and COMPARED in reply.output for reply in bad):
         raise EffectDisproved(reason, outputs)
     if missing or (bad and len(bad) < len(finals)):
@@ -251,7 +250,7 @@ def _receiver(target: Target) -> str:
     return f"job {target.job!r}" if target.job is not None else f"the agent on node {target.node!r}"
 
 
-def _nobody_connected(target: Target, presence: Presence | None = None) -> str:
+def _why_not_connected(target: Target, presence: Presence | None = None) -> str:
     if presence is not None:
         return f"{_receiver(target)} did not answer, and its presence is not trusted: {presence.doubt}"
     if target.job is not None:
@@ -260,9 +259,10 @@ def _nobody_connected(target: Target, presence: Presence | None = None) -> str:
     return f"no agent on node {target.node!r} is connected: start `{command}` there"
 
 
-def _numbered(ranks: Sequence[int]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:8]) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+def _listed_ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:_MOST_SHOWN]))
+    more = f" and {len(ranks) - _MOST_SHOWN} more" if len(ranks) > _MOST_SHOWN else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"
 
 
 def undo_doubt(output: Mapping[str, Any], was_applied: bool) -> str | None:

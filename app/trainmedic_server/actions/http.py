@@ -45,7 +45,7 @@ _REFERENCES = (
 _TOKEN = re.compile(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")  # RFC 9110, section 5.6.2
 _STATUSES = re.compile(r"^(?:([1-5])xx|([1-5]\d\d)(?:-([1-5]\d\d))?)$")
 _MAY_PASS = frozenset({408, 425, 429})
-_GATEWAY = frozenset({502, 504})
+_GATEWAY_LOST_ANSWER = frozenset({502, 504})
 """After these statuses of a gateway, the effect is unknown (RFC 9110, 15.6.3 and 15.6.5)."""
 
 
@@ -71,7 +71,7 @@ def safe_url(text: str) -> str:
     return text
 
 
-def _header(name: str) -> None:
+def _check_header_name(name: str) -> None:
     if not _TOKEN.match(name):
         raise ValueError(f"{name!r} is not a header name")
     if name.lower() in _SECRET_HEADERS:
@@ -80,9 +80,9 @@ def _header(name: str) -> None:
         raise ValueError(f"header {name} is set by Trainmedic")
 
 
-def _headers(headers: dict[str, str]) -> dict[str, str]:
+def _check_headers(headers: dict[str, str]) -> dict[str, str]:
     for name, value in headers.items():
-        _header(name)
+        _check_header_name(name)
         if re.search(r"[\x00-\x08\x0a-\x1f\x7f]", value):
             raise ValueError(f"header {name} has a control character in its value")
     return headers
@@ -92,7 +92,7 @@ def _as_list(value: Any) -> Any:
     return [str(item) for item in (value if isinstance(value, (list, tuple)) else [value])]
 
 
-def _statuses(statuses: tuple[str, ...]) -> tuple[str, ...]:
+def _check_statuses(statuses: tuple[str, ...]) -> tuple[str, ...]:
     for status in statuses:
         match = _STATUSES.match(status)
         if match is None or (match[3] is not None and match[3] < match[2]):
@@ -100,21 +100,23 @@ def _statuses(statuses: tuple[str, ...]) -> tuple[str, ...]:
     return statuses
 
 
-def _secret_headers(headers: dict[str, str]) -> dict[str, str]:
+def _check_secret_headers(headers: dict[str, str]) -> dict[str, str]:
     for name in headers:
         if name.lower() not in _SECRET_HEADERS:
-            _header(name)
+            _check_header_name(name)
     return headers
 
 
-def _secret_name(name: str) -> str:
+def _check_secret_name(name: str) -> str:
     if not re.fullmatch(r"TRAINMEDIC_HTTP_[A-Z0-9_]+", name):
         raise ValueError("name a variable of the server, which begins with TRAINMEDIC_HTTP_; it has the secret or path")
     return name
 
 
 SecretName = Annotated[
-    str, AfterValidator(_secret_name), WithJsonSchema({"type": "string", "pattern": "^TRAINMEDIC_HTTP_[A-Z0-9_]+$"})
+    str,
+    AfterValidator(_check_secret_name),
+    WithJsonSchema({"type": "string", "pattern": "^TRAINMEDIC_HTTP_[A-Z0-9_]+$"}),
 ]
 """A variable of the server, or with ``_FILE`` appended the path of a file with the value."""
 
@@ -135,7 +137,7 @@ class HttpParams(BaseModel):
         "and ends in `| urlencode`. No user name or password."
     )
     query: dict[str, str] = Field(default_factory=dict, description="Query parameters; they are encoded.")
-    headers: Annotated[dict[str, str], AfterValidator(_headers)] = Field(
+    headers: Annotated[dict[str, str], AfterValidator(_check_headers)] = Field(
         default_factory=dict, description="Request headers. Not for secrets: those of a playbook are in the history."
     )
     json_: JsonValue = Field(None, alias="json", description="Body, sent as JSON.")
@@ -144,7 +146,7 @@ class HttpParams(BaseModel):
         tuple[str, ...],
         Field(min_length=1),
         BeforeValidator(_as_list, json_schema_input_type=int | str | list[int | str]),
-        AfterValidator(_statuses),
+        AfterValidator(_check_statuses),
     ] = Field(("2xx",), description="Statuses that count as success: `204`, `2xx`, `200-204`, or a list of them.")
     idempotent: bool | None = Field(
         None,
@@ -157,7 +159,7 @@ class HttpParams(BaseModel):
         "`_FILE` is the path of a file with the token.",
     )
 
-    headers_from_env: Annotated[dict[str, SecretName], AfterValidator(_secret_headers)] = Field(
+    headers_from_env: Annotated[dict[str, SecretName], AfterValidator(_check_secret_headers)] = Field(
         default_factory=dict, description="Headers with a secret: by header name, the variable that has the value."
     )
     basic_auth: BasicAuth | None = Field(None, description="User name, and the variable with the password.")
@@ -246,7 +248,7 @@ class HttpRequest(Irreversible, BasicAction):
         secret = params.bearer_from_env
         send = self.services.http.call
         reply = await send(params.method, params.full_url, headers, body, left, secret, params.access)
-        return _judged(params, reply)
+        return _output_of(params, reply)
 
     @classmethod
     def check_template(cls, raw: Mapping[str, Any]) -> None:
@@ -256,7 +258,7 @@ class HttpRequest(Irreversible, BasicAction):
                 raise ValueError(f"{name} cannot be a template")
         headers = raw.get("headers")
         for name in headers if isinstance(headers, dict) else ():
-            _header(str(name))
+            _check_header_name(str(name))
         if isinstance(raw.get("url"), str):
             _check_url_template(raw["url"])
 
@@ -286,7 +288,7 @@ def _check_url_template(text: str) -> None:
             raise ValueError("an expression in a URL ends in '| urlencode', so that a value stays a value")
 
 
-def _judged(params: HttpParams, reply: HttpReply) -> Mapping[str, Any]:
+def _output_of(params: HttpParams, reply: HttpReply) -> Mapping[str, Any]:
     output: dict[str, Any] = {
         "status": reply.status,
         "headers": {name: reply.headers[name] for name in KEPT_HEADERS if name in reply.headers},
@@ -302,7 +304,7 @@ def _judged(params: HttpParams, reply: HttpReply) -> Mapping[str, Any]:
     reason = (
         f"{params.method} {urlsplit(params.url).netloc} was answered {reply.status}, not {', '.join(params.expect)}"
     )
-    if reply.status in _GATEWAY and not params.may_repeat:
+    if reply.status in _GATEWAY_LOST_ANSWER and not params.may_repeat:
         raise OutcomeUnknown(f"{reason}; the service behind it may have acted", output)
     if reply.status >= 500 or reply.status in _MAY_PASS:
         raise TemporaryFailure(reason, output)

@@ -23,6 +23,7 @@ from trainmedic_server.ports.metric_history import MetricHistory
 
 _LOOK_EVERY = timedelta(seconds=30)
 _NEARLY_ALL = 0.9
+"""Share of the samples that must be there: a scrape may fail."""
 _AMOUNTS = ("samples", "tokens")
 
 
@@ -62,16 +63,16 @@ class JobLoad(BasicAction):
         params = cast(JobLoadParams, call.params)
         try:
             if params.fresh:
-                await self._wait(metrics, call, params.over)
+                await self._wait_until_trained(metrics, call, params.over)
             output = await _figures(metrics, str(call.target.job), params.over, self.services.clock.now())
         except MetricsUnavailable as error:
             raise TemporaryFailure(str(error)) from error
         least = params.least_throughput
         if least is not None:
-            _check(output, least)
+            _check_throughput(output, least)
         return output
 
-    async def _wait(self, metrics: MetricHistory, call: Call, over: timedelta) -> None:
+    async def _wait_until_trained(self, metrics: MetricHistory, call: Call, over: timedelta) -> None:
         clock, ready = self.services.clock, call.issued_at + over
         while True:
             now = clock.now()
@@ -83,7 +84,7 @@ class JobLoad(BasicAction):
             await clock.sleep_until(min(max(now + _LOOK_EVERY, min(ready, now + timedelta(minutes=5))), call.deadline))
 
 
-def _check(output: Mapping[str, Any], least: float) -> None:
+def _check_throughput(output: Mapping[str, Any], least: float) -> None:
     throughput = output["throughput"]
     if throughput is None:
         raise PermanentFailure(f"the throughput is unknown, and must be at least {least:.4g}", output)
@@ -119,9 +120,8 @@ async def _figures(metrics: MetricHistory, job: str, over: timedelta, now: datet
         if rate is not None
     ]
     # If a job reports both, use the one for which it declares a target.
-    unit, throughput, target = next(
-        (each for each in known if each[2] is not None), known[0] if known else (None, None, None)
-    )
+    with_target = [each for each in known if each[2] is not None]
+    unit, throughput, target = (*with_target, *known, (None, None, None))[0]
     return {
         "throughput": throughput,
         "unit": unit,

@@ -17,8 +17,8 @@ from trainmedic_server.actions.base import ActionParams, Irreversible
 from trainmedic_server.actions.commands import CommandAction, stop_waiting
 from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect, Renewal
 
-_UNSTATED_PAUSE = timedelta(minutes=3)
-_SLOW = timedelta(minutes=10)  # Reading or writing the checkpoint of a large model takes minutes.
+_UNSTATED_PAUSE = timedelta(minutes=3)  # lease of a pause whose job states none
+_CHECKPOINT_TIME = timedelta(minutes=10)  # reading or writing the checkpoint of a large model
 
 
 class _JobAction(CommandAction):
@@ -30,7 +30,7 @@ class JobCheckpoint(Irreversible, _JobAction):
     summary: ClassVar[str] = "Write a checkpoint now."
     harmful: ClassVar[bool] = False
     leaves_results: ClassVar[bool] = True
-    default_timeout: ClassVar[timedelta] = _SLOW
+    default_timeout: ClassVar[timedelta] = _CHECKPOINT_TIME
 
 
 class RollbackParams(ActionParams):
@@ -53,7 +53,7 @@ class RollbackParams(ActionParams):
 class JobRollback(Irreversible, _JobAction):
     name: ClassVar[str] = "job.rollback"
     summary: ClassVar[str] = "Go back to a checkpoint, by default the newest from before the alert began."
-    default_timeout: ClassVar[timedelta] = _SLOW
+    default_timeout: ClassVar[timedelta] = _CHECKPOINT_TIME
     Params: ClassVar[type[BaseModel]] = RollbackParams
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
@@ -245,7 +245,7 @@ class JobStop(Irreversible, _JobAction):
     name: ClassVar[str] = "job.stop"
     summary: ClassVar[str] = "Stop the training loop at a step boundary, by default after a checkpoint."
     silences: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB})
-    default_timeout: ClassVar[timedelta] = _SLOW
+    default_timeout: ClassVar[timedelta] = _CHECKPOINT_TIME
     Params: ClassVar[type[BaseModel]] = StopParams
 
 

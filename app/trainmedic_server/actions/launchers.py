@@ -57,6 +57,8 @@ class IncludeNodeParams(LauncherNodeParams):
 
 
 class _Selection(Struct, frozen=True):
+    """By job: the launcher to command, or why there is none."""
+
     asked: Mapping[str, Presence]
     not_asked: Mapping[str, str] = field(default_factory=dict)
 
@@ -67,7 +69,7 @@ class _LauncherAction(CommandAction, ABC):
     Params: ClassVar[type[BaseModel]] = LauncherNodeParams
     # The job's processes restart and report nothing until then. Alerts about a node have other sources.
     silences: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB})
-    nobody: ClassVar[str]
+    nothing_done: ClassVar[str]
 
     def __init__(self, services: Services) -> None:
         super().__init__(services)
@@ -93,7 +95,7 @@ class _LauncherAction(CommandAction, ABC):
             raise TemporaryFailure(f"no launcher of job {job!r}{where} is connected: start it by trainmedic-run there")
         if call.undo_of is None:
             self.check_bounds(launchers, node)
-        return await self._order(call, self._command(call), launcher)
+        return await self._command_launcher(call, self._command(call), launcher)
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
         node = cast(LauncherNodeParams, call.params).node or call.target.node
@@ -104,7 +106,7 @@ class _LauncherAction(CommandAction, ABC):
         for sent_id in self._sent.pop(command_id, [command_id]):
             super().outcome_saved(sent_id)
 
-    async def _order(self, call: Call, command: envelope.Command, launcher: Presence) -> Mapping[str, Any]:
+    async def _command_launcher(self, call: Call, command: envelope.Command, launcher: Presence) -> Mapping[str, Any]:
         name = notice.launcher_name(launcher.name, str(launcher.details.get("node")))
         target = {"kind": "job", "job": launcher.name, "launcher": name}
         replies = await self._bus.request(replace(command, target=target))
@@ -120,8 +122,8 @@ class _LauncherAction(CommandAction, ABC):
         jobs = sorted(selection.asked)
         output: dict[str, Any] = {"node": node, "jobs": jobs, "not_asked": dict(selection.not_asked)}
         if not jobs:
-            return {**output, "note": self.nobody}
-        output.update(await self.before(call, node, jobs))
+            return {**output, "note": self.nothing_done}
+        output.update(await self.before_commands(call, node, jobs))
         command = self._command(call)
         parts = [
             replace(
@@ -132,19 +134,21 @@ class _LauncherAction(CommandAction, ABC):
             for job in jobs
         ]
         self._sent[call.command_id] = [part.id for part in parts]
-        orders = (self._order(call, part, selection.asked[job]) for job, part in zip(jobs, parts, strict=True))
+        orders = (
+            self._command_launcher(call, part, selection.asked[job]) for job, part in zip(jobs, parts, strict=True)
+        )
         outcomes = await asyncio.gather(*orders, return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if not failures:
             return output
         output["jobs"] = [job for job, outcome in zip(jobs, outcomes, strict=True) if isinstance(outcome, Mapping)]
-        raise _one_failure(failures, output, is_undo=call.undo_of is not None)
+        raise _combined_failure(failures, output, is_undo=call.undo_of is not None)
 
     @abstractmethod
     async def select(self, call: Call, node: str, launchers: Sequence[Presence]) -> _Selection:
         """Raises BusUnavailable, and as `perform`."""
 
-    async def before(self, call: Call, node: str, jobs: Sequence[str]) -> Mapping[str, Any]:
+    async def before_commands(self, call: Call, node: str, jobs: Sequence[str]) -> Mapping[str, Any]:
         return {}
 
     def check_bounds(self, launchers: Sequence[Presence], node: str) -> None:
@@ -167,7 +171,9 @@ class LauncherExcludeNode(_LauncherAction):
     name: ClassVar[str] = "launcher.exclude_node"
     summary: ClassVar[str] = "Exclude a node from an elastic job, or from all on the node; undo includes it again."
     Params: ClassVar[type[BaseModel]] = ExcludeNodeParams
-    nobody: ClassVar[str] = "no elastic job that trainmedic-run starts is known to be on the node: nothing was excluded"
+    nothing_done: ClassVar[str] = (
+        "no elastic job that trainmedic-run starts is known to be on the node: nothing was excluded"
+    )
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
@@ -180,11 +186,11 @@ class LauncherExcludeNode(_LauncherAction):
         jobs = await self._bus.jobs()
         placed = {job.name for job in jobs if node_checkpoints.is_on(job.details, node)}
         for job in sorted({launcher.name for launcher in launchers}):
-            launcher = _of_job(launchers, job, node)
+            launcher = _launcher_of_job(launchers, job, node)
             if launcher is None:
                 continue
             if launcher.details.get("starts_all_nodes") is True:
-                if job in placed or node in _left_out(launcher):
+                if job in placed or node in _excluded_nodes(launcher):
                     chosen[job] = launcher
             elif launcher.details.get("max_nodes") is None:
                 not_asked[job] = "the job is not elastic: its trainmedic-run has no --max-nodes"
@@ -205,18 +211,20 @@ class LauncherExcludeNode(_LauncherAction):
             return "its agent"
         return "a launcher there" if any(each.details.get("node") == node for each in launchers) else ""
 
-    async def before(self, call: Call, node: str, jobs: Sequence[str]) -> Mapping[str, Any]:
+    async def before_commands(self, call: Call, node: str, jobs: Sequence[str]) -> Mapping[str, Any]:
         patience = cast(ExcludeNodeParams, call.params).checkpoint
         if not patience:
             return {}
         # Repeating the command shows what the server had ordered before it was killed.
         is_first = not call.resumed
-        asked = node_checkpoints.ask_for(self._bus, self._clock, call, node, patience, jobs, can_stop=is_first)
+        asked = node_checkpoints.request_checkpoints(
+            self._bus, self._clock, call, node, patience, jobs, can_stop=is_first
+        )
         return {"checkpoints": await asked}
 
     def check_bounds(self, launchers: Sequence[Presence], node: str) -> None:
-        least = _bound(launchers, "min_nodes")
-        left = [name for name in _working(launchers) if name != node]
+        least = _strictest_bound(launchers, "min_nodes")
+        left = [name for name in _working_nodes(launchers) if name != node]
         if least is not None and len(left) < least:
             raise PermanentFailure(f"without {node!r} {len(left)} nodes would be left, and the job needs {least}")
 
@@ -226,7 +234,7 @@ class LauncherIncludeNode(_LauncherAction):
     summary: ClassVar[str] = "Include an excluded node again in an elastic job, or in all on the node."
     Params: ClassVar[type[BaseModel]] = IncludeNodeParams
     gives_back: ClassVar[bool] = True
-    nobody: ClassVar[str] = "no connected launcher excludes the node: nothing was included"
+    nothing_done: ClassVar[str] = "no connected launcher excludes the node: nothing was included"
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
@@ -235,25 +243,25 @@ class LauncherIncludeNode(_LauncherAction):
         return Inverse(LauncherExcludeNode.name, {name: value for name, value in undo.items() if value is not None})
 
     async def select(self, call: Call, node: str, launchers: Sequence[Presence]) -> _Selection:
-        chosen = {launcher.name: launcher for launcher in launchers if node in _left_out(launcher)}
+        chosen = {launcher.name: launcher for launcher in launchers if node in _excluded_nodes(launcher)}
         if call.undo_of is None:
             return self._within_bounds(launchers, node, chosen, {})
         expected = cast(IncludeNodeParams, call.params).jobs
         if expected is None:  # The command to revert had an unknown outcome.
-            expected = tuple(sorted({each.name for each in launchers if _of_job(launchers, each.name, node)}))
+            expected = tuple(sorted({each.name for each in launchers if _launcher_of_job(launchers, each.name, node)}))
             if not expected:
                 raise TemporaryFailure(
                     f"no launcher on {node!r} is connected; it is unknown whether the node is excluded"
                 )
-        chosen = {job: found for job in expected if (found := _of_job(launchers, job, node)) is not None}
+        chosen = {job: found for job in expected if (found := _launcher_of_job(launchers, job, node)) is not None}
         silent = [job for job in expected if job not in chosen]
         if silent:
             raise TemporaryFailure(f"the launcher on {node!r} of {', '.join(map(repr, silent))} is not connected")
         return _Selection(chosen)
 
     def check_bounds(self, launchers: Sequence[Presence], node: str) -> None:
-        most = _bound(launchers, "max_nodes")
-        then = {*_working(launchers), node}
+        most = _strictest_bound(launchers, "max_nodes")
+        then = {*_working_nodes(launchers), node}
         if most is not None and len(then) > most:
             raise PermanentFailure(f"with {node!r} there would be {len(then)} nodes, and the job may have {most}")
 
@@ -277,9 +285,11 @@ class LauncherNodes(BasicAction):
             jobs = [each for each in await bus.jobs() if each.name == job]
         except BusUnavailable as error:
             raise TemporaryFailure("the launchers are unknown, because Redis is unavailable") from error
-        nodes = sorted(_working(launchers), key=_by_number)
-        for_load = {node for each in launchers for node in _names(each.details.get(_FOR_LOAD)) if node not in nodes}
-        least, most = _bound(launchers, "min_nodes"), _bound(launchers, "max_nodes")
+        nodes = sorted(_working_nodes(launchers), key=_by_number)
+        for_load = {
+            node for each in launchers for node in _only_texts(each.details.get(_FOR_LOAD)) if node not in nodes
+        }
+        least, most = _strictest_bound(launchers, "min_nodes"), _strictest_bound(launchers, "max_nodes")
         output: dict[str, Any] = {
             "nodes": nodes, "waiting": sorted(for_load, key=_by_number), "min_nodes": least, "max_nodes": most,
             "can_leave": None, "can_return": None,
@@ -291,8 +301,8 @@ class LauncherNodes(BasicAction):
             (rank.node for each in jobs for rank in ranks_in(job, each.details) if str(rank.rank) == "0"), None
         )
         keep = {*cast(LauncherNodesParams, call.params).keep, *([first] if first else [])}
-        output.update(_who_leaves(nodes, keep, least or 1, is_first_known=first is not None))
-        output.update(_who_returns(nodes, output["waiting"], cast(int, most)))
+        output.update(_node_that_can_leave(nodes, keep, least or 1, is_first_known=first is not None))
+        output.update(_node_that_can_return(nodes, output["waiting"], cast(int, most)))
         return output
 
 
@@ -311,7 +321,9 @@ def _why_fixed(launchers: Sequence[Presence], most: int | None) -> str | None:
     return None
 
 
-def _who_leaves(nodes: Sequence[str], keep: Collection[str], least: int, *, is_first_known: bool) -> dict[str, Any]:
+def _node_that_can_leave(
+    nodes: Sequence[str], keep: Collection[str], least: int, *, is_first_known: bool
+) -> dict[str, Any]:
     if len(nodes) - 1 < least:
         return {"why_none_leaves": f"the job has {len(nodes)} nodes and needs {least}"}
     if not is_first_known:
@@ -322,7 +334,7 @@ def _who_leaves(nodes: Sequence[str], keep: Collection[str], least: int, *, is_f
     return {"can_leave": others[-1]}
 
 
-def _who_returns(nodes: Sequence[str], waiting: Sequence[str], most: int) -> dict[str, Any]:
+def _node_that_can_return(nodes: Sequence[str], waiting: Sequence[str], most: int) -> dict[str, Any]:
     if len(nodes) + 1 > most:
         return {"why_none_returns": f"the job has {len(nodes)} nodes and may have {most}"}
     if not waiting:
@@ -331,17 +343,18 @@ def _who_returns(nodes: Sequence[str], waiting: Sequence[str], most: int) -> dic
 
 
 def _by_number(node: str) -> list[tuple[int, str]]:
+    """Return a sort key: n2 comes before_commands n10."""
     return [
         (int(part), "") if part.isascii() and part.isdigit() else (-1, part)
         for part in re.split(r"([0-9]{1,18})", node)
     ]
 
 
-def _names(said: object) -> Sequence[str]:
+def _only_texts(said: object) -> Sequence[str]:
     return [node for node in said if isinstance(node, str)] if isinstance(said, list) else []
 
 
-def _one_failure(failures: Sequence[BaseException], output: Mapping[str, Any], *, is_undo: bool) -> BaseException:
+def _combined_failure(failures: Sequence[BaseException], output: Mapping[str, Any], *, is_undo: bool) -> BaseException:
     other = next((failure for failure in failures if not isinstance(failure, ActionFailure)), None)
     if other is not None:
         return other
@@ -352,29 +365,32 @@ def _one_failure(failures: Sequence[BaseException], output: Mapping[str, Any], *
     return PermanentFailure(message, output) if is_final else TemporaryFailure(message, output)
 
 
-def _left_out(launcher: Presence) -> Sequence[str]:
+def _excluded_nodes(launcher: Presence) -> Sequence[str]:
+    """Launchers of older SDKs state only their own node."""
     said = launcher.details.get(_LEFT_OUT)
     if isinstance(said, list):
-        return _names(said)
+        return _only_texts(said)
     return [str(launcher.details.get("node"))] if launcher.details.get("state") == _LEFT_OUT else []
 
 
-def _of_job(launchers: Sequence[Presence], job: str, node: str) -> Presence | None:
+def _launcher_of_job(launchers: Sequence[Presence], job: str, node: str) -> Presence | None:
     return _launcher_for([launcher for launcher in launchers if launcher.name == job], node)
 
 
 def _launcher_for(launchers: Sequence[Presence], node: str) -> Presence | None:
+    """Return the launcher on the node, otherwise the one that starts all nodes."""
     for launcher in launchers:
         if launcher.details.get("node") == node and launcher.details.get("starts_all_nodes") is not True:
             return launcher
     return next((launcher for launcher in launchers if launcher.details.get("starts_all_nodes") is True), None)
 
 
-def _working(launchers: Sequence[Presence]) -> list[str]:
+def _working_nodes(launchers: Sequence[Presence]) -> list[str]:
     return [str(each.details.get("node")) for each in launchers if each.details.get("state") != _LEFT_OUT]
 
 
-def _bound(launchers: Sequence[Presence], name: str) -> int | None:
+def _strictest_bound(launchers: Sequence[Presence], name: str) -> int | None:
+    """Return None if no launcher has it."""
     bounds = [each.details.get(name) for each in launchers]
     numbers = [bound for bound in bounds if isinstance(bound, int) and not isinstance(bound, bool)]
     return max(numbers, default=None) if name == "min_nodes" else min(numbers, default=None)

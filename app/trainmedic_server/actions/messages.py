@@ -19,8 +19,7 @@ from trainmedic_server.errors import ChannelMissing, NotSetUp, OutcomeUnknown
 from trainmedic_server.ports.actions import Action, Call
 
 TITLE_LIMIT = 250
-MESSAGE_LIMIT = 16_000
-"""Characters."""
+MESSAGE_LIMIT = 16_000  # characters
 
 
 class NotifyParams(ActionParams):
@@ -54,11 +53,11 @@ class Notify(Irreversible, BasicAction):
         if call.resumed:
             raise OutcomeUnknown("the message may or may not have been sent before the server stopped")
         severity = params.severity or _severity_of(call.alert)
-        to = params.to or self._routed(call, severity)
+        to = params.to or self._chosen_channels(call, severity)
         try:
             async with asyncio.timeout((call.deadline - self.services.clock.now()).total_seconds()):
                 await notifier.notify(
-                    _cut(params.title, TITLE_LIMIT), self._with_handle(params.message, call), to, severity
+                    _shortened(params.title, TITLE_LIMIT), self._with_handle(params.message, call), to, severity
                 )
         except ChannelMissing as error:
             raise NotSetUp(f"not sent: {error}") from error
@@ -66,7 +65,7 @@ class Notify(Irreversible, BasicAction):
             raise OutcomeUnknown("sending the message took too long; it may or may not have been sent") from error
         return {"to": (to if isinstance(to, str) else ", ".join(to)) if to else "all"}
 
-    def _routed(self, call: Call, severity: Severity) -> tuple[str, ...] | None:
+    def _chosen_channels(self, call: Call, severity: Severity) -> tuple[str, ...] | None:
         """Return None for all channels if no routes are set."""
         routes = self.services.routes
         if not routes.are_set:
@@ -77,7 +76,7 @@ class Notify(Irreversible, BasicAction):
     def _with_handle(self, message: str, call: Call) -> str:
         link = links.run_link(self.services.external_url, call.run_id)
         handle = f"run {links.short_id(call.run_id)}{f' · {link}' if link else ''}"
-        return f"{_cut(message, MESSAGE_LIMIT - len(handle) - 1)}\n{handle}"
+        return f"{_shortened(message, MESSAGE_LIMIT - len(handle) - 1)}\n{handle}"
 
 
 def _severity_of(alert: Alert) -> Severity:
@@ -85,7 +84,7 @@ def _severity_of(alert: Alert) -> Severity:
     return Severity(said) if said in list(Severity) else Severity.WARNING
 
 
-def _cut(text: str, limit: int) -> str:
+def _shortened(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 

@@ -18,7 +18,7 @@ ACTION = "job.checkpoint"
 LOOK_EVERY = timedelta(seconds=1)
 
 
-async def ask_for(
+async def request_checkpoints(
     bus: CommandBus,
     clock: Clock,
     call: Call,

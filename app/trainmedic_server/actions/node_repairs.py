@@ -65,6 +65,8 @@ class NodeReboot(_NodeRepair):
     name: ClassVar[str] = "node.reboot"
     summary: ClassVar[str] = "Restart a node by its agent, and wait until the agent answers from the new boot."
     default_timeout: ClassVar[timedelta] = timedelta(minutes=30)
+    shortest_timeout: ClassVar[timedelta] = timedelta(minutes=2)
+    """The agent restarts the node after a minute."""
     outputs: ClassVar[Mapping[str, Shape]] = REBOOT
 
 

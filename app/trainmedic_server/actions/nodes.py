@@ -202,11 +202,11 @@ class DiskClean(Irreversible, CommandAction):
     changes_disks_only: ClassVar[bool] = True
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
-        return sent_filesystems(super().wire_params(call))
+        return with_known_filesystems(super().wire_params(call))
 
 
-def sent_filesystems(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Send each file system once, or none if one is unknown: the agent might reject the one intended."""
+def with_known_filesystems(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Keep each file system once, or none if one is unknown: the agent might reject the one intended."""
     wire = dict(params)
     by_name = {(entry["mountpoint"], entry["device"]): entry for entry in wire.pop("filesystems")}
     is_known = by_name and all(mountpoint for mountpoint, _ in by_name)
@@ -235,7 +235,7 @@ class DiskPruneContainers(Irreversible, CommandAction):
     changes_disks_only: ClassVar[bool] = True
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
-        return sent_filesystems(super().wire_params(call))
+        return with_known_filesystems(super().wire_params(call))
 
 
 class NodeFacts(Irreversible, PlacedAction):

@@ -73,12 +73,12 @@ class PlacedAction(CommandAction):
         if call.target.kind is not TargetKind.JOB or not isinstance(params, PlacedParams) or params.nodes is not None:
             return params
         try:
-            nodes = await self._located(await self.addressed(call))
+            nodes = await self._nodes_of_job(await self.target_for_commands(call))
         except BusUnavailable as error:
             raise TemporaryFailure("the job's location is unknown while Redis is unavailable") from error
         return params.model_copy(update={"nodes": nodes})
 
-    async def _located(self, job: Target) -> Nodes:
+    async def _nodes_of_job(self, job: Target) -> Nodes:
         jobs = await self._bus.jobs()
         name = job.job or ""
         presence = next((presence for presence in jobs if presence.name == name), None)
@@ -148,9 +148,9 @@ def placement_of(job: Target, presence: Presence | None, *, with_gpus: bool) -> 
     ranks = presence.details.get("ranks")
     missing = sorted(set(ranks) - {rank.rank for rank in placed}) if isinstance(ranks, list) else []
     if missing:
-        raise PermanentFailure(f"job {job.job!r} does not report the location of {_named(missing)}")
+        raise PermanentFailure(f"job {job.job!r} does not report the location of {_listed_ranks(missing)}")
     if with_gpus and without_gpu:
-        raise PermanentFailure(f"{_named(without_gpu)} of job {job.job!r} names no GPU")
+        raise PermanentFailure(f"{_listed_ranks(without_gpu)} of job {job.job!r} names no GPU")
     return {node: tuple(sorted(nodes[node])) for node in sorted(nodes)}
 
 
@@ -176,7 +176,7 @@ def call_for(call: Call, destination: Target) -> Call:
     )
 
 
-def _named(ranks: Sequence[Any]) -> str:
+def _listed_ranks(ranks: Sequence[Any]) -> str:
     shown = ", ".join(str(rank) for rank in ranks[:_SHOWN])
     more = f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else ""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"

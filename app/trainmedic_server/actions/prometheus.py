@@ -20,7 +20,7 @@ from trainmedic_server.ports.metric_history import MetricHistory, MetricSeries
 
 MOST_SERIES = 100
 AT_ONCE = 8
-"""Waiting runs must not overload Prometheus."""
+"""Queries in flight."""
 _STEP = timedelta(seconds=30)
 
 
@@ -77,6 +77,7 @@ class PrometheusQuery(Irreversible, BasicAction):
         return _value(series[0]) if len(series) == 1 else None
 
     async def _shared(self, metrics: MetricHistory, query: str) -> Sequence[MetricSeries]:
+        """Callers of an unanswered query share its answer."""
         task = self._in_flight.get(query)
         if task is None:
             task = self._in_flight[query] = asyncio.create_task(self._ask(metrics, query))

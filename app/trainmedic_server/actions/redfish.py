@@ -1,6 +1,6 @@
-"""Action ``node.power``: power of a node by Redfish, through its baseboard management controller (BMC).
+"""Action ``node.power``: power by Redfish, through a node's baseboard management controller (BMC).
 
-The output lists what was accepted and what was read back; the action succeeds only if the final state was read.
+It succeeds only if the final state was read.
 """
 
 from __future__ import annotations
@@ -26,11 +26,15 @@ _SYSTEMS = "/redfish/v1/Systems"
 _RESET = "#ComputerSystem.Reset"
 _ALLOWED = "ResetType@Redfish.AllowableValues"
 _ON, _OFF = "On", "Off"
-_EVERY = timedelta(seconds=2)
-_CALL = timedelta(seconds=20)
+_LOOK_EVERY = timedelta(seconds=2)
+_CALL_TIME = timedelta(seconds=20)
+_LAST_CALL_TIME = timedelta(seconds=5)
+"""For the last readings, which come after the deadline."""
+_LARGEST_DOCUMENT = 1024 * 1024
+"""Bytes. Systems with many links have over 64 KiB."""
 _MAY_PASS = frozenset({408, 425, 429})
-_GATEWAY = frozenset({502, 504})
-_LONGEST_STATE = 100
+_GATEWAY_LOST_ANSWER = frozenset({502, 504})
+_LONGEST_STATE = 100  # characters
 _RESET_TYPES = {_ON: "On", _OFF: "ForceOff"}
 """Reset type by the state that it leads to."""
 
@@ -71,7 +75,9 @@ class _Bmc:
             user=basic.user if basic else None,
             password=basic.password_from_env if basic else None,
             ca=params.ca_from_env,
+            largest_reply=_LARGEST_DOCUMENT,
         )
+        self._until = call.deadline
         self._system = self._target = ""
         self._accepted: list[str] = []
         self._states: list[str] = []
@@ -84,12 +90,12 @@ class _Bmc:
         ids = {path.rpartition("/")[2]: path for path in paths if _is_below(path, _SYSTEMS)}
         chosen = [wanted] if wanted is not None else list(ids)
         if len(chosen) != 1 or chosen[0] not in ids:
-            told = f"has no system {wanted}" if wanted is not None else f"has {len(ids)} systems; name one as system"
-            raise PermanentFailure(f"the BMC {self._base} {told}; there are: {', '.join(sorted(ids)[:8]) or 'none'}")
+            fault = f"has no system {wanted}" if wanted is not None else f"has {len(ids)} systems; name one as system"
+            raise PermanentFailure(f"the BMC {self._base} {fault}; there are: {', '.join(sorted(ids)[:8]) or 'none'}")
         self._system = ids[chosen[0]]
 
-    async def check(self, states: Sequence[str]) -> None:
-        """Raise PermanentFailure if the BMC cannot lead to all `states`."""
+    async def check_offers(self, states: Sequence[str]) -> None:
+        """Raise PermanentFailure if the BMC offers no reset to one of `states`."""
         actions = (await self._get(self._system)).get("Actions")
         reset = actions.get(_RESET) if isinstance(actions, Mapping) else None
         offer = reset if isinstance(reset, Mapping) else {}
@@ -98,11 +104,11 @@ class _Bmc:
             raise PermanentFailure(f"the BMC {self._base} offers no reset of {self._system}")
         kinds = [_RESET_TYPES[state] for state in states]
         if isinstance(allowed, list) and (missing := [kind for kind in kinds if kind not in allowed]):
-            told = ", ".join(map(str, allowed))[:200]
-            raise PermanentFailure(f"the BMC {self._base} allows {told}, not {' and '.join(missing)}")
+            listed = ", ".join(map(str, allowed))[:200]
+            raise PermanentFailure(f"the BMC {self._base} allows {listed}, not {' and '.join(missing)}")
         self._target = target
 
-    async def state(self) -> str:
+    async def read_state(self) -> str:
         system = await self._get(self._system)
         state = system.get("PowerState")
         if not isinstance(state, str) or len(state) > _LONGEST_STATE:
@@ -111,46 +117,63 @@ class _Bmc:
             self._states.append(state)
         return state
 
+    async def read_state_after_deadline(self) -> str | None:
+        """Wait for the end of a change in progress. Return None without an answer."""
+        clock = self._services.clock
+        self._until = clock.now() + _LAST_CALL_TIME
+        try:
+            while await self.read_state() not in (_ON, _OFF) and clock.now() + _LOOK_EVERY < self._until:
+                await clock.sleep_until(clock.now() + _LOOK_EVERY)
+        except (TemporaryFailure, PermanentFailure):
+            return None
+        return self._states[-1]
+
+    def has_seen(self, states: Sequence[str]) -> bool:
+        return set(states) <= set(self._states)
+
     def output(self) -> dict[str, Any]:
         state = self._states[-1] if self._states else None
         return {"power_state": state, "observed": list(self._states), "accepted": list(self._accepted)}
 
-    async def turn(self, state: str, *, is_begun: bool) -> None:
-        """Ask for a power state and wait until it was read. Repeat refusals if the node was turned off here."""
+    async def turn(self, state: str, *, is_turned_off_here: bool) -> None:
+        """Ask for a power state until it was read, against refusals too if the node was turned off here.
+
+        Raises OutcomeUnknown if it was not read in time.
+        """
         clock = self._services.clock
         while True:
             try:
                 await self._request(state)
                 break
             except (TemporaryFailure, PermanentFailure) as error:
-                if not is_begun:
+                if not is_turned_off_here:
                     raise
-                if clock.now() + _EVERY >= self._call.deadline:
+                if clock.now() + _LOOK_EVERY >= self._call.deadline:
                     raise OutcomeUnknown(f"the node was not turned {state} again: {error}", self.output()) from error
-            await clock.sleep_until(clock.now() + _EVERY)
-        await self._reach(state)
+            await clock.sleep_until(clock.now() + _LOOK_EVERY)
+        await self._wait_for(state)
 
     async def _request(self, state: str) -> None:
-        """After a lost answer, the state that follows decides."""
+        """Return also if the answer was lost: the state that follows decides."""
         kind = _RESET_TYPES[state]
         try:
             reply = await self._ask("POST", self._target, {"ResetType": kind})
         except OutcomeUnknown:
             return
-        if reply.status in _GATEWAY:
+        if reply.status in _GATEWAY_LOST_ANSWER:
             return
-        self._judge(reply, f"{kind} of {self._system}")
+        self._check_status(reply, f"{kind} of {self._system}")
         self._accepted.append(kind)
 
-    async def _reach(self, state: str) -> None:
+    async def _wait_for(self, state: str) -> None:
         clock, problem = self._services.clock, ""
         while clock.now() < self._call.deadline:
             try:
-                if await self.state() == state:
+                if await self.read_state() == state:
                     return
-            except (TemporaryFailure, OutcomeUnknown) as error:
+            except (TemporaryFailure, PermanentFailure) as error:
                 problem = f"; {error}"
-            await clock.sleep_until(min(clock.now() + _EVERY, self._call.deadline))
+            await clock.sleep_until(min(clock.now() + _LOOK_EVERY, self._call.deadline))
         last = self._states[-1] if self._states else "unknown"
         raise OutcomeUnknown(f"the power was not seen {state} in time; last seen: {last}{problem}", self.output())
 
@@ -159,7 +182,7 @@ class _Bmc:
             reply = await self._ask("GET", path)
         except OutcomeUnknown as error:
             raise TemporaryFailure(str(error)) from error  # reading changes nothing
-        self._judge(reply, f"GET {path}")
+        self._check_status(reply, f"GET {path}")
         try:
             document = read_json(reply.body.encode("utf-8", "replace"))
         except ValueError:
@@ -169,14 +192,14 @@ class _Bmc:
         return document
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> HttpReply:
-        left = min(_CALL, self._call.deadline - self._services.clock.now())
+        left = min(_CALL_TIME, self._until - self._services.clock.now())
         if left <= timedelta(0):
             raise TemporaryFailure(f"no time was left to ask the BMC {self._base}")
         headers = {"Accept": "application/json", **({"Content-Type": "application/json"} if body is not None else {})}
         raw = json.dumps(body).encode() if body is not None else None
         return await self._services.http.call(method, self._base + path, headers, raw, left, None, self._access)
 
-    def _judge(self, reply: HttpReply, what: str) -> None:
+    def _check_status(self, reply: HttpReply, what: str) -> None:
         if 200 <= reply.status < 300:
             return
         reason = f"the BMC {self._base} answered {reply.status} to {what}{_message(reply.body)}"
@@ -199,19 +222,25 @@ class NodePower(Irreversible, BasicAction):
         params = cast(PowerParams, call.params)
         bmc = _Bmc(self.services, call, self._address(call))
         await bmc.find(params.system)
-        state = await bmc.state()
+        state = await bmc.read_state()
         if params.do == "power_cycle" and call.resumed and state != _OFF:
             raise OutcomeUnknown(
                 "the node may have been power cycled before; its present power state does not show it",
                 bmc.output(),
             )
-        way = _way(params.do, state)
-        if way:
-            await bmc.check(way)
-        for place, wanted in enumerate(way):
-            if place == 0:  # a node turned off here is turned on in any case
-                check_wanted(await clearance_of(call), output=bmc.output())
-            await bmc.turn(wanted, is_begun=place > 0)
+        states = _states_to_reach(params.do, state)
+        if not states:
+            return bmc.output()
+        await bmc.check_offers(states)
+        # Once only: a node that was turned off here is turned on in any case.
+        check_wanted(await clearance_of(call), output=bmc.output())
+        try:
+            for place, wanted in enumerate(states):
+                await bmc.turn(wanted, is_turned_off_here=place > 0)
+        except OutcomeUnknown as error:
+            last = await bmc.read_state_after_deadline()
+            if last != states[-1] or not bmc.has_seen(states):
+                raise OutcomeUnknown(f"{error}. {_advice(last, states)}", bmc.output()) from error
         return bmc.output()
 
     @classmethod
@@ -234,8 +263,17 @@ class NodePower(Irreversible, BasicAction):
             raise PermanentFailure(f"the attribute {params.attribute} of {node} is no address: {error}") from error
 
 
-def _way(do: str, state: str) -> Sequence[str]:
-    """Return the states to reach in turn."""
+def _advice(last: str | None, states: Sequence[str]) -> str:
+    if last is None:
+        return "Its power state cannot be read now: look at the BMC"
+    if last == _OFF:
+        return "The node is off: turn it on by node.power with do: on, or at its BMC"
+    if _OFF in states:
+        return f"Read once more, its power state is {last}, and it may still turn off: look again before using the node"
+    return f"Read once more, its power state is {last}"
+
+
+def _states_to_reach(do: str, state: str) -> Sequence[str]:
     if do == "power_cycle":
         return (_ON,) if state == _OFF else (_OFF, _ON)
     wanted = _ON if do == "on" else _OFF
@@ -243,7 +281,7 @@ def _way(do: str, state: str) -> Sequence[str]:
 
 
 def _is_below(path: str, parent: str) -> bool:
-    """Return whether a path of the BMC's stays below `parent`: another system may be next to it."""
+    """Return whether a path of the BMC's stays below `parent`, and so names no other system."""
     return path.startswith(f"{parent}/") and not {".", ".."} & {*unquote(path).split("/")}
 
 

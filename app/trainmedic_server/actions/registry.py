@@ -78,11 +78,11 @@ class Registry:
         self._instances: dict[str, Action] = {}
         self.problems = list(problems)
         if services is not None:
-            self._make(services)
+            self._create_instances(services)
         for problem in self.problems:
             log.warning("skipping action", problem=problem)
 
-    def _make(self, services: Services) -> None:
+    def _create_instances(self, services: Services) -> None:
         for name, spec in self._specs.items():
             try:
                 self._instances[name] = spec(services)
@@ -131,7 +131,7 @@ def combine(
         except Exception as error:  # Another package can raise anything on import.
             problems.append(f"entry point {_named(point)} cannot be loaded: {described(error)}")
             continue
-        fault = _fault(loaded)
+        fault = _why_invalid(loaded)
         if fault is not None:
             problems.append(f"entry point {_named(point)} is not an action: {fault}")
             continue
@@ -143,7 +143,7 @@ def combine(
     return specs, problems
 
 
-def _fault(loaded: object) -> str | None:
+def _why_invalid(loaded: object) -> str | None:
     if not isinstance(loaded, type):
         return "it is not a class"
     name = getattr(loaded, "name", None)

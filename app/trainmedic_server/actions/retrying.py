@@ -21,11 +21,9 @@ from trainmedic_server.errors import (
 )
 from trainmedic_server.ports.actions import Call, Services
 
-_FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
-"""Seconds, unless the server asks for another wait."""
+_FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0  # seconds, unless the server asks for another wait
 REPORT_EVERY = timedelta(seconds=15)
-LONGEST_ASKED_FOR = 60.0
-"""Seconds."""
+LONGEST_ASKED_FOR = 60.0  # seconds
 REFUSAL_GRACE = timedelta(seconds=10)
 """Refusals of our account are retried for this time: a starting API server refuses everybody."""
 
@@ -33,11 +31,10 @@ Result = TypeVar("Result")
 
 
 class PermissionGrace(Struct):
-    """A refusal is final after `REFUSAL_GRACE` without another answer."""
-
     since: datetime | None = None
 
     def is_final(self, error: ActionFailure, now: datetime) -> bool:
+        """Return whether a refusal cannot pass, or has lasted `REFUSAL_GRACE` without another answer."""
         if not isinstance(error, ClusterRefused):
             self.since = None
             return False
@@ -58,14 +55,13 @@ class RetryingAction(BasicAction):
     async def retry_until_deadline(
         self, call: Call, attempt: Callable[[], Awaitable[Result]], *, makes_change: bool = True
     ) -> Result:
-        """Return the result of `attempt`, repeated until it returns or the deadline passes.
+        """Repeat `attempt` until it returns or the deadline passes, one that `makes_change` until the alert resolves.
 
-        One that `makes_change` is not repeated after the alert has resolved. Raises OutcomeUnknown at the deadline if
-        this or an earlier call of the command may have changed something.
+        Raises OutcomeUnknown if an earlier attempt may have changed something.
         """
         backoff, may_be_done = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True), call.resumed
         permission_grace = PermissionGrace()
-        report_at = self._clock.now() + REPORT_EVERY / 3
+        report_at = self._clock.now() + REPORT_EVERY / 3  # the first report comes sooner
         while True:
             try:
                 return await attempt()
@@ -94,7 +90,7 @@ class RetryingAction(BasicAction):
 
 
 def _unwanted(error: ActionFailure, may_be_done: bool) -> NoLongerWanted:
-    """Return the failure of a change that is not retried. The undo reverts it if it was made."""
+    """Return the failure of a change that is not retried."""
     failure = NoLongerWanted(f"{RESOLVED}{', and it may have been made' if may_be_done else ''}; last: {error}")
     failure.is_begun = may_be_done
     return failure

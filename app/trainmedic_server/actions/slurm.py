@@ -1,8 +1,7 @@
 """Actions on nodes and jobs of Slurm.
 
 Slurm has no conditional update and stores no author. So each action marks the runs whose change is in effect, in a
-node's reason or a job's admin comment. By its mark a resumed attempt finds its change, and an undo spares those of
-others.
+node's reason or a job's admin comment: a resumed attempt finds its change, and an undo spares those of others.
 """
 
 from __future__ import annotations
@@ -130,12 +129,12 @@ class SlurmDrain(NodeAction):
         params = cast(SlurmDrainParams, call.params)
 
         async def attempt() -> Mapping[str, Any]:
-            return await self._drained(await self.find(call), call.run_id, call.reason, params)
+            return await self._drain(await self.find(call), call.run_id, call.reason, params)
 
         output = await self.retry_until_deadline(call, attempt)
         return {**output, "lease_seconds": params.lease.total_seconds()} if params.lease is not None else output
 
-    async def _drained(self, node: SlurmNode, run_id: str, reason: str, params: SlurmDrainParams) -> Mapping[str, Any]:
+    async def _drain(self, node: SlurmNode, run_id: str, reason: str, params: SlurmDrainParams) -> Mapping[str, Any]:
         owners = owners_of(node.reason) if node.is_out_of_service else ()
         if node.is_drained and run_id in owners:
             return node_state(node)
@@ -169,9 +168,9 @@ class SlurmDrain(NodeAction):
 
     async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
         leased = [effect for effect in effects if effect.params.get("lease") is not None]
-        return [await self._renewed(effect) for effect in leased if self._clock.now() < until]
+        return [await self._renew_one(effect) for effect in leased if self._clock.now() < until]
 
-    async def _renewed(self, effect: LeasedEffect) -> Renewal:
+    async def _renew_one(self, effect: LeasedEffect) -> Renewal:
         params = SlurmDrainParams.model_validate(effect.params, context=ON_RECORD)
         name = effect.target.node or ""
         try:
@@ -183,7 +182,7 @@ class SlurmDrain(NodeAction):
                     await self.slurm.drain(node.name, node.reason, params.lease)
                 return Renewal(effect, name, "renewed")
             if effect.again and not node.is_out_of_service:
-                await self._drained(node, effect.run_id, "drained again, because its lease had expired", params)
+                await self._drain(node, effect.run_id, "drained again, because its lease had expired", params)
                 return Renewal(effect, name, "renewed")
         except (ClusterUnavailable, TemporaryFailure) as error:
             return Renewal(effect, name, "unanswered", str(error))
@@ -196,7 +195,7 @@ class SlurmDrain(NodeAction):
 
 
 def _end_of_drain(node: SlurmNode, owners: Collection[str], params: SlurmDrainParams) -> timedelta | None:
-    """Return when Slurm ends the drain, None if another run's drain has no end, `UNLIMITED` to remove its end."""
+    """Return the time until Slurm ends the drain. None sets no end, `UNLIMITED` removes another run's."""
     end = params.lease or params.resume_after
     if not owners:
         return end
@@ -223,7 +222,7 @@ class SlurmResume(NodeAction):
             if is_out_for_reboot(node):
                 if is_undo:
                     return node_state(node, "it stays out of service for its reboot: slurm.resume returns it")
-                return await self._returned(node)
+                return await self._return_rebooted(node)
             if not node.is_drained:
                 return node_state(node, "not drained: nothing to take back")
             if not owners or (is_undo and call.run_id not in owners):
@@ -250,7 +249,7 @@ class SlurmResume(NodeAction):
                 raise
             return {"node": call.target.node, "note": GONE}
 
-    async def _returned(self, node: SlurmNode) -> Mapping[str, Any]:
+    async def _return_rebooted(self, node: SlurmNode) -> Mapping[str, Any]:
         """Return a rebooted node to service. Raises ClusterUnavailable until it has come back."""
         coming = sorted(node.states & {*BOOTING, "NOT_RESPONDING"})
         if coming:
@@ -329,7 +328,8 @@ class JobAction(SlurmAction):
 
         return tried
 
-    async def running(self, job_id: str) -> SlurmJob:
+    async def unended_job(self, job_id: str) -> SlurmJob:
+        """Raises PermanentFailure if it has ended."""
         job = await self.slurm.job(job_id)
         if job.has_ended:
             raise PermanentFailure(f"job {job_id} has ended: it is {_states(job)}", job_state(job))
@@ -337,7 +337,7 @@ class JobAction(SlurmAction):
 
 
 def changed_job(params: SlurmJobParams, output: Mapping[str, Any] | None) -> str | None:
-    """Return None for the target's job."""
+    """Return None if only the target names the job."""
     changed = (output or {}).get("job_id")
     return params.job_id or (changed if isinstance(changed, str) else None)
 
@@ -365,6 +365,7 @@ class SlurmReleaseParams(SlurmJobParams):
     restore: Literal[True] | None = Field(None, description="As an undo: end this run's own hold.")
 
 
+_REQUEUES = re.compile(rf"\[{PREFIX}requeue [^\]]*\]")
 _HOLDS = re.compile(rf"\[{PREFIX}hold [^\]]*\]")
 
 
@@ -384,7 +385,7 @@ class SlurmHold(JobAction):
         job_id, mark = await self.job_id(call), _hold_mark(call.run_id)
 
         async def attempt() -> Mapping[str, Any]:
-            job = await self.running(job_id)
+            job = await self.unended_job(job_id)
             if job.is_held and not _HOLDS.search(job.admin_comment):
                 return job_state(job, "held by another already: the undo leaves it held")
             if mark not in job.admin_comment:
@@ -466,7 +467,7 @@ class SlurmRequeue(Irreversible, JobAction):
             job = await self.slurm.job(job_id)
             begun = intent.search(job.admin_comment)
             if begun is not None and job.restarts > int(begun[1]):
-                return await self._cleared(job, intent, params.at_once)
+                return await self._finish(job, params.at_once)
             if job.has_ended:
                 raise PermanentFailure(f"job {job_id} has ended: it is {_states(job)}", job_state(job))
             if not job.may_requeue:
@@ -478,8 +479,10 @@ class SlurmRequeue(Irreversible, JobAction):
                 )
             if begun is None:
                 # Before the act, so that an attempt after a crash can tell whether the job was requeued.
+                # The mark stays: without it, an attempt after a crash would requeue the job again. The next one
+                # replaces it.
                 mark = f"[{PREFIX}requeue {call.command_id} {job.restarts}]"
-                await self.slurm.set_admin_comment(job_id, f"{job.admin_comment}{mark}")
+                await self.slurm.set_admin_comment(job_id, f"{_REQUEUES.sub('', job.admin_comment)}{mark}")
                 before = job.restarts
             else:
                 before = int(begun[1])
@@ -488,20 +491,20 @@ class SlurmRequeue(Irreversible, JobAction):
                 after = await self.slurm.job(job_id)
             except ClusterRefused:  # such as "pending", if a request whose answer was lost has come through
                 after = await self.slurm.job(job_id)
-                if after.restarts <= before:
+                # Slurm counts the restart when the job's processes have ended.
+                if after.restarts <= before and "COMPLETING" not in after.states:
                     raise
             if after.restarts <= before:
                 raise ClusterUnavailable(f"Slurm has not requeued job {job_id} yet", may_be_done=True)
-            return await self._cleared(after, intent, params.at_once)
+            return await self._finish(after, params.at_once)
 
         return await self.retry_until_deadline(call, attempt)
 
-    async def _cleared(self, job: SlurmJob, intent: re.Pattern[str], at_once: bool) -> Mapping[str, Any]:
+    async def _finish(self, job: SlurmJob, at_once: bool) -> Mapping[str, Any]:
         if at_once and "COMPLETING" in job.states:  # Slurm sets the delay when the job's processes have ended.
             raise ClusterUnavailable(f"the processes of job {job.job_id} have not ended yet", may_be_done=True)
         for part in job.parts if at_once and "PENDING" in job.states else ():
             await self.slurm.end_delay(part)
-        await self.slurm.set_admin_comment(job.job_id, intent.sub("", job.admin_comment))
         return job_state(job)
 
 
@@ -526,7 +529,7 @@ class SlurmSignal(Irreversible, JobAction):
         params, job_id = cast(SlurmSignalParams, call.params), await self.job_id(call)
         if call.resumed:
             raise OutcomeUnknown("the signal may have been sent, and a second one may do harm")
-        job = await self.running(job_id)
+        job = await self.unended_job(job_id)
         if "RUNNING" not in job.states:
             raise TemporaryFailure(f"job {job_id} is {_states(job)}", job_state(job))
         try:

@@ -1,8 +1,4 @@
-"""``slurm.reboot``.
-
-The request itself writes the step's mark into the node's reason. So a resumed attempt finds its request, and never
-makes a second one.
-"""
+"""Action ``slurm.reboot``. By the step's mark in the node's reason a resumed attempt finds its request."""
 
 from __future__ import annotations
 
@@ -40,7 +36,7 @@ class SlurmReboot(Irreversible, NodeAction):
         async def attempt() -> Mapping[str, Any]:
             node = await self.find(call)
             if mark in node.reason.split():
-                return node_state(node, _progress(node.states))
+                return node_state(node, _describe_progress(node.states))
             owners = owners_of(node.reason) if node.is_out_of_service else ()
             if node.is_out_of_service and not owners:
                 raise TemporaryFailure(
@@ -53,12 +49,12 @@ class SlurmReboot(Irreversible, NodeAction):
             after = await self.slurm.node(node.name)
             if mark not in after.reason.split():
                 raise TemporaryFailure(f"Slurm has not taken the reboot of node {node.name}", node_state(after))
-            return node_state(after, _progress(after.states))
+            return node_state(after, _describe_progress(after.states))
 
         return await self.retry_until_deadline(call, attempt)
 
 
-def _progress(states: frozenset[str]) -> str:
+def _describe_progress(states: frozenset[str]) -> str:
     if "REBOOT_REQUESTED" in states:
         return "Slurm reboots it as soon as no job runs on it"
     if "REBOOT_ISSUED" in states:

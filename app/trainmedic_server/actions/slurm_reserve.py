@@ -1,4 +1,4 @@
-"""Action ``slurm.reserve``. The run's ID in the reservation's name shows whose it is."""
+"""Action ``slurm.reserve``. The reservation's name contains the run's ID."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ from trainmedic_server.errors import ObjectMissing, PermanentFailure, TemporaryF
 from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.slurm import SlurmNode, SlurmReservation
 
-_OURS = "trainmedic-"
+_NAME_PREFIX = "trainmedic-"
 
 
 class SlurmReserveParams(ActionParams):
-    users: tuple[Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_.-]*$", max_length=64)], ...] = Field(
-        ("root",), min_length=1, max_length=100, description="Users whose jobs may use the node: who tests it."
+    # A minus before a name would give the reservation to all other users.
+    users: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@\\-]*$", max_length=256)], ...] = Field(
+        ("root",),
+        min_length=1,
+        max_length=100,
+        description="Users, by name or numeric ID, whose jobs may use the node.",
     )
     duration: Duration = Field(
         timedelta(days=1),
@@ -45,15 +49,15 @@ class SlurmReserve(NodeAction):
     )
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
-        params, name = cast(SlurmReserveParams, call.params), f"{_OURS}{call.run_id}"
+        params, name = cast(SlurmReserveParams, call.params), f"{_NAME_PREFIX}{call.run_id}"
 
         async def reserve() -> Mapping[str, Any]:
             node = await self.find(call)
-            found = await self._own(name)
+            found = await self._find_own(name)
             if found is None:
-                await self._refuse_others(node)
+                await self._refuse_reserved_by_other(node)
                 await self.slurm.reserve(name, node.name, params.users, params.duration)
-                found = await self._own(name)
+                found = await self._find_own(name)
             if found is None or found.nodes != node.name:
                 raise TemporaryFailure(f"Slurm has not reserved node {node.name} as {name}", node_state(node))
             until = found.ends_at.isoformat() if found.ends_at is not None else None
@@ -61,34 +65,34 @@ class SlurmReserve(NodeAction):
 
         async def end() -> Mapping[str, Any]:
             output = {"node": call.target.node, "reservation": name}
-            found = await self._own(name)
-            if found is not None and not await self._is_on(found, call):
+            found = await self._find_own(name)
+            if found is not None and not await self._is_on_target(found, call):
                 return {**output, "note": f"stays: another has changed it, it reserves {found.nodes}"}
             try:
-                # Also if it is not listed: Slurm hides reservations from users who may not use them.
+                # Do this for an unlisted one too: Slurm hides reservations from users who may not use them.
                 await self.slurm.end_reservation(name)
             except ObjectMissing:
                 return {**output, "note": GONE}
-            if await self._own(name) is not None:
+            if await self._find_own(name) is not None:
                 raise TemporaryFailure(f"Slurm has not ended the reservation {name}", output)
             return output
 
         return await self.retry_until_deadline(call, end if params.restore else reserve)
 
-    async def _own(self, name: str) -> SlurmReservation | None:
+    async def _find_own(self, name: str) -> SlurmReservation | None:
         return next((each for each in await self.slurm.reservations() if each.name == name), None)
 
-    async def _refuse_others(self, node: SlurmNode) -> None:
+    async def _refuse_reserved_by_other(self, node: SlurmNode) -> None:
         now = self._clock.now()
         for each in await self.slurm.reservations():
             is_active = each.starts_at is not None and each.starts_at <= now
-            if is_active and not each.name.startswith(_OURS) and node.name in host_lists.expand(each.nodes):
+            if is_active and not each.name.startswith(_NAME_PREFIX) and node.name in host_lists.expand(each.nodes):
                 raise PermanentFailure(
                     f"node {node.name} was left as it is: it is in the reservation {each.name} of another",
                     node_state(node),
                 )
 
-    async def _is_on(self, found: SlurmReservation, call: Call) -> bool:
+    async def _is_on_target(self, found: SlurmReservation, call: Call) -> bool:
         try:
             return found.nodes == (await self.find(call)).name
         except ObjectMissing:

@@ -53,7 +53,7 @@ class SlurmUpdateParams(SlurmJobParams):
             round(self.time_limit / _MINUTE) * _MINUTE if self.time_limit else None,
         )
 
-    def given(self) -> dict[str, Any]:
+    def changed_params(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude_defaults=True, exclude={"restore"})
 
 
@@ -76,7 +76,7 @@ class SlurmUpdate(JobAction):
 
         async def restore() -> Mapping[str, Any]:
             parts = (await self.slurm.job(job_id)).parts
-            named = [await self._name_of(name) for name in params.exclude_nodes]
+            named = [await self._known_name(name) for name in params.exclude_nodes]
             notes = [await self._restore(part, call.run_id, params, named) for part in parts]
             return job_state(await self.slurm.job(job_id), "; ".join(dict.fromkeys(filter(None, notes))))
 
@@ -84,7 +84,7 @@ class SlurmUpdate(JobAction):
             return await self.retry_until_deadline(call, self.unless_gone(job_id, restore))
         return await self.retry_until_deadline(call, change)
 
-    async def _name_of(self, node: str) -> str:
+    async def _known_name(self, node: str) -> str:
         """Return the given name if the node is gone."""
         try:
             return (await find_node(self.slurm, node)).name
@@ -92,15 +92,17 @@ class SlurmUpdate(JobAction):
             return node
 
     async def _change(self, job_id: str, run_id: str, params: SlurmUpdateParams, named: Collection[str]) -> None:
-        job = await self.running(job_id)
+        job = await self.unended_job(job_id)
         if params.priority is not None and job.is_held:
             raise PermanentFailure(f"job {job_id} is held, and a new priority would release it", job_state(job))
         begun = _mark(run_id, params).search(job.admin_comment)
         found = _values(job)
-        before = _read(begun["values"]) if begun is not None else _of_same_fields(params.wanted(found, named), found)
+        before = (
+            _from_text(begun["values"]) if begun is not None else _of_fields_set_in(params.wanted(found, named), found)
+        )
         if begun is None:
             # Before the act: an attempt after a crash, and the undo, need the values from before.
-            text = f"[{_key(run_id, params)} {_written(before)}]"
+            text = f"[{_key(run_id, params)} {_as_text(before)}]"
             await self.slurm.set_admin_comment(job_id, f"{job.admin_comment}{text}")
         await self._set(job_id, params.wanted(before, named))
 
@@ -111,7 +113,7 @@ class SlurmUpdate(JobAction):
         begun = mark.search(job.admin_comment)
         if begun is None or job.has_ended:
             return "it has ended, or this step has not changed it: nothing to take back"
-        before, found = _read(begun["values"]), _values(job)
+        before, found = _from_text(begun["values"]), _values(job)
         back, notes = {}, []
         for field, value in structs.asdict(params.wanted(before, named)).items():
             if value is None:
@@ -130,20 +132,20 @@ class SlurmUpdate(JobAction):
     async def _set(self, job_id: str, change: JobChange) -> None:
         await self.slurm.update(job_id, change)
         after = await self.slurm.job(job_id)
-        if _of_same_fields(change, _values(after)) != change:
+        if _of_fields_set_in(change, _values(after)) != change:
             raise TemporaryFailure(f"Slurm has not changed job {job_id} as asked", job_state(after))
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
         assert isinstance(params, SlurmUpdateParams)
         job_id = changed_job(params, output)
-        given = {**params.given(), **({"job_id": job_id} if job_id else {}), "restore": True}
-        return None if params.restore else Inverse(cls.name, given)
+        undo = {**params.changed_params(), **({"job_id": job_id} if job_id else {}), "restore": True}
+        return None if params.restore else Inverse(cls.name, undo)
 
 
 def _key(run_id: str, params: SlurmUpdateParams) -> str:
-    """Two steps of a run may change the same job."""
-    values = sorted((name, value) for name, value in params.given().items() if name != "job_id")
+    """Return the beginning of a step's mark: two steps may change the same job."""
+    values = sorted((name, value) for name, value in params.changed_params().items() if name != "job_id")
     digest = hashlib.sha256(repr(values).encode()).hexdigest()[:8]
     return f"{PREFIX}update {run_id} {digest}"
 
@@ -161,11 +163,11 @@ def _all_nodes(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(host_lists.expand(",".join(names))))
 
 
-def _of_same_fields(change: JobChange, values: JobChange) -> JobChange:
+def _of_fields_set_in(change: JobChange, values: JobChange) -> JobChange:
     return JobChange(**{name: getattr(values, name) for name, new in structs.asdict(change).items() if new is not None})
 
 
-def _written(values: JobChange) -> str:
+def _as_text(values: JobChange) -> str:
     parts = []
     if values.excluded_nodes is not None:
         parts.append(f"exclude={','.join(values.excluded_nodes)}")
@@ -177,7 +179,7 @@ def _written(values: JobChange) -> str:
     return " ".join(parts)
 
 
-def _read(text: str) -> JobChange:
+def _from_text(text: str) -> JobChange:
     values = dict(part.split("=", 1) for part in text.split() if "=" in part)
     excluded, priority, minutes = values.get("exclude"), values.get("priority", ""), values.get("minutes")
     limit = None

@@ -58,7 +58,8 @@ class HttpxCaller:
         sending = _headers(headers, {name: text for name, (text, _) in secrets.items()})
         client = await self._client_for(access)
         try:
-            reply = await self._send(client, peer, (method, url), sending, body, timeout)
+            limit = access.largest_reply or self._body_limit
+            reply = await self._send(client, peer, (method, url), sending, body, timeout, limit)
         finally:
             if client is not self._client:
                 await client.aclose()
@@ -72,6 +73,7 @@ class HttpxCaller:
         headers: list[tuple[bytes, bytes]],
         body: bytes | None,
         timeout: timedelta,
+        limit: int,
     ) -> HttpReply:
         until = asyncio.get_running_loop().time() + timeout.total_seconds()
         sent = False
@@ -91,7 +93,7 @@ class HttpxCaller:
             async with asyncio.timeout_at(until):
                 response = await client.send(request, stream=True)
             try:
-                content = await _read(response, self._body_limit, until)
+                content = await _read(response, limit, until)
             finally:
                 await response.aclose()
         except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError) as error:

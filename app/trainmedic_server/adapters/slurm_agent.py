@@ -1,7 +1,6 @@
 """Slurm through an agent on a node with scontrol and scancel; implements `ports.slurm.Slurm`.
 
-Each change is one signed command that the agent journals and runs once. Readings are commands too, without a journal
-entry; a list that has not changed is not sent again.
+Each change is one signed command that the agent journals and runs once. Readings are not journaled.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from trainmedic_server.adapters import slurm_errors
 from trainmedic_server.adapters.slurm_json import (
     API_VERSIONS,
     FIELDS,
-    found_job,
-    found_node,
     is_responding,
+    job_in,
     jobs_of,
     members_of,
+    node_in,
     nodes_of,
     release_of,
     reservations_of,
@@ -43,11 +42,11 @@ from trainmedic_server.ports.slurm import (
 
 TIMEOUT = timedelta(seconds=20)
 """For one command. slurmctld answers late while it schedules thousands of jobs."""
-_LARGEST = 64 * 1024 * 1024
+_LARGEST_DOCUMENT = 64 * 1024 * 1024  # bytes
 _REMEDY = "check the rights of the agent's user in Slurm"
 _UNLIMITED = "unlimited"
 _NO_PARTITION = "Invalid partition name specified"
-"""How Slurm refuses the question whether the server may change a job."""
+"""Slurm's refusal of an update that only asks whether the server may change the job."""
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 """The names that agents pass to Slurm."""
 
@@ -81,7 +80,7 @@ class SlurmAgent:
         if not _NODE_NAME.fullmatch(name):
             raise ObjectMissing(f"{name!r:.200} is no NodeName of Slurm")  # it may be an address
         try:
-            return found_node(await self._read("node", "nodes", name), name)
+            return node_in(await self._read("node", "nodes", name), name)
         except ObjectMissing:
             if any(each.name == name for each in await self.nodes()):
                 raise ClusterUnavailable(f"scontrol does not show node {name}, which Slurm lists") from None
@@ -93,7 +92,7 @@ class SlurmAgent:
     async def job(self, job_id: str) -> SlurmJob:
         # The leader's id lists all components.
         try:
-            return found_job(await self._read("job", "jobs", job_id.partition("+")[0]), job_id)
+            return job_in(await self._read("job", "jobs", job_id.partition("+")[0]), job_id)
         except ObjectMissing:
             # scontrol shows nothing also if slurmctld does not answer. The whole list proves an answer.
             if any(job_id in (each.job_id, *each.other_ids) for each in await self.jobs()):
@@ -210,7 +209,7 @@ class SlurmAgent:
         for page in range(1, pages if isinstance(pages, int) else 1):
             pieces += _pieces(await self._ask(action, {**given, "known": digest, "page": page}))
         try:
-            document = log_pages.unpacked(pieces, _LARGEST)
+            document = log_pages.unpacked(pieces, _LARGEST_DOCUMENT)
         except ValueError as error:
             raise ClusterUnavailable(f"{self._agent} sends a document that cannot be read: {error}") from error
         for each in members_of(document, "errors"):
@@ -222,7 +221,6 @@ class SlurmAgent:
         return digest, document
 
     async def _ask(self, action: str, params: Mapping[str, Any], is_change: bool = False) -> Mapping[str, Any]:
-        """Return the output of a command to the agent."""
         now = self._clock.now()
         command = envelope.Command(
             id=envelope.new_id(int(now.timestamp() * 1000)),

@@ -28,6 +28,7 @@ _TEXTS = {
     "Zero Bytes were transmitted or received": 5005,
     "Socket timed out on send/recv operation": 5004,
     "Unexpected message received": 1000,
+    "scontrol did not end in time": 5004,
     "Protocol authentication error": 1007,
     "Access/permission denied": 2002,
 }

@@ -32,7 +32,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 _GPU_INDEXES = re.compile(r"(?:^|,)gpu:[^()]*\(IDX:([0-9,-]+)\)")
 
 
-def found_node(answer: Mapping[str, Any], name: str) -> SlurmNode:
+def node_in(answer: Mapping[str, Any], name: str) -> SlurmNode:
     """Raises ObjectMissing: an unknown node is an empty list."""
     for each in nodes_of(answer):
         if each.name == name:
@@ -44,15 +44,15 @@ def nodes_of(answer: Mapping[str, Any]) -> list[SlurmNode]:
     return [_node(each) for each in members_of(answer, "nodes")]
 
 
-def found_job(answer: Mapping[str, Any], job_id: str) -> SlurmJob:
-    """Raises ObjectMissing, and ClusterRefused for an id of several parts."""
+def job_in(answer: Mapping[str, Any], job_id: str) -> SlurmJob:
+    """Raises ObjectMissing, and ClusterRefused for an array of several tasks."""
     parts = members_of(answer, "jobs")
-    named = [each for each in parts if job_id in _names_of(each)]
+    named = [each for each in parts if job_id in _ids_of(each)]
     components = [each for each in parts if number_of(each.get("het_job_id"))]
     if components:
         if not named:
             raise ObjectMissing(f"Slurm knows no job {job_id}")
-        return _whole(components) if str(number_of(components[0].get("het_job_id"))) == job_id else _job(named[0])
+        return _whole_job(components) if str(number_of(components[0].get("het_job_id"))) == job_id else _job(named[0])
     if len(parts) > 1 and "_" not in job_id:
         # A change would reach all of them, and reading one back would prove nothing about the others.
         raise ClusterRefused(f"job {job_id} has {len(parts)} parts: name one of them, such as {job_id}_0")
@@ -63,8 +63,7 @@ def found_job(answer: Mapping[str, Any], job_id: str) -> SlurmJob:
     return _job((named or waiting)[0])
 
 
-def _whole(components: Sequence[Mapping[str, Any]]) -> SlurmJob:
-    """Return a heterogeneous job from all of its components."""
+def _whole_job(components: Sequence[Mapping[str, Any]]) -> SlurmJob:
     jobs = [_job(each) for each in sorted(components, key=lambda each: number_of(each.get("het_job_offset")) or 0)]
     return replace(
         jobs[0],
@@ -111,8 +110,8 @@ def _node(answer: Mapping[str, Any]) -> SlurmNode:
     )
 
 
-def _names_of(answer: Mapping[str, Any]) -> set[str]:
-    """Return a job's ids: its own, ARRAY_TASK for a task of an array, and LEADER+OFFSET for a component."""
+def _ids_of(answer: Mapping[str, Any]) -> set[str]:
+    """Return its own ID, ARRAY_TASK for a task, and LEADER+OFFSET for a component."""
     names = {str(answer.get("job_id"))}
     array, task = number_of(answer.get("array_job_id")), number_of(answer.get("array_task_id"))
     if array and task is not None:
@@ -139,7 +138,7 @@ def _job(answer: Mapping[str, Any]) -> SlurmJob:
         admin_comment=_text(answer.get("admin_comment")),
         priority=number_of(answer.get("priority")),
         time_limit=timedelta(minutes=minutes) if minutes is not None else None,
-        other_ids=tuple(sorted(_names_of(answer) - {str(answer.get("job_id"))})),
+        other_ids=tuple(sorted(_ids_of(answer) - {str(answer.get("job_id"))})),
         leader=str(number_of(answer.get("het_job_id")) or ""),
         gpus_by_node=_gpus_by_node(answer),
     )
@@ -164,7 +163,6 @@ def _indexes(detail: str) -> tuple[int, ...]:
 
 
 def is_responding(answer: Mapping[str, Any]) -> bool:
-    """Return whether a slurmctld has answered a ping."""
     # Data parsers before v0.0.43 have only the text.
     return any(ping.get("responding") or ping.get("pinged") == "UP" for ping in members_of(answer, "pings"))
 

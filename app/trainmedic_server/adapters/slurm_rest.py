@@ -1,7 +1,7 @@
 """Slurm through slurmrestd, by the newest of `API_VERSIONS` that it offers.
 
 A status of 200 proves nothing: slurmrestd answers 200 with ``errors``, and for an unknown node 200 without a node. So
-every answer is checked for errors and for the requested name.
+errors and names are checked.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.adapters.httpx_caller import HttpxCaller, read_secret
 from trainmedic_server.adapters.slurm_json import (
     API_VERSIONS,
-    found_job,
-    found_node,
     is_responding,
+    job_in,
     jobs_of,
     members_of,
+    node_in,
     nodes_of,
     number_of,
     release_of,
@@ -108,7 +108,7 @@ class SlurmRest:
         return SlurmRelease(release_of(answer), version in _CAN_REQUEUE, version in _CAN_RESERVE)
 
     async def node(self, name: str) -> SlurmNode:
-        return found_node(await self._ask("GET", f"/node/{quote(name, safe='')}"), name)
+        return node_in(await self._ask("GET", f"/node/{quote(name, safe='')}"), name)
 
     async def nodes(self) -> Sequence[SlurmNode]:
         return await self._all("/nodes/", nodes_of)
@@ -116,7 +116,7 @@ class SlurmRest:
     async def job(self, job_id: str) -> SlurmJob:
         # The leader's id lists all components. Not every release knows LEADER+OFFSET.
         asked = job_id.partition("+")[0]
-        return found_job(await self._ask("GET", f"/job/{quote(asked, safe='')}"), job_id)
+        return job_in(await self._ask("GET", f"/job/{quote(asked, safe='')}"), job_id)
 
     async def jobs(self) -> Sequence[SlurmJob]:
         return await self._all("/jobs/", jobs_of)
@@ -182,7 +182,9 @@ class SlurmRest:
         _check_status(await self._ask("DELETE", f"/job/{await self._own_id(job_id)}?{query}"), job_id)
 
     async def cancel(self, job_id: str) -> None:
-        _check_status(await self._ask("DELETE", f"/job/{await self._own_id(job_id)}"), job_id, fine=slurm_errors.ENDED)
+        _check_status(
+            await self._ask("DELETE", f"/job/{await self._own_id(job_id)}"), job_id, accepted_code=slurm_errors.ENDED
+        )
 
     async def update(self, job_id: str, change: JobChange) -> None:
         new: dict[str, Any] = {}
@@ -311,14 +313,14 @@ def _check_errors(answer: Mapping[str, Any], status: int, is_change: bool) -> No
     )
 
 
-def _check_status(answer: Mapping[str, Any], job_id: str, fine: int | None = None) -> None:
-    """Raise if the answer states an error for a job or one of its steps."""
+def _check_status(answer: Mapping[str, Any], job_id: str, accepted_code: int | None = None) -> None:
+    """Raise if the answer states an error other than `accepted_code`."""
     for each in members_of(answer, "status"):
         error = each.get("error")
         if not isinstance(error, Mapping):
             continue
         code = error.get("code")
-        if code and code != fine:
+        if code and code != accepted_code:
             text = f"Slurm: {error.get('string')} ({code}): job {job_id}"
             raise ObjectMissing(text) if code == slurm_errors.NO_JOB else ClusterRefused(text)
 

@@ -1,7 +1,4 @@
-"""Nodes and running jobs of Slurm, read periodically. After a failure the last ones remain.
-
-The pause between readings grows with their duration, to limit slurmctld's load.
-"""
+"""Nodes and running jobs of Slurm, read periodically. After a failure the last ones remain."""
 
 from __future__ import annotations
 
@@ -17,10 +14,10 @@ from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.slurm import FUTURE, Slurm, SlurmJob, SlurmNode
 
 REFRESH_EVERY = timedelta(seconds=5)
-_PATIENCE = timedelta(seconds=10)
-"""Least time after which a reading is overdue."""
+_PATIENCE = timedelta(seconds=10)  # least time after which a reading is overdue
 _SHARE = 0.05
-"""Maximum share of slurmctld's time for these readings."""
+"""Share of slurmctld's time for readings, within `_LONGEST_PAUSE`."""
+_LONGEST_PAUSE = timedelta(minutes=1)
 
 log = telemetry.logger(__name__)
 
@@ -35,42 +32,47 @@ class SlurmWatch:
         self._answered_at = clock.now()
         self._topology = SlurmTopology().unanswered(self._answered_at)
         self._seen: tuple[Sequence[SlurmNode], Sequence[SlurmJob]] | None = None
-        self._took = 0.0
+        self._seconds = self._seconds_before = 0.0
+        """Durations of the last two readings."""
 
     def topology(self) -> SlurmTopology:
         return self._topology
 
     async def watch(self) -> None:
-        await loops.repeat(self.refresh, REFRESH_EVERY, "slurm", self._metrics, rest=self._rest)
+        await loops.repeat(self.refresh, REFRESH_EVERY, "slurm", self._metrics, rest=self._pause)
 
     async def refresh(self) -> None:
-        """Read once. Raises ClusterUnavailable, ClusterRefused."""
         loop, now = asyncio.get_running_loop(), self._clock.now()
         began = loop.time()
-        too_late = loop.call_later(max(_PATIENCE.total_seconds(), 2 * self._took), self._lose)
+        too_late = loop.call_later(max(_PATIENCE.total_seconds(), 2 * self._seconds), self._mark_unanswered)
         try:
             seen = (await self._slurm.nodes(), await self._slurm.jobs())
         except Exception:
-            self._lose()
+            self._mark_unanswered()
             raise
         finally:
             too_late.cancel()
-            self._took = loop.time() - began
+            self._seconds_before, self._seconds = self._seconds, loop.time() - began
         self._answered_at = now
         if self._topology.answers and seen == self._seen:
             return
-        self._topology = await asyncio.to_thread(read, *seen, self._topology)
+        self._topology = await asyncio.to_thread(topology_of, *seen, self._topology)
         self._seen = seen
 
-    def _lose(self) -> None:
+    def _mark_unanswered(self) -> None:
         self._topology = self._topology.unanswered(self._answered_at)
 
-    async def _rest(self, seconds: float) -> None:
-        wait = max(seconds, self._took / _SHARE)
-        await self._clock.sleep_until(self._clock.now() + timedelta(seconds=wait))
+    async def _pause(self, _: float) -> None:
+        await self._clock.sleep_until(self._clock.now() + pause_after(self._seconds_before, self._seconds))
 
 
-def read(nodes: Sequence[SlurmNode], jobs: Sequence[SlurmJob], before: SlurmTopology) -> SlurmTopology:
+def pause_after(*seconds: float) -> timedelta:
+    """Return the pause after readings of these durations. A single long one, such as an outage, does not count."""
+    return max(REFRESH_EVERY, min(timedelta(seconds=min(seconds) / _SHARE), _LONGEST_PAUSE))
+
+
+def topology_of(nodes: Sequence[SlurmNode], jobs: Sequence[SlurmJob], before: SlurmTopology) -> SlurmTopology:
+    """Unchanged names are shared with `before`."""
     by_node: dict[str, set[str]] = {}
     by_gpu: dict[str, set[str]] = {}
     whole: dict[str, str] = {}  # ID of the whole job, by the ID of each part of it

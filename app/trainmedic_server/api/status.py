@@ -16,7 +16,9 @@ from trainmedic_server import __version__, telemetry
 from trainmedic_server.api.engine import AlertMapPort, CatalogPort, EnginePort, LogRulesPort
 from trainmedic_server.api.pauses import PauseView, pause_views
 from trainmedic_server.api.view import ApiModel
+from trainmedic_server.domain import upcoming
 from trainmedic_server.domain.modes import Mode
+from trainmedic_server.domain.topology import SlurmTopology
 from trainmedic_server.errors import BusExplained, StoreExplained, TrainmedicError
 from trainmedic_server.http import problems
 from trainmedic_server.http.api_routes import ApiRoutes
@@ -73,6 +75,13 @@ class Ready(ApiModel):
         Dependency(ok=True, detail=_CHANNELS_ARE_SET),
         description="State of the notification channels that playbooks name; `ready` does not depend on it.",
     )
+    slurm: Dependency | None = Field(
+        None,
+        description=(
+            "Slurm; null if it is not configured, or on a standby. `ready` does not depend on it. While it does not "
+            "answer, the server uses the nodes and jobs of the time that `detail` states."
+        ),
+    )
     paused: bool = Field(description="Whether everything is paused; `pauses` also lists partial ones.")
     breaker_open: bool
     pauses: list[PauseView] = Field(default_factory=list, description="Present and future pauses.")
@@ -101,7 +110,9 @@ def router(
     channel_warning: Callable[[], str] = str,
     alert_map: AlertMapPort | None = None,
     routing_caveat: str = "",
+    slurm_topology: Callable[[], SlurmTopology] | None = None,
 ) -> ApiRoutes:
+    """`slurm_topology`: None without Slurm."""
     # A parameter that a proxy adds to a probe or a scrape must not make it fail.
     routes = ApiRoutes("status", takes_any_query=True)
 
@@ -125,6 +136,8 @@ def router(
         readiness = await _readiness(
             engine, store, bus, catalog, log_rules, watch, seconds, redis_caveat(), now, alert_map
         )
+        if slurm_topology is not None:
+            readiness.slurm = _slurm(slurm_topology())
         if routing_caveat:
             readiness.notifications = Dependency(ok=True, detail=routing_caveat, caution=True)
         if warning := channel_warning():
@@ -197,6 +210,13 @@ def _clock(ahead: float) -> Dependency:
         detail=f"the machine's clock was set {change}; the server keeps the earlier time until the clock was steady "
         "for 15 minutes. If the new time is wrong, correct it",
     )
+
+
+def _slurm(topology: SlurmTopology) -> Dependency:
+    if topology.answers:
+        return Dependency(ok=True, detail=f"answers, with {len(topology.nodes)} nodes")
+    since = upcoming.clock(topology.silent_since) if topology.silent_since is not None else "the server's start"
+    return Dependency(ok=False, detail=f"does not answer since {since}; the server's log has the reason")
 
 
 async def _check(check: Callable[[], Awaitable[Any]], name: str, seconds: float) -> Dependency:

@@ -463,6 +463,8 @@ class _Compilation:
         if is_asked and not written_actions.can_be_undone(action):
             own = "write how: undo: {when: on_resolve, action: NAME, with: {…}}"
             self._report((*path, "undo"), f"action {action.name} cannot be undone by itself; {own}")
+        if (problem := written_actions.too_short_timeout(action, entry)) is not None:
+            self._report((*path, "timeout"), problem)
 
     def _params(self, action: type[Action], raw: Mapping[str, Any], place: DocumentPath) -> BaseModel | None:
         """Report the certain errors. Return None unless all parameters are constants and valid."""

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from datetime import timedelta
 from typing import Any
 
-from trainmedic_core import model_errors
+from trainmedic_core import duration, model_errors
 from trainmedic_core.problems import DocumentPath, FileProblem
 from trainmedic_core.target import TargetKind
 from trainmedic_core.yaml_text import YamlDocument
@@ -38,6 +39,20 @@ def stays_after_rendering(fault: model_errors.ValidationFault, templates: list[t
 def has_own_undo(entry: Mapping[str, Any]) -> bool:
     undo = entry.get("undo")
     return isinstance(undo, dict) and isinstance(undo.get("action"), str)
+
+
+def too_short_timeout(action: type[Action], entry: Mapping[str, Any]) -> str | None:
+    """Return the problem and its cure; None if the timeout is long enough, not written or invalid."""
+    shortest: timedelta = getattr(action, "shortest_timeout", timedelta(0))
+    try:
+        timeout = duration.parse(str(entry["timeout"]))
+    except (KeyError, ValueError):
+        return None
+    if timeout >= shortest:
+        return None
+    return (
+        f"timeout: {action.name} cannot succeed in {duration.write(timeout)}; write {duration.write(shortest)} or more"
+    )
 
 
 def outputs_of(entry: Any, actions: Actions, kind: TargetKind | None) -> Mapping[str, Shape]:

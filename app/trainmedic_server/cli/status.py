@@ -87,6 +87,8 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {'log rules':<11}{'ok' if rules.get('ok') else 'NOT OK'}: {words.plain(rules.get('detail'))}"
     if mapped := ready.get("alert_map"):
         yield f"  {'alert map':<11}{'ok' if mapped.get('ok') else 'NOT OK'}: {words.plain(mapped.get('detail'))}"
+    if slurm := ready.get("slurm"):
+        yield f"  {'slurm':<11}{'ok' if slurm.get('ok') else 'NOT OK'}: {words.plain(slurm.get('detail'))}"
     if not ready.get("clock", {}).get("ok", True):
         yield f"  {'clock':<11}NOT OK: {words.plain(ready['clock'].get('detail'))}"
     if not ready.get("notifications", {}).get("ok", True):

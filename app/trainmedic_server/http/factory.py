@@ -37,7 +37,7 @@ from trainmedic_server.auth.auth import Authenticator
 from trainmedic_server.console.app import ConsoleApp
 from trainmedic_server.console.build import console
 from trainmedic_server.domain.missing_channels import unset_channels
-from trainmedic_server.domain.topology import ClusterTopology
+from trainmedic_server.domain.topology import ClusterTopology, SlurmTopology
 from trainmedic_server.engine.runbooks import Runbooks
 from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.http import problems
@@ -107,6 +107,7 @@ def create_app(
     clock_watch: ClockWatch,
     limits: ServerLimits = ServerLimits(),
     cluster_topology: Callable[[], ClusterTopology] = ClusterTopology,
+    slurm_topology: Callable[[], SlurmTopology] | None = None,
     allowed_hosts: Collection[str] = (),
     redis_caveat: Callable[[], str] = str,
     alert_map: AlertMapPort | None = None,
@@ -152,6 +153,7 @@ def create_app(
             channel_warning,
             alert_map,
             messaging.routes.caveat,
+            slurm_topology,
         ),
     ):
         app.router.routes.extend(routes.routes)  # `include_router` would build each route again

@@ -151,6 +151,8 @@ class ActionTraits(Protocol):
     """True for an act that a person should approve: a playbook with it has mode ``approve`` unless it names a mode."""
     changes_node: ClassVar[bool]
     """True if a run on a GPU locks the GPU's node."""
+    shortest_timeout: ClassVar[timedelta]
+    """Playbooks with a shorter timeout are rejected on load. Default: 0."""
     promql: ClassVar[frozenset[str]]
     """Parameters that are PromQL. Templates in them stand within quotes, and values are escaped."""
 

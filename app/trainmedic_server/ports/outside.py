@@ -131,13 +131,15 @@ class HttpAccess(Struct, frozen=True):
     """PEM file with the only certificates to trust."""
     socket: str | None = None
     """UNIX socket to connect to."""
+    largest_reply: int | None = None
+    """Bytes after which the reply is truncated. None: 64 KiB."""
 
 
 NO_ACCESS = HttpAccess()
 
 
 class HttpCaller(Protocol):
-    """Makes single HTTP calls without redirects, and truncates replies at 64 KiB."""
+    """Makes single HTTP calls without redirects, and truncates long replies."""
 
     async def call(
         self,

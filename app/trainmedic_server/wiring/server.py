@@ -266,6 +266,7 @@ class TrainmedicServer:
                 presences=presences,
                 redis_caveat=redis_caveat,
                 cluster_topology=cluster_topology,
+                slurm_topology=slurm_watch.topology if slurm_watch is not None else None,
                 metrics=metrics,
                 auth=authenticator,
                 clock=clock,

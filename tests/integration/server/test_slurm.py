@@ -7,26 +7,17 @@ import signal
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.support import slurm_cluster
-from tests.support.messages import delivery, resolved
-from tests.support.programs import ROOT, eventually, start_server
+from tests.support.programs import ROOT, eventually
+from tests.support.slurm_alerts import DRAIN, alert, drain_while_an_alert_fires, fire, serving, until_closed
 from tests.support.slurm_cluster import SlurmCluster
 
 PLAYBOOKS = {
-    "drain.yaml": """
-playbook: drain-broken-node
-on: {alert: GPUFellOffBus}
-target: node
-steps:
-  - id: drain
-    action: slurm.drain
-    undo: on_resolve
-""",
+    "drain.yaml": DRAIN,
     "requeue.yaml": """
 playbook: requeue-hanging-job
 on: {alert: SlurmJobHangs}
@@ -69,53 +60,21 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 @pytest.fixture(scope="module")
 def server(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    directory = tmp_path_factory.mktemp("server")
-    playbooks = directory / "playbooks"
-    playbooks.mkdir()
-    for name, text in PLAYBOOKS.items():
-        (playbooks / name).write_text(text)
-    options = ("--mode", "enforce", "--slurm-url", cluster.rest_url, "--slurm-user", "root")
-    program, url = start_server(
-        directory / "server", *options, "--slurm-token-file", str(cluster.token_file), playbooks=playbooks
-    )
-    with program:
+    options = ("--slurm-url", cluster.rest_url, "--slurm-user", "root", "--slurm-token-file", str(cluster.token_file))
+    with serving(tmp_path_factory.mktemp("server"), PLAYBOOKS, *options) as url:
         yield url
 
 
-def fire(url: str, name: str, **labels: str) -> dict[str, Any]:
-    """Deliver an alert that fires; return the delivery."""
-    document = delivery(name, "slurm")
-    document["alerts"][0]["labels"] = {"alertname": name, **labels}
-    document["alerts"][0]["fingerprint"] = f"{name}-{time.time_ns()}"
-    httpx.post(f"{url}/webhook", json=document).raise_for_status()
-    return document
-
-
-def run_of(url: str, target: str, undone: bool = False) -> dict[str, Any] | None:
-    """The newest run on the target, once it is over, or with `undone` once its undo is."""
-    items = httpx.get(f"{url}/history", params={"limit": 50}).raise_for_status().json()["items"]
-    item = next((item for item in items if item["target"] == target), None)
-    if item is None or item["status"] in ("running", "waiting"):
-        return None
-    run: dict[str, Any] = httpx.get(f"{url}/history/{item['run_id']}").raise_for_status().json()
-    return run if run["undone_at"] or not undone else None
-
-
-def state_of(cluster: SlurmCluster, node: str) -> str:
-    return cluster.run("scontrol", "show", "node", node)
+@pytest.fixture(autouse=True)
+def _cleared(cluster: SlurmCluster) -> Iterator[None]:
+    """A requeued job would start again minutes later, on the node of another test."""
+    yield
+    cluster.clear()
 
 
 def test_a_node_is_drained_while_its_alert_fires(server: str, cluster: SlurmCluster) -> None:
-    """The reason names the run. When the alert has resolved, the node takes jobs again."""
-    fired = fire(server, "GPUFellOffBus", node="n2")
-    run = eventually(partial(run_of, server, "node:n2"), 120, "the run is over")
-    assert run["status"] == "succeeded", run
-    shown = state_of(cluster, "n2")
-    assert "State=IDLE+DRAIN" in shown
-    assert f"Reason=trainmedic:{run['run_id']} " in shown
-    httpx.post(f"{server}/webhook", json=resolved(fired)).raise_for_status()
-    eventually(partial(run_of, server, "node:n2", undone=True), 120, "the drain is taken back")
-    assert "DRAIN" not in state_of(cluster, "n2")
+    """Through slurmrestd."""
+    drain_while_an_alert_fires(server, cluster, "n2")
 
 
 def test_a_job_is_requeued_once(server: str, cluster: SlurmCluster) -> None:
@@ -123,7 +82,7 @@ def test_a_job_is_requeued_once(server: str, cluster: SlurmCluster) -> None:
     job = cluster.submit("while :; do sleep 0.2; done", "--requeue")
     eventually(lambda: cluster.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING", 120, "the job runs")
     fire(server, "SlurmJobHangs", slurm_job_id=job)
-    run = eventually(partial(run_of, server, f"job:slurm:{job}"), 120, "the run is over")
+    run = until_closed(server, f"job:slurm:{job}")
     assert run["status"] == "succeeded", run
     (step,) = run["steps"]
     assert step["output"]["restarts"] == 1
@@ -133,25 +92,20 @@ def test_a_job_is_requeued_once(server: str, cluster: SlurmCluster) -> None:
 def test_a_target_that_is_no_slurm_job_fails_and_says_how_to_name_one(server: str) -> None:
     """Nothing reaches Slurm."""
     fire(server, "SlurmJobHangs", slurm_job_id="all")
-    run = eventually(partial(run_of, server, "job:slurm:all"), 120, "the run is over")
+    run = until_closed(server, "job:slurm:all")
     assert run["status"] == "failed", run
     assert "give job_id, or a target such as job:slurm:4711" in run["message"]
 
 
-def decision_on(url: str, alert: str, **labels: str) -> tuple[str, str]:
+def decision_on(url: str, name: str, **labels: str) -> tuple[str, str]:
     """Deliver an alert; return the first playbook's decision and target."""
-    document = delivery(alert, "slurm")
-    document["alerts"][0]["labels"] = {"alertname": alert, **labels}
-    document["alerts"][0]["fingerprint"] = f"{alert}-{time.time_ns()}"
-    (run,) = httpx.post(f"{url}/webhook", json=document).raise_for_status().json()["runs"]
+    (run,) = httpx.post(f"{url}/webhook", json=alert(name, **labels)).raise_for_status().json()["runs"]
     return run["decision"], run["target"]
 
 
 def would_be_limited(url: str) -> bool:
     """Whether the server would keep n1 in service, by what it has read of Slurm."""
-    document = delivery("NodeWorn", "slurm")
-    document["alerts"][0]["labels"] = {"alertname": "NodeWorn", "node": "n1"}
-    (item,) = httpx.post(f"{url}/explain", json=document).raise_for_status().json()["items"]
+    (item,) = httpx.post(f"{url}/explain", json=alert("NodeWorn", node="n1")).raise_for_status().json()["items"]
     return any(playbook["decision"] == "capacity_limited" for playbook in item["playbooks"])
 
 
@@ -174,9 +128,8 @@ def test_a_node_is_kept_while_others_are_out(server: str, cluster: SlurmCluster)
         finally:
             cluster.run("scontrol", *give_back)
     eventually(partial(decision_is, "started"), 60, "the node may be drained", every=0.5)
-    run = eventually(partial(run_of, server, "node:n1"), 120, "the run is over")
+    run = until_closed(server, "node:n1")
     assert run["status"] == "succeeded", run
-    cluster.run("scontrol", "update", "nodename=n1", "state=resume")
 
 
 def test_no_node_is_taken_out_of_service_while_slurm_is_silent(server: str, cluster: SlurmCluster) -> None:
@@ -186,6 +139,10 @@ def test_no_node_is_taken_out_of_service_while_slurm_is_silent(server: str, clus
     time.sleep(20)  # A reading begins every 5 s and is too late after 10 s. A run that starts earlier may.
     try:
         assert decision_on(server, "NodeWorn", node="n1")[0] == "capacity_limited"
+        ready = httpx.get(f"{server}/ready").json()
+        assert ready["ready"]
+        assert not ready["slurm"]["ok"]
+        assert re.match(r"does not answer since \S+Z; ", ready["slurm"]["detail"])
         (refused, *_) = httpx.get(f"{server}/history", params={"limit": 1}).raise_for_status().json()["items"]
         assert re.fullmatch(
             r"min_available: the state of the nodes is not known since \S+Z: Slurm does not answer", refused["message"]
@@ -195,9 +152,13 @@ def test_no_node_is_taken_out_of_service_while_slurm_is_silent(server: str, clus
     eventually(
         lambda: decision_on(server, "NodeWorn", node="n1")[0] == "started", 120, "the node is drained", every=0.5
     )
-    run = eventually(partial(run_of, server, "node:n1"), 120, "the run is over")
+    run = until_closed(server, "node:n1")
     assert run["status"] == "succeeded", run
-    cluster.run("scontrol", "update", "nodename=n1", "state=resume")
+    assert httpx.get(f"{server}/ready").json()["slurm"] == {
+        "ok": True,
+        "detail": "answers, with 3 nodes",
+        "caution": False,
+    }
 
 
 def test_a_gpus_index_leads_to_its_job_and_a_host_name_to_no_node_of_several(
@@ -211,11 +172,10 @@ def test_a_gpus_index_leads_to_its_job_and_a_host_name_to_no_node_of_several(
         "the job is known",
         every=0.5,
     )
-    run = eventually(partial(run_of, server, f"job:slurm:{job}"), 120, "the run is over")
+    run = until_closed(server, f"job:slurm:{job}")
     assert run["steps"][0]["output"]["job_id"] == job
     assert decision_on(server, "GPUSlow", node="n2", gpu="1")[0] == "target_unknown"
     assert decision_on(server, "GPUFellOffBus", node="127.0.0.1")[0] == "target_unknown"
-    cluster.run("scancel", job)
 
 
 def test_the_rules_read_metrics_that_slurmctld_has(cluster: SlurmCluster) -> None:

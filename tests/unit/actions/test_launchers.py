@@ -156,9 +156,9 @@ async def test_on_a_node_without_elastic_jobs_nothing_happens_and_the_output_say
     """A step of a playbook for every node is no failure there."""
     bus.launching = []
     out = await on_node(bus, LauncherExcludeNode)
-    assert (out["jobs"], out["note"]) == ([], LauncherExcludeNode.nobody)
+    assert (out["jobs"], out["note"]) == ([], LauncherExcludeNode.nothing_done)
     back = await on_node(bus, LauncherIncludeNode)
-    assert (back["jobs"], back["note"]) == ([], LauncherIncludeNode.nobody)
+    assert (back["jobs"], back["note"]) == ([], LauncherIncludeNode.nothing_done)
     assert bus.sent == []
 
 

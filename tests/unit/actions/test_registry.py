@@ -64,7 +64,7 @@ def _variant(**members):
 
 def test_every_built_in_action_is_well_formed():
     """The built-in actions pass the same checks as those of other packages, and no two share a name."""
-    assert [registry._fault(spec) for spec in registry.BUILT_IN] == [None] * len(registry.BUILT_IN)
+    assert [registry._why_invalid(spec) for spec in registry.BUILT_IN] == [None] * len(registry.BUILT_IN)
     names = [spec.name for spec in registry.BUILT_IN]
     assert len(names) == len(set(names))
 

@@ -334,3 +334,40 @@ async def test_an_update_of_a_job_of_the_sdk_is_undone_by_its_id() -> None:
 def test_a_reason_is_one_printable_line_without_a_last_quote() -> None:
     """The agent refuses other characters, and scontrol removes the quote."""
     assert slurm_marks.marked(("r1",), 'a\u200bb\x1b\n say "hi"') == 'trainmedic:r1 a b say "hi'
+
+
+class EndingJob(OneJob):
+    """A requeued job whose processes have not ended at first, as Slurm shows it. The first requeue is another's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known = replace(
+            self.known, states=frozenset({"PENDING", "COMPLETING"}), admin_comment="[trainmedic:requeue c-1 0]"
+        )
+        self.refused = 0
+
+    async def requeue(self, job_id: str, hold: bool = False) -> None:
+        self.refused += 1
+        if self.refused > 1:
+            self.known = replace(self.known, states=frozenset({"PENDING"}), restarts=1)
+        raise ClusterRefused("Job is pending execution")
+
+
+async def test_a_requeue_that_an_earlier_attempt_began_is_awaited_until_the_job_has_ended() -> None:
+    """Slurm refuses another one, and has not counted the restart yet."""
+    slurm = EndingJob()
+    output = await do(slurm, "slurm.requeue")
+    assert output["restarts"] == 1
+
+
+async def test_a_requeue_whose_outcome_was_lost_after_it_was_done_is_not_repeated() -> None:
+    """The mark stays in the job's admin comment; another command's mark is replaced."""
+    slurm = EndingJob()
+    slurm.known = replace(slurm.known, states=frozenset({"RUNNING"}), restarts=1)
+    output = await do(slurm, "slurm.requeue")
+    assert (output["restarts"], slurm.refused) == (1, 0)
+    slurm.known = replace(slurm.known, admin_comment="mine[trainmedic:requeue c-0 0]")
+    slurm.refused = 1
+    with pytest.raises(ClusterRefused):
+        await do(slurm, "slurm.requeue")
+    assert slurm.known.admin_comment == "mine[trainmedic:requeue c-1 1]"

@@ -7,6 +7,7 @@ import pytest
 from trainmedic_server.actions import registry
 from trainmedic_server.catalog import loader
 from trainmedic_server.domain.modes import Mode
+from trainmedic_server.errors import PlaybookError
 
 ACTIONS = registry.specs_only()
 ASKING = {
@@ -44,6 +45,14 @@ def test_a_playbook_with_one_asks_unless_it_names_a_mode(steps: str) -> None:
     assert mode_of(steps) is Mode.APPROVE
     assert mode_of(steps, "mode: enforce") is Mode.ENFORCE
     assert mode_of(steps, "mode: observe") is Mode.OBSERVE
+
+
+def test_a_timeout_in_which_a_reboot_cannot_succeed_is_refused_with_its_cure() -> None:
+    """The agent restarts the node after one minute."""
+    for timeout in ("30s", "1m"):
+        with pytest.raises(PlaybookError, match=rf"6:36: timeout: .*cannot succeed in {timeout}; write 2m or more"):
+            mode_of(f"  - {{action: node.reboot, timeout: {timeout}}}")
+    mode_of("  - {action: node.reboot, timeout: 2m}")
 
 
 def test_other_playbooks_act_as_before() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from trainmedic_core.target import Target
 from trainmedic_server.adapters.slurm_json import jobs_of, nodes_of
-from trainmedic_server.adapters.slurm_topology import read
+from trainmedic_server.adapters.slurm_topology import pause_after, topology_of
 from trainmedic_server.domain import job_lookup, places, selectors, target_resolution
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved
 from trainmedic_server.domain.selectors import Selection, Selector
@@ -58,7 +58,7 @@ JOBS = jobs_of(
         ]
     }
 )
-SLURM = read(NODES, JOBS, NO_SLURM)
+SLURM = topology_of(NODES, JOBS, NO_SLURM)
 TOPOLOGY = Topology(slurm=SLURM)
 PRESENCE = {
     "slurm": {"job_id": "4711"},
@@ -87,7 +87,7 @@ def test_a_nodes_agent_names_it() -> None:
 def test_a_name_that_several_nodes_have_is_none() -> None:
     """As with several slurmd on one machine."""
     shared = nodes_of({"nodes": [{"name": name, "hostname": "vm", "address": "127.0.0.1"} for name in ("a", "b")]})
-    topology = Topology(agents=AgentTopology({"vm": ()}), slurm=read(shared, (), NO_SLURM))
+    topology = Topology(agents=AgentTopology({"vm": ()}), slurm=topology_of(shared, (), NO_SLURM))
     assert target_resolution.node_named_by({"node": "vm"}, topology) == "vm"
     assert target_resolution.node_named_by({"node": "b"}, topology) == "b"
 
@@ -174,6 +174,14 @@ def test_an_unreadable_node_list_or_gpu_list_costs_only_itself() -> None:
             ]
         }
     )
-    found = read(NODES, bad, NO_SLURM)
+    found = topology_of(NODES, bad, NO_SLURM)
     assert found.jobs_by_node == {"n1": {"slurm:2"}, "n2": {"slurm:3"}}
     assert found.jobs_by_gpu == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "last", "pause"), [(0.0, 0.1, 5), (0.1, 20.0, 5), (1.0, 2.0, 20), (20.0, 0.1, 5), (20.0, 20.0, 60)]
+)
+def test_slow_readings_are_rarer_and_one_outage_delays_none(before: float, last: float, pause: float) -> None:
+    """So the data are at most a minute old while Slurm answers."""
+    assert pause_after(before, last).total_seconds() == pause

@@ -20,6 +20,7 @@ from trainmedic_server.auth.auth import Authenticator
 from trainmedic_server.auth.tokens import Token, TokenRole
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.run import Controls
+from trainmedic_server.domain.topology import NO_SLURM
 from trainmedic_server.ports.outside import Presence
 from trainmedic_server.ports.store import RunRecord
 
@@ -239,6 +240,25 @@ async def test_ready_says_what_it_means_to_have_no_signing_key(is_signed: bool) 
     assert (
         "anyone who can write to Redis can command agents and jobs" in answer.json()["redis"]["detail"]
     ) != is_signed
+
+
+@pytest.mark.parametrize(
+    ("topology", "shown"),
+    [
+        (None, None),
+        (lambda: NO_SLURM, (True, "answers, with 0 nodes")),
+        (
+            lambda: NO_SLURM.unanswered(START),
+            (False, "does not answer since 2026-01-31T12:00:00Z; the server's log has the reason"),
+        ),
+    ],
+)
+async def test_ready_says_whether_slurm_answers(topology: Any, shown: tuple[bool, str] | None) -> None:
+    """It is no reason not to be ready: alerts are accepted."""
+    async with World(slurm_topology=topology).client() as client:
+        answer = await client.get("/ready")
+    slurm = answer.json()["slurm"]
+    assert (answer.status_code, slurm and (slurm["ok"], slurm["detail"])) == (200, shown)
 
 
 @pytest.mark.parametrize("mode", list(Mode))

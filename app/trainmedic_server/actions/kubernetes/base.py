@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from msgspec import Struct
 from pydantic import BaseModel
@@ -32,6 +32,20 @@ class Permission(Struct, frozen=True):
 EVENTS = Permission("", "events", ("create",))
 
 
+class SetField(NamedTuple):
+    present: Object
+    before: Any
+    is_set_by_run: bool
+    """True if a change of this run is in effect."""
+
+
+class RevertedField(NamedTuple):
+    present: Object
+    why: str
+    """Result in words."""
+    is_restored: bool
+
+
 class ClusterAction(RetryingAction):
     service: ClassVar[str] = "the Kubernetes API"
     permissions: ClassVar[tuple[Permission, ...]]
@@ -45,36 +59,31 @@ class ClusterAction(RetryingAction):
             )
         return self.services.cluster
 
-    async def set_field(
-        self, call: Call, ref: Ref, field: field_changes.RevertibleField, value: Any
-    ) -> tuple[Object, Any, bool]:
-        """Return the object, the previous value, and whether a change of this run is in effect."""
-
-        async def attempt() -> tuple[Object, Any, bool]:
+    async def set_field(self, call: Call, ref: Ref, field: field_changes.RevertibleField, value: Any) -> SetField:
+        async def attempt() -> SetField:
             present = await self.cluster.get(ref)
             recorded = field_changes.changes_by_run(present, field).get(call.run_id)
             before = recorded.was if recorded else field.read(present)
             patch = field_changes.change(present, field, value, call.run_id)
             if patch is None:
-                return present, before, recorded is not None
-            return await self.cluster.patch(ref, patch), before, True
+                return SetField(present, before, recorded is not None)
+            return SetField(await self.cluster.patch(ref, patch), before, True)
 
         return await self.retry_until_deadline(call, attempt)
 
     async def take_back(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, of_all_runs: bool = False
-    ) -> tuple[Object, str, bool]:
-        """Return the object, the result in words, and whether the value was restored."""
-
-        async def attempt() -> tuple[Object, str, bool]:
+    ) -> RevertedField:
+        async def attempt() -> RevertedField:
             present = await self.cluster.get(ref)
             if of_all_runs:
                 reversal = field_changes.undo_for_all_runs(present, field)
             else:
                 reversal = field_changes.undo(present, field, call.run_id)
             if reversal.change is None:
-                return present, reversal.why, False
-            return await self.cluster.patch(ref, reversal.change), reversal.why, reversal.why == field_changes.PUT_BACK
+                return RevertedField(present, reversal.why, False)
+            patched = await self.cluster.patch(ref, reversal.change)
+            return RevertedField(patched, reversal.why, reversal.why == field_changes.PUT_BACK)
 
         return await self.retry_until_deadline(call, attempt)
 

@@ -43,7 +43,7 @@ from trainmedic_server.ports.cluster import PODS, Object, Ref
 ROUND = 1.0
 """Seconds. Doubles while no pod ends."""
 _LONGEST_ROUND = 10.0
-_AT_ONCE = 20
+_EVICTIONS_AT_ONCE = 20
 _SHOWN = 20
 _MIRROR = "kubernetes.io/config.mirror"
 
@@ -65,12 +65,16 @@ class DrainParams(ActionParams):
 
 class PodSelection(Struct, frozen=True):
     ending: tuple[Object, ...]
+    """Pods that end already too."""
     skipped: Mapping[str, int]
+    """Numbers of pods by reason."""
     forbidding: Mapping[str, str]
     """Reasons by pod why the drain must not begin."""
 
 
 class _Progress(Struct):
+    """Pods by UID. ``why``: the last reason for which one is still there."""
+
     evicted: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
     why: dict[str, str] = field(default_factory=dict)
@@ -123,11 +127,11 @@ class DrainNode(ClusterAction):
         output: dict[str, Any] = {"node": before["node"], "before": before["before"]}
         try:
             if params.checkpoint is not None:
-                await self._may_begin(call, params)
-                output["checkpoints"] = await node_checkpoints.ask_for(
+                await self._check_may_begin(call, params)
+                output["checkpoints"] = await node_checkpoints.request_checkpoints(
                     self.services.bus, self._clock, call, node_of(call), params.checkpoint
                 )
-            output |= await self._empty(call, params)
+            output |= await self._evict_until_empty(call, params)
         except ActionFailure as failure:
             failure.output = {**output, **failure.output}
             failure.is_begun = True  # The node is cordoned, which the undo reverts.
@@ -141,7 +145,7 @@ class DrainNode(ClusterAction):
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
         return Inverse(nodes.UncordonNode.name, {"restore": True})
 
-    async def _may_begin(self, call: Call, params: DrainParams) -> None:
+    async def _check_may_begin(self, call: Call, params: DrainParams) -> None:
         """Raise PermanentFailure before jobs write a needless checkpoint."""
         try:
             await self._list_remaining(call, params, _Progress())
@@ -151,7 +155,7 @@ class DrainNode(ClusterAction):
             if not error.may_pass:
                 raise
 
-    async def _empty(self, call: Call, params: DrainParams) -> dict[str, Any]:
+    async def _evict_until_empty(self, call: Call, params: DrainParams) -> dict[str, Any]:
         progress, permission_grace, backoff = _Progress(), PermissionGrace(), Backoff(2 * ROUND, _LONGEST_ROUND)
         left: Sequence[Object] = ()
         while True:
@@ -160,7 +164,7 @@ class DrainNode(ClusterAction):
                 if not left:
                     return progress.output(())
                 clearance = await clearance_of(call)
-                check_wanted(clearance, _unfinished(left, progress), progress.output(left))
+                check_wanted(clearance, _describe_unfinished(left, progress), progress.output(left))
                 progress.is_paused = clearance == "hold"
                 is_stuck, asked = (True, 0.0)
                 if not progress.is_paused:
@@ -178,12 +182,12 @@ class DrainNode(ClusterAction):
             await self._report(call, left, progress)
             again_at = self._clock.now() + timedelta(seconds=wait)
             if again_at >= call.deadline:
-                raise TemporaryFailure(_unfinished(left, progress), progress.output(left))
+                raise TemporaryFailure(_describe_unfinished(left, progress), progress.output(left))
             await self._clock.sleep_until(again_at)
 
     async def _list_remaining(self, call: Call, params: DrainParams, progress: _Progress) -> Sequence[Object]:
         pods = await self.cluster.list(PODS, fields=f"spec.nodeName={(await node_ref(self, call)).name}")
-        selection = sort(pods, params)
+        selection = select_pods(pods, params)
         if forbidding := selection.forbidding:
             shown = "; ".join(f"{pod} {why}" for pod, why in list(forbidding.items())[:5])
             more = f"; and {len(forbidding) - 5} more" if len(forbidding) > 5 else ""
@@ -198,8 +202,8 @@ class DrainNode(ClusterAction):
     async def _evict_all(
         self, call: Call, pods: Sequence[Object], params: DrainParams, progress: _Progress
     ) -> tuple[bool, float]:
-        """Return whether the API server delayed all evictions, and the seconds to wait."""
-        gate = asyncio.Semaphore(_AT_ONCE)
+        """Return whether no eviction was accepted, and the seconds to wait."""
+        gate = asyncio.Semaphore(_EVICTIONS_AT_ONCE)
         asked = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
         for pod in pods:
             if pod["metadata"].get("deletionTimestamp"):
@@ -234,7 +238,7 @@ class DrainNode(ClusterAction):
         if call.report_wait is None or (progress.reported_at and now - progress.reported_at < REPORT_EVERY):
             return
         progress.reported_at = now
-        await call.report_wait(_unfinished(left, progress))
+        await call.report_wait(_describe_unfinished(left, progress))
 
     async def _leave_event(self, call: Call, reason: str, message: str, warning: bool = False) -> None:
         try:
@@ -244,7 +248,7 @@ class DrainNode(ClusterAction):
         await self.cluster.record(node, reason, because(call, message), warning)
 
 
-def sort(pods: Sequence[Object], params: DrainParams) -> PodSelection:
+def select_pods(pods: Sequence[Object], params: DrainParams) -> PodSelection:
     ending: list[Object] = []
     skipped: Counter[str] = Counter()
     forbidding: dict[str, str] = {}
@@ -261,7 +265,7 @@ def sort(pods: Sequence[Object], params: DrainParams) -> PodSelection:
             ending.append(pod)  # It is terminating already: only wait for it.
         elif owner is None and not params.force:
             forbidding[name_of(pod)] = "has no controller that would recreate it (force: true ends it)"
-        elif _data_on_disk(pod) and not params.delete_emptydir_data:
+        elif _has_data_on_disk(pod) and not params.delete_emptydir_data:
             forbidding[name_of(pod)] = "has an emptyDir on disk (delete_emptydir_data: true ends it)"
         else:
             ending.append(pod)
@@ -280,12 +284,12 @@ def _controller(pod: Object) -> Mapping[str, Any] | None:
     return next((owner for owner in pod["metadata"].get("ownerReferences") or () if owner.get("controller")), None)
 
 
-def _data_on_disk(pod: Object) -> bool:
+def _has_data_on_disk(pod: Object) -> bool:
     volumes = (pod.get("spec") or {}).get("volumes") or ()
     return any("emptyDir" in volume and (volume["emptyDir"] or {}).get("medium") != "Memory" for volume in volumes)
 
 
-def _unfinished(left: Sequence[Object], progress: _Progress) -> str:
+def _describe_unfinished(left: Sequence[Object], progress: _Progress) -> str:
     if progress.trouble:
         return f"the drain waits for the Kubernetes API: {progress.trouble}"
     if progress.is_paused:

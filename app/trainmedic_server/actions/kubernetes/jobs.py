@@ -24,7 +24,7 @@ from trainmedic_server.ports.cluster import JOBS, OF_RUN, Object, Ref
 COMMAND = "trainmedic.io/command"
 """The command's ID, by which a repeated command finds its Job."""
 POLL_EVERY = timedelta(seconds=2)
-_KEPT_SECONDS = 24 * 3600
+_TTL_SECONDS = 24 * 3600
 _LONGEST_NAME = 50
 _NAMESPACE = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 
@@ -69,14 +69,14 @@ class CreateClusterJob(Irreversible, ClusterAction):
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(CreateJobParams, call.params)
-        body, ref = _job(call, params)
-        made = await self.retry_until_deadline(call, lambda: self._make(call, ref, body))
+        body, ref = _job_to_create(call, params)
+        made = await self.retry_until_deadline(call, lambda: self._create_or_find(call, ref, body))
         output = {"job": f"{ref.namespace}/{ref.name}", "uid": made["metadata"]["uid"]}
         if not params.wait:
             return {**output, "result": "created"}
-        return {**output, **await self._result(call, ref, output)}
+        return {**output, **await self._wait_for_end(call, ref, output)}
 
-    async def _make(self, call: Call, ref: Ref, body: Mapping[str, Any]) -> Object:
+    async def _create_or_find(self, call: Call, ref: Ref, body: Mapping[str, Any]) -> Object:
         try:
             made = await self.cluster.create(JOBS, ref.namespace, body)
         except ObjectExists:
@@ -87,7 +87,7 @@ class CreateClusterJob(Irreversible, ClusterAction):
         await self.cluster.record(made, "Created", because(call, "Created"))
         return made
 
-    async def _result(self, call: Call, ref: Ref, output: Mapping[str, Any]) -> dict[str, Any]:
+    async def _wait_for_end(self, call: Call, ref: Ref, output: Mapping[str, Any]) -> dict[str, Any]:
         while True:
             try:
                 job = await self.retry_until_deadline(call, lambda: self.cluster.get(ref), makes_change=False)
@@ -114,7 +114,7 @@ def _without_none(value: Any) -> Any:
     return [_without_none(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _marked(spec: Mapping[str, Any], run_id: str) -> dict[str, Any]:
+def _with_marked_pods(spec: Mapping[str, Any], run_id: str) -> dict[str, Any]:
     """Mark the Job's pods with the run: they do not train."""
     template = spec.get("template")
     if not isinstance(template, Mapping):
@@ -124,7 +124,7 @@ def _marked(spec: Mapping[str, Any], run_id: str) -> dict[str, Any]:
     return {"template": {**template, "metadata": {**metadata, "annotations": annotations}}}
 
 
-def _job(call: Call, params: CreateJobParams) -> tuple[dict[str, Any], Ref]:
+def _job_to_create(call: Call, params: CreateJobParams) -> tuple[dict[str, Any], Ref]:
     """Return the Job and its reference; repeated commands get the same name."""
     manifest = params.manifest or {}
     written = manifest.get("metadata") or {}
@@ -136,7 +136,11 @@ def _job(call: Call, params: CreateJobParams) -> tuple[dict[str, Any], Ref]:
     name = f"{stem[:_LONGEST_NAME].rstrip('-.')}-{hashlib.sha256(call.command_id.encode()).hexdigest()[:10]}"
     annotations = {**(metadata.get("annotations") or {}), COMMAND: call.command_id, OF_RUN: call.run_id}
     metadata |= {"name": name, "namespace": namespace, "annotations": annotations}
-    spec = {"ttlSecondsAfterFinished": _KEPT_SECONDS, **manifest["spec"], **_marked(manifest["spec"], call.run_id)}
+    spec = {
+        "ttlSecondsAfterFinished": _TTL_SECONDS,
+        **manifest["spec"],
+        **_with_marked_pods(manifest["spec"], call.run_id),
+    }
     body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
     return body, Ref(JOBS, name, str(namespace))
 

@@ -1,7 +1,6 @@
 """Workload kinds known to the actions, and custom kinds of playbooks.
 
-Sources: Kubernetes' API reference (Job ``spec.suspend``), Kubeflow training operator v1 (``spec.runPolicy.suspend``),
-Kubeflow Trainer v2, JobSet and KubeRay (``spec.suspend``).
+Sources: API references of Kubernetes, Kubeflow training operator v1, Kubeflow Trainer v2, JobSet and KubeRay.
 """
 
 from __future__ import annotations

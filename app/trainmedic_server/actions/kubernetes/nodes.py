@@ -107,10 +107,11 @@ class CordonNode(_NodeAction):
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         if cast(CordonParams, call.params).unless_ready:
-            await self._is_not_ready(call)
+            await self._refuse_ready(call)
         return await cordon(self, call)
 
-    async def _is_not_ready(self, call: Call) -> None:
+    async def _refuse_ready(self, call: Call) -> None:
+        """Raise TemporaryFailure, unless this run has cordoned the node."""
         ref = await node_ref(self, call)
         node = await self.retry_until_deadline(call, lambda: self.cluster.get(ref))
         if _is_ready(node) and call.run_id not in field_changes.changes_by_run(node, UNSCHEDULABLE):
@@ -159,6 +160,7 @@ class UncordonNode(_NodeAction):
         return self._output(ref, is_back or is_cordoned, node, why)
 
     async def _force(self, call: Call, ref: Ref) -> tuple[Object, bool]:
+        """Return the node, and whether it was cordoned."""
         _, why, _ = await self.take_back(call, ref, UNSCHEDULABLE, of_all_runs=True)
 
         async def attempt() -> tuple[Object, bool]:

@@ -21,10 +21,10 @@ from trainmedic_server.ports.cluster import PODS, Object, Ref
 _RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
 
 
-def _permissions(has: str) -> tuple[Permission, ...]:
+def _permissions_for_kinds_with(path: str) -> tuple[Permission, ...]:
     groups: dict[str, list[str]] = {}
     for workload in KNOWN.values():
-        if getattr(workload, has) is not None:
+        if getattr(workload, path) is not None:
             group = workload.resource.api_version.rpartition("/")[0]
             groups.setdefault(group, []).append(workload.resource.plural)
     named = [Permission(group, plural, ("get", "patch")) for group, plurals in groups.items() for plural in plurals]
@@ -35,7 +35,7 @@ class _WorkloadAction(RestorableAction):
     outputs: ClassVar[Mapping[str, Shape]] = {"object": TEXT, "before": ANY, "after": ANY, "note": TEXT}
     restored_by: ClassVar[frozenset[str]] = frozenset({"kind", "namespace", "name"})
     silences: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)  # Its pods end and send no more metrics.
-    needs: ClassVar[str]
+    needs: ClassVar[str]  # field of `WorkloadKind`
 
     def _path(self, params: WorkloadParams) -> str:
         path = getattr(params.workload, self.needs)
@@ -57,7 +57,7 @@ class RestartWorkload(Irreversible, _WorkloadAction):
     name: ClassVar[str] = "k8s.restart"
     summary: ClassVar[str] = "Restart a Deployment, StatefulSet or DaemonSet, as `kubectl rollout restart` does."
     Params: ClassVar[type[BaseModel]] = WorkloadParams
-    permissions: ClassVar[tuple[Permission, ...]] = _permissions("template")
+    permissions: ClassVar[tuple[Permission, ...]] = _permissions_for_kinds_with("template")
     needs: ClassVar[str] = "template"
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
@@ -99,7 +99,7 @@ class ScaleWorkload(_WorkloadAction):
         "Set the number of replicas; undo restores the previous number, unless it was changed since."
     )
     Params: ClassVar[type[BaseModel]] = ScaleParams
-    permissions: ClassVar[tuple[Permission, ...]] = _permissions("replicas")
+    permissions: ClassVar[tuple[Permission, ...]] = _permissions_for_kinds_with("replicas")
     needs: ClassVar[str] = "replicas"
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
@@ -118,7 +118,7 @@ class SuspendWorkload(_WorkloadAction):
     name: ClassVar[str] = "k8s.suspend"
     summary: ClassVar[str] = "Suspend a Job, JobSet or training job: its pods end, and start again when it is resumed."
     Params: ClassVar[type[BaseModel]] = SuspendParams
-    permissions: ClassVar[tuple[Permission, ...]] = _permissions("suspend")
+    permissions: ClassVar[tuple[Permission, ...]] = _permissions_for_kinds_with("suspend")
     needs: ClassVar[str] = "suspend"
     is_suspended: ClassVar[bool] = True
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from trainmedic_agent.health.baseline import KEPT, LEAST_SAMPLES, Histories, RecordComparison, compare
+from trainmedic_agent.health.baseline import KEPT_SAMPLES, LEAST_SAMPLES, Histories, RecordComparison, compare
 from trainmedic_agent.health.checks import HealthCheck, HealthValue, HealthVerdict, ValueKind
 
 BEGIN = datetime(2026, 11, 1, tzinfo=UTC)
@@ -152,6 +152,6 @@ def test_nothing_is_learnt_from_a_failed_result(node: Node, verdict: HealthVerdi
 
 
 def test_the_record_is_bounded(node: Node) -> None:
-    for amount in range(KEPT + 50):
+    for amount in range(KEPT_SAMPLES + 50):
         node.check(speed(1000 + amount))
-    assert len(node.known["all_reduce_speed 8 ranks of nccl"].samples) == KEPT
+    assert len(node.known["all_reduce_speed 8 ranks of nccl"].samples) == KEPT_SAMPLES

@@ -51,7 +51,7 @@ SCHEDULED = "-r +1 Trainmedic repairs this node"
 def test_it_is_applied_only_after_the_restart(machine: Machine) -> None:
     """The stopping agent leaves the command open; the next one compares the boot IDs and asks no second time."""
     with pytest.raises(CommandInterrupted):
-        machine.perform(accepted("node.reboot", stopping=True))
+        machine.perform(accepted("node.reboot", seconds=120, stopping=True))
     assert machine.asked() == [SCHEDULED]
     machine.boot, machine.uptime = "boot-2", 41.0
     output = machine.perform(accepted("node.reboot", resumed=True))
@@ -63,29 +63,37 @@ def test_an_agent_restarted_before_the_node_asks_again_and_claims_nothing(machin
     """Asking twice only schedules the restart anew."""
     for resumed in (False, True):
         with pytest.raises(CommandInterrupted):
-            machine.perform(accepted("node.reboot", resumed=resumed, stopping=True))
+            machine.perform(accepted("node.reboot", seconds=120, resumed=resumed, stopping=True))
     assert machine.asked() == [SCHEDULED, SCHEDULED]
 
 
 def test_a_restart_that_does_not_come_is_cancelled_and_failed(machine: Machine) -> None:
     """So that it does not come after the reply."""
+    with pytest.raises(CommandInterrupted):
+        machine.perform(accepted("node.reboot", stopping=True, seconds=120))
     with pytest.raises(CommandFailed, match="has not restarted in time; shutdown -c was accepted"):
-        machine.perform(accepted("node.reboot", seconds=1))
+        machine.perform(accepted("node.reboot", resumed=True, seconds=1))
     assert machine.asked() == [SCHEDULED, "-c"]
+
+
+def test_a_command_that_would_end_before_the_restart_schedules_none(machine: Machine) -> None:
+    with pytest.raises(CommandRejected, match=r"5\d s are left.*60 s after the request; give the step"):
+        machine.perform(accepted("node.reboot", seconds=60))
+    assert machine.asked() == []
 
 
 def test_a_system_that_refuses_is_quoted(machine: Machine) -> None:
     """For example without the right to restart it."""
     machine.ends_with = 1
     with pytest.raises(CommandFailed, match="refused to restart: Failed to set wall message"):
-        machine.perform(accepted("node.reboot"))
+        machine.perform(accepted("node.reboot", seconds=120))
 
 
 def test_a_command_from_before_the_boot_restarts_nothing_without_a_record(machine: Machine) -> None:
     """The journal may have been lost with the restart that this command caused."""
     machine.uptime = -5.0
     with pytest.raises(CommandFailed, match=r"after the command was issued.*it is not restarted again"):
-        machine.perform(accepted("node.reboot"))
+        machine.perform(accepted("node.reboot", seconds=120))
     assert machine.asked() == []
 
 
@@ -93,7 +101,7 @@ def test_without_a_boot_id_nothing_is_begun(machine: Machine) -> None:
     """The restart could not be verified."""
     machine.boot = ""
     with pytest.raises(CommandUnsupported, match="could not be verified"):
-        machine.perform(accepted("node.reboot"))
+        machine.perform(accepted("node.reboot", seconds=120))
     with pytest.raises(CommandRejected, match="does not know 'force'"):
         machine.perform(accepted("node.reboot", force=True))
     assert machine.asked() == []

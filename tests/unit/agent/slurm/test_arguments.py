@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from trainmedic_agent.errors import CommandRejected
-from trainmedic_agent.slurm.arguments import ACTIONS, change
+from trainmedic_agent.slurm.arguments import ACTIONS, for_change
+from trainmedic_server.actions.slurm_reserve import SlurmReserveParams
 
 REASON = "trainmedic:a-1 GPU 3 is too hot; $(reboot)"
 
@@ -54,12 +56,29 @@ REASON = "trainmedic:a-1 GPU 3 is too hot; $(reboot)"
     ],
 )
 def test_each_change_is_one_command(action: str, params: dict[str, Any], line: str) -> None:
-    assert " ".join(change(action, params)) == line
+    assert " ".join(for_change(action, params)) == line
+
+
+@pytest.mark.parametrize("user", ["root", "Mia.Berg", "mia@example.org", r"CORP\\mia", "1000", "m-b_1"])
+def test_a_reservation_takes_the_users_that_slurm_takes(user: str) -> None:
+    given = {"reservation": "trainmedic-a", "node": "n1", "minutes": 1}
+    assert f"users={user}" in for_change("slurm.reserve", {**given, "users": [user]})
+    SlurmReserveParams(users=(user,))
+
+
+@pytest.mark.parametrize("user", ["", "-root", "+root", "a,b", "a b", "a=b", "a\n", "@x"])
+def test_a_reservation_takes_no_text_that_means_others(user: str) -> None:
+    """Slurm reads a leading minus as all users but this one."""
+    given = {"reservation": "trainmedic-a", "node": "n1", "minutes": 1}
+    with pytest.raises(CommandRejected, match="users is"):
+        for_change("slurm.reserve", {**given, "users": [user]})
+    with pytest.raises(ValidationError):
+        SlurmReserveParams(users=(user,))
 
 
 def test_a_reason_is_one_argument() -> None:
     """There is no shell to read it."""
-    assert change("slurm.drain", {"node": "n1", "reason": REASON})[-1] == f"reason={REASON}"
+    assert for_change("slurm.drain", {"node": "n1", "reason": REASON})[-1] == f"reason={REASON}"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +88,7 @@ def test_a_node_is_one_name(node: object) -> None:
     """``ALL`` and host lists would drain others too."""
     for action in ("slurm.drain", "slurm.resume", "slurm.reboot"):
         with pytest.raises(CommandRejected, match="node is"):
-            change(action, {"node": node, "reason": "hot"})
+            for_change(action, {"node": node, "reason": "hot"})
 
 
 @pytest.mark.parametrize(
@@ -81,7 +100,7 @@ def test_a_job_is_one_id(job: object) -> None:
     for action in ("slurm.hold", "slurm.requeue", "slurm.cancel", "slurm.comment"):
         given = {"text": ""} if action == "slurm.comment" else {}
         with pytest.raises(CommandRejected, match="job is"):
-            change(action, {"job": job, **given})
+            for_change(action, {"job": job, **given})
 
 
 @pytest.mark.parametrize(
@@ -103,11 +122,11 @@ def test_a_job_is_one_id(job: object) -> None:
 )
 def test_what_could_reach_further_is_refused(action: str, params: dict[str, Any]) -> None:
     with pytest.raises(CommandRejected):
-        change(action, params)
+        for_change(action, params)
 
 
 def test_no_action_takes_a_state_to_return_to_after_a_reboot() -> None:
     """A node whose GPUs no one has checked would get jobs."""
     with pytest.raises(CommandRejected, match="does not know 'nextstate'"):
-        change("slurm.reboot", {"node": "n1", "reason": "hot", "nextstate": "RESUME"})
+        for_change("slurm.reboot", {"node": "n1", "reason": "hot", "nextstate": "RESUME"})
     assert "slurm.reboot" in ACTIONS

@@ -24,6 +24,7 @@ from trainmedic_agent.slurm.programs import SlurmPrograms
 from trainmedic_logs.domain import log_pages
 from trainmedic_server.adapters.slurm_json import API_VERSIONS, FIELDS
 
+SHOWS_N1 = "--all --oneliner show node n1\n"
 DRAIN = {"node": "n1", "reason": "hot"}
 
 
@@ -33,12 +34,16 @@ class Commands:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.calls = directory / "calls"
-        self.answers("exit 0")
+        self.changes("exit 0")
 
     def answers(self, script: str) -> None:
         path = self.directory / "scontrol"
         path.write_text(f'#!/bin/sh\necho "$*" >> {self.calls}\n{script}\n')
         path.chmod(0o755)
+
+    def changes(self, script: str) -> None:
+        """List the node n1, and run the script for changes."""
+        self.answers(f'case "$*" in *"show node"*) echo "NodeName=n1 Arch=x86_64"; exit;; esac\n{script}')
 
     def shows(self, document: Mapping[str, Any], status: int = 0) -> None:
         (self.directory / "document").write_text(json.dumps({"last_update": {"set": True, "number": 7}, **document}))
@@ -63,9 +68,36 @@ def read(executor: SlurmReading, seconds: float = 30.0, **params: Any) -> Mappin
     return executor.perform(AcceptedCommand(make_command(executor.action, seconds, params=given)))
 
 
-def test_a_change_is_run_once_with_its_arguments(commands: Commands) -> None:
+def test_a_change_is_run_once_with_its_arguments_if_slurm_lists_the_node(commands: Commands) -> None:
     commands.change()
-    assert commands.calls.read_text() == "update nodename=n1 state=DRAIN reason=hot\n"
+    assert commands.calls.read_text() == f"{SHOWS_N1}update nodename=n1 state=DRAIN reason=hot\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo Node n1 not found; exit 1", "Invalid node name specified: slurmctld lists no node n1; nothing was"),
+        ("echo 'NodeName=n12 Arch=x86_64'", "slurmctld lists no node n1; nothing was changed"),
+        ("echo Unable to contact slurm controller >&2; exit 1", "^Unable to contact slurm controller; nothing was"),
+        ("kill $$", "scontrol did not end in time; nothing was changed"),
+    ],
+)
+def test_a_name_that_slurm_does_not_list_as_a_node_changes_nothing(
+    commands: Commands, script: str, reason: str
+) -> None:
+    """A NodeSet's name would reach all of its nodes."""
+    commands.answers(script)
+    with pytest.raises(CommandFailed, match=reason) as caught:
+        commands.change()
+    assert caught.value.output == {"may_be_done": False}
+    assert commands.calls.read_text() == SHOWS_N1
+
+
+def test_excluded_nodes_are_nodes_too(commands: Commands) -> None:
+    commands.answers("echo NodeName=n1 Arch=x86_64; echo Node pair not found; exit 1")
+    with pytest.raises(CommandFailed, match="lists no node pair"):
+        commands.change("slurm.update", job="7", excluded_nodes=["n1", "pair"])
+    assert commands.calls.read_text() == "--all --oneliner show node n1,pair\n"
 
 
 def test_a_change_that_an_earlier_process_may_have_run_is_not_repeated(commands: Commands) -> None:
@@ -77,7 +109,7 @@ def test_a_change_that_an_earlier_process_may_have_run_is_not_repeated(commands:
 
 
 def test_what_slurm_refuses_was_not_done(commands: Commands) -> None:
-    commands.answers("echo 'slurm_update error: Invalid node name specified' >&2; exit 1")
+    commands.changes("echo 'slurm_update error: Invalid node name specified' >&2; exit 1")
     with pytest.raises(CommandFailed, match="Invalid node name specified") as caught:
         commands.change()
     assert caught.value.output == {"may_be_done": False}
@@ -85,7 +117,7 @@ def test_what_slurm_refuses_was_not_done(commands: Commands) -> None:
 
 def test_a_change_that_does_not_end_may_be_done(commands: Commands) -> None:
     """The program is ended in time for the answer."""
-    commands.answers("exec sleep 60")
+    commands.changes("exec sleep 60")
     executor = SlurmChange("slurm.drain", SlurmPrograms(SlurmPolicy(str(commands.directory))), utc_now)
     began = time.monotonic()
     with pytest.raises(CommandFailed, match="did not end in time") as caught:

@@ -1,0 +1,32 @@
+"""Lines of ``trainmedic status``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainmedic_server.cli import status
+
+OK = {"ok": True, "detail": "answers"}
+AWAY = {"ok": False, "detail": "does not answer since 2026-01-31T12:00:00Z; the server's log has the reason"}
+
+
+def lines_with(slurm: dict[str, Any] | None) -> list[str]:
+    unknown = "the server does not answer"
+    ready = {"ready": True, "store": OK, "redis": OK, "playbooks": OK, "slurm": slurm}
+    report = dict.fromkeys(("now", "open_runs", "undos", "playbooks", "agents", "jobs", "unproven"), unknown)
+    return list(status._lines({**report, "server": "http://trainmedic", "version": "1", "ready": ready}))
+
+
+@pytest.mark.parametrize(
+    ("slurm", "line"), [(OK, "  slurm      ok: answers"), (AWAY, f"  slurm      NOT OK: {AWAY['detail']}")]
+)
+def test_slurm_has_a_line_with_the_time_since_which_it_does_not_answer(slurm: dict[str, Any], line: str) -> None:
+    """The server is ready all the same."""
+    assert line in lines_with(slurm)
+    assert "ready      yes" in lines_with(slurm)
+
+
+def test_a_server_without_slurm_shows_none() -> None:
+    assert not any("slurm" in line for line in lines_with(None))
