@@ -41,7 +41,7 @@ class SlurmWatch:
         return self._topology
 
     async def watch(self) -> None:
-        await loops.repeat(self.refresh, REFRESH_EVERY, "slurm", self._metrics, rest=self._rest)
+        await loops.repeat(self.refresh, REFRESH_EVERY, "slurm", self._metrics, sleep=self._rest)
 
     async def refresh(self) -> None:
         """Read once. Raises ClusterUnavailable, ClusterRefused."""

@@ -142,7 +142,7 @@ def _of_files(
     test = None
     if as_test:
         mapped = [mapping.apply(each).alert for each in alerts]
-        test = test_text.write(explanation.for_a_test(library.for_alert, mapped, actions, limits))
+        test = test_text.write(explanation.explain_for_a_test(library.for_alert, mapped, actions, limits))
     names = received_alerts.alertnames(library)
     view = explanations.view(answers, names, moment, test=test, kept_back=kept_back)
     return view.model_dump(mode="json")

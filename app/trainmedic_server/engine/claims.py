@@ -21,6 +21,7 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 
 def is_unlocked(run: Run) -> bool:
+    """Return whether a run holds no lock, because it has only waited so far."""
     if any(step.attempts for step in run.steps):
         return False
     at = next((step for step in run.steps if step.phase in (APPROVAL, "steps") and not step.status.is_final), None)
@@ -28,6 +29,7 @@ def is_unlocked(run: Run) -> bool:
 
 
 def at_start(run: Run, actions: Actions) -> Claim:
+    """Return the claim with which a run begins; `of_run` follows after its first waits."""
     claim = of_run(run, actions)
     return Claim(claim.target, nothing=True) if is_unlocked(run) else claim
 
@@ -44,7 +46,7 @@ def of_run(run: Run, actions: Actions) -> Claim:
 def of_playbook(
     playbook: CompiledPlaybook, target: Target, actions: Actions, also: tuple[Target, ...] = (), *, asks: bool = False
 ) -> Claim:
-    """Return the claim of a new run. `asks`: it begins with a question, and so locks its target first."""
+    """Return the claim of a new run. `asks`: it begins with a question, during which the target is locked."""
     definition = playbook.definition
     if isinstance(definition.steps[0], FREE_WAITS) and not asks:
         return Claim(target, nothing=True)
@@ -54,6 +56,7 @@ def of_playbook(
 
 
 def of_attempt(targets: Sequence[Target], action_class: type[Action] | None) -> Sequence[Claim]:
+    """Return the claims during an attempt, which exclude attempts of other runs."""
     if _is_elsewhere(action_class):
         return [Claim(target, nothing=target.kind is TargetKind.CLUSTER) for target in targets]
     if not _is_of_disks(action_class):

@@ -15,7 +15,7 @@ from trainmedic.wire.backoff import Backoff
 from trainmedic_server import telemetry
 from trainmedic_server.domain.run import Event
 from trainmedic_server.engine import loops
-from trainmedic_server.engine.loops import Rest
+from trainmedic_server.engine.loops import Sleep
 from trainmedic_server.ports.store import RunStore, Transaction
 
 _LOOK_EVERY = timedelta(seconds=1)
@@ -51,18 +51,20 @@ class EventDispatcher:
         source: EventSource,
         listener: EventListener,
         metrics: telemetry.Metrics,
-        rest: Rest = asyncio.sleep,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
         self._store = store
         self._source = source
         self._listener = listener
         self._metrics = metrics
-        self._rest = rest
+        self._sleep = sleep
         self._position: int | None = None
 
     async def run(self) -> None:
         retries = Backoff(_FIRST_RETRY, _LONGEST_RETRY)
-        await loops.repeat(self.tell, _LOOK_EVERY, self._listener.name, self._metrics, retries=retries, rest=self._rest)
+        await loops.repeat(
+            self.tell, _LOOK_EVERY, self._listener.name, self._metrics, retries=retries, sleep=self._sleep
+        )
 
     async def tell(self) -> int:
         """Deliver the next events and return their number. Raises TrainmedicError."""

@@ -58,7 +58,7 @@ class FindingAlertSender:
         self._touched.set()
 
     async def run(self) -> None:
-        await loops.repeat(self.tell, _LOOK_EVERY, "finding alerts", self._metrics, rest=self._until_touched)
+        await loops.repeat(self.tell, _LOOK_EVERY, "finding alerts", self._metrics, sleep=self._until_touched)
 
     async def _until_touched(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

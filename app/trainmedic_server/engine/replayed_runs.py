@@ -25,6 +25,7 @@ from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.store import GuardFacts
 
 FAR = datetime.max.replace(tzinfo=UTC) - timedelta(days=3650)
+"""End of a run without a recorded end. Nothing is added to it, so that no time overflows."""
 STARTS = frozenset({Decision.STARTED, Decision.OBSERVE_ONLY})
 
 
@@ -55,7 +56,9 @@ class ReplayedRun(Struct, eq=False):
         return self.is_certain and self.latest <= now < self.ends_from
 
 
-class _Span:
+class _Periods:
+    """Count of the periods that have not ended. Times passed to it never go back."""
+
     def __init__(self) -> None:
         self._until: list[tuple[datetime, int]] = []
 
@@ -72,6 +75,8 @@ class _Span:
 
 
 class _OpenRuns:
+    """Count of the runs that may be open. Their ends may move to later times."""
+
     def __init__(self) -> None:
         self._runs: list[tuple[datetime, int, ReplayedRun]] = []
 
@@ -86,10 +91,10 @@ class _OpenRuns:
         return len(self._runs)
 
 
-class _OfPlaybook:
+class _PlaybookCounts:
     def __init__(self) -> None:
-        self.started_at_least, self.started_at_most = _Span(), _Span()
-        self.open_at_least, self.open_at_most = _Span(), _OpenRuns()
+        self.started_at_least, self.started_at_most = _Periods(), _Periods()
+        self.open_at_least, self.open_at_most = _Periods(), _OpenRuns()
 
     def forget_until(self, now: datetime) -> None:
         for runs in (self.started_at_least, self.started_at_most, self.open_at_least, self.open_at_most):
@@ -114,18 +119,19 @@ class ReplayedRuns:
         self._breaker_closes_after = breaker_closes_after
         self._known_nodes = set(known_nodes)
         self._by_key: dict[Key, list[ReplayedRun]] = {}
-        self._by_playbook: dict[str, _OfPlaybook] = {}
+        self._by_playbook: dict[str, _PlaybookCounts] = {}
+        # Heaps by time: of stored runs with their cooldown, and of possible acts on nodes, which the breaker counts.
         self._forget: list[tuple[datetime, int, ReplayedRun, timedelta]] = []
         self._acted: list[tuple[datetime, int, str]] = []
         self._acts_on = Counter[str]()
         self._acted_unknown: set[str] = set()
-        self._surely_acted: dict[str, datetime] = {}
-        self._numbers = itertools.count()
+        self._surely_acted: dict[str, datetime] = {}  # the time up to which the breaker counts the node
+        self._numbers = itertools.count()  # to order equal times in heaps
         self.breaker_opened: list[tuple[datetime, str]] = []
 
     def add(self, run: ReplayedRun, spec: Guards) -> None:
-        number, of_playbook = next(self._numbers), self._by_playbook.setdefault(run.key[0], _OfPlaybook())
-        self._forget_until(run.earliest)  # of a playbook that does as recorded, nothing is asked
+        number, of_playbook = next(self._numbers), self._by_playbook.setdefault(run.key[0], _PlaybookCounts())
+        self._forget_until(run.earliest)  # `decide` is not called for playbooks that do as recorded
         of_playbook.forget_until(run.earliest)
         if spec.max_runs:
             until = _later(run.latest, spec.max_runs.per)
@@ -138,10 +144,11 @@ class ReplayedRuns:
         if run.is_certain:
             self._store(run, spec)
             self._count_surely(run, spec)
-        elif not self._is_covered(run):
+        elif not self._widen_uncertain(run):
             self._store(run, spec)
 
-    def _is_covered(self, run: ReplayedRun) -> bool:
+    def _widen_uncertain(self, run: ReplayedRun) -> bool:
+        """Let an open uncertain run of the target stand for this one too. Return False if there is none."""
         for other in self._by_key.get(run.key, ()):
             if not other.is_certain and other.is_counted and other.may_be_open(run.earliest):
                 other.ends_by = max(other.ends_by, run.ends_by)
@@ -178,6 +185,7 @@ class ReplayedRuns:
                 self._surely_acted[run.node] = max(self._surely_acted.get(run.node, until), until)
 
     def extend(self, key: Key, now: datetime, ends_by: datetime) -> None:
+        """Let the runs that may be open, without a recorded end, last up to `ends_by`."""
         for run in self._by_key.get(key, ()):
             if run.may_be_open(now) and not run.is_end_recorded:
                 run.ends_by = max(run.ends_by, ends_by)
@@ -212,7 +220,7 @@ class ReplayedRuns:
         for facts, controls in itertools.product(self._facts(key, runs, now, own), switches):
             found.add(guards.decide(spec, mode, facts, controls, limits, starts_at, now, ago).decision)
         may_open = Decision.STARTED in found and Decision.BREAKER_OPEN not in found
-        if may_open and (recorded == Decision.BREAKER_OPEN or self.may_trip(target, now)):
+        if may_open and (recorded == Decision.BREAKER_OPEN or self.trips_breaker(target, now)):
             found.add(Decision.BREAKER_OPEN)
         return frozenset(found)
 
@@ -236,8 +244,8 @@ class ReplayedRuns:
     def may_have_open_breaker(self, now: datetime) -> bool:
         return bool(self.breaker_opened) and now < self.breaker_opened[-1][0] + self._breaker_closes_after
 
-    def may_trip(self, target: Target, now: datetime) -> bool:
-        """Return whether a start may open the breaker, which is closed, and record that it does.
+    def trips_breaker(self, target: Target, now: datetime) -> bool:
+        """Return whether a start may open the closed breaker. If so, it counts as opened.
 
         Without their number, the server may know more nodes than those acted on, so that it would not open.
         """

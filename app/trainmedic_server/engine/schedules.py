@@ -77,9 +77,9 @@ class Schedules:
         self._next: datetime | None = None
 
     async def run(self) -> None:
-        await loops.repeat(self.check, LOOK_EVERY, "schedules", self._services.metrics, rest=self._rest)
+        await loops.repeat(self.check, LOOK_EVERY, "schedules", self._services.metrics, sleep=self._sleep)
 
-    async def _rest(self, seconds: float) -> None:
+    async def _sleep(self, seconds: float) -> None:
         now = self._services.clock.now()
         until = now + timedelta(seconds=seconds)
         if self._next is not None:

@@ -41,9 +41,9 @@ class SilentAlerts:
 
     async def run(self) -> None:
         """Check until cancelled, but not at once: the start is busy."""
-        rest = loops.by_clock(self._services.clock)
-        await rest(self.interval.total_seconds())
-        await loops.repeat(self.check, self.interval, "sweeper", self._services.metrics, rest=rest)
+        sleep = loops.sleeping_by(self._services.clock)
+        await sleep(self.interval.total_seconds())
+        await loops.repeat(self.check, self.interval, "sweeper", self._services.metrics, sleep=sleep)
 
     async def check(self) -> None:
         services = self._services

@@ -15,7 +15,7 @@ from trainmedic_server.domain.playbook import UndoTrigger
 from trainmedic_server.domain.run import OperatorOrder, OrderKind, Run, Status, StepState, Undo, UndoStatus
 from trainmedic_server.engine.plan_values import AttemptOutcome, Idle, PerformAttempt, RunDraft, Wait
 from trainmedic_server.engine.step_sequence import failed_step
-from trainmedic_server.engine.steps import attempt_again
+from trainmedic_server.engine.steps import next_attempt
 from trainmedic_server.ports.actions import Actions
 
 FIRST_RETRY = timedelta(seconds=2)
@@ -179,7 +179,7 @@ def _continue(
 
 
 def _attempt(draft: RunDraft, state: StepState, undo: Undo, by_hand: OperatorOrder | None) -> PerformAttempt:
-    attempt = attempt_again(draft, undo.attempts, _timeout(draft, undo))
+    attempt = next_attempt(draft, undo.attempts, _timeout(draft, undo))
     if by_hand is not None:
         attempt = replace(attempt, order=by_hand.id)
     kept = undo.attempts

@@ -64,9 +64,9 @@ async def prune_for_ever(
         if gone:
             log.info("deleted old runs", runs=gone)
 
-    rest = loops.by_clock(clock)
-    await rest(_PRUNE_FIRST_AFTER.total_seconds())
-    await loops.repeat(prune, PRUNE_EVERY, "retention", metrics, rest=rest)
+    sleep = loops.sleeping_by(clock)
+    await sleep(_PRUNE_FIRST_AFTER.total_seconds())
+    await loops.repeat(prune, PRUNE_EVERY, "retention", metrics, sleep=sleep)
 
 
 @contextlib.asynccontextmanager
