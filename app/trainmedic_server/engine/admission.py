@@ -151,7 +151,7 @@ class Admitter:
         if earlier is not None and earlier.is_resolved:
             self._save_record(replace(earlier, last_heard_at=self._now, count=earlier.count + 1))
             return True
-        record = earlier or AlertRecord(alert, self._now, self._now, 0, reactions=matched.too_late())
+        record = earlier or AlertRecord(alert, self._now, self._now, 0, reactions=matched.resolved_first())
         alert = _as_mapped_before(alert, record.alert)
         self._resolve(replace(record, alert=alert, count=record.count + 1), "alertmanager")
         self._supersede(alert.identity)

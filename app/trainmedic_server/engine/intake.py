@@ -35,6 +35,7 @@ _LONGEST_TURN = 0.02
 """Seconds of matching before other tasks, such as probes, get a turn."""
 
 _UNPROVEN_EVERY = 3600.0
+"""Seconds between two warnings about a playbook and an alert."""
 
 log = telemetry.logger(__name__)
 
@@ -48,7 +49,7 @@ class DeliveryIntake:
     def __init__(self, services: EngineServices, on_admitted: Callable[[AdmissionChanges], None]) -> None:
         self._services, metrics = services, services.metrics
         self._on_admitted = on_admitted
-        self._kept: set[tuple[str, str]] = set()
+        self._kept_playbooks: set[tuple[str, str]] = set()  # name and version: their texts are stored
         self._matching = asyncio.Lock()
         self._unproven_logged: dict[tuple[str, str], float] = {}
         self._kept_from_a_run = {name: metrics.unmatched_alerts.labels(name) for name in matching.KEPT_FROM_A_RUN}
@@ -94,6 +95,7 @@ class DeliveryIntake:
         return PreparedDelivery(replace(delivery, alerts=tuple(alerts)), tuple(matched), tuple(failures))
 
     def _matched(self, alert: Alert, topology: Topology, failures: list[Event]) -> MatchedAlert:
+        """Match the alert, log missing proof, and add an event to `failures` for each failed condition."""
         matched = matching.match_shortlist(self._services.catalog.shortlist(alert), alert, topology)
         for miss in matched.misses if alert.status is AlertStatus.FIRING else ():
             if miss.decision == NoReaction.NO_PROOF:
@@ -123,7 +125,7 @@ class DeliveryIntake:
             admitted = await self._services.store.transact(lambda tx: self._decide_and_write(tx, prepared, kept))
             kept.pass_on(admitted.changes)
         self._on_admitted(admitted.changes)
-        self._kept.update((run.playbook, run.version) for run in admitted.changes.runs)
+        self._kept_playbooks.update((run.playbook, run.version) for run in admitted.changes.runs)
         self._count(prepared, admitted)
         return admitted.replies
 
@@ -141,7 +143,7 @@ class DeliveryIntake:
         return AdmittedBatch(replies, changes)
 
     def _keep_playbooks(self, tx: Transaction, prepared: Sequence[PreparedDelivery], changes: AdmissionChanges) -> None:
-        needed = {(run.playbook, run.version) for run in changes.runs} - self._kept
+        needed = {(run.playbook, run.version) for run in changes.runs} - self._kept_playbooks
         playbooks: dict[tuple[str, str], CompiledPlaybook] = {
             (candidate.playbook.definition.name, candidate.playbook.version): candidate.playbook
             for entry in prepared

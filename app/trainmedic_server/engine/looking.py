@@ -15,6 +15,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Look(Struct, frozen=True):
+    """Call the polled action until its condition has held for `held_for`, or until the deadline.
+
+    `once`: call it at once, and only once.
+    """
+
     key: tuple[str, int]
     action: str
     params: Mapping[str, Any]
@@ -34,9 +39,12 @@ class Observed(Struct, frozen=True):
 
 
 class Sight(Struct, frozen=True):
+    """State of a polled condition. `holds` is None before the first result."""
+
     key: tuple[str, int]
     holds: bool | None = None
     since: datetime | None = None
+    """End of the call from which on it holds without interruption."""
     last: Observed | None = None
 
     def after(self, look: Look, observed: Observed) -> Sight:
@@ -47,6 +55,7 @@ class Sight(Struct, frozen=True):
         return Sight(self.key, observed.holds, since, observed)
 
     def is_over(self, look: Look) -> bool:
+        """Return whether the condition has held for long enough."""
         if self.since is None or self.last is None:
             return False
         return not look.held_for or self.last.began - self.since >= look.held_for

@@ -29,7 +29,7 @@ log = telemetry.logger(__name__)
 
 
 def attempts_of(state: StepState, act: PerformAttempt) -> tuple[Attempt, ...]:
-    """The last one is to be made."""
+    """Return the attempts of the step or its undo. The last one is to be made."""
     return state.undo_attempts if act.undo else state.attempts
 
 
@@ -78,7 +78,7 @@ def _was_applied(state: StepState, command_id: str) -> bool:
 
 @functools.cache
 def has_methods_of(action_class: Hashable, protocol: type) -> bool:
-    """Cached by class: Python 3.11 takes tens of microseconds per check."""
+    """Return `isinstance` for a runtime protocol. Cached, because it takes Python 3.11 tens of microseconds."""
     return isinstance(action_class, protocol)
 
 
@@ -91,6 +91,7 @@ def multi_node_action(actions: Actions, name: str) -> MultiNodeAction | None:
 
 
 def work_of(run: Run, act: PerformAttempt, actions: Actions, name: str) -> Work:
+    """Return the function that performs the action, for a step ``on: jobs`` on each of the run's jobs."""
     state = run.step(act.key)
     if state.target is None:
         return lambda call: actions.get(name).perform(call)
@@ -135,6 +136,7 @@ def _own_undo_params(call: Call, target: Target, state: StepState, actions: Acti
 
 
 async def outcome_of(name: str, call: Call, work: Work, now: datetime, metrics: telemetry.Metrics) -> AttemptOutcome:
+    """Perform the work within its deadline, and return its result or failure as an outcome."""
     limit = max((call.deadline - now + GRACE).total_seconds(), 0.0)
     try:
         async with asyncio.timeout(limit):

@@ -33,11 +33,15 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
 class OutsideState(Struct, frozen=True):
+    """Everything outside a run that its plan depends on."""
+
     alerts: tuple[AlertRecord, ...]
     """The initial one first."""
     orders: tuple[OperatorOrder, ...] = ()
     pause: OperatorPause | None = None
+    """The one that holds the run."""
     breaker: str | None = None
+    """Reason of the open breaker."""
 
     @property
     def paused(self) -> bool:
@@ -63,16 +67,22 @@ class OutsideState(Struct, frozen=True):
         return ", ".join(sorted({record.resolved_because or "" for record in decisive(self.alerts)}))
 
     def last(self, *kinds: OrderKind) -> OperatorOrder | None:
+        """Return the newest operator command of these kinds."""
         return next((order for order in reversed(self.orders) if order.kind in kinds), None)
 
 
 class PerformAttempt(Struct, frozen=True):
+    """Make the last attempt of a step, or of its undo."""
+
     key: tuple[str, int]
     undo: bool = False
     resumed: bool = False
+    """True if an earlier server may have made it."""
 
 
 class Wait(Struct, frozen=True):
+    """Wait for an external change, until this time at most."""
+
     until: datetime | None = None
 
 
@@ -108,9 +118,11 @@ class AttemptOutcome(Struct, frozen=True):
     output: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
     in_part: bool = False
+    """True if it may have been applied in part."""
     may_be_repeated: bool = True
     """False if it was applied without the requested effect: a retry would apply it twice."""
     barred_by: Decision | None = None
+    """Guard that refused the attempt."""
 
 
 CALLED_OFF = AttemptOutcome("called_off")
@@ -123,13 +135,16 @@ class PlanningContext(Struct, frozen=True):
     new_id: Callable[[], str]
     max_age: timedelta
     set_forward_since: Callable[[datetime], timedelta] = lambda _: timedelta(0)
+    """Returns the time after a moment that the clock skipped."""
     idle_since: Callable[[datetime], timedelta] = lambda _: timedelta(0)
-    """Returns the time after a moment without a working server, or skipped by the clock."""
+    """Returns the same, plus the time without a working server."""
     external_url: str = ""
     topology: Callable[[], Topology] = Topology
 
 
 class RunDraft:
+    """A run that planning changes, with the events of the changes."""
+
     def __init__(
         self,
         run: Run,
@@ -165,10 +180,12 @@ class RunDraft:
         self.events.append(recorded(content, self.now, self.run.id, actor))
 
     def put(self, step: StepState, **changes: Any) -> StepState:
+        """Replace a step, and set these fields of the run. Return the step."""
         self.run = self.run.with_step(step, **changes)
         return step
 
     def end(self, step: StepState, status: StepStatus, **changes: Any) -> None:
+        """End a step with a final status, and set these fields of it."""
         self.put(replace(step, status=status, ended_at=self.now, **changes))
 
     def timely(self, step: StepState, *, is_question: bool = False) -> StepState:
@@ -200,9 +217,6 @@ class RunDraft:
             self.run = replace(self.run, message=why)
         return Wait(pause.until(self.now))
 
-    def _group_data(self) -> Mapping[str, Any] | None:
-        return None if self.group is None else self.group.counts.as_data()
-
     def refuse(self, decision: Decision, reason: str) -> None:
         """Block the run before its first act. ``plan`` closes it."""
         self.refused = (decision, reason)
@@ -215,3 +229,6 @@ class RunDraft:
                 run, playbook, alerts, external_url=url, verdicts=topology().verdicts, group=self._group_data(), now=now
             )
         )
+
+    def _group_data(self) -> Mapping[str, Any] | None:
+        return None if self.group is None else self.group.counts.as_data()

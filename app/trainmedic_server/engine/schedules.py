@@ -23,15 +23,16 @@ from trainmedic_server.ports.store import Transaction
 
 LOOK_EVERY = timedelta(seconds=10)
 """Time within which a new or changed playbook is noticed. Times of known schedules are met exactly."""
-_POSITION = "schedules"
-_LONGEST_PATIENCE = timedelta(days=1)
-_KEEP_EVERY = timedelta(minutes=1)
+_POSITION = "schedules"  # name of the stored position, in seconds since 1970
+_MOST_PATIENCE = timedelta(days=1)
+_SAVE_EVERY = timedelta(minutes=1)
 
 _Key = tuple[str, str, str]
 
 
 class DueTimes(Struct, frozen=True):
     start: datetime | None = None
+    """The time that starts a run."""
     missed: datetime | None = None
     """When the record of missed times begins: at the first, or now if the clock jumped, because it may come again."""
     why: str = ""
@@ -45,15 +46,15 @@ def due(
     patience: timedelta,
     skipped: Callable[[datetime], bool] = lambda moment: False,
 ) -> DueTimes:
-    """Return the times after `since`, up to `now`.
+    """Return the times after `since`, up to `now`. One older than `patience` starts nothing.
 
-    `skipped`: whether the clock jumped past a time, which then starts nothing.
+    `skipped` returns whether the clock jumped past a time, which then starts nothing.
     """
     following = functools.partial(cron.next_after, schedule, timezone)
     first = following(since)
     if first > now:
         return DueTimes()
-    late = list(_until(now, following, max(since, now - patience - timedelta(microseconds=1))))
+    late = list(_times_up_to(now, following, max(since, now - patience - timedelta(microseconds=1))))
     start = late[-1] if late and not skipped(late[-1]) else None
     if first == start:
         return DueTimes(start)
@@ -62,7 +63,7 @@ def due(
     return DueTimes(start, now if skipped(first) else first, f"{clock_text(first)} was missed: {cause}{more}")
 
 
-def _until(now: datetime, following: Callable[[datetime], datetime], moment: datetime) -> Iterator[datetime]:
+def _times_up_to(now: datetime, following: Callable[[datetime], datetime], moment: datetime) -> Iterator[datetime]:
     while (moment := following(moment)) <= now:
         yield moment
 
@@ -73,7 +74,7 @@ class Schedules:
         self._admit = admit
         self._done: dict[_Key, datetime] = {}
         self._looked_at: datetime | None = None
-        self._kept_at: datetime | None = None
+        self._saved_at: datetime | None = None
         self._next: datetime | None = None
 
     async def run(self) -> None:
@@ -89,12 +90,12 @@ class Schedules:
     async def check(self) -> None:
         """Start what is due. Raises TrainmedicError, then decided times are found again."""
         now = self._services.clock.now()
-        since = min(self._looked_at or await self._kept() or now, now)
+        since = min(self._looked_at or await self._load_position() or now, now)
         scheduled = {_key(each): each for each in self._services.catalog.all() if each.definition.on.schedule}
         # A schedule that was not there at the last look counts from it.
         done = {key: min(self._done.get(key, since), now) for key in scheduled}
         self._next = None
-        patience = min(self._services.limits.max_age, _LONGEST_PATIENCE)
+        patience = min(self._services.limits.max_age, _MOST_PATIENCE)
         for key, playbook in scheduled.items():
             _, schedule, timezone = key
             times = due(schedule, timezone, done[key], now, patience, self._services.timeline.was_skipped)
@@ -102,25 +103,25 @@ class Schedules:
             for alert in stand_ins:
                 await self._admit(Delivery(self._services.new_id(), now, "schedule", "", "", (alert,)))
             if stand_ins:
-                self._kept_at = None
+                self._saved_at = None
             self._done[key] = now
             following = cron.next_after(schedule, timezone, now)
             self._next = min(self._next or following, following)
         self._done = {key: self._done[key] for key in scheduled}
         self._looked_at = now
-        if scheduled and (self._kept_at is None or not timedelta(0) <= now - self._kept_at < _KEEP_EVERY):
-            await self._keep(now)
+        if scheduled and (self._saved_at is None or not timedelta(0) <= now - self._saved_at < _SAVE_EVERY):
+            await self._save_position(now)
 
-    async def _kept(self) -> datetime | None:
+    async def _load_position(self) -> datetime | None:
         seconds = await self._services.store.transact(lambda tx: tx.event_positions.position(_POSITION))
         return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
-    async def _keep(self, now: datetime) -> None:
+    async def _save_position(self, now: datetime) -> None:
         def work(tx: Transaction) -> None:
             tx.event_positions.save_position(_POSITION, int(now.timestamp()))
 
         await self._services.store.transact(work)
-        self._kept_at = now
+        self._saved_at = now
 
 
 def _key(playbook: CompiledPlaybook) -> _Key:

@@ -104,7 +104,7 @@ def _router(
                     raise
                 raise BusUnavailable("cannot ask the job where it runs") from error
             write, media_type = (_event, EVENT_STREAM) if follow else (_line, NDJSON)
-            written = while_allowed(_written(first, batches, write), lambda: auth.allows(request, TokenRole.VIEWER))
+            written = while_allowed(_formatted(first, batches, write), lambda: auth.allows(request, TokenRole.VIEWER))
             return StreamedResponse(written, media_type, limits.stall_seconds, until_closed.pop_all().aclose)
 
     return routes
@@ -151,7 +151,7 @@ def _event(kind: str, data: bytes) -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
 
 
-async def _written(
+async def _formatted(
     first: LogBatch | None, others: AsyncIterator[LogBatch], write: Callable[[str, bytes], bytes]
 ) -> AsyncGenerator[bytes, None]:
     batch = first
