@@ -1,7 +1,7 @@
 """Prometheus metrics and structured logging.
 
-`Metrics` is an object, so that two servers in one process share no counters. A log event is a constant text with values
-as fields; ``run_id`` is bound by the task that drives a run. Neither contains parameters, bodies, URLs or tokens.
+A log event is a constant text with values as fields; the task that drives a run binds ``run_id``. Neither contains
+parameters, bodies, URLs or tokens.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 _LOOP_CHECK_SECONDS = 0.25
 
-MOST_JOBS_SHOWN = 1000
-"""Anyone who can write to Redis can name jobs."""
+MOST_JOBS_SHOWN = 1000  # Anyone who can write to Redis can name jobs
 
 MOST_GPUS_SHOWN = 32_768
 

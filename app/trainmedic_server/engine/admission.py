@@ -1,7 +1,4 @@
-"""Decisions on alerts: new, repeated or resolved, and whether a playbook starts or joins a run.
-
-Deliveries of one transaction are decided as if each were committed alone.
-"""
+"""Decisions on alerts: new, repeated or resolved, and whether a playbook starts or joins a run."""
 
 from __future__ import annotations
 
@@ -91,14 +88,14 @@ class Admitter:
         )
 
     def take_touched(self) -> set[str]:
-        """Return and clear the IDs of earlier runs that must read their changed alerts."""
+        """Return and clear the IDs of earlier runs whose alerts changed."""
         touched, self._touched = self._touched, set()
         return touched
 
     def start(self, record: AlertRecord, candidate: Candidate, order: ByHand) -> Run:
         """Start a run manually. Return it, or the record of its refusal.
 
-        The alert may be of any age. Raises Conflict if a run of the playbook is open on the target.
+        Raises Conflict if a run of the playbook is open on the target.
         """
         outcome = self._apply_guards(replace(record.alert, starts_at=self._now), candidate)
         if outcome.decision is Decision.JOINED:
@@ -143,10 +140,7 @@ class Admitter:
         )
 
     def _record_resolved(self, alert: Alert, matched: MatchedAlert) -> bool:
-        """Record a resolved alert; return True if its end was already known.
-
-        Older alerts of the fingerprint, whose end was lost, resolve with it.
-        """
+        """Return whether the end was already known. Older alerts of the fingerprint resolve with it."""
         earlier = self._facts.records.get(alert.identity)
         if earlier is not None and earlier.is_resolved:
             self._save_record(replace(earlier, last_heard_at=self._now, count=earlier.count + 1))
@@ -185,7 +179,7 @@ class Admitter:
                 self._touched.add(run.run_id)
 
     def _known_stand_in(self, alert: Alert) -> AlertRecord | None:
-        """Return the record that a stand-in alert repeats; None for a new one and for other alerts."""
+        """Return the record that a stand-in alert repeats."""
         if not alert.is_stand_in:
             return None
         newest = self._facts.newest.get(alert.fingerprint)
@@ -193,7 +187,7 @@ class Admitter:
         return newest if is_repeated else self._facts.records.get(alert.identity)
 
     def _decide_firing(self, alert: Alert, matched: MatchedAlert) -> tuple[bool, list[PlaybookDecision]]:
-        """Return whether the alert was known, and one decision for each playbook."""
+        """Return whether the alert was known, and a decision per playbook."""
         begun = self._known_stand_in(alert)
         if begun is not None:
             self._save_record(replace(begun, last_heard_at=self._now, count=begun.count + 1))
@@ -225,7 +219,7 @@ class Admitter:
         return earlier is not None, decisions
 
     def _decide_overtaken(self, record: AlertRecord, candidate: Candidate) -> PlaybookDecision:
-        """Decide on an alert whose end arrived before its start: record a run that does not start."""
+        """Record a run that does not start: the alert's end arrived before its start."""
         name, target_key = candidate.key
         before = [run for run in self._facts.linked.get(record.identity, ()) if run.playbook == name]
         if before:
@@ -234,7 +228,7 @@ class Admitter:
         return PlaybookDecision(self._add_run(record, candidate, late).id, name, target_key, Decision.STALE, late.why)
 
     def _decide(self, record: AlertRecord, candidate: Candidate, linked: list[LinkedRun]) -> PlaybookDecision:
-        """Decide on one playbook. `linked` are the alert's runs, of all playbooks, oldest first."""
+        """`linked` are the alert's runs, of all playbooks, oldest first."""
         name, target_key = candidate.key
         before = [run for run in linked if run.playbook == name]
         is_found = isinstance(candidate.target, Target)
@@ -272,7 +266,7 @@ class Admitter:
         return PlaybookDecision(run.id, name, target_key, outcome.decision, outcome.why)
 
     def _reports_limit(self, candidate: Candidate, decision: Decision) -> bool:
-        """Return whether the refused run carries out ``on_limited``: once in the period of ``max_runs``."""
+        """Return whether the refused run carries out ``on_limited``."""
         playbook, rules = candidate.playbook.definition, candidate.playbook.definition.guards
         if decision is not Decision.RATE_LIMITED or not rules.on_limited or self._by_hand is not None:
             return False
@@ -361,7 +355,7 @@ class Admitter:
         vouched: bool,
         gone: str | None,
     ) -> str | None:
-        """Give a member its run, or the record of why it has none. Return why it must wait; None if it need not.
+        """Give a member its run. Return why it must wait; None if it need not.
 
         `vouched`: a person approved the list, so the breaker does not count it. `gone`: why the member vanished.
         """

@@ -1,6 +1,6 @@
 """Detection of lost agents.
 
-An agent lost while the server was down counts as lost since its last recorded report. Redis outages do not count.
+An agent lost while the server was down counts as lost since its last recorded report.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore, Transaction
 
 LOOK_EVERY = timedelta(seconds=10)
-_LATEST_LOOK = timedelta(seconds=30)
-"""A later check means that the server was stalled."""
+_LATEST_LOOK = timedelta(seconds=30)  # A later check means that the server was stalled
 
 log = telemetry.logger(__name__)
 

@@ -46,7 +46,7 @@ def proceed(draft: RunDraft, state: StepState, definition: ApproveStep) -> Wait 
 
 
 def is_rejected(draft: RunDraft) -> bool:
-    """Return whether a person rejected the pending question, which planning has not recorded yet."""
+    """Return whether a rejection waits to be planned."""
     asked = approval.waiting_step(draft.run)
     answers = approval.answers(asked, draft.outside.orders) if asked is not None else ()
     return any(order.kind is OrderKind.REJECT for order in answers)
@@ -68,7 +68,7 @@ def _deadline(draft: RunDraft, state: StepState) -> datetime | None:
 
 
 def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
-    """Ask, perhaps once more. None if the question's template failed, and so the step."""
+    """None if the question's template failed, and so the step."""
     question, names = definition.question, draft.scope()
     try:
         message = draft.playbook.message(state.phase, state.index, names)
@@ -124,7 +124,7 @@ def _default_question(draft: RunDraft, state: StepState) -> str:
 
 
 def _apply_answers(draft: RunDraft, state: StepState) -> bool:
-    """Record the answers. Return whether they end the step."""
+    """Return whether the answers end the step."""
     answers = approval.answers(state, draft.outside.orders)
     rejected = next((order for order in answers if order.kind is OrderKind.REJECT), None)
     if rejected is not None:
@@ -145,7 +145,7 @@ def _apply_answers(draft: RunDraft, state: StepState) -> bool:
 
 
 def _time_out(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
-    """Escalate the question, let it rest until it is asked again, or end the step: None."""
+    """Escalate, postpone the next question, or end the step: None."""
     terms, question = Terms.of(state), definition.question
     if definition.on_timeout == "escalate" and question.escalate is not None and not terms.escalated:
         second = question.escalate
@@ -182,7 +182,7 @@ _END_BY_TIMEOUT = {
 
 
 def _remind_or_ask_again(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
-    """Do so if it is due. None if asking again ended the step."""
+    """None if asking again ended the step."""
     lapsed, question = Terms.of(state).lapsed, definition.question
     every = question.ask_again if lapsed else question.remind
     if every is None or state.retry_at is None:

@@ -1,6 +1,6 @@
 """Batching of concurrent requests, such as deliveries in one transaction.
 
-The next batch collects while others are handled, so a lone caller never waits for more.
+A lone caller never waits for more.
 """
 
 from __future__ import annotations

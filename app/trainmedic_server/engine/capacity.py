@@ -16,8 +16,7 @@ from trainmedic_server.domain.selectors import Selector
 from trainmedic_server.domain.topology import Topology
 
 _SHOWN = 3
-SETTLES_AFTER = timedelta(seconds=10)
-"""Time until the topology shows what a member has left behind."""
+SETTLES_AFTER = timedelta(seconds=10)  # Time until the topology shows what a member has left behind
 
 
 class Capacity(Struct, frozen=True):

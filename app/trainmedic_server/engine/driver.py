@@ -72,8 +72,7 @@ class Driver:
         self._services = services
         self._context = services.planning_context(playbook)
         self._received_at = received_at
-        self._then = then
-        """Persisted next instruction. None while planning and during an attempt."""
+        self._then = then  # Persisted next instruction. None while planning and during an attempt.
         self._touched_nodes: set[str] = set()
         # External changes read during an attempt. The driver stays touched, for the plan after the attempt.
         self._read_in_flight: OutsideState | None = None
@@ -82,8 +81,8 @@ class Driver:
         self._planned = asyncio.Event()
         self._group = GroupFollower(services, run) if run.is_group and not run.is_limited else None
         self._has_target = True
+        # Done once the lock is acquired. None without a queued claim.
         self._granted: asyncio.Future[None] | None = None
-        """Done once the lock is acquired. None without a queued claim."""
         self._watching: Watching | None = None
         self._new_sight: Sight | None = None
         self._look_once = False  # after a wait without lock, the condition is checked again under the lock
@@ -233,7 +232,7 @@ class Driver:
             self._watching = None
 
     async def _queue_for_target(self, until: datetime | None) -> None:
-        """Wait for the lock before the first step that needs it; `_take_target` does so before the first plan."""
+        """Wait for the lock before the first step that needs it."""
         locks, claim = self._services.locks, claims.of_run(self.run, self._services.actions)
         if self._granted is None:
             locks.release(self.run.id)  # it locked nothing
@@ -253,7 +252,7 @@ class Driver:
         self._granted, self._has_target, self._look_once = None, True, claims.is_unlocked(self.run)
 
     def _drop_unneeded_target(self) -> None:
-        """End the wait for the lock if the new plan does not wait, and release the lock while the run only waits."""
+        """End a wait that the new plan has not, and unlock while the run only waits."""
         if self._granted is not None and not isinstance(self._then, TakeTarget):
             self._has_target = self._granted.done()
             self._granted = None
@@ -331,10 +330,7 @@ class Driver:
             await self._wait_for_change(newest + self._context.max_age + timedelta(milliseconds=1), granted)
 
     async def _update_targets(self) -> bool:
-        """Refresh the run's further targets, or close a run that must not act on them.
-
-        Return whether the driver must try again, without a lock.
-        """
+        """Refresh the run's further targets, or close it. Return whether to lock again."""
         run, playbook = self.run, self._context.playbook
         if playbook is None or run.is_group or _keeps_targets(run):
             return False
@@ -405,7 +401,7 @@ class Driver:
     async def _refusal_before_start(
         self, act: PerformAttempt, targets: Sequence[Target], waited: bool
     ) -> AttemptOutcome | None:
-        """Return the outcome of an attempt that must not start. `waited`: another one on a target had to end first."""
+        """Return the outcome of an attempt that must not start. `waited`: for another attempt."""
         actions = self._services.actions
         try:
             touched = attempt_targets.nodes_touched(self.run, act, actions, targets)
@@ -463,7 +459,6 @@ class Driver:
         return performing.call_of(self.run, act, self._services.actions, alert, self._now(), report_wait, clearance)
 
     async def _clearance(self, state: StepState) -> Clearance:
-        """Return whether an action in progress may continue, by the newest external changes."""
         outside = await self._outside_in_flight()
         if outside.last(OrderKind.CANCEL, OrderKind.UNDO):
             return "stop"

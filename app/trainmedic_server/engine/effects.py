@@ -1,7 +1,6 @@
 """Measurement of an alert's metric after a run has acted.
 
-An effect is stored at a run's first act. `EffectMeasuring` later queries Prometheus for the whole period, so outages
-lose none, and no run waits.
+Prometheus is queried later for the whole period, so outages lose none, and no run waits.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
 from trainmedic_server.ports.store import RunStore, Transaction
 
 ACTED = names(StepStarted, StepResumed)
-SETTLES = timedelta(seconds=30)
-"""Delay until Prometheus has the samples of the whole period."""
+SETTLES = timedelta(seconds=30)  # Delay until Prometheus has the samples of the whole period
 GIVE_UP_AFTER = timedelta(days=1)
 _RETRY_AFTER = timedelta(minutes=1)
 _LOOK_EVERY = timedelta(seconds=5)
@@ -38,7 +36,7 @@ log = telemetry.logger(__name__)
 
 
 class EffectRecorder:
-    """Listener that stores, at a run's first act, which effect to measure when."""
+    """Listener that stores the effects to measure."""
 
     name = "effects"
     kinds = ACTED
@@ -135,7 +133,7 @@ class EffectMeasuring:
         return replace(effect, due_at=now + _RETRY_AFTER, reason=reason)
 
     async def _measured(self, effect: Effect, run: Run) -> Effect:
-        """Measure by the playbook's query, or else by the alert's rule. Raises MetricsRefused, MetricsUnavailable."""
+        """Raises MetricsRefused, MetricsUnavailable."""
         if run.acted_at is None:
             return effect.not_measured("the act was cancelled before start")
         if effect.query is not None:
@@ -167,7 +165,7 @@ class EffectMeasuring:
 
 
 def _may_have_raised(rule: AlertRule, run: Run) -> bool:
-    """Return whether the alert has all labels that the rule sets without a template."""
+    """Return whether the alert has the rule's fixed labels."""
     fixed = {name: value for name, value in rule.labels.items() if "{{" not in value}
     return all(run.sent_labels.get(name) == value for name, value in fixed.items())
 

@@ -74,7 +74,7 @@ class EngineServices(Struct, frozen=True):
         )
 
     def pause_of(self, run: Run, nodes: Set[str] = frozenset()) -> OperatorPause | None:
-        """Return the pause that holds the run. `nodes`: those that its attempts have touched."""
+        """Return the pause that holds the run, by its targets and `nodes`."""
         controls = self.controls()
         if not controls.pauses:
             return None

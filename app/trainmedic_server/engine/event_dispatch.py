@@ -1,7 +1,6 @@
 """Ordered, at-least-once delivery of history events to listeners.
 
-A listener's stored position advances after it has taken the events. Each has its own loop, so it blocks no run. New
-listeners start at the present.
+A listener's stored position advances after it has taken the events. New listeners start at the present.
 """
 
 from __future__ import annotations

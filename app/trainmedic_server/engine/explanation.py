@@ -62,7 +62,7 @@ class ExplainedAlert(Struct, frozen=True):
     alert: Alert
     playbooks: tuple[Explanation, ...]
     told: tuple[str, ...] = ()
-    """IDs of runs that would be notified that the alert resolved, and may end or revert changes."""
+    """Runs that would be notified of the end."""
     refused: str = ""
     """Reason of the alert map."""
 
@@ -99,7 +99,7 @@ def prepared(
 def explain(
     playbooks: Sequence[CompiledPlaybook], delivery: PreparedDelivery, facts: AdmissionFacts, context: ExplainContext
 ) -> tuple[ExplainedAlert, ...]:
-    """Explain each alert, as if those before it had been admitted."""
+    """Explain each alert as if those before it were admitted."""
     by_name = {playbook.definition.name: playbook for playbook in playbooks}
     guard_facts = dict(facts.guards)
     numbers = itertools.count(1)

@@ -1,7 +1,6 @@
 """Delivery of finding alerts to Alertmanager, or directly to the intake.
 
-The schedule (`KnownFinding.tell_at`) is committed with the finding, so nothing is lost. Repeats are harmless: labels
-and start time identify an alert.
+The schedule (`KnownFinding.tell_at`) is committed with the finding, so nothing is lost.
 """
 
 from __future__ import annotations

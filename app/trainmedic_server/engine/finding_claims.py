@@ -1,7 +1,7 @@
 """Target and job of a finding, as far as its node is trusted.
 
 A node reports only about itself. A job counts if it is known to be on that node, or if the log is its pod's. Otherwise
-its name is a claim: anyone who can write a file there can name it after a job.
+its name is a claim, because anyone can write such a file.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from trainmedic_server.domain.topology import Topology
 
 WasThere = Callable[[str, str], bool]
 """Returns whether a job was on a node within the last hour."""
+# Findings with a claimed job that a node may begin within `COUNTED`: less than half of its open findings, which leaves
+# capacity for the kernel's reports.
 MOST_CLAIMED_OF_NODE = 200
-"""Findings with a claimed job that a node may begin within `COUNTED`: less than half of its open findings, which leaves
-capacity for the kernel's reports.
-"""
 COUNTED = timedelta(days=1)
 
 

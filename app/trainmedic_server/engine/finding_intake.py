@@ -1,7 +1,6 @@
 """Intake of findings: new, continued, ended or suspected.
 
-Concurrent updates share a transaction and are acknowledged once durable. An update contains its whole episode, so
-repeats change nothing (``trainmedic_logs.domain.known_finding``).
+An update contains its whole episode, so repeats change nothing (``trainmedic_logs.domain.known_finding``).
 """
 
 from __future__ import annotations
@@ -33,12 +32,10 @@ from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore, Transaction
 
 CHECK_EVERY = timedelta(seconds=5)
-MOST_EXCERPTS = 16
-"""Excerpts per finding, from the earliest streams."""
+MOST_EXCERPTS = 16  # Excerpts per finding, from the earliest streams
 _MOST_KILLS = 256  # of a finding that shows whom the kernel killed
 _MOST_DIGESTS = 1024  # of a finding with flight recorder dumps, which every node of a job has
-MOST_OPEN_OF_NODE = 500
-"""Open findings per `_Group`; further ones are dropped."""
+MOST_OPEN_OF_NODE = 500  # Open findings per `_Group`; further ones are dropped
 _MOST_FIRING = 10_000
 
 log = telemetry.logger(__name__)
@@ -58,7 +55,7 @@ class _Group(NamedTuple):
 
 
 class _Work(Struct):
-    """Data of one transaction, read before and changed by its updates. `open_ids` are by the finding's key."""
+    """Data of one transaction. `open_ids` are by the finding's key."""
 
     known: dict[str, KnownFinding]
     open_ids: dict[str, str]
@@ -151,7 +148,7 @@ class FindingIntake:
     def _with_trusted_target(
         self, update: FindingUpdate, rule: LogRule | None, topology: Topology, cut: Counter[str]
     ) -> Finding:
-        """Return the finding with what the node may state of jobs. `cut` counts claimed jobs dropped, by node."""
+        """`cut` counts dropped claimed jobs by node."""
         finding = finding_claims.believed(update.finding, topology, self._nodes.was_there)
         own = replace(finding, labels=own_labels(finding, rule))
         job = claimed_job(update.finding, finding)
@@ -208,7 +205,6 @@ class FindingIntake:
     def _with_alert_decision(
         self, known: KnownFinding, rule: LogRule | None, update: FindingUpdate, now: datetime
     ) -> KnownFinding:
-        """Return the finding with its alert, a suspicion, or the reason for no alert."""
         if known.alert is not None:
             return known
         reason = finding_alerts.silence_reason(known, rule, update.booted_at, now)
@@ -221,7 +217,6 @@ class FindingIntake:
         return finding_alerts.raised(known, rule, now)
 
     def _end_without_streams(self, tx: Transaction, work: _Work, now: datetime) -> None:
-        """End the findings whose last stream has ended."""
         ended = {work.episodes[key].finding_id for key in work.changed_episodes if work.episodes[key].is_over}
         over = ended - tx.findings.going_on(ended)
         closed = [work.known[each] for each in over if work.known[each].is_open]
@@ -279,7 +274,7 @@ class FindingIntake:
         return still_open, any(known.tell_at is not None for known in changed)
 
     def _confirm(self, tx: Transaction, topology: Topology) -> list[KnownFinding]:
-        """Raise the alerts of suspected findings that others confirm now. Return these findings."""
+        """Raise the alerts of suspected findings that others confirm now, and return them."""
         if not self._suspected:
             return []
         rules, others = self._rules().by_name, tx.findings.all_open()

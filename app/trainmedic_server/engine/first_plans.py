@@ -1,6 +1,6 @@
-"""First plans of runs, recorded at admission if the target is free, so that the first attempt needs no own commit.
+"""First plans of runs, recorded at admission if the target is free.
 
-The target is locked before the transaction, because only its holder may plan. Otherwise the driver plans.
+The target is locked before the transaction, because only its holder may plan.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Forecast of a playbook's steps from an alert alone.
 
-Steps that depend on earlier results, or on unknown earlier runs, are undetermined. `plan.observe` omits those,
-questions, ``on_success`` and ``on_failure``.
+Steps that depend on earlier results, or on unknown earlier runs, are undetermined.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def step_plans(
 
 
 def _with_jobs(run: Run, state: StepState, plan: StepPlan) -> StepPlan:
-    """Add the run's jobs to a step on jobs, or skip it without any."""
+    """Add the run's jobs to a step on jobs."""
     if state.target is None:
         return plan
     if why := step_sequence.why_without_target(run, state):
@@ -156,7 +155,7 @@ def _question(playbook: CompiledPlaybook, names: Scope, state: StepState, spec: 
 
 
 def _unknown(written: Any, names: Scope, *, is_expression: bool = False) -> str:
-    """Return what a template, or an expression, uses that is not known yet; "" if nothing."""
+    """Return what the text uses that is not known yet."""
     used = _names_in(written, is_expression)
     if {"steps", "group"} & used:
         return "how earlier steps end"

@@ -37,7 +37,7 @@ class StartedMembers(Struct, frozen=True):
     refused: str = ""
     """Why the breaker refuses the whole list."""
     waits_for_own: bool = False
-    """True if members that have started take the capacity."""
+    """True while started members take the capacity."""
     tries_again: datetime | None = None
 
 

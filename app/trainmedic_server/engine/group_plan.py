@@ -18,8 +18,7 @@ from trainmedic_server.engine.rollout import GroupProgress, RolloutOver, StartMe
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 TRY_AGAIN = timedelta(minutes=1)
-MEMBERS = "members"
-"""`Run.waiting_on` of a parent whose members may have begun."""
+MEMBERS = "members"  # `Run.waiting_on` of a parent whose members may have begun
 
 
 def has_begun(run: Run, group: GroupProgress | None) -> bool:
@@ -70,7 +69,6 @@ def proceed(draft: RunDraft) -> StartMembers | Wait | RolloutOver | StepState:
 def _step_of_check(
     draft: RunDraft, group: GroupProgress, then: StartMembers | WaitForMembers | RolloutOver
 ) -> StepState | None:
-    """Return the next step of the check, between the end of a batch and the next act."""
     last, states = group.last_batch, [state for state in draft.run.steps if state.phase == CHECK]
     if last is None or not states or not group.filled(last):
         return None
@@ -93,7 +91,7 @@ def why_ended(draft: RunDraft, broken: StepState, why: str) -> str:
 
 
 def wait_for_last(draft: RunDraft) -> Wait | None:
-    """Return the wait of a parent that ends, for its open members. None without any."""
+    """Return a wait while members of an ending parent are open."""
     if draft.group is None or not draft.group.open:
         return None
     _wait_for_members(draft)
@@ -101,7 +99,7 @@ def wait_for_last(draft: RunDraft) -> Wait | None:
 
 
 def outcome(draft: RunDraft) -> tuple[Status, str, Decision | None]:
-    """Return status and message of a parent that did not fail. The decision is set if no member could start."""
+    """Return status, message, and the decision if no member started."""
     group = _progress(draft)
     counts, begun = group.counts, list(group.begun.values())
     message = str(counts)

@@ -70,8 +70,8 @@ def decide(
     return GuardDecision(Decision.OBSERVE_ONLY if mode is Mode.OBSERVE else Decision.STARTED)
 
 
+# A person who cancels or rejects a run decides against further ones.
 _MAY_BE_TRIED_AGAIN = frozenset({Status.SUCCEEDED, Status.FAILED})
-"""A person who cancels or rejects a run decides against further ones."""
 
 
 def again_at(again: Again | None, acted: Sequence[LinkedRun]) -> datetime | None:

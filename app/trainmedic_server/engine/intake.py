@@ -31,11 +31,9 @@ from trainmedic_server.ports.store import Transaction
 
 _ALERTS_PER_TRANSACTION = 500
 
-_LONGEST_TURN = 0.02
-"""Seconds of matching before other tasks, such as probes, get a turn."""
+_LONGEST_TURN = 0.02  # Seconds of matching before other tasks, such as probes, get a turn
 
-_UNPROVEN_EVERY = 3600.0
-"""Seconds between two warnings about a playbook and an alert."""
+_UNPROVEN_EVERY = 3600.0  # Seconds between two warnings about a playbook and an alert
 
 log = telemetry.logger(__name__)
 
@@ -95,7 +93,7 @@ class DeliveryIntake:
         return PreparedDelivery(replace(delivery, alerts=tuple(alerts)), tuple(matched), tuple(failures))
 
     def _matched(self, alert: Alert, topology: Topology, failures: list[Event]) -> MatchedAlert:
-        """Match the alert, log missing proof, and add an event to `failures` for each failed condition."""
+        """Match the alert, log missing proof, and add failed conditions to `failures`."""
         matched = matching.match_shortlist(self._services.catalog.shortlist(alert), alert, topology)
         for miss in matched.misses if alert.status is AlertStatus.FIRING else ():
             if miss.decision == NoReaction.NO_PROOF:

@@ -1,7 +1,7 @@
 """Verdicts on failed and hanging jobs: created, stored, and sent as alerts.
 
-The verdict and the alert `TrainingFailed` follow 5 s after the first sign, and are updated with late data for 2 min.
-While a launcher reports a running attempt, the job's output is no failure. All durable state is in the run store.
+The verdict follows 5 s after the first sign, and is updated with late data for 2 min. While a launcher reports a
+running attempt, the job's output is no failure.
 """
 
 from __future__ import annotations
@@ -40,12 +40,10 @@ from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.ports.verdicts import VerdictSource
 
-SETTLING = timedelta(seconds=5)
-"""Delay from the first sign to the verdict, for the output of all nodes."""
+SETTLING = timedelta(seconds=5)  # Delay from the first sign to the verdict, for the output of all nodes
+# Delay if lines of a reported error were not read yet: the alert keeps its first cause.
 UNREAD_SETTLING = timedelta(seconds=15)
-"""Delay if lines of a reported error were not read yet: the alert keeps its first cause."""
-UPDATED_FOR = timedelta(minutes=2)
-"""Time after a failure in which further signs belong to it."""
+UPDATED_FOR = timedelta(minutes=2)  # Time after a failure in which further signs belong to it
 ALERT_LASTS = timedelta(minutes=15)
 OLDEST_DIAGNOSED = timedelta(hours=1)
 _REMEMBERED = 2 * OLDEST_DIAGNOSED  # for jobs, launchers and agents whose presence ended
@@ -57,8 +55,7 @@ _GONE_AFTER = timedelta(seconds=30)  # without a presence, an agent's node count
 _LAUNCHER_LASTS = timedelta(seconds=20)  # without a presence, a launcher no longer reports ends
 _MOST_REPORTS = 2000
 _MOST_ENDED = 200
-_PODS_END = timedelta(seconds=5)
-"""A container ends at about the time of its job's report."""
+_PODS_END = timedelta(seconds=5)  # A container ends at about the time of its job's report
 _ALERTS_AT_ONCE = 50
 _MOST_EARLIER = 50  # verdicts of a job
 _MOST_EXCERPTS = 16  # findings whose excerpts are read
@@ -114,8 +111,7 @@ class JobDiagnoses:
         self._launchers: dict[str, datetime] = {}
         self._states: list[tuple[str, LifeState, datetime, int]] | None = None  # of the jobs when `_reports` was read
         self._reports: dict[str, list[ReportedEnd]] = {}
-        self._ended: dict[str, datetime] = {}
-        """Time of the normal end of each job whose last report it is."""
+        self._ended: dict[str, datetime] = {}  # Time of the normal end of each job whose last report it is
         self._launched_on: dict[str, frozenset[str]] = {}
 
     async def watch(self) -> None:
@@ -149,10 +145,7 @@ class JobDiagnoses:
         await self._send_due()
 
     async def _reported_ends(self, lives: Sequence[JobLife]) -> dict[str, list[ReportedEnd]]:
-        """Return the ends that jobs and launchers reported in the last hour.
-
-        Events are read only after a change of the job's record.
-        """
+        """Events are read only after a change of a job's record."""
         now, states = self._clock.now(), [(life.name, life.state, life.since, life.failures) for life in lives]
         if states != self._states:
             until = now + timedelta(seconds=1)
@@ -164,14 +157,14 @@ class JobDiagnoses:
         return {job: ends for job, ends in recent.items() if ends}
 
     def _signs_unseen_by_launcher(self, job: str, signs: Sequence[Sign]) -> list[Sign]:
-        """Return all signs without a present launcher, else only hangs: it reports each end itself."""
+        """Return only hangs while a launcher is present: it reports each end itself."""
         seen_at, stepping = self._launchers.get(job), self._stepping.get(job)
         if seen_at is None or self._clock.now() - seen_at > _LAUNCHER_LASTS:
             return list(signs)
         return [sign for sign in signs if sign.is_wait and stepping is not None and stepping.usual]
 
     def _open_signs(self, job: str, signs: Sequence[Sign], reports: Sequence[ReportedEnd]) -> list[Sign]:
-        """Return the signs that neither later steps disprove nor a report explains, oldest first."""
+        """Return signs that neither later steps disprove nor a report explains, oldest first."""
         stepping = self._stepping.get(job)
         left = (sign for sign in signs if not job_failure.is_disproved(sign, stepping))
         left = (sign for sign in left if not reported_end.is_answered(sign.at, sign.attempt, reports))
@@ -280,7 +273,7 @@ class JobDiagnoses:
         report: ReportedEnd | None,
         reports: Sequence[ReportedEnd],
     ) -> KnownVerdict:
-        """Diagnose with all facts known now, and store the verdict if it changed."""
+        """Diagnose with the present facts. Store a changed verdict."""
         now = self._clock.now()
         ranks = self._ranks.get(job, {})
         nodes = {rank.node for rank in ranks.values()} | self._launched_on.get(job, frozenset())
@@ -330,7 +323,7 @@ class JobDiagnoses:
         return made
 
     async def _findings_of(self, job: str, nodes: Collection[str]) -> list[KnownFinding]:
-        """Return the newest findings of the job, ended ones included, and claimed ones on its nodes.
+        """Return the newest findings of the job, and claimed ones on its nodes.
 
         Claims on other nodes are skipped by pages: they cannot hide the job's own.
         """
@@ -359,7 +352,7 @@ class JobDiagnoses:
         return by_job
 
     async def _own_pod_test(self, job: str) -> IsOwn:
-        """Return the predicate that recognizes pods of the job."""
+        """Return the test for the job's own pods."""
         namespace = self._namespaces.get(job)
         places = {rank.node for rank in self._ranks.get(job, {}).values()}
         is_known = job in self._seen or job in self._processes
@@ -379,7 +372,6 @@ class JobDiagnoses:
         return [excerpt for record in records if record is not None for excerpt in record.excerpts]
 
     async def _alert_on_suspect(self, node: str, now: datetime) -> None:
-        """Send an alert if verdicts of several jobs name the node."""
         named = await self._store.transact(lambda tx: tx.verdicts.on_node(node, now - verdict_alert.SUSPECT_WITHIN))
         jobs = sorted({verdict.job for verdict in named})
         if len(jobs) < verdict_alert.SUSPECT_JOBS:
@@ -457,7 +449,7 @@ def _ranks_of(details_by_job: Mapping[str, Mapping[str, Any]]) -> dict[str, dict
 
 
 def _report_of(event: Event) -> ReportedEnd | None:
-    """Return the reported end; None for events that the server or an operator caused."""
+    """Return the reported end; None if the server itself ended the job."""
     content = content_of(event)
     if not isinstance(content, (JobFailed, JobEnded, JobGone)) or event.actor != "trainmedic":
         return None
@@ -467,7 +459,7 @@ def _report_of(event: Event) -> ReportedEnd | None:
 
 
 def _reports_by_job(events: Iterable[Event]) -> dict[str, list[ReportedEnd]]:
-    """Return the reports by job, oldest first. A failed attempt whose launcher then gives up counts once."""
+    """A failed attempt whose launcher then gives up counts once."""
     reports: dict[str, list[ReportedEnd]] = {}
     for event in events:
         report = _report_of(event)

@@ -1,4 +1,4 @@
-"""History events for evaluation results in job presences, with changed values, at most once a minute per job.
+"""History events for changed evaluation results in job presences.
 
 After a restart the newest values are repeated; readers recognise this by the time.
 """

@@ -25,21 +25,16 @@ from trainmedic_logs.domain.known_finding import KnownExcerpt, KnownFinding
 from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.job_life import JobLife, LifeState
 
-END_RULES = frozenset({"launcher-table", "rank-failed"})
-"""Rules for lines that state how processes ended."""
+END_RULES = frozenset({"launcher-table", "rank-failed"})  # Rules for lines that state how processes ended
 _KILLED = re.compile(r"[Kk]ill(?:ed)? process (\d{1,10})")
 _LONGEST_LINE = 500
 _LONGEST_SETTLING = timedelta(minutes=2)
-_PRESENCE_LAGS = timedelta(seconds=15)
-"""Presences are written and read every 5 s."""
+_PRESENCE_LAGS = timedelta(seconds=15)  # Presences are written and read every 5 s
 _SHORTEST_WATCH = timedelta(seconds=22)  # presences lag, are read each 5 s, and are compared each 2 s
 
 
 def concerns(known: KnownFinding, job: str, nodes: Collection[str]) -> bool:
-    """Return whether a finding is about a job or from the kernel of one of its nodes.
-
-    A finding that only claims the job counts if it comes from one of them.
-    """
+    """Return whether a finding is about a job, from its log on one of its nodes, or from their kernels."""
     if job in (known.origin.job, known.target.job):
         return True
     if known.claimed_job == job:
@@ -145,7 +140,7 @@ class Stepping(NamedTuple):
     """Longest recent time between advances; zero before two of them."""
 
     def moved(self, step: int, instance: str, now: datetime) -> Stepping:
-        """Return the state after a presence. Another process (`instance`) proves no progress."""
+        """Another process (`instance`) proves no progress."""
         if instance != self.instance:
             return Stepping(step, instance, self.since)
         if step <= self.step:
@@ -289,7 +284,7 @@ def _with_ranks(findings: Iterable[Finding], ended: Iterable[Exit]) -> list[Find
 
 
 def _exits(findings: Sequence[KnownFinding], excerpts: Sequence[KnownExcerpt]) -> list[Exit]:
-    """Return each process's exit once: torchrun's table states more than a line."""
+    """Return each process's exit once. A table takes precedence over lines."""
     nodes = {known.id: known.origin.node for known in findings}
     tables: dict[tuple[str, int | None], Exit] = {}
     lines: list[Exit] = []

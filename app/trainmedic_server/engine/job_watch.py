@@ -33,8 +33,8 @@ from trainmedic_server.ports.store import RunStore, Transaction
 
 LOOK_EVERY = timedelta(seconds=5)
 MOST_JOBS = 10_000
+# Time between two looks from which on the server itself stalled, so that silence does not count.
 _LATEST_LOOK = timedelta(seconds=20)
-"""Time between two looks from which on the server itself stalled, so that silence does not count."""
 _INSTANCE = re.compile(r"^[!-~]{1,64}\Z")
 
 log = telemetry.logger(__name__)
@@ -65,8 +65,8 @@ class JobWatch:
         self._ago = ago
         self._absences = AbsenceDetection(job_life.GONE_AFTER, _LATEST_LOOK, elapsed)
         self._lives: dict[str, JobLife] | None = None
+        # Last presence by kind and name. An unchanged one is no sign of life.
         self._last_presences: dict[tuple[str, str], datetime] = {}
-        """Last presence by kind and name. An unchanged one is no sign of life."""
         self._ranks: dict[str, int] = {}
         self._read_ranks = PartReader("placement", _ranks_of)
         self._evaluations = JobEvaluations()
@@ -77,7 +77,7 @@ class JobWatch:
         await loops.repeat(self.look, LOOK_EVERY, "jobs", self._metrics)
 
     async def look(self) -> None:
-        """Update all jobs from presences and notices. Raises BusUnavailable, StoreUnavailable."""
+        """Raises BusUnavailable, StoreUnavailable."""
         async with self._looking:
             await self._look()
 
@@ -185,7 +185,7 @@ class JobWatch:
             yield from _applied(lives, job_life.missed(lives[name], now))
 
     def _new_presences(self, kind: str, presences: Sequence[Presence]) -> dict[str, Presence]:
-        """Return the trusted presences that were written since the last look, by name."""
+        """Return trusted presences written since the last look."""
         present = {}
         for presence in presences:
             key = (kind, presence.name)
@@ -198,7 +198,7 @@ class JobWatch:
         return present
 
     def _drop_old(self, lives: dict[str, JobLife]) -> list[JobLife]:
-        """Remove and return expired records, and the least important of too many."""
+        """Remove and return expired and surplus records."""
         kept_since = self._ago(job_life.KEPT)
         dropped = [life for life in lives.values() if job_life.is_forgotten(life, kept_since)]
         for life in dropped:

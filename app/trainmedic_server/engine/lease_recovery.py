@@ -1,13 +1,12 @@
 """Recovery of still needed effects whose lease expired: the loss is recorded and the effect reapplied.
 
-If only the lease ended the effect (`Renewal.has_expired`), the same command with the same undo is sent again. Unlike a
-renewal, this changes the node, so it needs the current policy's consent (``lease_reapply``).
+If only the lease ended the effect (`Renewal.has_expired`), the same command with the same undo is sent again, with the
+current policy's consent (``lease_reapply``).
 
-Without an Alertmanager to ask, only alerts reported after this server's start count as firing, until `RESENT_AFTER`:
-missed resolutions have been sent again by then.
+Without an Alertmanager to ask, only alerts reported after this server's start count as firing, until `RESENT_AFTER`.
 
 ``set_again_started`` is recorded before the command, ``set_again_done`` after success. After a crash in between, the
-next server repeats the command; the node knows its ID and applies it once.
+next server repeats the command; the node applies it once.
 """
 
 from __future__ import annotations
@@ -37,11 +36,9 @@ from trainmedic_server.ports.outside import AlertSource
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
 
-RESENT_AFTER = timedelta(minutes=5)
-"""Alertmanager's group_interval, within which it repeats failed deliveries."""
+RESENT_AFTER = timedelta(minutes=5)  # Alertmanager's group_interval, within which it repeats failed deliveries
 
-_COMMANDS_AT_ONCE = 200
-"""Commands per transaction."""
+_COMMANDS_AT_ONCE = 200  # Commands per transaction
 _UNDO_NOT_BEGUN = (UndoStatus.ARMED, UndoStatus.AVAILABLE)
 
 PlaybookOf: TypeAlias = Callable[[Run], Awaitable[CompiledPlaybook]]
@@ -97,7 +94,7 @@ class LeaseRecovery:
         await asyncio.gather(*(self._reapply(action, effects) for effects in by_run.values()))
 
     def forget_others(self, command_ids: Collection[str]) -> None:
-        """Forget all commands but these, which are still leased."""
+        """Forget all but these."""
         self._recorded_losses = {loss for loss in self._recorded_losses if loss[0] in command_ids}
         self._looked_up &= set(command_ids)
 
@@ -194,7 +191,7 @@ class LeaseRecovery:
         prepared: _PreparedRun,
         targets: Collection[Target],
     ) -> list[LeasedEffect]:
-        """Record the start, or why not. Return the effects to reapply now."""
+        """Return the effects to reapply now."""
         run = tx.run(run_id)
         if run is None:
             return []
@@ -233,7 +230,6 @@ class LeaseRecovery:
             tx.append([recorded(SetAgainHeld(reason, asked), self._services.clock.now(), run_id)])
 
     async def _record_reapplied(self, renewals: Sequence[Renewal]) -> None:
-        """Record the end of begun reapplications that are in effect on all nodes."""
         by_command: dict[str, list[Renewal]] = {}
         for renewal in renewals:
             by_command.setdefault(renewal.effect.command_id, []).append(renewal)

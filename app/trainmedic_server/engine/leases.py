@@ -1,8 +1,7 @@
 """Renewal of leased effects, such as power caps, which end unless renewed.
 
-An effect is renewed in each third of its lease, from the end of its attempt until its undo begins: while its run is
-open, an alert fires or its undo is armed. A hold, such as a job's pause, is renewed only while a later question of its
-run is open.
+An effect is renewed in each third of its lease, from the end of its attempt until its undo begins. A hold, such as a
+job's pause, is renewed only while a later question of its run is open.
 
 Pauses and the breaker do not stop renewals: otherwise a pause would restore a hot GPU's full power.
 """
@@ -27,8 +26,7 @@ from trainmedic_server.ports.actions import Actions, LeasedAction, LeasedEffect
 from trainmedic_server.ports.store import Transaction
 
 RENEW_EVERY = timedelta(seconds=15)
-_RUNS_AT_ONCE = 200
-"""Runs read per transaction, because deliveries share the store's only writer."""
+_RUNS_AT_ONCE = 200  # Runs read per transaction, because deliveries share the store's only writer
 _SHOWN = 8
 
 log = telemetry.logger(__name__)
@@ -44,8 +42,8 @@ class LeaseRenewer:
     def __init__(self, services: EngineServices, recovery: LeaseRecovery) -> None:
         self._services = services
         self._leased: Mapping[str, LeasedAction] = {}
+        # Third of the lease of the last renewal, by command ID, in event-loop time.
         self._last_third: dict[str, int] = {}
-        """Third of the lease of the last renewal, by command ID, in event-loop time."""
         self._recovery = recovery
         self._renewals: set[asyncio.Task[None]] = set()
 
@@ -144,7 +142,7 @@ def _is_needed(step: StepState, run_continues: bool) -> bool:
 
 
 def _is_hold_needed(run: Run, step: StepState) -> bool:
-    """Return whether a later question of the run is open, and no step after the hold has released it."""
+    """Return whether a later question is open and no step has released the hold."""
     undo = step.undo
     if not run.is_open or undo is None or undo.status not in (UndoStatus.ARMED, UndoStatus.AVAILABLE):
         return False

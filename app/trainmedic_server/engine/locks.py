@@ -1,15 +1,14 @@
 """Target locks: one change at a time per target.
 
 A run locks its claim (``claims``) from start to close. Claims are granted in order of arrival, except that a run passes
-earlier waiters whose claims do not overlap its own. Undos take no lock; they only wait for attempts in flight on what
-they overlap.
+earlier waiters that it does not overlap. Undos take no lock; they only wait for attempts in flight.
 
 A claim with several targets is granted all or none. A holder never waits for more, so no two runs block each other.
 
 A run on a job does not lock its nodes, which may be a thousand and change. Attempts on common nodes or GPUs run one at
-a time, and their effects must coexist, as power caps do: the lowest counts, and each is reverted separately.
+a time.
 
-The locks are in memory; drivers of open runs take them again after a restart.
+Drivers of open runs take the locks again after a restart.
 """
 
 from __future__ import annotations
@@ -125,7 +124,7 @@ class TargetLocks:
 
 
 class _Acting:
-    """The context of `TargetLocks.acting`. An asynchronous generator costs more: the event loop tracks each."""
+    """Context of `TargetLocks.acting`; cheaper than a generator, which the event loop tracks."""
 
     def __init__(self, locks: TargetLocks, holder: str, claims: Sequence[Claim]) -> None:
         self._locks = locks
@@ -171,12 +170,12 @@ class _Claims:
         return claim
 
     def possibly_overlapping(self, claim: Claim) -> list[tuple[str, Claim]]:
-        """Return the claims of the same groups, with their holders, in order."""
+        """Return the claims of the same groups, in order."""
         claims = {name: each for group in self._groups_near(claim) for name, each in group.items()}
         return sorted(claims.items(), key=lambda named: self._numbers[named[0]])
 
     def overlapping(self, claim: Claim, before: str | None = None) -> str | None:
-        """Return the holder of an overlapping claim; with `before`, of one added before that holder's."""
+        """Return the first overlapping holder, with `before` only of earlier claims."""
         if not self._by_name:
             return None
         end = self._numbers[before] if before is not None else None

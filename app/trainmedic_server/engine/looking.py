@@ -9,16 +9,12 @@ from typing import Any
 
 from msgspec import Struct, field
 
-_LATE = timedelta(minutes=2)
-"""A longer gap between two looks interrupts ``for``."""
+_LATE = timedelta(minutes=2)  # A longer gap between two looks interrupts ``for``
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Look(Struct, frozen=True):
-    """Call the polled action until its condition has held for `held_for`, or until the deadline.
-
-    `once`: call it at once, and only once.
-    """
+    """Call the action until its condition has held for `held_for`, or until the deadline; `once`: one call now."""
 
     key: tuple[str, int]
     action: str
@@ -34,7 +30,7 @@ class Observed(Struct, frozen=True):
     began: datetime
     ended: datetime
     why: str = ""
-    """Error or missing data, if that is why it does not hold."""
+    """Error or missing data."""
     output: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -44,7 +40,7 @@ class Sight(Struct, frozen=True):
     key: tuple[str, int]
     holds: bool | None = None
     since: datetime | None = None
-    """End of the call from which on it holds without interruption."""
+    """When it began to hold without interruption."""
     last: Observed | None = None
 
     def after(self, look: Look, observed: Observed) -> Sight:
@@ -55,7 +51,6 @@ class Sight(Struct, frozen=True):
         return Sight(self.key, observed.holds, since, observed)
 
     def is_over(self, look: Look) -> bool:
-        """Return whether the condition has held for long enough."""
         if self.since is None or self.last is None:
             return False
         return not look.held_for or self.last.began - self.since >= look.held_for

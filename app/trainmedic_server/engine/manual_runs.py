@@ -1,7 +1,6 @@
 """Runs started by people, with the same guards, locks and breaker as alerts.
 
-Without a firing alert, a run gets a stand-in alert, which does not resolve: changes stay until a person orders the
-undo, or ``assume_resolved_after`` passes.
+Without a firing alert, a run gets a stand-in alert, which does not resolve.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ class StartOrder(Struct, frozen=True):
 
 class Started(Struct, frozen=True):
     run: Run
-    """The run or the record of the refusal; hypothetical in a dry run."""
+    """Hypothetical in a dry run."""
     steps: tuple[StepAhead, ...]
     waits_for: str | None = None
-    """ID of the run with the target."""
+    """The run with the target."""
     is_repeated: bool = False
-    """Result of an earlier request with the same key."""
+    """True for the result of an earlier request."""
 
 
 class ManualStarter:
@@ -118,7 +117,7 @@ class ManualStarter:
         playbook: CompiledPlaybook,
         target: Target | None,
     ) -> Started:
-        """Commit `work`, then start its run. None as its changes: there is nothing to start."""
+        """Commit `work`, then start the run of its changes."""
         services, also = self._services, also_of(playbook, target, self._services.topology())
         holder = None
         if target is not None and not isinstance(also, Unresolved):
@@ -187,7 +186,7 @@ class ManualStarter:
     def _firing_alert(
         self, tx: Transaction, playbook: CompiledPlaybook, order: StartOrder, topology: Topology
     ) -> AlertRecord | None:
-        """Return the newest firing alert that would start the playbook on the target, with the order's labels."""
+        """Return the newest firing alert that fits the order."""
         names, fitting = playbook.definition.on.alertnames, []
         alert_map = self._services.alert_map()
         for record in tx.firing(_MOST_FIRING):
@@ -269,7 +268,7 @@ def _text_of(given: inputs.ReadInputs) -> str | None:
 
 
 def _repeatable(run: Run, alerts: list[AlertRecord]) -> tuple[Target, AlertRecord]:
-    """Return the target and firing alert of a run that may be retried. Raises Conflict."""
+    """Return the target and firing alert to retry. Raises Conflict."""
     if run.is_open:
         raise errors.Conflict(f"run {run.id} is open; it is {run.status}")
     if run.status is Status.SUCCEEDED and not run.is_group:

@@ -23,7 +23,7 @@ Key = tuple[str, str]
 
 
 class Candidate(Struct, frozen=True, dict=True):
-    """A playbook that reacts to an alert, with its target, and the jobs on it that the playbook also acts on."""
+    """A playbook's reaction, with its target and the jobs on it."""
 
     playbook: CompiledPlaybook
     target: Target | Unresolved
@@ -52,17 +52,16 @@ def also_of(
     return selectors.jobs_on_node(target, topology)
 
 
-MOST_MISSES = 10
-"""Stored reasons of playbooks that did not match; others are counted. Explanations contain all."""
+MOST_MISSES = 10  # Stored reasons of playbooks that did not match; others are counted. Explanations contain all.
 
+# Values of the metric's label ``kept_by``.
 KEPT_FROM_A_RUN = ("alertname", "conditions", "failure", "target", "not_accepted")
-"""Values of the metric's label ``kept_by``."""
 
 
 class MatchedAlert(Struct, frozen=True):
     candidates: tuple[Candidate, ...] = ()
     misses: tuple[Reaction, ...] = ()
-    """Playbooks that name the alert but do not react to it."""
+    """Playbooks that name the alert without reaction."""
     refused: str = ""
     """Reason of the alert map."""
 

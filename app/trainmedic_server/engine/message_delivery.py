@@ -1,7 +1,6 @@
-"""At-least-once messages to people, from history events through an outbox. Only the leader runs it.
+"""At-least-once messages to people, from history events through an outbox.
 
-Message IDs are derived from the events, so a kill repeats only one that was being sent. Each channel has its own loop,
-so a channel that does not respond blocks no other.
+Message IDs are derived from the events, so a kill repeats only one that was being sent.
 """
 
 from __future__ import annotations
@@ -30,26 +29,21 @@ from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.outside import Clock, Notifier
 from trainmedic_server.ports.store import RunStore, Transaction
 
-MOST_WAITING = 1_000
-"""Per channel. Older ones are dropped, counted and logged."""
-GROUP_EVERY = timedelta(minutes=1)
-"""Minimum time between two texts on one kind and topic to a channel."""
-KEPT_WAITING = timedelta(days=1)
-"""Age at which an unsent message is dropped."""
-KEPT = timedelta(days=7)
-"""Time for which sent messages are remembered, to repeat none."""
+MOST_WAITING = 1_000  # Per channel. Older ones are dropped, counted and logged.
+GROUP_EVERY = timedelta(minutes=1)  # Minimum time between two texts on one kind and topic to a channel
+KEPT_WAITING = timedelta(days=1)  # Age at which an unsent message is dropped
+KEPT = timedelta(days=7)  # Time for which sent messages are remembered, to repeat none
 _LOOK_EVERY = timedelta(seconds=2)
 _FIRST_RETRY, _LONGEST_RETRY = 5.0, 300.0
 _CLOSED = names(kinds.Closed)
 _TOO_LATE = "not sent for a day"
-_BROKEN_FOR = timedelta(seconds=30)
-"""How long a playbook file must be invalid. Saving twice takes less."""
+_BROKEN_FOR = timedelta(seconds=30)  # How long a playbook file must be invalid. Saving twice takes less.
 
 log = telemetry.logger(__name__)
 
 
 class MessageDelivery:
-    """Outbox and sender. As a listener of `EventDispatcher`, it turns events into messages."""
+    """Outbox of messages, filled as a listener of events."""
 
     name = "messages"
     kinds = message_texts.KINDS
@@ -80,8 +74,8 @@ class MessageDelivery:
         self._broken = _BrokenPlaybooks(problems)
         self._fence = fence
         self._events = EventDispatcher(store, history, self, metrics, sleeping_by(clock))
+        # Channels that may have waiting messages; the store is not queried for others.
         self._may_have_waiting = set(self._channels)
-        """Channels that may have waiting messages; the store is not queried for others."""
         self._last_sent: dict[tuple[str, str, str], datetime] = {}
 
     async def run(self) -> None:
@@ -161,7 +155,7 @@ class MessageDelivery:
         return [message for message in made if names[message.id] not in known]
 
     def _channels_for(self, draft: Draft, rule: MessageRule, before: Collection[str]) -> Sequence[str]:
-        """Return the channels of a message. `before` are those that have messages on its run."""
+        """`before` are channels with messages on the run."""
         if draft.to is not None and draft.to in self._channels:
             return [draft.to]
         if rule.channels:
@@ -239,7 +233,7 @@ class MessageDelivery:
         return due
 
     async def _send_together(self, channel: str, messages: Sequence[Message]) -> int:
-        """Send the messages that are not outdated as one text. Return the number of all."""
+        """Send those not outdated as one text. Return the number of all."""
         over = await self._store.transact(lambda tx: _outdated(tx, messages))
         left = [message for message in messages if message.id not in over]
         kind, ids = messages[0].kind, [message.id for message in left]
@@ -332,7 +326,7 @@ class _BrokenPlaybooks:
 
 
 def _store_messages(tx: Transaction, made: Sequence[Message], now: datetime) -> Mapping[tuple[str, str], int]:
-    """Store the messages, and drop too old and too many ones. Return the dropped by channel and reason."""
+    """Return the number of dropped ones by channel and reason."""
     timely = [message for message in made if message.at > now - KEPT_WAITING]
     tx.messages.add(timely)
     given_up = Counter((message.channel, _TOO_LATE) for message in made if message.at <= now - KEPT_WAITING)

@@ -33,12 +33,9 @@ from trainmedic_server.domain.run import PASSING, Decision, Event, Run, Status, 
 from trainmedic_server.ports.store import LinkedRun
 from trainmedic_server.presentation import questions, runs
 
-SOON = timedelta(seconds=10)
-"""Usual delay of a message, to combine several and to drop outdated ones."""
-OVERDUE = timedelta(minutes=2)
-"""Delay of a message about a failing undo."""
-LATE = timedelta(minutes=15)
-"""Delay from which a message states its event's time. Retries and grouping take less."""
+SOON = timedelta(seconds=10)  # Usual delay of a message, to combine several and to drop outdated ones
+OVERDUE = timedelta(minutes=2)  # Delay of a message about a failing undo
+LATE = timedelta(minutes=15)  # Delay from which a message states its event's time. Retries and grouping take less.
 _MOST_LINES = 20
 _MOST_CHARACTERS = 4_000
 _LONGEST_REASON = 200
@@ -51,7 +48,7 @@ TARGETS = "targets"
 
 
 class Draft(Struct, frozen=True):
-    """A message without channel. `hold` is the delay before it is sent; `to` is the channel of the playbook."""
+    """A message before channels are chosen. `hold` delays it."""
 
     kind: MessageKind
     topic: str
@@ -125,8 +122,8 @@ def _server_draft(event: Event) -> Draft | None:
             return None
 
 
+# The parent reports all other events of its members, once.
 _MEMBER_KINDS = names(kinds.UndoDelayed, kinds.UndoDone, kinds.UndoClosed)
-"""The parent reports all other events of its members, once."""
 
 KINDS = names(
     *(kinds.QuestionEvent, kinds.RunApproved, kinds.RunRejected, kinds.ApprovalEnded, kinds.Closed, kinds.StartedLater),
@@ -158,7 +155,7 @@ _HANDLED = frozenset({Decision.STARTED, Decision.JOINED})
 
 
 def combined(messages: Sequence[Message], now: datetime) -> tuple[str, str, Severity]:
-    """Return title, text and severity of one text for messages of the same kind and topic."""
+    """Return title, text and severity for messages of one kind and topic."""
     severity = max((message.severity for message in messages), key=lambda each: each.rank)
     first = min(messages, key=lambda message: message.at)
     late = _lateness(first, now)

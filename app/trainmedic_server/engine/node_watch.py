@@ -1,6 +1,6 @@
 """Locations and progress of jobs, and boot times of nodes, from presences.
 
-Locations last an hour, across restarts: a job's output may arrive after its presence is gone.
+Locations last an hour: a job's output may arrive after its presence is gone.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from trainmedic_server.ports.store import RunStore
 LOOK_EVERY = timedelta(seconds=5)
 REMEMBERED = timedelta(hours=1)
 MOST_PLACES = 200_000
-_STORE_AGAIN = timedelta(minutes=10)
-"""Age of a location's stored time at which it is renewed."""
+_STORE_AGAIN = timedelta(minutes=10)  # Age of a location's stored time at which it is renewed
 _STORE_EVERY = timedelta(minutes=1)
 _UUID7_DIGITS = 12  # hexadecimal digits of the time in milliseconds
 
@@ -84,7 +83,7 @@ class NodeWatch:
         await loops.repeat(self.look, LOOK_EVERY, "places", self._metrics)
 
     async def look(self) -> None:
-        """Update all from presences. Raises BusUnavailable, StoreUnavailable."""
+        """Raises BusUnavailable, StoreUnavailable."""
         source = self._source
         jobs, launchers, agents = await asyncio.gather(source.jobs(), source.launchers(), source.agents())
         now = self._clock.now()
@@ -105,7 +104,7 @@ class NodeWatch:
             self._store_from = now + _STORE_EVERY
 
     async def _places_in(self, jobs: Sequence[Presence], launchers: Sequence[Presence]) -> Collection[JobPlace]:
-        """Return the locations of jobs and of launchers, which wait while their node is excluded."""
+        """Include launchers, which wait while their node is excluded."""
         reported = await self._read_places.changed(jobs)
         if reported is not None:
             self._of_jobs = frozenset().union(*reported.values())

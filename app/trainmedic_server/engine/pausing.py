@@ -1,7 +1,4 @@
-"""Pauses: which one holds a run, and how they begin and end.
-
-A pause is compared with all that a run is known to touch: nodes of its target, job or attempts, and jobs on them.
-"""
+"""Pauses: which one holds a run, and how they begin and end."""
 
 from __future__ import annotations
 
@@ -23,8 +20,7 @@ from trainmedic_server.domain.topology import Topology
 
 _P = TypeVar("_P", bound=kinds.OfPause)
 
-MOST = 200
-"""Most pauses. Each decision checks all."""
+MOST = 200  # Most pauses. Each decision checks all.
 
 
 def holding(
@@ -58,7 +54,7 @@ def observing(controls: Controls, playbook: str, now: datetime) -> OperatorPause
 def begin(
     controls: Controls, order: PauseOrder, actor: str, now: datetime, new_id: Callable[[], str]
 ) -> tuple[Controls, OperatorPause, list[Event]]:
-    """Return the switches with a new pause, the pause, and its event. It replaces an active one of the same scope.
+    """Return the switches, the pause and its event. It replaces an active pause of the same scope.
 
     Raises Conflict for too many.
     """
@@ -117,7 +113,7 @@ def end(
 
 
 def settle(controls: Controls, since: datetime | None, now: datetime) -> tuple[Controls, list[Event]]:
-    """Return the switches without pauses that are over, and events of beginnings and ends since the last check.
+    """Return the switches without ended pauses, and events since the last check.
 
     A server paused by an earlier release, without scopes, stays paused.
     """
@@ -140,12 +136,11 @@ def settle(controls: Controls, since: datetime | None, now: datetime) -> tuple[C
 
 
 def in_force(controls: Controls, now: datetime) -> frozenset[str]:
-    """Return the IDs of active pauses."""
     return frozenset(pause.id for pause in controls.pauses if pause.is_in_force(now))
 
 
 def as_of(controls: Controls, now: datetime) -> Controls:
-    """Return the switches with the members that show a pause of everything, set for this time."""
+    """Set the members that show a pause of everything."""
     total = next(
         (
             pause

@@ -20,8 +20,7 @@ from trainmedic_server.domain.run import Attempt, Run, StepState
 from trainmedic_server.engine.plan_values import AttemptOutcome, PerformAttempt
 from trainmedic_server.ports.actions import ON_RECORD, Action, Actions, Call, Clearance, MultiNodeAction
 
-GRACE = timedelta(seconds=5)
-"""Time after its deadline for an action to report before it is cancelled."""
+GRACE = timedelta(seconds=5)  # Time after its deadline for an action to report before it is cancelled
 
 Work = Callable[[Call], Awaitable[Mapping[str, Any]]]
 
@@ -29,7 +28,7 @@ log = telemetry.logger(__name__)
 
 
 def attempts_of(state: StepState, act: PerformAttempt) -> tuple[Attempt, ...]:
-    """Return the attempts of the step or its undo. The last one is to be made."""
+    """The last attempt is to be made."""
     return state.undo_attempts if act.undo else state.attempts
 
 
@@ -78,7 +77,7 @@ def _was_applied(state: StepState, command_id: str) -> bool:
 
 @functools.cache
 def has_methods_of(action_class: Hashable, protocol: type) -> bool:
-    """Return `isinstance` for a runtime protocol. Cached, because it takes Python 3.11 tens of microseconds."""
+    """Cached, because Python 3.11 takes tens of microseconds per check."""
     return isinstance(action_class, protocol)
 
 
@@ -91,7 +90,7 @@ def multi_node_action(actions: Actions, name: str) -> MultiNodeAction | None:
 
 
 def work_of(run: Run, act: PerformAttempt, actions: Actions, name: str) -> Work:
-    """Return the function that performs the action, for a step ``on: jobs`` on each of the run's jobs."""
+    """Return the performing function; a step on jobs calls each job."""
     state = run.step(act.key)
     if state.target is None:
         return lambda call: actions.get(name).perform(call)
@@ -136,7 +135,6 @@ def _own_undo_params(call: Call, target: Target, state: StepState, actions: Acti
 
 
 async def outcome_of(name: str, call: Call, work: Work, now: datetime, metrics: telemetry.Metrics) -> AttemptOutcome:
-    """Perform the work within its deadline, and return its result or failure as an outcome."""
     limit = max((call.deadline - now + GRACE).total_seconds(), 0.0)
     try:
         async with asyncio.timeout(limit):

@@ -41,7 +41,7 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
 def advance(draft: RunDraft) -> RunPlan:
-    """Return the changes up to the next instruction, and that instruction."""
+    """Plan up to the next instruction."""
     then: Instruction | None = _advance_open(draft) if draft.run.is_open else None
     if then is None:
         then = undoing.next_undo(draft)
@@ -166,7 +166,7 @@ def _advance_open(draft: RunDraft) -> Instruction | None:
 
 
 def _proceed(draft: RunDraft) -> Instruction | None:
-    """Work on the next step, or close the run. Return None if the next step or the closing must be looked for again."""
+    """Work on the next step, or close the run. None if this must be repeated."""
     broken = step_sequence.failed_step(draft.run, draft.playbook)
     if broken is not None and broken.status is StepStatus.REJECTED:
         _close(draft, Status.REJECTED, group_plan.why_ended(draft, broken, broken.why_not))
@@ -217,8 +217,7 @@ def _proceed(draft: RunDraft) -> Instruction | None:
 def _continue_attempt(draft: RunDraft, interrupted: StepState) -> PerformAttempt | Wait | None:
     """Repeat an attempt that a killed server may have made, under the same command ID; wait during a pause.
 
-    None if the alert resolved or an operator ended the run during a pause, or the pause exceeded the maximum age: the
-    outcome stays unknown.
+    None if it must not be repeated: its outcome stays unknown.
     """
     attempt = interrupted.attempts[-1]
     order = draft.outside.last(OrderKind.CANCEL, OrderKind.UNDO)

@@ -33,7 +33,7 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
 class OutsideState(Struct, frozen=True):
-    """Everything outside a run that its plan depends on."""
+    """External state that a plan depends on."""
 
     alerts: tuple[AlertRecord, ...]
     """The initial one first."""
@@ -120,7 +120,7 @@ class AttemptOutcome(Struct, frozen=True):
     in_part: bool = False
     """True if it may have been applied in part."""
     may_be_repeated: bool = True
-    """False if it was applied without the requested effect: a retry would apply it twice."""
+    """False if a retry would apply it twice."""
     barred_by: Decision | None = None
     """Guard that refused the attempt."""
 
@@ -135,15 +135,15 @@ class PlanningContext(Struct, frozen=True):
     new_id: Callable[[], str]
     max_age: timedelta
     set_forward_since: Callable[[datetime], timedelta] = lambda _: timedelta(0)
-    """Returns the time after a moment that the clock skipped."""
+    """Returns the time skipped by the clock."""
     idle_since: Callable[[datetime], timedelta] = lambda _: timedelta(0)
-    """Returns the same, plus the time without a working server."""
+    """Returns that time plus downtimes."""
     external_url: str = ""
     topology: Callable[[], Topology] = Topology
 
 
 class RunDraft:
-    """A run that planning changes, with the events of the changes."""
+    """A run during planning, with its new events."""
 
     def __init__(
         self,
@@ -180,12 +180,12 @@ class RunDraft:
         self.events.append(recorded(content, self.now, self.run.id, actor))
 
     def put(self, step: StepState, **changes: Any) -> StepState:
-        """Replace a step, and set these fields of the run. Return the step."""
+        """Replace a step, and set fields of the run."""
         self.run = self.run.with_step(step, **changes)
         return step
 
     def end(self, step: StepState, status: StepStatus, **changes: Any) -> None:
-        """End a step with a final status, and set these fields of it."""
+        """End a step, and set fields of it."""
         self.put(replace(step, status=status, ended_at=self.now, **changes))
 
     def timely(self, step: StepState, *, is_question: bool = False) -> StepState:

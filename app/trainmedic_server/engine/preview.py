@@ -27,7 +27,7 @@ _TIMED_OUT = re.compile(r"""\s*steps\.(?P<step>\w+)\.status\s*==\s*["']timed_out
 
 
 def observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> StepState:
-    """Return the step as observed or skipped. What depends on earlier results is in its message."""
+    """Return the step as observed or skipped."""
     message = None
     try:
         if not playbook.when(state.phase, state.index, names):
@@ -47,7 +47,7 @@ def observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> Step
 def steps_after(
     asking: StepState, run: Run, playbook: CompiledPlaybook, names: Scope, actions: Actions, topology: Topology
 ) -> tuple[StepAhead, ...]:
-    """Return the actions that an approval of the question `asking` allows."""
+    """Return the actions that the question allows."""
     phase = "steps" if asking.phase == APPROVAL else asking.phase
     first = 0 if asking.phase == APPROVAL else asking.index + 1
     ahead = [state for state in run.steps if state.phase == phase and state.index >= first and state.kind == "action"]

@@ -1,8 +1,7 @@
 """Runs that a replay of recorded alerts starts.
 
-A recorded alert does not show how long a run would have taken. So a run has an earliest and a latest start and end, and
-the guards are asked with each combination of the extremes. Several answers mean that the record does not determine the
-decision.
+The record does not show how long a run would have taken. So a run has an earliest and a latest start and end, and the
+guards decide on each combination. Several decisions mean that the record does not determine one.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from trainmedic_server.engine.matching import Key
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.store import GuardFacts
 
+# End of a run without a recorded end. Nothing is added to it, so that no time overflows.
 FAR = datetime.max.replace(tzinfo=UTC) - timedelta(days=3650)
-"""End of a run without a recorded end. Nothing is added to it, so that no time overflows."""
 STARTS = frozenset({Decision.STARTED, Decision.OBSERVE_ONLY})
 
 
@@ -47,7 +46,7 @@ class ReplayedRun(Struct, eq=False):
     is_end_recorded: bool = False
     is_stored: bool = False
     is_shared: bool = False
-    """True if it stands for runs of other alerts, too, of which at most one is open."""
+    """True if it stands for runs of other alerts too."""
 
     def may_be_open(self, now: datetime) -> bool:
         return self.earliest <= now < self.ends_by
@@ -148,7 +147,7 @@ class ReplayedRuns:
             self._store(run, spec)
 
     def _widen_uncertain(self, run: ReplayedRun) -> bool:
-        """Let an open uncertain run of the target stand for this one too. Return False if there is none."""
+        """Return False if no open uncertain run can stand for this one too."""
         for other in self._by_key.get(run.key, ()):
             if not other.is_certain and other.is_counted and other.may_be_open(run.earliest):
                 other.ends_by = max(other.ends_by, run.ends_by)
@@ -245,10 +244,7 @@ class ReplayedRuns:
         return bool(self.breaker_opened) and now < self.breaker_opened[-1][0] + self._breaker_closes_after
 
     def trips_breaker(self, target: Target, now: datetime) -> bool:
-        """Return whether a start may open the closed breaker. If so, it counts as opened.
-
-        Without their number, the server may know more nodes than those acted on, so that it would not open.
-        """
+        """Return whether a start may open the closed breaker. If so, it counts as opened."""
         node = target.node
         if node is None or self._surely_acted.get(node, now) > now:
             return False

@@ -1,6 +1,6 @@
 """Next act of a group's parent run: start members, wait, or end.
 
-It is derived from the frozen list and the members that have a run, so a restart continues where the store is.
+It is derived from the frozen list and the members that have a run.
 """
 
 from __future__ import annotations

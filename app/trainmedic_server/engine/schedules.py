@@ -1,8 +1,7 @@
 """Runs at the times of schedules.
 
-Each time is a stand-in alert, so it starts at most one run, over restarts, takeovers and clocks that are set back. Of
-the times that passed without a server, the last one still counts if it is not older than ``max_age``; others are
-recorded as missed.
+Each time is a stand-in alert, so it starts at most one run. Of the times that passed without a server, the last one
+still counts if it is not older than ``max_age``; others are recorded as missed.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
 
+# Time within which a new or changed playbook is noticed. Times of known schedules are met exactly.
 LOOK_EVERY = timedelta(seconds=10)
-"""Time within which a new or changed playbook is noticed. Times of known schedules are met exactly."""
 _POSITION = "schedules"  # name of the stored position, in seconds since 1970
 _MOST_PATIENCE = timedelta(days=1)
 _SAVE_EVERY = timedelta(minutes=1)
@@ -34,7 +33,7 @@ class DueTimes(Struct, frozen=True):
     start: datetime | None = None
     """The time that starts a run."""
     missed: datetime | None = None
-    """When the record of missed times begins: at the first, or now if the clock jumped, because it may come again."""
+    """When the record of missed times begins."""
     why: str = ""
 
 
@@ -46,9 +45,9 @@ def due(
     patience: timedelta,
     skipped: Callable[[datetime], bool] = lambda moment: False,
 ) -> DueTimes:
-    """Return the times after `since`, up to `now`. One older than `patience` starts nothing.
+    """Return the times after `since`, up to `now`.
 
-    `skipped` returns whether the clock jumped past a time, which then starts nothing.
+    Times older than `patience`, or `skipped` by the clock, start nothing.
     """
     following = functools.partial(cron.next_after, schedule, timezone)
     first = following(since)

@@ -51,10 +51,9 @@ from trainmedic_server.ports.store import RunStore, Transaction
 
 log = telemetry.logger(__name__)
 
+# Maximum lead of an ID's time after the clock was set back: half of the day that the history allows.
 _MOST_AHEAD_MS = 12 * 3_600_000
-"""Maximum lead of an ID's time after the clock was set back: half of the day that the history allows."""
-_MOST_HOLDERS = 5
-"""Maximum length of the chain of runs that wait for each other's targets, in an answer."""
+_MOST_HOLDERS = 5  # Maximum length of the chain of runs that wait for each other's targets, in an answer
 
 
 class Engine:
@@ -121,7 +120,7 @@ class Engine:
         self._last_id, self._id_lock = (0, 0), threading.Lock()
 
     def leaves_change(self, action: str) -> bool:
-        """Return whether the action changes something. True for unknown ones, False for those that only revert."""
+        """Return whether it changes something. True if unknown, False if it only reverts."""
         action_class = self._actions.action_class(action)
         return action_class is None or (action_class.harmful and not getattr(action_class, "gives_back", False))
 
@@ -144,7 +143,7 @@ class Engine:
         return await self._repeated_runs.after(run, alerts) if ahead is None and not run.is_open else ahead
 
     async def _held_by(self, run: Run, most: int = _MOST_HOLDERS) -> HeldBy | None:
-        """Return the run with the target, which may itself wait for another; None if it is free now."""
+        """Return the run with the target; None if it is free."""
         blocker = self._locks.blocker(run.id, claims.of_run(run, self._actions))
         driven = self._workers.snapshot_of(blocker) if blocker is not None else None
         if driven is None:
@@ -203,8 +202,7 @@ class Engine:
     ) -> Run:
         """Carry out an operator command and return the run's new state. `undo` also reverts the run's changes now.
 
-        An answer counts only for its `question`. Raises NotFound, Conflict for an unsuitable state, NotEntitled if only
-        others may approve, StoreUnavailable.
+        An answer counts only for its `question`. Raises NotFound, Conflict, NotEntitled, StoreUnavailable.
         """
         order = OperatorOrder(self._new_id(), run_id, kind, actor, self._clock.now(), note)
         undo_order = replace(order, id=self._new_id(), kind=OrderKind.UNDO) if undo else None
@@ -320,9 +318,7 @@ class Engine:
         return self._timeline.ago(span)
 
     def _new_id(self) -> str:
-        """Return a UUIDv7 that sorts after all earlier ones of this process, unless the clock was set back by more than
-        `_MOST_AHEAD_MS`.
-        """
+        """Return a UUIDv7 that sorts after all earlier ones of this process."""
         now_ms = int(self._clock.now().timestamp() * 1000)
         with self._id_lock:  # admission calls it from the store's thread
             last_ms, counter = self._last_id

@@ -9,15 +9,11 @@ from trainmedic_server.engine.node_watch import PresenceSource
 from trainmedic_server.ports.jobs import ArrivedNotice
 from trainmedic_server.ports.outside import Presence
 
-FRESH_FOR = 2.0
-"""Seconds. Presences are written every 5 s."""
+FRESH_FOR = 2.0  # Seconds. Presences are written every 5 s.
 _FRESH_FOR_TIMES = 10
-_LONGEST_FRESH = 4.5
-"""Seconds; below the loops' 5 s, so that each check gets new data."""
-_LONG_REST = 2.0
-"""Seconds; after a reading of 0.2 s, too long for people to wait."""
-_RECENT = 10.0
-"""Seconds for which people get older data: the loops' longest pause."""
+_LONGEST_FRESH = 4.5  # Seconds; below the loops' 5 s, so that each check gets new data
+_LONG_REST = 2.0  # Seconds; after a reading of 0.2 s, too long for people to wait
+_RECENT = 10.0  # Seconds for which people get older data: the loops' longest pause
 
 
 class SharedReading:

@@ -1,6 +1,6 @@
 """Alerts without reports: Alertmanager is asked whether they fire; without one, a long silence counts as resolution.
 
-Otherwise a lost message could block an undo permanently. Downtimes do not count.
+Otherwise a lost message could block an undo permanently.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.ports.outside import AlertSource
 from trainmedic_server.ports.store import Transaction
 
-ASK_AFTER = timedelta(minutes=5)
-"""Alertmanager's group_interval, within which alerts are not checked."""
+ASK_AFTER = timedelta(minutes=5)  # Alertmanager's group_interval, within which alerts are not checked
 
 log = telemetry.logger(__name__)
 

@@ -1,8 +1,7 @@
-"""Verdicts on slow jobs, created while an alert reports slowness and renewed every 15 min.
+"""Verdicts on slow jobs, created while an alert reports slowness.
 
 Prometheus has the ranks' median step parts and the slowest ranks' times; other ranks count as median. Without it, the
-log's figures on data waits count. NCCL timeouts are a hint, which raises no alert and reaches no playbook. A verdict
-that names a cause raises `TrainingSlow`, sent by ``job_diagnoses``.
+log's figures on data waits count. NCCL timeouts are a hint, which raises no alert and reaches no playbook.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from trainmedic_server.ports.metric_history import MetricHistory, MetricSeries
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore
 
-AGAIN_AFTER = timedelta(minutes=15)
-"""Age of a verdict at which the next one is made, while the alert fires."""
+AGAIN_AFTER = timedelta(minutes=15)  # Age of a verdict at which the next one is made, while the alert fires
 _LOOK_EVERY = timedelta(seconds=10)
 _AVERAGED_OVER = timedelta(minutes=5)  # ``5m`` in queries
 _LOG_AGE = timedelta(minutes=30)  # of findings that count
@@ -119,7 +117,7 @@ class SlowJobs:
         return slow.by_throughput(ThroughputDrop(), [evidence_of(each, slow.WHY_TIMEOUT) for each in timeouts])
 
     async def _step_parts(self, job: str, now: datetime) -> dict[int, RankStep]:
-        """Return the step of each rank; empty without Prometheus or without all medians."""
+        """Return each rank's step; empty if medians are missing."""
         medians: dict[str, float] = {}
         own: dict[int, tuple[float, str]] = {}
         data: dict[int, tuple[float, str]] = {}

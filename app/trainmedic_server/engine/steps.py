@@ -43,8 +43,8 @@ from trainmedic_server.engine.turns import TURN
 from trainmedic_server.ports.actions import ON_RECORD, Action, Actions
 from trainmedic_server.ports.playbooks import Step
 
+# Attempts of a step that is stopped each time an alert resolves, and repeated when it fires again.
 MOST_STOPPED_ATTEMPTS = 20
-"""Attempts of a step that is stopped each time an alert resolves, and repeated when it fires again."""
 
 
 def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | Look | TakeTarget | None:
@@ -85,7 +85,7 @@ def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | Look |
 
 
 def _begin_or_skip(draft: RunDraft, state: StepState, definition: Step) -> bool:
-    """Return whether the step may begin. Otherwise its condition ended it."""
+    """Return False if the condition ended the step."""
     reason = "its condition was not met"
     try:
         if definition.when is None or draft.playbook.when(state.phase, state.index, draft.scope()):
@@ -103,7 +103,7 @@ def _begin_or_skip(draft: RunDraft, state: StepState, definition: Step) -> bool:
 
 
 def record_location(draft: RunDraft, key: tuple[str, int], params: Mapping[str, Any]) -> None:
-    """Record parameters with the places that a multi-node action has determined, in the undo too."""
+    """Record the places of a multi-node action, in the undo too."""
     state = draft.run.step(key)
     action = draft.context.actions.action_class(state.action) if state.action else None
     undo = state.undo
@@ -284,7 +284,7 @@ def _wait_for_window(draft: RunDraft, outside: str) -> Wait | None:
 
 
 def _has_waited(run: Run) -> bool:
-    """Return whether the run is past admission, which checked the breaker."""
+    """Return whether admission, which checked the breaker, is over."""
     return run.waiting_on is not None or any(step.status is not StepStatus.PENDING for step in run.steps)
 
 

@@ -1,7 +1,6 @@
 """Current topology for target resolution. Deliveries never wait for Redis.
 
-Presences not read for a minute are dropped, because unknown targets are refused, not guessed; until then no node counts
-as unknown.
+Presences not read for a minute are dropped, because unknown targets are refused, not guessed.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from trainmedic_server.ports.outside import Clock, Presence
 
 REFRESH_EVERY = timedelta(seconds=5)
 FORGET_AFTER = timedelta(minutes=1)
+# Minimum time between readings caused by unknown targets; longer if reading is slow (`SharedPresences`).
 RENEW_EVERY = timedelta(milliseconds=200)
-"""Minimum time between readings caused by unknown targets; longer if reading is slow (`SharedPresences`)."""
+# Minimum time after a failed or slow reading: deliveries must not wait for a silent Redis.
 RENEW_AFTER_FAILURE = timedelta(seconds=30)
-"""Minimum time after a failed or slow reading: deliveries must not wait for a silent Redis."""
 _LONGEST_RENEWAL_SECONDS = 0.5
 _NOTHING_KNOWN = (JobTopology(), AgentTopology())
 
@@ -61,8 +60,7 @@ class TopologyWatch:
         self._slurm = slurm
         self.verdicts = JobVerdicts(clock)
         self.remembered: Callable[[], NodeNames] = NodeNames
-        self._known = _NOTHING_KNOWN
-        """Replaced as a whole: the store's thread reads it."""
+        self._known = _NOTHING_KNOWN  # Replaced as a whole: the store's thread reads it
         self._presences: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None  # those that `_known` shows
         self._as_of: datetime | None = None
         self._renew_from: datetime | None = None  # `renew` does nothing earlier
@@ -136,7 +134,7 @@ class TopologyWatch:
 def _parsed(
     jobs: Sequence[Presence], agents: Sequence[Presence], known: AgentTopology | None
 ) -> tuple[JobTopology, AgentTopology]:
-    """Return the topology of the presences. `known`: that of the agents, if they have not changed."""
+    """`known` is the unchanged topology of the agents."""
     agent_topology = known or AgentTopology.of({agent.name: agent.details for agent in agents})
     agent_topology.prepare()
     return JobTopology.of({job.name: job.details for job in jobs}, agent_topology), agent_topology

@@ -1,7 +1,7 @@
 """Due undos and their attempts.
 
 An undo is planned after its run has closed, or during a pause. Pause, mode, guards, breaker and locks do not block it.
-It is retried until nothing is certainly left to revert. Only a person can drop it, with a note.
+It is retried until nothing is certainly left to revert.
 """
 
 from __future__ import annotations
@@ -18,14 +18,11 @@ from trainmedic_server.engine.step_sequence import failed_step
 from trainmedic_server.engine.steps import next_attempt
 from trainmedic_server.ports.actions import Actions
 
-FIRST_RETRY = timedelta(seconds=2)
-"""Doubled with each attempt."""
+FIRST_RETRY = timedelta(seconds=2)  # Doubled with each attempt
 LONGEST_RETRY = timedelta(minutes=5)
-FREQUENT_ATTEMPTS = 300
-"""Attempts after which `LATER_RETRY` applies."""
+FREQUENT_ATTEMPTS = 300  # Attempts after which `LATER_RETRY` applies
 LATER_RETRY = timedelta(hours=1)
-KEPT_ATTEMPTS = 50
-"""The first attempt and the last ones are stored."""
+KEPT_ATTEMPTS = 50  # The first attempt and the last ones are stored
 _STARTED_BY_ORDERS = (UndoStatus.AVAILABLE, UndoStatus.ARMED, UndoStatus.FAILED, UndoStatus.CLOSED)
 OPEN_TO_ORDERS = (*_STARTED_BY_ORDERS, UndoStatus.RUNNING)
 OPEN_TO_CLOSING = (UndoStatus.ARMED, UndoStatus.RUNNING, UndoStatus.FAILED)
@@ -113,7 +110,7 @@ def can_be_closed(run: Run) -> bool:
 
 
 def _can_be_closed(undo: Undo) -> bool:
-    """Return whether the undo can be dropped now. Not during an attempt, which may succeed."""
+    """Return False during an attempt, which may succeed."""
     if undo.status is UndoStatus.RUNNING:
         return undo.attempts[-1].status != "running"
     return undo.status in (UndoStatus.ARMED, UndoStatus.FAILED)
@@ -147,7 +144,7 @@ def _reason_to_begin(draft: RunDraft, state: StepState, undo: Undo, by_hand: Ope
 
 
 def _is_unanswered(order: OperatorOrder, undo: Undo) -> bool:
-    """Return whether no attempt followed the order. IDs are compared, because clocks can be set back."""
+    """Compare IDs, because clocks can be set back."""
     return all(attempt.order != order.id for attempt in undo.attempts)
 
 
@@ -158,7 +155,7 @@ def _has_failed(draft: RunDraft) -> bool:
 
 
 def _was_held_for_person(run: Run, state: StepState, actions: Actions) -> bool:
-    """Return whether the step holds something, such as a paused job, for a question that was asked."""
+    """Return whether the step is a hold for a question that was asked."""
     action = actions.action_class(state.action or "")
     if not getattr(action, "is_hold", False):
         return False

@@ -66,7 +66,7 @@ def of_run(
 
 
 def _steps_from(run: Run, state: StepState) -> Sequence[StepState]:
-    """Return the step and those after it. ``on_failure`` and a check have sequences of their own."""
+    """Return the step and those after it in its sequence."""
     sequence = _sequence_of(state)
     steps = [step for step in run.steps if _sequence_of(step) == sequence]
     return steps[steps.index(state) :]
@@ -77,7 +77,7 @@ def _sequence_of(state: StepState) -> str | None:
 
 
 def holder(run: Run, ahead: Upcoming | None) -> HeldBy:
-    """Return how a run that waits for this one's target shows it. `ahead` is what this run does next."""
+    """Return how runs that wait for this one's target show it."""
     ahead = ahead or Upcoming()
     doing = waiting(ahead.waits_for) if ahead.waits_for else f"carries out step {ahead.now or ahead.step or '?'}"
     return HeldBy(
@@ -87,7 +87,7 @@ def holder(run: Run, ahead: Upcoming | None) -> HeldBy:
 
 
 def _blocking(run: Run, held_by: HeldBy | None) -> dict[str, Any]:
-    """Return the fields of `Upcoming` for a run that cannot continue now; empty if it can."""
+    """Return fields of `Upcoming` for a run that cannot continue now."""
     if run.waiting_on == "target":
         by = f", held by run {held_by.run_id}" if held_by else ""
         holder_id = held_by.run_id if held_by else None

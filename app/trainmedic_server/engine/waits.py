@@ -71,7 +71,7 @@ def _end_moot(draft: RunDraft, state: StepState) -> None:
 
 
 def _begin(draft: RunDraft, state: StepState, definition: PollStep | DelayStep | UntilStep) -> StepState | None:
-    """Return the begun step. None if its templates failed, and so the step."""
+    """None if a template failed, and so the step."""
     params: Mapping[str, Any] = {}
     try:
         if isinstance(definition, PollStep):
@@ -114,7 +114,7 @@ def _look_of(definition: PollStep, state: StepState, deadline: datetime) -> Look
 
 
 def _poll(draft: RunDraft, state: StepState, definition: PollStep) -> Look | TakeTarget | None:
-    """Use the newest look: end the step, look again, or lock the target if the condition held for long enough."""
+    """End the step, look again, or lock the target after the condition held."""
     deadline = draft.timely(state).deadline
     state = draft.run.step(state.key)
     assert deadline is not None
@@ -146,7 +146,6 @@ def _poll(draft: RunDraft, state: StepState, definition: PollStep) -> Look | Tak
 
 
 def _record_change(draft: RunDraft, state: StepState, definition: PollStep, sight: Sight) -> StepState:
-    """Record the result if the condition began or ceased to hold."""
     if sight.last is None or (state.message is not None and (state.message == HOLDS) == sight.holds):
         return state
     result = result_text(sight)

@@ -22,10 +22,8 @@ from trainmedic_server.engine.recorder import RunSnapshot
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
-_MOST_PLAYBOOKS_READ = 100
-"""Cached playbook versions that are no longer loaded."""
-_LAST_COMMIT_SECONDS = 1.0
-"""Time at shutdown to take back unstarted attempts."""
+_MOST_PLAYBOOKS_READ = 100  # Cached playbook versions that are no longer loaded
+_LAST_COMMIT_SECONDS = 1.0  # Time at shutdown to take back unstarted attempts
 
 log = telemetry.logger(__name__)
 
@@ -43,7 +41,7 @@ class Workers:
         self._stopped = False
 
     def start(self, started: StartedRun, outside: OutsideState | None = None) -> None:
-        """Start the driver of an admitted run. `outside` is the parent's for a member of a group."""
+        """`outside` is the parent's for a member of a group."""
         run, outside = started.run, outside or OutsideState((started.alert,))
         self._services.metrics.open_runs.inc()
         self._services.metrics.show_run(None, run)
@@ -68,7 +66,7 @@ class Workers:
         self.touch(list(self._drivers))
 
     async def wait_until_planned(self, run_id: str, at_most: float) -> None:
-        """Return once the run's driver has planned with all touches, at the latest after `at_most` seconds."""
+        """Return once the driver has planned with all touches, or after `at_most` seconds."""
         try:
             async with asyncio.timeout(at_most):
                 driver = self._drivers.get(run_id) or await self._next_driver(run_id)
@@ -80,8 +78,7 @@ class Workers:
     async def recover(self, down_for: timedelta) -> None:
         """Resume open runs and due undos of an earlier process.
 
-        Runs that have begun take their targets first, parents come after their members. Attempts in flight resume in
-        order of their start.
+        Runs that have begun take their targets first, parents come after their members.
         """
         unfinished = await self._services.store.transact(lambda tx: tx.unfinished())
         unfinished.sort(
@@ -145,8 +142,7 @@ class Workers:
     def _why_stale(self, draft: RunDraft, down_for: timedelta) -> str | None:
         """Return why a run must not act after a downtime, or None.
 
-        A run that has acted or waits in a step continues after a downtime up to the maximum age. A rejected run always
-        does, to end as rejected.
+        A run that has acted or waits in a step continues after a downtime up to the maximum age.
         """
         if approval_steps.is_rejected(draft) or draft.run.is_limited:
             return None
@@ -190,7 +186,7 @@ class Workers:
         return driver.sight if driver is not None else None
 
     async def _revive(self, run_id: str) -> None:
-        """Drive a closed run again, if it has steps or members: an undo may have become due."""
+        """Drive a closed run again: an undo may be due."""
         snapshot = await self._services.recorder.snapshot(run_id)
         if snapshot is None or not (snapshot.run.steps or snapshot.run.is_group):
             self._report_driver(run_id, None)

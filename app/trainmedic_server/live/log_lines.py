@@ -31,8 +31,7 @@ from trainmedic_server.ports.logs import LogBatch, LogSource
 from trainmedic_server.ports.outside import Clock
 
 USUAL_SINCE = timedelta(minutes=10)
-LONGEST_SINCE = timedelta(days=30)
-"""Period searched for the lines of an attempt without `since`."""
+LONGEST_SINCE = timedelta(days=30)  # Period searched for the lines of an attempt without `since`
 MOST_LINES = 100_000
 USUAL_LINES = 10_000
 

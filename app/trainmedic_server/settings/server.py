@@ -387,18 +387,18 @@ def _source(name: str) -> SettingSource:
 
 _PARTS = (AccessSettings, NotificationSettings)
 _NAMES = sorted(ServerSettings.model_fields, key=lambda name: [name in part.model_fields for part in _PARTS])
+# The source of each setting by field name, in the order of the documentation.
 SOURCES: Mapping[str, SettingSource] = {name: _source(name) for name in _NAMES}
-"""The source of each setting by field name, in the order of the documentation."""
 
 _OTHER_NAMES = "URL TOKEN TOKEN_FILE JOB NODE POLICY EXPORTER_HOST EXPORTER_PORT CONFIG LOG_DIR"
+# Variables with the same prefix that the clients, the agent, the jobs and the container image read.
 OF_OTHER_PROGRAMS = frozenset(PREFIX + name for name in _OTHER_NAMES.split())
-"""Variables with the same prefix that the clients, the agent, the jobs and the container image read."""
 
 
 def explain(
     error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str], sources: Mapping[str, SettingSource]
 ) -> Iterator[str]:
-    """Yield a line for each invalid value: its flag or variable, the value unless secret, and the problem."""
+    """Yield a line for each invalid value, without secrets."""
     for detail in error.errors(include_url=False, include_context=False):
         message = re.sub(r"^(Value error|Assertion failed), ", "", detail["msg"])
         message = re.sub(r"^Input should be ", "must be ", message)

@@ -24,8 +24,7 @@ _PRUNE_FIRST_AFTER = timedelta(minutes=1)
 log = telemetry.logger(__name__)
 
 
-_ANSWERS_WITHIN = 10.0
-"""Seconds to wait at the start. A network file system may hang while its server is down."""
+_ANSWERS_WITHIN = 10.0  # Seconds to wait at the start. A network file system may hang while its server is down.
 
 
 async def opened_archive(directory: Path | None) -> GzipArchive | None:

@@ -34,10 +34,10 @@ from trainmedic_server.ports.metric_history import MetricHistory
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.settings.server import ServerSettings
 
+# Interval at which a firing alert is sent to Alertmanager, as Prometheus does.
 ALERTMANAGER_AGAIN = timedelta(minutes=1)
-"""Interval at which a firing alert is sent to Alertmanager, as Prometheus does."""
+# Interval at which the intake receives a firing alert again; each receipt may start a repair.
 INTAKE_AGAIN = timedelta(hours=1)
-"""Interval at which the intake receives a firing alert again; each receipt may start a repair."""
 _FIRST_LOOK_SECONDS = 2.0
 
 

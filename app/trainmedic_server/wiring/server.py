@@ -1,7 +1,7 @@
 """Builds all parts of the server, starts them in order, and stops them in reverse.
 
-Order: the run store, whose lock excludes a second server; Redis; playbooks; the engine; last the listener, so that no
-request is answered too early. With PostgreSQL the listener starts first, as a standby.
+Order: the run store, whose lock excludes a second server; Redis; playbooks; the engine; last the listener. With
+PostgreSQL the listener starts first, as a standby.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ from trainmedic_server.wiring.notifications import slack_loops
 if TYPE_CHECKING:
     from fastapi import FastAPI  # which `http.factory` imports in its own way
 
+# Time for a slow Redis to report job locations at the start. The first alerts may come at once.
 _FIRST_LOOK_SECONDS = 2.0
-"""Time for a slow Redis to report job locations at the start. The first alerts may come at once."""
 
 log = telemetry.logger(__name__)
 
@@ -92,9 +92,9 @@ log = telemetry.logger(__name__)
 async def connect_redis(
     settings: ServerSettings, stack: contextlib.AsyncExitStack, metrics: telemetry.Metrics
 ) -> tuple[str, Callable[[], str]]:
-    """Start the embedded Redis if none is configured. Return the URL, and a function for the current caveat about it.
+    """Return Redis's URL, and a function for a caveat about it. Start the embedded Redis if none is configured.
 
-    The caveat is empty without one. Raises ConfigurationError.
+    Raises ConfigurationError.
     """
     if settings.redis is not None:
         url, caveat = settings.redis.get_secret_value(), ""
@@ -211,7 +211,7 @@ class TrainmedicServer:
 
     @contextlib.asynccontextmanager
     async def _started(self, session: postgresql.LockSession | None = None) -> AsyncIterator[FastAPI]:
-        """Build and start all parts but the listener. `session` has the PostgreSQL lock; None with SQLite."""
+        """`session` has the PostgreSQL lock; None with SQLite."""
         settings, clock, metrics, authenticator = self._settings, self._clock, self._metrics, self._authenticator()
         written = file_inventory.load(settings.inventory) if settings.inventory else WrittenTopology()
         limits = settings.limits
