@@ -26,6 +26,7 @@ class AbsenceDetection:
         self._looked_at = None
 
     def note(self, absent: Collection[str]) -> list[str]:
+        """Note all names that are missing now. Return those that count."""
         now, before = self._elapsed(), self._looked_at
         self._looked_at = now
         if before is None or now - before > self._latest_look:

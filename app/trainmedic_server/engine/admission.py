@@ -314,11 +314,11 @@ class Admitter:
         if outcome.decision is Decision.STARTED and selection is not None and mode is Mode.ENFORCE:
             nodes = selectors.nodes_of(selection.members, self._facts.topology)
             acted_on, known_nodes = self._facts.nodes_acted_on, self._facts.known_nodes
-            reason = guards.refuses_group(nodes, acted_on, known_nodes, self._limits)
+            reason = guards.why_group_refused(nodes, acted_on, known_nodes, self._limits)
             if reason is not None:
                 return guards.GuardDecision(Decision.BREAKER_OPEN, reason)
         if outcome.decision is Decision.STARTED and target.node is not None:
-            reason = guards.trips_breaker(
+            reason = guards.why_breaker_opens(
                 {target.node}, self._facts.nodes_acted_on, self._facts.known_nodes, self._limits
             )
             if reason is not None:
@@ -366,7 +366,7 @@ class Admitter:
         if short is not None:
             return short
         if outcome.decision is Decision.STARTED and target.node is not None and not vouched:
-            reason = guards.trips_breaker(
+            reason = guards.why_breaker_opens(
                 {target.node}, self._facts.nodes_acted_on, self._facts.known_nodes, self._limits
             )
             if reason is not None:

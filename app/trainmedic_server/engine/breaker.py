@@ -60,13 +60,15 @@ class Breaker:
             return None
         own = of_target if has_acted else frozenset[str]()
         known_nodes = self._topology().nodes
-        reason, opened = await self._recorder.transact(lambda tx: self._count(tx, run, nodes, own, known_nodes))
+        reason, opened = await self._recorder.transact(
+            lambda tx: self._check_and_count(tx, run, nodes, own, known_nodes)
+        )
         if opened is not None:
             log.error("breaker opened", why=reason, run_id=run.id)
             self._on_opened(opened)
         return reason
 
-    def _count(
+    def _check_and_count(
         self, tx: Transaction, run: Run, nodes: Set[str], own: Set[str], known_nodes: Set[str]
     ) -> tuple[str | None, Controls | None]:
         """`own` are nodes touched before."""
@@ -76,7 +78,7 @@ class Breaker:
             return controls.breaker_reason or "the breaker is open", None
         if new and not run.is_vouched_for:
             acted_on = tx.nodes_acted_on(self._counts_from(controls))
-            reason = guards.trips_breaker(new, acted_on, tx.known_nodes() | known_nodes, self._limits)
+            reason = guards.why_breaker_opens(new, acted_on, tx.known_nodes() | known_nodes, self._limits)
             if reason is not None and run.parent is not None:
                 return reason, None  # a group never opens the breaker
             if reason is not None:

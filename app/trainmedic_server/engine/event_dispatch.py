@@ -31,7 +31,9 @@ class EventListener(Protocol):
         ...
 
     @property
-    def at_once(self) -> int: ...
+    def at_once(self) -> int:
+        """Most events of a call."""
+        ...
 
     async def take(self, events: Sequence[Event]) -> None:
         """Take events in order, possibly repeated. Raises TrainmedicError to get them again."""
@@ -89,10 +91,10 @@ class EventDispatcher:
         """Load or create the listener's position; later events are certainly delivered. Raises StoreUnavailable."""
         if self._position is None:
             newest = await self._source.last_seq()
-            self._position = await self._store.transact(lambda tx: self._kept_or(newest, tx))
+            self._position = await self._store.transact(lambda tx: self._stored_or(newest, tx))
         return self._position
 
-    def _kept_or(self, newest: int, tx: Transaction) -> int:
+    def _stored_or(self, newest: int, tx: Transaction) -> int:
         name = self._listener.name
         kept = tx.event_positions.position(name)
         # A position after the newest event stems from a replaced store.

@@ -21,7 +21,7 @@ MOST_CLAIMED_OF_NODE = 200
 COUNTED = timedelta(days=1)
 
 
-def believed(finding: Finding, topology: Topology, was_there: WasThere) -> Finding:
+def with_trusted_job(finding: Finding, topology: Topology, was_there: WasThere) -> Finding:
     return placed(finding, _job_of(finding.origin, topology, was_there))
 
 
@@ -43,7 +43,7 @@ class ClaimedFindings:
     def __init__(self) -> None:
         self._times: dict[str, dict[str, datetime]] = {}
 
-    def admits(self, node: str, key: str, now: datetime) -> bool:
+    def try_add(self, node: str, key: str, now: datetime) -> bool:
         times = self._times.setdefault(node, {})
         if key not in times and len(times) >= MOST_CLAIMED_OF_NODE:
             self._times[node] = times = {each: at for each, at in times.items() if now - at < COUNTED}
@@ -52,5 +52,5 @@ class ClaimedFindings:
         times[key] = now
         return True
 
-    def keep(self, node: str, key: str, now: datetime) -> None:
+    def renew(self, node: str, key: str, now: datetime) -> None:
         self._times.setdefault(node, {})[key] = now

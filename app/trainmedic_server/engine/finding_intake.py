@@ -149,13 +149,13 @@ class FindingIntake:
         self, update: FindingUpdate, rule: LogRule | None, topology: Topology, cut: Counter[str]
     ) -> Finding:
         """`cut` counts dropped claimed jobs by node."""
-        finding = finding_claims.believed(update.finding, topology, self._nodes.was_there)
+        finding = finding_claims.with_trusted_job(update.finding, topology, self._nodes.was_there)
         own = replace(finding, labels=own_labels(finding, rule))
         job = claimed_job(update.finding, finding)
         if not job:
             return own
         claimed = replace(own, labels={**own.labels, CLAIMED_JOB: job})
-        if self._claimed.admits(update.node, known_finding.identity(claimed), self._clock.now()):
+        if self._claimed.try_add(update.node, known_finding.identity(claimed), self._clock.now()):
             return claimed
         cut[update.node] += 1
         return own
@@ -255,7 +255,7 @@ class FindingIntake:
         open_findings = tx.findings.all_open()
         for known in open_findings:
             if known.claimed_job:
-                self._claimed.keep(known.origin.node, known.key, now)
+                self._claimed.renew(known.origin.node, known.key, now)
         lives = {life.name: life for life in tx.job_lives()} if open_findings else {}
         progress = self._nodes.progress
         facts = EndFacts(

@@ -22,18 +22,20 @@ log = telemetry.logger(__name__)
 
 
 class KeptTargets:
+    """Targets of the runs to be admitted, locked during the admission."""
+
     def __init__(self, services: EngineServices, prepared: Iterable[PreparedDelivery]) -> None:
         self._services = services
         self._keepers: dict[Key, str] = {}
-        self._turned_away: dict[Key, str] = {}
+        self._refused: dict[Key, str] = {}
         self._also: dict[Key, tuple[Target, ...]] = {}
         for entry in prepared:
             for alert, matched in zip(entry.delivery.alerts, entry.matched, strict=True):
                 if alert.status is AlertStatus.FIRING:
                     for candidate in matched.candidates:
-                        self._keep(candidate)
+                        self._reserve(candidate)
 
-    def _keep(self, candidate: Candidate) -> None:
+    def _reserve(self, candidate: Candidate) -> None:
         key, target = candidate.key, candidate.target
         if not isinstance(target, Target):
             return
@@ -44,7 +46,7 @@ class KeptTargets:
         mode = Mode.stricter(candidate.playbook.definition.mode, allowed)
         if mode is Mode.OBSERVE:
             return
-        if key in self._keepers or key in self._turned_away:
+        if key in self._keepers or key in self._refused:
             return
         if candidate.playbook.definition.guards.queue is not None:
             return  # its turn comes first
@@ -53,13 +55,13 @@ class KeptTargets:
         claim = claims.of_playbook(candidate.playbook, target, self._services.actions, candidate.also, asks=asks)
         self._also[key] = candidate.also
         is_kept = self._services.locks.try_keep(keeper, claim)
-        (self._keepers if is_kept else self._turned_away)[key] = keeper
+        (self._keepers if is_kept else self._refused)[key] = keeper
 
     def __enter__(self) -> KeptTargets:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for keeper in (*self._keepers.values(), *self._turned_away.values()):
+        for keeper in (*self._keepers.values(), *self._refused.values()):
             self._services.locks.release(keeper)
 
     def first_plan(self, started: StartedRun, now: datetime) -> RunPlan | None:

@@ -150,7 +150,7 @@ def why_refused(
     members: Sequence[Target], facts: AdmissionFacts, topology: Topology, services: EngineServices
 ) -> str | None:
     nodes = selectors.nodes_of(members, topology)
-    return guards.refuses_group(nodes, facts.nodes_acted_on, facts.known_nodes, services.limits)
+    return guards.why_group_refused(nodes, facts.nodes_acted_on, facts.known_nodes, services.limits)
 
 
 def _is_over(tx: Transaction, parent: str) -> bool:

@@ -251,7 +251,7 @@ class ReplayedRuns:
         others = len(self._acts_on) - (node in self._acts_on)
         named = {node} - self._known_nodes - self._acted_unknown
         total = max(len(self._known_nodes) + len(self._acted_unknown) + len(named), self._count_nodes)
-        reason = guards.trips_breaker_by_count(1, others, total, self._limits)
+        reason = guards.why_breaker_opens_by_count(1, others, total, self._limits)
         if reason is None:
             return False
         self.breaker_opened.append((now, reason))

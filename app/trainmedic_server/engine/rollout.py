@@ -16,7 +16,7 @@ from trainmedic_server.domain.group import SHOWN, Member, counted
 from trainmedic_server.domain.group_counts import GroupCounts
 from trainmedic_server.domain.playbook import Rollout
 
-AT_ONCE = 200
+AT_ONCE = 200  # most members that start in one transaction
 
 DEFAULTS = Rollout()
 
@@ -128,6 +128,7 @@ def chosen(rollout: Rollout, left: Sequence[str], count: int, run_id: str, is_bu
 
 
 def exceptions(members: Sequence[Member]) -> dict[str, str]:
+    """Return why members did not succeed, by target."""
     odd = [member for member in members if not member.is_open and not member.is_fine]
     return {member.target: member.why for member in odd[:SHOWN]}
 

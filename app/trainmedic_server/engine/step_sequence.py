@@ -20,16 +20,15 @@ from trainmedic_server.domain.run import Run, StepState, StepStatus
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Step
 
 _ENDS = ("on_success", "on_failure", ON_LIMITED)
+# Phases of a group's parent run, and of its members.
+PARENT_PHASES = (CHECK, "on_success", "on_failure")
+MEMBER_PHASES = ("steps",)
 
 
 def step_definition(playbook: CompiledPlaybook, state: StepState) -> Step:
     if state.phase == APPROVAL:
         return playbook.definition.approval.step
     return playbook.definition.phase(state.phase)[state.index]
-
-
-PARENT_PHASES = (CHECK, "on_success", "on_failure")
-MEMBER_PHASES = ("steps",)
 
 
 def initial_steps(
@@ -52,6 +51,7 @@ def why_without_target(run: Run, state: StepState) -> str | None:
 
 
 def is_fatal(state: StepState, definition: Step) -> bool:
+    """Return whether the run cannot continue after the step."""
     match state.status:
         case StepStatus.REJECTED:
             return True
