@@ -73,7 +73,7 @@ class JobMetrics(Collector):
 
 
 class Metrics:
-    """The server's metrics, on a registry of their own. Durations are in seconds."""
+    """Durations are in seconds."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

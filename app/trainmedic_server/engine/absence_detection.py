@@ -8,8 +8,7 @@ from datetime import timedelta
 class AbsenceDetection:
     """Detector of names that are missing for `counts_after` without interruption.
 
-    ``elapsed`` is a monotonic clock in seconds. More than `latest_look` between two checks is a server stall, which
-    restarts the count.
+    ``elapsed`` is a monotonic clock in seconds. More than `latest_look` between two checks restarts the count.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ _TARGET_NOT_FOUND = frozenset({Decision.TARGET_UNKNOWN, Decision.TARGET_AMBIGUOU
 
 
 class Admitter:
-    """Decisions of one transaction. Each updates the facts for the next ones."""
+    """Each decision updates the facts for the next ones."""
 
     def __init__(
         self, facts: AdmissionFacts, limits: EngineLimits, new_id: Callable[[], str], now: datetime, ago: Ago
@@ -276,7 +276,6 @@ class Admitter:
         return candidate.key[1] not in informed if guards.counts_per_target(rules) else not informed
 
     def try_again(self, record: AlertRecord, candidate: Candidate) -> PlaybookDecision:
-        """Decide as if the alert were reported now."""
         return self._decide(record, candidate, list(self._facts.linked.get(record.identity, ())))
 
     def _is_due_again(self, candidate: Candidate, acted: Sequence[LinkedRun]) -> bool:
@@ -284,7 +283,7 @@ class Admitter:
         return due is not None and due <= self._now
 
     def _apply_guards(self, alert: Alert, candidate: Candidate) -> guards.GuardDecision:
-        """Decide by pauses, mode and guards. May open the breaker."""
+        """May open the breaker."""
         target = candidate.target
         if isinstance(target, Unresolved):
             return guards.GuardDecision(Decision(target.reason), target.why)

@@ -1,7 +1,6 @@
 """Permitted actions of a run after its alert has resolved.
 
-A changing step starts only while an alert of the run fires. Exceptions: `is_behind_wait`, `may_be_silenced`, and steps
-that only revert (``Action.gives_back``).
+A changing step starts only while an alert of the run fires, with few exceptions (`is_unwanted`).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def is_unwanted(draft: RunDraft, state: StepState) -> bool:
 def is_behind_wait(run: Run, playbook: CompiledPlaybook, state: StepState) -> bool:
     """Return whether a ``wait_for: resolved`` before the step succeeded.
 
-    A wait with ``on_timeout: continue``, which only gives a repair time, counts only if no other wait follows.
+    A wait with ``on_timeout: continue`` counts only if no other wait follows.
     """
     before = [wait for wait in _waits(run) if _position(run, wait) < _position(run, state)]
     ended = [wait for wait in before if wait.status is StepStatus.SUCCEEDED]
@@ -67,7 +66,7 @@ def may_be_silenced(draft: RunDraft) -> bool:
 def skip_to_wait(draft: RunDraft, first: StepState) -> None:
     """Skip the pending steps from `first` to the next ``wait_for: resolved``, or all.
 
-    In ``on_failure`` only `first`, because later steps report the failure.
+    In ``on_failure`` only `first`: later steps report the failure.
     """
     wait = next_wait(draft.run, first)
     end = len(draft.run.steps) if wait is None else _position(draft.run, wait)

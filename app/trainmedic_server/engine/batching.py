@@ -28,11 +28,9 @@ class _Waiting(NamedTuple, Generic[Asked, Answer]):
 class Batcher(Generic[Asked, Answer]):
     """Queue that passes entries to `handle` in ordered batches.
 
-    - ``handle`` returns one answer per entry. If it raises, it has stored nothing: each entry is then handled alone. A
-      store outage fails the whole batch.
-    - ``most``: maximum weight of a batch; a heavier entry has its own
-    - ``at_once``: concurrent batches
-    - ``limit``: waiting entries, beyond which `ask` raises Saturated
+    `handle` returns one answer per entry. If it raises, it has stored nothing: each entry is then handled alone. A
+    store outage fails the whole batch. `most` is the maximum weight of a batch, `at_once` the number of concurrent
+    batches. Over `limit` waiting entries, `ask` raises Saturated.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The breaker: blocks runs that would touch too many nodes.
 
-A run's target node counts at admission; others count before each attempt, all or none. A group never opens it, and
-members of an approved list do not count, nor do undos.
+A run's target node counts at admission; others count before each attempt. A group never opens it, and members of an
+approved list do not count, nor do undos.
 """
 
 from __future__ import annotations

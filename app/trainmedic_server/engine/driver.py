@@ -1,7 +1,6 @@
 """Execution of one run: plan, commit, act, commit, repeated until nothing is due.
 
-Only its driver changes a run that is open or owes an undo. External changes are stored separately and read after
-`touch`, so runs need no locks.
+Only its driver changes a run that is open or owes an undo. So runs need no locks.
 """
 
 from __future__ import annotations
@@ -482,13 +481,10 @@ class Driver:
         await self._commit(RunPlan(run, (self._event(kinds.AttemptWaits(state.id, reason)),), Wait()))
 
     async def _commit(self, new_plan: RunPlan) -> bool:
-        """Make a plan durable, then notify actions of durable outcomes and count a closed run.
+        """Make a plan durable, then report outcomes to actions and count a closed run.
 
-        Returns False without storing anything if the plan has not seen:
-
-        - an alert that joined, if it closes the run or starts its undo: the alert's reply stated that this run handles
-          it
-        - an accepted rejection, which must end the pending question
+        Returns False without storing anything if the plan has not seen an accepted rejection, or an alert that joined a
+        run that it closes or undoes: the alert's reply stated that this run handles it.
         """
         before, after = self.run, new_plan.run
         closes = before.is_open and not after.is_open

@@ -34,8 +34,6 @@ async def nothing_to_renew() -> None:
 
 
 class EngineServices(Struct, frozen=True):
-    """Ports and common state of the engine's parts."""
-
     store: RunStore
     catalog: Catalog
     recorder: Recorder

@@ -1,6 +1,6 @@
 """Delivery of finding alerts to Alertmanager, or directly to the intake.
 
-The schedule (`KnownFinding.tell_at`) is committed with the finding, so nothing is lost.
+Their schedule is committed with the finding (`KnownFinding.tell_at`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class IntakeAlertSender:
 
 
 class FindingAlertSender:
-    """Loop that sends due alerts. Firing alerts are repeated after ``repeat_every``."""
+    """Firing alerts are repeated after ``repeat_every``."""
 
     def __init__(
         self,

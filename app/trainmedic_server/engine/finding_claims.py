@@ -1,7 +1,7 @@
 """Target and job of a finding, as far as its node is trusted.
 
 A node reports only about itself. A job counts if it is known to be on that node, or if the log is its pod's. Otherwise
-its name is a claim, because anyone can write such a file.
+its name is a claim.
 """
 
 from __future__ import annotations

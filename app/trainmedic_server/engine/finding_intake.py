@@ -55,7 +55,7 @@ class _Group(NamedTuple):
 
 
 class _Work(Struct):
-    """Data of one transaction. `open_ids` are by the finding's key."""
+    """`open_ids` are by the finding's key."""
 
     known: dict[str, KnownFinding]
     open_ids: dict[str, str]

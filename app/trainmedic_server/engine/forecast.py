@@ -39,8 +39,6 @@ _RUN_ID = "00000000-0000-7000-8000-000000000000"
 
 
 class StepForecast(StrEnum):
-    """Expected result of a step."""
-
     RUNS = "runs"
     SKIPPED = "skipped"
     UNDETERMINED = "undetermined"

@@ -1,6 +1,6 @@
 """Start conditions of a run: guards, mode and breaker.
 
-The first reason that applies is the decision, so the most useful to people come first.
+The first reason is the decision, so the most useful ones come first.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def decide(
 ) -> GuardDecision:
     """Return whether a run may start, apart from the breaker's count (`why_breaker_opens`).
 
-    `ago` counts back from now; `pause` would hold the run. With `windows`, an alert's age counts from their opening.
+    `pause` would hold the run. With `windows`, an alert's age counts from their opening.
     """
     if pause is not None:
         return GuardDecision(Decision.PAUSED, pause.why(now))

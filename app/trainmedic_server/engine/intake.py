@@ -1,6 +1,6 @@
 """Intake of deliveries: match, decide, commit, then answer.
 
-Concurrent deliveries share a transaction. A full queue refuses a delivery at once, and Alertmanager retries it.
+A full queue refuses a delivery at once, and Alertmanager retries it.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class DiagnosisStore(RunStore, FindingHistory, VerdictSource, Protocol):
 
 
 class JobDiagnoses:
-    """Diagnosis of all jobs. Firing alerts are repeated after `repeat_every`."""
+    """Firing alerts are repeated after `repeat_every`."""
 
     def __init__(
         self,
@@ -273,7 +273,6 @@ class JobDiagnoses:
         report: ReportedEnd | None,
         reports: Sequence[ReportedEnd],
     ) -> KnownVerdict:
-        """Diagnose with the present facts. Store a changed verdict."""
         now = self._clock.now()
         ranks = self._ranks.get(job, {})
         nodes = {rank.node for rank in ranks.values()} | self._launched_on.get(job, frozenset())
@@ -352,7 +351,6 @@ class JobDiagnoses:
         return by_job
 
     async def _own_pod_test(self, job: str) -> IsOwn:
-        """Return the test for the job's own pods."""
         namespace = self._namespaces.get(job)
         places = {rank.node for rank in self._ranks.get(job, {}).values()}
         is_known = job in self._seen or job in self._processes

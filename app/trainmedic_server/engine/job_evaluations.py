@@ -1,6 +1,6 @@
 """History events for changed evaluation results in job presences.
 
-After a restart the newest values are repeated; readers recognise this by the time.
+After a restart the newest values are repeated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Detection of gone jobs, by the rules of ``domain.job_life``.
 
-Only jobs whose SDK reports their end (``says_end``) are watched. Redis outages and server downtimes do not count as
-silence.
+Only jobs whose SDK reports their end (``says_end``) are watched.
 """
 
 from __future__ import annotations

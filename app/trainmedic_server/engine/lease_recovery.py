@@ -1,12 +1,12 @@
 """Recovery of still needed effects whose lease expired: the loss is recorded and the effect reapplied.
 
-If only the lease ended the effect (`Renewal.has_expired`), the same command with the same undo is sent again, with the
-current policy's consent (``lease_reapply``).
+If only the lease ended the effect (`Renewal.has_expired`), the same command is sent again, if ``lease_reapply`` allows
+it.
 
 Without an Alertmanager to ask, only alerts reported after this server's start count as firing, until `RESENT_AFTER`.
 
-``set_again_started`` is recorded before the command, ``set_again_done`` after success. After a crash in between, the
-next server repeats the command; the node applies it once.
+``set_again_started`` is recorded before the command, ``set_again_done`` after success. In between, the next server
+repeats the command; the node applies it once.
 """
 
 from __future__ import annotations

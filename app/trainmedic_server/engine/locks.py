@@ -42,7 +42,7 @@ class TargetLocks:
     def try_keep(self, keeper: str, claim: Claim) -> bool:
         """Reserve the claim for a run to be admitted, unless an earlier keeper was refused an overlapping one.
 
-        Each keeper needs `pass_on` or `release`, even if refused.
+        Each keeper needs `pass_on` or `release`.
         """
         if self._refused_keepers.overlapping(claim) or not self.try_acquire(keeper, claim):
             self._refused_keepers.add(keeper, claim)
@@ -51,7 +51,6 @@ class TargetLocks:
         return True
 
     def pass_on(self, keeper: str, run_id: str) -> None:
-        """Give a reservation to the admitted run."""
         claim = self._held.remove(keeper)
         assert claim is not None
         self._keepers.discard(keeper)

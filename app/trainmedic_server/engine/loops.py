@@ -30,8 +30,8 @@ async def repeat(
 ) -> None:
     """Call `work` at this interval until cancelled, and again at once while it returns a true value.
 
-    Failures are retried after `every`, or by `retries`. An outage is logged at its start and end, an unexpected error
-    each time and counted.
+    Failures are retried after `every`, or by `retries`. Outages are logged once, unexpected errors each time and
+    counted.
     """
     is_failing = False
     while True:

@@ -85,9 +85,8 @@ class ManualStarter:
     async def retry(self, run_id: str, by: ByHand) -> Started:
         """Start another run for the alert of an unsuccessful one, with the current playbook.
 
-        A group's retry has the members that have not succeeded.
-
-        Raises NotFound, StoreUnavailable, and Conflict if the run is open or succeeded or its alert resolved.
+        A group's retry has the members that have not succeeded. Raises NotFound, StoreUnavailable, and Conflict if the
+        run is open or succeeded or its alert resolved.
         """
         topology = self._services.topology()
         known = await self._services.store.transact(lambda tx: tx.run(run_id))

@@ -155,7 +155,7 @@ def _decision_on(miss: Match) -> NoReaction:
 def match_shortlist(shortlist: Shortlist, alert: Alert, topology: Topology) -> MatchedAlert:
     """Return the reactions with up to `MOST_MISSES` non-matching playbooks and a count of the rest.
 
-    All failed conditions and excluded playbooks are included. Playbooks ruled out by labels come last.
+    Failed conditions and excluded playbooks are all included.
     """
     asked = match(shortlist.playbooks, alert, topology)
     failures = tuple(miss for miss in asked.misses if miss.decision in _ALWAYS_STORED)

@@ -1,6 +1,6 @@
 """At-least-once messages to people, from history events through an outbox.
 
-Message IDs are derived from the events, so a kill repeats only one that was being sent.
+A kill repeats only one that was being sent.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def accept(
     """Store a command if it fits the run's state.
 
     `groups` are its author's; `question` is the answered one, if known. `undo` is stored too, unless the run changed
-    nothing. Raises NotFound, Conflict, and NotEntitled if only other people may approve.
+    nothing. Raises NotFound, Conflict, NotEntitled.
     """
     run = tx.run(order.run_id)
     if run is None:

@@ -168,7 +168,7 @@ def _reason(failure: errors.ActionFailure) -> str:
 def unmakeable_outcome(act: PerformAttempt, reason: str) -> AttemptOutcome:
     """Return the outcome of an attempt that this server cannot make.
 
-    Undos are retried, perhaps by another release. The outcome is unknown if a killed server may have made the attempt.
+    Undos are retried. The outcome is unknown if a killed server may have made the attempt.
     """
     if act.undo:
         return AttemptOutcome("failed", error=reason)

@@ -33,8 +33,6 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
 class OutsideState(Struct, frozen=True):
-    """External state that a plan depends on."""
-
     alerts: tuple[AlertRecord, ...]
     """The initial one first."""
     orders: tuple[OperatorOrder, ...] = ()
@@ -191,8 +189,8 @@ class RunDraft:
     def timely(self, step: StepState, *, is_question: bool = False) -> StepState:
         """Return the step with its deadline adjusted for clock steps.
 
-        Time without a working server does not count for a question. If the clock was set back to before its start, the
-        wait starts again.
+        Time without a working server does not count for a question. If the clock was set back to before the start, the
+        wait restarts.
         """
         if step.deadline is None or step.started_at is None:
             return step

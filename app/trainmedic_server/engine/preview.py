@@ -27,7 +27,6 @@ _TIMED_OUT = re.compile(r"""\s*steps\.(?P<step>\w+)\.status\s*==\s*["']timed_out
 
 
 def observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> StepState:
-    """Return the step as observed or skipped."""
     message = None
     try:
         if not playbook.when(state.phase, state.index, names):

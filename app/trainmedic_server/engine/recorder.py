@@ -1,6 +1,6 @@
 """Batched commits of run changes, and reads of external changes.
 
-A driver continues only after `record` returns. An unavailable store is retried, to lose no known outcome.
+An unavailable store is retried, to lose no known outcome.
 """
 
 from __future__ import annotations

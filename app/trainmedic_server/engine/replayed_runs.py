@@ -1,7 +1,7 @@
 """Runs that a replay of recorded alerts starts.
 
 The record does not show how long a run would have taken. So a run has an earliest and a latest start and end, and the
-guards decide on each combination. Several decisions mean that the record does not determine one.
+guards decide on each combination.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class _PlaybookCounts:
 class ReplayedRuns:
     """State of the guards during a replay. Times passed to it never go back.
 
-    `breaker_closes_after` is how long an opened breaker stays open, because no person closes it here. `count_nodes` is
-    the number of nodes that the server knows; 0 if unknown.
+    `breaker_closes_after` is how long an opened breaker stays open. `count_nodes` is the number of nodes that the
+    server knows; 0 if unknown.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class ReplayedRuns:
         """Return all decisions that are possible at a report of an alert.
 
         `own` is a run that an earlier report of the same alert may have started, which does not count. A recorded
-        decision by a pause or the breaker is trusted: operators and other nodes made it, not the playbooks.
+        decision by a pause or the breaker is trusted.
         """
         self._forget_until(now)
         runs = [run for run in self._by_key.get(key, ()) if run is not own or run.is_shared]

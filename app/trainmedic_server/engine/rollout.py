@@ -95,10 +95,9 @@ class GroupProgress:
 def next_of(
     rollout: Rollout, progress: GroupProgress, *, may_start: bool
 ) -> StartMembers | WaitForMembers | RolloutOver:
-    """Return the next instruction. `may_start` False after a cancellation or the end of the alert.
+    """Return the next instruction. `may_start` is False after a cancellation or the end of the alert.
 
-    Batch n+1 starts only when all members of n are closed. Skipped members are replaced within their batch: a canary
-    that was not tried is none.
+    Batch n+1 starts only when all members of n are closed. Skipped members are replaced within their batch.
     """
     total = len(progress.members)
     is_open, allowed = progress.open > 0, rollout.errors_allowed(total)

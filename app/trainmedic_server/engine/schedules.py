@@ -1,7 +1,7 @@
 """Runs at the times of schedules.
 
-Each time is a stand-in alert, so it starts at most one run. Of the times that passed without a server, the last one
-still counts if it is not older than ``max_age``; others are recorded as missed.
+Each time is a stand-in alert, so it starts at most one run. Of the times without a server, the last one counts if it is
+not older than ``max_age``; others are recorded as missed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ _Key = tuple[str, str, str]
 
 class DueTimes(Struct, frozen=True):
     start: datetime | None = None
-    """The time that starts a run."""
     missed: datetime | None = None
     """When the record of missed times begins."""
     why: str = ""

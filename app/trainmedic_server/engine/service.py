@@ -158,7 +158,7 @@ class Engine:
     async def start(self, took_over_as: str | None = None) -> None:
         """Resume unfinished runs and start the loops. Raises StoreUnavailable.
 
-        `took_over_as` is this server's name for the history, if there are several.
+        `took_over_as` is this server's name for the history.
         """
         down_for = await self._store.transact(self._heartbeat.begin)
         await self._beat(recorded(ServerStarted(took_over_as or None), self._clock.now()))
@@ -225,7 +225,7 @@ class Engine:
     async def record_late_reply(self, reply: envelope.Reply) -> None:
         """Record a late reply to a command of unknown outcome.
 
-        The undo is still carried out: its receiver knows whether there is something to revert.
+        Its undo is still carried out.
         """
 
         def work(tx: Transaction) -> None:
@@ -314,7 +314,7 @@ class Engine:
             self._workers.touch_all()
 
     def ago(self, span: timedelta) -> datetime:
-        """Return a past time. Downtimes do not count."""
+        """Downtimes do not count."""
         return self._timeline.ago(span)
 
     def _new_id(self) -> str:

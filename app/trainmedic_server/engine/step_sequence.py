@@ -80,10 +80,10 @@ def failed_step(run: Run, playbook: CompiledPlaybook) -> StepState | None:
 
 def next_step(run: Run, playbook: CompiledPlaybook, failed: StepState | str | None) -> StepState | None:
     """Return the first step that is not final: in ``on_failure`` after a failure, otherwise in the regular phases and
-    ``on_success``. `failed` is the failed step, or why a group failed.
+    ``on_success``.
 
-    These final phases continue after a failed action, because later steps may notify a person, but not after a
-    rejection or a timed-out wait or approval, on which later steps depend.
+    `failed` is the failed step, or why a group failed. Final phases continue after a failed action, but not after a
+    rejection or a timed-out wait, on which later steps depend.
     """
     phases = ("on_failure",) if failed is not None else (APPROVAL, "steps", "on_success", ON_LIMITED)
     for state in run.steps:

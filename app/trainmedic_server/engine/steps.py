@@ -210,9 +210,10 @@ def _may_be_applied(attempt: Attempt) -> bool:
 
 
 def next_attempt(draft: RunDraft, attempts: tuple[Attempt, ...], timeout: timedelta) -> Attempt:
-    """Return the next attempt. After an unknown outcome it retains the command ID, so that nothing is applied twice.
+    """Return the next attempt.
 
-    After a failure it gets a new ID: receivers would repeat the stored result.
+    After an unknown outcome it retains the command ID, so that nothing is applied twice. After a failure it gets a new
+    ID: receivers would repeat the stored result.
     """
     is_unknown = bool(attempts) and attempts[-1].status == "unknown"
     command_id = attempts[-1].command_id if is_unknown else draft.context.new_id()
@@ -363,7 +364,7 @@ def _undo_of(
 ) -> Undo | None:
     """Return the undo, as far as known; ``undo: never`` makes it available only.
 
-    It is pending before the attempt, so that the next server finds it after a crash.
+    It is pending before the attempt, for the next server after a crash.
     """
     inverse = action.inverse(action.Params.model_validate(params, context=ON_RECORD), output)
     if inverse is None:

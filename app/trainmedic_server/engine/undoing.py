@@ -84,8 +84,7 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
 def with_undos_of_closed(run: Run, actions: Actions) -> Run:
     """Return a just closed run with its pending undos.
 
-    After success, ``on_failure`` undos are only available. Otherwise, what was held for a person's decision is released
-    too.
+    After success, ``on_failure`` undos are only available. Otherwise, holds for a person's decision are released too.
     """
     for state in run.steps:
         undo = state.undo
@@ -100,12 +99,10 @@ def with_undos_of_closed(run: Run, actions: Actions) -> Run:
 
 
 def can_be_undone(run: Run) -> bool:
-    """Return whether an operator may order the undo."""
     return any(step.undo and step.undo.status in OPEN_TO_ORDERS for step in run.steps)
 
 
 def can_be_closed(run: Run) -> bool:
-    """Return whether an operator may drop a pending undo."""
     return any(step.undo and step.undo.status in OPEN_TO_CLOSING for step in run.steps)
 
 

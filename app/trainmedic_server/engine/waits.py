@@ -1,6 +1,6 @@
 """Progress of waits for a time, a query or an action.
 
-Before the run's first action they hold no lock. After such a wait, the driver locks the target and looks once more.
+Before the run's first action they hold no lock. After them, the driver locks the target and looks once more.
 """
 
 from __future__ import annotations

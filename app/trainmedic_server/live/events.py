@@ -79,7 +79,7 @@ async def _stream(
 ) -> AsyncGenerator[bytes, None]:
     """Yield events after `begin`, or only those of `run_id`, until the feed closes or the store fails.
 
-    `send_begin` sends `begin` as an ID first, so that a client which is cut off early misses none.
+    `send_begin`: send `begin` as an ID first, for clients that are cut off early.
     """
     clock = asyncio.get_running_loop().time
     position, sent_at = begin, clock()

@@ -1,7 +1,6 @@
 """The server's settings, from flags and environment variables.
 
-Flags override variables; an empty variable counts as unset. A test compares the descriptions with
-``docs/reference/settings.md``.
+Flags override variables; an empty variable counts as unset.
 """
 
 from __future__ import annotations

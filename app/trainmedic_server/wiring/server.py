@@ -145,7 +145,7 @@ class TrainmedicServer:
     async def run(self, stop: asyncio.Event, on_started: Callable[[str, int], None] | None = None) -> None:
         """Serve until `stop` is set. Call `on_started` with the address once requests are answered.
 
-        Raises ConfigurationError for an unusable setting or file, StoreUnavailable if the run store does not respond.
+        Raises ConfigurationError, StoreUnavailable.
         """
         settings = self._settings
         self._archive = await opened_archive(settings.archive)
