@@ -63,6 +63,8 @@ class _MatcherIndex:
             self._by_label.setdefault(label, {}).setdefault(value, []).append(place)
 
     def shortlist(self, labels: Mapping[str, str]) -> Shortlist:
+        if not self._by_label:
+            return Shortlist(self.playbooks)
         places = list(self._asked_of_all)
         for label, by_value in self._by_label.items():
             places += by_value.get(labels.get(label, ""), ())

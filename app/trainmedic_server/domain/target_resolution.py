@@ -121,10 +121,9 @@ def named_node(name: str, topology: Topology) -> str | Unresolved:
 
 
 def job_in_labels(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> str | Unresolved:
-    sets = tuple(label.value for label in labels.of(_JOBSET))
-    named = _single(
-        labels, identity.job, "job", is_passed_over=lambda label: any(_is_group(label.value, name) for name in sets)
-    )
+    sets = [label.value for label in labels.of(_JOBSET)]
+    is_part = (lambda label: any(_is_group(label.value, name) for name in sets)) if sets else None
+    named = _single(labels, identity.job, "job", is_passed_over=is_part)
     if isinstance(named, str) or named.reason == "target_ambiguous":
         return named
     # One of the pods may be the exporter's, which has no job.
@@ -184,11 +183,11 @@ def _single(
     names: tuple[str, ...],
     part: str,
     same: Callable[[str], str] = str,
-    is_passed_over: Callable[[Label], bool] = lambda label: False,
+    is_passed_over: Callable[[Label], bool] | None = None,
 ) -> str | Unresolved:
     values: dict[str, Label] = {}
     for label in labels.of(names):
-        if not is_passed_over(label):
+        if is_passed_over is None or not is_passed_over(label):
             values.setdefault(same(label.value), label)
     if not values:
         looked = f"looked for {', '.join(names)}, each also with exported_ before it"

@@ -19,7 +19,7 @@ from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.memory import RunMemory
 from trainmedic_server.domain.playbook import ON_LIMITED, PHASES, ActionStep, Guards, Mode
 from trainmedic_server.domain.reaction import Reaction, merged
-from trainmedic_server.domain.run import PASSING, Controls, Decision, Event, Run, Status
+from trainmedic_server.domain.run import PASSING, Controls, Decision, Event, Run, Status, StepState
 from trainmedic_server.domain.selectors import Selection, Selector
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.engine import guards, pausing, plan, scope, step_sequence
@@ -57,6 +57,7 @@ class Admitter:
         self._records: dict[Identity, AlertRecord] = {}
         self._runs: dict[str, Run] = {}
         self._modes: dict[tuple[str, str, tuple[Target | Unresolved, ...]], tuple[Mode, str]] = {}
+        self._steps: dict[tuple[str, str, bool, Sequence[str]], tuple[StepState, ...]] = {}
         self._links: list[tuple[str, Identity]] = []
         self._events: list[Event] = []
         self._nodes: set[str] = set()
@@ -508,9 +509,7 @@ class Admitter:
             alert_labels=dict(record.alert.labels),
             original_labels=None if record.alert.original is None else dict(record.alert.original),
             created_at=self._now,
-            steps=step_sequence.initial_steps(playbook, ask_first=asks, phases=phases)
-            if starts or reports_limit
-            else (),
+            steps=self._initial_steps(playbook, asks, phases) if starts or reports_limit else (),
             ended_at=None if decision is Decision.STARTED or reports_limit else self._now,
             message=outcome.why,
             also=candidate.also if starts else (),
@@ -519,13 +518,19 @@ class Admitter:
         if self._by_hand is not None:
             order = self._by_hand
             run = replace(run, started_by=order.actor, repeats=order.repeats, request_key=order.key)
-        elif parent is None:
+        elif parent is None and self._repeats is not None:
             run = replace(run, repeats=self._repeats)
         if decision is Decision.OBSERVE_ONLY:
             run = plan.observe(run, playbook, self._scope_of(run, playbook, record.alert))
             would = self._observed_summary(run, playbook)
             run = replace(run, message=f"{would}; {outcome.why}" if outcome.why else would)
         return run
+
+    def _initial_steps(self, playbook: CompiledPlaybook, asks: bool, phases: Sequence[str]) -> tuple[StepState, ...]:
+        key = playbook.definition.playbook, playbook.version, asks, phases
+        if key not in self._steps:
+            self._steps[key] = step_sequence.initial_steps(playbook, ask_first=asks, phases=phases)
+        return self._steps[key]
 
     def _scope_of(self, run: Run, playbook: CompiledPlaybook, alert: Alert) -> Scope:
         url, verdicts, now = self._limits.external_url, self._facts.topology.verdicts, self._now

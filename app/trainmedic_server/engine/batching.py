@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
+
+from msgspec import Struct
 
 from trainmedic_server import errors
 from trainmedic_server.ports.ending import end_tasks
@@ -19,7 +21,7 @@ Watch: TypeAlias = Callable[[int, float, float], None]
 """Called with a batch's size, the seconds its oldest entry waited, and the seconds of handling."""
 
 
-class _Waiting(NamedTuple, Generic[Asked, Answer]):
+class _Waiting(Struct, Generic[Asked, Answer], frozen=True, eq=False):
     entry: Asked
     answer: asyncio.Future[Answer]
     since: float

@@ -29,6 +29,7 @@ class KeptTargets:
         self._keepers: dict[Key, str] = {}
         self._refused: dict[Key, str] = {}
         self._also: dict[Key, tuple[Target, ...]] = {}
+        self._topology = services.topology()
         for entry in prepared:
             for alert, matched in zip(entry.delivery.alerts, entry.matched, strict=True):
                 if alert.status is AlertStatus.FIRING:
@@ -36,20 +37,19 @@ class KeptTargets:
                         self._reserve(candidate)
 
     def _reserve(self, candidate: Candidate) -> None:
-        key, target = candidate.key, candidate.target
-        if not isinstance(target, Target):
-            return
-        topology = self._services.topology()
-        if also_of(candidate.playbook, target, topology) != candidate.also:
-            return  # its jobs have changed since
-        allowed, _ = self._services.limits.mode_for(target, topology, candidate.also)
-        mode = Mode.stricter(candidate.playbook.definition.mode, allowed)
-        if mode is Mode.OBSERVE:
-            return
+        key, target, definition = candidate.key, candidate.target, candidate.playbook.definition
+        if definition.mode is Mode.OBSERVE or not isinstance(target, Target):
+            return  # it locks nothing
         if key in self._keepers or key in self._refused:
             return
-        if candidate.playbook.definition.guards.queue is not None:
+        if definition.guards.queue is not None:
             return  # its turn comes first
+        if also_of(candidate.playbook, target, self._topology) != candidate.also:
+            return  # its jobs have changed since
+        allowed, _ = self._services.limits.mode_for(target, self._topology, candidate.also)
+        mode = Mode.stricter(definition.mode, allowed)
+        if mode is Mode.OBSERVE:
+            return
         keeper = f"admission {id(self)} of {key[0]} for {key[1]}"  # unique among current transactions
         asks = mode is Mode.APPROVE
         claim = claims.of_playbook(candidate.playbook, target, self._services.actions, candidate.also, asks=asks)

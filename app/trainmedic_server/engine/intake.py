@@ -6,7 +6,9 @@ A full queue refuses a delivery at once, and Alertmanager retries it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -26,6 +28,7 @@ from trainmedic_server.engine.batching import Batcher
 from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.first_plans import KeptTargets
 from trainmedic_server.engine.matching import MatchedAlert, PreparedDelivery
+from trainmedic_server.ports.alert_map import AlertMap
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
 
@@ -63,16 +66,15 @@ class DeliveryIntake:
             watch=metrics.batch_watch("deliveries"),
         )
 
-    async def admit(self, delivery: Delivery) -> Admission:
+    def admit(self, delivery: Delivery) -> Coroutine[Any, Any, Admission]:
         """Return once the delivery is durable. Raises Saturated or StoreUnavailable."""
-        return await self._queue.ask(delivery)
+        return self._queue.ask(delivery)
 
     async def stop(self) -> None:
         await self._queue.stop()
 
-    async def _prepare(self, delivery: Delivery) -> PreparedDelivery:
+    async def _prepare(self, delivery: Delivery, topology: Topology, alert_map: AlertMap) -> PreparedDelivery:
         """Find each alert's playbooks and targets. A large delivery takes seconds, so other tasks get turns."""
-        topology, alert_map = self._services.topology(), self._services.alert_map()
         failures: list[Event] = []
         alerts: list[Alert] = []
         matched: list[MatchedAlert] = []
@@ -112,12 +114,14 @@ class DeliveryIntake:
 
     async def _admit(self, deliveries: Sequence[Delivery]) -> Sequence[Admission]:
         async with self._matching:  # keep transactions in order of arrival
-            prepared = [await self._prepare(delivery) for delivery in deliveries]
+            topology, alert_map = self._services.topology(), self._services.alert_map()
+            prepared = [await self._prepare(delivery, topology, alert_map) for delivery in deliveries]
             if any(entry.has_unknown_target for entry in prepared):
                 await self._services.renew_topology()
+                topology = self._services.topology()
                 for place, entry in enumerate(prepared):
                     if entry.has_unknown_target:
-                        prepared[place] = await self._prepare(deliveries[place])
+                        prepared[place] = await self._prepare(deliveries[place], topology, alert_map)
             kept = KeptTargets(self._services, prepared)
         with kept:
             admitted = await self._services.store.transact(lambda tx: self._decide_and_write(tx, prepared, kept))
@@ -151,16 +155,26 @@ class DeliveryIntake:
             tx.keep_playbook(name, version, playbooks[name, version].text, self._services.clock.now())
 
     def _count(self, prepared: Sequence[PreparedDelivery], admitted: AdmittedBatch) -> None:
+        """Change each metric once per batch, because a change costs more than matching an alert."""
+        reports = [
+            (alert.status, matched)
+            for entry in prepared
+            for alert, matched in zip(entry.delivery.alerts, entry.matched, strict=True)
+        ]
+        for status, number in Counter([status for status, _ in reports]).items():
+            self._alerts[status].inc(number)
+        kept = Counter([matched.kept_from_a_run_by for status, matched in reports if status is AlertStatus.FIRING])
+        for kept_by, number in kept.items():
+            if kept_by is not None:
+                self._kept_from_a_run[kept_by].inc(number)
+        metrics = self._services.metrics
+        decisions = Counter([(run.playbook, run.decision) for reply in admitted.replies for run in reply.runs])
+        for (playbook, decision), number in decisions.items():
+            metrics.decisions.labels(playbook, str(decision)).inc(number)
+        metrics.truncated.inc(sum([entry.delivery.truncated for entry in prepared]))
         for entry in prepared:
-            self._services.metrics.truncated.inc(entry.delivery.truncated)
-            self._count_malformed(entry.delivery)
-            for alert, matched in zip(entry.delivery.alerts, entry.matched, strict=True):
-                self._alerts[alert.status].inc()
-                if alert.status is AlertStatus.FIRING and (kept_by := matched.kept_from_a_run_by):
-                    self._kept_from_a_run[kept_by].inc()
-        for reply in admitted.replies:
-            for run in reply.runs:
-                self._services.metrics.decisions.labels(run.playbook, str(run.decision)).inc()
+            if entry.delivery.rejected or entry.delivery.ignored:
+                self._count_malformed(entry.delivery)
 
     def _count_malformed(self, delivery: Delivery) -> None:
         if delivery.rejected:

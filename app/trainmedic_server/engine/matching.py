@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from msgspec import Struct
@@ -86,7 +86,7 @@ class MatchedAlert(Struct, frozen=True):
         return (*(Reaction(name, NoReaction.RESOLVED, why) for name in names), *self.misses)
 
 
-class PreparedDelivery(Struct, frozen=True):
+class PreparedDelivery(Struct, frozen=True, dict=True):
     delivery: Delivery
     matched: tuple[MatchedAlert, ...]
     failures: tuple[Event, ...] = ()
@@ -99,9 +99,9 @@ class PreparedDelivery(Struct, frozen=True):
             for candidate in matched.candidates
         )
 
-    @property
-    def candidates(self) -> Iterator[Candidate]:
-        return (candidate for matched in self.matched for candidate in matched.candidates)
+    @once
+    def candidates(self) -> Sequence[Candidate]:
+        return [candidate for matched in self.matched for candidate in matched.candidates]
 
 
 _NO_PLAYBOOKS = MatchedAlert()
@@ -158,6 +158,8 @@ def match_shortlist(shortlist: Shortlist, alert: Alert, topology: Topology) -> M
     Failed conditions and excluded playbooks are all included.
     """
     asked = match(shortlist.playbooks, alert, topology)
+    if not asked.misses and not shortlist.count_ruled_out:
+        return asked
     failures = tuple(miss for miss in asked.misses if miss.decision in _ALWAYS_STORED)
     unmatched = [miss for miss in asked.misses if miss.decision not in _ALWAYS_STORED]
     others = len(unmatched) + shortlist.count_ruled_out - MOST_MISSES

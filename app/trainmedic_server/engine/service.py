@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -178,9 +179,9 @@ class Engine:
         await self._workers.stop()
         await self._recorder.stop()
 
-    async def admit(self, delivery: Delivery) -> Admission:
+    def admit(self, delivery: Delivery) -> Coroutine[Any, Any, Admission]:
         """Decide on a delivery; durable on return. Raises Saturated or StoreUnavailable."""
-        return await self._intake.admit(delivery)
+        return self._intake.admit(delivery)
 
     async def explain(self, alerts: Sequence[Alert], at: datetime | None = None) -> tuple[ExplainedAlert, ...]:
         """`at` sets the time for the alerts' age. Raises StoreUnavailable."""

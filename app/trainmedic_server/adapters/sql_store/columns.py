@@ -19,6 +19,8 @@ from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of,
 def encode_json(value: Any) -> str:
     if value == {}:
         return "{}"
+    if value == []:
+        return "[]"
     try:
         return str(to_json(value, inf_nan_mode="constants", fallback=_members), "utf-8")
     except PydanticSerializationError as error:
