@@ -221,13 +221,12 @@ def _annotations(value: Any, path: str, problems: _Problems) -> Mapping[str, str
 
 
 def _text(value: Any, path: str, ignored: _Problems, longest: int = TEXT_LENGTH) -> str:
-    if value is None:
-        return ""
-    wrong = _wrong_with(value, longest)
+    if type(value) is str and len(value) <= longest and not cut_texts.holds_unstored(value):
+        return value  # nearly always: the rest only finds the fault
+    wrong = _wrong_with(value, longest) if value is not None else None
     if wrong:
         ignored.add(path, wrong)
-        return ""
-    return str(value)
+    return ""
 
 
 def _wrong_with(value: Any, longest: int = TEXT_LENGTH) -> str | None:

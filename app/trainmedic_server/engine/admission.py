@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
@@ -49,8 +49,8 @@ class Admitter:
         self._now = now
         self._ago = ago
         # Runs of this transaction, by playbook and by playbook and target: the facts do not count them.
-        self._started: Counter[str | Key] = Counter()
-        self._opened: Counter[str] = Counter()
+        self._started: defaultdict[str | Key, int] = defaultdict(int)
+        self._opened: defaultdict[str, int] = defaultdict(int)
         # Of the run that is being added: the operator who starts it, and the ID of the run that it repeats.
         self._by_hand: ByHand | None = None
         self._repeats: str | None = None
@@ -116,7 +116,7 @@ class Admitter:
     def admit(self, prepared: PreparedDelivery) -> Admission:
         admitted: list[PlaybookDecision] = []
         duplicates = unmatched = 0
-        self._events.extend(prepared.failures)
+        self._events += prepared.failures
         for alert, matched in zip(prepared.delivery.alerts, prepared.matched, strict=True):
             unmatched += not matched.candidates
             if alert.status is AlertStatus.RESOLVED:
@@ -124,11 +124,12 @@ class Admitter:
                 continue
             is_known, decisions = self._decide_firing(alert, matched)
             duplicates += is_known
-            admitted.extend(decisions)
+            admitted += decisions
         delivery = prepared.delivery
-        for rejected in delivery.rejected:
-            self._record_rejected(rejected)
-        self._events.extend(events_of_rejected(delivery, self._now))
+        if delivery.rejected:
+            for rejected in delivery.rejected:
+                self._record_rejected(rejected)
+            self._events += events_of_rejected(delivery, self._now)
         return Admission(
             delivery.id,
             len(delivery.alerts) + len(delivery.rejected),
@@ -235,7 +236,7 @@ class Admitter:
         is_found = isinstance(candidate.target, Target)
         passing = PASSING | _TARGET_NOT_FOUND if is_found else PASSING  # a target unknown at first may be known now
         open_run = self._facts.open_runs.get(candidate.key)
-        if any(run.run_id == open_run and run.decision == Decision.RATE_LIMITED for run in before):
+        if before and any(run.run_id == open_run and run.decision == Decision.RATE_LIMITED for run in before):
             return PlaybookDecision(open_run or "", name, target_key, Decision.RATE_LIMITED)
         acted = [run for run in before if run.decision not in passing]
         self._repeats, alert = None, record.alert
@@ -487,7 +488,7 @@ class Admitter:
         self, record: AlertRecord, candidate: Candidate, outcome: guards.GuardDecision, parent: Run | None = None
     ) -> Run:
         playbook, decision = candidate.playbook, outcome.decision
-        mode = self.mode_of(playbook, candidate.target, candidate.also)
+        mode, _ = self._mode_and_reason(playbook, candidate.target, candidate.also)
         starts = decision in (Decision.STARTED, Decision.OBSERVE_ONLY)
         reports_limit = parent is None and self._reports_limit(candidate, decision)
         asks = mode is Mode.APPROVE and parent is None

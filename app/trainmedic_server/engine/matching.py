@@ -183,8 +183,8 @@ def _not_accepted(why: str) -> Reaction:
 
 
 def names_group(prepared: Iterable[PreparedDelivery]) -> bool:
-    targets = (candidate.target for entry in prepared for candidate in entry.candidates)
-    return any(isinstance(target, Target) and target.kind is TargetKind.GROUP for target in targets)
+    targets = [candidate.target for entry in prepared for candidate in entry.candidates]
+    return TargetKind.GROUP in {target.kind for target in targets if isinstance(target, Target)}
 
 
 def nodes_named(prepared: Iterable[PreparedDelivery]) -> set[str]:

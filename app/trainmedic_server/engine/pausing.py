@@ -36,6 +36,8 @@ def holding(
 
     `nodes` are touched in addition to its targets'.
     """
+    if not controls.pauses:
+        return None
     candidates = [pause for pause in controls.pauses if not pause.observe and pause.is_in_force(now)]
     if not candidates:
         return None

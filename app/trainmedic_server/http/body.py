@@ -81,9 +81,10 @@ class _BodyInWork:
                 raise HttpProblem(HTTPStatus.BAD_REQUEST, "The connection ended before the body did.")
             chunk = message.get("body", b"")
             more = message.get("more_body", False)
-            if len(body) + len(chunk) > self._largest:
+            size = len(chunk)
+            if len(body) + size > self._largest:
                 raise _too_large(self._largest)
-            if not self._memory.grow(self._arrival, len(chunk)):
+            if not self._memory.grow(self._arrival, size):
                 raise _full(closes=more)
             body += chunk
         return body

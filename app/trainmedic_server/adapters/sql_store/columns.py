@@ -77,6 +77,8 @@ _CONVERTED: dict[type[Any], tuple[_Convert, _Convert]] = {
 
 def encoder(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Convert | None:
     """Return None if values are written unchanged."""
+    if isinstance(kind, sa.Boolean) and not dialect.supports_native_boolean:
+        return int  # SQLAlchemy's own function also checks the value
     of_ours = _CONVERTED.get(type(kind))
     return of_ours[0] if of_ours else kind.bind_processor(dialect)
 
