@@ -57,7 +57,7 @@ class Breaker:
         since = self._counts_from(self._controls())
         of_target = {run.target.node} if run.target and run.target.node else set()
         if nodes <= of_target and run.created_at > since:
-            return None
+            return None  # admission has counted it
         own = of_target if has_acted else frozenset[str]()
         known_nodes = self._topology().nodes
         reason, opened = await self._recorder.transact(

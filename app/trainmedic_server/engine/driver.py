@@ -70,7 +70,7 @@ class Driver:
         self._outside = outside
         self._services = services
         self._context = services.planning_context(playbook)
-        self._received_at = received_at
+        self._received_at = received_at  # of the alert, until the first act; None after a restart
         self._then = then  # Persisted next instruction. None while planning and during an attempt.
         self._touched_nodes: set[str] = set()
         # External changes read during an attempt. The driver stays touched, for the plan after the attempt.

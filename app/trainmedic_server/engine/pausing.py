@@ -127,9 +127,8 @@ def settle(controls: Controls, since: datetime | None, now: datetime) -> tuple[C
     for pause in controls.pauses:
         was, is_now = since is not None and pause.is_in_force(since), pause.is_in_force(now)
         window = pause.window(now)
-        if (
-            is_now and not was and window is not None and window[0] != pause.at
-        ):  # `pause_ordered` covers the order itself
+        # `pause_ordered` covers a pause that begins with its order.
+        if is_now and not was and window is not None and window[0] != pause.at:
             events.append(recorded(_pause_event(kinds.PauseBegan, pause), now))
         elif was and not is_now:
             events.append(recorded(_pause_event(kinds.PauseEnded, pause), now))

@@ -45,6 +45,7 @@ def initial_steps(
 
 
 def why_without_target(run: Run, state: StepState) -> str | None:
+    # Only steps on jobs, which the run's further targets are, may have none.
     if state.target is None or run.also:
         return None
     return f"no job runs on {run.target.node if run.target else 'an unknown node'}"
