@@ -78,6 +78,7 @@ def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepStat
         return None
     steps = _steps_ahead(draft, state, names)
     asked = Terms.of(state).asked + 1 if state.params else 1
+    # Answers without the number of their question, as earlier releases stored them, belong to an earlier question.
     void = tuple(order.id for order in draft.outside.orders if order.step == state.id and order.asked is None)
     terms = Terms(steps, question.by, question.count, definition.on_timeout, asked, to=question.to, void=void)
     message = message or _default_question(draft, state)
