@@ -155,7 +155,7 @@ class DeliveryIntake:
             tx.keep_playbook(name, version, playbooks[name, version].text, self._services.clock.now())
 
     def _count(self, prepared: Sequence[PreparedDelivery], admitted: AdmittedBatch) -> None:
-        # Change each metric once per batch: a change costs as much as matching an alert.
+        # Change each metric once per batch: each change takes a lock and several calls.
         reports = [
             (alert.status, matched)
             for entry in prepared
