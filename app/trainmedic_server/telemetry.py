@@ -1,7 +1,7 @@
 """Prometheus metrics and structured logging.
 
-`Metrics` is an object, so that two servers in one process share no counters. A log event is a constant text with values
-as fields; ``run_id`` is bound by the task that drives a run. Neither contains parameters, bodies, URLs or tokens.
+A log event is a constant text with values as fields; the task that drives a run binds ``run_id``. Neither contains
+parameters, bodies, URLs or tokens.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from trainmedic_server.domain.run import Run, Status
 # From a fast commit (1 ms) to a step that waits for a slow action (30 min).
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-_LOOK_AT_LOOP_SECONDS = 0.25
+_LOOP_CHECK_SECONDS = 0.25
 
-MOST_JOBS_SHOWN = 1000
-"""Anyone who can write to Redis can name jobs."""
+MOST_JOBS_SHOWN = 1000  # Anyone who can write to Redis can name jobs
 
 MOST_GPUS_SHOWN = 32_768
 
@@ -42,13 +41,13 @@ class JobMetrics(Collector):
         self._gpus: Sequence[tuple[str, str, str]] = ()
 
     def show_gpus(self, gpus: Collection[tuple[str, str, str]]) -> None:
-        """Entries are (job, node, UUID), at most `MOST_GPUS_SHOWN`."""
+        """Set the GPUs in use: (job, node, UUID)."""
         self._gpus = sorted(gpus)[:MOST_GPUS_SHOWN]
 
     def show(self, lives: Collection[JobLife]) -> None:
-        """If there are too many, gone jobs take precedence."""
-        by_worth = sorted(lives, key=lambda life: (life.state is not LifeState.GONE, life.name))
-        self._lives = by_worth[:MOST_JOBS_SHOWN]
+        """Set the jobs. Gone ones take precedence over the others in `MOST_JOBS_SHOWN`."""
+        by_priority = sorted(lives, key=lambda life: (life.state is not LifeState.GONE, life.name))
+        self._lives = by_priority[:MOST_JOBS_SHOWN]
 
     def collect(self) -> Iterator[Metric]:
         labels = ["job_name"]
@@ -74,7 +73,7 @@ class JobMetrics(Collector):
 
 
 class Metrics:
-    """The server's metrics, on a registry of their own. Durations are in seconds."""
+    """Durations are in seconds."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -215,8 +214,8 @@ class Metrics:
     async def watch_event_loop(self) -> None:
         time = asyncio.get_running_loop().time
         while True:
-            due = time() + _LOOK_AT_LOOP_SECONDS
-            await asyncio.sleep(_LOOK_AT_LOOP_SECONDS)
+            due = time() + _LOOP_CHECK_SECONDS
+            await asyncio.sleep(_LOOP_CHECK_SECONDS)
             self.event_loop_lag_seconds.observe(max(0.0, time() - due))
 
     def _add_gauges(self) -> None:
@@ -252,14 +251,15 @@ class Metrics:
         self.alert_map_errors = gauge("trainmedic_alert_map_errors", "Alert map files that could not be loaded.")
 
     def show_run(self, before: Run | None, after: Run) -> None:
+        """Update the gauges after a change. `before` is None for a new run."""
         counted = (self.undos_owed, self.undos_delayed, self.runs_asking)
-        earlier = _gauged(before) if before is not None else (False, False, False)
-        for gauge, was, now in zip(counted, earlier, _gauged(after), strict=True):
+        earlier = _gauge_values(before) if before is not None else (False, False, False)
+        for gauge, was, now in zip(counted, earlier, _gauge_values(after), strict=True):
             if was != now:
                 gauge.inc(now - was)
 
 
-def _gauged(run: Run) -> tuple[bool, bool, bool]:
+def _gauge_values(run: Run) -> tuple[bool, bool, bool]:
     """Return whether an undo is pending, an undo is delayed, and an approval is pending."""
     return run.owes_undo, run.delayed_undo is not None, run.status is Status.AWAITING_APPROVAL
 
@@ -318,12 +318,12 @@ def _with_own_values(logger: Any, method: str, line: structlog.types.EventDict) 
 
 
 def _as_json(line: structlog.types.EventDict, default: Callable[[Any], Any]) -> str:
-    """Return ASCII JSON. Ten times as fast as ``json.dumps`` if the line is ASCII already."""
-    try:
+    """Return ASCII JSON, ten times as fast as ``json.dumps`` for an ASCII line."""
+    with contextlib.suppress(ValueError):  # outsiders can send half a surrogate pair in JSON; logging it must not fail
         written = to_json(line, fallback=default)
-    except ValueError:  # outsiders can send half a surrogate pair in JSON; logging it must not fail
-        written = b"\xff"
-    return written.decode() if written.isascii() else json.dumps(line, default=default, separators=(",", ":"))
+        if written.isascii():
+            return written.decode()
+    return json.dumps(line, default=default, separators=(",", ":"))
 
 
 def _readable() -> structlog.types.Processor:

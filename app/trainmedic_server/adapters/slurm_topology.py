@@ -39,7 +39,7 @@ class SlurmWatch:
         return self._topology
 
     async def watch(self) -> None:
-        await loops.repeat(self.refresh, REFRESH_EVERY, "slurm", self._metrics, rest=self._pause)
+        await loops.repeat(self.refresh, REFRESH_EVERY, "slurm", self._metrics, sleep=self._pause)
 
     async def refresh(self) -> None:
         loop, now = asyncio.get_running_loop(), self._clock.now()

@@ -17,11 +17,9 @@ class SystemClock:
 
     def __init__(self, time: SteadyTime = steady_time.OF_PROCESS) -> None:
         self._time = time
+        self.now = time.now
         self._steps: deque[ClockStep] = deque(maxlen=_KEPT_STEPS)
         time.tell = self._note_step
-
-    def now(self) -> datetime:
-        return self._time.now()
 
     @property
     def ahead(self) -> float:

@@ -29,6 +29,7 @@ MOST_REJECTED = 10_000  # more malformed alerts refuse the delivery
 
 _NAME_LENGTH = 200
 _STATUSES = {status.value: status for status in AlertStatus}
+_LABELS_LENGTH = min(TEXT_LENGTH, TOTAL_LENGTH)
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
 _MISSING: Any = object()
 
@@ -60,7 +61,7 @@ def delivery(document: Any, delivery_id: str, received_at: datetime) -> Delivery
         tuple(alerts),
         _count(document.get("truncatedAlerts"), "truncatedAlerts", ignored),
         tuple(rejected),
-        ignored.all,
+        tuple(ignored),
     )
 
 
@@ -84,25 +85,16 @@ def checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
     return sound
 
 
-class _Problems:
-    def __init__(self) -> None:
-        self._problems: list[tuple[str, str]] = []
-
-    @property
-    def is_full(self) -> bool:
-        return len(self._problems) >= PROBLEMS_REPORTED
-
-    @property
-    def all(self) -> tuple[tuple[str, str], ...]:
-        return tuple(self._problems)
+class _Problems(list[tuple[str, str]]):
+    """Pairs of field and message. Surplus ones are ignored."""
 
     def add(self, field: str, message: str) -> None:
-        if not self.is_full:
-            self._problems.append((cut_texts.storable(field), message))
+        if len(self) < PROBLEMS_REPORTED:
+            self.append((cut_texts.storable(field), message))
 
     def raise_any(self) -> None:
-        if self._problems:
-            raise PayloadError.at(self._problems)
+        if self:
+            raise PayloadError.at(self)
 
 
 def _alerts(entries: list[Any], ignored: _Problems) -> tuple[list[Alert], list[RejectedAlert]]:
@@ -115,7 +107,7 @@ def _alerts(entries: list[Any], ignored: _Problems) -> tuple[list[Alert], list[R
         if alert is not None:
             alerts.append(alert)
             continue
-        rejected.append(_rejected(entry, index, problems.all))
+        rejected.append(_rejected(entry, index, tuple(problems)))
         problems = _Problems()
         if len(rejected) > MOST_REJECTED:
             too_many = ("alerts", f"has more than {MOST_REJECTED} malformed members")
@@ -194,7 +186,7 @@ def _labels(value: Any, path: str, problems: _Problems) -> dict[str, str] | None
         return None
     if set(map(type, value.values())) <= {str}:
         joined = "".join(chain.from_iterable(value.items()))
-        if len(joined) <= min(TEXT_LENGTH, TOTAL_LENGTH) and not cut_texts.has_unstorable(joined):
+        if len(joined) <= _LABELS_LENGTH and not cut_texts.has_unstorable(joined):
             return value  # nearly always: the rest only finds the fault
     sound = True
     for name, text in value.items():
@@ -228,13 +220,12 @@ def _annotations(value: Any, path: str, problems: _Problems) -> Mapping[str, str
 
 
 def _text(value: Any, path: str, ignored: _Problems, longest: int = TEXT_LENGTH) -> str:
-    if value is None:
-        return ""
-    wrong = _problem_of(value, longest)
+    if type(value) is str and len(value) <= longest and not cut_texts.has_unstorable(value):
+        return value  # nearly always: the rest only finds the fault
+    wrong = _problem_of(value, longest) if value is not None else None
     if wrong:
         ignored.add(path, wrong)
-        return ""
-    return str(value)
+    return ""
 
 
 def _problem_of(value: Any, longest: int = TEXT_LENGTH) -> str | None:

@@ -189,7 +189,7 @@ def reply(admission: Admission) -> bytes:
                     "run_id": run.run_id,
                     "playbook": run.playbook,
                     "target": run.target or None,
-                    "decision": run.decision,
+                    "decision": str(run.decision),
                 }
                 for run in admission.runs
             ],

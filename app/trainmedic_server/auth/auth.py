@@ -102,7 +102,7 @@ class Authenticator:
             raise HttpProblem(
                 HTTPStatus.FORBIDDEN, f"The token {principal.name!r} does not have the role {role}.", closes=True
             )
-        if not principal.may_ask_of(request.path_params.get("job")):
+        if principal.jobs is not None and not principal.may_ask_of(request.path_params.get("job")):
             raise HttpProblem(
                 HTTPStatus.FORBIDDEN,
                 f"The token {principal.name!r} is limited to certain jobs, not including this one.",

@@ -25,11 +25,8 @@ class TrustedProxies:
 
     def __init__(self, networks: Sequence[Network], operator_groups: Collection[str] = ()) -> None:
         self._networks = tuple(networks)
+        self.are_set = bool(self._networks)
         self.operator_groups = frozenset(operator_groups)
-
-    @property
-    def are_set(self) -> bool:
-        return bool(self._networks)
 
     def speak_for(self, request: HTTPConnection) -> bool:
         if not self._networks or request.client is None:

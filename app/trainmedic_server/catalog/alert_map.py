@@ -105,6 +105,9 @@ class CompiledAlertMap(Struct, frozen=True):
 
     def apply(self, alert: Alert) -> MappedAlert:
         """Trainmedic's own alerts stay unchanged: without Alertmanager, no Prometheus adds a cluster's label."""
+        is_empty = not (self.renames or self.accept or self.unusable)
+        if is_empty and alert.original is None:
+            return MappedAlert(alert)
         sent = alert.sent_labels
         if is_own(sent) or alert.is_stand_in:
             return MappedAlert(alert)

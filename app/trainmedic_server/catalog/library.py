@@ -63,6 +63,8 @@ class _MatcherIndex:
             self._by_label.setdefault(label, {}).setdefault(value, []).append(position)
 
     def shortlist(self, labels: Mapping[str, str]) -> Shortlist:
+        if not self._by_label:
+            return Shortlist(self.playbooks)
         positions = list(self._without_equality)
         for label, by_value in self._by_label.items():
             positions += by_value.get(labels.get(label, ""), ())

@@ -139,7 +139,7 @@ def _explain_by_files(
     test = None
     if as_test:
         mapped = [mapping.apply(each).alert for each in alerts]
-        test = test_text.write(explanation.for_a_test(library.for_alert, mapped, actions, limits))
+        test = test_text.write(explanation.explain_for_a_test(library.for_alert, mapped, actions, limits))
     names = received_alerts.by_alertname(library)
     view = explanations.view(answers, names, moment, test=test, kept_back=kept_back)
     return view.model_dump(mode="json")

@@ -37,9 +37,9 @@ class AlertProof(StrEnum):
 
 def lacking(accepted: Sequence[AlertProof], alert: Alert) -> str:
     """Return why the alert has no `accepted` proof; empty if it has one or none is required."""
-    codes = list(_codes(alert.labels))
     if not accepted or (AlertProof.SHIPPED_RULE in accepted and _is_shipped(alert.labels)):
         return ""
+    codes = list(_codes(alert.labels))
     if AlertProof.HARDWARE_XID in accepted and codes and all(_means_hardware(code) for _, _, code in codes):
         return ""
     lacks = []

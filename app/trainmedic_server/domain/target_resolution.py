@@ -123,10 +123,9 @@ def named_node(name: str, topology: Topology) -> str | Unresolved:
 
 def job_in_labels(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> str | Unresolved:
     """Return the job of the labels, wherever it runs."""
-    sets = tuple(label.value for label in labels.of(_JOBSET))
-    named = _single(
-        labels, identity.job, "job", is_skipped=lambda label: any(_is_part_of(label.value, name) for name in sets)
-    )
+    sets = [label.value for label in labels.of(_JOBSET)]
+    is_part = (lambda label: any(_is_part_of(label.value, name) for name in sets)) if sets else None
+    named = _single(labels, identity.job, "job", is_skipped=is_part)
     if isinstance(named, str) or named.reason == "target_ambiguous":
         return named
     # One of the pods may be the exporter's, which has no job.
@@ -186,12 +185,12 @@ def _single(
     names: tuple[str, ...],
     part: str,
     same: Callable[[str], str] = str,
-    is_skipped: Callable[[Label], bool] = lambda label: False,
+    is_skipped: Callable[[Label], bool] | None = None,
 ) -> str | Unresolved:
     """Return the only value of these labels. Values with equal `same` are one."""
     values: dict[str, Label] = {}
     for label in labels.of(names):
-        if not is_skipped(label):
+        if is_skipped is None or not is_skipped(label):
             values.setdefault(same(label.value), label)
     if not values:
         looked = f"looked for {', '.join(names)}, each also with exported_ before it"

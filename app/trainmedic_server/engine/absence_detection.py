@@ -8,8 +8,7 @@ from datetime import timedelta
 class AbsenceDetection:
     """Detector of names that are missing for `counts_after` without interruption.
 
-    ``elapsed`` is a monotonic clock in seconds. More than `latest_look` between two checks is a server stall, which
-    restarts the count.
+    ``elapsed`` is a monotonic clock in seconds. More than `latest_look` between two checks restarts the count.
     """
 
     def __init__(
@@ -26,6 +25,7 @@ class AbsenceDetection:
         self._looked_at = None
 
     def note(self, absent: Collection[str]) -> list[str]:
+        """Note all names that are missing now. Return those that count."""
         now, before = self._elapsed(), self._looked_at
         self._looked_at = now
         if before is None or now - before > self._latest_look:

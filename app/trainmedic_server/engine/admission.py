@@ -1,11 +1,8 @@
-"""Decisions on alerts: new, repeated or resolved, and whether a playbook starts or joins a run.
-
-Deliveries of one transaction are decided as if each were committed alone.
-"""
+"""Decisions on alerts: new, repeated or resolved, and whether a playbook starts or joins a run."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
@@ -22,7 +19,7 @@ from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.memory import RunMemory
 from trainmedic_server.domain.playbook import ON_LIMITED, PHASES, ActionStep, Guards, Mode
 from trainmedic_server.domain.reaction import Reaction, merged
-from trainmedic_server.domain.run import PASSING, Controls, Decision, Event, Run, Status
+from trainmedic_server.domain.run import PASSING, Controls, Decision, Event, Run, Status, StepState
 from trainmedic_server.domain.selectors import Selection, Selector
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.engine import guards, pausing, plan, scope, step_sequence
@@ -36,12 +33,13 @@ from trainmedic_server.ports.store import GuardFacts, LinkedRun
 
 FirstPlan = Callable[[StartedRun, datetime], RunPlan | None]
 """Returns None to leave the plan to the driver."""
-_DUPLICATE = Decision.DUPLICATE
-_TRIED_AGAIN = frozenset({Decision.STARTED, Decision.JOINED, Decision.OBSERVE_ONLY})
-_UNFOUND = frozenset({Decision.TARGET_UNKNOWN, Decision.TARGET_AMBIGUOUS})
+_ADMITTED = frozenset({Decision.STARTED, Decision.JOINED, Decision.OBSERVE_ONLY})
+_TARGET_NOT_FOUND = frozenset({Decision.TARGET_UNKNOWN, Decision.TARGET_AMBIGUOUS})
 
 
 class Admitter:
+    """Each decision updates the facts for the next ones."""
+
     def __init__(
         self, facts: AdmissionFacts, limits: EngineLimits, new_id: Callable[[], str], now: datetime, ago: Ago
     ) -> None:
@@ -50,13 +48,16 @@ class Admitter:
         self._new_id = new_id
         self._now = now
         self._ago = ago
-        self._started: Counter[str | Key] = Counter()
-        self._opened: Counter[str] = Counter()
+        # Runs of this transaction, by playbook and by playbook and target: the facts do not count them.
+        self._started: defaultdict[str | Key, int] = defaultdict(int)
+        self._opened: defaultdict[str, int] = defaultdict(int)
+        # Of the run that is being added: the operator who starts it, and the ID of the run that it repeats.
         self._by_hand: ByHand | None = None
         self._repeats: str | None = None
         self._records: dict[Identity, AlertRecord] = {}
         self._runs: dict[str, Run] = {}
         self._modes: dict[tuple[str, str, tuple[Target | Unresolved, ...]], tuple[Mode, str]] = {}
+        self._steps: dict[tuple[str, str, bool, Sequence[str]], tuple[StepState, ...]] = {}
         self._links: list[tuple[str, Identity]] = []
         self._events: list[Event] = []
         self._nodes: set[str] = set()
@@ -88,15 +89,16 @@ class Admitter:
         )
 
     def take_touched(self) -> set[str]:
+        """Return and clear the IDs of earlier runs whose alerts changed."""
         touched, self._touched = self._touched, set()
         return touched
 
     def start(self, record: AlertRecord, candidate: Candidate, order: ByHand) -> Run:
         """Start a run manually. Return it, or the record of its refusal.
 
-        The alert may be of any age. Raises Conflict if a run of the playbook is open on the target.
+        Raises Conflict if a run of the playbook is open on the target.
         """
-        outcome = self._guard(replace(record.alert, starts_at=self._now), candidate)
+        outcome = self._apply_guards(replace(record.alert, starts_at=self._now), candidate)
         if outcome.decision is Decision.JOINED:
             open_run = self._facts.open_runs[candidate.key]
             raise errors.Conflict(f"run {open_run} of {candidate.key[0]} on {candidate.key[1]} is open")
@@ -105,28 +107,29 @@ class Admitter:
         known = self._facts.records.get(record.identity)
         if known is None:
             reaction = Reaction(run.playbook, run.decision, outcome.why, run.id)
-            self._keep(replace(record, reactions=(reaction,)))
+            self._save_record(replace(record, reactions=(reaction,)))
         elif known.alert != record.alert:  # the alert map has accepted it since it was received
-            self._keep(replace(known, alert=record.alert))
+            self._save_record(replace(known, alert=record.alert))
         self._by_hand = None
         return run
 
     def admit(self, prepared: PreparedDelivery) -> Admission:
         admitted: list[PlaybookDecision] = []
         duplicates = unmatched = 0
-        self._events.extend(prepared.failures)
+        self._events += prepared.failures
         for alert, matched in zip(prepared.delivery.alerts, prepared.matched, strict=True):
             unmatched += not matched.candidates
             if alert.status is AlertStatus.RESOLVED:
-                duplicates += self._resolved(alert, matched)
+                duplicates += self._record_resolved(alert, matched)
                 continue
-            is_known, decisions = self._firing(alert, matched)
+            is_known, decisions = self._decide_firing(alert, matched)
             duplicates += is_known
-            admitted.extend(decisions)
+            admitted += decisions
         delivery = prepared.delivery
-        for rejected in delivery.rejected:
-            self._rejected(rejected)
-        self._events.extend(events_of_rejected(delivery, self._now))
+        if delivery.rejected:
+            for rejected in delivery.rejected:
+                self._record_rejected(rejected)
+            self._events += events_of_rejected(delivery, self._now)
         return Admission(
             delivery.id,
             len(delivery.alerts) + len(delivery.rejected),
@@ -138,16 +141,13 @@ class Admitter:
             delivery.ignored,
         )
 
-    def _resolved(self, alert: Alert, matched: MatchedAlert) -> bool:
-        """Record a resolved alert; return True if its end was already known.
-
-        Older alerts of the fingerprint, whose end was lost, resolve with it.
-        """
+    def _record_resolved(self, alert: Alert, matched: MatchedAlert) -> bool:
+        """Return whether the end was already known. Older alerts of the fingerprint resolve with it."""
         earlier = self._facts.records.get(alert.identity)
         if earlier is not None and earlier.is_resolved:
-            self._keep(replace(earlier, last_heard_at=self._now, count=earlier.count + 1))
+            self._save_record(replace(earlier, last_heard_at=self._now, count=earlier.count + 1))
             return True
-        record = earlier or AlertRecord(alert, self._now, self._now, 0, reactions=matched.too_late())
+        record = earlier or AlertRecord(alert, self._now, self._now, 0, reactions=matched.resolved_first())
         alert = _as_mapped_before(alert, record.alert)
         self._resolve(replace(record, alert=alert, count=record.count + 1), "alertmanager")
         self._supersede(alert.identity)
@@ -158,7 +158,7 @@ class Admitter:
             if older.alert.starts_at < identity.starts_at:
                 self._resolve(older, "superseded")
 
-    def _rejected(self, rejected: RejectedAlert) -> None:
+    def _record_rejected(self, rejected: RejectedAlert) -> None:
         """Apply what a malformed report's identity shows: a known alert ended or still fires."""
         if rejected.identity is None:
             return
@@ -168,37 +168,41 @@ class Admitter:
             if rejected.is_end:
                 self._resolve(heard, "alertmanager")
             elif rejected.status is AlertStatus.FIRING:
-                self._keep(heard)
+                self._save_record(heard)
         if rejected.is_end:
             self._supersede(rejected.identity)
 
     def _resolve(self, record: AlertRecord, because: str) -> None:
         ended = replace(record, last_heard_at=self._now, resolved_at=self._now, resolved_because=because)
-        self._keep(ended)
+        self._save_record(ended)
         for run in self._facts.linked.get(record.identity, ()):
             self._add_event(run.run_id, kinds.AlertResolved(record.alert.name, because))
             if run.status not in (Status.NOT_STARTED, Status.OBSERVED):
                 self._touched.add(run.run_id)
 
-    def _begun(self, alert: Alert) -> AlertRecord | None:
+    def _known_stand_in(self, alert: Alert) -> AlertRecord | None:
+        """Return the record that a stand-in alert repeats."""
         if not alert.is_stand_in:
             return None
         newest = self._facts.newest.get(alert.fingerprint)
         is_repeated = newest is not None and beginnings.is_repeated(newest.alert, alert)
         return newest if is_repeated else self._facts.records.get(alert.identity)
 
-    def _firing(self, alert: Alert, matched: MatchedAlert) -> tuple[bool, list[PlaybookDecision]]:
-        begun = self._begun(alert)
+    def _decide_firing(self, alert: Alert, matched: MatchedAlert) -> tuple[bool, list[PlaybookDecision]]:
+        """Return whether the alert was known, and a decision per playbook."""
+        begun = self._known_stand_in(alert)
         if begun is not None:
-            self._keep(replace(begun, last_heard_at=self._now, count=begun.count + 1))
+            self._save_record(replace(begun, last_heard_at=self._now, count=begun.count + 1))
             linked = self._facts.linked.get(begun.identity, ())
-            decisions = [PlaybookDecision(run.run_id, run.playbook, run.target_key, _DUPLICATE) for run in linked]
+            decisions = [
+                PlaybookDecision(run.run_id, run.playbook, run.target_key, Decision.DUPLICATE) for run in linked
+            ]
             return True, decisions
         earlier = self._facts.records.get(alert.identity)
         if earlier is not None and earlier.is_resolved and earlier.resolved_because != "assumed":
             ended = replace(earlier, last_heard_at=self._now, count=earlier.count + 1)
-            decisions = [self._overtaken(ended, candidate) for candidate in matched.candidates]
-            self._keep(_with_reactions(ended, decisions, matched))
+            decisions = [self._decide_overtaken(ended, candidate) for candidate in matched.candidates]
+            self._save_record(_with_reactions(ended, decisions, matched))
             return True, decisions
         linked = list(self._facts.linked.get(alert.identity, ()))
         if earlier is not None and any(run.status not in (Status.NOT_STARTED, Status.OBSERVED) for run in linked):
@@ -212,11 +216,12 @@ class Admitter:
             record = replace(heard, resolved_at=None, resolved_because=None)
         for run in linked:
             self._add_event(run.run_id, kinds.AlertRepeated(alert.name, record.count))
-        decisions = [self._candidate(record, candidate, linked) for candidate in matched.candidates]
-        self._keep(_with_reactions(record, decisions, matched))
+        decisions = [self._decide(record, candidate, linked) for candidate in matched.candidates]
+        self._save_record(_with_reactions(record, decisions, matched))
         return earlier is not None, decisions
 
-    def _overtaken(self, record: AlertRecord, candidate: Candidate) -> PlaybookDecision:
+    def _decide_overtaken(self, record: AlertRecord, candidate: Candidate) -> PlaybookDecision:
+        """Record a run that does not start: the alert's end arrived before its start."""
         name, target_key = candidate.key
         before = [run for run in self._facts.linked.get(record.identity, ()) if run.playbook == name]
         if before:
@@ -224,13 +229,14 @@ class Admitter:
         late = guards.GuardDecision(Decision.STALE, "the alert had resolved before it was reported as firing")
         return PlaybookDecision(self._add_run(record, candidate, late).id, name, target_key, Decision.STALE, late.why)
 
-    def _candidate(self, record: AlertRecord, candidate: Candidate, linked: list[LinkedRun]) -> PlaybookDecision:
+    def _decide(self, record: AlertRecord, candidate: Candidate, linked: list[LinkedRun]) -> PlaybookDecision:
+        """`linked` are the alert's runs, of all playbooks, oldest first."""
         name, target_key = candidate.key
         before = [run for run in linked if run.playbook == name]
         is_found = isinstance(candidate.target, Target)
-        passing = PASSING | _UNFOUND if is_found else PASSING  # a target unknown at first may be known now
+        passing = PASSING | _TARGET_NOT_FOUND if is_found else PASSING  # a target unknown at first may be known now
         open_run = self._facts.open_runs.get(candidate.key)
-        if any(run.run_id == open_run and run.decision == Decision.RATE_LIMITED for run in before):
+        if before and any(run.run_id == open_run and run.decision == Decision.RATE_LIMITED for run in before):
             return PlaybookDecision(open_run or "", name, target_key, Decision.RATE_LIMITED)
         acted = [run for run in before if run.decision not in passing]
         self._repeats, alert = None, record.alert
@@ -240,12 +246,12 @@ class Admitter:
                 return last
             # The alert may be of any age: its last report counts.
             before, alert = before[before.index(acted[-1]) + 1 :], replace(alert, starts_at=self._now)
-            decision = self._guard(alert, candidate).decision
-            if decision not in _TRIED_AGAIN and not self._tells_of_limit(candidate, decision):
+            decision = self._apply_guards(alert, candidate).decision
+            if decision not in _ADMITTED and not self._reports_limit(candidate, decision):
                 return last
             self._repeats = last.run_id
         refused = beginnings.refusal_of(record.alert)
-        outcome = guards.GuardDecision(*refused) if refused is not None else self._guard(alert, candidate)
+        outcome = guards.GuardDecision(*refused) if refused is not None else self._apply_guards(alert, candidate)
         if before and outcome.decision in PASSING:
             if outcome.decision != before[-1].decision:
                 self._add_event(before[-1].run_id, DECIDED[outcome.decision](record.alert.name, why=outcome.why))
@@ -261,7 +267,8 @@ class Admitter:
             self._add_event(before[-1].run_id, kinds.StartedLater(run.id))
         return PlaybookDecision(run.id, name, target_key, outcome.decision, outcome.why)
 
-    def _tells_of_limit(self, candidate: Candidate, decision: Decision) -> bool:
+    def _reports_limit(self, candidate: Candidate, decision: Decision) -> bool:
+        """Return whether the refused run carries out ``on_limited``."""
         playbook, rules = candidate.playbook.definition, candidate.playbook.definition.guards
         if decision is not Decision.RATE_LIMITED or not rules.on_limited or self._by_hand is not None:
             return False
@@ -271,21 +278,21 @@ class Admitter:
         return candidate.key[1] not in informed if guards.counts_per_target(rules) else not informed
 
     def try_again(self, record: AlertRecord, candidate: Candidate) -> PlaybookDecision:
-        """Decide as if the alert were reported now."""
-        return self._candidate(record, candidate, list(self._facts.linked.get(record.identity, ())))
+        return self._decide(record, candidate, list(self._facts.linked.get(record.identity, ())))
 
     def _is_due_again(self, candidate: Candidate, acted: Sequence[LinkedRun]) -> bool:
         due = guards.again_at(candidate.playbook.definition.guards.again, acted)
         return due is not None and due <= self._now
 
-    def _guard(self, alert: Alert, candidate: Candidate) -> guards.GuardDecision:
+    def _apply_guards(self, alert: Alert, candidate: Candidate) -> guards.GuardDecision:
+        """May open the breaker."""
         target = candidate.target
         if isinstance(target, Unresolved):
             return guards.GuardDecision(Decision(target.reason), target.why)
         if candidate.key in self._facts.open_runs:
             return guards.GuardDecision(Decision.JOINED)
         definition, controls = candidate.playbook.definition, self._facts.controls
-        mode, why = self._mode(candidate.playbook, target, candidate.also)
+        mode, why = self._mode_and_reason(candidate.playbook, target, candidate.also)
         facts = self._guard_facts(candidate)
         selection: Selection | None = None
         if target.kind is TargetKind.GROUP:
@@ -300,7 +307,7 @@ class Admitter:
             definition.guards, mode, facts, controls, self._limits, alert.starts_at, self._now, self._ago, pause,
             definition.windows,
         )  # fmt: skip
-        short = self._short_of_nodes(candidate.playbook, target, outcome.decision)
+        short = self._min_available_refusal(candidate.playbook, target, outcome.decision)
         if short is not None:
             return guards.GuardDecision(Decision.CAPACITY_LIMITED, short)
         if outcome.decision is Decision.OBSERVE_ONLY:
@@ -308,11 +315,11 @@ class Admitter:
         if outcome.decision is Decision.STARTED and selection is not None and mode is Mode.ENFORCE:
             nodes = selectors.nodes_of(selection.members, self._facts.topology)
             acted_on, known_nodes = self._facts.nodes_acted_on, self._facts.known_nodes
-            reason = guards.refuses_group(nodes, acted_on, known_nodes, self._limits)
+            reason = guards.why_group_refused(nodes, acted_on, known_nodes, self._limits)
             if reason is not None:
                 return guards.GuardDecision(Decision.BREAKER_OPEN, reason)
         if outcome.decision is Decision.STARTED and target.node is not None:
-            reason = guards.trips_breaker(
+            reason = guards.why_breaker_opens(
                 {target.node}, self._facts.nodes_acted_on, self._facts.known_nodes, self._limits
             )
             if reason is not None:
@@ -320,7 +327,7 @@ class Admitter:
                 return guards.GuardDecision(Decision.BREAKER_OPEN, reason)
         return outcome
 
-    def _short_of_nodes(self, playbook: CompiledPlaybook, target: Target, decision: Decision) -> str | None:
+    def _min_available_refusal(self, playbook: CompiledPlaybook, target: Target, decision: Decision) -> str | None:
         minimum = playbook.definition.guards.min_available
         if minimum is None or target.node is None or decision not in (Decision.STARTED, Decision.OBSERVE_ONLY):
             return None
@@ -336,6 +343,7 @@ class Admitter:
         return self._selections[target.key]
 
     def select(self, target: Target, members: Selection) -> None:
+        """Set a group's members, instead of those that its selector finds now."""
         self._selections[target.key] = members
 
     def start_member(
@@ -348,18 +356,18 @@ class Admitter:
         vouched: bool,
         gone: str | None,
     ) -> str | None:
-        """Give a member its run, or the record of why it has none. Return why it must wait; None if it need not.
+        """Give a member its run. Return why it must wait; None if it need not.
 
         `vouched`: a person approved the list, so the breaker does not count it. `gone`: why the member vanished.
         """
         if isinstance(candidate.target, Unresolved):
             return candidate.target.why
         outcome = self._guard_member(candidate, gone)
-        short = self._short_of_nodes(candidate.playbook, target, outcome.decision)
+        short = self._min_available_refusal(candidate.playbook, target, outcome.decision)
         if short is not None:
             return short
         if outcome.decision is Decision.STARTED and target.node is not None and not vouched:
-            reason = guards.trips_breaker(
+            reason = guards.why_breaker_opens(
                 {target.node}, self._facts.nodes_acted_on, self._facts.known_nodes, self._limits
             )
             if reason is not None:
@@ -371,7 +379,7 @@ class Admitter:
         self._runs[run.id] = run
         self._add_event(run.id, DECIDED[run.decision](record.alert.name, run.playbook, target.key, outcome.why or None))
         if run.status is not Status.NOT_STARTED:
-            self._count(candidate, run)
+            self._count_start(candidate, run)
         if run.is_open:
             self._to_drive[run.id] = StartedRun(run, candidate.playbook, record)
         return None
@@ -382,7 +390,7 @@ class Admitter:
         if candidate.key in self._facts.open_runs:
             holder = self._facts.open_runs[candidate.key]
             return guards.GuardDecision(Decision.TARGET_BUSY, f"run {holder} of the playbook is open on it")
-        mode, why = self._mode(candidate.playbook, candidate.target, candidate.also)
+        mode, why = self._mode_and_reason(candidate.playbook, candidate.target, candidate.also)
         cooldown = Guards(cooldown=candidate.playbook.definition.guards.cooldown)
         facts = self._guard_facts(candidate)
         outcome = guards.decide(
@@ -391,22 +399,22 @@ class Admitter:
         return guards.GuardDecision(outcome.decision, why) if outcome.decision is Decision.OBSERVE_ONLY else outcome
 
     def mode_of(self, playbook: CompiledPlaybook, target: Target | Unresolved, also: tuple[Target, ...] = ()) -> Mode:
-        return self._mode(playbook, target, also)[0]
+        return self._mode_and_reason(playbook, target, also)[0]
 
-    def _mode(
+    def _mode_and_reason(  # the reason is "" unless targets or operators restrict the playbook to observing
         self, playbook: CompiledPlaybook, target: Target | Unresolved, also: tuple[Target, ...]
     ) -> tuple[Mode, str]:
         is_by_target = isinstance(target, Target) and self._limits.target_modes.entries
         by_target = (target, *also) if is_by_target else ()
         key = playbook.definition.playbook, playbook.version, by_target
         if key not in self._modes:
-            mode, why = self._mode_for(target, also)
+            mode, why = self._configured_mode(target, also)
             mode, why = (mode, why) if mode is Mode.OBSERVE else (Mode.stricter(playbook.definition.mode, mode), "")
             order = pausing.observing(self._facts.controls, playbook.definition.name, self._now)
             self._modes[key] = (mode, why) if order is None else (Mode.OBSERVE, order.why(self._now))
         return self._modes[key]
 
-    def _mode_for(self, target: Target | Unresolved, also: tuple[Target, ...]) -> tuple[Mode, str]:
+    def _configured_mode(self, target: Target | Unresolved, also: tuple[Target, ...]) -> tuple[Mode, str]:
         topology = self._facts.topology
         if isinstance(target, Unresolved):
             return self._limits.mode, ""
@@ -438,7 +446,7 @@ class Admitter:
         run = self._new_run(record, candidate, outcome)
         self._runs[run.id] = run
         self._link(run.id, record, LinkedRun(run.id, *candidate.key, run.status, run.decision))
-        frozen = self._freeze(run)
+        frozen = self._freeze_members(run)
         content = DECIDED[run.decision](record.alert.name, run.playbook, candidate.key[1], outcome.why or None)
         if self._by_hand is None:
             content = content if run.repeats is None else replace(content, repeats=run.repeats)
@@ -452,12 +460,12 @@ class Admitter:
             self._facts.open_runs[candidate.key] = run.id
             self._facts.limited.setdefault(run.playbook, set()).add(run.target_key)
         elif run.status is not Status.NOT_STARTED:
-            self._count(candidate, run)
+            self._count_start(candidate, run)
         if run.is_open:
             self._to_drive[run.id] = StartedRun(run, candidate.playbook, record)
         return run
 
-    def _freeze(self, run: Run) -> group_events.GroupFrozen | None:
+    def _freeze_members(self, run: Run) -> group_events.GroupFrozen | None:
         if not run.is_group or run.status is Status.NOT_STARTED or run.is_limited:
             return None
         assert run.target is not None
@@ -468,7 +476,7 @@ class Admitter:
         shown, left_out = keys[: group.SHOWN], selection.left_out[: group.SHOWN]
         return group_events.GroupFrozen(run.target_key, len(keys), group.digest(keys), shown, left_out)
 
-    def _would(self, run: Run, playbook: CompiledPlaybook) -> str:
+    def _observed_summary(self, run: Run, playbook: CompiledPlaybook) -> str:
         if not run.is_group or run.target is None:
             return f"would have applied {run.action_taken or 'nothing'}"
         selection = self.selection(run.target)
@@ -480,14 +488,14 @@ class Admitter:
         self, record: AlertRecord, candidate: Candidate, outcome: guards.GuardDecision, parent: Run | None = None
     ) -> Run:
         playbook, decision = candidate.playbook, outcome.decision
-        mode = self.mode_of(playbook, candidate.target, candidate.also)
+        mode, _ = self._mode_and_reason(playbook, candidate.target, candidate.also)
         starts = decision in (Decision.STARTED, Decision.OBSERVE_ONLY)
-        tells = parent is None and self._tells_of_limit(candidate, decision)
+        reports_limit = parent is None and self._reports_limit(candidate, decision)
         asks = mode is Mode.APPROVE and parent is None
         phases: Sequence[str] = PHASES
         if playbook.definition.group is not None:
             phases = step_sequence.PARENT_PHASES if parent is None else step_sequence.MEMBER_PHASES
-        if tells:
+        if reports_limit:
             phases, asks = (ON_LIMITED,), False
         run = Run(
             id=self._new_id(),
@@ -495,15 +503,15 @@ class Admitter:
             version=playbook.version,
             target=candidate.target if isinstance(candidate.target, Target) else None,
             mode=mode,
-            status=Status.RUNNING if decision is Decision.STARTED or tells else Status.NOT_STARTED,
+            status=Status.RUNNING if decision is Decision.STARTED or reports_limit else Status.NOT_STARTED,
             decision=decision,
             alert=record.identity,
             alert_name=record.alert.name,
             alert_labels=dict(record.alert.labels),
             original_labels=None if record.alert.original is None else dict(record.alert.original),
             created_at=self._now,
-            steps=step_sequence.initial_steps(playbook, ask_first=asks, phases=phases) if starts or tells else (),
-            ended_at=None if decision is Decision.STARTED or tells else self._now,
+            steps=self._initial_steps(playbook, asks, phases) if starts or reports_limit else (),
+            ended_at=None if decision is Decision.STARTED or reports_limit else self._now,
             message=outcome.why,
             also=candidate.also if starts else (),
             memory=None if playbook.remembers is None else self._facts.memories.get(candidate.key, RunMemory()),
@@ -511,21 +519,27 @@ class Admitter:
         if self._by_hand is not None:
             order = self._by_hand
             run = replace(run, started_by=order.actor, repeats=order.repeats, request_key=order.key)
-        elif parent is None:
+        elif parent is None and self._repeats is not None:
             run = replace(run, repeats=self._repeats)
         if decision is Decision.OBSERVE_ONLY:
-            run = plan.observe(run, playbook, self._names(run, playbook, record.alert))
-            would = self._would(run, playbook)
+            run = plan.observe(run, playbook, self._scope_of(run, playbook, record.alert))
+            would = self._observed_summary(run, playbook)
             run = replace(run, message=f"{would}; {outcome.why}" if outcome.why else would)
         return run
 
-    def _names(self, run: Run, playbook: CompiledPlaybook, alert: Alert) -> Scope:
+    def _initial_steps(self, playbook: CompiledPlaybook, asks: bool, phases: Sequence[str]) -> tuple[StepState, ...]:
+        key = playbook.definition.playbook, playbook.version, asks, phases
+        if key not in self._steps:
+            self._steps[key] = step_sequence.initial_steps(playbook, ask_first=asks, phases=phases)
+        return self._steps[key]
+
+    def _scope_of(self, run: Run, playbook: CompiledPlaybook, alert: Alert) -> Scope:
         url, verdicts, now = self._limits.external_url, self._facts.topology.verdicts, self._now
         return scope.LazyScope(
             lambda: scope.build(run, playbook, [alert], hindsight=False, external_url=url, verdicts=verdicts, now=now)
         )
 
-    def _count(self, candidate: Candidate, run: Run) -> None:
+    def _count_start(self, candidate: Candidate, run: Run) -> None:
         name, _ = candidate.key
         self._started[name] += 1
         self._started[candidate.key] += 1
@@ -543,7 +557,7 @@ class Admitter:
                 if guards.keeps_capacity(candidate.playbook):
                     self._facts.nodes_taken.add(run.target.node)
 
-    def _keep(self, record: AlertRecord) -> None:
+    def _save_record(self, record: AlertRecord) -> None:
         identity = record.identity
         self._facts.records[identity] = record
         self._records[identity] = record

@@ -38,7 +38,7 @@ class AdmissionChanges(Struct, frozen=True):
     touched: Set[str]
     frozen: Mapping[str, Sequence[str]] = {}
     outside: OutsideState | None = None
-    """Read by the parent of started members; None for other runs."""
+    """Read by the parent of started members."""
 
     def write(self, tx: Transaction, now: datetime) -> None:
         tx.save_alerts(list(self.records.values()))

@@ -50,7 +50,6 @@ def read(
     topology: Topology,
     catalog: Catalog,
 ) -> AdmissionFacts:
-    """Read the data in a fixed number of queries."""
     alerts = [alert for entry in prepared for alert in entry.delivery.alerts]
     candidates = [candidate for entry in prepared for candidate in entry.candidates]
     keys = {candidate.key for candidate in candidates if isinstance(candidate.target, Target)}

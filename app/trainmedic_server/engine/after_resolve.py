@@ -1,7 +1,6 @@
 """Permitted actions of a run after its alert has resolved.
 
-A changing step starts only while an alert of the run fires. Exceptions: `is_behind_wait`, `may_be_silenced`, and steps
-that only revert (``Action.gives_back``).
+A changing step starts only while an alert of the run fires, with few exceptions (`is_unwanted`).
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ def is_unwanted(draft: RunDraft, state: StepState) -> bool:
 def is_behind_wait(run: Run, playbook: CompiledPlaybook, state: StepState) -> bool:
     """Return whether a ``wait_for: resolved`` before the step succeeded.
 
-    A wait with ``on_timeout: continue``, which only gives a repair time, counts only if no other wait follows.
+    A wait with ``on_timeout: continue`` counts only if no other wait follows.
     """
-    before = [wait for wait in _waits(run) if _place(run, wait) < _place(run, state)]
+    before = [wait for wait in _waits(run) if _position(run, wait) < _position(run, state)]
     ended = [wait for wait in before if wait.status is StepStatus.SUCCEEDED]
     if any(not tolerates_timeout(step_definition(playbook, wait)) for wait in ended):
         return True
@@ -41,7 +40,7 @@ def is_behind_wait(run: Run, playbook: CompiledPlaybook, state: StepState) -> bo
 
 
 def next_wait(run: Run, state: StepState) -> StepState | None:
-    later = (wait for wait in _waits(run) if _place(run, wait) > _place(run, state))
+    later = (wait for wait in _waits(run) if _position(run, wait) > _position(run, state))
     return next((wait for wait in later if _follows(wait, state)), None)
 
 
@@ -67,11 +66,11 @@ def may_be_silenced(draft: RunDraft) -> bool:
 def skip_to_wait(draft: RunDraft, first: StepState) -> None:
     """Skip the pending steps from `first` to the next ``wait_for: resolved``, or all.
 
-    In ``on_failure`` only `first`, because later steps report the failure.
+    In ``on_failure`` only `first`: later steps report the failure.
     """
     wait = next_wait(draft.run, first)
-    end = len(draft.run.steps) if wait is None else _place(draft.run, wait)
-    skipped = draft.run.steps[_place(draft.run, first) : end] if first.phase != "on_failure" else (first,)
+    end = len(draft.run.steps) if wait is None else _position(draft.run, wait)
+    skipped = draft.run.steps[_position(draft.run, first) : end] if first.phase != "on_failure" else (first,)
     for state in skipped:
         if state.status is StepStatus.PENDING and _follows(state, first):
             draft.end(state, StepStatus.SKIPPED, message=NOT_BEGUN)
@@ -79,6 +78,7 @@ def skip_to_wait(draft: RunDraft, first: StepState) -> None:
 
 
 def left_out(run: Run) -> Iterator[StepState]:
+    """Yield steps that the end of the alert prevented or stopped."""
     for state in run.steps:
         if state.message == NOT_BEGUN or (state.kind == "action" and state.status is StepStatus.CANCELLED):
             yield state
@@ -98,8 +98,8 @@ def _waits(run: Run) -> list[StepState]:
     return [state for state in run.steps if state.kind == "wait_for"]
 
 
-def _place(run: Run, state: StepState) -> int:
-    return next(place for place, each in enumerate(run.steps) if each.key == state.key)
+def _position(run: Run, state: StepState) -> int:
+    return next(position for position, each in enumerate(run.steps) if each.key == state.key)
 
 
 def _follows(later: StepState, state: StepState) -> bool:

@@ -1,6 +1,6 @@
 """Detection of lost agents.
 
-An agent lost while the server was down counts as lost since its last recorded report. Redis outages do not count.
+An agent lost while the server was down counts as lost since its last recorded report.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore, Transaction
 
 LOOK_EVERY = timedelta(seconds=10)
-_LATEST_LOOK = timedelta(seconds=30)
-"""A later check means that the server was stalled."""
+_LATEST_LOOK = timedelta(seconds=30)  # A later check means that the server was stalled
 
 log = telemetry.logger(__name__)
 
@@ -64,21 +63,21 @@ class AgentWatch:
 
     async def load(self) -> None:
         """Call once. Raises StoreUnavailable."""
-        await self._loaded()
+        await self._known_lives()
 
-    async def _loaded(self) -> dict[str, AgentLife]:
+    async def _known_lives(self) -> dict[str, AgentLife]:
         if self._lives is None:
             self._lives = {life.name: life for life in await self._store.transact(lambda tx: tx.agents.all())}
-            self._name()
+            self._update_names()
         return self._lives
 
-    def _name(self) -> None:
+    def _update_names(self) -> None:
         if self._lives is not None and self._lives.keys() != self._names.names:
             self._names = NodeNames(frozenset(self._lives))
 
     async def look(self) -> None:
         """Raises BusUnavailable, StoreUnavailable."""
-        lives, now = await self._loaded(), self._clock.now()
+        lives, now = await self._known_lives(), self._clock.now()
         try:
             agents = await self._source.agents()
         except BusUnavailable:
@@ -90,19 +89,19 @@ class AgentWatch:
         heard = {name: self._heard.get(name, lives[name].seen_at) for name in missing}
         changes = agent_life.changes(lives, seen, heard, now, self._ago(self._retention))
         if changes.save or changes.forget:
-            await self._store.transact(lambda tx: _keep(tx, changes, now))
+            await self._store.transact(lambda tx: _store_changes(tx, changes, now))
         for life in changes.lost:
             log.warning("agent lost", node=life.name, last_heard=life.seen_at.isoformat())
         for name in changes.forget:
             del lives[name]
         lives |= {life.name: life for life in changes.save}
-        self._name()
+        self._update_names()
         since = self._ago(agent_life.KEPT)
         lost = (life for life in lives.values() if life.lost_at is not None and life.lost_at >= since)
         self._metrics.agents_lost.set(sum(1 for _ in lost))
 
 
-def _keep(tx: Transaction, changes: AgentChanges, now: datetime) -> None:
+def _store_changes(tx: Transaction, changes: AgentChanges, now: datetime) -> None:
     tx.agents.save(changes.save)
     tx.agents.forget(changes.forget)
     lost = [recorded(AgentLost(life.name, life.seen_at), now) for life in changes.lost]

@@ -24,7 +24,7 @@ def proceed(draft: RunDraft, state: StepState, definition: ApproveStep) -> Wait 
         if asked is None:
             return None
         state = asked
-    if _is_answered(draft, state):
+    if _apply_answers(draft, state):
         return None
     state = draft.run.step(state.key)
     if after_resolve.resolution_ends_question(draft, state):
@@ -33,19 +33,20 @@ def proceed(draft: RunDraft, state: StepState, definition: ApproveStep) -> Wait 
     deadline = _deadline(draft, state)
     state = draft.run.step(state.key)
     if deadline and draft.now >= deadline:
-        lapsed = _lapse(draft, state, definition)
+        lapsed = _time_out(draft, state, definition)
         if lapsed is None:
             return None
         state = lapsed
-    timed = _on_time(draft, state, definition)
-    if timed is None:
+    current = _remind_or_ask_again(draft, state, definition)
+    if current is None:
         return None
     draft.set_status(Status.AWAITING_APPROVAL, "approval")
-    moments = [moment for moment in (_deadline(draft, timed), timed.retry_at) if moment is not None]
+    moments = [moment for moment in (_deadline(draft, current), current.retry_at) if moment is not None]
     return Wait(min(moments, default=None))
 
 
 def is_rejected(draft: RunDraft) -> bool:
+    """Return whether a rejection waits to be planned."""
     asked = approval.waiting_step(draft.run)
     answers = approval.answers(asked, draft.outside.orders) if asked is not None else ()
     return any(order.kind is OrderKind.REJECT for order in answers)
@@ -53,12 +54,12 @@ def is_rejected(draft: RunDraft) -> bool:
 
 def _end_moot(draft: RunDraft, state: StepState) -> None:
     """End a question whose alert resolved. A run that acted continues at its next ``wait_for: resolved``."""
-    goes_on = draft.run.acted_at is not None and after_resolve.next_wait(draft.run, state) is not None
+    continues = draft.run.acted_at is not None and after_resolve.next_wait(draft.run, state) is not None
     is_of_check = state.phase == CHECK  # no further batch starts
-    status = StepStatus.SKIPPED if goes_on or is_of_check else StepStatus.CANCELLED
+    status = StepStatus.SKIPPED if continues or is_of_check else StepStatus.CANCELLED
     draft.end(state, status, error="the alert resolved before anybody approved", retry_at=None)
     draft.add_event(kinds.ApprovalEnded(state.id, Unanswered.RESOLVED))
-    if goes_on and not is_of_check:
+    if continues and not is_of_check:
         after_resolve.skip_to_wait(draft, state)
 
 
@@ -67,6 +68,7 @@ def _deadline(draft: RunDraft, state: StepState) -> datetime | None:
 
 
 def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
+    """None if the question's template failed, and so the step."""
     question, names = definition.question, draft.scope()
     try:
         message = draft.playbook.message(state.phase, state.index, names)
@@ -76,6 +78,7 @@ def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepStat
         return None
     steps = _steps_ahead(draft, state, names)
     asked = Terms.of(state).asked + 1 if state.params else 1
+    # Answers without the number of their question, as earlier releases stored them, belong to an earlier question.
     void = tuple(order.id for order in draft.outside.orders if order.step == state.id and order.asked is None)
     terms = Terms(steps, question.by, question.count, definition.on_timeout, asked, to=question.to, void=void)
     message = message or _default_question(draft, state)
@@ -121,7 +124,8 @@ def _default_question(draft: RunDraft, state: StepState) -> str:
     return f"{asked} {summary}" if summary else asked
 
 
-def _is_answered(draft: RunDraft, state: StepState) -> bool:
+def _apply_answers(draft: RunDraft, state: StepState) -> bool:
+    """Return whether the answers end the step."""
     answers = approval.answers(state, draft.outside.orders)
     rejected = next((order for order in answers if order.kind is OrderKind.REJECT), None)
     if rejected is not None:
@@ -141,7 +145,8 @@ def _is_answered(draft: RunDraft, state: StepState) -> bool:
     return False
 
 
-def _lapse(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
+def _time_out(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
+    """Escalate, postpone the next question, or end the step: None."""
     terms, question = Terms.of(state), definition.question
     if definition.on_timeout == "escalate" and question.escalate is not None and not terms.escalated:
         second = question.escalate
@@ -159,7 +164,7 @@ def _lapse(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepSt
         again_at = draft.now + question.ask_again
         draft.add_event(kinds.ApprovalEnded(state.id, Unanswered.ASKED_AGAIN_LATER, again_at))
         return draft.put(replace(state, deadline=None, retry_at=again_at, params={**state.params, "lapsed": True}))
-    outcome, status, error = _LAPSED[definition.last_resort]
+    outcome, status, error = _END_BY_TIMEOUT[definition.last_resort]
     output = {"by": "nobody", "note": "nobody answered in time", "approved_by": list(approval.approvers(state))}
     approved = status is StepStatus.SUCCEEDED
     if approved:
@@ -169,7 +174,7 @@ def _lapse(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepSt
     return None
 
 
-_LAPSED = {
+_END_BY_TIMEOUT = {
     "approve": (Unanswered.APPROVED_BY_TIMEOUT, StepStatus.SUCCEEDED, None),
     "reject": (Unanswered.REJECTED_BY_TIMEOUT, StepStatus.REJECTED, "nobody approved in time"),
     "fail": (Unanswered.TIMED_OUT, StepStatus.TIMED_OUT, "nobody approved in time"),
@@ -177,7 +182,8 @@ _LAPSED = {
 }
 
 
-def _on_time(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
+def _remind_or_ask_again(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
+    """None if asking again ended the step."""
     lapsed, question = Terms.of(state).lapsed, definition.question
     every = question.ask_again if lapsed else question.remind
     if every is None or state.retry_at is None:

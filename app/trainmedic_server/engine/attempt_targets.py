@@ -53,6 +53,7 @@ def nodes_touched(run: Run, act: PerformAttempt, actions: Actions, targets: Sequ
 
 
 def ended_between(before: Run, after: Run) -> Iterator[tuple[str, str]]:
+    """Yield action and command ID of each attempt that has ended."""
     for old, new in zip(before.steps, after.steps, strict=True):
         if old is new:
             continue

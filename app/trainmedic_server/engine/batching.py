@@ -1,6 +1,6 @@
 """Batching of concurrent requests, such as deliveries in one transaction.
 
-The next batch collects while others are handled, so a lone caller never waits for more.
+A lone caller never waits for more.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
+
+from msgspec import Struct
 
 from trainmedic_server import errors
 from trainmedic_server.ports.ending import end_tasks
@@ -19,7 +21,7 @@ Watch: TypeAlias = Callable[[int, float, float], None]
 """Called with a batch's size, the seconds its oldest entry waited, and the seconds of handling."""
 
 
-class _Waiting(NamedTuple, Generic[Asked, Answer]):
+class _Waiting(Struct, Generic[Asked, Answer], frozen=True, eq=False):
     entry: Asked
     answer: asyncio.Future[Answer]
     since: float
@@ -28,11 +30,9 @@ class _Waiting(NamedTuple, Generic[Asked, Answer]):
 class Batcher(Generic[Asked, Answer]):
     """Queue that passes entries to `handle` in ordered batches.
 
-    - ``handle`` returns one answer per entry. If it raises, it has stored nothing: each entry is then handled alone. A
-      store outage fails the whole batch.
-    - ``most``: maximum weight of a batch; a heavier entry has its own
-    - ``at_once``: concurrent batches
-    - ``limit``: waiting entries, beyond which `ask` raises Saturated
+    `handle` returns one answer per entry. If it raises, it has stored nothing: each entry is then handled alone. A
+    store outage fails the whole batch. `most` is the maximum weight of a batch, `at_once` the number of concurrent
+    batches. Over `limit` waiting entries, `ask` raises Saturated.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The breaker: blocks runs that would touch too many nodes.
 
-A run's target node counts at admission; others count before each attempt, all or none. Nodes that the run touched
-before never block it. A group never opens it, and members of an approved list do not count, nor do undos.
+A run's target node counts at admission; others count before each attempt. A group never opens it, and members of an
+approved list do not count, nor do undos.
 """
 
 from __future__ import annotations
@@ -57,16 +57,18 @@ class Breaker:
         since = self._counts_from(self._controls())
         of_target = {run.target.node} if run.target and run.target.node else set()
         if nodes <= of_target and run.created_at > since:
-            return None
+            return None  # admission has counted it
         own = of_target if has_acted else frozenset[str]()
         known_nodes = self._topology().nodes
-        reason, opened = await self._recorder.transact(lambda tx: self._count(tx, run, nodes, own, known_nodes))
+        reason, opened = await self._recorder.transact(
+            lambda tx: self._check_and_count(tx, run, nodes, own, known_nodes)
+        )
         if opened is not None:
             log.error("breaker opened", why=reason, run_id=run.id)
             self._on_opened(opened)
         return reason
 
-    def _count(
+    def _check_and_count(
         self, tx: Transaction, run: Run, nodes: Set[str], own: Set[str], known_nodes: Set[str]
     ) -> tuple[str | None, Controls | None]:
         """`own` are nodes touched before."""
@@ -76,7 +78,7 @@ class Breaker:
             return controls.breaker_reason or "the breaker is open", None
         if new and not run.is_vouched_for:
             acted_on = tx.nodes_acted_on(self._counts_from(controls))
-            reason = guards.trips_breaker(new, acted_on, tx.known_nodes() | known_nodes, self._limits)
+            reason = guards.why_breaker_opens(new, acted_on, tx.known_nodes() | known_nodes, self._limits)
             if reason is not None and run.parent is not None:
                 return reason, None  # a group never opens the breaker
             if reason is not None:

@@ -16,14 +16,13 @@ from trainmedic_server.domain.selectors import Selector
 from trainmedic_server.domain.topology import Topology
 
 _SHOWN = 3
-SETTLES_AFTER = timedelta(seconds=10)
-"""Time until the topology shows what a member has left behind."""
+SETTLES_AFTER = timedelta(seconds=10)  # Time until the topology shows what a member has left behind
 
 
 class Capacity(Struct, frozen=True):
-    pool: int
-    allowed: int
-    out: Mapping[str, str]
+    pool: int  # number of nodes
+    allowed: int  # of them unavailable
+    out: Mapping[str, str]  # why each unavailable node is so
     others: frozenset[str] = frozenset()
     """Nodes of other runs. A member there would wait for its lock and grow stale."""
 
@@ -32,9 +31,9 @@ class Capacity(Struct, frozen=True):
 
     @property
     def reasons(self) -> str:
-        told = [f"{node}: {why}" for node, why in list(self.out.items())[:_SHOWN]]
-        more = len(self.out) - len(told)
-        return "; ".join([*told, *([f"{more} more"] if more else [])])
+        shown = [f"{node}: {why}" for node, why in list(self.out.items())[:_SHOWN]]
+        more = len(self.out) - len(shown)
+        return "; ".join([*shown, *([f"{more} more"] if more else [])])
 
     def why_held(self, members: Collection[str], topology: Topology) -> str:
         then = self.after(members, topology)

@@ -1,8 +1,7 @@
 """Claims of runs and attempts, from their actions.
 
-A run locks its target, or only the node's disks if it only cleans disks: a full disk need not wait for a hot GPU. One
-on a GPU that changes the whole node locks the node. Without changes it locks nothing, except on a job; neither do calls
-of other services on the cluster. Unknown actions count as changing. Further targets are locked with the first.
+A run locks its target, or only the node's disks if it only cleans disks. One on a GPU that changes the whole node locks
+the node. Without changes it locks nothing, except on a job. Unknown actions count as changing.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 
 def is_unlocked(run: Run) -> bool:
+    """Return whether a run holds no lock, because it has only waited so far."""
     if any(step.attempts for step in run.steps):
         return False
     at = next((step for step in run.steps if step.phase in (APPROVAL, "steps") and not step.status.is_final), None)
@@ -28,6 +28,7 @@ def is_unlocked(run: Run) -> bool:
 
 
 def at_start(run: Run, actions: Actions) -> Claim:
+    """Return the claim at the start: nothing during first waits."""
     claim = of_run(run, actions)
     return Claim(claim.target, nothing=True) if is_unlocked(run) else claim
 
@@ -44,7 +45,7 @@ def of_run(run: Run, actions: Actions) -> Claim:
 def of_playbook(
     playbook: CompiledPlaybook, target: Target, actions: Actions, also: tuple[Target, ...] = (), *, asks: bool = False
 ) -> Claim:
-    """Return the claim of a new run. `asks`: it begins with a question, and so locks its target first."""
+    """`asks`: the run begins with a question, during which the target is locked."""
     definition = playbook.definition
     if isinstance(definition.steps[0], FREE_WAITS) and not asks:
         return Claim(target, nothing=True)

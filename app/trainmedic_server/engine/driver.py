@@ -1,7 +1,6 @@
 """Execution of one run: plan, commit, act, commit, repeated until nothing is due.
 
-Only its driver changes a run that is open or owes an undo. External changes are stored separately and read after
-`touch`, so runs need no locks.
+Only its driver changes a run that is open or owes an undo. So runs need no locks.
 """
 
 from __future__ import annotations
@@ -71,26 +70,27 @@ class Driver:
         self._outside = outside
         self._services = services
         self._context = services.planning_context(playbook)
-        self._received_at = received_at
-        self._then = then
-        """Persisted next instruction. None while planning and during an attempt."""
-        self._touches: set[str] = set()
-        self._in_flight: OutsideState | None = None
+        self._received_at = received_at  # of the alert, until the first act; None after a restart
+        self._then = then  # Persisted next instruction. None while planning and during an attempt.
+        self._touched_nodes: set[str] = set()
+        # External changes read during an attempt. The driver stays touched, for the plan after the attempt.
+        self._read_in_flight: OutsideState | None = None
         self._times_touched = 0
         self._touched = asyncio.Event()
         self._planned = asyncio.Event()
         self._group = GroupFollower(services, run) if run.is_group and not run.is_limited else None
         self._has_target = True
+        # Done once the lock is acquired. None without a queued claim.
         self._granted: asyncio.Future[None] | None = None
         self._watching: Watching | None = None
-        self._news: Sight | None = None
-        self._look_once = False
+        self._new_sight: Sight | None = None
+        self._look_once = False  # after a wait without lock, the condition is checked again under the lock
 
     def touch(self) -> None:
         """Make the driver reload external changes before it plans again."""
         self._touched.set()
         self._planned.clear()
-        self._in_flight, self._times_touched = None, self._times_touched + 1
+        self._read_in_flight, self._times_touched = None, self._times_touched + 1
 
     @property
     def snapshot(self) -> RunSnapshot:
@@ -120,7 +120,8 @@ class Driver:
             steps.take_back_attempt(draft, act.key)
             await self._commit(draft.plan(Idle()))
 
-    async def planned(self) -> None:
+    async def wait_until_planned(self) -> None:
+        """Return once a plan includes all touches."""
         await self._planned.wait()
 
     async def drive(self) -> None:
@@ -130,17 +131,17 @@ class Driver:
                 await self._group.follow()
             if not self.run.is_open or (await self._take_turn() and await self._take_target()):
                 self._has_target = not claims.is_unlocked(self.run)
-                await self._carry_through()
+                await self._run_until_idle()
         finally:
             self._stop_watching()
-            self._granted, self._look_once, self._news = None, False, None
+            self._granted, self._look_once, self._new_sight = None, False, None
             if self._group is not None:
                 self._group.leave()
             self._services.locks.release(self.run.id)
             self._services.turns.leave(self.run.playbook, self.run.id)
             self._note_planned()
 
-    async def _carry_through(self) -> None:
+    async def _run_until_idle(self) -> None:
         if self._then is None:
             await self._plan_next(None)
         while not isinstance(self._then, Idle) or self._touched.is_set():
@@ -154,13 +155,13 @@ class Driver:
             next_plan = plan.advance(draft) if ended is None else plan.conclude_and_advance(draft, *ended)
             if await self._commit(next_plan):  # otherwise plan again with the alert that joined
                 self._then = next_plan.then
-        self._news = None
+        self._new_sight = None
         self._look_once = isinstance(self._then, Look) and self._then.once
 
     async def _carry_out(self) -> EndedAttempt | None:
         if not isinstance(self._then, (Look, TakeTarget)):
             self._stop_watching()
-        self._settle_target()
+        self._drop_unneeded_target()
         match self._then:
             case Look() as look:
                 await self._watch(look)
@@ -168,7 +169,7 @@ class Driver:
                 await self._queue_for_target(until)
             case Wait(until):
                 self._release_if_closed()
-                await self._rest(until)
+                await self._wait_for_change(until)
                 if self._group is not None:
                     self._group.try_again()
             case StartMembers() as order:
@@ -197,7 +198,7 @@ class Driver:
             group,
             has_target=self._has_target,
             look_once=self._look_once,
-            sight=self._news,
+            sight=self._new_sight,
         )
 
     async def _watch(self, look: Look) -> None:
@@ -209,17 +210,17 @@ class Driver:
             if watching.task is None:
                 due = watching.sight.due(look, self._now())
                 if self._now() < due:
-                    await self._rest(min(due, look.deadline))
+                    await self._wait_for_change(min(due, look.deadline))
                     continue
                 self._services.fence()
                 watching.begin(observe(self._services, self._draft(), look))
             assert watching.task is not None
-            await self._rest(look.deadline, watching.task)
+            await self._wait_for_change(look.deadline, watching.task)
             if watching.task.done() and (watching.take(look) or look.once):
-                self._news = watching.sight
+                self._new_sight = watching.sight
                 return
         if not look.once:
-            self._news = watching.sight
+            self._new_sight = watching.sight
 
     def _has_member_news(self) -> bool:
         return self._group is not None and self._group.news.is_set()
@@ -230,6 +231,7 @@ class Driver:
             self._watching = None
 
     async def _queue_for_target(self, until: datetime | None) -> None:
+        """Wait for the lock before the first step that needs it."""
         locks, claim = self._services.locks, claims.of_run(self.run, self._services.actions)
         if self._granted is None:
             locks.release(self.run.id)  # it locked nothing
@@ -239,16 +241,17 @@ class Driver:
                 waiting = replace(self.run, status=Status.WAITING, waiting_on="target")
                 await self._commit(RunPlan(waiting, (self._event(kinds.WaitingForTarget(holder)),), TakeTarget(until)))
         if self._granted is not None:
-            await self._rest(until, self._granted)
+            await self._wait_for_change(until, self._granted)
             if not self._granted.done():
-                self._news = self.sight
+                self._new_sight = self.sight
                 return
-        if await self._has_changed_targets():
+        if await self._update_targets():
             self._granted = None
             return  # the next plan takes them again
         self._granted, self._has_target, self._look_once = None, True, claims.is_unlocked(self.run)
 
-    def _settle_target(self) -> None:
+    def _drop_unneeded_target(self) -> None:
+        """End a wait that the new plan has not, and unlock while the run only waits."""
         if self._granted is not None and not isinstance(self._then, TakeTarget):
             self._has_target = self._granted.done()
             self._granted = None
@@ -259,7 +262,7 @@ class Driver:
             self._has_target = False
 
     async def _take_turn(self) -> bool:
-        """Wait until ``max_concurrent`` lets the run begin; False if the run was closed instead."""
+        """Wait until ``max_concurrent`` lets the run begin. Return False if the run was closed instead."""
         guards = self._context.playbook.definition.guards if self._context.playbook is not None else None
         if guards is None or guards.queue is None or guards.max_concurrent is None:
             return True
@@ -279,7 +282,7 @@ class Driver:
                 return True  # planning closes it
             refused = self._refused_before_turn(until, most)
             if refused is None:
-                await self._rest(until, turn)
+                await self._wait_for_change(until, turn)
             elif await self._commit(plan.cancel_or_not_start(self._draft(), *refused)):
                 return False
         return True
@@ -294,13 +297,14 @@ class Driver:
         return f"waited {waited} for its turn; at most {most} runs may be open", Decision.CONCURRENCY_LIMITED
 
     async def _take_target(self) -> bool:
+        """Lock the target. Return False if the run was closed instead."""
         while True:
             claim = claims.at_start(self.run, self._services.actions)
             if not self._services.locks.try_acquire(self.run.id, claim):
-                goes_on = await self._wait_for_target(claim)
-                if goes_on is not None:
-                    return goes_on
-            if claim.nothing or not await self._has_changed_targets():
+                may_plan = await self._wait_for_target(claim)
+                if may_plan is not None:
+                    return may_plan
+            if claim.nothing or not await self._update_targets():
                 return True
 
     async def _wait_for_target(self, claim: Claim) -> bool | None:
@@ -322,11 +326,12 @@ class Driver:
                 return None
             # Stale means older than the maximum age, hence the millisecond.
             newest = plan.newest_beginning(self.run, self._outside, self._context)
-            await self._rest(newest + self._context.max_age + timedelta(milliseconds=1), granted)
+            await self._wait_for_change(newest + self._context.max_age + timedelta(milliseconds=1), granted)
 
-    async def _has_changed_targets(self) -> bool:
+    async def _update_targets(self) -> bool:
+        """Refresh the run's further targets, or close it. Return whether to lock again."""
         run, playbook = self.run, self._context.playbook
-        if playbook is None or run.is_group or _is_committed(run):
+        if playbook is None or run.is_group or _keeps_targets(run):
             return False
         topology = self._services.topology()
         also = also_of(playbook, run.target, topology)
@@ -363,13 +368,13 @@ class Driver:
         name = (state.undo.action if act.undo and state.undo else state.action) or ""
         claim = f"{self.run.id}/undo" if act.undo else self.run.id
         metrics, actions = self._services.metrics, self._services.actions
-        refused = await self._locate(act, name)
+        refused = await self._locate_targets(act, name)
         if refused is not None:
             return refused
         targets = attempt_targets.targets_of(self.run, act, actions)
         worked_on = claims.of_attempt(targets, actions.action_class(name))
         async with self._services.locks.acting(claim, *worked_on) as waited:
-            refused = await self._refused(act, targets, waited)
+            refused = await self._refusal_before_start(act, targets, waited)
             if refused is not None:
                 return refused
             try:
@@ -392,11 +397,14 @@ class Driver:
         log.info("attempt ended", action=name, step=state.id, attempt=number, outcome=outcome.status)
         return outcome
 
-    async def _refused(self, act: PerformAttempt, targets: Sequence[Target], waited: bool) -> AttemptOutcome | None:
+    async def _refusal_before_start(
+        self, act: PerformAttempt, targets: Sequence[Target], waited: bool
+    ) -> AttemptOutcome | None:
+        """Return the outcome of an attempt that must not start. `waited`: for another attempt."""
         actions = self._services.actions
         try:
             touched = attempt_targets.nodes_touched(self.run, act, actions, targets)
-            self._touches |= touched
+            self._touched_nodes |= touched
             if await self._is_called_off(act, waited):
                 return CALLED_OFF
             has_acted = steps.has_acted_before(self.run, self.run.step(act.key), actions)
@@ -413,12 +421,13 @@ class Driver:
 
     async def _is_called_off(self, act: PerformAttempt, waited: bool = False) -> bool:
         """Return whether later events cancel the attempt before start; never for undos."""
-        if act.undo or not (waited or self._touched.is_set() or self._pause() is not None):
+        if act.undo or not (waited or self._touched.is_set() or self._current_pause() is not None):
             return False
         await self._read_outside(most=10)
         return plan.is_called_off(self._draft(), act)
 
-    async def _locate(self, act: PerformAttempt, name: str) -> AttemptOutcome | None:
+    async def _locate_targets(self, act: PerformAttempt, name: str) -> AttemptOutcome | None:
+        """Persist the nodes that a multi-node action determines now. Return an outcome if that failed."""
         action = performing.multi_node_action(self._services.actions, name) if not act.undo else None
         if action is None or self.run.step(act.key).target is not None:
             return None
@@ -449,45 +458,41 @@ class Driver:
         return performing.call_of(self.run, act, self._services.actions, alert, self._now(), report_wait, clearance)
 
     async def _clearance(self, state: StepState) -> Clearance:
-        """Return the clearance. The driver stays touched, so that the next plan reads the change too."""
         outside = await self._outside_in_flight()
         if outside.last(OrderKind.CANCEL, OrderKind.UNDO):
             return "stop"
         draft = RunDraft(self.run, outside, self._context, self._now())
         if after_resolve.is_unwanted(draft, state):
             return "resolved"
-        return "hold" if self._pause() is not None else "go_on"
+        return "hold" if self._current_pause() is not None else "go_on"
 
     async def _outside_in_flight(self) -> OutsideState:
-        while self._touched.is_set() and self._in_flight is None:
+        while self._touched.is_set() and self._read_in_flight is None:
             touches = self._times_touched
             snapshot = await self._services.recorder.snapshot(self.run.id)
             if snapshot is None:
                 break
             if touches == self._times_touched:
-                self._in_flight = OutsideState(snapshot.alerts, snapshot.orders)
-        return self._in_flight or self._outside
+                self._read_in_flight = OutsideState(snapshot.alerts, snapshot.orders)
+        return self._read_in_flight or self._outside
 
     async def _report_wait(self, state: StepState, reason: str) -> None:
         run = replace(self.run, message=reason) if self.run.is_open else self.run
         await self._commit(RunPlan(run, (self._event(kinds.AttemptWaits(state.id, reason)),), Wait()))
 
-    async def _commit(self, planned: RunPlan) -> bool:
-        """Make a plan durable, then notify actions of durable outcomes and count a closed run.
+    async def _commit(self, new_plan: RunPlan) -> bool:
+        """Make a plan durable, then report outcomes to actions and count a closed run.
 
-        Returns False without storing anything if the plan has not seen:
-
-        - an alert that joined, if it closes the run or starts its undo: the alert's reply stated that this run handles
-          it
-        - an accepted rejection, which must end the pending question
+        Returns False without storing anything if the plan has not seen an accepted rejection, or an alert that joined a
+        run that it closes or undoes: the alert's reply stated that this run handles it.
         """
-        before, after = self.run, planned.run
+        before, after = self.run, new_plan.run
         closes = before.is_open and not after.is_open
-        takes_back = before.is_open and any(event.kind == _UNDO_BEGINS for event in planned.events)
-        if after is not before or planned.events:
+        takes_back = before.is_open and any(event.kind == _UNDO_BEGINS for event in new_plan.events)
+        if after is not before or new_plan.events:
             alerts = len(self._outside.alerts) if closes or takes_back else None
             rejected = rejections(self._outside.orders) if approval.waiting_step(before) is not None else None
-            if not await self._services.recorder.record(after, before, planned.events, Seen(alerts, rejected)):
+            if not await self._services.recorder.record(after, before, new_plan.events, Seen(alerts, rejected)):
                 self.touch()
                 return False
         self.run = after
@@ -500,7 +505,7 @@ class Driver:
             self._services.count_closed(after)
             if after.decision is not before.decision:
                 self._services.metrics.decisions.labels(after.playbook, str(after.decision)).inc()
-        for event in planned.events:
+        for event in new_plan.events:
             if event.kind in UNDO_OVER:
                 self._services.metrics.undos.labels(event.kind.removeprefix("undo_")).inc()
         self._note_planned()
@@ -510,7 +515,7 @@ class Driver:
         while self._touched.is_set() and (most := most - 1) >= 0:  # in an alert storm, each read finds new changes
             # Clear first, so that a change during the read is read next time.
             self._touched.clear()
-            self._in_flight = None
+            self._read_in_flight = None
             snapshot = await self._services.recorder.snapshot(self.run.id)
             if snapshot is not None:
                 self._outside = OutsideState(snapshot.alerts, snapshot.orders)
@@ -518,9 +523,10 @@ class Driver:
                     await self._group.wake_members(self._outside)
         if self._group is not None:
             self._group.news.clear()
-        self._outside = self._outside.under(self._services.controls(), self._pause())
+        self._outside = self._outside.under(self._services.controls(), self._current_pause())
 
-    async def _rest(self, until: datetime | None, *others: asyncio.Future[Any]) -> None:
+    async def _wait_for_change(self, until: datetime | None, *others: asyncio.Future[Any]) -> None:
+        """Return at the first of: a touch, news of members, `until`, the end of one of `others`."""
         waits: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._touched.wait()), *others}
         if self._group is not None:
             waits.add(asyncio.ensure_future(self._group.news.wait()))
@@ -541,8 +547,8 @@ class Driver:
         if not self._touched.is_set():
             self._planned.set()
 
-    def _pause(self) -> OperatorPause | None:
-        return self._services.pause_of(self.run, self._touches)
+    def _current_pause(self) -> OperatorPause | None:
+        return self._services.pause_of(self.run, self._touched_nodes)
 
     def _event(self, content: kinds.EventKind) -> Event:
         return recorded(content, self._now(), self.run.id)
@@ -551,7 +557,7 @@ class Driver:
         return self._services.clock.now()
 
 
-def _is_committed(run: Run) -> bool:
+def _keeps_targets(run: Run) -> bool:
     return any(step.attempts or (step.kind == "approve" and step.started_at) for step in run.steps)
 
 

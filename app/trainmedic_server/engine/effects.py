@@ -1,7 +1,6 @@
 """Measurement of an alert's metric after a run has acted.
 
-An effect is stored at a run's first act. `EffectMeasuring` later queries Prometheus for the whole period, so outages
-lose none, and no run waits.
+Prometheus is queried later for the whole period, so outages lose none.
 """
 
 from __future__ import annotations
@@ -26,17 +25,19 @@ from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
 from trainmedic_server.ports.store import RunStore, Transaction
 
 ACTED = names(StepStarted, StepResumed)
-SETTLES = timedelta(seconds=30)
+SETTLES = timedelta(seconds=30)  # Delay until Prometheus has the samples of the whole period
 GIVE_UP_AFTER = timedelta(days=1)
-_AGAIN = timedelta(minutes=1)
+_RETRY_AFTER = timedelta(minutes=1)
 _LOOK_EVERY = timedelta(seconds=5)
 _AT_ONCE = 20
-_MOST_BRANCHES = 4
+_MOST_BRANCHES = 4  # comparisons in the rules of an alert
 
 log = telemetry.logger(__name__)
 
 
 class EffectRecorder:
+    """Listener that stores the effects to measure."""
+
     name = "effects"
     kinds = ACTED
     at_once = 500
@@ -50,14 +51,15 @@ class EffectRecorder:
         runs, known = await self._store.transact(lambda tx: (tx.runs(run_ids), tx.effects.of_runs(run_ids)))
         measured = filter(_is_measured, runs)
         new = [
-            await self._due(run, run.acted_at)
-            for run in measured  # rare: the first act was cancelled, and another one followed
+            await self._to_measure(run, run.acted_at)
+            for run in measured
+            # Times differ if the first act was cancelled, and another one followed.
             if run.acted_at is not None and (run.id not in known or known[run.id].acted_at != run.acted_at)
         ]
         if new:
             await self._store.transact(lambda tx: tx.effects.save(new))
 
-    async def _due(self, run: Run, acted_at: datetime) -> Effect:
+    async def _to_measure(self, run: Run, acted_at: datetime) -> Effect:
         effect = Effect(run.id, run.playbook, acted_at, acted_at + effects.AFTER + SETTLES)
         playbook = await self._playbook_of(run)
         measured = playbook.definition.effect if playbook else None
@@ -95,18 +97,19 @@ class EffectMeasuring:
         await loops.repeat(self.measure, _LOOK_EVERY, "effects", self._metrics)
 
     async def measure(self) -> int:
-        """Measure a limited number of due effects and return it. Raises StoreUnavailable."""
+        """Measure some due effects. Return their number. Raises StoreUnavailable."""
         due = await self._store.transact(self._due)
-        is_away: str | None = None
+        outage: str | None = None
         done: list[Effect] = []
         for effect, run in due:
             try:
-                done.append(self._later(effect, is_away) if is_away else await self._measured(effect, run))
+                # Prometheus is not asked again in this round.
+                done.append(self._postponed(effect, outage) if outage else await self._measured(effect, run))
             except errors.MetricsRefused as error:
                 done.append(effect.not_measured(str(error)))
             except errors.MetricsUnavailable as error:
-                is_away = str(error)
-                done.append(self._later(effect, is_away))
+                outage = str(error)
+                done.append(self._postponed(effect, outage))
             except Exception as error:  # a bug with one effect must not block the others
                 self._metrics.loop_errors.labels("effects").inc()
                 log.exception("cannot measure effect", run_id=effect.run_id)
@@ -123,21 +126,21 @@ class EffectMeasuring:
         runs = {run.id: run for run in tx.runs([effect.run_id for effect in due])}
         return [(effect, runs[effect.run_id]) for effect in due if effect.run_id in runs]
 
-    def _later(self, effect: Effect, reason: str) -> Effect:
+    def _postponed(self, effect: Effect, reason: str) -> Effect:
         now = self._clock.now()
         if now - effect.acted_at > GIVE_UP_AFTER:
             return effect.not_measured(reason)
-        return replace(effect, due_at=now + _AGAIN, reason=reason)
+        return replace(effect, due_at=now + _RETRY_AFTER, reason=reason)
 
     async def _measured(self, effect: Effect, run: Run) -> Effect:
-        """Raises MetricsUnavailable."""
+        """Raises MetricsRefused, MetricsUnavailable."""
         if run.acted_at is None:
             return effect.not_measured("the act was cancelled before start")
         if effect.query is not None:
             series = await self._read(effect.query, effect.acted_at)
-            return _of_series(effect, series, None) or effect.not_measured("the playbook's query has no series")
+            return _measured_by(effect, series, None) or effect.not_measured("the playbook's query has no series")
         rule_name = run.sent_labels.get("alertname", "")
-        rules = [rule for rule in await self._prometheus.rules_of(rule_name) if _is_of(rule, run)]
+        rules = [rule for rule in await self._prometheus.rules_of(rule_name) if _may_have_raised(rule, run)]
         branches = [(rule, each) for rule in rules for each in promql.comparisons(rule.expression)][:_MOST_BRANCHES]
         if not branches:
             why = "compares nothing that could be measured" if rules else "is not known to Prometheus"
@@ -150,7 +153,7 @@ class EffectMeasuring:
             if len(query) > promql.LONGEST_QUERY:
                 continue
             series = await self._read(query, effect.acted_at)
-            found = _of_series(replace(effect, query=comparison.query), series, comparison)
+            found = _measured_by(replace(effect, query=comparison.query), series, comparison)
             if found is not None and found.verdict is not effects.EffectVerdict.NOT_MEASURED:
                 return found
             best = best or found
@@ -161,12 +164,13 @@ class EffectMeasuring:
         return await self._prometheus.read(query, begin, end, effects.EVERY)
 
 
-def _is_of(rule: AlertRule, run: Run) -> bool:
+def _may_have_raised(rule: AlertRule, run: Run) -> bool:
+    """Return whether the alert has the rule's fixed labels."""
     fixed = {name: value for name, value in rule.labels.items() if "{{" not in value}
     return all(run.sent_labels.get(name) == value for name, value in fixed.items())
 
 
-def _of_series(effect: Effect, series: Sequence[MetricSeries], comparison: promql.Comparison | None) -> Effect | None:
+def _measured_by(effect: Effect, series: Sequence[MetricSeries], comparison: promql.Comparison | None) -> Effect | None:
     if len(series) > 1:
         return effect.not_measured(f"the query gives {len(series)} series where one is needed")
     return effects.measured(effect, series[0].points, comparison) if series else None

@@ -52,10 +52,11 @@ class EngineServices(Struct, frozen=True):
     group_news: GroupNews
     topology: Callable[[], Topology] = Topology
     renew_topology: Callable[[], Awaitable[None]] = nothing_to_renew
-    """Reloads it for an unknown target. Waits briefly and never raises."""
+    """Reloads the topology for an unknown target. Waits briefly and never raises."""
     alert_map: Callable[[], AlertMap] = lambda: NO_ALERT_MAP
     turns: RunQueue = field(default_factory=RunQueue)
     looks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(64))
+    """Limit of concurrent looks of polled waits."""
 
     def planning_context(self, playbook: CompiledPlaybook | None) -> PlanningContext:
         limits, timeline = self.limits, self.timeline
@@ -71,6 +72,7 @@ class EngineServices(Struct, frozen=True):
         )
 
     def pause_of(self, run: Run, nodes: Set[str] = frozenset()) -> OperatorPause | None:
+        """Return the pause that holds the run, by its targets and `nodes`."""
         controls = self.controls()
         if not controls.pauses:
             return None

@@ -1,7 +1,6 @@
 """Ordered, at-least-once delivery of history events to listeners.
 
-A listener's stored position advances after it has taken the events. Each has its own loop, so it blocks no run. New
-listeners start at the present.
+A listener's stored position advances after it has taken the events. New listeners start at the present.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from trainmedic.wire.backoff import Backoff
 from trainmedic_server import telemetry
 from trainmedic_server.domain.run import Event
 from trainmedic_server.engine import loops
-from trainmedic_server.engine.loops import Rest
+from trainmedic_server.engine.loops import Sleep
 from trainmedic_server.ports.store import RunStore, Transaction
 
 _LOOK_EVERY = timedelta(seconds=1)
@@ -32,7 +31,9 @@ class EventListener(Protocol):
         ...
 
     @property
-    def at_once(self) -> int: ...
+    def at_once(self) -> int:
+        """Most events of a call."""
+        ...
 
     async def take(self, events: Sequence[Event]) -> None:
         """Take events in order, possibly repeated. Raises TrainmedicError to get them again."""
@@ -51,18 +52,20 @@ class EventDispatcher:
         source: EventSource,
         listener: EventListener,
         metrics: telemetry.Metrics,
-        rest: Rest = asyncio.sleep,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
         self._store = store
         self._source = source
         self._listener = listener
         self._metrics = metrics
-        self._rest = rest
+        self._sleep = sleep
         self._position: int | None = None
 
     async def run(self) -> None:
         retries = Backoff(_FIRST_RETRY, _LONGEST_RETRY)
-        await loops.repeat(self.tell, _LOOK_EVERY, self._listener.name, self._metrics, retries=retries, rest=self._rest)
+        await loops.repeat(
+            self.tell, _LOOK_EVERY, self._listener.name, self._metrics, retries=retries, sleep=self._sleep
+        )
 
     async def tell(self) -> int:
         """Deliver the next events and return their number. Raises TrainmedicError."""
@@ -88,10 +91,10 @@ class EventDispatcher:
         """Load or create the listener's position; later events are certainly delivered. Raises StoreUnavailable."""
         if self._position is None:
             newest = await self._source.last_seq()
-            self._position = await self._store.transact(lambda tx: self._kept_or(newest, tx))
+            self._position = await self._store.transact(lambda tx: self._stored_or(newest, tx))
         return self._position
 
-    def _kept_or(self, newest: int, tx: Transaction) -> int:
+    def _stored_or(self, newest: int, tx: Transaction) -> int:
         name = self._listener.name
         kept = tx.event_positions.position(name)
         # A position after the newest event stems from a replaced store.

@@ -59,5 +59,5 @@ class Explainer:
         services = self._services
         mapped = [services.alert_map().apply(alert).alert for alert in alerts]
         return await asyncio.to_thread(
-            explanation.for_a_test, services.catalog.for_alert, mapped, services.actions, services.limits
+            explanation.explain_for_a_test, services.catalog.for_alert, mapped, services.actions, services.limits
         )

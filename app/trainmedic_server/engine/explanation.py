@@ -62,8 +62,9 @@ class ExplainedAlert(Struct, frozen=True):
     alert: Alert
     playbooks: tuple[Explanation, ...]
     told: tuple[str, ...] = ()
-    """Runs that would learn of the alert's end and may end or revert changes."""
+    """Runs that would be notified of the end."""
     refused: str = ""
+    """Reason of the alert map."""
 
     @property
     def acting(self) -> tuple[str, ...]:
@@ -71,6 +72,8 @@ class ExplainedAlert(Struct, frozen=True):
 
 
 class ExplainContext(Struct, frozen=True):
+    """`holder` returns the run that a new run would wait for. `is_live`: guards have facts of a run store."""
+
     actions: Actions
     limits: EngineLimits
     now: datetime
@@ -96,7 +99,7 @@ def prepared(
 def explain(
     playbooks: Sequence[CompiledPlaybook], delivery: PreparedDelivery, facts: AdmissionFacts, context: ExplainContext
 ) -> tuple[ExplainedAlert, ...]:
-    """Assume for each alert that earlier ones were admitted."""
+    """Explain each alert as if those before it were admitted."""
     by_name = {playbook.definition.name: playbook for playbook in playbooks}
     guard_facts = dict(facts.guards)
     numbers = itertools.count(1)
@@ -140,7 +143,7 @@ def alone(
     )
 
 
-def for_a_test(
+def explain_for_a_test(
     playbooks_for: Callable[[str], Sequence[CompiledPlaybook]],
     alerts: Sequence[Alert],
     actions: Actions,
@@ -191,20 +194,26 @@ def _reacting(
         return explanation
     facts = guard_facts.get(candidate.key, GuardFacts()) if context.is_live else None
     members = _members(target, context.topology)
-    given = playbook, context.actions, alert
     parts: list[tuple[Target, Sequence[str]]] = [(target, PHASES)]
     first = candidate
     if members:
         first = Candidate.of(playbook, members[0], context.topology)
         parts = [(members[0], step_sequence.MEMBER_PHASES), (target, step_sequence.PARENT_PHASES)]
-    known = context.now, context.verdicts, first.also
-    steps = [
-        step
-        for of, phases in parts
-        for step in forecast.step_plans(
-            *given, of, mode, *known, phases, context.memories.get((definition.name, of.key))
+    steps: list[StepPlan] = []
+    for of, phases in parts:
+        memory = context.memories.get((definition.name, of.key))
+        steps += forecast.step_plans(
+            playbook,
+            context.actions,
+            alert,
+            of,
+            mode,
+            context.now,
+            context.verdicts,
+            also=first.also,
+            phases=phases,
+            memory=memory,
         )
-    ]
     return replace(
         explanation,
         target=target.key,

@@ -1,7 +1,6 @@
 """Delivery of finding alerts to Alertmanager, or directly to the intake.
 
-The schedule (`KnownFinding.tell_at`) is committed with the finding, so nothing is lost. Repeats are harmless: labels
-and start time identify an alert.
+Their schedule is committed with the finding (`KnownFinding.tell_at`).
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ class IntakeAlertSender:
 
 
 class FindingAlertSender:
-    """Loop that sends due alerts. Firing alerts are repeated after ``repeat_every``."""
+    """Firing alerts are repeated after ``repeat_every``."""
 
     def __init__(
         self,
         store: RunStore,
-        teller: AlertSender,
+        sender: AlertSender,
         clock: Clock,
         metrics: telemetry.Metrics,
         repeat_every: timedelta,
     ) -> None:
         self._store = store
-        self._teller = teller
+        self._sender = sender
         self._clock = clock
         self._metrics = metrics
         self._repeat_every = repeat_every
@@ -58,7 +57,7 @@ class FindingAlertSender:
         self._touched.set()
 
     async def run(self) -> None:
-        await loops.repeat(self.tell, _LOOK_EVERY, "finding alerts", self._metrics, rest=self._until_touched)
+        await loops.repeat(self.tell, _LOOK_EVERY, "finding alerts", self._metrics, sleep=self._until_touched)
 
     async def _until_touched(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -69,24 +68,24 @@ class FindingAlertSender:
     async def tell(self) -> int:
         """Send a limited number of due alerts and return it. Raises TrainmedicError."""
         due = await self._store.transact(lambda tx: tx.findings.to_tell(self._clock.now(), _AT_ONCE))
-        told = [known for known in due if known.alert is not None]
-        if told:
+        sent = [known for known in due if known.alert is not None]
+        if sent:
             try:
-                await self._teller.tell([finding_alerts.written(known, known.alert) for known in told if known.alert])
+                await self._sender.tell([finding_alerts.alert_of(known, known.alert) for known in sent if known.alert])
             except errors.TrainmedicError:
                 self._metrics.finding_alert_errors.inc()
                 raise
         if due:
             now = self._clock.now()
-            await self._store.transact(lambda tx: self._note_told(tx, due, now))
-            self._observe(told, now)
+            await self._store.transact(lambda tx: self._schedule_repeats(tx, due, now))
+            self._observe(sent, now)
         return len(due)
 
-    def _note_told(self, tx: Transaction, told: Sequence[KnownFinding], now: datetime) -> None:
+    def _schedule_repeats(self, tx: Transaction, sent: Sequence[KnownFinding], now: datetime) -> None:
         """Schedule the repeats of open findings. Those changed since stay due."""
-        stored = tx.findings.with_ids([known.id for known in told])
+        stored = tx.findings.with_ids([known.id for known in sent])
         noted = []
-        for before in told:
+        for before in sent:
             known = stored.get(before.id)
             if known is None or known.is_open != before.is_open:
                 continue
@@ -94,8 +93,8 @@ class FindingAlertSender:
             noted.append(replace(known, tell_at=again_at))
         tx.findings.save(noted)
 
-    def _observe(self, told: Sequence[KnownFinding], now: datetime) -> None:
-        for known in told:
+    def _observe(self, sent: Sequence[KnownFinding], now: datetime) -> None:
+        for known in sent:
             alert = known.alert
             if alert is not None and known.is_open and known.tell_at == alert.starts_at:  # for the first time
                 self._metrics.finding_to_alert_seconds.observe(max((now - alert.starts_at).total_seconds(), 0.0))

@@ -26,7 +26,7 @@ def own_labels(finding: Finding, rule: LogRule | None) -> dict[str, str]:
     return {name: value for name, value in labels.items() if name.lower() not in _NAMES_OF_TARGETS}
 
 
-def written(known: KnownFinding, alert: FindingAlert) -> Alert:
+def alert_of(known: KnownFinding, alert: FindingAlert) -> Alert:
     annotations = {
         "summary": alert.summary,
         "description": alert.description,

@@ -1,7 +1,7 @@
 """Target and job of a finding, as far as its node is trusted.
 
 A node reports only about itself. A job counts if it is known to be on that node, or if the log is its pod's. Otherwise
-its name is a claim: anyone who can write a file there can name it after a job.
+its name is a claim.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from trainmedic_server.domain.topology import Topology
 
 WasThere = Callable[[str, str], bool]
 """Returns whether a job was on a node within the last hour."""
+# Findings with a claimed job that a node may begin within `COUNTED`: less than half of its open findings, which leaves
+# capacity for the kernel's reports.
 MOST_CLAIMED_OF_NODE = 200
-"""Findings with a claimed job that a node may begin within `COUNTED`: less than half of its open findings, which leaves
-capacity for the kernel's reports.
-"""
 COUNTED = timedelta(days=1)
 
 
-def believed(finding: Finding, topology: Topology, was_there: WasThere) -> Finding:
+def with_trusted_job(finding: Finding, topology: Topology, was_there: WasThere) -> Finding:
     return placed(finding, _job_of(finding.origin, topology, was_there))
 
 
@@ -44,7 +43,7 @@ class ClaimedFindings:
     def __init__(self) -> None:
         self._times: dict[str, dict[str, datetime]] = {}
 
-    def admits(self, node: str, key: str, now: datetime) -> bool:
+    def try_add(self, node: str, key: str, now: datetime) -> bool:
         times = self._times.setdefault(node, {})
         if key not in times and len(times) >= MOST_CLAIMED_OF_NODE:
             self._times[node] = times = {each: at for each, at in times.items() if now - at < COUNTED}
@@ -53,5 +52,5 @@ class ClaimedFindings:
         times[key] = now
         return True
 
-    def keep(self, node: str, key: str, now: datetime) -> None:
+    def renew(self, node: str, key: str, now: datetime) -> None:
         self._times.setdefault(node, {})[key] = now

@@ -1,7 +1,6 @@
 """Intake of findings: new, continued, ended or suspected.
 
-Concurrent updates share a transaction and are acknowledged once durable. An update contains its whole episode, so
-repeats change nothing (``trainmedic_logs.domain.known_finding``).
+An update contains its whole episode, so repeats change nothing (``trainmedic_logs.domain.known_finding``).
 """
 
 from __future__ import annotations
@@ -33,12 +32,10 @@ from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore, Transaction
 
 CHECK_EVERY = timedelta(seconds=5)
-MOST_EXCERPTS, MOST_KILLS, MOST_DIGESTS = 16, 256, 1024
-"""Excerpts per finding, from the earliest streams: usual, those that show whom the kernel killed, and those with flight
-recorder dumps, which every node of a job has.
-"""
-MOST_OPEN_OF_NODE = 500
-"""Open findings per `_Group`; further ones are dropped."""
+MOST_EXCERPTS = 16  # Excerpts per finding, from the earliest streams
+_MOST_KILLS = 256  # of a finding that shows whom the kernel killed
+_MOST_DIGESTS = 1024  # of a finding with flight recorder dumps, which every node of a job has
+MOST_OPEN_OF_NODE = 500  # Open findings per `_Group`; further ones are dropped
 _MOST_FIRING = 10_000
 
 log = telemetry.logger(__name__)
@@ -58,6 +55,8 @@ class _Group(NamedTuple):
 
 
 class _Work(Struct):
+    """`open_ids` are by the finding's key."""
+
     known: dict[str, KnownFinding]
     open_ids: dict[str, str]
     episodes: dict[EpisodeKey, Episode]
@@ -78,7 +77,7 @@ class _Work(Struct):
 
 
 class FindingIntake:
-    """``ago`` returns a past time excluding downtimes. ``on_alerts``: an alert is due."""
+    """``ago`` returns a past time excluding downtimes. ``on_alerts`` is called when alerts are due."""
 
     def __init__(
         self,
@@ -103,21 +102,21 @@ class FindingIntake:
         self._on_alerts = on_alerts
         self._open: Counter[_Group] = Counter()
         self._claimed = finding_claims.ClaimedFindings()
-        self._numbers: dict[tuple[str, str], int] = {}
-        self._suspected: set[str] = set()
+        self._numbers: dict[tuple[str, str], int] = {}  # of the last update, by node and the agent's instance
+        self._suspected: set[str] = set()  # IDs of findings whose alert waits for confirmation
 
     async def watch(self) -> None:
-        await loops.repeat(self.check, CHECK_EVERY, "findings", self._metrics, rest=loops.by_clock(self._clock))
+        await loops.repeat(self.check, CHECK_EVERY, "findings", self._metrics, sleep=loops.sleeping_by(self._clock))
 
     async def take(self, updates: Sequence[FindingUpdate]) -> None:
-        """Return once durable. Raises StoreUnavailable."""
+        """Store updates. Durable on return. Raises StoreUnavailable."""
         for update in updates:
             self._nodes.note_boot(update.node, update.booted_at)
         work = await self._store.transact(lambda tx: self._take(tx, updates))
-        self._count(updates, work)
+        self._record_metrics(updates, work)
 
     async def check(self) -> None:
-        """Raises StoreUnavailable."""
+        """End, confirm and count open findings. Raises StoreUnavailable."""
         open_findings, has_alerts = await self._store.transact(self._check)
         self._open = Counter(map(_Group.of, open_findings))
         self._metrics.open_findings.set(len(open_findings))
@@ -129,7 +128,10 @@ class FindingIntake:
     def _take(self, tx: Transaction, updates: Sequence[FindingUpdate]) -> _Work:
         now, rules, topology = self._clock.now(), self._rules().by_name, self._topology()
         cut: Counter[str] = Counter()
-        placed = [(update, self._placed(update, rules.get(update.finding.rule), topology, cut)) for update in updates]
+        placed = [
+            (update, self._with_trusted_target(update, rules.get(update.finding.rule), topology, cut))
+            for update in updates
+        ]
         work = _read(tx, placed)
         work.cut_claims = cut
         for update, finding in placed:
@@ -137,20 +139,23 @@ class FindingIntake:
         findings = tx.findings
         findings.save([work.known[finding_id] for finding_id in work.changed])
         findings.save_episodes([work.episodes[key] for key in work.changed_episodes], now)
-        self._end_what_streams_ended(tx, work, now)
+        self._end_without_streams(tx, work, now)
         _save_excerpts(tx, work)
         for known in self._confirm(tx, topology):
             work.put(known)
         return work
 
-    def _placed(self, update: FindingUpdate, rule: LogRule | None, topology: Topology, cut: Counter[str]) -> Finding:
-        finding = finding_claims.believed(update.finding, topology, self._nodes.was_there)
+    def _with_trusted_target(
+        self, update: FindingUpdate, rule: LogRule | None, topology: Topology, cut: Counter[str]
+    ) -> Finding:
+        """`cut` counts dropped claimed jobs by node."""
+        finding = finding_claims.with_trusted_job(update.finding, topology, self._nodes.was_there)
         own = replace(finding, labels=own_labels(finding, rule))
         job = claimed_job(update.finding, finding)
         if not job:
             return own
         claimed = replace(own, labels={**own.labels, CLAIMED_JOB: job})
-        if self._claimed.admits(update.node, known_finding.identity(claimed), self._clock.now()):
+        if self._claimed.try_add(update.node, known_finding.identity(claimed), self._clock.now()):
             return claimed
         cut[update.node] += 1
         return own
@@ -165,7 +170,7 @@ class FindingIntake:
             open_id = work.open_ids.get(known_finding.identity(finding))
             current = work.known[open_id] if open_id is not None else None
             is_later = current is not None and known_finding.is_of_later_attempt(finding, current)
-            known = self._begun(work, finding, now) if current is None or is_later else current
+            known = self._begin_finding(work, finding, now) if current is None or is_later else current
             if known is None:
                 work.dropped += 1
                 return
@@ -173,7 +178,7 @@ class FindingIntake:
                 known = self._take_over(work, current, known, now)
         merged, episode = known_finding.merge_update(finding_ends.with_proof(known, finding), before, key, finding, now)
         if merged is not known:
-            work.put(self._decided(merged, rule, update, now) if merged.is_open else merged)
+            work.put(self._with_alert_decision(merged, rule, update, now) if merged.is_open else merged)
         if episode != before:
             work.episodes[key] = episode
             work.changed_episodes.add(key)
@@ -188,7 +193,8 @@ class FindingIntake:
         work.put(replace(finding_ends.ended(earlier, FindingEnd.ATTEMPT, now), tell_at=None))
         return replace(later, alert=earlier.alert, no_alert_because=earlier.no_alert_because, tell_at=earlier.tell_at)
 
-    def _begun(self, work: _Work, finding: Finding, now: datetime) -> KnownFinding | None:
+    def _begin_finding(self, work: _Work, finding: Finding, now: datetime) -> KnownFinding | None:
+        """Return None if its group has too many open ones."""
         known = known_finding.new_finding(self._new_id(), finding, now)
         group = _Group.of(known)
         if self._open[group] + sum(_Group.of(each) == group for each in work.begun) >= MOST_OPEN_OF_NODE:
@@ -196,7 +202,9 @@ class FindingIntake:
         work.begun.append(known)
         return known
 
-    def _decided(self, known: KnownFinding, rule: LogRule | None, update: FindingUpdate, now: datetime) -> KnownFinding:
+    def _with_alert_decision(
+        self, known: KnownFinding, rule: LogRule | None, update: FindingUpdate, now: datetime
+    ) -> KnownFinding:
         if known.alert is not None:
             return known
         reason = finding_alerts.silence_reason(known, rule, update.booted_at, now)
@@ -208,7 +216,7 @@ class FindingIntake:
             return replace(known, no_alert_because=f"{finding_alerts.SUSPECTED}{waits_for}", is_suspected=True)
         return finding_alerts.with_alert(known, rule, now)
 
-    def _end_what_streams_ended(self, tx: Transaction, work: _Work, now: datetime) -> None:
+    def _end_without_streams(self, tx: Transaction, work: _Work, now: datetime) -> None:
         ended = {work.episodes[key].finding_id for key in work.changed_episodes if work.episodes[key].is_over}
         over = ended - tx.findings.ids_with_open_episodes(ended)
         closed = [work.known[each] for each in over if work.known[each].is_open]
@@ -216,7 +224,7 @@ class FindingIntake:
             work.put(finding_ends.ended(known, FindingEnd.ENDED, now))
         tx.findings.save([work.known[known.id] for known in closed])
 
-    def _count(self, updates: Sequence[FindingUpdate], work: _Work) -> None:
+    def _record_metrics(self, updates: Sequence[FindingUpdate], work: _Work) -> None:
         rules = self._rules().by_name
         for update in updates:
             last = self._numbers.get((update.node, update.instance))
@@ -247,7 +255,7 @@ class FindingIntake:
         open_findings = tx.findings.all_open()
         for known in open_findings:
             if known.claimed_job:
-                self._claimed.keep(known.origin.node, known.key, now)
+                self._claimed.renew(known.origin.node, known.key, now)
         lives = {life.name: life for life in tx.job_lives()} if open_findings else {}
         progress = self._nodes.progress
         facts = EndFacts(
@@ -262,10 +270,11 @@ class FindingIntake:
         tx.findings.save(over)
         still_open = [known for known in open_findings if ends[known.id] is None]
         self._suspected = {known.id for known in still_open if known.is_suspected}
-        told = [*over, *self._confirm(tx, self._topology())]
-        return still_open, any(known.tell_at is not None for known in told)
+        changed = [*over, *self._confirm(tx, self._topology())]
+        return still_open, any(known.tell_at is not None for known in changed)
 
     def _confirm(self, tx: Transaction, topology: Topology) -> list[KnownFinding]:
+        """Raise the alerts of suspected findings that others confirm now, and return them."""
         if not self._suspected:
             return []
         rules, others = self._rules().by_name, tx.findings.all_open()
@@ -306,6 +315,6 @@ def _save_excerpts(tx: Transaction, work: _Work) -> None:
 
 
 def _most_excerpts(known: KnownFinding) -> int:
-    if job_failure.tells_dumps(known):
-        return MOST_DIGESTS
-    return MOST_KILLS if job_failure.tells_kills(known) else MOST_EXCERPTS
+    if job_failure.is_dump_digest(known):
+        return _MOST_DIGESTS
+    return _MOST_KILLS if job_failure.is_kernel_kill(known) else MOST_EXCERPTS

@@ -1,6 +1,6 @@
-"""First plans of runs, recorded at admission if the target is free, so that the first attempt needs no own commit.
+"""First plans of runs, recorded at admission if the target is free.
 
-The target is locked before the transaction, because only its holder may plan. Otherwise the driver plans.
+The target is locked before the transaction, because only its holder may plan.
 """
 
 from __future__ import annotations
@@ -22,44 +22,46 @@ log = telemetry.logger(__name__)
 
 
 class KeptTargets:
+    """Targets of the runs to be admitted, locked during the admission."""
+
     def __init__(self, services: EngineServices, prepared: Iterable[PreparedDelivery]) -> None:
         self._services = services
         self._keepers: dict[Key, str] = {}
-        self._turned_away: dict[Key, str] = {}
+        self._refused: dict[Key, str] = {}
         self._also: dict[Key, tuple[Target, ...]] = {}
+        self._topology = services.topology()
         for entry in prepared:
             for alert, matched in zip(entry.delivery.alerts, entry.matched, strict=True):
                 if alert.status is AlertStatus.FIRING:
                     for candidate in matched.candidates:
-                        self._keep(candidate)
+                        self._reserve(candidate)
 
-    def _keep(self, candidate: Candidate) -> None:
-        key, target = candidate.key, candidate.target
-        if not isinstance(target, Target):
+    def _reserve(self, candidate: Candidate) -> None:
+        key, target, definition = candidate.key, candidate.target, candidate.playbook.definition
+        if definition.mode is Mode.OBSERVE or not isinstance(target, Target):
+            return  # it locks nothing
+        if key in self._keepers or key in self._refused:
             return
-        topology = self._services.topology()
-        if also_of(candidate.playbook, target, topology) != candidate.also:
+        if definition.guards.queue is not None:
+            return  # its turn comes first
+        if also_of(candidate.playbook, target, self._topology) != candidate.also:
             return  # its jobs have changed since
-        allowed, _ = self._services.limits.mode_for(target, topology, candidate.also)
-        mode = Mode.stricter(candidate.playbook.definition.mode, allowed)
+        allowed, _ = self._services.limits.mode_for(target, self._topology, candidate.also)
+        mode = Mode.stricter(definition.mode, allowed)
         if mode is Mode.OBSERVE:
             return
-        if key in self._keepers or key in self._turned_away:
-            return
-        if candidate.playbook.definition.guards.queue is not None:
-            return  # its turn comes first
         keeper = f"admission {id(self)} of {key[0]} for {key[1]}"  # unique among current transactions
         asks = mode is Mode.APPROVE
         claim = claims.of_playbook(candidate.playbook, target, self._services.actions, candidate.also, asks=asks)
         self._also[key] = candidate.also
         is_kept = self._services.locks.try_keep(keeper, claim)
-        (self._keepers if is_kept else self._turned_away)[key] = keeper
+        (self._keepers if is_kept else self._refused)[key] = keeper
 
     def __enter__(self) -> KeptTargets:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for keeper in (*self._keepers.values(), *self._turned_away.values()):
+        for keeper in (*self._keepers.values(), *self._refused.values()):
             self._services.locks.release(keeper)
 
     def first_plan(self, started: StartedRun, now: datetime) -> RunPlan | None:

@@ -1,7 +1,6 @@
 """Forecast of a playbook's steps from an alert alone.
 
-Steps that depend on earlier results, or on unknown earlier runs, are undetermined. `plan.observe` omits those,
-questions, ``on_success`` and ``on_failure``.
+Steps that depend on earlier results, or on unknown earlier runs, are undetermined.
 """
 
 from __future__ import annotations
@@ -40,8 +39,6 @@ _RUN_ID = "00000000-0000-7000-8000-000000000000"
 
 
 class StepForecast(StrEnum):
-    """Expected result of a step."""
-
     RUNS = "runs"
     SKIPPED = "skipped"
     UNDETERMINED = "undetermined"
@@ -79,10 +76,11 @@ def step_plans(
     run = replace(_imagined(playbook, alert, target, mode, now), also=also, memory=memory)
     names = scope.build(run, playbook, [alert], hindsight=False, verdicts=verdicts, now=now)
     states = step_sequence.initial_steps(playbook, ask_first=False, phases=phases)
-    return tuple(_on(run, state, _step_plan(playbook, actions, names, state)) for state in states)
+    return tuple(_with_jobs(run, state, _step_plan(playbook, actions, names, state)) for state in states)
 
 
-def _on(run: Run, state: StepState, plan: StepPlan) -> StepPlan:
+def _with_jobs(run: Run, state: StepState, plan: StepPlan) -> StepPlan:
+    """Add the run's jobs to a step on jobs."""
     if state.target is None:
         return plan
     if why := step_sequence.why_without_target(run, state):
@@ -92,9 +90,18 @@ def _on(run: Run, state: StepState, plan: StepPlan) -> StepPlan:
 
 def _imagined(playbook: CompiledPlaybook, alert: Alert, target: Target, mode: Mode, now: datetime) -> Run:
     return Run(
-        _RUN_ID, playbook.definition.name, playbook.version, target, mode, Status.RUNNING, Decision.STARTED,
-        alert.identity, alert.name, alert.labels, now,
-    )  # fmt: skip
+        id=_RUN_ID,
+        playbook=playbook.definition.name,
+        version=playbook.version,
+        target=target,
+        mode=mode,
+        status=Status.RUNNING,
+        decision=Decision.STARTED,
+        alert=alert.identity,
+        alert_name=alert.name,
+        alert_labels=alert.labels,
+        created_at=now,
+    )
 
 
 def _step_plan(playbook: CompiledPlaybook, actions: Actions, names: Scope, state: StepState) -> StepPlan:
@@ -146,6 +153,7 @@ def _question(playbook: CompiledPlaybook, names: Scope, state: StepState, spec: 
 
 
 def _unknown(written: Any, names: Scope, *, is_expression: bool = False) -> str:
+    """Return what the text uses that is not known yet."""
     used = _names_in(written, is_expression)
     if {"steps", "group"} & used:
         return "how earlier steps end"

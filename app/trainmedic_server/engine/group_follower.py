@@ -23,7 +23,7 @@ class GroupFollower:
         self._parent_id, self._is_open = parent.id, parent.is_open
         self.progress: GroupProgress | None = None
         self.news = asyncio.Event()
-        self._forwarded: tuple[bool, tuple[OperatorOrder, ...]] | None = None
+        self._forwarded: tuple[bool, tuple[OperatorOrder, ...]] | None = None  # the last state that members reloaded
 
     async def follow(self) -> None:
         """Read the members. News that arrive during the read are applied after it."""
@@ -46,12 +46,14 @@ class GroupFollower:
         self.news.set()
 
     def try_again(self) -> None:
+        """Forget why members could not start."""
         if self.progress is not None:
             self.progress.held = ""
 
     async def start(
         self, order: StartMembers, parent: Run, playbook: CompiledPlaybook, outside: OutsideState
     ) -> Sequence[str]:
+        """Return the IDs of the started runs."""
         progress = self.progress
         assert progress is not None
         started = await group_members.start(self._services, parent, playbook, outside, progress, order)

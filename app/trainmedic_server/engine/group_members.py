@@ -33,9 +33,11 @@ from trainmedic_server.ports.store import Transaction
 class StartedMembers(Struct, frozen=True):
     changes: AdmissionChanges | None = None
     held: str = ""
+    """Why further members cannot start now."""
     refused: str = ""
     """Why the breaker refuses the whole list."""
     waits_for_own: bool = False
+    """True while started members take the capacity."""
     tries_again: datetime | None = None
 
 
@@ -77,8 +79,8 @@ async def start(
         facts = admission_facts.for_members(tx, candidates, services.limits, ago, topology, services.catalog)
         if facts.controls.breaker_open:
             return StartedMembers(held=facts.controls.breaker_reason or "the breaker is open")
-        vouched = is_approved(parent)
-        if not vouched and progress.last_batch is None:
+        is_vouched = is_approved(parent)
+        if not is_vouched and progress.last_batch is None:
             whole = [Target.of_key(key) for key in progress.members]
             refused = why_refused(whole, facts, topology, services)
             if refused is not None:
@@ -86,7 +88,7 @@ async def start(
         admitting = Admitter(facts, services.limits, services.new_id, now, ago)
         for candidate, target in zip(candidates, targets, strict=True):
             gone = selectors.vanished(target, topology)
-            reason = admitting.start_member(parent, outside.alerts[0], candidate, target, order.batch, vouched, gone)
+            reason = admitting.start_member(parent, outside.alerts[0], candidate, target, order.batch, is_vouched, gone)
             if reason is not None:
                 held, own = reason, False
                 break
@@ -94,7 +96,9 @@ async def start(
         if not changes.runs:
             return StartedMembers(held=held, waits_for_own=own, tries_again=tries_again)
         changes.write(tx, now)
-        tx.append([recorded(event, now, parent.id) for event in _events(parent, progress, order.batch, changes.runs)])
+        tx.append(
+            [recorded(event, now, parent.id) for event in _batch_events(parent, progress, order.batch, changes.runs)]
+        )
         return StartedMembers(changes, held, waits_for_own=own, tries_again=tries_again)
 
     return await services.recorder.transact(work)
@@ -146,7 +150,7 @@ def why_refused(
     members: Sequence[Target], facts: AdmissionFacts, topology: Topology, services: EngineServices
 ) -> str | None:
     nodes = selectors.nodes_of(members, topology)
-    return guards.refuses_group(nodes, facts.nodes_acted_on, facts.known_nodes, services.limits)
+    return guards.why_group_refused(nodes, facts.nodes_acted_on, facts.known_nodes, services.limits)
 
 
 def _is_over(tx: Transaction, parent: str) -> bool:
@@ -156,7 +160,7 @@ def _is_over(tx: Transaction, parent: str) -> bool:
     return OutsideState(tuple(tx.alerts_of([parent]).get(parent, ()))).is_over
 
 
-def _events(parent: Run, progress: GroupProgress, batch: int, runs: Sequence[Run]) -> list[EventKind]:
+def _batch_events(parent: Run, progress: GroupProgress, batch: int, runs: Sequence[Run]) -> list[EventKind]:
     last = progress.last_batch
     if last == batch:
         return []

@@ -18,8 +18,7 @@ from trainmedic_server.engine.rollout import GroupProgress, RolloutOver, StartMe
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 TRY_AGAIN = timedelta(minutes=1)
-MEMBERS = "members"
-"""`Run.waiting_on` of a parent whose members may have begun."""
+MEMBERS = "members"  # `Run.waiting_on` of a parent whose members may have begun
 
 
 def has_begun(run: Run, group: GroupProgress | None) -> bool:
@@ -39,7 +38,7 @@ def chosen(rules: Rollout, progress: GroupProgress, count: int, run_id: str, top
 
 def proceed(draft: RunDraft) -> StartMembers | Wait | RolloutOver | StepState:
     """Return the rollout's next act, a step of the check after its last batch, or that it is over."""
-    group = _of(draft)
+    group = _progress(draft)
     if group.has_acted and draft.run.acted_at is None:
         draft.run = replace(draft.run, acted_at=draft.now)
     then = rollout.next_of(settings(draft.playbook), group, may_start=not after_resolve.is_resolved(draft))
@@ -53,7 +52,7 @@ def proceed(draft: RunDraft) -> StartMembers | Wait | RolloutOver | StepState:
             draft.set_status(Status.RUNNING)
         return then
     if isinstance(then, WaitForMembers):
-        _wait(draft)
+        _wait_for_members(draft)
         return Wait()
     if draft.outside.paused:
         return draft.suspend_until_resumed()
@@ -63,7 +62,7 @@ def proceed(draft: RunDraft) -> StartMembers | Wait | RolloutOver | StepState:
     held = draft.outside.breaker or group.held
     if held:
         return _held(draft, held, group.tries_again or draft.now + TRY_AGAIN)
-    _wait(draft)
+    _wait_for_members(draft)
     return then
 
 
@@ -88,26 +87,28 @@ def _step_of_check(
 def why_ended(draft: RunDraft, broken: StepState, why: str) -> str:
     if broken.phase != CHECK or draft.run.batch is None:
         return why
-    return f"{why}; {_of(draft).counts}"
+    return f"{why}; {_progress(draft).counts}"
 
 
 def wait_for_last(draft: RunDraft) -> Wait | None:
+    """Return a wait while members of an ending parent are open."""
     if draft.group is None or not draft.group.open:
         return None
-    _wait(draft)
+    _wait_for_members(draft)
     return Wait()
 
 
 def outcome(draft: RunDraft) -> tuple[Status, str, Decision | None]:
-    group = _of(draft)
+    """Return status, message, and the decision if no member started."""
+    group = _progress(draft)
     counts, begun = group.counts, list(group.begun.values())
-    told = str(counts)
+    message = str(counts)
     if counts.not_begun:
-        told += "; the alert resolved before they could begin"
+        message += "; the alert resolved before they could begin"
     if begun and all(member.is_skipped for member in begun):
         first = begun[0]
-        return Status.NOT_STARTED, f"{told}; {first.target}: {first.why}", first.decision
-    return Status.SUCCEEDED, told, None
+        return Status.NOT_STARTED, f"{message}; {first.target}: {first.why}", first.decision
+    return Status.SUCCEEDED, message, None
 
 
 def batch_ended(group: GroupProgress, batch: int) -> group_events.BatchEnded:
@@ -117,12 +118,12 @@ def batch_ended(group: GroupProgress, batch: int) -> group_events.BatchEnded:
     return group_events.BatchEnded(batch + 1, **numbers, exceptions=rollout.exceptions(members))
 
 
-def _of(draft: RunDraft) -> GroupProgress:
+def _progress(draft: RunDraft) -> GroupProgress:
     assert draft.group is not None
     return draft.group
 
 
-def _wait(draft: RunDraft) -> None:
+def _wait_for_members(draft: RunDraft) -> None:
     draft.set_status(Status.WAITING, MEMBERS)
     if draft.run.message:
         draft.run = replace(draft.run, message="")
@@ -130,7 +131,7 @@ def _wait(draft: RunDraft) -> None:
 
 def _held(draft: RunDraft, why: str, until: datetime) -> Wait:
     draft.set_status(Status.WAITING, MEMBERS)
-    is_own = _of(draft).waits_for_own and why == _of(draft).held
+    is_own = _progress(draft).waits_for_own and why == _progress(draft).held
     message = f"{'its members are at work' if is_own else 'no further member starts'}: {why}"
     if draft.run.message != message:
         draft.run = replace(draft.run, message=message)

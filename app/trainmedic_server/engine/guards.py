@@ -1,6 +1,6 @@
 """Start conditions of a run: guards, mode and breaker.
 
-The first reason that applies is the decision, so the most useful to people come first.
+The first reason is the decision, so the most useful ones come first.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def decide(
     pause: OperatorPause | None = None,
     windows: Sequence[CronWindow] = (),
 ) -> GuardDecision:
-    """Return whether a run may start, apart from the breaker's count (`trips_breaker`).
+    """Return whether a run may start, apart from the breaker's count (`why_breaker_opens`).
 
-    `ago` counts back from now; `pause` would hold the run. With `windows`, an alert's age counts from their opening.
+    `pause` would hold the run. With `windows`, an alert's age counts from their opening.
     """
     if pause is not None:
         return GuardDecision(Decision.PAUSED, pause.why(now))
@@ -70,12 +70,12 @@ def decide(
     return GuardDecision(Decision.OBSERVE_ONLY if mode is Mode.OBSERVE else Decision.STARTED)
 
 
+# A person who cancels or rejects a run decides against further ones.
 _MAY_BE_TRIED_AGAIN = frozenset({Status.SUCCEEDED, Status.FAILED})
-"""A person who cancels or rejects a run decides against further ones."""
 
 
 def again_at(again: Again | None, acted: Sequence[LinkedRun]) -> datetime | None:
-    """Return when a further run is due; None for never."""
+    """Return when a further run is due; None for never. `acted` are the alert's runs of the playbook, oldest first."""
     last = acted[-1]
     if again is None or last.status not in _MAY_BE_TRIED_AGAIN or last.ended_at is None:
         return None
@@ -94,21 +94,21 @@ def counts_per_target(guards: Guards) -> bool:
     return guards.max_runs is not None and guards.max_runs.per_target
 
 
-def refuses_group(nodes: Set[str], acted_on: Set[str], known_nodes: Set[str], limits: EngineLimits) -> str | None:
+def why_group_refused(nodes: Set[str], acted_on: Set[str], known_nodes: Set[str], limits: EngineLimits) -> str | None:
     """Return why a group is refused whole, or None. Unlike a single run, it does not open the breaker."""
-    reason = trips_breaker(nodes, acted_on, known_nodes, limits)
+    reason = why_breaker_opens(nodes, acted_on, known_nodes, limits)
     if reason is None:
         return None
     return f"{reason}; with mode: approve, a person can approve the whole list"
 
 
-def trips_breaker(nodes: Set[str], acted_on: Set[str], known_nodes: Set[str], limits: EngineLimits) -> str | None:
-    return trips_breaker_by_count(
+def why_breaker_opens(nodes: Set[str], acted_on: Set[str], known_nodes: Set[str], limits: EngineLimits) -> str | None:
+    return why_breaker_opens_by_count(
         len(nodes - acted_on), len(acted_on), len(known_nodes) + len(nodes - known_nodes), limits
     )
 
 
-def trips_breaker_by_count(new: int, acted_on: int, total: int, limits: EngineLimits) -> str | None:
+def why_breaker_opens_by_count(new: int, acted_on: int, total: int, limits: EngineLimits) -> str | None:
     count = acted_on + new
     if not new or count <= limits.breaker_min_nodes or count / total <= limits.breaker_share:
         return None

@@ -49,7 +49,7 @@ class Heartbeat:
     def beat(self, tx: Transaction) -> Controls:
         """Write the heartbeat. Call `written` once it is durable."""
         now = self._clock.now()
-        self._notice(now)
+        self._collect_clock_steps(now)
         tx.add_time_gaps(self._gaps)
         if self._set_back_by:
             # Otherwise alerts would count as reported, and undos not be due, until the clock caught up.
@@ -70,7 +70,7 @@ class Heartbeat:
         self._events, self._gaps, self._set_back_by = [], [], timedelta(0)
         return was_set_back
 
-    def _notice(self, now: datetime) -> None:
+    def _collect_clock_steps(self, now: datetime) -> None:
         self._gaps += self._timeline.take_unwritten()
         steps: Sequence[ClockStep] = self._watch.take_steps()
         for step in steps:

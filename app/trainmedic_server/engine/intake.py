@@ -1,12 +1,14 @@
 """Intake of deliveries: match, decide, commit, then answer.
 
-Concurrent deliveries share a transaction. A full queue refuses a delivery at once, and Alertmanager retries it.
+A full queue refuses a delivery at once, and Alertmanager retries it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -26,15 +28,15 @@ from trainmedic_server.engine.batching import Batcher
 from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.first_plans import KeptTargets
 from trainmedic_server.engine.matching import MatchedAlert, PreparedDelivery
+from trainmedic_server.ports.alert_map import AlertMap
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
 
 _ALERTS_PER_TRANSACTION = 500
 
-_LONGEST_TURN = 0.02
-"""Seconds of matching before other tasks, such as probes, get a turn."""
+_LONGEST_TURN = 0.02  # Seconds of matching before other tasks, such as probes, get a turn
 
-_UNPROVEN_EVERY = 3600.0
+_UNPROVEN_EVERY = 3600.0  # Seconds between two warnings about a playbook and an alert
 
 log = telemetry.logger(__name__)
 
@@ -48,7 +50,7 @@ class DeliveryIntake:
     def __init__(self, services: EngineServices, on_admitted: Callable[[AdmissionChanges], None]) -> None:
         self._services, metrics = services, services.metrics
         self._on_admitted = on_admitted
-        self._kept: set[tuple[str, str]] = set()
+        self._kept_playbooks: set[tuple[str, str]] = set()  # name and version: their texts are stored
         self._matching = asyncio.Lock()
         self._unproven_logged: dict[tuple[str, str], float] = {}
         self._kept_from_a_run = {name: metrics.unmatched_alerts.labels(name) for name in matching.KEPT_FROM_A_RUN}
@@ -64,16 +66,15 @@ class DeliveryIntake:
             watch=metrics.batch_watch("deliveries"),
         )
 
-    async def admit(self, delivery: Delivery) -> Admission:
+    def admit(self, delivery: Delivery) -> Coroutine[Any, Any, Admission]:
         """Return once the delivery is durable. Raises Saturated or StoreUnavailable."""
-        return await self._queue.ask(delivery)
+        return self._queue.ask(delivery)
 
     async def stop(self) -> None:
         await self._queue.stop()
 
-    async def _prepare(self, delivery: Delivery) -> PreparedDelivery:
+    async def _prepare(self, delivery: Delivery, topology: Topology, alert_map: AlertMap) -> PreparedDelivery:
         """Find each alert's playbooks and targets. A large delivery takes seconds, so other tasks get turns."""
-        topology, alert_map = self._services.topology(), self._services.alert_map()
         failures: list[Event] = []
         alerts: list[Alert] = []
         matched: list[MatchedAlert] = []
@@ -94,6 +95,7 @@ class DeliveryIntake:
         return PreparedDelivery(replace(delivery, alerts=tuple(alerts)), tuple(matched), tuple(failures))
 
     def _matched(self, alert: Alert, topology: Topology, failures: list[Event]) -> MatchedAlert:
+        """Match the alert, log missing proof, and add failed conditions to `failures`."""
         matched = matching.match_shortlist(self._services.catalog.shortlist(alert), alert, topology)
         for miss in matched.misses if alert.status is AlertStatus.FIRING else ():
             if miss.decision == NoReaction.NO_PROOF:
@@ -112,18 +114,20 @@ class DeliveryIntake:
 
     async def _admit(self, deliveries: Sequence[Delivery]) -> Sequence[Admission]:
         async with self._matching:  # keep transactions in order of arrival
-            prepared = [await self._prepare(delivery) for delivery in deliveries]
+            topology, alert_map = self._services.topology(), self._services.alert_map()
+            prepared = [await self._prepare(delivery, topology, alert_map) for delivery in deliveries]
             if any(entry.has_unknown_target for entry in prepared):
                 await self._services.renew_topology()
+                topology = self._services.topology()
                 for place, entry in enumerate(prepared):
                     if entry.has_unknown_target:
-                        prepared[place] = await self._prepare(deliveries[place])
+                        prepared[place] = await self._prepare(deliveries[place], topology, alert_map)
             kept = KeptTargets(self._services, prepared)
         with kept:
             admitted = await self._services.store.transact(lambda tx: self._decide_and_write(tx, prepared, kept))
             kept.pass_on(admitted.changes)
         self._on_admitted(admitted.changes)
-        self._kept.update((run.playbook, run.version) for run in admitted.changes.runs)
+        self._kept_playbooks.update((run.playbook, run.version) for run in admitted.changes.runs)
         self._count(prepared, admitted)
         return admitted.replies
 
@@ -141,7 +145,7 @@ class DeliveryIntake:
         return AdmittedBatch(replies, changes)
 
     def _keep_playbooks(self, tx: Transaction, prepared: Sequence[PreparedDelivery], changes: AdmissionChanges) -> None:
-        needed = {(run.playbook, run.version) for run in changes.runs} - self._kept
+        needed = {(run.playbook, run.version) for run in changes.runs} - self._kept_playbooks
         playbooks: dict[tuple[str, str], CompiledPlaybook] = {
             (candidate.playbook.definition.name, candidate.playbook.version): candidate.playbook
             for entry in prepared
@@ -151,16 +155,26 @@ class DeliveryIntake:
             tx.keep_playbook(name, version, playbooks[name, version].text, self._services.clock.now())
 
     def _count(self, prepared: Sequence[PreparedDelivery], admitted: AdmittedBatch) -> None:
+        # Change each metric once per batch: each change takes a lock and several calls.
+        reports = [
+            (alert.status, matched)
+            for entry in prepared
+            for alert, matched in zip(entry.delivery.alerts, entry.matched, strict=True)
+        ]
+        for status, number in Counter([status for status, _ in reports]).items():
+            self._alerts[status].inc(number)
+        kept = Counter([matched.kept_from_a_run_by for status, matched in reports if status is AlertStatus.FIRING])
+        for kept_by, number in kept.items():
+            if kept_by is not None:
+                self._kept_from_a_run[kept_by].inc(number)
+        metrics = self._services.metrics
+        decisions = Counter([(run.playbook, run.decision) for reply in admitted.replies for run in reply.runs])
+        for (playbook, decision), number in decisions.items():
+            metrics.decisions.labels(playbook, str(decision)).inc(number)
+        metrics.truncated.inc(sum([entry.delivery.truncated for entry in prepared]))
         for entry in prepared:
-            self._services.metrics.truncated.inc(entry.delivery.truncated)
-            self._count_malformed(entry.delivery)
-            for alert, matched in zip(entry.delivery.alerts, entry.matched, strict=True):
-                self._alerts[alert.status].inc()
-                if alert.status is AlertStatus.FIRING and (kept_by := matched.kept_from_a_run_by):
-                    self._kept_from_a_run[kept_by].inc()
-        for reply in admitted.replies:
-            for run in reply.runs:
-                self._services.metrics.decisions.labels(run.playbook, str(run.decision)).inc()
+            if entry.delivery.rejected or entry.delivery.ignored:
+                self._count_malformed(entry.delivery)
 
     def _count_malformed(self, delivery: Delivery) -> None:
         if delivery.rejected:

@@ -1,7 +1,7 @@
 """Verdicts on failed and hanging jobs: created, stored, and sent as alerts.
 
-The verdict and the alert `TrainingFailed` follow 5 s after the first sign, and are updated with late data for 2 min.
-While a launcher reports a running attempt, the job's output is no failure. All durable state is in the run store.
+The verdict follows 5 s after the first sign, and is updated with late data for 2 min. While a launcher reports a
+running attempt, the job's output is no failure.
 """
 
 from __future__ import annotations
@@ -40,26 +40,28 @@ from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.ports.verdicts import VerdictSource
 
-SETTLING = timedelta(seconds=5)
-"""Delay from the first sign to the verdict, for the output of all nodes."""
+SETTLING = timedelta(seconds=5)  # Delay from the first sign to the verdict, for the output of all nodes
+# Delay if lines of a reported error were not read yet: the alert keeps its first cause.
 UNREAD_SETTLING = timedelta(seconds=15)
-"""Delay if lines of a reported error were not read yet: the alert keeps its first cause."""
-TAKEN_IN = timedelta(minutes=2)
+UPDATED_FOR = timedelta(minutes=2)  # Time after a failure in which further signs belong to it
 ALERT_LASTS = timedelta(minutes=15)
-OLDEST = timedelta(hours=1)
-_REMEMBERED = 2 * OLDEST
+OLDEST_DIAGNOSED = timedelta(hours=1)
+_REMEMBERED = 2 * OLDEST_DIAGNOSED  # for jobs, launchers and agents whose presence ended
 _END_KINDS = names(JobFailed, JobEnded, JobGone)
 _GONE = name_of(JobGone)
 _LOOK_EVERY = timedelta(seconds=2)
 _PRESENCES_EVERY = timedelta(seconds=5)
-_GONE_AFTER = timedelta(seconds=30)
-_LAUNCHER_LASTS = timedelta(seconds=20)
+_GONE_AFTER = timedelta(seconds=30)  # without a presence, an agent's node counts as gone
+_LAUNCHER_LASTS = timedelta(seconds=20)  # without a presence, a launcher no longer reports ends
 _MOST_REPORTS = 2000
 _MOST_ENDED = 200
-_PODS_END = timedelta(seconds=5)
-"""A container ends at about the time of its job's report."""
-_AT_ONCE, _MOST_EARLIER, _MOST_EXCERPTS, _MOST_PAST, _MOST_PROCESSES = 50, 50, 16, 500, 8
+_PODS_END = timedelta(seconds=5)  # A container ends at about the time of its job's report
+_ALERTS_AT_ONCE = 50
+_MOST_EARLIER = 50  # verdicts of a job
+_MOST_EXCERPTS = 16  # findings whose excerpts are read
+_MOST_PAST = 500  # findings of a job, and as many on a page of claimed ones
 _MOST_PAGES = 10
+_MOST_PROCESSES = 8  # instances of a job
 _MOST_RANKS = 100_000
 
 log = telemetry.logger(__name__)
@@ -78,7 +80,7 @@ class JobDiagnoses:
         self,
         store: DiagnosisStore,
         source: PresenceSource,
-        teller: AlertSender,
+        sender: AlertSender,
         clock: Clock,
         metrics: telemetry.Metrics,
         repeat_every: timedelta,
@@ -88,7 +90,7 @@ class JobDiagnoses:
     ) -> None:
         self._store = store
         self._source = source
-        self._teller = teller
+        self._sender = sender
         self._clock = clock
         self._metrics = metrics
         self._repeat_every = repeat_every
@@ -103,13 +105,13 @@ class JobDiagnoses:
         self._sizes: dict[str, int] = {}
         self._processes: dict[str, tuple[str, ...]] = {}
         self._stepping: dict[str, Stepping] = {}
+        # Time of the last presence, by name; of launchers, only those that report ends.
         self._seen: dict[str, datetime] = {}
         self._agents: dict[str, datetime] = {}
         self._launchers: dict[str, datetime] = {}
-        self._states: list[tuple[str, LifeState, datetime, int]] | None = None
+        self._states: list[tuple[str, LifeState, datetime, int]] | None = None  # of the jobs when `_reports` was read
         self._reports: dict[str, list[ReportedEnd]] = {}
-        self._ended: dict[str, datetime] = {}
-        """Normal ends, if that is the job's last report."""
+        self._ended: dict[str, datetime] = {}  # Time of the normal end of each job whose last report it is
         self._launched_on: dict[str, frozenset[str]] = {}
 
     async def watch(self) -> None:
@@ -121,53 +123,54 @@ class JobDiagnoses:
             await self._verdicts.load(self._store)
             self._has_loaded = True
         if self._looked_at is None or self._clock.now() - self._looked_at >= _PRESENCES_EVERY:
-            await self._look_where_jobs_are()
+            await self._read_presences()
         findings, lives = await self._store.transact(lambda tx: (tx.findings.all_open(), tx.job_lives()))
         by_job: dict[str, list[KnownFinding]] = {}
         for known in findings:
-            for name in {known.origin.job, known.target.job} - {None}:
-                by_job.setdefault(str(name), []).append(known)
-        self._note_processes(lives)
+            for name in {known.origin.job, known.target.job}:
+                if name is not None:
+                    by_job.setdefault(name, []).append(known)
+        self._note_all_processes(lives)
         by_name = {life.name: life for life in lives}
         gone = {name: life for name, life in by_name.items() if life.state is LifeState.GONE}
         of_pods = await self._pod_signs(by_name)
         reports = await self._reported_ends(lives)
         for job in sorted(by_job.keys() | gone.keys() | of_pods.keys() | reports.keys()):
             ends = reports.get(job, ())
-            own = self._unwatched(job, job_failure.signs(by_job.get(job, ()), gone.get(job)))
-            signs = self._unreported(job, [*own, *of_pods.get(job, ())], ends)
+            own = self._signs_unseen_by_launcher(job, job_failure.failure_signs(by_job.get(job, ()), gone.get(job)))
+            signs = self._open_signs(job, [*own, *of_pods.get(job, ())], ends)
             if signs or ends:
-                await self._look_at(job, signs, ends, findings)
+                await self._diagnose_job(job, signs, ends, findings)
         self._ended = {job: ends[-1].at for job, ends in reports.items() if not ends[-1].is_failure}
         await self._send_due()
 
     async def _reported_ends(self, lives: Sequence[JobLife]) -> dict[str, list[ReportedEnd]]:
-        """Return the ends that jobs and launchers reported in the last hour.
-
-        Events are read only after a change of the job's record.
-        """
+        """Events are read only after a change of a job's record."""
         now, states = self._clock.now(), [(life.name, life.state, life.since, life.failures) for life in lives]
         if states != self._states:
             until = now + timedelta(seconds=1)
-            events = await self._store.events_of_jobs(_END_KINDS, now - OLDEST, until, _MOST_REPORTS)
+            events = await self._store.events_of_jobs(_END_KINDS, now - OLDEST_DIAGNOSED, until, _MOST_REPORTS)
             self._reports, self._states = _reports_by_job(events), states
-        recent = {job: [each for each in ends if now - each.at <= OLDEST] for job, ends in self._reports.items()}
+        recent = {
+            job: [each for each in ends if now - each.at <= OLDEST_DIAGNOSED] for job, ends in self._reports.items()
+        }
         return {job: ends for job, ends in recent.items() if ends}
 
-    def _unwatched(self, job: str, signs: Sequence[Sign]) -> list[Sign]:
-        """Return only stopped steps under a present launcher, which reports each end itself."""
+    def _signs_unseen_by_launcher(self, job: str, signs: Sequence[Sign]) -> list[Sign]:
+        """Return only hangs while a launcher is present: it reports each end itself."""
         seen_at, stepping = self._launchers.get(job), self._stepping.get(job)
         if seen_at is None or self._clock.now() - seen_at > _LAUNCHER_LASTS:
             return list(signs)
         return [sign for sign in signs if sign.is_wait and stepping is not None and stepping.usual]
 
-    def _unreported(self, job: str, signs: Sequence[Sign], reports: Sequence[ReportedEnd]) -> list[Sign]:
+    def _open_signs(self, job: str, signs: Sequence[Sign], reports: Sequence[ReportedEnd]) -> list[Sign]:
+        """Return signs that neither later steps disprove nor a report explains, oldest first."""
         stepping = self._stepping.get(job)
         left = (sign for sign in signs if not job_failure.is_disproved(sign, stepping))
         left = (sign for sign in left if not reported_end.is_answered(sign.at, sign.attempt, reports))
         return sorted(left, key=lambda sign: sign.at)
 
-    async def _look_where_jobs_are(self) -> None:
+    async def _read_presences(self) -> None:
         jobs, agents, launchers = await asyncio.gather(
             self._source.jobs(), self._source.agents(), self._source.launchers()
         )
@@ -204,7 +207,7 @@ class JobDiagnoses:
                 before = self._stepping.get(job.name) or Stepping(step, instance, now)
                 self._stepping[job.name] = before.moved(step, instance, now)
 
-    def _note_processes(self, lives: Sequence[JobLife]) -> None:
+    def _note_all_processes(self, lives: Sequence[JobLife]) -> None:
         for life in lives:
             self._note_process(life.name, life.instance)
         if len(self._processes) > len(lives):
@@ -224,9 +227,10 @@ class JobDiagnoses:
         if instance not in instances:
             self._processes[job] = (*instances, instance)[-_MOST_PROCESSES:]
 
-    async def _look_at(
+    async def _diagnose_job(
         self, job: str, signs: Sequence[Sign], reports: Sequence[ReportedEnd], findings: Sequence[KnownFinding]
     ) -> None:
+        """Make or update the verdict on each reported failure, then on the newest unreported one."""
         now, stepping = self._clock.now(), self._stepping.get(job)
         earlier = await self._store.transact(lambda tx: tx.verdicts.of_job(job, _MOST_EARLIER))
         earlier = [each for each in earlier if not each.is_slow]
@@ -237,28 +241,30 @@ class JobDiagnoses:
             if now < job_failure.settled_at(report, findings, SETTLING, UNREAD_SETTLING):
                 continue
             stepped_at = stepping.since if stepping is not None and stepping.usual else None
-            verdict = reported_end.verdict_of(report, before, earlier, TAKEN_IN, stepped_at)
+            verdict = reported_end.verdict_of(report, before, earlier, UPDATED_FOR, stepped_at)
             if verdict is None:
                 verdict = KnownVerdict(self._ids(), job, report.attempt, report.at, now, "", "", None, "", {})
-                made = await self._make(job, verdict, findings, _before(verdict, earlier), report, reports)
+                made = await self._update_verdict(
+                    job, verdict, findings, _earlier_than(verdict, earlier), report, reports
+                )
                 earlier.insert(0, made)
-            elif now - report.at <= TAKEN_IN:
+            elif now - report.at <= UPDATED_FOR:
                 verdict = replace(verdict, attempt=report.attempt if verdict.attempt is None else verdict.attempt)
-                await self._make(job, verdict, findings, _before(verdict, earlier), report, reports)
+                await self._update_verdict(job, verdict, findings, _earlier_than(verdict, earlier), report, reports)
             reported.add(verdict.id)
         latest = max(earlier, key=lambda each: each.began_at, default=None)
-        new = [sign for sign in signs if latest is None or job_failure.is_of_another(sign, latest, TAKEN_IN)]
+        new = [sign for sign in signs if latest is None or job_failure.is_of_another(sign, latest, UPDATED_FOR)]
         is_due = any(job_failure.is_settled(sign, stepping, now, SETTLING) for sign in new)
         # Failures during a downtime are diagnosed for an hour, like alerts of findings.
-        if is_due and now - new[0].at <= OLDEST:
+        if is_due and now - new[0].at <= OLDEST_DIAGNOSED:
             began = KnownVerdict(self._ids(), job, new[0].attempt, new[0].at, now, "", "", None, "", {})
-            await self._make(job, began, findings, earlier, None, reports)
+            await self._update_verdict(job, began, findings, earlier, None, reports)
         elif latest is not None and latest.id not in reported and len(new) < len(signs):
-            if now - latest.began_at > TAKEN_IN:
+            if now - latest.began_at > UPDATED_FOR:
                 return
-            await self._make(job, latest, findings, earlier[1:], None, reports)
+            await self._update_verdict(job, latest, findings, earlier[1:], None, reports)
 
-    async def _make(
+    async def _update_verdict(
         self,
         job: str,
         stored: KnownVerdict,
@@ -271,26 +277,26 @@ class JobDiagnoses:
         ranks = self._ranks.get(job, {})
         nodes = {rank.node for rank in ranks.values()} | self._launched_on.get(job, frozenset())
         nodes |= {report.node} - {""} if report is not None else set()
-        past = await self._past(job, nodes)
+        past = await self._findings_of(job, nodes)
         # Findings continued by a later attempt have ended but still explain this one.
-        since = stored.began_at - OLDEST
+        since = stored.began_at - OLDEST_DIAGNOSED
         over = [each for each in past if not each.is_open and each.origin.attempt and each.heard_at >= since]
-        findings = job_failure.of_attempt([*over, *open_findings], job, stored.attempt)
+        findings = job_failure.findings_of_attempt([*over, *open_findings], job, stored.attempt)
         nodes |= {node for each in findings if each.origin.job == job for node in each.nodes}
-        own = [finding for finding in findings if job_failure.is_of(finding, job, nodes)]
-        excerpts = await self._excerpts([each for each in own if each.rule in job_failure.TELLS_ENDS])
-        digests = await self._excerpts([each for each in own if job_failure.tells_dumps(each)])
+        own = [finding for finding in findings if job_failure.concerns(finding, job, nodes)]
+        excerpts = await self._excerpts([each for each in own if each.rule in job_failure.END_RULES])
+        digests = await self._excerpts([each for each in own if job_failure.is_dump_digest(each)])
         gone = {node: at for node in nodes if (at := self._agents.get(node)) and now - at > _GONE_AFTER}
-        facts = job_failure.facts(job, own, excerpts, ranks, gone, earlier, stored.attempt, report)
+        facts = job_failure.failure_facts(job, own, excerpts, ranks, gone, earlier, stored.attempt, report)
         healthy = job_failure.healthy_shapes(past, facts.attempt, earlier, reports)
         began_at = job_failure.began_at(self._processes.get(job, ()), stored.began_at)
         facts = replace(facts, healthy_shapes=healthy, world_size=self._sizes.get(job), began_at=began_at)
-        kills = [each for each in own if job_failure.tells_kills(each)]
+        kills = [each for each in own if job_failure.is_kernel_kill(each)]
         others = job_failure.lost_processes(open_findings, job)
         facts = job_failure.with_kills(facts, kills, await self._excerpts(kills), earlier, others)
         facts = await self._with_pods(facts, job, stored, earlier)
         # Dumps of a large job take tenths of a second.
-        facts = await asyncio.to_thread(job_failure.with_dumps, facts, digests, earlier, TAKEN_IN)
+        facts = await asyncio.to_thread(job_failure.with_dumps, facts, digests, earlier, UPDATED_FOR)
         verdict = diagnose(facts)
         plain = verdict.plain()
         if plain == stored.plain:
@@ -312,11 +318,11 @@ class JobDiagnoses:
         self._verdicts.take(job, made.began_at, JobVerdict.of(plain))
         log.info("job failed", job=job, cause=made.cause, confidence=made.confidence, verdict=verdict.summary)
         if made.node and made.node != stored.node:
-            await self._suspect(made.node, now)
+            await self._alert_on_suspect(made.node, now)
         return made
 
-    async def _past(self, job: str, nodes: Collection[str]) -> list[KnownFinding]:
-        """Return the newest findings of the job, ended ones included, and claimed ones on its nodes.
+    async def _findings_of(self, job: str, nodes: Collection[str]) -> list[KnownFinding]:
+        """Return the newest findings of the job, and claimed ones on its nodes.
 
         Claims on other nodes are skipped by pages: they cannot hide the job's own.
         """
@@ -337,14 +343,14 @@ class JobDiagnoses:
         for job, faults in self._pods.faults().items():
             life = lives.get(job)
             ended_at = life.since - _PODS_END if life is not None and life.state is LifeState.ENDED else None
-            is_own = await self._own_pods(job)
+            is_own = await self._own_pod_test(job)
             own = [fault for fault in faults if is_own(fault.namespace, fault.pod, fault.node)]
             signs = pods.signs([fault for fault in own if ended_at is None or fault.at < ended_at], now)
             if signs:
                 by_job[job] = signs
         return by_job
 
-    async def _own_pods(self, job: str) -> IsOwn:
+    async def _own_pod_test(self, job: str) -> IsOwn:
         namespace = self._namespaces.get(job)
         places = {rank.node for rank in self._ranks.get(job, {}).values()}
         is_known = job in self._seen or job in self._processes
@@ -354,16 +360,16 @@ class JobDiagnoses:
         return pods.own_pod_test(namespace, is_known, places, self._pods.namespaces_of(job))
 
     async def _with_pods(self, facts: Facts, job: str, known: KnownVerdict, earlier: Sequence[KnownVerdict]) -> Facts:
-        reading = await self._pods.reading(job, await self._own_pods(job))
-        after = max((verdict.began_at + TAKEN_IN for verdict in earlier), default=None)
-        facts = replace(facts, pods=pods.of_failure(reading, known.began_at, TAKEN_IN, after))
+        reading = await self._pods.reading(job, await self._own_pod_test(job))
+        after = max((verdict.began_at + UPDATED_FOR for verdict in earlier), default=None)
+        facts = replace(facts, pods=pods.of_failure(reading, known.began_at, UPDATED_FOR, after))
         return replace(facts, exits=[*facts.exits, *pods.ends(facts)])
 
     async def _excerpts(self, findings: Sequence[KnownFinding]) -> list[KnownExcerpt]:
         records = [await self._store.finding(known.id) for known in findings[:_MOST_EXCERPTS]]
         return [excerpt for record in records if record is not None for excerpt in record.excerpts]
 
-    async def _suspect(self, node: str, now: datetime) -> None:
+    async def _alert_on_suspect(self, node: str, now: datetime) -> None:
         named = await self._store.transact(lambda tx: tx.verdicts.on_node(node, now - verdict_alert.SUSPECT_WITHIN))
         jobs = sorted({verdict.job for verdict in named})
         if len(jobs) < verdict_alert.SUSPECT_JOBS:
@@ -372,44 +378,44 @@ class JobDiagnoses:
         summary = f"{len(jobs)} jobs failed on {node} within 30 days: {', '.join(jobs[:10])}"
         annotations = {"summary": summary, "verdicts": ", ".join(verdict.id for verdict in named[:10])}
         status = AlertStatus.FIRING
-        await self._teller.tell([Alert(fingerprint(labels), status, labels, annotations, starts_at=now, ends_at=None)])
+        await self._sender.tell([Alert(fingerprint(labels), status, labels, annotations, starts_at=now, ends_at=None)])
 
     async def _send_due(self) -> None:
         now = self._clock.now()
-        due = await self._store.transact(lambda tx: tx.verdicts.to_tell(now, _AT_ONCE))
-        due += await self._of_ended(due, now)
+        due = await self._store.transact(lambda tx: tx.verdicts.to_tell(now, _ALERTS_AT_ONCE))
+        due += await self._resolved_by_normal_end(due, now)
         if not due:
             return
-        await self._teller.tell([written(verdict, now, self._over_at(verdict, now)) for verdict in due])
-        noted = [replace(verdict, tell_at=self._next_telling(verdict, now)) for verdict in due]
+        await self._sender.tell([alert_of(verdict, now, self._alert_end(verdict, now)) for verdict in due])
+        noted = [replace(verdict, tell_at=self._next_sending(verdict, now)) for verdict in due]
         await self._store.transact(lambda tx: tx.verdicts.save(noted))
 
-    async def _of_ended(self, due: Sequence[KnownVerdict], now: datetime) -> list[KnownVerdict]:
+    async def _resolved_by_normal_end(self, due: Sequence[KnownVerdict], now: datetime) -> list[KnownVerdict]:
         if not self._ended:
             return []
         later = await self._store.transact(lambda tx: tx.verdicts.to_tell(now + self._repeat_every, _MOST_ENDED))
         due_ids = {verdict.id for verdict in due}
-        return [each for each in later if each.id not in due_ids and self._over_at(each, now) is not None]
+        return [each for each in later if each.id not in due_ids and self._alert_end(each, now) is not None]
 
-    def _over_at(self, verdict: KnownVerdict, now: datetime) -> datetime | None:
+    def _alert_end(self, verdict: KnownVerdict, now: datetime) -> datetime | None:
         """Return when the alert ended: after `ALERT_LASTS`, or at the job's normal end. None while it fires."""
         lasts_until, ended_at = verdict.began_at + ALERT_LASTS, self._ended.get(verdict.job)
         if ended_at is not None and verdict.began_at < ended_at < lasts_until:
             return ended_at
         return lasts_until if now >= lasts_until else None
 
-    def _next_telling(self, verdict: KnownVerdict, now: datetime) -> datetime | None:
-        if self._over_at(verdict, now) is not None:
+    def _next_sending(self, verdict: KnownVerdict, now: datetime) -> datetime | None:
+        if self._alert_end(verdict, now) is not None:
             return None
         return min(now + self._repeat_every, verdict.began_at + ALERT_LASTS)
 
 
-def _before(verdict: KnownVerdict, verdicts: Sequence[KnownVerdict]) -> list[KnownVerdict]:
+def _earlier_than(verdict: KnownVerdict, verdicts: Sequence[KnownVerdict]) -> list[KnownVerdict]:
     at = (verdict.began_at, verdict.attempt or 0)
     return [each for each in verdicts if each.id != verdict.id and (each.began_at, each.attempt or 0) < at]
 
 
-def written(verdict: KnownVerdict, now: datetime, over_at: datetime | None) -> Alert:
+def alert_of(verdict: KnownVerdict, now: datetime, over_at: datetime | None) -> Alert:
     labels = dict(verdict.labels or {})
     return Alert(
         fingerprint=fingerprint(labels),
@@ -441,10 +447,10 @@ def _ranks_of(details_by_job: Mapping[str, Mapping[str, Any]]) -> dict[str, dict
 
 
 def _report_of(event: Event) -> ReportedEnd | None:
+    """Return the reported end; None if the server itself ended the job."""
     content = content_of(event)
     if not isinstance(content, (JobFailed, JobEnded, JobGone)) or event.actor != "trainmedic":
         return None
-    # Without an attempt, the server itself declared the job gone.
     if isinstance(content, JobGone) and content.attempt is None:
         return None
     return reported_end.of_members(content.job, event.at, event.data, is_failure=not isinstance(content, JobEnded))

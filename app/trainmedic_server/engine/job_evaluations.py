@@ -1,6 +1,6 @@
-"""History events for evaluation results in job presences, with changed values, at most once a minute per job.
+"""History events for changed evaluation results in job presences.
 
-After a restart the newest values are repeated; readers recognise this by the time.
+After a restart the newest values are repeated.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trainmedic_server.domain.event_kinds import JobEvaluated
 from trainmedic_server.domain.run import Event
 from trainmedic_server.ports.outside import Presence
 
-APART = timedelta(minutes=1)
+APART = timedelta(minutes=1)  # least time between two events of a job
 MOST_JOBS = 10_000
 
 
@@ -23,7 +23,7 @@ class JobEvaluations:
     def __init__(self) -> None:
         self._recorded: dict[str, Mapping[str, EvaluatedMetric]] = {}
         self._recorded_at: dict[str, datetime] = {}
-        self._shown: dict[str, Mapping[str, EvaluatedMetric]] = {}
+        self._shown: dict[str, Mapping[str, EvaluatedMetric]] = {}  # by the last presence with results
 
     def due(self, jobs: Sequence[Presence], now: datetime) -> list[Event]:
         """Return the events to record. Call `recorded` once they are stored."""

@@ -25,20 +25,16 @@ from trainmedic_logs.domain.known_finding import KnownExcerpt, KnownFinding
 from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.job_life import JobLife, LifeState
 
-TELLS_ENDS = frozenset({"launcher-table", "rank-failed"})
+END_RULES = frozenset({"launcher-table", "rank-failed"})  # Rules for lines that state how processes ended
 _KILLED = re.compile(r"[Kk]ill(?:ed)? process (\d{1,10})")
 _LONGEST_LINE = 500
 _LONGEST_SETTLING = timedelta(minutes=2)
-_PRESENCE_LAGS = timedelta(seconds=15)
-"""Presences are written and read every 5 s."""
-_SHORTEST_WATCH = timedelta(seconds=22)
+_PRESENCE_LAGS = timedelta(seconds=15)  # Presences are written and read every 5 s
+_SHORTEST_WATCH = timedelta(seconds=22)  # presences lag, are read each 5 s, and are compared each 2 s
 
 
-def is_of(known: KnownFinding, job: str, nodes: Collection[str]) -> bool:
-    """Return whether a finding is about a job or from the kernel of one of its nodes.
-
-    A log file there that names the job counts too: its location may not be known yet.
-    """
+def concerns(known: KnownFinding, job: str, nodes: Collection[str]) -> bool:
+    """Return whether a finding is about a job, from its log on one of its nodes, or from their kernels."""
     if job in (known.origin.job, known.target.job):
         return True
     if known.claimed_job == job:
@@ -46,17 +42,17 @@ def is_of(known: KnownFinding, job: str, nodes: Collection[str]) -> bool:
     return not known.is_printed and (known.target.node or known.origin.node) in nodes
 
 
-def tells_dumps(known: KnownFinding) -> bool:
+def is_dump_digest(known: KnownFinding) -> bool:
     return known.rule == digest.RULE and known.origin.source == digest.SOURCE
 
 
 def with_dumps(
-    facts: Facts, excerpts: Iterable[KnownExcerpt], earlier: Sequence[KnownVerdict], taken_in: timedelta
+    facts: Facts, excerpts: Iterable[KnownExcerpt], earlier: Sequence[KnownVerdict], updated_for: timedelta
 ) -> Facts:
     """Add the joint analysis of the dumps in `excerpts`, without those of other attempts and of failures with a
     verdict.
     """
-    after = max((verdict.began_at + taken_in for verdict in earlier), default=None)
+    after = max((verdict.began_at + updated_for for verdict in earlier), default=None)
     dumps: list[Dump] = []
     refused: dict[str, str] = {}
     for each in excerpts:
@@ -74,7 +70,7 @@ def began_at(instances: Iterable[str], failed_at: datetime) -> datetime | None:
     return max((at for at in times if at is not None and at <= failed_at), default=None)
 
 
-def tells_kills(known: KnownFinding) -> bool:
+def is_kernel_kill(known: KnownFinding) -> bool:
     return known.cause is CauseClass.HOST_MEMORY and not known.is_printed
 
 
@@ -106,11 +102,11 @@ def with_kills(
 
 def lost_processes(findings: Iterable[KnownFinding], job: str) -> frozenset[tuple[str, str]]:
     """Return (node, PID) of ended processes reported by other jobs."""
-    told = (known for known in findings if known.origin.job not in (None, job) and known.role is not Role.NOISE)
-    return frozenset((known.origin.node, pid) for known in told if (pid := known.fields.get("pid")))
+    ended = (known for known in findings if known.origin.job not in (None, job) and known.role is not Role.NOISE)
+    return frozenset((known.origin.node, pid) for known in ended if (pid := known.fields.get("pid")))
 
 
-def signs(findings: Iterable[KnownFinding], life: JobLife | None) -> list[Sign]:
+def failure_signs(findings: Iterable[KnownFinding], life: JobLife | None) -> list[Sign]:
     """Return signs of a failure or hang, earliest first.
 
     A root-cause line alone is none: loops may catch exceptions.
@@ -126,22 +122,25 @@ def signs(findings: Iterable[KnownFinding], life: JobLife | None) -> list[Sign]:
 
 
 def _is_launchers(known: KnownFinding) -> bool:
-    return known.rule in TELLS_ENDS and (known.rule != "rank-failed" or "exitcode" in known.line)
+    return known.rule in END_RULES and (known.rule != "rank-failed" or "exitcode" in known.line)
 
 
 def _shows_failure(known: KnownFinding) -> bool:
-    return known.rule in TELLS_ENDS or (known.role is Role.CASCADE and known.cause is CauseClass.HANG)
+    return known.rule in END_RULES or (known.role is Role.CASCADE and known.cause is CauseClass.HANG)
 
 
 class Stepping(NamedTuple):
+    """Progress of a job, by its presences."""
+
     step: int
     instance: str
     since: datetime
+    """Time of the last advance."""
     usual: timedelta = timedelta(0)
     """Longest recent time between advances; zero before two of them."""
 
     def moved(self, step: int, instance: str, now: datetime) -> Stepping:
-        """Another process proves no progress."""
+        """Another process (`instance`) proves no progress."""
         if instance != self.instance:
             return Stepping(step, instance, self.since)
         if step <= self.step:
@@ -157,16 +156,17 @@ def is_settled(sign: Sign, stepping: Stepping | None, now: datetime, settling: t
 
 
 def is_disproved(sign: Sign, stepping: Stepping | None) -> bool:
+    """Return whether the job advanced after the sign of a hang."""
     return sign.is_wait and stepping is not None and bool(stepping.usual) and stepping.since > sign.at + _PRESENCE_LAGS
 
 
-def is_of_another(sign: Sign, verdict: KnownVerdict, taken_in: timedelta) -> bool:
+def is_of_another(sign: Sign, verdict: KnownVerdict, updated_for: timedelta) -> bool:
     if sign.attempt is not None and verdict.attempt is not None and sign.attempt > verdict.attempt:
         return True
-    return sign.at - verdict.began_at > taken_in
+    return sign.at - verdict.began_at > updated_for
 
 
-def of_attempt(findings: Iterable[KnownFinding], job: str, attempt: int | None) -> list[KnownFinding]:
+def findings_of_attempt(findings: Iterable[KnownFinding], job: str, attempt: int | None) -> list[KnownFinding]:
     """Return findings of the attempt, and those without attempt or job.
 
     `attempt` None selects the newest attempt with an open finding.
@@ -174,9 +174,9 @@ def of_attempt(findings: Iterable[KnownFinding], job: str, attempt: int | None) 
     findings = list(findings)
     if attempt is None:
         findings = [each for each in findings if each.is_open]
-        attempts = [each.origin.attempt or 0 for each in findings if _names(each, job)]
+        attempts = [each.origin.attempt or 0 for each in findings if _names_job(each, job)]
         attempt = max(attempts, default=0)
-    return [each for each in findings if not _names(each, job) or each.origin.attempt in (None, attempt)]
+    return [each for each in findings if not _names_job(each, job) or each.origin.attempt in (None, attempt)]
 
 
 def settled_at(
@@ -186,7 +186,7 @@ def settled_at(
     heard = [
         finding.heard_first_at
         for finding in findings
-        if _names(finding, report.job) and finding.is_printed and finding.origin.attempt == report.attempt
+        if _names_job(finding, report.job) and finding.is_printed and finding.origin.attempt == report.attempt
         if finding.role is Role.ROOT or _shows_failure(finding)
     ]
     if heard:
@@ -194,7 +194,7 @@ def settled_at(
     return report.at + (unread if report.error and not report.is_hang else settling)
 
 
-def _names(each: KnownFinding, job: str) -> bool:
+def _names_job(each: KnownFinding, job: str) -> bool:
     return job in (each.origin.job, each.target.job, each.claimed_job)
 
 
@@ -216,7 +216,7 @@ def healthy_shapes(
     )
 
 
-def facts(
+def failure_facts(
     job: str,
     findings: Sequence[KnownFinding],
     excerpts: Sequence[KnownExcerpt],
@@ -226,8 +226,8 @@ def facts(
     attempt: int | None = None,
     report: ReportedEnd | None = None,
 ) -> Facts:
-    """`excerpts` are those of `TELLS_ENDS`, `report` is the launcher's."""
-    findings = [known for known in findings if not tells_dumps(known)]
+    """Return the facts for a verdict. `excerpts` are those of `END_RULES`, `report` is the launcher's."""
+    findings = [known for known in findings if not is_dump_digest(known)]
     attempts = [known.origin.attempt for known in findings if known.origin.attempt is not None]
     known_ranks = dict(ranks)
     for known in findings:
@@ -268,8 +268,12 @@ def _collectives(findings: Sequence[KnownFinding]) -> CollectiveLines:
 
 
 def _with_ranks(findings: Iterable[Finding], ended: Iterable[Exit]) -> list[Finding]:
-    told = [each for each in ended if each.local_rank is not None and each.rank is not None]
-    ranks: dict[tuple[str, int | None], int | None] = {(each.node, each.local_rank): each.rank for each in told}
+    """Add the global rank that an exit states for a finding's node and local rank."""
+    ranks: dict[tuple[str, int | None], int | None] = {
+        (each.node, each.local_rank): each.rank
+        for each in ended
+        if each.local_rank is not None and each.rank is not None
+    }
     placed = [
         replace(each, origin=replace(each.origin, rank=ranks.get((each.origin.node, each.origin.local_rank))))
         if each.origin.rank is None and not each.ranks
@@ -280,6 +284,7 @@ def _with_ranks(findings: Iterable[Finding], ended: Iterable[Exit]) -> list[Find
 
 
 def _exits(findings: Sequence[KnownFinding], excerpts: Sequence[KnownExcerpt]) -> list[Exit]:
+    """Return each process's exit once. A table takes precedence over lines."""
     nodes = {known.id: known.origin.node for known in findings}
     tables: dict[tuple[str, int | None], Exit] = {}
     lines: list[Exit] = []
@@ -287,12 +292,14 @@ def _exits(findings: Sequence[KnownFinding], excerpts: Sequence[KnownExcerpt]) -
         node = each.key.node or nodes.get(each.finding_id, "")
         for ended in exits.torchrun_table("\n".join(each.excerpt.lines), node):
             tables[node, ended.pid] = replace(ended, is_node_sure=ended.node == node)
-        lines += [ended for line in each.excerpt.lines for ended in _lines(line, node)]
+        lines += [ended for line in each.excerpt.lines for ended in _launcher_exits(line, node)]
     if not excerpts:
-        lines = [e for known in findings for e in _lines(known.line, known.origin.node)]
+        lines = [ended for known in findings for ended in _launcher_exits(known.line, known.origin.node)]
     known_pids = {ended.pid for ended in tables.values()}
-    return list(dict.fromkeys([*tables.values(), *(e for e in lines if e.pid is None or e.pid not in known_pids)]))
+    others = (ended for ended in lines if ended.pid is None or ended.pid not in known_pids)
+    return list(dict.fromkeys([*tables.values(), *others]))
 
 
-def _lines(line: str, node: str) -> list[Exit]:
-    return [replace(e, is_node_sure=bool(node) and e.node == node) for e in exits.launcher_line(line, node)]
+def _launcher_exits(line: str, node: str) -> list[Exit]:
+    ended = exits.launcher_line(line, node)
+    return [replace(each, is_node_sure=bool(node) and each.node == node) for each in ended]

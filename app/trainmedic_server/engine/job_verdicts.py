@@ -26,11 +26,11 @@ class JobVerdicts:
         newest = known.get(job)
         if newest is not None and newest[0] > began_at:
             return
-        counting = {**self._counting(known), job: (began_at, verdict)}
+        recent = {**self._recent(known), job: (began_at, verdict)}
         if is_slow:
-            self._slownesses = counting
+            self._slownesses = recent
         else:
-            self._failures = counting
+            self._failures = recent
 
     async def load(self, source: VerdictSource) -> None:
         """Raises StoreUnavailable."""
@@ -44,10 +44,10 @@ class JobVerdicts:
         failures, slownesses = self._failures, self._slownesses
         if not failures and not slownesses:
             return {}
-        failures, slownesses = self._counting(failures), self._counting(slownesses)
+        failures, slownesses = self._recent(failures), self._recent(slownesses)
         return {job: VerdictsOnJob(_of(failures, job), _of(slownesses, job)) for job in {*failures, *slownesses}}
 
-    def _counting(self, known: _Newest) -> _Newest:
+    def _recent(self, known: _Newest) -> _Newest:
         oldest = self._clock.now() - CURRENT_FOR
         return {job: newest for job, newest in known.items() if newest[0] >= oldest}
 

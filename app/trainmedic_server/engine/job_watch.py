@@ -1,7 +1,6 @@
 """Detection of gone jobs, by the rules of ``domain.job_life``.
 
-Only jobs whose SDK reports their end (``says_end``) are watched. Redis outages and server downtimes do not count as
-silence.
+Only jobs whose SDK reports their end (``says_end``) are watched.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from trainmedic_server.ports.store import RunStore, Transaction
 
 LOOK_EVERY = timedelta(seconds=5)
 MOST_JOBS = 10_000
+# Time between two looks from which on the server itself stalled, so that silence does not count.
 _LATEST_LOOK = timedelta(seconds=20)
 _INSTANCE = re.compile(r"^[!-~]{1,64}\Z")
 
@@ -41,6 +41,7 @@ log = telemetry.logger(__name__)
 
 class _Ranks(NamedTuple):
     gpus: frozenset[tuple[str, str, str]]
+    """Job, node and UUID."""
     number: int
 
 
@@ -63,8 +64,8 @@ class JobWatch:
         self._ago = ago
         self._absences = AbsenceDetection(job_life.GONE_AFTER, _LATEST_LOOK, elapsed)
         self._lives: dict[str, JobLife] | None = None
-        self._signs: dict[tuple[str, str], datetime] = {}
-        """Last presence by kind and name. An unchanged one is no sign of life."""
+        # Last presence by kind and name. An unchanged one is no sign of life.
+        self._last_presences: dict[tuple[str, str], datetime] = {}
         self._ranks: dict[str, int] = {}
         self._read_ranks = PartReader("placement", _ranks_of)
         self._evaluations = JobEvaluations()
@@ -85,7 +86,7 @@ class JobWatch:
         return lives is None or job in lives or len(lives) >= MOST_JOBS
 
     def slurm_id_of(self, job: str) -> str | None:
-        """Return the last one reported since the server's start."""
+        """Return the Slurm ID that the job last reported since the server's start."""
         return self._slurm_ids.get(job)
 
     async def end(self, job: str, actor: str, note: str) -> JobLife:
@@ -117,11 +118,11 @@ class JobWatch:
         except BusUnavailable:
             self._absences.forget()
             raise
-        self._note_slurm(jobs, known)
+        self._note_slurm_ids(jobs, known)
         await self._note_ranks(jobs, known)
         lives_now = dict(known)
         changes = list(self._changes(lives_now, arrived, jobs, launchers))
-        dropped = self._dropped(lives_now)
+        dropped = self._drop_old(lives_now)
         if changes or dropped:
             await self._keep(lives_now, changes, dropped)
         self._lives = lives_now
@@ -135,7 +136,7 @@ class JobWatch:
             await self._store.transact(lambda tx: tx.append(events))
         self._evaluations.recorded(events, jobs)
 
-    def _note_slurm(self, jobs: Sequence[Presence], known: Collection[str]) -> None:
+    def _note_slurm_ids(self, jobs: Sequence[Presence], known: Collection[str]) -> None:
         reported = {job.name: slurm_job_id(job.details) for job in jobs}
         kept = {job: slurm_id for job, slurm_id in self._slurm_ids.items() if job in known and job not in reported}
         self._slurm_ids = kept | {job: slurm_id for job, slurm_id in reported.items() if slurm_id is not None}
@@ -143,12 +144,12 @@ class JobWatch:
     async def _note_ranks(self, jobs: Sequence[Presence], known: Collection[str]) -> None:
         kept = {*known, *(job.name for job in jobs)}
         self._ranks = {name: number for name, number in self._ranks.items() if name in kept}
-        told = await self._read_ranks.changed([job for job in jobs if job.doubt is None])
-        if told is not None:
+        read = await self._read_ranks.changed([job for job in jobs if job.doubt is None])
+        if read is not None:
             await asyncio.to_thread(
-                self._metrics.jobs.show_gpus, frozenset().union(*(job.gpus for job in told.values()))
+                self._metrics.jobs.show_gpus, frozenset().union(*(job.gpus for job in read.values()))
             )
-            self._ranks |= {name: job.number for name, job in told.items() if job.number}
+            self._ranks |= {name: job.number for name, job in read.items() if job.number}
 
     def _changes(
         self,
@@ -157,43 +158,46 @@ class JobWatch:
         jobs: Sequence[Presence],
         launchers: Sequence[Presence],
     ) -> Iterator[LifeChange]:
+        """Yield the changes, each after its application to `lives`."""
         now = self._clock.now()
         # If the records are full, skip new names. Dropping old ones would let invented names hide a job's death.
         room = MOST_JOBS - sum(life.state is not LifeState.ENDED for life in lives.values())
-        heard = self._new_presences("job", [job for job in jobs if job.details.get("says_end") is True])
+        present = self._new_presences("job", [job for job in jobs if job.details.get("says_end") is True])
         # A launcher whose node is excluded waits, whatever happens to the job.
         launched = self._new_presences(
             "launcher", [each for each in launchers if each.details.get("state") != "left_out"]
         )
         signs = [(name, "") for name in launched]
-        signs += [(name, _instance_of(presence)) for name, presence in heard.items()]
+        signs += [(name, _instance_of(presence)) for name, presence in present.items()]
         # Presences first: notices are about processes that they introduce.
         for name, instance in signs:
             if name in lives or room > 0:
                 room -= name not in lives
-                yield from _taken(lives, job_life.after_report(lives.get(name), name, instance, now))
+                yield from _applied(lives, job_life.after_report(lives.get(name), name, instance, now))
         for item in arrived:
             notice = item.notice
             if notice.job in lives or room > 0:
                 room -= notice.job not in lives
                 change = job_life.after_notice(lives.get(notice.job), notice, notice.attempt is not None, now)
-                yield from _taken(lives, change)
-        for name in self._absences.note(lives.keys() - heard.keys() - launched.keys()):
-            yield from _taken(lives, job_life.after_silence(lives[name], now))
+                yield from _applied(lives, change)
+        for name in self._absences.note(lives.keys() - present.keys() - launched.keys()):
+            yield from _applied(lives, job_life.after_silence(lives[name], now))
 
     def _new_presences(self, kind: str, presences: Sequence[Presence]) -> dict[str, Presence]:
-        heard = {}
+        """Return trusted presences written since the last look."""
+        present = {}
         for presence in presences:
             key = (kind, presence.name)
             is_named = NAME.match(presence.name) is not None
-            if is_named and presence.doubt is None and self._signs.get(key) != presence.last_seen:
-                self._signs[key] = presence.last_seen
-                heard[presence.name] = presence
-        if len(self._signs) > 4 * MOST_JOBS:
-            self._signs.clear()
-        return heard
+            if is_named and presence.doubt is None and self._last_presences.get(key) != presence.last_seen:
+                self._last_presences[key] = presence.last_seen
+                present[presence.name] = presence
+        if len(self._last_presences) > 4 * MOST_JOBS:
+            self._last_presences.clear()
+        return present
 
-    def _dropped(self, lives: dict[str, JobLife]) -> list[JobLife]:
+    def _drop_old(self, lives: dict[str, JobLife]) -> list[JobLife]:
+        """Remove and return expired and surplus records."""
         kept_since = self._ago(job_life.KEPT)
         dropped = [life for life in lives.values() if job_life.is_forgotten(life, kept_since)]
         for life in dropped:
@@ -234,7 +238,7 @@ def _instance_of(presence: Presence) -> str:
     return instance if _INSTANCE.match(instance) else ""
 
 
-def _taken(lives: dict[str, JobLife], change: LifeChange | None) -> Iterator[LifeChange]:
+def _applied(lives: dict[str, JobLife], change: LifeChange | None) -> Iterator[LifeChange]:
     if change is not None:
         lives[change.life.name] = change.life
         yield change

@@ -1,13 +1,12 @@
 """Recovery of still needed effects whose lease expired: the loss is recorded and the effect reapplied.
 
-If only the lease ended the effect (`Renewal.has_expired`), the same command with the same undo is sent again. Unlike a
-renewal, this changes the node, so it needs the current policy's consent (``lease_reapply``).
+If only the lease ended the effect (`Renewal.has_expired`), the same command is sent again, if ``lease_reapply`` allows
+it.
 
-Without an Alertmanager to ask, only alerts reported after this server's start count as firing, until `RESENT_AFTER`:
-missed resolutions have been sent again by then.
+Without an Alertmanager to ask, only alerts reported after this server's start count as firing, until `RESENT_AFTER`.
 
-``set_again_started`` is recorded before the command, ``set_again_done`` after success. After a crash in between, the
-next server repeats the command; the node knows its ID and applies it once.
+``set_again_started`` is recorded before the command, ``set_again_done`` after success. In between, the next server
+repeats the command; the node applies it once.
 """
 
 from __future__ import annotations
@@ -37,12 +36,10 @@ from trainmedic_server.ports.outside import AlertSource
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
 
-RESENT_AFTER = timedelta(minutes=5)
-"""Alertmanager's group_interval, within which it repeats failed deliveries."""
+RESENT_AFTER = timedelta(minutes=5)  # Alertmanager's group_interval, within which it repeats failed deliveries
 
-_BATCH = 200
-
-_NOT_BEGUN = (UndoStatus.ARMED, UndoStatus.AVAILABLE)
+_COMMANDS_AT_ONCE = 200  # Commands per transaction
+_UNDO_NOT_BEGUN = (UndoStatus.ARMED, UndoStatus.AVAILABLE)
 
 PlaybookOf: TypeAlias = Callable[[Run], Awaitable[CompiledPlaybook]]
 
@@ -52,6 +49,7 @@ log = telemetry.logger(__name__)
 class _PreparedRun(Struct, frozen=True):
     run: Run
     fires: bool | None
+    """None if unknown."""
     guards: Guards
 
 
@@ -62,8 +60,8 @@ class LeaseRecovery:
         self._playbook_of = playbook_of
         self._started_at = services.clock.now()
         self._started_at_loop_time = 0.0
-        self._recorded_losses: set[tuple[str, str]] = set()
-        self._looked_up: set[str] = set()
+        self._recorded_losses: set[tuple[str, str]] = set()  # command ID and node
+        self._looked_up: set[str] = set()  # IDs of commands in effect, whose reapplication is recorded as done
         self._busy_runs: set[str] = set()
         self._attempt_numbers = itertools.count()
 
@@ -87,15 +85,16 @@ class LeaseRecovery:
             self._services.metrics.leases_lost.inc(recorded)
         expired = {renewal.effect.command_id: renewal.effect for renewal in renewals if renewal.has_expired}
         # An earlier server may have been killed while reapplying, so look up each command once.
-        await self._record_set_again(
+        await self._record_reapplied(
             [renewal for renewal in renewals if renewal.effect.command_id not in self._looked_up]
         )
         by_run: dict[str, list[LeasedEffect]] = {}
         for effect in expired.values():
             by_run.setdefault(effect.run_id, []).append(effect)
-        await asyncio.gather(*(self._set_again(action, effects) for effects in by_run.values()))
+        await asyncio.gather(*(self._reapply(action, effects) for effects in by_run.values()))
 
     def forget_others(self, command_ids: Collection[str]) -> None:
+        """Forget all but these."""
         self._recorded_losses = {loss for loss in self._recorded_losses if loss[0] in command_ids}
         self._looked_up &= set(command_ids)
 
@@ -114,7 +113,7 @@ class LeaseRecovery:
             count += 1
         return count
 
-    async def _set_again(self, action: LeasedAction, effects: Sequence[LeasedEffect]) -> None:
+    async def _reapply(self, action: LeasedAction, effects: Sequence[LeasedEffect]) -> None:
         run_id = effects[0].run_id
         if run_id in self._busy_runs:
             return  # an earlier round still waits for another attempt on the targets
@@ -122,11 +121,11 @@ class LeaseRecovery:
         try:
             prepared = await self._prepare(run_id)
             if prepared is not None:
-                await self._send(action, run_id, effects, prepared)
+                await self._reapply_now(action, run_id, effects, prepared)
         finally:
             self._busy_runs.discard(run_id)
 
-    async def _send(
+    async def _reapply_now(
         self, action: LeasedAction, run_id: str, effects: Sequence[LeasedEffect], prepared: _PreparedRun
     ) -> None:
         targets = {target for effect in effects for target in _targets_of(action, effect)}
@@ -142,7 +141,7 @@ class LeaseRecovery:
             self._services.fence()
             until = self._services.clock.now() + action.lease / 3
             renewals = await action.renew([replace(effect, again=True) for effect in started], until)
-        await self._record_set_again(renewals)
+        await self._record_reapplied(renewals)
         failed = [renewal for renewal in renewals if not _is_in_effect(renewal)]
         if failed:
             log.warning("cannot reapply expired effect", run_id=run_id, why=failed[0].why)
@@ -192,6 +191,7 @@ class LeaseRecovery:
         prepared: _PreparedRun,
         targets: Collection[Target],
     ) -> list[LeasedEffect]:
+        """Return the effects to reapply now."""
         run = tx.run(run_id)
         if run is None:
             return []
@@ -229,13 +229,13 @@ class LeaseRecovery:
         if not is_recorded:
             tx.append([recorded(SetAgainHeld(reason, asked), self._services.clock.now(), run_id)])
 
-    async def _record_set_again(self, renewals: Sequence[Renewal]) -> None:
+    async def _record_reapplied(self, renewals: Sequence[Renewal]) -> None:
         by_command: dict[str, list[Renewal]] = {}
         for renewal in renewals:
             by_command.setdefault(renewal.effect.command_id, []).append(renewal)
         complete = [of_command for of_command in by_command.values() if all(map(_is_in_effect, of_command))]
-        for start in range(0, len(complete), _BATCH):
-            batch = complete[start : start + _BATCH]
+        for start in range(0, len(complete), _COMMANDS_AT_ONCE):
+            batch = complete[start : start + _COMMANDS_AT_ONCE]
             done = await self._services.store.transact(functools.partial(self._record_done, batch))
             self._looked_up |= {of_command[0].effect.command_id for of_command in batch}
             self._recorded_losses = {loss for loss in self._recorded_losses if loss[0] not in done}
@@ -271,7 +271,7 @@ def _is_under_way(tx: Transaction, run_id: str, command_id: str) -> bool:
 
 def _is_needed(run: Run, command_id: str) -> bool:
     return any(
-        step.undo is None or step.undo.status in _NOT_BEGUN
+        step.undo is None or step.undo.status in _UNDO_NOT_BEGUN
         for step in run.steps
         if any(attempt.command_id == command_id for attempt in step.attempts)
     )

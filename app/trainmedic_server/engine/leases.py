@@ -1,8 +1,7 @@
 """Renewal of leased effects, such as power caps, which end unless renewed.
 
-An effect is renewed in each third of its lease, from the end of its attempt until its undo begins: while its run is
-open, an alert fires or its undo is armed. A hold, such as a job's pause, is renewed only while a later question of its
-run is open.
+An effect is renewed in each third of its lease, from the end of its attempt until its undo begins. A hold, such as a
+job's pause, is renewed only while a later question of its run is open.
 
 Pauses and the breaker do not stop renewals: otherwise a pause would restore a hot GPU's full power.
 """
@@ -14,6 +13,7 @@ import functools
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain import alert, destinations
@@ -26,19 +26,24 @@ from trainmedic_server.ports.actions import Actions, LeasedAction, LeasedEffect
 from trainmedic_server.ports.store import Transaction
 
 RENEW_EVERY = timedelta(seconds=15)
-_BATCH = 200
-"""Deliveries share the store's only writer."""
+_RUNS_AT_ONCE = 200  # Runs read per transaction, because deliveries share the store's only writer
 _SHOWN = 8
 
 log = telemetry.logger(__name__)
+
+
+class _InEffect(NamedTuple):
+    action: str
+    effect: LeasedEffect
+    lease: timedelta
 
 
 class LeaseRenewer:
     def __init__(self, services: EngineServices, recovery: LeaseRecovery) -> None:
         self._services = services
         self._leased: Mapping[str, LeasedAction] = {}
+        # Third of the lease of the last renewal, by command ID, in event-loop time.
         self._last_third: dict[str, int] = {}
-        """Third of the lease of the last renewal, by command ID, in event-loop time."""
         self._recovery = recovery
         self._renewals: set[asyncio.Task[None]] = set()
 
@@ -59,47 +64,45 @@ class LeaseRenewer:
         """Start renewing, without waiting for replies: a silent node must not delay others."""
         now, loop_time = self._services.clock.now(), asyncio.get_running_loop().time()
         run_ids = await self._services.store.transact(lambda tx: tx.runs_in_effect(self._leased))
-        in_effect: list[tuple[str, LeasedEffect, timedelta]] = []
-        for start in range(0, len(run_ids), _BATCH):
-            batch = run_ids[start : start + _BATCH]
+        in_effect: list[_InEffect] = []
+        for start in range(0, len(run_ids), _RUNS_AT_ONCE):
+            batch = run_ids[start : start + _RUNS_AT_ONCE]
             in_effect += await self._services.store.transact(functools.partial(self._in_effect, batch, now))
         self._services.metrics.leases.set(len(in_effect))
         last_third: dict[str, int] = {}
         due: dict[str, list[LeasedEffect]] = {}
-        for name, effect, lease in in_effect:
+        for action, effect, lease in in_effect:
             # Thirds count from a common start, so that effects on one node share a command. Use event-loop time: the
             # wall clock may be set.
             third = int(loop_time // (lease.total_seconds() / 3))
             if self._last_third.get(effect.command_id) != third:
-                due.setdefault(name, []).append(effect)
+                due.setdefault(action, []).append(effect)
             last_third[effect.command_id] = third
         self._last_third = last_third
         self._recovery.forget_others(last_third)
-        for name, effects in due.items():
-            shortest = min(lease for of, _, lease in in_effect if of == name)
-            task = asyncio.create_task(self._renew(self._leased[name], effects, now + shortest / 3))
+        for action, effects in due.items():
+            shortest = min(each.lease for each in in_effect if each.action == action)
+            task = asyncio.create_task(self._renew(self._leased[action], effects, now + shortest / 3))
             self._renewals.add(task)
             task.add_done_callback(self._renewals.discard)
 
-    def _in_effect(
-        self, run_ids: Sequence[str], now: datetime, tx: Transaction
-    ) -> list[tuple[str, LeasedEffect, timedelta]]:
-        heard_since = self._services.timeline.ago(self._services.limits.assume_resolved_after)
+    def _in_effect(self, run_ids: Sequence[str], now: datetime, tx: Transaction) -> list[_InEffect]:
+        not_silent_since = self._services.timeline.ago(self._services.limits.assume_resolved_after)
         runs = tx.runs(run_ids)
         alerts = tx.alerts_of([run.id for run in runs if not run.is_open])
         in_effect = []
         for run in runs:
             decisive = alert.decisive(alerts.get(run.id, ()))
-            fires = (not record.is_resolved and record.last_heard_at >= heard_since for record in decisive)
-            goes_on = run.is_open or any(fires)
+            fires = (not record.is_resolved and record.last_heard_at >= not_silent_since for record in decisive)
+            continues = run.is_open or any(fires)
             for step in run.steps:
                 action = self._leased.get(step.action or "")
                 if action is None:
                     continue
                 is_hold = getattr(action, "is_hold", False)
-                if _is_awaited(run, step) if is_hold else _is_needed(step, goes_on):
+                if _is_hold_needed(run, step) if is_hold else _is_needed(step, continues):
                     lease = action.granted(step.output)
-                    in_effect += [(step.action or "", effect, lease) for effect in _effects(run, step, now)]
+                    in_effect += [_InEffect(step.action or "", effect, lease) for effect in _effects(run, step, now)]
         return in_effect
 
     async def _renew(self, action: LeasedAction, effects: Sequence[LeasedEffect], until: datetime) -> None:
@@ -132,13 +135,14 @@ def _leased(actions: Actions) -> Mapping[str, LeasedAction]:
     return leased
 
 
-def _is_needed(step: StepState, run_goes_on: bool) -> bool:
+def _is_needed(step: StepState, run_continues: bool) -> bool:
     if step.undo is None or step.undo.status is UndoStatus.AVAILABLE:
-        return run_goes_on
+        return run_continues
     return step.undo.status is UndoStatus.ARMED
 
 
-def _is_awaited(run: Run, step: StepState) -> bool:
+def _is_hold_needed(run: Run, step: StepState) -> bool:
+    """Return whether a later question is open and no step has released the hold."""
     undo = step.undo
     if not run.is_open or undo is None or undo.status not in (UndoStatus.ARMED, UndoStatus.AVAILABLE):
         return False

@@ -1,15 +1,14 @@
 """Target locks: one change at a time per target.
 
 A run locks its claim (``claims``) from start to close. Claims are granted in order of arrival, except that a run passes
-earlier waiters whose claims do not overlap its own. Undos take no lock; they only wait for attempts in flight on what
-they overlap.
+earlier waiters that it does not overlap. Undos take no lock; they only wait for attempts in flight.
 
 A claim with several targets is granted all or none. A holder never waits for more, so no two runs block each other.
 
 A run on a job does not lock its nodes, which may be a thousand and change. Attempts on common nodes or GPUs run one at
-a time, and their effects must coexist, as power caps do: the lowest counts, and each is reverted separately.
+a time.
 
-The locks are in memory; drivers of open runs take them again after a restart.
+Drivers of open runs take the locks again after a restart.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from trainmedic_server.domain.claim import Claim
 class TargetLocks:
     def __init__(self) -> None:
         self._held = _Claims()
-        self._keepers: set[str] = set()
-        self._turned_away = _Claims()
+        self._keepers: set[str] = set()  # reservations in `_held`, for runs that are being admitted
+        self._refused_keepers = _Claims()
         self._waiting = _Claims()
         self._grants: dict[str, asyncio.Future[None]] = {}
         self._acting = _Claims()
-        self._held_back: list[asyncio.Future[None]] = []
+        self._ends_awaited: list[asyncio.Future[None]] = []  # each is done when any attempt ends
 
     def try_acquire(self, run_id: str, claim: Claim) -> bool:
         """Lock the claim unless an overlapping one is locked or waited for. Return whether it did."""
@@ -43,10 +42,10 @@ class TargetLocks:
     def try_keep(self, keeper: str, claim: Claim) -> bool:
         """Reserve the claim for a run to be admitted, unless an earlier keeper was refused an overlapping one.
 
-        Each keeper needs `pass_on` or `release`, even if refused.
+        Each keeper needs `pass_on` or `release`.
         """
-        if self._turned_away.overlapping(claim) or not self.try_acquire(keeper, claim):
-            self._turned_away.add(keeper, claim)
+        if self._refused_keepers.overlapping(claim) or not self.try_acquire(keeper, claim):
+            self._refused_keepers.add(keeper, claim)
             return False
         self._keepers.add(keeper)
         return True
@@ -65,10 +64,12 @@ class TargetLocks:
         return self._grants[run_id]
 
     def holder(self, claim: Claim) -> str | None:
-        claims = self._held.near(claim)
+        """Return the run with an overlapping lock."""
+        claims = self._held.possibly_overlapping(claim)
         return next((run for run, held in claims if run not in self._keepers and held.overlaps(claim)), None)
 
     def blocker(self, run_id: str, claim: Claim) -> str | None:
+        """Return the run that must release its lock, or get it first."""
         if self._held.has(run_id):
             return None
         holder = self.holder(claim)
@@ -79,12 +80,12 @@ class TargetLocks:
     def release(self, run_id: str) -> None:
         """Unlock the claim or leave the queue. Idempotent."""
         self._keepers.discard(run_id)
-        self._turned_away.remove(run_id)
+        self._refused_keepers.remove(run_id)
         claim = self._held.remove(run_id) or self._waiting.remove(run_id)
         self._grants.pop(run_id, None)
         if claim is None or not self._grants:
             return
-        for waiter, its_claim in self._waiting.near(claim):
+        for waiter, its_claim in self._waiting.possibly_overlapping(claim):
             if self._held.overlapping(its_claim) or self._waiting.overlapping(its_claim, before=waiter):
                 continue
             self._waiting.remove(waiter)
@@ -106,7 +107,7 @@ class TargetLocks:
         while any(map(self._acting.overlapping, claims.values())):
             waited = True
             another_ended = asyncio.get_running_loop().create_future()
-            self._held_back.append(another_ended)
+            self._ends_awaited.append(another_ended)
             await another_ended
         for name, claim in claims.items():
             self._acting.add(name, claim)
@@ -115,14 +116,14 @@ class TargetLocks:
     def end_acting(self, names: Iterable[str]) -> None:
         for name in names:
             self._acting.remove(name)
-        waiters, self._held_back = self._held_back, []
+        waiters, self._ends_awaited = self._ends_awaited, []
         for another_ended in waiters:
             if not another_ended.done():
                 another_ended.set_result(None)
 
 
 class _Acting:
-    """A class, because the event loop tracks each generator."""
+    """Context of `TargetLocks.acting`; cheaper than a generator, which the event loop tracks."""
 
     def __init__(self, locks: TargetLocks, holder: str, claims: Sequence[Claim]) -> None:
         self._locks = locks
@@ -167,15 +168,17 @@ class _Claims:
                     del self._groups[key]
         return claim
 
-    def near(self, claim: Claim) -> list[tuple[str, Claim]]:
-        claims = {name: each for group in self._near(claim) for name, each in group.items()}
+    def possibly_overlapping(self, claim: Claim) -> list[tuple[str, Claim]]:
+        """Return the claims of the same groups, in order."""
+        claims = {name: each for group in self._groups_near(claim) for name, each in group.items()}
         return sorted(claims.items(), key=lambda named: self._numbers[named[0]])
 
     def overlapping(self, claim: Claim, before: str | None = None) -> str | None:
+        """Return the first overlapping holder, with `before` only of earlier claims."""
         if not self._by_name:
             return None
         end = self._numbers[before] if before is not None else None
-        for group in self._near(claim):
+        for group in self._groups_near(claim):
             for name, claimed in group.items():
                 if end is not None and self._numbers[name] >= end:
                     break
@@ -183,7 +186,7 @@ class _Claims:
                     return name
         return None
 
-    def _near(self, claim: Claim) -> Iterator[dict[str, Claim]]:
+    def _groups_near(self, claim: Claim) -> Iterator[dict[str, Claim]]:
         if claim.target.kind is TargetKind.CLUSTER:
             yield from self._groups.values()
             return

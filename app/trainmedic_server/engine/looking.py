@@ -9,12 +9,13 @@ from typing import Any
 
 from msgspec import Struct, field
 
-_LATE = timedelta(minutes=2)
-"""A longer gap between two looks interrupts ``for``."""
+_LATE = timedelta(minutes=2)  # A longer gap between two looks interrupts ``for``
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Look(Struct, frozen=True):
+    """Call the action until its condition has held for `held_for`, or until the deadline; `once`: one call now."""
+
     key: tuple[str, int]
     action: str
     params: Mapping[str, Any]
@@ -29,14 +30,17 @@ class Observed(Struct, frozen=True):
     began: datetime
     ended: datetime
     why: str = ""
-    """Error or missing data, if that is why it does not hold."""
+    """Error or missing data."""
     output: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Sight(Struct, frozen=True):
+    """State of a polled condition. `holds` is None before the first result."""
+
     key: tuple[str, int]
     holds: bool | None = None
     since: datetime | None = None
+    """When it began to hold without interruption."""
     last: Observed | None = None
 
     def after(self, look: Look, observed: Observed) -> Sight:

@@ -10,12 +10,12 @@ from trainmedic.wire.backoff import Backoff
 from trainmedic_server import errors, telemetry
 from trainmedic_server.ports.outside import Clock
 
-Rest = Callable[[float], Awaitable[object]]
+Sleep = Callable[[float], Awaitable[object]]
 
 log = telemetry.logger(__name__)
 
 
-def by_clock(clock: Clock) -> Rest:
+def sleeping_by(clock: Clock) -> Sleep:
     return lambda seconds: clock.sleep_until(clock.now() + timedelta(seconds=seconds))
 
 
@@ -26,12 +26,12 @@ async def repeat(
     metrics: telemetry.Metrics,
     *,
     retries: Backoff | None = None,
-    rest: Rest = asyncio.sleep,
+    sleep: Sleep = asyncio.sleep,
 ) -> None:
-    """Call `work` at this interval until cancelled; immediately again while it returns a true value.
+    """Call `work` at this interval until cancelled, and again at once while it returns a true value.
 
-    Failures are retried after `every`, or by `retries`. An outage is logged at its start and end, an unexpected error
-    each time and counted.
+    Failures are retried after `every`, or by `retries`. Outages are logged once, unexpected errors each time and
+    counted.
     """
     is_failing = False
     while True:
@@ -53,4 +53,4 @@ async def repeat(
             elif not is_failing:
                 log.warning("background loop delayed; retrying", loop=name, error=str(error), retry_in=wait)
             is_failing = True
-        await rest(wait)
+        await sleep(wait)

@@ -1,7 +1,6 @@
 """Runs started by people, with the same guards, locks and breaker as alerts.
 
-Without a firing alert, a run gets a stand-in alert, which does not resolve: changes stay until a person orders the
-undo, or ``assume_resolved_after`` passes.
+Without a firing alert, a run gets a stand-in alert, which does not resolve.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ _MOST_FIRING = 10_000
 class StartOrder(Struct, frozen=True):
     playbook: str
     target: Target | None
+    """None if the playbook or its inputs determine it."""
     labels: Mapping[str, str] = field(default_factory=dict)
     dry_run: bool = False
     inputs: Mapping[str, inputs.Value] = field(default_factory=dict)
@@ -46,10 +46,12 @@ class StartOrder(Struct, frozen=True):
 
 class Started(Struct, frozen=True):
     run: Run
-    """The run or the record of the refusal; hypothetical in a dry run."""
+    """Hypothetical in a dry run."""
     steps: tuple[StepAhead, ...]
     waits_for: str | None = None
+    """The run with the target."""
     is_repeated: bool = False
+    """True for the result of an earlier request."""
 
 
 class ManualStarter:
@@ -73,20 +75,19 @@ class ManualStarter:
         stand_in = self._stand_in(order, given)
 
         def work(tx: Transaction) -> tuple[Started, AdmissionChanges | None]:
-            earlier = _of_request(tx, by, order.playbook, wanted, given)
+            earlier = _result_of_request(tx, by, order.playbook, wanted, given)
             if earlier is not None:
                 return earlier, None
-            record = self._firing(tx, playbook, replace(order, target=wanted), topology) or stand_in
+            record = self._firing_alert(tx, playbook, replace(order, target=wanted), topology) or stand_in
             return self._decide(tx, playbook, target, record, by, topology, write=not order.dry_run)
 
-        return await self._done(work, playbook, wanted)
+        return await self._carry_out(work, playbook, wanted)
 
     async def retry(self, run_id: str, by: ByHand) -> Started:
         """Start another run for the alert of an unsuccessful one, with the current playbook.
 
-        A group's retry has the members that have not succeeded.
-
-        Raises NotFound, StoreUnavailable, and Conflict if the run is open or succeeded or its alert resolved.
+        A group's retry has the members that have not succeeded. Raises NotFound, StoreUnavailable, and Conflict if the
+        run is open or succeeded or its alert resolved.
         """
         topology = self._services.topology()
         known = await self._services.store.transact(lambda tx: tx.run(run_id))
@@ -96,26 +97,27 @@ class ManualStarter:
         _check_entitled(playbook, by)
 
         def work(tx: Transaction) -> tuple[Started, AdmissionChanges | None]:
-            earlier, run = _of_request(tx, by, known.playbook, known.target), tx.run(run_id)
+            earlier, run = _result_of_request(tx, by, known.playbook, known.target), tx.run(run_id)
             if earlier is not None:
                 return earlier, None
             if run is None:
                 raise errors.NotFound(f"there is no run {run_id}")
-            repeated, record = _to_repeat(run, tx.alerts_of([run.id]).get(run.id, []))
+            repeated, record = _repeatable(run, tx.alerts_of([run.id]).get(run.id, []))
             target = target_resolution.unknown_node(repeated, topology) or repeated
             members = group_members.to_retry(tx, run) if run.is_group else None
             started, changes = self._decide(tx, playbook, target, record, by, topology, write=True, chosen=members)
             tx.append([recorded(Retried(started.run.id), self._services.clock.now(), run.id, by.actor)])
             return started, changes
 
-        return await self._done(work, playbook, known.target)
+        return await self._carry_out(work, playbook, known.target)
 
-    async def _done(
+    async def _carry_out(
         self,
         work: Callable[[Transaction], tuple[Started, AdmissionChanges | None]],
         playbook: CompiledPlaybook,
         target: Target | None,
     ) -> Started:
+        """Commit `work`, then start the run of its changes."""
         services, also = self._services, also_of(playbook, target, self._services.topology())
         holder = None
         if target is not None and not isinstance(also, Unresolved):
@@ -182,9 +184,10 @@ class ManualStarter:
             raise errors.NotFound(f"no playbook {name} is loaded{did_you_mean(name, loaded)}")
         return playbook
 
-    def _firing(
+    def _firing_alert(
         self, tx: Transaction, playbook: CompiledPlaybook, order: StartOrder, topology: Topology
     ) -> AlertRecord | None:
+        """Return the newest firing alert that fits the order."""
         names, fitting = playbook.definition.on.alertnames, []
         alert_map = self._services.alert_map()
         for record in tx.firing(_MOST_FIRING):
@@ -244,7 +247,7 @@ def _target(
     return playbook.target_of(stand_in.alert, topology)
 
 
-def _of_request(
+def _result_of_request(
     tx: Transaction, by: ByHand, playbook: str, target: Target | None, given: inputs.ReadInputs | None = None
 ) -> Started | None:
     """Return the result of an earlier request with this key. Raises Conflict if it differed."""
@@ -265,7 +268,8 @@ def _text_of(given: inputs.ReadInputs) -> str | None:
     return given.as_annotations.get(inputs.ANNOTATION)
 
 
-def _to_repeat(run: Run, alerts: list[AlertRecord]) -> tuple[Target, AlertRecord]:
+def _repeatable(run: Run, alerts: list[AlertRecord]) -> tuple[Target, AlertRecord]:
+    """Return the target and firing alert to retry. Raises Conflict."""
     if run.is_open:
         raise errors.Conflict(f"run {run.id} is open; it is {run.status}")
     if run.status is Status.SUCCEEDED and not run.is_group:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from msgspec import Struct
@@ -19,17 +19,19 @@ from trainmedic_server.domain.topology import Topology
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Match, Shortlist
 
 Key = tuple[str, str]
-"""(Playbook name, target key)."""
+"""Playbook name and target key."""
 
 
 class Candidate(Struct, frozen=True, dict=True):
+    """A playbook's reaction, with its target and the jobs on it."""
+
     playbook: CompiledPlaybook
     target: Target | Unresolved
     also: tuple[Target, ...] = ()
 
     @classmethod
     def of(cls, playbook: CompiledPlaybook, target: Target | Unresolved, topology: Topology) -> Candidate:
-        """Unresolved if the further targets that the playbook derives are not known."""
+        """Derive the further targets. If they are not known, `target` becomes Unresolved."""
         also = also_of(playbook, target, topology)
         return cls(playbook, also) if isinstance(also, Unresolved) else cls(playbook, target, also)
 
@@ -50,16 +52,18 @@ def also_of(
     return selectors.jobs_on_node(target, topology)
 
 
-MOST_MISSES = 10
-"""Stored reasons of playbooks that did not match; others are counted. Explanations contain all."""
+MOST_MISSES = 10  # Stored reasons of playbooks that did not match; others are counted. Explanations contain all.
 
+# Values of the metric's label ``kept_by``.
 KEPT_FROM_A_RUN = ("alertname", "conditions", "failure", "target", "not_accepted")
 
 
 class MatchedAlert(Struct, frozen=True):
     candidates: tuple[Candidate, ...] = ()
     misses: tuple[Reaction, ...] = ()
+    """Playbooks that name the alert without reaction."""
     refused: str = ""
+    """Reason of the alert map."""
 
     @property
     def kept_from_a_run_by(self) -> str | None:
@@ -73,7 +77,8 @@ class MatchedAlert(Struct, frozen=True):
         has_failed = any(miss.decision == NoReaction.MATCH_FAILED for miss in self.misses)
         return "failure" if has_failed else "conditions"
 
-    def too_late(self) -> tuple[Reaction, ...]:
+    def resolved_first(self) -> tuple[Reaction, ...]:
+        """Return the reactions if the alert's end is its first report."""
         if self.refused:
             return (_not_accepted(self.refused),)
         why = "its first report was its end, so no run starts"
@@ -81,7 +86,7 @@ class MatchedAlert(Struct, frozen=True):
         return (*(Reaction(name, NoReaction.RESOLVED, why) for name in names), *self.misses)
 
 
-class PreparedDelivery(Struct, frozen=True):
+class PreparedDelivery(Struct, frozen=True, dict=True):
     delivery: Delivery
     matched: tuple[MatchedAlert, ...]
     failures: tuple[Event, ...] = ()
@@ -94,13 +99,13 @@ class PreparedDelivery(Struct, frozen=True):
             for candidate in matched.candidates
         )
 
-    @property
-    def candidates(self) -> Iterator[Candidate]:
-        return (candidate for matched in self.matched for candidate in matched.candidates)
+    @once
+    def candidates(self) -> Sequence[Candidate]:
+        return [candidate for matched in self.matched for candidate in matched.candidates]
 
 
-_UNKNOWN_NAME = MatchedAlert()
-_KEPT = (NoReaction.MATCH_FAILED, NoReaction.EXCLUDED)
+_NO_PLAYBOOKS = MatchedAlert()
+_ALWAYS_STORED = (NoReaction.MATCH_FAILED, NoReaction.EXCLUDED)
 
 
 def match(playbooks: Iterable[CompiledPlaybook], alert: Alert, topology: Topology) -> MatchedAlert:
@@ -113,7 +118,7 @@ def match(playbooks: Iterable[CompiledPlaybook], alert: Alert, topology: Topolog
         else:
             misses.append(Reaction(playbook.definition.name, _decision_on(matched), matched.why))
     acting, excluded = _in_order(candidates)
-    return MatchedAlert(acting, (*excluded, *misses)) if candidates or misses else _UNKNOWN_NAME
+    return MatchedAlert(acting, (*excluded, *misses)) if candidates or misses else _NO_PLAYBOOKS
 
 
 def _in_order(candidates: list[Candidate]) -> tuple[tuple[Candidate, ...], list[Reaction]]:
@@ -124,19 +129,19 @@ def _in_order(candidates: list[Candidate]) -> tuple[tuple[Candidate, ...], list[
     if len(candidates) < 2:
         return tuple(candidates), []
     ordered = sorted(candidates, key=lambda candidate: -candidate.playbook.definition.priority)
-    alone: dict[str, str] = {}
+    exclusive_by_target: dict[str, str] = {}
     for candidate in ordered:
         definition = candidate.playbook.definition
         has_target = isinstance(candidate.target, Target)
         if definition.exclusive and definition.mode is not Mode.OBSERVE and has_target:
-            alone.setdefault(candidate.key[1], definition.name)
+            exclusive_by_target.setdefault(candidate.key[1], definition.name)
     acting, excluded = [], []
     for candidate in ordered:
         name, target = candidate.key
-        if alone.get(target, name) == name:
+        if exclusive_by_target.get(target, name) == name:
             acting.append(candidate)
         else:
-            why = f"{alone[target]} is exclusive and reacts to the same alert and target"
+            why = f"{exclusive_by_target[target]} is exclusive and reacts to the same alert and target"
             excluded.append(Reaction(name, NoReaction.EXCLUDED, why))
     return tuple(acting), excluded
 
@@ -150,17 +155,19 @@ def _decision_on(miss: Match) -> NoReaction:
 def match_shortlist(shortlist: Shortlist, alert: Alert, topology: Topology) -> MatchedAlert:
     """Return the reactions with up to `MOST_MISSES` non-matching playbooks and a count of the rest.
 
-    All failed conditions and excluded playbooks are included. Playbooks ruled out by labels come last.
+    Failed conditions and excluded playbooks are all included.
     """
     asked = match(shortlist.playbooks, alert, topology)
-    failures = tuple(miss for miss in asked.misses if miss.decision in _KEPT)
-    unmatched = [miss for miss in asked.misses if miss.decision not in _KEPT]
+    if not asked.misses and not shortlist.count_ruled_out:
+        return asked
+    failures = tuple(miss for miss in asked.misses if miss.decision in _ALWAYS_STORED)
+    unmatched = [miss for miss in asked.misses if miss.decision not in _ALWAYS_STORED]
     others = len(unmatched) + shortlist.count_ruled_out - MOST_MISSES
     ruled_out = islice(shortlist.ruled_out, max(MOST_MISSES - len(unmatched), 0))
     kept = [*unmatched[:MOST_MISSES], *match(ruled_out, alert, topology).misses]
     if others > 0:
         kept.append(Reaction("", NoReaction.NOT_MATCHED, f"{others} more playbooks name it and do not match"))
-    return MatchedAlert(asked.candidates, (*failures, *kept)) if asked.candidates or failures or kept else _UNKNOWN_NAME
+    return MatchedAlert(asked.candidates, (*failures, *kept)) if asked.candidates or failures or kept else _NO_PLAYBOOKS
 
 
 def refuse(matched: MatchedAlert, why: str) -> MatchedAlert:
@@ -176,8 +183,8 @@ def _not_accepted(why: str) -> Reaction:
 
 
 def names_group(prepared: Iterable[PreparedDelivery]) -> bool:
-    targets = (candidate.target for entry in prepared for candidate in entry.candidates)
-    return any(isinstance(target, Target) and target.kind is TargetKind.GROUP for target in targets)
+    targets = [candidate.target for entry in prepared for candidate in entry.candidates]
+    return TargetKind.GROUP in {target.kind for target in targets if isinstance(target, Target)}
 
 
 def nodes_named(prepared: Iterable[PreparedDelivery]) -> set[str]:

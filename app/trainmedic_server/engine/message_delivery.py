@@ -1,7 +1,6 @@
-"""At-least-once messages to people, from history events through an outbox. Only the leader runs it.
+"""At-least-once messages to people, from history events through an outbox.
 
-Message IDs are derived from the events, so a kill repeats only one that was being sent. Each channel has its own loop,
-so a channel that does not respond blocks no other.
+A kill repeats only one that was being sent.
 """
 
 from __future__ import annotations
@@ -24,28 +23,28 @@ from trainmedic_server.domain.message_routes import MessageRoutes
 from trainmedic_server.domain.run import Event
 from trainmedic_server.engine import loops, message_texts
 from trainmedic_server.engine.event_dispatch import EventDispatcher, EventSource
-from trainmedic_server.engine.loops import by_clock
-from trainmedic_server.engine.message_texts import Draft, channels_told_by
+from trainmedic_server.engine.loops import sleeping_by
+from trainmedic_server.engine.message_texts import Draft, channels_notified_by
 from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.outside import Clock, Notifier
 from trainmedic_server.ports.store import RunStore, Transaction
 
-MOST_WAITING = 1_000
-"""Per channel. Older ones are dropped, counted and logged."""
-GROUP_EVERY = timedelta(minutes=1)
-KEPT_WAITING = timedelta(days=1)
-KEPT = timedelta(days=7)
+MOST_WAITING = 1_000  # Per channel. Older ones are dropped, counted and logged.
+GROUP_EVERY = timedelta(minutes=1)  # Minimum time between two texts on one kind and topic to a channel
+KEPT_WAITING = timedelta(days=1)  # Age at which an unsent message is dropped
+KEPT = timedelta(days=7)  # Time for which sent messages are remembered, to repeat none
 _LOOK_EVERY = timedelta(seconds=2)
 _FIRST_RETRY, _LONGEST_RETRY = 5.0, 300.0
 _CLOSED = names(kinds.Closed)
 _TOO_LATE = "not sent for a day"
-_BROKEN_FOR = timedelta(seconds=30)
-"""How long a playbook file must be invalid. Saving twice takes less."""
+_BROKEN_FOR = timedelta(seconds=30)  # How long a playbook file must be invalid. Saving twice takes less.
 
 log = telemetry.logger(__name__)
 
 
 class MessageDelivery:
+    """Outbox of messages, filled as a listener of events."""
+
     name = "messages"
     kinds = message_texts.KINDS
     at_once = 200
@@ -74,9 +73,9 @@ class MessageDelivery:
         self._external_url = external_url
         self._broken = _BrokenPlaybooks(problems)
         self._fence = fence
-        self._events = EventDispatcher(store, history, self, metrics, by_clock(clock))
-        self._may_wait = set(self._channels)
-        """Channels that may have waiting messages; the store is not queried for others."""
+        self._events = EventDispatcher(store, history, self, metrics, sleeping_by(clock))
+        # Channels that may have waiting messages; the store is not queried for others.
+        self._may_have_waiting = set(self._channels)
         self._last_sent: dict[tuple[str, str, str], datetime] = {}
 
     async def run(self) -> None:
@@ -87,8 +86,8 @@ class MessageDelivery:
                 tasks.create_task(self._repeat(functools.partial(self.send, channel), f"messages to {channel}"))
 
     async def _repeat(self, work: Callable[[], Awaitable[object]], name: str) -> None:
-        retries, rest = Backoff(_FIRST_RETRY, _LONGEST_RETRY), by_clock(self._clock)
-        await loops.repeat(work, _LOOK_EVERY, name, self._metrics, retries=retries, rest=rest)
+        retries, sleep = Backoff(_FIRST_RETRY, _LONGEST_RETRY), sleeping_by(self._clock)
+        await loops.repeat(work, _LOOK_EVERY, name, self._metrics, retries=retries, sleep=sleep)
 
     # --- from events to messages ----------------------------------------------------------------
 
@@ -98,7 +97,7 @@ class MessageDelivery:
 
     async def take(self, events: Sequence[Event]) -> None:
         """Store messages on these events; repeats add none."""
-        await self._add(lambda tx: self._of_events(tx, events))
+        await self._add(lambda tx: self._messages_on(tx, events))
 
     async def look_at_playbooks(self) -> None:
         """Store a message if a playbook file has been invalid for `_BROKEN_FOR`. After a recovery it is sent again."""
@@ -110,18 +109,18 @@ class MessageDelivery:
             digest = hashlib.sha256("\n".join(problems).encode()).hexdigest()[:32]
             draft = message_texts.of_broken_playbooks(problems)
             await self._add(
-                lambda tx: self._new(tx, self._addressed(draft, f"playbooks/{digest}", now), only_sent=True)
+                lambda tx: self._without_known(tx, self._messages_of(draft, f"playbooks/{digest}", now), only_sent=True)
             )
             self._broken.note_reported(problems)
 
     async def _add(self, make: Callable[[Transaction], Sequence[Message]]) -> None:
         now = self._clock.now()
-        given_up = await self._store.transact(lambda tx: _keep(tx, make(tx), now))
-        self._may_wait.update(self._channels)
+        given_up = await self._store.transact(lambda tx: _store_messages(tx, make(tx), now))
+        self._may_have_waiting.update(self._channels)
         for (channel, why), count in given_up.items():
             self._count_given_up(channel, count, why)
 
-    def _of_events(self, tx: Transaction, events: Sequence[Event]) -> list[Message]:
+    def _messages_on(self, tx: Transaction, events: Sequence[Event]) -> list[Message]:
         run_ids = {event.run_id for event in events if event.run_id is not None}
         runs = {run.id: run for run in tx.runs(run_ids)} if run_ids else {}
         kinds_sent = dict(tx.messages.kinds_sent(run_ids)) if run_ids else {}
@@ -131,21 +130,21 @@ class MessageDelivery:
         made: list[Message] = []
         for event in events:
             summary = summaries.get(event.run_id or "", "")
-            draft = message_texts.written(event, runs.get(event.run_id or ""), kinds_sent, summary)
+            draft = message_texts.draft_of(event, runs.get(event.run_id or ""), kinds_sent, summary)
             if draft is None:
                 continue
             run = runs.get(event.run_id or "")
-            before = channels.get(event.run_id or "", set()) | (channels_told_by(run) if run is not None else set())
-            messages = self._addressed(draft, draft.once or f"{event.seq}", event.at, before)
+            before = channels.get(event.run_id or "", set()) | (channels_notified_by(run) if run is not None else set())
+            messages = self._messages_of(draft, draft.once or f"{event.seq}", event.at, before)
             made += messages
             if messages and draft.run_id is not None and draft.kind is MessageKind.RUN_FAILED:
                 # Treat it as sent, so that repeating these events gives the same result.
                 kinds_sent.setdefault(draft.run_id, set()).add(draft.kind)
                 channels.setdefault(draft.run_id, set()).update(message.channel for message in messages)
-        return self._new(tx, made)
+        return self._without_known(tx, made)
 
-    def _new(self, tx: Transaction, made: Sequence[Message], *, only_sent: bool = False) -> list[Message]:
-        """Drop messages that any channel has (`only_sent`: was sent), so that new routes repeat none."""
+    def _without_known(self, tx: Transaction, made: Sequence[Message], *, only_sent: bool = False) -> list[Message]:
+        """Omit messages that are stored for any channel (`only_sent`: and sent), so that new routes repeat none."""
         names = {message.id: message.id.removesuffix(message.channel) for message in made}
         if not names:
             return []
@@ -157,45 +156,55 @@ class MessageDelivery:
         }
         return [message for message in made if names[message.id] not in known]
 
-    def _chosen(self, draft: Draft, rule: MessageRule, before: Collection[str]) -> Sequence[str]:
+    def _channels_for(self, draft: Draft, rule: MessageRule, before: Collection[str]) -> Sequence[str]:
+        """`before` are channels with messages on the run."""
         if draft.to is not None and draft.to in self._channels:
             return [draft.to]
         if rule.channels:
             return rule.channels
         chosen = self._routes.choose(draft.component, rule.severity, draft.kind)
         # A follow-up goes where its run was reported; its severity would select other channels.
-        asked = set(before) & set(self._channels) if draft.kind is MessageKind.FOLLOW_UP else set()
-        if asked:
-            return sorted(asked | set(chosen.names if chosen.is_taken else ()))
+        reported_in = set(before) & set(self._channels) if draft.kind is MessageKind.FOLLOW_UP else set()
+        if reported_in:
+            return sorted(reported_in | set(chosen.names if chosen.is_taken else ()))
         if not chosen.is_taken:
             self._metrics.messages_unrouted.labels(draft.kind).inc()
         return chosen.names
 
-    def _addressed(self, draft: Draft, name: str, at: datetime, before: Collection[str] = ()) -> list[Message]:
+    def _messages_of(self, draft: Draft, name: str, at: datetime, before: Collection[str] = ()) -> list[Message]:
         rule = self._rules[draft.kind]
         if not rule.is_on:
             return []
-        channels = self._chosen(draft, rule, before)
+        channels = self._channels_for(draft, rule, before)
         link = links.run_link(self._external_url, draft.run_id) if draft.run_id else self._external_url
         return [
             Message(
-                f"{name}/{draft.kind}/{channel}", channel, draft.kind, rule.severity, draft.topic,
-                draft.title, draft.text, at, at + draft.hold, draft.run_id, link,
+                id=f"{name}/{draft.kind}/{channel}",
+                channel=channel,
+                kind=draft.kind,
+                severity=rule.severity,
+                topic=draft.topic,
+                title=draft.title,
+                text=draft.text,
+                at=at,
+                due_at=at + draft.hold,
+                run_id=draft.run_id,
+                link=link,
             )
             for channel in channels
-        ]  # fmt: skip
+        ]
 
     # --- from messages to people ----------------------------------------------------------------
 
     async def send(self, channel: str) -> int:
         """Send due messages and return their number. Raises TemporaryFailure and StoreUnavailable."""
-        if channel not in self._may_wait:
+        if channel not in self._may_have_waiting:
             return 0
         now = self._clock.now()
         waiting = await self._store.transact(lambda tx: tx.messages.waiting(channel, MOST_WAITING))
         self._metrics.messages_waiting.labels(channel).set(len(waiting))
         if not waiting:
-            self._may_wait.discard(channel)
+            self._may_have_waiting.discard(channel)
         count, failure = 0, None
         for due in self._due(channel, waiting, now):
             try:
@@ -226,7 +235,8 @@ class MessageDelivery:
         return due
 
     async def _send_together(self, channel: str, messages: Sequence[Message]) -> int:
-        over = await self._store.transact(lambda tx: _passed_by(tx, messages))
+        """Send those not outdated as one text. Return the number of all."""
+        over = await self._store.transact(lambda tx: _outdated(tx, messages))
         left = [message for message in messages if message.id not in over]
         kind, ids = messages[0].kind, [message.id for message in left]
         outcome = "sent"
@@ -263,7 +273,7 @@ class MessageDelivery:
         log.error("dropped messages", channel=channel, messages=count, why=why)
 
     async def _notify(self, channel: str, messages: Sequence[Message]) -> None:
-        title, text, severity = message_texts.together(messages, self._clock.now())
+        title, text, severity = message_texts.combined(messages, self._clock.now())
         self._fence()
         # No time limit here: only the notifier knows whether a silent service may have the message.
         await self._notifier.notify(title, text or title, channel, severity)
@@ -276,7 +286,7 @@ def _summaries(tx: Transaction, run_ids: Collection[str]) -> Mapping[str, str]:
     }
 
 
-def _passed_by(tx: Transaction, messages: Sequence[Message]) -> list[str]:
+def _outdated(tx: Transaction, messages: Sequence[Message]) -> list[str]:
     run_ids = {message.run_id for message in messages if message.run_id is not None}
     if not run_ids:
         return []
@@ -288,7 +298,7 @@ def _passed_by(tx: Transaction, messages: Sequence[Message]) -> list[str]:
     def is_over(message: Message) -> bool:
         run = runs.get(message.run_id or "")
         others = linked.get(run.alert, ()) if run is not None else ()
-        return message_texts.passed_by(message, run, alerts.get(message.run_id or "", ()), others)
+        return message_texts.is_outdated(message, run, alerts.get(message.run_id or "", ()), others)
 
     return [message.id for message in messages if is_over(message)]
 
@@ -317,7 +327,8 @@ class _BrokenPlaybooks:
         self._reported |= set(problems)
 
 
-def _keep(tx: Transaction, made: Sequence[Message], now: datetime) -> Mapping[tuple[str, str], int]:
+def _store_messages(tx: Transaction, made: Sequence[Message], now: datetime) -> Mapping[tuple[str, str], int]:
+    """Return the number of dropped ones by channel and reason."""
     timely = [message for message in made if message.at > now - KEPT_WAITING]
     tx.messages.add(timely)
     given_up = Counter((message.channel, _TOO_LATE) for message in made if message.at <= now - KEPT_WAITING)

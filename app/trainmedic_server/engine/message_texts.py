@@ -33,22 +33,23 @@ from trainmedic_server.domain.run import PASSING, Decision, Event, Run, Status, 
 from trainmedic_server.ports.store import LinkedRun
 from trainmedic_server.presentation import questions, runs
 
-SOON = timedelta(seconds=10)
-OVERDUE = timedelta(minutes=2)
-LATE = timedelta(minutes=15)
-"""Delay from which a message states its event's time. Retries and grouping take less."""
+SOON = timedelta(seconds=10)  # Usual delay of a message, to combine several and to drop outdated ones
+OVERDUE = timedelta(minutes=2)  # Delay of a message about a failing undo
+LATE = timedelta(minutes=15)  # Delay from which a message states its event's time. Retries and grouping take less.
 _MOST_LINES = 20
 _MOST_CHARACTERS = 4_000
 _LONGEST_REASON = 200
-
 _FLAPS_WITHIN = timedelta(hours=4)
 
+# Topics of messages on no playbook.
 PLAYBOOKS = "playbooks"
 SERVER = "server"
 TARGETS = "targets"
 
 
 class Draft(Struct, frozen=True):
+    """A message before channels are chosen. `hold` delays it."""
+
     kind: MessageKind
     topic: str
     title: str
@@ -61,27 +62,28 @@ class Draft(Struct, frozen=True):
     component: Component = Component.TRAINMEDIC
 
 
-Told = Mapping[str, set[MessageKind]]
+SentKinds = Mapping[str, set[MessageKind]]
+"""Kinds of messages sent so far, by run ID."""
 
 
-def written(event: Event, run: Run | None, kinds_told: Told, summary: str = "") -> Draft | None:
+def draft_of(event: Event, run: Run | None, kinds_sent: SentKinds, summary: str = "") -> Draft | None:
     """Return the message on an event, if any. `run` is its run's current state, `summary` its alert's."""
     if event.run_id is None:
-        return _of_server(event)
-    if run is None or (run.parent is not None and event.kind not in _OF_MEMBERS):
+        return _server_draft(event)
+    if run is None or (run.parent is not None and event.kind not in _MEMBER_KINDS):
         return None
-    draft = _of_run(event, run, kinds_told.get(run.id, set()), summary)
+    draft = _run_draft(event, run, kinds_sent.get(run.id, set()), summary)
     return replace(draft, component=component_of_run(run)) if draft is not None else None
 
 
-def _of_run(event: Event, run: Run, kinds_told: set[MessageKind], summary: str) -> Draft | None:
+def _run_draft(event: Event, run: Run, kinds_sent: set[MessageKind], summary: str) -> Draft | None:
     match content := content_of(event):
         case kinds.QuestionEvent():
             return _asked(content, run)
         case kinds.RunApproved() | kinds.RunRejected():
-            return _answered(run, kinds_told, questions.answer_text(event.kind, event.actor, content.note))
+            return _answered(run, kinds_sent, questions.answer_text(event.kind, event.actor, content.note))
         case kinds.ApprovalEnded():
-            return _answered(run, kinds_told, questions.UNANSWERED[content.outcome])
+            return _answered(run, kinds_sent, questions.UNANSWERED[content.outcome])
         case kinds.Closed():
             return _closed(run, summary)
         case kinds.RateLimited() if any(step.phase == ON_LIMITED for step in run.steps):
@@ -91,20 +93,20 @@ def _of_run(event: Event, run: Run, kinds_told: set[MessageKind], summary: str) 
         case kinds.TargetUnknown() | kinds.TargetAmbiguous():
             return _untargeted(event.kind, content.why or run.message, run)
         case kinds.StartedLater():
-            return _started_later(content, run, kinds_told)
+            return _started_later(content, run, kinds_sent)
         case kinds.AlertResolved():
-            return _resolved(content, run, kinds_told)
+            return _resolved(content, run, kinds_sent)
         case kinds.UndoDelayed():
-            return _delayed(content, run, kinds_told)
+            return _delayed(content, run, kinds_sent)
         case kinds.UndoDone():
-            return _undone("its changes are reverted", run, kinds_told)
+            return _undone("its changes are reverted", run, kinds_sent)
         case kinds.UndoClosed():
-            return _undone(f"{event.actor} dropped the pending undo", run, kinds_told)
+            return _undone(f"{event.actor} dropped the pending undo", run, kinds_sent)
         case _:
             return None
 
 
-def _of_server(event: Event) -> Draft | None:
+def _server_draft(event: Event) -> Draft | None:
     match content := content_of(event):
         case kinds.BreakerOpened():
             return _opened(content)
@@ -120,8 +122,8 @@ def _of_server(event: Event) -> Draft | None:
             return None
 
 
-_OF_MEMBERS = names(kinds.UndoDelayed, kinds.UndoDone, kinds.UndoClosed)
-"""The parent reports all other events of its members, once."""
+# The parent reports all other events of its members, once.
+_MEMBER_KINDS = names(kinds.UndoDelayed, kinds.UndoDone, kinds.UndoClosed)
 
 KINDS = names(
     *(kinds.QuestionEvent, kinds.RunApproved, kinds.RunRejected, kinds.ApprovalEnded, kinds.Closed, kinds.StartedLater),
@@ -131,7 +133,7 @@ KINDS = names(
 )
 
 
-def passed_by(
+def is_outdated(
     message: Message, run: Run | None, alerts: Sequence[AlertRecord] = (), linked: Sequence[LinkedRun] = ()
 ) -> bool:
     """Return whether the message is outdated. `alerts` are its run's, `linked` all runs of the first alert."""
@@ -152,7 +154,8 @@ def passed_by(
 _HANDLED = frozenset({Decision.STARTED, Decision.JOINED})
 
 
-def together(messages: Sequence[Message], now: datetime) -> tuple[str, str, Severity]:
+def combined(messages: Sequence[Message], now: datetime) -> tuple[str, str, Severity]:
+    """Return title, text and severity for messages of one kind and topic."""
     severity = max((message.severity for message in messages), key=lambda each: each.rank)
     first = min(messages, key=lambda message: message.at)
     late = _lateness(first, now)
@@ -200,11 +203,11 @@ def _asked(content: kinds.QuestionEvent, run: Run) -> Draft:
 
 
 def _closed(run: Run, summary: str) -> Draft | None:
-    if run.status is Status.NOT_STARTED and run.is_limited and has_told_people(run, ON_LIMITED):
+    if run.status is Status.NOT_STARTED and run.is_limited and has_notified_people(run, ON_LIMITED):
         return None
     if run.status is Status.NOT_STARTED:
         return _not_started(run, run.decision, run.message)
-    if run.status is Status.FAILED and not has_told_people(run):
+    if run.status is Status.FAILED and not has_notified_people(run):
         title = f"{runs.title_of(run)} failed"
         return Draft(MessageKind.RUN_FAILED, run.playbook, title, _story(run, summary), run.id)
     if run.status is Status.SUCCEEDED and run.acted_at is not None:
@@ -213,13 +216,13 @@ def _closed(run: Run, summary: str) -> Draft | None:
     return None
 
 
-def has_told_people(run: Run, phase: str = "on_failure") -> bool:
+def has_notified_people(run: Run, phase: str = "on_failure") -> bool:
     return any(
         step.phase == phase and step.action == "notify" and step.status is StepStatus.SUCCEEDED for step in run.steps
     )
 
 
-def channels_told_by(run: Run) -> set[str]:
+def channels_notified_by(run: Run) -> set[str]:
     outputs = (
         str(step.output.get("to", ""))
         for step in run.steps
@@ -246,13 +249,15 @@ def _reason(step: StepState) -> str:
     return f", {why}" if why else ""
 
 
-def _answered(run: Run, kinds_told: set[MessageKind], how: str) -> Draft | None:
-    return _follow_up(run, how) if MessageKind.APPROVAL in kinds_told else None
+def _answered(run: Run, kinds_sent: set[MessageKind], how: str) -> Draft | None:
+    return _follow_up(run, how) if MessageKind.APPROVAL in kinds_sent else None
 
 
-def _resolved(content: kinds.AlertResolved, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
-    is_about_failure = run.status is Status.FAILED and (MessageKind.RUN_FAILED in kinds_told or has_told_people(run))
-    if not is_about_failure and MessageKind.NOT_STARTED not in kinds_told:
+def _resolved(content: kinds.AlertResolved, run: Run, kinds_sent: set[MessageKind]) -> Draft | None:
+    is_about_failure = run.status is Status.FAILED and (
+        MessageKind.RUN_FAILED in kinds_sent or has_notified_people(run)
+    )
+    if not is_about_failure and MessageKind.NOT_STARTED not in kinds_sent:
         return None
     return _follow_up(run, f"{content.alert} has resolved")
 
@@ -303,9 +308,9 @@ def _untargeted(kind: str, why: str, run: Run) -> Draft | None:
         f"trainmedic why --alert {shlex.quote(run.alert_name)}",
         "You are not notified of this one again for a week.",
     ]
-    strangers = _hosts(name for name in _quoted(subjects, why) if f"{name} {UNKNOWN}" in why)
-    hosts = strangers or _hosts(_quoted(subjects, why)) or _hosts(starmap(Label, subjects.items()))
-    once = _digest("stranger" if strangers else kind, *(hosts or (run.playbook, run.alert_name)))
+    unknown_hosts = _hosts(name for name in _quoted(subjects, why) if f"{name} {UNKNOWN}" in why)
+    hosts = unknown_hosts or _hosts(_quoted(subjects, why)) or _hosts(starmap(Label, subjects.items()))
+    once = _digest("stranger" if unknown_hosts else kind, *(hosts or (run.playbook, run.alert_name)))
     title = f"{run.playbook} does nothing about {run.alert_name}: {cut(why, _LONGEST_REASON)}"
     return Draft(MessageKind.TARGET_UNKNOWN, TARGETS, title, "\n".join(lines), run.id, once=once)
 
@@ -331,8 +336,8 @@ def _names_subject(label: str) -> bool:
     return label.lower().removeprefix("exported_") in _SUBJECTS
 
 
-def _started_later(content: kinds.StartedLater, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
-    if MessageKind.NOT_STARTED not in kinds_told:
+def _started_later(content: kinds.StartedLater, run: Run, kinds_sent: set[MessageKind]) -> Draft | None:
+    if MessageKind.NOT_STARTED not in kinds_sent:
         return None
     return _follow_up(run, f"started later, as run {links.short_id(content.run_id)}")
 
@@ -341,8 +346,8 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
-def _delayed(content: kinds.UndoDelayed, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
-    if MessageKind.UNDO_OVERDUE in kinds_told:
+def _delayed(content: kinds.UndoDelayed, run: Run, kinds_sent: set[MessageKind]) -> Draft | None:
+    if MessageKind.UNDO_OVERDUE in kinds_sent:
         return None
     title = f"{runs.title_of(run)}: its changes cannot be reverted"
     text = (
@@ -353,10 +358,10 @@ def _delayed(content: kinds.UndoDelayed, run: Run, kinds_told: set[MessageKind])
     return Draft(MessageKind.UNDO_OVERDUE, run.playbook, title, text, run.id, OVERDUE, f"{run.id}/overdue")
 
 
-def _undone(how: str, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
+def _undone(how: str, run: Run, kinds_sent: set[MessageKind]) -> Draft | None:
     if run.owes_undo:
         return None
-    if kinds_told & {MessageKind.RUN_FAILED, MessageKind.UNDO_OVERDUE} or has_told_people(run):
+    if kinds_sent & {MessageKind.RUN_FAILED, MessageKind.UNDO_OVERDUE} or has_notified_people(run):
         return replace(_follow_up(run, how), once=f"{run.id}/undone")
     title = f"{runs.title_of(run)}: {how}"
     return Draft(MessageKind.GIVEN_BACK, run.playbook, title, "", run.id, once=f"{run.id}/undone")
@@ -396,7 +401,7 @@ def _paused(event: Event, pause: kinds.OfPause) -> Draft:
 
 
 def _observing(event: Event, change: kinds.ModeChanged) -> Draft:
-    happened = "Acts as written again" if change.mode == kinds.AS_WRITTEN else "Restricted to observing"
+    happened = "Acts as draft_of again" if change.mode == kinds.AS_WRITTEN else "Restricted to observing"
     return Draft(MessageKind.PAUSE, SERVER, f"{happened} by {event.actor}{_circumstances(event, change)}")
 
 
@@ -407,8 +412,8 @@ def _circumstances(event: Event, pause: kinds.OfPause) -> str:
             parts.append(f"from {minute(pause.starts_at)}")
         parts += [f"until {minute(pause.until)}"] if pause.until else []
         parts += [f"every {pause.every}"] if pause.every else []
-    told = f" ({', '.join(parts)})" if parts else ""
-    return f"{told}: {pause.note}" if pause.note else told
+    details = f" ({', '.join(parts)})" if parts else ""
+    return f"{details}: {pause.note}" if pause.note else details
 
 
 def _started(content: kinds.ServerStarted) -> Draft | None:

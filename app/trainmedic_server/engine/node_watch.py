@@ -1,6 +1,6 @@
 """Locations and progress of jobs, and boot times of nodes, from presences.
 
-Locations last an hour, across restarts: a job's output may arrive after its presence is gone.
+Locations last an hour: a job's output may arrive after its presence is gone.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from trainmedic_server.ports.store import RunStore
 LOOK_EVERY = timedelta(seconds=5)
 REMEMBERED = timedelta(hours=1)
 MOST_PLACES = 200_000
-_WRITE_AGAIN = timedelta(minutes=10)
-_WRITE_EVERY = timedelta(minutes=1)
-_UUID7_DIGITS = 12
+_STORE_AGAIN = timedelta(minutes=10)  # Age of a location's stored time at which it is renewed
+_STORE_EVERY = timedelta(minutes=1)
+_UUID7_DIGITS = 12  # hexadecimal digits of the time in milliseconds
 
 log = telemetry.logger(__name__)
 
@@ -53,13 +53,13 @@ class NodeWatch:
         self._store = store
         self._clock = clock
         self._metrics = metrics
-        self._places: dict[JobPlace, datetime] = {}
-        self._written: dict[JobPlace, datetime] = {}
-        self._write_from: datetime | None = None
+        self._places: dict[JobPlace, datetime] = {}  # with the time of the last presence
+        self._stored: dict[JobPlace, datetime] = {}
+        self._store_from: datetime | None = None
         self.progress: dict[str, JobProgress] = {}
         self._read_places = PartReader("placement", _places_of)
         self._of_jobs: frozenset[JobPlace] = frozenset()
-        self._boots_told: dict[str, Any] = {}
+        self._reported_boots: dict[str, Any] = {}
         self.booted_at: dict[str, datetime] = {}
         self.agents: frozenset[str] = frozenset()
 
@@ -67,13 +67,14 @@ class NodeWatch:
         """Load the last hour's locations. Raises StoreUnavailable."""
         kept, oldest = await self._store.transact(lambda tx: tx.findings.job_places()), self._clock.now() - REMEMBERED
         self._places = {place: seen_at for place, seen_at in kept.items() if seen_at >= oldest}
-        self._written = dict(self._places)
+        self._stored = dict(self._places)
 
     def was_there(self, job: str, node: str) -> bool:
         seen_at = self._places.get(JobPlace(job, node))
         return seen_at is not None and self._clock.now() - seen_at <= REMEMBERED
 
     def note_boot(self, node: str, booted_at: datetime | None) -> None:
+        """Note the latest boot. Times over an hour ahead are wrong clocks."""
         before = self.booted_at.get(node)
         if booted_at is not None and booted_at <= self._clock.now() + REMEMBERED:
             self.booted_at[node] = booted_at if before is None else max(before, booted_at)
@@ -92,21 +93,21 @@ class NodeWatch:
         self._places |= dict.fromkeys(self._places.keys() & places, now) | dict.fromkeys(new, now)
         self.progress = {job.name: self._progress_of(job, now) for job in jobs if job.doubt is None}
         self.agents = frozenset(agent.name for agent in agents)
-        told = {agent.name: agent.details.get("booted_at") for agent in agents}
-        for name, booted_at in told.items():
-            if booted_at != self._boots_told.get(name):
-                self.note_boot(name, _time(booted_at))
-        self._boots_told = told
-        if new or self._write_from is None or now >= self._write_from:
-            self._write_from = None
-            await self._write(now)
-            self._write_from = now + _WRITE_EVERY
+        reported = {agent.name: agent.details.get("booted_at") for agent in agents}
+        for name, booted_at in reported.items():
+            if booted_at != self._reported_boots.get(name):
+                self.note_boot(name, _parsed_time(booted_at))
+        self._reported_boots = reported
+        if new or self._store_from is None or now >= self._store_from:
+            self._store_from = None
+            await self._store_places(now)
+            self._store_from = now + _STORE_EVERY
 
     async def _places_in(self, jobs: Sequence[Presence], launchers: Sequence[Presence]) -> Collection[JobPlace]:
-        """Launchers count too: they wait because their node is excluded."""
-        told = await self._read_places.changed(jobs)
-        if told is not None:
-            self._of_jobs = frozenset().union(*told.values())
+        """Include launchers, which wait while their node is excluded."""
+        reported = await self._read_places.changed(jobs)
+        if reported is not None:
+            self._of_jobs = frozenset().union(*reported.values())
         of_launchers = (
             JobPlace(launcher.name, node)
             for launcher in launchers
@@ -114,18 +115,18 @@ class NodeWatch:
         )
         return self._of_jobs.union(place for place in of_launchers if _is_storable(place))
 
-    async def _write(self, now: datetime) -> None:
+    async def _store_places(self, now: datetime) -> None:
         oldest = now - REMEMBERED
         self._places = {place: seen_at for place, seen_at in self._places.items() if seen_at >= oldest}
-        self._written = {place: at for place, at in self._written.items() if place in self._places}
+        self._stored = {place: at for place, at in self._stored.items() if place in self._places}
         due = {
             place: seen_at
             for place, seen_at in self._places.items()
-            if place not in self._written or seen_at - self._written[place] >= _WRITE_AGAIN
+            if place not in self._stored or seen_at - self._stored[place] >= _STORE_AGAIN
         }
         if due:
             await self._store.transact(lambda tx: tx.findings.save_job_places(due))
-            self._written |= due
+            self._stored |= due
 
     def _progress_of(self, job: Presence, now: datetime) -> JobProgress:
         instance, step = str(job.details.get("instance"))[:64], job.details.get("step")
@@ -157,7 +158,7 @@ def _is_storable(place: JobPlace) -> bool:
     return all(0 < len(name.encode("utf-8", "replace")) <= LONGEST_NAME for name in place)
 
 
-def _time(value: Any) -> datetime | None:
+def _parsed_time(value: Any) -> datetime | None:
     try:
         return envelope.read_time(value) if isinstance(value, str) else None
     except envelope.EnvelopeError:

@@ -26,7 +26,7 @@ def accept(
     """Store a command if it fits the run's state.
 
     `groups` are its author's; `question` is the answered one, if known. `undo` is stored too, unless the run changed
-    nothing. Raises NotFound, Conflict, and NotEntitled if only other people may approve.
+    nothing. Raises NotFound, Conflict, NotEntitled.
     """
     run = tx.run(order.run_id)
     if run is None:
@@ -49,7 +49,7 @@ def accept(
     accepted = [order, undo] if undo is not None and _can_be_undone(tx, run) else [order]
     for new_order in accepted:
         tx.add_order(new_order)
-        content = _ORDERED[new_order.kind](new_order.note, new_order.step)
+        content = _EVENT_OF_ORDER[new_order.kind](new_order.note, new_order.step)
         tx.append([recorded(content, new_order.at, run.id, new_order.actor)])
 
 
@@ -83,7 +83,7 @@ def _answered_step(
     return asked
 
 
-_ORDERED: Mapping[OrderKind, type[kinds.Ordered]] = {
+_EVENT_OF_ORDER: Mapping[OrderKind, type[kinds.Ordered]] = {
     OrderKind.APPROVE: kinds.RunApproved,
     OrderKind.REJECT: kinds.RunRejected,
     OrderKind.CANCEL: kinds.CancelOrdered,

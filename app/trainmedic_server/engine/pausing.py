@@ -1,7 +1,4 @@
-"""Pauses: which one holds a run, and how they begin and end.
-
-A pause is compared with all that a run is known to touch: nodes of its target, job or attempts, and jobs on them.
-"""
+"""Pauses: which one holds a run, and how they begin and end."""
 
 from __future__ import annotations
 
@@ -23,8 +20,7 @@ from trainmedic_server.domain.topology import Topology
 
 _P = TypeVar("_P", bound=kinds.OfPause)
 
-MOST = 200
-"""Each decision checks all."""
+MOST = 200  # Most pauses. Each decision checks all.
 
 
 def holding(
@@ -40,6 +36,8 @@ def holding(
 
     `nodes` are touched in addition to its targets'.
     """
+    if not controls.pauses:
+        return None
     candidates = [pause for pause in controls.pauses if not pause.observe and pause.is_in_force(now)]
     if not candidates:
         return None
@@ -50,6 +48,7 @@ def holding(
 
 
 def observing(controls: Controls, playbook: str, now: datetime) -> OperatorPause | None:
+    """Return the operator's restriction of the playbook to observing."""
     pauses = (pause for pause in controls.pauses if pause.observe and pause.is_in_force(now))
     return next((pause for pause in pauses if pause.scope.covers(playbook, (), (), {})), None)
 
@@ -57,10 +56,12 @@ def observing(controls: Controls, playbook: str, now: datetime) -> OperatorPause
 def begin(
     controls: Controls, order: PauseOrder, actor: str, now: datetime, new_id: Callable[[], str]
 ) -> tuple[Controls, OperatorPause, list[Event]]:
-    """The pause replaces an active one of the same scope. Raises Conflict for too many."""
+    """Return the switches, the pause and its event. It replaces an active pause of the same scope.
+
+    Raises Conflict for too many.
+    """
     starts_at = max(order.starts_at or now, now)
     ends_at = starts_at + order.length if order.length else None
-    given = {"every": order.every, "scope": order.scope, "note": order.note, "observe": order.observe}
     replaced = [
         pause
         for pause in controls.pauses
@@ -72,7 +73,17 @@ def begin(
     if len(kept) >= MOST:
         raise errors.Conflict(f"there are {len(kept)} pauses already; end some of them")
     pause_id = replaced[0].id if replaced else _fresh_id(controls, new_id)
-    pause = OperatorPause(pause_id, actor, now, starts_at, ends_at, **given)  # type: ignore[arg-type]
+    pause = OperatorPause(
+        pause_id,
+        actor,
+        now,
+        starts_at,
+        ends_at,
+        every=order.every,
+        scope=order.scope,
+        note=order.note,
+        observe=order.observe,
+    )
     content = _pause_event(kinds.ModeChanged if order.observe else kinds.PauseOrdered, pause)
     return as_of(replace(controls, pauses=(*kept, pause)), now), pause, [recorded(content, now, actor=actor)]
 
@@ -88,20 +99,23 @@ def end(
     events: list[Event] = []
     for pause in controls.pauses:
         is_ended = wanted(pause) if wanted is not None else not pause.observe and pause.is_in_force(now)
-        rest = pause.without_this_window(now) if wanted is None else None
-        if not is_ended or rest is not None:
-            kept.append(rest if is_ended and rest is not None else pause)
-        if is_ended and pause.observe:
+        if not is_ended:
+            kept.append(pause)
+            continue
+        recurring = pause.without_this_window(now) if wanted is None else None
+        if recurring is not None:
+            kept.append(recurring)
+        if pause.observe:
             events.append(
                 recorded(replace(_pause_event(kinds.ModeChanged, pause), mode=kinds.AS_WRITTEN), now, actor=actor)
             )
-        elif is_ended:
+        else:
             events.append(recorded(_pause_event(kinds.Resumed, pause), now, actor=actor))
     return as_of(replace(controls, pauses=tuple(kept)), now), events
 
 
 def settle(controls: Controls, since: datetime | None, now: datetime) -> tuple[Controls, list[Event]]:
-    """Return the current switches and the events since the last check.
+    """Return the switches without ended pauses, and events since the last check.
 
     A server paused by an earlier release, without scopes, stays paused.
     """
@@ -113,9 +127,8 @@ def settle(controls: Controls, since: datetime | None, now: datetime) -> tuple[C
     for pause in controls.pauses:
         was, is_now = since is not None and pause.is_in_force(since), pause.is_in_force(now)
         window = pause.window(now)
-        if (
-            is_now and not was and window is not None and window[0] != pause.at
-        ):  # `pause_ordered` covers the order itself
+        # `pause_ordered` covers a pause that begins with its order.
+        if is_now and not was and window is not None and window[0] != pause.at:
             events.append(recorded(_pause_event(kinds.PauseBegan, pause), now))
         elif was and not is_now:
             events.append(recorded(_pause_event(kinds.PauseEnded, pause), now))
@@ -128,6 +141,7 @@ def in_force(controls: Controls, now: datetime) -> frozenset[str]:
 
 
 def as_of(controls: Controls, now: datetime) -> Controls:
+    """Set the members that show a pause of everything."""
     total = next(
         (
             pause

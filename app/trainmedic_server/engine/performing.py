@@ -20,8 +20,7 @@ from trainmedic_server.domain.run import Attempt, Run, StepState
 from trainmedic_server.engine.plan_values import AttemptOutcome, PerformAttempt
 from trainmedic_server.ports.actions import ON_RECORD, Action, Actions, Call, Clearance, MultiNodeAction
 
-GRACE = timedelta(seconds=5)
-"""Time after its deadline for an action to report before it is cancelled."""
+GRACE = timedelta(seconds=5)  # Time after its deadline for an action to report before it is cancelled
 
 Work = Callable[[Call], Awaitable[Mapping[str, Any]]]
 
@@ -29,7 +28,7 @@ log = telemetry.logger(__name__)
 
 
 def attempts_of(state: StepState, act: PerformAttempt) -> tuple[Attempt, ...]:
-    """The last one is to be made."""
+    """The last attempt is to be made."""
     return state.undo_attempts if act.undo else state.attempts
 
 
@@ -78,7 +77,7 @@ def _was_applied(state: StepState, command_id: str) -> bool:
 
 @functools.cache
 def has_methods_of(action_class: Hashable, protocol: type) -> bool:
-    """Cached by class: Python 3.11 takes tens of microseconds per check."""
+    """Cached, because Python 3.11 takes tens of microseconds per check."""
     return isinstance(action_class, protocol)
 
 
@@ -91,6 +90,7 @@ def multi_node_action(actions: Actions, name: str) -> MultiNodeAction | None:
 
 
 def work_of(run: Run, act: PerformAttempt, actions: Actions, name: str) -> Work:
+    """Return the performing function; a step on jobs calls each job."""
     state = run.step(act.key)
     if state.target is None:
         return lambda call: actions.get(name).perform(call)
@@ -168,7 +168,7 @@ def _reason(failure: errors.ActionFailure) -> str:
 def unmakeable_outcome(act: PerformAttempt, reason: str) -> AttemptOutcome:
     """Return the outcome of an attempt that this server cannot make.
 
-    Undos are retried, perhaps by another release. The outcome is unknown if a killed server may have made the attempt.
+    Undos are retried. The outcome is unknown if a killed server may have made the attempt.
     """
     if act.undo:
         return AttemptOutcome("failed", error=reason)

@@ -41,6 +41,7 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
 def advance(draft: RunDraft) -> RunPlan:
+    """Plan up to the next instruction."""
     then: Instruction | None = _advance_open(draft) if draft.run.is_open else None
     if then is None:
         then = undoing.next_undo(draft)
@@ -92,13 +93,16 @@ def why_stale(draft: RunDraft) -> str | None:
 
 
 def newest_beginning(run: Run, outside: OutsideState, context: PlanningContext) -> datetime:
+    """Return the time from which the maximum age counts."""
     began = [record.alert.starts_at for record in outside.alerts if not record.is_resolved]
     has_windows = context.playbook is not None and bool(context.playbook.definition.windows)
-    is_later = run.started_by or run.repeats or run.parent or has_windows  # a member counts from its batch
-    return max([*began, run.created_at] if is_later else began, default=run.created_at)
+    # Such runs may begin long after their alert. A member counts from its batch.
+    counts_from_creation = run.started_by or run.repeats or run.parent or has_windows
+    return max([*began, run.created_at] if counts_from_creation else began, default=run.created_at)
 
 
 def has_begun(run: Run) -> bool:
+    """Return whether the run has done more than wait for its turn or target."""
     return (
         run.acted_at is not None
         or run.waiting_on in (group_plan.MEMBERS, windows.WINDOW)
@@ -107,10 +111,11 @@ def has_begun(run: Run) -> bool:
 
 
 def is_under_way(draft: RunDraft) -> bool:
+    """Return whether the run or one of its members has begun."""
     return has_begun(draft.run) or (draft.run.is_group and group_plan.has_begun(draft.run, draft.group))
 
 
-_UNUSED = {
+_WHY_NOT_OBSERVED = {
     CHECK: "is for the time after a batch",
     "on_success": "is for a run that succeeds",
     "on_failure": "is for a run that fails",
@@ -125,7 +130,7 @@ def observe(run: Run, playbook: CompiledPlaybook, names: Scope) -> Run:
             return replace(state, status=StepStatus.SKIPPED, message=why)
         if state.phase == "steps":
             return preview.observed(state, playbook, names)
-        message = _UNUSED[state.phase]
+        message = _WHY_NOT_OBSERVED[state.phase]
         return replace(state, status=StepStatus.SKIPPED, message=message)
 
     return replace(run, status=Status.OBSERVED, steps=tuple(map(observed, run.steps)))
@@ -154,14 +159,14 @@ def _advance_open(draft: RunDraft) -> Instruction | None:
             _cancel_or_not_start(draft, reason, Decision.STALE)
             return None
     while draft.run.is_open:
-        ahead = _next_step(draft)
+        ahead = _proceed(draft)
         if ahead is not None:
             return ahead
     return None
 
 
-def _next_step(draft: RunDraft) -> Instruction | None:
-    """Return None to look again, as the run may have closed."""
+def _proceed(draft: RunDraft) -> Instruction | None:
+    """Work on the next step, or close the run. None if this must be repeated."""
     broken = step_sequence.failed_step(draft.run, draft.playbook)
     if broken is not None and broken.status is StepStatus.REJECTED:
         _close(draft, Status.REJECTED, group_plan.why_ended(draft, broken, broken.why_not))
@@ -212,11 +217,11 @@ def _next_step(draft: RunDraft) -> Instruction | None:
 def _continue_attempt(draft: RunDraft, interrupted: StepState) -> PerformAttempt | Wait | None:
     """Repeat an attempt that a killed server may have made, under the same command ID; wait during a pause.
 
-    None if nothing is left to wait for or the pause exceeded the maximum age: the outcome stays unknown.
+    None if it must not be repeated: its outcome stays unknown.
     """
     attempt = interrupted.attempts[-1]
     order = draft.outside.last(OrderKind.CANCEL, OrderKind.UNDO)
-    if steps.held_by_pause(draft, interrupted):
+    if steps.is_held_by_pause(draft, interrupted):
         if order is None and not draft.outside.resolved:
             return draft.suspend_until_resumed()
         over = f"{order.actor} ended the run" if order is not None else "the alert resolved"
@@ -257,7 +262,7 @@ def _close(draft: RunDraft, status: Status, message: str, decision: Decision | N
     for state in draft.run.steps:
         if not state.status.is_final:
             ended = replace(state, status=unused, ended_at=draft.now if state.started_at else None)
-            draft.put(steps.with_undo_as_owed(ended))
+            draft.put(steps.keep_or_drop_undo(ended))
     draft.run = replace(draft.run, status=status, ended_at=draft.now, waiting_on=None, message=message)
     draft.run = undoing.with_undos_of_closed(draft.run, draft.context.actions)
     draft.add_event(Closed(status, message, decision))

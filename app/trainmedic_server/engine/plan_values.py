@@ -37,7 +37,9 @@ class OutsideState(Struct, frozen=True):
     """The initial one first."""
     orders: tuple[OperatorOrder, ...] = ()
     pause: OperatorPause | None = None
+    """The one that holds the run."""
     breaker: str | None = None
+    """Reason of the open breaker."""
 
     @property
     def paused(self) -> bool:
@@ -63,16 +65,22 @@ class OutsideState(Struct, frozen=True):
         return ", ".join(sorted({record.resolved_because or "" for record in decisive(self.alerts)}))
 
     def last(self, *kinds: OrderKind) -> OperatorOrder | None:
+        """Return the newest operator command of these kinds."""
         return next((order for order in reversed(self.orders) if order.kind in kinds), None)
 
 
 class PerformAttempt(Struct, frozen=True):
+    """Make the last attempt of a step, or of its undo."""
+
     key: tuple[str, int]
     undo: bool = False
     resumed: bool = False
+    """True if an earlier server may have made it."""
 
 
 class Wait(Struct, frozen=True):
+    """Wait for an external change, until this time at most."""
+
     until: datetime | None = None
 
 
@@ -108,9 +116,11 @@ class AttemptOutcome(Struct, frozen=True):
     output: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
     in_part: bool = False
+    """True if it may have been applied in part."""
     may_be_repeated: bool = True
-    """False if it was applied without the requested effect: a retry would apply it twice."""
+    """False if a retry would apply it twice."""
     barred_by: Decision | None = None
+    """Guard that refused the attempt."""
 
 
 CALLED_OFF = AttemptOutcome("called_off")
@@ -123,13 +133,16 @@ class PlanningContext(Struct, frozen=True):
     new_id: Callable[[], str]
     max_age: timedelta
     set_forward_since: Callable[[datetime], timedelta] = lambda _: timedelta(0)
+    """Returns the time skipped by the clock."""
     idle_since: Callable[[datetime], timedelta] = lambda _: timedelta(0)
-    """Returns the time after a moment without a working server, or skipped by the clock."""
+    """Returns that time plus downtimes."""
     external_url: str = ""
     topology: Callable[[], Topology] = Topology
 
 
 class RunDraft:
+    """A run during planning, with its new events."""
+
     def __init__(
         self,
         run: Run,
@@ -165,17 +178,19 @@ class RunDraft:
         self.events.append(recorded(content, self.now, self.run.id, actor))
 
     def put(self, step: StepState, **changes: Any) -> StepState:
+        """Replace a step, and set fields of the run."""
         self.run = self.run.with_step(step, **changes)
         return step
 
     def end(self, step: StepState, status: StepStatus, **changes: Any) -> None:
+        """End a step, and set fields of it."""
         self.put(replace(step, status=status, ended_at=self.now, **changes))
 
     def timely(self, step: StepState, *, is_question: bool = False) -> StepState:
         """Return the step with its deadline adjusted for clock steps.
 
-        Time without a working server does not count for a question. If the clock was set back to before its start, the
-        wait starts again.
+        Time without a working server does not count for a question. If the clock was set back to before the start, the
+        wait restarts.
         """
         if step.deadline is None or step.started_at is None:
             return step
@@ -200,9 +215,6 @@ class RunDraft:
             self.run = replace(self.run, message=why)
         return Wait(pause.until(self.now))
 
-    def _group_data(self) -> Mapping[str, Any] | None:
-        return None if self.group is None else self.group.counts.as_data()
-
     def refuse(self, decision: Decision, reason: str) -> None:
         """Block the run before its first act. ``plan`` closes it."""
         self.refused = (decision, reason)
@@ -215,3 +227,6 @@ class RunDraft:
                 run, playbook, alerts, external_url=url, verdicts=topology().verdicts, group=self._group_data(), now=now
             )
         )
+
+    def _group_data(self) -> Mapping[str, Any] | None:
+        return None if self.group is None else self.group.counts.as_data()

@@ -46,10 +46,11 @@ def observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> Step
 def steps_after(
     asking: StepState, run: Run, playbook: CompiledPlaybook, names: Scope, actions: Actions, topology: Topology
 ) -> tuple[StepAhead, ...]:
+    """Return the actions that the question allows."""
     phase = "steps" if asking.phase == APPROVAL else asking.phase
     first = 0 if asking.phase == APPROVAL else asking.index + 1
     ahead = [state for state in run.steps if state.phase == phase and state.index >= first and state.kind == "action"]
-    return tuple(_ahead(ahead, run, playbook, names, actions, topology))
+    return tuple(_steps_ahead(ahead, run, playbook, names, actions, topology))
 
 
 def steps_of_group(
@@ -75,7 +76,7 @@ def steps_of_group(
     every_job = list(dict.fromkeys(job for of_member in jobs.values() for job in of_member))
     acting = [state for state in states if state.kind == "action"]
     on_jobs = {state.id for state in acting if state.target is not None}
-    ahead = _ahead(acting, example, playbook, names, actions, topology)
+    ahead = _steps_ahead(acting, example, playbook, names, actions, topology)
     return tuple(_for_all(each, every_job if each.id in on_jobs else targets, topology, note) for each in ahead)
 
 
@@ -92,7 +93,7 @@ def _for_all(step: StepAhead, targets: Sequence[Target], topology: Topology, not
     return replace(step, targets=tuple(each.key for each in targets[: group.SHOWN]), nodes=nodes, gpus=gpus, note=note)
 
 
-def _ahead(
+def _steps_ahead(
     states: list[StepState],
     run: Run,
     playbook: CompiledPlaybook,

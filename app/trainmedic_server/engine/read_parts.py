@@ -1,6 +1,6 @@
 """Cached reading of one part of each presence.
 
-Parsing the locations of 100,000 ranks is slow, so it runs only for changed parts, which are other objects.
+Parsing the locations of 100,000 ranks is slow, so it runs only for changed parts.
 """
 
 from __future__ import annotations

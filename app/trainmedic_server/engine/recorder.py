@@ -1,7 +1,6 @@
 """Batched commits of run changes, and reads of external changes.
 
-A driver continues only after `record` returns: intent before act, outcome after. An unavailable store is retried, to
-lose no known outcome.
+An unavailable store is retried, to lose no known outcome.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from trainmedic_server.domain.run import Event, OperatorOrder, OrderKind, Run
 from trainmedic_server.engine.batching import Batcher
 from trainmedic_server.ports.store import RunStore, Transaction
 
+# Compromise between the wait of deliveries for the only writer and a storm's duration (``benchmarks.alert_storm``).
 _BATCH = 200
-"""Compromise between the wait of deliveries for the only writer and a storm's duration (``benchmarks.alert_storm``)."""
 
 _FOR_MEMBERS = (OrderKind.CANCEL, OrderKind.UNDO, OrderKind.CLOSE_UNDO)
 T = TypeVar("T")

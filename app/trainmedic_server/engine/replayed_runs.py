@@ -1,8 +1,7 @@
 """Runs that a replay of recorded alerts starts.
 
-A recorded alert does not show how long a run would have taken. So a run has an earliest and a latest start and end, and
-the guards are asked with each combination of the extremes. Several answers mean that the record does not determine the
-decision.
+The record does not show how long a run would have taken. So a run has an earliest and a latest start and end, and the
+guards decide on each combination.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from trainmedic_server.engine.matching import Key
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.store import GuardFacts
 
+# End of a run without a recorded end. Nothing is added to it, so that no time overflows.
 FAR = datetime.max.replace(tzinfo=UTC) - timedelta(days=3650)
 STARTS = frozenset({Decision.STARTED, Decision.OBSERVE_ONLY})
 
@@ -46,7 +46,7 @@ class ReplayedRun(Struct, eq=False):
     is_end_recorded: bool = False
     is_stored: bool = False
     is_shared: bool = False
-    """True if it stands for runs of other alerts, too, of which at most one is open."""
+    """True if it stands for runs of other alerts too."""
 
     def may_be_open(self, now: datetime) -> bool:
         return self.earliest <= now < self.ends_by
@@ -55,7 +55,9 @@ class ReplayedRun(Struct, eq=False):
         return self.is_certain and self.latest <= now < self.ends_from
 
 
-class _Span:
+class _Periods:
+    """Count of the periods that have not ended. Times passed to it never go back."""
+
     def __init__(self) -> None:
         self._until: list[tuple[datetime, int]] = []
 
@@ -72,6 +74,8 @@ class _Span:
 
 
 class _OpenRuns:
+    """Count of the runs that may be open. Their ends may move to later times."""
+
     def __init__(self) -> None:
         self._runs: list[tuple[datetime, int, ReplayedRun]] = []
 
@@ -86,10 +90,10 @@ class _OpenRuns:
         return len(self._runs)
 
 
-class _OfPlaybook:
+class _PlaybookCounts:
     def __init__(self) -> None:
-        self.started_at_least, self.started_at_most = _Span(), _Span()
-        self.open_at_least, self.open_at_most = _Span(), _OpenRuns()
+        self.started_at_least, self.started_at_most = _Periods(), _Periods()
+        self.open_at_least, self.open_at_most = _Periods(), _OpenRuns()
 
     def forget_until(self, now: datetime) -> None:
         for runs in (self.started_at_least, self.started_at_most, self.open_at_least, self.open_at_most):
@@ -99,8 +103,8 @@ class _OfPlaybook:
 class ReplayedRuns:
     """State of the guards during a replay. Times passed to it never go back.
 
-    `breaker_closes_after` is how long an opened breaker stays open, because no person closes it here. `count_nodes` is
-    the number of nodes that the server knows; 0 if unknown.
+    `breaker_closes_after` is how long an opened breaker stays open. `count_nodes` is the number of nodes that the
+    server knows; 0 if unknown.
     """
 
     def __init__(
@@ -114,18 +118,19 @@ class ReplayedRuns:
         self._breaker_closes_after = breaker_closes_after
         self._known_nodes = set(known_nodes)
         self._by_key: dict[Key, list[ReplayedRun]] = {}
-        self._by_playbook: dict[str, _OfPlaybook] = {}
+        self._by_playbook: dict[str, _PlaybookCounts] = {}
+        # Heaps by time: of stored runs with their cooldown, and of possible acts on nodes, which the breaker counts.
         self._forget: list[tuple[datetime, int, ReplayedRun, timedelta]] = []
         self._acted: list[tuple[datetime, int, str]] = []
         self._acts_on = Counter[str]()
         self._acted_unknown: set[str] = set()
-        self._surely_acted: dict[str, datetime] = {}
-        self._numbers = itertools.count()
+        self._surely_acted: dict[str, datetime] = {}  # the time up to which the breaker counts the node
+        self._numbers = itertools.count()  # to order equal times in heaps
         self.breaker_opened: list[tuple[datetime, str]] = []
 
     def add(self, run: ReplayedRun, spec: Guards) -> None:
-        number, of_playbook = next(self._numbers), self._by_playbook.setdefault(run.key[0], _OfPlaybook())
-        self._forget_until(run.earliest)  # of a playbook that does as recorded, nothing is asked
+        number, of_playbook = next(self._numbers), self._by_playbook.setdefault(run.key[0], _PlaybookCounts())
+        self._forget_until(run.earliest)  # `decide` is not called for playbooks that do as recorded
         of_playbook.forget_until(run.earliest)
         if spec.max_runs:
             until = _later(run.latest, spec.max_runs.per)
@@ -138,10 +143,11 @@ class ReplayedRuns:
         if run.is_certain:
             self._store(run, spec)
             self._count_surely(run, spec)
-        elif not self._is_covered(run):
+        elif not self._widen_uncertain(run):
             self._store(run, spec)
 
-    def _is_covered(self, run: ReplayedRun) -> bool:
+    def _widen_uncertain(self, run: ReplayedRun) -> bool:
+        """Return False if no open uncertain run can stand for this one too."""
         for other in self._by_key.get(run.key, ()):
             if not other.is_certain and other.is_counted and other.may_be_open(run.earliest):
                 other.ends_by = max(other.ends_by, run.ends_by)
@@ -178,6 +184,7 @@ class ReplayedRuns:
                 self._surely_acted[run.node] = max(self._surely_acted.get(run.node, until), until)
 
     def extend(self, key: Key, now: datetime, ends_by: datetime) -> None:
+        """Let the runs that may be open, without a recorded end, last up to `ends_by`."""
         for run in self._by_key.get(key, ()):
             if run.may_be_open(now) and not run.is_end_recorded:
                 run.ends_by = max(run.ends_by, ends_by)
@@ -196,7 +203,7 @@ class ReplayedRuns:
         """Return all decisions that are possible at a report of an alert.
 
         `own` is a run that an earlier report of the same alert may have started, which does not count. A recorded
-        decision by a pause or the breaker is trusted: operators and other nodes made it, not the playbooks.
+        decision by a pause or the breaker is trusted.
         """
         self._forget_until(now)
         runs = [run for run in self._by_key.get(key, ()) if run is not own or run.is_shared]
@@ -212,7 +219,7 @@ class ReplayedRuns:
         for facts, controls in itertools.product(self._facts(key, runs, now, own), switches):
             found.add(guards.decide(spec, mode, facts, controls, limits, starts_at, now, ago).decision)
         may_open = Decision.STARTED in found and Decision.BREAKER_OPEN not in found
-        if may_open and (recorded == Decision.BREAKER_OPEN or self.may_trip(target, now)):
+        if may_open and (recorded == Decision.BREAKER_OPEN or self.trips_breaker(target, now)):
             found.add(Decision.BREAKER_OPEN)
         return frozenset(found)
 
@@ -236,18 +243,15 @@ class ReplayedRuns:
     def may_have_open_breaker(self, now: datetime) -> bool:
         return bool(self.breaker_opened) and now < self.breaker_opened[-1][0] + self._breaker_closes_after
 
-    def may_trip(self, target: Target, now: datetime) -> bool:
-        """Return whether a start may open the breaker, which is closed, and record that it does.
-
-        Without their number, the server may know more nodes than those acted on, so that it would not open.
-        """
+    def trips_breaker(self, target: Target, now: datetime) -> bool:
+        """Return whether a start may open the closed breaker. If so, it counts as opened."""
         node = target.node
         if node is None or self._surely_acted.get(node, now) > now:
             return False
         others = len(self._acts_on) - (node in self._acts_on)
         named = {node} - self._known_nodes - self._acted_unknown
         total = max(len(self._known_nodes) + len(self._acted_unknown) + len(named), self._count_nodes)
-        reason = guards.trips_breaker_by_count(1, others, total, self._limits)
+        reason = guards.why_breaker_opens_by_count(1, others, total, self._limits)
         if reason is None:
             return False
         self.breaker_opened.append((now, reason))

@@ -1,6 +1,6 @@
 """Next act of a group's parent run: start members, wait, or end.
 
-It is derived from the frozen list and the members that have a run, so a restart continues where the store is.
+It is derived from the frozen list and the members that have a run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trainmedic_server.domain.group import SHOWN, Member, counted
 from trainmedic_server.domain.group_counts import GroupCounts
 from trainmedic_server.domain.playbook import Rollout
 
-AT_ONCE = 200
+AT_ONCE = 200  # most members that start in one transaction
 
 DEFAULTS = Rollout()
 
@@ -95,10 +95,9 @@ class GroupProgress:
 def next_of(
     rollout: Rollout, progress: GroupProgress, *, may_start: bool
 ) -> StartMembers | WaitForMembers | RolloutOver:
-    """Return the next instruction. `may_start` False after a cancellation or the end of the alert.
+    """Return the next instruction. `may_start` is False after a cancellation or the end of the alert.
 
-    Batch n+1 starts only when all members of n are closed. Skipped members are replaced within their batch: a canary
-    that was not tried is none.
+    Batch n+1 starts only when all members of n are closed. Skipped members are replaced within their batch.
     """
     total = len(progress.members)
     is_open, allowed = progress.open > 0, rollout.errors_allowed(total)
@@ -128,6 +127,7 @@ def chosen(rollout: Rollout, left: Sequence[str], count: int, run_id: str, is_bu
 
 
 def exceptions(members: Sequence[Member]) -> dict[str, str]:
+    """Return why members did not succeed, by target."""
     odd = [member for member in members if not member.is_open and not member.is_fine]
     return {member.target: member.why for member in odd[:SHOWN]}
 

@@ -1,6 +1,6 @@
 """Runs that begin with the end of another run.
 
-The end is a history event, so it is found again after a kill. Its stand-in alert makes it happen once.
+The end is a history event, so it is found again after a kill; its stand-in alert counts once.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def _longest_step(step: Step, actions: Actions) -> LongestRun:
             attempt = step.timeout or (action.default_timeout if action is not None else None)
             if attempt is None:
                 return LongestRun(is_limited=False)
-            return LongestRun(attempt * step.retry.attempts + _waits(step.retry))
+            return LongestRun(attempt * step.retry.attempts + _retry_delays(step.retry))
         case PollStep():
             return LongestRun(step.timeout or timedelta(), is_limited=step.timeout is not None)
         case DelayStep() | UntilStep():
@@ -89,7 +89,7 @@ def _longest_question(step: ApproveStep) -> LongestRun:
     return LongestRun(span + (again or timedelta()), after_end=again is not None)
 
 
-def _waits(retry: Retry) -> timedelta:
+def _retry_delays(retry: Retry) -> timedelta:
     waits = timedelta()
     for number in range(retry.attempts - 1):
         wait = min(retry.delay.total_seconds() * retry.backoff**number, retry.max_delay.total_seconds())

@@ -11,8 +11,7 @@ from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.own_source import LOG, SOURCE
 from trainmedic_server.ports.findings import AlertSender
 
-_OF_LOGS = "alerts-from-logs"
-"""Section of all finding alerts, whose names users choose."""
+_OF_LOGS = "alerts-from-logs"  # Section of all finding alerts, whose names users choose
 
 
 class Runbooks(Struct, frozen=True):

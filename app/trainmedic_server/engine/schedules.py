@@ -1,8 +1,7 @@
 """Runs at the times of schedules.
 
-Each time is a stand-in alert, so it starts at most one run, over restarts, takeovers and clocks that are set back. Of
-the times that passed without a server, the last one still counts if it is not older than ``max_age``; others are
-recorded as missed.
+Each time is a stand-in alert, so it starts at most one run. Of the times without a server, the last one counts if it is
+not older than ``max_age``; others are recorded as missed.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
 
+# Time within which a new or changed playbook is noticed. Times of known schedules are met exactly.
 LOOK_EVERY = timedelta(seconds=10)
-"""Time within which a new or changed playbook is noticed. Times of known schedules are met exactly."""
-_POSITION = "schedules"
-_LONGEST_PATIENCE = timedelta(days=1)
-_KEEP_EVERY = timedelta(minutes=1)
+_POSITION = "schedules"  # name of the stored position, in seconds since 1970
+_MOST_PATIENCE = timedelta(days=1)
+_SAVE_EVERY = timedelta(minutes=1)
 
 _Key = tuple[str, str, str]
 
@@ -33,7 +32,7 @@ _Key = tuple[str, str, str]
 class DueTimes(Struct, frozen=True):
     start: datetime | None = None
     missed: datetime | None = None
-    """When the record of missed times begins: at the first, or now if the clock jumped, because it may come again."""
+    """When the record of missed times begins."""
     why: str = ""
 
 
@@ -47,13 +46,13 @@ def due(
 ) -> DueTimes:
     """Return the times after `since`, up to `now`.
 
-    `skipped`: whether the clock jumped past a time, which then starts nothing.
+    Times older than `patience`, or `skipped` by the clock, start nothing.
     """
     following = functools.partial(cron.next_after, schedule, timezone)
     first = following(since)
     if first > now:
         return DueTimes()
-    late = list(_until(now, following, max(since, now - patience - timedelta(microseconds=1))))
+    late = list(_times_up_to(now, following, max(since, now - patience - timedelta(microseconds=1))))
     start = late[-1] if late and not skipped(late[-1]) else None
     if first == start:
         return DueTimes(start)
@@ -62,7 +61,7 @@ def due(
     return DueTimes(start, now if skipped(first) else first, f"{clock_text(first)} was missed: {cause}{more}")
 
 
-def _until(now: datetime, following: Callable[[datetime], datetime], moment: datetime) -> Iterator[datetime]:
+def _times_up_to(now: datetime, following: Callable[[datetime], datetime], moment: datetime) -> Iterator[datetime]:
     while (moment := following(moment)) <= now:
         yield moment
 
@@ -73,13 +72,13 @@ class Schedules:
         self._admit = admit
         self._done: dict[_Key, datetime] = {}
         self._looked_at: datetime | None = None
-        self._kept_at: datetime | None = None
+        self._saved_at: datetime | None = None
         self._next: datetime | None = None
 
     async def run(self) -> None:
-        await loops.repeat(self.check, LOOK_EVERY, "schedules", self._services.metrics, rest=self._rest)
+        await loops.repeat(self.check, LOOK_EVERY, "schedules", self._services.metrics, sleep=self._sleep)
 
-    async def _rest(self, seconds: float) -> None:
+    async def _sleep(self, seconds: float) -> None:
         now = self._services.clock.now()
         until = now + timedelta(seconds=seconds)
         if self._next is not None:
@@ -89,12 +88,12 @@ class Schedules:
     async def check(self) -> None:
         """Start what is due. Raises TrainmedicError, then decided times are found again."""
         now = self._services.clock.now()
-        since = min(self._looked_at or await self._kept() or now, now)
+        since = min(self._looked_at or await self._load_position() or now, now)
         scheduled = {_key(each): each for each in self._services.catalog.all() if each.definition.on.schedule}
         # A schedule that was not there at the last look counts from it.
         done = {key: min(self._done.get(key, since), now) for key in scheduled}
         self._next = None
-        patience = min(self._services.limits.max_age, _LONGEST_PATIENCE)
+        patience = min(self._services.limits.max_age, _MOST_PATIENCE)
         for key, playbook in scheduled.items():
             _, schedule, timezone = key
             times = due(schedule, timezone, done[key], now, patience, self._services.timeline.was_skipped)
@@ -102,25 +101,25 @@ class Schedules:
             for alert in stand_ins:
                 await self._admit(Delivery(self._services.new_id(), now, "schedule", "", "", (alert,)))
             if stand_ins:
-                self._kept_at = None
+                self._saved_at = None
             self._done[key] = now
             following = cron.next_after(schedule, timezone, now)
             self._next = min(self._next or following, following)
         self._done = {key: self._done[key] for key in scheduled}
         self._looked_at = now
-        if scheduled and (self._kept_at is None or not timedelta(0) <= now - self._kept_at < _KEEP_EVERY):
-            await self._keep(now)
+        if scheduled and (self._saved_at is None or not timedelta(0) <= now - self._saved_at < _SAVE_EVERY):
+            await self._save_position(now)
 
-    async def _kept(self) -> datetime | None:
+    async def _load_position(self) -> datetime | None:
         seconds = await self._services.store.transact(lambda tx: tx.event_positions.position(_POSITION))
         return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
-    async def _keep(self, now: datetime) -> None:
+    async def _save_position(self, now: datetime) -> None:
         def work(tx: Transaction) -> None:
             tx.event_positions.save_position(_POSITION, int(now.timestamp()))
 
         await self._services.store.transact(work)
-        self._kept_at = now
+        self._saved_at = now
 
 
 def _key(playbook: CompiledPlaybook) -> _Key:

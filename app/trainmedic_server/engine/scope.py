@@ -88,8 +88,7 @@ def build(
 ) -> Scope:
     """Return the scope of a run's steps. The first alert is the run's initial one.
 
-    `hindsight` False omits step results: expressions that need them fail, which mode observe detects. Without `now`,
-    those that need the time fail.
+    `hindsight` False omits step results, `now` None the time: expressions that need them fail.
     """
     first = alerts[0]
     steps = {step.id: of_step(step) for step in run.steps if step.status.is_final} if hindsight else {}

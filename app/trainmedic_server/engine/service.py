@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -51,14 +52,12 @@ from trainmedic_server.ports.store import RunStore, Transaction
 
 log = telemetry.logger(__name__)
 
+# Maximum lead of an ID's time after the clock was set back: half of the day that the history allows.
 _MOST_AHEAD_MS = 12 * 3_600_000
-_MOST_HOLDERS = 5
-"""Maximum lead of an ID's time after the clock was set back: half of the day that the history allows."""
+_MOST_HOLDERS = 5  # Maximum length of the chain of runs that wait for each other's targets, in an answer
 
 
 class Engine:
-    _in_force: frozenset[str] = frozenset()
-
     def __init__(
         self,
         store: RunStore,
@@ -80,8 +79,8 @@ class Engine:
         self._heartbeat = Heartbeat(clock, timeline, clock_watch or NoClockWatch(), metrics)
         self._metrics = metrics
         self._controls = Controls()
+        self._pauses_in_force: frozenset[str] = frozenset()
         self._recorder = Recorder(store, metrics)
-        self._actions = actions
 
         def controls() -> Controls:
             return self._controls
@@ -122,7 +121,7 @@ class Engine:
         self._last_id, self._id_lock = (0, 0), threading.Lock()
 
     def leaves_change(self, action: str) -> bool:
-        """Return True for unknown actions, False for those that only revert another."""
+        """Return whether it changes something. True if unknown, False if it only reverts."""
         action_class = self._actions.action_class(action)
         return action_class is None or (action_class.harmful and not getattr(action_class, "gives_back", False))
 
@@ -141,12 +140,13 @@ class Engine:
         playbook = await self._workers.playbook_for_reading(run) if run.is_open else None
         held_by = await self._held_by(run) if run.waiting_on == "target" else None
         sight = self._workers.sight(run.id)
-        told = upcoming.of_run(run, playbook, alerts, held_by, self._topology().verdicts, orders, sight)
-        return await self._repeated_runs.after(run, alerts) if told is None and not run.is_open else told
+        ahead = upcoming.of_run(run, playbook, alerts, held_by, self._topology().verdicts, orders, sight)
+        return await self._repeated_runs.after(run, alerts) if ahead is None and not run.is_open else ahead
 
     async def _held_by(self, run: Run, most: int = _MOST_HOLDERS) -> HeldBy | None:
+        """Return the run with the target; None if it is free."""
         blocker = self._locks.blocker(run.id, claims.of_run(run, self._actions))
-        driven = self._workers.driven(blocker) if blocker is not None else None
+        driven = self._workers.snapshot_of(blocker) if blocker is not None else None
         if driven is None:
             return None
         its_playbook = await self._workers.playbook_for_reading(driven.run)
@@ -159,7 +159,7 @@ class Engine:
     async def start(self, took_over_as: str | None = None) -> None:
         """Resume unfinished runs and start the loops. Raises StoreUnavailable.
 
-        `took_over_as` is this server's name for the history, if there are several.
+        `took_over_as` is this server's name for the history.
         """
         down_for = await self._store.transact(self._heartbeat.begin)
         await self._beat(recorded(ServerStarted(took_over_as or None), self._clock.now()))
@@ -179,9 +179,9 @@ class Engine:
         await self._workers.stop()
         await self._recorder.stop()
 
-    async def admit(self, delivery: Delivery) -> Admission:
+    def admit(self, delivery: Delivery) -> Coroutine[Any, Any, Admission]:
         """Decide on a delivery; durable on return. Raises Saturated or StoreUnavailable."""
-        return await self._intake.admit(delivery)
+        return self._intake.admit(delivery)
 
     async def explain(self, alerts: Sequence[Alert], at: datetime | None = None) -> tuple[ExplainedAlert, ...]:
         """`at` sets the time for the alerts' age. Raises StoreUnavailable."""
@@ -203,14 +203,13 @@ class Engine:
     ) -> Run:
         """Carry out an operator command and return the run's new state. `undo` also reverts the run's changes now.
 
-        An answer counts only for its `question`. Raises NotFound, Conflict for an unsuitable state, NotEntitled if only
-        others may approve, StoreUnavailable.
+        An answer counts only for its `question`. Raises NotFound, Conflict, NotEntitled, StoreUnavailable.
         """
         order = OperatorOrder(self._new_id(), run_id, kind, actor, self._clock.now(), note)
-        too = replace(order, id=self._new_id(), kind=OrderKind.UNDO) if undo else None
-        await self._store.transact(lambda tx: orders.accept(tx, order, groups, question, too))
+        undo_order = replace(order, id=self._new_id(), kind=OrderKind.UNDO) if undo else None
+        await self._store.transact(lambda tx: orders.accept(tx, order, groups, question, undo_order))
         self._workers.touch([run_id])
-        await self._workers.planned(run_id, at_most=1.0)
+        await self._workers.wait_until_planned(run_id, at_most=1.0)
         run = await self._store.transact(lambda tx: tx.run(run_id))
         if run is None:
             raise errors.NotFound(f"there is no run {run_id}")
@@ -227,7 +226,7 @@ class Engine:
     async def record_late_reply(self, reply: envelope.Reply) -> None:
         """Record a late reply to a command of unknown outcome.
 
-        The undo is still carried out: its receiver knows whether there is something to revert.
+        Its undo is still carried out.
         """
 
         def work(tx: Transaction) -> None:
@@ -293,18 +292,18 @@ class Engine:
         return self._controls
 
     def _put_in_force(self, controls: Controls) -> None:
-        before, self._controls = (self._controls.breaker_open, self._in_force), controls
-        self._in_force = pausing.in_force(controls, self._clock.now())
+        before, self._controls = (self._controls.breaker_open, self._pauses_in_force), controls
+        self._pauses_in_force = pausing.in_force(controls, self._clock.now())
         self._metrics.paused.set(controls.paused)
-        self._metrics.pauses.set(len(self._in_force))
+        self._metrics.pauses.set(len(self._pauses_in_force))
         self._metrics.breaker_open.set(controls.breaker_open)
-        if before != (controls.breaker_open, self._in_force):
+        if before != (controls.breaker_open, self._pauses_in_force):
             self._workers.touch_all()
 
     async def _beat_for_ever(self) -> None:
-        rest = loops.by_clock(self._clock)
-        await rest(HEARTBEAT.total_seconds())
-        await loops.repeat(self._beat, HEARTBEAT, "heartbeat", self._metrics, rest=rest)
+        sleep = loops.sleeping_by(self._clock)
+        await sleep(HEARTBEAT.total_seconds())
+        await loops.repeat(self._beat, HEARTBEAT, "heartbeat", self._metrics, sleep=sleep)
 
     async def _beat(self, *events: Event) -> None:
         def work(tx: Transaction) -> Controls:
@@ -316,12 +315,11 @@ class Engine:
             self._workers.touch_all()
 
     def ago(self, span: timedelta) -> datetime:
+        """Downtimes do not count."""
         return self._timeline.ago(span)
 
     def _new_id(self) -> str:
-        """Return a UUIDv7 that sorts after all earlier ones of this process, unless the clock was set back by more than
-        `_MOST_AHEAD_MS`.
-        """
+        """Return a UUIDv7 that sorts after all earlier ones of this process."""
         now_ms = int(self._clock.now().timestamp() * 1000)
         with self._id_lock:  # admission calls it from the store's thread
             last_ms, counter = self._last_id

@@ -9,15 +9,11 @@ from trainmedic_server.engine.node_watch import PresenceSource
 from trainmedic_server.ports.jobs import ArrivedNotice
 from trainmedic_server.ports.outside import Presence
 
-FRESH_FOR = 2.0
-"""Seconds. Presences are written every 5 s."""
-_FRESH_FOR_TIMES = 10
-_LONGEST_FRESH = 4.5
-"""Seconds; below the loops' 5 s, so that each check gets new data."""
-_LONG_REST = 2.0
-"""Seconds; after a reading of 0.2 s, too long for people to wait."""
-_RECENT = 10.0
-"""Seconds for which people get older data: the loops' longest pause."""
+FRESH_FOR = 2.0  # Seconds. Presences are written every 5 s.
+_PAUSE_PER_READING = 10
+_LONGEST_FRESH = 4.5  # Seconds; below the loops' 5 s, so that each check gets new data
+_LONG_PAUSE = 2.0  # Seconds; after a reading of 0.2 s, too long for people to wait
+_RECENT = 10.0  # Seconds for which people get older data: the loops' longest pause
 
 
 class SharedReading:
@@ -27,16 +23,16 @@ class SharedReading:
         self._reading: asyncio.Task[None] | None = None
         self._known: list[Presence] = []
         self._read_at: float | None = None
-        self._rest = 0.0
+        self._pause = 0.0  # least age of the cached list before it is read again
 
     async def fresh(self) -> list[Presence]:
         """Return the cached list while fresh. Read errors are raised and not cached."""
-        return await self._younger_than(min(max(FRESH_FOR, self._rest), _LONGEST_FRESH))
+        return await self._younger_than(min(max(FRESH_FOR, self._pause), _LONGEST_FRESH))
 
     async def recent(self) -> list[Presence]:
         """Return presences, some seconds old if reading is slow."""
-        is_long = self._rest >= _LONG_REST
-        return await self._younger_than(_LONGEST_FRESH + _RECENT if is_long else self._rest)
+        is_long = self._pause >= _LONG_PAUSE
+        return await self._younger_than(_LONGEST_FRESH + _RECENT if is_long else self._pause)
 
     async def _younger_than(self, age: float) -> list[Presence]:
         if self._read_at is None or self._elapsed() - self._read_at >= age:
@@ -51,7 +47,7 @@ class SharedReading:
         began = self._elapsed()
         self._known = await self._read()
         self._read_at = self._elapsed()
-        self._rest = _FRESH_FOR_TIMES * (self._read_at - began)
+        self._pause = _PAUSE_PER_READING * (self._read_at - began)
 
 
 class SharedPresences:

@@ -1,6 +1,6 @@
 """Alerts without reports: Alertmanager is asked whether they fire; without one, a long silence counts as resolution.
 
-Otherwise a lost message could block an undo permanently. Downtimes do not count.
+Otherwise a lost message could block an undo permanently.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.ports.outside import AlertSource
 from trainmedic_server.ports.store import Transaction
 
-ASK_AFTER = timedelta(minutes=5)
-"""Alertmanager's group_interval, within which alerts are not checked."""
+ASK_AFTER = timedelta(minutes=5)  # Alertmanager's group_interval, within which alerts are not checked
 
 log = telemetry.logger(__name__)
 
@@ -41,9 +40,9 @@ class SilentAlerts:
 
     async def run(self) -> None:
         """Check until cancelled, but not at once: the start is busy."""
-        rest = loops.by_clock(self._services.clock)
-        await rest(self.interval.total_seconds())
-        await loops.repeat(self.check, self.interval, "sweeper", self._services.metrics, rest=rest)
+        sleep = loops.sleeping_by(self._services.clock)
+        await sleep(self.interval.total_seconds())
+        await loops.repeat(self.check, self.interval, "sweeper", self._services.metrics, sleep=sleep)
 
     async def check(self) -> None:
         services = self._services

@@ -1,8 +1,7 @@
-"""Verdicts on slow jobs, created while an alert reports slowness and renewed every 15 min.
+"""Verdicts on slow jobs, created while an alert reports slowness.
 
 Prometheus has the ranks' median step parts and the slowest ranks' times; other ranks count as median. Without it, the
-log's figures on data waits count. NCCL timeouts are a hint, which raises no alert and reaches no playbook. A verdict
-that names a cause raises `TrainingSlow`, sent by ``job_diagnoses``.
+log's figures on data waits count. NCCL timeouts are a hint, which raises no alert and reaches no playbook.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from trainmedic_server.ports.metric_history import MetricHistory, MetricSeries
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore
 
-AGAIN_AFTER = timedelta(minutes=15)
+AGAIN_AFTER = timedelta(minutes=15)  # Age of a verdict at which the next one is made, while the alert fires
 _LOOK_EVERY = timedelta(seconds=10)
-_OVER = timedelta(minutes=5)
-_OF_LATE = timedelta(minutes=30)
+_AVERAGED_OVER = timedelta(minutes=5)  # ``5m`` in queries
+_LOG_AGE = timedelta(minutes=30)  # of findings that count
 _MOST_FIRING, _MOST_JOBS, _MOST_EARLIER = 10_000, 20, 10
 _PARTS = ("data", "compute", "wait")
 
@@ -60,23 +59,23 @@ class SlowJobs:
         await loops.repeat(self.look, _LOOK_EVERY, "slow jobs", self._metrics)
 
     async def look(self) -> None:
-        """Raises TrainmedicError."""
+        """Make the due verdicts. Raises TrainmedicError."""
         firing = await self._store.transact(lambda tx: tx.firing(_MOST_FIRING, SLOW_ALERTS))
         dropped = _named_by(firing, {THROUGHPUT_DROP})
         for job in sorted(_named_by(firing, SLOW_ALERTS))[:_MOST_JOBS]:
             now = self._clock.now()
             if await self._is_due(job, now):
-                await self._make(job, now, has_dropped=job in dropped)
+                await self._update_verdict(job, now, has_dropped=job in dropped)
 
     async def _is_due(self, job: str, now: datetime) -> bool:
         earlier = await self._store.transact(lambda tx: tx.verdicts.of_job(job, _MOST_EARLIER))
         return not any(verdict.is_slow and now - verdict.made_at < AGAIN_AFTER for verdict in earlier)
 
-    async def _make(self, job: str, now: datetime, *, has_dropped: bool) -> None:
-        parts = await self._parts(job, now)
+    async def _update_verdict(self, job: str, now: datetime, *, has_dropped: bool) -> None:
+        parts = await self._step_parts(job, now)
         if parts:
             verdict = slow.diagnose(parts)
-        elif (by_log := await self._by_log(job, now, has_dropped=has_dropped)) is not None:
+        elif (by_log := await self._verdict_of_log(job, now, has_dropped=has_dropped)) is not None:
             verdict = by_log
         else:
             return
@@ -102,12 +101,12 @@ class SlowJobs:
             self._verdicts.take(job, now, JobVerdict.of(plain), is_slow=True)
         log.info("job is slow", job=job, cause=made.cause, confidence=made.confidence, verdict=verdict.summary)
 
-    async def _by_log(self, job: str, now: datetime, *, has_dropped: bool) -> Verdict | None:
+    async def _verdict_of_log(self, job: str, now: datetime, *, has_dropped: bool) -> Verdict | None:
         open_findings = await self._store.transact(lambda tx: tx.findings.all_open())
         findings = [
             each.as_finding
             for each in open_findings
-            if job in (each.origin.job, each.target.job) and now - each.last_at <= _OF_LATE
+            if job in (each.origin.job, each.target.job) and now - each.last_at <= _LOG_AGE
         ]
         waits = [each for each in findings if each.rule == slow.WAITS_FOR_DATA]
         if waits:
@@ -117,29 +116,30 @@ class SlowJobs:
             return None
         return slow.by_throughput(ThroughputDrop(), [evidence_of(each, slow.WHY_TIMEOUT) for each in timeouts])
 
-    async def _parts(self, job: str, now: datetime) -> dict[int, RankStep]:
+    async def _step_parts(self, job: str, now: datetime) -> dict[int, RankStep]:
+        """Return each rank's step; empty if medians are missing."""
         medians: dict[str, float] = {}
         own: dict[int, tuple[float, str]] = {}
         data: dict[int, tuple[float, str]] = {}
         for part in _PARTS:
-            for series in await self._ask(f"max(avg_over_time(training_{part}_seconds{{$job}}[$over]))", job, now):
+            for series in await self._query(f"max(avg_over_time(training_{part}_seconds{{$job}}[$over]))", job, now):
                 medians[part] = _newest(series)
         for values, part in ((own, "own"), (data, "data")):
-            for series in await self._ask(f"avg_over_time(training_rank_{part}_seconds{{$job}}[$over])", job, now):
+            for series in await self._query(f"avg_over_time(training_rank_{part}_seconds{{$job}}[$over])", job, now):
                 rank = series.labels.get("rank", "")
                 if rank.isdecimal() and len(rank) <= 7:
                     values[int(rank)] = (_newest(series), series.labels.get("rank_node", ""))
-        size = await self._ask("max(training_ranks{$job})", job, now)
+        size = await self._query("max(training_ranks{$job})", job, now)
         count = int(_newest(size[0])) if size else max(own, default=0) + 1
         if medians.keys() != set(_PARTS):
             return {}
         return _all_ranks(medians, own, data, min(count, 100_000))
 
-    async def _ask(self, query: str, job: str, now: datetime) -> Sequence[MetricSeries]:
+    async def _query(self, query: str, job: str, now: datetime) -> Sequence[MetricSeries]:
         if self._history is None:
             return []
         text = query.replace("$job", f"job_name={promql.quoted(job)}").replace("$over", "5m")
-        return [series for series in await self._history.read(text, now, now, _OVER) if series.points]
+        return [series for series in await self._history.read(text, now, now, _AVERAGED_OVER) if series.points]
 
 
 def _named_by(firing: Sequence[AlertRecord], names: Collection[str]) -> set[str]:

@@ -20,16 +20,15 @@ from trainmedic_server.domain.run import Run, StepState, StepStatus
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Step
 
 _ENDS = ("on_success", "on_failure", ON_LIMITED)
+# Phases of a group's parent run, and of its members.
+PARENT_PHASES = (CHECK, "on_success", "on_failure")
+MEMBER_PHASES = ("steps",)
 
 
 def step_definition(playbook: CompiledPlaybook, state: StepState) -> Step:
     if state.phase == APPROVAL:
         return playbook.definition.approval.step
     return playbook.definition.phase(state.phase)[state.index]
-
-
-PARENT_PHASES = (CHECK, "on_success", "on_failure")
-MEMBER_PHASES = ("steps",)
 
 
 def initial_steps(
@@ -46,12 +45,14 @@ def initial_steps(
 
 
 def why_without_target(run: Run, state: StepState) -> str | None:
+    # Only steps on jobs, which the run's further targets are, may have none.
     if state.target is None or run.also:
         return None
     return f"no job runs on {run.target.node if run.target else 'an unknown node'}"
 
 
 def is_fatal(state: StepState, definition: Step) -> bool:
+    """Return whether the run cannot continue after the step."""
     match state.status:
         case StepStatus.REJECTED:
             return True
@@ -80,10 +81,10 @@ def failed_step(run: Run, playbook: CompiledPlaybook) -> StepState | None:
 
 def next_step(run: Run, playbook: CompiledPlaybook, failed: StepState | str | None) -> StepState | None:
     """Return the first step that is not final: in ``on_failure`` after a failure, otherwise in the regular phases and
-    ``on_success``. `failed` is the failed step, or why a group failed.
+    ``on_success``.
 
-    These final phases continue after a failed action, because later steps may notify a person, but not after a
-    rejection or a timed-out wait or approval, on which later steps depend.
+    `failed` is the failed step, or why a group failed. Final phases continue after a failed action, but not after a
+    rejection or a timed-out wait, on which later steps depend.
     """
     phases = ("on_failure",) if failed is not None else (APPROVAL, "steps", "on_success", ON_LIMITED)
     for state in run.steps:

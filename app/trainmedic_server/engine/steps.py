@@ -43,7 +43,8 @@ from trainmedic_server.engine.turns import TURN
 from trainmedic_server.ports.actions import ON_RECORD, Action, Actions
 from trainmedic_server.ports.playbooks import Step
 
-MOST_STOPS = 20
+# Attempts of a step that is stopped each time an alert resolves, and repeated when it fires again.
+MOST_STOPPED_ATTEMPTS = 20
 
 
 def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | Look | TakeTarget | None:
@@ -56,14 +57,14 @@ def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | Look |
     if is_unwanted and state.attempts:
         _stop(draft, state, f"it was not tried again, because the alert resolved; the last attempt: {state.error}")
         return None
-    if held_by_pause(draft, state) and not is_unwanted:
+    if is_held_by_pause(draft, state) and not is_unwanted:
         if draft.outside.resolved and any(map(_may_be_applied, state.attempts)):
             paused = "not asked again, because the server was paused and the alert resolved"
             mark_outcome_unknown(draft, state, f"it may have been applied; {paused}")
             return None
         return draft.suspend_until_resumed()
     if state.status is StepStatus.PENDING:
-        if not _may_begin(draft, state, definition):
+        if not _begin_or_skip(draft, state, definition):
             return None
         if is_unwanted:
             after_resolve.skip_to_wait(draft, state)
@@ -83,7 +84,8 @@ def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | Look |
     return _act(draft, state, definition)
 
 
-def _may_begin(draft: RunDraft, state: StepState, definition: Step) -> bool:
+def _begin_or_skip(draft: RunDraft, state: StepState, definition: Step) -> bool:
+    """Return False if the condition ended the step."""
     reason = "its condition was not met"
     try:
         if definition.when is None or draft.playbook.when(state.phase, state.index, draft.scope()):
@@ -101,6 +103,7 @@ def _may_begin(draft: RunDraft, state: StepState, definition: Step) -> bool:
 
 
 def record_location(draft: RunDraft, key: tuple[str, int], params: Mapping[str, Any]) -> None:
+    """Record the places of a multi-node action, in the undo too."""
     state = draft.run.step(key)
     action = draft.context.actions.action_class(state.action) if state.action else None
     undo = state.undo
@@ -127,13 +130,13 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
     )
     attempts, output, error = (*state.attempts[:-1], attempt), outcome.output, outcome.error
     if outcome.status == "applied":
-        undo = _known_undo(draft, state, definition, output)
+        undo = _undo_after_success(draft, state, definition, output)
         draft.end(state, StepStatus.SUCCEEDED, attempts=attempts, output=output, error=error, undo=undo)
         draft.add_event(kinds.StepSucceeded(state.id, state.action, outcome.output))
         return
     may_have_acted = any(earlier.status == "unknown" for earlier in attempts)
     if outcome.status == "skipped" and not may_have_acted:
-        draft.end(with_undo_as_owed(replace(state, attempts=attempts)), StepStatus.SKIPPED, message=error)
+        draft.end(keep_or_drop_undo(replace(state, attempts=attempts)), StepStatus.SKIPPED, message=error)
         draft.add_event(kinds.StepSkipped(state.id, action=state.action, why=error))
         return
     state = replace(state, attempts=attempts, output=output, error=error)
@@ -144,8 +147,11 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
         draft.run = replace(draft.run, acted_at=None)
         draft.refuse(outcome.barred_by, f"the breaker opened before the run could act: {outcome.error}")
     may_follow = outcome.status not in ("rejected", "skipped") and outcome.may_be_repeated and outcome.barred_by is None
-    # A stopped attempt is repeated if the alert fires again.
-    most = definition.retry.attempts if outcome.status != "stopped" else max(definition.retry.attempts, MOST_STOPS)
+    most = (
+        definition.retry.attempts
+        if outcome.status != "stopped"
+        else max(definition.retry.attempts, MOST_STOPPED_ATTEMPTS)
+    )
     if may_follow and attempt.number < most:
         delay = min(
             definition.retry.delay * definition.retry.backoff ** (attempt.number - 1), definition.retry.max_delay
@@ -155,13 +161,14 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
         return
     if may_have_acted:
         # Even if the last attempt failed, an earlier one may have been applied, so its undo stays pending.
-        draft.end(with_undo_as_owed(state), StepStatus.UNKNOWN)
+        draft.end(keep_or_drop_undo(state), StepStatus.UNKNOWN)
         draft.add_event(kinds.StepUnknown(state.id, state.action, outcome.error))
         return
-    _fail(draft, with_undo_as_owed(state), outcome.error or outcome.status)
+    _fail(draft, keep_or_drop_undo(state), outcome.error or outcome.status)
 
 
 def take_back_attempt(draft: RunDraft, key: tuple[str, int]) -> None:
+    """Remove the step's last attempt, which was persisted but not started."""
     state = draft.run.step(key)
     *earlier, unmade = state.attempts
     acted_at = draft.run.acted_at if has_acted_before(draft.run, state, draft.context.actions) else None
@@ -188,7 +195,7 @@ def is_harmful(actions: Actions, name: str | None) -> bool:
     return action is not None and action.harmful
 
 
-def with_undo_as_owed(state: StepState) -> StepState:
+def keep_or_drop_undo(state: StepState) -> StepState:
     """Return an unsuccessful step with the undo of its last possibly applied attempt, or with the undo dropped."""
     if state.undo is None:
         return state
@@ -202,10 +209,11 @@ def _may_be_applied(attempt: Attempt) -> bool:
     return attempt.status in ("unknown", "running") or attempt.in_part
 
 
-def attempt_again(draft: RunDraft, attempts: tuple[Attempt, ...], timeout: timedelta) -> Attempt:
-    """Return the next attempt. After an unknown outcome it retains the command ID, so that nothing is applied twice.
+def next_attempt(draft: RunDraft, attempts: tuple[Attempt, ...], timeout: timedelta) -> Attempt:
+    """Return the next attempt.
 
-    After a failure it gets a new ID: receivers would repeat the stored result.
+    After an unknown outcome it retains the command ID, so that nothing is applied twice. After a failure it gets a new
+    ID: receivers would repeat the stored result.
     """
     is_unknown = bool(attempts) and attempts[-1].status == "unknown"
     command_id = attempts[-1].command_id if is_unknown else draft.context.new_id()
@@ -222,7 +230,7 @@ def _act(draft: RunDraft, state: StepState, definition: ActionStep) -> PerformAt
     if action is None:
         _fail(draft, state, f"there is no action {definition.action!r} in this server")
         return None
-    if action.harmful and draft.run.acted_at is None and draft.outside.breaker and _was_held_up(draft.run):
+    if action.harmful and draft.run.acted_at is None and draft.outside.breaker and _has_waited(draft.run):
         draft.refuse(Decision.BREAKER_OPEN, f"the breaker opened before the run could act: {draft.outside.breaker}")
         return None
     if _needs_window(state, action):
@@ -237,9 +245,9 @@ def _act(draft: RunDraft, state: StepState, definition: ActionStep) -> PerformAt
             _fail(draft, state, str(error))
             return None
         params = rendered.model_dump(mode="json", by_alias=True, exclude_none=True)
-    attempt = attempt_again(draft, state.attempts, definition.timeout or action.default_timeout)
+    attempt = next_attempt(draft, state.attempts, definition.timeout or action.default_timeout)
     try:
-        undo = _first_undo(draft, state, definition, action, params, attempt.command_id)
+        undo = _undo_before_attempt(draft, state, definition, action, params, attempt.command_id)
     except errors.ExpressionError as error:
         _fail(draft, state, f"undo: {error}")
         return None
@@ -276,7 +284,8 @@ def _wait_for_window(draft: RunDraft, outside: str) -> Wait | None:
     return Wait(windows.opens_at(draft.playbook.definition.windows, draft.now))
 
 
-def _was_held_up(run: Run) -> bool:
+def _has_waited(run: Run) -> bool:
+    """Return whether admission, which checked the breaker, is over."""
     return run.waiting_on is not None or any(step.status is not StepStatus.PENDING for step in run.steps)
 
 
@@ -302,12 +311,13 @@ def _wait(draft: RunDraft, state: StepState, definition: WaitStep) -> Wait | Non
     return Wait(state.deadline)
 
 
-def held_by_pause(draft: RunDraft, state: StepState) -> bool:
+def is_held_by_pause(draft: RunDraft, state: StepState) -> bool:
     return draft.outside.paused and is_harmful(draft.context.actions, state.action)
 
 
 def _stop(draft: RunDraft, state: StepState, error: str) -> None:
-    state = with_undo_as_owed(replace(state, retry_at=None))
+    """Cancel a step whose alert resolved, and the following ones up to a wait."""
+    state = keep_or_drop_undo(replace(state, retry_at=None))
     draft.end(state, StepStatus.CANCELLED, error=error)
     draft.add_event(kinds.StepStopped(state.id, state.action, error, state.output))
     after_resolve.skip_to_wait(draft, state)
@@ -318,7 +328,7 @@ def _fail(draft: RunDraft, state: StepState, error: str) -> None:
     draft.add_event(kinds.StepFailed(state.id, state.action, error))
 
 
-def _first_undo(
+def _undo_before_attempt(
     draft: RunDraft,
     state: StepState,
     definition: ActionStep,
@@ -354,7 +364,7 @@ def _undo_of(
 ) -> Undo | None:
     """Return the undo, as far as known; ``undo: never`` makes it available only.
 
-    It is pending before the attempt, so that the next server finds it after a crash.
+    It is pending before the attempt, for the next server after a crash.
     """
     inverse = action.inverse(action.Params.model_validate(params, context=ON_RECORD), output)
     if inverse is None:
@@ -362,7 +372,9 @@ def _undo_of(
     return Undo(trigger, inverse.action, inverse.params, command_id, _status_of(trigger))
 
 
-def _known_undo(draft: RunDraft, state: StepState, definition: ActionStep, output: Mapping[str, Any]) -> Undo | None:
+def _undo_after_success(
+    draft: RunDraft, state: StepState, definition: ActionStep, output: Mapping[str, Any]
+) -> Undo | None:
     command_id = state.attempts[-1].command_id
     if definition.own_undo is not None and state.undo is None:
         try:

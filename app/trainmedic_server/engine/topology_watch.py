@@ -1,7 +1,6 @@
 """Current topology for target resolution. Deliveries never wait for Redis.
 
-Presences not read for a minute are dropped, because unknown targets are refused, not guessed; until then no node counts
-as unknown.
+Presences not read for a minute are dropped, because unknown targets are refused, not guessed.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from trainmedic_server.ports.outside import Clock, Presence
 
 REFRESH_EVERY = timedelta(seconds=5)
 FORGET_AFTER = timedelta(minutes=1)
+# Minimum time between readings caused by unknown targets; longer if reading is slow (`SharedPresences`).
 RENEW_EVERY = timedelta(milliseconds=200)
-"""Minimum time between readings caused by unknown targets; longer if reading is slow (`SharedPresences`)."""
+# Minimum time after a failed or slow reading: deliveries must not wait for a silent Redis.
 RENEW_AFTER_FAILURE = timedelta(seconds=30)
-"""Minimum time after a failed or slow reading: deliveries must not wait for a silent Redis."""
-LONGEST_RENEWAL = 0.5
-_NOTHING = (JobTopology(), AgentTopology())
+_LONGEST_RENEWAL_SECONDS = 0.5
+_NOTHING_KNOWN = (JobTopology(), AgentTopology())
 
 log = telemetry.logger(__name__)
 
@@ -61,11 +60,10 @@ class TopologyWatch:
         self._slurm = slurm
         self.verdicts = JobVerdicts(clock)
         self.remembered: Callable[[], NodeNames] = NodeNames
-        self._known = _NOTHING
-        """Replaced as a whole: the store's thread reads it."""
-        self._presences: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
+        self._known = _NOTHING_KNOWN  # Replaced as a whole: the store's thread reads it
+        self._presences: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None  # those that `_known` shows
         self._as_of: datetime | None = None
-        self._renew_from: datetime | None = None
+        self._renew_from: datetime | None = None  # `renew` does nothing earlier
 
     def topology(self) -> Topology:
         jobs, agents = self._known
@@ -81,8 +79,8 @@ class TopologyWatch:
         )
 
     async def watch(self) -> None:
-        rest = loops.by_clock(self._clock)
-        await loops.repeat(self._refresh_or_forget, REFRESH_EVERY, "whereabouts", self._metrics, rest=rest)
+        sleep = loops.sleeping_by(self._clock)
+        await loops.repeat(self._refresh_or_forget, REFRESH_EVERY, "whereabouts", self._metrics, sleep=sleep)
 
     async def _refresh_or_forget(self) -> None:
         try:
@@ -100,13 +98,13 @@ class TopologyWatch:
             return
         self._renew_from = now + RENEW_EVERY
         try:
-            async with asyncio.timeout(LONGEST_RENEWAL):
+            async with asyncio.timeout(_LONGEST_RENEWAL_SECONDS):
                 await self.refresh(recent=True)
         except (BusUnavailable, TimeoutError):  # `watch` reports outages of Redis
             self._renew_from = now + RENEW_AFTER_FAILURE
 
     async def refresh(self, *, recent: bool = False) -> None:
-        """Read all presences, if needed. `recent` avoids another loop's data of 2 s ago. Raises BusUnavailable."""
+        """Read all presences, if needed. `recent` excludes those cached for 2 s. Raises BusUnavailable."""
         if not self._is_needed():
             self._forget()
             return
@@ -125,17 +123,18 @@ class TopologyWatch:
         if presences != before:
             # 100,000 ranks take 1 s, for which deliveries should not wait.
             known_agents = self._known[1] if before is not None and presences[1] == before[1] else None
-            self._known = await asyncio.to_thread(_read, jobs, agents, known_agents)
+            self._known = await asyncio.to_thread(_parsed, jobs, agents, known_agents)
             self._presences = presences
         self._as_of = self._clock.now()
 
     def _forget(self) -> None:
-        self._known, self._presences, self._as_of = _NOTHING, None, None
+        self._known, self._presences, self._as_of = _NOTHING_KNOWN, None, None
 
 
-def _read(
+def _parsed(
     jobs: Sequence[Presence], agents: Sequence[Presence], known: AgentTopology | None
 ) -> tuple[JobTopology, AgentTopology]:
+    """`known` is the unchanged topology of the agents."""
     agent_topology = known or AgentTopology.of({agent.name: agent.details for agent in agents})
     agent_topology.prepare()
     return JobTopology.of({job.name: job.details for job in jobs}, agent_topology), agent_topology

@@ -19,7 +19,7 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import LinkedRun, Transaction
 
 _EVERY = timedelta(minutes=1)
-_SHORTEST = timedelta(seconds=1)
+_SHORTEST_SLEEP = timedelta(seconds=1)
 _MOST_FIRING = 10_000
 
 
@@ -31,16 +31,16 @@ class RepeatedRuns:
 
     async def run(self) -> None:
         """Look until cancelled, but not at once: the start is busy."""
-        clock = loops.by_clock(self._services.clock)
+        clock = loops.sleeping_by(self._services.clock)
 
-        async def rest(seconds: float) -> None:
+        async def sleep(seconds: float) -> None:
             until_due = self._next - self._services.clock.now() if self._next is not None else _EVERY
             shortest = min((again.after for again in self._rules()), default=_EVERY)
-            left = max(min(until_due, shortest, timedelta(seconds=seconds)), _SHORTEST)
+            left = max(min(until_due, shortest, timedelta(seconds=seconds)), _SHORTEST_SLEEP)
             await clock(left.total_seconds())
 
-        await rest(_EVERY.total_seconds())
-        await loops.repeat(self.look, _EVERY, "further runs", self._services.metrics, rest=rest)
+        await sleep(_EVERY.total_seconds())
+        await loops.repeat(self.look, _EVERY, "further runs", self._services.metrics, sleep=sleep)
 
     def _playbooks(self) -> Sequence[CompiledPlaybook]:
         return [each for each in self._services.catalog.all() if each.definition.guards.again is not None]
@@ -49,7 +49,7 @@ class RepeatedRuns:
         return (again for each in self._playbooks() if (again := each.definition.guards.again) is not None)
 
     async def look(self) -> None:
-        """Raises StoreUnavailable."""
+        """Start the due runs. Raises StoreUnavailable."""
         playbooks, store = self._playbooks(), self._services.store
         self._next = None
         if not playbooks:

@@ -1,7 +1,7 @@
 """Due undos and their attempts.
 
 An undo is planned after its run has closed, or during a pause. Pause, mode, guards, breaker and locks do not block it.
-It is retried until nothing is certainly left to revert. Only a person can drop it, with a note.
+It is retried until nothing is certainly left to revert.
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ from trainmedic_server.domain.playbook import UndoTrigger
 from trainmedic_server.domain.run import OperatorOrder, OrderKind, Run, Status, StepState, Undo, UndoStatus
 from trainmedic_server.engine.plan_values import AttemptOutcome, Idle, PerformAttempt, RunDraft, Wait
 from trainmedic_server.engine.step_sequence import failed_step
-from trainmedic_server.engine.steps import attempt_again
+from trainmedic_server.engine.steps import next_attempt
 from trainmedic_server.ports.actions import Actions
 
-FIRST_RETRY = timedelta(seconds=2)
+FIRST_RETRY = timedelta(seconds=2)  # Doubled with each attempt
 LONGEST_RETRY = timedelta(minutes=5)
-FREQUENT_ATTEMPTS = 300
+FREQUENT_ATTEMPTS = 300  # Attempts after which `LATER_RETRY` applies
 LATER_RETRY = timedelta(hours=1)
-KEPT_ATTEMPTS = 50
-"""The first and the last ones are stored."""
-_WAITS_FOR_PERSON = (UndoStatus.AVAILABLE, UndoStatus.ARMED, UndoStatus.FAILED, UndoStatus.CLOSED)
-OPEN_TO_ORDERS = (*_WAITS_FOR_PERSON, UndoStatus.RUNNING)
+KEPT_ATTEMPTS = 50  # The first attempt and the last ones are stored
+_STARTED_BY_ORDERS = (UndoStatus.AVAILABLE, UndoStatus.ARMED, UndoStatus.FAILED, UndoStatus.CLOSED)
+OPEN_TO_ORDERS = (*_STARTED_BY_ORDERS, UndoStatus.RUNNING)
 OPEN_TO_CLOSING = (UndoStatus.ARMED, UndoStatus.RUNNING, UndoStatus.FAILED)
-_ENDED = {
+_WHY_UNSUCCESSFUL = {
     Status.FAILED: "the run failed",
     Status.CANCELLED: "the run was cancelled",
     Status.REJECTED: "the run was rejected",
 }
-_UNSUCCESSFUL = frozenset(_ENDED)
+_UNSUCCESSFUL = frozenset(_WHY_UNSUCCESSFUL)
 
 
 def next_undo(draft: RunDraft) -> PerformAttempt | Wait | Idle:
@@ -47,20 +46,21 @@ def next_undo(draft: RunDraft) -> PerformAttempt | Wait | Idle:
             _close(draft, state, state.undo, order)
             continue
         if state.undo.status is UndoStatus.RUNNING:
-            then = _continue(draft, state, state.undo, by_hand)
+            then = _continue_undo(draft, state, state.undo, by_hand)
             if isinstance(then, PerformAttempt):
                 return then
             later.append(then)
             continue
-        because = _because(draft, state, state.undo, by_hand)
+        because = _reason_to_begin(draft, state, state.undo, by_hand)
         if because:
             undo = replace(state.undo, status=UndoStatus.RUNNING, because=because, error=None)
             draft.add_event(UndoStarted(state.id, undo.action, undo.params, because))
-            return _attempt(draft, state, undo, by_hand)
+            return _begin_attempt(draft, state, undo, by_hand)
     return Wait(min(later)) if later else Idle()
 
 
 def next_undo_while_paused(draft: RunDraft, hold: Wait) -> PerformAttempt | Wait:
+    """Return `next_undo`, or `hold` if nothing is due."""
     then = next_undo(draft)
     return hold if isinstance(then, Idle) else then
 
@@ -84,8 +84,7 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
 def with_undos_of_closed(run: Run, actions: Actions) -> Run:
     """Return a just closed run with its pending undos.
 
-    After success, ``on_failure`` undos are only available. Otherwise, what was held for a person's decision is released
-    too.
+    After success, ``on_failure`` undos are only available. Otherwise, holds for a person's decision are released too.
     """
     for state in run.steps:
         undo = state.undo
@@ -128,15 +127,15 @@ def _wait_after(number: int) -> timedelta:
     return min(FIRST_RETRY * (1 << doublings), LONGEST_RETRY)
 
 
-def _because(draft: RunDraft, state: StepState, undo: Undo, by_hand: OperatorOrder | None) -> str | None:
+def _reason_to_begin(draft: RunDraft, state: StepState, undo: Undo, by_hand: OperatorOrder | None) -> str | None:
     if undo.status is UndoStatus.ARMED:
         if undo.trigger is UndoTrigger.ON_RESOLVE and draft.outside.resolved:
             return f"resolved ({draft.outside.resolved_because})"
         if undo.trigger is UndoTrigger.ON_FAILURE and _has_failed(draft):
-            return _ENDED.get(draft.run.status, "the run failed")
+            return _WHY_UNSUCCESSFUL.get(draft.run.status, "the run failed")
         if draft.run.status in _UNSUCCESSFUL and _was_held_for_person(draft.run, state, draft.context.actions):
-            return f"a person has decided, and {_ENDED[draft.run.status]}"
-    if by_hand is None or undo.status not in _WAITS_FOR_PERSON:
+            return f"a person has decided, and {_WHY_UNSUCCESSFUL[draft.run.status]}"
+    if by_hand is None or undo.status not in _STARTED_BY_ORDERS:
         return None
     return f"ordered by {by_hand.actor}" if _is_unanswered(by_hand, undo) else None
 
@@ -153,6 +152,7 @@ def _has_failed(draft: RunDraft) -> bool:
 
 
 def _was_held_for_person(run: Run, state: StepState, actions: Actions) -> bool:
+    """Return whether the step is a hold for a question that was asked."""
     action = actions.action_class(state.action or "")
     if not getattr(action, "is_hold", False):
         return False
@@ -160,7 +160,7 @@ def _was_held_for_person(run: Run, state: StepState, actions: Actions) -> bool:
     return any(step.kind == "approve" and step.started_at is not None for step in later)
 
 
-def _continue(
+def _continue_undo(
     draft: RunDraft, state: StepState, undo: Undo, by_hand: OperatorOrder | None
 ) -> PerformAttempt | datetime:
     last = undo.attempts[-1]
@@ -175,11 +175,11 @@ def _continue(
     is_later = undo.retry_at is not None and draft.now < undo.retry_at <= draft.now + _wait_after(last.number)
     if undo.retry_at and is_later and not (by_hand and _is_unanswered(by_hand, undo)):
         return undo.retry_at
-    return _attempt(draft, state, undo, by_hand)
+    return _begin_attempt(draft, state, undo, by_hand)
 
 
-def _attempt(draft: RunDraft, state: StepState, undo: Undo, by_hand: OperatorOrder | None) -> PerformAttempt:
-    attempt = attempt_again(draft, undo.attempts, _timeout(draft, undo))
+def _begin_attempt(draft: RunDraft, state: StepState, undo: Undo, by_hand: OperatorOrder | None) -> PerformAttempt:
+    attempt = next_attempt(draft, undo.attempts, _timeout(draft, undo))
     if by_hand is not None:
         attempt = replace(attempt, order=by_hand.id)
     kept = undo.attempts

@@ -47,29 +47,37 @@ def of_run(
     if at is None:
         return Upcoming(outcome="failed" if failed else "succeeded")
     if ended_by := next((order for order in orders if order.kind in (OrderKind.CANCEL, OrderKind.UNDO)), None):
-        now = {"now": at.id, **_at_step(at, step_sequence.step_definition(playbook, at), alerts, sight)}
+        now = {"now": at.id, **_doing(at, step_sequence.step_definition(playbook, at), alerts, sight)}
         return Upcoming(**now, outcome="cancelled", note=f"{ended_by.actor} has ended it")
     firing = [record.alert for record in alerts]
     names = scope.LazyScope(lambda: scope.build(run, playbook, firing, verdicts=verdicts))
     if at.status is StepStatus.PENDING:
-        return replace(_first_of(playbook, names, _from(run, at), failed is not None), **_hold(run, held_by))
-    then = _first_of(playbook, names, _from(run, at)[1:], failed is not None)
+        return replace(
+            _first_applicable(playbook, names, _steps_from(run, at), failed is not None), **_blocking(run, held_by)
+        )
+    then = _first_applicable(playbook, names, _steps_from(run, at)[1:], failed is not None)
     if run.is_group and at.phase == APPROVAL:
         then = Upcoming(note="its members start then")
     elif at.phase == CHECK and then.step is None:
         then = Upcoming(note="the next batch starts then, if members are left")
-    doing = _at_step(at, step_sequence.step_definition(playbook, at), alerts, sight)
-    queue = _hold(run, held_by) if run.waiting_on == "target" else {}
+    doing = _doing(at, step_sequence.step_definition(playbook, at), alerts, sight)
+    queue = _blocking(run, held_by) if run.waiting_on == "target" else {}
     return replace(then, now=at.id, **{**doing, **queue})
 
 
-def _from(run: Run, state: StepState) -> Sequence[StepState]:
-    alone = state.phase if state.phase in ("on_failure", CHECK) else None
-    steps = [step for step in run.steps if (step.phase if step.phase in ("on_failure", CHECK) else None) == alone]
+def _steps_from(run: Run, state: StepState) -> Sequence[StepState]:
+    """Return the step and those after it in its sequence."""
+    sequence = _sequence_of(state)
+    steps = [step for step in run.steps if _sequence_of(step) == sequence]
     return steps[steps.index(state) :]
 
 
+def _sequence_of(state: StepState) -> str | None:
+    return state.phase if state.phase in ("on_failure", CHECK) else None
+
+
 def holder(run: Run, ahead: Upcoming | None) -> HeldBy:
+    """Return how runs that wait for this one's target show it."""
     ahead = ahead or Upcoming()
     doing = waiting(ahead.waits_for) if ahead.waits_for else f"carries out step {ahead.now or ahead.step or '?'}"
     return HeldBy(
@@ -78,7 +86,8 @@ def holder(run: Run, ahead: Upcoming | None) -> HeldBy:
     )
 
 
-def _hold(run: Run, held_by: HeldBy | None) -> dict[str, Any]:
+def _blocking(run: Run, held_by: HeldBy | None) -> dict[str, Any]:
+    """Return fields of `Upcoming` for a run that cannot continue now."""
     if run.waiting_on == "target":
         by = f", held by run {held_by.run_id}" if held_by else ""
         holder_id = held_by.run_id if held_by else None
@@ -96,10 +105,10 @@ def _hold(run: Run, held_by: HeldBy | None) -> dict[str, Any]:
     return {}
 
 
-def _at_step(state: StepState, definition: Step, alerts: Sequence[AlertRecord], sight: Sight | None) -> dict[str, Any]:
+def _doing(state: StepState, definition: Step, alerts: Sequence[AlertRecord], sight: Sight | None) -> dict[str, Any]:
     if isinstance(definition, FREE_WAITS):
         of_step = sight if sight is not None and sight.key == state.key else None
-        waits_for = waits.awaited(definition, state, of_step)
+        waits_for = waits.awaited_text(definition, state, of_step)
         if not isinstance(definition, PollStep):
             return {"waits_for": waits_for, "not_before": state.deadline}
         otherwise = _ends_with("continue" if definition.on_error == "continue" else definition.on_timeout)
@@ -131,7 +140,9 @@ def _resolution_of(alerts: Sequence[AlertRecord]) -> str:
     return f"{', '.join(names) or 'the alert'} to resolve"
 
 
-def _first_of(playbook: CompiledPlaybook, names: Scope, steps: Sequence[StepState], has_failed: bool) -> Upcoming:
+def _first_applicable(
+    playbook: CompiledPlaybook, names: Scope, steps: Sequence[StepState], has_failed: bool
+) -> Upcoming:
     for state in steps:
         note = None
         definition = step_sequence.step_definition(playbook, state)

@@ -33,10 +33,10 @@ def labels_of_suspect(node: str) -> dict[str, str]:
 
 
 def annotations_of(verdict: Mapping[str, Any]) -> dict[str, str]:
-    said = {name: str(verdict.get(name) or "") for name in ("summary", "advice", "confidence")}
-    said["ranks"] = ", ".join(str(rank) for rank in verdict.get("ranks", ())[:100])
-    said["same_before"] = str(verdict.get("same_before", 0))
-    return {name: text for name, text in said.items() if text}
+    texts = {name: str(verdict.get(name) or "") for name in ("summary", "advice", "confidence")}
+    texts["ranks"] = ", ".join(str(rank) for rank in verdict.get("ranks", ())[:100])
+    texts["same_before"] = str(verdict.get("same_before", 0))
+    return {name: text for name, text in texts.items() if text}
 
 
 def verdict_of(alert: Alert) -> JobVerdict | None:

@@ -1,6 +1,6 @@
 """Progress of waits for a time, a query or an action.
 
-Before the run's first action they hold no lock. After such a wait, the driver locks the target and looks once more.
+Before the run's first action they hold no lock. After them, the driver locks the target and looks once more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trainmedic_server.engine import after_resolve, claims
 from trainmedic_server.engine.looking import Look, Sight
 from trainmedic_server.engine.plan_values import RunDraft, TakeTarget, Wait
 
-WAITS = "wait"
+WAITING_ON = "wait"  # value of `Run.waiting_on`
 MOOT = "the alert resolved before the wait was over"
 HOLDS = "it holds"
 _SHOWN = 80
@@ -57,7 +57,7 @@ def proceed(
         draft.end(state, StepStatus.SUCCEEDED)
         draft.add_event(wait_events.WaitEnded(state.id, "over"))
         return None
-    draft.set_status(Status.WAITING, WAITS)
+    draft.set_status(Status.WAITING, WAITING_ON)
     return Wait(deadline)
 
 
@@ -71,6 +71,7 @@ def _end_moot(draft: RunDraft, state: StepState) -> None:
 
 
 def _begin(draft: RunDraft, state: StepState, definition: PollStep | DelayStep | UntilStep) -> StepState | None:
+    """None if a template failed, and so the step."""
     params: Mapping[str, Any] = {}
     try:
         if isinstance(definition, PollStep):
@@ -79,12 +80,12 @@ def _begin(draft: RunDraft, state: StepState, definition: PollStep | DelayStep |
             assert definition.timeout is not None
             deadline = draft.now + definition.timeout
         else:
-            deadline = _time(draft, state, definition)
+            deadline = _deadline(draft, state, definition)
     except (errors.ExpressionError, ValueError) as error:
         draft.end(state, StepStatus.FAILED, error=str(error), started_at=draft.now)
         draft.add_event(kinds.StepFailed(state.id, state.action, str(error)))
         return None
-    what = what_of(definition, params)
+    what = condition_text(definition, params)
     draft.add_event(wait_events.WaitStarted(state.id, what, deadline))
     begun = replace(state, status=StepStatus.WAITING, started_at=draft.now, deadline=deadline, params=params)
     if draft.run.message:
@@ -92,7 +93,7 @@ def _begin(draft: RunDraft, state: StepState, definition: PollStep | DelayStep |
     return draft.put(begun)
 
 
-def _time(draft: RunDraft, state: StepState, definition: DelayStep | UntilStep) -> datetime:
+def _deadline(draft: RunDraft, state: StepState, definition: DelayStep | UntilStep) -> datetime:
     written = draft.playbook.message(state.phase, state.index, draft.scope())
     return draft.now + duration.parse(written) if isinstance(definition, DelayStep) else read_time(written)
 
@@ -113,6 +114,7 @@ def _look_of(definition: PollStep, state: StepState, deadline: datetime) -> Look
 
 
 def _poll(draft: RunDraft, state: StepState, definition: PollStep) -> Look | TakeTarget | None:
+    """End the step, look again, or lock the target after the condition held."""
     deadline = draft.timely(state).deadline
     state = draft.run.step(state.key)
     assert deadline is not None
@@ -120,7 +122,7 @@ def _poll(draft: RunDraft, state: StepState, definition: PollStep) -> Look | Tak
     look = _look_of(definition, state, deadline)
     is_over = sight is not None and bool(sight.holds) and (draft.look_once or sight.is_over(look))
     if sight is not None:
-        state = _note(draft, state, definition, sight)
+        state = _record_change(draft, state, definition, sight)
     if is_over and (draft.has_target or not claims.is_unlocked(draft.run)):
         assert sight is not None
         assert sight.last is not None
@@ -130,36 +132,36 @@ def _poll(draft: RunDraft, state: StepState, definition: PollStep) -> Look | Tak
         draft.add_event(wait_events.WaitEnded(state.id, "held"))
         return None
     if draft.now >= deadline:
-        last = told_of(sight) if sight is not None and sight.last is not None else state.message or "no answer came"
+        last = result_text(sight) if sight is not None and sight.last is not None else state.message or "no answer came"
         last = "it held, but the target was busy" if draft.run.waiting_on == "target" else last
-        error = f"{what_of(definition, state.params)} was not true for long enough in time; at the end: {last}"
+        error = f"{condition_text(definition, state.params)} was not true for long enough in time; at the end: {last}"
         output = sight.last.output if sight is not None and sight.last is not None else {}
         draft.end(state, StepStatus.TIMED_OUT, error=error, output=output)
         draft.add_event(wait_events.WaitEnded(state.id, "timed_out"))
         return None
     if is_over:
         return TakeTarget(deadline)
-    draft.set_status(Status.WAITING, WAITS)
+    draft.set_status(Status.WAITING, WAITING_ON)
     return look if sight is not None else replace(look, once=draft.look_once)
 
 
-def _note(draft: RunDraft, state: StepState, definition: PollStep, sight: Sight) -> StepState:
+def _record_change(draft: RunDraft, state: StepState, definition: PollStep, sight: Sight) -> StepState:
     if sight.last is None or (state.message is not None and (state.message == HOLDS) == sight.holds):
         return state
-    told = told_of(sight)
+    result = result_text(sight)
     draft.add_event(wait_events.WaitChanged(state.id, bool(sight.holds), sight.value, sight.last.why or None))
-    draft.run = replace(draft.run, message=f"{what_of(definition, state.params)}: {told}")
-    return draft.put(replace(state, message=told))
+    draft.run = replace(draft.run, message=f"{condition_text(definition, state.params)}: {result}")
+    return draft.put(replace(state, message=result))
 
 
-def told_of(sight: Sight) -> str:
+def result_text(sight: Sight) -> str:
     if sight.holds:
         return HOLDS
     why = sight.last.why if sight.last is not None else ""
     return f"it does not hold: {why}" if why else "it does not hold"
 
 
-def what_of(definition: PollStep | DelayStep | UntilStep, params: Mapping[str, Any]) -> str:
+def condition_text(definition: PollStep | DelayStep | UntilStep, params: Mapping[str, Any]) -> str:
     if isinstance(definition, DelayStep):
         return definition.wait
     if isinstance(definition, UntilStep):
@@ -170,10 +172,10 @@ def what_of(definition: PollStep | DelayStep | UntilStep, params: Mapping[str, A
     return f"{definition.wait_for.action}: {cut(until, _SHOWN)}" if until else definition.wait_for.action
 
 
-def awaited(definition: PollStep | DelayStep | UntilStep, state: StepState, sight: Sight | None) -> str:
+def awaited_text(definition: PollStep | DelayStep | UntilStep, state: StepState, sight: Sight | None) -> str:
     if not isinstance(definition, PollStep):
         return f"{UNTIL}{clock(state.deadline)}" if state.deadline else f"{UNTIL}its time"
-    what, held_for = what_of(definition, state.params), definition.wait_for.for_
+    what, held_for = condition_text(definition, state.params), definition.wait_for.for_
     held = f"has held for {duration.write(held_for)}" if held_for else "holds"
     if sight is None or sight.last is None:
         return f"{UNTIL}{what} {held}; not looked yet"

@@ -46,7 +46,7 @@ async def observe(services: EngineServices, draft: RunDraft, look: Look) -> Obse
     """Look once. Errors of any kind mean that it does not hold."""
     async with services.looks:
         began = services.clock.now()
-        outcome = await _ask(services, draft, look)
+        outcome = await _call_action(services, draft, look)
     ended = services.clock.now()
     if isinstance(outcome, str):
         return Observed(False, began, ended, cut(outcome, _LONGEST_REASON))
@@ -59,7 +59,7 @@ async def observe(services: EngineServices, draft: RunDraft, look: Look) -> Obse
     return Observed(holds, began, ended, "", outcome)
 
 
-async def _ask(services: EngineServices, draft: RunDraft, look: Look) -> Mapping[str, Any] | str:
+async def _call_action(services: EngineServices, draft: RunDraft, look: Look) -> Mapping[str, Any] | str:
     actions, run, now = services.actions, draft.run, services.clock.now()
     kind = actions.action_class(look.action)
     if kind is None or run.target is None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from datetime import datetime, timedelta
+from typing import Any
 
 from trainmedic.wire.backoff import Backoff
 from trainmedic_core import duration
@@ -21,9 +22,8 @@ from trainmedic_server.engine.recorder import RunSnapshot
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
-_READ_AT_ONCE = 100
-
-_LAST_COMMIT_SECONDS = 1.0
+_MOST_PLAYBOOKS_READ = 100  # Cached playbook versions that are no longer loaded
+_LAST_COMMIT_SECONDS = 1.0  # Time at shutdown to take back unstarted attempts
 
 log = telemetry.logger(__name__)
 
@@ -35,9 +35,9 @@ class Workers:
         self._services = services
         self._drivers: dict[str, Driver] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._touched_early: set[str] = set()
+        self._touched_early: set[str] = set()  # while their driver was being loaded
         self._awaited: dict[str, asyncio.Future[Driver | None]] = {}
-        self._read_before: dict[tuple[str, str], CompiledPlaybook] = {}
+        self._playbooks_read: dict[tuple[str, str], CompiledPlaybook] = {}
         self._stopped = False
 
     def start(self, started: StartedRun, outside: OutsideState | None = None) -> None:
@@ -65,21 +65,20 @@ class Workers:
     def touch_all(self) -> None:
         self.touch(list(self._drivers))
 
-    async def planned(self, run_id: str, at_most: float) -> None:
-        """Return once the run's driver has planned with all touches, or after `at_most` seconds."""
+    async def wait_until_planned(self, run_id: str, at_most: float) -> None:
+        """Return once the driver has planned with all touches, or after `at_most` seconds."""
         try:
             async with asyncio.timeout(at_most):
                 driver = self._drivers.get(run_id) or await self._next_driver(run_id)
                 if driver is not None:
-                    await driver.planned()
+                    await driver.wait_until_planned()
         except TimeoutError:
             return
 
     async def recover(self, down_for: timedelta) -> None:
         """Resume open runs and due undos of an earlier process.
 
-        Runs that have begun take their targets first, parents come after their members. Attempts in flight resume in
-        order of their start.
+        Runs that have begun take their targets first, parents come after their members.
         """
         unfinished = await self._services.store.transact(lambda tx: tx.unfinished())
         unfinished.sort(
@@ -123,7 +122,7 @@ class Workers:
         draft = self._draft(run, outside, playbook)
         if run.is_open and run.is_group and not run.is_limited:
             draft.group = await services.store.transact(lambda tx: group_members.read_progress(tx, run.id))
-        reason = self._stale(draft, down_for) if run.is_open else None
+        reason = self._why_stale(draft, down_for) if run.is_open else None
         if reason is not None:
             run = await self._close(run, plan.cancel_or_not_start(draft, reason, Decision.STALE))
             self._services.metrics.decisions.labels(run.playbook, str(Decision.STALE)).inc()
@@ -140,11 +139,10 @@ class Workers:
     def _draft(self, run: Run, outside: OutsideState, playbook: CompiledPlaybook | None) -> RunDraft:
         return RunDraft(run, outside, self._services.planning_context(playbook), self._services.clock.now())
 
-    def _stale(self, draft: RunDraft, down_for: timedelta) -> str | None:
+    def _why_stale(self, draft: RunDraft, down_for: timedelta) -> str | None:
         """Return why a run must not act after a downtime, or None.
 
-        A run that has acted or waits in a step continues after a downtime up to the maximum age. A rejected run always
-        does, to end as rejected.
+        A run that has acted or waits in a step continues after a downtime up to the maximum age.
         """
         if approval_steps.is_rejected(draft) or draft.run.is_limited:
             return None
@@ -167,19 +165,19 @@ class Workers:
     async def playbook_for_reading(self, run: Run) -> CompiledPlaybook | None:
         """Return the cached `playbook_of`; None if unreadable. Raises StoreUnavailable."""
         key = (run.playbook, run.version)
-        if key not in self._read_before:
+        if key not in self._playbooks_read:
             try:
                 playbook = await self.playbook_of(run)
             except errors.StoreUnavailable:
                 raise
             except errors.TrainmedicError:
                 return None
-            if len(self._read_before) >= _READ_AT_ONCE:
-                self._read_before.clear()
-            self._read_before[key] = playbook
-        return self._read_before[key]
+            if len(self._playbooks_read) >= _MOST_PLAYBOOKS_READ:
+                self._playbooks_read.clear()
+            self._playbooks_read[key] = playbook
+        return self._playbooks_read[key]
 
-    def driven(self, run_id: str) -> RunSnapshot | None:
+    def snapshot_of(self, run_id: str) -> RunSnapshot | None:
         driver = self._drivers.get(run_id)
         return driver.snapshot if driver is not None else None
 
@@ -188,6 +186,7 @@ class Workers:
         return driver.sight if driver is not None else None
 
     async def _revive(self, run_id: str) -> None:
+        """Drive a closed run again: an undo may be due."""
         snapshot = await self._services.recorder.snapshot(run_id)
         if snapshot is None or not (snapshot.run.steps or snapshot.run.is_group):
             self._report_driver(run_id, None)
@@ -195,7 +194,7 @@ class Workers:
         outside = OutsideState(snapshot.alerts, snapshot.orders)
         driver = self._drivers[run_id] = Driver(snapshot.run, None, outside, self._services, None)
         if snapshot.run.is_group or run_id in self._touched_early:
-            # It was touched during the read, so the snapshot may be outdated. A parent tells its members.
+            # It was touched during the read, so the snapshot may be outdated. A parent notifies its members.
             self._touched_early.discard(run_id)
             driver.touch()
         self._report_driver(run_id, driver)
@@ -216,12 +215,11 @@ class Workers:
         self._drivers[driver.run.id] = driver
         self._spawn(driver.run.id, self._drive(driver))
 
-    def _spawn(self, run_id: str, work: object) -> None:
-        task: asyncio.Task[None] = asyncio.create_task(work)  # type: ignore[arg-type]
-        self._tasks[run_id] = task
-        task.add_done_callback(lambda _: self._ended(run_id))
+    def _spawn(self, run_id: str, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks[run_id] = task = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self._on_task_end(run_id))
 
-    def _ended(self, run_id: str) -> None:
+    def _on_task_end(self, run_id: str) -> None:
         del self._tasks[run_id]
         if run_id in self._touched_early and not self._stopped:
             self._touched_early.discard(run_id)

@@ -40,29 +40,28 @@ class _BodyInWork:
         self._request = request
         self._seconds = seconds
         self._largest = largest
-        self._arrival = BodyArrival(asyncio.timeout(seconds))
+        self._arrival = BodyArrival()
 
     async def __aenter__(self) -> bytearray:
         _check_headers(self._request, self._largest)
         try:
             body = await self._receive_in_time()
-            self._memory.arrived(self._arrival)
-            self._turns = self._memory.turns(len(body))
-            await self._turns.take(len(body))
+            self._turns = self._memory.arrived(self._arrival)
+            await self._turns.take(self._arrival.size)
         except BaseException:
             self._memory.release(self._arrival)
             raise
-        self._size = len(body)
         return body
 
     async def __aexit__(self, *error: object) -> None:
-        self._turns.give_back(self._size)
+        self._turns.give_back(self._arrival.size)
         self._memory.release(self._arrival)
 
     async def _receive_in_time(self) -> bytearray:
         try:
             if _has_arrived(self._request):
                 return await self._receive()
+            self._arrival.deadline = asyncio.timeout(self._seconds)
             async with self._arrival.deadline:
                 return await self._receive()
         except TimeoutError:
@@ -81,9 +80,10 @@ class _BodyInWork:
                 raise HttpProblem(HTTPStatus.BAD_REQUEST, "The connection ended before the body did.")
             chunk = message.get("body", b"")
             more = message.get("more_body", False)
-            if len(body) + len(chunk) > self._largest:
+            size = len(chunk)
+            if len(body) + size > self._largest:
                 raise _too_large(self._largest)
-            if not self._memory.grow(self._arrival, len(chunk)):
+            if not self._memory.grow(self._arrival, size):
                 raise _full(closes=more)
             body += chunk
         return body
@@ -120,8 +120,8 @@ def _has_arrived(request: Request) -> bool:
 def _check_headers(request: Request, largest: int) -> None:
     # Read the raw list once: `request.headers` searches all of it for each name.
     headers: dict[bytes, bytes] = dict(request.scope["headers"])
-    encoding = headers.get(b"content-encoding", b"identity").strip().lower()
-    if encoding not in (b"", b"identity"):
+    encoding = headers.get(b"content-encoding")
+    if encoding and encoding.strip().lower() not in (b"", b"identity"):
         # Decompression can expand a few bytes to gigabytes. Alertmanager never compresses.
         raise HttpProblem(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,

@@ -12,10 +12,13 @@ from trainmedic_server.http.limits import ServerLimits
 
 
 class BodyArrival:
-    """A body in memory. While it arrives, `deadline` can be brought forward, which sets ``gave_way``."""
+    """A body in memory. While it arrives, `deadline` can be brought forward, which sets ``gave_way``.
 
-    def __init__(self, deadline: asyncio.Timeout) -> None:
-        self.deadline = deadline
+    A body that had arrived with its request has no deadline.
+    """
+
+    def __init__(self) -> None:
+        self.deadline: asyncio.Timeout | None = None
         self.size = 0
         self.gave_way = False
 
@@ -23,10 +26,9 @@ class BodyArrival:
 class BodyMemory:
     def __init__(self, limits: ServerLimits) -> None:
         self._small_body_bytes = limits.small_body_bytes
-        self._small = _Budget(limits.small_bytes)
-        self._large = _Budget(limits.large_bytes)
-        self._small_turns = Turns(limits.parsed_bytes)
-        self._large_turns = Turns(1)  # every large body exceeds this, so they are parsed one by one
+        self._small = _Budget(limits.small_bytes, Turns(limits.parsed_bytes))
+        # Every large body exceeds 1 byte, so they are parsed one by one.
+        self._large = _Budget(limits.large_bytes, Turns(1))
 
     def grow(self, arrival: BodyArrival, size: int) -> bool:
         """Reserve `size` more bytes. Return False if the budget is full and no other body can be dropped."""
@@ -42,18 +44,19 @@ class BodyMemory:
                 return False
             after.remove(oldest)
             oldest.size, oldest.gave_way = 0, True
+            assert oldest.deadline is not None  # one without is never left in between
             oldest.deadline.reschedule(asyncio.get_running_loop().time())
         return True
 
-    def arrived(self, arrival: BodyArrival) -> None:
-        self._budget(arrival.size).arriving.pop(arrival, None)
+    def arrived(self, arrival: BodyArrival) -> Turns:
+        """Return the turns to parse the body."""
+        budget = self._budget(arrival.size)
+        budget.arriving.pop(arrival, None)
+        return budget.turns
 
     def release(self, arrival: BodyArrival) -> None:
         self._budget(arrival.size).remove(arrival)
         arrival.size = 0
-
-    def turns(self, size: int) -> Turns:
-        return self._small_turns if size <= self._small_body_bytes else self._large_turns
 
     def _budget(self, size: int) -> _Budget:
         return self._small if size <= self._small_body_bytes else self._large
@@ -62,8 +65,9 @@ class BodyMemory:
 class _Budget:
     """Arriving bodies are in the order in which they began."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, turns: Turns) -> None:
         self.limit = limit
+        self.turns = turns
         self.in_use = 0
         self.arriving: dict[BodyArrival, None] = {}
 

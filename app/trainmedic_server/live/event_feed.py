@@ -1,7 +1,6 @@
 """Feed of new history events: one poller and one ring buffer for all listeners.
 
-A listener names its last event; newer ones come from the ring, or else from the history. This relies on events becoming
-visible in the order of ``seq``.
+This relies on events becoming visible in the order of ``seq``.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from trainmedic_server.errors import Saturated
 from trainmedic_server.ports.store import History
 
 BATCH = 100
-_RING = 2_000
-_REPLAYS = 2
-"""Listeners that read from the history at one time, to limit the delay of other requests."""
+_RING = 2_000  # events
+_REPLAYS = 2  # Listeners that read from the history at one time, to limit the delay of other requests
 _RETRY_SECONDS = 2.0
 
 log = telemetry.logger(__name__)
@@ -32,8 +30,8 @@ class EventFeed:
         self._listeners = 0
         self._poller: asyncio.Task[None] | None = None
         self._ring: deque[Event] = deque()
+        # The ring has every event with a larger seq, up to the newest polled. None before the first poll.
         self._ring_begins_after: int | None = None
-        """The ring has every event with a larger seq, up to the newest polled. None before the first poll."""
         # One asyncio.Event per publication: `_publish` sets it and replaces it. It never has to be cleared, and no
         # waiter can miss it.
         self._published = asyncio.Event()

@@ -29,7 +29,7 @@ _EXAMPLE = f"id: {examples.EVENT['seq']}\nevent: {examples.EVENT['kind']}\ndata:
 
 def router(feed: EventFeed, auth: Authenticator, limits: ServerLimits) -> ApiRoutes:
     routes = ApiRoutes("history", [Depends(requires(auth, TokenRole.VIEWER))])
-    written = WrittenEvents()
+    written = EventLines()
 
     @routes.get(
         "/events",
@@ -61,16 +61,16 @@ def router(feed: EventFeed, auth: Authenticator, limits: ServerLimits) -> ApiRou
         named = after if last_event_id is None else last_event_id
         begin = await feed.start_of(named)
         feed.join()
-        chunks = _lines(feed, written, begin, run_id, limits.heartbeat_seconds, send_begin=named is None)
+        chunks = _stream(feed, written, begin, run_id, limits.heartbeat_seconds, send_begin=named is None)
         chunks = while_allowed(chunks, lambda: auth.allows(request, TokenRole.VIEWER))
         return StreamedResponse(chunks, EVENT_STREAM, limits.stall_seconds, on_close=feed.leave)
 
     return routes
 
 
-async def _lines(
+async def _stream(
     feed: EventFeed,
-    written: WrittenEvents,
+    written: EventLines,
     begin: int,
     run_id: str | None,
     heartbeat_seconds: float,
@@ -79,7 +79,7 @@ async def _lines(
 ) -> AsyncGenerator[bytes, None]:
     """Yield events after `begin`, or only those of `run_id`, until the feed closes or the store fails.
 
-    `send_begin` sends `begin` as an ID first, so that a client which is cut off early misses none.
+    `send_begin`: send `begin` as an ID first, for clients that are cut off early.
     """
     clock = asyncio.get_running_loop().time
     position, sent_at = begin, clock()
@@ -101,7 +101,9 @@ async def _lines(
             sent_at = clock()
 
 
-class WrittenEvents:
+class EventLines:
+    """Cache of events in the stream's format, which all clients share."""
+
     def __init__(self, most_bytes: int = _KEPT_BYTES) -> None:
         self._most_bytes = most_bytes
         self._kept: dict[int, tuple[Event, bytes]] = {}

@@ -22,6 +22,7 @@ class JobNodes(Struct, frozen=True):
     is_whole: bool = True
     """False if Redis did not respond, so that the job's own report is missing."""
     readers: tuple[str, ...] = ()
+    """Nodes whose agents read logs."""
 
 
 class JobLocations:

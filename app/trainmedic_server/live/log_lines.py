@@ -31,8 +31,7 @@ from trainmedic_server.ports.logs import LogBatch, LogSource
 from trainmedic_server.ports.outside import Clock
 
 USUAL_SINCE = timedelta(minutes=10)
-LONGEST_SINCE = timedelta(days=30)
-"""Period searched for the lines of an attempt without `since`."""
+LONGEST_SINCE = timedelta(days=30)  # Period searched for the lines of an attempt without `since`
 MOST_LINES = 100_000
 USUAL_LINES = 10_000
 
@@ -104,7 +103,7 @@ def _router(
                     raise
                 raise BusUnavailable("cannot ask the job where it runs") from error
             write, media_type = (_event, EVENT_STREAM) if follow else (_line, NDJSON)
-            written = while_allowed(_written(first, batches, write), lambda: auth.allows(request, TokenRole.VIEWER))
+            written = while_allowed(_formatted(first, batches, write), lambda: auth.allows(request, TokenRole.VIEWER))
             return StreamedResponse(written, media_type, limits.stall_seconds, until_closed.pop_all().aclose)
 
     return routes
@@ -151,7 +150,7 @@ def _event(kind: str, data: bytes) -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
 
 
-async def _written(
+async def _formatted(
     first: LogBatch | None, others: AsyncIterator[LogBatch], write: Callable[[str, bytes], bytes]
 ) -> AsyncGenerator[bytes, None]:
     batch = first

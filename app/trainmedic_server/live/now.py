@@ -19,6 +19,7 @@ from trainmedic_server.domain import changes
 from trainmedic_server.domain.alert import AlertRecord, decisive
 from trainmedic_server.domain.changes import Change
 from trainmedic_server.domain.modes import Mode
+from trainmedic_server.domain.pause import OperatorPause
 from trainmedic_server.domain.run import Controls, Decision, OperatorOrder, Run, Status
 from trainmedic_server.http.api_routes import ApiRoutes
 from trainmedic_server.http.problems import responses
@@ -27,11 +28,9 @@ from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.present import Present
 from trainmedic_server.ports.store import History, HistoryFilter
 
-MOST = 500
-"""Others are counted."""
-MOST_ENDED = 200
-"""Most ended runs without a pending undo that are searched."""
-NEVER_GIVEN_BACK_FOR = timedelta(days=7)
+MOST = 500  # Most open runs in an answer, and most with a pending undo. Others are counted.
+MOST_ENDED = 200  # Most ended runs without a pending undo that are searched
+LASTING_CHANGES_FOR = timedelta(days=7)  # Age of a run up to which its changes without an undo are listed
 _ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.REJECTED)
 _DAY = timedelta(days=1)
 _HOUR = timedelta(hours=1)
@@ -153,8 +152,8 @@ class NowApi:
             breaker=breaker_of(controls),
             approvals=asked.items,
             changed=[
-                *change_views(_owed([*open_runs, *owing], alerts)),
-                *change_views(_never_given_back([*open_runs, *owing, *ended], self._engine.leaves_change)),
+                *change_views(_pending_changes([*open_runs, *owing], alerts)),
+                *change_views(_lasting_changes([*open_runs, *owing, *ended], self._engine.leaves_change)),
             ],
             changed_since=covered_since,
             running=[_running(run, nexts[run.id]) for run in open_runs if run.status is not Status.AWAITING_APPROVAL],
@@ -170,7 +169,8 @@ class NowApi:
         )
 
     async def _ended_runs(self, now: datetime) -> tuple[list[Run], datetime]:
-        since = now - NEVER_GIVEN_BACK_FOR
+        """Return ended runs that acted, and the creation time since which none is missing."""
+        since = now - LASTING_CHANGES_FOR
         matching = HistoryFilter(status=_ENDED, has_acted=True, owes_undo=False, since=since)
         ended, cursor = await self._history.page(matching, MOST_ENDED, None)
         if cursor is None:
@@ -180,7 +180,7 @@ class NowApi:
     def changes_of(self, run: Run, alerts: Sequence[AlertRecord]) -> list[ChangeView]:
         return [
             *change_views(changes.of_run(run, _firing(alerts))),
-            *change_views(_never_given_back([run], self._engine.leaves_change)),
+            *change_views(_lasting_changes([run], self._engine.leaves_change)),
         ]
 
     async def _failed(self, now: datetime, open_runs: Sequence[Run]) -> list[FailedView]:
@@ -226,13 +226,18 @@ def pauses_of(controls: Controls, now: datetime) -> list[PauseLine]:
         PauseLine(
             scope=f"{pause.scope}{', observe only' if pause.observe else ''}",
             by=pause.by,
-            since=max(pause.at, (pause.window(now) or (pause.starts_at, None))[0]),
+            since=_in_force_since(pause, now),
             note=pause.note,
             until=pause.until(now),
         )
         for pause in controls.pauses
         if pause.is_in_force(now)
     ]
+
+
+def _in_force_since(pause: OperatorPause, now: datetime) -> datetime:
+    window = pause.window(now)
+    return max(pause.at, window[0] if window is not None else pause.starts_at)
 
 
 def breaker_of(controls: Controls) -> BreakerView:
@@ -264,7 +269,7 @@ def _failed(run: Run) -> FailedView:
     )
 
 
-def _owed(runs: Sequence[Run], alerts: Mapping[str, Sequence[AlertRecord]]) -> Iterator[Change]:
+def _pending_changes(runs: Sequence[Run], alerts: Mapping[str, Sequence[AlertRecord]]) -> Iterator[Change]:
     for run in runs:
         yield from changes.of_run(run, _firing(alerts.get(run.id, ())))
 
@@ -273,7 +278,7 @@ def _firing(alerts: Sequence[AlertRecord]) -> list[str]:
     return sorted({record.alert.name for record in decisive(alerts) if not record.is_resolved})
 
 
-def _never_given_back(runs: Sequence[Run], leaves_change: Callable[[str], bool]) -> Sequence[Change]:
+def _lasting_changes(runs: Sequence[Run], leaves_change: Callable[[str], bool]) -> Sequence[Change]:
     lasting = [change for run in runs for change in changes.never_given_back(run, leaves_change)]
     return sorted(lasting, key=lambda change: change.since, reverse=True)
 

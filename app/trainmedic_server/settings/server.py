@@ -1,7 +1,6 @@
 """The server's settings, from flags and environment variables.
 
-Flags override variables; an empty variable counts as unset. A test compares the descriptions with
-``docs/reference/settings.md``.
+Flags override variables; an empty variable counts as unset.
 """
 
 from __future__ import annotations
@@ -364,7 +363,7 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
 
     @property
     def signer(self) -> Signer | None:
-        """Signs and verifies with the configured keys. Key files are read again while the server runs."""
+        """Signer and verifier with the configured keys, whose files are reread; None without a key."""
         if self._read_keys is not None:
             return Signer(self._read_keys)
         keys = [key for key in (self.signing_key, self.previous_signing_key) if key is not None]
@@ -391,18 +390,18 @@ def _source(name: str) -> SettingSource:
 
 _PARTS = (AccessSettings, NotificationSettings)
 _NAMES = sorted(ServerSettings.model_fields, key=lambda name: [name in part.model_fields for part in _PARTS])
+# The source of each setting by field name, in the order of the documentation.
 SOURCES: Mapping[str, SettingSource] = {name: _source(name) for name in _NAMES}
-"""The source of each setting by field name, in the order of the documentation."""
 
-_NAMES_OF_OTHERS = ("URL", "TOKEN", "TOKEN_FILE", "JOB", "NODE", "POLICY", "EXPORTER_HOST", "EXPORTER_PORT", "CONFIG")
-OF_OTHER_PROGRAMS = frozenset(PREFIX + name for name in (*_NAMES_OF_OTHERS, "LOG_DIR"))
-"""Variables with the same prefix that the clients, the agent, the jobs and the container image read."""
+_OTHER_NAMES = "URL TOKEN TOKEN_FILE JOB NODE POLICY EXPORTER_HOST EXPORTER_PORT CONFIG LOG_DIR"
+# Variables with the same prefix that the clients, the agent, the jobs and the container image read.
+OF_OTHER_PROGRAMS = frozenset(PREFIX + name for name in _OTHER_NAMES.split())
 
 
 def explain(
     error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str], sources: Mapping[str, SettingSource]
 ) -> Iterator[str]:
-    """Yield a line for each invalid value, in our words instead of pydantic's."""
+    """Yield a line for each invalid value, without secrets."""
     for detail in error.errors(include_url=False, include_context=False):
         message = re.sub(r"^(Value error|Assertion failed), ", "", detail["msg"])
         message = re.sub(r"^Input should be ", "must be ", message)
@@ -427,9 +426,7 @@ def _shown(value: Any) -> str:
 
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> ServerSettings:
-    """Return the settings. Raises ConfigurationError with every invalid flag or variable, its value (unless secret) and
-    the allowed values.
-    """
+    """Return the settings. Raises ConfigurationError with all lines of `explain`."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for name, source in SOURCES.items():

@@ -80,10 +80,7 @@ def _database(url: SecretStr) -> SecretStr:
 
 
 def _check_database_user(rest: str) -> None:
-    """Raise ValueError if a database driver would read a part of the password as host or database.
-
-    The driver ends the password at the first ``@``, and the host at the first slash.
-    """
+    """Raise ValueError if a database driver would read a part of the password as host or database."""
     authority, slash, path = rest.partition("/")
     user, _, more = authority.partition("@")
     host, _, options = more.partition("?")

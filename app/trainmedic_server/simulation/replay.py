@@ -292,8 +292,8 @@ class Replay:
         """
         if not pending.is_same or pending.key[0] in self._diverged or self._runs.may_have_open_breaker(now):
             return False
-        may_trip = pending.recorded == Decision.STARTED and bool(self._diverged)
-        return not (may_trip and self._runs.may_trip(pending.target, now))
+        trips_breaker = pending.recorded == Decision.STARTED and bool(self._diverged)
+        return not (trips_breaker and self._runs.trips_breaker(pending.target, now))
 
     def _take_recorded(self, pending: _Pending, now: datetime) -> None:
         """Settle a recorded refusal only when no other report can follow."""

@@ -24,8 +24,7 @@ _PRUNE_FIRST_AFTER = timedelta(minutes=1)
 log = telemetry.logger(__name__)
 
 
-_ANSWERS_WITHIN = 10.0
-"""Seconds to wait at the start. A network file system may hang while its server is down."""
+_ANSWERS_WITHIN = 10.0  # Seconds to wait at the start. A network file system may hang while its server is down.
 
 
 async def opened_archive(directory: Path | None) -> GzipArchive | None:
@@ -64,9 +63,9 @@ async def prune_for_ever(
         if gone:
             log.info("deleted old runs", runs=gone)
 
-    rest = loops.by_clock(clock)
-    await rest(_PRUNE_FIRST_AFTER.total_seconds())
-    await loops.repeat(prune, PRUNE_EVERY, "retention", metrics, rest=rest)
+    sleep = loops.sleeping_by(clock)
+    await sleep(_PRUNE_FIRST_AFTER.total_seconds())
+    await loops.repeat(prune, PRUNE_EVERY, "retention", metrics, sleep=sleep)
 
 
 @contextlib.asynccontextmanager

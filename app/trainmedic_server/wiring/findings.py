@@ -34,10 +34,10 @@ from trainmedic_server.ports.metric_history import MetricHistory
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.settings.server import ServerSettings
 
+# Interval at which a firing alert is sent to Alertmanager, as Prometheus does.
 ALERTMANAGER_AGAIN = timedelta(minutes=1)
-"""Interval at which a firing alert is sent to Alertmanager, as Prometheus does."""
+# Interval at which the intake receives a firing alert again; each receipt may start a repair.
 INTAKE_AGAIN = timedelta(hours=1)
-"""Interval at which the intake receives a firing alert again; each receipt may start a repair."""
 _FIRST_LOOK_SECONDS = 2.0
 
 
@@ -69,7 +69,7 @@ class FindingParts(Struct, frozen=True):
         with contextlib.suppress(BusUnavailable, TimeoutError):  # `watch` tries again
             async with asyncio.timeout(_FIRST_LOOK_SECONDS):
                 await nodes.look()
-        teller = FindingAlertSender(store, self._taker(), clock, metrics, self._again_after())
+        alert_sender = FindingAlertSender(store, self._alert_sender(), clock, metrics, self._again_after())
         intake = FindingIntake(
             store,
             lambda: self.rules.rule_set,
@@ -79,15 +79,22 @@ class FindingParts(Struct, frozen=True):
             engine.ago,
             metrics,
             envelope.new_id,
-            teller.touch,
+            alert_sender.touch,
         )
         findings = RedisFindings(self.redis_url, intake.take, metrics, self.signer, fence=store.fence)
-        handing_out = RedisLogRules(
+        rule_publisher = RedisLogRules(
             self.redis_url, lambda: self.rules.rule_set, lambda: nodes.agents, clock, metrics, self.signer, store.fence
         )
         presences, verdicts = self.topology.presences, self.topology.verdicts
         diagnoses = JobDiagnoses(
-            store, presences, self._taker(), clock, metrics, self._again_after(), verdicts=verdicts, pods=self.pods
+            store,
+            presences,
+            self._alert_sender(),
+            clock,
+            metrics,
+            self._again_after(),
+            verdicts=verdicts,
+            pods=self.pods,
         )
         slow_jobs = SlowJobs(store, self.metric_history, verdicts, clock, metrics)
         loops = (
@@ -95,9 +102,9 @@ class FindingParts(Struct, frozen=True):
             diagnoses.watch(),
             nodes.watch(),
             intake.watch(),
-            teller.run(),
+            alert_sender.run(),
             findings.run(),
-            handing_out.run(),
+            rule_publisher.run(),
             self._watch_rules(),
         )
         tasks = [asyncio.create_task(loop, name=f"findings-{number}") for number, loop in enumerate(loops)]
@@ -106,9 +113,9 @@ class FindingParts(Struct, frozen=True):
         finally:
             await end_tasks(tasks)
             await findings.close()
-            await handing_out.close()
+            await rule_publisher.close()
 
-    def _taker(self) -> AlertSender:
+    def _alert_sender(self) -> AlertSender:
         sender = self.alertmanager or IntakeAlertSender(self.engine.admit, self.clock)
         return LinkingAlertSender(sender, Runbooks(self.settings.runbooks))
 

@@ -14,12 +14,10 @@ log = telemetry.logger(__name__)
 
 
 def tune() -> None:
-    """Reduce the switch interval and the frequency of garbage collection.
-
-    After each SQLite call, the store's thread waits for the GIL, by default up to 5 ms. Collections doubled the time of
-    ``benchmarks.alert_storm``; without the GIL, each one stops all threads.
-    """
+    """Reduce the switch interval and the frequency of garbage collection."""
+    # After each SQLite call, the store's thread waits for the GIL, by default up to 5 ms.
     sys.setswitchinterval(0.0005)
+    # Collections doubled the time of `benchmarks.alert_storm`. Without the GIL, each one stops all threads.
     gc.set_threshold(50_000 if _has_gil() else 2_000_000, 20, 50)
 
 

@@ -59,9 +59,9 @@ def missing_channels(settings: ServerSettings) -> str:
 
 
 def warn_of_missing_channels(settings: ServerSettings, catalog: Catalog) -> None:
-    unheard = unset_channels((compiled.definition for compiled in catalog.all()), settings.notify_urls)
-    if unheard:
-        log.warning("playbooks notify channels that are not set", why=unheard)
+    unset = unset_channels((compiled.definition for compiled in catalog.all()), settings.notify_urls)
+    if unset:
+        log.warning("playbooks notify channels that are not set", why=unset)
     if caveat := settings.routes.caveat:
         log.warning("no default channel for messages", why=caveat)
 
@@ -78,7 +78,7 @@ async def sending_messages(
     if notifier is None:
         yield
         return
-    teller = MessageDelivery(
+    delivery = MessageDelivery(
         store,
         store,
         notifier,
@@ -90,8 +90,8 @@ async def sending_messages(
         problems=problems,
         fence=store.fence,
     )
-    await teller.begin()
-    task = asyncio.create_task(teller.run(), name="messages")
+    await delivery.begin()
+    task = asyncio.create_task(delivery.run(), name="messages")
     try:
         yield
     finally:
@@ -124,14 +124,14 @@ def slack_loops(
     stack.push_async_callback(api.close)
     left_out = metrics.slack_left_out.inc
     questions = SlackQuestions(api, store, store, read, settings.external_url, left_out, store.fence)
-    presses = SlackButtonClicks(
+    clicks = SlackButtonClicks(
         api, engine, questions, read, lambda outcome: metrics.slack_presses.labels(outcome).inc()
     )
-    socket = SocketMode(api.open_socket, presses.handle, metrics.slack_connected.set)
-    teller = EventDispatcher(store, store, questions, metrics)
+    socket = SocketMode(api.open_socket, clicks.handle, metrics.slack_connected.set)
+    dispatcher = EventDispatcher(store, store, questions, metrics)
     waiting = "waiting questions in Slack"
     return [
-        (teller.run(), "questions in Slack"),
+        (dispatcher.run(), "questions in Slack"),
         # Again and again, because a channel that refused a message may take it by now.
         (loops.repeat(questions.show_waiting, LOOK_EVERY, waiting, metrics), waiting),
         (socket.run(), "presses in Slack"),

@@ -1,7 +1,7 @@
 """Builds all parts of the server, starts them in order, and stops them in reverse.
 
-Order: the run store, whose lock excludes a second server; Redis; playbooks; the engine; last the listener, so that no
-request is answered too early. With PostgreSQL the listener starts first, as a standby.
+Order: the run store, whose lock excludes a second server; Redis; playbooks; the engine; last the listener. With
+PostgreSQL the listener starts first, as a standby.
 """
 
 from __future__ import annotations
@@ -83,16 +83,16 @@ from trainmedic_server.wiring.notifications import slack_loops
 if TYPE_CHECKING:
     from fastapi import FastAPI  # which `http.factory` imports in its own way
 
+# Time for a slow Redis to report job locations at the start. The first alerts may come at once.
 _FIRST_LOOK_SECONDS = 2.0
-"""Time for a slow Redis to report job locations at the start. The first alerts may come at once."""
 
 log = telemetry.logger(__name__)
 
 
-async def found_redis(
+async def connect_redis(
     settings: ServerSettings, stack: contextlib.AsyncExitStack, metrics: telemetry.Metrics
 ) -> tuple[str, Callable[[], str]]:
-    """Return the URL of the configured, else the embedded Redis, and a function with a caveat about it.
+    """Return Redis's URL, and a function for a caveat about it. Start the embedded Redis if none is configured.
 
     Raises ConfigurationError.
     """
@@ -105,16 +105,16 @@ async def found_redis(
         stack.push_async_callback(embedded.stop)
         if caveat := embedded.caveat:
             log.warning("embedded Redis is outdated", reason=caveat)
-    room = RedisCapacity(url, metrics, caveat)
-    await stack.enter_async_context(background(room.watch(), "room in Redis"))
-    return url, room.caveat
+    capacity = RedisCapacity(url, metrics, caveat)
+    await stack.enter_async_context(background(capacity.watch(), "room in Redis"))
+    return url, capacity.caveat
 
 
 _SHORT_KEY = 16  # bytes
 
 
 def signer_of(settings: ServerSettings) -> Signer | None:
-    """Return None without a key. Log a warning for a missing or short key."""
+    """Return the signer; None without a key. Log a warning for a missing or short key."""
     if settings.signing_key is None:
         log.warning(UNSIGNED)
         return None
@@ -124,12 +124,12 @@ def signer_of(settings: ServerSettings) -> Signer | None:
     return settings.signer
 
 
-def asks_where_things_are(catalog: Library, rules: LogRuleLibrary) -> bool:
+def needs_locations(catalog: Library, rules: LogRuleLibrary) -> bool:
     """Return whether playbooks or log findings need locations of jobs, GPUs and nodes."""
-    return bool(rules.rule_set.rules) or any(map(_has_a_place, catalog.all()))
+    return bool(rules.rule_set.rules) or any(map(_has_located_target, catalog.all()))
 
 
-def _has_a_place(playbook: CompiledPlaybook) -> bool:
+def _has_located_target(playbook: CompiledPlaybook) -> bool:
     """Return whether locations matter for the target: for labels, GPUs of jobs, and the breaker's nodes."""
     return playbook.definition.target_kind is not TargetKind.CLUSTER
 
@@ -145,7 +145,7 @@ class TrainmedicServer:
     async def run(self, stop: asyncio.Event, on_started: Callable[[str, int], None] | None = None) -> None:
         """Serve until `stop` is set. Call `on_started` with the address once requests are answered.
 
-        Raises ConfigurationError for an unusable setting or file, StoreUnavailable if the run store does not respond.
+        Raises ConfigurationError, StoreUnavailable.
         """
         settings = self._settings
         self._archive = await opened_archive(settings.archive)
@@ -205,13 +205,13 @@ class TrainmedicServer:
 
     def _log_ready(self, began: float, **address: Any) -> None:
         seconds = round(asyncio.get_running_loop().time() - began, 3)
-        said = {"version": __version__, **interpreter.described(), "mode": self._settings.mode}
-        log.info("ready", **address, **said, seconds=seconds)
+        state = {"version": __version__, **interpreter.described(), "mode": self._settings.mode}
+        log.info("ready", **address, **state, seconds=seconds)
         interpreter.warn_of_gil()
 
     @contextlib.asynccontextmanager
     async def _started(self, session: postgresql.LockSession | None = None) -> AsyncIterator[FastAPI]:
-        """`session` has the PostgreSQL lock."""
+        """`session` has the PostgreSQL lock; None with SQLite."""
         settings, clock, metrics, authenticator = self._settings, self._clock, self._metrics, self._authenticator()
         written = file_inventory.load(settings.inventory) if settings.inventory else WrittenTopology()
         limits = settings.limits
@@ -220,7 +220,7 @@ class TrainmedicServer:
 
         async with contextlib.AsyncExitStack() as stack:
             store = await self._opened(stack, session, authenticator)
-            redis_url, redis_caveat = await found_redis(settings, stack, metrics)
+            redis_url, redis_caveat = await connect_redis(settings, stack, metrics)
             signer, alerts = signer_of(settings), self._alertmanager(stack)
             # The engine is made below, because it needs the bus; replies come once both have started.
             late: LateReply = lambda reply: engine.record_late_reply(reply)  # noqa: E731
@@ -233,11 +233,23 @@ class TrainmedicServer:
             services = await self._services(stack, bus, alerts, cluster, cluster_topology, slurm, prometheus, written)
             catalog, rules, alert_map = await self._loaded(actions := registry.build(services))
             notifications.warn_of_missing_channels(settings, catalog)
-            presences, is_needed = SharedPresences(bus), functools.partial(asks_where_things_are, catalog, rules)
+            presences, is_needed = SharedPresences(bus), functools.partial(needs_locations, catalog, rules)
             watch = TopologyWatch(presences, clock, metrics, is_needed, written, cluster_topology, slurm_topology)
-            where, job_locations = watch.topology, JobLocations(bus, store, cluster_topology)
-            served = (store, catalog, actions, clock, limits, metrics, where, alerts, store.fence, clock)
-            engine = Engine(*served, lambda: alert_map.current, watch.renew)
+            topology, job_locations = watch.topology, JobLocations(bus, store, cluster_topology)
+            engine = Engine(
+                store,
+                catalog,
+                actions,
+                clock,
+                limits,
+                metrics,
+                topology=topology,
+                alert_source=alerts,
+                fence=store.fence,
+                clock_watch=clock,
+                alert_map=lambda: alert_map.current,
+                renew_topology=watch.renew,
+            )
             job_lives = await self._start_work(stack, bus, store, watch, engine, slurm_watch)
             shared = (settings, redis_url, store, engine, rules, watch, alerts, clock, metrics, signer, prometheus)
             await stack.enter_async_context(FindingParts(*shared, pods).started())

@@ -373,7 +373,7 @@ async def test_a_node_on_which_three_jobs_failed_is_suspect() -> None:
 
 def test_the_times_fit_each_other() -> None:
     """An alert fires for longer than its verdict may change."""
-    assert job_diagnoses.SETTLING < job_diagnoses.TAKEN_IN < job_diagnoses.ALERT_LASTS
+    assert job_diagnoses.SETTLING < job_diagnoses.UPDATED_FOR < job_diagnoses.ALERT_LASTS
 
 
 def stepping(world: World, step: int, instance: str = "a") -> None:

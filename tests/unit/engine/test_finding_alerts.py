@@ -254,6 +254,6 @@ async def test_what_ends_while_it_is_told_is_told_again(world: FindingWorld) -> 
         world.taker.told += alerts
         await world.intake.take([told(replace(finding, is_over=True))])
 
-    world.teller._teller.tell = tell  # type: ignore[method-assign]
+    world.teller._sender.tell = tell  # type: ignore[method-assign]
     await world.tell(finding)
     assert [status for _, status in world.alerts()] == ["firing", "resolved"]

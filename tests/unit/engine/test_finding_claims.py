@@ -154,12 +154,12 @@ async def test_claims_are_counted_for_a_day() -> None:
     """Of each node alone."""
     claims, now = ClaimedFindings(), (await FindingWorld.begun()).clock.now()
     most = finding_claims.MOST_CLAIMED_OF_NODE
-    assert all(claims.admits("node-1", str(number), now) for number in range(most))
-    assert not claims.admits("node-1", "one more", now)
-    assert claims.admits("node-1", "0", now)
-    assert claims.admits("node-2", "one more", now)
+    assert all(claims.try_add("node-1", str(number), now) for number in range(most))
+    assert not claims.try_add("node-1", "one more", now)
+    assert claims.try_add("node-1", "0", now)
+    assert claims.try_add("node-2", "one more", now)
     later = now + timedelta(days=1, seconds=1)
-    assert claims.admits("node-1", "one more", later)
+    assert claims.try_add("node-1", "one more", later)
 
 
 async def test_a_name_with_hidden_characters_is_shown_by_their_numbers(world: FindingWorld) -> None:

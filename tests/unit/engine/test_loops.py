@@ -37,7 +37,7 @@ class Rounds:
     async def run(self, retries: Backoff | None = None) -> telemetry.Metrics:
         metrics = telemetry.Metrics()
         with contextlib.suppress(asyncio.CancelledError):
-            await loops.repeat(self.work, timedelta(seconds=7), "rounds", metrics, retries=retries, rest=self.rest)
+            await loops.repeat(self.work, timedelta(seconds=7), "rounds", metrics, retries=retries, sleep=self.rest)
         return metrics
 
 

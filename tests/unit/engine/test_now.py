@@ -15,7 +15,7 @@ from tests.unit.engine.world import World as EngineWorld
 from trainmedic_server.domain.agent_life import AgentLife
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.run import OrderKind
-from trainmedic_server.live.now import NEVER_GIVEN_BACK_FOR, NowApi, NowView
+from trainmedic_server.live.now import LASTING_CHANGES_FOR, NowApi, NowView
 from trainmedic_server.settings.server import load
 from trainmedic_server.wiring.notifications import missing_channels
 
@@ -82,11 +82,11 @@ async def test_a_change_without_an_undo_is_listed_as_such() -> None:
     listed = [(change.step, change.undo, change.is_reversible, change.is_certain) for change in standing.changed]
     assert listed == [("gone", "never", False, True), ("halved", "never", True, True)]
     assert standing.changed[1].given_back == "never automatically, only by an undo order"
-    assert standing.changed_since == standing.at - NEVER_GIVEN_BACK_FOR
+    assert standing.changed_since == standing.at - LASTING_CHANGES_FOR
     await world.engine.order(standing.changed[1].run_id, OrderKind.UNDO, "ann")
     await world.pass_time(1)
     assert [change.step for change in (await _now(world)).changed] == ["gone"]
-    later = ManualClock(world.clock.now() + NEVER_GIVEN_BACK_FOR)
+    later = ManualClock(world.clock.now() + LASTING_CHANGES_FOR)
     assert (await NowApi(world.store, world.store, world.engine, later).view()).changed == []
     await world.engine.stop()
 

@@ -44,8 +44,8 @@ class Follower:
 
     async def start(self) -> None:
         ends = RunEnds(self._at.store, self._at.catalog, self._at.engine.admit, self._at.clock)
-        rest = loops.by_clock(self._at.clock)
-        dispatcher = EventDispatcher(self._at.store, self._at.store, ends, self._at.metrics, rest=rest)
+        sleep = loops.sleeping_by(self._at.clock)
+        dispatcher = EventDispatcher(self._at.store, self._at.store, ends, self._at.metrics, sleep=sleep)
         await dispatcher.begin()
         self._task = asyncio.create_task(dispatcher.run())
 

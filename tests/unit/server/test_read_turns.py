@@ -11,7 +11,7 @@ from tests.support.memory_api import MemoryHistory
 from trainmedic_server.errors import Saturated
 from trainmedic_server.http.limits import ServerLimits
 from trainmedic_server.http.read_turns import MOST_PASSED_OVER, ReadTurns, note_reader
-from trainmedic_server.live.events import WrittenEvents
+from trainmedic_server.live.events import EventLines
 
 
 async def test_a_few_are_served_some_wait_and_the_rest_come_back_later() -> None:
@@ -182,7 +182,7 @@ def test_an_event_is_written_once_for_all_listeners() -> None:
     """The newest lines are kept, up to a bound of memory."""
     history = MemoryHistory()
     events = [history.append("tick", text="x" * 100) for _ in range(50)]
-    written = WrittenEvents(most_bytes=3000)
+    written = EventLines(most_bytes=3000)
     lines = [written.line(event) for event in events]
     assert written.line(events[-1]) is lines[-1]
     assert written.line(events[0]) == lines[0]

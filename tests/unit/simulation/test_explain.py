@@ -155,7 +155,7 @@ def test_what_is_written_as_a_test_passes_as_one(tmp_path: Path) -> None:
     given = [{"labels": {"alertname": "Hot", **each}, "annotations": odd} for each in labels]
     given[-1]["status"] = "resolved"  # type: ignore[assignment]
     alerts = given_alerts.read(given, NOW)
-    seen = explanation.for_a_test(library.for_alert, alerts, SimulatedActions(), EngineLimits())
+    seen = explanation.explain_for_a_test(library.for_alert, alerts, SimulatedActions(), EngineLimits())
     file = tmp_path / "hot_test.yaml"
     file.write_text(test_text.write(seen))
     result = suite.run_file(file, SimulatedActions())

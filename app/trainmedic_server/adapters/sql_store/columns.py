@@ -17,6 +17,8 @@ from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of,
 def encode_json(value: Any) -> str:
     if value == {}:
         return "{}"
+    if value == []:
+        return "[]"
     try:
         return str(to_json(value, inf_nan_mode="constants", fallback=_members), "utf-8")
     except PydanticSerializationError as error:
@@ -74,6 +76,8 @@ _CONVERTED: dict[type[Any], tuple[_Convert, _Convert]] = {
 
 # Both return None if values need no conversion.
 def encoder(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Convert | None:
+    if isinstance(kind, sa.Boolean) and not dialect.supports_native_boolean:
+        return int  # SQLAlchemy's own function also checks the value
     own = _CONVERTED.get(type(kind))
     return own[0] if own else kind.bind_processor(dialect)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 from datetime import UTC, datetime, timedelta
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -11,8 +12,9 @@ _MICROSECOND = timedelta(microseconds=1)
 _LONGEST = 1024
 
 
+@functools.lru_cache(maxsize=1024)
 def microseconds_of(moment: datetime) -> int:
-    """Exact, unlike a float timestamp."""
+    """Exact, unlike a float timestamp. Cached, because the rows of a transaction share their times."""
     return (moment - EPOCH) // _MICROSECOND
 
 

@@ -102,7 +102,7 @@ def run_row(run: Run) -> tuple[Any, ...]:
         None if run.original_labels is None else dict(run.original_labels),
         run.parent,
         run.batch,
-        [target.key for target in run.also] or None,
+        [target.key for target in run.also] if run.also else None,
         None if run.memory is None else run.memory.as_json(),
     )
 
