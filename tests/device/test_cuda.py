@@ -21,7 +21,6 @@ if not torch.cuda.is_available():
 
 import trainmedic  # noqa: E402
 import trainmedic.torch  # noqa: E402
-from trainmedic.job import parameters  # noqa: E402
 from trainmedic.torch.meters.stopwatches import CudaStopwatch  # noqa: E402
 from trainmedic.wire import envelope  # noqa: E402
 
@@ -53,7 +52,7 @@ def order(medic: trainmedic.Medic) -> Order:
         later = now + timedelta(minutes=5)
         sent = envelope.Command(envelope.new_id(), action, target, params, "r", "p", "Test", now, later)
         assert medic._queue is not None
-        medic._queue.enter(sent, parameters.parse(action, params), b"0-0")
+        medic._queue.enter(sent, b"0-0")
         return next(one for one in medic.unanswered() if one.id == sent.id)
 
     return put

@@ -25,7 +25,7 @@ from trainmedic.torch.state_parts import StateParts
 
 log = logging.getLogger("trainmedic")
 
-_IGNORED_ATTRIBUTES = frozenset(vars(nn.Module())) | {"param_groups", "state", "defaults"}  # PyTorch's own
+_PYTORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
 _WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "deepspeed", "accelerate")
 # Limits of the search for random generators.
 _MOST_SEARCHED = 5000  # objects
@@ -73,8 +73,8 @@ class CarriedState:
         self._values_at_start = {
             f"{name}.{each}": start
             for name, owner in owners.items()
-            for each, value in vars(owner).items()
-            if each not in _IGNORED_ATTRIBUTES and (start := _value_at_start(value)) is not None
+            for each, value in _own_attributes(owner)
+            if (start := _value_at_start(value)) is not None
         }
         self._objects_at_start = {name: _reference(attribute.get()) for name, attribute in self._tensor_attributes()}
         held = self.take()
@@ -132,10 +132,10 @@ class CarriedState:
         if self.parts is None:
             return
         for part, owner in _owners(self.parts).items():
-            for attribute, value in list(vars(owner).items()):
+            for attribute, value in _own_attributes(owner):
                 name = f"{part}.{attribute}"
                 start = self._values_at_start.get(name)
-                if start is None or attribute in _IGNORED_ATTRIBUTES or not _holds_numbers(value):
+                if start is None or not _holds_numbers(value):
                     continue
                 present = _value_at_start(value)
                 if present is not None and not carried_values.is_same(start, present):
@@ -151,8 +151,8 @@ class CarriedState:
             for name in sorted(getattr(owner, "_non_persistent_buffers_set", ())):
                 if getattr(owner, name, None) is not None:
                     yield f"{part}.{name}", _Attribute(owner, name)
-            for name, value in list(vars(owner).items()):
-                if name not in _IGNORED_ATTRIBUTES and saved.leave_out(value):
+            for name, value in _own_attributes(owner):
+                if saved.leave_out(value):
                     yield f"{part}.{name}", _Attribute(owner, name)
 
     def _put(self, name: str, held: carried_values.Held) -> bool:
@@ -262,6 +262,10 @@ def _named(name: str, value: Any) -> CarriedValue:
         f"also: {name}: a {type(value).__name__} has no state_dict and load_state_dict to be saved with, and cannot be "
         "changed in place; give a tensor, list or dict that the loop changes, or two functions, (get, set)"
     )
+
+
+def _own_attributes(owner: nn.Module) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in vars(owner).items() if name not in _PYTORCH_ATTRIBUTES]
 
 
 def _reference(value: Any) -> Callable[[], Any]:

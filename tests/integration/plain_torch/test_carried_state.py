@@ -103,6 +103,21 @@ class Recurrent(nn.Module):
         return self.head(out)
 
 
+class Stateful(nn.Module):
+    """It keeps a hidden state and defaults under names that an optimizer uses for its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(3, 5), nn.Linear(5, 1)
+        self.state = torch.zeros(4, 5)
+        self.defaults = {"gain": torch.ones(1)}
+
+    def forward(self, batch: torch.Tensor) -> Any:
+        self.state = self.cell(batch, self.state).detach() * self.defaults["gain"]
+        self.defaults["gain"] = self.defaults["gain"] * 1.01
+        return self.head(self.cell(batch, self.state))
+
+
 class Caching(nn.Module):
     """It keeps keys in a list, and a running average in a buffer that is not persistent."""
 
@@ -147,7 +162,7 @@ def squared(model: nn.Module, batch: torch.Tensor) -> Any:
     return model(batch).square().mean()
 
 
-@pytest.mark.parametrize(("model", "count"), [(Recurrent, 1), (Caching, 2)])
+@pytest.mark.parametrize(("model", "count"), [(Recurrent, 1), (Caching, 2), (Stateful, 2)])
 def test_state_in_modules_is_found_and_goes_back(
     looped: Callable[..., Looped], model: Callable[[], nn.Module], count: int
 ) -> None:
