@@ -198,7 +198,7 @@ def test_redis_that_is_away_has_a_status_of_its_own(tmp_path: Path, driver: Driv
     """3, as for every command that cannot reach what it needs. The password is not shown."""
     done = agent(driver, "check", "--redis", "redis://:secret@127.0.0.1:1/0", "--state-dir", tmp_path)
     assert done.returncode == 3
-    assert "Redis cannot be used: Error 111" in done.stderr
+    assert "Redis cannot be used: ConnectionError: Error 111" in done.stderr
     assert "secret" not in done.stdout + done.stderr
 
 
