@@ -64,7 +64,7 @@ async def test_tests_that_take_too_long_are_ended(tmp_path: Path) -> None:
 async def test_time_without_a_core_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine the process, which has a low priority, may wait longer than its tests take."""
     monkeypatch.setattr(playbook_test_process, "_seconds_without_core", lambda pid: 600.0)
-    outcome = await PlaybookTestProcess(seconds=0.05).run_beside(written(tmp_path))
+    outcome = await PlaybookTestProcess(seconds=0.05).run_tests_of(written(tmp_path))
     assert (len(outcome.tests), outcome.unfinished) == (2, "")
 
 
