@@ -21,7 +21,7 @@ from tests.support.log_node import LogNode
 from tests.support.programs import ROOT
 from trainmedic.wire.findings import FIELD, FINDINGS
 from trainmedic_logs.domain import finding_codec
-from trainmedic_logs.lines.rule import RuleSet
+from trainmedic_logs.lines.rule import LogRule, RuleSet
 from trainmedic_logs.rules import log_rule_library
 
 STEP = "step {step}: loss 2.{step:04d} grad_norm 0.42 lr 1.5e-05 tokens/s 78400 memory 71.2 GB\n"
@@ -35,7 +35,7 @@ def shipped_rules() -> RuleSet:
     return RuleSet(tuple(placed))
 
 
-def _rules_of(path: Path) -> list[log_rule_library.LogRule]:
+def _rules_of(path: Path) -> list[LogRule]:
     return [each.rule for each in log_rule_library.load_file(path).rules]
 
 
@@ -101,7 +101,7 @@ def main() -> None:
             without = Measured(node, [], options)
         (top / "logs").mkdir()
         with LogNode(top / "with", url, files=[f"{top}/logs/{{job}}-rank-{{rank}}.log"]) as node:
-            node.publish(rules)
+            node.hand_out(rules)
             node.has_rules(rules)
             files = [top / "logs" / f"job-{number}-rank-{number}.log" for number in range(options.files)]
             reading = Measured(node, files, options)
