@@ -29,7 +29,7 @@ class StoredMessages(Protocol):
     def sent_states(self, ids: Collection[str]) -> Mapping[str, bool]: ...
 
     def forget_sent(self, kind: MessageKind) -> None:
-        """Forget sent messages, so that the same ones can be sent again."""
+        """Forget sent messages, to send them again."""
         ...
 
     def forget_before(self, moment: datetime) -> None:
