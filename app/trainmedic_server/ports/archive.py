@@ -17,7 +17,7 @@ class ArchivedRun(Struct, frozen=True):
 
     @classmethod
     def of(cls, run_id: str, document: Mapping[str, Any], line: str) -> ArchivedRun:
-        """Raises ValueError, KeyError or TypeError for an invalid document."""
+        """Raises ValueError, KeyError or TypeError if invalid."""
         created_at = document["run"]["created_at"]
         moment = created_at if isinstance(created_at, datetime) else datetime.fromisoformat(created_at)
         return cls(run_id, moment, max((event["seq"] for event in document["events"]), default=0), line)
