@@ -153,7 +153,7 @@ class GuardedFiles:
         if is_of_root and not path.startswith(f"{job_directory}/"):
             rights.append(ANYONE)
         if facts.st_uid not in {0, self._own_uid}:
-            rights.insert(0, self._users.rights_of(facts.st_uid))
+            rights.insert(0, self._users.rights_of(facts.st_uid))  # first, so that they open the path
         return rights
 
     def _job_directory(self, path: str) -> str:
@@ -182,6 +182,7 @@ class GuardedFiles:
     def _check(self, opened: _OpenedPath, bound: _Bound, wanted: int) -> None:
         """Raise OSError if a user cannot walk to the end, or use it as `wanted`."""
         steps = opened.steps[bound.begin :]
+        # Without a uid, the thread becomes nobody, who may own the file: compare modes too.
         if self._switch is None or bound.rights.uid is None:
             for step in steps:
                 needed = wanted if step is opened.end else os.X_OK

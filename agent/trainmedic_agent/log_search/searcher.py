@@ -261,6 +261,7 @@ class LogSearcher:
     ) -> Iterable[WantedLines]:
         """`late`: notes on what is not opened in time."""
         until = time.monotonic() + OPEN_SECONDS
+        # The launcher's log repeats lines of ranks that have their own files, in torchrun's folder ``ranks-<node>``.
         own_files = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.path}
         seen: set[str] = set()
         for number, file in enumerate(files):

@@ -53,8 +53,6 @@ Source = ShippedFile | ShippedKernel
 
 
 class LogShipping:
-    """The reader's shipping."""
-
     def __init__(
         self,
         context: ReadingContext,
@@ -168,7 +166,7 @@ class LogShipping:
             return
         self._kernel_due = now + _KERNEL_RETRY_SECONDS
         way = kernel_log.choose_reading(self._policy.kernel, self._kmsg)
-        if way is KernelReading.FILE:
+        if way is KernelReading.FILE:  # the scans contain it
             return
         kept = self._kernel_kept
         is_same = kept.get("place", {}).get("boot") == self._boot.boot
@@ -185,6 +183,7 @@ class LogShipping:
     def _next_batch(self, now: float) -> deque[tuple[Source, StoreEntry]]:
         """Take the oldest entries of all sources."""
         files = self._following.followed
+        # The launcher's log repeats lines of ranks that have their own files, in torchrun's folder ``ranks-<node>``.
         own = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.origin.stream}
         for file in files:
             origin = file.origin
@@ -277,6 +276,7 @@ class LogShipping:
             self.counters.add_lost_lines(reason, count)
         if lost and self._log_limit.lets_through():
             log.warning("log store rejected lines", extra={"answer": answer.text})
+        # The answer names no lines: assume the oldest.
         self.counters.add_shipped(Counter(entry.source for entry in entries[sum(lost.values()) :]))
 
     def _recovered(self) -> None:
@@ -298,7 +298,7 @@ class LogShipping:
 
 def _made_unique(entry: StoreEntry, seen: set[tuple[int, Labels, str]]) -> StoreEntry:
     while (same := (entry.at, entry.labels, entry.text)) in seen:
-        entry = replace(entry, at=entry.at + 1)
+        entry = replace(entry, at=entry.at + 1)  # the store would merge them
     seen.add(same)
     return entry
 

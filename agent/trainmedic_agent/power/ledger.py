@@ -1,4 +1,4 @@
-"""Persistent power state of each GPU. Any thread may read, one writes.
+"""Persistent power state of each GPU, by UUID. Any thread may read, one writes.
 
 Ended caps take effect even if the disk is full; an unwritten end is repeated at the next start.
 """

@@ -52,6 +52,7 @@ class ReplyInbox:
             on_recovery=router.send_again,
         )  # fmt: skip
         self._log_limit = LogLimit()
+        # By entry, until `RedisBus.discard_notices`; until then the stream has the entry too.
         self.notices: dict[bytes, Notice] = {}
 
     async def run(self) -> None:
@@ -81,14 +82,14 @@ class ReplyInbox:
             self._note_refused("unreadable", "cannot read reply", entry=entry.decode(), why=str(error)[:200])
             self._router.discard(entry)
         else:
-            if not self._router.take(entry, reply, self._clock.now()):
+            if not self._router.take(entry, reply, self._clock.now()):  # `take` has discarded it
                 why = "it answers another command than was sent under this id"
                 self._note_refused("other_command", "refusing reply", reply, why=why)
 
     def _take_notice(self, entry: bytes, fields: dict[bytes, bytes]) -> None:
         raw = fields[FIELD]
         if len(self.notices) >= MOST_NOTICES:
-            raise envelope.EnvelopeError("too many notices wait")
+            raise envelope.EnvelopeError("too many notices wait")  # this one is lost
         notice = Notice.decode(raw)
         if self._signer is not None:
             self._signer.verify(raw, signatures_of(fields), job_identity(notice.job))

@@ -22,7 +22,7 @@ class LongestRun(Struct, frozen=True):
     after_end: bool = False
     """True if `span` counts from the end of the alert, because the run may wait for it."""
     is_limited: bool = True
-    """False if the run may wait for people without a limit."""
+    """False if a step has no known limit."""
 
     def ends_by(self, start: datetime, alert_end: datetime | None) -> datetime | None:
         """Return None if there is no limit."""
@@ -85,7 +85,7 @@ def _longest_question(step: ApproveStep) -> LongestRun:
     span, escalation = step.timeout, step.question.escalate
     if step.on_timeout == "escalate" and escalation is not None:
         span += escalation.timeout or step.timeout
-    again = step.question.ask_again
+    again = step.question.ask_again  # repeated while the alert fires
     return LongestRun(span + (again or timedelta()), after_end=again is not None)
 
 

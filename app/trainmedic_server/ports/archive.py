@@ -11,12 +11,13 @@ class ArchivedRun(Struct, frozen=True):
     id: str
     created_at: datetime
     last_event: int
-    """``seq`` of its newest event, 0 if none. A larger one in the store: the run changed later."""
+    """``seq`` of its newest event, 0 if none. If the store has a newer one, the run changed later."""
     line: str
+    """JSON document, without line feed."""
 
     @classmethod
     def of(cls, run_id: str, document: Mapping[str, Any], line: str) -> ArchivedRun:
-        """Raises ValueError for an invalid document."""
+        """Raises ValueError, KeyError or TypeError if invalid."""
         created_at = document["run"]["created_at"]
         moment = created_at if isinstance(created_at, datetime) else datetime.fromisoformat(created_at)
         return cls(run_id, moment, max((event["seq"] for event in document["events"]), default=0), line)

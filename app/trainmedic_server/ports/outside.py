@@ -98,7 +98,7 @@ class CommandBus(Protocol):
         ...
 
     async def check(self) -> None:
-        """Raise BusUnavailable if the bus does not answer."""
+        """Raises BusUnavailable."""
         ...
 
 

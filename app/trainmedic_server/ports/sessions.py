@@ -9,7 +9,7 @@ from trainmedic_server.domain.session import Session
 
 class StoredSessions(Protocol):
     def all(self) -> list[Session]:
-        """Return all sessions, expired ones too, oldest first."""
+        """Include expired ones, oldest first."""
         ...
 
     def add(self, session: Session) -> None: ...

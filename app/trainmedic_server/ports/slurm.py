@@ -58,7 +58,7 @@ class SlurmNode(Struct, frozen=True):
 
     @property
     def is_out_of_service(self) -> bool:
-        """True if Slurm starts no new job on it: it is drained, down or failing."""
+        """Slurm starts no new job on it: drained, down or failing."""
         return not {"DRAIN", "DOWN", "FAIL"}.isdisjoint(self.states)
 
     @property
@@ -109,7 +109,7 @@ class SlurmJob(Struct, frozen=True):
 
     @property
     def has_ended(self) -> bool:
-        """True if it no longer runs and will not run again."""
+        """It does not run, and will not again."""
         return not ENDED.isdisjoint(self.states)
 
 

@@ -40,7 +40,9 @@ class NoVerdicts:
 
 
 class StoredVerdicts(Protocol):
-    def of_job(self, job: str, limit: int) -> list[KnownVerdict]: ...
+    def of_job(self, job: str, limit: int) -> list[KnownVerdict]:
+        """Return the newest, newest first."""
+        ...
 
     def on_node(self, node: str, since: datetime) -> list[KnownVerdict]:
         """Return at most 100 verdicts that name the node and began after `since`, newest first."""
@@ -54,6 +56,8 @@ class StoredVerdicts(Protocol):
 
 
 class VerdictHistory(VerdictSource, Protocol):
-    async def verdicts_of(self, job: str, limit: int) -> list[KnownVerdict]: ...
+    async def verdicts_of(self, job: str, limit: int) -> list[KnownVerdict]:
+        """As `StoredVerdicts.of_job`."""
+        ...
 
     async def verdicts_on(self, node: str, since: datetime) -> list[KnownVerdict]: ...

@@ -62,7 +62,7 @@ def _happened(run: Document, index_of: IndexOf) -> str:
         return f"{cause}, and no run was started: {message or words(run.get('decision'))}."
     if status == Status.OBSERVED:
         if run.get("group"):
-            return f"{cause}. Trainmedic changed nothing; it {message}."
+            return f"{cause}. Trainmedic changed nothing; it {message}."  # "would have applied … to 4 members"
         phrase = "; ".join(steps.sentence(step, run.get("target"), index_of) for step in _action_steps(run))
         return f"{cause}. Trainmedic changed nothing, and recorded what it would do: {phrase or 'nothing'}."
     if run.get("group"):
@@ -144,8 +144,8 @@ def _changed(run: Document, index_of: IndexOf) -> Iterator[str]:
         values = f" ({change['before']} → {change['after']})" if change.get("before") and change.get("after") else ""
         error = f". The last attempt to revert it failed: {change['undo_error']}" if change.get("undo_error") else ""
         told = f"{past[:1].upper()}{past[1:]}{values}."
-        is_act = not change.get("is_reversible", True)
-        yield f"{told} This has no undo." if is_act else f"{told} Reverted: {change.get('given_back')}{error}."
+        has_undo = change.get("is_reversible", True)
+        yield f"{told} Reverted: {change.get('given_back')}{error}." if has_undo else f"{told} This has no undo."
     if run.get("changed"):
         return
     if run.get("group"):
@@ -164,7 +164,7 @@ def _changed(run: Document, index_of: IndexOf) -> Iterator[str]:
 def _next(run: Document) -> Iterator[Sentence]:
     if (upcoming := runs.next_words(run.get("next"))) is not None:
         yield from (*upcoming.now, *upcoming.until, upcoming.then)
-        if run["next"].get("outcome") != TRIED_AGAIN:
+        if run["next"].get("outcome") != TRIED_AGAIN:  # the run is open
             return
     elif run.get("owes_undo"):
         yield ("The run has ended. Its changes are reverted as stated above.",)

@@ -20,7 +20,7 @@ RERUN = "rerun-result"
 
 
 class EvidenceSource(IntEnum):
-    """Evidence sources, the strongest first."""
+    """The strongest first."""
 
     KERNEL = 1
     RECORDER = 2

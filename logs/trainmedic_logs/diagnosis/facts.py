@@ -57,7 +57,7 @@ class Facts(Struct, frozen=True):
     loss_rise: LossRise | None = None
     throughput_drop: ThroughputDrop | None = None
     began_at: datetime | None = None
-    """None if the log begins with a fault."""
+    """Earlier trusted findings are unrelated. None if unknown, or the log begins with a fault."""
     outlived: frozenset[str] = frozenset()
     """IDs of findings after which the training continued."""
     followed: Mapping[str, int] = field(default_factory=dict)

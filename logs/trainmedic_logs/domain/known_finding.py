@@ -25,13 +25,13 @@ MOST_LINES = 1_000_000_000_000_000_000
 
 class FindingEnd(StrEnum):
     ENDED = "ended"
+    """Reported by all its streams."""
     SILENCE = "silence"
     """No line for the rule's silence."""
     BOOT = "boot"
-    """The node booted later."""
     ATTEMPT = "attempt"
+    """A later attempt began, or the job progressed."""
     UNCONFIRMED = "unconfirmed"
-    """No confirmation in time."""
     FORGOTTEN = "forgotten"
     """Node or job silent for a week."""
 
@@ -94,7 +94,9 @@ class KnownFinding(Struct, frozen=True):
     ended_at: datetime | None = None
     ended_because: FindingEnd | None = None
     is_suspected: bool = False
+    """Its alert waits for confirmation."""
     confirmed_by: str = ""
+    """Name of a rule or alert."""
     alert: FindingAlert | None = None
     no_alert_because: str = ""
     """Reason for people; empty if it raises an alert."""
@@ -176,6 +178,7 @@ def identity(finding: Finding) -> str:
 
 
 def is_of_later_attempt(finding: Finding, earlier: KnownFinding) -> bool:
+    """Both have one identity, claimed job included."""
     attempt, before = finding.origin.attempt, earlier.origin.attempt
     is_same_job = finding.origin.job == earlier.origin.job and bool(earlier.origin.job or earlier.claimed_job)
     return is_same_job and attempt is not None and before is not None and attempt > before

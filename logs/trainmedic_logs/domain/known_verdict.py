@@ -22,13 +22,14 @@ class KnownVerdict(Struct, frozen=True):
     began_at: datetime
     """First sign received by the server."""
     made_at: datetime
-    """Latest update, with evidence of the following two minutes."""
+    """Creation, or latest update until two minutes after `began_at`."""
     cause: str
     confidence: str
     node: str | None
     """Node at fault, only with high confidence."""
     fingerprint: str
     plain: Mapping[str, Any]
+    """`Verdict.plain`."""
     labels: Mapping[str, str] | None = None
     """None before the alert."""
     tell_at: datetime | None = None

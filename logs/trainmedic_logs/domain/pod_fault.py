@@ -16,22 +16,22 @@ class PodFaultKind(StrEnum):
     EXITED = "exited"
     """Ended by exit code or signal, without another reason."""
     EVICTED = "evicted"
-    """The kubelet evicted the pod for lack of a resource."""
+    """By the kubelet, for lack of a resource."""
     PREEMPTED = "preempted"
     API_EVICTED = "api_evicted"
-    """Evicted by the Eviction API, such as in a drain."""
+    """Such as in a drain."""
     DEADLINE = "deadline"
     NODE_SHUTDOWN = "node_shutdown"
     NODE_LOST = "node_lost"
     """The node is unresponsive or gone."""
     TAINTED = "tainted"
-    """Deleted because of a NoExecute taint."""
+    """By a NoExecute taint."""
     REJECTED = "rejected"
     IMAGE = "image"
     NOT_CREATED = "not_created"
     NOT_MOUNTED = "not_mounted"
     NO_SANDBOX = "no_sandbox"
-    """Sandbox setup failed, such as the network."""
+    """Such as a network failure."""
     NODE_NOT_READY = "node_not_ready"
     PROBE_FAILED = "probe_failed"
 
@@ -64,7 +64,7 @@ class PodFault(Struct, frozen=True):
     message: str = ""
     container: str = ""
     is_training: bool = False
-    """True if it concerns the whole pod or the training container."""
+    """It concerns the whole pod or the training container."""
     exit_code: int | None = None
     signal: int | None = None
     is_event: bool = False

@@ -73,7 +73,7 @@ def with_proof(before: KnownFinding, finding: Finding) -> KnownFinding:
 
 
 def confirmed_by(known: KnownFinding, confirm: Confirmation, others: Iterable[KnownFinding]) -> str:
-    """Return the name of the rule that confirms a suspected finding, or ""."""
+    """Return the confirming rule's name, or ""."""
     for other in others:
         is_near = other.id != known.id and is_within(known, other.first_at, other.last_at, confirm.within)
         if other.rule in confirm.by and is_near and _are_together(known, other):
@@ -86,7 +86,7 @@ def is_within(known: KnownFinding, first_at: datetime, last_at: datetime, within
 
 
 def _are_together(known: KnownFinding, other: KnownFinding) -> bool:
-    """Return whether both findings share a job or a node. A claimed job matches only itself."""
+    """Return whether both share a job or a node. A claimed job matches only itself."""
     job, other_job = (each.target.job or each.origin.job for each in (known, other))
     if known.claimed_job or other.claimed_job:
         names, other_names = (known.claimed_job, job), (other.claimed_job, other_job)

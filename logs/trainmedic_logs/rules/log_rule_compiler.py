@@ -274,7 +274,6 @@ def _rule(form: LogRuleForm) -> LogRule:
 
 
 def _end_of_finding(form: LogRuleForm) -> tuple[str, timedelta]:
-    """Return the rule's `until` and `silence`."""
     if form.alert is None:
         if form.ends:
             return UNTIL_ENDS, _SILENCE_WITHOUT_ALERT

@@ -28,16 +28,12 @@ log = logging.getLogger(__name__)
 
 
 class PlacedRule(Struct, frozen=True):
-    """Rule with its file and line."""
-
     rule: LogRule
     source: str
     line: int
 
 
 class LoadedRules(Struct, frozen=True):
-    """Rules of one file."""
-
     path: Path
     digest: str
     rules: tuple[PlacedRule, ...] = ()
@@ -45,11 +41,11 @@ class LoadedRules(Struct, frozen=True):
 
 
 def load(text: str, source: str) -> tuple[list[PlacedRule], list[FileProblem]]:
-    """Return rules and problems. Never raises."""
+    """Return rules, none after a YAML error, and problems. Never raises."""
     documents, problems = yaml_text.read(text, source)
     rules: list[PlacedRule] = []
     has_yaml_problems, allowance = bool(problems), Allowance()
-    for document in documents[: yaml_files.MOST_DOCUMENTS]:
+    for document in documents[: yaml_files.MOST_DOCUMENTS]:  # further ones are ignored
         if not (isinstance(document.value, dict) and yaml_files.LOG_RULE in document.value):
             continue
         made = log_rule_compiler.compile_document(document, allowance)
@@ -111,7 +107,7 @@ class LogRuleLibrary:
                         problems.append(path)
                     if os.path.lexists(path.file):  # unreadable, so keep its rules
                         files.update((old, file) for old, file in self._files.items() if Path(path.file) in old.parents)
-                elif path not in files and len(files) < yaml_files.MOST_FILES:
+                elif path not in files and len(files) < yaml_files.MOST_FILES:  # further ones are ignored
                     files[path] = self._load(path)
         self._files = files
         chosen = _chosen(files.values(), self._placed, problems)

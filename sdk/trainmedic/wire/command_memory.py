@@ -146,6 +146,7 @@ class CommandMemory:
             self._records.pop(command_id, None)
 
     def unmark(self, client: redis.Redis, command_id: str) -> None:
+        """Delete the record in Redis after `forget`."""
         with self._marking:
             if self.recall(command_id) is None:
                 client.delete(self.key(command_id))

@@ -20,7 +20,7 @@ _MOST_STEP = 10**15
 @dataclass(frozen=True)
 class EvaluatedMetric:
     name: str
-    value: float | None
+    value: float | None  # None if not finite
     step: int | None
     at: datetime
 

@@ -33,7 +33,7 @@ def launcher_commands(launcher: str) -> str:
 
 
 def launcher_name(job: str, node: str) -> str:
-    """Return the launcher's name on a node. Node names contain no slash."""
+    """Node names contain no slash."""
     return f"{job}/{node}"
 
 

@@ -32,7 +32,7 @@ def issued_at(command_id: str) -> datetime | None:
 def is_covered(command_id: str, remembered_since: datetime | None) -> bool:
     """Return whether a memory complete since `remembered_since` would know this command.
 
-    An error would take a receiver that applies a command, loses its memory and restarts within two clocks' difference.
+    Wrong only if a receiver applies it, loses its memory and restarts, all within the difference of the clocks.
     """
     issued = issued_at(command_id)
     return issued is not None and remembered_since is not None and remembered_since - _RESOLUTION < issued

@@ -126,7 +126,7 @@ def _with_marked_pods(spec: Mapping[str, Any], run_id: str) -> dict[str, Any]:
 
 def _job_to_create(call: Call, params: CreateJobParams) -> tuple[dict[str, Any], Ref]:
     """Return the Job and its reference; repeated commands get the same name."""
-    manifest = params.manifest or {}
+    manifest = params.manifest or {}  # the compiler replaces `template` with the file's manifest
     written = manifest.get("metadata") or {}
     metadata = dict(written) if isinstance(written, Mapping) else {}
     namespace = params.namespace or metadata.get("namespace")
