@@ -61,8 +61,7 @@ def load(
         if fragments.is_fragment(document):
             problems.extend(fragments.check(document, own))
             continue
-        # A file with a YAML error gets no attachments: its playbooks are only checked.
-        made = _compiled(document, actions, identity, None if is_broken else attached, allowance, {**others, **own})
+        made = _compiled(document, actions, identity, attached, allowance, {**others, **own})
         if isinstance(made, list):
             problems.extend(made)
         elif not is_broken:

@@ -23,6 +23,9 @@ from trainmedic_logs.rules import log_rule_compiler
 
 RESCAN = 5.0  # seconds
 MOST_RULES = 1_000
+_TOO_MANY_FILES = (
+    f"not searched for log rules, nor are the files after it: there are over {yaml_files.MOST_FILES} files"
+)
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +48,9 @@ def load(text: str, source: str) -> tuple[list[PlacedRule], list[FileProblem]]:
     documents, problems = yaml_text.read(text, source)
     rules: list[PlacedRule] = []
     has_yaml_problems, allowance = bool(problems), Allowance()
-    for document in documents[: yaml_files.MOST_DOCUMENTS]:  # further ones are ignored
+    if surplus := documents[yaml_files.MOST_DOCUMENTS :]:
+        problems = [*problems, surplus[0].problem((), f"a file has at most {yaml_files.MOST_DOCUMENTS} documents")]
+    for document in documents[: yaml_files.MOST_DOCUMENTS]:
         if not (isinstance(document.value, dict) and yaml_files.LOG_RULE in document.value):
             continue
         made = log_rule_compiler.compile_document(document, allowance)
@@ -107,7 +112,10 @@ class LogRuleLibrary:
                         problems.append(path)
                     if os.path.lexists(path.file):  # unreadable, so keep its rules
                         files.update((old, file) for old, file in self._files.items() if Path(path.file) in old.parents)
-                elif path not in files and len(files) < yaml_files.MOST_FILES:  # further ones are ignored
+                elif path not in files:
+                    if len(files) >= yaml_files.MOST_FILES:
+                        problems.append(FileProblem(str(path), None, None, _TOO_MANY_FILES))
+                        break
                     files[path] = self._load(path)
         self._files = files
         chosen = _chosen(files.values(), self._placed, problems)

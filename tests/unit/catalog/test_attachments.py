@@ -121,3 +121,10 @@ def test_a_text_that_looks_like_yaml_comes_back_as_it_was(folder: Path) -> None:
     (playbook,) = loader.load_file(folder / "check.yaml", registry.specs_only(), IdentityLabels()).playbooks
     again = loader.load_one(playbook.text, "check.yaml", registry.specs_only())
     assert manifest_of(again) == manifest_of(playbook)
+
+
+def test_an_error_elsewhere_in_the_file_is_the_only_problem(folder: Path) -> None:
+    """The template is found for a file that also repeats a key."""
+    (folder / "check.yaml").write_text(PLAYBOOK.replace("target: node\n", "target: node\ntarget: node\n"))
+    (problem,) = problems_of(folder)
+    assert "check.yaml:4:1" in problem

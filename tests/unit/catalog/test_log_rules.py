@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from trainmedic_core import yaml_files
 from trainmedic_logs.domain.finding import CauseClass, Role
 from trainmedic_logs.lines.rule import LogRule
 from trainmedic_logs.rules import log_rule_roots
@@ -98,6 +99,27 @@ def test_a_wrong_rule_does_not_take_the_others_with_it() -> None:
     assert [placed.rule.name for placed in rules] == ["oom"]
     assert len(wrong) == 1
     assert (wrong[0].line, wrong[0].column) == (13, 7)
+
+
+def test_more_documents_than_are_read_are_a_problem() -> None:
+    """The first 500 are used."""
+    text = "---\n".join(GOOD.replace("oom", f"oom_{number}", 1) for number in range(502))
+    placed, wrong = load(text, "a.yaml")
+    assert (len(placed), placed[-1].rule.name) == (500, "oom_499")
+    assert [problem.message for problem in wrong] == ["a file has at most 500 documents"]
+    assert wrong[0].line == text[: text.index("oom_500")].count("\n") + 1
+
+
+def test_more_files_than_are_read_are_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One, at the first of them."""
+    monkeypatch.setattr(yaml_files, "MOST_FILES", 2)
+    for name in "abcd":
+        (tmp_path / f"{name}.yaml").write_text(GOOD.replace("oom", name, 1))
+    library = LogRuleLibrary([tmp_path])
+    library.reload()
+    assert [each.rule.name for each in library.placed] == ["a", "b"]
+    (problem,) = library.problems
+    assert Path(problem.file).name == "c.yaml" and problem.message.startswith("not searched for log rules")
 
 
 def test_rules_and_playbooks_lie_in_one_folder(tmp_path: Path) -> None:
