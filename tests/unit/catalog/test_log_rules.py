@@ -119,7 +119,8 @@ def test_more_files_than_are_read_are_a_problem(tmp_path: Path, monkeypatch: pyt
     library.reload()
     assert [each.rule.name for each in library.placed] == ["a", "b"]
     (problem,) = library.problems
-    assert Path(problem.file).name == "c.yaml" and problem.message.startswith("not searched for log rules")
+    assert Path(problem.file).name == "c.yaml"
+    assert problem.message.startswith("not searched for log rules")
 
 
 def test_rules_and_playbooks_lie_in_one_folder(tmp_path: Path) -> None:
