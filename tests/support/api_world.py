@@ -62,6 +62,7 @@ class World:
     channels: ChannelsApi | None = None
     alert_map: Any = None
     slurm_topology: Any = None
+    services: Any = field(default_factory=dict)
     is_stored: bool = False
     """Whether the history is the store's own, in place of `history`."""
 
@@ -97,6 +98,7 @@ class World:
             allowed_hosts=self.allowed_hosts,
             alert_map=self.alert_map,
             slurm_topology=self.slurm_topology,
+            services=self.services,
         )
 
     @asynccontextmanager

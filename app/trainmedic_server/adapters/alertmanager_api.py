@@ -97,6 +97,10 @@ class AlertmanagerApi:
             started_at = datetime.fromisoformat(json.loads(reply.body)["uptime"]).astimezone(UTC)
         return self._clock.now() - started_at >= self._settles_after
 
+    async def check(self) -> None:
+        """Raise ActionFailure if it does not answer with success."""
+        _require_success(await self._call("GET", "/status"), "the Alertmanager did not report its status")
+
     async def tell(self, alerts: Sequence[Alert]) -> None:
         """An alert ends by itself unless it is sent again within `FIRES_FOR`."""
         document = [_posted(alert, self._clock.now()) for alert in alerts]

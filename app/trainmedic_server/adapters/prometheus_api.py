@@ -56,6 +56,10 @@ class PrometheusApi(MetricsAndRules):
         body = urlencode(fields).encode()
         return _read(await self._call("POST", "/api/v1/query_range", body), _all_series)
 
+    async def check(self) -> None:
+        """Raise MetricsUnavailable if it does not answer a query."""
+        _read(await self._call("POST", "/api/v1/query", b"query=vector(1)"), _all_results)
+
     async def rules_of(self, alertname: str) -> Sequence[AlertRule]:
         query = urlencode({"type": "alert", "rule_name[]": alertname, "exclude_alerts": "true"})
         try:
@@ -96,6 +100,10 @@ def _read(reply: HttpReply, read: Callable[[Any], T]) -> T:
         reason = reply.body.strip()
     kind = MetricsRefused if reply.status in (400, 422) else MetricsUnavailable
     raise kind(f"Prometheus refuses: status {reply.status}: {reason[:200]}")
+
+
+def _all_results(data: Any) -> list[Any]:
+    return list(data["result"])
 
 
 def _all_series(data: Any) -> list[MetricSeries]:

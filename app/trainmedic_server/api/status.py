@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request, Response
@@ -19,6 +20,7 @@ from trainmedic_server.api.view import ApiModel
 from trainmedic_server.domain import upcoming
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.topology import SlurmTopology
+from trainmedic_server.engine.service_watch import ServiceState
 from trainmedic_server.errors import BusExplained, StoreExplained, TrainmedicError
 from trainmedic_server.http import problems
 from trainmedic_server.http.api_routes import ApiRoutes
@@ -39,6 +41,9 @@ class Dependency(ApiModel):
     caution: bool = Field(False, description="True if it works, and `detail` states a risk.")
 
 
+_SERVICE_OF = (
+    "The service of `{}`, asked every 30 s; null if it is not set, or on a standby. `ready` does not depend on it."
+)
 _CHANNELS_ARE_SET = "all channels that playbooks name are configured"
 _FOLLOWED = "the server uses the time of the machine's clock"
 
@@ -82,6 +87,8 @@ class Ready(ApiModel):
             "answer, the server uses the nodes and jobs of the time that `detail` states."
         ),
     )
+    alertmanager: Dependency | None = Field(None, description=_SERVICE_OF.format("--alertmanager"))
+    prometheus: Dependency | None = Field(None, description=_SERVICE_OF.format("--prometheus-url"))
     paused: bool = Field(description="Whether everything is paused; `pauses` also lists partial ones.")
     breaker_open: bool
     pauses: list[PauseView] = Field(default_factory=list, description="Present and future pauses.")
@@ -111,8 +118,9 @@ def router(
     alert_map: AlertMapPort | None = None,
     routing_caveat: str = "",
     slurm_topology: Callable[[], SlurmTopology] | None = None,
+    services: Mapping[str, Callable[[], ServiceState]] = MappingProxyType({}),
 ) -> ApiRoutes:
-    """`slurm_topology`: None without Slurm."""
+    """`slurm_topology`: None without Slurm. `services`: by name of the member of `Ready`."""
     # A parameter that a proxy adds to a probe or a scrape must not make it fail.
     routes = ApiRoutes("status", takes_any_query=True)
 
@@ -138,6 +146,8 @@ def router(
         )
         if slurm_topology is not None:
             readiness.slurm = _slurm(slurm_topology())
+        for member, state in services.items():
+            setattr(readiness, member, _service(state()))
         if routing_caveat:
             readiness.notifications = Dependency(ok=True, detail=routing_caveat, caution=True)
         if warning := channel_warning():
@@ -217,6 +227,14 @@ def _slurm(topology: SlurmTopology) -> Dependency:
         return Dependency(ok=True, detail=f"answers, with {len(topology.nodes)} nodes")
     since = upcoming.clock(topology.silent_since) if topology.silent_since is not None else "the server's start"
     return Dependency(ok=False, detail=f"does not answer since {since}; the server's log has the reason")
+
+
+def _service(state: ServiceState) -> Dependency:
+    if state.problem is None:
+        return Dependency(ok=True, detail="answers")
+    if not state.problem:
+        return Dependency(ok=True, detail="not asked yet")
+    return Dependency(ok=False, detail=f"cannot be used since {upcoming.clock(state.since)}: {state.problem}")
 
 
 async def _check(check: Callable[[], Awaitable[Any]], name: str, seconds: float) -> Dependency:

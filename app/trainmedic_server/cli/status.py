@@ -80,21 +80,16 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     ready, now = report["ready"], report["now"]
     yield f"{'server':<11}{report['server']}, version {words.plain(report['version'])}"
     yield f"{'ready':<11}{'yes' if ready['ready'] else 'NO'}"
-    for part in ("store", "redis", "playbooks"):
-        state = ready.get(part, {})
-        yield f"  {part:<11}{'ok' if state.get('ok') else 'NOT OK'}: {words.plain(state.get('detail'))}"
-    if rules := ready.get("log_rules"):
-        yield f"  {'log rules':<11}{'ok' if rules.get('ok') else 'NOT OK'}: {words.plain(rules.get('detail'))}"
-    if mapped := ready.get("alert_map"):
-        yield f"  {'alert map':<11}{'ok' if mapped.get('ok') else 'NOT OK'}: {words.plain(mapped.get('detail'))}"
-    if slurm := ready.get("slurm"):
-        yield f"  {'slurm':<11}{'ok' if slurm.get('ok') else 'NOT OK'}: {words.plain(slurm.get('detail'))}"
+    for part in ("store", "redis", "playbooks", "log_rules", "alert_map", "slurm", "alertmanager", "prometheus"):
+        if state := ready.get(part):
+            name, result = part.replace("_", " "), "ok" if state.get("ok") else "NOT OK"
+            yield f"  {name:<13}{result}: {words.plain(state.get('detail'))}"
     if not ready.get("clock", {}).get("ok", True):
-        yield f"  {'clock':<11}NOT OK: {words.plain(ready['clock'].get('detail'))}"
+        yield f"  {'clock':<13}NOT OK: {words.plain(ready['clock'].get('detail'))}"
     if not ready.get("notifications", {}).get("ok", True):
-        yield f"  {'messages':<11}NOT SENT: {words.plain(ready['notifications'].get('detail'))}"
+        yield f"  {'messages':<13}NOT SENT: {words.plain(ready['notifications'].get('detail'))}"
     elif not isinstance(now, str) and now.get("notifications"):
-        yield f"  {'messages':<11}{words.plain(now['notifications'])}"
+        yield f"  {'messages':<13}{words.plain(now['notifications'])}"
     yield f"{'switches':<11}{f'unknown: {words.plain(now)}' if isinstance(now, str) else switches_text(now, now['at'])}"
     if not isinstance(now, str):
         waiting = waiting_for_person(now)

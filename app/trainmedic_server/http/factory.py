@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -39,6 +40,7 @@ from trainmedic_server.console.build import console
 from trainmedic_server.domain.missing_channels import unset_channels
 from trainmedic_server.domain.topology import ClusterTopology, SlurmTopology
 from trainmedic_server.engine.runbooks import Runbooks
+from trainmedic_server.engine.service_watch import ServiceState
 from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.http import problems
 from trainmedic_server.http.ascii_json import AsciiJson
@@ -108,6 +110,7 @@ def create_app(
     limits: ServerLimits = ServerLimits(),
     cluster_topology: Callable[[], ClusterTopology] = ClusterTopology,
     slurm_topology: Callable[[], SlurmTopology] | None = None,
+    services: Mapping[str, Callable[[], ServiceState]] = MappingProxyType({}),
     allowed_hosts: Collection[str] = (),
     redis_caveat: Callable[[], str] = str,
     alert_map: AlertMapPort | None = None,
@@ -154,6 +157,7 @@ def create_app(
             alert_map,
             messaging.routes.caveat,
             slurm_topology,
+            services,
         ),
     ):
         app.router.routes.extend(routes.routes)  # `include_router` would build each route again

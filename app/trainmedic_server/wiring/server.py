@@ -51,6 +51,7 @@ from trainmedic_server.engine.job_watch import JobWatch
 from trainmedic_server.engine.kept_jobs import KeptJobs
 from trainmedic_server.engine.runbooks import Runbooks
 from trainmedic_server.engine.service import Engine
+from trainmedic_server.engine.service_watch import ServiceState, ServiceWatch
 from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.engine.topology_watch import TopologyWatch
 from trainmedic_server.errors import ActionFailure, BusUnavailable
@@ -256,6 +257,7 @@ class TrainmedicServer:
             await self._start_upkeep(stack, catalog, store, engine, services.notifier, prometheus)
             await stack.enter_async_context(background(alert_map.watch(), "alert map"))
             missing = notifications.missing_channels(settings)
+            watched = await self._start_service_watches(stack, alerts, prometheus)
             reported = ReportedFigures(presences, clock)
             await stack.enter_async_context(background(reported.watch(metrics), "reported figures"))
             yield factory.create_app(
@@ -279,6 +281,7 @@ class TrainmedicServer:
                 redis_caveat=redis_caveat,
                 cluster_topology=cluster_topology,
                 slurm_topology=slurm_watch.topology if slurm_watch is not None else None,
+                services=watched,
                 metrics=metrics,
                 auth=authenticator,
                 clock=clock,
@@ -305,6 +308,17 @@ class TrainmedicServer:
         upkeep = ((catalog.watch(), "playbooks"), (pruning, "retention"), (metrics.watch_event_loop(), "event loop"))
         for work, name in (*upkeep, *in_slack, *after):
             await stack.enter_async_context(background(work, name))
+
+    async def _start_service_watches(
+        self, stack: contextlib.AsyncExitStack, alertmanager: AlertmanagerApi | None, prometheus: PrometheusApi | None
+    ) -> dict[str, Callable[[], ServiceState]]:
+        states = {}
+        for name, service in (("alertmanager", alertmanager), ("prometheus", prometheus)):
+            if service is not None:
+                watch = ServiceWatch(name, service.check, self._clock, self._metrics)
+                await stack.enter_async_context(background(watch.watch(), name))
+                states[name] = watch.state
+        return states
 
     async def _loaded(self, actions: Actions) -> tuple[Library, LogRuleLibrary, AlertMapLibrary]:
         catalog = Library(self._settings.playbooks, actions, metrics=self._metrics)

@@ -20,7 +20,7 @@ def lines_with(slurm: dict[str, Any] | None) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("slurm", "line"), [(OK, "  slurm      ok: answers"), (AWAY, f"  slurm      NOT OK: {AWAY['detail']}")]
+    ("slurm", "line"), [(OK, "  slurm        ok: answers"), (AWAY, f"  slurm        NOT OK: {AWAY['detail']}")]
 )
 def test_slurm_has_a_line_with_the_time_since_which_it_does_not_answer(slurm: dict[str, Any], line: str) -> None:
     """The server is ready all the same."""

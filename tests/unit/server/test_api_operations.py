@@ -21,6 +21,7 @@ from trainmedic_server.auth.tokens import Token, TokenRole
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.run import Controls
 from trainmedic_server.domain.topology import NO_SLURM
+from trainmedic_server.engine.service_watch import ServiceState
 from trainmedic_server.ports.outside import Presence
 from trainmedic_server.ports.store import RunRecord
 
@@ -259,6 +260,26 @@ async def test_ready_says_whether_slurm_answers(topology: Any, shown: tuple[bool
         answer = await client.get("/ready")
     slurm = answer.json()["slurm"]
     assert (answer.status_code, slurm and (slurm["ok"], slurm["detail"])) == (200, shown)
+
+
+@pytest.mark.parametrize(
+    ("state", "shown"),
+    [
+        (None, None),
+        (ServiceState("", START), (True, "not asked yet")),
+        (ServiceState(None, START), (True, "answers")),
+        (ServiceState("refused", START), (False, "cannot be used since 2026-01-31T12:00:00Z: refused")),
+    ],
+)
+async def test_ready_says_whether_alertmanager_answers(
+    state: ServiceState | None, shown: tuple[bool, str] | None
+) -> None:
+    """It is no reason not to be ready, and says nothing of Prometheus."""
+    async with World(services={"alertmanager": lambda: state} if state else {}).client() as client:
+        answer = await client.get("/ready")
+    part = answer.json()["alertmanager"]
+    assert (answer.status_code, part and (part["ok"], part["detail"])) == (200, shown)
+    assert answer.json()["prometheus"] is None
 
 
 @pytest.mark.parametrize("mode", list(Mode))
