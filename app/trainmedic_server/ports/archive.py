@@ -11,8 +11,9 @@ class ArchivedRun(Struct, frozen=True):
     id: str
     created_at: datetime
     last_event: int
-    """``seq`` of its newest event, 0 if none. A larger one in the store: the run changed later."""
+    """``seq`` of its newest event, 0 if none; larger in the store if the run changed later."""
     line: str
+    """Its document as JSON."""
 
     @classmethod
     def of(cls, run_id: str, document: Mapping[str, Any], line: str) -> ArchivedRun:
@@ -25,7 +26,7 @@ class ArchivedRun(Struct, frozen=True):
 class RunArchive(Protocol):
     """Permanent storage of runs in numbered files. Blocking.
 
-    An archive that ends before file `at_least` is a wrong one, such as the directory under an unmounted volume, and is
+    An archive that ends before file `at_least` is wrong, such as the directory under an unmounted volume, and is
     neither read nor written.
     """
 
@@ -35,11 +36,9 @@ class RunArchive(Protocol):
         ...
 
     def last(self, at_least: int) -> tuple[int, Sequence[ArchivedRun]]:
-        """Return the newest file's number and runs (none in a new archive). Raises ArchiveUnavailable."""
+        """Return the newest file's number and runs (0 and none in a new archive). Raises ArchiveUnavailable."""
         ...
 
     def write(self, archived: Sequence[ArchivedRun], at_least: int) -> int:
-        """Write all of these runs or none, durable and verified; return their file's number. Raises
-        ArchiveUnavailable.
-        """
+        """Write all or none, durable and verified; return their file's number. Raises ArchiveUnavailable."""
         ...
