@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 PIECE = 128 * 1024  # about ten transactions
 PIECES = 8
-_RETRY_SECONDS = 30.0  # seconds
+_RETRY_SECONDS = 30.0
 _FREE_SIZES = 8  # free space for a refill, in sizes of the file
 
 
@@ -31,7 +31,7 @@ class ReservedSpace:
         return self._size < PIECES * PIECE
 
     def free_piece(self) -> bool:
-        """Return False if none is left."""
+        """Return False if nothing was freed."""
         if self._size <= 0:
             return False
         left = max(self._size - PIECE, 0) // PIECE * PIECE

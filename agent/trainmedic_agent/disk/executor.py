@@ -1,6 +1,6 @@
 """Executor of ``disk.clean``.
 
-A resumed command's output counts only its second part.
+After a resumption, the output counts only later deletions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trainmedic_agent.executors import AcceptedCommand
 
 _REPLY_MARGIN = timedelta(seconds=5)  # time for the reply before expiry; less for short commands
 _PARAMETERS = ("rules", "until_free_percent", "dry_run", "filesystems")
-_MAX_RULES = 100
+_MAX_RULES = _MAX_FILESYSTEMS = 100
 
 
 class DiskCleanExecutor:
@@ -74,8 +74,10 @@ class DiskCleanExecutor:
 
 def named_filesystems(raw: object) -> tuple[NamedFilesystem, ...]:
     """Raises CommandRejected."""
-    wrong = CommandRejected(f"filesystems must be a list of at most {_MAX_RULES} with a mountpoint and a device each")
-    if not isinstance(raw, list | tuple) or len(raw) > _MAX_RULES:
+    wrong = CommandRejected(
+        f"filesystems must be a list of at most {_MAX_FILESYSTEMS} with a mountpoint and a device each"
+    )
+    if not isinstance(raw, list | tuple) or len(raw) > _MAX_FILESYSTEMS:
         raise wrong
     filesystems = []
     for entry in raw:

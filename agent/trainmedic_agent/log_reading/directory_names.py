@@ -1,7 +1,7 @@
 """First names of job directories, so that a rename does not assign logs to another job.
 
-Writers of a non-sticky directory can rename others' directories in it. A directory is identified by device, inode,
-owner and last change.
+Writers of a non-sticky directory can rename others' directories in it. A directory is identified by device, inode and
+owner, if renamed also by its last change.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ _MOST = 50_000  # Directories
 
 
 class _Known(Struct, frozen=True):
-    first: str
-    """First name."""
-    name: str
-    """Latest name."""
+    first_name: str
+    latest_name: str
     uid: int
     written_ns: int
 
@@ -36,13 +34,13 @@ class DirectoryNames:
         key = (facts.device, facts.inode)
         with self._lock:
             known = self._known.pop(key, None)
-            # Not a new directory with a deleted one's inode: unwritten since, or under the same name.
+            # With another name and another time, it may be a new directory with the inode of a deleted one.
             is_same = (
                 known is not None
                 and known.uid == facts.uid
-                and (known.written_ns == facts.written_ns or known.name == name)
+                and (known.written_ns == facts.written_ns or known.latest_name == name)
             )
-            first = known.first if known is not None and is_same else name
+            first = known.first_name if known is not None and is_same else name
             self._known[key] = _Known(first, name, facts.uid, facts.written_ns)
             if len(self._known) > _MOST:
                 del self._known[next(iter(self._known))]

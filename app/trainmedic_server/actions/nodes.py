@@ -86,7 +86,7 @@ class GpuPowerLimit(PlacedAction):
 
     @classmethod
     def granted(cls, output: Mapping[str, Any]) -> timedelta:
-        lowest = output.get("lowest")
+        lowest = output.get("lowest")  # values of all GPUs of a job
         seconds = (lowest if isinstance(lowest, Mapping) else output).get("lease_seconds")
         if isinstance(seconds, int | float) and 0 < seconds < cls.lease.total_seconds():
             return timedelta(seconds=seconds)
@@ -130,23 +130,24 @@ class GpuPowerLimit(PlacedAction):
 
 
 def _renewal_params(caps: Mapping[str, LeasedEffect], lease: timedelta) -> Mapping[str, Any]:
-    again = [command_id for command_id, cap in caps.items() if cap.again]
-    return {"holds": list(caps), "lease_seconds": lease.total_seconds(), **({"again": again} if again else {})}
+    reapplied = [command_id for command_id, cap in caps.items() if cap.again]
+    params = {"holds": list(caps), "lease_seconds": lease.total_seconds()}
+    return {**params, "again": reapplied} if reapplied else params
 
 
 def _renewal_of(command_id: str, cap: LeasedEffect, node: str, output: Mapping[str, Any]) -> Renewal:
-    unknown, lapsed = output.get("unknown"), output.get("lapsed")
-    ended, again = output.get("ended"), output.get("again")
+    unknown, expired = output.get("unknown"), output.get("lapsed")
+    reasons, reapplied = output.get("ended"), output.get("again")
     if not isinstance(unknown, list) or command_id not in unknown:
-        gpus = again.get(command_id) if isinstance(again, Mapping) else None
+        gpus = reapplied.get(command_id) if isinstance(reapplied, Mapping) else None
         return Renewal(cap, node, "renewed", output={"gpus": gpus} if gpus else {})
-    why = ended.get(command_id) if isinstance(ended, Mapping) else None
+    why = reasons.get(command_id) if isinstance(reasons, Mapping) else None
     return Renewal(
         cap,
         node,
         "lost",
         f"the agent on {node} no longer holds it: {why or 'there is no such cap'}",
-        has_expired=isinstance(lapsed, list) and command_id in lapsed,
+        has_expired=isinstance(expired, list) and command_id in expired,
     )
 
 
@@ -206,7 +207,7 @@ class DiskClean(Irreversible, CommandAction):
 
 
 def with_known_filesystems(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Keep each file system once, or none if one is unknown: the agent might reject the one intended."""
+    """Keep each file system once. Drop all if one is unknown: the agent would not clean that one."""
     wire = dict(params)
     by_name = {(entry["mountpoint"], entry["device"]): entry for entry in wire.pop("filesystems")}
     is_known = by_name and all(mountpoint for mountpoint, _ in by_name)

@@ -31,15 +31,16 @@ Result = TypeVar("Result")
 
 
 class PermissionGrace(Struct):
-    since: datetime | None = None
+    is_over: bool = False
+    """True if a refusal cannot pass, or has lasted `REFUSAL_GRACE` without another answer."""
+    _refused_since: datetime | None = None
 
-    def is_final(self, error: ActionFailure, now: datetime) -> bool:
-        """Return whether a refusal cannot pass, or has lasted `REFUSAL_GRACE` without another answer."""
+    def record(self, error: ActionFailure, now: datetime) -> None:
         if not isinstance(error, ClusterRefused):
-            self.since = None
-            return False
-        self.since = self.since or now
-        return not error.may_pass or now - self.since >= REFUSAL_GRACE
+            self.is_over, self._refused_since = False, None
+            return
+        self._refused_since = self._refused_since or now
+        self.is_over = not error.may_pass or now - self._refused_since >= REFUSAL_GRACE
 
 
 class RetryingAction(BasicAction):
@@ -57,7 +58,8 @@ class RetryingAction(BasicAction):
     ) -> Result:
         """Repeat `attempt` until it returns or the deadline passes, one that `makes_change` until the alert resolves.
 
-        Raises OutcomeUnknown if an earlier attempt may have changed something.
+        Raises NoLongerWanted then, otherwise ClusterRefused or TemporaryFailure; OutcomeUnknown instead if an attempt
+        may have changed something.
         """
         backoff, may_be_done = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True), call.resumed
         permission_grace = PermissionGrace()
@@ -66,7 +68,8 @@ class RetryingAction(BasicAction):
             try:
                 return await attempt()
             except (ClusterUnavailable, ObjectChanged, ClusterRefused) as error:
-                if permission_grace.is_final(error, self._clock.now()):
+                permission_grace.record(error, self._clock.now())
+                if permission_grace.is_over:
                     if may_be_done:
                         raise OutcomeUnknown(f"a change may have been made before this: {error}") from error
                     raise
@@ -90,7 +93,6 @@ class RetryingAction(BasicAction):
 
 
 def _unwanted(error: ActionFailure, may_be_done: bool) -> NoLongerWanted:
-    """Return the failure of a change that is not retried."""
     failure = NoLongerWanted(f"{RESOLVED}{', and it may have been made' if may_be_done else ''}; last: {error}")
     failure.is_begun = may_be_done
     return failure

@@ -20,13 +20,13 @@ from trainmedic_server.ports.alert_map import MappedEvent
 PATH = "/events/{name}"
 SUMMARY = "Receive an event of another program"
 
-_Read = Callable[[bytearray, datetime], Delivery]
+Parser = Callable[[bytearray, datetime], Delivery]
 
 
-def reader(alert_map: AlertMapPort | None) -> Callable[[Request], _Read]:
+def reader(alert_map: AlertMapPort | None) -> Callable[[Request], Parser]:
     """Return a function that selects a request's parser. Raises NotFound for an unknown event."""
 
-    def parser_for(request: Request) -> _Read:
+    def parser_for(request: Request) -> Parser:
         name = request.path_params["name"]
         current = alert_map.current if alert_map is not None else None
         if current is None or name not in current.events:
@@ -42,7 +42,6 @@ def reader(alert_map: AlertMapPort | None) -> Callable[[Request], _Read]:
 
 
 def _delivery(name: str, mapped: MappedEvent | None, body: bytes, received_at: datetime) -> Delivery:
-    """Raises PayloadError."""
     if mapped is None:
         return Delivery(new_id(), received_at, f"event {name}", "", "")
     if mapped.alerts is not None:

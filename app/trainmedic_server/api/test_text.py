@@ -60,6 +60,6 @@ def _mapping(values: Mapping[str, str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return the text in YAML's double quotes, with unprintable characters escaped."""
+    # JSON's escapes are YAML's too.
     written = json.dumps(text, ensure_ascii=False)
     return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in written)

@@ -1,6 +1,7 @@
-"""``POST /webhook``: accepts Alertmanager's deliveries, and replies once they are durable.
+"""``POST /webhook`` and ``POST /events/{name}``: accept alerts, and reply once they are durable.
 
-Deliveries bypass FastAPI's middleware, routing and validation, which cost more than an admission.
+FastAPI costs more than an admission. So neither uses its validation, and `WebhookApp` answers Alertmanager before
+middleware and routing; `declare` only documents that route.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ class RefusalReason(StrEnum):
     """The body is incomplete, not JSON, or no payload of version "4"."""
 
 
-_REASONS: Mapping[int, RefusalReason] = {
+_REASON_OF_STATUS: Mapping[int, RefusalReason] = {
     HTTPStatus.UNAUTHORIZED: RefusalReason.UNAUTHORIZED,
     HTTPStatus.FORBIDDEN: RefusalReason.FORBIDDEN,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: RefusalReason.TOO_LARGE,
 }
 
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-_Read = Callable[[bytearray, datetime], Delivery]
+Parser = Callable[[bytearray, datetime], Delivery]
 
 
 class _PlainRoute(APIRoute):
@@ -78,7 +79,7 @@ def endpoint(
     bodies: BodyReader,
     clock: Clock,
     metrics: telemetry.Metrics,
-    reader: Callable[[Request], _Read] = lambda _: _read,
+    parser_for: Callable[[Request], Parser] = lambda _: _parse_alertmanager,
 ) -> _Handler:
     outcomes = {name: metrics.deliveries.labels(name) for name in ("accepted", "refused", "unavailable", "failed")}
     refusals = {reason: metrics.refused_deliveries.labels(reason) for reason in RefusalReason}
@@ -86,19 +87,19 @@ def endpoint(
     async def webhook(request: Request) -> Response:
         """Accept a delivery of alerts.
 
-        The reply comes once everything is committed. After a 503, Alertmanager sends the delivery again. Other errors
-        are final.
+        The reply comes once everything is committed. After a 5xx, Alertmanager sends the delivery again. A 4xx is
+        final.
         """
         began = time.perf_counter()
         outcome = "failed"
         try:
             auth.require(request, TokenRole.WEBHOOK)
-            received_at, read = clock.now(), reader(request)
+            received_at, parse = clock.now(), parser_for(request)
             async with bodies.read(request) as body:
                 if len(body) < _LARGE_BYTES:
-                    delivery = read(body, received_at)
+                    delivery = parse(body, received_at)
                 else:
-                    delivery = await asyncio.to_thread(read, body, received_at)
+                    delivery = await asyncio.to_thread(parse, body, received_at)
                 admission = await engine.admit(await own_alerts.checked(delivery))
             outcome = "accepted"
             return Response(reply(admission), media_type="application/json")
@@ -106,7 +107,7 @@ def endpoint(
             status = problems.from_error(error).status
             outcome = _outcome(status)
             if outcome == "refused":
-                refusals[_REASONS.get(status, RefusalReason.UNREADABLE)].inc()
+                refusals[_REASON_OF_STATUS.get(status, RefusalReason.UNREADABLE)].inc()
             raise
         finally:
             outcomes[outcome].inc()
@@ -121,7 +122,7 @@ class WebhookApp:
 
     @staticmethod
     def takes(scope: Scope) -> bool:
-        """Ignore slashes around the path: Alertmanager never retries a 404, so ``…//webhook`` would lose alerts."""
+        """Also True for ``…//webhook``: Alertmanager never retries a 404, so that would lose alerts."""
         return bool(scope["type"] == "http" and scope["method"] == "POST" and "/" + scope["path"].strip("/") == PATH)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -215,7 +216,7 @@ def _rejected(alert: RejectedAlert) -> dict[str, Any]:
     }
 
 
-def _read(body: bytearray, received_at: datetime) -> Delivery:
+def _parse_alertmanager(body: bytearray, received_at: datetime) -> Delivery:
     document = parse_json(body, keep_half_pairs=True)
     return payload.with_genuine_fingerprints(payload.delivery(document, new_id(), received_at))
 

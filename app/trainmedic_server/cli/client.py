@@ -139,7 +139,7 @@ def server_options(command: Callable[..., R]) -> Callable[..., R]:
 
 
 def _flag_of_group(option: str) -> str | None:
-    """Return the group's flag if the subcommand has none (``history --server URL show RUN``), else None."""
+    """Return the group's flag if the subcommand has none (``history --server URL show RUN``)."""
     ctx = click.get_current_context()
     typed = click.core.ParameterSource.COMMANDLINE
     if ctx.get_parameter_source(option) is typed or ctx.parent is None:

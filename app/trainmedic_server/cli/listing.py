@@ -26,7 +26,10 @@ _FILTERS_OF_JOB_LISTS: Mapping[str, Collection[str]] = {
 def items(
     client: Client, path: str, conditions: Mapping[str, Any], limit: int | None, page_size: int = PAGE
 ) -> Iterator[Item]:
-    """Yield the newest matching items, all if `limit` is None. A token limited to jobs reads those of its one job."""
+    """Yield the newest matching items, all if `limit` is None.
+
+    For a token limited to jobs, list the one job in `conditions`.
+    """
     cursor, left = None, limit
     while left is None or left > 0:
         size = page_size if left is None else min(left, page_size)
@@ -47,7 +50,7 @@ def items(
 
 
 def _list_of_job(path: str, conditions: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
-    """Return the path of one job's items, and the other conditions. None if impossible."""
+    """Return the job's path and other conditions; None unless these name one job and suit its list."""
     if path not in _FILTERS_OF_JOB_LISTS or not conditions.keys() <= {"job", *_FILTERS_OF_JOB_LISTS[path]}:
         return None
     job = conditions.get("job")

@@ -1,4 +1,4 @@
-"""Text of one run. Pure. Tolerates members that other server versions lack or add."""
+"""Text of one run. Pure. Tolerates fields that other server versions lack or add."""
 
 from __future__ import annotations
 

@@ -181,7 +181,6 @@ class Admitter:
                 self._touched.add(run.run_id)
 
     def _known_stand_in(self, alert: Alert) -> AlertRecord | None:
-        """Return the record that a stand-in alert repeats."""
         if not alert.is_stand_in:
             return None
         newest = self._facts.newest.get(alert.fingerprint)

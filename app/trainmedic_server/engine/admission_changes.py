@@ -23,6 +23,7 @@ class StartedRun(Struct, frozen=True):
     playbook: CompiledPlaybook
     alert: AlertRecord
     then: Instruction | None = None
+    """First plan's instruction; None if the driver plans."""
 
 
 class AdmissionChanges(Struct, frozen=True):

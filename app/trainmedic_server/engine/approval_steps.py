@@ -68,7 +68,7 @@ def _deadline(draft: RunDraft, state: StepState) -> datetime | None:
 
 
 def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
-    """None if the question's template failed, and so the step."""
+    """Return None if the question's template failed, which ends the step."""
     question, names = definition.question, draft.scope()
     try:
         message = draft.playbook.message(state.phase, state.index, names)

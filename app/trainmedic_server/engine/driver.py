@@ -171,7 +171,7 @@ class Driver:
                 self._release_if_closed()
                 await self._wait_for_change(until)
                 if self._group is not None:
-                    self._group.try_again()
+                    self._group.allow_next_start()
             case StartMembers() as order:
                 await self._start_members(order)
             case PerformAttempt() as act:

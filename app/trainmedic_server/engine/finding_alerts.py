@@ -1,4 +1,4 @@
-"""Alerts of findings as the server sends them."""
+"""Alerts of findings as the server sends them. Only the server names targets, never a log line."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from trainmedic_logs.rules.finding_alerts import rule_labels
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.identity import IdentityLabels
 
-_LONGEST_RANKS = 1000
+_LONGEST_RANKS = 1000  # characters
 _IDENTITY = IdentityLabels()
-_NAMES_OF_TARGETS = frozenset(
+_TARGET_LABELS = frozenset(
     name
     for plain in (*_IDENTITY.gpu_uuid, *_IDENTITY.gpu_index, *_IDENTITY.node, *_IDENTITY.job)
     for name in (plain, f"exported_{plain}")
 ) | {"instance", "namespace", "pod", "exported_instance", "exported_namespace", "exported_pod", CLAIMED_JOB}
 
 
-def own_labels(finding: Finding, rule: LogRule | None) -> dict[str, str]:
+def labels_of_rule(finding: Finding, rule: LogRule | None) -> dict[str, str]:
     """Return the labels that the rule adds, without those that name a target."""
     labels = rule_labels(finding, rule)
-    return {name: value for name, value in labels.items() if name.lower() not in _NAMES_OF_TARGETS}
+    return {name: value for name, value in labels.items() if name.lower() not in _TARGET_LABELS}
 
 
 def alert_of(known: KnownFinding, alert: FindingAlert) -> Alert:

@@ -26,7 +26,7 @@ from trainmedic_server import telemetry
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import finding_claims, finding_confirmation, job_failure, loops
-from trainmedic_server.engine.finding_alerts import own_labels
+from trainmedic_server.engine.finding_alerts import labels_of_rule
 from trainmedic_server.engine.node_watch import NodeWatch
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore, Transaction
@@ -150,7 +150,7 @@ class FindingIntake:
     ) -> Finding:
         """`cut` counts dropped claimed jobs by node."""
         finding = finding_claims.with_trusted_job(update.finding, topology, self._nodes.was_there)
-        own = replace(finding, labels=own_labels(finding, rule))
+        own = replace(finding, labels=labels_of_rule(finding, rule))
         job = claimed_job(update.finding, finding)
         if not job:
             return own

@@ -22,13 +22,13 @@ log = telemetry.logger(__name__)
 
 
 class KeptTargets:
-    """Targets of the runs to be admitted, locked during the admission."""
+    """Targets locked during the admission of their runs."""
 
     def __init__(self, services: EngineServices, prepared: Iterable[PreparedDelivery]) -> None:
         self._services = services
         self._keepers: dict[Key, str] = {}
-        self._refused: dict[Key, str] = {}
-        self._also: dict[Key, tuple[Target, ...]] = {}
+        self._refused: dict[Key, str] = {}  # until released, they keep later admissions from overtaking
+        self._further_targets: dict[Key, tuple[Target, ...]] = {}
         self._topology = services.topology()
         for entry in prepared:
             for alert, matched in zip(entry.delivery.alerts, entry.matched, strict=True):
@@ -39,13 +39,13 @@ class KeptTargets:
     def _reserve(self, candidate: Candidate) -> None:
         key, target, definition = candidate.key, candidate.target, candidate.playbook.definition
         if definition.mode is Mode.OBSERVE or not isinstance(target, Target):
-            return  # it locks nothing
+            return  # its run locks nothing
         if key in self._keepers or key in self._refused:
             return
         if definition.guards.queue is not None:
             return  # its turn comes first
         if also_of(candidate.playbook, target, self._topology) != candidate.also:
-            return  # its jobs have changed since
+            return  # the jobs on its node have changed since the matching
         allowed, _ = self._services.limits.mode_for(target, self._topology, candidate.also)
         mode = Mode.stricter(definition.mode, allowed)
         if mode is Mode.OBSERVE:
@@ -53,7 +53,7 @@ class KeptTargets:
         keeper = f"admission {id(self)} of {key[0]} for {key[1]}"  # unique among current transactions
         asks = mode is Mode.APPROVE
         claim = claims.of_playbook(candidate.playbook, target, self._services.actions, candidate.also, asks=asks)
-        self._also[key] = candidate.also
+        self._further_targets[key] = candidate.also
         is_kept = self._services.locks.try_keep(keeper, claim)
         (self._keepers if is_kept else self._refused)[key] = keeper
 
@@ -67,7 +67,7 @@ class KeptTargets:
     def first_plan(self, started: StartedRun, now: datetime) -> RunPlan | None:
         """Return the run's first plan; None to leave it to the driver. Called in the transaction."""
         key = started.run.playbook, started.run.target_key
-        if key not in self._keepers or started.run.also != self._also[key]:
+        if key not in self._keepers or started.run.also != self._further_targets[key]:
             return None
         if started.run.is_limited:
             return None  # it locks nothing
@@ -84,6 +84,7 @@ class KeptTargets:
         return first if first.run.is_open else None
 
     def pass_on(self, changes: AdmissionChanges) -> None:
+        """Give planned runs their locks, after the commit. `__exit__` releases the others."""
         for started in changes.started:
             if started.then is not None:
                 keeper = self._keepers.pop((started.run.playbook, started.run.target_key))

@@ -45,15 +45,14 @@ class GroupFollower:
         self.progress.note(member)
         self.news.set()
 
-    def try_again(self) -> None:
-        """Forget why members could not start."""
+    def allow_next_start(self) -> None:
         if self.progress is not None:
-            self.progress.held = ""
+            self.progress.held = ""  # the reason why members could not start
 
     async def start(
         self, order: StartMembers, parent: Run, playbook: CompiledPlaybook, outside: OutsideState
     ) -> Sequence[str]:
-        """Return the IDs of the started runs."""
+        """Start members; return the IDs of their open runs."""
         progress = self.progress
         assert progress is not None
         started = await group_members.start(self._services, parent, playbook, outside, progress, order)

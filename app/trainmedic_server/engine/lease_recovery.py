@@ -94,7 +94,6 @@ class LeaseRecovery:
         await asyncio.gather(*(self._reapply(action, effects) for effects in by_run.values()))
 
     def forget_others(self, command_ids: Collection[str]) -> None:
-        """Forget all but these."""
         self._recorded_losses = {loss for loss in self._recorded_losses if loss[0] in command_ids}
         self._looked_up &= set(command_ids)
 

@@ -14,7 +14,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Look(Struct, frozen=True):
-    """Call the action until its condition has held for `held_for`, or until the deadline; `once`: one call now."""
+    """Call the action until its condition has held for `held_for`, or until the deadline; `once`: one call now.
+
+    `key` is the step's.
+    """
 
     key: tuple[str, int]
     action: str
@@ -47,7 +50,8 @@ class Sight(Struct, frozen=True):
         since: datetime | None = None
         if observed.holds:
             is_gap = self.last is None or observed.began - self.last.ended > look.every + _LATE
-            since = observed.ended if self.since is None or is_gap or observed.began < self.since else self.since
+            is_set_back = self.since is not None and observed.began < self.since  # the clock
+            since = observed.ended if self.since is None or is_gap or is_set_back else self.since
         return Sight(self.key, observed.holds, since, observed)
 
     def is_over(self, look: Look) -> bool:

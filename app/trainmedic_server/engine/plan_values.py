@@ -178,12 +178,11 @@ class RunDraft:
         self.events.append(recorded(content, self.now, self.run.id, actor))
 
     def put(self, step: StepState, **changes: Any) -> StepState:
-        """Replace a step, and set fields of the run."""
+        """Replace a step, and change the run."""
         self.run = self.run.with_step(step, **changes)
         return step
 
     def end(self, step: StepState, status: StepStatus, **changes: Any) -> None:
-        """End a step, and set fields of it."""
         self.put(replace(step, status=status, ended_at=self.now, **changes))
 
     def timely(self, step: StepState, *, is_question: bool = False) -> StepState:

@@ -62,7 +62,7 @@ def proceed(
 
 
 def _end_moot(draft: RunDraft, state: StepState) -> None:
-    """End a wait whose alert resolved. The next steps may do the same as without it."""
+    """End a wait whose alert resolved. Later steps run as without it."""
     draft.end(state, StepStatus.SKIPPED, message=MOOT)
     if state.started_at is None:
         draft.add_event(kinds.StepSkipped(state.id, why=MOOT))
@@ -71,7 +71,7 @@ def _end_moot(draft: RunDraft, state: StepState) -> None:
 
 
 def _begin(draft: RunDraft, state: StepState, definition: PollStep | DelayStep | UntilStep) -> StepState | None:
-    """None if a template failed, and so the step."""
+    """Return None if a template failed, which ends the step."""
     params: Mapping[str, Any] = {}
     try:
         if isinstance(definition, PollStep):

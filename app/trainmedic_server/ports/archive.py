@@ -26,7 +26,7 @@ class ArchivedRun(Struct, frozen=True):
 class RunArchive(Protocol):
     """Permanent storage of runs in numbered files. Blocking.
 
-    An archive that ends before file `at_least` is a wrong one, such as the directory under an unmounted volume, and is
+    An archive that ends before file `at_least` is wrong, such as the directory under an unmounted volume, and is
     neither read nor written.
     """
 
@@ -36,11 +36,9 @@ class RunArchive(Protocol):
         ...
 
     def last(self, at_least: int) -> tuple[int, Sequence[ArchivedRun]]:
-        """Return the newest file's number and runs (none in a new archive). Raises ArchiveUnavailable."""
+        """Return the newest file's number and runs (0 and none in a new archive). Raises ArchiveUnavailable."""
         ...
 
     def write(self, archived: Sequence[ArchivedRun], at_least: int) -> int:
-        """Write all of these runs or none, durable and verified; return their file's number. Raises
-        ArchiveUnavailable.
-        """
+        """Write all or none, durable and verified; return their file's number. Raises ArchiveUnavailable."""
         ...

@@ -34,7 +34,7 @@ class Row(Struct, frozen=True):
 def folded(items: Iterable[Item], key_of: KeyOf | None, at: str) -> list[Row]:
     """Return rows of `items` (newest first). Items of one key within an hour share a row.
 
-    `key_of` returns None to keep an item apart. `at` is the name of the time's member.
+    `key_of` returns None to keep an item apart. `at` is the name of the time's field.
     """
     newest: dict[Hashable, Row] = {}
     rows: list[Row] = []

@@ -1,6 +1,6 @@
 """A run in three sentences: what happened, what is changed now, and what happens next.
 
-Members that older servers lack count as empty.
+Fields that older servers lack count as empty.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from trainmedic_server.presentation.sentences import At, Sentence
 from trainmedic_server.presentation.targets import IndexOf
 
 Document = Mapping[str, Any]
-_IN_DOUBT = ("unknown", "running")
-_UNDO = {
+_UNCERTAIN = ("unknown", "running")
+_UNDO_STATES = {
     "armed": "It is reverted automatically",
     "running": "It is being reverted",
     "available": "An operator can revert it",
@@ -30,7 +30,7 @@ _UNDO = {
     "dropped": "No undo",
     "closed": "A person decided not to revert it",
 }
-_WHEN = {"on_resolve": "when the alert resolves", "on_failure": "if the run fails", "never": ""}
+_UNDO_TRIGGERS = {"on_resolve": "when the alert resolves", "on_failure": "if the run fails", "never": ""}
 
 
 class RunStory(Struct, frozen=True):
@@ -46,17 +46,19 @@ def story(run: Document, index_of: IndexOf = targets.unknown) -> RunStory:
 def undo_text(document: Document) -> str:
     """Return the state of a step's undo: ``It is reverted automatically when the alert resolves``."""
     status = str(document.get("status"))
-    phrase = _UNDO.get(status, words(status))
+    phrase = _UNDO_STATES.get(status, words(status))
     if status == "armed":
-        phrase = f"{phrase} {_WHEN.get(str(document.get('trigger')), '')}".rstrip()
+        phrase = f"{phrase} {_UNDO_TRIGGERS.get(str(document.get('trigger')), '')}".rstrip()
     return f"{phrase}: {document['because']}" if document.get("because") else phrase
 
 
 def _happened(run: Document, index_of: IndexOf) -> str:
-    status, where = str(run.get("status")), targets.within(run["target"], index_of) if run.get("target") else ""
-    cause = f"{beginnings.phrase(run.get('alert_name') or '')}{f' for {where}' if where else ''}"
+    status = str(run.get("status"))
+    cause = beginnings.phrase(run.get("alert_name") or "")
     if run.get("started_by"):
-        cause = f"{run['started_by']} started {run.get('playbook')}{f' for {where}' if where else ''}"
+        cause = f"{run['started_by']} started {run.get('playbook')}"
+    if run.get("target"):
+        cause = f"{cause} for {targets.within(run['target'], index_of)}"
     message = targets.shortened(str(run.get("message") or ""), index_of).rstrip(".")
     if status == Status.NOT_STARTED:
         return f"{cause}, and no run was started: {message or words(run.get('decision'))}."
@@ -66,10 +68,8 @@ def _happened(run: Document, index_of: IndexOf) -> str:
         phrase = "; ".join(steps.sentence(step, run.get("target"), index_of) for step in _action_steps(run))
         return f"{cause}. Trainmedic changed nothing, and recorded what it would do: {phrase or 'nothing'}."
     if run.get("group"):
-        members, verb = (
-            runs.group_text(run["group"]),
-            "worked on" if run.get("acted_at") else "has not begun to work on",
-        )
+        members = runs.group_text(run["group"])
+        verb = "worked on" if run.get("acted_at") else "has not begun to work on"
         outcome = _outcome(run, status, "" if status == Status.SUCCEEDED else message)
         return _with_period(f"{cause}. Trainmedic {verb} a group of {members}; {outcome}")
     acts = "; ".join(_acts(run, index_of)) or _no_act(run, status)
@@ -130,22 +130,24 @@ def _acts(run: Document, index_of: IndexOf) -> Iterator[str]:
     for step in _action_steps(run):
         if step.get("status") == "succeeded":
             yield steps.done(step, run.get("target"), index_of)
-        elif any(attempt.get("status") in _IN_DOUBT for attempt in step.get("attempts", ())):
+        elif any(attempt.get("status") in _UNCERTAIN for attempt in step.get("attempts", ())):
             phrase = steps.sentence(step, run.get("target"), index_of)
             yield f"tried to {phrase} (whether it was carried out is not known yet)"
 
 
 def _changed(run: Document, index_of: IndexOf) -> Iterator[str]:
     for change in run.get("changed", ()):
-        phrase = steps.sentence({**change, "note": None}, run.get("target"), index_of)
-        past = (
-            steps.done(change, run.get("target"), index_of) if change.get("is_certain", True) else f"perhaps {phrase}"
-        )
+        if change.get("is_certain", True):
+            past = steps.done(change, run.get("target"), index_of)
+        else:
+            past = f"perhaps {steps.sentence({**change, 'note': None}, run.get('target'), index_of)}"
         values = f" ({change['before']} → {change['after']})" if change.get("before") and change.get("after") else ""
         error = f". The last attempt to revert it failed: {change['undo_error']}" if change.get("undo_error") else ""
-        told = f"{past[:1].upper()}{past[1:]}{values}."
-        has_undo = change.get("is_reversible", True)
-        yield f"{told} Reverted: {change.get('given_back')}{error}." if has_undo else f"{told} This has no undo."
+        stated = f"{past[:1].upper()}{past[1:]}{values}."
+        if change.get("is_reversible", True):
+            yield f"{stated} Reverted: {change.get('given_back')}{error}."
+        else:
+            yield f"{stated} This has no undo."
     if run.get("changed"):
         return
     if run.get("group"):
@@ -164,8 +166,8 @@ def _changed(run: Document, index_of: IndexOf) -> Iterator[str]:
 def _next(run: Document) -> Iterator[Sentence]:
     if (upcoming := runs.next_words(run.get("next"))) is not None:
         yield from (*upcoming.now, *upcoming.until, upcoming.then)
-        if run["next"].get("outcome") != TRIED_AGAIN:  # the run is open
-            return
+        if run["next"].get("outcome") != TRIED_AGAIN:
+            return  # the run or its undo continues; the effect is stated at the end
     elif run.get("owes_undo"):
         yield ("The run has ended. Its changes are reverted as stated above.",)
     elif any(change.get("is_reversible", True) for change in run.get("changed", ())):

@@ -1,4 +1,4 @@
-"""Texts about a run. Members that an older server's documents lack count as empty."""
+"""Texts about a run. Fields that an older server's documents lack count as empty."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ class DoneWords(Struct, frozen=True):
 def action_and_message(item: Document) -> DoneWords:
     """Return "" for an action that the message contains."""
     action, message = item.get("action_taken") or "", item.get("message") or ""
-    is_told = action in message and item["status"] != Status.FAILED
-    return DoneWords("" if is_told else action, message)
+    is_repetition = action in message and item["status"] != Status.FAILED
+    return DoneWords("" if is_repetition else action, message)
 
 
 def outcome_text(item: Document) -> str:
-    told = action_and_message(item)
+    done = action_and_message(item)
     if item.get("group") and item["status"] in OPEN:
-        return "; ".join(filter(None, (group_text(item["group"]), told.message)))
+        return "; ".join(filter(None, (group_text(item["group"]), done.message)))
     if item["status"] == Status.NOT_STARTED:
-        return ": ".join(filter(None, (str(item["decision"]), told.message)))
+        return ": ".join(filter(None, (str(item["decision"]), done.message)))
     if item["status"] == Status.FAILED:
-        return f"{told.message}; did {told.action}" if told.action else told.message or "-"
-    return ": ".join(filter(None, (told.action, told.message))) or "-"
+        return f"{done.message}; did {done.action}" if done.action else done.message or "-"
+    return ": ".join(filter(None, (done.action, done.message))) or "-"
 
 
 def group_text(counts: Document) -> str:

@@ -6,28 +6,29 @@ import re
 
 from trainmedic_logs.lines.blocks import HEADING, TRACEBACK
 
-_LONGEST = 160
-_MOST = 64
+_LONGEST = 160  # characters of a prefix
+_MOST_PREFIXES = 64
 _TIME = re.compile(r"\d{4}[-/]\d\d[-/]\d\d|\d\d:\d\d:\d\d(?:[.,]\d{1,9})?|\d{10}(?:\.\d{1,9})?")
-_UPPER_EDGE = re.compile(rf"(.{{0,{_LONGEST}}}?)[╭┌+][─-]+ {re.escape(HEADING)} [─-]+[╮┐+]\s*")
+_RICH_FRAME = re.compile(rf"(.{{0,{_LONGEST}}}?)[╭┌+][─-]+ {re.escape(HEADING)} [─-]+[╮┐+]\s*")
 # Text before a traceback in the launcher's failure table.
 _TABLE_MEMBER = re.compile(r"(?:^|\s)(?:traceback|msg) *: *\Z")
 _FRACTION = re.compile(r"[.,]\d{1,9}\Z")
 
 
 class LearnedPrefixes:
-    """Prefixes of the stream's open tracebacks."""
+    """Prefixes of the stream's tracebacks, until `forget`."""
 
     def __init__(self) -> None:
         self._patterns: dict[str, re.Pattern[str]] = {}
 
     def split(self, text: str) -> tuple[str, str]:
         """Return the text without its prefix, and the prefix's key, "" without one."""
-        if edge := _UPPER_EDGE.fullmatch(text) if HEADING in text else None:
-            return TRACEBACK, self._learn(edge[1]) if edge[1] else ""
+        if frame := _RICH_FRAME.fullmatch(text) if HEADING in text else None:
+            return TRACEBACK, self._learn(frame[1]) if frame[1] else ""
         end = text.rstrip()
         if end.endswith(TRACEBACK) and end != TRACEBACK and len(end) - len(TRACEBACK) <= _LONGEST:
             prefix = end[: -len(TRACEBACK)]
+            # " + |" and "Exception Group" belong to the traceback of an exception group.
             if prefix.strip(" +|") and "Exception Group" not in prefix and not _TABLE_MEMBER.search(prefix):
                 return TRACEBACK, self._learn(prefix)
         for key, pattern in self._patterns.items():
@@ -50,7 +51,7 @@ class LearnedPrefixes:
         tail = prefix[at:]
         kept = tail.rstrip()
         key = "".join(parts) + re.escape(kept) + ("(?:" + re.escape(tail[len(kept) :]) + "|$)" if kept != tail else "")
-        if key not in self._patterns and len(self._patterns) >= _MOST:
+        if key not in self._patterns and len(self._patterns) >= _MOST_PREFIXES:
             self._patterns.pop(next(iter(self._patterns)))
         self._patterns[key] = re.compile(key)
         return key

@@ -47,7 +47,7 @@ class _PartitionedModule(nn.Module):
         computed = dict(engine.module.named_parameters())
         for name, parameter in computed.items():
             if _is_partitioned(parameter):
-                yield name, parameter.ds_tensor.view(-1).narrow(0, 0, _own_length(parameter))
+                yield name, parameter.ds_tensor.view(-1).narrow(0, 0, _unpadded_length(parameter))
             else:
                 yield name, parameter
         known = {id(parameter) for parameter in computed.values()}
@@ -77,12 +77,12 @@ def _trained(engine: Any) -> Iterator[_TrainedPartition]:
     for parameters, flat in zip(engine.optimizer.fp16_groups, partitions, strict=True):  # stage 3
         start, state = 0, inner.state.get(flat, {})
         for parameter in parameters:
-            length = _own_length(parameter)
+            length = _unpadded_length(parameter)
             yield _TrainedPartition(
                 flat.narrow(0, start, length),
                 {name: _part(value, flat, start, length) for name, value in state.items()},
             )
-            start += parameter.ds_tensor.ds_numel
+            start += parameter.ds_tensor.ds_numel  # with padding
 
 
 def _part(value: Any, flat: torch.Tensor, start: int, length: int) -> Any:
@@ -95,7 +95,7 @@ def _is_partitioned(parameter: Any) -> bool:
     return hasattr(parameter, "ds_tensor") and hasattr(parameter, "ds_numel")
 
 
-def _own_length(parameter: Any) -> int:
+def _unpadded_length(parameter: Any) -> int:
     size = int(parameter.ds_tensor.ds_numel)
     rank = dist.get_rank(group=parameter.ds_process_group)
     return max(0, min(size, int(parameter.ds_numel) - rank * size))

@@ -16,7 +16,7 @@ def in_use() -> list[str]:
 
 
 def pci_addresses() -> list[str]:
-    """Return their PCI addresses as ``dddd:bb:dd``, as in the kernel log."""
+    """Return ``dddd:bb:dd``, as in the kernel log."""
     return _of_devices(
         lambda each: f"{each.pci_domain_id:04x}:{each.pci_bus_id:02x}:{each.pci_device_id:02x}",
     )
@@ -34,5 +34,6 @@ def _of_devices(name: Callable[[Any], str]) -> list[str]:
 
 
 def placement(node: str) -> list[dict[str, Any]]:
+    """Return the only rank, with each GPU in use or None."""
     gpus: Sequence[str | None] = in_use() or (None,)
     return [{"rank": 0, "node": node, "gpu": gpu} for gpu in gpus]

@@ -154,7 +154,7 @@ class LossComparison:
             return False
         return True if update in self._gradients_agree else None
 
-    def course_changes(self, because: str, after: int = 0) -> None:
+    def note_course_change(self, because: str, after: int = 0) -> None:
         """Stop comparing: later losses change on purpose."""
         if not self._stopped_because:
             self._stopped_because, self._stopped_after = because, after
@@ -186,7 +186,7 @@ class LossComparison:
     def first_differs(self) -> bool:
         return bool(self.compared) and self.compared[0] in self.different
 
-    def told(self, ended_because: str = "") -> dict[str, Any]:
+    def result(self, ended_because: str = "") -> dict[str, Any]:
         """Return ``verified.losses``."""
         course = self._course
         agreed = len(self.compared) - len(self.different)
@@ -251,7 +251,7 @@ class _NoComparison(LossComparison):
     def add_gradients(self, step: int, norms: Any) -> None:
         return
 
-    def course_changes(self, because: str, after: int = 0) -> None:
+    def note_course_change(self, because: str, after: int = 0) -> None:
         return
 
 
@@ -292,14 +292,13 @@ class LossLog:
         if step > self.comparison.step:
             self.comparison.add_gradients(step, norms)
 
-    def course_changes(self, step: int, because: str = _CHANGED_BY_COMMANDS, spares_next: bool = False) -> None:
+    def note_course_change(self, step: int, because: str = _CHANGED_BY_COMMANDS, spares_next: bool = False) -> None:
         """Record that a command changes losses after `step`, with ``spares_next`` after the next."""
         self._changes.append(step)
-        self.comparison.course_changes(because, step + spares_next)
+        self.comparison.note_course_change(because, step + spares_next)
 
-    def first_change(self, step: int) -> int | None:
-        """Return the first changed step after `step`."""
-        return min((each + 1 for each in self._changes if each > step), default=None)
+    def first_changed_step(self, after: int) -> int | None:
+        return min((each + 1 for each in self._changes if each > after), default=None)
 
     def go_back(self, step: int, course: LossCourse) -> LossComparison:
         last = step + COMPARED

@@ -1,3 +1,5 @@
+"""Comparison of the ranks' losses."""
+
 from __future__ import annotations
 
 import math
@@ -7,15 +9,14 @@ from typing import Any, Iterable, Mapping, Sequence
 _MOST_OUTLIERS = 12
 _MOST_SPANS = 20
 _CURVE_POINTS = 33
-# One normally distributed rank in millions is that far.
-_OUTLIER_FACTOR = 8.0
-# Share of the median, to exclude rounding.
-_OUTLIER_LEAST = 0.01
+_FEWEST_FOR_OUTLIERS = 4  # losses
+_OUTLIER_FACTOR = 8.0  # median distances; one normally distributed rank in millions is that far
+_OUTLIER_LEAST = 0.01  # share of the median, to exclude rounding
 _NOT_FINITE = ("nan", "inf", "-inf")
 
 
 def loss_spread(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the summary; None without losses. Non-finite ones are listed by kind, as JSON has no NaN."""
+    """Summarize the ranks' ``loss``; None without any. Non-finite ones are listed by kind, as JSON has no NaN."""
     losses = {
         rank: float(value)
         for rank, figures in ranks.items()
@@ -38,15 +39,15 @@ def loss_spread(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None
     ordered = sorted(finite, key=lambda rank: finite[rank])
     values = [finite[rank] for rank in ordered]
     median = statistics.median(values)
-    apart = _outliers(finite, median)
+    outliers = _outliers(finite, median)
     return {
         **spread,
         "lowest": entry(ordered[0]),
         "median": median,
         "highest": entry(ordered[-1]),
         "curve": _curve(values),
-        "apart": [entry(rank) for rank in apart[:_MOST_OUTLIERS]],
-        "apart_count": len(apart),
+        "apart": [entry(rank) for rank in outliers[:_MOST_OUTLIERS]],
+        "apart_count": len(outliers),
     }
 
 
@@ -63,11 +64,10 @@ def rank_spans(ranks: Sequence[int]) -> str:
 
 
 def _outliers(finite: Mapping[int, float], median: float) -> list[int]:
-    if len(finite) < 4:
+    if len(finite) < _FEWEST_FOR_OUTLIERS:
         return []
     distances = {rank: abs(value - median) for rank, value in finite.items()}
-    usual = statistics.median(distances.values())
-    limit = max(_OUTLIER_FACTOR * usual, _OUTLIER_LEAST * abs(median))
+    limit = max(_OUTLIER_FACTOR * statistics.median(distances.values()), _OUTLIER_LEAST * abs(median))
     return sorted((rank for rank, far in distances.items() if far > limit), key=lambda rank: -distances[rank])
 
 

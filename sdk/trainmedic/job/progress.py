@@ -177,7 +177,7 @@ class Progress:
         """Add a step's report, without its tensors within `TENSOR_INTERVAL`. A jump counts all steps in between."""
         if step is not None and type(step) is not int:
             step = whole(step)
-        done = self.steps_to(step)
+        done = self.steps_covered_by(step)
         if step is not None:
             self.step = self._reported_step = step
         self.steps += done
@@ -238,8 +238,7 @@ class Progress:
             kept_norm = self.grad_norm if grad_norm is not None else None
             self.record.add(step, now, kept_loss, kept_norm)
 
-    def steps_to(self, step: int | None) -> int:
-        """Return the steps that a report of `step` covers."""
+    def steps_covered_by(self, step: int | None) -> int:
         last = self._reported_step
         return step - last if step is not None and last is not None and step > last else 1
 

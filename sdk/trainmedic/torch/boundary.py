@@ -115,9 +115,9 @@ class StepBoundary:
         source = training.batch_source
         if samples is None and source is not None and source.samples_per_batch is not None:
             step_samples = source.samples_per_batch * training.accumulation * self._medic.world_size
-            samples = step_samples * progress.steps_to(number)
+            samples = step_samples * progress.steps_covered_by(number)
         rate = training.rate
-        parts = self.meter.take(progress.steps_to(number))
+        parts = self.meter.take(progress.steps_covered_by(number))
         epoch = source.epoch if source is not None else None
         more = {
             "learning_rate": rate.present,

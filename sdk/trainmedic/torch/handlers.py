@@ -148,7 +148,7 @@ class CommandHandlers:
         factors = changes.with_factor(ACCUMULATION, command.id, command.parameters.factor, command.undo_of)
         before = training.accumulation
         training.set_accumulation(self._scaled_accumulation(factors))
-        training.loss_log.course_changes(training.global_step)
+        training.loss_log.note_course_change(training.global_step)
         changes.set_factors(ACCUMULATION, factors, training.global_step)
         return {"before": before, "after": training.accumulation}
 
@@ -214,7 +214,7 @@ class CommandHandlers:
     def _record_batch_change(self) -> None:
         self._verification.stop_comparing("a command has changed the batches")
         self._training.batch_log.forget(OTHER_BATCHES)
-        self._training.loss_log.course_changes(self._training.global_step)
+        self._training.loss_log.note_course_change(self._training.global_step)
 
     def _scaled_accumulation(self, factors: Mapping[str, float]) -> int:
         return scaled_whole(self._training.script_accumulation, factors, "the number of accumulation steps")

@@ -32,7 +32,7 @@ class CompletedRollback:
 
 
 def begin_comparison(log: LossLog, rollback: CompletedRollback, models: Iterable[nn.Module]) -> LossComparison:
-    changed_at = log.first_change(rollback.step)
+    changed_at = log.first_changed_step(rollback.step)
     if rollback.is_scaled_otherwise:
         # The first step's loss precedes its update, so the rate changes the second.
         second = rollback.step + 2

@@ -109,7 +109,7 @@ class RateCommands:
             raise
         step = self._training.global_step
         changes.set_factors(LEARNING_RATE, factors, step)
-        self._training.loss_log.course_changes(step, spares_next=True)
+        self._training.loss_log.note_course_change(step, spares_next=True)
         output = {"step": step, **rate_change(before, rate.values, rate.scale)}
         remaining = (command.expires_at - envelope.utc_now()).total_seconds() - _RESERVE
         seconds = min(_LONGEST, remaining)

@@ -136,7 +136,7 @@ class RollbackVerification:
         if pending is not None:
             if pending.batches is None:
                 pending.batches = pending.comparison.result(because)
-            pending.losses.course_changes(because, self._training.medic.step or 0)
+            pending.losses.note_course_change(because, self._training.medic.step or 0)
             self._check_progress()
 
     def _check_progress(self) -> None:
@@ -163,7 +163,7 @@ class RollbackVerification:
         batches = pending.batches if pending.batches is not None else pending.comparison.result(ended_because)
         verified = {**pending.output["verified"], "batches": batches}
         if losses is not NOTHING:
-            verified["losses"] = losses.told(ended_because)
+            verified["losses"] = losses.result(ended_because)
         output = {**pending.output, "verified": verified}
         reason = self._why_failed(pending, output, batches)
         if not reason and is_error and losses is not NOTHING and not losses.has_enough:

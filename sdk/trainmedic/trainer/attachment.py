@@ -126,7 +126,7 @@ class Attachment:
 
     def parts_of_step(self, step: int) -> Mapping[str, Any]:
         self.meter.step_ends()
-        return self.meter.take(self.medic.progress.steps_to(step))
+        return self.meter.take(self.medic.progress.steps_covered_by(step))
 
     def arm(self) -> None:
         if self.loop is not None:

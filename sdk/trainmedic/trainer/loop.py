@@ -159,7 +159,7 @@ class TrainerLoop:
             restart.trouble_at,
         )
         if restart.settings:
-            losses.log.course_changes(step)
+            losses.log.note_course_change(step)
 
     def stepped(self, step: int) -> None:
         self._step = step

@@ -138,7 +138,7 @@ class RollbackProof:
             self._verification.stop_comparing(because)
 
     def _expect_other_losses(self, because: str) -> None:
-        self.losses.log.comparison.course_changes(because, self.losses.step)
+        self.losses.log.comparison.note_course_change(because, self.losses.step)
 
     def answer(self, command: JobCommand, output: Mapping[str, Any]) -> None:
         if self._is_back:

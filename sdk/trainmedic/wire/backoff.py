@@ -20,7 +20,6 @@ class Backoff:
         self._next = first
 
     def next(self) -> float:
-        """Return the seconds to wait."""
         wait = self._next
         self._next = min(wait * self._factor, self._longest)
         return wait * _GENERATOR.uniform(0.5, 1.0) if self._jitter else wait

@@ -1,7 +1,7 @@
 """Parser for untrusted JSON.
 
-Violations (depth, non-finite or long numbers, invalid Unicode) are replaced, because a refused reply would lose a
-command's outcome.
+Violations (depth, non-finite numbers, integers of thousands of digits, invalid Unicode) are replaced, because a refused
+reply would lose a command's outcome.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import re
 from typing import Any, Callable
 
 DEEPEST = 24  # nested levels; a note replaces deeper parts
-_LONGEST_INT = 300  # digits; longer integers exceed floating point
-_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
+_LONGEST_INT = 300  # digits that fit floating point; only applied to text that Python's own limit or depth refused
+_STRINGS_AND_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 _LEFT_OUT = '"nested too deeply"'
 
 
@@ -64,7 +64,7 @@ def without_nul(value: Any) -> Any:
 def _without_depths(text: str) -> str:
     kept: list[str] = []
     depth = copied = 0
-    for token in _TOKENS.finditer(text):
+    for token in _STRINGS_AND_BRACKETS.finditer(text):
         if token[0] in "[{":
             depth += 1
             if depth == DEEPEST + 1:

@@ -293,4 +293,4 @@ def test_labels_that_name_a_target_are_not_the_rules_to_give() -> None:
     assert rule.alert is not None
     generous = replace(rule, alert=replace(rule.alert, labels=dict.fromkeys(labels, "x")))
     finding = of_kernel("gpu-xid", "n", datetime.now().astimezone(), labels=labels)
-    assert finding_alerts.own_labels(finding, generous) == {"xid": "79"}
+    assert finding_alerts.labels_of_rule(finding, generous) == {"xid": "79"}

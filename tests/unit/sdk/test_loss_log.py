@@ -49,7 +49,7 @@ def test_the_same_losses_agree() -> None:
     comparison = repeated(log.go_back(20, LossCourse()), log)
     assert comparison.is_complete
     assert not comparison.problem
-    assert comparison.told() == {"compared": 20, "agreed": 20, "finite": 20, "tolerance": EXACT_KERNELS}
+    assert comparison.result() == {"compared": 20, "agreed": 20, "finite": 20, "tolerance": EXACT_KERNELS}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_later_loss_must_agree_too() -> None:
     log = trained()
     comparison = repeated(log.go_back(20, LossCourse()), log, 1.1, start=5)
     assert "the loss of step 25 is" in comparison.problem
-    assert comparison.told()["compared"] == 5
+    assert comparison.result()["compared"] == 5
 
 
 def test_after_a_fault_only_the_first_must_agree() -> None:
@@ -79,7 +79,7 @@ def test_after_a_fault_only_the_first_must_agree() -> None:
     log = trained()
     comparison = repeated(log.go_back(20, LossCourse(trouble_at=27)), log, 1.1, start=2)
     assert not comparison.problem
-    member = comparison.told()
+    member = comparison.result()
     assert (member["compared"], member["agreed"]) == (20, 1)
     assert member["why"].startswith("losses differ from step 22 on: the training went back because of a fault")
     first = repeated((log := trained()).go_back(20, LossCourse(trouble_at=27)), log, 1.1)
@@ -98,7 +98,7 @@ def test_losses_that_were_no_numbers_are_a_fault_of_the_course() -> None:
     log.note(25, NAN)
     comparison = repeated(log.go_back(20, LossCourse()), log, 1.1, start=2)
     assert not comparison.problem
-    assert comparison.told()["compared"] == 4
+    assert comparison.result()["compared"] == 4
 
 
 @pytest.mark.parametrize("trouble_at", [None, 26])
@@ -118,8 +118,8 @@ def test_a_spike_need_not_come_again(at: int) -> None:
     log.note(at, 1e6)
     comparison = repeated(log.go_back(20, LossCourse()), log)
     assert not comparison.problem
-    assert comparison.told()["agreed"] == 9
-    assert "because of a fault" in comparison.told()["why"]
+    assert comparison.result()["agreed"] == 9
+    assert "because of a fault" in comparison.result()["why"]
 
 
 def test_losses_that_scatter_must_all_agree() -> None:
@@ -155,7 +155,7 @@ def test_after_twenty_steps_nothing_is_looked_at() -> None:
 def test_what_is_not_comparable_says_so() -> None:
     log = trained()
     comparison = repeated(log.go_back(20, LossCourse(not_comparable="3 batches are left out")), log, 1.7)
-    assert comparison.told() == {
+    assert comparison.result() == {
         "compared": 0,
         "agreed": 0,
         "finite": 20,
@@ -167,7 +167,7 @@ def test_batches_that_are_not_known_bind_nothing_and_are_told() -> None:
     log = trained()
     comparison = repeated(log.go_back(20, LossCourse(is_known=False)), log, 1.5)
     assert not comparison.problem
-    assert "it is not known whether the loop draws the same batches" in comparison.told()["why"]
+    assert "it is not known whether the loop draws the same batches" in comparison.result()["why"]
 
 
 def test_a_loop_that_reports_no_loss_claims_nothing() -> None:
@@ -176,7 +176,7 @@ def test_a_loop_that_reports_no_loss_claims_nothing() -> None:
     comparison = log.go_back(20, LossCourse())
     comparison.step_passed(40)
     assert comparison.is_complete
-    assert comparison.told() == {
+    assert comparison.result() == {
         "compared": 0,
         "agreed": 0,
         "finite": 0,
@@ -187,18 +187,18 @@ def test_a_loop_that_reports_no_loss_claims_nothing() -> None:
 def test_a_command_ends_what_must_agree() -> None:
     """One of before, as far as it was after the checkpoint, and one that comes while losses are compared."""
     log = trained()
-    log.course_changes(30)
-    assert (log.first_change(20), log.first_change(35)) == (31, None)
-    comparison = repeated(log.go_back(20, LossCourse(changed_at=log.first_change(20))), log, 1.5, start=11)
+    log.note_course_change(30)
+    assert (log.first_changed_step(20), log.first_changed_step(35)) == (31, None)
+    comparison = repeated(log.go_back(20, LossCourse(changed_at=log.first_changed_step(20))), log, 1.5, start=11)
     assert not comparison.problem
-    assert "commands changed the course" in comparison.told()["why"]
+    assert "commands changed the course" in comparison.result()["why"]
     log = trained()
     comparison = log.go_back(20, LossCourse())
     log.note(21, curve(21))
-    log.course_changes(21)
+    log.note_course_change(21)
     log.note(22, 5.0)
     assert not comparison.problem
-    assert comparison.told()["compared"] == 1
+    assert comparison.result()["compared"] == 1
 
 
 def test_only_what_follows_a_checkpoint_is_noted() -> None:
@@ -216,9 +216,9 @@ def test_a_restart_knows_the_losses_from_before_it() -> None:
     log = LossLog()
     log.restore(state, 35)
     comparison = repeated(log.go_back(20, LossCourse()), log)
-    assert comparison.told()["compared"] == 15
+    assert comparison.result()["compared"] == 15
     log.restore(None, 35)
-    assert log.go_back(20, LossCourse()).told()["compared"] == 0
+    assert log.go_back(20, LossCourse()).result()["compared"] == 0
 
 
 def test_a_loss_that_is_no_number_before_any_rollback_is_in_no_comparison() -> None:
@@ -228,11 +228,11 @@ def test_a_loss_that_is_no_number_before_any_rollback_is_in_no_comparison() -> N
     for step, loss in ((1, 1.0), (2, float("nan")), (30, 2.0)):
         log.note(step, loss)
         log.comparison.step_passed(step)
-    log.course_changes(30)
+    log.note_course_change(30)
     assert log.comparison is NOTHING
     assert NOTHING.not_finite_at is None
     assert not NOTHING.problem
-    assert NOTHING.told() == {
+    assert NOTHING.result() == {
         "compared": 0,
         "agreed": 0,
         "finite": 0,
@@ -245,7 +245,7 @@ def test_losses_of_an_earlier_process_are_told_and_bind_nothing() -> None:
     (log := LossLog()).restore(trained(25).state(), 25)
     comparison = repeated(log.go_back(20, LossCourse()), log, 1.1)
     assert not comparison.problem
-    assert "an earlier process has trained the first of these steps" in comparison.told()["why"]
+    assert "an earlier process has trained the first of these steps" in comparison.result()["why"]
     log.expect_from(30)
     repeated(LossComparison(30, {}, LossCourse()), log)
     comparison = repeated(log.go_back(30, LossCourse()), log, 1.1)
@@ -262,7 +262,7 @@ def test_what_this_process_has_repeated_binds_though_an_earlier_one_had_come_fur
         log.note(at, curve(at) * 1.3)
         comparison.step_passed(at)
     assert f"the loss of step {step + 1} is" in comparison.problem
-    assert "earlier process" not in comparison.told().get("why", "")
+    assert "earlier process" not in comparison.result().get("why", "")
 
 
 def noted(log: LossLog, comparison: LossComparison, loss: float, norms: list[float]) -> None:
@@ -281,8 +281,8 @@ def test_other_losses_with_the_same_gradients_are_not_comparable() -> None:
     for _ in range(3):
         noted(log, comparison, 1.1, [1.0, 2.0])
     assert not comparison.problem
-    assert comparison.told()["gradients"] == {"compared": 3, "agreed": 3}
-    assert comparison.told()["why"].startswith("not comparable: the gradients are as before")
+    assert comparison.result()["gradients"] == {"compared": 3, "agreed": 3}
+    assert comparison.result()["why"].startswith("not comparable: the gradients are as before")
     noted(log, comparison, 1.1, [1.0, 2.1])
     assert "the loss of step 24 is" in comparison.problem
 
@@ -295,7 +295,7 @@ def test_what_is_no_number_is_no_loss(loss: Any) -> None:
     comparison = log.go_back(0, LossCourse())
     log.note(1, loss)
     assert not comparison.problem
-    assert comparison.told()["why"] == "no loss was reported for these steps before"
+    assert comparison.result()["why"] == "no loss was reported for these steps before"
 
 
 def test_gradients_of_zero_explain_no_other_loss() -> None:

@@ -174,7 +174,8 @@ class DrainNode(ClusterAction):
                 wait = max(backoff.next(), min(asked, LONGEST_ASKED_FOR)) if is_stuck else ROUND
                 progress.trouble, permission_grace = "", PermissionGrace()
             except (ClusterUnavailable, ObjectChanged, ClusterRefused) as error:
-                if permission_grace.is_final(error, self._clock.now()):
+                permission_grace.record(error, self._clock.now())
+                if permission_grace.is_over:
                     raise
                 progress.trouble = str(error)
                 asked = getattr(error, "retry_after", None) or 0.0

@@ -24,7 +24,7 @@ from trainmedic_server.adapters.sql_store import (
     statements,
     tallies,
 )
-from trainmedic_server.adapters.sql_store.history_page import mapped_names, page_select
+from trainmedic_server.adapters.sql_store.history_page import page_select, renamed_alerts
 from trainmedic_server.adapters.sql_store.history_search import Place
 from trainmedic_server.adapters.sql_store.reading import BoundedRead
 from trainmedic_server.adapters.sql_store.schema import TimeColumn, events, identity
@@ -163,11 +163,11 @@ def _events_of_no_run(
 def _page(
     connection: sa.Connection, matching: HistoryFilter, limit: int, before: Place | None
 ) -> tuple[list[Run], Place | None]:
-    mapped = mapped_names(connection, matching)
+    renamed = renamed_alerts(connection, matching)
     if history_search.is_needed(matching):
-        rows, place = history_search.search(connection, matching, limit, before, mapped=mapped)
+        rows, place = history_search.search(connection, matching, limit, before, renamed_names=renamed)
     else:
-        more = list(connection.execute(page_select(matching, limit + 1, before, mapped)))
+        more = list(connection.execute(page_select(matching, limit + 1, before, renamed)))
         rows = more[:limit]
         place = (rows[-1].created_at, rows[-1].id) if len(more) > limit else None
     read = queries.with_touched_nodes(connection, queries.with_steps(connection, rows))

@@ -36,7 +36,7 @@ Condition = sa.ColumnElement[bool]
 Span = tuple[datetime, datetime]
 
 
-def mapped_names(connection: sa.Connection, matching: HistoryFilter) -> Collection[str]:
+def renamed_alerts(connection: sa.Connection, matching: HistoryFilter) -> Collection[str]:
     """Return the filter's alert names that an alert map has renamed."""
     names = values_of(matching.alertname)
     if not names:
@@ -49,10 +49,10 @@ def page_select(
     matching: HistoryFilter,
     limit: int,
     before: tuple[datetime, str] | None = None,
-    mapped: Collection[str] = (),
+    renamed_names: Collection[str] = (),
 ) -> sa.Select[Any]:
     common = list(other_conditions(matching, before))
-    groups = list(alternatives(matching, mapped=mapped))
+    groups = list(alternatives(matching, renamed_names=renamed_names))
     lists = list(itertools.islice(itertools.product(*groups), _MOST_LISTS + 1))
     page = sa.select(runs).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
     if len(lists) == 1:
@@ -69,7 +69,7 @@ def _ids(condition: Condition, limit: int) -> sa.Select[Any]:
 
 
 def alternatives(
-    matching: HistoryFilter, span: Span | None = None, mapped: Collection[str] = ()
+    matching: HistoryFilter, span: Span | None = None, renamed_names: Collection[str] = ()
 ) -> Iterator[Sequence[Condition]]:
     """Yield the alternatives of each filter. With `span`, they may exclude runs created outside it."""
     for name, column in _COLUMNS.items():
@@ -78,7 +78,7 @@ def alternatives(
     if values := values_of(matching.job):
         yield [condition for value in values for condition in _of_job(value)]
     if values := values_of(matching.alertname):
-        originals = [runs.c.original_alert_name == value for value in mapped]
+        originals = [runs.c.original_alert_name == value for value in renamed_names]
         yield [*(runs.c.alert_name == value for value in values), *originals]
     if values := values_of(matching.gpu):
         yield [_of_gpu(value) for value in values]

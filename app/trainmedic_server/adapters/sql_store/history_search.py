@@ -19,7 +19,7 @@ from trainmedic_server.ports.store import HistoryFilter, values_of
 Place = tuple[datetime, str]
 
 SECONDS = 1.0
-"""Limit of one page; the window in progress is completed."""
+"""Limit for one page; the window in progress is completed."""
 _FIRST_WINDOW = timedelta(hours=1)
 _SHORT = 0.05  # Seconds: faster windows are followed by fourfold ones.
 _BEFORE_ALL = "!"  # Sorts before every run's ID.
@@ -41,8 +41,8 @@ def search(
     matching: HistoryFilter,
     limit: int,
     before: Place | None,
-    seconds: Callable[[], float] = time.monotonic,
-    mapped: Collection[str] = (),
+    clock: Callable[[], float] = time.monotonic,
+    renamed_names: Collection[str] = (),
 ) -> tuple[list[sa.Row[Any]], Place | None]:
     """Return the newest runs and the next page's place, None at the end."""
     oldest, newest = connection.execute(_OLDEST).scalar(), connection.execute(_NEWEST).scalar()
@@ -54,13 +54,15 @@ def search(
         end = before[0] + timedelta(microseconds=1)
     rows: list[sa.Row[Any]] = []
     key = _KEYS.get(connection.dialect.name, runs.c.id)
-    window, began = _FIRST_WINDOW, seconds()
+    window, began = _FIRST_WINDOW, clock()
     while end > first:
-        begin, asked_at = max(end - window, first), seconds()
-        rows += connection.execute(_in_window(matching, begin, end, before, limit + 1 - len(rows), key, mapped)).all()
+        begin, asked_at = max(end - window, first), clock()
+        rows += connection.execute(
+            _in_window(matching, begin, end, before, limit + 1 - len(rows), key, renamed_names)
+        ).all()
         if len(rows) > limit:
             return rows[:limit], (rows[limit - 1].created_at, rows[limit - 1].id)
-        end, now = begin, seconds()
+        end, now = begin, clock()
         left = SECONDS - (now - began)
         if left <= 0 and end > first:
             return rows, (end, _BEFORE_ALL)
@@ -71,7 +73,7 @@ def search(
 def _next_window(window: timedelta, took: float, left: float) -> timedelta:
     if took < _SHORT:
         return window * 4
-    return max(_FIRST_WINDOW, window * min(2, left / took))
+    return max(_FIRST_WINDOW, window * min(2, left / took))  # as long as fits into the time left
 
 
 def _in_window(
@@ -81,10 +83,12 @@ def _in_window(
     before: Place | None,
     limit: int,
     key: sa.ColumnElement[Any],
-    mapped: Collection[str],
+    renamed_names: Collection[str],
 ) -> sa.Select[Any]:
     common = [runs.c.created_at >= begin, runs.c.created_at < end, *other_conditions(matching, None)]
-    found = sa.intersect(*(_of_any(group, common, key) for group in alternatives(matching, (begin, end), mapped)))
+    found = sa.intersect(
+        *(_of_any(group, common, key) for group in alternatives(matching, (begin, end), renamed_names))
+    )
     newest = sa.select(runs).where(key.in_(found)).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
     return newest.where(*after_place(before))
 
