@@ -28,8 +28,6 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Callable, NoReturn
 
-from trainmedic.errors import described
-
 READ = b"1"
 _LONGEST_MESSAGE = 1 << 20
 # Default sockets accept such a message whole.
@@ -85,7 +83,7 @@ def _import_torch(threads: str) -> str:
         if not hasattr(subprocess_handler.SubprocessHandler, "_popen"):
             return "this version of torchrun starts its ranks in another way"
     except Exception as error:  # the job then starts without it
-        return described(error)
+        return f"{type(error).__name__}: {error}"
     finally:
         os.environ.clear()
         os.environ.update(before)

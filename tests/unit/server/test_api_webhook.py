@@ -245,5 +245,5 @@ def test_an_alert_cannot_pass_for_the_time_of_a_schedule() -> None:
         "fingerprint": "schedule-nightly",
     }
     body = bytearray(json.dumps({"version": "4", "alerts": [entry]}).encode())
-    delivery = webhook._read(body, datetime(2026, 1, 1, tzinfo=UTC))
+    delivery = webhook._parse_alertmanager(body, datetime(2026, 1, 1, tzinfo=UTC))
     assert [each.fingerprint for each in delivery.alerts] == [fingerprint(labels)]
