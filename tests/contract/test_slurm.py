@@ -156,8 +156,9 @@ async def test_a_topology_that_slurm_no_longer_answers_stays_and_says_so(
     slurm: Slurm, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failed reading never means that the cluster is empty. The data are outdated before the reading fails."""
+    started = SystemClock().now()
     watch = SlurmWatch(slurm, SystemClock(), telemetry.Metrics())
-    started = watch.topology().silent_since
+    assert (watch.topology().answers, watch.topology().silent_since) == (False, None)
     await watch.refresh()
     before, read_at = watch.topology(), SystemClock().now()
     assert before.silent_since is None
@@ -175,7 +176,6 @@ async def test_a_topology_that_slurm_no_longer_answers_stays_and_says_so(
 
             await until(is_outdated, "the reading takes too long")
             since = watch.topology().silent_since
-            assert started is not None
             assert since is not None
             assert started <= since <= read_at
             with pytest.raises(ClusterUnavailable):

@@ -67,6 +67,12 @@ def test_a_named_path_that_is_not_there_ends_with_2(tmp_path: Path, flag: str) -
     assert not (tmp_path / "state").exists()
 
 
+def test_a_misspelt_shipped_alert_map_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    refused = serve(tmp_path, "--alert-map", "kube-promtheus")
+    assert refused.returncode == 2
+    assert "'kube-promtheus': there is no such file or directory; did you mean 'kube-prometheus'?" in refused.stderr
+
+
 @pytest.mark.parametrize("archive", ["", "/proc/trainmedic", __file__])
 def test_a_place_that_can_be_no_archive_ends_with_2(tmp_path: Path, archive: str) -> None:
     """Before anything is started, rather than when runs are to be deleted."""

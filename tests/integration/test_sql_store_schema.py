@@ -212,6 +212,12 @@ async def test_a_second_server_on_the_same_file_is_refused(url: str) -> None:
     await again.close()
 
 
+def test_a_state_directory_that_cannot_be_made_is_named_with_its_settings(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file")
+    with pytest.raises(errors.ConfigurationError, match=r"state: File exists; set --state-dir or --database so that"):
+        SqlStore.open(f"sqlite:///{tmp_path}/state/trainmedic.db")
+
+
 @pytest.mark.parametrize(
     "wrong", ["", "nonsense", "sqlite://", "sqlite:///:memory:", "mysql://host/db", "sqlite:////proc/none/x.db"]
 )

@@ -81,6 +81,7 @@ def test_a_missing_secret_file_is_named() -> None:
         ({"archive": ""}, {}, "--archive: '': must name a file or directory"),
         ({"state_dir": ""}, {}, "--state-dir: '': must name a file or directory"),
         ({"playbooks": ("",)}, {}, "--playbooks: '': must name a file or directory"),
+        ({}, {"TRAINMEDIC_PLAYBOOKS": ":"}, "TRAINMEDIC_PLAYBOOKS: '': must name a file or directory"),
         ({"breaker_share": "1.5"}, {}, "--breaker-share: '1.5': must be less than or equal to 1"),
         ({"events_kinds": ("closed", "undone")}, {}, "'undone' is no event kind; did you mean 'undo_done'?"),
         ({}, {"TRAINMEDIC_EVENTS_KINDS": "closed:run_paused"}, "'run_paused' is no event kind"),
@@ -95,6 +96,7 @@ def test_a_wrong_value_is_named_with_what_is_allowed(
     with pytest.raises(ConfigurationError) as caught:
         settings.load(flags, environ)
     assert message in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(

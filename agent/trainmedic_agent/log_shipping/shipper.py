@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import logging
 import random
+import re
 import threading
 import time
 from collections import Counter, deque
@@ -48,6 +49,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _MOST_REFUSALS = 25  # bisecting a full batch needs half as many
 _KERNEL_RETRY_SECONDS = 60.0
 _PAUSE_AFTER_ERROR = 1.0
+_NUMBER = re.compile(r"\S*\d\S*")  # counts, times and IDs, which differ in each answer
 
 Source = ShippedFile | ShippedKernel
 
@@ -288,7 +290,8 @@ class LogShipping:
     def _failed(self, answer: Answer) -> None:
         self.counters.add_failure(answer.reason)
         problem = f"{answer.reason}: {answer.text}"
-        if problem != self.counters.problem:  # a timeout must not hide a later reason
+        # A timeout must not hide a later reason.
+        if _NUMBER.sub("", problem) != _NUMBER.sub("", self.counters.problem):
             log.warning("log store accepts no lines; retrying", extra={"answer": answer.text})
         self.counters.problem = problem
         pause = answer.retry_after or self._pause * random.uniform(0.75, 1.25)  # noqa: S311

@@ -72,9 +72,10 @@ class SlurmChange:
         if done.code is None or done.code < 0:
             reason = _NO_END
         elif unlisted:
-            # Slurm's own text for a change of such a node.
+            # Slurm's own text for a change of such a node. Without any output slurmctld did not answer; with it, stderr
+            # has only warnings.
             missing = f"Invalid node name specified: slurmctld lists no node {', '.join(unlisted)[:300]}"
-            reason = done.text or missing
+            reason = missing if done.output.strip() else done.text or missing
         else:
             return
         raise CommandFailed(f"{reason}; nothing was changed", {"may_be_done": False})

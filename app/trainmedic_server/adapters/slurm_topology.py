@@ -30,7 +30,7 @@ class SlurmWatch:
         self._clock = clock
         self._metrics = metrics
         self._answered_at = clock.now()
-        self._topology = SlurmTopology().unanswered(self._answered_at)
+        self._topology = SlurmTopology(answers=False)
         self._seen: tuple[Sequence[SlurmNode], Sequence[SlurmJob]] | None = None
         self._seconds = self._seconds_before = 0.0
         """Durations of the last two readings."""

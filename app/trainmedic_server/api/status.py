@@ -13,6 +13,7 @@ from fastapi import Query, Request, Response
 from prometheus_client.exposition import choose_encoder
 from pydantic import Field
 
+from trainmedic_core.words import count
 from trainmedic_server import __version__, telemetry
 from trainmedic_server.api.engine import AlertMapPort, CatalogPort, EnginePort, LogRulesPort
 from trainmedic_server.api.pauses import PauseView, pause_views
@@ -224,8 +225,10 @@ def _clock(ahead: float) -> Dependency:
 
 def _slurm(topology: SlurmTopology) -> Dependency:
     if topology.answers:
-        return Dependency(ok=True, detail=f"answers, with {len(topology.nodes)} nodes")
-    since = upcoming.clock(topology.silent_since) if topology.silent_since is not None else "the server's start"
+        return Dependency(ok=True, detail=f"answers, with {count(len(topology.nodes), 'node')}")
+    if topology.silent_since is None:
+        return Dependency(ok=False, detail="is being read for the first time since the server's start")
+    since = upcoming.clock(topology.silent_since)
     return Dependency(ok=False, detail=f"does not answer since {since}; the server's log has the reason")
 
 

@@ -18,6 +18,12 @@ def shipped() -> Path | None:
     return next((path for path in (_CHECKOUT, _INSTALLED, Path(_FOLDER)) if path.is_dir()), None)
 
 
+def shipped_names() -> list[str]:
+    folder = shipped()
+    files = folder.glob("*.yaml") if folder is not None else ()
+    return sorted({SHIPPED, *(file.stem for file in files if not file.stem.endswith("_test"))})
+
+
 def roots(named: Sequence[Path], environment: Mapping[str, str]) -> list[Path]:
     """A name without folder and suffix, such as ``kube-prometheus``, is a shipped map unless such a file exists."""
     setting = environment.get(SETTING, "") if not named else ""

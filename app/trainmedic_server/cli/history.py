@@ -170,11 +170,11 @@ def _print_table(client: Client, conditions: Mapping[str, Any], limit: int | Non
 
 
 def _unknown_names(client: Client, conditions: Mapping[str, Any]) -> Iterator[str]:
-    with contextlib.suppress(exits.NotAllowed):  # a token limited to jobs may not list the others
-        for job in conditions.get("job", ()):
-            yield unknown_job_note(client, job)
-        for name in conditions.get("playbook", ()):
-            yield unknown_playbook_note(client, name)
+    """A note that the server does not allow, or cannot give without Redis, is left out."""
+    for note_on, option in ((unknown_job_note, "job"), (unknown_playbook_note, "playbook")):
+        for name in conditions.get(option, ()):
+            with contextlib.suppress(exits.CommandError):
+                yield note_on(client, name)
 
 
 def _folded_rows(client: Client, conditions: Mapping[str, Any], limit: int | None) -> list[rows.Row]:

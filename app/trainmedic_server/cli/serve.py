@@ -14,6 +14,7 @@ import uvloop
 
 from trainmedic_core.cli import exits
 from trainmedic_core.cli.setting_flags import setting_flag
+from trainmedic_core.problems import did_you_mean
 from trainmedic_server import telemetry
 from trainmedic_server.catalog import alert_map_roots
 from trainmedic_server.domain.modes import Mode
@@ -70,8 +71,12 @@ def _check_paths(loaded: settings.ServerSettings, flags: Mapping[str, Any]) -> N
     problems = []
     for name in named.keys() & loaded.model_fields_set:
         origin = settings.SOURCES[name].flag if flags.get(name) else settings.SOURCES[name].variable
+        shipped = alert_map_roots.shipped_names() if name == "alert_map" else ()
         missing = filter(_is_missing, named[name])
-        problems += [f"{origin}: '{path}': there is no such file or directory" for path in missing]
+        problems += [
+            f"{origin}: '{path}': there is no such file or directory{did_you_mean(str(path), shipped)}"
+            for path in missing
+        ]
     if problems:
         raise ConfigurationError("\n".join(sorted(problems)))
 

@@ -279,6 +279,7 @@ class SlurmTopology(Struct, frozen=True, dict=True):
     names: NodeNames = NodeNames()
     """Without host names and addresses that several nodes share."""
     silent_since: datetime | None = None
+    """None while it answers, and during the first reading."""
 
     @classmethod
     def of(

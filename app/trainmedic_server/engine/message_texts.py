@@ -401,7 +401,7 @@ def _paused(event: Event, pause: kinds.OfPause) -> Draft:
 
 
 def _observing(event: Event, change: kinds.ModeChanged) -> Draft:
-    happened = "Acts as draft_of again" if change.mode == kinds.AS_WRITTEN else "Restricted to observing"
+    happened = "Acts as written again" if change.mode == kinds.AS_WRITTEN else "Restricted to observing"
     return Draft(MessageKind.PAUSE, SERVER, f"{happened} by {event.actor}{_circumstances(event, change)}")
 
 

@@ -31,7 +31,11 @@ class BodyMemory:
         self._large = _Budget(limits.large_bytes, Turns(1))
 
     def grow(self, arrival: BodyArrival, size: int) -> bool:
-        """Reserve `size` more bytes. Return False if the budget is full and no other body can be dropped."""
+        """Reserve `size` more bytes. Return False if the budget is full and no other body can be dropped, or this one
+        was: its end can arrive before its deadline fires.
+        """
+        if arrival.gave_way:
+            return False
         before, after = self._budget(arrival.size), self._budget(arrival.size + size)
         if before is not after:
             before.remove(arrival)

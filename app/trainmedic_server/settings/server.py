@@ -30,6 +30,7 @@ from trainmedic_server.settings.values import (
     AnyCaseMode,
     DatabaseUrl,
     ExpandedPath,
+    ExpandedPaths,
     HostAndPort,
     HostName,
     HttpUrl,
@@ -92,13 +93,9 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
         8080, ge=0, le=65535, description="TCP port to listen on; 0 selects a free one."
     )
     playbooks: Annotated[
-        tuple[ExpandedPath, ...],
+        ExpandedPaths,
         SettingSource("TRAINMEDIC_PLAYBOOKS", "--playbooks", "DIR", repeatable=True, shown_default="playbooks"),
-    ] = Field(
-        (Path("playbooks"),),
-        min_length=1,
-        description="Directory (or file) with playbooks. Repeatable.",
-    )
+    ] = Field((Path("playbooks"),), description="Directory (or file) with playbooks. Repeatable.")
     alert_map: Annotated[
         tuple[ExpandedPath, ...],
         SettingSource("TRAINMEDIC_ALERT_MAP", "--alert-map", "FILE", repeatable=True, shown_default="none"),

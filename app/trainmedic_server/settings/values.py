@@ -26,10 +26,19 @@ def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
+_NO_PATH = "must name a file or directory; write . for the working directory"
+
+
 def _not_empty(value: Any) -> Any:
     if value == "":
-        raise ValueError("must name a file or directory; write . for the working directory")
+        raise ValueError(_NO_PATH)
     return value
+
+
+def _at_least_one(paths: tuple[Path, ...]) -> tuple[Path, ...]:
+    if not paths:
+        raise ValueError(_NO_PATH)
+    return paths
 
 
 def _positive(value: timedelta) -> timedelta:
@@ -147,6 +156,8 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 AnyCaseLogLevel = Annotated[LogLevel, BeforeValidator(_lower)]
 AnyCaseMode = Annotated[Mode, BeforeValidator(_lower)]
 ExpandedPath = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(expanded)]
+# `Field(min_length=1)` would also report a list whose only path is invalid as empty.
+ExpandedPaths = Annotated[tuple[ExpandedPath, ...], AfterValidator(_at_least_one)]
 PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
 TakeoverDuration = Annotated[Duration, AfterValidator(_takeover)]
 SigningKey = Annotated[SecretStr, AfterValidator(_signing_key)]

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from trainmedic_core.cli import exits
 from trainmedic_server.cli import client as clients
+from trainmedic_server.cli import history as history_commands
 from trainmedic_server.cli.client import Client
 
 
@@ -46,3 +48,17 @@ def test_a_playbook_that_is_not_loaded_is_named_with_the_nearest() -> None:
     assert clients.unknown_playbook_note(client, "training-loss-spike") == ""
     doubt = clients.unknown_playbook_note(client, "trainig-loss-spike")
     assert doubt == "playbook 'trainig-loss-spike' is not loaded; did you mean 'training-loss-spike'?"
+
+
+def test_a_note_that_the_server_cannot_give_does_not_end_the_history() -> None:
+    """Jobs are read from Redis, which may be away; the history is not."""
+
+    class WithoutRedis(Known):
+        def get(self, path: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
+            if path == "jobs":
+                raise exits.Unreachable("Redis does not answer. Try again.")
+            return super().get(path, params)
+
+    client: Client = WithoutRedis(playbooks=[{"name": "hot"}])  # type: ignore[assignment]
+    notes = history_commands._unknown_names(client, {"job": ["llm-1"], "playbook": ["hto"]})
+    assert list(notes) == ["playbook 'hto' is not loaded; did you mean 'hot'?"]

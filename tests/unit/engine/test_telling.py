@@ -322,6 +322,18 @@ async def test_a_pause_is_told_with_what_until_when_and_why(begin: Any) -> None:
     assert t.channels.titles[1:] == ["[info] A pause ended (node n1): new fans"]
 
 
+async def test_a_playbook_restricted_to_observing_is_told_of_and_that_it_acts_again(begin: Any) -> None:
+    t = await begin(CAPPING)
+    _, pause = await t.world.engine.pause("ann", PauseOrder(Scope(playbook="capping"), observe=True))
+    await t.world.pass_time(15)
+    await t.world.engine.resume("bob", pause.id)
+    await t.world.pass_time(70)
+    assert t.channels.titles == [
+        "[info] Restricted to observing by ann (playbook capping)",
+        "[info] Acts as written again by bob (playbook capping)",
+    ]
+
+
 async def test_a_playbook_that_cannot_be_loaded_is_told_once_until_it_is_mended(begin: Any) -> None:
     """Not where it is mended at once; over a restart not again; and again where the same mistake comes back."""
     t = await begin(CAPPING)

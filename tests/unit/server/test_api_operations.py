@@ -20,7 +20,7 @@ from trainmedic_server.auth.auth import Authenticator
 from trainmedic_server.auth.tokens import Token, TokenRole
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.run import Controls
-from trainmedic_server.domain.topology import NO_SLURM
+from trainmedic_server.domain.topology import NO_SLURM, ClusterNode, SlurmTopology
 from trainmedic_server.engine.service_watch import ServiceState
 from trainmedic_server.ports.outside import Presence
 from trainmedic_server.ports.store import RunRecord
@@ -248,6 +248,11 @@ async def test_ready_says_what_it_means_to_have_no_signing_key(is_signed: bool) 
     [
         (None, None),
         (lambda: NO_SLURM, (True, "answers, with 0 nodes")),
+        (
+            lambda: SlurmTopology(answers=False),
+            (False, "is being read for the first time since the server's start"),
+        ),
+        (lambda: SlurmTopology(nodes=[ClusterNode("n1", ())]), (True, "answers, with 1 node")),
         (
             lambda: NO_SLURM.unanswered(START),
             (False, "does not answer since 2026-01-31T12:00:00Z; the server's log has the reason"),

@@ -65,6 +65,16 @@ async def test_the_body_that_arrives_slowest_gives_way() -> None:
         assert await prompt.finish() == 200
 
 
+async def test_a_body_that_gave_way_is_not_taken_although_its_end_has_arrived() -> None:
+    """Its memory is another's: it would be held beside it, uncounted, and a large one parsed in the turn of a small."""
+    async with senders(2) as (slow, prompt):
+        await slow.send(b"x" * 90)
+        ends = [asyncio.create_task(each.send(b"x" * size, more=False)) for each, size in ((prompt, 90), (slow, 10))]
+        await asyncio.gather(*ends)
+        assert await slow.finish() == 503
+        assert await prompt.finish() == 200
+
+
 async def test_a_whole_body_gives_way_to_none() -> None:
     """It may have been committed already."""
     async with senders(2) as (first, second):

@@ -93,7 +93,10 @@ def make_directory(url: sa.URL) -> None:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise errors.ConfigurationError(f"cannot create the directory {directory}: {error.strerror}") from error
+        raise errors.ConfigurationError(
+            f"cannot create the directory {directory}: {error.strerror}; set --state-dir or --database so that user "
+            f"{os.geteuid()} can write there"
+        ) from error
 
 
 class OwnerLock:

@@ -16,6 +16,7 @@ import pytest
 
 from tests.unit.agent.log_shipping.shipping import Agent
 from trainmedic.wire import log_layout
+from trainmedic_agent.log_shipping.store_push import Answer, Outcome
 from trainmedic_logs.domain.log_search import LogQuery
 from trainmedic_server.adapters.log_stores.loki import Loki
 from trainmedic_server.adapters.log_stores.paging import StoredLogs
@@ -229,6 +230,22 @@ def test_each_reason_why_a_store_takes_nothing_is_logged_once(
     agent.step(80)
     answers = [record.__dict__["answer"] for record in caplog.records if "accepts no lines" in record.getMessage()]
     assert [answer.partition(" ")[0] for answer in answers] == ["connection", "401"]
+
+
+def test_a_reason_with_other_numbers_in_each_answer_is_logged_once(
+    tmp_path: Path, logs: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loki counts the lines that it refuses, and proxies number requests: a line for each push would flood the log."""
+    agent = agent_of(tmp_path, logs)
+    append(logs / "a.log", "one")
+    texts = ("no ingester, request 7f3a9c", "no ingester, request 81bb02", "disk full", "disk full")
+    answers = iter([Answer(Outcome.LATER, "unavailable", f"503 {text}") for text in texts])
+    monkeypatch.setattr(agent.push, "push", lambda entries: next(answers))
+    for _ in texts:
+        agent.step(80)
+    told = [record.__dict__["answer"] for record in caplog.records if "accepts no lines" in record.getMessage()]
+    assert told == ["503 no ingester, request 7f3a9c", "503 disk full"]
+    assert agent.shipping.counters.problem == "unavailable: 503 disk full"
 
 
 def test_a_store_that_takes_little_at_a_time_gets_little_at_a_time(tmp_path: Path, logs: Path) -> None:

@@ -77,6 +77,10 @@ def test_a_change_is_run_once_with_its_arguments_if_slurm_lists_the_node(command
     ("script", "reason"),
     [
         ("echo Node n1 not found; exit 1", "Invalid node name specified: slurmctld lists no node n1; nothing was"),
+        (
+            "echo Node n1 not found; echo warning: old >&2; exit 1",
+            "Invalid node name specified: slurmctld lists no node",
+        ),
         ("echo 'NodeName=n12 Arch=x86_64'", "slurmctld lists no node n1; nothing was changed"),
         ("echo Unable to contact slurm controller >&2; exit 1", "^Unable to contact slurm controller; nothing was"),
         ("kill $$", "scontrol did not end in time; nothing was changed"),
