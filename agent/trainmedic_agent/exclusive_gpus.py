@@ -86,6 +86,7 @@ class ExclusiveGpus:
             raise GpuTaken(reason)
 
     def _refusal(self, uuid: str) -> str | None:
+        """Take the GPU if it is free, else return why it is not."""
         with self._lock:
             if uuid in self._held:
                 return None
@@ -93,6 +94,7 @@ class ExclusiveGpus:
             if isinstance(lock, NameLock):
                 self._held[uuid] = lock
                 return None
+        # Any user can take the lock: a holder that cannot set limits must not block the agent.
         return taken_by(uuid, lock.pid) if privileges.is_agent(lock, privileges.POWER) else None
 
 

@@ -40,11 +40,11 @@ log = logging.getLogger(__name__)
 
 _OPEN_DIRECTORIES = 32  # directories kept open: files of similar age often share one
 _UNLIMITED = 2**63
-_SHOWN_NAMES = 4
+_SHOWN_NAMES = 4  # file systems named in a refusal
 
 
 class CleaningRequest(Struct, frozen=True):
-    rules: tuple[str, ...]
+    rules: tuple[str, ...]  # names
     deadline: float
     """Seconds since the epoch."""
     until_free: float | None = None
@@ -60,7 +60,7 @@ class Cleaner(Struct, frozen=True):
     measure: MeasureSpace = measure_space
     proc: str = "/proc"
     batch_size: int = BATCH_SIZE
-    state_dir: Path | None = None
+    state_dir: Path | None = None  # the agent's, which no rule cleans
 
     def clean(self, request: CleaningRequest, is_stopping: Callable[[], bool]) -> Mapping[str, Any]:
         """Return the output of a command with existing rules.
@@ -96,7 +96,7 @@ class _CleaningRun(Struct):
     """Entries deleted by earlier rules of a trial run."""
     files: int = 0
     bytes: int = 0
-    ended_by: Reason | None = None
+    ended_by: Reason | None = None  # reason of the last rule that ended early
 
     def run_rule(self, rule: CleaningRule) -> RuleCounters:
         counters = RuleCounters(checkpoints=0 if rule.kind is EntryKind.CHECKPOINTS else None)

@@ -184,9 +184,9 @@ def measure_space(fd: int) -> DiskSpace:
 class Filesystem(Struct):
     root: str
     fd: int
-    before: DiskSpace
+    before: DiskSpace  # at the command's start
     freed: int = 0  # bytes, by this command
-    waits: int = 0
+    waits: int = 0  # see `_MAX_LATE_SPACE_WAITS`
 
 
 class Filesystems:
@@ -220,7 +220,7 @@ class Filesystems:
         return self._measure(filesystem.fd)
 
     def wait_for_enough(self, device: int) -> bool:
-        """Return whether the target is reached, after waiting for space freed late."""
+        """Return whether the target is reached, after waiting for space freed late. Without a target, False."""
         if self._target is None:
             return False
         if self.space(device).percent >= self._target:

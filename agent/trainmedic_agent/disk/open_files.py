@@ -56,7 +56,7 @@ class OpenFileSnapshot(Struct):
     """Inodes in use."""
 
     device: int
-    is_complete: bool = True
+    is_complete: bool = True  # False if some process's files may be missing
     open: set[int] = field(default_factory=set)
     writers: dict[int, bool] = field(default_factory=dict)
     """True if all writers of the file append."""

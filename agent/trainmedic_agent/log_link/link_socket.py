@@ -28,7 +28,7 @@ class Peer:
                 self._handle = os.pidfd_open(self.pid)
 
     def kill(self) -> bool:
-        """Return False if not permitted."""
+        """Return False if not permitted, or if the process is in another PID namespace."""
         if self._handle is None:
             return False
         try:

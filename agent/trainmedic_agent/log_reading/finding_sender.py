@@ -97,5 +97,5 @@ def _limited(body: bytes) -> bytes:
     try:
         update = finding_codec.decode(body)
     except EnvelopeError:
-        return b""  # an unsupported version; the agent drops it
+        return b""  # another version's; the agent drops it
     return finding_codec.encode(replace(update, excerpt=None))

@@ -52,13 +52,13 @@ _INSTANCE, _LOST, _TRACKER, _RULES = "instance", "lost", "tracker", "rules"  # n
 
 class NodeBoot(Struct, frozen=True):
     node: str
-    boot: str
+    boot: str  # the kernel's boot ID
     booted_at: datetime | None
 
 
 class OutgoingFinding(Struct, frozen=True):
     finding: Finding
-    excerpt: Excerpt | None = None
+    excerpt: Excerpt | None = None  # None: an earlier unsent update's stays
     owner: BudgetOwner = NODE_ITSELF
 
 
@@ -76,7 +76,7 @@ class LogStore:
         self._log_limit = LogLimit()
         if self._value(_INSTANCE) is None:
             self._put(_INSTANCE, envelope.new_id())
-        self._instance = self._value(_INSTANCE) or ""
+        self._instance = self._value(_INSTANCE) or ""  # identifies this database's numbers to the server
         self.is_new = self._value(_TRACKER) is None  # true until the first commit ever
         self._move_tracker()
         counters.findings_lost = int(self._value(_LOST) or 0)
