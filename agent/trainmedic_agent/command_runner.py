@@ -275,4 +275,5 @@ class CommandRunner:
 
 
 def _doubtful(status: str, reason: str) -> CommandRecord:
+    # The server reads this member of Slurm's commands: the status proves no lack of effect.
     return CommandRecord(status, {"reason": reason, "may_be_done": True})

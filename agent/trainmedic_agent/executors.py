@@ -28,6 +28,7 @@ class AcceptedCommand(Struct, frozen=True):
 
     @property
     def is_over(self) -> bool:
+        """True if the executor must stop, because the command was withdrawn or the agent stops."""
         return self.is_withdrawn() or self.is_stopping()
 
 

@@ -123,7 +123,7 @@ class _RuleRun(Struct):
 
     def apply(self, opened: OpenedRoots) -> None:
         self.counters.refused_roots.update(opened.refused)
-        measured = tuple(root for root in opened.roots if self._is_wanted(root) and self._measure(root))
+        measured = tuple(root for root in opened.roots if self._accept(root) and self._measure(root))
         roots = tuple(root for root in measured if self._needs_space(root))
         self.counters.free_enough_roots.extend(root.path for root in measured if root not in roots)
         if measured and not roots:
@@ -138,7 +138,8 @@ class _RuleRun(Struct):
             self.run.ended_by = ended_by
             self.counters.leave_rest(ended_by, self.counters.matched - self.considered)
 
-    def _is_wanted(self, root: Root) -> bool:
+    def _accept(self, root: Root) -> bool:
+        """Return False, and record the refusal, if the root is not on a file system that the command names."""
         search = self.run.target_filesystems
         if search is None or search.finds(root.mount):
             return True
@@ -147,6 +148,7 @@ class _RuleRun(Struct):
         return False
 
     def _measure(self, root: Root) -> bool:
+        """Measure the root's free space; False if it is refused, because that fails."""
         try:
             self.run.filesystems.add(root)
         except OSError as error:

@@ -50,10 +50,8 @@ class Root(Struct, frozen=True):
     path: str
     fd: int
     device: int
-    mount: int | None
-    """Mount ID, if known."""
-    protected: Inode | None = None
-    """A directory that no walk enters."""
+    mount: int | None  # mount ID, if known
+    protected: Inode | None = None  # the agent's state directory, which no walk enters
     access_times: AccessTimes = KEPT
 
     def contains(self, fd: int) -> bool:

@@ -58,8 +58,7 @@ class OpenFileSnapshot(Struct):
     device: int
     is_complete: bool = True  # False if some process's files may be missing
     open: set[int] = field(default_factory=set)
-    writers: dict[int, bool] = field(default_factory=dict)
-    """True if all writers of the file append."""
+    writers: dict[int, bool] = field(default_factory=dict)  # by inode of files with writers: True if all of them append
     mapped: set[int] = field(default_factory=set)
     """Inodes on any device: mappings may state another than stat(2)."""
 

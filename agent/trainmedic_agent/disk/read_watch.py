@@ -52,7 +52,10 @@ class ReadWatch:
             os.close(self._queue)
 
     def watch_files(self, files: Iterable[MatchedFile]) -> None:
-        """Watch the files' directories for a while, where access times are untraced, and no earlier ones."""
+        """Watch the files' directories where access times are untraced, instead of earlier ones.
+
+        This waits up to `WATCH_SECONDS`; the watch continues afterwards.
+        """
         self._watches.clear()
         self._matched_names.clear()
         for file in files:

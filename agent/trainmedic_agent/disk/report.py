@@ -90,8 +90,7 @@ class RuleCounters(Struct):
     matched: int = 0
     files: int = 0  # deleted, truncated or shrunk; in a trial run those that would be
     bytes: int = 0  # freed ones
-    checkpoints: int | None = None
-    """None for rules that delete files."""
+    checkpoints: int | None = None  # deleted ones; None for rules that delete files
     refused_roots: dict[str, str] = field(default_factory=dict)  # reasons by path
     free_enough_roots: list[str] = field(default_factory=list)
     access_times: dict[str, str] = field(default_factory=dict)  # `AccessTimes` by root, for rules that use them

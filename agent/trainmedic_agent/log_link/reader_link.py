@@ -53,6 +53,8 @@ AWAY = "the log reader process of this node does not answer; restarting it"
 
 
 class FindingOutlet(Protocol):
+    """See `FindingRelay`."""
+
     def offer(self, batch: FindingBatch, generation: int) -> bool:
         """Return False if the previous batch is unacknowledged."""
         ...
@@ -75,7 +77,7 @@ class ReaderLink:
         self._stream: FrameStream | None = None
         self._peer: Peer | None = None
         self.generation = 0  # number of connections so far
-        self.status = ReaderStatus()
+        self.status = ReaderStatus()  # the reader's last, empty without a reader
         self._metrics: Sequence[LogMetric] = ()
         self._pings: dict[int, float] = {}  # monotonic times of unanswered pings, by number
         self._number = 0

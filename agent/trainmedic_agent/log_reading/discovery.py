@@ -163,7 +163,7 @@ class Discovery:
             units.update(path, deeper, may_be_renamed=listing.may_be_renamed)
             top = _Top(path, tuple(newest_of_users(found, MOST_OF_USER, self._known)), units.by_name)
         except (OSError, LogRefused) as error:
-            look.count(error)
+            look.count_error(error)
             units.by_name.clear()
         if budget.is_cut:
             self._cuts.add(BudgetOwner(None, path), CutKind.ENTRIES)

@@ -126,7 +126,7 @@ class DumpReading:
         return seen if seen is not None and seen[0][0] == file.inode else (_mark(file), now)
 
     def _read_in_turn(self, waiting: Mapping[BudgetOwner, Sequence[tuple[str, FoundFile]]]) -> tuple[list[str], bool]:
-        """Read some dumps, and refuse those without budget; return their directories, and whether there are more.
+        """Read some dumps, and refuse those without budget; return the directories of both, and whether more wait.
 
         All refusals are made at once, because each call ends with a write to the disk.
         """

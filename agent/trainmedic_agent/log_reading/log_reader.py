@@ -60,7 +60,7 @@ class ShipsLines(Protocol):
 
 
 class LogReader:
-    """The reader's log-following part."""
+    """Threads that scan for logs, follow them, apply the rules and send findings."""
 
     def __init__(
         self,

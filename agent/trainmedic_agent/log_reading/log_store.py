@@ -149,8 +149,8 @@ class LogStore:
 
     # --- sending ---
 
-    def waiting(self, most: int) -> list[tuple[int, bytes]]:
-        """Number and return the next updates, which are now final."""
+    def number_next(self, most: int) -> list[tuple[int, bytes]]:
+        """Number the next updates, which are then final, and return them with earlier unsent ones."""
         with self._lock:
             ((numbered, queued),) = self._journal.rows(_COUNTS)
             if queued and numbered < most:
@@ -162,7 +162,7 @@ class LogStore:
                     log.error("dropping unreadable findings", extra={"count": lost})
             return self._journal.rows("SELECT number, body FROM log_findings ORDER BY number LIMIT ?", (most,))
 
-    def sent(self, numbers: Iterable[int]) -> None:
+    def delete_sent(self, numbers: Iterable[int]) -> None:
         """Delete updates that Redis has. Otherwise they are sent again with the same number."""
         with self._lock, self._journal.transaction() as connection:
             connection.executemany("DELETE FROM log_findings WHERE number = ?", [(number,) for number in numbers])
@@ -172,7 +172,7 @@ class LogStore:
         finding = outgoing.finding.id
         earlier = self._queue.body(connection, finding) if outgoing.excerpt is None else None
         if earlier is not None:
-            with contextlib.suppress(EnvelopeError):  # `waiting` drops and counts it
+            with contextlib.suppress(EnvelopeError):  # `number_next` drops and counts it
                 outgoing = replace(outgoing, excerpt=finding_codec.decode(earlier).excerpt)
         self._queue.put(connection, finding, outgoing.owner, self._encoded(outgoing))
 
@@ -180,7 +180,7 @@ class LogStore:
         update = FindingUpdate(
             node=self._boot.node,
             instance=self._instance,
-            number=1,  # until `waiting`
+            number=1,  # until `number_next`
             finding=outgoing.finding,
             excerpt=outgoing.excerpt,
             boot=self._boot.boot,

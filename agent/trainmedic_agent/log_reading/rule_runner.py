@@ -200,7 +200,7 @@ class RuleRunner:
             self.has_findings.set()
 
     def near_misses(self) -> Mapping[str, int]:
-        """Count lines with one of a rule's literals but no match."""
+        """Return how many lines had a rule's literal but did not match, by rule."""
         with self._lock:
             return dict(self._tracker.lines_near) if self._tracker is not None else {}
 
