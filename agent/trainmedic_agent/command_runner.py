@@ -54,14 +54,14 @@ class CommandRunner:
         self._context = context
         self._now = context.now
         self._journal = context.journal
-        self._executors = executors
+        self._executors = executors  # by action
         self._withdrawals = {each.withdrawal for each in executors.values() if isinstance(each, SupportsWithdrawal)}
         self._replies = replies
         self._stopping = stopping
         self._queues: Mapping[str, WorkerQueue] = {}
         self._lock = threading.Lock()
         self._deadlines: dict[str, datetime] = {}  # by unfinished command; a repeat can extend it
-        self._withdrawn: set[str] = set()
+        self._withdrawn: set[str] = set()  # unfinished commands, by ID
         # Outcomes that could not be written: in the journal these commands are still open, and resumed at the next
         # start.
         self._unwritten: dict[str, CommandRecord] = {}
@@ -111,7 +111,7 @@ class CommandRunner:
         elif decision.outcome is None:
             self._extend(command)
             received.drop()  # the outcome is sent when the command ends
-        elif record is None:
+        elif record is None:  # a new command, which is counted
             self._turn_away(received, decision.outcome)
         else:
             self._replies.answer(command.id, decision.outcome, received.entry)
@@ -275,4 +275,5 @@ class CommandRunner:
 
 
 def _doubtful(status: str, reason: str) -> CommandRecord:
+    # The server reads this member of Slurm's commands: the status proves no lack of effect.
     return CommandRecord(status, {"reason": reason, "may_be_done": True})

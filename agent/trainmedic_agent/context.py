@@ -14,20 +14,15 @@ from trainmedic_agent.policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class AgentContext:
-    """State shared by all parts of the agent.
+    """State shared by all parts of the agent."""
 
-    - ``node``: name in commands
-    - ``find_redis``: returns Redis's URL, or None
-    - ``signer``: None without a signing key
-    """
-
-    node: str
-    find_redis: Callable[[], str | None] = field(repr=False)
-    signer: Signer | None = field(repr=False)
+    node: str  # name in commands
+    find_redis: Callable[[], str | None] = field(repr=False)  # returns Redis's URL; None if not known yet
+    signer: Signer | None = field(repr=False)  # None without a signing key
     policy: Policy
     journal: Journal
     counters: AgentCounters
-    now: Callable[[], datetime] = utc_now
+    now: Callable[[], datetime] = utc_now  # does not jump when the clock is set
     redis: RedisConnection = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The agent's SQLite file. Every failure raises `JournalUnavailable`.
+"""SQLite file of the agent or of its log reader. Every failure of SQLite raises `JournalUnavailable`.
 
 On a full disk it uses reserved space: the command that frees the disk must be journaled first.
 """
@@ -21,7 +21,7 @@ from trainmedic_core.machine_locks import FileLock, NameLock
 
 T = TypeVar("T")
 
-_LOG_PAGES = 64  # pages of 4 KiB between checkpoints of the log
+_LOG_PAGES = 64  # pages of 4 KiB between checkpoints of SQLite's write-ahead log
 
 _IDENTITY = (
     "CREATE TABLE identity (id TEXT PRIMARY KEY)",

@@ -31,14 +31,14 @@ class ExclusiveGpus:
     def claim(self) -> None:
         """Take all listed GPUs. Raises ConfigurationError if another agent holds one."""
         listed = self._inner.inventory().gpus
-        refusals = [reason for info in listed if (reason := self._refusal(info.uuid))]
+        refusals = [reason for info in listed if (reason := self._take(info.uuid))]
         if refusals:
             raise ConfigurationError("\n".join(refusals))
 
     def inventory(self) -> gpus.Inventory:
         """Return free GPUs; others are among the problems."""
         inventory = self._inner.inventory()
-        refusals = {info.uuid: self._refusal(info.uuid) for info in inventory.gpus}
+        refusals = {info.uuid: self._take(info.uuid) for info in inventory.gpus}
         free = tuple(info for info in inventory.gpus if refusals[info.uuid] is None)
         taken = tuple(reason for reason in refusals.values() if reason is not None)
         return gpus.Inventory(free, (*inventory.problems, *taken), inventory.driver)
@@ -81,11 +81,12 @@ class ExclusiveGpus:
                 self._held.popitem()[1].release()
 
     def _require(self, uuid: str) -> None:
-        reason = self._refusal(uuid)
+        reason = self._take(uuid)
         if reason is not None:
             raise GpuTaken(reason)
 
-    def _refusal(self, uuid: str) -> str | None:
+    def _take(self, uuid: str) -> str | None:
+        """Take the GPU. Return None, or why another agent has it."""
         with self._lock:
             if uuid in self._held:
                 return None
@@ -93,6 +94,7 @@ class ExclusiveGpus:
             if isinstance(lock, NameLock):
                 self._held[uuid] = lock
                 return None
+        # Any user can take the lock: a holder that cannot set limits must not block the agent.
         return taken_by(uuid, lock.pid) if privileges.is_agent(lock, privileges.POWER) else None
 
 

@@ -19,20 +19,16 @@ def _never() -> bool:
 
 
 class AcceptedCommand(Struct, frozen=True):
-    """A journaled command.
-
-    - ``resumed``: an earlier process may have begun it
-    - ``is_stopping``: a long-running executor then raises `CommandInterrupted`
-    - ``is_withdrawn``: see `SupportsWithdrawal`
-    """
+    """A command to execute, journaled unless its executor `OnlyReads`."""
 
     command: Command
-    resumed: bool = False
-    is_stopping: Callable[[], bool] = _never
-    is_withdrawn: Callable[[], bool] = _never
+    resumed: bool = False  # an earlier process may have begun it
+    is_stopping: Callable[[], bool] = _never  # a long-running executor then raises `CommandInterrupted`
+    is_withdrawn: Callable[[], bool] = _never  # see `SupportsWithdrawal`
 
     @property
     def is_over(self) -> bool:
+        """True if the executor must stop, because the command was withdrawn or the agent stops."""
         return self.is_withdrawn() or self.is_stopping()
 
 
@@ -42,7 +38,7 @@ class Executor(Protocol):
 
     @property
     def queue(self) -> str:
-        """Worker queue: one of `service.QUEUES`."""
+        """Name of the worker queue, whose thread runs the command; see `service.QUEUES`."""
         ...
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
@@ -96,7 +92,7 @@ class SupportsWithdrawal(Protocol):
 
     @property
     def withdrawal(self) -> str:
-        """Action such as ``logs.withdraw``."""
+        """Action that withdraws a command, such as ``logs.withdraw``."""
         ...
 
 

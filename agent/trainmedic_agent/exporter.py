@@ -26,9 +26,9 @@ from trainmedic_agent.metrics_server import MetricsRequestHandler, MetricsServer
 from trainmedic_agent.ports.gpus import GpuInfo, GpuReading, Gpus, Inventory
 from trainmedic_agent.power.caps import GpuPowerState
 
-_REUSED_SECONDS = 0.5
-_WAIT_SECONDS = 3.0  # seconds; Prometheus times out after 10 s
-_CONNECTED_SECONDS = 25.0
+_REUSED_SECONDS = 0.5  # age up to which readings serve another scrape
+_WAIT_SECONDS = 3.0  # wait for another scrape's readings; Prometheus times out after 10 s
+_CONNECTED_SECONDS = 25.0  # since Redis's last answer: the presence is sent every 10 s
 
 
 class AgentCollector(Collector):
@@ -58,8 +58,8 @@ class AgentCollector(Collector):
         self._inventory = Inventory()
         self._readings: Sequence[tuple[GpuInfo, GpuReading]] = ()
         self._stuck: Mapping[GpuInfo, bool] = {}
-        self._failures: Counter[tuple[GpuInfo, str]] = Counter()
-        self._late = 0
+        self._failures: Counter[tuple[GpuInfo, str]] = Counter()  # by GPU and reading; "all" if none succeeded
+        self._late = 0  # scrapes without GPUs
 
     def collect(self) -> Iterator[Metric]:
         is_fresh = self._refresh()

@@ -25,26 +25,23 @@ log = logging.getLogger(__name__)
 
 _TABLES = ("CREATE TABLE gpu_record (gpu TEXT PRIMARY KEY, state TEXT NOT NULL) WITHOUT ROWID",)
 
+# Recovery actions that clear a GPU's errors.
 _RESETS = frozenset({"reset", "reboot", "drain_and_reset", "bus_reset", "system_reboot"})
 
 
 class KnownGpu(Struct, frozen=True):
-    """A present or former GPU.
-
-    - ``is_present``: listed by the driver, even if stuck
-    - ``xids``: errors by code, since the last reboot or reset
-    - ``recovery_action``: requested by the driver
-    """
+    """A present or former GPU."""
 
     info: GpuInfo
-    is_present: bool = False
-    xids: Mapping[int, int] = field(default_factory=dict)
-    recovery_action: str | None = None
-    energy_mj: int | None = None
+    is_present: bool = False  # listed by the driver, even if stuck
+    xids: Mapping[int, int] = field(default_factory=dict)  # errors by code, since the last reboot or reset
+    recovery_action: str | None = None  # requested by the driver
+    energy_mj: int | None = None  # last counter read, None if unsupported
 
     def as_read(self, reading: GpuReading) -> KnownGpu:
         """Return the GPU after a reading, without its errors if it was reset."""
         energy = self.energy_mj if reading.energy_mj is None else reading.energy_mj
+        # The driver may stop reporting an action; then the last one stays.
         asked_for = self.recovery_action if self.recovery_action in _RESETS else None
         action = reading.recovery_action or asked_for
         was_counter_reset = energy is not None and self.energy_mj is not None and energy < self.energy_mj
@@ -61,7 +58,7 @@ class GpuRecord:
         self._journal = journal
         self._boot = boot_id() if boot is None else boot
         self._lock = threading.Lock()
-        self._counted: Mapping[str, Mapping[int, int]] = {}
+        self._counted: Mapping[str, Mapping[int, int]] = {}  # `xids` of the last `observe`
         rows = journal.rows("SELECT gpu, state FROM gpu_record")
         self._gpus = {gpu: self._of_json(json.loads(state)) for gpu, state in rows}
         self._written = self._gpus

@@ -73,6 +73,7 @@ class Journal(AgentDatabase):
             record = self.look_up(command.id)
             if record is not None and record.status != envelope.EXPIRED:
                 return record
+            # 1: there is no outcome to send yet.
             values = (command.id, envelope.ACCEPTED, now.timestamp(), "{}", command.encode(), 1)
             connection.execute("INSERT OR REPLACE INTO commands VALUES (?, ?, ?, ?, ?, ?)", values)
             return None

@@ -33,7 +33,7 @@ class FieldFault(Struct, frozen=True):
 class MappingReader:
     def __init__(self, path: FieldPath, raw: object, faults: list[FieldFault] | None = None) -> None:
         self.path = path
-        self.faults: list[FieldFault] = [] if faults is None else faults
+        self.faults: list[FieldFault] = [] if faults is None else faults  # a nested reader adds to its parent's
         self._is_usable = isinstance(raw, Mapping)
         self._raw: Mapping[Any, Any] = raw if isinstance(raw, Mapping) else {}
         if not self._is_usable:
@@ -50,6 +50,7 @@ class MappingReader:
                 self.fault((str(key),), f"is not known here; {hint}")
 
     def required(self, key: str, parse: Callable[[Any], T], otherwise: T) -> T:
+        """Return the parsed value, or `otherwise` after a fault."""
         if key not in self._raw and self._is_usable:
             self.fault((), f"{key} is missing")
         return self.optional(key, parse, otherwise)

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from socketserver import ThreadingMixIn
 from typing import Any
 
-_MOST_CONNECTIONS = 16  # Connections, each with a thread
+_MOST_CONNECTIONS = 16  # each with a thread
 _EXCHANGE_SECONDS = 10.0  # prometheus times out after 10 s
 _REQUEST_BYTES = 16 * 1024
 _BACKLOG = 64
@@ -32,7 +32,7 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
             self.address_family = socket.AF_INET6
         self._deadlines: dict[socket.socket, float] = {}  # deadlines of connections, in order of arrival
         self._incomplete: dict[socket.socket, None] = {}  # incomplete requests, oldest first
-        self._open: set[socket.socket] = set()  # all open connections, also without a place
+        self._open: set[socket.socket] = set()  # also those that `_end` has shut down, until their threads end
         self._lock = threading.Lock()
         super().__init__((host, port), handler)
 

@@ -29,52 +29,38 @@ from trainmedic_core import duration, yaml_text
 from trainmedic_core.problems import did_you_mean, shown
 from trainmedic_core.setting_sources import unreadable_file
 
-READING = frozenset({"node.facts", "node.health", "logs.read"})
-CHANGING = (
+READING = frozenset({"node.facts", "node.health", "logs.read"})  # always allowed
+CHANGING = (  # allowed by name under ``allow``
     *("gpu.power_limit", "disk.clean", "disk.prune_containers"),
     *("node.restart_unit", "node.restart_container", "gpu.reset", "node.reboot"),
     *slurm.CHANGING,
 )
-_PART_OF = {"gpu.renew_lease": "gpu.power_limit"}
-_REVERTIBLE = frozenset({"gpu.power_limit"})
+_PART_OF = {"gpu.renew_lease": "gpu.power_limit"}  # allowed with the other action
+_REVERTIBLE = frozenset({"gpu.power_limit"})  # with undos that are always allowed
 _KEYS = ("allow", "power", "cleaning", "containers", "restart", "logs", "health", "slurm")
 _LONGEST_LEASE = timedelta(days=1)
 
 
 class PowerBounds(Struct, frozen=True):
-    """Bounds of ``gpu.power_limit``.
+    """Bounds of ``gpu.power_limit``."""
 
-    - ``floor_percent``: of the card's default
-    - ``max_lease``: maximum duration of an unrenewed cap
-    """
-
-    floor_percent: float = 50.0
-    max_lease: timedelta = timedelta(minutes=15)
+    floor_percent: float = 50.0  # of the card's default
+    max_lease: timedelta = timedelta(minutes=15)  # of an unrenewed cap
 
 
 class Policy(Struct, frozen=True):
-    """Permissions on this node.
+    """Permissions on this node."""
 
-    - ``allow``: allowed changing actions
-    - ``containers``: None: nothing may be removed
-    - ``restart``: None: no unit or container may be restarted
-    - ``logs``: None: the log reader is not loaded
-    - ``health``: empty: no load test
-    - ``slurm``: None: no command of Slurm is run
-    - ``source``: the file, if any
-    - ``digest``: first 12 hexadecimal digits of its SHA-256
-    """
-
-    allow: frozenset[str] = frozenset()
+    allow: frozenset[str] = frozenset()  # of `CHANGING`
     power: PowerBounds = field(default_factory=PowerBounds)
     cleaning: CleaningPolicy = field(default_factory=CleaningPolicy)
-    containers: ContainersPolicy | None = None
-    restart: RestartPolicy | None = None
-    logs: LogsPolicy | None = None
-    health: HealthPolicy = field(default_factory=HealthPolicy)
-    slurm: SlurmPolicy | None = None
-    source: str | None = None
-    digest: str | None = None
+    containers: ContainersPolicy | None = None  # None: nothing may be removed
+    restart: RestartPolicy | None = None  # None: no unit or container may be restarted
+    logs: LogsPolicy | None = None  # None: the log reader is not loaded
+    health: HealthPolicy = field(default_factory=HealthPolicy)  # empty: no load test
+    slurm: SlurmPolicy | None = None  # None: no command of Slurm is run
+    source: str | None = None  # the file, if any
+    digest: str | None = None  # first 12 hexadecimal digits of the file's SHA-256
 
     def allows(self, action: str) -> bool:
         if action in slurm.READING:
@@ -83,6 +69,7 @@ class Policy(Struct, frozen=True):
         return action in READING or _PART_OF.get(action, action) in self.allow or not also_by.isdisjoint(self.allow)
 
     def refusal(self, command: envelope.Command) -> str | None:
+        """Return why the command is not allowed, if so."""
         is_undo = command.undo_of is not None and command.action in _REVERTIBLE
         if is_undo or self.allows(command.action):
             return None

@@ -42,10 +42,10 @@ class AgentReplies:
         self._journal = context.journal
         self._now = context.now
         self._lock = threading.Lock()
-        self._in_flight: set[str] = set()
-        self._sent_ids: list[str] = []
-        self._conflict: tuple[datetime, str] | None = None
-        self._is_behind = True  # an earlier process may have left some
+        self._in_flight: set[str] = set()  # commands whose outcomes are queued
+        self._sent_ids: list[str] = []  # commands whose outcomes Redis has, not marked in the journal yet
+        self._conflict: tuple[datetime, str] | None = None  # last sight of another agent with this name
+        self._is_behind = True  # the journal may have outcomes that are not queued, as from an earlier process
         name = envelope.agent_presence(node)
         self._writer = ReplyWriter(
             connection,
@@ -65,6 +65,7 @@ class AgentReplies:
         self._mark_sent()
 
     def name_conflict(self) -> str | None:
+        """Return the other agent with this name, if seen lately."""
         conflict = self._conflict
         if conflict is None or abs((self._now() - conflict[0]).total_seconds()) > _PRESENCE_LIFETIME:
             return None
@@ -105,7 +106,7 @@ class AgentReplies:
         self._conflict = self._now(), other
 
     def _on_sent(self, sent: Sequence[OutgoingReplies]) -> None:
-        """Mark replies in batches: each mark is a disk write."""
+        """Mark replies once the queue is empty (no `sent`): each mark is a disk write."""
         self._counters.redis_answered(self._now().timestamp())
         with self._lock:
             for batch in sent:

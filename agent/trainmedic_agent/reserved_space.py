@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 PIECE = 128 * 1024  # about ten transactions
 PIECES = 8
-_RETRY_SECONDS = 30.0
+_RETRY_SECONDS = 30.0  # after a failed refill
 _FREE_SIZES = 8  # free space for a refill, in sizes of the file
 
 

@@ -51,7 +51,7 @@ class AgentParts(Struct, frozen=True):
 
     executors: Sequence[Executor] = ()
     tasks: Sequence[PeriodicTask] = ()
-    inventory: Callable[[], Mapping[str, Any]] = dict
+    inventory: Callable[[], Mapping[str, Any]] = dict  # fields for the agent's presence
     log_reader: ReadsLogs | None = None
 
 
@@ -121,6 +121,7 @@ class Agent:
             self._log_reader.start()
 
     def stop(self) -> bool:
+        """Return False if a command still runs."""
         self._receiver.stop(_READ_SECONDS)
         self._stopping.set()
         if self._log_reader is not None:

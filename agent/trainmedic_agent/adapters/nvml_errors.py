@@ -15,7 +15,7 @@ STALE = (
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
 )  # reopen NVML: the driver is not loaded or was reloaded
-CARD_GONE = (
+CARD_GONE = (  # the card no longer responds
     pynvml.NVML_ERROR_GPU_IS_LOST,
     pynvml.NVML_ERROR_RESET_REQUIRED,
     pynvml.NVML_ERROR_NOT_FOUND,

@@ -18,6 +18,7 @@ _UNSIGNED_INT = 1  # NVML_VALUE_TYPE_UNSIGNED_INT
 # NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC, and the totals of GPUs before Hopper, whose sums are taken.
 _NVLINK_ERRORS = ((161, 162, 163), (38, 45, 52, 59))
 
+# By name in ``unread``. Each returns fields of `GpuReading`, or of `GpuLinks`, for a handle.
 Queries = Mapping[str, Callable[[Any], Mapping[str, Any]]]
 
 
@@ -155,7 +156,7 @@ READINGS: Queries = {
     "mig": lambda handle: {"is_mig": pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE},
 }
 
-FIXED: Queries = {
+FIXED: Queries = {  # constant, so read once per session
     "power_default": lambda handle: {"power_default_mw": pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)},
     "power_constraints": lambda handle: dict(
         zip(("power_min_mw", "power_max_mw"), pynvml.nvmlDeviceGetPowerManagementLimitConstraints(handle), strict=True)

@@ -37,7 +37,7 @@ class CallRunner(Protocol):
         """Return or raise `function`'s result. Raises GpuStuck if it does not return."""
         ...
 
-    def stuck(self) -> Collection[str]: ...
+    def stuck(self) -> Collection[str]: ...  # keys of calls that have not returned
 
 
 class DirectCalls:
@@ -49,25 +49,17 @@ class DirectCalls:
 
 
 class NvmlSession(Struct):
-    """State of open NVML.
+    """State of open NVML."""
 
-    - ``name``: changes after a driver reload or a restart of this process
-    - ``opened_at``: monotonic seconds, also of a later loss of a card
-    - ``infos``, ``handles``: cards that responded; handles by UUID
-    - ``fixed``: constant readings by UUID
-    - ``events``: event set that collects XIDs, or None
-    - ``lost``, ``problems``: a sentence for each card that stopped responding, or did not at opening
-    """
-
-    name: str
-    opened_at: float
-    infos: tuple[gpus.GpuInfo, ...] = ()
-    handles: dict[str, Any] = field(default_factory=dict)
-    fixed: dict[str, dict[str, Any]] = field(default_factory=dict)
-    events: Any = None
-    lost: dict[str, str] = field(default_factory=dict)
-    problems: tuple[str, ...] = ()
-    driver: str | None = None
+    name: str  # changes after a driver reload or a restart of this process
+    opened_at: float  # monotonic seconds of the opening, or of a later loss of a card: both delay the next opening
+    infos: tuple[gpus.GpuInfo, ...] = ()  # cards that responded at the opening
+    handles: dict[str, Any] = field(default_factory=dict)  # their NVML handles by UUID
+    fixed: dict[str, dict[str, Any]] = field(default_factory=dict)  # their constant readings by UUID
+    events: Any = None  # event set that collects XIDs, if supported
+    lost: dict[str, str] = field(default_factory=dict)  # a sentence for each card that stopped responding, by UUID
+    problems: tuple[str, ...] = ()  # a sentence for each card that did not respond at the opening
+    driver: str | None = None  # its version
 
     def uuid_of(self, handle: Any) -> str | None:
         """Return a handle's UUID, or None, without a call to the card."""
@@ -82,12 +74,12 @@ class NvmlSessions:
         self._process = uuids.uuid4().hex[:12]
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)
-        self._closed_for: str | None = None
+        self._closed_for: str | None = None  # UUID of the GPU being reset
         self._session: NvmlSession | None = None
-        self._is_stale = False
-        self._in_flight = 0
+        self._is_stale = False  # the driver was reloaded: reopen before the next call
+        self._in_flight = 0  # `open` blocks
         self._driver_reloads = 0
-        self._times_lost: Counter[str] = Counter()
+        self._times_lost: Counter[str] = Counter()  # losses and resets by UUID
         self._seen: dict[str, str] = {}  # UUID by its normal form, of all GPUs seen by this process
 
     def has_seen(self, uuid: str) -> bool:
@@ -109,6 +101,7 @@ class NvmlSessions:
 
     @contextlib.contextmanager
     def card(self, uuid: str) -> Iterator[tuple[NvmlSession, Any]]:
+        """Yield the session and the card's handle. Raises as `open`, GpuLost, GpuAbsent."""
         with self.open(uuid) as session:
             handle = session.handles.get(uuid)
             if handle is None:
@@ -119,7 +112,7 @@ class NvmlSessions:
 
     @contextlib.contextmanager
     def open(self, uuid: str | None = None) -> Iterator[NvmlSession]:
-        """Yield the session, opened if necessary. Translates NVML errors."""
+        """Yield the session, opened if necessary. NVML errors in the block become GpuError, of `uuid` if given."""
         with self._lock:
             session = self._current()
             self._in_flight += 1

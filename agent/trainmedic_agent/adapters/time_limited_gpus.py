@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 CARD_SECONDS = 4.0  # seconds; a call takes milliseconds
 DRIVER_SECONDS = 20.0  # seconds; without persistence mode, opening takes 1-2 s per card
-RESET_SECONDS = 150.0
+RESET_SECONDS = 150.0  # seconds, with `act`
 _MOST_CALLS = 5  # concurrent calls to a card: three worker queues, presence, exporter
-_KEPT_IDLE = 2
+_KEPT_IDLE = 2  # threads
 _DRIVER = "NVIDIA's driver"
 
 
@@ -135,8 +135,8 @@ class TimeLimitedGpus:
         self._inner = inner
         self._calls = calls
         self._last = gpus.Inventory()
-        self._xids: Mapping[str, Mapping[int, int]] = {}
-        self._is_open = False
+        self._xids: Mapping[str, Mapping[int, int]] = {}  # last ones read, as in `Gpus.xids`
+        self._is_open = False  # True once a call has opened the driver
 
     def inventory(self) -> gpus.Inventory:
         """Return the last known GPUs while the driver does not respond."""

@@ -41,8 +41,7 @@ class CheckpointTraits(Struct, frozen=True):
     """Nanoseconds since the epoch."""
     completeness: Completeness
     is_pinned: bool
-    best: str | None
-    """Name of the best checkpoint at its time."""
+    best: str | None  # name of the best checkpoint when this one was written; None if not recorded
     is_known: bool = True
     """False if a file needed for this is unreadable."""
 

@@ -40,11 +40,11 @@ log = logging.getLogger(__name__)
 
 _OPEN_DIRECTORIES = 32  # directories kept open: files of similar age often share one
 _UNLIMITED = 2**63
-_SHOWN_NAMES = 4
+_SHOWN_NAMES = 4  # file systems named in a refusal
 
 
 class CleaningRequest(Struct, frozen=True):
-    rules: tuple[str, ...]
+    rules: tuple[str, ...]  # names
     deadline: float
     """Seconds since the epoch."""
     until_free: float | None = None
@@ -60,7 +60,7 @@ class Cleaner(Struct, frozen=True):
     measure: MeasureSpace = measure_space
     proc: str = "/proc"
     batch_size: int = BATCH_SIZE
-    state_dir: Path | None = None
+    state_dir: Path | None = None  # the agent's, which no rule cleans
 
     def clean(self, request: CleaningRequest, is_stopping: Callable[[], bool]) -> Mapping[str, Any]:
         """Return the output of a command with existing rules.
@@ -96,7 +96,7 @@ class _CleaningRun(Struct):
     """Entries deleted by earlier rules of a trial run."""
     files: int = 0
     bytes: int = 0
-    ended_by: Reason | None = None
+    ended_by: Reason | None = None  # reason of the last rule that ended early
 
     def run_rule(self, rule: CleaningRule) -> RuleCounters:
         counters = RuleCounters(checkpoints=0 if rule.kind is EntryKind.CHECKPOINTS else None)
@@ -123,7 +123,7 @@ class _RuleRun(Struct):
 
     def apply(self, opened: OpenedRoots) -> None:
         self.counters.refused_roots.update(opened.refused)
-        measured = tuple(root for root in opened.roots if self._is_wanted(root) and self._measure(root))
+        measured = tuple(root for root in opened.roots if self._accept(root) and self._measure(root))
         roots = tuple(root for root in measured if self._needs_space(root))
         self.counters.free_enough_roots.extend(root.path for root in measured if root not in roots)
         if measured and not roots:
@@ -138,7 +138,8 @@ class _RuleRun(Struct):
             self.run.ended_by = ended_by
             self.counters.leave_rest(ended_by, self.counters.matched - self.considered)
 
-    def _is_wanted(self, root: Root) -> bool:
+    def _accept(self, root: Root) -> bool:
+        """Return False, and record the refusal, if the root is not on a file system that the command names."""
         search = self.run.target_filesystems
         if search is None or search.finds(root.mount):
             return True
@@ -147,6 +148,7 @@ class _RuleRun(Struct):
         return False
 
     def _measure(self, root: Root) -> bool:
+        """Measure the root's free space; False if it is refused, because that fails."""
         try:
             self.run.filesystems.add(root)
         except OSError as error:

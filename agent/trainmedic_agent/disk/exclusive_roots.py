@@ -23,6 +23,7 @@ def exclusive_roots(roots: Iterable[str]) -> Iterator[None]:
             lock = NameLock.take(f"root:{hashlib.sha256(os.fsencode(root)).hexdigest()[:32]}")
             if isinstance(lock, NameLock):
                 stack.callback(lock.release)
+            # Any user can take the lock: a holder that cannot clean must not block the agent.
             elif privileges.is_agent(lock, privileges.FILES_OF_OTHERS):
                 raise ConfigurationError(
                     f"the policy's root {root} belongs to another agent of this machine, process {lock.pid}: stop one "

@@ -50,10 +50,8 @@ class Root(Struct, frozen=True):
     path: str
     fd: int
     device: int
-    mount: int | None
-    """Mount ID, if known."""
-    protected: Inode | None = None
-    """A directory that no walk enters."""
+    mount: int | None  # mount ID, if known
+    protected: Inode | None = None  # the agent's state directory, which no walk enters
     access_times: AccessTimes = KEPT
 
     def contains(self, fd: int) -> bool:
@@ -184,9 +182,9 @@ def measure_space(fd: int) -> DiskSpace:
 class Filesystem(Struct):
     root: str
     fd: int
-    before: DiskSpace
+    before: DiskSpace  # at the command's start
     freed: int = 0  # bytes, by this command
-    waits: int = 0
+    waits: int = 0  # see `_MAX_LATE_SPACE_WAITS`
 
 
 class Filesystems:
@@ -220,7 +218,7 @@ class Filesystems:
         return self._measure(filesystem.fd)
 
     def wait_for_enough(self, device: int) -> bool:
-        """Return whether the target is reached, after waiting for space freed late."""
+        """Return whether the target is reached, after waiting for space freed late. Without a target, False."""
         if self._target is None:
             return False
         if self.space(device).percent >= self._target:

@@ -52,7 +52,7 @@ def _matcher(part: str) -> Matcher:
 
 
 class GlobState(Struct, frozen=True):
-    """Positions of several patterns in one directory."""
+    """Positions that several patterns have reached at one directory of a walk."""
 
     globs: tuple[Glob, ...]
     positions: frozenset[tuple[int, int]]

@@ -36,6 +36,7 @@ class MetadataReader:
         self._process = ConfinedProcess(metadata_child.__name__, (), _LONGEST_ANSWER)
 
     def latest_step(self, directory: int, name: str) -> int | None:
+        """Return None without such a file, or a number in it."""
         return self._parsed(metadata_child.LATEST, _beginning(directory, name, _LATEST_BYTES)).step
 
     def best(self, directory: int, name: str) -> str | None:

@@ -20,14 +20,13 @@ _ESCAPED = re.compile(rb"\\([0-7]{3})")
 class Mount(Struct, frozen=True):
     """A line of ``/proc/PID/mountinfo``."""
 
-    number: int
-    device: bytes
-    """Major and minor number."""
-    root: bytes
-    point: bytes
+    number: int  # mount ID
+    device: bytes  # major and minor number
+    root: bytes  # the file system's directory that is mounted
+    point: bytes  # where it is mounted
     options: frozenset[bytes]
-    filesystem: str
-    source: bytes = b""
+    filesystem: str  # type
+    source: bytes = b""  # name of the device
 
 
 class NamedFilesystem(Struct, frozen=True):
@@ -56,6 +55,10 @@ class FilesystemSearch:
 
 
 def _is_named(mount: Mount, name: NamedFilesystem, at_point: Sequence[Mount]) -> bool:
+    """Return whether an alert names this mount. `at_point`: mounts at the alert's mount point.
+
+    Point and device decide together if both fit one mount, otherwise either is enough.
+    """
     device = name.device.encode()
     exact = {each.device for each in at_point if each.source == device}
     if exact:

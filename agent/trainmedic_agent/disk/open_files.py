@@ -56,10 +56,9 @@ class OpenFileSnapshot(Struct):
     """Inodes in use."""
 
     device: int
-    is_complete: bool = True
+    is_complete: bool = True  # False if some process's files may be missing
     open: set[int] = field(default_factory=set)
-    writers: dict[int, bool] = field(default_factory=dict)
-    """True if all writers of the file append."""
+    writers: dict[int, bool] = field(default_factory=dict)  # by inode of files with writers: True if all of them append
     mapped: set[int] = field(default_factory=set)
     """Inodes on any device: mappings may state another than stat(2)."""
 

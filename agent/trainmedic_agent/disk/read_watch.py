@@ -33,7 +33,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ReadWatch:
-    """`seconds`: the rule's ``min_age``."""
+    """`seconds`: the rule's ``min_age``, which no watch exceeds."""
 
     def __init__(self, seconds: float, throttle: Throttle) -> None:
         self._seconds = min(seconds, WATCH_SECONDS)
@@ -52,7 +52,10 @@ class ReadWatch:
             os.close(self._queue)
 
     def watch_files(self, files: Iterable[MatchedFile]) -> None:
-        """Watch the files' directories for a while, where necessary, and no earlier ones."""
+        """Watch the files' directories where access times are untraced, instead of earlier ones.
+
+        This waits up to `WATCH_SECONDS`; the watch continues afterwards.
+        """
         self._watches.clear()
         self._matched_names.clear()
         for file in files:
@@ -61,14 +64,14 @@ class ReadWatch:
         self._watch(self._matched_names, is_recursive=False)
 
     def watch_checkpoints(self, matched: Iterable[MatchedCheckpoint]) -> None:
-        """Watch checkpoints for a while, where necessary."""
+        """Like `watch_files`, for checkpoints."""
         self._watch(
             (each.directory for each in matched if each.directory.root.access_times.untraced),
             is_recursive=True,
         )
 
     def obstacle(self, directory: WalkedDirectory) -> Reason | None:
-        """Return why nothing in a directory may be deleted; None if nothing was read."""
+        """Return why nothing in a watched directory may be deleted; None if nothing was read."""
         if not directory.root.access_times.untraced or not self._seconds:
             return None
         self._read_queue()

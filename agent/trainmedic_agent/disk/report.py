@@ -88,14 +88,12 @@ class _LeftEntries(Struct):
 
 class RuleCounters(Struct):
     matched: int = 0
-    files: int = 0
-    """Files deleted or truncated."""
-    bytes: int = 0
-    checkpoints: int | None = None
-    """None for rules that delete files."""
-    refused_roots: dict[str, str] = field(default_factory=dict)
+    files: int = 0  # deleted, truncated or shrunk; in a trial run those that would be
+    bytes: int = 0  # freed ones
+    checkpoints: int | None = None  # deleted ones; None for rules that delete files
+    refused_roots: dict[str, str] = field(default_factory=dict)  # reasons by path
     free_enough_roots: list[str] = field(default_factory=list)
-    access_times: dict[str, str] = field(default_factory=dict)
+    access_times: dict[str, str] = field(default_factory=dict)  # `AccessTimes` by root, for rules that use them
     is_first_pass: bool = True
     """False once all roots were walked: later walks count nothing."""
     _left: dict[Reason, _LeftEntries] = field(default_factory=dict)

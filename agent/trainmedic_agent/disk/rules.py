@@ -82,11 +82,10 @@ class CleaningRule(Struct, frozen=True):
     do: CleaningOperation = CleaningOperation.DELETE
     age_by: AgeBy = AgeBy.USED
     keep_newest: int = 0  # per directory
-    min_size: int | None = None
+    min_size: int | None = None  # bytes on disk, as max_size
     max_size: int | None = None
-    when_free_below: float | None = None
-    """Percentage."""
-    max_files: int | None = None
+    when_free_below: float | None = None  # percentage; with more free space the root is left
+    max_files: int | None = None  # per command; None for the policy's limit alone
     max_bytes: int | None = None
     keep_tail: int | None = None
     """Bytes that ``do: shrink`` keeps."""

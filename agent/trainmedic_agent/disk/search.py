@@ -129,7 +129,7 @@ class FileSearch(_Search):
         newest_of: dict[WalkedDirectory, list[tuple[int, int, os.stat_result, str]]] = {}
         with self._walk(root, self._visit) as entries:
             for directory, entry in entries:
-                if entry is None:
+                if entry is None:  # the directory's end, so its newest are known
                     for _, _, _, name in newest_of.pop(directory, ()):
                         self.counters.skip(Reason.NEWEST, directory, name)
                     continue
@@ -195,7 +195,7 @@ class CheckpointContents(Struct, frozen=True):
 
 
 class MatchedCheckpoint(Struct, frozen=True):
-    root_index: int
+    root_index: int  # in the rule, to sort equally old ones
     directory: WalkedDirectory
     inode: Inode
     contents: CheckpointContents
@@ -203,7 +203,7 @@ class MatchedCheckpoint(Struct, frozen=True):
 
 class CheckpointSearch(_Search):
     metadata: MetadataReader
-    _count: int = 0
+    _count: int = 0  # checkpoints found, including those beyond the limit
     _matched: list[MatchedCheckpoint] = field(default_factory=list)
 
     def find(self) -> list[MatchedCheckpoint]:
@@ -249,7 +249,7 @@ class CheckpointSearch(_Search):
 
         with self._walk(root, visit) as entries:
             for directory, entry in entries:
-                if entry is None:
+                if entry is None:  # the directory's end
                     self._judge(siblings_in.pop(directory, []))
 
     def _judge(self, siblings: list[tuple[MatchedCheckpoint, CheckpointTraits]]) -> None:

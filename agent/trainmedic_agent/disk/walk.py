@@ -59,7 +59,7 @@ class WalkedDirectory(Struct, eq=False):
 SkipEntry = Callable[[Reason, WalkedDirectory, str], None]
 # Returns whether to enter a directory. The second argument is whether its path matches.
 VisitDirectory = Callable[[WalkedDirectory, bool], bool]
-WalkedEntry = tuple[WalkedDirectory, os.DirEntry[str] | None]
+WalkedEntry = tuple[WalkedDirectory, os.DirEntry[str] | None]  # None at the directory's end
 
 
 class _Level(Struct):

@@ -41,6 +41,8 @@ _LONGEST_REASON = 1000
 
 
 class ReadingParts(Protocol):
+    """See `trainmedic_agent.wiring.agent_logs.LogReading`."""
+
     def take_rules(self, at: datetime, raw: bytes) -> None: ...
 
     def search(self, params: Mapping[str, Any], is_stopping: Callable[[], bool]) -> Sequence[str]:
@@ -58,7 +60,7 @@ class AgentSession:
     def __init__(self, stream: FrameStream) -> None:
         self.stream = stream
         self._changed = threading.Condition()
-        self._uuids: Mapping[str, str] = {}
+        self._uuids: Mapping[str, str] = {}  # of GPUs, by PCI address
         self._access = StoreAccess()
         self._rules: RulesNow | None = None  # rules received before the greeting
         self._unacknowledged: set[int] = set()  # numbers of findings sent but not in Redis

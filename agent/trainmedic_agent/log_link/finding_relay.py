@@ -53,8 +53,8 @@ class FindingRelay:
         self._unix_now = unix_now
         self.clock_error: float | None = None  # maximum difference to Redis's clock in seconds. None until it is known.
         self._lock = threading.Lock()
-        self._batch: FindingBatch | None = None
-        self._generation = 0
+        self._batch: FindingBatch | None = None  # not, or not completely, in Redis
+        self._generation = 0  # 0 before the first reader
         self._rules_due = self._clock_due = 0.0
         self._has_work = threading.Event()
         self._stopping = threading.Event()
@@ -154,7 +154,7 @@ class FindingRelay:
             if generation != self._generation:
                 return True
             self._batch = replace(batch, updates=rest) if rest else None
-        if taken:
+        if taken:  # with dropped ones, which the reader must not repeat
             self._unsent.put((FindingsTaken([update.number for update in taken]), generation))
         return not rest
 
@@ -187,7 +187,8 @@ class FindingRelay:
             return None
         finding = replace(update.finding, clock_error=self.clock_error or 0.0)
         raw = finding_codec.encode(replace(update, finding=finding))
-        if len(raw) > LARGEST_UPDATE - 4096:  # the excerpt may have characters that JSON escapes with six
+        # The server counts the signature too. An excerpt may have characters that JSON escapes with six.
+        if len(raw) > LARGEST_UPDATE - 4096:
             raw = finding_codec.encode(replace(update, finding=finding, excerpt=None))
         return raw if len(raw) <= LARGEST_UPDATE else None
 

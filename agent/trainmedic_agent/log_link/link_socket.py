@@ -18,6 +18,8 @@ _ACCEPT_SECONDS = 0.5
 
 
 class Peer:
+    """The process at the other end of a connection."""
+
     def __init__(self, connection: socket.socket) -> None:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         self.pid, self.uid, self.gid = struct.unpack("3i", raw)
@@ -28,7 +30,7 @@ class Peer:
                 self._handle = os.pidfd_open(self.pid)
 
     def kill(self) -> bool:
-        """Return False if not permitted."""
+        """Return False if not permitted, or if the process is in another PID namespace."""
         if self._handle is None:
             return False
         try:

@@ -36,7 +36,7 @@ class Welcome(Struct, frozen=True, tag="welcome"):
 
 
 class RulesNow(Struct, frozen=True, tag="rules"):
-    at: datetime
+    at: datetime  # when the server published them
     raw: Annotated[bytes, Meta(max_length=LARGEST_RULES)]
 
 
@@ -58,7 +58,7 @@ class SearchRequest(Struct, frozen=True, tag="search"):
 
 
 class SearchWithdrawn(Struct, frozen=True, tag="search_withdrawn"):
-    id: int
+    id: int  # of a search whose caller no longer waits
 
 
 class Ping(Struct, frozen=True, tag="ping"):
@@ -110,13 +110,12 @@ _CutField = _CutText | int | None
 
 
 class ReaderStatus(Struct, frozen=True):
-    rules: _Name = ""
-    files: _Number = 0
-    kernel: _Name | None = None
-    waiting: _Number = 0
-    problem: _Text = ""
-    shipping_problem: _Text | None = None
-    """None if shipping is disabled."""
+    rules: _Name = ""  # version, empty without rules
+    files: _Number = 0  # followed ones
+    kernel: _Name | None = None  # a `KernelReading`; None if the kernel's log is not read
+    waiting: _Number = 0  # updates of findings that are not in Redis
+    problem: _Text = ""  # why logs are not read, otherwise empty
+    shipping_problem: _Text | None = None  # empty without problem, None if shipping is disabled
     cuts: Annotated[list[dict[_Name, _CutField]], Meta(max_length=200)] = []
     uid: _Number | None = None  # the reader's user
 

@@ -10,6 +10,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from trainmedic_agent.log_link.messages import LogMetric, LogSample, MetricKind
 
 _ENDINGS = {MetricKind.COUNTER: "_total", MetricKind.INFO: "_info", MetricKind.GAUGE: ""}
+# Limits of `LogMetric` and `LogSample`.
 _MOST_SAMPLES = 2000
 _LONGEST_VALUE = 256
 

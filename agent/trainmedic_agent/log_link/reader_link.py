@@ -45,13 +45,16 @@ METRICS_SECONDS = 1.0
 _CHECK_SECONDS = 0.2
 _JOIN_SECONDS = 1.0
 _MOST_WITHDRAWN = 100  # searches that may still be answered
-_MOST_LOOPS = 16
+_MOST_LOOPS = 16  # loops with counted errors: a hostile reader could invent names
 _MOST_LOOP_ERRORS = 16  # errors of a loop counted per pong
+# Problems shown in the agent's presence. A search fails with the second.
 STARTING = "the log reader process of this node has not connected yet"
 AWAY = "the log reader process of this node does not answer; restarting it"
 
 
 class FindingOutlet(Protocol):
+    """See `FindingRelay`."""
+
     def offer(self, batch: FindingBatch, generation: int) -> bool:
         """Return False if the previous batch is unacknowledged."""
         ...
@@ -74,14 +77,14 @@ class ReaderLink:
         self._stream: FrameStream | None = None
         self._peer: Peer | None = None
         self.generation = 0  # number of connections so far
-        self.status = ReaderStatus()
+        self.status = ReaderStatus()  # the reader's last, empty without a reader
         self._metrics: Sequence[LogMetric] = ()
         self._pings: dict[int, float] = {}  # monotonic times of unanswered pings, by number
         self._number = 0
-        self._searches: dict[int, SearchAnswer | SearchFailure | None] = {}
-        self._withdrawn: set[int] = set()
-        self._loop_errors: dict[str, int] = {}
-        self._is_greeted = False
+        self._searches: dict[int, SearchAnswer | SearchFailure | None] = {}  # None: not answered yet
+        self._withdrawn: set[int] = set()  # given up, but may still be answered
+        self._loop_errors: dict[str, int] = {}  # of this reader, counted so far, by loop
+        self._is_greeted = False  # True once `ReaderNews` has sent policy and GPUs
         self._has_answered = False
         self._stopping = threading.Event()
         self._log_limit = LogLimit()
@@ -116,7 +119,7 @@ class ReaderLink:
         return self._stream is not None and self._has_answered
 
     def send(self, message: AgentMessage, generation: int | None = None) -> bool:
-        """Return False if this reader is gone."""
+        """Return False if the reader of this connection is gone; None: the current one."""
         with self._changed:
             stream = self._stream
             if stream is None or generation not in (None, self.generation):

@@ -16,8 +16,8 @@ from trainmedic_agent.log_shipping.store_access import StoreAccess, read_access
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
-_CHANGES_SECONDS = 5.0
-_GPUS_SECONDS = 60.0
+_CHANGES_SECONDS = 5.0  # between looks for a new credential, or for GPUs while none is known
+_GPUS_SECONDS = 60.0  # between looks for further GPUs
 
 
 class ReaderNews:
@@ -36,7 +36,7 @@ class ReaderNews:
         self._uuids = uuids
         self._store_token = store_token
         self._counters = counters
-        self._generation = 0
+        self._generation = 0  # of the last greeted reader, 0 before the first
         self._gpus = GpusNow({})
         self._access = StoreAccess()
         self._gpus_due = self._changes_due = 0.0
@@ -69,6 +69,7 @@ class ReaderNews:
             first: list[AgentMessage] = [self._gpus]
             if self._welcome.policy.ship is not None:
                 first.append(self._access)
+            # The welcome comes last: it starts the reading.
             self._link.greet([*first, self._welcome], generation)
             self._generation = generation
             self._changes_due = time.monotonic() + _CHANGES_SECONDS

@@ -37,7 +37,7 @@ CAP_SYSLOG = 34  # needed to open a restricted kernel log
 class ReaderUser(Struct, frozen=True):
     uid: int
     gid: int
-    is_without_account: bool = False
+    is_without_account: bool = False  # see `WITHOUT_ACCOUNT`
 
 
 def reader_user(name: str | None) -> ReaderUser:
@@ -81,6 +81,7 @@ def own_user() -> ReaderUser:
 
 
 def has_rights_to_read() -> bool:
+    """Return whether this process can open more than its user's files, so that an opener is needed."""
     return any(_has(capability) for capability in (_CAP_DAC_READ_SEARCH, _CAP_SETGID, _CAP_SETUID, CAP_SYSLOG))
 
 
@@ -117,11 +118,10 @@ def closed_to(user: ReaderUser, path: Path) -> Path | None:
 class ReaderChild(subprocess.Popen[bytes]):
     """The opener as child process and group leader.
 
-    The kernel ends its own child with it only if it may signal that child.
+    The kernel does not end its own child, the reading process, with it if that has another user.
     """
 
-    user_of_child: int | None = None
-    """The child's user. None: this process's."""
+    user_of_child: int | None = None  # the reading process's user; None: this process's
 
     @property
     def is_stopped(self) -> bool:

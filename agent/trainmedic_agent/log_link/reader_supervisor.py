@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 SETTLED_SECONDS = 60.0  # seconds of work that reset the pause
-CONNECT_SECONDS = 60.0
+CONNECT_SECONDS = 60.0  # seconds after which a child without connection is killed
 STOPPED_SECONDS = 2.0  # seconds after which a reader stopped by a signal is killed
 _LOOK_SECONDS = 0.25
 _BEAT_SECONDS = 1.0
@@ -42,7 +42,7 @@ class ReaderSupervisor:
         self._counters = counters
         self._monotonic = monotonic
         self._child: ReaderChild | None = None
-        self._stopped_at: float | None = None
+        self._stopped_at: float | None = None  # since when a signal has stopped the child, monotonic
         self._began_at = self._beat_at = float("-inf")
         self._start_at = float("-inf")
         self._pause = FIRST_PAUSE
@@ -62,7 +62,7 @@ class ReaderSupervisor:
 
     def stop(self) -> None:
         self.halt()
-        # End the child first: the kernel ends it with the thread that start_child it.
+        # End the child before the thread that started it: the kernel kills it with that thread.
         child = self._child
         if child is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -76,6 +76,7 @@ class ReaderSupervisor:
             self._watch_child(now)
         if now - self._beat_at >= _BEAT_SECONDS:
             self._beat_at = now
+            # `beat` kills only the connected process.
             if not self._link.beat() and self._child is not None:
                 self._end(self._child)
 

@@ -18,10 +18,11 @@ class RuleNews:
     def __init__(self, node: str, signer: Signer | None) -> None:
         self._node = node
         self._signer = signer
-        self._known: RulesNotice | None = None
+        self._known: RulesNotice | None = None  # of the last rules sent to the reader
         self._refused = ""  # why the last rules were rejected
 
     def forget(self) -> None:
+        """Fetch the rules again, for a reader that lacks them."""
         self._known = None
 
     def fetch_changed(self, client: redis.Redis) -> RulesNow | None:

@@ -40,7 +40,7 @@ class LogRefused(Exception):
 
 
 class NamedBy(Struct, frozen=True):
-    """A job's file that names others."""
+    """A job's sources file (`JobSources`), which names others."""
 
     path: str
     device: int

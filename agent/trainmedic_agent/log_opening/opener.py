@@ -33,9 +33,9 @@ from trainmedic_agent.log_opening.opener_frames import (
 log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 32
-MOST_LISTED = 200_000
-MOST_NAMES = 2000
-_PAGE = 1000
+MOST_LISTED = 200_000  # entries of a directory
+MOST_NAMES = 2000  # names of a request for facts
+_PAGE = 1000  # entries of a message
 
 
 class FileOpener:

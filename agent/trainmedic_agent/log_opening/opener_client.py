@@ -32,9 +32,9 @@ class OpenerClient:
     """`NodeFiles` that uses the opener. Each thread has its own connection."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._first = connection
+        self._first = connection  # used only to add the threads' connections
         self._lock = threading.Lock()
-        self._local = threading.local()
+        self._local = threading.local()  # `connection`: the thread's
         self._open: weakref.WeakSet[_Connection] = weakref.WeakSet()
 
     def open(self, path: str, named_by: NamedBy | None = None) -> int:

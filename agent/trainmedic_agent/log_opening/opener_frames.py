@@ -12,12 +12,14 @@ from msgspec import Struct
 
 from trainmedic_agent.log_opening.node_files import FileFacts, ListedName, NamedBy, UnreadReason
 
-MOST_BYTES = 1024 * 1024
-_HEADER = 4
+MOST_BYTES = 1024 * 1024  # bytes of a message
+_HEADER = 4  # bytes of a frame's length
 _DESCRIPTOR_BYTES = array.array("i").itemsize
 
 
 class Namer(Struct, frozen=True, array_like=True):
+    """`NamedBy` with bytes as path: file names may not be UTF-8."""
+
     path: bytes
     device: int
     inode: int

@@ -184,10 +184,11 @@ class ArrivalIndex:
             "SELECT device, inode, MAX(size), MAX(at) FROM log_arrivals GROUP BY device, inode"
         ):
             self._files[_unsigned(device), _unsigned(inode)] = _FileState(size, at, at, size, at)
+        # Full chunks, and forgotten files, that are not in the database yet.
         self._full: list[tuple[FileKey, _Chunk]] = []
         self._forgotten: list[FileKey] = []
         self._written_at = float("-inf")
-        self._scanned_at = _UNKNOWN
+        self._scanned_at = _UNKNOWN  # begin of the last scan, in milliseconds since 1970
 
     def record_look(self, key: FileKey, size: int, written_ns: int, now: datetime) -> None:
         moment = _milliseconds(now)
@@ -207,6 +208,7 @@ class ArrivalIndex:
                     # The previous scan did not find this file, so its content is newer.
                     is_new = _UNKNOWN < self._scanned_at <= written
                     self._files[key] = _FileState(looked_at=self._scanned_at if is_new else _UNKNOWN)
+                # The scan rarely looks at jobs not written for `OLD_SECONDS`; half of it is a safe bound for one file.
                 looked_at = first if idle < OLD_SECONDS / 2 else first - _STALE_MILLISECONDS
                 self._look(key, file.size, written, looked_at, last)
             self._scanned_at = first

@@ -39,7 +39,7 @@ _Turn = tuple[float, int, BudgetOwner, Iterator[Item], float, Item]
 
 
 class FairTurns:
-    """Turns by time used. Not thread-safe."""
+    """Order of work by the time that users and their jobs have used. Not thread-safe."""
 
     def __init__(
         self,

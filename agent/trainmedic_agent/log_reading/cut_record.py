@@ -16,15 +16,13 @@ from trainmedic_agent.log_reading.budgets import BudgetOwner
 from trainmedic_logs.domain.log_cuts import LONGEST_JOB, MOST_REPORTED, CutKind, LogCut
 
 FORGOTTEN_AFTER = 600.0  # seconds without a cut
-_MOST_KEPT = 2000  # Entries
+_MOST_KEPT = 2000  # entries
 
 
 class _Entry(Struct):
     count: int
-    since: float
-    """Unix time."""
-    seen: float
-    """Monotonic time."""
+    since: float  # Unix time of the first cut
+    seen: float  # monotonic time of the last one
 
 
 class CutRecord:

@@ -109,7 +109,7 @@ class DirectoryLook:
             deeper, files, listing = self.listed(place)
             yield from self.logs_among(place, files, listing.device)
         except (OSError, LogRefused) as error:
-            self.count(error)
+            self.count_error(error)
             return
         for name, inner in sorted(deeper, key=_newest_attempt_first):
             if not self._budget.may_continue():
@@ -127,7 +127,7 @@ class DirectoryLook:
                 return
             yield from self.walk(LookPlace(directory, NamedFiles(origins), named_by))
 
-    def count(self, error: OSError | LogRefused) -> None:
+    def count_error(self, error: OSError | LogRefused) -> None:
         """Count an error, unless the directory vanished or its file system fails."""
         if isinstance(error, LogRefused):
             self.refused[error.reason] += 1

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from trainmedic_agent.log_opening.node_files import FileFacts
 
-_MOST = 50_000  # Directories
+_MOST = 50_000  # directories
 
 
 class _Known(Struct, frozen=True):

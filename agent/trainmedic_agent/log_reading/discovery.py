@@ -21,7 +21,7 @@ from trainmedic_agent.log_reading.cut_record import CutRecord
 from trainmedic_agent.log_reading.directory_look import DirectoryLook, LookPlace
 from trainmedic_agent.log_reading.directory_names import DirectoryNames
 from trainmedic_agent.log_reading.finders import Finder, LayoutFinder, NamedFiles, PatternFinder, PodFinder
-from trainmedic_agent.log_reading.job_look import DueUnit, LargeLooks, Looked, looked_at
+from trainmedic_agent.log_reading.job_look import DueUnit, LargeLooks, Looked, look_at
 from trainmedic_agent.log_reading.job_sources import JobSources
 from trainmedic_agent.log_reading.log_policy import LogsPolicy
 from trainmedic_agent.log_reading.scan_units import (
@@ -51,7 +51,7 @@ MOST_ENTRIES = 2_000_000  # entries of a policy directory
 
 class Scan(Struct, frozen=True):
     files: tuple[FoundFile, ...]  # logs without dumps
-    refused: Mapping[UnreadReason, int]
+    refused: Mapping[UnreadReason, int]  # number of paths that are not read, by reason
     dumps: tuple[FoundFile, ...] = ()
     is_cut: bool = False  # True if a directory had too many entries
     late: int = 0
@@ -59,8 +59,7 @@ class Scan(Struct, frozen=True):
     is_behind: bool = False
     """True if small jobs are late: scan again soon."""
     errors: int = 0  # unexpected ones, already logged
-    is_stale: bool = False
-    """True for an earlier scan."""
+    is_stale: bool = False  # set by `SharedScan`, which returns an earlier scan if the next takes too long
 
 
 class _Top(Struct):
@@ -106,7 +105,7 @@ class Discovery:
         shared = names or DirectoryNames()
         self._units = [UnitTable(policy, node, self._cuts, files, shared) for _ in self._tops]
         self.large = LargeLooks(files, policy.max_job_entries)  # looks at large jobs, made by another thread
-        self._known: Collection[FileKey] = ()
+        self._known: Collection[FileKey] = ()  # see `scan`
         self._late = 0
         self._is_behind = False
         self._errors = 0
@@ -164,7 +163,7 @@ class Discovery:
             units.update(path, deeper, may_be_renamed=listing.may_be_renamed)
             top = _Top(path, tuple(newest_of_users(found, MOST_OF_USER, self._known)), units.by_name)
         except (OSError, LogRefused) as error:
-            look.count(error)
+            look.count_error(error)
             units.by_name.clear()
         if budget.is_cut:
             self._cuts.add(BudgetOwner(None, path), CutKind.ENTRIES)
@@ -198,7 +197,7 @@ class Discovery:
                 break
             allowed = None if seconds is None else max(SMALL_SECONDS, job_seconds)
             budget = ScanBudget(entries, is_stopping, allowed)
-            looked = looked_at(unit, changed_ns, self._files, self._known, budget, is_stopping)
+            looked = look_at(unit, changed_ns, self._files, self._known, budget, is_stopping)
             is_cut |= self._store_result(looked, count)
             self._late -= not self._is_partial(looked)
             self._is_behind |= budget.is_late
@@ -285,6 +284,7 @@ def _joined(before: Sequence[FoundFile], found: Sequence[FoundFile]) -> list[Fou
 
 
 def _add_once(files: dict[FileKey, FoundFile], file: FoundFile) -> None:
+    # Two directories may list a file, one without origin (see `FoundFile`).
     if file.key not in files or files[file.key].origin is None:
         files[file.key] = file
 

@@ -36,7 +36,7 @@ BYTES_OF_JOB = 1024**3  # bytes per hour
 DUMPS_OF_JOB = 4 * MOST_RANKS  # dumps of a job's newest attempts
 _NO_BUDGET = "the hourly budget for dumps of this job is used up"
 _AT_ONCE = 4  # dumps per call of `read`
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 1.0  # pause between calls of `read`
 
 _Mark = tuple[int, int, int]  # inode, size and last write, which identify a file's content
 # Parses dumps, given as rank and content. A str is the reason why one cannot be read.
@@ -44,6 +44,8 @@ ReadDumps = Callable[[Sequence[tuple[int, bytes]]], Sequence[Dump | str]]
 
 
 class TakesFindings(Protocol):
+    """See `RuleRunner`."""
+
     @property
     def can_take(self) -> bool: ...
     def report(self, finding: Finding, excerpt: Excerpt, owner: BudgetOwner) -> None: ...
@@ -71,7 +73,7 @@ class DumpReading:
         self._size = HourlyBudget(BYTES_OF_JOB, monotonic)
         self._found: tuple[FoundFile, ...] = ()
         self._first_seen: dict[str, tuple[_Mark, datetime]] = {}  # mark and time, by path
-        self._last_marks: dict[str, _Mark] = {}
+        self._last_marks: dict[str, _Mark] = {}  # at the last look, by path
         self._lines: dict[str, tuple[_Mark, str]] = {}  # mark when read, and digest line, by path
 
     def take_scan(self, scan: Scan) -> None:
@@ -124,7 +126,7 @@ class DumpReading:
         return seen if seen is not None and seen[0][0] == file.inode else (_mark(file), now)
 
     def _read_in_turn(self, waiting: Mapping[BudgetOwner, Sequence[tuple[str, FoundFile]]]) -> tuple[list[str], bool]:
-        """Read some dumps, and refuse those without budget; return their directories, and whether there are more.
+        """Read some dumps, and refuse those without budget; return the directories of both, and whether more wait.
 
         All refusals are made at once, because each call ends with a write to the disk.
         """

@@ -48,7 +48,7 @@ FIRST_BYTES = 1024 * 1024  # bytes read from the end of files in the first scan 
 
 
 class Followed(Protocol):
-    """An open file whose lines are processed."""
+    """An open file: `FollowedFile` for rules, `ShippedFile` for a log store."""
 
     file: GrowingFile
     origin: Origin
@@ -99,8 +99,9 @@ def _expected_seconds(turn: _Turn[FollowedT]) -> float:
 
 
 class Positions(Protocol):
-    is_first: bool
-    """True if none was ever stored."""
+    """`RuleRunner` or `ShipPositions`."""
+
+    is_first: bool  # True if none was ever stored
 
     @property
     def can_take(self) -> bool:
@@ -122,7 +123,7 @@ class FileCounts(Protocol):
 
 
 class FileFollowing(Generic[FollowedT]):
-    """Files followed for one use of their lines. One thread reads, another calls `take_scan`."""
+    """Files followed for rules, or for shipping. One thread reads, another calls `take_scan`."""
 
     def __init__(
         self,
@@ -154,8 +155,8 @@ class FileFollowing(Generic[FollowedT]):
         self._followed: dict[FileKey, FollowedT] = {}
         self._polled_at: dict[FileKey, float] = {}
         self._to_open: dict[FileKey, _FileToOpen] = {}
-        self._unopened: dict[FileKey, UnreadReason] = {}
-        self._refused: Counter[UnreadReason] = Counter()
+        self._unopened: dict[FileKey, UnreadReason] = {}  # chosen files that could not be opened
+        self._refused: Counter[UnreadReason] = Counter()  # by the last scan, or beyond the limits
         self._known: dict[FileKey, KnownFile] = {}  # closed files with their positions
         self._missing: dict[FileKey, float] = {}  # monotonic time since when scans miss a known file
         self._is_first_scan = positions.is_first
@@ -248,10 +249,9 @@ class FileFollowing(Generic[FollowedT]):
         self._polled_at.pop(key, None)
 
     def _choose_files(self, scan: Scan) -> None:
-        """Choose files with new data to open, within each owner's share, most recently written first.
+        """Choose files with new data to open: within each owner's share, the most recently written.
 
-        A job's are opened in the order of their last writes, because a failure belongs to the first attempt that shows
-        it.
+        They are opened in the order of their last writes: a failure belongs to the first attempt that shows it.
         """
         refused = Counter(scan.refused)
         now, monotonic = self._now().timestamp(), self._monotonic()
@@ -294,7 +294,7 @@ class FileFollowing(Generic[FollowedT]):
         known = self._known.get((found.device, found.inode))
         if known is not None:
             is_unchanged = (found.size, found.written_ns) == (known.position.offset, known.position.written_ns)
-            has_pending_excerpts = bool(known.stream.get("excerpts"))
+            has_pending_excerpts = bool(known.stream.get("excerpts"))  # of `LineStream`
             return has_pending_excerpts or not is_unchanged
         if found.origin is None:
             return False

@@ -75,11 +75,10 @@ class LayoutFinder(Struct, frozen=True):
     node: str
     sources: JobSources
     parts: tuple[str, ...] = ()
-    first_name: str | None = None
-    """Name of the job's directory before renames. None for the current one."""
+    first_name: str | None = None  # name of the job's directory before renames (`DirectoryNames`); None: the current
 
     def enter(self, name: str) -> LayoutFinder | None:
-        depth = len(self.parts)
+        depth = len(self.parts)  # 0: the root, with jobs; 1: a job, with attempts; 2: an attempt
         if depth == 1 and log_layout.attempt_number(name) is None:
             return None
         if depth == 2 and name not in (f"ranks-{log_layout.encoded(self.node)}", log_layout.FLIGHT_RECORDER):
@@ -152,6 +151,8 @@ class PodFinder(Struct, frozen=True):
 
 
 class NamedFiles(Struct, frozen=True):
+    """Files of one directory, by name."""
+
     origins: Mapping[str, Origin]
 
     def enter(self, name: str) -> None:

@@ -29,7 +29,7 @@ class FindingsOfJobs:
         """Return whether to report the finding. A refusal is recorded."""
         if finding.id in self._refused:
             return False
-        if finding.is_over or finding.id in self._admitted:
+        if finding.is_over or finding.id in self._admitted:  # an end, or an update
             return True
         is_admitted = self._budget.take(owner)
         if is_admitted:
@@ -49,4 +49,5 @@ class FindingsOfJobs:
         return self._admitted.get(finding.id) or BudgetOwner(UNKNOWN_USER, finding.origin.job)
 
     def was_admitted(self, finding: Finding) -> bool:
+        """Return False for a refused finding; True also for an earlier process's."""
         return finding.id not in self._refused

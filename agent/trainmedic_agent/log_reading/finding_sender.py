@@ -64,7 +64,7 @@ class FindingSender:
             try:
                 while batch := self._batch():
                     self._port.send_findings(batch)
-                    self._store.sent([number for number, _ in batch])
+                    self._store.delete_sent([number for number, _ in batch])
             except ConnectionError:
                 return  # the process ends with its link
             except JournalUnavailable as error:
@@ -81,7 +81,7 @@ class FindingSender:
     def _batch(self) -> list[tuple[int, bytes]]:
         batch: list[tuple[int, bytes]] = []
         size = 0
-        for number, body in self._store.waiting(_BATCH):
+        for number, body in self._store.number_next(_BATCH):
             update = _limited(body)
             if batch and size + len(update) > _BATCH_BYTES:
                 break
@@ -97,5 +97,5 @@ def _limited(body: bytes) -> bytes:
     try:
         update = finding_codec.decode(body)
     except EnvelopeError:
-        return b""  # an unsupported version; the agent drops it
+        return b""  # another version's; the agent drops it
     return finding_codec.encode(replace(update, excerpt=None))

@@ -24,8 +24,7 @@ HALF_LINE_SECONDS = 10.0  # seconds without new data after which an unfinished l
 class KnownFile(Struct, frozen=True):
     position: FilePosition
     origin: Origin
-    stream: Mapping[str, Any]
-    """State of the lines' processing."""
+    stream: Mapping[str, Any]  # state of processing: `LineStream.to_json`, or `ShippedFile.state`
 
     @property
     def key(self) -> str:
@@ -56,7 +55,7 @@ class FollowedFile:
         self.grown_at = monotonic
         self._budget = budget
         self._left_out = 0
-        self._has_caught_up = False
+        self._has_caught_up = False  # True once all that existed at the start was read
         self._position = known.position
         self.stream = self._new_stream(known.stream)
 

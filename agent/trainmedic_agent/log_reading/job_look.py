@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 OLD_SECONDS = 6 * 3600.0  # seconds without a write until scans are rare
 _OLD_PAUSE = 60.0  # seconds between scans of an old job, unless its directory changes
-_IDLE_SECONDS = 0.5
+_IDLE_SECONDS = 0.5  # pause without a large job to look at
 _log_limit = LogLimit()
 
 DueUnit = tuple[ScanUnit, int]  # unit, and its directory's last change in nanoseconds since 1970, -1 if gone
@@ -30,12 +30,12 @@ class Looked(Struct):
     """Result of a look."""
 
     unit: ScanUnit
-    changed_ns: int
+    changed_ns: int  # as in `DueUnit`
     budget: ScanBudget
     began: float  # monotonic, as `ended`
     ended: float = 0.0
     files: Sequence[FoundFile] = ()
-    named: Sequence[FoundFile] = ()
+    named: Sequence[FoundFile] = ()  # files that the job's sources files name
     refused: Counter[UnreadReason] = field(default_factory=Counter)
     is_unchanged: bool = False
     """True if an old job was not searched."""
@@ -43,7 +43,7 @@ class Looked(Struct):
     is_failed: bool = False  # True after an unexpected error
 
 
-def looked_at(
+def look_at(
     unit: ScanUnit,
     changed_ns: int,
     files: NodeFiles,
@@ -51,7 +51,7 @@ def looked_at(
     budget: ScanBudget,
     is_stopping: Callable[[], bool],
 ) -> Looked:
-    """Unexpected errors are logged, so that they hide no other job's logs."""
+    """Look at a job, unless it is old and unchanged. Log unexpected errors, so that they hide no other job's logs."""
     looked = Looked(unit, changed_ns, budget, time.monotonic())
     try:
         is_old = unit.quiet_seconds(time.time()) > OLD_SECONDS
@@ -133,7 +133,7 @@ class LargeLooks:
                 unit.is_in_progress = True
             budget = ScanBudget(self._most_entries, is_stopping, LARGE_SECONDS)
             used = time.thread_time()
-            looked = looked_at(unit, changed_ns, self._files, known, budget, is_stopping)
+            looked = look_at(unit, changed_ns, self._files, known, budget, is_stopping)
             with self._lock:
                 self._results.append(looked)
             return time.thread_time() - used

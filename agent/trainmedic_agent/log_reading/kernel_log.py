@@ -47,7 +47,7 @@ class KernelReader(Protocol):
         ...
 
     def read(self) -> list[PlacedLine]:
-        """Return the next lines as in ``/dev/kmsg``. Raises OSError."""
+        """Return the next lines as in ``/dev/kmsg``, without waiting. Raises OSError."""
         ...
 
     def place_json(self) -> Mapping[str, Any]: ...
@@ -106,7 +106,7 @@ def _number(record: bytes) -> int | None:
 
 
 class JournalReader:
-    """The kernel's lines in the systemd journal. Its command is restarted when it ends."""
+    """The kernel's lines in the systemd journal. Its command, ``journalctl``, is restarted when it ends."""
 
     def __init__(self, after: int, cursor: str, command: str = "journalctl") -> None:
         """`after`: last place read, 0 for none. `cursor`: its journal cursor."""
@@ -117,7 +117,7 @@ class JournalReader:
         self._process: subprocess.Popen[bytes] | None = None
         self._unfinished = b""
         self._start_at = 0.0
-        self._has_read = False
+        self._has_read = False  # since the command's start
         self._microsecond = (0, 0)  # the last line's time, and the number of earlier lines with it
 
     def fileno(self) -> int | None:
@@ -205,7 +205,7 @@ class KernelStream:
         self._origin = origin
         self._booted_at = booted_at
         self._is_live = False  # all existing lines were read, so further ones are new
-        self._recent: deque[PlacedLine] = deque(maxlen=4 * MOST_AROUND)
+        self._recent: deque[PlacedLine] = deque(maxlen=4 * MOST_AROUND)  # for excerpts
 
     @property
     def key(self) -> str:
@@ -244,7 +244,7 @@ class KernelStream:
         return [(place, with_plausible_time(raw, since_boot)) for place, raw in placed]
 
     def mark_behind(self) -> None:
-        """Expect old lines at the next poll."""
+        """Expect old lines at the next poll, because reading has paused."""
         self._is_live = False
 
     def wait(self, seconds: float) -> None:
@@ -274,7 +274,10 @@ def _text(raw: bytes) -> bytes:
 
 
 def choose_reading(kernel: KernelLog, kmsg: str = KMSG, journals: Sequence[str] = _JOURNALS) -> KernelReading:
-    """Return the policy's way to read the kernel's log, else the first that works."""
+    """Return the policy's way to read the kernel's log, else the first that works.
+
+    FILE, the last resort, is not read here: `Discovery` finds the policy's file.
+    """
     if kernel.by is not KernelReading.ANY:
         return kernel.by
     with contextlib.suppress(OSError):
@@ -290,7 +293,10 @@ def choose_reading(kernel: KernelLog, kmsg: str = KMSG, journals: Sequence[str] 
 
 
 def open_reader(way: KernelReading, kept: Mapping[str, Any], boot: str, kmsg: str = KMSG) -> KernelReader:
-    """Return a reader that continues the previous one, or starts with the boot. Raises OSError."""
+    """Return a reader for KMSG or JOURNAL. Raises OSError.
+
+    It continues at `kept`, a reader's `place_json` with its boot ID, or starts with the boot.
+    """
     is_same = kept.get("boot") == boot and kept.get("by") == way.value
     first = int(kept.get("next", 0)) if is_same else 0
     if way is KernelReading.JOURNAL:

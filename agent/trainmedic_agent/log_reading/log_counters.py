@@ -20,9 +20,9 @@ class LogCounters:
         self.truncations = 0
         self.kernel_lines_lost = 0
         self.findings_lost = 0  # updates dropped as unreadable, or for lack of space
-        self.findings_waiting = 0
-        self.files: Mapping[str, int] = {}
-        self.refused: Mapping[str, int] = {}
+        self.findings_waiting = 0  # updates that are not in Redis yet
+        self.files: Mapping[str, int] = {}  # followed files by source
+        self.refused: Mapping[str, int] = {}  # files not read, by `UnreadReason`
         self.takes_rights = False  # True if files are opened with their users' rights, False if file modes are compared
         self.rules = ""  # version of the active rules, empty before the first
         self.problem = ""  # why findings cannot be stored, otherwise empty

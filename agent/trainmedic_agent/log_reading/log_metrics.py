@@ -8,7 +8,7 @@ from trainmedic_agent.log_reading.log_counters import LogCounters
 
 
 def families(counters: LogCounters, near: Callable[[], Mapping[str, int]]) -> Iterator[Metric]:
-    """`near`: lines that nearly matched a rule."""
+    """`near`: numbers of lines that nearly matched, by rule."""
     cut = CounterMetricFamily(
         "trainmedic_agent_log_cuts", "Cuts of log reading by budgets of jobs and users.", labels=["what"]
     )

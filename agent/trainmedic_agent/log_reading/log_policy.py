@@ -52,15 +52,15 @@ class LogsPolicy(Struct, frozen=True):
     paths: tuple[str, ...] = ()
     """Directories of files that a job may name."""
     files: tuple[FilesOfSource, ...] = ()
-    slurm: tuple[PathPattern, ...] = ()
+    slurm: tuple[PathPattern, ...] = ()  # output files of Slurm's jobs
     pods: tuple[str, ...] = ()
     """Patterns of namespaces with container logs to read."""
-    kernel: KernelLog | None = None
+    kernel: KernelLog | None = None  # None: not read
     max_files: int = DEFAULT_MAX_FILES
     """Files followed, most recently written first."""
     max_lines: int = DEFAULT_MAX_LINES
     """Per second of a file; the kernel's log is unlimited."""
-    max_job_files: int = DEFAULT_MAX_JOB_FILES
+    max_job_files: int = DEFAULT_MAX_JOB_FILES  # of `max_files`
     max_job_lines: int = DEFAULT_MAX_JOB_LINES
     """Per second of a job's files together."""
     max_job_entries: int = DEFAULT_MAX_JOB_ENTRIES

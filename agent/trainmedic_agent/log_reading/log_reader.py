@@ -45,10 +45,12 @@ HUNG_SECONDS = 30.0
 _HUNG = "reading log files has not ended for {:g} s: a file system, or the process that opens files, does not respond"
 _FILE_LOOPS = ("log-files", "log-scan", "log-large-jobs")
 _PAUSE_AFTER_ERROR = 1.0
-_KERNEL_WAIT = 0.5
+_KERNEL_WAIT = 0.5  # longest wait for kernel lines
 
 
 class ShipsLines(Protocol):
+    """`LogShipping`, loaded only if the policy has ``logs.ship``."""
+
     @property
     def known_keys(self) -> Collection[FileKey]: ...
 
@@ -58,7 +60,7 @@ class ShipsLines(Protocol):
 
 
 class LogReader:
-    """The reader's log-following part."""
+    """Threads that scan for logs, follow them, apply the rules and send findings."""
 
     def __init__(
         self,
@@ -86,13 +88,13 @@ class LogReader:
         self._shipping = shipping
         self._kmsg = kmsg
         self._stopping = threading.Event()
-        self._began: dict[str, float] = {}
+        self._began: dict[str, float] = {}  # monotonic times at which current rounds began, by loop
         self._store = LogStore(context.database, boot, self.counters)
         cuts = self.counters.cuts
         of_jobs = FindingsOfJobs(policy.max_job_findings, cuts)
         self.runner = RuleRunner(self._store, gpu_of, self.counters, context.now, of_jobs=of_jobs)
         self.rules = RulesInForce(self._store, self.runner)
-        self._kept = self._store.positions()
+        self._kept = self._store.positions()  # an earlier process's
         self._way = kernel_log.choose_reading(policy.kernel, kmsg) if policy.kernel is not None else None
         kernel_file = policy.kernel.path if policy.kernel and self._way is KernelReading.FILE else None
         self.scans = SharedScan()
@@ -123,7 +125,7 @@ class LogReader:
             threading.Thread(target=self._loop, args=(name, run), name=name, daemon=True) for name, run in loops.items()
         ]
         self._kernel: KernelStream | None = None
-        self._has_read_records = False
+        self._has_read_records = False  # panic records, once per process
 
     def start(self) -> None:
         """Raises JournalUnavailable."""
@@ -219,7 +221,7 @@ class LogReader:
             pstore.read_records(self.runner, origin, kept.get("place", {}), self._records, self._files)
             self.runner.store_due()
         if self._way is KernelReading.FILE or self._way is None:
-            self._stopping.wait()
+            self._stopping.wait()  # `_read_files` follows the file
             return 0.0
         if self._kernel is None:
             self._kernel = self._open_kernel(self._way, origin)

@@ -52,13 +52,13 @@ _INSTANCE, _LOST, _TRACKER, _RULES = "instance", "lost", "tracker", "rules"  # n
 
 class NodeBoot(Struct, frozen=True):
     node: str
-    boot: str
+    boot: str  # the kernel's boot ID
     booted_at: datetime | None
 
 
 class OutgoingFinding(Struct, frozen=True):
     finding: Finding
-    excerpt: Excerpt | None = None
+    excerpt: Excerpt | None = None  # None: an earlier unsent update's stays
     owner: BudgetOwner = NODE_ITSELF
 
 
@@ -76,7 +76,7 @@ class LogStore:
         self._log_limit = LogLimit()
         if self._value(_INSTANCE) is None:
             self._put(_INSTANCE, envelope.new_id())
-        self._instance = self._value(_INSTANCE) or ""
+        self._instance = self._value(_INSTANCE) or ""  # identifies this database's numbers to the server
         self.is_new = self._value(_TRACKER) is None  # true until the first commit ever
         self._move_tracker()
         counters.findings_lost = int(self._value(_LOST) or 0)
@@ -149,8 +149,8 @@ class LogStore:
 
     # --- sending ---
 
-    def waiting(self, most: int) -> list[tuple[int, bytes]]:
-        """Number and return the next updates, which are now final."""
+    def number_next(self, most: int) -> list[tuple[int, bytes]]:
+        """Number the next updates, which are then final, and return them with earlier unsent ones."""
         with self._lock:
             ((numbered, queued),) = self._journal.rows(_COUNTS)
             if queued and numbered < most:
@@ -162,7 +162,7 @@ class LogStore:
                     log.error("dropping unreadable findings", extra={"count": lost})
             return self._journal.rows("SELECT number, body FROM log_findings ORDER BY number LIMIT ?", (most,))
 
-    def sent(self, numbers: Iterable[int]) -> None:
+    def delete_sent(self, numbers: Iterable[int]) -> None:
         """Delete updates that Redis has. Otherwise they are sent again with the same number."""
         with self._lock, self._journal.transaction() as connection:
             connection.executemany("DELETE FROM log_findings WHERE number = ?", [(number,) for number in numbers])
@@ -172,7 +172,7 @@ class LogStore:
         finding = outgoing.finding.id
         earlier = self._queue.body(connection, finding) if outgoing.excerpt is None else None
         if earlier is not None:
-            with contextlib.suppress(EnvelopeError):  # `waiting` drops and counts it
+            with contextlib.suppress(EnvelopeError):  # `number_next` drops and counts it
                 outgoing = replace(outgoing, excerpt=finding_codec.decode(earlier).excerpt)
         self._queue.put(connection, finding, outgoing.owner, self._encoded(outgoing))
 
@@ -180,7 +180,7 @@ class LogStore:
         update = FindingUpdate(
             node=self._boot.node,
             instance=self._instance,
-            number=1,  # until `waiting`
+            number=1,  # until `number_next`
             finding=outgoing.finding,
             excerpt=outgoing.excerpt,
             boot=self._boot.boot,

@@ -31,7 +31,7 @@ KEY = "pstore"  # key of the stored position, which lists the records read
 
 
 class _Record:
-    """A record as a stream."""
+    """A record as a `ReadStream`."""
 
     key = KEY
 

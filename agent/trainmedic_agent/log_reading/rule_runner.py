@@ -63,6 +63,7 @@ class RuleRunner:
         monotonic: Callable[[], float] = time.monotonic,
         of_jobs: FindingsOfJobs | None = None,
     ) -> None:
+        # Budgets of the jobs' findings.
         self._of_jobs = of_jobs or FindingsOfJobs(DEFAULT_MAX_JOB_FINDINGS, counters.cuts)
         self._store = store
         self._gpu_of = gpu_of
@@ -70,9 +71,9 @@ class RuleRunner:
         self._now = now
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._tracker: FindingTracker | None = None
-        self._positions: dict[str, Mapping[str, Any] | None] = {}
-        self._outgoing: dict[str, OutgoingFinding] = {}
+        self._tracker: FindingTracker | None = None  # None before the first rules
+        self._positions: dict[str, Mapping[str, Any] | None] = {}  # to be stored; None: to be forgotten
+        self._outgoing: dict[str, OutgoingFinding] = {}  # to be stored, by finding ID
         self._latest: dict[str, Finding] = {}  # current state of findings whose excerpt is pending, by ID
         self._held: dict[str, Excerpt] = {}  # excerpts of findings reported only once they have lasted, by ID
         self._has_new_stream = False
@@ -118,7 +119,7 @@ class RuleRunner:
                     if not finding.is_over:
                         self._counters.add_finding(finding.rule)
                         self._await_excerpt(source.stream, finding, line.place)
-                # Findings that are reported only once they have lasted.
+                # These are reported only once they have lasted, but their excerpts must be taken now.
                 for finding in tracker.begun:
                     if not self._of_jobs.admit(source.stream.owner, finding):
                         continue
@@ -199,7 +200,7 @@ class RuleRunner:
             self.has_findings.set()
 
     def near_misses(self) -> Mapping[str, int]:
-        """Count lines with one of a rule's literals but no match."""
+        """Return how many lines had a rule's literal but did not match, by rule."""
         with self._lock:
             return dict(self._tracker.lines_near) if self._tracker is not None else {}
 

@@ -36,7 +36,7 @@ MOST_FOUND = 2_000  # files per job, most recently written
 MOST_OF_USER = 10_000  # files per user
 _PAUSE_PER_COST = 50  # so a job's scans take at most a fiftieth of the time
 _LEAST_PAUSE = 1.0
-_UNITS_PER_SECOND = 1000
+_UNITS_PER_SECOND = 1000  # most looks per second at all units together
 _QUIET_SECONDS = 60.0  # a unit without a write for this long waits twice as long
 
 FileKey = tuple[int, int]  # device and inode
@@ -49,11 +49,9 @@ class FoundFile(Struct, frozen=True):
     size: int
     written_ns: int
     """Nanoseconds since 1970."""
-    origin: Origin | None
-    """None if known only by inode."""
+    origin: Origin | None  # None: no log by its path, but a followed file that was renamed, as by rotation
     owner: BudgetOwner = NODE_ITSELF
-    named_by: NamedBy | None = None
-    """The job's file that names it."""
+    named_by: NamedBy | None = None  # the job's sources file that names it; None for files in the job's directory
 
     @property
     def key(self) -> FileKey:
@@ -105,22 +103,21 @@ class ScanUnit(Struct):
     first_name: str
     """Name before renames."""
     files: tuple[FoundFile, ...] = ()
-    named: tuple[FoundFile, ...] = ()
-    """Files that the job names."""
+    named: tuple[FoundFile, ...] = ()  # files that the job's sources files name
     refused: Counter[UnreadReason] = field(default_factory=Counter)
     changed_ns: int = -1
     """Directory's last change, in nanoseconds since 1970; -1 before the first look."""
     looked_at: float = float("-inf")
-    """Monotonic time."""
+    """Monotonic time of the last search."""
     written_ns: int = 0
     """Last known write, in nanoseconds since 1970."""
     costs: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Seconds of the latest looks."""
-    is_large: bool = False
+    is_large: bool = False  # True if another thread looks at it, see `LargeLooks`
     is_in_progress: bool = False
     """True until the other thread's result is taken."""
     due: float = float("-inf")
-    """Monotonic time."""
+    """Monotonic time of the next look."""
 
     def record_look(self, began: float, ended: float, units: int, *, is_late: bool) -> None:
         """Record a look and schedule the next. `units`: number of all units.
@@ -150,9 +147,11 @@ class ScanUnit(Struct):
 
 
 class UnitTable:
+    """Units of a policy directory."""
+
     def __init__(self, policy: LogsPolicy, node: str, cuts: CutRecord, files: NodeFiles, names: DirectoryNames) -> None:
         self._names = names
-        self._may_be_renamed = False
+        self._may_be_renamed = False  # see `Listing`
         self.by_name: dict[str, ScanUnit] = {}
         self._policy = policy
         self._node = node

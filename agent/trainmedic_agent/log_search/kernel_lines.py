@@ -14,7 +14,7 @@ from trainmedic_logs.domain.finding import Origin
 
 KERNEL = "kernel"
 _WAIT_SECONDS = 0.5
-_MOST_KERNEL_LINES = 200_000
+_MOST_KERNEL_LINES = 200_000  # with more, no wait for further ones
 
 
 class KernelLines(WantedLines):

@@ -25,7 +25,7 @@ _EXACT = timedelta(seconds=2)  # error of an exact time
 _ZONE_STEP = timedelta(minutes=15)
 # Arrival after and before the line's own time, when a zone is detected.
 _LATE, _EARLY = timedelta(seconds=60), timedelta(seconds=5)
-_MOST_STEPS = 14 * 4
+_MOST_STEPS = 14 * 4  # zones are at most 14 hours from UTC
 _LEAST_VOTES = 3
 
 
@@ -62,8 +62,8 @@ class LineClock:
         self._written_at = written_at
         self._born_at = born_at
         self._zone = zone
-        self._is_learned = False
-        self._arrival = Arrival(None, written_at)
+        self._is_learned = False  # True if `_zone` comes from `learn_zone`
+        self._arrival = Arrival(None, written_at)  # without `arrivals`, that of all lines
         self._arrival_begin = self._arrival_end = -1
 
     def learn_zone(self, lines: Iterable[tuple[int, Stated]]) -> None:
@@ -95,9 +95,9 @@ class LineClock:
             self._is_learned = True
 
     def stated_at(self, end: int, at: datetime | None, stated: Stated | None) -> tuple[datetime, TimeKnownBy] | None:
-        """Return the time stated by the line ending at `end`, and how it is known.
+        """Return the plausible time stated by the line ending at `end`, if any, and how it is known.
 
-        `at`: a time with a certain zone.
+        `at`: a time with a certain zone; `stated`: another one.
         """
         if at is None and stated is None:
             return None

@@ -20,8 +20,8 @@ from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
 from trainmedic_logs.lines import raw_text
 from trainmedic_logs.lines.prefilter import LineSearch
 
-_KEY = "-----BEGIN"
-_ESCAPED = rb"\{\"log\":\".*\\[^n]"  # escapes in a container's JSON log
+_KEY = "-----BEGIN"  # of a private key
+_ESCAPED = rb"\{\"log\":\".*\\[^n]"  # escapes in a container's JSON log, which may hide a match
 
 
 class LikelyLines:
@@ -56,6 +56,7 @@ def _first_timed(positions: range, lines: Sequence[PlacedLine], states_time: Cal
 
 # So that times can be added to the ends.
 _EARLIEST, _LATEST = datetime(1971, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
+# Attributes that only a file's origin states, and those that its lines may state.
 _OF_FILES = ("attempt", "node_rank")
 _OF_LINES = ("rank", "local_rank")
 

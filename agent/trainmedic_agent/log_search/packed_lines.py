@@ -41,8 +41,8 @@ class PackedLines(WantedLines):
         self.is_cut = False  # True if the file is damaged or larger than `MOST_UNPACKED`
         self._cutter = LineCutter()
         self._unpacking = zlib.decompressobj(_GZIP)
-        self._packed_offset = 0
-        self._unpacked = 0
+        self._packed_offset = 0  # compressed bytes read
+        self._unpacked = 0  # bytes decompressed from the start
 
     def close(self) -> None:
         os.close(self._fd)

@@ -29,7 +29,7 @@ class Rotations:
         self._files = files
         self._until = time.monotonic() + seconds
         self.left_out = 0  # files whose directory was not listed
-        self._names: dict[tuple[str, NamedBy | None], list[str]] = {}
+        self._names: dict[tuple[str, NamedBy | None], list[str]] = {}  # of older parts, by directory and namer
 
     def of(self, path: str, since: float, named_by: NamedBy | None = None) -> list[OlderPart]:
         """Return older parts written at `since` or later, in Unix time."""

@@ -35,7 +35,7 @@ class SearchPages(Struct, frozen=True):
                 pieces = _pieces(page)
                 if log_pages.fits(pieces) or most == 1:
                     return pieces
-                most = max(len(page.lines) // 2, 1)
+                most = max(len(page.lines) // 2, 1)  # too large for an answer: search again for half
         except (ValueError, KeyError) as error:
             raise CommandRejected(f"the query cannot be answered: {error}") from error
 

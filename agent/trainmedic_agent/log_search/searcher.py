@@ -44,27 +44,26 @@ MOST_SECONDS = 4.0
 SCAN_SECONDS = 4.0
 _JOB_SECONDS = 2.0
 OPEN_SECONDS = 4.0
-LISTING_SECONDS = 4.0
+LISTING_SECONDS = 4.0  # for directories with rotated logs
 _SCAN_VALID_SECONDS = 5.0
 
-Places = Mapping[str, FilePlace]
+Places = Mapping[str, FilePlace]  # by device and inode; `KERNEL` for the kernel's log
 
 
 class LogFileFound(Struct, frozen=True):
     path: str
     origin: Origin
-    written_at: float
-    named_by: NamedBy | None = None
+    written_at: float  # Unix time
+    named_by: NamedBy | None = None  # see `FoundFile`
 
 
 class LogPage(Struct, frozen=True):
     lines: Sequence[FoundLine]
-    places: Places
+    places: Places  # where the next page continues, by file
     is_end: bool  # True if nothing follows
-    notes: Sequence[str] = field(default=())
-    left_out: Mapping[str, LeftOut] = field(default_factory=dict)
-    """Excluded because an attribute is unknown."""
-    job_files: int = 0
+    notes: Sequence[str] = field(default=())  # sentences on what is not searched
+    left_out: Mapping[str, LeftOut] = field(default_factory=dict)  # excluded because this attribute is unknown
+    job_files: int = 0  # files of the query's job; with 0, a search of all nodes stops asking this one
 
 
 class FileScanner(Protocol):
@@ -107,7 +106,7 @@ class LogSearcher:
     def page(
         self, query: LogQuery, places: Places, is_stopping: Callable[[], bool] = lambda: False, most: int = MOST_LINES
     ) -> LogPage:
-        """Return the next lines, oldest first.
+        """Return the next lines, oldest first. `places` are the previous page's, empty for the first.
 
         The page is unusable once `is_stopping` returns true. Raises ValueError for an unusable pattern.
         """
@@ -121,7 +120,7 @@ class LogSearcher:
             self._late, self._is_cut, self._is_stale = scan.late, scan.is_cut, scan.is_stale
         job_files = [file for file in self._files if _is_of_job(file, query)]
         notes = self._notes_on_scan()
-        if query.is_search and not job_files:
+        if query.is_search and not job_files:  # all nodes were asked, so this one's kernel lines do not matter
             return LogPage((), places, True, [] if places else notes)
         left_out: dict[str, LeftOut] = {}
         files = self._candidates(query, job_files, notes, left_out)

@@ -24,6 +24,7 @@ from trainmedic_logs.lines.line_times import Stated
 from trainmedic_logs.lines.parsed_line import LineMask, parse
 from trainmedic_logs.lines.records import record_of
 
+# A cheap test: other lines state no time, and need no parsing.
 _MAY_STATE = re.compile(rb"\d\d:\d\d:\d\d|\d{10}|\d{8}[T_-]\d{6}")
 _BEGINNING = 1024  # bytes of a line in which a time may be
 PROBED_LINES = 256  # lines ahead, searched for the next time
@@ -66,10 +67,10 @@ class WantedLines(ABC):
     """A stream's matching lines, in order."""
 
     def __init__(self, key: str, origin: Origin, line_filter: LineFilter, clock: LineClock, budget: ReadBudget) -> None:
-        self.key = key
+        self.key = key  # in `Places`
         self._budget = budget
         self.is_untimed = False  # True if no line near the window states a time
-        self.skips_ranks = False  # True if the ranks have their own files
+        self.skips_ranks = False  # True for a launcher's log if its ranks have their own files
         self.has_more = False  # True if lines were left when the budget was spent
         self.line_place = FilePlace()  # place before the last returned line
         self.clock = clock
@@ -96,10 +97,10 @@ class WantedLines(ABC):
 
     @abstractmethod
     def _queue_lines(self) -> bool:
-        """Queue more lines; False without any or without budget. Raises OSError."""
+        """Queue more lines, and set `has_more`; False without any or without budget. Raises OSError."""
 
     def marked(self, place: FilePlace) -> FilePlace:
-        """Raises OSError."""
+        """Return the place with its mark, if files of this kind have marks. Raises OSError."""
         return place
 
     @property

@@ -49,7 +49,7 @@ class StoreEntry(Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        return len(self.text) + 100
+        return len(self.text) + 100  # about what JSON and labels add
 
 
 class EntryMaker:
@@ -61,9 +61,10 @@ class EntryMaker:
         self._booted_at = booted_at
         self._oldest = oldest
         self._last = last
+        # Time of the last line, before it was made unique.
         self._latest = _EPOCH + timedelta(microseconds=last // 1000) if last else None
         self._mask = LineMask()
-        self._key_place = 0
+        self._key_place = 0  # start of the last private key, or of a line outside one
         self.set_origin(origin)
 
     def set_origin(self, origin: Origin) -> None:

@@ -35,8 +35,8 @@ class ShipPolicy(Struct, frozen=True):
     """``user:password`` if it has a colon."""
     ca_file: str | None = None
     """None for the system's."""
-    sources: tuple[str, ...] = ()
-    oldest: timedelta = field(default=OLDEST)
+    sources: tuple[str, ...] = ()  # shipped ones; empty for all
+    oldest: timedelta = field(default=OLDEST)  # age beyond which lines are not sent
 
 
 def read_ship(parent: MappingReader, section: object) -> ShipPolicy | None:

@@ -30,7 +30,7 @@ class ShippedSource(Protocol):
 class ShipPositions:
     """Positions stored by `store`. Not thread-safe."""
 
-    can_take = True
+    can_take = True  # without rules, too
 
     def __init__(self, journal: AgentDatabase) -> None:
         """Raises JournalUnavailable."""

@@ -41,16 +41,16 @@ class ShippedFile:
         self._positions = positions
         self._counters = counters
         self._position = known.position
-        self._at = int(known.stream.get("at", 0))
+        self._at = int(known.stream.get("at", 0))  # time of the last confirmed entry, in nanoseconds
         self._arrivals = Arrivals()
         self._turn = 0  # number of truncations
-        self._raw: deque[tuple[int, PlacedLine]] = deque()
+        self._raw: deque[tuple[int, PlacedLine]] = deque()  # turn and line
         self._head: StoreEntry | None = None
-        self._unsent: deque[StoreEntry] = deque()
+        self._unsent: deque[StoreEntry] = deque()  # taken by `pop_head`, and not confirmed
         self._left_out = file.left_out  # skipped content from before the first start is not lost
         self._size = -1
         self._grown_at = self._polled_at = 0.0
-        self._gone_at: float | None = None
+        self._gone_at: float | None = None  # monotonic time when its deletion was seen
         self._is_key_here = True  # an unfinished key began since the last truncation
         self._now = datetime.now(UTC)
 
@@ -62,7 +62,10 @@ class ShippedFile:
 
     @property
     def grown_at(self) -> float:
-        """Monotonic time of the last new data, now with a backlog, unless deleted long ago."""
+        """Monotonic time of the last new data; with a backlog the present, because quiet files are closed.
+
+        A deleted file keeps its backlog for `_HELD_SECONDS`.
+        """
         is_held_too_long = self._gone_at is not None and self._polled_at - self._gone_at > _HELD_SECONDS
         return self._polled_at if self.behind and not is_held_too_long else self._grown_at
 
@@ -89,7 +92,7 @@ class ShippedFile:
         quiet = monotonic - self._grown_at
         if quiet >= HALF_LINE_SECONDS and not self.file.has_more and self.file.has_unfinished_line:
             self._keep(self.file.take_unfinished_line())
-        return False
+        return False  # `head` reads
 
     def place_json(self) -> Mapping[str, Any]:
         self._position = self.file.position(self._oldest_place())

@@ -37,7 +37,7 @@ class ShippedKernel:
         self._booted_at = booted_at
         self._maker = EntryMaker(origin, booted_at, oldest, last)
         self._counters = counters
-        self._at = last
+        self._at = last  # of the last confirmed entry
         self._raw: deque[PlacedLine] = deque()
         self._head: StoreEntry | None = None
         self._unsent: deque[StoreEntry] = deque()

@@ -46,7 +46,7 @@ class Outcome(StrEnum):
     """A retry may succeed."""
     SMALLER = "smaller"
     """Rate or size limit: retry with less."""
-    REFUSED = "refused"
+    REFUSED = "refused"  # perhaps because of single lines, so the caller divides the batch
 
 
 class Answer(Struct, frozen=True):
@@ -54,7 +54,7 @@ class Answer(Struct, frozen=True):
     reason: str = ""
     """``unavailable``, ``rate_limited``, ``unauthorized``, ``not_found`` or ``refused``."""
     text: str = ""
-    lost: Mapping[LostReason, int] = field(default_factory=dict)
+    lost: Mapping[LostReason, int] = field(default_factory=dict)  # lines that the store rejected among TAKEN ones
     retry_after: float | None = None
     """Seconds, if stated."""
 
@@ -69,9 +69,9 @@ class StorePush:
         self._path = parts.path + _PATHS[policy.kind]
         self._policy = policy
         self._access = access
-        self._certificates: str | None = None
+        self._certificates: str | None = None  # of the connection
         self._connection: http.client.HTTPConnection | None = None
-        self._was_used = False
+        self._was_used = False  # True if the last request's connection was older
 
     def push(self, entries: Sequence[StoreEntry]) -> Answer:
         """Errors are answers."""

@@ -15,43 +15,26 @@ T = TypeVar("T")
 
 
 class GpuInfo(Struct, frozen=True):
-    """Identity of a GPU.
+    """Identity of a GPU."""
 
-    - ``index``: from 0; may change when the driver is reloaded
-    - ``uuid``: the driver's ``GPU-…``, constant
-    - ``pci_address``: ``0000:18:00.0``
-    """
-
-    index: int
-    uuid: str
-    name: str
-    pci_address: str
+    index: int  # from 0; may change when the driver is reloaded
+    uuid: str  # the driver's ``GPU-…``, constant
+    name: str  # model
+    pci_address: str  # ``0000:18:00.0``
 
 
 class Inventory(Struct, frozen=True):
-    """GPUs of the node.
-
-    - ``gpus``: those that respond, by index
-    - ``problems``: a sentence for the driver, or for each silent or foreign GPU
-    - ``driver``: its version
-    """
-
-    gpus: tuple[GpuInfo, ...] = ()
-    problems: tuple[str, ...] = ()
-    driver: str | None = None
+    gpus: tuple[GpuInfo, ...] = ()  # those that respond, by index
+    problems: tuple[str, ...] = ()  # a sentence for the driver, or for each GPU that is silent or another agent's
+    driver: str | None = None  # its version
 
 
 class PowerLimits(Struct, frozen=True):
-    """A GPU's power limits in milliwatts, None if not reported.
+    """A GPU's power limits in milliwatts, None if not reported."""
 
-    - ``limit_mw``: configured
-    - ``enforced_mw``: effective, the lowest of several limiters
-    - ``session``: changes when the driver may have forgotten settings
-    """
-
-    limit_mw: int
-    enforced_mw: int
-    session: str
+    limit_mw: int  # configured
+    enforced_mw: int  # effective, the lowest of several limiters
+    session: str  # changes when the driver may have forgotten settings
     default_mw: int | None = None
     min_mw: int | None = None
     max_mw: int | None = None
@@ -68,41 +51,27 @@ class EccErrors(Struct, frozen=True):
 
 
 class RemappedRows(Struct, frozen=True):
-    """Memory rows replaced by spare ones.
+    """Memory rows replaced by spare ones."""
 
-    - ``corrected``, ``uncorrected``: number by the causing error
-    - ``is_pending``: the next reset will replace rows
-    - ``has_failed``: the card must be replaced
-    """
-
-    corrected: int
+    corrected: int  # because of corrected errors
     uncorrected: int
-    is_pending: bool
-    has_failed: bool
+    is_pending: bool  # the next reset will replace rows
+    has_failed: bool  # the card must be replaced
 
 
 class GpuReading(Struct, frozen=True):
-    """Readings of a GPU at one moment, None if unsupported.
+    """Readings of a GPU at one moment, None if unsupported."""
 
-    - ``utilization_percent``: share of time in which a kernel ran; for memory, in which it was accessed
-    - ``slowdown_celsius``: temperature at which the chip throttles
-    - ``power_enforced_mw``: effective limit; ``power_limit_mw`` is the configured one
-    - ``energy_mj``: since the driver was loaded or the card was reset
-    - ``recovery_action``: one of `RECOVERY_ACTIONS`
-    - ``last_xid``: since this process began to listen
-    - ``unread``: errors of failed readings, by name
-    """
-
-    utilization_percent: float | None = None
-    memory_utilization_percent: float | None = None
+    utilization_percent: float | None = None  # of the time, in which a kernel ran
+    memory_utilization_percent: float | None = None  # of the time, in which memory was accessed
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None
     temperature_celsius: float | None = None
     memory_temperature_celsius: float | None = None
-    slowdown_celsius: float | None = None
+    slowdown_celsius: float | None = None  # temperature at which the chip throttles
     power_draw_mw: int | None = None
-    power_limit_mw: int | None = None
-    power_enforced_mw: int | None = None
+    power_limit_mw: int | None = None  # configured
+    power_enforced_mw: int | None = None  # effective
     power_default_mw: int | None = None
     power_min_mw: int | None = None
     power_max_mw: int | None = None
@@ -112,31 +81,25 @@ class GpuReading(Struct, frozen=True):
     ecc: EccErrors | None = None
     remapped_rows: RemappedRows | None = None
     is_mig: bool | None = None
-    energy_mj: int | None = None
-    recovery_action: str | None = None
-    last_xid: int | None = None
-    unread: Mapping[str, str] = field(default_factory=dict)
+    energy_mj: int | None = None  # since the driver was loaded or the card was reset
+    recovery_action: str | None = None  # one of `RECOVERY_ACTIONS`, or ``unknown``
+    last_xid: int | None = None  # since this process began to listen
+    unread: Mapping[str, str] = field(default_factory=dict)  # errors of failed readings, by the reading's name
 
 
 class GpuLinks(Struct, frozen=True):
-    """A GPU's connections, None if unsupported.
+    """A GPU's connections, None if unsupported."""
 
-    - ``pcie_max_width``, ``pcie_max_generation``: possible for GPU and slot together
-    - ``pcie_replays``, ``nvlink_errors``: since the driver was loaded
-    - ``performance_state``: 0 is the fastest. In a slower one an idle link may be slow
-    - ``unread``: as in `GpuReading`
-    """
-
-    pcie_width: int | None = None
-    pcie_max_width: int | None = None
+    pcie_width: int | None = None  # lanes
+    pcie_max_width: int | None = None  # possible for GPU and slot together, as the next maximum
     pcie_generation: int | None = None
     pcie_max_generation: int | None = None
-    pcie_replays: int | None = None
+    pcie_replays: int | None = None  # since the driver was loaded, as the NVLink errors
     nvlinks: int | None = None
     nvlinks_up: int | None = None
     nvlink_errors: int | None = None
-    performance_state: int | None = None
-    unread: Mapping[str, str] = field(default_factory=dict)
+    performance_state: int | None = None  # 0 is the fastest. In a slower one an idle link may be slow
+    unread: Mapping[str, str] = field(default_factory=dict)  # as in `GpuReading`
 
 
 THROTTLE_REASONS: Mapping[int, str] = {

@@ -21,7 +21,7 @@ from trainmedic_core.setting_sources import SettingSource
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _NODE = re.compile(r"[^\s\x00-\x1f\x7f]{1,253}")
-_SHORT_KEY = 16
+_SHORT_KEY = 16  # bytes from which on a key is hard to guess
 _LEAST_MEMORY = 96  # a reader without files takes about 50 MiB
 
 
@@ -44,10 +44,10 @@ class AgentSettings:
     log_store_token: str | None = field(repr=False)
     reader: ReaderStart
     reader_user: str | None
-    reader_memory: int
+    reader_memory: int  # bytes
     log_level: str
+    # Returns the signing key, then the previous one. Files are read again each time. None without a key.
     read_keys: Callable[[], Sequence[bytes]] | None = field(default=None, repr=False)
-    """Files are read again each time."""
 
     def find_redis(self) -> str | None:
         """Return the configured Redis URL, or one that a server stored."""

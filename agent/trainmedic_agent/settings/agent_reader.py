@@ -18,7 +18,7 @@ NAMES = ("state_dir", "reader_user", "reader_memory", "log_level")
 class ReaderSettings(Struct, frozen=True):
     state_dir: Path
     reader_user: str | None
-    reader_memory: int
+    reader_memory: int  # bytes
     log_level: str
 
 

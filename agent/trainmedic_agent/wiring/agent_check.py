@@ -39,25 +39,17 @@ from trainmedic_agent.slurm.programs import SlurmPrograms
 from trainmedic_agent.wiring.node_gpus import node_gpus
 from trainmedic_core import duration
 
-_ENGINE_SECONDS = 5.0
+_ENGINE_SECONDS = 5.0  # for an answer of the container engine
 _SLURM_SECONDS = 15.0
-_ASK_AS = "run the check as the agent's user, or give the agent's service what is missing"
+_RIGHTS_HINT = "run the check as the agent's user, or give the agent's service what is missing"
 
 
 class CheckReport(Struct):
-    """Result of the check.
-
-    - ``values``: plain values with the names documented for ``--json``
-    - ``errors``: obstacles to something that the policy allows
-    - ``warnings``: possible oversights
-    - ``agents``: process IDs of GPU holders, by UUID
-    """
-
-    values: dict[str, Any]
-    errors: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    is_cut_off: bool = False
-    agents: Mapping[str, int] = field(default_factory=dict)
+    values: dict[str, Any]  # with the names documented for ``--json``
+    errors: list[str] = field(default_factory=list)  # obstacles to something that the policy allows
+    warnings: list[str] = field(default_factory=list)  # possible oversights
+    is_cut_off: bool = False  # True if Redis cannot be used
+    agents: Mapping[str, int] = field(default_factory=dict)  # process IDs of agents that hold GPUs, by UUID
 
 
 def check(settings: AgentSettings) -> CheckReport:
@@ -111,7 +103,7 @@ def _check_power(policy: Policy, own: Privileges, report: CheckReport) -> None:
     if policy.allows("gpu.power_limit") and inventory["gpus"] and own.lacks(privileges.POWER):
         report.errors.append(
             f"the policy allows gpu.power_limit, and the user {own.user} may not set one: it needs "
-            f"{', '.join(privileges.POWER)}; {_ASK_AS}"
+            f"{', '.join(privileges.POWER)}; {_RIGHTS_HINT}"
         )
 
 
@@ -174,7 +166,7 @@ def _check_repairs(policy: Policy, own: Privileges, report: CheckReport) -> None
         if policy.allows(action) and shutil.which(program) is None:
             report.errors.append(f"the policy allows {action}, and there is no program {program} in PATH")
     if policy.allows("gpu.reset") and own.user != "root":
-        report.errors.append(f"the policy allows gpu.reset, which needs root, not the user {own.user}; {_ASK_AS}")
+        report.errors.append(f"the policy allows gpu.reset, which needs root, not the user {own.user}; {_RIGHTS_HINT}")
     restart = policy.restart
     if restart is not None and policy.allows("node.restart_container"):
         try:
@@ -268,7 +260,7 @@ def _check_redis(settings: AgentSettings, policy: Policy, report: CheckReport) -
 
 def _check_other_agents(report: CheckReport) -> None:
     if report.is_cut_off:
-        return
+        return  # the holder may be this node's own agent, whose presence gives its process ID
     running = (report.values["redis"]["agent"] or {}).get("pid")
     report.warnings.extend(taken_by(uuid, pid) for uuid, pid in report.agents.items() if pid != running)
 

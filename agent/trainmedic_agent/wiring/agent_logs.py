@@ -38,7 +38,9 @@ _STOPPED = "a signal has stopped the process that opens this node's logs; contin
 
 
 class LinkPorts(FindingPort, Protocol):
-    def uuid_of(self, address: str) -> str | None: ...
+    """See `AgentSession`."""
+
+    def uuid_of(self, address: str) -> str | None: ...  # by normalised PCI address
 
     def access(self) -> StoreAccess: ...
 
@@ -49,6 +51,7 @@ class Shipping(ShipsLines, Protocol):
     def metrics(self) -> Iterator[Metric]: ...
 
 
+# Parsers that the reader starts in processes of their own.
 PROGRAMS: Programs = {dump_child.__name__: dump_child.run}
 
 

@@ -38,10 +38,10 @@ from trainmedic_core.program_source import ProgramSource
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.5
-_OPEN_SECONDS = 20.0  # seconds that the previous process may need
+_OPEN_SECONDS = 20.0  # seconds that the previous process may need to release the database
 _STOP_SECONDS = 2.5
 _LOOK_SECONDS = 0.5
-_HANG_SECONDS = 10.0
+_HANG_SECONDS = 10.0  # from the link's end to the child's
 _SIGNAL_STATUS = 128
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -126,6 +126,7 @@ class _Reading:
 
         load(self.welcome.policy)
         own = os.getpid()
+        # Another process, which can start parsers of dumps even after this one's confinement.
         programs = ProgramSource.forked(PROGRAMS, lambda: self._confine(own))
         self._confine(parent)
         stopping = threading.Event()

@@ -26,7 +26,7 @@ def release(settings: AgentSettings) -> Mapping[str, str | GpuError]:
     """
     with contextlib.closing(Journal(settings.state_dir)) as journal, contextlib.closing(own_gpus()) as gpus:
         ledger = PowerLedger(journal)
-        control = PowerControl(gpus, ledger, PowerBounds())
+        control = PowerControl(gpus, ledger, PowerBounds())  # without effect: every cap ends here
         changed = [uuid for uuid, state in ledger.all().items() if state.baseline is not None]
         control.record_ended({cap.id for state in ledger.all().values() for cap in state.caps}, "release")
         results: dict[str, str | GpuError] = {}

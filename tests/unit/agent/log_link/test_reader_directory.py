@@ -41,8 +41,8 @@ def old_state(directory: Path) -> LogStore:
         ShipPositions(journal)
         for mark in (1, 2, 3):
             commit(store, mark)
-        store.waiting(3)
-        store.sent([1])
+        store.number_next(3)
+        store.delete_sent([1])
         store.keep_rules(NOW, b"rules")
     return store
 
@@ -62,9 +62,9 @@ def test_the_rows_of_an_older_agent_are_moved(tmp_path: Path) -> None:
         assert store.positions() == {"file": {"offset": 3}}
         assert store.tracker() == {1: {"mark": 3}}
         assert store.rules() == (NOW, b"rules")
-        assert [number for number, _ in store.waiting(10)] == [2, 3]
+        assert [number for number, _ in store.number_next(10)] == [2, 3]
         commit(store, 4)
-        assert [number for number, _ in store.waiting(10)] == [2, 3, 4]
+        assert [number for number, _ in store.number_next(10)] == [2, 3, 4]
         assert not store.is_new
         ArrivalIndex(database)
         ShipPositions(database)
@@ -76,13 +76,13 @@ def test_the_numbers_of_findings_go_on_after_all_were_sent(tmp_path: Path) -> No
         store = LogStore(journal, BOOT, LogCounters())
         commit(store, 1)
         commit(store, 2)
-        store.waiting(2)
-        store.sent([1, 2])
+        store.number_next(2)
+        store.delete_sent([1, 2])
     prepared(tmp_path)
     with closing(AgentDatabase(tmp_path / reader_directory.NAME)) as database:
         store = LogStore(database, BOOT, LogCounters())
         commit(store, 3)
-        assert [number for number, _ in store.waiting(10)] == [3]
+        assert [number for number, _ in store.number_next(10)] == [3]
 
 
 def test_the_rows_are_moved_once(tmp_path: Path) -> None:

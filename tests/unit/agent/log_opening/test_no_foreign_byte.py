@@ -107,7 +107,7 @@ def test_findings_have_none(tmp_path: Path, scene: Scene, files: GuardedFiles) -
     for _ in range(3):
         reading.step()
     assert sorted(reading.marks()) == ["1", "2", "3"]
-    assert not any(b"the-secret" in body for _, body in reading.store.waiting(10_000))
+    assert not any(b"the-secret" in body for _, body in reading.store.number_next(10_000))
     reading.kill()
 
 

@@ -125,7 +125,7 @@ class Reading:
 
     def updates(self) -> list[FindingUpdate]:
         """What waits to be sent."""
-        return [finding_codec.decode(body) for _, body in self.store.waiting(10_000)]
+        return [finding_codec.decode(body) for _, body in self.store.number_next(10_000)]
 
     def last_words(self) -> Mapping[str, FindingUpdate]:
         """The last that is said of each finding, by its id."""

@@ -60,10 +60,10 @@ class Store:
 
     def sent(self, most: int) -> list[str]:
         """Send a batch; return the rules of its findings."""
-        batch = self.store.waiting(most)
+        batch = self.store.number_next(most)
         updates = [finding_codec.decode(body) for _, body in batch]
         assert [update.number for update in updates] == [number for number, _ in batch]
-        self.store.sent([number for number, _ in batch])
+        self.store.delete_sent([number for number, _ in batch])
         return [update.finding.rule for update in updates]
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ def test_the_turns_hold_after_a_restart(store: Store) -> None:
     assert len(store.sent(2)) == 2
     store.put(found(BudgetOwner(BOB, "bobs"), 0))
     store.begin_again()
-    ((first, _), _) = store.store.waiting(2)
+    ((first, _), _) = store.store.number_next(2)
     assert first == 3
     assert sorted(store.sent(2)) == ["bobs-0", "loud-2"]
 
@@ -117,10 +117,10 @@ def test_a_later_word_takes_the_place_of_one_that_waits(store: Store) -> None:
     word = found(BudgetOwner(BOB, "bobs"), 0)
     store.put(OutgoingFinding(word.finding, Excerpt(("a",), 0), word.owner))
     store.put(word)
-    ((number, body),) = store.store.waiting(5)
+    ((number, body),) = store.store.number_next(5)
     assert finding_codec.decode(body).excerpt == Excerpt(("a",), 0)
     store.put(word)
-    assert [each for each, _ in store.store.waiting(5)] == [number, number + 1]
+    assert [each for each, _ in store.store.number_next(5)] == [number, number + 1]
 
 
 def test_what_finds_no_room_leaves_out_numbers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_what_finds_no_room_leaves_out_numbers(store: Store, monkeypatch: pytest
     monkeypatch.undo()
     assert store.counters.findings_lost == 3
     store.put(found(BudgetOwner(BOB, "bobs"), 4))
-    assert [number for number, _ in store.store.waiting(5)] == [5]
+    assert [number for number, _ in store.store.number_next(5)] == [5]
 
 
 def test_a_finding_that_cannot_be_read_delays_no_other(store: Store) -> None:
@@ -146,7 +146,7 @@ def test_a_finding_that_cannot_be_read_delays_no_other(store: Store) -> None:
     store.put(unreadable)  # a later word looks for the excerpt of the earlier one
     assert store.sent(2) == ["bobs-0"]
     store.put(found(BudgetOwner(BOB, "bobs"), 1))
-    assert [number for number, _ in store.store.waiting(5)] == [3]
+    assert [number for number, _ in store.store.number_next(5)] == [3]
     assert store.counters.findings_lost == 1
     store.begin_again()
     assert store.counters.findings_lost == 1

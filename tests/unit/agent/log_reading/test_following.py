@@ -437,7 +437,7 @@ def test_no_more_findings_wait_than_there_is_room_for(
     for mark in range(20):
         write(logs / "a.log", mark)
         reading.step()
-    waiting = reading.store.waiting(100)
+    waiting = reading.store.number_next(100)
     assert sum(len(body) for _, body in waiting) <= 3000
     assert "19" in reading.marks()
     lost = reading.counters.findings_lost
