@@ -51,7 +51,7 @@ class HuggingFaceFramework(Framework):
         if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
             self.loop.proof.not_comparable = _SHARDED
         self._used = UsedBatches(trainer, self.loop.proof)
-        self._has_sampled = False  # the model, batches before the last restart
+        self._has_sampled = False  # the model sampled batches before the last restart
         self._loaded = LoadedBatches(trainer, 0, self._used)
         self._engine = RolloutEngine(trainer)
         self._reference = ReferenceModel(trainer)
@@ -59,7 +59,7 @@ class HuggingFaceFramework(Framework):
             self.no_restart_because or self._engine.no_rollback_because or self._reference.no_rollback_because
         )
         self._held = TrainerState(trainer)
-        self._put_back = PutBack()  # in the last restart
+        self._put_back = PutBack()  # state restored by the last restart
         self._skipped_before = 0  # batches skipped before the checkpoint from which the loop started
         self._in_force: set[str] = set()  # IDs of the commands that changed arguments in this process
         _ = self.loop.budget  # raises ValueError now rather than during the training
@@ -92,7 +92,6 @@ class HuggingFaceFramework(Framework):
             self.loop.proof.expect_return(self.loop.record, lambda: self.newly_skipped)
 
     def _first_checkpoint(self, resume: Any) -> Any:
-        """Return the checkpoint to start from, or None."""
         if resume is True:
             return get_last_checkpoint(self._trainer.args.output_dir) or resume
         return resume or None
@@ -173,7 +172,6 @@ class HuggingFaceFramework(Framework):
 
     @property
     def passes_over_epoch(self) -> bool:
-        """True if the rest of the epoch is skipped."""
         return self._loaded.is_passed_over
 
     def is_in_force(self, command_id: str) -> bool:

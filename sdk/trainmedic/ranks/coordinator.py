@@ -91,7 +91,7 @@ class Coordinator:
         return self.membership.is_silent(rank, now)
 
     def decide(self, position: TrainingPosition, waited: float | None) -> SyncDecision:
-        """Make the next sync point's decision. `waited`: the training thread's wait in seconds."""
+        """Make the next sync point's decision, unless another rank did while rank 0 was late."""
         number = position.number + 1
         commands = self._next_commands()
         key = f"decision/{number}"
@@ -216,7 +216,7 @@ class Coordinator:
         self._expired_keys.add_entries(number, key)
 
     def leave(self, number: int) -> bool:
-        """Announce rank 0's end at sync point `number`.
+        """Announce rank 0's end at sync point `number`, or at the next if that is decided.
 
         Return True once all outcomes are in and all ranks have left.
         """

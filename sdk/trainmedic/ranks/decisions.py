@@ -42,8 +42,8 @@ class SyncDecision:
 
 @dataclass(frozen=True)
 class AgreedOutcome:
-    go: tuple[str, ...] = ()  # to carry out
-    refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # status and reason
+    go: tuple[str, ...] = ()  # IDs of the commands to carry out
+    refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # status and reason by ID
     missing: str = ""  # ranks that did not take part, as text; then no command is decided
 
     def fields(self) -> dict[str, Any]:

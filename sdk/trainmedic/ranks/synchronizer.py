@@ -75,11 +75,12 @@ class Synchronizer:
         self._interval = interval
         self._stats = stats
         self._inquiries: deque[Inquiry] = deque()
+        # To report: `JobCommand.sync_key`, status and output.
         self._outcomes: deque[tuple[tuple[int, int], str, Mapping[str, Any]]] = deque()
         self._closing_at: float | None = None
         self._store: SharedStore | None = None
         self._rounds: Rounds | None = None
-        self._status = RankStatus()
+        self._status = RankStatus()  # in the last heartbeat
         self._heartbeat_due = 0.0
         self._backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, factor=1.5)
         self._wake = threading.Event()
@@ -94,7 +95,7 @@ class Synchronizer:
         self._wake.set()
 
     def wait_for(self, attempt: Callable[[float, float], Any], limit: float) -> Any:
-        """Let the thread call ``attempt`` until it returns a value. Raises RankLost."""
+        """Let the thread call ``attempt`` until it returns a value. Raises RankLost if sharing has ended."""
         inquiry = Inquiry(attempt, self._world_size)
         self._inquiries.append(inquiry)
         self._wake.set()

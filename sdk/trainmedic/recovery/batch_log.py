@@ -83,7 +83,7 @@ class BatchComparison:
         return NOT_COMPARABLE if self._expected else NOT_DRAWN
 
     def _agrees(self, number: int, left_out: Collection[int]) -> bool | None:
-        """Return None if unknown."""
+        """Return whether a batch is the expected one; None if unknown."""
         batch = self._drawn[number]
         drawn, before = read(batch.value), read(self._expected[number]) if number < len(self._expected) else None
         if drawn is None:
@@ -112,7 +112,7 @@ class BatchLog:
         self._why_begins = _EARLIER_PROCESS  # why batches before the first fingerprint are unknown
 
     def add(self, batch: Fingerprint, epoch: int, is_random: bool = False) -> None:
-        """``is_random``: random numbers of the training made it."""
+        """``is_random``: the training's random numbers made the batch."""
         self.drawn += 1
         self._fingerprints.append(batch)
         self._unread += 1

@@ -1,7 +1,7 @@
 """Slots in host memory, one per in-memory checkpoint, which can outlive the process.
 
 Each is a mapped file in ``/dev/shm``, or anonymous memory of this process. A file's mark is written last and removed
-first. Only this user has access; links and other users' files are rejected.
+first. Only this user has access.
 
 ::
 
@@ -81,7 +81,7 @@ class Slot:
     def __init__(self, size: int, file: Path | None, existing: mmap.mmap | None = None) -> None:
         self.size = size
         self.file = file
-        self.mark: SlotMark | None = None
+        self.mark: SlotMark | None = None  # None without a complete checkpoint
         self.users = 0  # readers and writers, which prevent reuse
         self.cached_views: Any = None  # set by the user of the memory
         if existing is not None:

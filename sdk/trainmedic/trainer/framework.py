@@ -45,7 +45,7 @@ class Framework(Protocol):
 
     @property
     def newly_skipped(self) -> int:
-        """Batches skipped for the first time."""
+        """Batches skipped after the last restart's checkpoint."""
         ...
 
     def round_up_skip(self, batches: int) -> int:

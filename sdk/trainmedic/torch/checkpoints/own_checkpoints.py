@@ -21,7 +21,7 @@ log = logging.getLogger("trainmedic")
 
 ABANDONED = ".trainmedic-abandoned.json"
 HEALTH = ".trainmedic-health.json"
-_MOST_SPANS = 100  # one per rollback
+_MOST_SPANS = 100  # of abandoned checkpoints, one per rollback
 _MOST_HEALTHS = 500  # one per checkpoint
 _TOLERANCE = timedelta(minutes=1)  # between the user's time of a checkpoint and the call of `save`
 

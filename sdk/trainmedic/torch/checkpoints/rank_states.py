@@ -79,7 +79,7 @@ def compare_states(states: Mapping[str, Any], group: Group, cache: KnownDigests)
 
 
 def own_part(states: Mapping[str, Any], state: RankState | None, rank: int) -> dict[str, Any]:
-    """Return this rank's file; all leaves if the differences are unknown (None)."""
+    """Return this rank's differing leaves (``own``), all if ``state`` is None, and ``paths`` of all in ``parts``."""
     held = dict(leaves(states))
     if state is None:
         own = list(held.items()) if rank else []

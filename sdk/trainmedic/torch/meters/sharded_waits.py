@@ -131,7 +131,7 @@ class ShardedWaits:
         return True
 
     def collect(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call a collective; others wait for an asynchronous one."""
+        """Call a collective. The wait for an asynchronous one is elsewhere, and not measured."""
         handle = self.measured(call, *arguments, **named)
         self._is_asynchronous |= handle is not None
         return handle
@@ -151,7 +151,7 @@ class ShardedWaits:
 
 
 def _measured_kind(kind: type, waits: ShardedWaits) -> type:
-    """Return a subclass, because Python looks ``__call__`` up there."""
+    # A subclass, because Python looks ``__call__`` up in the class.
 
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
         return waits.collect(functools.partial(kind.__call__, self), *arguments, **named)

@@ -25,6 +25,7 @@ class AcceleratedSource(IndexedSource):
         if isinstance(sampler, BatchSamplerShard):
             # Positions count this rank's batches, so they do not fit a loader that is not distributed.
             self.kind = "Dealt"
+            # Samples per batch of this rank.
             self._dealt_size = int(loader.total_batch_size) // int(sampler.num_processes)
 
     @property
