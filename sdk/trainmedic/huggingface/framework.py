@@ -125,7 +125,7 @@ class HuggingFaceFramework(Framework):
         return sorted(complete, key=lambda checkpoint: bool(problem(checkpoint.health)))
 
     def round_up_skip(self, batches: int) -> int:
-        """Round up, so that loading stays in step with sampling."""
+        # Loading must stay in step with sampling.
         per_sampling = batches_per_sampling(self._trainer) or 1
         return -(-batches // per_sampling) * per_sampling
 

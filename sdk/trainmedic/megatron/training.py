@@ -28,7 +28,11 @@ from trainmedic.trainer.self_saving import SelfSavingFramework
 
 REPLAYED = "the same batches again, by the samples consumed up to the checkpoint"
 
-_SET_BY_TRAIN = ("no_sync_func", "grad_sync_func", "param_sync_func")  # configuration that must be unset before
+_SET_BY_TRAIN = (
+    "no_sync_func",
+    "grad_sync_func",
+    "param_sync_func",
+)  # configuration that ``train()`` sets and must find unset
 
 # Options of the first load, such as of foreign weights, with their values for a rollback.
 _OPTIONS_FOR_ROLLBACK = {

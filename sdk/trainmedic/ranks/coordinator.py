@@ -189,8 +189,8 @@ class Coordinator:
         count = self._store.count_entries(key)
         if count != running.count:
             running.count = count
-            without = [rank for rank in ranks if rank not in command.outcomes and rank != 0]
-            for rank, (status, output) in self._store.entries(key, without).items():
+            awaited = [rank for rank in ranks if rank not in command.outcomes and rank != 0]
+            for rank, (status, output) in self._store.entries(key, awaited).items():
                 command.outcomes[rank] = (status, fitting(output))
         missing = [rank for rank in ranks if rank not in command.outcomes]
         if missing and self._will_stay_missing(command, missing, now):

@@ -39,8 +39,8 @@ class LocalRank:
     handlers: HandlerRegistry
     queue: CommandQueue | None
     on_outcome: OutcomeCallback
-    location: Callable[[], Mapping[str, Any]]
-    stats: Callable[[], Mapping[str, Any]]
+    location: Callable[[], Mapping[str, Any]]  # returns node, host and GPU; training thread only
+    stats: Callable[[], Mapping[str, Any]]  # `Medic.stats`
 
 
 @dataclass(frozen=True)

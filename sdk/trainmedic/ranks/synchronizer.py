@@ -212,6 +212,7 @@ class Synchronizer:
         position = self.position
         if self.next_decision is not None and self.next_decision.number > position.number:
             return _IDLE_SECONDS
+        # Shortly before the training thread may come to the next sync point.
         due = position.at + self._interval.seconds(position.span) - self._role.lead
         if now < due:
             return due - now

@@ -39,8 +39,8 @@ class BatchComparison:
     ) -> None:
         self._expected = list(expected)
         self._left_out = list(left_out)
-        self._epoch = epoch
-        self._why_none = why_none
+        self._epoch = epoch  # of the skip; skipped batches may come again in other epochs
+        self._why_none = why_none  # why nothing is expected
         self._drawn: list[_Drawn] = []
 
     @property

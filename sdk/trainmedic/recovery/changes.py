@@ -168,7 +168,7 @@ class AppliedChanges:
         factors = dict(self._factors[name])
         if undo_of in factors:
             del factors[undo_of]
-        elif undo_of is None or not self._is_new:
+        elif undo_of is None or not self._is_new:  # an undo's factor is the inverse
             factors[command_id] = factor
         self._bounds[name].check(factors, factor if undo_of is None else None)
         return factors

@@ -71,6 +71,7 @@ class SlotPool:
         # ``step`` and ``horizon`` are those of `dispensable`.
         with self._lock:
             idle = [slot for slot in self._slots if not slot.users]
+            # The newest checkpoint stays for a rollback, even if its slot can no longer be used again.
             outgrown = [slot for slot in idle if slot.size < size and slot is not self._newest()]
             for slot in outgrown:
                 self._remove(slot)

@@ -249,7 +249,6 @@ def remove_stale(root: Path, keep: str, older_than: float = STALE_AFTER) -> None
 
 
 def _is_locked(training: Path) -> bool:
-    """Return whether a process uses it."""
     for file in training.glob(f"*/*/{_LOCK}"):
         if (os.getpid(), str(file)) in _HELD_LOCKS:  # opening and closing it would release the lock
             return True

@@ -102,6 +102,7 @@ class StepBoundary:
             training.loss_log.note(number, loss)
         progress = self._progress
         now = time.perf_counter()
+        # Report as a whole every `REPORT_INTERVAL`, because each step would cost time; numbers at once.
         if (
             now < progress.report_due_at
             and samples is None

@@ -83,6 +83,7 @@ class TitanTraining(SelfSavingFramework):
                 return self._call(call)
             checkpointer.maybe_wait_for_saving()  # else it would write what is being put aside
             step = self.step_of(self.loop.prepare(restart))
+            # The settings are for the first load; a rollback loads all of this step.
             with replaced(trainer.config.checkpoint, load_step=step), replaced(checkpointer, exclude_from_loading=[]):
                 return self._call(call)
 

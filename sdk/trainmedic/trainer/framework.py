@@ -57,7 +57,9 @@ class Framework(Protocol):
         return
 
     def prepare(self, checkpoint: Path, restart: LoopRestart) -> None:
+        """Prepare a restart from ``checkpoint``, on every rank."""
         return
 
     def outcome(self, restart: LoopRestart) -> Mapping[str, Any]:
+        """Return further output for the command's answer."""
         return {}

@@ -38,7 +38,7 @@ class RollbackProof:
     ``not_comparable``: reason if parameters cannot be compared.
     """
 
-    storage = True  # as in `VerifiedTraining`
+    storage = True  # for `VerifiedTraining`: there are checkpoints
     carried_hint = "State outside the checkpoint did not go back"
 
     def __init__(self, medic: Medic, accumulation: Callable[[], int]) -> None:

@@ -33,6 +33,7 @@ _FLAT_GATHERING = "_all_gather_flat_param"  # gathering method of a handle, on a
 _FLAT_REDUCTIONS = ("_reduce_grad", "_reduce_grad_no_shard")  # reducing functions on a CPU
 _CUDA_EVERY = 4  # steps between measurements: a hundred layers need hundreds of events
 
+# By `FullyShardedDataParallel` module; its functions are wrapped once for all models.
 _watched: WeakKeyDictionary[Any, ShardedWaits] = WeakKeyDictionary()
 
 
@@ -46,7 +47,7 @@ class ShardedWaits:
         self._is_asynchronous = False  # a collective of this step, whose waiting is not measured
         self._wrapped: list[tuple[Any, str]] = []  # owner and method
         self._changed: list[tuple[Any, type]] = []  # collective and original class
-        self._flat: list[Any] = []
+        self._flat: list[Any] = []  # modules in `_watched`
         self.functions: tuple[str, ...] = ()  # measured functions of `FullyShardedDataParallel`
 
     @classmethod

@@ -43,7 +43,7 @@ class AcceleratedSource(IndexedSource):
             self._end_epoch()
             raise
         if self._is_last_batch():
-            loader.end_of_dataloader = True
+            loader.end_of_dataloader = True  # Accelerate then ends the accumulation
         return batch if loader.device is None else send_to_device(batch, loader.device)
 
     def stop_loading(self) -> None:
