@@ -108,8 +108,8 @@ class Medic(JobReports):
         self.world_size = settings.world_size
         # Returns live ranks' `stats`, on rank 0 only; elsewhere nothing. None before `share`.
         self.gather: Callable[[], Mapping[int, Mapping[str, Any]]] | None = None
-        self.step: int | None = None
-        self.share: Share | None = None
+        self.step: int | None = None  # the last one given to `commands`; None before
+        self.share: Share | None = None  # None before `join_ranks`
         # Called in the receiver's thread when a command waits for the loop.
         self.on_arrival: Callable[[], None] | None = None
         self._host = socket.gethostname()
@@ -120,7 +120,7 @@ class Medic(JobReports):
         self._pid = os.getpid()
         self._is_closed = False
         self._error: BaseException | None = None  # error that ends the job, if its script states it
-        self._endpoint: MetricsEndpoint | None = None
+        self._endpoint: MetricsEndpoint | None = None  # on rank 0, if a port was given
         # Only on rank 0. With several ranks it receives commands once it is known which ranks answer.
         self._server: ServerConnection | None = None
         self._queue: CommandQueue | None = None

@@ -38,6 +38,7 @@ class UsedBatches:
         self._trainer = trainer
         self._proof = proof
         self._why_not = why_not
+        # The Trainer's own methods, during `reporting`.
         self._step: Any = None
         self._loss: Any = None
         self._loaded: Any = None  # 1-tuple of the loader's batch in the current step; None once it is reported

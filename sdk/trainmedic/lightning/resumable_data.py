@@ -37,11 +37,11 @@ class ResumableData:
         # Drawn batches that are not trained on yet, with `before_draw`'s results: one, or two if Lightning reads ahead.
         # If a step draws batches itself, the last ones.
         self._drawn: deque[tuple[Any, Any]] = deque(maxlen=2)
-        self._loader: _ResumableLoader | None = None
+        self._loader: _ResumableLoader | None = None  # None before `wrap`
         self._resume: Mapping[str, Any] | None = None  # position for the next epoch's start
         self._to_skip = 0  # batches, over the ends of epochs
         self._uncounted = 0  # batches skipped since `count_skipped`
-        self.skipped = 0
+        self.skipped = 0  # batches, in the last restart
         self.on_drawn: Callable[[Any, float], None] | None = None  # called with a batch and the seconds of waiting
         self.replayed = ""  # the answer's text about the batches after the checkpoint
 

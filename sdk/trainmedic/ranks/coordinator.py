@@ -55,7 +55,7 @@ class Coordinator:
         self._store = base.under(envelope.new_id())
         self.membership = Membership(base, self._store)
         self._expired_keys = ExpiredKeys(self._store)
-        self._take_due = 0.0
+        self._take_due = 0.0  # time of the next look at the queue
         # Due commands that were not carried out yet.
         self._pending: list[JobCommand] = []
         # IDs of those in a decision. They cannot expire until the ranks agree.
@@ -63,7 +63,7 @@ class Coordinator:
         # Last sync point that a rank missed, and the names of those ranks.
         self._missed_at = -1
         self._missing_ranks = ""
-        self._running: dict[tuple[int, int], RunningCommand] = {}
+        self._running: dict[tuple[int, int], RunningCommand] = {}  # by `JobCommand.sync_key`
         self._is_leaving = False
 
     def join(self) -> SharedStore | None:

@@ -36,7 +36,7 @@ class Participant:
         self._interval = interval
         self._patience = patience
         self._store = base
-        self._nonce: str | None = None
+        self._nonce: str | None = None  # of the request to join
         # Sync point that rank 0 had passed when one of its decisions was missed; else None.
         self._missed_at: int | None = None
         self._heartbeat_of_0: tuple[int, float] = (-1, time.monotonic())  # number, and when it was first seen

@@ -45,6 +45,7 @@ class LocalRank:
 
 @dataclass(frozen=True)
 class SharingOptions:
+    # As for `trainmedic.distributed.share`.
     every: int | None = None
     patience: float = PATIENCE
     call_patience: float = CALL_PATIENCE

@@ -51,7 +51,7 @@ class Inquiry:
         self.since = time.monotonic()
         self.backoff = Backoff(0.001, min(0.02 + world_size * 0.0005, _LONGEST_WAIT), factor=1.5)
         self.done = threading.Event()
-        self.result: Any = None
+        self.result: Any = None  # None after `done` if sharing has ended
 
 
 class Synchronizer:
@@ -68,7 +68,7 @@ class Synchronizer:
         self.position = TrainingPosition()
         self.location: Mapping[str, Any] = {}
         self.published: Mapping[str, Any] = {}  # figures in addition to ``stats``
-        self.next_decision: SyncDecision | None = None
+        self.next_decision: SyncDecision | None = None  # the last one read; None if the due one is not there yet
         self._rank = base.rank
         self._world_size = base.world_size
         self._role = role
@@ -77,8 +77,8 @@ class Synchronizer:
         self._inquiries: deque[Inquiry] = deque()
         # To report: `JobCommand.sync_key`, status and output.
         self._outcomes: deque[tuple[tuple[int, int], str, Mapping[str, Any]]] = deque()
-        self._closing_at: float | None = None
-        self._store: SharedStore | None = None
+        self._closing_at: float | None = None  # when `close` stops waiting; None before it
+        self._store: SharedStore | None = None  # None until rank 0 has admitted this rank
         self._rounds: Rounds | None = None
         self._status = RankStatus()  # in the last heartbeat
         self._heartbeat_due = 0.0

@@ -28,7 +28,7 @@ RANDOM = "after a skip the training's random numbers differ, and so do the batch
 class _Drawn(NamedTuple):
     value: Fingerprint
     epoch: int
-    is_random: bool
+    is_random: bool  # the training's random numbers made the batch
 
 
 class BatchComparison:
@@ -106,7 +106,7 @@ class BatchLog:
     def __init__(self) -> None:
         self.drawn = 0  # without those that a rollback revoked
         self.comparison = BatchComparison((), (), 0, "")
-        self._compares = False
+        self._compares = False  # the comparison needs further batches
         self._fingerprints: deque[Fingerprint] = deque(maxlen=_LONGEST)
         self._unread = 0  # last fingerprints that are not computed yet
         self._why_begins = _EARLIER_PROCESS  # why batches before the first fingerprint are unknown

@@ -41,7 +41,7 @@ _STARTS = 2  # without a checkpoint, until the changes on trial are dropped
 class FactorBounds:
     """Bounds for the product of ``what``'s active factors."""
 
-    what: str
+    what: str  # for messages, such as "the learning rate"
     least: float
     most: float
 

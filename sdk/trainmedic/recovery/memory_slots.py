@@ -52,7 +52,7 @@ class SlotMark:
     step: int
     at: str  # time in the envelope's format
     rank: int
-    ranks: int
+    ranks: int  # of the job
     size: int  # bytes in use
     structure: int  # offset of the pickled structure, which follows the tensors
     checksum: int  # CRC-32 of the bytes in use

@@ -22,7 +22,7 @@ class CompletedRollback:
     step: int  # step of the checkpoint
     data: str  # the answer's text about the batches
     skipped: int  # batches that the command skips
-    accumulation: int
+    accumulation: int  # the present one
     accumulation_then: int  # accumulation at the checkpoint
     is_scaled_otherwise: bool  # True if the learning rate's factor is not the checkpoint's
     trouble_at: int | None  # first untrusted step before the rollback

@@ -66,7 +66,7 @@ class _Pending:
 class _Watch:
     scale_before: float  # scale before the first pending change
     used: list[list[float]] = field(default_factory=list)  # the groups' rates at each update
-    boundaries: int = 0
+    boundaries: int = 0  # since the last change or load
     overwritten: tuple[float, float] | None = None  # first unexpected rate, and the expected one
 
 

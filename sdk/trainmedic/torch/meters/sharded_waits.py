@@ -43,7 +43,7 @@ class ShardedWaits:
         self._every = _CUDA_EVERY if isinstance(stopwatch, CudaStopwatch) else 1
         self._steps = 0
         self._depth = 0  # of nested measured calls
-        self._has_waited = False
+        self._has_waited = False  # a call of this step was measured
         self._is_asynchronous = False  # a collective of this step, whose waiting is not measured
         self._wrapped: list[tuple[Any, str]] = []  # owner and method
         self._changed: list[tuple[Any, type]] = []  # collective and original class
