@@ -50,7 +50,7 @@ class HuggingFaceFramework(Framework):
             self.no_skip_because = _NO_PLACE
         if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
             self.loop.proof.not_comparable = _SHARDED
-        self._used = UsedBatches(trainer, self.loop.proof)
+        self._used = UsedBatches(trainer, self.loop.proof)  # replaced for each loop, as `_loaded` is
         self._has_sampled = False  # the model sampled batches before the last restart
         self._loaded = LoadedBatches(trainer, 0, self._used)
         self._engine = RolloutEngine(trainer)
@@ -145,6 +145,7 @@ class HuggingFaceFramework(Framework):
 
     @property
     def _data_after_first_step(self) -> str:
+        # Only a step shows whether the model samples its batches.
         if self.data != REPLAYED or not (self._has_sampled or self._used.makes_batches):
             return self.data
         return _SAMPLED if self._used.makes_batches else _UNTIL_SAMPLED

@@ -73,7 +73,7 @@ def _read(checkpoint: Path, changed: int, size: int) -> _Content:
     try:
         content = torch.load(checkpoint, map_location="meta", mmap=True, weights_only=True)
     except (OSError, RuntimeError, ValueError, TypeError, KeyError, pickle.UnpicklingError):
-        return _Content()  # damaged, or with objects of other classes
+        return _Content()  # damaged, or with objects of other classes, which Lightning may load: taken as complete
     content = content if isinstance(content, dict) else {}
     callbacks = content.get("callbacks")
     states = callbacks.values() if isinstance(callbacks, dict) else ()

@@ -254,5 +254,6 @@ class Synchronizer:
             return None
         result = self._rounds.attempt(round_, value, since, now)
         if result is not None:
+            # Every rank reads the result before it passes the next sync point; the keys stay for one more.
             self._role.end_round(self.position.number + 2, round_.key)
         return result

@@ -195,6 +195,7 @@ class CarriedState:
             delattr(attribute.owner, attribute.name)
 
 
+# Tensors that a ``state_dict`` saves, by object and by memory.
 class _SavedTensors:
     def __init__(self, parts: StateParts) -> None:
         modules = list(parts.modules().values())

@@ -204,6 +204,7 @@ class TitanTraining(SelfSavingFramework):
         trainer = self._trainer
         if not trainer.parallel_dims.pp_enabled:
             return loss
+        # The other stages know no loss.
         shared = torch.tensor(loss if trainer.pp_has_last_stage else -math.inf, device=trainer.device)
         dist.all_reduce(shared, dist.ReduceOp.MAX, group=trainer.parallel_dims.get_mesh("pp").get_group())
         return shared.item()
