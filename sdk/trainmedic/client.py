@@ -106,10 +106,10 @@ class Medic(JobReports):
         self.job = settings.job
         self.rank = settings.rank
         self.world_size = settings.world_size
-        # Returns live ranks' figures. None before `share`.
+        # Returns live ranks' `stats`, on rank 0 only; elsewhere nothing. None before `share`.
         self.gather: Callable[[], Mapping[int, Mapping[str, Any]]] | None = None
-        self.step: int | None = None
-        self.share: Share | None = None
+        self.step: int | None = None  # the last one given to `commands`; None before
+        self.share: Share | None = None  # None before `join_ranks`
         # Called in the receiver's thread when a command waits for the loop.
         self.on_arrival: Callable[[], None] | None = None
         self._host = socket.gethostname()
@@ -120,7 +120,7 @@ class Medic(JobReports):
         self._pid = os.getpid()
         self._is_closed = False
         self._error: BaseException | None = None  # error that ends the job, if its script states it
-        self._endpoint: MetricsEndpoint | None = None
+        self._endpoint: MetricsEndpoint | None = None  # on rank 0, if a port was given
         # Only on rank 0. With several ranks it receives commands once it is known which ranks answer.
         self._server: ServerConnection | None = None
         self._queue: CommandQueue | None = None
@@ -151,7 +151,7 @@ class Medic(JobReports):
         """Return this rank's memory and pace in about a millisecond; thread-safe."""
         figures = self._stats.measure(time.perf_counter())
         if 0 < self.rank == self.world_size - 1 and self.progress.evaluated:
-            # With pipeline parallelism only the last rank knows the loss.
+            # With pipeline parallelism only the last rank knows the evaluation's loss.
             figures[evaluations.FIELD] = evaluations.as_plain(self.progress.evaluated_metrics())
         return figures
 
@@ -333,6 +333,7 @@ class Medic(JobReports):
             self._queue.close(command, status, output)
 
     def _describe(self) -> Mapping[str, Any]:
+        """Return the job's presence, for the server."""
         # With several ranks `Share` has the placement.
         own_placement = {"placement": devices.placement(self._node)} if self.world_size == 1 else {}
         return {

@@ -1,3 +1,5 @@
+# Public names of `wire.envelope`, and `verify`.
+
 from __future__ import annotations
 
 from trainmedic.wire.envelope import (

@@ -1,11 +1,11 @@
 """Errors of this package::
 
     TrainmedicError
-    ├── ConfigurationError      invalid arguments of connect() or share()
+    ├── ConfigurationError
     ├── NotAgreed               raised to a handler when the ranks cannot agree
     └── Refusal                 raised by a handler, to answer a command
-        ├── Rejected            the command makes no sense here and now
-        └── Unsupported         this job cannot carry out such a command
+        ├── Rejected
+        └── Unsupported
 
     Interrupted (a BaseException)   ends a training step that hangs; see ``job.interrupt``
 

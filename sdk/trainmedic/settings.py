@@ -35,7 +35,7 @@ class Settings:
     # Returns the signing key, then the previous one; may raise ConfigurationError. None without a key.
     read_keys: Callable[[], Sequence[bytes]] | None
     redis_url: str | None
-    url_file: Path  # with the URL of a server of the same user
+    url_file: Path  # with the URL of a server of the same user; read without ``redis_url``
     url_origin: str = "TRAINMEDIC_REDIS_URL"  # name for error messages
 
     def find_url(self) -> str | None:
@@ -45,10 +45,10 @@ class Settings:
 @dataclass(frozen=True)
 class LogSettings:
     log_dir: Path
-    attempt: int
-    local_rank: int | None
+    attempt: int  # from 1
+    local_rank: int | None  # None if the launcher does not state it; also below
     node_rank: int | None
-    interval: int
+    interval: int  # steps between two records
 
 
 def resolve_logs(

@@ -104,6 +104,7 @@ class EngineContents:
         if loaded is None:
             raise TrainmedicError(f"DeepSpeed did not load {content.name}; see its log")
         if own.get("differing"):
+            # `merge` changes mappings in place.
             states = {_OPTIMIZER: _with_copied_mappings(engine.optimizer.state_dict())}
             merge(states, own["differing"])
             engine.optimizer.load_state_dict(states[_OPTIMIZER])

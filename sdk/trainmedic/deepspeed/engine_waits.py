@@ -36,7 +36,7 @@ class EngineWaits:
         self._backend = backend
         self._compute_stream = _current_stream()
         self._depth = 0  # of nested measured calls
-        self._has_waited = False
+        self._has_waited = False  # a collective of this step was measured
         self._is_unknown = False  # a collective of this step ran on another stream
         for name in _COLLECTIVES:
             if callable(getattr(type(backend), name, None)):

@@ -38,9 +38,10 @@ class UsedBatches:
         self._trainer = trainer
         self._proof = proof
         self._why_not = why_not
+        # The Trainer's own methods, during `reporting`.
         self._step: Any = None
         self._loss: Any = None
-        self._loaded: Any = None  # the loader's batch in the current step, until it was recorded
+        self._loaded: Any = None  # 1-tuple of the loader's batch in the current step; None once it is reported
         self._before: Any = None  # random state before the last draw, or before the step
         # Random state before the first batch of this course that used it; later batches may be parts of it. None if no
         # batch did.

@@ -44,9 +44,9 @@ class Callback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, medic: Medic | None = None, **options: Any) -> None:
         super().__init__()  # a user's class may have further bases
         self.medic = medic if medic is not None else connect(**options)
-        self.framework: HuggingFaceFramework | None = None
+        self.framework: HuggingFaceFramework | None = None  # None without `train` or `protect`
         self.reports = StepReports(self.medic)
-        self._step_end: _StepEnd | None = None
+        self._step_end: _StepEnd | None = None  # None unless commands are carried out between two steps
         self._saving: list[JobCommand] = []  # commands that wait for a checkpoint
         self._unreported: Path | None = None  # checkpoint of which other ranks may still write their part
         handlers = {"job.scale_batch": self._scale_batch, "job.dataloader_workers": self._set_workers}

@@ -50,8 +50,8 @@ class HuggingFaceFramework(Framework):
             self.no_skip_because = _NO_PLACE
         if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
             self.loop.proof.not_comparable = _SHARDED
-        self._used = UsedBatches(trainer, self.loop.proof)
-        self._has_sampled = False  # the model, batches before the last restart
+        self._used = UsedBatches(trainer, self.loop.proof)  # replaced for each loop, as `_loaded` is
+        self._has_sampled = False  # the model sampled batches before the last restart
         self._loaded = LoadedBatches(trainer, 0, self._used)
         self._engine = RolloutEngine(trainer)
         self._reference = ReferenceModel(trainer)
@@ -59,7 +59,7 @@ class HuggingFaceFramework(Framework):
             self.no_restart_because or self._engine.no_rollback_because or self._reference.no_rollback_because
         )
         self._held = TrainerState(trainer)
-        self._put_back = PutBack()  # in the last restart
+        self._put_back = PutBack()  # state restored by the last restart
         self._skipped_before = 0  # batches skipped before the checkpoint from which the loop started
         self._in_force: set[str] = set()  # IDs of the commands that changed arguments in this process
         _ = self.loop.budget  # raises ValueError now rather than during the training
@@ -92,7 +92,6 @@ class HuggingFaceFramework(Framework):
             self.loop.proof.expect_return(self.loop.record, lambda: self.newly_skipped)
 
     def _first_checkpoint(self, resume: Any) -> Any:
-        """Return the checkpoint to start from, or None."""
         if resume is True:
             return get_last_checkpoint(self._trainer.args.output_dir) or resume
         return resume or None
@@ -126,7 +125,7 @@ class HuggingFaceFramework(Framework):
         return sorted(complete, key=lambda checkpoint: bool(problem(checkpoint.health)))
 
     def round_up_skip(self, batches: int) -> int:
-        """Round up, so that loading stays in step with sampling."""
+        # Loading must stay in step with sampling.
         per_sampling = batches_per_sampling(self._trainer) or 1
         return -(-batches // per_sampling) * per_sampling
 
@@ -146,6 +145,7 @@ class HuggingFaceFramework(Framework):
 
     @property
     def _data_after_first_step(self) -> str:
+        # Only a step shows whether the model samples its batches.
         if self.data != REPLAYED or not (self._has_sampled or self._used.makes_batches):
             return self.data
         return _SAMPLED if self._used.makes_batches else _UNTIL_SAMPLED
@@ -173,7 +173,6 @@ class HuggingFaceFramework(Framework):
 
     @property
     def passes_over_epoch(self) -> bool:
-        """True if the rest of the epoch is skipped."""
         return self._loaded.is_passed_over
 
     def is_in_force(self, command_id: str) -> bool:

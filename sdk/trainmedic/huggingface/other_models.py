@@ -76,6 +76,7 @@ class RolloutEngine:
         if getattr(trainer, "rollout_worker", None) is not None or getattr(trainer, "rollout_queue", None) is not None:
             return _ASYNCHRONOUS
         if getattr(trainer, "use_vllm", False):
+            # TRL's step of the engine's weights; `TrainerState` resets it, so that TRL sends them again.
             has_mark = hasattr(trainer, "_last_loaded_step")
             return "" if has_mark or self._vllm is not None else _UNKNOWN
         rollout = getattr(trainer, "rollout_func", None)

@@ -12,9 +12,9 @@ from trainmedic.job.progress import CHECKPOINT, EVALUATION
 class StepReports:
     def __init__(self, medic: Medic) -> None:
         self._medic = medic
-        self._pending: dict[str, Any] | None = None
+        self._pending: dict[str, Any] | None = None  # figures of the step whose log follows
         self._window = contextlib.ExitStack()  # the open window, if any
-        self._evaluates = False
+        self._evaluates = False  # an evaluation by the Trainer follows the step
 
     def step_ends(self, will_log: bool, **figures: Any) -> None:
         """Report the step, with its log's values if that follows."""

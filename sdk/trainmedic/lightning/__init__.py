@@ -64,14 +64,14 @@ def fit(
 class _Fit:
     trainer: Any
     model: Any
-    loaders: Mapping[str, Any]
+    loaders: Mapping[str, Any]  # "train" and "val"; None for those that are not given
     datamodule: Any
     ckpt_path: Any
-    options: Mapping[str, Any]
+    options: Mapping[str, Any]  # of ``trainer.fit``
     job: str | None
     medic: Medic | None
     limits: Limits
-    connection: Mapping[str, Any]
+    connection: Mapping[str, Any]  # arguments of `connect`
 
     def run_in_process(self, *_: Any) -> None:
         del self.trainer._fit_impl

@@ -45,7 +45,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
     def __init__(self, medic: Medic | None = None, grad_norm: bool = True, **options: Any) -> None:
         super().__init__()  # a user's class may have further bases
         self.medic = medic if medic is not None else connect(**options)
-        self.framework: LightningFramework | None = None
+        self.framework: LightningFramework | None = None  # None outside of `fit`
         self._attachment = Attachment(self.medic, "trainmedic.lightning.fit", self._end_loop)
         self._written = WrittenCheckpoints(self.medic, self._attachment.saved)
         self._wants_norm = grad_norm
@@ -54,7 +54,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
         self._losses: list[Any] = []
         self._samples = 0
         self._step = -1  # the last reported one
-        self._is_between_steps = False
+        self._is_between_steps = False  # False for commands after a hung step, whose state is incomplete
         self._window = contextlib.ExitStack()  # the open window, if any
         self._trainer: Any = None
         self._accumulated_by: set[str] = set()  # IDs of the commands that changed it in this process

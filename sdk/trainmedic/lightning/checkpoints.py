@@ -38,12 +38,13 @@ def in_directories(directories: Iterable[Path]) -> list[SavedCheckpoint]:
 
 
 def is_complete(checkpoint: Path) -> bool:
-    if checkpoint.is_dir():
+    if checkpoint.is_dir():  # of a sharding strategy, or DeepSpeed
         return (checkpoint / ".metadata").is_file() or (checkpoint / "latest").is_file()
     return zipfile.is_zipfile(checkpoint) and _content(checkpoint).has_optimizers
 
 
 def is_written(checkpoint: Path) -> bool:
+    """Return whether a file is complete, or a directory exists."""
     return checkpoint.is_dir() or is_complete(checkpoint)
 
 
@@ -72,7 +73,7 @@ def _read(checkpoint: Path, changed: int, size: int) -> _Content:
     try:
         content = torch.load(checkpoint, map_location="meta", mmap=True, weights_only=True)
     except (OSError, RuntimeError, ValueError, TypeError, KeyError, pickle.UnpicklingError):
-        return _Content()  # damaged, or with objects of other classes
+        return _Content()  # damaged, or with objects of other classes, which Lightning may load: taken as complete
     content = content if isinstance(content, dict) else {}
     callbacks = content.get("callbacks")
     states = callbacks.values() if isinstance(callbacks, dict) else ()

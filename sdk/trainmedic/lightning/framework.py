@@ -28,9 +28,9 @@ class LightningFramework(Framework):
         self.loop = TrainerLoop(medic, self, limits)
         self._trainer = trainer
         self.resumable = ResumableData(trainer, self.loop.proof.before_draw)
-        self._has_begun = False
-        self._held: HeldModules | None = None
-        self._put_back = PutBack()  # in the last restart
+        self._has_begun = False  # True from the first loop on
+        self._held: HeldModules | None = None  # None before `fit`
+        self._put_back = PutBack()  # state restored by the last restart
         self._keeps_batches = True  # the last restart skips none
 
     def fit(self, call: Callable[[Any], None], ckpt_path: Any, model: Any) -> None:

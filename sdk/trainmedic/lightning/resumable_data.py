@@ -37,11 +37,11 @@ class ResumableData:
         # Drawn batches that are not trained on yet, with `before_draw`'s results: one, or two if Lightning reads ahead.
         # If a step draws batches itself, the last ones.
         self._drawn: deque[tuple[Any, Any]] = deque(maxlen=2)
-        self._loader: _ResumableLoader | None = None
+        self._loader: _ResumableLoader | None = None  # None before `wrap`
         self._resume: Mapping[str, Any] | None = None  # position for the next epoch's start
-        self._to_skip = 0
+        self._to_skip = 0  # batches, over the ends of epochs
         self._uncounted = 0  # batches skipped since `count_skipped`
-        self.skipped = 0
+        self.skipped = 0  # batches, in the last restart
         self.on_drawn: Callable[[Any, float], None] | None = None  # called with a batch and the seconds of waiting
         self.replayed = ""  # the answer's text about the batches after the checkpoint
 
@@ -164,9 +164,9 @@ class _ResumableLoader:
 
     began: Mapping[str, Any] | None = None  # random states at the epoch's start
     _has_begun = False
-    _states_before_draw: list[Any] | None = None
+    _states_before_draw: list[Any] | None = None  # of the loaders, if Lightning reads ahead
     _watches: Sequence[BufferWatch] = ()
-    _is_first = True
+    _is_first = True  # the next batch is the epoch's first
 
     def __iter__(self) -> Any:
         self._has_begun = False
@@ -199,6 +199,7 @@ class _ResumableLoader:
         return self._states_before_draw if self._is_read_ahead else _states(self.flattened)
 
     def held_back(self) -> str:
+        """Return the buffered samples that `loader_states` lack, as text, or ""."""
         states = self.loader_states() or []
         watched = zip(self._watches, self.flattened, states, strict=False)
         return next(filter(None, (each.held_back(iterator_of(loader), state) for each, loader, state in watched)), "")

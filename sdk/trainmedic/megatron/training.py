@@ -28,7 +28,11 @@ from trainmedic.trainer.self_saving import SelfSavingFramework
 
 REPLAYED = "the same batches again, by the samples consumed up to the checkpoint"
 
-_SET_BY_TRAIN = ("no_sync_func", "grad_sync_func", "param_sync_func")  # configuration that must be unset before
+_SET_BY_TRAIN = (
+    "no_sync_func",
+    "grad_sync_func",
+    "param_sync_func",
+)  # configuration that ``train()`` sets and must find unset
 
 # Options of the first load, such as of foreign weights, with their values for a rollback.
 _OPTIONS_FOR_ROLLBACK = {
@@ -57,7 +61,7 @@ class MegatronTraining(SelfSavingFramework):
         self.evaluate = self.in_window(EVALUATION, megatron.evaluate_and_print_results)
         self._providers: list[Any] = []  # of the data, one per call that built some
         self._result: Any = None  # of the last ``train_step``
-        self._consumed = 0  # samples, at the last report
+        self._consumed = 0  # samples of all ranks, at the last report
         self._state: dict[str, Any] = {}  # arguments of Megatron-LM's functions that save, between two steps
         self._configuration: dict[str, Any] | None = None  # `_SET_BY_TRAIN` before ``train()``; None until then
         self.attachment.attach(self.loop)
@@ -145,7 +149,7 @@ class MegatronTraining(SelfSavingFramework):
         checkpoints.write_tracker(self.directory, step)
 
     def prepare(self, checkpoint: Path, restart: LoopRestart) -> None:
-        self.medic.group("put-aside").poll()  # every rank reads the tracker
+        self.medic.group("put-aside").poll()  # every rank reads the tracker, which rank 0 writes in `resume_from`
 
     def _go_back(self, checkpoint: Path, restart: LoopRestart, named: dict[str, Any]) -> None:
         self._load(checkpoint, named)
@@ -181,6 +185,7 @@ class MegatronTraining(SelfSavingFramework):
             raise TrainmedicError(f"Megatron-LM loaded iteration {args.iteration} in place of {checkpoint.name}")
 
     def _move_data(self, named: dict[str, Any]) -> None:
+        """Skip left-out iterations, and replace the data iterators among `train`'s arguments."""
         args = self._args
         while self._is_to_skip(args.iteration):
             stop = max(stop for start, stop in self.left_out if start <= args.iteration < stop)
@@ -278,7 +283,7 @@ def _grad_norm(result: Any) -> Any:
     length = len(result) if isinstance(result, tuple) else 0
     if length >= 7:
         return result[5]
-    return result[2] if length == 4 else None  # before core 0.9
+    return result[2] if length == 4 else None  # 4 members before core 0.9
 
 
 def _why_no_restart(args: Any) -> str:

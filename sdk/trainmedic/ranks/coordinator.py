@@ -55,7 +55,7 @@ class Coordinator:
         self._store = base.under(envelope.new_id())
         self.membership = Membership(base, self._store)
         self._expired_keys = ExpiredKeys(self._store)
-        self._take_due = 0.0
+        self._take_due = 0.0  # time of the next look at the queue
         # Due commands that were not carried out yet.
         self._pending: list[JobCommand] = []
         # IDs of those in a decision. They cannot expire until the ranks agree.
@@ -63,7 +63,7 @@ class Coordinator:
         # Last sync point that a rank missed, and the names of those ranks.
         self._missed_at = -1
         self._missing_ranks = ""
-        self._running: dict[tuple[int, int], RunningCommand] = {}
+        self._running: dict[tuple[int, int], RunningCommand] = {}  # by `JobCommand.sync_key`
         self._is_leaving = False
 
     def join(self) -> SharedStore | None:
@@ -91,7 +91,7 @@ class Coordinator:
         return self.membership.is_silent(rank, now)
 
     def decide(self, position: TrainingPosition, waited: float | None) -> SyncDecision:
-        """Make the next sync point's decision. `waited`: the training thread's wait in seconds."""
+        """Make the next sync point's decision, unless another rank did while rank 0 was late."""
         number = position.number + 1
         commands = self._next_commands()
         key = f"decision/{number}"
@@ -189,8 +189,8 @@ class Coordinator:
         count = self._store.count_entries(key)
         if count != running.count:
             running.count = count
-            without = [rank for rank in ranks if rank not in command.outcomes and rank != 0]
-            for rank, (status, output) in self._store.entries(key, without).items():
+            awaited = [rank for rank in ranks if rank not in command.outcomes and rank != 0]
+            for rank, (status, output) in self._store.entries(key, awaited).items():
                 command.outcomes[rank] = (status, fitting(output))
         missing = [rank for rank in ranks if rank not in command.outcomes]
         if missing and self._will_stay_missing(command, missing, now):
@@ -216,7 +216,7 @@ class Coordinator:
         self._expired_keys.add_entries(number, key)
 
     def leave(self, number: int) -> bool:
-        """Announce rank 0's end at sync point `number`.
+        """Announce rank 0's end at sync point `number`, or at the next if that is decided.
 
         Return True once all outcomes are in and all ranks have left.
         """

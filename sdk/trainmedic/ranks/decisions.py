@@ -42,8 +42,8 @@ class SyncDecision:
 
 @dataclass(frozen=True)
 class AgreedOutcome:
-    go: tuple[str, ...] = ()  # to carry out
-    refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # status and reason
+    go: tuple[str, ...] = ()  # IDs of the commands to carry out
+    refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # status and reason by ID
     missing: str = ""  # ranks that did not take part, as text; then no command is decided
 
     def fields(self) -> dict[str, Any]:
@@ -116,4 +116,4 @@ class SyncInterval:
         return max(1, min(int(_TARGET_SECONDS / max(self._recent[-1], 1e-9)), 2 * self._span, _MOST_CALLS))
 
     def seconds(self, calls: int) -> float:
-        return min(self._recent, default=0.0) * calls
+        return min(self._recent, default=0.0) * calls  # by the fastest recent ones; 0 while unknown

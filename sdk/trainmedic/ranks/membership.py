@@ -28,7 +28,7 @@ class Membership:
         self.others: dict[int, RankStatus] = {}
         self._seen_at: dict[int, float] = {}  # when the heartbeat was first seen, by the monotonic clock
         self.hosts: Mapping[int, str] = {}  # by rank
-        self._nonces: dict[int, str] = {}
+        self._nonces: dict[int, str] = {}  # the last answered request to join, by rank
         self._backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, factor=1.5)
         self._admit_due = 0.0
         self._refresh_due = 0.0

@@ -36,7 +36,7 @@ class Participant:
         self._interval = interval
         self._patience = patience
         self._store = base
-        self._nonce: str | None = None
+        self._nonce: str | None = None  # of the request to join
         # Sync point that rank 0 had passed when one of its decisions was missed; else None.
         self._missed_at: int | None = None
         self._heartbeat_of_0: tuple[int, float] = (-1, time.monotonic())  # number, and when it was first seen
@@ -65,7 +65,10 @@ class Participant:
         return True
 
     def decide(self, position: TrainingPosition, waited: float | None) -> SyncDecision | None:
-        """Return the next decision, or None. ``waited``: seconds for which the training thread waits."""
+        """Return the next decision, or None so far.
+
+        ``waited``: seconds for which the training thread has waited; None before it needs the decision.
+        """
         decision = self._read(position.number + 1)
         if decision is None and waited is not None and (waited >= self._patience or self._is_known_to_be_late()):
             decision = self._decide_nothing(position)
@@ -83,8 +86,9 @@ class Participant:
         return decision
 
     def _decide_nothing(self, position: TrainingPosition) -> SyncDecision:
-        """Write an empty decision at growing intervals, because rank 0 deletes no keys."""
+        """Write an empty decision, unless another rank has written one."""
         number = position.number + 1
+        # At growing intervals, because without rank 0 no keys are deleted.
         span = min(position.span * 2, self._interval.next_span() * _LARGEST_SPAN)
         mine = SyncDecision(number, self._base.rank, max(span, 1))
         decision = SyncDecision.read(number, self._store.set_if_absent(f"decision/{number}", mine.fields()))
@@ -127,6 +131,7 @@ class Participant:
         return _IDLE_SECONDS
 
     def is_silent(self, rank: int, now: float) -> bool:
+        """Return whether rank 0, the only one that a participant waits for, is silent."""
         if now >= self._heartbeat_due:
             self._heartbeat_due = now + HEARTBEAT_EVERY
             status = self._store.get("heartbeat/0")

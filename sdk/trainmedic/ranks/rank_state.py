@@ -17,9 +17,9 @@ class RankLost(Exception):
 
 @dataclass(frozen=True)
 class TrainingPosition:
-    number: int = -1
+    number: int = -1  # last sync point that the training thread passed
     calls: int = 0  # made until then
-    span: int = 1  # calls to the next one
+    span: int = 1  # calls from there to the next sync point
     at: float = field(default_factory=time.monotonic)
 
 

@@ -33,11 +33,11 @@ class Rounds:
     def __init__(self, store: SharedStore, is_silent: Callable[[int, float], bool]) -> None:
         self._store = store
         self._is_silent = is_silent
-        self._entered: str | None = None
+        self._entered: str | None = None  # key of the last round with this rank's value
         self._entries_read_at = 0.0
 
     def attempt(self, round_: Round, value: Any, since: float, now: float) -> Any:
-        """Return the result; None so far. The caller waits since ``since``."""
+        """Return the result, or None so far. The caller has waited since ``since``."""
         store, end = self._store, f"{round_.key}/end"
         if round_.combine is not None and self._entered != round_.key:
             store.add_entry(round_.key, value)

@@ -39,12 +39,13 @@ class LocalRank:
     handlers: HandlerRegistry
     queue: CommandQueue | None
     on_outcome: OutcomeCallback
-    location: Callable[[], Mapping[str, Any]]
-    stats: Callable[[], Mapping[str, Any]]
+    location: Callable[[], Mapping[str, Any]]  # returns node, host and GPU; training thread only
+    stats: Callable[[], Mapping[str, Any]]  # `Medic.stats`
 
 
 @dataclass(frozen=True)
 class SharingOptions:
+    # As for `trainmedic.distributed.share`.
     every: int | None = None
     patience: float = PATIENCE
     call_patience: float = CALL_PATIENCE

@@ -51,7 +51,7 @@ class Inquiry:
         self.since = time.monotonic()
         self.backoff = Backoff(0.001, min(0.02 + world_size * 0.0005, _LONGEST_WAIT), factor=1.5)
         self.done = threading.Event()
-        self.result: Any = None
+        self.result: Any = None  # None after `done` if sharing has ended
 
 
 class Synchronizer:
@@ -68,18 +68,19 @@ class Synchronizer:
         self.position = TrainingPosition()
         self.location: Mapping[str, Any] = {}
         self.published: Mapping[str, Any] = {}  # figures in addition to ``stats``
-        self.next_decision: SyncDecision | None = None
+        self.next_decision: SyncDecision | None = None  # the last one read; None if the due one is not there yet
         self._rank = base.rank
         self._world_size = base.world_size
         self._role = role
         self._interval = interval
         self._stats = stats
         self._inquiries: deque[Inquiry] = deque()
+        # To report: `JobCommand.sync_key`, status and output.
         self._outcomes: deque[tuple[tuple[int, int], str, Mapping[str, Any]]] = deque()
-        self._closing_at: float | None = None
-        self._store: SharedStore | None = None
+        self._closing_at: float | None = None  # when `close` stops waiting; None before it
+        self._store: SharedStore | None = None  # None until rank 0 has admitted this rank
         self._rounds: Rounds | None = None
-        self._status = RankStatus()
+        self._status = RankStatus()  # in the last heartbeat
         self._heartbeat_due = 0.0
         self._backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, factor=1.5)
         self._wake = threading.Event()
@@ -94,7 +95,7 @@ class Synchronizer:
         self._wake.set()
 
     def wait_for(self, attempt: Callable[[float, float], Any], limit: float) -> Any:
-        """Let the thread call ``attempt`` until it returns a value. Raises RankLost."""
+        """Let the thread call ``attempt`` until it returns a value. Raises RankLost if sharing has ended."""
         inquiry = Inquiry(attempt, self._world_size)
         self._inquiries.append(inquiry)
         self._wake.set()
@@ -211,6 +212,7 @@ class Synchronizer:
         position = self.position
         if self.next_decision is not None and self.next_decision.number > position.number:
             return _IDLE_SECONDS
+        # Shortly before the training thread may come to the next sync point.
         due = position.at + self._interval.seconds(position.span) - self._role.lead
         if now < due:
             return due - now
@@ -252,5 +254,6 @@ class Synchronizer:
             return None
         result = self._rounds.attempt(round_, value, since, now)
         if result is not None:
+            # Every rank reads the result before it passes the next sync point; the keys stay for one more.
             self._role.end_round(self.position.number + 2, round_.key)
         return result

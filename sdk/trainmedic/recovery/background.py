@@ -31,6 +31,7 @@ class BackgroundThread:
         return self._pending == 0
 
     def settle(self, seconds: float) -> bool:
+        """Wait for all tasks; return whether they ended within ``seconds``."""
         with self._idle:
             return self._idle.wait_for(lambda: self._pending == 0, seconds)
 

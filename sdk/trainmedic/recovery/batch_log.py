@@ -28,7 +28,7 @@ RANDOM = "after a skip the training's random numbers differ, and so do the batch
 class _Drawn(NamedTuple):
     value: Fingerprint
     epoch: int
-    is_random: bool
+    is_random: bool  # the training's random numbers made the batch
 
 
 class BatchComparison:
@@ -39,8 +39,8 @@ class BatchComparison:
     ) -> None:
         self._expected = list(expected)
         self._left_out = list(left_out)
-        self._epoch = epoch
-        self._why_none = why_none
+        self._epoch = epoch  # of the skip; skipped batches may come again in other epochs
+        self._why_none = why_none  # why nothing is expected
         self._drawn: list[_Drawn] = []
 
     @property
@@ -83,7 +83,7 @@ class BatchComparison:
         return NOT_COMPARABLE if self._expected else NOT_DRAWN
 
     def _agrees(self, number: int, left_out: Collection[int]) -> bool | None:
-        """Return None if unknown."""
+        """Return whether a batch is the expected one; None if unknown."""
         batch = self._drawn[number]
         drawn, before = read(batch.value), read(self._expected[number]) if number < len(self._expected) else None
         if drawn is None:
@@ -106,13 +106,13 @@ class BatchLog:
     def __init__(self) -> None:
         self.drawn = 0  # without those that a rollback revoked
         self.comparison = BatchComparison((), (), 0, "")
-        self._compares = False
+        self._compares = False  # the comparison needs further batches
         self._fingerprints: deque[Fingerprint] = deque(maxlen=_LONGEST)
         self._unread = 0  # last fingerprints that are not computed yet
         self._why_begins = _EARLIER_PROCESS  # why batches before the first fingerprint are unknown
 
     def add(self, batch: Fingerprint, epoch: int, is_random: bool = False) -> None:
-        """``is_random``: random numbers of the training made it."""
+        """``is_random``: the training's random numbers made the batch."""
         self.drawn += 1
         self._fingerprints.append(batch)
         self._unread += 1

@@ -24,7 +24,7 @@ FILE = ".trainmedic-changes.json"
 LEARNING_RATE = "learning_rate"
 BATCH_SIZE = "batch_size"
 ACCUMULATION = "accumulation"
-AS_LOADED = "as the checkpoint was"  # in the place of a command ID, if only a factor is known
+AS_LOADED = "as the checkpoint was"  # in the place of a command ID, if only the loaded rate's factor is known
 _SCALED = (LEARNING_RATE, BATCH_SIZE, ACCUMULATION)
 _LARGEST_DENOMINATOR = 10_000  # 0.333… means a third
 _WORKERS, _WORKERS_PER_CPU = 16, 4  # most workers that a command may set: the larger of 16 and 4 per CPU
@@ -41,7 +41,7 @@ _STARTS = 2  # without a checkpoint, until the changes on trial are dropped
 class FactorBounds:
     """Bounds for the product of ``what``'s active factors."""
 
-    what: str
+    what: str  # for messages, such as "the learning rate"
     least: float
     most: float
 
@@ -78,9 +78,9 @@ class FactorBounds:
 
 @dataclass(frozen=True)
 class ChangeTrial:
-    """Changes without a later checkpoint, which may crash the job."""
+    """Changes without a later checkpoint. They may crash the job, so its second start drops them."""
 
-    changes: frozenset[str] = frozenset()
+    changes: frozenset[str] = frozenset()  # IDs of commands, and WORKERS
     step: int = 0  # after which the last change was made
     starts: int = 0  # of the job since
 
@@ -98,6 +98,7 @@ class ChangeTrial:
         return ChangeTrial(self.changes | changes, step) if changes else self
 
     def is_passed(self, step: int) -> bool:
+        # A checkpoint of the same step was written before the first step with the changes.
         return bool(self.changes) and step != self.step
 
     def started_again(self) -> ChangeTrial:
@@ -135,12 +136,12 @@ class AppliedChanges:
         }
         # Active factors in order of their commands: {value: {command ID: factor}}.
         self._factors: dict[str, dict[str, float]] = {name: {} for name in _SCALED}
-        self.workers: int | None = None
+        self.workers: int | None = None  # set by a command; None for the script's own
         self.workers_at_most = False
-        self.skipped: list[list[int]] = []
+        self.skipped: list[list[int]] = []  # batches: epoch, first, end
         self._trial = ChangeTrial()
         self._is_new = True  # this process began the training instead of resuming it
-        self._is_complete = False  # the record here holds all active changes
+        self._is_complete = False  # the record here holds all active changes; False until training begins
 
     def training_begins(self) -> None:
         """Record that no `recall` follows."""
@@ -167,7 +168,7 @@ class AppliedChanges:
         factors = dict(self._factors[name])
         if undo_of in factors:
             del factors[undo_of]
-        elif undo_of is None or not self._is_new:
+        elif undo_of is None or not self._is_new:  # an undo's factor is the inverse
             factors[command_id] = factor
         self._bounds[name].check(factors, factor if undo_of is None else None)
         return factors

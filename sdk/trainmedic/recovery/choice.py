@@ -31,7 +31,7 @@ class PassedOver:
 @dataclass(frozen=True)
 class Choice:
     candidates: tuple[SavedCheckpoint, ...]  # at least one, best first
-    passed_over: tuple[PassedOver, ...] = ()
+    passed_over: tuple[PassedOver, ...] = ()  # newer ones than the best
 
     @property
     def best(self) -> SavedCheckpoint:

@@ -60,9 +60,8 @@ def _as_bytes(leaf: Any) -> bytes:
     return _bytes_of(leaf.cpu()) if hasattr(leaf, "cpu") else repr(leaf).encode()
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256)  # NumPy computes `repr` of types slowly
 def _form(dtype: Any, shape: Any) -> bytes:
-    """Cached, because NumPy computes `repr` of types slowly."""
     return f"{dtype!r}\0{shape!r}".encode()
 
 

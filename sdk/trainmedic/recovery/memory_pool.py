@@ -27,7 +27,7 @@ class SlotPool:
         self._directory = directory
         self._slots: list[Slot] = []
         self._lock = threading.RLock()
-        self._provided_size = 0  # bytes per slot
+        self._provided_size = 0  # bytes per slot; 0 before `provide`
         self._number = 0  # of the next file
 
     @property
@@ -68,8 +68,10 @@ class SlotPool:
 
     def take(self, size: int, step: int, horizon: int) -> Slot | None:
         """Return a slot until `release`; None without a free one."""
+        # ``step`` and ``horizon`` are those of `dispensable`.
         with self._lock:
             idle = [slot for slot in self._slots if not slot.users]
+            # The newest checkpoint stays for a rollback, even if its slot can no longer be used again.
             outgrown = [slot for slot in idle if slot.size < size and slot is not self._newest()]
             for slot in outgrown:
                 self._remove(slot)

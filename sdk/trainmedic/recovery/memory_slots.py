@@ -1,7 +1,7 @@
 """Slots in host memory, one per in-memory checkpoint, which can outlive the process.
 
 Each is a mapped file in ``/dev/shm``, or anonymous memory of this process. A file's mark is written last and removed
-first. Only this user has access; links and other users' files are rejected.
+first. Only this user has access.
 
 ::
 
@@ -52,7 +52,7 @@ class SlotMark:
     step: int
     at: str  # time in the envelope's format
     rank: int
-    ranks: int
+    ranks: int  # of the job
     size: int  # bytes in use
     structure: int  # offset of the pickled structure, which follows the tensors
     checksum: int  # CRC-32 of the bytes in use
@@ -81,7 +81,7 @@ class Slot:
     def __init__(self, size: int, file: Path | None, existing: mmap.mmap | None = None) -> None:
         self.size = size
         self.file = file
-        self.mark: SlotMark | None = None
+        self.mark: SlotMark | None = None  # None without a complete checkpoint
         self.users = 0  # readers and writers, which prevent reuse
         self.cached_views: Any = None  # set by the user of the memory
         if existing is not None:
@@ -249,7 +249,6 @@ def remove_stale(root: Path, keep: str, older_than: float = STALE_AFTER) -> None
 
 
 def _is_locked(training: Path) -> bool:
-    """Return whether a process uses it."""
     for file in training.glob(f"*/*/{_LOCK}"):
         if (os.getpid(), str(file)) in _HELD_LOCKS:  # opening and closing it would release the lock
             return True

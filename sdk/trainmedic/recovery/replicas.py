@@ -30,7 +30,7 @@ _CHUNK = 1 << 20  # bytes
 _MAC_SIZE = 32  # bytes of a SHA-256
 _OTHER_MACHINE = "10.255.255.255"  # any address that is not local; nothing is sent to it
 
-Address = tuple[str, int]
+Address = tuple[str, int]  # host and port
 Found = tuple[SlotMark, memoryview]
 # Returns what a request asks for; within the context it does not change.
 Find = Callable[[Mapping[str, Any]], AbstractContextManager[Found | None]]

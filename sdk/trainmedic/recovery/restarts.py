@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class RestartLimits:
-    """Limits for a loop of one rank. With several, crashes are left to the launcher."""
+    """Limits for a loop of one rank."""
 
     retries: int = 3  # after crashes without progress
     delay: float = 10.0  # seconds from a crash to the restart
@@ -79,13 +79,13 @@ class LoopRestarter:
         self._sleep = sleep
         self._now = now
         self._interrupter: Interrupter | None = None
-        self._requested: LoopRestart | None = None
-        self._starting: LoopRestart | None = None
+        self._requested: LoopRestart | None = None  # once the present loop has ended
+        self._starting: LoopRestart | None = None  # the present loop's; None for the first loop
         self._has_loaded = False  # the present loop
         self._has_stepped = False  # the present loop
-        self._may_restart = True
+        self._may_restart = True  # False once a command has stopped the job
         self._failures = 0  # since the last progress
-        self._furthest_step = -1
+        self._furthest_step = -1  # before the first step, when a crash ends the training
         self._window: Window | None = None
 
     @property
@@ -109,7 +109,7 @@ class LoopRestarter:
 
     @property
     def starting(self) -> LoopRestart | None:
-        """The present loop's restart; None for the first."""
+        """The present loop's restart; None for the first loop."""
         return self._starting
 
     def note_loaded(self) -> None:
@@ -198,7 +198,7 @@ class LoopRestarter:
         self.disarm()
         log.error("%s: the training loop hung and was interrupted", self._medic.job)
         _free_frames(interruption)
-        self._medic.commands(self._medic.step or 0)
+        self._medic.commands(self._medic.step or 0)  # the waiting rollback's handler requests the restart
         requested, self._requested = self._requested, None
         if requested is None:
             return self._after_failure(interruption)
@@ -249,7 +249,7 @@ class LoopRestarter:
 
     def _after_last_retry(self, starting: LoopRestart, error: BaseException) -> LoopRestart:
         checkpoint, self._failures = self._newest(), 0
-        if starting.settings:
+        if starting.settings:  # of the framework, changed by the command
             log.error("%s: continuing with the former settings", self._medic.job)
             return LoopRestart(starting.checkpoint, settings=starting.previous)
         if starting.command is None or checkpoint is None or checkpoint == starting.checkpoint:

@@ -82,7 +82,7 @@ class RollbackBudget:
 
 
 def _read(file: Path | None) -> RollbackCount:
-    """Read the count, 0 if unreadable, so that the job can be repaired."""
+    """Return the count; none if unreadable, so that the job can be repaired."""
     if file is None:
         return RollbackCount()
     try:

@@ -98,10 +98,9 @@ def _check_parameters(name: str, count: int, lost: Sequence[torch.Tensor]) -> No
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Return 0 without a storage."""
     try:
         return tensor.data_ptr()
-    except (NotImplementedError, RuntimeError):
+    except (NotImplementedError, RuntimeError):  # without a storage
         return 0
 
 

@@ -41,7 +41,7 @@ class BoundaryWatches:
 
 
 class StepBoundary:
-    """Boundaries of one training, with a checkpoint every ``checkpoint_every`` steps (None: never)."""
+    """Boundaries of one training. ``checkpoint_every``: in steps; None for never."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class StepBoundary:
         self._restore = restore
         self._pause = pause
         self._watches = watches
-        self._is_save_due = self._has_logged_period = False
-        # A gradient scaler skips updates, so a boundary without one does not mean accumulation.
+        self._is_save_due = self._has_logged_period = False  # a due save waits for an update
+        # A gradient scaler skips updates with overflows, so a boundary without one does not mean accumulation.
         scalers = [part for name, part in training.parts.by_name.items() if name.partition(".")[0] == "scaler"]
         scales_loss = any(getattr(scaler, "is_enabled", lambda: True)() for scaler in scalers)
         self._waits_for_updates = watches.steps.is_hooked and not scales_loss
@@ -102,6 +102,7 @@ class StepBoundary:
             training.loss_log.note(number, loss)
         progress = self._progress
         now = time.perf_counter()
+        # Report as a whole every `REPORT_INTERVAL`, because each step would cost time; numbers at once.
         if (
             now < progress.report_due_at
             and samples is None

@@ -26,6 +26,7 @@ from trainmedic.torch.state_parts import StateParts
 log = logging.getLogger("trainmedic")
 
 _PYTORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
+# Modules of classes that only wrap the model: their attributes are not the training's.
 _WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "deepspeed", "accelerate")
 # Limits of the search for random generators.
 _MOST_SEARCHED = 5000  # objects
@@ -33,7 +34,7 @@ _MOST_MEMBERS = 100  # of one object
 _DEEPEST = 5
 _MOST_NAMED = 8  # values in a log message
 _LARGE = 1 << 28  # bytes of carried state that are logged as a warning
-_MOST_AT_START = 100  # members of a recorded list or dict without tensors
+_MOST_AT_START = 100  # members; longer lists and dicts without tensors are neither saved nor reset
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,14 @@ class _Attribute(NamedTuple):
 
 @dataclass
 class CarriedState:
-    parts: StateParts | None = None
+    parts: StateParts | None = None  # None: only named values and generators
     named: Mapping[str, CarriedValue] = field(default_factory=dict)
-    generators: Mapping[str, Any] = field(default_factory=dict)
+    generators: Mapping[str, Any] = field(default_factory=dict)  # of `generators_of`
     # Attributes without tensors at `attach`, such as None or 0.
     _values_at_start: Mapping[str, carried_values.Held] = field(default_factory=dict)
     # References to attributes with tensors at `attach`.
     _objects_at_start: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
-    _warned: set[str] = field(default_factory=set)
+    _warned: set[str] = field(default_factory=set)  # names of values that cannot be copied
 
     def record_start(self) -> None:
         if self.parts is None:
@@ -103,6 +104,8 @@ class CarriedState:
         if held is None:
             return {}
         for name, attribute in [*self._tensor_attributes(), *self._changed_numbers()]:
+            # Training has made or changed it since the checkpoint, unless the object is that of `attach`: then the
+            # checkpoint is of another version of the script, and the attribute stays.
             if name not in held and name not in self._warned and not self._is_object_at_start(name, attribute):
                 self._reset(attribute, name)
         missing = [name for name in held if not self._put(name, held[name])]
@@ -152,7 +155,7 @@ class CarriedState:
                 if getattr(owner, name, None) is not None:
                     yield f"{part}.{name}", _Attribute(owner, name)
             for name, value in _own_attributes(owner):
-                if saved.leave_out(value):
+                if saved.lacks(value):
                     yield f"{part}.{name}", _Attribute(owner, name)
 
     def _put(self, name: str, held: carried_values.Held) -> bool:
@@ -192,6 +195,7 @@ class CarriedState:
             delattr(attribute.owner, attribute.name)
 
 
+# Tensors that a ``state_dict`` saves, by object and by memory.
 class _SavedTensors:
     def __init__(self, parts: StateParts) -> None:
         modules = list(parts.modules().values())
@@ -200,8 +204,8 @@ class _SavedTensors:
         self._ids = {id(each) for each in held}
         self._storages = {storage for each in held if (storage := _storage_address(each))}
 
-    def leave_out(self, value: Any) -> bool:
-        """Return whether a value has other tensors only, or random numbers."""
+    def lacks(self, value: Any) -> bool:
+        """Return whether a value is a random generator, or has tensors and none of these."""
         if carried_values.is_random(value):
             return True
         tensors = list(carried_values.tensors_in(value))
@@ -352,10 +356,9 @@ def _is_wrapper(kind: type) -> bool:
 
 
 def _storage_address(tensor: torch.Tensor) -> int:
-    """Return 0 without a storage."""
     try:
         return tensor.untyped_storage().data_ptr()
-    except (NotImplementedError, RuntimeError):
+    except (NotImplementedError, RuntimeError):  # without a storage
         return 0
 
 

@@ -54,7 +54,7 @@ def _first_numbers(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _with_half(numbers: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the numbers and their first half: the loop may normalize each gradient."""
+    # The loop may normalize each whole gradient, which hides a difference of its norm.
     yield numbers
     if numbers.numel() > 1:
         yield numbers[: numbers.numel() // 2]

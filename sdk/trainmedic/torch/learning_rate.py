@@ -98,11 +98,13 @@ class LearningRate:
         return value if self.scale == 1.0 else value * self.scale
 
     def watch(self, before: float) -> None:
+        """Begin to detect overwritten rates, after a change from the scale ``before``."""
         self._last_change = _LastChange(self.values, self.scale / before)
         self._has_returned_scaled = False
 
     def overwritten(self) -> tuple[float, float] | None:
         """Return the first rate set without the factor since `watch`, and the expected one, or None."""
+        # Without a factor, the rates of a known scheduler are right.
         if self._has_returned_scaled or (self._schedulers and self.scale == 1.0) or self.left_alone:
             return None
         for number, (found, expected) in enumerate(zip(self.values, self._last_change.expected, strict=False)):
@@ -160,7 +162,7 @@ class LearningRate:
         self._rescale(self.scale, scale)
 
     def loaded(self, held: float | None = None, scale: float | None = None) -> None:
-        """Rescale states loaded with the scale ``held``, by default their groups'."""
+        """Rescale loaded rates from the scale ``held`` (None: their groups') to ``scale`` (None: the present)."""
         if held is None:
             held = self._marked()
         if scale is None:

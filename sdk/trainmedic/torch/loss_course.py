@@ -22,13 +22,13 @@ class CompletedRollback:
     step: int  # step of the checkpoint
     data: str  # the answer's text about the batches
     skipped: int  # batches that the command skips
-    accumulation: int
+    accumulation: int  # the present one
     accumulation_then: int  # accumulation at the checkpoint
     is_scaled_otherwise: bool  # True if the learning rate's factor is not the checkpoint's
     trouble_at: int | None  # first untrusted step before the rollback
     has_state: bool = True  # True if the checkpoint holds the run's own state
     has_random: bool = True  # True if it holds the random state
-    is_replay: bool = False  # True if the loop draws its batches, possibly the same ones
+    loop_draws: bool = False  # True if the loop draws its own batches: maybe the same ones, so compare
 
 
 def begin_comparison(log: LossLog, rollback: CompletedRollback, models: Iterable[nn.Module]) -> LossComparison:
@@ -55,7 +55,7 @@ def tolerance_of(models: Iterable[nn.Module]) -> float:
 
 
 def _why_not_comparable(rollback: CompletedRollback) -> str:
-    """Return "" if they can be compared."""
+    """Return why no loss can be compared, or ""."""
     if rollback.skipped:
         return f"{rollback.skipped} batches are left out, so no step comes again"
     if not rollback.has_state:
@@ -64,4 +64,4 @@ def _why_not_comparable(rollback: CompletedRollback) -> str:
         return _NO_RANDOM
     if rollback.accumulation != rollback.accumulation_then:
         return _OTHER_ACCUMULATION
-    return "" if rollback.is_replay or rollback.data.startswith(REPLAYED) else rollback.data
+    return "" if rollback.loop_draws or rollback.data.startswith(REPLAYED) else rollback.data

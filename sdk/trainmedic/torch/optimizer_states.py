@@ -16,7 +16,7 @@ _OWN_MAPPINGS = ("state", "defaults")  # attributes of every optimizer
 
 
 def is_zero_redundancy(part: Any) -> bool:
-    """Check by name, because importing takes seconds."""
+    # By name, because importing takes seconds.
     return any(kind.__name__ == _ZERO for kind in type(part).__mro__)
 
 
@@ -115,7 +115,8 @@ def _groups(part: Any) -> Any:
 
 
 def _load_zero_redundancy(part: Any, state: Mapping[str, Any]) -> None:
-    """Load this rank's entries; PyTorch's own method would move other ranks' here."""
+    """Load this rank's entries."""
+    # PyTorch's own method would move other ranks' entries to this rank's device.
     parameters, owned = parameters_of(part), owned_numbers(part)
     part.optim.state.clear()
     for number, values in state["state"].items():

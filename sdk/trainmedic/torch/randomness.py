@@ -71,7 +71,8 @@ def preserved() -> Iterator[None]:
 
 
 def mixed_seed(*numbers: int) -> int:
-    """Hash numbers to a 63-bit seed, by SplitMix64's finalizer (Steele et al., 2014)."""
+    """Hash numbers to a 63-bit seed."""
+    # SplitMix64's finalizer (Steele et al., 2014).
     value = 0
     for number in numbers:
         value = (value + (number & _64_BITS) + 0x9E3779B97F4A7C15) & _64_BITS

@@ -66,7 +66,7 @@ class _Pending:
 class _Watch:
     scale_before: float  # scale before the first pending change
     used: list[list[float]] = field(default_factory=list)  # the groups' rates at each update
-    boundaries: int = 0
+    boundaries: int = 0  # since the last change or load
     overwritten: tuple[float, float] | None = None  # first unexpected rate, and the expected one
 
 
@@ -109,7 +109,7 @@ class RateCommands:
             raise
         step = self._training.global_step
         changes.set_factors(LEARNING_RATE, factors, step)
-        self._training.loss_log.note_course_change(step, spares_next=True)
+        self._training.loss_log.note_course_change(step, spares_next=True)  # the next loss precedes the update
         output = {"step": step, **rate_change(before, rate.values, rate.scale)}
         remaining = (command.expires_at - envelope.utc_now()).total_seconds() - _RESERVE
         seconds = min(_LONGEST, remaining)
@@ -178,7 +178,7 @@ class RateCommands:
             watch.overwritten = self._training.rate.overwritten()
 
     def _answer(self, ended_because: str) -> None:
-        """Answer all; after an early answer, observe further."""
+        """Answer all. After an early answer, because of ``ended_because``, observe further."""
         self._timer.cancel()
         watch, rate, pending = self._watch, self._training.rate, self.pending
         verified: dict[str, Any] = {"updates": len(watch.used)}
@@ -207,7 +207,7 @@ class RateCommands:
             log.error("%s: %s was answered applied, but %s", self._training.medic.job, command.id, reason)
 
     def _revert(self, overwritten: tuple[float, float]) -> str:
-        """Return the reason; "" if only undos are pending."""
+        """Restore the former scale and return the reason; "" if only undos are pending."""
         actual, expected = overwritten
         training = self._training
         failed = {each.command.id for each in self.pending if each.command.undo_of is None}

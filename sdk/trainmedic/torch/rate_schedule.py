@@ -61,7 +61,7 @@ def computes_as_pytorch(scheduler: Any) -> bool:
 
 
 def _schedules(scheduler: Any, optimizer: Any) -> bool:
-    """Compare groups, because either may be wrapped."""
+    # Compare groups, because scheduler and optimizer may be wrapped.
     groups: Any = getattr(getattr(scheduler, "optimizer", None), "param_groups", ())
     return len(groups) > 0 and groups[0] is optimizer.param_groups[0]
 

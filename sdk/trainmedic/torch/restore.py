@@ -31,6 +31,7 @@ from trainmedic.torch.training_state import TrainingState
 
 log = logging.getLogger("trainmedic")
 
+# Texts of the answer's ``data``, except CANNOT_SKIP.
 NO_POSITION = "the checkpoint does not hold the data position; training continues with the next batches"
 UNKNOWN_BATCHES = "not known: the loop draws its own batches"
 OTHER_BATCHES = "the same samples again, in other batches: their size, or what loads them, has changed since"
@@ -119,11 +120,12 @@ class CheckpointRestore:
             trouble_at=min((step for step in faults if step is not None), default=None),
             has_state=run_state is not None,
             has_random=state.get("random") is not None,
-            is_replay=data == UNKNOWN_BATCHES,  # the loop draws its own batches, possibly the same ones
+            loop_draws=data == UNKNOWN_BATCHES,
         )
         begin_comparison(training.loss_log, rollback, training.parts.modules().values())
 
     def resume(self) -> int | None:
+        """Implement `Run.resume`."""
         training = self._training
         if training.storage is None:
             return None
@@ -137,7 +139,7 @@ class CheckpointRestore:
             loaded, output = self._load(candidates, group, resumed=True)
         except UnusableCheckpoint as error:
             raise UnusableCheckpoint(f"{error}; to start afresh, move them away") from error
-        self._foreign = frozenset()
+        self._foreign = frozenset()  # this training continues theirs
         if different := output.get("carried", {}).get("different"):
             log.error("%s: carried state differs from what was saved: %s", self._job, different)
         if loaded.unusable:
@@ -195,7 +197,7 @@ class CheckpointRestore:
     def _recall_changes(self, loaded: LoadedCheckpoint, group: Group) -> None:
         changes, budget = self._training.changes, self._training.budget
         changes.recall(None if loaded.run_state is None else loaded.run_state.get("changes"), loaded.checkpoint.step)
-        if group.world_size > 1:
+        if group.world_size > 1:  # only rank 0 writes the files
             state = group.choose(lambda: {"changes": changes.state(), "spent": asdict(budget.spent)})
             changes.restore(state["changes"])
             budget.spent = RollbackCount(**state["spent"])
@@ -298,7 +300,7 @@ class CheckpointRestore:
             log.warning("%s: changes by commands no longer fit: %s", self._job, error)
 
     def _record_rollback(self, checkpoint: SavedCheckpoint, left_step: int) -> Mapping[str, Any]:
-        """Count a rollback; errors do not undo it."""
+        """Count a completed rollback; return that part of the answer. Errors are logged."""
         training = self._training
         budget = training.budget.spend(checkpoint.step, left_step)
         training.changes.went_back(checkpoint.step)

@@ -227,7 +227,7 @@ class Run:
         )
 
     def _save_at_start(self) -> None:
-        """Write the initial checkpoint. Deletes none: the user may have forgotten to resume."""
+        # Delete none: the user may have forgotten to resume.
         if self._saves_at_start and self.training.current_checkpoint is None:
             self._writer.save_or_log(prune=False)
         self._saves_at_start = False

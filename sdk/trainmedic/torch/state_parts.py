@@ -150,7 +150,7 @@ def is_sharded(parts: StateParts) -> bool:
 
 
 def is_wrapped_by_fsdp1(parts: StateParts) -> bool:
-    """Check by name, because importing takes seconds."""
+    # By name, because importing takes seconds.
     modules = (module for part in parts.modules().values() for module in part.modules())
     return any(type(module).__name__ == "FullyShardedDataParallel" for module in modules)
 

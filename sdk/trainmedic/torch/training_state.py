@@ -46,7 +46,7 @@ class TrainingState:
     accumulation: int  # batches per optimizer step, with changes by commands
     accelerated: AcceleratedSteps = field(default_factory=AcceleratedSteps)
     verifies: bool = True  # True to compare loaded states with the saved digests
-    memory: MemoryCheckpoints | None = None
+    memory: MemoryCheckpoints | None = None  # None without in-memory checkpoints
     accumulates: bool = False  # True if the loop heeds ``Step.is_update``
     keep_global_batch: bool | None = None  # see `attach`
 
@@ -67,9 +67,9 @@ class TrainingState:
     gradients: list[Any] = field(default_factory=list)  # the present step's `GradientSamples`
     memory_due: int = NEVER  # step of the next in-memory checkpoint
     current_checkpoint: SavedCheckpoint | None = None  # the checkpoint of the present state, until the next step
-    rollbacks: int = 0
+    rollbacks: int = 0  # in this process
     fetch_order: FetchOrder = field(default_factory=FetchOrder)
-    stopping: bool = False
+    stopping: bool = False  # see `Run.stopping`
     is_interruptible: bool = True  # False if an interrupted step's partial results cannot be discarded
     was_interrupted: bool = False  # True if the last step was interrupted, so that the state is incomplete
     broken: HalfLoaded | None = None  # the error of a partial load, after which nothing is saved

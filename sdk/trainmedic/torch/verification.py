@@ -181,7 +181,7 @@ class RollbackVerification:
         different_batches = batches["compared"] - batches["agreed"]
         if different_batches:
             return _why_batches_differ(output, different_batches, batches["compared"])
-        step = output.get("checkpoint_step", output["step"])
+        step = output.get("checkpoint_step", output["step"])  # a framework's "step" is the first one after it
         if different := pending.output["verified"].get("carried", {}).get("different"):
             return f"the training went back to step {step}, but carried state differs from what was saved: {different}"
         problem = pending.losses.problem

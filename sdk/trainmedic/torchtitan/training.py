@@ -45,8 +45,8 @@ class TitanTraining(SelfSavingFramework):
         self._trainer = trainer
         self._checkpointer = trainer.checkpointer
         self._drawn = 0  # batches of this rank since training began, including skipped ones
-        self._left_out_before: skipped_data.Ranges = []  # before the present loop, by number of the batch
-        self._newly_dropped = 0  # batches that the present loop skips and earlier ones did not
+        self._left_out_before: skipped_data.Ranges = []  # `left_out` of earlier loops
+        self._first_skips = 0  # batches that the present loop has skipped and no earlier one
         self._logged: dict[str, float] = {}  # loss and norm of the current step, if torchtitan logged them
         self._samples = self._tokens = 0  # drawn by this rank since the last report
         self._saved: int | None = None  # step of the last checkpoint
@@ -78,11 +78,12 @@ class TitanTraining(SelfSavingFramework):
             trainer.validator.validate = self.in_window(EVALUATION, trainer.validator.validate)
 
         def attempt(restart: LoopRestart | None) -> Any:
-            self.newly_skipped = self._newly_dropped = 0
+            self.newly_skipped = self._first_skips = 0
             if restart is None:
                 return self._call(call)
             checkpointer.maybe_wait_for_saving()  # else it would write what is being put aside
             step = self.step_of(self.loop.prepare(restart))
+            # The settings are for the first load; a rollback loads all of this step.
             with replaced(trainer.config.checkpoint, load_step=step), replaced(checkpointer, exclude_from_loading=[]):
                 return self._call(call)
 
@@ -162,7 +163,7 @@ class TitanTraining(SelfSavingFramework):
             loop.proof.restore_batches(loop.record)
         else:
             self.leave_out(self._drawn, restart.skip_batches)
-            loop.proof.expect_return(loop.record, lambda: self._newly_dropped)
+            loop.proof.expect_return(loop.record, lambda: self._first_skips)
         if step:
             self.restore_carried(self.path_of(step))
         loop.begins(step, *self._parts())
@@ -172,7 +173,7 @@ class TitanTraining(SelfSavingFramework):
             number, self._drawn = self._drawn, self._drawn + 1
             if skipped_data.contains(self.left_out, number):
                 self.newly_skipped += 1
-                self._newly_dropped += not skipped_data.contains(self._left_out_before, number)
+                self._first_skips += not skipped_data.contains(self._left_out_before, number)
             else:
                 yield batch
 
@@ -203,6 +204,7 @@ class TitanTraining(SelfSavingFramework):
         trainer = self._trainer
         if not trainer.parallel_dims.pp_enabled:
             return loss
+        # The other stages know no loss.
         shared = torch.tensor(loss if trainer.pp_has_last_stage else -math.inf, device=trainer.device)
         dist.all_reduce(shared, dist.ReduceOp.MAX, group=trainer.parallel_dims.get_mesh("pp").get_group())
         return shared.item()

@@ -46,7 +46,7 @@ def log_errors(hook: Hook) -> Hook:
 
 
 class Attachment:
-    """One training's attachment.
+    """Commands and measurements of one framework's training.
 
     ``end_loop`` ends the framework's loop for a rollback. ``restart_handlers`` (by action) need a restartable loop;
     ``in_force`` is for `Medic.on`. ``restarter`` names the functions that run it.

@@ -26,7 +26,7 @@ def loss_and_perplexity(metrics: Mapping[str, Any], is_of_tokens: bool = False) 
 
 
 def other_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return further metrics without prefixes and times."""
+    """Return metrics other than these, by name without prefix, and without times."""
     others: dict[str, Any] = {}
     for name, value in metrics.items():
         match = _ANY_METRIC.match(name)

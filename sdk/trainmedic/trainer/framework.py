@@ -45,7 +45,7 @@ class Framework(Protocol):
 
     @property
     def newly_skipped(self) -> int:
-        """Batches skipped for the first time."""
+        """Batches skipped after the last restart's checkpoint."""
         ...
 
     def round_up_skip(self, batches: int) -> int:
@@ -57,7 +57,9 @@ class Framework(Protocol):
         return
 
     def prepare(self, checkpoint: Path, restart: LoopRestart) -> None:
+        """Prepare a restart from ``checkpoint``, on every rank."""
         return
 
     def outcome(self, restart: LoopRestart) -> Mapping[str, Any]:
+        """Return further output for the command's answer."""
         return {}

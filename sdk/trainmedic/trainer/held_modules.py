@@ -30,6 +30,7 @@ class HeldModules:
         return {name: record for name, record in records.items() if record}
 
     def put_back(self, records: Mapping[str, Mapping[str, Any]] | None, keeps_batches: bool = True) -> PutBack:
+        """Restore the recorded attributes; reset all others."""
         changed = PutBack()
         for name, state in self._states.items():
             put_back = state.put_back((records or {}).get(name), self._keeps(name, keeps_batches))
@@ -37,6 +38,7 @@ class HeldModules:
         return changed
 
     def add(self, records: Mapping[str, Mapping[str, Any]], keeps_batches: bool = True) -> PutBack:
+        """Restore the recorded attributes only."""
         changed = PutBack()
         for name, record in records.items():
             if name in self._states:

@@ -79,7 +79,8 @@ class HeldState:
             target = known if is_recorded else self._at_start
             if name in target and name in present and same(present[name], target[name]):
                 continue
-            if name not in present and (name not in target or self._is_part(name)):
+            # An attribute that cannot be copied, such as a module, stays.
+            if name not in present and (name not in target or self._is_object(name)):
                 continue
             is_restored = is_recorded and self._set(name, known)
             if not is_restored:
@@ -87,7 +88,7 @@ class HeldState:
             (restored if is_restored else reset).append(name)
         return PutBack(tuple(restored), tuple(reset))
 
-    def _is_part(self, name: str) -> bool:
+    def _is_object(self, name: str) -> bool:
         return not isinstance(self._members().get(name), (type(None), *_CONTAINERS))
 
     def _members(self) -> dict[str, Any]:

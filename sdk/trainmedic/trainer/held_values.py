@@ -15,6 +15,7 @@ from trainmedic.torch.carried_values import is_freed
 LARGEST = 256 << 20  # bytes of one copy
 _DEEPEST = 12  # levels of containers
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
+# Default factories that a copied ``defaultdict`` may have.
 _FACTORIES = {each.__name__: each for each in (list, dict, set, int, float)}
 _NO_DATA = (nn.Module, nn.Parameter, torch.optim.Optimizer, Dataset, DataLoader, Sampler, type)
 # Packages whose objects are no data.

@@ -31,7 +31,7 @@ class LiveCommands:
         self.loss_log = LossLog()
         self._rate: LearningRate | None = None
         self._changes: AppliedChanges | None = None
-        self._is_recalled = False
+        self._is_recalled = False  # `recall` has succeeded; until then active changes are unknown
         self._steps = OptimizerSteps(())
         self._rates = RateCommands(self, self._steps, lambda: self.pause.lasts, how=_HOW)
         medic.on("job.scale_lr", in_force=self._is_scale_in_force)(self._rates.scale)

@@ -31,7 +31,8 @@ log = logging.getLogger("trainmedic")
 class TrainerLoop:
     def __init__(self, medic: Medic, framework: Framework, limits: RestartLimits) -> None:
         self.framework = framework
-        self.record: Mapping[str, Any] | None = None  # Trainmedic's in the loaded checkpoint
+        # `RollbackProof.record` in the loaded checkpoint. The framework sets it; None without one.
+        self.record: Mapping[str, Any] | None = None
         self.meter: StepMeter | None = None
         self.restarts = LoopRestarter(medic, self._newest, self._choose, limits)
         self.proof = RollbackProof(medic, lambda: framework.accumulation)
@@ -95,7 +96,7 @@ class TrainerLoop:
 
     @contextlib.contextmanager
     def attempting(self) -> Iterator[None]:
-        """End a running proof of a rollback if the block raises."""
+        """End a running proof of a rollback, with an error, if the block raises."""
         try:
             yield
         except BaseException as error:
@@ -111,7 +112,7 @@ class TrainerLoop:
 
     @functools.cached_property
     def budget(self) -> RollbackBudget:
-        """Budget, made late: Lightning knows its directories only during fit."""
+        # Made late: Lightning knows its directories only during fit.
         return RollbackBudget(self.framework.directories[0], self._limits.rollbacks, writes=self.framework.writes)
 
     def begins(self, step: int, modules: Modules, optimizers: Optimizers) -> None:

@@ -38,7 +38,7 @@ class RollbackProof:
     ``not_comparable``: reason if parameters cannot be compared.
     """
 
-    storage = True  # as in `VerifiedTraining`
+    storage = True  # for `VerifiedTraining`: there are checkpoints
     carried_hint = "State outside the checkpoint did not go back"
 
     def __init__(self, medic: Medic, accumulation: Callable[[], int]) -> None:
@@ -51,7 +51,7 @@ class RollbackProof:
         self._is_back = False  # restarted, and nothing drawn yet
         self._drawn_at_checkpoint: int | None = None  # batches; None if unknown
         self._skipped: Callable[[], int] = lambda: 0
-        self._skipped_at_first = 0  # before the first batch
+        self._skipped_at_first = 0  # left out before the first batch
         # The answer's ``verified.parameters`` and ``verified.carried``.
         self._parameters: dict[str, Any] = {"compared": 0, "agreed": 0, "ranks": medic.world_size, "why": _NO_DIGESTS}
         self.carried: Mapping[str, Any] = {}
@@ -77,7 +77,7 @@ class RollbackProof:
         self.batch_log.restore(None if record is None else record.get("batches"))
 
     def expect_return(self, record: Mapping[str, Any] | None, skipped: Callable[[], int]) -> None:
-        """Compare the batches drawn from now on. ``skipped`` counts those left out."""
+        """Compare the batches drawn from now on. ``skipped`` returns the number of those left out so far."""
         self._is_back, self._skipped = True, skipped
         self._drawn_at_checkpoint = ((record or {}).get("batches") or {}).get("drawn")
 

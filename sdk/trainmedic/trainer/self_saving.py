@@ -42,10 +42,12 @@ class SelfSavingFramework(Framework, abc.ABC):
         self.medic = medic
         self.writes = medic.rank == 0
         self.carried = carried
-        self.left_out: skipped_data.Ranges = []  # of data to skip
+        self.left_out: skipped_data.Ranges = []  # iterations of Megatron-LM, or this rank's batches in torchtitan
         self.is_stopping = False
+        # Step and health of the checkpoint that may be incomplete.
         self._being_saved: tuple[int, CheckpointHealth] | None = None
         self.loop = TrainerLoop(medic, self, RestartLimits(retries=0, delay=0.0, rollbacks=rollbacks))
+        # `must_end` ends the loop.
         self.attachment = Attachment(medic, self.restarter, self._finish_rate_changes)
         medic.on("job.stop")(self._stop)
         for action in _SET_BY_FRAMEWORK:
@@ -129,7 +131,8 @@ class SelfSavingFramework(Framework, abc.ABC):
         return output
 
     def _finish_rate_changes(self) -> None:
-        self.attachment.live.finish("a rollback was ordered")  # a rollback loads other rates into the same optimizer
+        # A rollback loads other rates into the same optimizer.
+        self.attachment.live.finish("a rollback was ordered")
 
     @property
     @abc.abstractmethod

@@ -1,7 +1,6 @@
 """Checkpoints written in the background; training waits only for the in-memory copy.
 
-Code that changes checkpoints calls `BackgroundSaves.settle` first. ``torch.distributed.checkpoint.async_save`` would
-copy the state again.
+Code that changes checkpoints calls `BackgroundSaves.settle` first.
 """
 
 from __future__ import annotations
@@ -53,6 +52,7 @@ class PartWriter(Protocol):
     def prune(self) -> None: ...
 
 
+# ``torch.distributed.checkpoint.async_save`` would copy the state again.
 class BackgroundSaves:
     """Writer of periodic checkpoints, whose thread calls ``saved`` or ``failed``."""
 
@@ -84,7 +84,8 @@ class BackgroundSaves:
     def start(self, step: int, parts: StateParts, copy: Callable[[], Slot | None]) -> bool:
         """Copy the state and start writing, unless another write is running.
 
-        Every rank calls it. Returns False if a rank lacks memory. Raises NotAgreed and errors of ``copy``.
+        Every rank calls it. Returns False if the caller must write instead: a rank lacks memory and none is writing.
+        Raises NotAgreed and errors of ``copy``.
         """
         group = self._new_group(f"save-{step}")
         slot: Slot | None = None

@@ -83,7 +83,7 @@ class CheckpointDirectory:
         self._has_warned = False
         self._frozen = FrozenBase()
         self._writer_id = envelope.new_id()
-        self._began = envelope.write_time(envelope.utc_now())
+        self._began = envelope.write_time(envelope.utc_now())  # orders as text
         self._is_shared = False  # another process writes here too
         self._marks_at_start: Mapping[Path, Mapping[str, Any] | None] = {}
         self._names_at_start: frozenset[str] = frozenset()
@@ -168,6 +168,7 @@ class CheckpointDirectory:
             shutil.rmtree(path)
 
     def _is_leftover(self, name: str) -> bool:
+        # A new ``unfinished-`` directory of another process may still be written.
         is_own = name.startswith("abandoned-") or self._writer_id in name
         return bool(_LEFTOVER.match(name)) and (is_own or name in self._names_at_start)
 
@@ -232,7 +233,7 @@ class CheckpointDirectory:
             shutil.rmtree(path)
         unfinished.rename(path)
         checkpoints.flush_directory(self._root)
-        checked = torch.serialization.get_crc32_options()
+        checked = torch.serialization.get_crc32_options()  # ``torch.save`` writes checksums
         at = envelope.write_time(envelope.utc_now())
         facts = {"step": step, "at": at, "files": sizes, "checksums": checked, "writer": self._writer_id, **more}
         try:

@@ -115,7 +115,7 @@ class CheckpointWriter:
         training, medic = self._training, self._training.medic
         comparison, disk = training.rank_comparison, without_memory(training.storage)
         if isinstance(disk, JointOwnCheckpoints) and not is_sharded(training.parts):
-            return RankState(medic.rank, comparison.differing, (), {})
+            return RankState(medic.rank, comparison.differing, (), {})  # `JointOwnCheckpoints.load` reads no more
         states = disk.comparable(training.parts) if isinstance(disk, JointCheckpointDirectory) else None
         if states is None:
             return None

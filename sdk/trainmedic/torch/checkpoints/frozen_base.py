@@ -24,7 +24,7 @@ Names = Mapping[str, list[str]]  # names of parameters by part
 
 class FrozenBase:
     def __init__(self) -> None:
-        self._digest = ""
+        self._digest = ""  # of the first checkpoint; "" before
         self._has_changed = False
 
     def split(self, parts: StateParts, states: Mapping[str, Any], run: Mapping[str, Any]) -> Split:
@@ -51,7 +51,7 @@ class Split:
 
     def __init__(self, trained: Mapping[str, Any], frozen: Mapping[str, Any] | None = None, digest: str = "") -> None:
         self.trained = trained
-        self.frozen = frozen
+        self.frozen = frozen  # None without a separate file
         self.file = f"frozen-{digest}.pt"
 
     def link(self, directory: Path) -> bool:

@@ -248,6 +248,7 @@ class JointOwnCheckpoints:
             raise HalfLoaded(str(error)) from error
         state = RankState.from_plain((run_state or {}).get("rank_state"))
         if state is not None and state.rank != self._rank and state.parts:
+            # Without differing parts, any rank's state is this one's.
             raise HalfLoaded(
                 f"rank {self._rank} was given the state of rank {state.rank}, but {', '.join(state.parts)} differs by "
                 "rank: let save and load keep it on each rank"

@@ -21,7 +21,7 @@ log = logging.getLogger("trainmedic")
 
 ABANDONED = ".trainmedic-abandoned.json"
 HEALTH = ".trainmedic-health.json"
-_MOST_SPANS = 100  # one per rollback
+_MOST_SPANS = 100  # of abandoned checkpoints, one per rollback
 _MOST_HEALTHS = 500  # one per checkpoint
 _TOLERANCE = timedelta(minutes=1)  # between the user's time of a checkpoint and the call of `save`
 
@@ -29,9 +29,9 @@ _TOLERANCE = timedelta(minutes=1)  # between the user's time of a checkpoint and
 @dataclass(frozen=True)
 class _HealthRecord:
     step: int
-    began: datetime
-    saved: datetime
-    health: Any
+    began: datetime  # when the user's ``save`` was called
+    saved: datetime  # when it returned
+    health: Any  # of `CheckpointHealth.to_json`
 
     def is_of(self, checkpoint: SavedCheckpoint) -> bool:
         earliest, latest = self.began - _TOLERANCE, self.saved + _TOLERANCE

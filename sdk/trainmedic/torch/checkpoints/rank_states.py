@@ -79,7 +79,7 @@ def compare_states(states: Mapping[str, Any], group: Group, cache: KnownDigests)
 
 
 def own_part(states: Mapping[str, Any], state: RankState | None, rank: int) -> dict[str, Any]:
-    """Return this rank's file; all leaves if the differences are unknown (None)."""
+    """Return this rank's differing leaves (``own``), all if ``state`` is None, and ``paths`` of all in ``parts``."""
     held = dict(leaves(states))
     if state is None:
         own = list(held.items()) if rank else []
@@ -126,7 +126,7 @@ def why_not_united(part: str, checkpoint: str, written_by: int) -> str:
 
 def _digests_by_path(states: Sequence[RankState], part: str) -> dict[str, set[str]]:
     digests: dict[str, set[str]] = {}
-    in_part = _text((part,)).removesuffix("]")
+    in_part = _text((part,)).removesuffix("]")  # so begin the paths in ``part``, as text
     for state in states:
         for path, digest in state.digests.items():
             if path.startswith(in_part) and HOOK not in path:

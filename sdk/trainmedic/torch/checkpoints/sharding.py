@@ -33,7 +33,7 @@ from trainmedic.torch.state_parts import ATTRIBUTES, StateParts
 from trainmedic.torch.tensor_names import plain_name
 
 SHARDED = "sharded"
-_WRITE_TIMEOUT = timedelta(minutes=30)
+_WRITE_TIMEOUT = timedelta(minutes=30)  # of collectives while ranks write in the background
 _METADATA = ".metadata"  # without it torch.distributed.checkpoint takes a different path on this rank only
 
 Tensors = dict[str, Any]
@@ -60,7 +60,7 @@ class ShardedContents:
         without_step = self._optimizers_without_step()
         content = self._tensors(without_step)
         return content, {
-            "fresh": without_step,
+            "fresh": without_step,  # names of optimizers
             "plain": self._unsharded_leaves(content, run),
             "attributes": parts.attributes(),
             "buffers": parts.buffers(),

@@ -33,8 +33,8 @@ from trainmedic.wire import envelope
 
 log = logging.getLogger("trainmedic")
 
-PREFIX = "memory-step-"
-NEVER = sys.maxsize
+PREFIX = "memory-step-"  # of checkpoints' IDs, which stand in the place of paths
+NEVER = sys.maxsize  # step
 _PATIENCE = 60.0  # seconds for pending background work
 _MOST_FAILURES = 3  # consecutive, until no more copies are made
 
@@ -47,7 +47,7 @@ NewGroup = Callable[[str], Group]
 class Course:
     """Identity of the steps between two rollbacks. Parts of different ones are never combined."""
 
-    name: str
+    name: str  # random, from each `MemoryStart.begin`; "" before
     rollbacks: int = 0
 
     def set_id(self, step: int) -> str:
@@ -133,7 +133,7 @@ class MemoryCheckpoints:
         if pool is None or not self._works:
             return None
         set_id = self.course.set_id(step)
-        if self._latest is not None and self._latest[0] == set_id:
+        if self._latest is not None and self._latest[0] == set_id:  # copied for a write to disk at this step
             if holds:
                 pool.hold(self._latest[1])
             return self._latest[1]

@@ -33,7 +33,7 @@ class MemoryPace:
         self._costs.append(seconds)
 
     def reset_agreement(self) -> None:
-        """Agree at the next copy, because a rollback decreases the step."""
+        # A rollback decreases the step, so the ranks would wait too long to agree.
         self._next_agreement = 0
 
     def adapt(self, step: int, step_seconds: float | None, works: bool) -> None:

@@ -33,8 +33,8 @@ class MemoryReplicas:
         self._rank = rank
         self._node = node
         self._secret = secret
-        self._slots: dict[int, list[Slot]] = {}
-        self._wards: dict[int, Address] = {}
+        self._slots: dict[int, list[Slot]] = {}  # copies by ward
+        self._wards: dict[int, Address] = {}  # ranks of another node whose checkpoints this rank copies
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None

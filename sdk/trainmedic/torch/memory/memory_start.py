@@ -66,8 +66,8 @@ class Memory:
 class Remnant:
     """One rank's part of a checkpoint, left by an earlier process."""
 
-    node: str
-    file: str
+    node: str  # which has the file
+    file: str  # path there
     mark: SlotMark
 
     def to_json(self) -> dict[str, Any]:
@@ -103,11 +103,13 @@ class MemoryStart:
         neighbours = [rank for rank, node in nodes.items() if node == self._node]
         remnants = self._remnants(group, directory, group.rank == min(neighbours))
         limit = self._limit(len(neighbours), directory)
+        # One more is written to; a background write holds another one until it is on disk.
         wanted = self._options.keep + (2 if self._options.asynchronous else 1)
         pool = SlotPool(wanted, limit, self._lock.directory if self._lock is not None else None)
         if newest_step is not None:
             by_node = {nodes[rank]: address for rank, address in reversed(addresses.items())}
             for number, parts in enumerate(complete_sets(remnants, group.world_size)):
+                # Of other nodes' parts, fetch the newest checkpoint's, if it is newer than the disk's.
                 is_needed = number == 0 and parts[0].mark.step > names["newest"]
                 self._restore(parts[group.rank], pool, by_node if is_needed else {})
         self._remove_unused(group, directory, pool, neighbours)
@@ -135,7 +137,7 @@ class MemoryStart:
         return {"training": self._training_name(), "newest": newest, **names}
 
     def _training_name(self) -> str | None:
-        """Return the training's name in shared memory, or None."""
+        """Return the training's name in shared memory; None without a writable checkpoint directory."""
         if self._file is None:
             return None
         try:
@@ -154,7 +156,7 @@ class MemoryStart:
         return self._name_here(name)
 
     def _name_here(self, name: str) -> str:
-        """Return the name with the path's checksum, because a copied directory is another training."""
+        # With the path's checksum, because a copied directory is another training.
         assert self._file is not None
         return f"{self._job}-{name}-{zlib.crc32(os.fsencode(self._file.resolve())):08x}"
 
@@ -185,7 +187,7 @@ class MemoryStart:
         return [Remnant.from_json(fields) for listed in group.poll(mine).values() for fields in listed]
 
     def _open(self, training: str | None, rank: int) -> Path | None:
-        """Lock this rank's directory; return the node's, or None."""
+        """Lock this rank's directory; return the node's. None: memory ends with the process."""
         if training is None:
             return None
         try:

@@ -33,6 +33,7 @@ _FLAT_GATHERING = "_all_gather_flat_param"  # gathering method of a handle, on a
 _FLAT_REDUCTIONS = ("_reduce_grad", "_reduce_grad_no_shard")  # reducing functions on a CPU
 _CUDA_EVERY = 4  # steps between measurements: a hundred layers need hundreds of events
 
+# By `FullyShardedDataParallel` module; its functions are wrapped once for all models.
 _watched: WeakKeyDictionary[Any, ShardedWaits] = WeakKeyDictionary()
 
 
@@ -42,11 +43,11 @@ class ShardedWaits:
         self._every = _CUDA_EVERY if isinstance(stopwatch, CudaStopwatch) else 1
         self._steps = 0
         self._depth = 0  # of nested measured calls
-        self._has_waited = False
+        self._has_waited = False  # a call of this step was measured
         self._is_asynchronous = False  # a collective of this step, whose waiting is not measured
         self._wrapped: list[tuple[Any, str]] = []  # owner and method
         self._changed: list[tuple[Any, type]] = []  # collective and original class
-        self._flat: list[Any] = []
+        self._flat: list[Any] = []  # modules in `_watched`
         self.functions: tuple[str, ...] = ()  # measured functions of `FullyShardedDataParallel`
 
     @classmethod
@@ -131,7 +132,7 @@ class ShardedWaits:
         return True
 
     def collect(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call a collective; others wait for an asynchronous one."""
+        """Call a collective. The wait for an asynchronous one is elsewhere, and not measured."""
         handle = self.measured(call, *arguments, **named)
         self._is_asynchronous |= handle is not None
         return handle
@@ -151,7 +152,7 @@ class ShardedWaits:
 
 
 def _measured_kind(kind: type, waits: ShardedWaits) -> type:
-    """Return a subclass, because Python looks ``__call__`` up there."""
+    # A subclass, because Python looks ``__call__`` up in the class.
 
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
         return waits.collect(functools.partial(kind.__call__, self), *arguments, **named)

@@ -22,7 +22,7 @@ class Stopwatch(Protocol):
         """End a step, which counts only if all its spans are known."""
 
     def seconds_per_step(self) -> float | None:
-        """Return the mean of the known steps since the last call."""
+        """Return the mean of the known steps since the last call; None without any."""
 
 
 class HostStopwatch:

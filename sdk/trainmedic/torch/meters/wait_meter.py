@@ -30,7 +30,7 @@ class Waits(Protocol):
     def step_ends(self) -> None: ...
 
     def seconds_per_step(self) -> float | None:
-        """Return the mean of the known steps since the last call; None without any."""
+        """See `Stopwatch`."""
 
     def close(self) -> None:
         """Remove the hooks and wrappers."""

@@ -25,6 +25,7 @@ class AcceleratedSource(IndexedSource):
         if isinstance(sampler, BatchSamplerShard):
             # Positions count this rank's batches, so they do not fit a loader that is not distributed.
             self.kind = "Dealt"
+            # Samples per batch of this rank.
             self._dealt_size = int(loader.total_batch_size) // int(sampler.num_processes)
 
     @property
@@ -42,7 +43,7 @@ class AcceleratedSource(IndexedSource):
             self._end_epoch()
             raise
         if self._is_last_batch():
-            loader.end_of_dataloader = True
+            loader.end_of_dataloader = True  # Accelerate then ends the accumulation
         return batch if loader.device is None else send_to_device(batch, loader.device)
 
     def stop_loading(self) -> None:

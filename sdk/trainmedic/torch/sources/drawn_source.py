@@ -1,7 +1,7 @@
 """Batch source for a function that draws batches, such as nanoGPT's ``get_batch``.
 
-CPU generators are seeded by the batch's number. The first is drawn twice; a function that returns different ones counts
-as a stream.
+CPU generators are seeded by the batch's number. The first batch is drawn twice; a function that returns
+different ones counts as a stream.
 """
 
 from __future__ import annotations

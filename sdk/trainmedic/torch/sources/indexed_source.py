@@ -30,7 +30,7 @@ class IndexedSource(BatchSource):
 
     def __init__(self, loader: DataLoader[Any], seed: int, rank: int) -> None:
         super().__init__()
-        self._pattern = loader
+        self._pattern = loader  # the user's, whose options `_build` copies
         self._seed = seed
         self._rank = rank
         self._order = SampleOrder(loader, seed)
@@ -155,6 +155,7 @@ class IndexedSource(BatchSource):
                 batch.extend(entries[position:end])
                 position = end
                 if len(batch) == size:
+                    # Without a batch size, an entry is what the data set gets: a sample, or the user's batch.
                     yield self._requested(epoch, begin, end, batch[0] if self.batch_size is None else batch)
                     batch = []
         if batch and not order.drop_last:
@@ -165,7 +166,7 @@ class IndexedSource(BatchSource):
         self._ends.append(end)
         if not self.workers:
             return entry
-        position = (epoch, begin)
+        position = (epoch, begin)  # for `_SeededDataset`
         return [position, *entry] if self._order.has_batches else (position, entry)
 
 

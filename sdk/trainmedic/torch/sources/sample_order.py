@@ -25,7 +25,7 @@ class SampleOrder:
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         self._seed = seed
         batcher: Any = loader.batch_sampler
-        self.has_batches = batcher is not None
+        self.has_batches = batcher is not None  # False with ``batch_size=None``: samples are not collected
         self.drop_last = False
         self.batch_size: int | None = None
         self._sampler: Any = loader.sampler if batcher is None else batcher

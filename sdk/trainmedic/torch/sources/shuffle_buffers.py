@@ -14,7 +14,7 @@ _INNER = ("dataset", "source", "ex_iterable", "_ex_iterable", "ex_iterables", "p
 _SHUFFLING_STAGES = ("BufferShuffledExamplesIterable", "detshuffle")  # classes of datasets and WebDataset
 _WITH_COMPLETE_STATE = ("streaming",)  # packages: MosaicML's data sets
 
-Buffers = Dict[str, Tuple[int, ...]]  # identities of samples by buffer name
+Buffers = Dict[str, Tuple[int, ...]]  # identities of members, by the variable's name
 
 
 def is_streamed(loader: Any) -> bool:
@@ -42,11 +42,11 @@ def shuffles(loader: Any) -> bool:
 class BufferWatch:
     def __init__(self, loader: Any) -> None:
         self._loader = loader
-        self._before: Buffers = {}
-        self._after_first: Buffers = {}
+        self._before: Buffers = {}  # `_after_first`; empty until the epoch's second batch
+        self._after_first: Buffers = {}  # lists after the epoch's first batch
 
     def batch_read(self, iterator: Any, is_first: bool) -> None:
-        if is_first:  # here a buffer looks like a constant list
+        if is_first:  # a list that stays so is a constant, not a buffer
             self._before, self._after_first = {}, _buffers(self._dataset, iterator)
         else:
             self._before = self._after_first

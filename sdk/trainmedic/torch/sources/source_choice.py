@@ -69,5 +69,5 @@ def batch_source_for(loader: Any, seed: int | None, rank: int, reread: int = RER
 
 
 def is_prepared_by_accelerate(loader: Any) -> bool:
-    """Check without importing Accelerate."""
+    # Without importing Accelerate.
     return any(kind.__module__ == "accelerate.data_loader" for kind in type(loader).__mro__)

@@ -20,7 +20,7 @@ from trainmedic.torch.sources.batch_sources import (
 )
 from trainmedic.torch.sources.shuffle_buffers import BufferWatch, shuffles
 
-_LAST = 4  # batches to compare after reading the epoch again
+_LAST = 4  # batches before the position, to compare after reading the epoch again
 
 
 class StatefulSource(IteratedSource):

@@ -108,13 +108,13 @@ def test_batches_that_are_left_out_already_count(tmp_path: Path) -> None:
     first._drawn = 4
     first.leave_out(4, 3)
     assert list(first.without_skipped(iter(range(4, 10)))) == [7, 8, 9]
-    assert (first.newly_skipped, first._newly_dropped, first._drawn) == (3, 3, 10)
+    assert (first.newly_skipped, first._first_skips, first._drawn) == (3, 3, 10)
     again = a_training(tmp_path)
     again.left_out = again._left_out_before = skipped_data.read(tmp_path)
     again._drawn = 4
     again.leave_out(4, 4)
     assert list(again.without_skipped(iter(range(4, 10)))) == [8, 9]
-    assert (again.newly_skipped, again._newly_dropped) == (4, 1)
+    assert (again.newly_skipped, again._first_skips) == (4, 1)
 
 
 @pytest.mark.parametrize(
