@@ -27,7 +27,7 @@ _ABSENCE = re.compile(r"\babsent(?:_over_time)?\s*\(")
 _MISSING_DATA_WORDS = ("absent", "missing", "stale", "nodata", "scrape")
 _GROWS_WITH_THE_FAULT = ("used", "temp", "usage")
 _SHRINKS_WITH_THE_FAULT = ("free", "avail")
-_TRANSLATED = {
+_TRANSLATED = {  # parts of words in other scripts
     "温度": "temp",
     "高温": "hot",
     "过热": "hot",
@@ -213,7 +213,7 @@ def suggest(
 ) -> Suggestion | None:
     """Return the best rename to one of `names`; None if none fits. `texts` are the annotations.
 
-    A rule's expression may replace `generator_url`; its labels are then not `is_complete`.
+    For a rule without an alert, `generator_url` is its expression, and `is_complete` False: alerts have more labels.
     """
     name = labels.get("alertname", "")
     words = _words(name)
@@ -281,7 +281,7 @@ def _by_words(words: Collection[str], is_gpu: bool, because: str) -> Suggestion 
 def _by_metrics(metrics: Collection[str], words: Collection[str], is_gpu: bool) -> Suggestion | None:
     for topic in _TOPICS:
         if (topic.needs_gpu and not is_gpu) or _has_any(words, topic.not_words) or topic.name == "NodeDown":
-            continue
+            continue  # NodeDown's metric has all conditions of nodes: see `_by_condition`
         for metric in metrics:
             if any(part in metric for part in topic.metrics):
                 return Suggestion(topic.name, f"its rule reads {metric}")

@@ -47,7 +47,7 @@ UNDO_OVER = names(UndoDone, UndoClosed)  # kinds after which an undo is no longe
 
 
 def recorded(content: EventKind, at: datetime, run_id: str | None = None, actor: str = "trainmedic") -> Event:
-    """Return an event without members that equal their default."""
+    """Return the event to store, without members that equal their default."""
     name, _, defaults = _members(content.__class__)
     data = asdict(content)
     for member, default in defaults:

@@ -42,7 +42,7 @@ class Decided(OfDecision, frozen=True):
     target: str | None = None
     why: str | None = None
     by_hand: bool = False
-    repeats: str | UnsetType | None = UNSET
+    repeats: str | UnsetType | None = UNSET  # UNSET, here and below: not written, unlike None
     note: str | None = None
 
 
