@@ -30,10 +30,10 @@ from trainmedic_server.domain.own_source import SOURCE
 from trainmedic_server.domain.proof import XID_LABELS, AlertProof
 from trainmedic_server.ports.actions import Actions
 
-_BODY = ("body",)
-MOST_MATCHERS = 50
+_BODY = ("body",)  # names in templates of events
+MOST_MATCHERS = 50  # of an entry
 MOST_NAMES = 10_000
-_LONGEST_NAME = 500
+_LONGEST_NAME = 500  # characters
 _NOT_A_LETTER = re.compile(r"[^a-z0-9]")
 
 _Text = Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME)]
@@ -206,6 +206,7 @@ class _Compilation:
 
 
 def _why_forbidden(label: str) -> str:
+    """Return why a map cannot set the label, also in another spelling; empty if it can."""
     plain = _NOT_A_LETTER.sub("", unicodedata.normalize("NFKC", label).casefold())
     if plain == _NOT_A_LETTER.sub("", SHIPPED_RULE_LABEL):
         return "is the proof of a shipped rule, which playbooks that can do harm require; a map cannot set it"
@@ -227,7 +228,7 @@ def _holds_xid(label: str) -> bool:
 def warnings(
     files: Iterable[CompiledFile], playbooks: Sequence[YamlPlaybook] | None = None, actions: Actions | None = None
 ) -> Iterator[FileProblem]:
-    """With `playbooks`, also warn of names that start none, and of constants that an acting one accepts as proof."""
+    """Yield likely mistakes. With `playbooks`, also names that start none, and constants by which one acts."""
     files = tuple(files)
     if playbooks is not None:
         yield from _event_warnings([entry for file in files for entry in file.events], playbooks)

@@ -28,7 +28,7 @@ _NOT_AN_ACTION = ("wait_for", "wait", "wait_until", "approve", "on_timeout")
 _HEADER = "a playbook begins with 'playbook: NAME', 'on', 'target' and 'steps'"
 
 
-def _table(words_by_cure: Mapping[str, str]) -> Mapping[str, str]:
+def _table(words_by_cure: Mapping[str, str]) -> Mapping[str, str]:  # cures by word
     return {word: cure for cure, words in words_by_cure.items() for word in words.split()}
 
 
@@ -293,7 +293,7 @@ _MALFORMED: Sequence[tuple[str, str]] = (
 
 
 def of_fault(path: DocumentPath, kind: str, value: Any) -> str | None:
-    """Return None if no advice is known. `kind` is pydantic's error type."""
+    """Return advice for a wrong `value`, None if none is known. `kind` is pydantic's error type."""
     if path[:2] == place_of(ON_LIMITED):
         return _of_limited(path[1:], kind, value)
     if path[:2] == place_of(CHECK):
