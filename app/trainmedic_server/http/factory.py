@@ -113,7 +113,7 @@ def create_app(
     alert_map: AlertMapPort | None = None,
     runbooks: Runbooks = Runbooks(),
 ) -> FastAPI:
-    """Return the API and the console. `allowed_hosts` are served without tokens."""
+    """Return the API and the console. Without tokens, `allowed_hosts` are served too (`OriginCheck`)."""
     bodies, reads = BodyReader(limits), ReadTurns(limits.reads, limits.waiting_reads, "pages of the history")
 
     def channel_warning() -> str:
@@ -197,7 +197,7 @@ class _Api(FastAPI):
         else:
             await while_client_waits(self.answer, scope, receive, _uncached(send))
 
-    def answers(self, scope: Scope) -> bool:
+    def answers(self, scope: Scope) -> bool:  # True for a path of the API
         return any(route.matches(scope)[0] is not Match.NONE for route in self.router.routes)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
