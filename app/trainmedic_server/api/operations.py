@@ -35,7 +35,7 @@ from trainmedic_server.ports.tallies import PlaybookTally
 from trainmedic_server.reports import repair_outcomes
 from trainmedic_server.reports.compiling import ReportCompiler
 
-RecentCounts: TypeAlias = Callable[[], Awaitable[Mapping[str, PlaybookTally]]]
+RecentCounts: TypeAlias = Callable[[], Awaitable[Mapping[str, PlaybookTally]]]  # runs of 30 days, by playbook
 
 _ORDERS = {
     OrderKind.APPROVE: "Let a waiting run continue",
@@ -253,7 +253,7 @@ def _playbook_routes(
     return routes
 
 
-def checked_job(text: str) -> str:
+def checked_job(text: str) -> str:  # Raises NotFound
     if not NAME.match(text):
         raise NotFound("No job can have that name.")
     return text

@@ -112,7 +112,7 @@ def router(
     routing_caveat: str = "",
     slurm_topology: Callable[[], SlurmTopology] | None = None,
 ) -> ApiRoutes:
-    """`slurm_topology`: None without Slurm."""
+    """`slurm_topology`: None without Slurm. Caveats and warnings are empty without one."""
     # A parameter that a proxy adds to a probe or a scrape must not make it fail.
     routes = ApiRoutes("status", takes_any_query=True)
 
@@ -201,7 +201,7 @@ async def _readiness(
     )
 
 
-def _clock(ahead: float) -> Dependency:
+def _clock(ahead: float) -> Dependency:  # seconds by which the machine's clock was set; 0 if the server follows it
     if not ahead:
         return Dependency(ok=True, detail=_FOLLOWED)
     change = f"{abs(ahead):.0f} s {'forward' if ahead > 0 else 'back'}"

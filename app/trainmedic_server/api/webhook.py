@@ -62,10 +62,11 @@ _REASONS: Mapping[int, RefusalReason] = {
 }
 
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-_Read = Callable[[bytearray, datetime], Delivery]
+_Read = Callable[[bytearray, datetime], Delivery]  # parser of a body that was received at this time
 
 
 class _PlainRoute(APIRoute):
+    # The handler gets the request itself, without FastAPI's validation.
     def get_route_handler(self) -> _Handler:
         handler: _Handler = self.endpoint
         return handler
@@ -133,7 +134,7 @@ class WebhookApp:
         await response(scope, receive, send)
 
 
-def declare(routes: APIRouter, handle: _Handler) -> None:
+def declare(routes: APIRouter, handle: _Handler) -> None:  # for OpenAPI; `WebhookApp` serves it
     routes.add_api_route(
         PATH,
         handle,
