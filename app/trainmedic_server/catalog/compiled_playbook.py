@@ -65,6 +65,7 @@ class CompiledUse(Struct, frozen=True):
 
     def _read(self, scope: Scope) -> Mapping[str, Any]:
         rendered = self.values.render(scope) if self.values is not None else {}
+        # A rendered number may be meant as text, such as a node's name.
         texts = {
             name: str(value) if type(value) in (int, float) and self.declared[name].type != "number" else value
             for name, value in rendered.items()

@@ -261,6 +261,7 @@ class _Compilation:
                 self._report((*place, "id"), f"the id {step_id!r} is reserved for the question of mode approve")
             if step_id in ids[:position]:
                 self._report((*place, "id"), f"the id {step_id!r} is used by an earlier step")
+            # The last phases of a group belong to its parent run, whose own steps are `check`.
             seen = (phase,) if phase in _ISOLATED_PHASES else (CHECK if self._is_group else "steps", phase)
             before = [earlier for of, *_, earlier in entries[:position] if of in seen]
             later = [other for other in ids if other not in (*before, step_id)]
@@ -385,8 +386,8 @@ class _Compilation:
             if evaluation.is_template(raw.get(name)) and (query := self._query(raw[name], (*path, name), names)):
                 queries[name] = query
         rest = {name: value for name, value in raw.items() if name not in getattr(action, "promql", ())}
-        plain = {name: raw[name] for name in raw.keys() - rest.keys() - queries.keys()}
-        template = self._template({**rest, **plain}, path, names, f"with of step {step.name}")
+        constants = {name: raw[name] for name in raw.keys() - rest.keys() - queries.keys()}
+        template = self._template({**rest, **constants}, path, names, f"with of step {step.name}")
         step = replace(step, params=template, queries=queries)
         return step if action is None else replace(step, model=action.Params, fixed=self._params(action, raw, path))
 

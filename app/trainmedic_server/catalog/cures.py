@@ -32,6 +32,7 @@ def _table(words_by_cure: Mapping[str, str]) -> Mapping[str, str]:  # cures by w
     return {word: cure for cure, words in words_by_cure.items() for word in words.split()}
 
 
+# For unknown keys, by the mapping that has them.
 DOCUMENT = _table(
     {
         _GUARDS: "cooldown max_runs max_concurrent again on_limited min_available queue",
@@ -186,7 +187,7 @@ TARGET = _table(
         ),
     }
 )
-PARAMETERS: Mapping[str, Mapping[str, str]] = {
+PARAMETERS: Mapping[str, Mapping[str, str]] = {  # by action
     "gpu.power_limit": _table(
         {
             "write percent: 80, or watts: 300": "limit power power_limit value cap",
@@ -234,6 +235,7 @@ PARAMETERS: Mapping[str, Mapping[str, str]] = {
 }
 _STEP_KEYS = ("timeout", "retry", "undo", "when", "id", "on_error")
 
+# For unknown names in expressions, and members of a step.
 NAMES = _table(
     {
         'write steps.<id>.status == "failed"': "success failure always cancelled failed",

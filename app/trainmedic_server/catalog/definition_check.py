@@ -1,4 +1,4 @@
-"""Checks across fields: zero durations and contradictory questions."""
+"""Checks of a playbook across its fields, which the models do not make."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LOOKS_LIKE_PATTERN = re.compile(r"\.[*+]|\w\*$|^\*|\w\|\w|^\^|\{\{|\w,\w")
 _NEVER_ASKED_AGAIN = ("approve", "continue", "escalate")  # `ask_again` can only precede fail and reject
 
 
-def problems(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
+def problems(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:  # place and message
     yield from _alertnames(definition)
     yield from _durations(definition)
     for phase in EVERY_PHASE:

@@ -12,7 +12,7 @@ from trainmedic_core.expressions.template_syntax import SyntaxTree
 from trainmedic_core.problems import did_you_mean
 from trainmedic_server.domain.value_types import ANY, BOOLEAN, NUMBER, TEXT, Each, Shape, member
 
-METHODS = ("get", "items", "keys", "values")  # of mappings, which are no members
+METHODS = ("get", "items", "keys", "values")  # of mappings; not reported as unknown members
 
 _SIGNS = {"gt": ">", "gteq": ">=", "lt": "<", "lteq": "<=", "eq": "==", "ne": "!="}
 _ORDERS = ("gt", "gteq", "lt", "lteq")

@@ -200,6 +200,7 @@ class _Expansion:
         entries, at = written_steps.of(self.document.value, phase), place_of(phase)
         if not any(isinstance(entry, dict) and "use" in entry for entry in entries):
             return
+        # All entries get new positions: those after an inserted fragment move.
         for paths in (self.marks, self.keys, self.remarks):
             for path in [path for path in paths if path[: len(at)] == at and len(path) > len(at)]:
                 del paths[path]

@@ -28,6 +28,7 @@ STEP_NAMES = ("alert", "alerts", "labels", "annotations", "target", "job", "vars
 
 GROUP_NAMES = (*STEP_NAMES, "group")
 
+# Members of the names.
 _ALERT = ("name", "status", "labels", "annotations", "startsAt", "endsAt", "generatorURL", "fingerprint")
 _STEP = ("status", "params", "output", "error", "attempts")
 _JOB = ("name", "verdict")

@@ -18,7 +18,7 @@ from trainmedic_server.domain.proof import XID_LABELS
 _LONGEST = 4_000  # characters of a text that are read
 _WORD = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-_PLAIN = re.compile(r"[A-Za-z0-9_.:/ -]+")
+_ASCII_NAME = re.compile(r"[A-Za-z0-9_.:/ -]+")  # for other names, annotations count too
 _SHARED_TYPES = r"nfs|lustre|ceph|gpfs|beegfs|fuse|cifs|smb|wekafs|glusterfs"
 _SHARED_TYPE = re.compile(_SHARED_TYPES)
 _SHARED = re.compile(rf'fstype=~?"[^"]*(?:{_SHARED_TYPES})')
@@ -230,7 +230,7 @@ def suggest(
         _by_condition(labels, metrics)
         or _by_words(words, is_gpu, f"the name {name!r}")
         or _by_metrics(metrics, words, is_gpu)
-        or (_by_texts(texts, is_gpu, words) if not _PLAIN.fullmatch(name) else None)
+        or (_by_texts(texts, is_gpu, words) if not _ASCII_NAME.fullmatch(name) else None)
     )
     if suggestion is None or suggestion.name not in names or suggestion.name == name:
         return None

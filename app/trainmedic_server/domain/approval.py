@@ -116,7 +116,7 @@ def answers(step: StepState, orders: Sequence[OperatorOrder]) -> list[OperatorOr
     return [order for order in orders if order.step == step.id and counts(order)]
 
 
-def approvers(step: StepState) -> tuple[str, ...]:  # so far
+def approvers(step: StepState) -> tuple[str, ...]:  # those who approved so far
     given = step.output.get("approved_by")
     if given is not None:
         return tuple(given)

@@ -37,7 +37,7 @@ def event_name(event: str) -> str:
     return f"event:{event}"
 
 
-def phrase(alertname: str) -> str:  # for people
+def phrase(alertname: str) -> str:  # sentence for people, without full stop
     kind, _, name = alertname.partition(":")
     match kind if name else "":
         case "schedule":

@@ -44,7 +44,7 @@ class RunMemory(Struct, frozen=True):
     def last_data(self) -> Mapping[str, Any]:  # for expressions; times as Unix seconds
         return _NONE if self.last is None else self.last.as_data()
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:  # for the store
         last = self.last
         written = {} if last is None else {
             "id": last.id, "status": last.status, "at": write_time(last.at), "message": last.message,

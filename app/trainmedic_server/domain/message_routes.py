@@ -79,7 +79,7 @@ class MessageRoutes(Struct, frozen=True):
             return ChosenChannels(names)
         return ChosenChannels(self.defaults or self.channels, is_taken=False)
 
-    def may_get(self, name: str, kind: str) -> bool:  # of some component and severity
+    def may_get(self, name: str, kind: str) -> bool:  # with any component and severity
         return any(name in self.choose(each, severity, kind).names for each in Component for severity in Severity)
 
     def described(self, name: str) -> list[str]:

@@ -75,10 +75,10 @@ def quoted(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    return "".join(character if _is_plain(character) else _escape(character) for character in text)
+    return "".join(character if _needs_no_escape(character) else _escape(character) for character in text)
 
 
-def _is_plain(character: str) -> bool:
+def _needs_no_escape(character: str) -> bool:
     return character.isprintable() and character not in "\\\"'`\ufffd"  # Prometheus refuses an unescaped U+FFFD
 
 

@@ -381,6 +381,6 @@ class Controls(Struct, frozen=True):
     breaker_closed_at: datetime | None = None  # when a person last closed the breaker. None if never, or in the future.
 
     def breaker_counts_from(self, window_start: datetime) -> datetime:
-        """Return the window's start or the last closing."""
+        """Return the later of the window's start and the last closing."""
         closed_at = self.breaker_closed_at
         return window_start if closed_at is None else max(window_start, closed_at)

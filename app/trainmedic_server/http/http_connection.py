@@ -195,7 +195,7 @@ class HttpConnection(HttpToolsProtocol):
         self._head_deadline = self.loop.time() + _LINGER_SECONDS
 
     def _end_after_responses(self) -> None:
-        self._refusal = self._refusal or _Refusal(HTTPStatus.BAD_REQUEST, "")
+        self._refusal = self._refusal or _Refusal(HTTPStatus.BAD_REQUEST, "")  # never sent; stops reading
         self._head_deadline = _NEVER
         while self.pipeline and self.pipeline[0][0].more_body:
             self.pipeline.popleft()  # incomplete, and not read further

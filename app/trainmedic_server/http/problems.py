@@ -205,7 +205,7 @@ def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"description": _title(status), "content": {MEDIA_TYPE: {"schema": schema}}} for status in statuses}
 
 
-_HTTP_DETAILS = {
+_HTTP_DETAILS = {  # in place of Starlette's
     404: "There is nothing at this path.",
     405: "This path does not support this method. See the header Allow.",
 }
@@ -232,13 +232,13 @@ def _path(location: Sequence[Any]) -> str:
 def sentence(message: str) -> str:
     """Return a pydantic message in plain words."""
     text = message.removeprefix("Value error, ")
-    for pattern, words in _PLAIN:
+    for pattern, words in _REWORDED:
         if match := pattern.fullmatch(text):
             return match.expand(words)
     return text
 
 
-_PLAIN = tuple(
+_REWORDED = tuple(  # pydantic's messages; the first match counts
     (re.compile(pattern), words)
     for pattern, words in (
         (r"String should have at least 1 character", "must not be empty"),
