@@ -78,10 +78,12 @@ class World:
             engine=self.engine,
             job_lives=self.lives,
             runs=runs,
-            sums=ReportCompiler(runs, self.metric_history, None, StoppedClock(), reported=self.reported),
+            report_compiler=ReportCompiler(runs, self.metric_history, None, StoppedClock(), reported=self.reported),
             alerts=self.findings,
-            standing=NowApi(self.findings, runs, self.engine, StoppedClock(), self.external_url),
-            found=FindingsApi(self.findings, KeptJobs(self.findings, StoppedClock()), self.findings, job_locations),
+            now_api=NowApi(self.findings, runs, self.engine, StoppedClock(), self.external_url),
+            findings_api=FindingsApi(
+                self.findings, KeptJobs(self.findings, StoppedClock()), self.findings, job_locations
+            ),
             lines=LogLinesApi(self.logs, job_locations),
             catalog=self.catalog,
             texts=PlaybookTextsApi(self.findings, self.tester),

@@ -25,7 +25,7 @@ from trainmedic_server.http.problems import responses
 from trainmedic_server.ports.outside import Clock, Notifier
 from trainmedic_server.ports.store import Transaction
 
-_SECONDS = 30.0  # Apprise's services wait some 8 s
+_SECONDS = 30.0  # for a test message; Apprise's services wait some 8 s
 T = TypeVar("T")
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice
 
 MOST_TEXTS = 1_000
-TEXT_LENGTH = 65_536
+TEXT_LENGTH = 65_536  # characters of a name or value
 TOTAL_LENGTH = 131_072  # characters of all names and values
-MARK_NAME = "trainmedic_cut"
+MARK_NAME = "trainmedic_cut"  # annotation that states how many were dropped
 
-_NAMES_LENGTH = TOTAL_LENGTH // 2
+_NAMES_LENGTH = TOTAL_LENGTH // 2  # of all names
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 

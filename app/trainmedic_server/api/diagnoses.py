@@ -22,7 +22,7 @@ from trainmedic_server.http.read_turns import ReadTurns
 from trainmedic_server.live.job_location import JobLocations
 from trainmedic_server.ports.verdicts import VerdictHistory
 
-_MOST = 200
+_MOST = 200  # newest verdicts, among which an attempt's is searched
 _FROM_FILES = "`trainmedic diagnose --dir DIR` makes one from a job's files."
 
 JobName = Annotated[str, Path(min_length=1, max_length=253, pattern=r"^[^\s\x00-\x1f\x7f]+$")]

@@ -108,7 +108,7 @@ def view(
     test: str | None = None,
     kept_back: Sequence[str] = (),
 ) -> ExplainView:
-    server = None
+    server = None  # without `controls`, as in the command line
     if controls is not None:
         members = ("paused", "paused_by", "breaker_open", "breaker_reason")
         server = ServerState(mode=mode, **{name: getattr(controls, name) for name in members})

@@ -32,7 +32,7 @@ class Exports(Generic[Item]):
         self._columns = tuple(model.model_fields)
         self._view = view
         self._stall_seconds = limits.stall_seconds
-        self._turns = ReadTurns(limits.exports, 0, "exports")
+        self._turns = ReadTurns(limits.exports, 0, "exports")  # none waits: a surplus one is refused
 
     async def response(self, items: AsyncIterator[Item], media_type: str) -> Response:
         """Return the stream of `items`. Raises Saturated, StoreUnavailable.
@@ -53,7 +53,7 @@ class Exports(Generic[Item]):
     def _ndjson(self, item: Item | None) -> bytes:
         return b"" if item is None else views.one_line(self._view(item)) + b"\n"
 
-    def _csv(self, item: Item | None) -> bytes:
+    def _csv(self, item: Item | None) -> bytes:  # None: the header
         cells: list[str] = list(self._columns)
         if item is not None:
             members = self._view(item).model_dump(mode="json")

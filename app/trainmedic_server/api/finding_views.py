@@ -16,7 +16,7 @@ from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.own_source import LOG, SOURCE
 from trainmedic_server.ports.findings import FindingHistory, FindingRecord
 
-_MOST_OF_RUN = 5
+_MOST_OF_RUN = 5  # findings shown with a run
 
 
 class FindingAlertView(View):

@@ -57,7 +57,7 @@ class ReleaseBody(ApiModel):
 
 class KeptJobView(View):
     job: str
-    attempt: int | None
+    attempt: int | None  # None for all
     by: str
     at: datetime
     note: str

@@ -16,7 +16,7 @@ from trainmedic_server.domain import beginnings
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.errors import PayloadError
 
-MOST = 1000
+MOST = 1000  # alerts
 
 _BEGINNINGS = ("startsAt", "starts_at", "activeAt", "timestamp")
 _MEMBERS = ("annotations", "generatorURL", "fingerprint")
@@ -111,7 +111,7 @@ def _holds_others(entry: Any) -> bool:
 def _as_of_webhook(entry: Any, now: datetime) -> Any:
     if not isinstance(entry, Mapping):
         return entry
-    is_item = "alert_labels" in entry
+    is_item = "alert_labels" in entry  # a run of the history
     beginning = next((entry[name] for name in _BEGINNINGS if entry.get(name) is not None), now.isoformat())
     return {
         # Apply the active alert map to what Alertmanager sent, not to an earlier map's result.

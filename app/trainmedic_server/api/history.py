@@ -37,7 +37,7 @@ _OF_PAGES = {**AS_STREAM, **responses(401, 403, 422, 503)}
 WholeRunId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="The run's full ID.")]
 _PIECE = 100  # runs read at once for a page
 
-# Events of the joined run record these decisions.
+# No item of the history has these decisions: events of the joined run record them.
 _NEVER_RUNS = (Decision.JOINED, Decision.DUPLICATE)
 FindableDecision = StrEnum("FindableDecision", {each.name: each.value for each in Decision if each not in _NEVER_RUNS})  # type: ignore[misc]
 

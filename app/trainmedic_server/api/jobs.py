@@ -164,6 +164,7 @@ class JobDirectory:
         return JobView(**members, **_place_members(nodes, places, pods))
 
     def only_in_cluster(self, connected: Sequence[JobView], now: datetime) -> list[JobView]:
+        # A job may report another name than its pods' label.
         taken = {(pod.namespace, pod.name) for job in connected for pod in job.pods or ()}
         jobs = []
         for name, job_pods in self._cluster.pods_by_job.items():

@@ -35,7 +35,7 @@ from trainmedic_server.ports.tallies import PlaybookTally
 from trainmedic_server.reports import repair_outcomes
 from trainmedic_server.reports.compiling import ReportCompiler
 
-RecentCounts: TypeAlias = Callable[[], Awaitable[Mapping[str, PlaybookTally]]]
+RecentCounts: TypeAlias = Callable[[], Awaitable[Mapping[str, PlaybookTally]]]  # runs of 30 days, by playbook
 
 _ORDERS = {
     OrderKind.APPROVE: "Let a waiting run continue",
@@ -145,7 +145,7 @@ def routers(
     lives: JobLivesPort,
     catalog: CatalogPort,
     compiler: ReportCompiler,
-    standing: NowApi,
+    now_api: NowApi,
     auth: Authenticator,
     bodies: BodyReader,
     reads: ReadTurns,
@@ -154,9 +154,9 @@ def routers(
 ) -> tuple[ApiRoutes, ...]:
     return (
         *pauses.routers(engine, catalog, auth, bodies, clock),
-        starts.router(engine, standing.present, auth, bodies),
-        approvals.router(compiler.history, auth, reads, standing.external_url),
-        _run_routes(engine, standing.present, auth, bodies),
+        starts.router(engine, now_api.present, auth, bodies),
+        approvals.router(compiler.history, auth, reads, now_api.external_url),
+        _run_routes(engine, now_api.present, auth, bodies),
         _playbook_routes(catalog, compiler.recent_counts, auth, reads, clock.now, alert_map),
         _job_routes(lives, auth, bodies),
     )
@@ -253,7 +253,7 @@ def _playbook_routes(
     return routes
 
 
-def checked_job(text: str) -> str:
+def checked_job(text: str) -> str:  # raises NotFound
     if not NAME.match(text):
         raise NotFound("No job can have that name.")
     return text

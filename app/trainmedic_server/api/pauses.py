@@ -25,7 +25,7 @@ from trainmedic_server.http.body import BodyReader
 from trainmedic_server.http.problems import responses
 from trainmedic_server.ports.outside import Clock
 
-_LONGEST = timedelta(days=366)
+_LONGEST = timedelta(days=366)  # of a pause
 _CLOCK_TOLERANCE = timedelta(minutes=5)  # accepted age of a start, as a client's clock may be slow
 _REFUSALS = responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503)
 

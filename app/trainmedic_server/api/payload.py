@@ -23,15 +23,15 @@ from trainmedic_server.errors import PayloadError
 
 VERSION = "4"
 LABELS_PER_ALERT = 1_000
-FINGERPRINT_LENGTH = 128
-PROBLEMS_REPORTED = 20
+FINGERPRINT_LENGTH = 128  # characters
+PROBLEMS_REPORTED = 20  # of a delivery
 MOST_REJECTED = 10_000  # more malformed alerts refuse the delivery
 
-_NAME_LENGTH = 200
+_NAME_LENGTH = 200  # characters of a rejected alert's name
 _STATUSES = {status.value: status for status in AlertStatus}
-_LABELS_LENGTH = min(TEXT_LENGTH, TOTAL_LENGTH)
+_LABELS_LENGTH = min(TEXT_LENGTH, TOTAL_LENGTH)  # up to which neither limit can be exceeded
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
-_MISSING: Any = object()
+_MISSING: Any = object()  # marks an absent member, unlike null
 
 
 def delivery(document: Any, delivery_id: str, received_at: datetime) -> Delivery:

@@ -26,7 +26,7 @@ from trainmedic_server.ports.playbook_tests import PlaybookTester, PlayedTests
 from trainmedic_server.ports.playbook_versions import PlaybookVersions, UsedVersion
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
-_MOST_RUNS = 20_000
+_MOST_RUNS = 20_000  # of a playbook, whose versions are listed
 _MOST_LINES = 5_000  # a diff takes up to quadratic time
 
 PartOfVersion = Annotated[

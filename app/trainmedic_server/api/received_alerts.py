@@ -209,7 +209,7 @@ def _reaction(reaction: Reaction, statuses: Mapping[str, Status]) -> ReactionVie
     return ReactionView.model_validate(reaction).model_copy(update={"run_status": status})
 
 
-_MISSPELT_LIKENESS = 0.8
+_MISSPELT_LIKENESS = 0.8  # least similarity of names, from 0 to 1
 ReactingPlaybooks = Mapping[str, Sequence[CompiledPlaybook]]
 """By alertname, in alphabetical order."""
 
@@ -249,7 +249,7 @@ def why_no_playbook(name: str, names: ReactingPlaybooks, suggestion: SuggestionV
     return f"no playbook reacts to {name!r}{did_you_mean(name, names, _MISSPELT_LIKENESS)}"
 
 
-def _renamed(alert: Alert, name: str) -> dict[str, str]:
+def _renamed(alert: Alert, name: str) -> dict[str, str]:  # labels, as an alert map makes them
     kept = {label: value for label, value in alert.labels.items() if label != SHIPPED_RULE_LABEL}
     return {**kept, "alertname": name}
 

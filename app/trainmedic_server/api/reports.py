@@ -24,7 +24,7 @@ from trainmedic_server.reports.fleet import FleetReport
 from trainmedic_server.reports.job_report import JobReport
 
 _SHORTEST = timedelta(minutes=1)
-_AT_ONCE = 2
+_AT_ONCE = 2  # reports being compiled
 _WAITING = 16
 _JOB = TypeAdapter(JobReport)
 _FLEET = TypeAdapter(FleetReport)

@@ -16,9 +16,9 @@ RunId = Annotated[
         description="The run's ID, or a unique beginning or end of at least 4 characters.",
     ),
 ]
-_WHOLE = 36
+_WHOLE = 36  # characters of a complete ID
 _SHORTEST = 4
-_SHOWN = 8
+_SHOWN = 8  # matches that an error lists
 
 
 async def whole(present: Present, part: str) -> str:

@@ -121,7 +121,7 @@ def router(
     slurm_topology: Callable[[], SlurmTopology] | None = None,
     services: Mapping[str, Callable[[], ServiceState]] = MappingProxyType({}),
 ) -> ApiRoutes:
-    """`slurm_topology`: None without Slurm. `services`: by name of the member of `Ready`."""
+    """`slurm_topology`: None without Slurm. `services`: by name of the member of `Ready`. Caveats may be empty."""
     # A parameter that a proxy adds to a probe or a scrape must not make it fail.
     routes = ApiRoutes("status", takes_any_query=True)
 
@@ -212,7 +212,7 @@ async def _readiness(
     )
 
 
-def _clock(ahead: float) -> Dependency:
+def _clock(ahead: float) -> Dependency:  # seconds by which the machine's clock was set; 0 if the server follows it
     if not ahead:
         return Dependency(ok=True, detail=_FOLLOWED)
     change = f"{abs(ahead):.0f} s {'forward' if ahead > 0 else 'back'}"

@@ -29,7 +29,7 @@ def write(explained: Sequence[ExplainedAlert]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _naming(explained: ExplainedAlert) -> list[Explanation]:
+def _naming(explained: ExplainedAlert) -> list[Explanation]:  # of playbooks that name the alertname
     return [each for each in explained.playbooks if each.names_alert]
 
 

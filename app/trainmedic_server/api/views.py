@@ -22,7 +22,7 @@ from trainmedic_server.domain.run import Decision, Event, OrderKind, Run, Status
 from trainmedic_server.ports.store import RunRecord
 from trainmedic_server.reports.curves import NO_PROMETHEUS
 
-_ANSWERED = (StepStatus.SUCCEEDED, StepStatus.REJECTED)
+_ANSWERED = (StepStatus.SUCCEEDED, StepStatus.REJECTED)  # of approvals
 
 
 class GroupView(View):
@@ -353,7 +353,7 @@ def _item_members(run: Run) -> dict[str, Any]:
 
 
 def _deadline_of(run: Run) -> datetime | None:
-    """Return None for a step that does not end by itself."""
+    """Return the present step's or attempt's end; None if it does not end by itself."""
     if not run.is_open:
         return None
     at = next((step for step in run.steps if step.status in (StepStatus.RUNNING, StepStatus.WAITING)), None)
@@ -368,6 +368,6 @@ def _decided_at(run: Run) -> datetime | None:
     return max((step.ended_at for step in _decided(run) if step.ended_at is not None), default=None)
 
 
-def _decided(run: Run) -> list[StepState]:
+def _decided(run: Run) -> list[StepState]:  # approvals that people answered, not a timeout
     answers = (step for step in run.steps if step.kind == "approve" and step.status in _ANSWERED)
     return [step for step in answers if approval.approvers(step) or step.output.get("by")]

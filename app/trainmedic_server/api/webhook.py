@@ -63,10 +63,11 @@ _REASON_OF_STATUS: Mapping[int, RefusalReason] = {
 }
 
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-Parser = Callable[[bytearray, datetime], Delivery]
+Parser = Callable[[bytearray, datetime], Delivery]  # of a body that was received at this time
 
 
 class _PlainRoute(APIRoute):
+    # The handler gets the request itself, without FastAPI's validation.
     def get_route_handler(self) -> _Handler:
         handler: _Handler = self.endpoint
         return handler
@@ -134,7 +135,7 @@ class WebhookApp:
         await response(scope, receive, send)
 
 
-def declare(routes: APIRouter, handle: _Handler) -> None:
+def declare(routes: APIRouter, handle: _Handler) -> None:  # for OpenAPI; `WebhookApp` serves it
     routes.add_api_route(
         PATH,
         handle,

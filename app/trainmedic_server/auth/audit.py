@@ -29,11 +29,11 @@ from trainmedic_server.live.event_feed import EventFeed
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import ActFilter, History
 
-_BATCH = 500
+_BATCH = 500  # events read at once
 _FIRST_HASH = "0" * 64
 
 
-class AuditLine(View):
+class AuditLine(View):  # of an export
     seq: int
     at: str
     actor: str

@@ -46,7 +46,7 @@ class Principal(Struct, frozen=True):
     """Shell patterns: only paths below ``/jobs/{job}`` of matching jobs are allowed. None: no such limit."""
     groups: frozenset[str] = frozenset()
 
-    def may_ask_of(self, job: str | None) -> bool:
+    def may_ask_of(self, job: str | None) -> bool:  # None: the path is about no job
         if self.jobs is None:
             return True
         return job is not None and any(fnmatch.fnmatchcase(job, pattern) for pattern in self.jobs)
@@ -97,7 +97,7 @@ class Authenticator:
             refuse_other_sites(request)
         principal = request.scope.get(_VOUCHED) or self._principal(request, acts)
         if principal is not ANONYMOUS:
-            _vouch(request, principal)
+            _vouch(request, principal)  # its connection is closed later than a stranger's (`connection_table`)
         if not principal.may(role):
             raise HttpProblem(
                 HTTPStatus.FORBIDDEN, f"The token {principal.name!r} does not have the role {role}.", closes=True
@@ -139,6 +139,7 @@ class Authenticator:
             principal = self._in_session(request) or self._behind_proxy(request)
             if principal is None:
                 raise _unauthenticated("A token is required, as Bearer or as the password of Basic.")
+            # Browsers send cookies by themselves: only Origin shows that no other site's page caused the request.
             if acts and "cookie" in request.headers and "origin" not in request.headers:
                 raise HttpProblem(HTTPStatus.FORBIDDEN, "A browser must send the header Origin for this.", closes=True)
             return principal

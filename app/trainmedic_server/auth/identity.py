@@ -16,7 +16,7 @@ from trainmedic_server.auth.tokens import TokenRole
 USER_HEADER = "x-forwarded-user"
 GROUPS_HEADER = "x-forwarded-groups"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@+-]{0,127}")
-_OURS = frozenset({"anonymous", "trainmedic"})
+_OURS = frozenset({"anonymous", "trainmedic"})  # actors of the history that are no users
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 

@@ -21,7 +21,7 @@ _HASH = re.compile(r"[0-9a-fA-F]{64}")
 _MEMBERS = ("name", "sha256", "roles")
 _JOBS = "jobs"
 _GROUPS = "groups"
-_LONGEST_PATTERN = 253
+_LONGEST_PATTERN = 253  # characters, as a job's name
 
 
 class TokenRole(StrEnum):

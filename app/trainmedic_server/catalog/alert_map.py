@@ -33,7 +33,7 @@ class Rename(Struct, frozen=True):
     line: int
     column: int
     alertnames: tuple[str, ...]
-    name: str | None = None
+    name: str | None = None  # new alertname; None to keep it
     matchers: tuple[Matcher, ...] = ()
     labels: tuple[tuple[str, LabelValue], ...] = ()
     drop: frozenset[str] = frozenset()
@@ -49,7 +49,7 @@ class Rename(Struct, frozen=True):
             return False
 
     def renamed(self, labels: Mapping[str, str]) -> dict[str, str]:
-        """Templates see the labels before any is dropped."""
+        """Return the new labels. Only absent and dropped labels are set. Templates see all of the alert's labels."""
         made = {label: value for label, value in labels.items() if label not in self.drop}
         scope = {"labels": dict(labels)}
         for label, value in self.labels:
@@ -62,11 +62,11 @@ class Rename(Struct, frozen=True):
         return made
 
 
-class Accept(Struct, frozen=True):
+class Accept(Struct, frozen=True):  # condition that all alerts must meet
     source: str
     matcher: Matcher
 
-    def refusal(self, labels: Mapping[str, str]) -> str:
+    def refusal(self, labels: Mapping[str, str]) -> str:  # empty if it is met
         try:
             if self.matcher.matches(labels):
                 return ""
@@ -80,7 +80,7 @@ class CompiledAlertMap(Struct, frozen=True):
     renames: Mapping[str, Sequence[Rename]] = field(default_factory=dict)
     events: Mapping[str, Sequence[EventEntry]] = field(default_factory=dict)
     unusable: str = ""
-    """A file that was never loaded may have conditions, so no alert is accepted."""
+    """Why no alert is accepted: a file that was never loaded may have conditions. Empty if all are loaded."""
 
     @classmethod
     def of(
@@ -104,7 +104,10 @@ class CompiledAlertMap(Struct, frozen=True):
         return len(self.renames)
 
     def apply(self, alert: Alert) -> MappedAlert:
-        """Trainmedic's own alerts stay unchanged: without Alertmanager, no Prometheus adds a cluster's label."""
+        """Map the labels as sent, also of an alert that was mapped before.
+
+        Trainmedic's own alerts stay: without Alertmanager they lack Prometheus's labels, which ``accept`` may require.
+        """
         is_empty = not (self.renames or self.accept or self.unusable)
         if is_empty and alert.original is None:
             return MappedAlert(alert)

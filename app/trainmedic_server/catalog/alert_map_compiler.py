@@ -30,11 +30,11 @@ from trainmedic_server.domain.own_source import SOURCE
 from trainmedic_server.domain.proof import XID_LABELS, AlertProof
 from trainmedic_server.ports.actions import Actions
 
-_BODY = ("body",)
-MOST_MATCHERS = 50
+_BODY = ("body",)  # names in templates of events
+MOST_MATCHERS = 50  # of an entry
 MOST_NAMES = 10_000
-_LONGEST_NAME = 500
-_NOT_A_LETTER = re.compile(r"[^a-z0-9]")
+_LONGEST_NAME = 500  # characters
+_NOT_ALPHANUMERIC = re.compile(r"[^a-z0-9]")
 
 _Text = Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME)]
 _Matchers = Annotated[tuple[str, ...], Field(max_length=MOST_MATCHERS)]
@@ -206,28 +206,29 @@ class _Compilation:
 
 
 def _why_forbidden(label: str) -> str:
-    plain = _NOT_A_LETTER.sub("", unicodedata.normalize("NFKC", label).casefold())
-    if plain == _NOT_A_LETTER.sub("", SHIPPED_RULE_LABEL):
+    """Return why a map cannot set the label, also in another spelling; empty if it can."""
+    normal = _NOT_ALPHANUMERIC.sub("", unicodedata.normalize("NFKC", label).casefold())
+    if normal == _NOT_ALPHANUMERIC.sub("", SHIPPED_RULE_LABEL):
         return "is the proof of a shipped rule, which playbooks that can do harm require; a map cannot set it"
     if _holds_xid(label):
         return "holds an XID, which is proof that hardware is broken; a map cannot set it"
-    if plain == SOURCE:
+    if normal == SOURCE:
         return "is the label by which Trainmedic recognises its own alerts; a map cannot set it"
-    if plain == "alertname":
+    if normal == "alertname":
         return "is not set as a label; write the new name as 'as'"
     return ""
 
 
 def _holds_xid(label: str) -> bool:
     """Return whether harmful playbooks read an XID from this label."""
-    plain = unicodedata.normalize("NFKC", label).casefold().strip().removeprefix("exported_")
-    return plain.replace("-", "_") in XID_LABELS
+    normal = unicodedata.normalize("NFKC", label).casefold().strip().removeprefix("exported_")
+    return normal.replace("-", "_") in XID_LABELS
 
 
 def warnings(
     files: Iterable[CompiledFile], playbooks: Sequence[YamlPlaybook] | None = None, actions: Actions | None = None
 ) -> Iterator[FileProblem]:
-    """With `playbooks`, also warn of names that start none, and of constants that an acting one accepts as proof."""
+    """Yield likely mistakes. With `playbooks`, also names that start none, and constants by which one acts."""
     files = tuple(files)
     if playbooks is not None:
         yield from _event_warnings([entry for file in files for entry in file.events], playbooks)

@@ -27,8 +27,8 @@ log = telemetry.logger(__name__)
 
 class LoadedMap(Struct, frozen=True):
     path: Path
-    digest: str = ""
-    content: CompiledFile | None = None
+    digest: str = ""  # SHA-256 of the text; empty if unreadable
+    content: CompiledFile | None = None  # last valid one; None if there never was one
     problems: tuple[FileProblem, ...] = ()
 
 
@@ -47,7 +47,7 @@ def load_file(path: Path, before: LoadedMap | None = None) -> LoadedMap:
 
 
 class AlertMapLibrary:
-    """The first entry that takes an alert wins. Empty until the first `reload`."""
+    """Alert map of all files in order: the first entry that takes an alert wins. Empty until the first `reload`."""
 
     def __init__(self, roots: Sequence[Path], metrics: telemetry.Metrics | None = None) -> None:
         self._roots = tuple(roots)
@@ -57,7 +57,7 @@ class AlertMapLibrary:
         self._current = CompiledAlertMap()
 
     @property
-    def is_used(self) -> bool:
+    def is_used(self) -> bool:  # False if no path is set
         return bool(self._roots)
 
     @property
@@ -72,7 +72,7 @@ class AlertMapLibrary:
     def problems(self) -> Sequence[FileProblem]:
         return self._problems
 
-    def reload(self) -> bool:
+    def reload(self) -> bool:  # True if anything changed
         files: dict[Path, LoadedMap] = {}
         problems: list[FileProblem] = []
         for root in self._roots:

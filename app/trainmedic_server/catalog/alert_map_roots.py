@@ -8,7 +8,7 @@ from pathlib import Path
 from trainmedic_core.setting_sources import paths_in
 
 SETTING = "TRAINMEDIC_ALERT_MAP"
-SHIPPED = "shipped"
+SHIPPED = "shipped"  # name for all shipped maps
 _FOLDER = "alert-maps"
 _INSTALLED = Path("/etc/trainmedic") / _FOLDER
 _CHECKOUT = Path(__file__).parents[3] / _FOLDER

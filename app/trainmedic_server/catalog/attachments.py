@@ -25,7 +25,7 @@ MANIFEST = "manifest"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}_template\.ya?ml")
 
 
-def named(document: YamlDocument) -> Iterator[tuple[Place, str]]:
+def named(document: YamlDocument) -> Iterator[tuple[Place, str]]:  # place of each name, and the name
     for phase in EVERY_PHASE:
         for index, entry in enumerate(written_steps.of(document.value, phase)):
             params = entry.get("with") if isinstance(entry, dict) else None
@@ -67,13 +67,14 @@ def attach(document: YamlDocument, texts: Mapping[Path, str | FileProblem]) -> Y
     return replace(document, value={**document.value, "files": added}, text=text)
 
 
-def length(document: YamlDocument, name: str) -> int:
+def length(document: YamlDocument, name: str) -> int:  # characters of an attached file; 0 if it is missing
     files = document.value.get("files")
     text = files.get(name) if isinstance(files, dict) else None
     return len(text) if isinstance(text, str) else 0
 
 
 def manifest(document: YamlDocument, place: Place, name: str) -> Mapping[str, Any] | list[FileProblem]:
+    """Return the object in an attached file, or problems at `place`."""
     files = document.value.get("files")
     text = files.get(name) if isinstance(files, dict) else None
     if not isinstance(text, str):

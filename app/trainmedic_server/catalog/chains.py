@@ -1,4 +1,4 @@
-"""Playbooks that the ends of other playbooks' runs start."""
+"""Checks of playbooks that the ends of other playbooks' runs start."""
 
 from __future__ import annotations
 

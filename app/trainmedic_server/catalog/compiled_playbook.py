@@ -37,16 +37,14 @@ class UncheckedParams(BaseModel):
 class CompiledStep(Struct, frozen=True):
     name: str
     when: Expression | None = None
-    params: ValueTemplate | None = None
-    model: type[BaseModel] = UncheckedParams
-    fixed: BaseModel | None = None
-    """None if the parameters contain templates."""
-    message: Expression | TextTemplate | str = ""
-    undo: CompiledStep | None = None
-    uses_output: bool = False
-    """For an undo: True if its parameters use the step's ``output``."""
-    queries: Mapping[str, QuotedQuery] = field(default_factory=dict)
-    until: Expression | None = None
+    params: ValueTemplate | None = None  # ``with``; None for a step without an action
+    model: type[BaseModel] = UncheckedParams  # the action's parameters
+    fixed: BaseModel | None = None  # None if the parameters contain templates
+    message: Expression | TextTemplate | str = ""  # an approval's question, or the duration or time of a wait
+    undo: CompiledStep | None = None  # own undo of a step; None without one
+    uses_output: bool = False  # for an undo: True if its parameters use the step's ``output``
+    queries: Mapping[str, QuotedQuery] = field(default_factory=dict)  # parameters with PromQL and templates, by name
+    until: Expression | None = None  # condition of a wait over its action's output
 
 
 class CompiledUse(Struct, frozen=True):
@@ -54,9 +52,9 @@ class CompiledUse(Struct, frozen=True):
 
     id: str
     fragment: str
-    ids: tuple[str, ...]
+    ids: tuple[str, ...]  # of its steps, without `id` and dot
     declared: Mapping[str, inputs.Input]
-    values: ValueTemplate | None
+    values: ValueTemplate | None  # given inputs
 
     def scope_inside(self, scope: Scope) -> Scope:
         """Return the names that its steps see. Raises ExpressionError."""
@@ -67,6 +65,7 @@ class CompiledUse(Struct, frozen=True):
 
     def _read(self, scope: Scope) -> Mapping[str, Any]:
         rendered = self.values.render(scope) if self.values is not None else {}
+        # A rendered number may be meant as text, such as a node's name.
         texts = {
             name: str(value) if type(value) in (int, float) and self.declared[name].type != "number" else value
             for name, value in rendered.items()
@@ -79,19 +78,19 @@ class CompiledUse(Struct, frozen=True):
 
 class YamlPlaybook(Struct, frozen=True):
     definition: Playbook
-    version: str
-    text: str
-    source: str
+    version: str  # hash of the text
+    text: str  # with its fragments and files
+    source: str  # file
     line: int
     matchers: tuple[Matcher, ...] = ()
-    condition: Expression | None = None
-    parts: Mapping[str, Expression | TextTemplate | str] = field(default_factory=dict)
-    selectors: Mapping[str, tuple[Expression | TextTemplate | str, ...]] = field(default_factory=dict)
-    steps: Mapping[tuple[str, int], CompiledStep] = field(default_factory=dict)
+    condition: Expression | None = None  # ``on.when``
+    parts: Mapping[str, Expression | TextTemplate | str] = field(default_factory=dict)  # of a target in templates
+    selectors: Mapping[str, tuple[Expression | TextTemplate | str, ...]] = field(default_factory=dict)  # of a group
+    steps: Mapping[tuple[str, int], CompiledStep] = field(default_factory=dict)  # by phase and index
     identity: IdentityLabels = _BUILT_IN_CHAIN
     effect: QuotedQuery | None = None
-    remembers: Mapping[str, timedelta] | None = None
-    uses: Mapping[tuple[str, int], CompiledUse] = field(default_factory=dict)
+    remembers: Mapping[str, timedelta] | None = None  # windows of ``runs.count``; None if no step uses ``runs``
+    uses: Mapping[tuple[str, int], CompiledUse] = field(default_factory=dict)  # by phase and index of a step
 
     def effect_query(self, run: Run) -> str | None:
         return self.effect.of_effect(run, self.definition.vars) if self.effect else None

@@ -72,7 +72,7 @@ def compile_document(
     allowance: Allowance | None = None,
     uses: Sequence[Use] = (),
 ) -> YamlPlaybook | list[FileProblem]:
-    """Return the playbook or its errors. The document has the steps of `uses` already."""
+    """Return the playbook or its errors. The document has the steps of `uses` already (`fragments.expand`)."""
     compilation = _Compilation(document, actions, identity, allowance or Allowance(), uses)
     try:
         return compilation.run()
@@ -88,8 +88,8 @@ class _Compilation:
     allowance: Allowance
     uses: Sequence[Use] = ()
     problems: list[FileProblem] = field(default_factory=list)
-    place: DocumentPath = ()
-    manifests: dict[str, Mapping[str, Any] | list[FileProblem]] = field(default_factory=dict)
+    place: DocumentPath = ()  # of the last template or manifest, for TooLarge
+    manifests: dict[str, Mapping[str, Any] | list[FileProblem]] = field(default_factory=dict)  # by name in ``template``
 
     def run(self) -> YamlPlaybook | list[FileProblem]:
         definition = model_errors.validate(Playbook, self.document, PHASES, cures.of_fault)
@@ -102,8 +102,8 @@ class _Compilation:
         self._kind = scope_check.kind_of(raw.get("target"))
         self._is_group = playbook_target.is_group(raw.get("target"))
         self._has_jobs = _mapping(raw.get("target")).get(JOBS) == ON_NODE
-        self._on_jobs: set[DocumentPath] = set()
-        self._asks_first = False
+        self._on_jobs: set[DocumentPath] = set()  # places of steps that work on the jobs of ``jobs: on_node``
+        self._asks_first = False  # True if an action makes approve the default mode
         trigger = raw.get("on") if isinstance(raw.get("on"), dict) else {}
         assert isinstance(trigger, dict)
         self._own_names = scope_check.names_of_beginning(trigger)
@@ -117,7 +117,7 @@ class _Compilation:
         parts = self._parts(raw.get("target"), before_run)
         selectors = self._selectors(raw.get("target"), before_run)
         self._used: dict[tuple[str, int], CompiledUse] = {}
-        self._windows: dict[str, timedelta] | None = None
+        self._windows: dict[str, timedelta] | None = None  # of ``runs.count``; None if no step uses ``runs``
         steps = dict(self._steps(raw)) | self._approval(raw.get("approval"))
         if self._has_jobs and self._kind is not None and not self._on_jobs:
             self._report(("target", JOBS), "target.jobs: no step works on the jobs; leave it out")
@@ -234,6 +234,7 @@ class _Compilation:
             self._report(path, "variables are constants; a template in one is not rendered")
 
     def _check_cut_texts(self) -> None:
+        # A comment directly after a plain text (`remarks`) may be meant as its end.
         for path, comment in self.document.remarks.items():
             if path and path[-1] in _PROSE:
                 self._report(
@@ -260,6 +261,7 @@ class _Compilation:
                 self._report((*place, "id"), f"the id {step_id!r} is reserved for the question of mode approve")
             if step_id in ids[:position]:
                 self._report((*place, "id"), f"the id {step_id!r} is used by an earlier step")
+            # The last phases of a group belong to its parent run, whose own steps are `check`.
             seen = (phase,) if phase in _ISOLATED_PHASES else (CHECK if self._is_group else "steps", phase)
             before = [earlier for of, *_, earlier in entries[:position] if of in seen]
             later = [other for other in ids if other not in (*before, step_id)]
@@ -270,7 +272,7 @@ class _Compilation:
             if use is not None:
                 names = self._names_in_fragment(use, index, names, outputs)
             step = self._step(entry, place, step_id, names)
-            is_merged = place in self._on_jobs
+            is_merged = place in self._on_jobs  # one output of several jobs, whose members are not known
             outputs[step_id] = {} if is_merged else written_actions.outputs_of(entry, self.actions, kind)
             yield (phase, index), step
 
@@ -319,7 +321,7 @@ class _Compilation:
         self, entry: Mapping[str, Any], path: DocumentPath, step_id: str, names: VisibleNames, when: Expression | None
     ) -> CompiledStep:
         action = self._action(entry["action"], path)
-        if action is not None and len(path) == 2:
+        if action is not None and len(path) == 2:  # a step of a phase on the top level, no undo
             self._check_target(action, entry, path)
         raw = self._with_manifest(action, _mapping(entry.get("with")), path)
         step = self._with_params(action, raw, (*path, "with"), CompiledStep(step_id, when), names)
@@ -380,12 +382,12 @@ class _Compilation:
         names: VisibleNames,
     ) -> CompiledStep:  # fmt: skip
         queries: dict[str, quoted_query.QuotedQuery] = {}
-        for name in getattr(action, "promql", ()):
+        for name in getattr(action, "promql", ()):  # parameters with PromQL, in which templates are quoted
             if evaluation.is_template(raw.get(name)) and (query := self._query(raw[name], (*path, name), names)):
                 queries[name] = query
         rest = {name: value for name, value in raw.items() if name not in getattr(action, "promql", ())}
-        plain = {name: raw[name] for name in raw.keys() - rest.keys() - queries.keys()}
-        template = self._template({**rest, **plain}, path, names, f"with of step {step.name}")
+        constants = {name: raw[name] for name in raw.keys() - rest.keys() - queries.keys()}
+        template = self._template({**rest, **constants}, path, names, f"with of step {step.name}")
         step = replace(step, params=template, queries=queries)
         return step if action is None else replace(step, model=action.Params, fixed=self._params(action, raw, path))
 
@@ -407,7 +409,7 @@ class _Compilation:
         return {**rest, attachments.MANIFEST: manifest}
 
     def _check_target(self, action: type[Action], entry: Mapping[str, Any], path: DocumentPath) -> None:
-        """Note steps that work on the jobs."""
+        """Check which of the playbook's targets the step works on, and note steps on the jobs."""
         kind, written = self._kind_in(_phase_at(path)), entry.get("target")
         if kind is None:
             return

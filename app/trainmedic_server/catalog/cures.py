@@ -28,10 +28,11 @@ _NOT_AN_ACTION = ("wait_for", "wait", "wait_until", "approve", "on_timeout")
 _HEADER = "a playbook begins with 'playbook: NAME', 'on', 'target' and 'steps'"
 
 
-def _table(words_by_cure: Mapping[str, str]) -> Mapping[str, str]:
+def _table(words_by_cure: Mapping[str, str]) -> Mapping[str, str]:  # cures by word
     return {word: cure for cure, words in words_by_cure.items() for word in words.split()}
 
 
+# For unknown keys, by the mapping that has them.
 DOCUMENT = _table(
     {
         _GUARDS: "cooldown max_runs max_concurrent again on_limited min_available queue",
@@ -186,7 +187,7 @@ TARGET = _table(
         ),
     }
 )
-PARAMETERS: Mapping[str, Mapping[str, str]] = {
+PARAMETERS: Mapping[str, Mapping[str, str]] = {  # by action
     "gpu.power_limit": _table(
         {
             "write percent: 80, or watts: 300": "limit power power_limit value cap",
@@ -234,6 +235,7 @@ PARAMETERS: Mapping[str, Mapping[str, str]] = {
 }
 _STEP_KEYS = ("timeout", "retry", "undo", "when", "id", "on_error")
 
+# For unknown names in expressions, and members of a step.
 NAMES = _table(
     {
         'write steps.<id>.status == "failed"': "success failure always cancelled failed",
@@ -293,7 +295,7 @@ _MALFORMED: Sequence[tuple[str, str]] = (
 
 
 def of_fault(path: DocumentPath, kind: str, value: Any) -> str | None:
-    """Return None if no advice is known. `kind` is pydantic's error type."""
+    """Return advice for a wrong `value`, None if none is known. `kind` is pydantic's error type."""
     if path[:2] == place_of(ON_LIMITED):
         return _of_limited(path[1:], kind, value)
     if path[:2] == place_of(CHECK):

@@ -1,4 +1,4 @@
-"""Checks across fields: zero durations and contradictory questions."""
+"""Checks of a playbook across its fields, which the models do not make."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from trainmedic_server.domain.playbook import (
 )
 from trainmedic_server.ports.playbooks import Step
 
-SILENCE, EXPIRE_SILENCE = "alertmanager.silence", "alertmanager.expire_silence"
+SILENCE, EXPIRE_SILENCE = "alertmanager.silence", "alertmanager.expire_silence"  # actions
 _LOOKS_LIKE_PATTERN = re.compile(r"\.[*+]|\w\*$|^\*|\w\|\w|^\^|\{\{|\w,\w")
-_NEVER_ASKED_AGAIN = ("approve", "continue", "escalate")
+_NEVER_ASKED_AGAIN = ("approve", "continue", "escalate")  # `ask_again` can only precede fail and reject
 
 
-def problems(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
+def problems(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:  # place and message
     yield from _alertnames(definition)
     yield from _durations(definition)
     for phase in EVERY_PHASE:
@@ -201,7 +201,7 @@ def _times(place: DocumentPath, asking: Question | Approval) -> list[tuple[Docum
 
 def _question(
     place: DocumentPath, step_place: DocumentPath, asking: Question | Approval, step: ApproveStep | None = None
-) -> Iterator[tuple[DocumentPath, str]]:
+) -> Iterator[tuple[DocumentPath, str]]:  # `step` is the one that asks; None for mode approve
     if isinstance(asking, Approval):
         timeout, on_timeout, written = asking.timeout, asking.on_timeout, asking.model_fields_set
     else:

@@ -22,9 +22,8 @@ class EventEntry(Struct, frozen=True):
     event: str
     when: Expression | None = None
     labels: tuple[tuple[str, Value], ...] = ()
-    key: Value | None = None  # Events with the same key start one run.
-    alerts: Value | None = None
-    """Template for a list of alerts; None if the event itself starts playbooks."""
+    key: Value | None = None  # events with the same key start one run; None: equal bodies, within an hour
+    alerts: Value | None = None  # template for a list of alerts; None if the event itself starts playbooks
 
     def takes(self, scope: Mapping[str, Any]) -> bool:
         """Raises PayloadError."""

@@ -12,7 +12,7 @@ from trainmedic_core.expressions.template_syntax import SyntaxTree
 from trainmedic_core.problems import did_you_mean
 from trainmedic_server.domain.value_types import ANY, BOOLEAN, NUMBER, TEXT, Each, Shape, member
 
-METHODS = ("get", "items", "keys", "values")
+METHODS = ("get", "items", "keys", "values")  # of mappings; not reported as unknown members
 
 _SIGNS = {"gt": ">", "gteq": ">=", "lt": "<", "lteq": "<=", "eq": "==", "ne": "!="}
 _ORDERS = ("gt", "gteq", "lt", "lteq")
@@ -25,7 +25,8 @@ _FALSE_WORDS = ("false", "no", "off")
 
 
 def check(tree: SyntaxTree, scope: Mapping[str, Shape]) -> Iterator[str]:
-    """Yield the errors, each with what to write."""
+    """Yield the errors, each with what to write. `scope` has the shapes of the visible names."""
+    # A template may assign a value to a name.
     assigned = {name.name for name in tree.all_of(nodes.Name) if name.ctx != "load"}
     checking = _Checking({name: shape for name, shape in scope.items() if name not in assigned})
     for node in tree.all_of((nodes.Getattr, nodes.Getitem)):
@@ -197,13 +198,13 @@ _EXAMPLES = {
 }
 
 
-def always_true(name: str, value: Any) -> str | None:
+def always_true(name: str, value: Any) -> str | None:  # the error, if the variable alone is a condition
     if isinstance(value, str) and value.lower() in _FALSE_WORDS:
         return f"vars.{name} is the text {value!r}, which counts as true; write {name}: false"
     return None
 
 
-def bare_variables(tree: SyntaxTree) -> Iterator[str]:
+def bare_variables(tree: SyntaxTree) -> Iterator[str]:  # that are a condition alone
     for node in _conditions(tree):
         parts = names.chain(node)
         if parts is not None and len(parts) == 2 and parts[0] == "vars":

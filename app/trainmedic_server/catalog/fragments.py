@@ -22,24 +22,24 @@ from trainmedic_server.domain import inputs
 from trainmedic_server.domain.fragment import Fragment, UseStep
 from trainmedic_server.domain.playbook import EVERY_PHASE, MOST_STEPS, default_id, place_of
 
-KEY = "fragment"
-INSERTED = "fragments"
-_USES = re.compile(r"""\buse["']?\s*:""")
-_Fragments = Mapping[str, YamlDocument]
+KEY = "fragment"  # key that makes a document a fragment
+INSERTED = "fragments"  # key of a playbook with the texts of its fragments
+_USES = re.compile(r"""\buse["']?\s*:""")  # quick check, without parsing
+_Fragments = Mapping[str, YamlDocument]  # by name
 _V = TypeVar("_V")
 
 
 class Use(Struct, frozen=True):
+    """A fragment's steps in a playbook's phase."""
+
     id: str
     fragment: str
     phase: str
-    first: int
-    """Index of its first step in the expanded list."""
-    ids: tuple[str, ...]
-    place: DocumentPath
-    """Path of the values' positions in the expanded document."""
+    first: int  # index of its first step in the expanded list
+    ids: tuple[str, ...]  # of the steps within the fragment; in the playbook ``<id>.<step>``
+    place: DocumentPath  # path of the values' positions in the expanded document
     declared: Mapping[str, inputs.Input]
-    values: Mapping[str, Any]
+    values: Mapping[str, Any]  # ``with``, maybe with templates
 
     def covers(self, index: int) -> bool:
         return self.first <= index < self.first + len(self.ids)
@@ -140,7 +140,7 @@ def expand(document: YamlDocument, others: _Fragments) -> Expanded | list[FilePr
     raw = document.value
     if not isinstance(raw, dict) or not any(_used_names(document)):
         return Expanded(document)
-    inside = raw.get(INSERTED)
+    inside = raw.get(INSERTED)  # in a stored version, which does not depend on files
     available = others if inside is None else _of_version(document, inside)
     expansion = _Expansion(document, available)
     for phase in EVERY_PHASE:
@@ -200,6 +200,7 @@ class _Expansion:
         entries, at = written_steps.of(self.document.value, phase), place_of(phase)
         if not any(isinstance(entry, dict) and "use" in entry for entry in entries):
             return
+        # All entries get new positions: those after an inserted fragment move.
         for paths in (self.marks, self.keys, self.remarks):
             for path in [path for path in paths if path[: len(at)] == at and len(path) > len(at)]:
                 del paths[path]
@@ -299,7 +300,7 @@ def _by_entry(values: Mapping[DocumentPath, _V]) -> Mapping[DocumentPath, Sequen
     return by_name
 
 
-def _moved(mark: TextPosition, of: YamlDocument, note: str) -> TextPosition:
+def _moved(mark: TextPosition, of: YamlDocument, note: str) -> TextPosition:  # `note`: empty in the playbook's file
     return replace(mark, file=of.source, note=note) if note else mark
 
 

@@ -32,14 +32,13 @@ from trainmedic_server.ports.playbooks import Shortlist
 
 RESCAN = 30.0
 """Seconds between checks; some file systems, such as NFS, send no notifications."""
-_RETRY = 1.0
-_MOST_SECONDS = 60.0
-"""The next reload reads the remaining files."""
-_MOST_CHARACTERS = 32 << 20
-_PLAYBOOKS = "the playbooks"
+_RETRY = 1.0  # seconds, first pause after a failure or while no directory exists
+_MOST_SECONDS = 60.0  # for one reload; the next one reads the remaining files
+_MOST_CHARACTERS = 32 << 20  # of all playbooks
+_PLAYBOOKS = "the playbooks"  # in place of a file, in the problem of a failed reload
 _VERSIONS_KEPT = 256
-"""Versions of open runs, of which there are rarely more than a few."""
-_Equality = tuple[str, str]
+"""Compiled earlier versions, which open runs use. There are rarely more than a few."""
+_Equality = tuple[str, str]  # label and value
 
 log = telemetry.logger(__name__)
 
@@ -97,7 +96,7 @@ class _ReloadLimits:
         self._files = 0
         self._characters = 0
 
-    def reason_to_skip(self) -> str | None:
+    def reason_to_skip(self) -> str | None:  # the next file, which keeps its last valid playbooks
         if self._files >= yaml_files.MOST_FILES:
             return f"there are over {yaml_files.MOST_FILES} files of playbooks"
         if self._characters > _MOST_CHARACTERS:
@@ -235,7 +234,7 @@ class Library(StaticCatalog):
         reason = limits.reason_to_skip()
         if reason is not None:
             problem = FileProblem(str(path), None, None, f"not read: {reason}")
-            return replace(before, digest="", problems=(problem,))
+            return replace(before, digest="", problems=(problem,))  # without digest, the next reload reads it
         loaded = self._load(path, folders)
         limits.count(loaded)
         return loaded
@@ -261,7 +260,7 @@ class Library(StaticCatalog):
 
 
 def _assemble(files: Iterable[LoadedFile], absent: Iterable[FileProblem], before: _Snapshot) -> _Snapshot:
-    """If two playbooks have one name, the one already loaded stays."""
+    """If two playbooks have one name, the loaded one stays, else the first. `absent`: problems of unreadable paths."""
     files = list(files)
     chosen: dict[str, YamlPlaybook] = {}
     problems = [*absent, *(problem for file in files for problem in file.problems)]
@@ -290,6 +289,7 @@ def _without_cycles(
             kept[name] = loaded
         else:
             del kept[name]
+    # A loaded version may close another cycle with a changed playbook.
     for playbook, _ in list(chains.cycles(kept)):
         del kept[playbook.definition.name]
     return kept

@@ -1,3 +1,5 @@
+"""Loading of playbooks from texts and files. A file is compiled again only if it or a file in it changes."""
+
 from __future__ import annotations
 
 import hashlib
@@ -43,7 +45,8 @@ def load(
 ) -> tuple[list[YamlPlaybook], list[FileProblem]]:
     """Return the playbooks and the first 100 problems.
 
-    `attached` has the texts of named files, None if the text is complete. `others` are fragments of other files.
+    `attached` has the texts of named templates, None if `text` has them, as a stored version does. `others` are
+    fragments of other files.
     """
     documents, problems = yaml_text.read(text, source)
     if len(documents) > yaml_files.MOST_DOCUMENTS:

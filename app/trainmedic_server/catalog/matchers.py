@@ -31,7 +31,7 @@ class Matcher(Struct, frozen=True):
     label: str
     operator: str
     value: str
-    pattern: Pattern | None = None
+    pattern: Pattern | None = None  # of =~ and !~
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Raises ValueTooLong."""

@@ -1,3 +1,5 @@
+"""Check of ``runs.count`` in templates, whose windows must be constants."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -15,7 +17,7 @@ _EXAMPLE = 'write runs.count("1d")'
 
 
 def windows(tree: SyntaxTree) -> tuple[Mapping[str, timedelta] | None, list[str]]:
-    """Return the windows of ``runs.count``, None without ``runs``, and all errors."""
+    """Return the windows by their text, None without ``runs``, and all errors."""
     if not any(name.name == "runs" for name in tree.all_of(nodes.Name)):
         return None, []
     lengths: dict[str, timedelta] = {}

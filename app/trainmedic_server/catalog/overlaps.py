@@ -12,7 +12,7 @@ from trainmedic_server.catalog.matchers import Matcher
 from trainmedic_server.domain.playbook import ActionStep, Mode
 from trainmedic_server.ports.actions import Actions
 
-_WORDS = re.compile(r"[\w -]+(\|[\w -]+)*")
+_WORDS = re.compile(r"[\w -]+(\|[\w -]+)*")  # a pattern that lists values
 
 
 def warnings(playbooks: Sequence[YamlPlaybook], actions: Actions) -> Iterator[FileProblem]:
@@ -64,7 +64,7 @@ def _both_match(first: Sequence[Matcher], second: Sequence[Matcher]) -> bool:
     return True
 
 
-def _values(matcher: Matcher) -> list[str]:
+def _values(matcher: Matcher) -> list[str]:  # values that the matcher names; none if it excludes or has a pattern
     if matcher.operator == "=":
         return [matcher.value]
     return matcher.value.split("|") if matcher.operator == "=~" and _WORDS.fullmatch(matcher.value) else []

@@ -13,7 +13,7 @@ from trainmedic_core.expressions.evaluation import Expression, TextTemplate
 from trainmedic_server.domain import promql
 from trainmedic_server.domain.run import Run
 
-NAMES = ("labels", "target", "vars")
+NAMES = ("labels", "target", "vars")  # in the query of an effect
 _TEMPLATE = re.compile(r"(\{\{.*?\}\})", re.DOTALL)
 _TARGET = ("kind", "key", "node", "gpu", "job")
 
@@ -21,7 +21,7 @@ Template = Expression | TextTemplate | str
 
 
 class QuotedQuery(Struct, frozen=True):
-    pieces: Sequence[Template]
+    pieces: Sequence[Template]  # constants and templates in order
 
     def of_effect(self, run: Run, variables: Mapping[str, Any]) -> str:
         """Raises ExpressionError."""

@@ -83,6 +83,7 @@ def _with_templates(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _or_template(schema: dict[str, Any]) -> dict[str, Any]:
+    # A free text allows templates already.
     if schema.get("type") == "string" and not any(each in schema for each in _CONSTRAINTS):
         return schema
     kept: dict[str, Any] = {key: each for key, each in schema.items() if key in ("title", "description", "default")}

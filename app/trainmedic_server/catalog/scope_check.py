@@ -23,11 +23,12 @@ ALERT_NAMES = ("alert", "labels", "annotations", "vars")
 INPUTS = "inputs"
 ENDED_RUN = "ended_run"
 OUTPUT = "output"
-RUNS = "runs"
+RUNS = "runs"  # earlier runs of the playbook on the target
 STEP_NAMES = ("alert", "alerts", "labels", "annotations", "target", "job", "vars", "steps", "run", RUNS, "now")
 
 GROUP_NAMES = (*STEP_NAMES, "group")
 
+# Members of the names.
 _ALERT = ("name", "status", "labels", "annotations", "startsAt", "endsAt", "generatorURL", "fingerprint")
 _STEP = ("status", "params", "output", "error", "attempts")
 _JOB = ("name", "verdict")
@@ -47,21 +48,20 @@ _GROUP = ("total", "succeeded", "failed", "skipped", "not_begun", "batch")
 class VisibleNames(Struct, frozen=True):
     """`steps` are the IDs of finished steps, `outputs` their outputs' types, `later` the IDs of others."""
 
-    names: Collection[str]
+    names: Collection[str]  # top-level ones
     vars: Mapping[str, Any] = field(default_factory=dict)
-    kind: TargetKind | None = None
+    kind: TargetKind | None = None  # of the target; None if invalid
     steps: Collection[str] = ()
     outputs: Mapping[str, Mapping[str, Shape]] = field(default_factory=dict)
     later: Collection[str] = ()
     inputs: Mapping[str, Shape] = field(default_factory=dict)
     output: Mapping[str, Shape] = field(default_factory=dict)
     """Output of the step itself, in its own undo and in the condition of its wait."""
-    has_jobs: bool = False
-    owner: str = "playbook"
-    """Or ``fragment``."""
+    has_jobs: bool = False  # True if ``target.jobs`` exists
+    owner: str = "playbook"  # or ``fragment``
 
 
-def names_of_beginning(trigger: Mapping[Any, Any]) -> tuple[str, ...]:
+def names_of_beginning(trigger: Mapping[Any, Any]) -> tuple[str, ...]:  # in addition to those of all playbooks
     return tuple(name for key, name in (("manual", INPUTS), ("run", ENDED_RUN)) if key in trigger)
 
 
@@ -149,7 +149,7 @@ def _unknown_name(name: str, scope: VisibleNames, text: str, compared: Collectio
     return names.unknown_name(name, scope.names)
 
 
-def _compared(tree: SyntaxTree) -> Iterator[str]:
+def _compared(tree: SyntaxTree) -> Iterator[str]:  # names on the right side, maybe meant as text
     for compare in tree.all_of(nodes.Compare):
         for operand in compare.ops:
             listed = operand.expr.items if isinstance(operand.expr, (nodes.List, nodes.Tuple)) else [operand.expr]

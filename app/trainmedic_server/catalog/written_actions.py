@@ -1,3 +1,5 @@
+"""Checks of a step as written against its action's class."""
+
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
@@ -28,7 +30,7 @@ def hint_by_prefix(name: str, actions: Actions) -> str:
 
 
 def stays_after_rendering(fault: model_errors.ValidationFault, templates: list[tuple[str | int, ...]]) -> bool:
-    """Return whether rendering cannot fix the fault."""
+    """Return whether rendering cannot fix the fault. `templates` are the paths of values that are rendered."""
     if fault.type in ("missing", "extra_forbidden"):
         return True
     return not any(

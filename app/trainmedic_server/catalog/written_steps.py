@@ -1,3 +1,5 @@
+"""Steps in a playbook's YAML document, before it is validated."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -22,9 +22,8 @@ class Admission(Struct, frozen=True):
     delivery_id: str
     alerts: int
     runs: tuple[PlaybookDecision, ...] = ()
-    duplicates: int = 0
-    unmatched: int = 0
-    truncated: int = 0
+    duplicates: int = 0  # alerts already known in this status
+    unmatched: int = 0  # alerts without a reaction
+    truncated: int = 0  # alerts that Alertmanager dropped
     rejected: tuple[RejectedAlert, ...] = ()
-    ignored: tuple[tuple[str, str], ...] = ()
-    """As (path, message)."""
+    ignored: tuple[tuple[str, str], ...] = ()  # as (path, message)

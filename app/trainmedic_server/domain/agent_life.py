@@ -20,8 +20,8 @@ class AgentLife(Struct, frozen=True):
     """State of one agent. Times are aware UTC."""
 
     name: str
-    seen_at: datetime
-    lost_at: datetime | None = None
+    seen_at: datetime  # last report; of a present agent, up to `STORED_EVERY` earlier
+    lost_at: datetime | None = None  # None if present
 
 
 class AgentChanges(Struct, frozen=True):

@@ -22,7 +22,7 @@ Alert maps cannot set it, and remove it from renamed alerts.
 """
 SHIPPED_RULE = "1"
 
-BY_HAND = "by-hand-"
+BY_HAND = "by-hand-"  # a person started the run
 SCHEDULE = "schedule-"
 ENDED_RUN = "ended-run-"
 EVENT = "event-"
@@ -89,6 +89,7 @@ class Alert(Struct, frozen=True, dict=True):
         return self.labels.get("alertname", "")
 
     def as_data(self) -> dict[str, Any]:
+        """Return ``alert`` as expressions see it."""
         return {
             "name": self.name,
             "status": str(self.status),
@@ -144,11 +145,10 @@ def decisive(records: Sequence[AlertRecord]) -> Sequence[AlertRecord]:
 class RejectedAlert(Struct, frozen=True):
     """Malformed entry of ``alerts[]``."""
 
-    index: int
-    name: str
-    problems: tuple[tuple[str, str], ...]
-    """As (path, message), without values of the entry."""
-    identity: Identity | None = None
+    index: int  # in ``alerts[]``
+    name: str  # empty if unreadable
+    problems: tuple[tuple[str, str], ...]  # as (path, message), without values of the entry
+    identity: Identity | None = None  # None, as the status, if unreadable
     status: AlertStatus | None = None
 
     @property
@@ -170,7 +170,6 @@ class Delivery(Struct, frozen=True):
     group_key: str
     external_url: str
     alerts: tuple[Alert, ...] = field(default=())
-    truncated: int = 0
+    truncated: int = 0  # alerts that Alertmanager dropped by ``max_alerts``
     rejected: tuple[RejectedAlert, ...] = ()
-    ignored: tuple[tuple[str, str], ...] = ()
-    """Malformed members that count as absent, as (path, message)."""
+    ignored: tuple[tuple[str, str], ...] = ()  # malformed members that count as absent, as (path, message)

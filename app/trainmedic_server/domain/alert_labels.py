@@ -44,7 +44,7 @@ class AlertLabels:
         return labels if labels is not None else self._labels_of(name, written)
 
     def value(self, name: str) -> str:
-        """Return the first value; empty without one."""
+        """Return the first value under a lower-case name; empty without one."""
         labels = self.under(name)
         return labels[0].value if labels else ""
 
@@ -66,7 +66,7 @@ class _LabelNames:
     """Cached because all alerts of a rule share them."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        self.written: dict[str, tuple[str, ...]] = {}
+        self.written: dict[str, tuple[str, ...]] = {}  # names as written, by lower-case name
         self._found: dict[tuple[str, ...], tuple[str, ...]] = {}
         for name in names:
             lower = name.lower()

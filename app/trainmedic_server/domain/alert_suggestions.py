@@ -18,7 +18,7 @@ from trainmedic_server.domain.proof import XID_LABELS
 _LONGEST = 4_000  # characters of a text that are read
 _WORD = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-_PLAIN = re.compile(r"[A-Za-z0-9_.:/ -]+")
+_ASCII_NAME = re.compile(r"[A-Za-z0-9_.:/ -]+")  # for other names, annotations count too
 _SHARED_TYPES = r"nfs|lustre|ceph|gpfs|beegfs|fuse|cifs|smb|wekafs|glusterfs"
 _SHARED_TYPE = re.compile(_SHARED_TYPES)
 _SHARED = re.compile(rf'fstype=~?"[^"]*(?:{_SHARED_TYPES})')
@@ -27,7 +27,7 @@ _ABSENCE = re.compile(r"\babsent(?:_over_time)?\s*\(")
 _MISSING_DATA_WORDS = ("absent", "missing", "stale", "nodata", "scrape")
 _GROWS_WITH_THE_FAULT = ("used", "temp", "usage")
 _SHRINKS_WITH_THE_FAULT = ("free", "avail")
-_TRANSLATED = {
+_TRANSLATED = {  # parts of words in other scripts
     "温度": "temp",
     "高温": "hot",
     "过热": "hot",
@@ -213,7 +213,7 @@ def suggest(
 ) -> Suggestion | None:
     """Return the best rename to one of `names`; None if none fits. `texts` are the annotations.
 
-    A rule's expression may replace `generator_url`; its labels are then not `is_complete`.
+    For a rule without an alert, `generator_url` is its expression, and `is_complete` False: alerts have more labels.
     """
     name = labels.get("alertname", "")
     words = _words(name)
@@ -230,7 +230,7 @@ def suggest(
         _by_condition(labels, metrics)
         or _by_words(words, is_gpu, f"the name {name!r}")
         or _by_metrics(metrics, words, is_gpu)
-        or (_by_texts(texts, is_gpu, words) if not _PLAIN.fullmatch(name) else None)
+        or (_by_texts(texts, is_gpu, words) if not _ASCII_NAME.fullmatch(name) else None)
     )
     if suggestion is None or suggestion.name not in names or suggestion.name == name:
         return None
@@ -281,7 +281,7 @@ def _by_words(words: Collection[str], is_gpu: bool, because: str) -> Suggestion 
 def _by_metrics(metrics: Collection[str], words: Collection[str], is_gpu: bool) -> Suggestion | None:
     for topic in _TOPICS:
         if (topic.needs_gpu and not is_gpu) or _has_any(words, topic.not_words) or topic.name == "NodeDown":
-            continue
+            continue  # NodeDown's metric has all conditions of nodes: see `_by_condition`
         for metric in metrics:
             if any(part in metric for part in topic.metrics):
                 return Suggestion(topic.name, f"its rule reads {metric}")

@@ -17,13 +17,11 @@ class StepAhead(Struct, frozen=True):
 
     id: str
     action: str
-    params: Mapping[str, Any]
-    """Rendered; empty if they depend on the run."""
-    targets: tuple[str, ...]
+    params: Mapping[str, Any]  # rendered; empty if they depend on the run
+    targets: tuple[str, ...]  # what it would change; empty if nothing
     nodes: tuple[str, ...]
-    gpus: int | None
-    note: str | None = None
-    """Condition of the step, for a person."""
+    gpus: int | None  # number; None if unknown
+    note: str | None = None  # condition of the step, for a person
 
 
 class Terms(Struct, frozen=True):
@@ -32,17 +30,13 @@ class Terms(Struct, frozen=True):
     steps: tuple[StepAhead, ...] = ()
     by: tuple[str, ...] = ()
     """Allowed approvers: ``user:NAME``, ``group:NAME``, or a name of either kind. Empty allows any operator."""
-    count: int = 1
+    count: int = 1  # people who must approve
     on_timeout: str = "fail"
-    asked: int = 1
-    """How often it was asked."""
+    asked: int = 1  # how often it was asked
     escalated: bool = False
-    lapsed: bool = False
-    """True if it timed out and will be asked again. It can still be answered."""
-    to: str | None = None
-    """Notification channel; None for all."""
-    void: tuple[str, ...] = ()
-    """IDs of orders of an earlier release that answered an earlier question."""
+    lapsed: bool = False  # True if it timed out and will be asked again. It can still be answered.
+    to: str | None = None  # notification channel; None for all
+    void: tuple[str, ...] = ()  # IDs of orders of an earlier release that answered an earlier question
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -96,6 +90,8 @@ class Unanswered(StrEnum):
 
 
 class AskedQuestion(Struct, frozen=True):
+    """The question of a chat message, whose buttons must not answer a later one."""
+
     step: str
     asked: int
 
@@ -120,7 +116,7 @@ def answers(step: StepState, orders: Sequence[OperatorOrder]) -> list[OperatorOr
     return [order for order in orders if order.step == step.id and counts(order)]
 
 
-def approvers(step: StepState) -> tuple[str, ...]:
+def approvers(step: StepState) -> tuple[str, ...]:  # those who approved so far
     given = step.output.get("approved_by")
     if given is not None:
         return tuple(given)

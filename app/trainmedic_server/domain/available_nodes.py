@@ -13,7 +13,7 @@ from trainmedic_server.domain.topology import Pool, Topology
 from trainmedic_server.domain.upcoming import clock
 
 _SHOWN = 4
-HAS_RUN = "acted on"
+HAS_RUN = "acted on"  # reason for a node that a run works on
 
 
 def unavailable(pool: Pool, at_work: Set[str]) -> dict[str, str]:
@@ -39,7 +39,10 @@ def why_unknown(topology: Topology) -> str | None:
 
 
 def shortage(node: str, minimum: float, topology: Topology, at_work: Set[str]) -> str | None:
-    """Return why the node must stay in service; None if it need not, or is out of service already."""
+    """Return why the node must stay in service; None if it need not, or is out of service already.
+
+    `minimum` is a number of nodes, or a `Percentage` of each pool.
+    """
     unknown = why_unknown(topology)
     if unknown is not None:
         return f"min_available: {unknown}"

@@ -37,7 +37,7 @@ def event_name(event: str) -> str:
     return f"event:{event}"
 
 
-def phrase(alertname: str) -> str:
+def phrase(alertname: str) -> str:  # sentence for people, without full stop
     kind, _, name = alertname.partition(":")
     match kind if name else "":
         case "schedule":
@@ -91,7 +91,7 @@ def of_event(event: str, labels: Mapping[str, str], key: str | None, body: bytes
     return _stand_in(f"{prefix}{digest}", named, now)
 
 
-def sent_by_event(event: str, alert: Alert) -> Alert:
+def sent_by_event(event: str, alert: Alert) -> Alert:  # an alert in Alertmanager's form that the event contains
     return replace(alert, annotations={**alert.annotations, SENT_AS_EVENT: event})
 
 

@@ -19,8 +19,7 @@ class Change(Struct, frozen=True):
     run_id: str
     playbook: str
     target: str
-    targets: tuple[str, ...]
-    """Changed targets, if not the run's."""
+    targets: tuple[str, ...]  # changed targets, if not the run's
     step: str
     action: str
     params: Mapping[str, Any]
@@ -28,15 +27,12 @@ class Change(Struct, frozen=True):
     after: str | None
     is_certain: bool
     since: datetime
-    undo: UndoTrigger
+    undo: UndoTrigger  # NEVER without a pending undo
     is_reversible: bool
-    given_back: str
-    """When it is reverted, for people."""
-    not_before: datetime | None
-    """Time of the next attempt to revert it."""
-    latest: datetime | None
-    """Timeout of the run's current wait."""
-    lease: timedelta | None
+    given_back: str  # when it is reverted, for people
+    not_before: datetime | None  # time of the next attempt to revert it
+    latest: datetime | None  # timeout of the run's current wait
+    lease: timedelta | None  # lifetime without renewal; None if it does not end by itself
     undo_error: str | None
 
 
@@ -61,6 +57,7 @@ def never_given_back(run: Run, leaves_change: Callable[[str], bool]) -> Iterator
         if step.status is StepStatus.SUCCEEDED:
             given_back.add(step.action)
         undo = step.undo
+        # An action that is its own inverse, such as a limit, was not reverted by its own success.
         if undo is not None and (undo.status is not UndoStatus.AVAILABLE or undo.action in given_back - {step.action}):
             continue
         if not _may_be_applied(step) or not leaves_change(step.action):

@@ -10,11 +10,9 @@ from trainmedic_core.target import Target, TargetKind
 
 class Claim(Struct, frozen=True):
     target: Target
-    disks_only: bool = False
-    nothing: bool = False
-    """A run without changes neither blocks nor waits."""
-    also: tuple[Target, ...] = ()
-    """Further targets, locked as a whole with the first."""
+    disks_only: bool = False  # of the node; its GPUs stay free
+    nothing: bool = False  # a run without changes neither blocks nor waits
+    also: tuple[Target, ...] = ()  # further targets, locked as a whole with the first
 
     @classmethod
     def of_disks(cls, node: str) -> Claim:

@@ -1,6 +1,6 @@
 """Contradictions between locations reported by jobs and by agents, either of which may lie.
 
-No action uses them: a power cap could affect another job's GPU.
+No action uses contradicted ones: a power cap could affect another job's GPU.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from trainmedic_server.errors import (
     TemporaryFailure,
 )
 
-BY_JOB = "by_job"  # output member
+BY_JOB = "by_job"  # output member with each job's output
 _SHOWN = 4
 # marks members without a common value
 _DIFFERS: Any = object()
@@ -51,6 +51,7 @@ def command_id_for(command_id: str, destination: Target) -> str:
 
 
 def command_id_of(attempt_id: str, step: StepState, target: Target) -> str:
+    """Return the attempt's ID; for a step on the run's further targets, a derived one for each."""
     return attempt_id if step.target is None else derived_id(attempt_id, target.key)
 
 

@@ -13,12 +13,12 @@ from msgspec.structs import replace
 
 from trainmedic_server.domain.promql import Comparison
 
-BEFORE = timedelta(minutes=10)
+BEFORE = timedelta(minutes=10)  # measured period before the act
 AFTER = timedelta(minutes=10)
-EVERY = timedelta(seconds=30)
+EVERY = timedelta(seconds=30)  # between two values
 AROUND = timedelta(minutes=2)
 """Period of the medians, and maximum age of the value at the act."""
-LEAST_CHANGE = 0.1  # share of the larger value
+LEAST_CHANGE = 0.1  # share of the larger value; a smaller one counts as none
 
 
 class EffectVerdict(StrEnum):
@@ -35,21 +35,18 @@ class Effect(Struct, frozen=True):
     run_id: str
     playbook: str
     acted_at: datetime
-    due_at: datetime | None
-    """Next measurement; None if finished."""
+    due_at: datetime | None  # next measurement; None if finished
     verdict: EffectVerdict = EffectVerdict.PENDING
     reason: str | None = None
-    query: str | None = None
-    """None until derived from the alert's rule."""
-    origin: str = "rule"
-    better: str | None = None
-    operator: str | None = None
+    query: str | None = None  # None until derived from the alert's rule
+    origin: str = "rule"  # of the query, or "playbook"
+    better: str | None = None  # "lower" or "higher"; None if unknown
+    operator: str | None = None  # of the rule's condition, with its limit; None without one
     limit: float | None = None
-    before: float | None = None
+    before: float | None = None  # medians before and after, and the value at the act; None without a finite one
     at: float | None = None
     after: float | None = None
-    series: tuple[tuple[float, float | None], ...] = ()
-    """(Seconds since 1970, value); None if not finite."""
+    series: tuple[tuple[float, float | None], ...] = ()  # (seconds since 1970, value); None if not finite
 
     def not_measured(self, reason: str) -> Effect:
         return replace(self, due_at=None, verdict=EffectVerdict.NOT_MEASURED, reason=reason)

@@ -47,15 +47,15 @@ UNDO_OVER = names(UndoDone, UndoClosed)  # kinds after which an undo is no longe
 
 
 def recorded(content: EventKind, at: datetime, run_id: str | None = None, actor: str = "trainmedic") -> Event:
-    """Return an event without members that equal their default."""
+    """Return the event to store, without members that equal their default."""
     name, _, defaults = _members(content.__class__)
     data = asdict(content)
     for member, default in defaults:
         if data[member] == default:
             del data[member]
     for member, value in data.items():
-        if value.__class__ not in _PLAIN:
-            data[member] = _plain(value)
+        if value.__class__ not in _JSON_TYPES:
+            data[member] = _as_json(value)
     return Event(name, at, run_id, actor, data)
 
 
@@ -99,10 +99,10 @@ def _members(kind: type[EventKind]) -> tuple[str, Mapping[str, None], Sequence[t
     return name_of(kind), required, defaults
 
 
-_PLAIN = frozenset({str, int, float, bool, dict, list, type(None)})
+_JSON_TYPES = frozenset({str, int, float, bool, dict, list, type(None)})
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     match value:
         case datetime():
             return value.isoformat()

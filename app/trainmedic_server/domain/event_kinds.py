@@ -42,7 +42,7 @@ class Decided(OfDecision, frozen=True):
     target: str | None = None
     why: str | None = None
     by_hand: bool = False
-    repeats: str | UnsetType | None = UNSET
+    repeats: str | UnsetType | None = UNSET  # UNSET, here and below: not written, unlike None
     note: str | None = None
 
 
@@ -383,7 +383,7 @@ class LeaseLost(OfUndo, frozen=True):
 
     step: str
     command_id: str
-    place: str
+    place: str  # node
     why: str | None
 
 
@@ -406,7 +406,7 @@ class SetAgainHeld(OfUndo, frozen=True):
     """The effect is not reapplied."""
 
     why: str
-    asked: bool
+    asked: bool  # True if reapplying was tried
 
 
 class OfJob(EventKind, frozen=True):
@@ -497,7 +497,7 @@ class OfServer(EventKind, frozen=True):
 class ServerStarted(OfServer, frozen=True):
     """A server became the leader."""
 
-    took_over_as: str | None = None
+    took_over_as: str | None = None  # name of this server; None if it is the only one
 
 
 class OfPause(OfServer, frozen=True):
@@ -538,7 +538,7 @@ AS_WRITTEN = "as written"  # mode of a playbook that is no longer restricted to 
 class ModeChanged(OfPause, frozen=True):
     """An operator restricted a playbook to observing, or ended that."""
 
-    mode: str | None = None
+    mode: str | None = None  # `AS_WRITTEN`; None if it was restricted
 
 
 class BreakerOpened(OfServer, frozen=True):

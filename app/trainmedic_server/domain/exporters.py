@@ -61,7 +61,7 @@ def is_on_its_node(pod: Pod, labels: AlertLabels, exported: bool = False) -> boo
     return bool(_PER_NODE.search(text)) and not _is_central_text(text)
 
 
-def names_an_exporter(value: str, labels: AlertLabels) -> bool:
+def names_an_exporter(value: str, labels: AlertLabels) -> bool:  # True for a pod's name or a container's ID
     if value in labels.values("pod"):
         return True
     if len(value) > _LONGEST_KEPT:

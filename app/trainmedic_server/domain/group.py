@@ -21,10 +21,9 @@ class Member(Struct, frozen=True):
     batch: int
     status: Status
     decision: Decision
-    is_unfinished: bool
-    """True if it is open or owes an undo."""
+    is_unfinished: bool  # True if it is open or owes an undo
     has_acted: bool = False
-    why: str = ""
+    why: str = ""  # the run's message
 
     @classmethod
     def of(cls, run: Run) -> Member:

@@ -25,7 +25,7 @@ class GroupCounts(Struct, frozen=True):
     batch: int | None = None
     """Last batch that began, from 1. None before."""
 
-    def as_data(self) -> Mapping[str, Any]:
+    def as_data(self) -> Mapping[str, Any]:  # ``group`` of expressions
         return {name: getattr(self, name) for name in ("total", "succeeded", "failed", "skipped", "not_begun", "batch")}
 
     def __str__(self) -> str:

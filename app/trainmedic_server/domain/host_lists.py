@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 
 MOST_HOSTS = 4096  # more would delay other alerts, and no run works on so many
-LONGEST = 65_536
+LONGEST = 65_536  # characters
 _LONGEST_NAME = 512
 _RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12})(?:[:/]([0-9]{1,6}))?)?")
-_DEEPEST = 5
+_DEEPEST = 5  # brackets in a name, or in each other
 
 
 class UnreadableHostList(ValueError):

@@ -21,7 +21,7 @@ from trainmedic_server.domain import host_lists
 
 MOST_INPUTS = 50
 ANNOTATION = "inputs"  # annotation of the stand-in alert with the inputs as JSON
-_LONGEST = 4096
+_LONGEST = 4096  # characters of a text
 _MOST_NODES = 1000
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]{0,251}[A-Za-z0-9])?")
 
@@ -50,7 +50,7 @@ class Input(BaseModel):
 
 class ReadInputs(Struct, frozen=True):
     values: Mapping[str, Value | None]
-    problems: Sequence[tuple[str, str]] = field(default=())
+    problems: Sequence[tuple[str, str]] = field(default=())  # as (name, message)
 
     @property
     def as_annotations(self) -> dict[str, str]:
@@ -58,7 +58,7 @@ class ReadInputs(Struct, frozen=True):
 
 
 def read(declared: Mapping[str, Input], given: Mapping[str, Value], owner: str = "playbook") -> ReadInputs:
-    """Check values, and add defaults."""
+    """Check values, and add defaults; None for an absent one. `owner` is a noun for errors."""
     values: dict[str, Value | None] = {}
     problems: list[tuple[str, str]] = []
     for name in given.keys() - declared.keys():

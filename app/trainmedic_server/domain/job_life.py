@@ -53,7 +53,7 @@ class LifeChange(Struct, frozen=True):
 
 
 def after_report(life: JobLife | None, name: str, instance: str, now: datetime) -> LifeChange | None:
-    """Return None for no change. `instance` is empty for the launcher."""
+    """Return the change by a presence; None for none. `life` None: unknown job; `instance` empty: a launcher's."""
     if life is None:
         return LifeChange(JobLife(name, LifeState.PRESENT, now, instance))
     if life.state is LifeState.PRESENT:
@@ -74,15 +74,12 @@ def after_silence(life: JobLife, now: datetime) -> LifeChange | None:
     return LifeChange(replace(life, state=LifeState.GONE, since=now, reason=reason), JobGone(life.name, reason))
 
 
-def after_notice(life: JobLife | None, notice: Notice, has_launcher: bool, now: datetime) -> LifeChange | None:
-    """Return None if it is too old, repeated, or of an earlier process.
-
-    `has_launcher`: a launcher sent it, about an attempt.
-    """
+def after_notice(life: JobLife | None, notice: Notice, is_of_launcher: bool, now: datetime) -> LifeChange | None:
+    """Return None if it is too old, repeated, or of an earlier process. A launcher's is about an attempt."""
     known = life if life is not None else JobLife(notice.job, LifeState.PRESENT, now)
     if abs(now - notice.at) > OLDEST_NOTICE:
         return None
-    if has_launcher:
+    if is_of_launcher:
         numbers = _counted(known.numbers, notice)
         if numbers is None:
             return None
@@ -93,7 +90,7 @@ def after_notice(life: JobLife | None, notice: Notice, has_launcher: bool, now: 
 
 
 def _counted(numbers: Mapping[str, int], notice: Notice) -> dict[str, int] | None:
-    """Return None for a repeat. Instances sort by start time."""
+    """Return the last numbers with the notice's, None for a repeat. Instances sort by start time."""
     is_full = len(numbers) >= _MOST_LAUNCHERS
     if notice.number <= numbers.get(notice.instance, 0) or (is_full and notice.instance < min(numbers)):
         return None

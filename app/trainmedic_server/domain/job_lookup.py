@@ -21,9 +21,10 @@ OF_THE_ALERT = "alert"  # in gpu:alert: the GPU that the alert names
 def resolve_job(
     reference: str, labels: Mapping[str, str], topology: Topology, identity: IdentityLabels
 ) -> str | Unresolved:
+    """Return the job of a reference. Other texts are names of jobs."""
     form, colon, name = reference.partition(":")
     name = name.strip()
-    if form == "slurm" and "_" in name:  # the task's own id, which Slurm and the SDK report
+    if form == "slurm" and "_" in name:  # an array task's ID, which Slurm and the SDK report; find its job's
         reference = f"{SLURM}{topology.slurm.whole_by_id.get(name, name)}"
     if not colon or form not in ("node", "gpu", "pod"):
         return job_place.contradiction(reference, AlertLabels(labels), topology, identity) or reference

@@ -23,7 +23,7 @@ def contradiction(
 ) -> Unresolved | None:
     """Return why the alert is not about the known job of this name.
 
-    `used` is the GPU by which the job was found (`gpu_names.key`).
+    `used` is the GPU by which the job was found (`gpu_names.key`); None: the labels'.
     """
     if labels.value(own_source.SOURCE) == own_source.DIAGNOSIS:
         return None  # a verdict names the failed node; the job may have moved

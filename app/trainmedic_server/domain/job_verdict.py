@@ -9,8 +9,8 @@ from typing import Any
 from msgspec import Struct
 
 THROUGHPUT_DROP = "TrainingThroughputDrop"
-SLOW_ALERTS = frozenset({"TrainingStraggler", THROUGHPUT_DROP})
-CURRENT_FOR = timedelta(hours=1)
+SLOW_ALERTS = frozenset({"TrainingStraggler", THROUGHPUT_DROP})  # alerts about slow jobs
+CURRENT_FOR = timedelta(hours=1)  # age beyond which expressions see no verdict
 
 
 class JobVerdict(Struct, frozen=True):

@@ -31,7 +31,7 @@ class LastRun(Struct, frozen=True):
         }
 
 
-LAST = ("id", "status", "at", "ended_at", "message")
+LAST = ("id", "status", "at", "ended_at", "message")  # members of `runs.last` in expressions
 _NONE: Mapping[str, Any] = dict.fromkeys(LAST)
 
 
@@ -41,10 +41,10 @@ class RunMemory(Struct, frozen=True):
     counts: Mapping[str, int] = field(default_factory=dict)
     last: LastRun | None = None
 
-    def last_data(self) -> Mapping[str, Any]:
+    def last_data(self) -> Mapping[str, Any]:  # for expressions; times as Unix seconds
         return _NONE if self.last is None else self.last.as_data()
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:  # for the store
         last = self.last
         written = {} if last is None else {
             "id": last.id, "status": last.status, "at": write_time(last.at), "message": last.message,

@@ -42,7 +42,7 @@ class MessageKind(StrEnum):
 
 
 class MessageRule(Struct, frozen=True):
-    """Severity of a kind of messages, and its channels; without them the routes decide."""
+    """Severity of a kind of messages, and its channels; without them `message_routes` decide."""
 
     severity: Severity
     is_on: bool = True

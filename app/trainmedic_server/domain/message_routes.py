@@ -79,7 +79,7 @@ class MessageRoutes(Struct, frozen=True):
             return ChosenChannels(names)
         return ChosenChannels(self.defaults or self.channels, is_taken=False)
 
-    def may_get(self, name: str, kind: str) -> bool:
+    def may_get(self, name: str, kind: str) -> bool:  # with any component and severity
         return any(name in self.choose(each, severity, kind).names for each in Component for severity in Severity)
 
     def described(self, name: str) -> list[str]:
@@ -102,7 +102,7 @@ class MessageRoutes(Struct, frozen=True):
 
     def _takes(self, name: str, component: Component, severity: Severity, kind: str) -> bool:
         if name not in self.routes:
-            return name not in self.defaults
+            return name not in self.defaults  # a channel that is only a default takes what no other does
         return any(route.takes(component, severity, kind) for route in self.routes[name])
 
 

@@ -23,18 +23,17 @@ from trainmedic_server.domain.node_names import Nodes, is_address, is_same_spell
 from trainmedic_server.domain.topology import Pod, Topology
 
 _HOST_AND_PORT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:\d+)?")
-LIST_LABELS = ("nodes", "nodelist", "node_list", "hostlist", "nodeset", "slurm_nodelist")
-UNKNOWN = "is no node that is known"
+LIST_LABELS = ("nodes", "nodelist", "node_list", "hostlist", "nodeset", "slurm_nodelist")  # may name several nodes
+UNKNOWN = "is no node that is known"  # part of a reason, by which `message_texts` recognises it
 _SHOWN = 5
-_MOST_LOOKED_UP = 20
+_MOST_LOOKED_UP = 20  # hosts of a list; a longer one can name no single node
 _NONE: Nodes = frozenset()
 
 
 class Naming(Struct, frozen=True):
     label: Label
-    nodes: Nodes
-    """Empty if the name is unknown, several if ambiguous."""
-    host: str = ""
+    nodes: Nodes  # empty if the name is unknown, several if ambiguous
+    host: str = ""  # name or address in the label, without port
 
     def described(self, topology: Topology) -> str:
         if not self.nodes:
@@ -117,6 +116,7 @@ class NodeEvidence:
 
     @once
     def subjects(self) -> Sequence[Naming]:
+        """What labels of the alert's subject name, not of its exporter."""
         namings = [naming for label in self._naming_labels() if (naming := self._naming(label)) is not None]
         if self._labels.of(self._identity.node_if_known):
             namings += self._named_if_known()
@@ -164,7 +164,7 @@ class NodeEvidence:
     # --- several nodes in one label ---------------------------------------------------------------------
 
     @once
-    def _listings(self) -> Sequence[Label]:
+    def _listings(self) -> Sequence[Label]:  # labels with a host list
         of_exporter = (*self._labels.under("exported_instance"), *self._labels.under("instance"))
         named = (*self._labels.of(self._identity.node), *of_exporter)
         in_names = [label for label in named if host_lists.is_host_list(label.value)]
@@ -173,6 +173,7 @@ class NodeEvidence:
 
     @once
     def _listed(self) -> Label | Unresolved | None:
+        """Label with the only host of all lists; None without lists."""
         hosts: dict[str, Label] = {}
         for label in self._listings:
             try:
@@ -200,7 +201,7 @@ class NodeEvidence:
         # A GPU is in one machine. A name known only from lost agents is a renamed machine's old name.
         others = [naming for naming in others if not all(map(self._topology.known.is_gone, naming.nodes))]
         unknown = [naming for naming in self.subjects if not naming.nodes]
-        # Two labels with the same other name outweigh an exporter's odd host name.
+        # One other unknown name may be an exporter's odd host name; two labels with the same one are not.
         agreeing = [naming for naming in unknown for other in unknown if _agree(naming, other)]
         if not others and not agreeing:
             return node
@@ -214,11 +215,11 @@ class NodeEvidence:
         if len(common) != 1:
             shown = "; ".join(naming.described(self._topology) for naming in known[:_SHOWN])
             return Unresolved("target_ambiguous", f"the labels disagree on the node: {shown}")
-        renamed = [naming for naming in known if naming.label.is_exported]
-        lesser = [naming for naming in unknown if not (renamed and not naming.label.is_exported)]
-        if lesser:
-            # The known one may be the exporter's host, the other an unknown subject.
-            shown = "; ".join(naming.described(self._topology) for naming in (*lesser, *known)[:_SHOWN])
+        # The known one may be the exporter's host, and an unknown name the subject, unless a known one is `exported_`.
+        has_exported = any(naming.label.is_exported for naming in known)
+        rivals = [naming for naming in unknown if naming.label.is_exported or not has_exported]
+        if rivals:
+            shown = "; ".join(naming.described(self._topology) for naming in (*rivals, *known)[:_SHOWN])
             reason = "target_unknown" if self._topology.knows_all_nodes else "target_ambiguous"
             return Unresolved(reason, f"the labels name more than one node: {shown}")
         (node,) = common
@@ -231,6 +232,7 @@ class NodeEvidence:
         return self._other_node_of_exporter(node) or node
 
     def _other_node_of_exporter(self, node: str) -> Unresolved | None:
+        """Refuse if the exporter's pod measures its own node, which is not `node`."""
         instance = self._instance
         if instance is None or instance.nodes or self._is_relayed:
             return None
@@ -274,7 +276,7 @@ class NodeEvidence:
     # --- the exporter -------------------------------------------------------------------------------------
 
     @once
-    def _instance(self) -> Naming | None:
+    def _instance(self) -> Naming | None:  # the exporter's address
         for label in self._labels.under("instance"):
             if label not in self._listings and (host := host_of(label.value)):
                 return Naming(label, self._topology.known.find(host), host)
@@ -308,6 +310,7 @@ class NodeEvidence:
         return bool(self._labels.under("exported_instance")) or self.is_of_central
 
     def _places_of_exporter(self) -> tuple[list[Naming], str | None]:
+        """Return its nodes if it measures its own; without any, why it does not."""
         is_behind = bool(self._labels.under("exported_instance"))
         if exporters.is_central(self._labels, exported=is_behind):
             named = next(iter(self._labels.of(("instance", "job"))), "it")
@@ -323,6 +326,7 @@ class NodeEvidence:
         return namings, refused if not namings else None
 
     def _exporter_pods(self, is_behind: bool) -> Iterator[tuple[Pod, Label]]:
+        """`is_behind`: a gateway or federation relays the exporter, and ``instance`` is the relay's."""
         instance = self._instance
         if instance is not None and not is_behind and not instance.nodes:
             pod = self._pod_at(instance.host) or self._pod_of(instance.host)
@@ -348,14 +352,14 @@ class NodeEvidence:
             if not exporters.is_central_name(exported.name):
                 yield exported, self._labels.under("exported_pod")[0]
             return
-        plain = self._named_pod("namespace", "pod")
-        if plain is None or plain is self.own_pod or exporters.is_central_name(plain.name):
+        named = self._named_pod("namespace", "pod")
+        if named is None or named is self.own_pod or exporters.is_central_name(named.name):
             return
         # Other pods may be measured or measuring. Without an instance both are on the node, if the exporter measures
         # its own.
-        is_known = plain.job is not None or bool(plain.gpus) or self.is_of_central
-        if is_known or (self._instance is None and exporters.is_on_its_node(plain, self._labels)):
-            yield plain, self._labels.under("pod")[0]
+        is_measured = named.job is not None or bool(named.gpus) or self.is_of_central
+        if is_measured or (self._instance is None and exporters.is_on_its_node(named, self._labels)):
+            yield named, self._labels.under("pod")[0]
 
     def _named_pod(self, namespace: str, name: str) -> Pod | None:
         pod = self._labels.value(name)

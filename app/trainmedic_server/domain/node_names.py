@@ -18,8 +18,8 @@ _NONE: Nodes = frozenset()
 _MOST_PARTS = 10  # real names have at most six, a label can have thousands
 _LONGEST_KEPT = 255
 _MOST_KEPT = 20_000  # cached lookups, of names up to _LONGEST_KEPT
-_SHORTEST_HINT = 3
-_MOST_SEARCHED = 2000
+_SHORTEST_HINT = 3  # characters; shorter names are part of too many others
+_MOST_SEARCHED = 2000  # known names, beyond which `near` yields none
 
 
 def spelled(name: str) -> str:
@@ -104,11 +104,11 @@ class NodeNames(Struct, frozen=True, dict=True):
 
 
 class KnownNodes(Struct, frozen=True, dict=True):
-    agents: NodeNames
+    agents: NodeNames  # connected
     cluster: NodeNames
     slurm: NodeNames
-    written: NodeNames
-    remembered: NodeNames
+    written: NodeNames  # the inventory's
+    remembered: NodeNames  # of agents, lost ones too
 
     @cached_property
     def _found(self) -> dict[str, Nodes]:
@@ -168,7 +168,7 @@ class KnownNodes(Struct, frozen=True, dict=True):
         return frozenset[str]().union(*(source.names for source in self.sources))
 
     def _is_other_site(self, name: str) -> bool:
-        """Return whether all known full names with its beginning differ."""
+        """Return whether full names with its beginning are known, and none is a form of it."""
         longer = (
             full
             for shorter in _shorter(name)
@@ -205,7 +205,7 @@ _last: KnownNodes | None = None  # result of the last known_nodes()
 def known_nodes(
     agents: NodeNames, cluster: NodeNames, slurm: NodeNames, written: NodeNames, remembered: NodeNames
 ) -> KnownNodes:
-    """Return the last value, with its cache, while no source has changed."""
+    """Return the last value, with its cache, while each source is the same object."""
     global _last
     last = _last
     if (

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from trainmedic_logs.rules import finding_alerts
 
-SOURCE = finding_alerts.SOURCE
-LOG = finding_alerts.LOG
-DIAGNOSIS = "diagnosis"
-NODE_SUSPECT = "NodeSuspect"
+SOURCE = finding_alerts.SOURCE  # name of the label
+LOG = finding_alerts.LOG  # its value for alerts of log findings
+DIAGNOSIS = "diagnosis"  # its value for alerts of verdicts on jobs
+NODE_SUSPECT = "NodeSuspect"  # alertname: verdicts on several jobs name the node
 
 
 def is_own(labels: Mapping[str, str]) -> bool:

@@ -14,11 +14,11 @@ from trainmedic_core import duration
 
 
 class Scope(Struct, frozen=True):
-    """Runs that meet all given conditions."""
+    """Runs that meet all given conditions. All but `labels` are shell patterns."""
 
     playbook: str | None = None
     node: str | None = None
-    """Shell pattern for nodes that the run touches, directly or through a job."""
+    """For nodes that the run touches, directly or through a job."""
     job: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 
@@ -128,7 +128,7 @@ class OperatorPause(Struct, frozen=True):
 
 
 class PauseOrder(Struct, frozen=True):
-    """Order of a pause, by default from now on without end."""
+    """Order of a pause, by default from now on until a person ends it."""
 
     scope: Scope = EVERYTHING
     note: str = ""

@@ -79,6 +79,7 @@ class Rollout(_Model):
         return part_of(self.max_errors, members)
 
     def unavailable_allowed(self, nodes: int) -> int:
+        """Only if `max_unavailable` is set."""
         most = self.max_unavailable
         assert most is not None
         return max(part_of(most, nodes), 1) if most else 0
@@ -147,6 +148,7 @@ class OwnUndo(_Model):
     with_: dict[str, Any] = Field(default_factory=dict, alias="with", description="The action's parameters.")
 
 
+# Tags of union members become parts of pydantic's error paths, from which `model_errors` removes them.
 def _kind_of_undo(value: Any) -> str:
     return "OwnUndo" if isinstance(value, (dict, OwnUndo)) else "enum[UndoTrigger]"
 
@@ -352,7 +354,7 @@ class Playbook(_Model):
         return self.playbook
 
     @property
-    def begins_with(self) -> tuple[str, ...]:
+    def begins_with(self) -> tuple[str, ...]:  # names of alerts or stand-ins (`domain.beginnings`)
         return self.on.begins_with(self.playbook)
 
     @property
@@ -406,7 +408,7 @@ def place_of(phase: str) -> tuple[str, ...]:
 
 
 FREE_WAITS = (PollStep, DelayStep, UntilStep)
-"""Waits that hold no lock before the first action."""
+"""Waits for a query, action or time. A run that begins with them locks nothing before its first action."""
 
 
 def step_id(step: _Step, index: int, phase: str = "steps") -> str:

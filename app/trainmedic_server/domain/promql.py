@@ -10,8 +10,8 @@ from typing import Final
 
 from msgspec import Struct
 
-LONGEST_QUERY = 16_384
-MOST_LABELS = 64
+LONGEST_QUERY = 16_384  # characters
+MOST_LABELS = 64  # by which a query is narrowed
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)
@@ -33,8 +33,8 @@ NOT_A_NUMBER: Final = "is not a number"  # operator for x != x, which holds only
 class Comparison(Struct, frozen=True):
     """Condition of a rule. The limit is None if it is not constant."""
 
-    query: str
-    operator: str
+    query: str  # the side that is compared
+    operator: str  # as if the query were on the left; or `NOT_A_NUMBER`
     limit: float | None
 
     @property
@@ -75,10 +75,10 @@ def quoted(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    return "".join(character if _is_plain(character) else _escape(character) for character in text)
+    return "".join(character if _needs_no_escape(character) else _escape(character) for character in text)
 
 
-def _is_plain(character: str) -> bool:
+def _needs_no_escape(character: str) -> bool:
     return character.isprintable() and character not in "\\\"'`\ufffd"  # Prometheus refuses an unescaped U+FFFD
 
 
@@ -196,7 +196,7 @@ def _comparison(branch: str) -> Comparison | None:
 
 
 def _after_modifiers(tokens: list[_Token], place: int) -> int:
-    """Return the end of the operator at token `place` and its modifiers."""
+    """Return the text position after the operator at token `place` and its modifiers."""
     end = tokens[place].end
     for token, following in itertools.pairwise([*tokens[place + 1 :], _Token("end", "", 0, 0)]):
         if token.begin < end:

@@ -13,11 +13,11 @@ class NoReaction(StrEnum):
     """Why a playbook for the alertname made no decision (`domain.run.Decision`)."""
 
     NOT_MATCHED = "not_matched"
-    MATCH_FAILED = "match_failed"
-    NO_PROOF = "no_proof"
+    MATCH_FAILED = "match_failed"  # a condition could not be evaluated
+    NO_PROOF = "no_proof"  # the alert lacks the playbook's ``proof``
     EXCLUDED = "excluded"
     """Another playbook is ``exclusive``."""
-    RESOLVED = "resolved"
+    RESOLVED = "resolved"  # already at the first report
     NOT_ACCEPTED = "not_accepted"
     """The alert map's ``accept`` refuses the alert; no playbook is checked."""
 

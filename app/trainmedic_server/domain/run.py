@@ -44,7 +44,7 @@ class Decision(StrEnum):
 
     STARTED = "started"
     JOINED = "joined"
-    DUPLICATE = "duplicate"
+    DUPLICATE = "duplicate"  # an earlier decision of the playbook on the alert holds
     COOLDOWN = "cooldown"
     RATE_LIMITED = "rate_limited"
     CONCURRENCY_LIMITED = "concurrency_limited"
@@ -132,7 +132,7 @@ class Attempt(Struct, frozen=True):
     order: str | None = None
     """Operator command that this undo attempt executes."""
     in_part: bool = False
-    """True if a part was applied without success."""
+    """True if it did not succeed, but a part was applied, which the undo must revert."""
 
 
 class Undo(Struct, frozen=True):
@@ -155,29 +155,23 @@ class Undo(Struct, frozen=True):
 
 
 class StepState(Struct, frozen=True):
-    phase: str
-    """``approval`` (mode approve's first question), or one of `playbook.EVERY_PHASE`."""
+    phase: str  # ``approval`` (mode approve's first question), or one of `playbook.EVERY_PHASE`
     index: int
-    id: str
-    """ID in the playbook, or ``step-<n>``."""
-    kind: str
+    id: str  # ID in the playbook, or ``step-<n>``
+    kind: str  # action, wait_for (the alert's end), wait (for a time or condition) or approve
     action: str | None = None
     status: StepStatus = StepStatus.PENDING
     params: Mapping[str, Any] = field(default_factory=dict)
     attempts: tuple[Attempt, ...] = ()
-    output: Mapping[str, Any] = field(default_factory=dict)
-    """For an approval, the approvers and their notes."""
+    output: Mapping[str, Any] = field(default_factory=dict)  # for an approval, the approvers and their notes
     error: str | None = None
     message: str | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
-    deadline: datetime | None = None
-    """When a wait or approval times out; None for never."""
-    retry_at: datetime | None = None
-    undo: Undo | None = None
-    """None for an irreversible action, and before the first attempt."""
-    target: str | None = None
-    """``jobs`` if it works on the run's further targets. None for the run's target."""
+    deadline: datetime | None = None  # when a wait or approval times out; None for never
+    retry_at: datetime | None = None  # next attempt, poll, reminder or repetition of a question
+    undo: Undo | None = None  # None for an irreversible action, and before the first attempt
+    target: str | None = None  # ``jobs`` if it works on the run's further targets. None for the run's target.
 
     @property
     def key(self) -> tuple[str, int]:
@@ -257,15 +251,15 @@ class Run(Struct, frozen=True):
         return replace(self, steps=steps, **changes)
 
     @property
-    def sent_labels(self) -> Mapping[str, str]:
+    def sent_labels(self) -> Mapping[str, str]:  # as Alertmanager sent them
         return self.alert_labels if self.original_labels is None else self.original_labels
 
     @property
-    def every_label(self) -> Mapping[str, str]:
+    def every_label(self) -> Mapping[str, str]:  # the sent labels and, with precedence, those of the alert map
         return self.alert_labels if self.original_labels is None else {**self.original_labels, **self.alert_labels}
 
     @property
-    def original_alert_name(self) -> str | None:
+    def original_alert_name(self) -> str | None:  # None if no alert map changed the alert
         return None if self.original_labels is None else self.original_labels.get("alertname", "")
 
     @property
@@ -302,7 +296,7 @@ class Run(Struct, frozen=True):
         return self.parent is not None and self.mode is Mode.APPROVE
 
     @property
-    def has_alert(self) -> bool:
+    def has_alert(self) -> bool:  # False for a stand-in (`domain.beginnings`, or a manual start)
         return not self.alert.fingerprint.startswith(STAND_INS)
 
     @property
@@ -375,20 +369,18 @@ class Event(Struct, frozen=True):
 class Controls(Struct, frozen=True):
     """Switches that survive restarts."""
 
-    paused: bool = False
-    """True if everything was paused at the last check; the ``pauses`` decide."""
+    paused: bool = False  # True if everything was paused at the last check; the ``pauses`` decide
     paused_by: str | None = None
     paused_at: datetime | None = None
     breaker_open: bool = False
     """True if too many nodes were acted on: no run starts until an operator closes the breaker."""
     breaker_opened_at: datetime | None = None
     breaker_reason: str | None = None
-    alive_at: datetime | None = None
+    alive_at: datetime | None = None  # last heartbeat of a server; None before the first
     pauses: tuple[OperatorPause, ...] = ()
-    breaker_closed_at: datetime | None = None
-    """When a person last closed the breaker. None if never, or in the future."""
+    breaker_closed_at: datetime | None = None  # when a person last closed the breaker. None if never, or in the future.
 
     def breaker_counts_from(self, window_start: datetime) -> datetime:
-        """Return the window's start or the last closing."""
+        """Return the later of the window's start and the last closing."""
         closed_at = self.breaker_closed_at
         return window_start if closed_at is None else max(window_start, closed_at)

@@ -20,7 +20,7 @@ from trainmedic_server.domain.topology import Topology
 MEMBER_KINDS: Mapping[str, TargetKind] = {"gpus": TargetKind.GPU, "nodes": TargetKind.NODE, "jobs": TargetKind.JOB}
 ALL = "all"
 NAME = "name"
-ON_NODES = "on_nodes"
+ON_NODES = "on_nodes"  # of jobs; takes host lists, as NAME does for nodes
 MOST_MEMBERS = 10_000  # twice the GPUs of the largest single rollout planned for
 _PLURALS = {kind: plural for plural, kind in MEMBER_KINDS.items()}
 _UNESCAPED = "/[]:;+@~()*!$&' "  # readable in keys; the separators , = | are escaped
@@ -58,7 +58,7 @@ class Selector(Struct, frozen=True):
 
 class Selection(Struct, frozen=True):
     members: tuple[Target, ...]
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()  # in a group of GPUs
     """Selected nodes whose GPUs no agent reports, and GPUs that several nodes report."""
 
 
@@ -109,7 +109,7 @@ def nodes_selected(selector: Selector, topology: Topology) -> list[str] | Unreso
 
 
 def vanished(member: Target, topology: Topology) -> str | None:
-    """Return why a frozen member no longer exists. None if it does, or if a source does not answer."""
+    """Return why a member of a run's fixed list no longer exists; None if it does, or a source does not answer."""
     if not topology.answers:
         return None
     if member.kind is TargetKind.JOB:
@@ -252,7 +252,7 @@ def _few(names: Collection[str]) -> str:
     return f"{', '.join(shown)} and {more} more" if more else ", ".join(shown)
 
 
-def of_written(plural: str, written: str | Mapping[str, Collection[str]]) -> Selector:
+def of_written(plural: str, written: str | Mapping[str, Collection[str]]) -> Selector:  # a text is `ALL`
     terms = {} if isinstance(written, str) else written
     return Selector(MEMBER_KINDS[plural], tuple(sorted((name, tuple(values)) for name, values in terms.items())))
 

@@ -48,7 +48,7 @@ Share = Annotated[float, PlainValidator(_read_share), _ShareSchema]
 
 
 def part_of(share: float, total: int, *, up: bool = False) -> int:
-    """Return how many of `total` a share is. Percentages round down, or `up`."""
+    """Return the share's number of members. Only a `Percentage` depends on `total`; it rounds down, or `up`."""
     if not isinstance(share, Percentage):
         return int(share)
     part = round(share * total / 100, 9)  # float errors must not change the whole number

@@ -54,7 +54,7 @@ class TargetModes(Struct, frozen=True):
 
 
 def of_members(modes: Collection[Mode]) -> Mode:
-    """Return approve if a member has it, else enforce, else observe."""
+    """Return a parent run's mode: approve if a member has it, else enforce, else observe."""
     if Mode.APPROVE in modes:
         return Mode.APPROVE
     return Mode.ENFORCE if Mode.ENFORCE in modes else Mode.OBSERVE

@@ -86,7 +86,7 @@ def placed_gpu(node: str, gpu: str, topology: Topology) -> Target | Unresolved:
 def job_named_by(
     labels: Mapping[str, str], topology: Topology, identity: IdentityLabels = IdentityLabels()
 ) -> str | Unresolved:
-    """Return the job of the labels. Refused if it runs elsewhere."""
+    """Return the job of the labels. Refused if it runs elsewhere than they say."""
     alert_labels = AlertLabels(labels)
     job = job_in_labels(alert_labels, topology, identity)
     if isinstance(job, Unresolved):
@@ -140,7 +140,7 @@ def _gpu(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> T
     if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown":
         return gpu
     node = NodeEvidence(labels, topology, identity).node()
-    if isinstance(gpu, Unresolved) and isinstance(node, str):
+    if isinstance(gpu, Unresolved) and isinstance(node, str):  # an index and an address may name the same card
         gpu = _named_gpu(labels, identity, same=lambda name: topology.agents.card_key(name, node))
     if isinstance(gpu, Unresolved):
         return gpu

@@ -22,7 +22,7 @@ class TimeGap(Struct, frozen=True):
     ended_at: datetime
     length: timedelta
     is_downtime: bool
-    """False if the clock was set, or the machine slept."""
+    """False if the server ran, but the clock was set or the machine slept."""
 
 
 def ago(now: datetime, span: timedelta, gaps: Sequence[TimeGap]) -> datetime:

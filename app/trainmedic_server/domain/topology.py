@@ -1,7 +1,6 @@
 """Frozen view of jobs, ranks, pods, nodes, GPUs and addresses: `Topology`.
 
-Answers of sources that may differ are returned by source. Anyone who can write to Redis can write presences, so invalid
-data in them is skipped.
+Jobs and agents report by presences in Redis, to which others may write too, so invalid data in them is skipped.
 """
 
 from __future__ import annotations
@@ -65,9 +64,10 @@ class Gpu(Struct, frozen=True):
     uuid: str
     index: int | None = None
     pci: str | None = None
-    pods: tuple[str, ...] = ()
+    pods: tuple[str, ...] = ()  # UIDs of the pods that use it
 
     def every_key(self) -> Iterator[str]:
+        """Yield all keys by which others may name it (`gpu_names.key`)."""
         yield gpu_names.key(self.uuid)
         if self.index is not None:
             yield f"{self.node}/{self.index}"
@@ -84,7 +84,7 @@ class Rank(Struct, frozen=True):
 
 
 class JobsBySource(NamedTuple):
-    """Jobs of a node or GPU: ``reported`` by themselves, ``observed`` by others."""
+    """Jobs of a node or GPU: ``reported`` by themselves, ``observed`` by agents and schedulers."""
 
     reported: Jobs
     observed: Jobs
@@ -119,7 +119,7 @@ class AgentTopology(Struct, frozen=True, dict=True):
         return NodeNames(frozenset(self.gpus_by_node))
 
     def card_key(self, name: str, node: str) -> str:
-        """Return the key of the GPU's UUID if an agent reports it, else of `name`."""
+        """Return the key of the UUID of GPU `name` (also an index or PCI address) on `node`, else of `name`."""
         key = gpu_names.key(name, node)
         gpu = self.gpus_by_key.get(key)
         return key if gpu is None else gpu_names.key(gpu.uuid)
@@ -154,10 +154,10 @@ class JobTopology(Struct, frozen=True):
     jobs_by_node: JobsByName = field(default_factory=dict)
     jobs_by_gpu: JobsByName = field(default_factory=dict)
     nodes_by_job: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    gpus_by_job: Mapping[str, int] = field(default_factory=dict)
+    gpus_by_job: Mapping[str, int] = field(default_factory=dict)  # number
     unsure_nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Nodes with a rank whose GPU the agents do not know; it may be any."""
-    keys_by_job: Mapping[str, Set[str]] = field(default_factory=dict)
+    """Nodes by job with a rank whose GPU the agents do not know; it may be any."""
+    keys_by_job: Mapping[str, Set[str]] = field(default_factory=dict)  # of GPUs (`gpu_names.key`)
     namespace_by_job: Mapping[str, str] = field(default_factory=dict)
     names_by_slurm_id: JobsByName = field(default_factory=dict)
 
@@ -202,15 +202,13 @@ class JobTopology(Struct, frozen=True):
 
 
 class ClusterTopology(Struct, frozen=True, dict=True):
-    """Nodes and pods in Kubernetes. Indexes are built on first use: pods change constantly, and queries are rare."""
+    """Nodes and pods in Kubernetes. Indexes are built on first use: pods change constantly, queries are rare."""
 
     nodes: Sequence[ClusterNode] = ()
     pods: Mapping[str, Pod] = field(default_factory=dict)
-    answers: bool = True
-    """True if nodes and pods were listed and the API server still answers."""
-    listed_names: NodeNames | None = None
-    silent_since: datetime | None = None
-    """Last answer, in UTC; None if it answers."""
+    answers: bool = True  # True if nodes and pods were listed and the API server still answers
+    listed_names: NodeNames | None = None  # of `nodes`, computed once for many values; None: compute them
+    silent_since: datetime | None = None  # last answer, else the server's start; None if it answers
 
     @cached_property
     def names(self) -> NodeNames:
@@ -269,17 +267,15 @@ class ClusterTopology(Struct, frozen=True, dict=True):
 
 class SlurmTopology(Struct, frozen=True, dict=True):
     nodes: Sequence[ClusterNode] = ()
+    # Jobs are named `slurm:<job ID>`, GPUs `<node>/<index>`.
     jobs_by_node: JobsByName = field(default_factory=dict)
     jobs_by_gpu: JobsByName = field(default_factory=dict)
     nodes_by_job: Mapping[str, frozenset[str]] = field(default_factory=dict)
     whole_by_id: Mapping[str, str] = field(default_factory=dict)
     """Job ID by the ID of an array's task (``4711_3``) or a component."""
-    answers: bool = True
-    """False before the first reading and after a failed or overlong one."""
-    names: NodeNames = NodeNames()
-    """Without host names and addresses that several nodes share."""
-    silent_since: datetime | None = None
-    """None while it answers, and during the first reading."""
+    answers: bool = True  # False before the first reading and after a failed or overlong one
+    names: NodeNames = NodeNames()  # without host names and addresses that several nodes share
+    silent_since: datetime | None = None  # None while it answers, and during the first reading
 
     @classmethod
     def of(
@@ -288,7 +284,7 @@ class SlurmTopology(Struct, frozen=True, dict=True):
         by_node: Mapping[str, set[str]],
         by_gpu: Mapping[str, set[str]],
         whole_by_id: Mapping[str, str],
-        before: SlurmTopology,
+        before: SlurmTopology,  # value of the previous reading
     ) -> SlurmTopology:
         listed = names_of(nodes)
         aliases = {alias: whose for alias, whose in listed.aliases.items() if len(whose) == 1}
@@ -297,7 +293,7 @@ class SlurmTopology(Struct, frozen=True, dict=True):
         for node, jobs in by_node.items():
             for job in jobs:
                 nodes_by_job.setdefault(job, set()).add(node)
-        names = before.names if names == before.names else names
+        names = before.names if names == before.names else names  # the same object keeps the cache of `known_nodes`
         return cls(nodes, _frozen(by_node), _frozen(by_gpu), _frozen(nodes_by_job), whole_by_id, names=names)
 
     def unanswered(self, since: datetime) -> SlurmTopology:
@@ -317,7 +313,7 @@ class Pool(Struct, frozen=True):
 
 
 class WrittenTopology(Struct, frozen=True, dict=True):
-    """The inventory, which overrides the other sources."""
+    """The inventory file (`domain.inventory`), which overrides the other sources."""
 
     nodes_by_address: Mapping[str, str] = field(default_factory=dict)
     jobs_by_pod: JobsByName = field(default_factory=dict)
@@ -345,11 +341,9 @@ class Topology(Struct, frozen=True, dict=True):
     jobs: JobTopology = field(default_factory=JobTopology)
     agents: AgentTopology = field(default_factory=AgentTopology)
     cluster: ClusterTopology = field(default_factory=ClusterTopology)
-    verdicts: Mapping[str, VerdictsOnJob] = field(default_factory=dict)
-    """By job, of the last hour."""
-    remembered: NodeNames = field(default_factory=NodeNames)
-    """Nodes whose agents are known, lost ones too."""
-    agents_answer: bool = True
+    verdicts: Mapping[str, VerdictsOnJob] = field(default_factory=dict)  # by job, of the last hour
+    remembered: NodeNames = field(default_factory=NodeNames)  # nodes whose agents are known, lost ones too
+    agents_answer: bool = True  # False if Redis has not delivered presences lately
     slurm: SlurmTopology = NO_SLURM
 
     @cached_property
@@ -416,7 +410,7 @@ class Topology(Struct, frozen=True, dict=True):
 
     @cached_property
     def _scheduled(self) -> Mapping[str, str]:
-        """Reason by node of a scheduler; empty if in service."""
+        """Reason out of service by node of a scheduler; empty if in service."""
         states: dict[str, str] = {}
         for title, source in (("Slurm: ", self.slurm), ("", self.cluster)):
             for node in source.nodes:
@@ -444,7 +438,7 @@ class Topology(Struct, frozen=True, dict=True):
         return _first(pod, self.written.jobs_by_pod, self.cluster.jobs_by_pod)
 
     def jobs_on_node(self, node: str) -> JobsBySource:
-        observed = self.written.observed_by_node.get(node)
+        observed = self.written.observed_by_node.get(node)  # empty: the inventory states that there is none
         return JobsBySource(
             _first(node, self.written.reported_by_node, self.jobs.jobs_by_node),
             self._jobs_seen_at(node) if observed is None else observed,
@@ -552,7 +546,7 @@ def _gpus_in(node: str, details: Mapping[str, Any]) -> Iterator[Gpu]:
         yield Gpu(node, uuid, number, pci, uids)
 
 
-def _first(name: str, *sources: JobsByName) -> Jobs:
+def _first(name: str, *sources: JobsByName) -> Jobs:  # of the first source that has the name
     return next((source[name] for source in sources if name in source), _NO_JOBS)
 
 

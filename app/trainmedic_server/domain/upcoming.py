@@ -43,15 +43,14 @@ class Upcoming(Struct, frozen=True):
 
     now: str | None = None
     waits_for: str | None = None
-    holder: str | None = None
-    """ID of the run that holds the target."""
+    holder: str | None = None  # ID of the run that holds the target
     held_by: HeldBy | None = None
     waiting_since: datetime | None = None
-    not_before: datetime | None = None
-    deadline: datetime | None = None
-    at_deadline: str | None = None
-    step: str | None = None
-    """None if the run ends next (see ``outcome``)."""
+    not_before: datetime | None = None  # earliest time at which it continues by itself
+    deadline: datetime | None = None  # end of the present activity; None for never
+    at_deadline: str | None = None  # what happens then, for people
+    step: str | None = None  # the next one, as all below
+    """None if the run ends next (``outcome``)."""
     kind: str | None = None
     action: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)

@@ -18,7 +18,7 @@ class ValueType(StrEnum):
 
 
 class Each(Struct, frozen=True):
-    """Mapping with equal shapes of values, or list with equal shapes of entries."""
+    """Mapping whose values, or list whose entries, all have the shape ``value``."""
 
     value: Shape
     is_list: bool = False

@@ -1,4 +1,4 @@
-"""FastAPI's router, with ASCII JSON as the default response."""
+"""FastAPI's router, with ASCII JSON as the default response. It refuses unknown query parameters."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class BasePath:
         scope["raw_path"] = (raw.removeprefix(base) or b"/") if raw.startswith(base) else quote(stripped).encode()
 
     def within(self, path: str, base: str | None = None) -> str:
-        """Remove the base (by default the encoded one) from a path."""
+        """Remove the base (by default the encoded one) from a path, unless a proxy has."""
         base = self.link if base is None else base
         if not base or not (path == base or path.startswith((f"{base}/", f"{base}?", f"{base}#"))):
             return path

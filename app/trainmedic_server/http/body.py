@@ -112,7 +112,7 @@ def parse_json(body: bytes | bytearray, *, keep_half_pairs: bool = False) -> Any
 
 
 def _has_arrived(request: Request) -> bool:
-    """Return whether no costly time limit is needed, because the whole body is here."""
+    """Return whether the whole body is here (`HttpConnection`), so that no costly time limit is needed."""
     has_arrived = request.scope.get("state", {}).get("has_arrived")
     return has_arrived is not None and has_arrived()
 
@@ -144,7 +144,7 @@ def _full(closes: bool) -> HttpProblem:
     return problem
 
 
-def _with_half_pairs(body: bytes | bytearray) -> Any:
+def _with_half_pairs(body: bytes | bytearray) -> Any:  # None if it is not JSON either way
     try:
         return json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):

@@ -67,7 +67,7 @@ class BodyMemory:
 
 
 class _Budget:
-    """Arriving bodies are in the order in which they began."""
+    """Memory of bodies until their reply. Arriving ones are in the order in which they began."""
 
     def __init__(self, limit: int, turns: Turns) -> None:
         self.limit = limit

@@ -30,7 +30,7 @@ async def while_client_waits(answer: Answer, scope: Scope, receive: Receive, sen
         answering.cancel()
         await asyncio.wait({answering, listening})
     if was_answered or not answering.cancelled():
-        await answering
+        await answering  # raises its error, if any
 
 
 class _ClientMessages:

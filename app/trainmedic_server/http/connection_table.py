@@ -28,7 +28,7 @@ class TableEntry(Protocol):
     standing: Standing
 
     @property
-    def in_work(self) -> bool: ...
+    def in_work(self) -> bool: ...  # from a request's head to the end of its response
 
     @property
     def has_arrived(self) -> bool:
@@ -58,9 +58,9 @@ class ConnectionTable:
         self._strangers: dict[str, dict[TableEntry, int]] = {}
         self._known: dict[Standing, dict[TableEntry, int]] = {Standing.CLIENT: {}, Standing.DELIVERER: {}}
         self._numbers = count()
-        self._unread: dict[TableEntry, None] = {}
+        self._unread: dict[TableEntry, None] = {}  # longest unread first
         self._count = 0
-        self.closed = 0
+        self.closed = 0  # since the listener last logged it
 
     def __len__(self) -> int:
         return self._count
@@ -115,7 +115,7 @@ class ConnectionTable:
             self._unread[connection] = None
 
     @property
-    def is_crowded(self) -> bool:
+    def is_crowded(self) -> bool:  # new requests get 503
         return self._count > self._limits.connections
 
     @property
@@ -159,5 +159,5 @@ def _awaiting_no_answer(group: Iterable[TableEntry]) -> Iterator[TableEntry]:
     return (entry for entry in group if not entry.has_arrived)
 
 
-def _size_and_age(group: dict[TableEntry, int]) -> tuple[int, int]:
+def _size_and_age(group: dict[TableEntry, int]) -> tuple[int, int]:  # larger for more, and longer silent ones
     return len(group), -next(iter(group.values()))

@@ -91,10 +91,10 @@ def create_app(
     engine: EnginePort,
     job_lives: JobLivesPort,
     runs: ReportHistory,
-    sums: ReportCompiler,
+    report_compiler: ReportCompiler,
     alerts: ReceivedAlerts,
-    standing: now.NowApi,
-    found: findings.FindingsApi,
+    now_api: now.NowApi,
+    findings_api: findings.FindingsApi,
     lines: log_lines.LogLinesApi,
     catalog: CatalogPort,
     texts: playbook_versions.PlaybookTextsApi,
@@ -116,32 +116,34 @@ def create_app(
     alert_map: AlertMapPort | None = None,
     runbooks: Runbooks = Runbooks(),
 ) -> FastAPI:
-    """Return the API and the console. `allowed_hosts` are served without tokens."""
+    """Return the API and the console. Without tokens, `allowed_hosts` are served too (`OriginCheck`)."""
     bodies, reads = BodyReader(limits), ReadTurns(limits.reads, limits.waiting_reads, "pages of the history")
 
     def channel_warning() -> str:
         return unset_channels((each.definition for each in catalog.all()), messaging.services)
 
-    own = OwnAlerts(found.history, found.verdicts, runbooks)
+    own = OwnAlerts(findings_api.history, findings_api.verdicts, runbooks)
     handle = webhook.endpoint(engine, own, auth, bodies, clock, metrics)
-    base = BasePath(standing.external_url)
+    base = BasePath(now_api.external_url)
     app = _Api(webhook.WebhookApp(handle), OriginCheck(allowed_hosts, lambda: not auth.has_tokens), base, metrics)
     feed = app.state.feed = EventFeed(runs, limits.poll_seconds, limits.streams, metrics)
     webhook.declare(app.router, handle)
     reader = received_events.reader(alert_map)
     webhook.declare_events(app.router, webhook.endpoint(engine, own, auth, bodies, clock, metrics, reader))
     for routes in (
-        *history.routers(runs, found.history, standing, auth, clock, limits, reads, sums.has_metrics),
+        *history.routers(runs, findings_api.history, now_api, auth, clock, limits, reads, report_compiler.has_metrics),
         *explanations.routers(engine, catalog, alerts, auth, bodies, clock, limits, reads),
-        *found.routers(auth, clock, bodies, reads, limits),
+        *findings_api.routers(auth, clock, bodies, reads, limits),
         *sessions.routers(auth),
         *audit.routers(runs, feed, auth, clock, limits, reads),
-        *operations.routers(engine, job_lives, catalog, sums, standing, auth, bodies, reads, clock, alert_map),
+        *operations.routers(
+            engine, job_lives, catalog, report_compiler, now_api, auth, bodies, reads, clock, alert_map
+        ),
         playbook_versions.router(catalog, texts, auth, bodies, reads),
         channels.router(messaging, auth, bodies),
         *jobs.routers(bus, presences, cluster_topology, clock, auth),
         lines.router(auth, clock, limits),
-        reports.router(sums, auth, clock),
+        reports.router(report_compiler, auth, clock),
         status.router(
             engine,
             store,
@@ -201,7 +203,7 @@ class _Api(FastAPI):
         else:
             await while_client_waits(self.answer, scope, receive, _uncached(send))
 
-    def answers(self, scope: Scope) -> bool:
+    def answers(self, scope: Scope) -> bool:  # True for a path of the API
         return any(route.matches(scope)[0] is not Match.NONE for route in self.router.routes)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:

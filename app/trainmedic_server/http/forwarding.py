@@ -21,9 +21,9 @@ _NOT_FORWARDED = _OF_ONE_HOP | {b"x-forwarded-user", b"x-forwarded-groups"}
 _MOST_AT_ONCE = 300  # further requests wait for _TURN_SECONDS
 _TURN_SECONDS = 5.0
 _CONNECT_SECONDS = 2.0
-_SILENT_SECONDS = 60.0  # event streams send something every 15 s
+_SILENT_SECONDS = 60.0  # silence of the leader that aborts; event streams send something every 15 s
 _SLOWEST_PART_SECONDS = 10.0  # longest silence of a sending client
-_IDLE_SECONDS = 30.0  # the leader closes connections after 75 s (limits)
+_IDLE_SECONDS = 30.0  # reuse of a connection; the leader closes connections after 75 s (limits)
 _MONITOR_AFTER_SECONDS = 1.0  # a short exchange is not monitored for disconnect and silence
 _MOST_UNSENT = 1 << 18  # bytes of an answer that wait for the client before reading pauses
 
@@ -169,8 +169,8 @@ class _Connection(asyncio.Protocol):
         self.idle_since = 0.0
         self._transport: Any = None
         self._is_lost = False
-        self._waiting: asyncio.Future[None] | None = None
-        self._drained: asyncio.Future[None] | None = None
+        self._waiting: asyncio.Future[None] | None = None  # of `until`, for a change
+        self._drained: asyncio.Future[None] | None = None  # None while the buffer has capacity
         self.begin(without_body=False)
 
     def begin(self, *, without_body: bool) -> None:
@@ -179,7 +179,7 @@ class _Connection(asyncio.Protocol):
         self._keeps_alive = True
         self._body_bytes = 0
         self._heard_at = time.monotonic()
-        self.status = 0
+        self.status = 0  # 0 before the answer begins
         self.headers: list[tuple[bytes, bytes]] = []
         self.body: deque[bytes] = deque()
         self.is_sent = self.is_complete = False

@@ -20,7 +20,7 @@ from trainmedic_server.http.problems import MEDIA_TYPE, ProblemResponse, from_er
 
 # Received bytes per byte of a body: chunked encoding adds up to six. A larger excess is a head.
 _FRAMING_PER_BYTE = 8
-_LINGER_SECONDS = 2.0
+_LINGER_SECONDS = 2.0  # for a refused client to read the answer and close
 _NEVER = float("inf")
 
 log = telemetry.logger(__name__)
@@ -35,10 +35,10 @@ class HttpConnection(HttpToolsProtocol):
         self._limits = limits
         self._serving: RequestResponseCycle | None = None
         """Newest request that is, or was, being answered. ``cycle`` is the newest that has arrived."""
-        self._refusal: _Refusal | None = None
+        self._refusal: _Refusal | None = None  # once set, nothing more is read
         self._received = 0
         """Bytes since the present request began: head, body and framing."""
-        self._body_received = 0
+        self._body_received = 0  # bytes of the present request's body
         self._outside_bodies = 0
         """Bytes of the present piece that are not part of a body."""
         self._head_deadline = _NEVER
@@ -195,7 +195,7 @@ class HttpConnection(HttpToolsProtocol):
         self._head_deadline = self.loop.time() + _LINGER_SECONDS
 
     def _end_after_responses(self) -> None:
-        self._refusal = self._refusal or _Refusal(HTTPStatus.BAD_REQUEST, "")
+        self._refusal = self._refusal or _Refusal(HTTPStatus.BAD_REQUEST, "")  # never sent; stops reading
         self._head_deadline = _NEVER
         while self.pipeline and self.pipeline[0][0].more_body:
             self.pipeline.popleft()  # incomplete, and not read further
@@ -238,7 +238,7 @@ class _JoinedWrites:
 
 
 class _Flow(FlowControl):
-    """Reading stays paused while requests wait."""
+    """Flow control that keeps reading paused while requests wait."""
 
     def __init__(self, transport: asyncio.Transport, connection: HttpConnection) -> None:
         super().__init__(transport)

@@ -21,7 +21,7 @@ from trainmedic_server.http.limits import ConnectionLimits
 from trainmedic_server.http.standby import SwitchableApp
 from trainmedic_server.live.event_feed import EventFeed
 
-_GRACE_SECONDS = 10
+_GRACE_SECONDS = 10  # for active requests at the stop
 _CLEANUP_TICKS = 10  # ticks of 0.1 s
 
 log = telemetry.logger(__name__)

@@ -22,7 +22,7 @@ _HOST = re.compile(_AUTHORITY)
 _ORIGIN = re.compile(rf"null|[A-Za-z][A-Za-z0-9+.-]*://(?P<authority>{_AUTHORITY})")
 # Names that do not exist in the public DNS: a cluster's own, or the machine's.
 _PRIVATE_ENDINGS = (".localhost", ".svc", ".svc.cluster.local")
-_REMEMBERED = 1024
+_REMEMBERED = 1024  # answers for names
 
 
 class OriginCheck:

@@ -24,7 +24,7 @@ from trainmedic_server.api.view import ApiModel
 
 MEDIA_TYPE = "application/problem+json"
 STORE_RETRY_SECONDS = 5
-_LINGER_SECONDS = 2.0
+_LINGER_SECONDS = 2.0  # longest reading after a response that closes
 _MOST_PROBLEMS = 20
 
 log = telemetry.logger(__name__)
@@ -84,7 +84,7 @@ class HttpProblem(errors.TrainmedicError):
 
 
 class ProblemResponse(Response):
-    """If it closes the connection, it first reads on for a moment: a reset could hide the response."""
+    """If the response closes the connection, it first reads on for a moment: a reset could hide it."""
 
     media_type = MEDIA_TYPE
 
@@ -154,7 +154,7 @@ def from_error(error: errors.TrainmedicError) -> HttpProblem:
             return HttpProblem(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal error. See the server's log.")
 
 
-def from_validation(mistakes: Sequence[Mapping[str, Any]]) -> HttpProblem:
+def from_validation(mistakes: Sequence[Mapping[str, Any]]) -> HttpProblem:  # in the form of pydantic's errors()
     problems = [(_path(each["loc"]), sentence(each["msg"])) for each in mistakes[:_MOST_PROBLEMS]]
     detail = "; ".join(f"{field}: {message}" for field, message in problems)
     return HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, problems=problems)
@@ -205,7 +205,7 @@ def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"description": _title(status), "content": {MEDIA_TYPE: {"schema": schema}}} for status in statuses}
 
 
-_HTTP_DETAILS = {
+_HTTP_DETAILS = {  # in place of Starlette's
     404: "There is nothing at this path.",
     405: "This path does not support this method. See the header Allow.",
 }
@@ -232,13 +232,13 @@ def _path(location: Sequence[Any]) -> str:
 def sentence(message: str) -> str:
     """Return a pydantic message in plain words."""
     text = message.removeprefix("Value error, ")
-    for pattern, words in _PLAIN:
+    for pattern, words in _REWORDED:
         if match := pattern.fullmatch(text):
             return match.expand(words)
     return text
 
 
-_PLAIN = tuple(
+_REWORDED = tuple(  # pydantic's messages; the first match counts
     (re.compile(pattern), words)
     for pattern, words in (
         (r"String should have at least 1 character", "must not be empty"),

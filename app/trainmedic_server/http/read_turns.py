@@ -63,9 +63,9 @@ class ReadTurns:
         self._for_viewers = max(1, at_once - 1)
         self._most_waiting = most_waiting
         self._readers = readers
-        self._acting = self._viewing = 0
-        self._passed_over = 0
-        self._waiting = {True: _Waiting(), False: _Waiting()}
+        self._acting = self._viewing = 0  # readers with a turn
+        self._passed_over = 0  # turns of operators since a viewer waits
+        self._waiting = {True: _Waiting(), False: _Waiting()}  # by `ReadCaller.acts`
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[None]:

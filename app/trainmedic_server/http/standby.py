@@ -26,7 +26,7 @@ from trainmedic_server.http.problems import HttpProblem, ProblemResponse, from_v
 from trainmedic_server.ports.outside import Clock
 
 RETRY_SECONDS = 1
-# For malformed headers only. The leader knows which names are its own.
+# Refuses malformed headers only. The leader knows which names are its own.
 _SITES = OriginCheck(is_open=lambda: False)
 _BOOLEAN = TypeAdapter(bool)
 
@@ -37,11 +37,11 @@ class ElectionStatus(Protocol):
     """State of the leader election (``adapters.sql_store.election``)."""
 
     @property
-    def why(self) -> str: ...
+    def why(self) -> str: ...  # the reason for not being the leader
 
     @property
     def holder(self) -> str:
-        """Empty if unknown."""
+        """The leader's address, "host:port"; empty if unknown."""
         ...
 
 
@@ -55,7 +55,7 @@ class SwitchableApp:
         self.state = SimpleNamespace(feed=self)
 
     def switch_to(self, app: Any) -> None:
-        """Abort requests that hang at the former leader; clients retry."""
+        """Serve `app` from now on. Requests that hang at the former leader are aborted; clients retry."""
         self._app, self._feed = app, app.state.feed
         self._standby.end_forwarding()
 
@@ -151,7 +151,7 @@ class Standby:
             await self._refuse("This server is on standby, and the leader does not answer.", scope, receive, send)
 
 
-def _asks_any_server(scope: Scope) -> bool:
+def _asks_any_server(scope: Scope) -> bool:  # ``/ready?any=true`` asks for the leader's state
     text = QueryParams(scope["query_string"]).get("any")
     try:
         return text is not None and _BOOLEAN.validate_python(text)

@@ -25,11 +25,11 @@ from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.simulation.virtual_time import BEGINNING
 
-_REPEAT = timedelta(minutes=1)
+_REPEAT = timedelta(minutes=1)  # interval at which a finding's alert is sent again
 
 
 class _NoPresences:
-    """The test's job states the places."""
+    """Redis without presences: the test's job states its nodes."""
 
     async def jobs(self) -> list[Presence]:
         return []

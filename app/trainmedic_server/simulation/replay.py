@@ -46,19 +46,17 @@ class ReplaySettings(Struct, frozen=True):
     limits: EngineLimits
     topology: Topology
     alert_map: AlertMap = NO_ALERT_MAP
-    gpus_per_node: int | None = None
-    nodes: int = 0
-    """Nodes that the server knows, for the breaker; 0 if unknown."""
+    gpus_per_node: int | None = None  # for nodes whose GPUs `topology` lacks; None: not counted
+    nodes: int = 0  # nodes that the server knows, for the breaker; 0 if unknown
     breaker_closes_after: timedelta = timedelta(hours=1)
     """How long an opened breaker stays open. A person closes it, which no record shows."""
-    since: datetime | None = None
-    """Ignore alerts first received before."""
+    since: datetime | None = None  # ignore alerts first received before
 
 
 class _ReplayedPlaybook(Struct, frozen=True):
     playbook: CompiledPlaybook
-    mode: Mode
-    longest: LongestRun
+    mode: Mode  # with the server's
+    longest: LongestRun  # upper bound of a run's length
 
     @property
     def guards(self) -> Guards:
@@ -71,12 +69,10 @@ class _Pending(Struct, eq=False):
     alert: SpooledAlert
     replayed: _ReplayedPlaybook
     target: Target
-    reaction: RecordedReaction | None
-    same_run: RecordedRun | None
-    """The recorded run that this would be: same playbook text, mode, target and alert."""
+    reaction: RecordedReaction | None  # the recorded decision; None without one
+    same_run: RecordedRun | None  # the recorded run that this would be: same playbook text, mode, target and alert
     started_at: datetime | None  # when the recorded run was decided on; None if unknown
-    may_repeat_until: datetime
-    """The first report's time if no other report has an unknown time."""
+    may_repeat_until: datetime  # the first report's time if no other report has an unknown time
     possible: set[Decision] = field(default_factory=set)
     """Decisions other than refusals that reports until now may have had."""
     refused: set[Decision] = field(default_factory=set)  # refusals (`PASSING`) that they may have had
@@ -102,9 +98,10 @@ class Replay:
         limits = settings.limits
         self._replayed = dict(_replayed_by_name(catalog, actions, limits))
         self._runs = ReplayedRuns(limits, settings.breaker_closes_after, settings.topology.nodes, settings.nodes)
+        # Queue by time of the next decision, then by recorded run, then by number.
         self._pending: list[tuple[datetime, str, int, _Pending]] = []
         self._numbers = itertools.count()
-        self._diverged: set[str] = set()
+        self._diverged: set[str] = set()  # playbooks with a decision other than the recorded one
         self._result = ReplayResult(limits.mode)
 
     def take(self, item: Recorded) -> None:
@@ -174,7 +171,7 @@ class Replay:
     def _is_in_period(self, run: RecordedRun) -> bool:
         return self._result.first is not None and run.timestamp >= self._result.first
 
-    def _given_runs(self) -> Iterator[tuple[ReplayedRun, Guards]]:
+    def _given_runs(self) -> Iterator[tuple[ReplayedRun, Guards]]:  # that count as recorded (`ReplayResult.given_runs`)
         for recorded in self._spool.given_runs(self._result.first or FAR):
             replayed, target = self._replayed.get(recorded.playbook), recorded.parsed_target
             if replayed is None or target is None or not recorded.has_started:
@@ -281,7 +278,7 @@ class Replay:
     def _push(self, at: datetime, pending: _Pending) -> None:
         order, reaction = _UNRECORDED, pending.reaction
         if reaction is not None and reaction.run_id is not None:
-            order = f"{reaction.run_id} {reaction.decision == Decision.JOINED:d}"
+            order = f"{reaction.run_id} {reaction.decision == Decision.JOINED:d}"  # a run starts before others join it
         heapq.heappush(self._pending, (at, order, next(self._numbers), pending))
 
     def _is_as_recorded(self, pending: _Pending, now: datetime) -> bool:
@@ -314,7 +311,7 @@ class Replay:
             pending.recorded,
         )  # fmt: skip
         started_at = pending.started_at
-        is_report = now in (alert.first_heard, started_at)
+        is_report = now in (alert.first_heard, started_at)  # otherwise a report is only possible now
         waits = started_at is not None and now < started_at
         refusals, others = decisions & PASSING, decisions - PASSING
         if is_report and not refusals and not (waits and pending.same_run is not None):
@@ -347,6 +344,7 @@ class Replay:
         return later
 
     def _next_decision_time(self, pending: _Pending, now: datetime, *, waits: bool) -> datetime | None:
+        """Return when a guard may decide differently, or the recorded report comes; None if neither follows."""
         until = pending.may_repeat_until
         change = None
         if pending.own is None and now < until and pending.recorded != Decision.PAUSED:
@@ -441,7 +439,7 @@ def _spooled(candidate: Candidate) -> SpooledCandidate:
     return SpooledCandidate(name, None, target.reason, target.why)
 
 
-def _not_judged(playbook: Playbook) -> str:
+def _not_judged(playbook: Playbook) -> str:  # why; empty if it is judged
     guards = playbook.guards
     uses = {
         "a group": playbook.group is not None,
@@ -454,6 +452,7 @@ def _not_judged(playbook: Playbook) -> str:
 
 
 def _decision_time(alert: SpooledAlert, reaction: RecordedReaction | None, run: RecordedRun | None) -> datetime | None:
+    # The run's own time; of a joined alert, it is another's.
     if run is None or reaction is None or reaction.decision == Decision.JOINED:
         return None
     return run.timestamp if run.timestamp >= alert.first_heard else None

@@ -54,9 +54,8 @@ class GpuTime(Struct):
     """GPUs of the runs' targets, each multiplied by the time that the run was open."""
 
     at_least: timedelta = timedelta()
-    at_most: timedelta | None = timedelta()
-    """None without a limit."""
-    uncounted_runs: int = 0
+    at_most: timedelta | None = timedelta()  # None without a limit
+    uncounted_runs: int = 0  # runs on an unknown number of GPUs
 
     def add(self, gpus: int | None, run: ReplayedRun) -> None:
         if run.is_observed:
@@ -90,12 +89,11 @@ class GpuTime(Struct):
 
 
 class PlaybookComparison(Struct):
-    then: Counter[str] = field(default_factory=Counter)
-    now: Counter[str] = field(default_factory=Counter)
+    then: Counter[str] = field(default_factory=Counter)  # by recorded decision
+    now: Counter[str] = field(default_factory=Counter)  # by `ReplayOutcome.text`
     same: int = 0
     different: int = 0
-    not_known: int = 0
-    """The decision then is among the possible ones now."""
+    not_known: int = 0  # the decision then is among the possible ones now
     then_time: GpuTime = field(default_factory=GpuTime)
     now_time: GpuTime = field(default_factory=GpuTime)
 
@@ -140,17 +138,13 @@ class ReplayResult(Struct):
     first: datetime | None = None
     last: datetime | None = None
     alerts: int = 0
-    without_playbook: int = 0
-    """Alerts that start nothing now and started nothing then."""
-    ended_at_first: int = 0
-    """Alerts whose first report was their end."""
-    by_hand: int = 0
-    """By people, schedules, events and ends of runs."""
-    given_runs: int = 0
-    """Taken as they were: manual runs, and those before the first alert."""
+    without_playbook: int = 0  # alerts that start nothing now and started nothing then
+    ended_at_first: int = 0  # alerts whose first report was their end
+    by_hand: int = 0  # stand-in alerts: of people, schedules, events and ends of runs
+    given_runs: int = 0  # taken as they were: manual runs, and those before the first alert
     playbooks: dict[str, PlaybookComparison] = field(default_factory=dict)
-    breaker_opened: list[tuple[datetime, str]] = field(default_factory=list)
-    uncounted_differences: int = 0
+    breaker_opened: list[tuple[datetime, str]] = field(default_factory=list)  # possible openings, and why
+    uncounted_differences: int = 0  # alerts with a difference beyond `_MOST_DIFFERENCES`
     _differences: dict[tuple[str, ...], ReplayDifference] = field(default_factory=dict)
 
     def take_alert(self, item: RecordedAlert) -> None:

@@ -17,7 +17,7 @@ from trainmedic_server.simulation.recorded import RecordedReaction, RecordedRun
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_BATCH = 1000
+_BATCH = 1000  # rows written at once
 
 
 class SpooledCandidate(Struct, frozen=True, array_like=True):

@@ -31,22 +31,21 @@ _ALWAYS_KNOWN = frozenset({"alertname", SHIPPED_RULE_LABEL})  # labels known fro
 class NamedAlert(Struct, frozen=True):
     name: str
     line: int
-    labels: Mapping[str, str]
-    """Excludes ``alertname``."""
-    is_complete: bool = False
+    labels: Mapping[str, str]  # excludes ``alertname``
+    is_complete: bool = False  # False for a rule, whose expression adds unknown labels
     expression: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
-    source: str = ""
-    expected: str | None = None
-    reason: str = ""
+    source: str = ""  # origin in a list of alerts
+    expected: str | None = None  # playbook that should start; None without expectation or with `reason`
+    reason: str = ""  # why none should start
 
 
 class RuleOutcome(Struct, frozen=True):
     alert: NamedAlert
     renamed_to: str | None = None
-    playbooks: tuple[str, ...] = ()
-    conditions: tuple[str, ...] = ()
-    reason: str = ""
+    playbooks: tuple[str, ...] = ()  # that it starts, if `conditions` hold
+    conditions: tuple[str, ...] = ()  # on labels that the rule does not state
+    reason: str = ""  # why it starts none
     suggestion: Suggestion | None = None
 
     @property
@@ -76,7 +75,7 @@ class _FileModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
-class _Source(_FileModel):
+class _Source(_FileModel):  # of a public rule set
     repository: str
     path: str
 
@@ -221,6 +220,7 @@ def _rename(alert: NamedAlert, sent: Mapping[str, str], alert_map: CompiledAlert
 
 
 def _reaction(playbook: YamlPlaybook, labels: Mapping[str, str], known: frozenset[str] | None) -> tuple[str, list[str]]:
+    # As `_judged`, for all conditions of the playbook.
     if known is None:
         match = playbook.match(Alert("", AlertStatus.FIRING, labels, {}, _AT))
         return ("" if match.matched else match.why), []

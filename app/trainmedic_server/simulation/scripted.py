@@ -103,7 +103,7 @@ class _ScriptedAction:
         match reply.outcome:
             case ReplyOutcome.APPLIED:
                 return _query_output(reply.output, params) if self._real.name == PROMETHEUS_QUERY else reply.output
-            case ReplyOutcome.FAILED if COMPARED in reply.output:
+            case ReplyOutcome.FAILED if COMPARED in reply.output:  # as an action that reads its effect back
                 raise errors.EffectDisproved(reply.reason or "something else came of it", reply.output)
             case ReplyOutcome.FAILED:
                 raise errors.TemporaryFailure(reply.reason or "failed", reply.output)

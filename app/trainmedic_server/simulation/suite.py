@@ -65,7 +65,7 @@ from trainmedic_server.simulation.suite_format import (
 from trainmedic_server.simulation.virtual_time import BEGINNING, VirtualClock
 
 _SETTLE = timedelta(microseconds=1)  # a timer with this delay fires after everything that is due now
-_POLL_EVERY = timedelta(seconds=10)
+_POLL_EVERY = timedelta(seconds=10)  # of ends of runs, and of whether the test is over
 _PATIENCE = timedelta(hours=2)  # for runs to end after the last entry, without `end`
 
 
@@ -109,7 +109,7 @@ def played(test: TestEntry, playbooks: Sequence[YamlPlaybook], actions: Actions)
 
 class _LogParts(Struct, frozen=True):
     rules: RuleSet
-    fixtures: Mapping[str, str]
+    fixtures: Mapping[str, str]  # texts of files of lines
 
 
 def _run_test(
@@ -143,9 +143,8 @@ class _Scenario:
     metrics: telemetry.Metrics
     failures: list[tuple[DocumentPath, str]] = field(default_factory=list)
     decisions: list[tuple[datetime, PlaybookDecision]] = field(default_factory=list)
-    began: dict[str, datetime] = field(default_factory=dict)
-    """By fingerprint."""
-    unmatched: list[str] = field(default_factory=list)
+    began: dict[str, datetime] = field(default_factory=dict)  # starts of firing alerts, by fingerprint
+    unmatched: list[str] = field(default_factory=list)  # why playbooks did not react
     ends: EventDispatcher | None = None
     """None if no playbook begins with the end of a run."""
 
@@ -196,7 +195,7 @@ class _Scenario:
     async def _start(self) -> Engine:
         job = self.test.job
         given = JobVerdict.of(job.verdict.model_dump()) if job.verdict else None
-        # The alert sees this verdict in any role.
+        # As failure and slowness, so that every alert sees it (`VerdictsOnJob.seen_by`).
         verdicts = {job.name: VerdictsOnJob(given, given)} if given else {}
         topology = Topology(inventory.parse(self.test.inventory), verdicts=verdicts)
         limits = EngineLimits(mode=self.test.mode, max_age=self.test.max_age)
@@ -341,6 +340,7 @@ class _Scenario:
         stored = [await self.store.record(run.id) for run in await self._runs()]
         records = [record for record in reversed(stored) if record is not None]
         known = {decision.run_id for _, decision in self.decisions}
+        # Runs that the engine started later, without a delivery.
         again = [(record.run.created_at, _decision(record.run)) for record in records if record.run.id not in known]
         decided = [decision for _, decision in sorted([*self.decisions, *again], key=lambda made: made[0])]
         return Observations(decided, records, self.script.calls, self.engine.controls, self.unmatched)

@@ -93,7 +93,7 @@ class OrderEntry(_Model):
     by: str = "operator"
     groups: tuple[str, ...] = ()
     note: str = ""
-    refused: bool = False
+    refused: bool = False  # True if a refusal is expected
     down: Duration = timedelta(0)
 
     @model_validator(mode="after")
@@ -138,7 +138,7 @@ class ReplyModel(_Model):
     outcome: ReplyOutcome
     output: dict[str, Any] = {}
     reason: str = ""
-    after: Duration = timedelta(0)
+    after: Duration = timedelta(0)  # time that the attempt takes
 
 
 Reply = Annotated[ReplyModel, BeforeValidator(_long_form)]
@@ -195,7 +195,7 @@ class RunExpected(_Model):
     events: tuple[str, ...] | None = Field(None, description="Event kinds in this order; others may be in between.")
 
 
-class CallExpected(_Model):
+class CallExpected(_Model):  # of an action, with a subset of its parameters
     action: str
     target: str | None = None
     params: dict[str, Any] | None = None
