@@ -81,6 +81,7 @@ class JobLoad(BasicAction):
             if now >= call.deadline:
                 raise TemporaryFailure(f"the job has not trained for {duration.write(over)} without a break")
             check_wanted(await clearance_of(call))
+            # Sleep until `ready`, but at most five minutes: a run that was ended stops soon.
             await clock.sleep_until(min(max(now + _LOOK_EVERY, min(ready, now + timedelta(minutes=5))), call.deadline))
 
 

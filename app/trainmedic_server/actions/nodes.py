@@ -86,7 +86,7 @@ class GpuPowerLimit(PlacedAction):
 
     @classmethod
     def granted(cls, output: Mapping[str, Any]) -> timedelta:
-        lowest = output.get("lowest")
+        lowest = output.get("lowest")  # only of a job: each number's lowest value of its GPUs
         seconds = (lowest if isinstance(lowest, Mapping) else output).get("lease_seconds")
         if isinstance(seconds, int | float) and 0 < seconds < cls.lease.total_seconds():
             return timedelta(seconds=seconds)
@@ -135,8 +135,8 @@ def _renewal_params(caps: Mapping[str, LeasedEffect], lease: timedelta) -> Mappi
 
 
 def _renewal_of(command_id: str, cap: LeasedEffect, node: str, output: Mapping[str, Any]) -> Renewal:
-    unknown, lapsed = output.get("unknown"), output.get("lapsed")
-    ended, again = output.get("ended"), output.get("again")
+    unknown, lapsed = output.get("unknown"), output.get("lapsed")  # caps not in effect, and those whose lease expired
+    ended, again = output.get("ended"), output.get("again")  # by cap: why it ended, or GPUs on which it was reapplied
     if not isinstance(unknown, list) or command_id not in unknown:
         gpus = again.get(command_id) if isinstance(again, Mapping) else None
         return Renewal(cap, node, "renewed", output={"gpus": gpus} if gpus else {})
@@ -206,7 +206,7 @@ class DiskClean(Irreversible, CommandAction):
 
 
 def with_known_filesystems(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Keep each file system once, or none if one is unknown: the agent might reject the one intended."""
+    """Keep each file system once, or none if one is unknown: the agent would not clean that one."""
     wire = dict(params)
     by_name = {(entry["mountpoint"], entry["device"]): entry for entry in wire.pop("filesystems")}
     is_known = by_name and all(mountpoint for mountpoint, _ in by_name)
@@ -249,6 +249,7 @@ class NodeFacts(Irreversible, PlacedAction):
     outputs: ClassVar[Mapping[str, Shape]] = NODE_FACTS
 
 
+# Longest time of a check, by level.
 HEALTH_LIMITS: Mapping[str, timedelta] = {"quick": timedelta(minutes=2), "burn": timedelta(minutes=10)}
 _SHOWN_FAULTS = 4
 

@@ -71,7 +71,7 @@ class Registry:
     def __init__(
         self,
         specs: Mapping[str, type[Action]],
-        services: Services | None = None,
+        services: Services | None = None,  # None: actions can be checked, not performed
         problems: Sequence[str] = (),
     ) -> None:
         self._specs = dict(specs)

@@ -81,7 +81,7 @@ class RetryingAction(BasicAction):
                     raise _unwanted(error, may_be_done) from error
                 if wait >= (call.deadline - self._clock.now()).total_seconds():
                     if isinstance(error, ClusterRefused) and not may_be_done:
-                        raise
+                        raise  # the cause: another attempt would be refused too
                     raise failure(f"not done in time: {error}", error.output) from error
                 if call.report_wait is not None and self._clock.now() >= report_at:
                     report_at = self._clock.now() + REPORT_EVERY

@@ -114,7 +114,7 @@ def _named(ref: Ref) -> dict[str, str]:
 class RestorableAction(ClusterAction):
     """The undo is the same action with the parameter ``restore``."""
 
-    restored_by: ClassVar[frozenset[str]]
+    restored_by: ClassVar[frozenset[str]]  # parameters that name the changed object and field
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
