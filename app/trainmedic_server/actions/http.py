@@ -45,8 +45,7 @@ _REFERENCES = (  # parameters that name variables of the server
 _TOKEN = re.compile(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")  # RFC 9110, section 5.6.2
 _STATUSES = re.compile(r"^(?:([1-5])xx|([1-5]\d\d)(?:-([1-5]\d\d))?)$")
 _MAY_PASS = frozenset({408, 425, 429})  # client errors after which a repeat may succeed
-_GATEWAY_LOST_ANSWER = frozenset({502, 504})
-"""After these statuses of a gateway, the effect is unknown (RFC 9110, 15.6.3 and 15.6.5)."""
+_GATEWAY_LOST_ANSWER = frozenset({502, 504})  # of a gateway: the effect is unknown (RFC 9110, 15.6.3 and 15.6.5)
 
 
 def safe_url(text: str) -> str:

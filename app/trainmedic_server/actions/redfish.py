@@ -28,15 +28,12 @@ _ALLOWED = "ResetType@Redfish.AllowableValues"
 _ON, _OFF = "On", "Off"
 _LOOK_EVERY = timedelta(seconds=2)
 _CALL_TIME = timedelta(seconds=20)
-_LAST_CALL_TIME = timedelta(seconds=5)
-"""For the last readings, which come after the deadline."""
-_LARGEST_DOCUMENT = 1024 * 1024
-"""Bytes. Systems with many links have over 64 KiB."""
+_LAST_CALL_TIME = timedelta(seconds=5)  # for the last readings, which come after the deadline
+_LARGEST_DOCUMENT = 1024 * 1024  # bytes; systems with many links have over 64 KiB
 _MAY_PASS = frozenset({408, 425, 429})  # client errors after which a repeat may succeed
 _GATEWAY_LOST_ANSWER = frozenset({502, 504})  # the effect is unknown
 _LONGEST_STATE = 100  # characters
-_RESET_TYPES = {_ON: "On", _OFF: "ForceOff"}
-"""Reset type by the state that it leads to."""
+_RESET_TYPES = {_ON: "On", _OFF: "ForceOff"}  # by the state that they lead to
 
 
 class PowerParams(ActionParams):

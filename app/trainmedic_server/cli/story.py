@@ -110,7 +110,7 @@ def _excerpt(excerpt: Document, indent: str) -> Iterator[str]:
     yield f"{indent}{plain(excerpt.get('node'))}{rank}  {plain(excerpt.get('stream'))}"
     number = excerpt.get("number") or 0
     for place, line in enumerate(excerpt.get("lines", ())):
-        mark = ">" if place == excerpt.get("at") else " "
+        mark = ">" if place == excerpt.get("at") else " "  # the finding's own line
         yield f"{indent}{mark} {f'{number + place:>7}  ' if number else ''}{plain(line)}"
 
 

@@ -17,8 +17,7 @@ from trainmedic_server.console.inner_api import InnerApi, Query
 from trainmedic_server.console.rendering import Renderer, page
 from trainmedic_server.console.standing import ServerStanding, StandingView
 
-_LONGEST_SEQ = 18
-"""Digits."""
+_LONGEST_SEQ = 18  # digits
 
 
 class PageRequest(Struct, frozen=True):

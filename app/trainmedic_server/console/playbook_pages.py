@@ -11,7 +11,7 @@ from trainmedic_server.console import folding
 from trainmedic_server.console.page_request import PageRequest
 from trainmedic_server.http.problems import HttpProblem
 
-UNCOUNTED = {"counted": "false"}
+UNCOUNTED = {"counted": "false"}  # without the numbers of runs, which are slow
 _MOST_OFFERED = 300
 _INPUT = "input."
 

@@ -20,7 +20,7 @@ from trainmedic_server.presentation.sentences import At, Sentence
 from trainmedic_server.presentation.targets import IndexOf
 
 Document = Mapping[str, Any]
-_IN_DOUBT = ("unknown", "running")
+_IN_DOUBT = ("unknown", "running")  # statuses of attempts that may have taken effect
 _UNDO = {
     "armed": "It is reverted automatically",
     "running": "It is being reverted",

@@ -132,7 +132,8 @@ def _now(document: Document) -> Iterator[Sentence]:
 
 
 def _with_run(text: str, run_id: str | None) -> Sentence:
-    before, found, after = text.partition(run_id or "\0")
+    """Separate a run's ID from the text around it, as surfaces link it."""
+    before, found, after = text.partition(run_id or "\0")  # no text has a NUL
     return (before, RunName(found), after) if found else (text,)
 
 
