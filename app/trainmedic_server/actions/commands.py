@@ -65,7 +65,7 @@ class CommandAction(BasicAction):
         async def report_no_receiver() -> bool:
             if call.report_wait is not None:
                 await call.report_wait(_why_not_connected(call.target) + await self._similar_job_hint(call.target))
-            return not self.waits_for_receiver
+            return not self.waits_for_receiver  # True ends the request
 
         replies = await self._bus.request(self._command(call), report_no_receiver)
         presence = None

@@ -112,6 +112,7 @@ async def _figures(metrics: MetricHistory, job: str, over: timedelta, now: datet
 
     rates = [f"max(avg_over_time(training_throughput_{amount}_per_second{matcher}[{window}]))" for amount in _AMOUNTS]
     targets = [f"max(last_over_time(training_target_{amount}_per_second{matcher}[{window}]))" for amount in _AMOUNTS]
+    # A recording rule of `monitoring/rules/scaling.yaml`.
     busy = f"max(avg_over_time(job:gpu_utilization_percent{matcher}[{window}]))"
     utilisation, *others = await asyncio.gather(*map(newest, [busy, *rates, *targets]))
     known = [

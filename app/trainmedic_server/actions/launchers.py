@@ -81,7 +81,7 @@ class _LauncherAction(CommandAction, ABC):
         if node is None:
             raise PermanentFailure(f"{self.name} on a job needs the name of the node")
         try:
-            launchers = [launcher for launcher in await self._bus.launchers() if launcher.details]  # none if untrusted
+            launchers = [launcher for launcher in await self._bus.launchers() if launcher.details]  # has trusted data
             if call.target.kind is not TargetKind.JOB:
                 selection = await self.select(call, node, launchers)
         except BusUnavailable as error:

@@ -27,7 +27,7 @@ class PageRequest(Struct, frozen=True):
     api: InnerApi
     renderer: Renderer
     standing: ServerStanding
-    signed_in: bool
+    signed_in: bool  # by a session, so that the page offers to end it
     query: Mapping[str, str] = field(default_factory=dict)
 
     async def get(self, path: str, query: Query | None = None) -> Any:

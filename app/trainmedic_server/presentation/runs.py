@@ -121,7 +121,7 @@ def _now(document: Document) -> Iterator[Sentence]:
     if awaited := document.get("waits_for"):
         yield _with_run(waiting(awaited), document.get("holder"))
         held = document.get("held_by")
-        while held:
+        while held:  # each of these runs waits for the next
             until: Sentence = (", until ", At(held["until"]), " at the latest") if held.get("until") else ()
             behind = held.get("held_by")
             doing = _with_run(held["doing"], behind["run_id"] if behind else None)
