@@ -36,7 +36,7 @@ from trainmedic_server.ports.outside import HttpAccess, HttpReply
 KEPT_HEADERS = ("content-length", "content-type", "date", "etag", "retry-after", "x-request-id")
 """Other headers may contain cookies or signed URLs."""
 
-_SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie"})
+_SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie"})  # only in `headers_from_env`
 _OWN_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "idempotency-key"})
 _REFERENCES = (  # parameters that name variables of the server
     *("bearer_from_env", "headers_from_env", "basic_auth"),

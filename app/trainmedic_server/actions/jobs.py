@@ -262,7 +262,7 @@ class JobCommandParams(ActionParams):
         return self
 
 
-_OWN_PREFIXES = ("job", "launcher", "gpu", "disk", "node")
+_OWN_PREFIXES = ("job", "launcher", "gpu", "disk", "node")  # of actions that are commands themselves
 
 
 class JobOwnCommand(Irreversible, _JobAction):

@@ -200,10 +200,10 @@ class LauncherExcludeNode(_LauncherAction):
         if (
             chosen
             and cast(ExcludeNodeParams, call.params).unless_heard
-            and (heard := await self._connected_source(node, launchers))
+            and (connected := await self._connected_source(node, launchers))
         ):
             return _Selection(
-                {}, {**not_asked, **dict.fromkeys(chosen, f"{heard} is connected, so the node is not down")}
+                {}, {**not_asked, **dict.fromkeys(chosen, f"{connected} is connected, so the node is not down")}
             )
         return self._within_bounds(launchers, node, chosen, not_asked)
 
@@ -351,8 +351,8 @@ def _by_number(node: str) -> list[tuple[int, str]]:
     ]
 
 
-def _only_texts(said: object) -> Sequence[str]:
-    return [node for node in said if isinstance(node, str)] if isinstance(said, list) else []
+def _only_texts(reported: object) -> Sequence[str]:
+    return [node for node in reported if isinstance(node, str)] if isinstance(reported, list) else []
 
 
 def _combined_failure(failures: Sequence[BaseException], output: Mapping[str, Any], *, is_undo: bool) -> BaseException:
@@ -368,9 +368,9 @@ def _combined_failure(failures: Sequence[BaseException], output: Mapping[str, An
 
 def _excluded_nodes(launcher: Presence) -> Sequence[str]:
     """Launchers of older SDKs state only their own node."""
-    said = launcher.details.get(_LEFT_OUT)
-    if isinstance(said, list):
-        return _only_texts(said)
+    excluded = launcher.details.get(_LEFT_OUT)
+    if isinstance(excluded, list):
+        return _only_texts(excluded)
     return [str(launcher.details.get("node"))] if launcher.details.get("state") == _LEFT_OUT else []
 
 

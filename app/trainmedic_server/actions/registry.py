@@ -40,7 +40,7 @@ from trainmedic_server.actions.kubernetes import nodes as cluster_nodes
 from trainmedic_server.errors import PermanentFailure
 from trainmedic_server.ports.actions import Action, Services
 
-GROUP = "trainmedic.actions"
+GROUP = "trainmedic.actions"  # of entry points
 NAME = re.compile(r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*$")
 
 BUILT_IN: tuple[type[Action], ...] = (

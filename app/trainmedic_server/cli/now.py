@@ -136,8 +136,8 @@ def _running(run: Document, at: str) -> Iterator[str]:
 
 
 def _lost(lost: Document, at: str) -> Iterator[str]:
-    heard, reason = times.ago(lost["since"], at), words.plain(lost["reason"])
-    yield f"  {lost['kind']} {words.plain(lost['name'])}  last connected {heard}: {reason}"
+    ago, reason = times.ago(lost["since"], at), words.plain(lost["reason"])
+    yield f"  {lost['kind']} {words.plain(lost['name'])}  last connected {ago}: {reason}"
 
 
 def _name(entry: Document) -> str:

@@ -21,7 +21,7 @@ Ask = Callable[[dict[str, Any]], AsyncGenerator[dict[str, Any] | None, None]]
 """Calls the API for lines of the view's job. Raises HttpProblem."""
 PAGE_LINES = 200
 _WINDOW_LINES = 2000  # a window with more lines is searched in parts
-_WINDOW_CHARACTERS = 8_000_000
+_WINDOW_CHARACTERS = 8_000_000  # bounds the memory
 _FIRST_WINDOW = timedelta(seconds=30)
 _LEAST_WINDOW = timedelta(milliseconds=1)
 _GROWTH = 8

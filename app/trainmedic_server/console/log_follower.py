@@ -28,8 +28,8 @@ from trainmedic_server.http.problems import HttpProblem, from_error
 from trainmedic_server.http.streaming import StreamedResponse, while_allowed
 from trainmedic_server.live.events import EVENT_STREAM
 
-_MOST_ROWS = 300
-_BETWEEN_SECONDS = 0.5
+_MOST_ROWS = 300  # lines in one event
+_BETWEEN_SECONDS = 0.5  # between two events, which collect lines
 _LONGEST_GAP = timedelta(minutes=10)  # a reconnecting page gets missed lines of this period
 _LONGEST_SECONDS = 2 * 3600.0
 _MOST_NOTES = 10

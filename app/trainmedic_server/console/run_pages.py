@@ -28,6 +28,7 @@ _FILTERS = (
     *("status", "playbook", "decision", "node", "gpu", "job", "alertname", "since", "until", "owes_undo"),
     *("target", "open", "by", "parent"),
 )
+# In the text field of the page.
 _FILTER_ALIASES = {"alert": "alertname", "owed": "owes_undo"}
 SAVED = (
     ("Last 24 h", ""),

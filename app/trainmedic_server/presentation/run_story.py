@@ -21,7 +21,7 @@ from trainmedic_server.presentation.targets import IndexOf
 
 Document = Mapping[str, Any]
 _IN_DOUBT = ("unknown", "running")  # statuses of attempts that may have taken effect
-_UNDO = {
+_UNDO = {  # by the undo's status
     "armed": "It is reverted automatically",
     "running": "It is being reverted",
     "available": "An operator can revert it",
@@ -30,6 +30,7 @@ _UNDO = {
     "dropped": "No undo",
     "closed": "A person decided not to revert it",
 }
+# By the undo's trigger.
 _WHEN = {"on_resolve": "when the alert resolves", "on_failure": "if the run fails", "never": ""}
 
 
@@ -143,9 +144,9 @@ def _changed(run: Document, index_of: IndexOf) -> Iterator[str]:
         )
         values = f" ({change['before']} → {change['after']})" if change.get("before") and change.get("after") else ""
         error = f". The last attempt to revert it failed: {change['undo_error']}" if change.get("undo_error") else ""
-        told = f"{past[:1].upper()}{past[1:]}{values}."
+        done = f"{past[:1].upper()}{past[1:]}{values}."
         has_undo = change.get("is_reversible", True)
-        yield f"{told} Reverted: {change.get('given_back')}{error}." if has_undo else f"{told} This has no undo."
+        yield f"{done} Reverted: {change.get('given_back')}{error}." if has_undo else f"{done} This has no undo."
     if run.get("changed"):
         return
     if run.get("group"):

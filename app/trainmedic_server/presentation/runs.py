@@ -16,8 +16,8 @@ from trainmedic_server.presentation import times
 from trainmedic_server.presentation.sentences import At, RunName, Sentence, Values
 
 Document = Mapping[str, Any]
-_AWAITED = {"resolved": "alert", "wait": "time or condition"}
-_MOMENTS = (("before", "before"), ("at", "at the act"), ("after", "10 min after"))
+_AWAITED = {"resolved": "alert", "wait": "time or condition"}  # by the API's `waiting_on`
+_MOMENTS = (("before", "before"), ("at", "at the act"), ("after", "10 min after"))  # members of `domain.effect`
 
 
 def short_id(run_id: object) -> str:
@@ -58,19 +58,19 @@ class DoneWords(Struct, frozen=True):
 def action_and_message(item: Document) -> DoneWords:
     """Return "" for an action that the message contains."""
     action, message = item.get("action_taken") or "", item.get("message") or ""
-    is_told = action in message and item["status"] != Status.FAILED
-    return DoneWords("" if is_told else action, message)
+    is_repeated = action in message and item["status"] != Status.FAILED
+    return DoneWords("" if is_repeated else action, message)
 
 
 def outcome_text(item: Document) -> str:
-    told = action_and_message(item)
+    texts = action_and_message(item)
     if item.get("group") and item["status"] in OPEN:
-        return "; ".join(filter(None, (group_text(item["group"]), told.message)))
+        return "; ".join(filter(None, (group_text(item["group"]), texts.message)))
     if item["status"] == Status.NOT_STARTED:
-        return ": ".join(filter(None, (str(item["decision"]), told.message)))
+        return ": ".join(filter(None, (str(item["decision"]), texts.message)))
     if item["status"] == Status.FAILED:
-        return f"{told.message}; did {told.action}" if told.action else told.message or "-"
-    return ": ".join(filter(None, (told.action, told.message))) or "-"
+        return f"{texts.message}; did {texts.action}" if texts.action else texts.message or "-"
+    return ": ".join(filter(None, (texts.action, texts.message))) or "-"
 
 
 def group_text(counts: Document) -> str:

@@ -42,10 +42,10 @@ from trainmedic_server.ports.cluster import PODS, Object, Ref
 
 ROUND = 1.0
 """Seconds. Doubles while every eviction is refused."""
-_LONGEST_ROUND = 10.0
+_LONGEST_ROUND = 10.0  # seconds
 _EVICTIONS_AT_ONCE = 20
-_SHOWN = 20
-_MIRROR = "kubernetes.io/config.mirror"
+_SHOWN = 20  # pods in the output's `left`
+_MIRROR = "kubernetes.io/config.mirror"  # annotation of static pods, which the kubelet runs without the API
 
 
 class DrainParams(ActionParams):
