@@ -32,9 +32,9 @@ class LeaseExpiry:
         if not any(state.baseline is not None for state in states.values()):
             return None
         now = self._boottime()
-        owed = [self._retry_at.get(uuid, now) - now for uuid, state in states.items() if state.needs_reconciling]
+        retries = [self._retry_at.get(uuid, now) - now for uuid, state in states.items() if state.needs_reconciling]
         next_end = self._control.next_end()
-        return min([self._verify_at - now, *owed, *([] if next_end is None else [next_end])])
+        return min([self._verify_at - now, *retries, *([] if next_end is None else [next_end])])
 
     def run(self) -> None:
         overdue = self._control.overdue()

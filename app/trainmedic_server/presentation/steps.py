@@ -146,6 +146,7 @@ def sentence(step: Document, target: str | None = None, index_of: IndexOf = targ
     if key and not str(note or "").startswith("for each of"):
         on = _listed([targets.within(str(each), index_of) for each in step.get("targets") or (key,)])
     phrase_of = _PHRASES.get(action)
+    # The parameters of a step with a note may be unknown before the run (`engine.preview`).
     if phrase_of is None or (note and not params):
         phrase = call(action, params) + (f" on {on}" if key else "")
     else:
