@@ -70,7 +70,7 @@ async def _oldest(view: LogView, ask: Ask, count: int) -> LogExcerpt:
 async def _newest(view: LogView, ask: Ask, now: datetime, count: int) -> LogExcerpt:
     """Search windows backwards, until there are `count` lines, or `view.since` or the time limit is reached."""
     place = view.before
-    ceiling = place.at + _JUST_BEFORE if place is not None else view.until
+    ceiling = place.at + _JUST_BEFORE if place is not None else view.until  # the API's `until`; None: open
     wanted = count + 1 + (place.passed if place is not None else 0)
     lines, notes = deque[ShownLine](), list[str]()
     top, span = min(ceiling or now, now), _FIRST_WINDOW  # end and length of the next window
