@@ -21,7 +21,7 @@ from trainmedic_agent.disk.throttle import Clocks, Throttle
 from trainmedic_agent.errors import CommandFailed, CommandRejected
 from trainmedic_agent.executors import AcceptedCommand
 
-_REPLY_MARGIN = timedelta(seconds=5)
+_REPLY_MARGIN = timedelta(seconds=5)  # for the reply before the command expires
 _PARAMETERS = ("dry_run", "filesystems")
 _LONGEST_ANSWER = 120.0  # seconds; removing a large image takes a while
 

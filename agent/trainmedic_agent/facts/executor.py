@@ -47,6 +47,7 @@ class NodeFactsExecutor(Struct, frozen=True):
                 problems.append(described(error))
         facts.update(gpu.all_facts(self.gpus))
         present = {card["uuid"] for card in facts.get("gpus", ())}
+        # With earlier GPUs, so that a missing one shows.
         facts["gpus_known"] = len(present | {known.info.uuid for known in self.record.gpus()}) or None
         name = accepted.command.target.get("gpu")
         if isinstance(name, str):

@@ -121,5 +121,4 @@ def _power(reading: GpuReading) -> dict[str, Any] | None:
 
 
 def _without_empty(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove None and empty mappings."""
     return {name: value for name, value in values.items() if value is not None and value != {}}

@@ -26,10 +26,8 @@ _MOST_DEVIATIONS = 5
 LEAST_GROWTH: Mapping[str, float] = {"link_downs": 3, "link_errors": 100, "pcie_replays": 10, "nvlink_errors": 10}
 """Errors in an hour. Fewer occur on good links."""
 _OTHER_LEAST_GROWTH = 10.0
-_LASTING_KEYS = ("port_rate ",)
-"""Beginnings of keys whose parts must stay."""
-_DEVIATIONS_OF_NORMAL = 1.4826
-"""Standard deviations of a normal distribution in its median absolute deviation."""
+_LASTING_KEYS = ("port_rate ",)  # beginnings of keys whose parts must stay
+_DEVIATIONS_OF_NORMAL = 1.4826  # standard deviations of a normal distribution in its median absolute deviation
 
 
 class CounterMark(Struct, frozen=True):

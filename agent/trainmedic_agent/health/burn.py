@@ -21,7 +21,7 @@ from trainmedic_agent.health import probe_child
 from trainmedic_agent.health.checks import CheckResults, HealthValue, ValueKind, checked, unread
 from trainmedic_agent.ports.gpus import Gpus
 
-OPTIONS = ("--output", "json", "--memory", "80")
+OPTIONS = ("--output", "json", "--memory", "80")  # percent of each GPU's free memory
 _CHILD = (sys.executable, "-P", "-m", probe_child.__name__)
 _LOAD_TEST = "burn"
 CHECKS = frozenset({_LOAD_TEST, "all_reduce", "all_reduce_speed", "memory", "memory_speed"})

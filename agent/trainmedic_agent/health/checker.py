@@ -67,7 +67,7 @@ class RecordedHealth(Struct, frozen=True):
         of_load_test = tuple(check for check in report.checks if check.name in burn.CHECKS)
         quick = tuple(check for check in report.checks if check.name not in burn.CHECKS)
         self._add(replace(report, level=Level.QUICK, checks=quick), changed)
-        if of_load_test:
+        if of_load_test:  # stored separately, because the next quick check would replace them
             self._add(replace(report, checks=of_load_test), {})
         return report
 

@@ -59,7 +59,6 @@ class HealthCheck(Struct, frozen=True):
 
 
 def is_usable(checks: Iterable[HealthCheck]) -> bool:
-    """Return whether none is failed or unknown."""
     return all(check.verdict in (HealthVerdict.OK, HealthVerdict.DEGRADED) for check in checks)
 
 

@@ -32,7 +32,7 @@ def disk_checks(roots: NodeRoots) -> CheckResults:
         for volume in entries(roots.sys / "fs" / "btrfs"):
             for device in entries(volume / "devinfo"):
                 with UnknownIfUnread(results, "filesystem", volume.name):
-                    counts = (text(device / "error_stats") or "").split()[1::2]
+                    counts = (text(device / "error_stats") or "").split()[1::2]  # lines of name and count
                     _add_error_count(results, f"{volume.name}/{device.name}", sum(map(int, counts)) if counts else None)
         for mount, is_writable in _local_mounts(roots.proc):
             results.values.append(HealthValue("mount_writable", mount, ValueKind.STATE, int(is_writable)))

@@ -16,7 +16,7 @@ from trainmedic_agent.health.checks import Level
 from trainmedic_agent.health.health_policy import HealthPolicy
 
 CHECK_EVERY = 300.0  # seconds
-MOST_BURN_SECONDS = 540.0
+MOST_BURN_SECONDS = 540.0  # below the server's limit of ten minutes
 _REPLY_SECONDS = 5.0  # reserved for the reply before the command expires
 _MOST_GPUS = 1024
 

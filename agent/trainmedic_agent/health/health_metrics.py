@@ -8,8 +8,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from trainmedic_agent.health.checks import HealthVerdict, Level, worst
 from trainmedic_agent.health.record import HealthRecord
 
-_OUTDATED = timedelta(minutes=15)
-"""Age of a quick result that is no longer shown: later checks have not ended."""
+_OUTDATED = timedelta(minutes=15)  # age of a quick result that is no longer shown: later checks have not ended
 
 
 def families(record: HealthRecord, now: datetime | None = None) -> Iterator[Metric]:

@@ -146,7 +146,7 @@ class PowerControl:
         return state.with_cap(cap, present)
 
     def end(self, cap_ids: Collection[str], by: str, uuids: Sequence[str] | None = None) -> Outcomes:
-        """End these commands' caps on all their GPUs or only `uuids`."""
+        """End these commands' caps on all their GPUs or only `uuids`. `by`: see `PowerCap.ended_by`."""
         return self.reconcile(self.record_ended(cap_ids, by, uuids))
 
     def ended_by(self, cap_id: str) -> str | None:

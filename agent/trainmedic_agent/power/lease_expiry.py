@@ -25,16 +25,16 @@ class LeaseExpiry:
         self._boottime = boottime
         self._verify_at = -math.inf
         self._backoffs: dict[str, Backoff] = {}
-        self._retry_at: dict[str, float] = {}
+        self._retry_at: dict[str, float] = {}  # seconds since boot, by GPU UUID
 
     def due(self) -> float | None:
         states = self._control.ledger.all()
         if not any(state.baseline is not None for state in states.values()):
             return None
         now = self._boottime()
-        owed = [self._retry_at.get(uuid, now) - now for uuid, state in states.items() if state.needs_reconciling]
+        retries = [self._retry_at.get(uuid, now) - now for uuid, state in states.items() if state.needs_reconciling]
         next_end = self._control.next_end()
-        return min([self._verify_at - now, *owed, *([] if next_end is None else [next_end])])
+        return min([self._verify_at - now, *retries, *([] if next_end is None else [next_end])])
 
     def run(self) -> None:
         overdue = self._control.overdue()
@@ -42,7 +42,7 @@ class LeaseExpiry:
             log.warning("lease expired; ending power cap", extra={"command": cap_id})
         self._schedule_retries(self._control.end(overdue, EXPIRED))
         now = self._boottime()
-        verifies = now >= self._verify_at
+        verifies = now >= self._verify_at  # limits that need no change: another process may have set one
         if verifies:
             self._verify_at = now + _VERIFY_SECONDS
         uuids = (

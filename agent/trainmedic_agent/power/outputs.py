@@ -35,7 +35,7 @@ def describe_restored(outcomes: Mapping[str, PowerOutcome | GpuError]) -> list[d
 
 
 def one_or_all(descriptions: list[dict[str, Any]], has_list: bool) -> dict[str, Any]:
-    """With `has_list` under ``gpus``."""
+    """Return the only description, or with `has_list` all under ``gpus``."""
     if not has_list:
         (only,) = descriptions
         return only

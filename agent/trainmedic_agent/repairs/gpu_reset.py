@@ -88,7 +88,7 @@ class GpuResetExecutor:
         if answer.code != 0:
             raise CommandFailed(f"nvidia-smi did not reset {uuid}: {answer.said or f'exit code {answer.code}'}")
 
-    def _has_restarted(self, uuid: str, kept: Mapping[str, str]) -> bool:
+    def _has_restarted(self, uuid: str, kept: Mapping[str, str]) -> bool:  # False if it is unknown
         try:
             return _energy_restarted(kept, self._gpus.read(uuid)) is True
         except GpuError:

@@ -21,6 +21,7 @@ class IntentBook:
         self._journal = journal
 
     def find(self, command_id: str) -> Mapping[str, str] | None:
+        """Return the reading that an interrupted attempt kept. None if the command has not begun."""
         rows = self._journal.rows("SELECT reading FROM intents WHERE command = ?", (command_id,))
         if not rows:
             return None

@@ -15,7 +15,7 @@ from trainmedic_agent.repairs.programs import ProgramAnswer
 
 SETTLED_SECONDS = 2.0
 """A restarted program must run for this time."""
-_REPLY_MARGIN = timedelta(seconds=5)
+_REPLY_MARGIN = timedelta(seconds=5)  # for the reply before the command expires
 LOOK_EVERY = 0.5  # seconds
 _STOP_SECONDS = 5.0
 """systemd kills a stopping agent's programs at once; the agent's queues notice the stop seconds later."""

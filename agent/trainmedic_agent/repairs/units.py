@@ -81,12 +81,12 @@ class RestartUnitExecutor:
             kept = {"invocation": state.invocation}
             self._intents.keep(command.id, kept, utc_now())
         before = kept["invocation"]
-        is_restarted = state.invocation == before
-        if is_restarted:
+        is_restarted_here = state.invocation == before
+        if is_restarted_here:
             self._restart(unit, time)
         after = self._read_state(unit)
         # systemd forgets the invocation of a oneshot unit that has ended; systemctl has waited for that end.
-        has_ended = is_restarted and after.has_ended_well and not after.has_unmet_condition
+        has_ended = is_restarted_here and after.has_ended_well and not after.has_unmet_condition
         if not has_ended:
             after = self._wait_until_settled(unit, before, time)
         note = {"note": _UNSEEN_START_NOTE} if has_ended and after.invocation in ("", before) else {}

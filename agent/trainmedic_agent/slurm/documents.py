@@ -47,6 +47,7 @@ def shortened(output: bytes, kind: str, fields: Sequence[str]) -> Document | Non
 
 def _release(meta: Any) -> Any:
     """Keep Slurm's release: the rest of ``meta`` differs between two calls."""
+    # Older data parsers write a capital letter.
     slurm = meta.get("slurm") or meta.get("Slurm") if isinstance(meta, dict) else None
     release = slurm.get("release") if isinstance(slurm, dict) else None
     return {"slurm": {"release": release}}

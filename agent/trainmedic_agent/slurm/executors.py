@@ -19,7 +19,7 @@ from trainmedic_agent.slurm.documents import Document, shortened
 from trainmedic_agent.slurm.programs import SlurmPrograms
 from trainmedic_logs.domain import log_pages
 
-_REPLY_MARGIN = timedelta(seconds=2)
+_REPLY_MARGIN = timedelta(seconds=2)  # for the reply before the command expires
 _KEPT_DOCUMENTS = 8  # documents whose further pages can be asked for
 _PIECES_PER_PAGE = log_pages.MOST_PACKED // log_pages.PIECE  # a page fits into one reply
 _NO_END = "scontrol did not end in time"

@@ -1,4 +1,4 @@
-"""Types of what agents answer."""
+"""Types of the agents' outputs, against which playbooks are checked."""
 
 from __future__ import annotations
 

@@ -61,6 +61,7 @@ class SilenceAlert(_AlertmanagerAction):
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(SilenceParams, call.params)
         alertmanager = self.alertmanager
+        # Alertmanager knows the labels that it sent, not those after the alert map.
         matchers = _matchers(call.alert.sent_labels, params.labels)
         # Count from the first attempt, so that resuming does not extend the silence.
         ends_at = call.issued_at + params.duration

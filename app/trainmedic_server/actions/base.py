@@ -20,7 +20,7 @@ class ActionParams(BaseModel):
 
 
 class BasicAction:
-    """Defaults: every kind of target, harmful, no state between attempts."""
+    """Defaults: every kind of target except groups, harmful, no state between attempts."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -75,7 +75,7 @@ def check_wanted(clearance: Clearance, about: str = "", output: Mapping[str, Any
 
 
 class Irreversible:
-    """Playbooks that request the undo are rejected on load."""
+    """Playbooks that request an undo are rejected on load."""
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:

@@ -27,12 +27,12 @@ from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.outside import Presence
 
 WAITED_OUT = timedelta(seconds=1)
-"""If the bus returns this long after the deadline, replies are missing."""
+"""The bus waits for missing replies until this long after the deadline."""
 _MOST_SHOWN = 8
 _LOOK_AGAIN_AFTER = timedelta(seconds=2)
 _REFUSED = (envelope.REJECTED, envelope.UNSUPPORTED)
 COMPARED = "verified"
-"""In a reply ``failed`` with this result, the effect was wrong."""
+"""Output member of receivers that checked the effect. In a reply ``failed``, the effect was wrong."""
 
 
 class NoParams(ActionParams):
@@ -52,7 +52,7 @@ class CommandAction(BasicAction):
 
     Params: ClassVar[type[BaseModel]] = NoParams
     waits_for_receiver: ClassVar[bool] = True
-    """A restarting job connects again."""
+    """Whether an attempt waits for an absent receiver: a restarting job connects again."""
 
     def __init__(self, services: Services) -> None:
         super().__init__(services)
@@ -65,7 +65,7 @@ class CommandAction(BasicAction):
         async def report_no_receiver() -> bool:
             if call.report_wait is not None:
                 await call.report_wait(_why_not_connected(call.target) + await self._similar_job_hint(call.target))
-            return not self.waits_for_receiver
+            return not self.waits_for_receiver  # True ends the request
 
         replies = await self._bus.request(self._command(call), report_no_receiver)
         presence = None
@@ -156,7 +156,7 @@ class CommandAction(BasicAction):
         counts = [reply.ranks for reply in replies if reply.is_final and reply.ranks is not None]
         if counts and len(finals) < max(counts):
             return f"only {len(finals)} of {max(counts)} ranks of {_receiver(call.target)} answered in time"
-        if not replies and (presence is None or not (presence.details or presence.doubt is None)):
+        if not replies and (presence is None or (presence.doubt is not None and not presence.details)):
             return _why_not_connected(call.target, presence)
         expected = _ranks(presence)
         silent = sorted(expected - finals)
@@ -178,7 +178,7 @@ async def stop_waiting() -> bool:
 
 
 def judge(receiver: str, replies: Sequence[envelope.Reply], missing: str) -> Mapping[str, Any]:
-    """Return the output if all ranks applied the command. Otherwise raise the failure that the replies mean."""
+    """Return the output if all ranks applied the command, otherwise raise. `missing`: who did not reply, or ""."""
     finals = sorted((reply for reply in replies if reply.is_final), key=lambda reply: reply.rank or 0)
     bad = [reply for reply in finals if reply.status != envelope.APPLIED]
     outputs = _outputs(finals)

@@ -36,17 +36,16 @@ from trainmedic_server.ports.outside import HttpAccess, HttpReply
 KEPT_HEADERS = ("content-length", "content-type", "date", "etag", "retry-after", "x-request-id")
 """Other headers may contain cookies or signed URLs."""
 
-_SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie"})
+_SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie"})  # only in `headers_from_env`
 _OWN_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "idempotency-key"})
-_REFERENCES = (
+_REFERENCES = (  # parameters that name variables of the server
     *("bearer_from_env", "headers_from_env", "basic_auth"),
     *("certificate_from_env", "ca_from_env", "socket_from_env"),
 )
 _TOKEN = re.compile(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")  # RFC 9110, section 5.6.2
 _STATUSES = re.compile(r"^(?:([1-5])xx|([1-5]\d\d)(?:-([1-5]\d\d))?)$")
-_MAY_PASS = frozenset({408, 425, 429})
-_GATEWAY_LOST_ANSWER = frozenset({502, 504})
-"""After these statuses of a gateway, the effect is unknown (RFC 9110, 15.6.3 and 15.6.5)."""
+_MAY_PASS = frozenset({408, 425, 429})  # client errors after which a repeat may succeed
+_GATEWAY_LOST_ANSWER = frozenset({502, 504})  # of a gateway: the effect is unknown (RFC 9110, 15.6.3 and 15.6.5)
 
 
 def safe_url(text: str) -> str:

@@ -22,8 +22,7 @@ from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.metric_history import MetricHistory
 
 _LOOK_EVERY = timedelta(seconds=30)
-_NEARLY_ALL = 0.9
-"""Share of the samples that must be there: a scrape may fail."""
+_NEARLY_ALL = 0.9  # share of the samples that must be there: a scrape may fail
 _AMOUNTS = ("samples", "tokens")
 
 
@@ -81,6 +80,7 @@ class JobLoad(BasicAction):
             if now >= call.deadline:
                 raise TemporaryFailure(f"the job has not trained for {duration.write(over)} without a break")
             check_wanted(await clearance_of(call))
+            # Sleep until `ready`, but at most five minutes: a run that was ended stops soon.
             await clock.sleep_until(min(max(now + _LOOK_EVERY, min(ready, now + timedelta(minutes=5))), call.deadline))
 
 
@@ -112,6 +112,7 @@ async def _figures(metrics: MetricHistory, job: str, over: timedelta, now: datet
 
     rates = [f"max(avg_over_time(training_throughput_{amount}_per_second{matcher}[{window}]))" for amount in _AMOUNTS]
     targets = [f"max(last_over_time(training_target_{amount}_per_second{matcher}[{window}]))" for amount in _AMOUNTS]
+    # A recording rule of `monitoring/rules/scaling.yaml`.
     busy = f"max(avg_over_time(job:gpu_utilization_percent{matcher}[{window}]))"
     utilisation, *others = await asyncio.gather(*map(newest, [busy, *rates, *targets]))
     known = [

@@ -186,7 +186,7 @@ class JobPause(_JobAction):
     summary: ClassVar[str] = "Hold the training loop at a step boundary, for a limited time."
     silences: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB})
     is_hold: ClassVar[bool] = True
-    lease: ClassVar[timedelta] = timedelta(days=30)
+    lease: ClassVar[timedelta] = timedelta(days=30)  # the longest pause that jobs accept
     Params: ClassVar[type[BaseModel]] = PauseParams
 
     @classmethod
@@ -262,7 +262,7 @@ class JobCommandParams(ActionParams):
         return self
 
 
-_OWN_PREFIXES = ("job", "launcher", "gpu", "disk", "node")
+_OWN_PREFIXES = ("job", "launcher", "gpu", "disk", "node")  # of actions that are commands themselves
 
 
 class JobOwnCommand(Irreversible, _JobAction):

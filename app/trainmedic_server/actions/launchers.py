@@ -25,8 +25,9 @@ from trainmedic_server.errors import ActionFailure, BusUnavailable, OutcomeUnkno
 from trainmedic_server.ports.actions import Action, Call, Inverse, Services
 from trainmedic_server.ports.outside import Presence
 
-_LEFT_OUT = "left_out"
-_FOR_LOAD = "left_out_for_load"
+# In a launcher's presence:
+_LEFT_OUT = "left_out"  # its state while its own node is excluded, and the member with all nodes that it excludes
+_FOR_LOAD = "left_out_for_load"  # the member with those of them that are healthy
 
 
 class LauncherNodeParams(ActionParams):
@@ -73,14 +74,14 @@ class _LauncherAction(CommandAction, ABC):
 
     def __init__(self, services: Services) -> None:
         super().__init__(services)
-        self._sent: dict[str, list[str]] = {}
+        self._sent: dict[str, list[str]] = {}  # IDs of the launchers' commands, by the attempt's ID
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         node = cast(LauncherNodeParams, call.params).node or call.target.node
         if node is None:
             raise PermanentFailure(f"{self.name} on a job needs the name of the node")
         try:
-            launchers = [launcher for launcher in await self._bus.launchers() if launcher.details]  # trusted ones
+            launchers = [launcher for launcher in await self._bus.launchers() if launcher.details]  # has trusted data
             if call.target.kind is not TargetKind.JOB:
                 selection = await self.select(call, node, launchers)
         except BusUnavailable as error:
@@ -134,10 +135,10 @@ class _LauncherAction(CommandAction, ABC):
             for job in jobs
         ]
         self._sent[call.command_id] = [part.id for part in parts]
-        orders = (
+        requests = (
             self._command_launcher(call, part, selection.asked[job]) for job, part in zip(jobs, parts, strict=True)
         )
-        outcomes = await asyncio.gather(*orders, return_exceptions=True)
+        outcomes = await asyncio.gather(*requests, return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if not failures:
             return output
@@ -189,7 +190,7 @@ class LauncherExcludeNode(_LauncherAction):
             launcher = _launcher_of_job(launchers, job, node)
             if launcher is None:
                 continue
-            if launcher.details.get("starts_all_nodes") is True:
+            if launcher.details.get("starts_all_nodes") is True:  # It may have no process on this node.
                 if job in placed or node in _excluded_nodes(launcher):
                     chosen[job] = launcher
             elif launcher.details.get("max_nodes") is None:
@@ -199,10 +200,10 @@ class LauncherExcludeNode(_LauncherAction):
         if (
             chosen
             and cast(ExcludeNodeParams, call.params).unless_heard
-            and (heard := await self._connected_source(node, launchers))
+            and (connected := await self._connected_source(node, launchers))
         ):
             return _Selection(
-                {}, {**not_asked, **dict.fromkeys(chosen, f"{heard} is connected, so the node is not down")}
+                {}, {**not_asked, **dict.fromkeys(chosen, f"{connected} is connected, so the node is not down")}
             )
         return self._within_bounds(launchers, node, chosen, not_asked)
 
@@ -215,7 +216,7 @@ class LauncherExcludeNode(_LauncherAction):
         patience = cast(ExcludeNodeParams, call.params).checkpoint
         if not patience:
             return {}
-        # Repeating the command shows what the server had ordered before it was killed.
+        # A resumed attempt is not stopped: only its repeated commands show what was done before the server was killed.
         is_first = not call.resumed
         asked = node_checkpoints.request_checkpoints(
             self._bus, self._clock, call, node, patience, jobs, can_stop=is_first
@@ -343,15 +344,15 @@ def _node_that_can_return(nodes: Sequence[str], waiting: Sequence[str], most: in
 
 
 def _by_number(node: str) -> list[tuple[int, str]]:
-    """Return a sort key: n2 comes before_commands n10."""
+    """Return a sort key: n2 comes before n10."""
     return [
         (int(part), "") if part.isascii() and part.isdigit() else (-1, part)
         for part in re.split(r"([0-9]{1,18})", node)
     ]
 
 
-def _only_texts(said: object) -> Sequence[str]:
-    return [node for node in said if isinstance(node, str)] if isinstance(said, list) else []
+def _only_texts(reported: object) -> Sequence[str]:
+    return [node for node in reported if isinstance(node, str)] if isinstance(reported, list) else []
 
 
 def _combined_failure(failures: Sequence[BaseException], output: Mapping[str, Any], *, is_undo: bool) -> BaseException:
@@ -367,9 +368,9 @@ def _combined_failure(failures: Sequence[BaseException], output: Mapping[str, An
 
 def _excluded_nodes(launcher: Presence) -> Sequence[str]:
     """Launchers of older SDKs state only their own node."""
-    said = launcher.details.get(_LEFT_OUT)
-    if isinstance(said, list):
-        return _only_texts(said)
+    excluded = launcher.details.get(_LEFT_OUT)
+    if isinstance(excluded, list):
+        return _only_texts(excluded)
     return [str(launcher.details.get("node"))] if launcher.details.get("state") == _LEFT_OUT else []
 
 

@@ -18,7 +18,7 @@ from trainmedic_server.domain.message_routes import NOTIFY
 from trainmedic_server.errors import ChannelMissing, NotSetUp, OutcomeUnknown
 from trainmedic_server.ports.actions import Action, Call
 
-TITLE_LIMIT = 250
+TITLE_LIMIT = 250  # characters
 MESSAGE_LIMIT = 16_000  # characters
 
 
@@ -80,8 +80,8 @@ class Notify(Irreversible, BasicAction):
 
 
 def _severity_of(alert: Alert) -> Severity:
-    said = alert.labels.get("severity", "").lower()
-    return Severity(said) if said in list(Severity) else Severity.WARNING
+    label = alert.labels.get("severity", "").lower()
+    return Severity(label) if label in list(Severity) else Severity.WARNING
 
 
 def _shortened(text: str, limit: int) -> str:

@@ -86,7 +86,7 @@ class GpuPowerLimit(PlacedAction):
 
     @classmethod
     def granted(cls, output: Mapping[str, Any]) -> timedelta:
-        lowest = output.get("lowest")  # values of all GPUs of a job
+        lowest = output.get("lowest")  # only of a job: each number's lowest value of its GPUs
         seconds = (lowest if isinstance(lowest, Mapping) else output).get("lease_seconds")
         if isinstance(seconds, int | float) and 0 < seconds < cls.lease.total_seconds():
             return timedelta(seconds=seconds)
@@ -136,6 +136,7 @@ def _renewal_params(caps: Mapping[str, LeasedEffect], lease: timedelta) -> Mappi
 
 
 def _renewal_of(command_id: str, cap: LeasedEffect, node: str, output: Mapping[str, Any]) -> Renewal:
+    # Caps not in effect; those whose lease expired; by cap, why it ended, or GPUs on which it was reapplied.
     unknown, expired = output.get("unknown"), output.get("lapsed")
     reasons, reapplied = output.get("ended"), output.get("again")
     if not isinstance(unknown, list) or command_id not in unknown:
@@ -207,7 +208,7 @@ class DiskClean(Irreversible, CommandAction):
 
 
 def with_known_filesystems(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Keep each file system once. Drop all if one is unknown: the agent would not clean that one."""
+    """Keep each file system once, or none if one is unknown: the agent would not clean that one."""
     wire = dict(params)
     by_name = {(entry["mountpoint"], entry["device"]): entry for entry in wire.pop("filesystems")}
     is_known = by_name and all(mountpoint for mountpoint, _ in by_name)
@@ -250,6 +251,7 @@ class NodeFacts(Irreversible, PlacedAction):
     outputs: ClassVar[Mapping[str, Shape]] = NODE_FACTS
 
 
+# Longest time of a check, by level.
 HEALTH_LIMITS: Mapping[str, timedelta] = {"quick": timedelta(minutes=2), "burn": timedelta(minutes=10)}
 _SHOWN_FAULTS = 4
 

@@ -1,7 +1,7 @@
 """Node actions on a job: one command and outcome for each node or GPU.
 
-These come from the job's presence, otherwise from its pods, and are stored before any command is sent. Command IDs
-derive from the attempt's, so that agents recognise repetitions.
+Nodes and GPUs come from the job's presence, otherwise from its pods, and are stored before any command is sent.
+Command IDs derive from the attempt's, so that agents recognise repetitions.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PlacedAction(CommandAction):
     def __init__(self, services: Services) -> None:
         super().__init__(services)
         self._cluster_topology = services.cluster_topology
-        self._sent: dict[str, list[str]] = {}
+        self._sent: dict[str, list[str]] = {}  # IDs of the agents' commands, by the attempt's ID
 
     @classmethod
     def check_template(cls, raw: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from trainmedic_server.ports.metric_history import MetricHistory, MetricSeries
 MOST_SERIES = 100
 AT_ONCE = 8
 """Queries in flight."""
-_STEP = timedelta(seconds=30)
+_STEP = timedelta(seconds=30)  # without effect: each query is for one moment
 
 
 class PrometheusQueryParams(ActionParams):

@@ -28,15 +28,12 @@ _ALLOWED = "ResetType@Redfish.AllowableValues"
 _ON, _OFF = "On", "Off"
 _LOOK_EVERY = timedelta(seconds=2)
 _CALL_TIME = timedelta(seconds=20)
-_LAST_CALL_TIME = timedelta(seconds=5)
-"""For the last readings, which come after the deadline."""
-_LARGEST_DOCUMENT = 1024 * 1024
-"""Bytes. Systems with many links have over 64 KiB."""
-_MAY_PASS = frozenset({408, 425, 429})
-_GATEWAY_LOST_ANSWER = frozenset({502, 504})
+_LAST_CALL_TIME = timedelta(seconds=5)  # for the last readings, which come after the deadline
+_LARGEST_DOCUMENT = 1024 * 1024  # bytes; systems with many links have over 64 KiB
+_MAY_PASS = frozenset({408, 425, 429})  # client errors after which a repeat may succeed
+_GATEWAY_LOST_ANSWER = frozenset({502, 504})  # the effect is unknown
 _LONGEST_STATE = 100  # characters
-_RESET_TYPES = {_ON: "On", _OFF: "ForceOff"}
-"""Reset type by the state that it leads to."""
+_RESET_TYPES = {_ON: "On", _OFF: "ForceOff"}  # by the state that they lead to
 
 
 class PowerParams(ActionParams):
@@ -78,9 +75,9 @@ class _Bmc:
             largest_reply=_LARGEST_DOCUMENT,
         )
         self._until = call.deadline
-        self._system = self._target = ""
-        self._accepted: list[str] = []
-        self._states: list[str] = []
+        self._system = self._target = ""  # paths of the system (`find`) and of its reset (`check_offers`)
+        self._accepted: list[str] = []  # reset types
+        self._states: list[str] = []  # power states in the order seen, each until it changed
 
     async def find(self, wanted: str | None) -> None:
         """Choose the system. Raises PermanentFailure if it is not unique."""
@@ -136,9 +133,9 @@ class _Bmc:
         return {"power_state": state, "observed": list(self._states), "accepted": list(self._accepted)}
 
     async def turn(self, state: str, *, is_turned_off_here: bool) -> None:
-        """Ask for a power state until it was read, against refusals too if the node was turned off here.
+        """Request a power state, and wait until it is read. Repeat a failed request if the node was turned off here.
 
-        Raises OutcomeUnknown if it was not read in time.
+        Raises OutcomeUnknown if it is not read in time.
         """
         clock = self._services.clock
         while True:

@@ -40,7 +40,7 @@ from trainmedic_server.actions.kubernetes import nodes as cluster_nodes
 from trainmedic_server.errors import PermanentFailure
 from trainmedic_server.ports.actions import Action, Services
 
-GROUP = "trainmedic.actions"
+GROUP = "trainmedic.actions"  # of entry points
 NAME = re.compile(r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*$")
 
 BUILT_IN: tuple[type[Action], ...] = (
@@ -71,7 +71,7 @@ class Registry:
     def __init__(
         self,
         specs: Mapping[str, type[Action]],
-        services: Services | None = None,
+        services: Services | None = None,  # None: actions can be checked, not performed
         problems: Sequence[str] = (),
     ) -> None:
         self._specs = dict(specs)

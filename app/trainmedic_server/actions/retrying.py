@@ -22,7 +22,7 @@ from trainmedic_server.errors import (
 from trainmedic_server.ports.actions import Call, Services
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0  # seconds, unless the server asks for another wait
-REPORT_EVERY = timedelta(seconds=15)
+REPORT_EVERY = timedelta(seconds=15)  # interval of `Call.report_wait`
 LONGEST_ASKED_FOR = 60.0  # seconds
 REFUSAL_GRACE = timedelta(seconds=10)
 """Refusals of our account are retried for this time: a starting API server refuses everybody."""
@@ -84,7 +84,7 @@ class RetryingAction(BasicAction):
                     raise _unwanted(error, may_be_done) from error
                 if wait >= (call.deadline - self._clock.now()).total_seconds():
                     if isinstance(error, ClusterRefused) and not may_be_done:
-                        raise
+                        raise  # the cause: another attempt would be refused too
                     raise failure(f"not done in time: {error}", error.output) from error
                 if call.report_wait is not None and self._clock.now() >= report_at:
                     report_at = self._clock.now() + REPORT_EVERY

@@ -177,7 +177,7 @@ class SlurmDrain(NodeAction):
             node = await self.named(name)
             owners = owners_of(node.reason) if node.is_drained else ()
             if effect.run_id in owners:
-                # Without an end it is the drain of another run too, which has none.
+                # A shared drain has no end if one of the runs wants none.
                 if owners == (effect.run_id,) or node.resume_after is not None:
                     await self.slurm.drain(node.name, node.reason, params.lease)
                 return Renewal(effect, name, "renewed")
@@ -195,7 +195,10 @@ class SlurmDrain(NodeAction):
 
 
 def _end_of_drain(node: SlurmNode, owners: Collection[str], params: SlurmDrainParams) -> timedelta | None:
-    """Return the time until Slurm ends the drain. None sets no end, `UNLIMITED` removes another run's."""
+    """Return when Slurm ends the drain, from now. None changes nothing, `UNLIMITED` removes another run's end.
+
+    Slurm keeps one end per node: there is none if one of the runs has none.
+    """
     end = params.lease or params.resume_after
     if not owners:
         return end
@@ -230,6 +233,7 @@ class SlurmResume(NodeAction):
                 if is_undo:
                     return node_state(node, message)
                 raise PermanentFailure(message, node_state(node))
+            # A step of a playbook ends the drains of all runs.
             remaining = [each for each in owners if each != call.run_id] if is_undo else []
             if remaining:
                 await self.slurm.set_reason(node.name, marked(remaining, node.reason.partition(" ")[2]))
@@ -337,7 +341,7 @@ class JobAction(SlurmAction):
 
 
 def changed_job(params: SlurmJobParams, output: Mapping[str, Any] | None) -> str | None:
-    """Return None if only the target names the job."""
+    """Return the job for the undo, None if only the target names it."""
     changed = (output or {}).get("job_id")
     return params.job_id or (changed if isinstance(changed, str) else None)
 
@@ -365,8 +369,8 @@ class SlurmReleaseParams(SlurmJobParams):
     restore: Literal[True] | None = Field(None, description="As an undo: end this run's own hold.")
 
 
-_REQUEUES = re.compile(rf"\[{PREFIX}requeue [^\]]*\]")
-_HOLDS = re.compile(rf"\[{PREFIX}hold [^\]]*\]")
+_REQUEUE_MARKS = re.compile(rf"\[{PREFIX}requeue [^\]]*\]")
+_HOLD_MARKS = re.compile(rf"\[{PREFIX}hold [^\]]*\]")
 
 
 def _hold_mark(run_id: str) -> str:
@@ -386,7 +390,7 @@ class SlurmHold(JobAction):
 
         async def attempt() -> Mapping[str, Any]:
             job = await self.unended_job(job_id)
-            if job.is_held and not _HOLDS.search(job.admin_comment):
+            if job.is_held and not _HOLD_MARKS.search(job.admin_comment):
                 return job_state(job, "held by another already: the undo leaves it held")
             if mark not in job.admin_comment:
                 await self.slurm.set_admin_comment(job_id, f"{job.admin_comment}{mark}")
@@ -421,8 +425,8 @@ class SlurmReleaseJob(JobAction):
             if is_undo and mark not in job.admin_comment:
                 return job_state(job, "held by another, or not at all: nothing to take back")
             # A release ends the holds of all runs. A mark left behind would claim a later hold by a person.
-            comment = job.admin_comment.replace(mark, "") if is_undo else _HOLDS.sub("", job.admin_comment)
-            others = _HOLDS.search(comment) is not None
+            comment = job.admin_comment.replace(mark, "") if is_undo else _HOLD_MARKS.sub("", job.admin_comment)
+            others = _HOLD_MARKS.search(comment) is not None
             if job.is_held and not job.has_ended and not others:
                 for part in job.parts:
                     await self.slurm.unhold(part)
@@ -465,7 +469,7 @@ class SlurmRequeue(Irreversible, JobAction):
 
         async def attempt() -> Mapping[str, Any]:
             job = await self.slurm.job(job_id)
-            begun = intent.search(job.admin_comment)
+            begun = intent.search(job.admin_comment)  # with the number of restarts before the requeue
             if begun is not None and job.restarts > int(begun[1]):
                 return await self._finish(job, params.at_once)
             if job.has_ended:
@@ -482,7 +486,7 @@ class SlurmRequeue(Irreversible, JobAction):
                 # The mark stays: without it, an attempt after a crash would requeue the job again. The next one
                 # replaces it.
                 mark = f"[{PREFIX}requeue {call.command_id} {job.restarts}]"
-                await self.slurm.set_admin_comment(job_id, f"{_REQUEUES.sub('', job.admin_comment)}{mark}")
+                await self.slurm.set_admin_comment(job_id, f"{_REQUEUE_MARKS.sub('', job.admin_comment)}{mark}")
                 before = job.restarts
             else:
                 before = int(begun[1])

@@ -9,10 +9,9 @@ from trainmedic_server.ports.slurm import SlurmNode
 
 PREFIX = "trainmedic:"
 _OWNERS = re.compile(rf"{PREFIX}(?P<runs>[0-9a-zA-Z_-]+(?:,[0-9a-zA-Z_-]+)*)(?: (?P<text>.*))?", re.DOTALL)
-_REASON_LIMIT = 200
-"""Characters of the sentence in a node's reason: ``sinfo -R`` shows one line."""
+_REASON_LIMIT = 200  # characters of the sentence in a node's reason: ``sinfo -R`` shows one line
 _REBOOT = re.compile(r"reboot-[0-9a-f]{8}")
-BOOTING = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED"})
+BOOTING = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED"})  # until the node has come back
 
 
 def owners_of(text: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from trainmedic_server.errors import ObjectMissing, PermanentFailure, TemporaryF
 from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.slurm import SlurmNode, SlurmReservation
 
-_NAME_PREFIX = "trainmedic-"
+_NAME_PREFIX = "trainmedic-"  # agents change no other reservations
 
 
 class SlurmReserveParams(ActionParams):

@@ -76,7 +76,7 @@ class SlurmUpdate(JobAction):
 
         async def restore() -> Mapping[str, Any]:
             parts = (await self.slurm.job(job_id)).parts
-            named = [await self._known_name(name) for name in params.exclude_nodes]
+            named = [await self._node_name_or_given(name) for name in params.exclude_nodes]
             notes = [await self._restore(part, call.run_id, params, named) for part in parts]
             return job_state(await self.slurm.job(job_id), "; ".join(dict.fromkeys(filter(None, notes))))
 
@@ -84,7 +84,7 @@ class SlurmUpdate(JobAction):
             return await self.retry_until_deadline(call, self.unless_gone(job_id, restore))
         return await self.retry_until_deadline(call, change)
 
-    async def _known_name(self, node: str) -> str:
+    async def _node_name_or_given(self, node: str) -> str:
         """Return the given name if the node is gone."""
         try:
             return (await find_node(self.slurm, node)).name
@@ -98,7 +98,7 @@ class SlurmUpdate(JobAction):
         begun = _mark(run_id, params).search(job.admin_comment)
         found = _values(job)
         before = (
-            _from_text(begun["values"]) if begun is not None else _of_fields_set_in(params.wanted(found, named), found)
+            _from_text(begun["values"]) if begun is not None else _only_fields_of(params.wanted(found, named), found)
         )
         if begun is None:
             # Before the act: an attempt after a crash, and the undo, need the values from before.
@@ -132,7 +132,7 @@ class SlurmUpdate(JobAction):
     async def _set(self, job_id: str, change: JobChange) -> None:
         await self.slurm.update(job_id, change)
         after = await self.slurm.job(job_id)
-        if _of_fields_set_in(change, _values(after)) != change:
+        if _only_fields_of(change, _values(after)) != change:
             raise TemporaryFailure(f"Slurm has not changed job {job_id} as asked", job_state(after))
 
     @classmethod
@@ -144,7 +144,7 @@ class SlurmUpdate(JobAction):
 
 
 def _key(run_id: str, params: SlurmUpdateParams) -> str:
-    """Return the beginning of a step's mark: two steps may change the same job."""
+    """Return the beginning of a step's mark. The digest distinguishes steps of one run."""
     values = sorted((name, value) for name, value in params.changed_params().items() if name != "job_id")
     digest = hashlib.sha256(repr(values).encode()).hexdigest()[:8]
     return f"{PREFIX}update {run_id} {digest}"
@@ -159,11 +159,12 @@ def _values(job: SlurmJob) -> JobChange:
 
 
 def _all_nodes(names: Iterable[str]) -> tuple[str, ...]:
-    """Split host lists, in which Slurm writes several nodes, as do some data parsers."""
+    """Expand host lists, in which Slurm may write several nodes."""
     return tuple(sorted(host_lists.expand(",".join(names))))
 
 
-def _of_fields_set_in(change: JobChange, values: JobChange) -> JobChange:
+def _only_fields_of(change: JobChange, values: JobChange) -> JobChange:
+    """Return `values` with None for the fields that `change` leaves."""
     return JobChange(**{name: getattr(values, name) for name, new in structs.asdict(change).items() if new is not None})
 
 

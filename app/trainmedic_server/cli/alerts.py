@@ -79,11 +79,11 @@ def alerts(
 
 def _cells(item: listing.Item) -> tuple[object, ...]:
     labels = {name: value for name, value in item["labels"].items() if name != "alertname"}
-    heard = times.age(item["last_heard"], datetime.now(UTC).isoformat())
+    age = times.age(item["last_heard"], datetime.now(UTC).isoformat())
     name = item["alert_name"]
     if item.get("original_alert_name") not in (None, name):
         name = f"{name} (sent as {item['original_alert_name']})"
-    return heard, name, item["status"], f"×{item['count']}", words.data(labels), _outcome(item)
+    return age, name, item["status"], f"×{item['count']}", words.data(labels), _outcome(item)
 
 
 def _outcome(item: listing.Item) -> str:

@@ -58,4 +58,5 @@ def _until(item: Mapping[str, Any]) -> str:
 
 def _by(item: Mapping[str, Any]) -> str:
     who = questions.who_may_answer(item.get("by"), item.get("count"))
-    return words.plain("; ".join((who, *questions.state_parts({**item, "asked": None}))))
+    parts = questions.state_parts({**item, "asked": None})  # `_until` has stated how often it was asked
+    return words.plain("; ".join((who, *parts)))

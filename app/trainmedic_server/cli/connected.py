@@ -90,8 +90,8 @@ def _log_problems(items: Sequence[Document]) -> Iterator[str]:
 def _lost(standing: Document, kind: str) -> Iterator[str]:
     for each in standing["lost"]:
         if each["kind"] == kind:
-            heard = times.ago(each["since"], standing["at"])
-            yield f"LOST {words.plain(each['name'])}, last connected {heard}: {words.plain(each['reason'])}"
+            ago = times.ago(each["since"], standing["at"])
+            yield f"LOST {words.plain(each['name'])}, last connected {ago}: {words.plain(each['reason'])}"
 
 
 def _agent(item: Document, at: str) -> Sequence[object]:

@@ -97,8 +97,8 @@ def _interrupt(number: int, frame: object) -> None:
 class _DemoSession:
     def __init__(self, stage: DemoStage) -> None:
         self._stage = stage
-        self._shown: dict[str, str] = {}
-        self._repaired: set[str] = set()
+        self._shown: dict[str, str] = {}  # text last shown, by run ID
+        self._repaired: set[str] = set()  # jobs and nodes
         self._newest: dict[str, str] = {}
         """Text of the newest run by job or node."""
 

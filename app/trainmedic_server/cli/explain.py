@@ -129,6 +129,7 @@ def _explain_by_files(
     if not library.all():
         raise exits.InvalidInput(f"No playbook was loaded from {', '.join(map(str, playbook_roots(paths)))}.")
     try:
+        # `kept_back`: why Alertmanager does not send each alert.
         alerts, kept_back = given_alerts.read(document, now), given_alerts.kept_back(document)
         topology = Topology(file_inventory.load(inventory)) if inventory else Topology()
         limits = EngineLimits(mode=mode, target_modes=modes_file.load(modes) if modes else TargetModes())

@@ -32,8 +32,7 @@ _COLUMNS = (
     "also",
 )  # fmt: skip
 _HEADER = ("WHEN", "RUN", "ALERT", "PLAYBOOK", "TARGET", "RESULT", "TOOK", "WHAT")
-_MOST_FOLDED = 20
-"""Decisions that are read for each row, as equal ones share a row."""
+_MOST_FOLDED = 20  # decisions that are read for each row, as equal ones share a row
 # Fixed while following, because later rows are unknown. The last column takes the rest.
 _WIDTHS = (6, 8, 20, 20, 22, 15, 11, 0)
 _PERHAPS_RUN = re.compile(r"[0-9a-f-]{6,36}")
@@ -61,6 +60,7 @@ def _time_option(option: str, help: str) -> Callable[[Any], Any]:
     return click.option(option, type=TimeParam(), metavar="TIME", multiple=True, callback=_once, help=help)
 
 
+# The history has no item for these two: events of the joined run record them.
 _DECISIONS = [decision.value for decision in Decision if decision not in (Decision.JOINED, Decision.DUPLICATE)]
 _FILTERS = (
     _name_option("--alert", "alertname", help="The alert's name. Repeatable, like every option with NAME."),

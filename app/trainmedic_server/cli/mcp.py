@@ -151,7 +151,7 @@ def _error(message_id: Any, error: Refused) -> dict[str, Any]:
 
 _SERVER_INFO = {"name": "trainmedic", "title": "Trainmedic", "version": __version__}
 _CAPABILITIES = {"capabilities": {"tools": {}}, "instructions": _INSTRUCTIONS}
-_NO_CACHING = {"ttlMs": 0, "cacheScope": "private"}
+_NO_CACHING = {"ttlMs": 0, "cacheScope": "private"}  # members of results in `PER_REQUEST_REVISION`
 _METHODS: Mapping[str, Callable[[Reader, Mapping[str, Any]], dict[str, Any]]] = {
     "initialize": _initialize,
     "server/discover": _discover,

@@ -14,10 +14,10 @@ from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.presentation import runs, steps, targets, times
 from trainmedic_server.presentation.waiting import waiting_for_person
 
-Document = Mapping[str, Any]
+Document = Mapping[str, Any]  # `standing` is that of ``GET /now``
 _SHOWN = 20
 _ACTS = "Done, without an undo"
-_OBSERVE = ", observe only"
+_OBSERVE = ", observe only"  # end of the server's text for the scope of such a pause (`live.now`)
 
 
 @click.command()
@@ -136,8 +136,8 @@ def _running(run: Document, at: str) -> Iterator[str]:
 
 
 def _lost(lost: Document, at: str) -> Iterator[str]:
-    heard, reason = times.ago(lost["since"], at), words.plain(lost["reason"])
-    yield f"  {lost['kind']} {words.plain(lost['name'])}  last connected {heard}: {reason}"
+    ago, reason = times.ago(lost["since"], at), words.plain(lost["reason"])
+    yield f"  {lost['kind']} {words.plain(lost['name'])}  last connected {ago}: {reason}"
 
 
 def _name(entry: Document) -> str:

@@ -143,7 +143,7 @@ def _connected(command: str, kind: str, now: Any, reply: Mapping[str, Any]) -> s
 
 
 def _refused_for_lack_of_proof(client: Client, playbooks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one entry per playbook and alertname."""
+    """Return one entry per playbook that demands proof and alertname, of the newest alerts."""
     entries: dict[tuple[str, str], dict[str, Any]] = {}
     asking = [playbook for playbook in playbooks if playbook.get("proof")]
     for name in sorted({name for playbook in asking for name in playbook["alerts"]}):

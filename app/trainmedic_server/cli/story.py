@@ -37,8 +37,8 @@ def lines(run: Document) -> Iterator[str]:
 
 
 def next_line(upcoming: Document | None, at: str) -> str:
-    told = runs.next_words(upcoming)
-    return "; ".join(_written(each, at) for each in (*told.now, *told.until, told.then)) if told else ""
+    phrases = runs.next_words(upcoming)
+    return "; ".join(_written(each, at) for each in (*phrases.now, *phrases.until, phrases.then)) if phrases else ""
 
 
 def _written(sentence: Sentence, at: str) -> str:
@@ -110,7 +110,7 @@ def _excerpt(excerpt: Document, indent: str) -> Iterator[str]:
     yield f"{indent}{plain(excerpt.get('node'))}{rank}  {plain(excerpt.get('stream'))}"
     number = excerpt.get("number") or 0
     for place, line in enumerate(excerpt.get("lines", ())):
-        mark = ">" if place == excerpt.get("at") else " "
+        mark = ">" if place == excerpt.get("at") else " "  # the finding's own line
         yield f"{indent}{mark} {f'{number + place:>7}  ' if number else ''}{plain(line)}"
 
 
@@ -143,12 +143,12 @@ def _head(run: Document) -> Iterator[tuple[str, str]]:
     if run.get("parent"):
         yield "member of", f"{short_id(run['parent'])}, batch {plain(run.get('batch'))}"
     if run.get("effect"):
-        told = runs.effect_words(run["effect"])
-        measured = ", ".join(filter(None, (*told.values, told.reason, _written(told.until, at))))
-        yield "effect", plain(": ".join(filter(None, (told.verdict, measured))))
-    tale = run_story.story(run, targets.index_in(run.get("alert_labels") or {}))
-    yield "happened", plain(tale.happened)
-    yield "changed", plain(" ".join(tale.changed))
+        phrases = runs.effect_words(run["effect"])
+        measured = ", ".join(filter(None, (*phrases.values, phrases.reason, _written(phrases.until, at))))
+        yield "effect", plain(": ".join(filter(None, (phrases.verdict, measured))))
+    story = run_story.story(run, targets.index_in(run.get("alert_labels") or {}))
+    yield "happened", plain(story.happened)
+    yield "changed", plain(" ".join(story.changed))
     if upcoming := next_line(run.get("next"), at):
         yield "next", upcoming
 
@@ -161,8 +161,8 @@ def _alerts(run: Document) -> Iterator[str]:
             state = f"resolved {times.stamp(alert['resolved_at'])} ({plain(alert.get('resolved_because'))})"
         else:
             state = plain(alert.get("status"))
-        heard = how_often(alert.get("count", 1))
-        yield f"  {plain(name)}  since {times.stamp(alert.get('starts_at'))}, {state}, received {heard}"
+        often = how_often(alert.get("count", 1))
+        yield f"  {plain(name)}  since {times.stamp(alert.get('starts_at'))}, {state}, received {often}"
         if labels:
             yield f"    labels       {data(labels)}"
         if (sent := alert.get("original_labels")) is not None:

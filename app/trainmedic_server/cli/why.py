@@ -65,12 +65,12 @@ def history_and_forecast(
     return {"heard": heard, "more": page["next"] is not None, "now": now}
 
 
-def _lines(alertname: str, heard: Sequence[Document], has_more: bool, now: Document) -> Iterator[str]:
-    if not heard:
+def _lines(alertname: str, alerts: Sequence[Document], has_more: bool, now: Document) -> Iterator[str]:
+    if not alerts:
         yield (
             f"No alert {plain(alertname)} with these labels was received. If it was sent, check Alertmanager's routes."
         )
-    for alert in heard:
+    for alert in alerts:
         yield from _received(alert)
     if has_more:
         yield "…and more; --limit shows them."

@@ -54,14 +54,14 @@ class Route(Struct, frozen=True):
     handler: Handler
     always: bool = False
     """True if the API has nothing there: every client gets the page."""
-    role: TokenRole | None = TokenRole.VIEWER
+    role: TokenRole | None = TokenRole.VIEWER  # required; None: everyone may see the page
     gives_way: bool = False
     """True if paths of the API that match `pattern` take precedence, for browsers too."""
 
 
 class Parts(Struct, frozen=True):
     api: InnerApi
-    api_answers: Callable[[Scope], bool]
+    api_answers: Callable[[Scope], bool]  # whether the API has a route for the request
     auth: Authenticator
     base: BasePath
     renderer: Renderer
@@ -163,6 +163,7 @@ class ConsoleApp:
 
 
 def _put_below_base(base: BasePath, response: Response) -> None:
+    """Prefix redirects and cookie paths with the base path. Browsers require the path / for a ``__Host-`` cookie."""
     if not base.link:
         return
     for name in ("location", "hx-redirect"):

@@ -54,7 +54,7 @@ def console(
     renderer = Renderer(clock, assets, base, index_of=gpus.of)
 
     async def last_seq() -> int:
-        return await feed.start_of(None)
+        return await feed.start_of(None)  # of the newest event
 
     standing = ServerStanding(inner, last_seq, gpus)
     board = LiveBoard(feed, Fragments(inner, renderer, standing).render, limits, metrics)

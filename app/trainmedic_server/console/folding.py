@@ -9,10 +9,9 @@ from trainmedic_server.console.page_request import PageRequest
 from trainmedic_server.presentation.rows import Item, KeyOf, Row, folded, refusal_key
 
 _COMMA_SEPARATED = ("status", "playbook", "decision")
-"""Their values are separated by commas."""
-_PAGE = 60
-_FEW_ROWS = 30
-_MORE = 250
+_PAGE = 60  # items of the first request
+_FEW_ROWS = 30  # fewer folded rows: more items are read
+_MORE = 250  # items of each further request
 _MOST_READ = 1_000
 
 
@@ -46,7 +45,9 @@ async def runs(
 
 
 def alike_runs(chosen: Mapping[str, str], row: Row) -> str:
+    """Return the query of the page with this row's items, one by one."""
     same = {name: row.item[name] for name in _COMMA_SEPARATED}
+    # `until` excludes its own time.
     behind = datetime.fromisoformat(row.item["timestamp"]) + timedelta(microseconds=1)
     same |= {"alertname": row.item["alert_name"], "since": row.oldest["timestamp"], "until": behind.isoformat()}
     return urlencode({**chosen, **same, "each": "true"})

@@ -18,7 +18,7 @@ from trainmedic_server.presentation import runs, sentences, targets, times
 from trainmedic_server.presentation.sentences import At, Piece, RunName, Sentence, Values
 from trainmedic_server.presentation.targets import IndexOf
 
-_MARKS = {
+_MARKS = {  # symbol and CSS class by status
     "running": ("●", "going"),
     "waiting": ("◐", "going"),
     "awaiting_approval": ("◆", "asks"),
@@ -78,7 +78,7 @@ def precise(value: Any, now: datetime) -> Markup:
 
 
 def local_field(value: Any, up: bool = False) -> str:
-    """Format a time in UTC and whole seconds. `up` rounds up."""
+    """Format a time in UTC for an input ``datetime-local``, in whole seconds. `up` rounds up."""
     at = times.read(value)
     if at is None:
         return ""
@@ -141,7 +141,6 @@ def safe_link(value: Any) -> str | None:
 
 
 def segment(value: Any) -> str:
-    """Quote a segment of a path."""
     return quote(str(value), safe="")
 
 

@@ -44,7 +44,7 @@ class Forms:
         return response
 
     async def _do(self, principal: Principal, path: str, fields: Fields) -> tuple[str, str]:
-        """Return what was done, and the page to show, "" for the form's own."""
+        """Return the key of a notice, and the page to show, "" for the form's own."""
         if match := _RUN.fullmatch(path):
             body = _note_body(fields) | (
                 {"undo": True} if fields.get("undo") and match["kind"] in _RUN_ENDING_KINDS else {}

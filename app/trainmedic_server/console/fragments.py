@@ -11,8 +11,7 @@ from trainmedic_server.console.inner_api import InnerApi
 from trainmedic_server.console.rendering import Renderer
 from trainmedic_server.console.standing import ServerStanding
 
-_MOST_ROWS = 40
-"""A page with more changes reloads its list."""
+_MOST_ROWS = 40  # a page with more changes reloads its list
 
 
 class Fragments:

@@ -30,7 +30,7 @@ class GpuIndexes:
             agents = await self._presences.recent_agents()
         except BusUnavailable:
             return
-        if agents is not self._read:
+        if agents is not self._read:  # the same list until the presences are read again
             self._read = agents
             self._known = await asyncio.to_thread(_indexes, agents, self._known)
 

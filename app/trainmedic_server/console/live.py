@@ -20,10 +20,9 @@ from trainmedic_server.live.event_feed import EventFeed
 
 Render = Callable[[str, Collection[str], int], Awaitable[Mapping[str, str]]]
 """Arguments: topic, IDs of runs with events, newest event. Returns fragments by element ID."""
-MOST_TOPICS = 8
-_KEPT_PIECES = 400
-_BETWEEN_SECONDS = 0.2
-"""Limits the cost of a storm."""
+MOST_TOPICS = 8  # of one page
+_KEPT_PIECES = 400  # for pages that connect again
+_BETWEEN_SECONDS = 0.2  # limits the cost of a storm
 _RETRY_SECONDS = 2.0
 _RETRY_MILLISECONDS = 2000
 

@@ -20,15 +20,14 @@ from trainmedic_server.live.log_lines import MOST_LINES
 Ask = Callable[[dict[str, Any]], AsyncGenerator[dict[str, Any] | None, None]]
 """Calls the API for lines of the view's job. Raises HttpProblem."""
 PAGE_LINES = 200
-_WINDOW_LINES = 2000
-"""A window with more lines is searched in parts."""
-_WINDOW_CHARACTERS = 8_000_000
+_WINDOW_LINES = 2000  # a window with more lines is searched in parts
+_WINDOW_CHARACTERS = 8_000_000  # bounds the memory
 _FIRST_WINDOW = timedelta(seconds=30)
 _LEAST_WINDOW = timedelta(milliseconds=1)
 _GROWTH = 8
 """Factor from a window to the next longer or shorter one."""
 _MOST_SECONDS = 20.0
-_JUST_BEFORE = timedelta(microseconds=1)
+_JUST_BEFORE = timedelta(microseconds=1)  # smallest step: `until` excludes its own time
 _MOST_NOTES = 20
 
 
@@ -59,7 +58,7 @@ async def _oldest(view: LogView, ask: Ask, count: int) -> LogExcerpt:
     passed = place.passed if place is not None else 0
     window = await _search(view, ask, place.at if place is not None else view.since, view.until, passed + count + 1)
     lines = list(window.lines)
-    if place is not None:
+    if place is not None:  # the page before has shown these lines
         lines = lines[sum(line.at == place.at for line in lines[:passed]) :]
     shown = lines[:count]
     end = _place_after(shown, place)
@@ -71,7 +70,7 @@ async def _oldest(view: LogView, ask: Ask, count: int) -> LogExcerpt:
 async def _newest(view: LogView, ask: Ask, now: datetime, count: int) -> LogExcerpt:
     """Search windows backwards, until there are `count` lines, or `view.since` or the time limit is reached."""
     place = view.before
-    ceiling = place.at + _JUST_BEFORE if place is not None else view.until
+    ceiling = place.at + _JUST_BEFORE if place is not None else view.until  # the API's `until`; None: open
     wanted = count + 1 + (place.passed if place is not None else 0)
     lines, notes = deque[ShownLine](), list[str]()
     top, span = min(ceiling or now, now), _FIRST_WINDOW  # end and length of the next window

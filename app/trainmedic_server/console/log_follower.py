@@ -28,10 +28,9 @@ from trainmedic_server.http.problems import HttpProblem, from_error
 from trainmedic_server.http.streaming import StreamedResponse, while_allowed
 from trainmedic_server.live.events import EVENT_STREAM
 
-_MOST_ROWS = 300
-_BETWEEN_SECONDS = 0.5
-_LONGEST_GAP = timedelta(minutes=10)
-"""A reconnecting page gets missed lines of this period."""
+_MOST_ROWS = 300  # lines in one event
+_BETWEEN_SECONDS = 0.5  # between two events, which collect lines
+_LONGEST_GAP = timedelta(minutes=10)  # a reconnecting page gets missed lines of this period
 _LONGEST_SECONDS = 2 * 3600.0
 _MOST_NOTES = 10
 _FULL = (
@@ -61,8 +60,8 @@ class _Incoming:
         self._notes: list[str] = []
         self._count = 0
         self._first: datetime | None = None
-        self._place = place
-        self._to_pass = place
+        self._place = place  # after the newest line
+        self._to_pass = place  # `passed` counts down the lines that the page has
         self.reading = asyncio.create_task(self._read(documents), name="log-follower")
         self.reading.add_done_callback(lambda _: self.woken.set())
 

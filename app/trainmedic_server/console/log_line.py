@@ -30,7 +30,7 @@ _TIMES = {
     "file": "No line of the file states a time. This is when the file was last written.",
 }
 """Why a time is not the line's own, by the API's `time_source`."""
-_OWN_TIME_SOURCES = (None, "line", "node_zone", "arrival_zone")
+_OWN_TIME_SOURCES = (None, "line", "node_zone", "arrival_zone")  # None: not stated
 
 
 class ShownLine(Struct, frozen=True):

@@ -67,8 +67,8 @@ async def log(page: PageRequest) -> Response:
         filters=log_view.FILTERS,
         levels=[level.value for level in LogLevel],
         permanent=view.permanent(now),
-        behind=excerpt.end or LogPlace(now),
-        look=page.renderer.base.link + "/approvals",
+        behind=excerpt.end or LogPlace(now),  # the follower begins there
+        look=page.renderer.base.link + "/approvals",  # the script updates the head from there: a search is slow
     )
 
 

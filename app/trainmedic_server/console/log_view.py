@@ -17,7 +17,7 @@ from trainmedic_server.live.log_lines import LONGEST_SINCE
 from trainmedic_server.presentation import times
 
 NEWEST, OLDEST = "newest", "oldest"
-OWN = "own"
+OWN = "own"  # the window has explicit limits
 LASTS = ("1m", "5m", "10m", "1h", "24h")
 USUAL_LAST = "10m"
 AROUND = timedelta(minutes=1)
@@ -33,7 +33,7 @@ _PLACE = re.compile(r"(?P<at>.{1,40})~(?P<passed>\d{1,6})")
 class LogPlace(Struct, frozen=True):
     at: datetime
     passed: int = 0
-    """Lines of the same time before this place."""
+    """Number of lines of this time that are shown already: before it, or after it if the newest come first."""
 
     def __str__(self) -> str:
         return f"{written(self.at)}~{self.passed}"
@@ -54,11 +54,11 @@ class LogView(Struct, frozen=True):
     text: str = ""
     is_pattern: bool = False
     last: str = USUAL_LAST
-    """Window length up to now, or `OWN` with explicit limits."""
+    """Window length up to now, or `OWN`."""
     order: str = NEWEST
     before: LogPlace | None = None
     after: LogPlace | None = None
-    moment: datetime | None = None
+    moment: datetime | None = None  # the line nearest to it is marked
     is_followed: bool = False
 
     @classmethod

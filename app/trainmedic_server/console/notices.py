@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 COOKIE = "trainmedic_done"
 _SECONDS = 60
-SENTENCES: Mapping[str, str] = {
+SENTENCES: Mapping[str, str] = {  # by key: the only part of a notice in the cookie
     "approve": "Approved.",
     "reject": "Rejected. Check the column Undo for pending undos.",
     "cancel": "Cancelled. Check the column Undo for pending undos.",

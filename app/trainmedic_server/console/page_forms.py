@@ -23,10 +23,9 @@ from trainmedic_server.http.problems import HttpProblem
 Fields = list[tuple[str, str]]
 """Names can repeat."""
 _PASTED_BYTES = MIB
-_LONGEST_LINK = 4000
-"""Shorter input goes into the address, which can be shared."""
+_LONGEST_LINK = 4000  # shorter input goes into the address, which can be shared
 _MOST_ANSWERS = 50
-_ANSWERED = {"approve": "approve_many", "reject": "reject_many"}
+_ANSWERED = {"approve": "approve_many", "reject": "reject_many"}  # key in `notices.SENTENCES` by answer
 
 
 class PageForms:

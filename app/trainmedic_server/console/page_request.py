@@ -17,8 +17,7 @@ from trainmedic_server.console.inner_api import InnerApi, Query
 from trainmedic_server.console.rendering import Renderer, page
 from trainmedic_server.console.standing import ServerStanding, StandingView
 
-_LONGEST_SEQ = 18
-"""Digits."""
+_LONGEST_SEQ = 18  # digits
 
 
 class PageRequest(Struct, frozen=True):
@@ -28,7 +27,7 @@ class PageRequest(Struct, frozen=True):
     api: InnerApi
     renderer: Renderer
     standing: ServerStanding
-    signed_in: bool
+    signed_in: bool  # by a session, so that the page offers to end it
     query: Mapping[str, str] = field(default_factory=dict)
 
     async def get(self, path: str, query: Query | None = None) -> Any:

@@ -44,6 +44,7 @@ async def jobs(page: PageRequest) -> Response:
 
 
 async def job(page: PageRequest) -> Response:
+    """``whole`` adds the slow curves, which the shown page requests."""
     name = page.parameters["job"]
     shown = await _item_named(page, "/jobs", name)
     runs, more = await folding.runs(page, {"job": name})

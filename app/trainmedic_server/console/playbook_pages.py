@@ -11,9 +11,9 @@ from trainmedic_server.console import folding
 from trainmedic_server.console.page_request import PageRequest
 from trainmedic_server.http.problems import HttpProblem
 
-UNCOUNTED = {"counted": "false"}
-_MOST_OFFERED = 300
-_INPUT = "input."
+UNCOUNTED = {"counted": "false"}  # without the numbers of runs, which are slow
+_MOST_OFFERED = 300  # targets in the form
+_INPUT = "input."  # begins the form fields of a playbook's inputs
 
 
 async def playbooks(page: PageRequest) -> Response:

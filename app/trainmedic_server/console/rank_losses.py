@@ -28,7 +28,7 @@ class RankLossEntry(Struct, frozen=True):
 
 class RankLosses(Struct, frozen=True):
     ranks: int
-    steps: tuple[int, int] | None = None
+    steps: tuple[int, int] | None = None  # lowest and highest of the losses
     nan: OddRanks | None = None
     infinite: OddRanks | None = field(default=None, name="inf")
     minus_infinite: OddRanks | None = field(default=None, name="-inf")
@@ -37,6 +37,7 @@ class RankLosses(Struct, frozen=True):
     highest: RankLossEntry | None = None
     curve: Annotated[tuple[float, ...], Meta(max_length=_MOST_POINTS)] = ()
     """Losses over the ranks, in ascending order."""
+    # Ranks with an outlying loss, and the number of all such ranks.
     apart: Annotated[tuple[RankLossEntry, ...], Meta(max_length=_MOST_RANKS)] = ()
     apart_count: int = 0
 

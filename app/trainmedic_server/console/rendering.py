@@ -94,7 +94,7 @@ class Renderer:
             step_said=lambda step, run: steps.sentence(
                 step, run.get("target"), _either(index_of, run.get("alert_labels"))
             ),
-            steps_said=lambda told, key, labels: list(steps.sentences(told or (), key, _either(index_of, labels))),
+            steps_said=lambda listed, key, labels: list(steps.sentences(listed or (), key, _either(index_of, labels))),
             run_words=runs,
             waiting_for_person=waiting.waiting_for_person,
             count=words.count,

@@ -28,6 +28,7 @@ _FILTERS = (
     *("status", "playbook", "decision", "node", "gpu", "job", "alertname", "since", "until", "owes_undo"),
     *("target", "open", "by", "parent"),
 )
+# In the text field of the page.
 _FILTER_ALIASES = {"alert": "alertname", "owed": "owes_undo"}
 SAVED = (
     ("Last 24 h", ""),
@@ -105,9 +106,9 @@ async def short_link(page: PageRequest) -> Response:
 def folded_events(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Show repeated events in a row as the last, with their number as ``times``."""
     shown: list[Mapping[str, Any]] = []
-    for kind, alike in itertools.groupby(events, key=lambda event: (event["kind"], event["data"].get("step"))):
+    for (kind, _), alike in itertools.groupby(events, key=lambda event: (event["kind"], event["data"].get("step"))):
         row = list(alike)
-        if kind[0] in ("alert_repeated", "joined", "attempt_waits") and len(row) > 1:
+        if kind in ("alert_repeated", "joined", "attempt_waits") and len(row) > 1:
             shown.append({**row[-1], "times": len(row)})
         else:
             shown += row

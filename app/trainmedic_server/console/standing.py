@@ -14,8 +14,7 @@ from trainmedic_server.console.inner_api import InnerApi
 from trainmedic_server.http.problems import HttpProblem
 
 KEPT_SECONDS = 1.0
-_READY_SECONDS = 10.0
-"""Interval of requests for readiness, which asks Redis and the store."""
+_READY_SECONDS = 10.0  # interval of requests for readiness, which asks Redis and the store
 
 
 class StandingView(Struct, frozen=True):

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from trainmedic_server.demo.demo_rules import RULES, DemoRule
 
-_NEVER = "0001-01-01T00:00:00Z"
+_NEVER = "0001-01-01T00:00:00Z"  # Alertmanager's end of a firing alert
 LabelSet = frozenset[tuple[str, str]]
 
 

@@ -114,7 +114,7 @@ class PlainTraining:
             case FaultKind.GRADIENTS:
                 self._explosion.begin()
 
-    def _save(self, command: JobCommand | None) -> Mapping[str, Any]:
+    def _save(self, command: JobCommand | None) -> Mapping[str, Any]:  # None: a regular checkpoint
         weights = copy.deepcopy(self._model.weights)
         self._checkpoints.append(_Checkpoint(datetime.now(UTC), self._step, self._batch, weights))
         self._medic.saved(self._step)

@@ -30,8 +30,7 @@ from trainmedic_server import __version__
 
 DEFAULT_WATTS, IDLE_WATTS = 350.0, 90.0
 _ROOM_CELSIUS, _CELSIUS_PER_WATT, _CELSIUS_PER_WATT_WITHOUT_FAN = 30.0, 0.11, 0.19
-_SETTLING_SECONDS = 6.0
-"""Time constant in seconds."""
+_SETTLING_SECONDS = 6.0  # time constant in seconds
 _TICK_SECONDS = 0.5
 _STOP_SECONDS = 5.0
 

@@ -54,7 +54,7 @@ class DemoStage:
             _path_of_program("prometheus-alertmanager", "alertmanager") if self.prometheus is not None else None
         )
         self.programs: list[ChildProcess] = []
-        self.metrics_of: Mapping[str, str] = {}
+        self.metrics_of: Mapping[str, str] = {}  # URL by job
         self._stack = contextlib.ExitStack()
         self._relay: AlertRelay | None = None
         self._cluster: SimulatedCluster | None = None

@@ -20,8 +20,8 @@ from trainmedic_server.presentation.sentences import At, Sentence
 from trainmedic_server.presentation.targets import IndexOf
 
 Document = Mapping[str, Any]
-_UNCERTAIN = ("unknown", "running")
-_UNDO_STATES = {
+_UNCERTAIN = ("unknown", "running")  # statuses of attempts that may have taken effect
+_UNDO_STATES = {  # by the undo's status
     "armed": "It is reverted automatically",
     "running": "It is being reverted",
     "available": "An operator can revert it",
@@ -30,6 +30,7 @@ _UNDO_STATES = {
     "dropped": "No undo",
     "closed": "A person decided not to revert it",
 }
+# By the undo's trigger.
 _UNDO_TRIGGERS = {"on_resolve": "when the alert resolves", "on_failure": "if the run fails", "never": ""}
 
 

@@ -16,8 +16,8 @@ from trainmedic_server.presentation import times
 from trainmedic_server.presentation.sentences import At, RunName, Sentence, Values
 
 Document = Mapping[str, Any]
-_AWAITED = {"resolved": "alert", "wait": "time or condition"}
-_MOMENTS = (("before", "before"), ("at", "at the act"), ("after", "10 min after"))
+_AWAITED = {"resolved": "alert", "wait": "time or condition"}  # by the API's `waiting_on`
+_MOMENTS = (("before", "before"), ("at", "at the act"), ("after", "10 min after"))  # members of `domain.effect`
 
 
 def short_id(run_id: object) -> str:
@@ -58,19 +58,19 @@ class DoneWords(Struct, frozen=True):
 def action_and_message(item: Document) -> DoneWords:
     """Return "" for an action that the message contains."""
     action, message = item.get("action_taken") or "", item.get("message") or ""
-    is_repetition = action in message and item["status"] != Status.FAILED
-    return DoneWords("" if is_repetition else action, message)
+    is_repeated = action in message and item["status"] != Status.FAILED
+    return DoneWords("" if is_repeated else action, message)
 
 
 def outcome_text(item: Document) -> str:
-    done = action_and_message(item)
+    texts = action_and_message(item)
     if item.get("group") and item["status"] in OPEN:
-        return "; ".join(filter(None, (group_text(item["group"]), done.message)))
+        return "; ".join(filter(None, (group_text(item["group"]), texts.message)))
     if item["status"] == Status.NOT_STARTED:
-        return ": ".join(filter(None, (str(item["decision"]), done.message)))
+        return ": ".join(filter(None, (str(item["decision"]), texts.message)))
     if item["status"] == Status.FAILED:
-        return f"{done.message}; did {done.action}" if done.action else done.message or "-"
-    return ": ".join(filter(None, (done.action, done.message))) or "-"
+        return f"{texts.message}; did {texts.action}" if texts.action else texts.message or "-"
+    return ": ".join(filter(None, (texts.action, texts.message))) or "-"
 
 
 def group_text(counts: Document) -> str:
@@ -121,7 +121,7 @@ def _now(document: Document) -> Iterator[Sentence]:
     if awaited := document.get("waits_for"):
         yield _with_run(waiting(awaited), document.get("holder"))
         held = document.get("held_by")
-        while held:
+        while held:  # each of these runs waits for the next
             until: Sentence = (", until ", At(held["until"]), " at the latest") if held.get("until") else ()
             behind = held.get("held_by")
             doing = _with_run(held["doing"], behind["run_id"] if behind else None)
@@ -132,7 +132,8 @@ def _now(document: Document) -> Iterator[Sentence]:
 
 
 def _with_run(text: str, run_id: str | None) -> Sentence:
-    before, found, after = text.partition(run_id or "\0")
+    """Separate a run's ID from the text around it, as surfaces link it."""
+    before, found, after = text.partition(run_id or "\0")  # no text has a NUL
     return (before, RunName(found), after) if found else (text,)
 
 

@@ -142,9 +142,11 @@ def sentence(step: Document, target: str | None = None, index_of: IndexOf = targ
     note = step.get("note")
     key = next(iter(step.get("targets") or ()), target)
     on = targets.within(key, index_of) if key else "the target"
+    # The step of a group (`engine.preview`) is worded for its first member, as its note states.
     if key and not str(note or "").startswith("for each of"):
         on = _listed([targets.within(str(each), index_of) for each in step.get("targets") or (key,)])
     phrase_of = _PHRASES.get(action)
+    # The parameters of a step with a note may be unknown before the run (`engine.preview`).
     if phrase_of is None or (note and not params):
         phrase = call(action, params) + (f" on {on}" if key else "")
     else:

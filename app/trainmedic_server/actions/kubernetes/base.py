@@ -34,7 +34,7 @@ EVENTS = Permission("", "events", ("create",))
 
 class SetField(NamedTuple):
     present: Object
-    before: Any
+    before: Any  # value before the run's first change
     is_set_by_run: bool
     """True if a change of this run is in effect."""
 
@@ -90,6 +90,7 @@ class ClusterAction(RetryingAction):
     async def assign(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, value: Any, event: str, message: str = ""
     ) -> dict[str, Any]:
+        """Set a field, record an event, and return the step's output."""
         present, before, is_set_by_run = await self.set_field(call, ref, field, value)
         if is_set_by_run:
             await self.cluster.record(present, event, because(call, message or event))
@@ -98,6 +99,7 @@ class ClusterAction(RetryingAction):
     async def restore(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, event: str, message: str = ""
     ) -> dict[str, Any]:
+        """Like `assign`, for the undo. A deleted object needs none."""
         try:
             present, why, is_back = await self.take_back(call, ref, field)
         except ObjectMissing:
@@ -114,7 +116,7 @@ def _named(ref: Ref) -> dict[str, str]:
 class RestorableAction(ClusterAction):
     """The undo is the same action with the parameter ``restore``."""
 
-    restored_by: ClassVar[frozenset[str]]
+    restored_by: ClassVar[frozenset[str]]  # parameters that name the changed object and field
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:

@@ -41,11 +41,11 @@ from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.cluster import PODS, Object, Ref
 
 ROUND = 1.0
-"""Seconds. Doubles while no pod ends."""
-_LONGEST_ROUND = 10.0
+"""Seconds. Doubles while every eviction is refused."""
+_LONGEST_ROUND = 10.0  # seconds
 _EVICTIONS_AT_ONCE = 20
-_SHOWN = 20
-_MIRROR = "kubernetes.io/config.mirror"
+_SHOWN = 20  # pods in the output's `left`
+_MIRROR = "kubernetes.io/config.mirror"  # annotation of static pods, which the kubelet runs without the API
 
 
 class DrainParams(ActionParams):
@@ -67,13 +67,13 @@ class PodSelection(Struct, frozen=True):
     ending: tuple[Object, ...]
     """Pods that end already too."""
     skipped: Mapping[str, int]
-    """Numbers of pods by reason."""
+    """Numbers of pods that stay, by reason."""
     forbidding: Mapping[str, str]
-    """Reasons by pod why the drain must not begin."""
+    """Reasons by pod why the drain must not begin or continue."""
 
 
 class _Progress(Struct):
-    """Pods by UID. ``why``: the last reason for which one is still there."""
+    """Pods by UID. ``why``: why one is still there. ``trouble``: the API's last failure, or ""."""
 
     evicted: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
@@ -84,7 +84,7 @@ class _Progress(Struct):
     is_paused: bool = False
     reported_at: datetime | None = None
 
-    def ends(self, pod: Object) -> None:
+    def record_ending(self, pod: Object) -> None:
         holders = ", ".join(map(str, pod["metadata"].get("finalizers") or ()))
         self.evicted.add(uid_of(pod))
         self.why[uid_of(pod)] = f"ends, and is held by its finalizers: {holders}" if holders else "ends"
@@ -203,12 +203,12 @@ class DrainNode(ClusterAction):
     async def _evict_all(
         self, call: Call, pods: Sequence[Object], params: DrainParams, progress: _Progress
     ) -> tuple[bool, float]:
-        """Return whether no eviction was accepted, and the seconds to wait."""
+        """Return whether every eviction was refused (False without any), and the seconds to wait."""
         gate = asyncio.Semaphore(_EVICTIONS_AT_ONCE)
         asked = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
         for pod in pods:
             if pod["metadata"].get("deletionTimestamp"):
-                progress.ends(pod)
+                progress.record_ending(pod)
 
         async def ask(pod: Object) -> ActionFailure | None:
             ref = Ref(PODS, pod["metadata"]["name"], pod["metadata"]["namespace"])
@@ -223,7 +223,7 @@ class DrainNode(ClusterAction):
                 except ActionFailure as error:
                     progress.why[uid_of(pod)] = f"cannot be evicted: {error}"
                     return error
-            progress.ends(pod)
+            progress.record_ending(pod)
             return None
 
         failures = [error for error in await asyncio.gather(*(ask(pod) for pod in asked)) if error is not None]

@@ -16,7 +16,7 @@ from msgspec import Struct
 from trainmedic_server.ports.cluster import Object
 
 PREFIX: Final = "trainmedic.io/run-"
-FIELD_MANAGER: Final = "trainmedic"
+FIELD_MANAGER: Final = "trainmedic"  # of the patches that `adapters.kubernetes_cluster` sends
 PUT_BACK: Final = "put back"
 _LEFT: Final = "changed by another party since: left unchanged"
 

@@ -24,8 +24,8 @@ from trainmedic_server.ports.cluster import JOBS, OF_RUN, Object, Ref
 COMMAND = "trainmedic.io/command"
 """The command's ID, by which a repeated command finds its Job."""
 POLL_EVERY = timedelta(seconds=2)
-_TTL_SECONDS = 24 * 3600
-_LONGEST_NAME = 50
+_TTL_SECONDS = 24 * 3600  # Kubernetes deletes the Job this long after its end
+_LONGEST_NAME = 50  # characters; with the hash under the limit of 63
 _NAMESPACE = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 
 

@@ -159,7 +159,7 @@ class DeletePod(Irreversible, ClusterAction):
         ref = Ref(PODS, params.pod, params.namespace)
         issued = call.issued_at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
-        pod: Object | None = None
+        pod: Object | None = None  # as last read; None until then
 
         async def attempt() -> str:
             nonlocal pod
