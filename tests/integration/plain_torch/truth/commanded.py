@@ -8,6 +8,7 @@ is public in `Run`. Not here: what the answers promise (``answers``), and the tr
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -146,6 +147,7 @@ class Commanded:
                 self.log.append(Begun(resumed, *state, dropped.text))
                 self._train(life)
                 if life.crashes:
+                    self._await_other_ranks()
                     raise Crash
         except Crash:
             pass
@@ -154,6 +156,15 @@ class Commanded:
         for each in self.sent:
             if not each.replies:
                 each.replies = self._replies(each, 60.0)
+
+    def _await_other_ranks(self) -> None:
+        """Wait for their answers, at most 10 s. A rank 0 that crashes waits for them for a second, which
+        they exceed on a busy machine; the server then calls them unknown."""
+        until = time.monotonic() + 10
+        while self.place.ranks > 1 and not all(self._replies(each, 0) for each in self.sent):
+            if time.monotonic() > until:
+                return
+            time.sleep(0.02)
 
     def _connected(self) -> trainmedic.Medic:
         place = self.place
