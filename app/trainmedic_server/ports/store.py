@@ -292,7 +292,7 @@ class HistoryFilter(Struct, frozen=True):
     """Only this run's members. Without it, members are found only by node, GPU, job or target."""
 
     @property
-    def has_members(self) -> bool:
+    def finds_members(self) -> bool:
         return any((self.node, self.gpu, self.job, self.target)) or self.parent is not None
 
 

@@ -195,6 +195,8 @@ def _tally_of_playbook(connection: sa.Connection, which: Mapping[str, Any]) -> P
     return tally
 
 
-def verdicts(connection: sa.Connection, since: datetime, until: datetime, limit: int) -> dict[str, EffectVerdict]:
+def effect_verdicts(
+    connection: sa.Connection, since: datetime, until: datetime, limit: int
+) -> dict[str, EffectVerdict]:
     rows = connection.execute(_VERDICTS, {"since": since, "until": until, "limit": limit})
     return {row.run_id: EffectVerdict(row.verdict) for row in rows}
