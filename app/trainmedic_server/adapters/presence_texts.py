@@ -43,6 +43,7 @@ class PresenceTexts:
             details = read(raw)
             if before is not None:
                 details = {name: _reused(before.details.get(name), value) for name, value in details.items()}
+        # Without a readable time, the empty digest equals no later one.
         self._remember(key, _Content(body_digest if at is not None else b"", details, len(raw)))
         return details
 

@@ -28,13 +28,13 @@ _ACKNOWLEDGEMENTS_PER_PIPELINE = 2048
 
 class QueuedCommand(Struct):
     stream: str
-    presence: str
+    presence: str  # Key of the receiver's presence.
     raw: bytes
     signatures: Mapping[bytes, str]
     expires_at: datetime
     on_sent: Callable[[bytes | None], None]
     """Receives the value of `presence`, None without one."""
-    is_wanted: Callable[[], bool]
+    is_wanted: Callable[[], bool]  # Called immediately before sending.
     backoff: Backoff | None = None
     is_queued: bool = False
 

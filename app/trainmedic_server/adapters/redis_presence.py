@@ -21,7 +21,7 @@ log = telemetry.logger(__name__)
 
 MOST_LISTED = 50_000
 MOST_CLAIMS = 1000
-_LONGEST_NAME = 4 * 253
+_LONGEST_NAME = 4 * 253  # Bytes of 253 characters.
 _KEYS_PER_SCAN = 1000
 _KEYS_PER_CALL = 128
 """Few, so that no turn of the event loop takes long."""

@@ -8,7 +8,7 @@ from trainmedic_server.domain.message import Message, MessageKind
 
 
 class StoredMessages(Protocol):
-    def add(self, messages: Sequence[Message]) -> None: ...
+    def add(self, messages: Sequence[Message]) -> None: ...  # skips existing IDs
 
     def waiting(self, channel: str, limit: int) -> list[Message]: ...
 

@@ -92,7 +92,7 @@ class JobCurves:
     curves: tuple[Curve, ...]
     ranks: tuple[RankTime, ...]
     """The slowest ones, slowest first."""
-    usual_seconds: float | None
+    usual_seconds: float | None  # Median of all ranks' own time.
     checkpoint: NewestCheckpoint | None
     unknown: str | None
     source: Source | None = None
@@ -148,7 +148,7 @@ async def of_job(metrics: MetricHistory | None, job: str, begin: datetime, end: 
         for (name, unit), answer in zip(JOB_CURVES, answers, strict=True)
         if answer
     )
-    usual, step, saved, saved_at = map(_latest_value, latest)
+    usual, step, saved, saved_at = map(_latest_value, latest)  # In the order of _LATEST_METRICS.
     timed = [_rank_time(series) for series in ranks if _latest_value([series]) is not None]
     slowest = sorted(timed, key=lambda each: -each.seconds)[:_MOST_RANKS]
     checkpoint = None
