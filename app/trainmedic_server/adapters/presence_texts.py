@@ -14,8 +14,7 @@ from trainmedic.wire.writer import LARGEST_PRESENCE
 _TIME_BEGINS = b', "at": "'
 _TIME_ENDS = b'"}'
 _LONGEST_TIME = 64
-_MOST_BYTES = 128 * 1024 * 1024
-"""Five times the texts of 12,500 agents and 2,000 jobs of 50 ranks."""
+_MOST_BYTES = 128 * 1024 * 1024  # Five times the texts of 12,500 agents and 2,000 jobs of 50 ranks.
 
 
 class _Content(NamedTuple):

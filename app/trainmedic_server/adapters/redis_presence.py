@@ -23,8 +23,7 @@ MOST_LISTED = 50_000
 MOST_CLAIMS = 1000
 _LONGEST_NAME = 4 * 253  # Bytes of 253 characters.
 _KEYS_PER_SCAN = 1000
-_KEYS_PER_CALL = 128
-"""Few, so that no turn of the event loop takes long."""
+_KEYS_PER_CALL = 128  # Few, so that no turn of the event loop takes long.
 _BYTES_PER_CALL = 4 * 1024 * 1024
 _USUAL_BYTES = _BYTES_PER_CALL // _KEYS_PER_CALL  # Larger presences are read again, in small batches.
 

@@ -133,8 +133,8 @@ class Transaction(Protocol):
         ...
 
     def nodes_acted_on(self, since: datetime) -> set[str]:
-        """Return target nodes of runs started and created after `since`, and nodes recorded as touched after it, for the
-        breaker: without runs that are `Run.is_vouched_for`.
+        """Return target nodes of runs started and created after `since`, and nodes touched after it, without runs that
+        are `Run.is_vouched_for`.
         """
         ...
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 from trainmedic_server.ports.metric_history import Points
 
-STABLE_SECONDS = 3600.0
-"""Stable throughput for this time is the baseline."""
+STABLE_SECONDS = 3600.0  # Stable throughput for this time is the baseline.
 FIRST_POINTS = 50
 FEWEST_POINTS = 10
 _STABLE_SPREAD = 0.2

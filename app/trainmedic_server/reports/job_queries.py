@@ -29,8 +29,7 @@ from trainmedic_server.reports.job_figures import JobFigures
 from trainmedic_server.reports.points import Spread, Stretch
 
 INTERVALS = 720
-_GPU_INTERVALS = 120
-"""Few: Prometheus evaluates each for every GPU."""
+_GPU_INTERVALS = 120  # Few: Prometheus evaluates each for every GPU.
 _SHORTEST_INTERVAL = timedelta(minutes=1)
 _BASELINE_WITHIN = timedelta(days=30)
 _OTHER_JOB_AFTER_SECONDS = 86_400.0

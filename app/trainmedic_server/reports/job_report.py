@@ -63,7 +63,7 @@ class RepairRecord:
     ended_at: datetime | None
     status: str
     mode: str
-    action_taken: str | None
+    action_taken: str | None  # Names of the applied actions; None if none was.
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,10 +35,8 @@ MOST_POINTS = 120
 FIRST_PERIOD, LONGEST_PERIOD = 5.0, 320.0
 """Seconds between two points; doubled when there are too many points."""
 _LOOK_EVERY = timedelta(seconds=5)
-_IN_USE = timedelta(minutes=1)
-"""Entries with a newer report are never replaced."""
-_SILENCE = 30.0
-"""Seconds without a report that count as a gap."""
+_IN_USE = timedelta(minutes=1)  # Entries with a newer report are never replaced.
+_SILENCE = 30.0  # Seconds without a report that count as a gap.
 _YIELD_AFTER = 100  # Presences between two turns of the event loop's other tasks.
 Key = TypeVar("Key", bound=Hashable)
 

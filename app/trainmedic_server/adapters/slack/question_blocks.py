@@ -95,7 +95,7 @@ def message(run: Run, step: StepState, orders: Sequence[OperatorOrder], external
 
 def reminder(run: Run, step: StepState, kind: type[QuestionEvent]) -> str:
     text = f"{questions.AGAIN.get(kind, 'Asked again')}: {title_of(run)} still waits: {step.message or ''}"
-    return escaped(cut(_one_line(text), _TEXT // 2))
+    return escaped(cut(_one_line(text), _TEXT // 2))  # Half, because escaping makes it longer.
 
 
 def reason_form(metadata: str, run: Run, step: StepState) -> dict[str, Any]:
