@@ -145,7 +145,7 @@ class HttpxCaller:
 
     async def _secret_headers(self, bearer: str | None, access: HttpAccess) -> dict[str, tuple[str, Sequence[str]]]:
         """Return each header's value, and the texts to redact in the reply."""
-        found: dict[str, tuple[str, Sequence[str]]] = {}
+        found: dict[str, tuple[str, Sequence[str]]] = {}  # A later value of Authorization replaces an earlier one.
         if bearer is not None:
             token = await self._secret(bearer)
             found["Authorization"] = f"Bearer {token}", [token]

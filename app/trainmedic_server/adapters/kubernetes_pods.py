@@ -76,7 +76,7 @@ class KubernetesPods(JobPods):
         self._slow_read: dict[str, datetime] = {}  # Last reading of a waiting pod's events, by UID.
         self._has_logged_full = False
         self.answers = True
-        """False while the watch fails: statuses may be old."""
+        """False while the watch of `KubernetesTopology` fails: statuses may be old."""
 
     # --- changes, from the watch
 

@@ -40,7 +40,7 @@ class LinkedRun(Struct, frozen=True):
 class GuardFacts(Struct, frozen=True):
     """Inputs of the guards for one (playbook, target). Observed runs count, decisions not to start do not."""
 
-    last_ended_at: datetime | None = None
+    last_ended_at: datetime | None = None  # None if none has ended.
     started: int = 0
     """Runs after the requested time, on any target or, if requested, on this one."""
     open_runs: int = 0

@@ -94,8 +94,8 @@ class JobCurves:
     """The slowest ones, slowest first."""
     usual_seconds: float | None  # Median of all ranks' own time.
     checkpoint: NewestCheckpoint | None
-    unknown: str | None
-    source: Source | None = None
+    unknown: str | None  # Why there are no curves.
+    source: Source | None = None  # None if nothing is known.
     reported_since: datetime | None = None
     """First report used."""
     not_prometheus: str | None = None
@@ -117,7 +117,7 @@ class NodeGpuReading:
 class NodeReadings:
     node: str
     gpus: tuple[NodeGpuReading, ...]
-    unknown: str | None
+    unknown: str | None  # Why there are no GPUs.
     source: Source | None = None
     reported_since: datetime | None = None
     not_prometheus: str | None = None

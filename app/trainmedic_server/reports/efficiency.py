@@ -34,7 +34,7 @@ class Baseline:
     value: float
     of: str
     """``target`` if declared; else ``first_stable_hour``, or ``first_points`` if there was none yet."""
-    begin: float
+    begin: float  # Seconds since 1970.
     end: float
     points: int
 

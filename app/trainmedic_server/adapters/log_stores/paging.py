@@ -46,7 +46,9 @@ class LineStore(Protocol):
         ...
 
     def parts(self, query: LogQuery, nodes: Collection[str]) -> Sequence[str]:
-        """Return queries in the store's language, whose results together answer `query`. Raises LogQueryRefused."""
+        """Return queries in the store's language, whose results together answer `query`. `nodes` are those of kernel
+        lines. Raises LogQueryRefused.
+        """
         ...
 
     async def page(self, part: str, query: LogQuery, begin: int, end: int, most: int) -> Sequence[StoredLine]:

@@ -22,7 +22,7 @@ from trainmedic_server.presentation import questions
 from trainmedic_server.presentation.runs import title_of
 
 APPROVE, REJECT, REASON = "approve", "reject", "reason"
-METADATA = "trainmedic_question"
+METADATA = "trainmedic_question"  # Type of the metadata by which a posted question is found again.
 LONGEST_REASON = 1_000
 _LONGEST_NAME = 200
 _TEXT, _SHORT, _CONFIRM = 2_900, 300, 290

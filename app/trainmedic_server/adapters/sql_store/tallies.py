@@ -185,8 +185,8 @@ def _tally_of_playbook(connection: sa.Connection, which: Mapping[str, Any]) -> P
         tally.statuses[status] += row.runs
         if status is not Status.OBSERVED:
             tally.repeated += row.repeated
-    slow = connection.execute(_TIMED_OUT_OR_ANSWERED_STEPS, which).all() if tally.statuses else []
-    of_closed_runs = [row for row in slow if not Status(row.status).is_open]
+    found = connection.execute(_TIMED_OUT_OR_ANSWERED_STEPS, which).all() if tally.statuses else []
+    of_closed_runs = [row for row in found if not Status(row.status).is_open]
     timed_out = {row.id for row in of_closed_runs if row.timed_out and row.status != Status.OBSERVED.value}
     tally.timed_out = len(timed_out)
     tally.person_seconds.update(
