@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from trainmedic.wire.reading import read_object
 from trainmedic.wire.writer import LARGEST_PRESENCE
 
-# Writers put the time last, so that only the end of an unchanged presence changes.
+# The writer puts the time last. Only that differs if nothing else has changed.
 _TIME_BEGINS = b', "at": "'
 _TIME_ENDS = b'"}'
 _LONGEST_TIME = 64
