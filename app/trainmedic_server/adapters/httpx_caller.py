@@ -79,7 +79,7 @@ class HttpxCaller:
         sent = False
 
         async def trace(event: str, _: Mapping[str, object]) -> None:
-            nonlocal sent
+            nonlocal sent  # The transport reports each step of the call here.
             sent = sent or event.endswith("send_request_headers.started")
 
         try:

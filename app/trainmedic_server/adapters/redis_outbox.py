@@ -115,7 +115,8 @@ class CommandOutbox:
             self._acks.extendleft(reversed(acks))
             raise
         self._outage.end()
-        # An error of one presence or stream does not affect the others.
+        # Answers are in the order of the calls: presences, commands, and others, which are not read. An error of one
+        # presence or stream does not affect the others.
         values = dict(zip(presences, results, strict=False))
         for command, result in zip(commands, results[len(presences) :], strict=False):
             if isinstance(result, Exception):

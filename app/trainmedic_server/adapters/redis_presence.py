@@ -118,7 +118,7 @@ def _with_few_claims(presences: Sequence[Presence]) -> list[Presence]:
 
 
 def presence_read_command(key: str | bytes, most: int = LARGEST_PRESENCE) -> tuple[str | bytes | int, ...]:
-    return "GETRANGE", key, 0, most
+    return "GETRANGE", key, 0, most  # One byte more than `most`, which shows that the value is longer.
 
 
 def _is_cut(value: Any, most: int = _USUAL_BYTES) -> bool:

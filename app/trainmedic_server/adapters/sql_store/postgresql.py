@@ -44,6 +44,7 @@ _REQUIRE_DURABILITY = (
 HAS_LOCK = "SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()"
 """False if a connection pooler has switched the session."""
 
+# Tables with rows and without statistics.
 _UNKNOWN_TABLES = """
     SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relname = ANY(%s)
     AND reltuples < 0 AND pg_relation_size(oid) > 0
