@@ -89,8 +89,8 @@ class ReplyRouter:
         self._early: OrderedDict[str, dict[bytes, Reply]] = OrderedDict()
         """Replies by entry within `GRACE` after the start, without a waiting request."""
         self._recent: OrderedDict[str, frozenset[int | None]] = OrderedDict()
-        """Ranks that replied."""
-        self._unclaimed: list[tuple[bytes, Reply]] = []
+        """Ranks that replied to a command whose request has ended."""
+        self._unclaimed: list[tuple[bytes, Reply]] = []  # Late replies, until `take_unclaimed`.
 
     def register(self, command_id: str, expires_at: datetime, identity: str) -> ReplyWaiter:
         """The waiter also gets replies that arrived earlier, as after a restart."""
