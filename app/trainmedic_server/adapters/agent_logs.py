@@ -25,30 +25,30 @@ from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.logs import LogBatch
 from trainmedic_server.ports.outside import Clock, CommandBus
 
-BATCH = 500
+BATCH = 500  # lines
 PATIENCE = timedelta(seconds=15)  # For one page.
 _MOST_NODES_AT_ONCE = 32
 _POLL_SECONDS = 2.0
 _POLL_SECONDS_PER_NODE = 0.02
-_MOST_NAMED = 5
-MOST_SEARCHED = 500
-_ASKED_WITHIN = timedelta(seconds=30)  # Nodes not asked by then are left out.
+_MOST_NAMED = 5  # Nodes in a note.
+MOST_SEARCHED = 500  # Nodes asked if those of the job are unknown.
+_ASKED_WITHIN = timedelta(seconds=30)  # Of these, nodes not asked by then are left out.
 SEARCH_SECONDS = 60.0
 
 
 class _NodeAnswer(Struct):
     node: str
-    waiting: list[FoundLine] = field(default_factory=list)
-    cursor: Sequence[str] | None = None
-    is_end: bool = False
+    waiting: list[FoundLine] = field(default_factory=list)  # Newest first: the oldest is popped.
+    cursor: Sequence[str] | None = None  # Where the agent continues; None for the beginning.
+    is_end: bool = False  # True if the agent has no further lines for now.
     silence: str = ""
     """Why the node gave no lines."""
-    is_reported_silent: bool = False
-    deadline: datetime | None = None  # For the first page.
+    is_reported_silent: bool = False  # A note has stated the silence.
+    deadline: datetime | None = None  # For the first page, if the job's nodes are unknown.
     ends_at: datetime | None = None  # For all pages.
     job_files: int | None = None
     """None if the agent does not report it."""
-    left_out: dict[str, LeftOut] = field(default_factory=dict)
+    left_out: dict[str, LeftOut] = field(default_factory=dict)  # By attribute that the lines lack.
     notes: set[str] = field(default_factory=set)
 
     @property
@@ -62,6 +62,7 @@ class AgentLogs:
         self._clock = clock
         self._patience = patience
         self._turns = asyncio.Semaphore(_MOST_NODES_AT_ONCE)
+        # Separate, so that silent nodes do not delay the others.
         self._turns_of_silent = asyncio.Semaphore(_MOST_NODES_AT_ONCE)
 
     async def search(self, query: LogQuery, nodes: Collection[str], most: int) -> AsyncGenerator[LogBatch, None]:
@@ -86,7 +87,7 @@ class AgentLogs:
             yield LogBatch(notes=counted)
         if query.is_search:
             answers = [answer for answer in answers if answer.job_files != 0]
-        asking: dict[str, asyncio.Task[list[str]]] = {}
+        asking: dict[str, asyncio.Task[list[str]]] = {}  # Requests to silent nodes, not awaited.
         try:
             while not query.is_over(self._clock.now()):
                 pause = max(_POLL_SECONDS, _POLL_SECONDS_PER_NODE * len(answers))
@@ -127,7 +128,7 @@ class AgentLogs:
         if not asked:
             raise NotFound(f"the nodes of {query.job} are unknown, so no agent can be asked; name a node")
         now = self._clock.now()
-        deadline = now + _ASKED_WITHIN if query.is_search else None
+        deadline = now + _ASKED_WITHIN if query.is_search else None  # `is_search`: the job's nodes are unknown.
         ends_at = now + lasting if lasting is not None else None
         asked_now = sorted(asked)[: MOST_SEARCHED if deadline else None]
         return [_NodeAnswer(node, deadline=deadline, ends_at=ends_at) for node in asked_now]
@@ -296,4 +297,4 @@ def _named(parts: Sequence[str]) -> str:
 
 
 async def _stop_waiting() -> bool:
-    return True
+    return True  # Do not wait for an agent that is not connected.

@@ -20,7 +20,7 @@ TYPE = "trainmedic."
 log = telemetry.logger(__name__)
 
 
-class CloudEvents:
+class CloudEvents:  # an `engine.event_dispatch.EventListener`
     name = "events_to"
     at_once = 20
 
@@ -29,7 +29,7 @@ class CloudEvents:
     ) -> None:
         self._endpoint = endpoint
         self._source = source
-        self.kinds = frozenset(kinds)
+        self.kinds = frozenset(kinds)  # Empty for all.
         self._on_left_out = on_left_out
         self._taken = 0
         """Newest completed event. After a failure, earlier ones are passed here again."""

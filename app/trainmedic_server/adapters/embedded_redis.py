@@ -66,8 +66,8 @@ class EmbeddedRedis:
     def __init__(self, state_dir: Path, binary: str | None = None) -> None:
         self._binary = binary
         self._directory = state_dir.expanduser().absolute() / "redis"
-        self._url_file = self._directory.parent / "redis.url"
-        self._identity_file = self._directory / "place"
+        self._url_file = self._directory.parent / "redis.url"  # Jobs and agents on this machine read it.
+        self._identity_file = self._directory / "place"  # Inode and path of the directory, which no copy has.
         self._process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
         self._url = ""

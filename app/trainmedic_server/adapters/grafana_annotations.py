@@ -22,7 +22,7 @@ _LONGEST_TAG = 100
 log = telemetry.logger(__name__)
 
 
-class GrafanaAnnotations:
+class GrafanaAnnotations:  # an `engine.event_dispatch.EventListener`
     name = "grafana"
     kinds = UNDO_OVER | names(StepStarted, StepResumed, Closed)
     at_once = 100

@@ -79,7 +79,7 @@ class HttpxCaller:
         sent = False
 
         async def trace(event: str, _: Mapping[str, object]) -> None:
-            nonlocal sent
+            nonlocal sent  # The transport reports each step of the call here.
             sent = sent or event.endswith("send_request_headers.started")
 
         try:
@@ -145,7 +145,7 @@ class HttpxCaller:
 
     async def _secret_headers(self, bearer: str | None, access: HttpAccess) -> dict[str, tuple[str, Sequence[str]]]:
         """Return each header's value, and the texts to redact in the reply."""
-        found: dict[str, tuple[str, Sequence[str]]] = {}
+        found: dict[str, tuple[str, Sequence[str]]] = {}  # A later value of Authorization replaces an earlier one.
         if bearer is not None:
             token = await self._secret(bearer)
             found["Authorization"] = f"Bearer {token}", [token]

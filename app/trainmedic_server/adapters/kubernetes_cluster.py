@@ -34,11 +34,11 @@ from trainmedic_server.ports.fence import Fence, no_fence
 
 FIELD_MANAGER: Final = "trainmedic"
 TIMEOUT: Final = timedelta(seconds=15)  # The caller retries until the step's timeout.
-PAGE: Final = 500
+PAGE: Final = 500  # objects
 _NOTHING_DONE: Final = (401, 403, 429)
 """Statuses answered before anything is done."""
 _RIGHTS: Final = " (add the action to kubernetes.actions of the chart, or grant this to the server's account)"
-_TWO_BUDGETS: Final = "more than one PodDisruptionBudget"
+_TWO_BUDGETS: Final = "more than one PodDisruptionBudget"  # in the API server's message
 _FAULTS = (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError)
 
 log = telemetry.logger(__name__)
@@ -48,7 +48,7 @@ class KubernetesCluster:
     def __init__(self, client: ApiClient, event_namespace: str = "default", fence: Fence = no_fence) -> None:
         self._client = client
         self._fence = fence
-        self._event_namespace = event_namespace
+        self._event_namespace = event_namespace  # of Events about objects without a namespace
 
     @classmethod
     async def opened(

@@ -13,16 +13,20 @@ from trainmedic_logs.domain.pod_fault import LONGEST_MESSAGE, NodeNotReady, PodF
 from trainmedic_logs.lines.masks import masked
 from trainmedic_server.ports.cluster import OF_RUN, Object
 
+# Labels of training operators: a pod with one trains, also without an accelerator.
 _OPERATOR_LABELS: Final = (
     "training.kubeflow.org/job-name",
     "jobset.sigs.k8s.io/jobset-name",
     "trainer.kubeflow.org/trainjob-name",
 )
+# Resources in a container's limits, such as nvidia.com/gpu.
 _ACCELERATOR: Final = re.compile(r"[\w.-]+/\S*(?:gpu|gaudi|tpu|ascend|neuron|mlu|npu|mig-)", re.IGNORECASE)
+# Names that training operators give to the container that trains.
 _OPERATORS_CONTAINERS: Final = frozenset(
     {"pytorch", "tensorflow", "mpi", "jax", "xgboost", "paddle", "node", "trainer"}
 )
-_MOST_FAULTS: Final = 8
+_MOST_FAULTS: Final = 8  # Newest faults of a pod.
+# Reasons of containers that wait or have ended.
 _IMAGE_REASONS: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
      "RegistryUnavailable", "SignatureValidationFailed"}
@@ -32,11 +36,12 @@ _CREATION_REASONS: Final = frozenset(
      "ContainerCannotRun", "StartError", "PostStartHookError", "PreCreateHookError", "PreStartHookError"}
 )  # fmt: skip
 _STARTING_REASONS: Final = frozenset({"ContainerCreating", "PodInitializing"})
+# Reasons of a failed pod that its kubelet did not accept. Others begin with OutOf.
 _REJECTION_REASONS: Final = frozenset(
     {"UnexpectedAdmissionError", "NodeAffinity", "MatchNodeSelector", "NodePorts", "TopologyAffinityError",
      "NodeSelectorMismatching", "InvalidNodeInfo", "AppArmor", "SysctlForbidden"}
 )  # fmt: skip
-_BY_POD_REASON: Final[Mapping[str, PodFaultKind]] = {
+_BY_POD_REASON: Final[Mapping[str, PodFaultKind]] = {  # by the `reason` of the pod's status
     "Evicted": PodFaultKind.EVICTED,
     "Preempting": PodFaultKind.PREEMPTED,
     "Preempted": PodFaultKind.PREEMPTED,
@@ -45,14 +50,14 @@ _BY_POD_REASON: Final[Mapping[str, PodFaultKind]] = {
     "Shutdown": PodFaultKind.NODE_SHUTDOWN,
     "DeadlineExceeded": PodFaultKind.DEADLINE,
 }
-_BY_DISRUPTION: Final[Mapping[str, PodFaultKind]] = {
+_BY_DISRUPTION: Final[Mapping[str, PodFaultKind]] = {  # by the reason of the condition DisruptionTarget
     "PreemptionByScheduler": PodFaultKind.PREEMPTED,
     "PreemptionByKubeScheduler": PodFaultKind.PREEMPTED,
     "DeletionByTaintManager": PodFaultKind.TAINTED,
     "EvictionByEvictionAPI": PodFaultKind.API_EVICTED,
     "DeletionByPodGC": PodFaultKind.NODE_LOST,
 }
-_BY_EVENT: Final[Mapping[str, PodFaultKind]] = {
+_BY_EVENT: Final[Mapping[str, PodFaultKind]] = {  # by the event's reason
     "FailedMount": PodFaultKind.NOT_MOUNTED,
     "FailedAttachVolume": PodFaultKind.NOT_MOUNTED,
     "FailedMapVolume": PodFaultKind.NOT_MOUNTED,
@@ -65,6 +70,7 @@ _BY_EVENT: Final[Mapping[str, PodFaultKind]] = {
     "NodeShutdown": PodFaultKind.NODE_SHUTDOWN,
 }
 _SHUTDOWN_MESSAGE: Final = re.compile(r"node shutdown|[Nn]ode is shutting down")
+# A cancelled eviction has the reason TaintManagerEviction, too.
 _CANCELLED_DELETION_MESSAGE: Final = re.compile(r"[Cc]ancell?ing deletion")
 _PULL_MESSAGE: Final = re.compile(r"(?:[Ff]ailed to pull image|pulling image|ErrImagePull|ErrImageNeverPull)")
 _PROBE_MESSAGE: Final = re.compile(r"failed (?:liveness|startup) probe")
@@ -81,7 +87,7 @@ class PodOutline(Struct, frozen=True):
     placed_at: datetime | None
     """Assignment to its node, else its creation."""
     is_waiting: bool
-    """It has a node, no container, and no reason in its status."""
+    """It has a node, and its containers are being created, without an error in its status."""
 
 
 def outline_of(pod: Object, job: str | None) -> PodOutline | None:
@@ -131,7 +137,7 @@ def not_ready(node: Object) -> NodeNotReady | None:
             continue
         since = _time(condition.get("lastTransitionTime"))
         if since is not None:
-            silent = condition.get("status") == "Unknown"
+            silent = condition.get("status") == "Unknown"  # set by Kubernetes if the kubelet does not report
             reason, message = _text(condition.get("reason")), _message(condition.get("message"))
             return NodeNotReady(node["metadata"]["name"], since, silent, reason, message)
     return None
@@ -192,12 +198,12 @@ def _faults_of_ended(
     code = code if isinstance(code, int) else None
     signal = signal if isinstance(signal, int) and 0 < signal <= 64 else None
     if at is None or (code == 0 and signal is None and reason != "OOMKilled"):
-        return
+        return  # Its end has no time, or was regular.
     was_stopped = stopped_at is not None and at >= stopped_at
     if reason == "OOMKilled":
         kind = PodFaultKind.OUT_OF_MEMORY
     elif reason in _CREATION_REASONS:
-        kind, is_training = PodFaultKind.NOT_CREATED, True
+        kind, is_training = PodFaultKind.NOT_CREATED, True  # Counts for the whole pod.
     elif was_stopped or reason == "ContainerStatusUnknown":
         return  # Deleting the pod ended it, or its end was not observed.
     else:
@@ -215,6 +221,7 @@ def _faults_of_waiting(container: Mapping[str, Any], outline: PodOutline, name: 
     reason, message = _text(waiting.get("reason")), _message(waiting.get("message"))
     last = container.get("lastState")
     before = last.get("terminated") if isinstance(last, Mapping) else None
+    # It waits since its last end, or since the pod got its node.
     at = _time(before.get("finishedAt")) if isinstance(before, Mapping) else outline.placed_at
     kind = None
     if reason in _IMAGE_REASONS:
@@ -327,7 +334,7 @@ def _fault(
         reason=reason,
         message=message,
         container=container,
-        is_training=is_training and outline.trains,
+        is_training=is_training and outline.trains,  # A job may also have pods that do not train.
         exit_code=exit_code,
         signal=signal,
         is_event=is_event,
@@ -339,7 +346,7 @@ def _message(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    return value[:253] if isinstance(value, str) else ""
+    return value[:253] if isinstance(value, str) else ""  # Longest name in Kubernetes.
 
 
 def _mappings(value: Any) -> Sequence[Mapping[str, Any]]:

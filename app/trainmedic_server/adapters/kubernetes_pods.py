@@ -23,14 +23,14 @@ from trainmedic_server.ports.job_pods import IsOwn, JobPods
 from trainmedic_server.ports.outside import Clock
 
 EVENTS: Final = Resource("v1", "events", "Event")
-KEPT_FOR: Final = timedelta(hours=2)
+KEPT_FOR: Final = timedelta(hours=2)  # Age at which faults are forgotten.
 MOST_PODS: Final = 20_000
-MOST_WITH_FAULTS: Final = 2000
-MOST_FAULTS: Final = 8
+MOST_WITH_FAULTS: Final = 2000  # Pods.
+MOST_FAULTS: Final = 8  # Of one pod.
 MOST_READ: Final = 8  # Pods of a job whose events are read.
 MOST_EVENTS: Final = 200
 """For one pod. Kubernetes keeps events for an hour."""
-MOST_REQUESTS: Final = 60
+MOST_REQUESTS: Final = 60  # Within `_REQUESTS_WITHIN`.
 _REQUESTS_WITHIN: Final = timedelta(minutes=1)
 _CACHED_FOR: Final = timedelta(seconds=15)
 _FAILURE_CACHED_FOR: Final = timedelta(seconds=30)
@@ -38,9 +38,9 @@ _ANSWER_SECONDS: Final = 5.0
 _EVENTS_FROM: Final = timedelta(minutes=15)  # Older events count as over.
 _SLOW_START: Final = timedelta(minutes=2)  # Waiting time after which a pod's events are read.
 _SLOW_REREAD_AFTER: Final = timedelta(minutes=1)
-_SLOW_PER_LOOK: Final = 4
+_SLOW_PER_LOOK: Final = 4  # Pods.
 _SLOW_LOOK_EVERY_SECONDS: Final = 10.0
-_STILL_PENDING: Final = timedelta(minutes=5)
+_STILL_PENDING: Final = timedelta(minutes=5)  # Older events no longer explain why a pod waits.
 
 log = telemetry.logger(__name__)
 
@@ -54,13 +54,12 @@ class EventLister(Protocol):
 class _PodFaults(Struct, frozen=True):
     outline: PodOutline
     faults: tuple[PodFault, ...]
-    noted_at: datetime
 
 
 class _EventsRead(Struct, frozen=True):
     at: datetime
     faults: tuple[PodFault, ...] = ()
-    unread: str = ""
+    unread: str = ""  # Why events are missing; empty if none are.
 
 
 class KubernetesPods(JobPods):
@@ -77,7 +76,7 @@ class KubernetesPods(JobPods):
         self._slow_read: dict[str, datetime] = {}  # Last reading of a waiting pod's events, by UID.
         self._has_logged_full = False
         self.answers = True
-        """False while the watch fails: statuses may be old."""
+        """False while the watch of `KubernetesTopology` fails: statuses may be old."""
 
     # --- changes, from the watch
 
@@ -119,7 +118,7 @@ class KubernetesPods(JobPods):
         kept = _merged(before.faults if before else (), faults, outline, is_deleted=is_deleted)
         recent = tuple(fault for fault in kept if now - fault.at < KEPT_FOR)
         if recent:
-            self._faults[outline.uid] = _PodFaults(outline, recent[-MOST_FAULTS:], now)
+            self._faults[outline.uid] = _PodFaults(outline, recent[-MOST_FAULTS:])
         while len(self._faults) > MOST_WITH_FAULTS:
             self._faults.pop(next(iter(self._faults)))
 
@@ -143,6 +142,7 @@ class KubernetesPods(JobPods):
     async def reading(self, job: str, is_own: IsOwn) -> PodReading:
         faulty = [each for each in self._faults.values() if _is_of(each.outline, job, is_own)]
         present = [outline for outline in self._present.values() if _is_of(outline, job, is_own)]
+        # Events of pods with recent faults are read first.
         outlines = {each.outline.uid: each.outline for each in reversed(faulty)}
         outlines |= {outline.uid: outline for outline in present if outline.uid not in outlines}
         if not outlines:
@@ -150,7 +150,7 @@ class KubernetesPods(JobPods):
         chosen = list(outlines.values())[:MOST_READ]
         read = await self._read_together(chosen)
         stated = [fault for each in faulty for fault in each.faults]
-        kinds = {(fault.uid, fault.kind) for fault in stated}
+        kinds = {(fault.uid, fault.kind) for fault in stated}  # An event adds nothing to a status of its kind.
         added = [fault for each in read for fault in each.faults if (fault.uid, fault.kind) not in kinds]
         nodes = [outline.node for outline in outlines.values() if outline.node]
         return PodReading(
@@ -234,7 +234,7 @@ class KubernetesPods(JobPods):
         for outline in self._present.values():
             is_slow = outline.trains and outline.is_waiting and outline.placed_at is not None
             if is_slow and _SLOW_START <= now - (outline.placed_at or now) < KEPT_FOR:
-                chosen.setdefault(outline.job, outline)
+                chosen.setdefault(outline.job, outline)  # One pod of each job is enough.
         self._slow_read = {uid: at for uid, at in self._slow_read.items() if uid in self._present}
         due = [
             each
@@ -245,6 +245,7 @@ class KubernetesPods(JobPods):
             self._slow_read[outline.uid] = now
             read = await self._events_of(outline)
             still = [fault for fault in read.faults if fault.kind in PENDING and now - fault.at < _STILL_PENDING]
+            # The time of a repeated event changes, and that of a fault must not.
             placed = [replace(fault, at=outline.placed_at or fault.at) for fault in still]
             if outline.uid in self._present:
                 self._merge_faults(self._present[outline.uid], placed, is_deleted=False)
@@ -264,6 +265,7 @@ def _is_of(outline: PodOutline, job: str, is_own: IsOwn) -> bool:
 def _merged(
     before: Sequence[PodFault], new: Sequence[PodFault], outline: PodOutline, *, is_deleted: bool
 ) -> list[PodFault]:
+    # A problem of starting is over unless the status still has it; one from an event, unless the pod still waits.
     repeated = {(fault.kind, fault.container, fault.at) for fault in new}
     kept = [
         fault

@@ -63,7 +63,7 @@ class KubernetesTopology:
         self._pods: dict[str, Pod] = {}
         self._topology: ClusterTopology | None = None
         self._names: NodeNames | None = None
-        self._unanswered = {NODES, PODS}
+        self._unanswered = {NODES, PODS}  # Resources whose list or watch failed last, or has not begun.
         self._answered_at = dict.fromkeys((NODES, PODS), clock.now())
         self._lock = threading.Lock()
         self.filled = asyncio.Event()  # Set after both first lists.

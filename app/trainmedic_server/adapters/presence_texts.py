@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from trainmedic.wire.reading import read_object
 from trainmedic.wire.writer import LARGEST_PRESENCE
 
+# The writer puts the time last. Only that differs if nothing else has changed.
 _TIME_BEGINS = b', "at": "'
 _TIME_ENDS = b'"}'
 _LONGEST_TIME = 64
-_MOST_BYTES = 128 * 1024 * 1024
-"""Five times the texts of 12,500 agents and 2,000 jobs of 50 ranks."""
+_MOST_BYTES = 128 * 1024 * 1024  # Five times the texts of 12,500 agents and 2,000 jobs of 50 ranks.
 
 
 class _Content(NamedTuple):
@@ -43,6 +43,7 @@ class PresenceTexts:
             details = read(raw)
             if before is not None:
                 details = {name: _reused(before.details.get(name), value) for name, value in details.items()}
+        # Without a readable time, the empty digest equals no later one.
         self._remember(key, _Content(body_digest if at is not None else b"", details, len(raw)))
         return details
 

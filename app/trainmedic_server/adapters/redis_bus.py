@@ -202,6 +202,7 @@ class RedisBus:
             present = await self._presences.read(presence)
         except errors.BusUnavailable:
             return False
+        # An untrusted claim alone is no receiver.
         return present is None or (present.doubt is not None and not present.details)
 
     async def _ranks(self, presence: str) -> frozenset[int] | None:
@@ -219,8 +220,8 @@ async def _wait_until_complete(waiter: ReplyWaiter) -> None:
 
 class CommandAddress(Struct, frozen=True):
     stream: str
-    presence: str
-    identity: str
+    presence: str  # Key of the receiver's presence.
+    identity: str  # Of the receiver, in signatures.
 
 
 def _address_of(command: Command) -> CommandAddress:

@@ -44,6 +44,7 @@ class RedisCapacity:
         self._warnings: Mapping[str, str] = {}
 
     def caveat(self) -> str:
+        # Shown by `status`; empty for none.
         return "; ".join(filter(None, (self._caveat, *self._warnings.values())))
 
     async def watch(self) -> None:

@@ -144,12 +144,12 @@ class RedisOutage:
 
     def __init__(self, activity: str, url: str, faults: Counter) -> None:
         self._activity = activity
-        self._whole_url = url
+        self._whole_url = url  # With the password, to explain faults.
         self._url = without_password(url)
         self._faults = faults
         self._backoff = new_backoff()
         self.is_on = False
-        self.reason: errors.BusExplained | None = None
+        self.reason: errors.BusExplained | None = None  # Of the current outage; None if unexplained.
         self.refusal: errors.BusExplained | None = None
         """Set if Redis refuses a needed command although it answers."""
         self._logged: set[str] = set()

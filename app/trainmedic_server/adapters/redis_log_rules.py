@@ -48,9 +48,9 @@ class RedisLogRules:
         self._outage = RedisOutage("handing out log rules", url, metrics.bus_errors)
         self._rule_set: RuleSet | None = None
         self._raw = b""
-        self._since: datetime = clock.now()
-        self._written_at = float("-inf")
-        self._notified: set[str] = set()
+        self._since: datetime = clock.now()  # When these rules became the current ones.
+        self._written_at = float("-inf")  # By the event loop's clock.
+        self._notified: set[str] = set()  # Nodes with a notice of the last writing.
 
     async def run(self) -> None:
         while True:

@@ -28,13 +28,13 @@ _ACKNOWLEDGEMENTS_PER_PIPELINE = 2048
 
 class QueuedCommand(Struct):
     stream: str
-    presence: str
+    presence: str  # Key of the receiver's presence.
     raw: bytes
     signatures: Mapping[bytes, str]
     expires_at: datetime
     on_sent: Callable[[bytes | None], None]
     """Receives the value of `presence`, None without one."""
-    is_wanted: Callable[[], bool]
+    is_wanted: Callable[[], bool]  # Called immediately before sending.
     backoff: Backoff | None = None
     is_queued: bool = False
 
@@ -115,7 +115,8 @@ class CommandOutbox:
             self._acks.extendleft(reversed(acks))
             raise
         self._outage.end()
-        # An error of one presence or stream does not affect the others.
+        # Answers are in the order of the calls: presences, commands, and others, which are not read. An error of one
+        # presence or stream does not affect the others.
         values = dict(zip(presences, results, strict=False))
         for command, result in zip(commands, results[len(presences) :], strict=False):
             if isinstance(result, Exception):

@@ -21,10 +21,9 @@ log = telemetry.logger(__name__)
 
 MOST_LISTED = 50_000
 MOST_CLAIMS = 1000
-_LONGEST_NAME = 4 * 253
+_LONGEST_NAME = 4 * 253  # Bytes of 253 characters.
 _KEYS_PER_SCAN = 1000
-_KEYS_PER_CALL = 128
-"""Few, so that no turn of the event loop takes long."""
+_KEYS_PER_CALL = 128  # Few, so that no turn of the event loop takes long.
 _BYTES_PER_CALL = 4 * 1024 * 1024
 _USUAL_BYTES = _BYTES_PER_CALL // _KEYS_PER_CALL  # Larger presences are read again, in small batches.
 
@@ -119,7 +118,7 @@ def _with_few_claims(presences: Sequence[Presence]) -> list[Presence]:
 
 
 def presence_read_command(key: str | bytes, most: int = LARGEST_PRESENCE) -> tuple[str | bytes | int, ...]:
-    return "GETRANGE", key, 0, most
+    return "GETRANGE", key, 0, most  # One byte more than `most`, which shows that the value is longer.
 
 
 def _is_cut(value: Any, most: int = _USUAL_BYTES) -> bool:

@@ -21,13 +21,13 @@ RECENT_LIMIT = 20_000  # Commands.
 class ReplyWaiter:
     def __init__(self, expires_at: datetime, identity: str) -> None:
         self.expires_at = expires_at
-        self.identity = identity
+        self.identity = identity  # Of the receiver: signed replies of others do not count.
         self.send_again: Callable[[], None] | None = None
         self.ranks: frozenset[int] | None = None
         """Ranks that must reply; None while unknown."""
         self.finals: dict[int | None, Reply] = {}
         """By rank, None if the receiver has no ranks."""
-        self.accepted: dict[int | None, Reply] = {}
+        self.accepted: dict[int | None, Reply] = {}  # By rank, before the final reply.
         self.changed = asyncio.Event()
         self.sent = asyncio.Event()
         self.heard = asyncio.Event()  # Set by any reply.
@@ -89,8 +89,8 @@ class ReplyRouter:
         self._early: OrderedDict[str, dict[bytes, Reply]] = OrderedDict()
         """Replies by entry within `GRACE` after the start, without a waiting request."""
         self._recent: OrderedDict[str, frozenset[int | None]] = OrderedDict()
-        """Ranks that replied."""
-        self._unclaimed: list[tuple[bytes, Reply]] = []
+        """Ranks that replied to a command whose request has ended."""
+        self._unclaimed: list[tuple[bytes, Reply]] = []  # Late replies, until `take_unclaimed`.
 
     def register(self, command_id: str, expires_at: datetime, identity: str) -> ReplyWaiter:
         """The waiter also gets replies that arrived earlier, as after a restart."""

@@ -23,7 +23,7 @@ from trainmedic_server.ports.store import RunRecord
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_TEXT = 1_000
-_MOST_EVENTS = 128
+_MOST_EVENTS = 128  # Of a span, by default in OpenTelemetry.
 _SPAN_KIND_INTERNAL = 1
 _OK, _ERROR = 1, 2
 _WENT_WRONG = frozenset({Status.FAILED})
@@ -36,7 +36,7 @@ class RunReader(Protocol):
     async def record(self, run_id: str) -> RunRecord | None: ...
 
 
-class RunTraces:
+class RunTraces:  # an `engine.event_dispatch.EventListener`
     name = "traces_to"
     kinds = UNDO_OVER | names(Closed)
     at_once = 50

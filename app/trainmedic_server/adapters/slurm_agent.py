@@ -40,8 +40,7 @@ from trainmedic_server.ports.slurm import (
     SlurmReservation,
 )
 
-TIMEOUT = timedelta(seconds=20)
-"""For one command. slurmctld answers late while it schedules thousands of jobs."""
+TIMEOUT = timedelta(seconds=20)  # For one command. slurmctld answers late while it schedules thousands of jobs.
 _LARGEST_DOCUMENT = 64 * 1024 * 1024  # bytes
 _REMEDY = "check the rights of the agent's user in Slurm"
 _UNLIMITED = "unlimited"

@@ -55,10 +55,8 @@ _CAN_REQUEUE = frozenset({"v0.0.45"})
 _CAN_RESERVE = frozenset({"v0.0.45", "v0.0.44", "v0.0.43"})
 _LISTS_CHANGES = frozenset({"v0.0.45"})
 """slurmrestd 24.11 fails with ``update_time`` if nodes have changed and partitions have not."""
-TIMEOUT = timedelta(seconds=20)
-"""slurmctld answers late while it schedules thousands of jobs."""
-_BODY_LIMIT = 256 * 1024 * 1024
-"""A job is about 10 kB of JSON, so this is some 25,000 jobs."""
+TIMEOUT = timedelta(seconds=20)  # slurmctld answers late while it schedules thousands of jobs.
+_BODY_LIMIT = 256 * 1024 * 1024  # About 25,000 jobs of 10 kB of JSON.
 _UNCHANGED: Mapping[str, Any] = MappingProxyType({})
 """Stands for status 304: nothing has changed since ``update_time``."""
 

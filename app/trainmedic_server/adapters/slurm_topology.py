@@ -44,6 +44,7 @@ class SlurmWatch:
     async def refresh(self) -> None:
         loop, now = asyncio.get_running_loop(), self._clock.now()
         began = loop.time()
+        # After this time, the last topology counts as unanswered.
         too_late = loop.call_later(max(_PATIENCE.total_seconds(), 2 * self._seconds), self._mark_unanswered)
         try:
             seen = (await self._slurm.nodes(), await self._slurm.jobs())

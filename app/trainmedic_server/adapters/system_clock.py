@@ -19,7 +19,7 @@ class SystemClock:
         self._time = time
         self.now = time.now
         self._steps: deque[ClockStep] = deque(maxlen=_KEPT_STEPS)
-        time.tell = self._note_step
+        time.tell = self._note_step  # Called at each step of the machine's clock.
 
     @property
     def ahead(self) -> float:

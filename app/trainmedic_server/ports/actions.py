@@ -210,7 +210,7 @@ class Renewal(Struct, frozen=True):
     why: str = ""
     has_expired: bool = False
     """True for an effect lost only because its lease expired, which can be reapplied."""
-    output: Mapping[str, Any] = field(default_factory=dict)
+    output: Mapping[str, Any] = field(default_factory=dict)  # The receiver's answer.
 
 
 @runtime_checkable

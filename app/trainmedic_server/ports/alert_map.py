@@ -20,8 +20,8 @@ class MappedEvent(Struct, frozen=True):
     """Event as an alert's labels, or as a list of alerts in Alertmanager's form."""
 
     labels: Mapping[str, str] = {}
-    key: str | None = None
-    alerts: list[Any] | None = None
+    key: str | None = None  # Identifies the event, to detect repeats. None: its content does.
+    alerts: list[Any] | None = None  # None if `labels` describe it.
 
 
 class AlertMap(Protocol):

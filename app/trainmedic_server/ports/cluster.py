@@ -41,7 +41,7 @@ JOBS = Resource("batch/v1", "jobs", "Job")
 DEPLOYMENTS = Resource("apps/v1", "deployments", "Deployment")
 STATEFUL_SETS = Resource("apps/v1", "statefulsets", "StatefulSet")
 DAEMON_SETS = Resource("apps/v1", "daemonsets", "DaemonSet")
-OF_RUN = "trainmedic.io/run"
+OF_RUN = "trainmedic.io/run"  # Annotation of Jobs that the server makes, and of their pods.
 
 
 class Cluster(Protocol):

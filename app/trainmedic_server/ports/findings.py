@@ -50,7 +50,7 @@ class FindingRecords(Protocol):
 
     def kept_jobs(self) -> list[KeptJob]: ...
     def job_places(self) -> Mapping[JobPlace, datetime]:
-        """Return when each was last seen."""
+        """Return when each job was last seen on each node."""
         ...
 
     def save_job_places(self, places: Mapping[JobPlace, datetime]) -> None: ...
@@ -67,13 +67,13 @@ class FindingFilter(Struct, frozen=True):
     since: datetime | None = None
     suspected: bool | None = None
     open: bool | None = None
-    claimed_job: str | None = None
+    claimed_job: str | None = None  # Job named only by the log file, as `KnownFinding.claimed_job`.
 
 
 class FindingRecord(Struct, frozen=True):
     finding: KnownFinding
     excerpts: tuple[KnownExcerpt, ...]
-    is_kept: bool = False
+    is_kept: bool = False  # Excluded from pruning by a `KeptJob`.
 
 
 class FindingHistory(Protocol):

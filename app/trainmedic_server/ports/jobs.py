@@ -10,7 +10,7 @@ from trainmedic_server.ports.outside import Presence
 
 
 class ArrivedNotice(Struct, frozen=True):
-    entry: bytes
+    entry: bytes  # ID in the stream, to discard it.
     notice: Notice
 
 

@@ -15,13 +15,13 @@ class EngineLimits(Struct, frozen=True):
     mode: Mode = Mode.OBSERVE
     target_modes: TargetModes = TargetModes()
     """Modes of parts of the cluster, which replace `mode` there."""
-    max_age: timedelta = timedelta(minutes=15)
-    assume_resolved_after: timedelta = timedelta(hours=12)
+    max_age: timedelta = timedelta(minutes=15)  # An older alert starts no repair.
+    assume_resolved_after: timedelta = timedelta(hours=12)  # Silence of an alert that counts as its end.
     breaker_window: timedelta = timedelta(minutes=10)
     breaker_share: float = 0.5
     """Share of known nodes, 0 to 1, that runs may act on within the window."""
-    breaker_min_nodes: int = 10
-    queue: int = 1000
+    breaker_min_nodes: int = 10  # Acting on so many nodes never opens the breaker.
+    queue: int = 1000  # Most deliveries that wait for admission.
     external_url: str = ""
     """Without a trailing slash; empty for none."""
 

@@ -8,9 +8,9 @@ from trainmedic_server.domain.message import Message, MessageKind
 
 
 class StoredMessages(Protocol):
-    def add(self, messages: Sequence[Message]) -> None: ...
+    def add(self, messages: Sequence[Message]) -> None: ...  # skips existing IDs
 
-    def waiting(self, channel: str, limit: int) -> list[Message]: ...
+    def waiting(self, channel: str, limit: int) -> list[Message]: ...  # oldest first
 
     def count_waiting(self, channel: str) -> int: ...
     def oldest_waiting(self, channel: str, count: int) -> list[str]:

@@ -40,7 +40,7 @@ class LinkedRun(Struct, frozen=True):
 class GuardFacts(Struct, frozen=True):
     """Inputs of the guards for one (playbook, target). Observed runs count, decisions not to start do not."""
 
-    last_ended_at: datetime | None = None
+    last_ended_at: datetime | None = None  # None if none has ended.
     started: int = 0
     """Runs after the requested time, on any target or, if requested, on this one."""
     open_runs: int = 0
@@ -75,12 +75,13 @@ class Transaction(Protocol):
 
     # alerts
     def alerts(self, identities: Collection[Identity]) -> dict[Identity, AlertRecord]: ...
-    def firing_with(self, fingerprints: Collection[str]) -> list[AlertRecord]: ...
+    def firing_with(self, fingerprints: Collection[str]) -> list[AlertRecord]: ...  # unresolved ones
 
     def newest_alerts(self, fingerprints: Collection[str]) -> dict[str, AlertRecord]:
         """Return the alert of each fingerprint that began last, also a resolved one."""
         ...
 
+    # Unresolved alerts in no order; None for all names. An alert's name is that of its last report.
     def firing(self, limit: int, names: Collection[str] | None = None) -> list[AlertRecord]: ...
 
     def save_alerts(self, records: Sequence[AlertRecord]) -> None:
@@ -101,7 +102,7 @@ class Transaction(Protocol):
         ...
 
     def open_runs_for(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
-        """Return run IDs by (playbook, target key)."""
+        """Return IDs of open runs by (playbook, target key)."""
         ...
 
     def open_targets(self) -> Collection[tuple[str, str]]:
@@ -126,19 +127,23 @@ class Transaction(Protocol):
         ...
 
     def memories(self, playbook: str, targets: Collection[str], since: Mapping[str, datetime]) -> dict[str, RunMemory]:
-        """Return each target's last earlier run that changed something, and their number since each time of `since`."""
+        """Return each target's last earlier run that changed something, and the number of such runs since each time of
+        `since`, which is by period (``1d``).
+        """
         ...
 
     def nodes_acted_on(self, since: datetime) -> set[str]:
-        """Return targets of runs started and created after `since`, and nodes recorded as touched after it."""
+        """Return target nodes of runs started and created after `since`, and nodes touched after it, without runs that
+        are `Run.is_vouched_for`.
+        """
         ...
 
     def nodes_at_work(self) -> set[str]:
-        """Return targets and touched nodes of open runs that have acted."""
+        """Return target nodes and touched nodes of open runs that have acted."""
         ...
 
     def touch_nodes(self, run_id: str, nodes: Collection[str], at: datetime, *, count: bool = True) -> None:
-        """Record nodes that the run changes. `count` False only for `Run.is_vouched_for`."""
+        """Record nodes that the run changes. `count` is False for a run that is `Run.is_vouched_for`."""
         ...
 
     def touched_nodes(self, run_id: str) -> set[str]: ...
@@ -170,7 +175,7 @@ class Transaction(Protocol):
         """Return only members that have a run."""
         ...
 
-    def unfinished_members(self, run_id: str) -> list[str]: ...
+    def unfinished_members(self, run_id: str) -> list[str]: ...  # run IDs
     def members_with_undo(self, run_id: str, undos: Collection[UndoStatus]) -> list[str]:
         """Return the run IDs of members whose undo is in one of these states."""
         ...
@@ -202,8 +207,9 @@ class Transaction(Protocol):
         """
         ...
 
-    def run_of_request(self, key: str) -> str | None: ...
+    def run_of_request(self, key: str) -> str | None: ...  # by the idempotency key of a manual start
 
+    # For late replies: None if the step has succeeded, or its undo is done.
     def run_of_command(self, command_id: str) -> str | None: ...
 
     # orders, events, controls, playbook versions
@@ -283,16 +289,16 @@ class HistoryFilter(Struct, frozen=True):
     since: datetime | None = None
     until: datetime | None = None
     owes_undo: bool | None = None
-    target: Values = None
+    target: Values = None  # Key, such as ``node:gpu-7``.
     is_open: bool | None = None
     by: Values = None
     """Person who approved, rejected, cancelled or undid it."""
-    has_acted: bool = False
+    has_acted: bool = False  # False matches any.
     parent: str | None = None
     """Only this run's members. Without it, members are found only by node, GPU, job or target."""
 
     @property
-    def has_members(self) -> bool:
+    def finds_members(self) -> bool:
         return any((self.node, self.gpu, self.job, self.target)) or self.parent is not None
 
 
@@ -306,11 +312,11 @@ class ActFilter(Struct, frozen=True):
 
 class RunRecord(Struct, frozen=True):
     run: Run
-    alerts: tuple[AlertRecord, ...]
+    alerts: tuple[AlertRecord, ...]  # For a member of a group, its parent's.
     events: tuple[Event, ...]
     orders: tuple[OperatorOrder, ...] = ()
     effect: Effect | None = None
-    members: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()  # Target keys of a parent's list.
 
 
 class History(Protocol):
@@ -324,7 +330,7 @@ class History(Protocol):
         """
         ...
 
-    def stream(self, matching: HistoryFilter) -> AsyncIterator[Run]: ...
+    def stream(self, matching: HistoryFilter) -> AsyncIterator[Run]: ...  # newest first
 
     async def record(self, run_id: str) -> RunRecord | None: ...
     async def events_after(self, seq: int, limit: int, kinds: Collection[str] = ()) -> list[Event]:
@@ -344,4 +350,4 @@ class History(Protocol):
         """Return events whose actor is not the server, with `seq` below `before`, newest first."""
         ...
 
-    async def last_seq(self) -> int: ...
+    async def last_seq(self) -> int: ...  # 0 without events

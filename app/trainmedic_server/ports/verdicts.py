@@ -23,7 +23,7 @@ class VerdictRecord:
     summary: str = ""
     advice: str = ""
     ranks: tuple[int, ...] = ()
-    is_slow: bool = False
+    is_slow: bool = False  # True for a slow period, False for a failure.
 
 
 class VerdictSource(Protocol):

@@ -24,7 +24,7 @@ class Bound:
     query: str
     """PromQL with ``$job`` for the matcher and ``$every`` for the interval."""
     limit: float
-    summary: str
+    summary: str  # With {worst} and {limit}.
     is_over: bool = True
     """False if values under the limit are out of bounds."""
     at_least: int = 1

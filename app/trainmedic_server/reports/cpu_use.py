@@ -31,9 +31,9 @@ class RankCpu:
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    median_cores: float
-    highest: tuple[RankCpu, ...]
-    lowest: tuple[RankCpu, ...]
+    median_cores: float  # Of all ranks.
+    highest: tuple[RankCpu, ...]  # At or above the median, the busiest first.
+    lowest: tuple[RankCpu, ...]  # Below it, the least busy first.
 
 
 def cpu_use(median: Points, ranks: Sequence[MetricSeries]) -> CpuUse | None:

@@ -92,10 +92,10 @@ class JobCurves:
     curves: tuple[Curve, ...]
     ranks: tuple[RankTime, ...]
     """The slowest ones, slowest first."""
-    usual_seconds: float | None
+    usual_seconds: float | None  # Median of all ranks' own time.
     checkpoint: NewestCheckpoint | None
-    unknown: str | None
-    source: Source | None = None
+    unknown: str | None  # Why there are no curves.
+    source: Source | None = None  # None if nothing is known.
     reported_since: datetime | None = None
     """First report used."""
     not_prometheus: str | None = None
@@ -117,7 +117,7 @@ class NodeGpuReading:
 class NodeReadings:
     node: str
     gpus: tuple[NodeGpuReading, ...]
-    unknown: str | None
+    unknown: str | None  # Why there are no GPUs.
     source: Source | None = None
     reported_since: datetime | None = None
     not_prometheus: str | None = None
@@ -148,7 +148,7 @@ async def of_job(metrics: MetricHistory | None, job: str, begin: datetime, end: 
         for (name, unit), answer in zip(JOB_CURVES, answers, strict=True)
         if answer
     )
-    usual, step, saved, saved_at = map(_latest_value, latest)
+    usual, step, saved, saved_at = map(_latest_value, latest)  # In the order of _LATEST_METRICS.
     timed = [_rank_time(series) for series in ranks if _latest_value([series]) is not None]
     slowest = sorted(timed, key=lambda each: -each.seconds)[:_MOST_RANKS]
     checkpoint = None

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 from trainmedic_server.ports.metric_history import Points
 
-STABLE_SECONDS = 3600.0
-"""Stable throughput for this time is the baseline."""
+STABLE_SECONDS = 3600.0  # Stable throughput for this time is the baseline.
 FIRST_POINTS = 50
 FEWEST_POINTS = 10
 _STABLE_SPREAD = 0.2
@@ -35,7 +34,7 @@ class Baseline:
     value: float
     of: str
     """``target`` if declared; else ``first_stable_hour``, or ``first_points`` if there was none yet."""
-    begin: float
+    begin: float  # Seconds since 1970.
     end: float
     points: int
 

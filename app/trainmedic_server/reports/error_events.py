@@ -49,7 +49,7 @@ class ErrorCount:
     count: int
     fatal: int
     """Events known to have ended the job."""
-    events: tuple[ErrorEvent, ...]
+    events: tuple[ErrorEvent, ...]  # The newest `MOST_LISTED`, oldest first.
 
 
 def error_count(

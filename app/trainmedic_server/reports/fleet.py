@@ -49,7 +49,7 @@ class NodeTotal:
     verdicts: int
     """With high confidence."""
     jobs: tuple[str, ...]
-    touched: int
+    touched: int  # Runs that changed the node.
     mtbi_seconds: float | None
     """Mean time between interruptions: the report's period divided by their number. Alerts and verdicts within
     `SAME_INTERRUPTION` are one. None for a single one.
@@ -105,7 +105,7 @@ class RunTally:
     def __init__(self, repairs: RepairTally) -> None:
         self._nodes: dict[str, _Node] = defaultdict(_Node)
         self.repairs = repairs
-        self.by_day: Counter[tuple[date, bool]] = Counter()
+        self.by_day: Counter[tuple[date, bool]] = Counter()  # Closed runs by day and success.
 
     def add(self, run: Run) -> None:
         target = run.target

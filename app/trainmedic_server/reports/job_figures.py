@@ -15,14 +15,14 @@ from trainmedic_server.reports.points import Spread
 class JobFigures:
     """Figures of a job from Prometheus. None or empty: no data."""
 
-    every: float = 0.0
+    every: float = 0.0  # Seconds between points.
     progress: ProgressPoints | None = None
-    gpus: int | None = None
-    no_gpus: str | None = None
+    gpus: int | None = None  # Most at one time.
+    no_gpus: str | None = None  # Why figures of GPUs are missing, if Prometheus refused their queries.
     utilisation: Spread | None = None
     memory: Spread | None = None
     throughput: Spread | None = None
-    unit: str | None = None
+    unit: str | None = None  # Of `throughput`.
     baseline: Baseline | None = None
     shares: StepShares | None = None
     straggler: Straggler | None = None

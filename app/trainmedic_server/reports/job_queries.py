@@ -29,17 +29,17 @@ from trainmedic_server.reports.job_figures import JobFigures
 from trainmedic_server.reports.points import Spread, Stretch
 
 INTERVALS = 720
-_GPU_INTERVALS = 120
-"""Few: Prometheus evaluates each for every GPU."""
+_GPU_INTERVALS = 120  # Few: Prometheus evaluates each for every GPU.
 _SHORTEST_INTERVAL = timedelta(minutes=1)
 _BASELINE_WITHIN = timedelta(days=30)
 _OTHER_JOB_AFTER_SECONDS = 86_400.0
 """Absence after which a job of this name is another one, as `domain.job_life.KEPT`."""
 _FIRST_HOURS = timedelta(hours=6)  # Source of the baseline.
 _MOST_QUERIES_AT_ONCE = 4
-_SHORTEST_COUNTED = timedelta(minutes=10)
+_SHORTEST_COUNTED = timedelta(minutes=10)  # Shortest part of the period whose scrapes are counted.
 
-# Templates of PromQL. $job matches the job's series, $every is the interval of the points.
+# Templates of PromQL. $job matches the job's series, $every is the interval of the points. In those with {over}, which
+# str.format fills, braces are doubled, and $$ becomes a dollar sign.
 
 _SCRAPE_COUNT = "max(count_over_time(training_steps_total{$job}[$every]))"
 _JOB_GPUS = "max by (uuid) (max_over_time(trainmedic_job_gpu{$job}[$every]))"
@@ -97,7 +97,7 @@ class JobQueries:
         if not progress.steps:
             return JobFigures(self._every.total_seconds())
         figures = JobFigures(self._every.total_seconds(), progress, anomalies=found, cpu=cpu)
-        return replace(figures, **gpus, **throughput, **steps)
+        return replace(figures, **gpus, **throughput, **steps)  # Each has fields of `JobFigures`.
 
     async def _narrow_to_presence(self) -> tuple[Points, timedelta]:
         """Shorten the period to the job's presence. Return the scrapes in each part, and a part's length."""
@@ -119,6 +119,7 @@ class JobQueries:
         return min(part / most, minute / fullest) if fullest > 1 else part / most
 
     async def _measured(self, begin: datetime, end: datetime) -> list[Stretch]:
+        # Periods in which Prometheus scraped anything.
         every = _interval(end - begin, self._scrape_interval)
         there = await self._first_series("count(count_over_time(up[$every]))", every, begin, end)
         return points.stretches(there, every.total_seconds())
@@ -213,7 +214,7 @@ class JobQueries:
         there = await self._first_series(_SCRAPE_COUNT, coarse, begin)
         if not there:
             return ()
-        first = there[0][0]
+        first = there[0][0]  # After the last long absence: an earlier job had the same name.
         for (before, _), (after, _) in itertools.pairwise(there):
             if after - before > _OTHER_JOB_AFTER_SECONDS:
                 first = after
@@ -267,6 +268,7 @@ class JobQueries:
         first = last - max((last - begin) // every - 1, 0) * every
         matcher = f"job_name={quoted(self._job)}"
         values = {"job": matcher, "every": duration.write(every)}
+        # For queries of `anomalies.BOUNDS`.
         values["gpus"] = Template(_JOB_GPUS).substitute(values)
         async with self._turns:
             return await self._history.read(Template(query).substitute(values), first, last, every)

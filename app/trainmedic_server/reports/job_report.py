@@ -20,7 +20,7 @@ from trainmedic_server.reports.goodput import Goodput
 from trainmedic_server.reports.job_figures import JobFigures
 from trainmedic_server.reports.points import Spread
 
-MOST_LISTED = 200
+MOST_LISTED = 200  # Newest failures, slow periods and repairs.
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class UsualThroughput:
 
 
 @dataclass(frozen=True, slots=True)
-class AnomalyRecord:
+class AnomalyRecord:  # as `Anomaly`
     kind: str
     since: datetime
     until: datetime
@@ -63,7 +63,7 @@ class RepairRecord:
     ended_at: datetime | None
     status: str
     mode: str
-    action_taken: str | None
+    action_taken: str | None  # Names of the applied actions; None if none was.
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class JobReport:
     network_errors: ErrorCount | None
     cpu: CpuUse | None
     evaluations: tuple[EvaluationRecord, ...] | None
-    unknown: Mapping[str, str]
+    unknown: Mapping[str, str]  # Reasons, by field that is None or incomplete.
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class JobRecords:
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Reasons by incomplete part of the report."""
     findings: Sequence[KnownFinding] = ()
-    evaluated: Sequence[Event] = ()
+    evaluated: Sequence[Event] = ()  # Events ``job_evaluated``.
 
 
 def job_report(

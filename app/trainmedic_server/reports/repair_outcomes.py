@@ -21,10 +21,10 @@ _MEASURED = (EffectVerdict.HELPED, EffectVerdict.NO_CHANGE, EffectVerdict.WORSE)
 @dataclass(frozen=True, slots=True)
 class RepairTotal:
     playbook: str
-    runs: int
-    started: int
+    runs: int  # Without decisions not to start.
+    started: int  # Also without observed ones.
     succeeded: int
-    failed: int
+    failed: int  # Also cancelled or rejected.
     observed: int
     open: int
     helped: int
@@ -63,7 +63,7 @@ class GpuHoursKept:
     runs: int
     """Measured to have helped, ended, and on a known number of GPUs."""
     uncounted: int
-    """Successful, but one of these is unknown."""
+    """Successful runs that are not among them."""
     person_after_seconds: float
     median_person_seconds: float | None
     formula: str

@@ -35,10 +35,8 @@ MOST_POINTS = 120
 FIRST_PERIOD, LONGEST_PERIOD = 5.0, 320.0
 """Seconds between two points; doubled when there are too many points."""
 _LOOK_EVERY = timedelta(seconds=5)
-_IN_USE = timedelta(minutes=1)
-"""Entries with a newer report are never replaced."""
-_SILENCE = 30.0
-"""Seconds without a report that count as a gap."""
+_IN_USE = timedelta(minutes=1)  # Entries with a newer report are never replaced.
+_SILENCE = 30.0  # Seconds without a report that count as a gap.
 _YIELD_AFTER = 100  # Presences between two turns of the event loop's other tasks.
 Key = TypeVar("Key", bound=Hashable)
 
@@ -48,9 +46,9 @@ class FigureSeries:
 
     def __init__(self, figures: int) -> None:
         self._period = FIRST_PERIOD
-        self._starts = array("d")
-        self._means = [array("d") for _ in range(figures)]
-        self._counts = [0] * figures
+        self._starts = array("d")  # Of periods, in seconds since 1970.
+        self._means = [array("d") for _ in range(figures)]  # By figure and period.
+        self._counts = [0] * figures  # Values in the newest period, by figure.
 
     def add(self, at: float, values: Sequence[float | None]) -> None:
         """Skip values older than the newest period."""
@@ -96,16 +94,16 @@ class FigureSeries:
 @dataclass(slots=True)
 class _Entry:
     series: FigureSeries
-    since: datetime
-    last: datetime
+    since: datetime  # First report.
+    last: datetime  # Newest report.
     checkpoint: NewestCheckpoint | None = None
     reading: NodeGpuReading | None = None
 
 
 @dataclass(slots=True)
 class _Entries(Generic[Key]):
-    most: int
-    figures: int
+    most: int  # Entries.
+    figures: int  # Number of figures in an entry.
     by_key: dict[Key, _Entry] = field(default_factory=dict)  # The one reported last is last.
 
     def for_report(self, key: Key, when: datetime) -> _Entry | None:

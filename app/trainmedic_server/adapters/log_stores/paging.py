@@ -19,10 +19,10 @@ PAGE = 1000
 LARGEST_PAGE = 5000
 """Loki's maximum. Further lines with the same time are not shown."""
 _POLL_SECONDS = 2.0
-_LATE_SECONDS = 15
+_LATE_SECONDS = 15  # How far following looks back.
 _LATE_AFTER_OUTAGE = timedelta(seconds=90)
 """Older lines may arrive so long after an outage: agents push again within a minute."""
-_MOST_KNOWN = 100_000
+_MOST_KNOWN = 100_000  # Lines remembered as shown.
 _OPTIONAL_FIELDS = ("rank", "local_rank", "node_rank", "attempt")
 NANOSECONDS = 1_000_000_000
 
@@ -46,7 +46,9 @@ class LineStore(Protocol):
         ...
 
     def parts(self, query: LogQuery, nodes: Collection[str]) -> Sequence[str]:
-        """Return the query in the store's language. Raises LogQueryRefused."""
+        """Return queries in the store's language, whose results together answer `query`. `nodes` are those of kernel
+        lines. Raises LogQueryRefused.
+        """
         ...
 
     async def page(self, part: str, query: LogQuery, begin: int, end: int, most: int) -> Sequence[StoredLine]:
@@ -86,7 +88,7 @@ class StoredLogs:
         nodes = () if query.is_search else nodes
         shown: set[tuple[int, str]] = set()
         order: deque[tuple[int, str]] = deque()
-        begin = look_back_until = query.since
+        begin = look_back_until = query.since  # Until then `begin` stays, and old lines may still arrive.
         is_away = has_answered = False
         while True:
             now = self._clock.now()
@@ -114,6 +116,7 @@ class StoredLogs:
             await self._clock.sleep_until(now + timedelta(seconds=_POLL_SECONDS))
 
     def _end(self, query: LogQuery) -> int:
+        # Some nodes' clocks are ahead.
         return nanoseconds(query.until or self._clock.now() + timedelta(minutes=5))
 
     async def _new_lines(

@@ -14,8 +14,7 @@ from trainmedic_server.adapters.foreign_answers import UNREADABLE, no_cookies
 from trainmedic_server.errors import ConfigurationError, LogQueryRefused, LogsUnavailable
 
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
-_ANSWERS_WITHIN = 60.0
-"""Seconds. Each byte could arrive just within `_TIMEOUT`."""
+_ANSWERS_WITHIN = 60.0  # Seconds. Each byte could arrive just within `_TIMEOUT`.
 _MOST_BYTES = 64 * 1024 * 1024
 _LONGEST_REASON = 300
 _BEARER_OPTION = "token_file of --log-store"

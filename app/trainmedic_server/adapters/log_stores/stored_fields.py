@@ -17,7 +17,7 @@ _LEVELS = {
     "fatal": LogLevel.ERROR,
     **{level.value: level for level in LogLevel},
 }
-_SOURCES = {each.value: each for each in TimeKnownBy}
+_KNOWN_BY = {each.value: each for each in TimeKnownBy}  # By the field ``time_source``.
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
 
 
@@ -37,7 +37,7 @@ def stored_line(at: int, text: str, fields: Mapping[str, str]) -> StoredLine:
         attempt=_number(fields.get("attempt")),
         rank=_number(fields.get("rank")),
         local_rank=_number(fields.get("local_rank")),
-        known_by=_SOURCES.get(fields.get("time_source", ""), TimeKnownBy.LINE),
+        known_by=_KNOWN_BY.get(fields.get("time_source", ""), TimeKnownBy.LINE),
     )
     who = "\0".join(f"{name}={value}" for name, value in sorted(fields.items()))
     return StoredLine(at, f"{who}\0{text}", line)

@@ -43,6 +43,7 @@ class VictoriaLogs:
         parts = [" AND ".join([*fields, *common])]
         if query.pods:
             of_pods = ['source:="training"', f"pod:in({','.join(map(_quoted, query.pods))})"]
+            # Without the first field, the job, which containers do not know.
             parts.append(" AND ".join([*of_pods, *fields[1:], *common]))
         asked = [query.node] if query.node is not None else sorted(nodes)
         if query.kernel and asked:

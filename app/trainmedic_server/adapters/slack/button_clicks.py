@@ -50,7 +50,7 @@ class SlackButtonClicks:
         self._orders = orders
         self._questions = questions
         self._settings = settings
-        self._count = count
+        self._count = count  # Counts clicks in the metrics, by outcome.
 
     async def handle(self, payload: Payload) -> None:
         match payload.get("type"):

@@ -22,7 +22,7 @@ from trainmedic_server.presentation import questions
 from trainmedic_server.presentation.runs import title_of
 
 APPROVE, REJECT, REASON = "approve", "reject", "reason"
-METADATA = "trainmedic_question"
+METADATA = "trainmedic_question"  # Type of the metadata by which a posted question is found again.
 LONGEST_REASON = 1_000
 _LONGEST_NAME = 200
 _TEXT, _SHORT, _CONFIRM = 2_900, 300, 290
@@ -95,7 +95,7 @@ def message(run: Run, step: StepState, orders: Sequence[OperatorOrder], external
 
 def reminder(run: Run, step: StepState, kind: type[QuestionEvent]) -> str:
     text = f"{questions.AGAIN.get(kind, 'Asked again')}: {title_of(run)} still waits: {step.message or ''}"
-    return escaped(cut(_one_line(text), _TEXT // 2))
+    return escaped(cut(_one_line(text), _TEXT // 2))  # Half, because escaping makes it longer.
 
 
 def reason_form(metadata: str, run: Run, step: StepState) -> dict[str, Any]:

@@ -40,10 +40,10 @@ class Asked(NamedTuple):
     run: Run
     step: StepState
     orders: Sequence[OperatorOrder]
-    shown: ShownQuestion | None
+    shown: ShownQuestion | None  # None before the posting has begun.
 
 
-class SlackQuestions:
+class SlackQuestions:  # an `engine.event_dispatch.EventListener`
     name = "slack"
     kinds = names(QuestionEvent, RunApproved, RunRejected, ApprovalEnded, CancelOrdered, Closed)
     at_once = 20
@@ -178,7 +178,7 @@ class SlackQuestions:
 
     async def _remind(self, run_id: str, asking: QuestionEvent) -> None:
         if isinstance(asking, ApprovalRequested) and asking.asked in (None, 1):
-            return
+            return  # Asked for the first time: the new message is enough.
         for run, step, orders, shown in await self._asked([run_id]):
             if shown is None or step.id != asking.step or not question_blocks.is_open(run, step, orders):
                 continue

@@ -26,14 +26,14 @@ effects = sa.Table(
     sa.Column("acted_at", TimeColumn, nullable=False),
     sa.Column("due_at", TimeColumn),
     sa.Column("verdict", Text, nullable=False),
-    sa.Column("plain", JsonColumn, nullable=False),
+    sa.Column("plain", JsonColumn, nullable=False),  # the other members of `Effect`
 )
 
 event_positions = sa.Table(
     "event_positions",
     metadata,
     sa.Column("listener", Text, primary_key=True),
-    sa.Column("position", sa.BigInteger, nullable=False),
+    sa.Column("position", sa.BigInteger, nullable=False),  # last event taken; for an archive, its last file
 )
 
 partial_index("ix_effects_due", effects.c.due_at, where="due_at IS NOT NULL")

@@ -9,7 +9,7 @@ from trainmedic_server.adapters.sql_store import database, postgresql, revision
 ASK_EVERY = 0.5
 """Seconds until a standby replaces a leader that has ended."""
 
-_WON = "it is about to take over"
+_WON = "it is about to take over"  # Beginning of `Election.why` once the lock is taken.
 
 log = telemetry.logger(__name__)
 
@@ -21,7 +21,7 @@ class Election:
         self._takeover = takeover
         self._address = address
         self._session: postgresql.LockSession | None = None
-        self.why = "it has just started"
+        self.why = "it has just started"  # Why this server does not work yet, for its answers as a standby.
         self.holder = ""  # Address of the leader.
 
     async def win(self) -> postgresql.LockSession:

@@ -41,7 +41,7 @@ findings = sa.Table(
     sa.Column("no_alert_because", Text, nullable=False),
     sa.Column("tell_at", TimeColumn),
 )
-"""``job`` is the target, or the job whose log contains it. Ranks are spans."""
+"""`KnownFinding`s. ``job`` is the target, or the job whose log contains it. Ranks are spans."""
 
 finding_episodes = sa.Table(
     "finding_episodes",
@@ -66,20 +66,21 @@ finding_excerpts = sa.Table(
     sa.Column("rank", sa.Integer),
     sa.Column("first_at", TimeColumn, nullable=False),
     sa.Column("lines", JsonColumn, nullable=False),
-    sa.Column("at", sa.Integer, nullable=False),
-    sa.Column("number", sa.BigInteger, nullable=False),
+    sa.Column("at", sa.Integer, nullable=False),  # index of the finding's line
+    sa.Column("number", sa.BigInteger, nullable=False),  # line number of `lines[0]`, 0 if unknown
 )
 
 kept_jobs = sa.Table(
     "kept_jobs",
     metadata,
     sa.Column("job", Text, primary_key=True),
-    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),  # 0: all attempts
     sa.Column("by", Text, nullable=False),
     sa.Column("at", TimeColumn, nullable=False),
     sa.Column("note", Text, nullable=False),
 )
 
+# nodes on which jobs ran, with the last time
 job_places = sa.Table(
     "job_places",
     metadata,

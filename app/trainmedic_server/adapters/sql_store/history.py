@@ -112,7 +112,7 @@ class SqlHistory(History, TallySource):
         return await self._read(lambda connection: tallies.tally(connection, since, until))
 
     async def effects_between(self, since: datetime, until: datetime, limit: int) -> dict[str, EffectVerdict]:
-        return await self._read(lambda connection: tallies.verdicts(connection, since, until, limit))
+        return await self._read(lambda connection: tallies.effect_verdicts(connection, since, until, limit))
 
     async def identity(self) -> str:
         return await self._read(lambda connection: str(connection.execute(sa.select(identity.c.id)).scalar_one()))

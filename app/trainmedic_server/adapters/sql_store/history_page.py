@@ -71,7 +71,9 @@ def _ids(condition: Condition, limit: int) -> sa.Select[Any]:
 def alternatives(
     matching: HistoryFilter, span: Span | None = None, renamed_names: Collection[str] = ()
 ) -> Iterator[Sequence[Condition]]:
-    """Yield the alternatives of each filter. With `span`, they may exclude runs created outside it."""
+    """Yield the alternatives of each filter. With `span`, they may exclude runs created outside it. `mapped`: see
+    `mapped_names`.
+    """
     for name, column in _COLUMNS.items():
         if values := values_of(getattr(matching, name)):
             yield [column == value for value in values]
@@ -142,7 +144,7 @@ def other_conditions(
         yield from (runs.c.unfinished, runs.c.ended_at.is_(None)) if matching.is_open else (is_closed,)
     if matching.parent is not None:
         yield runs.c.parent == matching.parent
-    elif not matching.has_members:
+    elif not matching.finds_members:
         yield is_no_member
     if matching.owes_undo is True:
         yield from (runs.c.unfinished, is_closed)

@@ -18,8 +18,7 @@ from trainmedic_server.ports.store import HistoryFilter, values_of
 
 Place = tuple[datetime, str]
 
-SECONDS = 1.0
-"""Limit for one page; the window in progress is completed."""
+SECONDS = 1.0  # Limit of one page; the window in progress is completed.
 _FIRST_WINDOW = timedelta(hours=1)
 _SHORT = 0.05  # Seconds: faster windows are followed by fourfold ones.
 _BEFORE_ALL = "!"  # Sorts before every run's ID.

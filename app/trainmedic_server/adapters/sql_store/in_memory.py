@@ -24,7 +24,7 @@ from trainmedic_server.adapters.sql_store.writer import Committer, UnitOfWork
 T = TypeVar("T")
 
 
-class _ImmediateWriter:
+class _ImmediateWriter:  # a `UnitRunner`
     def __init__(self, committer: Committer) -> None:
         self._committer = committer
         self._closed = False

@@ -55,7 +55,7 @@ class Leadership:
         # can have the lock.
         self._limit = takeover.total_seconds() * 2 / 3
         self.heartbeat = takeover.total_seconds() / 10
-        self._confirmed = confirmed
+        self._confirmed = confirmed  # When the last answered query was sent, by `now`.
         self._on_lost = on_lost
         self._lost: str | None = None
         self._ended = False

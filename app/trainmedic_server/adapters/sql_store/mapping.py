@@ -37,7 +37,7 @@ from trainmedic_server.domain.time_gaps import TimeGap
 Row = Sequence[Any]
 
 _PHASES = (APPROVAL, *EVERY_PHASE)
-_NO_UNDO = (None,) * 11
+_NO_UNDO = (None,) * 11  # values of the columns ``undo_…``
 
 
 def alert_row(record: AlertRecord) -> tuple[Any, ...]:
@@ -64,6 +64,7 @@ def alert_row(record: AlertRecord) -> tuple[Any, ...]:
 
 
 def alert_of(row: Row) -> AlertRecord:
+    # Skipped columns are derived from others, for queries and indexes.
     fingerprint, starts_at, status, labels, annotations, ends_at, generator_url, first, last, *rest = row
     count, resolved_at, resolved_because, _, reactions, _, _, original = rest
     alert = Alert(fingerprint, AlertStatus(status), labels, annotations, starts_at, ends_at, generator_url, original)
@@ -137,6 +138,7 @@ def run_of(row: Row, steps: Sequence[StepState]) -> Run:
         batch=batch,
         also=tuple(map(Target.of_key, also)) if also else (),
         memory=None if kept is None else memory.of_json(kept),
+        # For a closed parent, `unfinished` means that a member is (`statements.UPDATE_PARENT`).
         members_owe=kind == TargetKind.GROUP and bool(unfinished) and Status(status) not in OPEN,
     )
 
@@ -311,7 +313,7 @@ def job_life_of(row: Row) -> JobLife:
 
 def controls_row(controls: Controls) -> tuple[Any, ...]:
     return (
-        1,
+        1,  # ID of the only row
         controls.paused,
         controls.paused_by,
         controls.paused_at,

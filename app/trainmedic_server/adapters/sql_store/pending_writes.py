@@ -44,18 +44,18 @@ class PendingWrites:
         self.alerts: dict[Identity, AlertRecord] = {}
         self.added: dict[str, Run] = {}
         self.saved: dict[str, Run] = {}
-        self.steps: dict[tuple[str, str, int], StepState] = {}
+        self.steps: dict[tuple[str, str, int], StepState] = {}  # By run ID, phase and index.
         self.groups: dict[str, tuple[str, ...]] = {}
-        self.parents: set[str] = set()
+        self.parents: set[str] = set()  # Parent runs whose `unfinished` must be computed again.
         self.has_new_forms = False
         """True if earlier releases cannot read a run."""
-        self.links: dict[tuple[str, Identity], None] = {}
+        self.links: dict[tuple[str, Identity], None] = {}  # An ordered set.
         self.orders: list[OperatorOrder] = []
         self.events: list[Event] = []
         self.nodes: dict[str, datetime] = {}
-        self.touched: dict[tuple[str, str], datetime] = {}
+        self.touched: dict[tuple[str, str], datetime] = {}  # By run ID and node.
         self.counts: run_facts.Counts = Counter()
-        self.playbooks: dict[tuple[str, str], tuple[str, datetime]] = {}
+        self.playbooks: dict[tuple[str, str], tuple[str, datetime]] = {}  # Text and time by name and version.
         self.time_gaps: list[TimeGap] = []
         self.controls: Controls | None = None
         self.fingerprints: set[str] = set()  # Of alerts and links.

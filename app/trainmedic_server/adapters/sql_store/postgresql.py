@@ -30,7 +30,7 @@ OLDEST = 14
 """First version that ends silent sessions."""
 
 _CONNECT_SECONDS = 5
-_NAME_BYTES = 63
+_NAME_BYTES = 63  # PostgreSQL's limit
 _NAME_PREFIX = "trainmedic@"
 _SCHEME = re.compile(r"(postgresql|postgres)(\+\w+)?:")
 # A login or database that is missing or forbidden: retrying is useless.
@@ -44,10 +44,12 @@ _REQUIRE_DURABILITY = (
 HAS_LOCK = "SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()"
 """False if a connection pooler has switched the session."""
 
+# Tables with rows and without statistics.
 _UNKNOWN_TABLES = """
     SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relname = ANY(%s)
     AND reltuples < 0 AND pg_relation_size(oid) > 0
 """
+# `objsubid` 1 marks a lock with one 64-bit key, which is in two columns.
 _HOLDER = """
     SELECT application_name FROM pg_locks JOIN pg_stat_activity USING (pid)
     WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND database = (

@@ -103,7 +103,7 @@ _DELETE_EVENTS = sa.delete(events).where(
 _FINDING_IDS: sa.BindParameter[Any] = sa.bindparam("findings", expanding=True)
 _AFTER_JOB_MICROSECONDS = 3600 * 1_000_000
 """Later findings on a node are not about its former job."""
-_IS_OF_KEPT_JOB = sa.exists().where(
+_IS_OF_KEPT_JOB = sa.exists().where(  # A kept job's attempt 0 stands for all attempts.
     kept_jobs.c.job == findings.c.job,
     sa.or_(kept_jobs.c.attempt == 0, findings.c.attempt.is_(None), kept_jobs.c.attempt == findings.c.attempt),
 )

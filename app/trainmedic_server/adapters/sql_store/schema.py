@@ -42,8 +42,8 @@ alerts = sa.Table(
     sa.Column("original_name", Text),
     sa.Column("original_labels", JsonColumn),
 )
-"""``reactions`` and ``reacted`` are null in rows of earlier releases, ``original_…`` if no alert map changed the
-labels.
+"""`AlertRecord`s. ``reactions`` and ``reacted`` are null in rows of earlier releases, ``original_…`` if no alert map
+changed the labels.
 """
 
 runs = sa.Table(
@@ -56,7 +56,7 @@ runs = sa.Table(
     sa.Column("node", Text),
     sa.Column("gpu", Text),
     sa.Column("job", Text),
-    sa.Column("target_key", Text, nullable=False),
+    sa.Column("target_key", Text, nullable=False),  # "" without a target
     sa.Column("mode", Text, nullable=False),
     sa.Column("status", Text, nullable=False),
     sa.Column("decision", Text, nullable=False),
@@ -75,20 +75,20 @@ runs = sa.Table(
     sa.Column("request_key", Text),
     sa.Column("original_alert_name", Text),
     sa.Column("original_labels", JsonColumn),
-    sa.Column("parent", Text),
+    sa.Column("parent", Text),  # parent run of a member of a group, else null
     sa.Column("batch", sa.Integer),
     sa.Column("also", JsonColumn),
     sa.Column("memory", JsonColumn),
 )
-"""``unfinished``: open, or with a pending undo. ``original_…`` are null if no alert map changed the alert. ``also`` are
-the keys of further targets, null without any.
+"""`Run`s. ``unfinished``: open, or with a pending undo, of a parent also of its members. ``original_…`` are null if no
+alert map changed the alert. ``also`` are the keys of further targets, null without any.
 """
 
 groups = sa.Table(
     "groups",
     metadata,
     sa.Column("run_id", Text, sa.ForeignKey("runs.id"), primary_key=True),
-    sa.Column("members", JsonColumn, nullable=False),
+    sa.Column("members", JsonColumn, nullable=False),  # target keys, also of members without a run
     sqlite_with_rowid=False,
 )
 
@@ -137,8 +137,8 @@ steps = sa.Table(
     sa.Column("target", Text),
     sqlite_with_rowid=False,
 )
-"""``command_id`` is that of the last attempt, ``undo_command_id`` too until the undo is done. ``undo_status`` is null
-without an undo, ``target`` for the run's target.
+"""`StepState`s. ``command_id`` is that of the last attempt, ``undo_command_id`` too until the undo is done.
+``undo_status`` is null without an undo, ``target`` for the run's target.
 """
 
 touched_nodes = sa.Table(
@@ -169,7 +169,7 @@ events = sa.Table(
     "events",
     metadata,
     sa.Column("seq", Serial, primary_key=True),
-    sa.Column("run_id", Text),
+    sa.Column("run_id", Text),  # null if the event concerns no run
     sa.Column("kind", Text, nullable=False),
     sa.Column("at", TimeColumn, nullable=False),
     sa.Column("actor", Text, nullable=False),
@@ -190,7 +190,7 @@ controls = sa.Table(
     sa.Column("breaker_open", sa.Boolean, nullable=False),
     sa.Column("breaker_opened_at", TimeColumn),
     sa.Column("breaker_reason", Text),
-    sa.Column("alive_at", TimeColumn),
+    sa.Column("alive_at", TimeColumn),  # the server's last heartbeat, to measure downtimes
     sa.Column("pauses", JsonColumn),
     sa.Column("breaker_closed_at", TimeColumn),
 )
@@ -201,7 +201,7 @@ time_gaps = sa.Table(
     metadata,
     sa.Column("seq", Serial, primary_key=True),
     sa.Column("ended_at", TimeColumn, nullable=False),
-    sa.Column("microseconds", sa.BigInteger, nullable=False),
+    sa.Column("microseconds", sa.BigInteger, nullable=False),  # length of the gap
     sa.Column("is_downtime", sa.Boolean, nullable=False),
 )
 
@@ -239,7 +239,7 @@ playbook_versions = sa.Table(
     sa.Column("name", Text, primary_key=True),
     sa.Column("version", Text, primary_key=True),
     sa.Column("text", Text, nullable=False),
-    sa.Column("kept_at", TimeColumn, nullable=False),
+    sa.Column("kept_at", TimeColumn, nullable=False),  # creation of the first run with this version
 )
 
 identity = sa.Table(
@@ -292,7 +292,7 @@ def _page_index(
     sa.Index(f"ix_runs_{name}", *equal, runs.c.created_at, *further, **condition)
 
 
-# a run for an alert that fires again; an alert without its end
+# unresolved alerts: those of a fingerprint, or all
 partial_index("ix_alerts_firing", alerts.c.fingerprint, alerts.c.starts_at, where="resolved_at IS NULL")
 # one page of the alerts: all, by name, or without reaction (narrow, because each new alert pays for them; alerts of one
 # moment are sorted when read)

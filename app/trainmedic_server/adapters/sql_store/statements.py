@@ -48,7 +48,7 @@ LINKED_RUNS = Lookup(
         runs.c.status,
         runs.c.decision,
         runs.c.ended_at,
-        sa.and_(runs.c.repeats.is_not(None), runs.c.started_by.is_(None)),
+        sa.and_(runs.c.repeats.is_not(None), runs.c.started_by.is_(None)),  # `LinkedRun.is_again`: no person started it
     )
     .join(runs, runs.c.id == run_alerts.c.run_id)
     .where(run_alerts.c.fingerprint.in_(KEYS), queries.within(run_alerts.c.starts_at))

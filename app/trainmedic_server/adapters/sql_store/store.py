@@ -186,6 +186,7 @@ class _SessionLock(Struct, frozen=True):
 
 
 def _migrate(engine: sa.Engine) -> str:
+    """Return the store's identity."""
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             postgresql.allow_long_statements(connection)
@@ -204,7 +205,7 @@ def _read_controls(transaction: Transaction) -> None:
 
 
 def _rewrite_controls(transaction: SqlTransaction) -> None:
-    # Delete first: SQLite skips unchanged rows.
+    # A write proves that the store works. Delete first: SQLite skips unchanged rows.
     controls = transaction.controls()
     transaction.flushed_connection().execute(sa.delete(schema.controls))
     transaction.save_controls(controls)

@@ -185,8 +185,8 @@ def _tally_of_playbook(connection: sa.Connection, which: Mapping[str, Any]) -> P
         tally.statuses[status] += row.runs
         if status is not Status.OBSERVED:
             tally.repeated += row.repeated
-    slow = connection.execute(_TIMED_OUT_OR_ANSWERED_STEPS, which).all() if tally.statuses else []
-    of_closed_runs = [row for row in slow if not Status(row.status).is_open]
+    found = connection.execute(_TIMED_OUT_OR_ANSWERED_STEPS, which).all() if tally.statuses else []
+    of_closed_runs = [row for row in found if not Status(row.status).is_open]
     timed_out = {row.id for row in of_closed_runs if row.timed_out and row.status != Status.OBSERVED.value}
     tally.timed_out = len(timed_out)
     tally.person_seconds.update(
@@ -195,6 +195,8 @@ def _tally_of_playbook(connection: sa.Connection, which: Mapping[str, Any]) -> P
     return tally
 
 
-def verdicts(connection: sa.Connection, since: datetime, until: datetime, limit: int) -> dict[str, EffectVerdict]:
+def effect_verdicts(
+    connection: sa.Connection, since: datetime, until: datetime, limit: int
+) -> dict[str, EffectVerdict]:
     rows = connection.execute(_VERDICTS, {"since": since, "until": until, "limit": limit})
     return {row.run_id: EffectVerdict(row.verdict) for row in rows}

@@ -78,6 +78,7 @@ class SqlTransaction(Transaction):
         if self._savepoint is not None:
             self._savepoint.rollback()
         own = self._own
+        # The cache may have these writes already, or was filled by a read of what is reverted now.
         is_cached = own.targets or own.nodes or own.touched or own.playbooks
         if self._savepoint is not None or is_cached:
             self._cache.forget()
@@ -115,7 +116,7 @@ class SqlTransaction(Transaction):
 
     @property
     def event_positions(self) -> SqlEffects:
-        return SqlEffects(self._guarded_connection)
+        return SqlEffects(self._guarded_connection)  # It implements both ports.
 
     @property
     def messages(self) -> SqlMessages:
@@ -136,6 +137,7 @@ class SqlTransaction(Transaction):
         self._own.clear()
 
     def _flushed_if(self, concerns: Callable[[PendingWrites], object]) -> sa.Connection:
+        """Flush only if `concerns` finds pending writes that the next read would miss."""
         if concerns(self._own):
             send_shared(self._connection, self._flush, self._shared)
             self._send_own()
@@ -189,6 +191,7 @@ class SqlTransaction(Transaction):
         linked_runs: dict[Identity, list[LinkedRun]] = {}
         for identity, row in queries.of_alerts(connection, statements.LINKED_RUNS, identities):
             linked = LinkedRun(*row[2:])
+            # Pending changes of runs are not flushed for this read, but applied to its rows.
             saved = self._own.saved.get(linked.run_id) or self._shared.saved.get(linked.run_id)
             if saved is not None:
                 linked = replace(linked, status=saved.status, decision=saved.decision, ended_at=saved.ended_at)
@@ -208,7 +211,7 @@ class SqlTransaction(Transaction):
         started_since: Mapping[str, datetime],
         per_target: Collection[str] = (),
     ) -> dict[tuple[str, str], GuardFacts]:
-        self._open_runs()
+        self._open_runs()  # Fills the cache, for `count_open`.
         facts: dict[tuple[str, str], GuardFacts] = {}
         for playbook in {playbook for playbook, _ in keys}:
             since, started = started_since.get(playbook), 0
@@ -244,6 +247,7 @@ class SqlTransaction(Transaction):
                 counts[target][window] = count
         last: dict[str, str | None] = dict(statements.LAST_ACTED_BY_TARGET.rows(connection, targets, playbook=playbook))
         acted = {run.id: run for run in self.runs([run_id for run_id in last.values() if run_id is not None])}
+        # `last` has every target, with None if no run has acted on it.
         return {target: RunMemory(counts[target], _last_run_of(acted.get(last[target] or ""))) for target in targets}
 
     def _open_runs(self) -> Mapping[tuple[str, str], str]:
@@ -297,7 +301,7 @@ class SqlTransaction(Transaction):
             self._cache.update(run)
 
     def _count_repeated(self, runs: Sequence[Run], by: int) -> None:
-        """Add `by` for each run soon after the playbook's last one on the target."""
+        """Add `by` to the fact ``repeated`` for each run soon after the playbook's last one on the target."""
         countable = [run for run in runs if run_facts.may_be_repetition(run)]
         keys = {(run.playbook, run.target_key) for run in countable}
         ended: dict[tuple[str, str], datetime] = {}
@@ -318,7 +322,7 @@ class SqlTransaction(Transaction):
             before = known or self.run(run.id)
             if before is None:
                 raise errors.NotFound(f"there is no run {run.id}")
-            if run.status is Status.NOT_STARTED and before.is_open:
+            if run.status is Status.NOT_STARTED and before.is_open:  # It was counted when added, but never started.
                 self._count_repeated([before], -1)
             self._own.save_run(run, before)
             self._cache.update(run)
@@ -398,6 +402,7 @@ class SqlTransaction(Transaction):
         self._own.time_gaps += gaps
 
     def job_lives(self) -> list[JobLife]:
+        # Nothing is pending: changes of job lives are sent at once.
         return [mapping.job_life_of(row) for row in self._connection.execute(statements.JOB_LIVES)]
 
     def save_job_lives(self, lives: Sequence[JobLife]) -> None:

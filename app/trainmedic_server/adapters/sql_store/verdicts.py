@@ -29,7 +29,7 @@ verdicts = sa.Table(
     sa.Column("labels", JsonColumn),
     sa.Column("tell_at", TimeColumn),
 )
-"""``plain`` is the whole verdict."""
+"""`KnownVerdict`s. ``plain`` is the whole verdict."""
 
 sa.Index("ix_verdicts_job", verdicts.c.job, verdicts.c.began_at)
 # pruning

@@ -58,7 +58,7 @@ class Committer:
         self._flush = flusher or Flusher(engine.dialect)
         self._cache = WriterCache()
         self._connection: sa.Connection | None = None
-        self.failing = False
+        self.failing = False  # True from a failed commit until a write succeeds.
 
     def commit(self, units: list[UnitOfWork]) -> None:
         try:
@@ -119,6 +119,7 @@ class Committer:
             except BaseException as error:  # The unit's own error goes to its caller.
                 if database.is_outage(error):
                     raise
+                # The error has spoiled the whole transaction, so all units must run again.
                 if self._errors_spread and isinstance(error, exc.DBAPIError) and not transaction.is_guarded:
                     raise SharedWritesRefused from error
                 transaction.roll_back()

@@ -15,13 +15,14 @@ class WriterCache:
         self.forget()
 
     def forget(self) -> None:
-        self._open: dict[tuple[str, str], str] | None = None  # None until `transaction` has read it, as below.
-        self._open_ids: dict[str, set[str]] = {}
+        # In these fields, None means that `SqlTransaction` has not read the data yet.
+        self._open: dict[tuple[str, str], str] | None = None  # Run IDs by (playbook, target key).
+        self._open_ids: dict[str, set[str]] = {}  # By playbook, without members of groups.
         self._acted_since: datetime | None = None
         self._acted: dict[str, datetime] = {}  # Last act on each node since then.
         self._acted_first: datetime | None = None  # Earliest time in `_acted`.
-        self.nodes: dict[str, datetime] | None = None
-        self.playbooks: set[tuple[str, str]] = set()
+        self.nodes: dict[str, datetime] | None = None  # Last write of each node's row.
+        self.playbooks: set[tuple[str, str]] = set()  # Stored (name, version).
 
     @property
     def open_runs(self) -> dict[tuple[str, str], str] | None:
