@@ -17,7 +17,7 @@ WITHDRAW = "logs.withdraw"
 """Cancels a `READ`."""
 MOST_PODS = 1000
 TIME = "time"
-"""Key of lines without a time."""
+"""Attribute in `left_out_notes`."""
 LONGEST_GREP = 1000
 
 
@@ -49,7 +49,7 @@ class TimeKnownBy(StrEnum):
 
 
 class LeftOut(Struct, frozen=True):
-    """Excluded for a missing attribute."""
+    """Files and lines excluded for a missing attribute."""
 
     files: int = 0
     lines: int = 0
@@ -76,7 +76,7 @@ class LeftOut(Struct, frozen=True):
 
 
 LATEST_ARRIVAL = timedelta(seconds=15)
-"""Maximum delay of lines."""
+"""Maximum delay of a line."""
 
 
 class LogQuery(Struct, frozen=True):
@@ -92,10 +92,10 @@ class LogQuery(Struct, frozen=True):
     node_rank: int | None = None
     node: str | None = None
     grep: str = ""
-    level: LogLevel | None = None
-    kernel: bool = False
+    level: LogLevel | None = None  # at least
+    kernel: bool = False  # also kernel lines
     pods: Sequence[str] = field(default=())
-    """The job's, whose name containers do not know."""
+    """The job's: container logs state pods, not jobs."""
     local_rank: int | None = None
     is_search: bool = False
     """All nodes were asked; only those with the job's files answer."""

@@ -27,7 +27,7 @@ from trainmedic_logs.lines.prefilter import Prefilter
 from trainmedic_logs.lines.rule import LinePattern, LogRule, RuleSet
 
 OWN_MARK = "trainmedic: "
-"""No rule takes these notices, to prevent loops."""
+"""Beginning of our own log messages, which no rule takes, to prevent loops."""
 LONGEST_FIELD = 1024
 """Characters of a captured field."""
 
@@ -66,7 +66,7 @@ class LineMatch(Struct, frozen=True):
     near: tuple[str, ...] = ()
     """Rules with a literal but no pattern in the line: the wording may have changed."""
     start: int = 0
-    """Offset in characters."""
+    """Offset of the match in characters."""
     ended: tuple[tuple[LogRule, Mapping[str, str]], ...] = ()
     """Rules that the line ends, with the captured groups."""
     refused: tuple[str, ...] = ()

@@ -66,6 +66,7 @@ def identity_of(line: Line, match: LineMatch, gpu_of: GpuLookup) -> FindingIdent
 
 
 def _stop_reason(match: LineMatch) -> Mapping[str, str]:
+    # A label, so that ends for different reasons are different findings.
     why = str(match.fields.get("why", "")).strip() if match.role is Role.TEARDOWN else ""
     return {"why": why} if why else {}
 
@@ -113,7 +114,7 @@ def _finding_id(line: Line, rule: LogRule) -> str:
 
 
 def _start_of_exception(text: str, match: LineMatch) -> int:
-    """Return the match's start without one."""
+    """Return the offset of the exception that the rule captured, else of the match."""
     exception = match.fields.get("exception")
     if not isinstance(exception, str) or not exception:
         return match.start
