@@ -38,7 +38,7 @@ def is_mig(text: str) -> bool:
     return card_uuid(text).lower().startswith("mig-")
 
 
-def uuid_key(text: str) -> str:
+def uuid_key(text: str) -> str:  # of the card, also for its shares
     return normal_uuid(card_uuid(text))
 
 
@@ -47,7 +47,7 @@ def is_index(text: str) -> bool:
 
 
 def is_of_one_node(text: str) -> bool:
-    """Check for an index or PCI address."""
+    """Check for an index or PCI address, which other nodes have too."""
     stripped = text.strip()
     return len(stripped) <= _LONGEST_PCI and (is_index(stripped) or normal_pci(stripped) is not None)
 

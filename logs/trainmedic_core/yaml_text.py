@@ -151,7 +151,7 @@ class _Reader:
 
     def documents(self) -> Iterator[YamlDocument]:
         # Consume all events first, so that a syntax error anywhere is found.
-        self._values = 0
+        self._values = 0  # of all documents
         began: int | None = None
         for event in yaml.parse(self.text, Loader=yaml.CSafeLoader):
             if isinstance(event, DocumentStartEvent):

@@ -80,7 +80,7 @@ LATEST_ARRIVAL = timedelta(seconds=15)
 
 
 class LogQuery(Struct, frozen=True):
-    """Query. None and "" mean no condition; lines with an unknown attribute do not meet one."""
+    """None and "" mean no condition; lines with an unknown attribute do not meet one."""
 
     job: str
     since: datetime

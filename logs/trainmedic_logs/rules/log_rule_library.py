@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 class PlacedRule(Struct, frozen=True):
     rule: LogRule
-    source: str
+    source: str  # file
     line: int
 
 

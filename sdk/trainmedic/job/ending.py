@@ -25,6 +25,7 @@ _LONGEST_CHAIN = 8
 
 
 def fatal_error() -> BaseException | None:
+    """Return the uncaught error that Python has printed, or None."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     return error if isinstance(error, BaseException) else None
 

@@ -26,7 +26,7 @@ NO_UPPER_BOUND = (
 
 CommandHandler = Callable[[JobCommand], "Mapping[str, Any] | None"]
 InForce = Callable[[str], "bool | None"]
-"""Returns None if unknown."""
+"""Returns whether a command's change is active; None if unknown."""
 
 
 class HandlerRegistry:
@@ -41,7 +41,7 @@ class HandlerRegistry:
         self.handlers: dict[str, CommandHandler] = {}
         self._in_force: dict[str, InForce] = {}
         self._refusals: dict[str, str] = {}
-        self.schemas: dict[str, Mapping[str, Any]] = {}
+        self.schemas: dict[str, Mapping[str, Any]] = {}  # of parameters, by the script's own actions
         self.in_progress: dict[str, JobCommand] = {}
 
     def register(
@@ -99,7 +99,7 @@ class HandlerRegistry:
         return f"; did you mean {near[0]}?" if near else ""
 
     def wrong_parameters(self, action: str, params: Mapping[str, Any]) -> str | None:
-        """Return what does not fit an own command's schema, or None. Thread-safe."""
+        """Return what does not fit a registered schema, or None. Thread-safe."""
         schema = self.schemas.get(action)
         if not schema:
             return None
@@ -115,7 +115,7 @@ class HandlerRegistry:
             return None
 
     def was_applied(self, action: str, command_id: str) -> bool | None:
-        """Return whether active changes prove that a command was applied. Thread-safe."""
+        """Return whether active changes prove that a command was applied; None if unknown. Thread-safe."""
         if self._in_force.get(action, _not_known) in (_not_known, as_it_was):
             return False
         return self.is_in_force(action, command_id)

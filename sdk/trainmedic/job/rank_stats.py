@@ -15,7 +15,7 @@ from trainmedic.job.reported_values import number
 
 HOST = "host"
 CUDA = "cuda"
-DEVICE = "device"
+DEVICE = "device"  # accelerators other than CUDA, by the script's reports
 MEMORIES = (HOST, CUDA, DEVICE)
 SLOWEST = 3  # ranks shown by number
 EXTREMES = 3  # busiest and least busy ranks each

@@ -26,7 +26,8 @@ _ENTRIES = "2000"
 def first_number(job: Path, node: str, is_one_of_several: bool) -> int:
     """Return the number of a launch's first attempt.
 
-    Each of several nodes' launchers continues its own; one without any joins the newest recent one.
+    Each of several nodes' launchers continues its own numbers. A node without any joins the newest attempt if it is
+    recent.
     """
     try:
         kept = {number for each in job.iterdir() if (number := attempt_number(each.name)) is not None}

@@ -47,7 +47,7 @@ class Cause:
     rank: int | None = None
     pid: int | None = field(default=None, compare=False)
     lost_peer: bool = field(default=False, compare=False)
-    """True if all failed ranks here had."""
+    """All failed ranks here lost another one."""
 
     def __str__(self) -> str:
         who = "the job" if self.rank is None else f"rank {self.rank}"
@@ -60,7 +60,7 @@ class Cause:
         return f"{who} {how}{kind}"
 
 
-HANG = "hang"
+HANG = "hang"  # kind
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,11 @@ def signal_name(number: int) -> str:
 @dataclass(frozen=True)
 class PrintedError:
     kind: str = ""
-    is_victims: bool = False  # it states a lost rank
+    is_victims: bool = False  # its traceback states a lost rank
 
 
 def last_error(text: str) -> PrintedError:
-    """Return the last error, and whether its traceback states a lost rank."""
+    """Return the last error in an output; kind "" without one."""
     lines = [_PREFIX.sub("", line.rstrip()) for line in text.splitlines()]
     last, continues_chain = PrintedError(), False
     for number, line in enumerate(lines):

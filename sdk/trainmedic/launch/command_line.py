@@ -52,7 +52,7 @@ class LaunchLine:
 
     @property
     def is_one_of_several(self) -> bool:
-        # Other nodes have launchers of their own.
+        # `--nnodes`: other nodes have launchers of their own.
         return self.kind == "torchrun" and "--nnodes" in self.options and "--nnodes=1" not in self.argv
 
     @property

@@ -73,7 +73,7 @@ class ServerLink:
     ) -> None:
         """Send a notice, with a failed attempt's cause and whether another follows."""
         self._number += 1
-        first = cause if cause is not None and not cause.lost_peer else None
+        first = cause if cause is not None and not cause.lost_peer else None  # a victim is not the first failure
         notice = Notice(
             self.job,
             kind,

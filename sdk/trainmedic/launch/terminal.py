@@ -9,7 +9,7 @@ import termios
 from types import FrameType
 from typing import Callable
 
-_FALLBACK_SIZE = (24, 120)
+_FALLBACK_SIZE = (24, 120)  # rows, columns
 
 
 def open_terminal() -> tuple[int, int]:

@@ -25,7 +25,7 @@ log = logging.getLogger("trainmedic")
 
 REDIS_ERRORS = (redis.RedisError, OSError)
 UNUSABLE = (ValueError, TypeError, AttributeError, redis.RedisError)  # raised by redis-py for options of a URL
-ANSWER_SECONDS = 5.0
+ANSWER_SECONDS = 5.0  # limit of each read and write
 _CONNECT_SECONDS = 2.0
 _FIRST_WAIT = 0.1
 _LONGEST_WAIT = 5.0
@@ -91,7 +91,7 @@ class _SharedClient:
         self._given = 0
         self._served = 0
         self.holder: RedisConnection | None = None
-        self.users = 0
+        self.users = 0  # connections that have had a turn; the last one to close drops the client
         self.in_hand: dict[str, float] = {}  # time.monotonic() of unanswered commands, by ID
         self.answered: set[bytes] = set()  # entries whose replies are queued, and that are still on the stream
         self.is_ending = False
@@ -120,7 +120,7 @@ class _SharedClient:
                 self.client = open_client(url)
             except ValueError as error:
                 raise NoRedisUrl(f"the Redis URL that is set, or in the state directory, {error}") from None
-            if not self.is_ending:  # the last answers and notices could be lost otherwise
+            if not self.is_ending:  # then the last answers and notices precede room for servers
                 _check_room(self.client)
         return self.client
 
@@ -141,6 +141,7 @@ class RedisConnection:
         self._backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True)
 
     def shared(self, outage: OutageLog | None = None) -> RedisConnection:
+        # For another thread; both use one client in turns.
         return RedisConnection(self._find_url, outage or self._outage, self._line)
 
     @contextlib.contextmanager
@@ -198,7 +199,7 @@ class RedisConnection:
         return self._backoff.next()
 
     def cut(self) -> None:
-        """Interrupt this thread's wait, as the process ends."""
+        """Interrupt a read of the thread that uses this connection, as the process ends."""
         line = self._line
         line.is_ending = True
         client = line.client

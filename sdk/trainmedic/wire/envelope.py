@@ -127,7 +127,7 @@ class Reply:
     at: datetime = field(default_factory=lambda: utc_now())
     job: str | None = None
     node: str | None = None
-    ranks: int | None = None
+    ranks: int | None = None  # number of ranks that answer the command
     is_to_genuine: bool = True
     """False for a forged command, whose ID may be copied."""
 

@@ -119,7 +119,7 @@ class Signer:
     def _proof(self, raw: bytes, sent: Sequence[bytes], identity: str | None) -> Proof | None:
         keys = self._keys_for(identity)
         own = len(keys) if identity is None else len(keys) // 2
-        for number, key in enumerate(keys):  # the signer's own, then as many derived from them
+        for number, key in enumerate(keys):  # the signer's own, then as many derived ones; the first of each is active
             expected = sign(raw, key).encode()
             if any(hmac.compare_digest(expected, signature) for signature in sent):
                 return Proof(is_previous=number % own > 0)
