@@ -83,8 +83,8 @@ class KnownFinding(Struct, frozen=True):
     labels: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, str] = field(default_factory=dict)
     ranks: frozenset[int] = frozenset()
-    nodes: frozenset[str] = frozenset()
-    count: int = 0
+    nodes: frozenset[str] = frozenset()  # whose agents reported it
+    count: int = 0  # lines of all streams
     time_source: TimeSource = TimeSource.ARRIVAL
     clock_error: float = 0.0
     """Seconds, on the first line's node."""

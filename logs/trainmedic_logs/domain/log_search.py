@@ -162,6 +162,7 @@ class FoundLine(Struct, frozen=True):
 
     @property
     def is_sure(self) -> bool:
+        # The time is stated, not guessed.
         return self.known_by in (TimeKnownBy.LINE, TimeKnownBy.NODE_ZONE, TimeKnownBy.ARRIVAL_ZONE)
 
     def to_json(self) -> dict[str, Any]:

@@ -84,6 +84,7 @@ class _CompiledRule:
         self.unless = [SearchPattern(pattern) for pattern in rule.unless]
         self.ends = [SearchPattern(pattern) for pattern in rule.ends]
         self.when = compile_expression(rule.when, f"when of {rule.name}") if rule.when else None
+        # Fast path; None if the sandbox must decide.
         self._numbers_hold = number_condition(rule.when, "fields", FUNCTIONS) if rule.when and rule.record else None
 
     def matched(self, text: bytes) -> tuple[Found, LinePattern] | None:

@@ -138,7 +138,7 @@ def _matched_part(text: str, start: int) -> str:
 def _target(rule: LogRule, fields: Mapping[str, Any], origin: Origin, gpu_of: GpuLookup) -> Target:
     if origin.source not in KERNEL_SOURCES or (rule.target is TargetKind.JOB and origin.job):
         if origin.job or not origin.node:
-            return Target(TargetKind.JOB, job=origin.job or "")
+            return Target(TargetKind.JOB, job=origin.job or "")  # "" for a file of unknown job and node
         return Target(TargetKind.NODE, node=origin.node)
     gpu = _gpu(rule, fields, gpu_of) if rule.target is TargetKind.GPU else None
     return Target(TargetKind.GPU, node=origin.node, gpu=gpu) if gpu else Target(TargetKind.NODE, node=origin.node)

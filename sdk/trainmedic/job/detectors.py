@@ -137,9 +137,7 @@ class Detectors:
 
 
 class LineHandler(logging.Handler):
-    """Handler that passes the program's log to its detectors as records of the event ``log``, without Trainmedic's own
-    log. It never blocks.
-    """
+    """Handler that passes the program's log, but not Trainmedic's, to detectors as records ``log``. Never blocks."""
 
     def __init__(self, detectors: Detectors | None) -> None:
         super().__init__()

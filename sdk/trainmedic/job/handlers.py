@@ -37,12 +37,12 @@ class HandlerRegistry:
     ) -> None:
         self._job = job
         self._window = window
-        self.capabilities = capabilities
+        self.capabilities = capabilities  # `LIVE`, `RESTART` or `UNSUPPORTED` by action, for the presence
         self.handlers: dict[str, CommandHandler] = {}
         self._in_force: dict[str, InForce] = {}
-        self._refusals: dict[str, str] = {}
+        self._refusals: dict[str, str] = {}  # reason by action
         self.schemas: dict[str, Mapping[str, Any]] = {}  # of parameters, by the script's own actions
-        self.in_progress: dict[str, JobCommand] = {}
+        self.in_progress: dict[str, JobCommand] = {}  # by ID; the owner of the registry removes answered ones
 
     def register(
         self,

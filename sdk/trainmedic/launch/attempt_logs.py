@@ -20,7 +20,7 @@ _BUFFER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _DUMP_FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _NEW_NAMES_SINCE = (2, 8)
 _DUMP_ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT"
-_ENTRIES = "2000"
+_ENTRIES = "2000"  # collectives that a flight recorder keeps
 
 
 def first_number(job: Path, node: str, is_one_of_several: bool) -> int:

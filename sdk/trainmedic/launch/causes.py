@@ -154,8 +154,8 @@ def lines_of(end: RankEnd, text: str) -> str | None:
 def cause_of(status: int, ends: Sequence[RankEnd], own: Mapping[int, str], printed: str, pid: int | None) -> Cause:
     """Return the cause of an attempt's end: torchrun's first rank that is no victim.
 
-    `ends` are in torchrun's order, `own` is each rank's known output. A rank that lost its peer may have the earliest
-    error file.
+    `ends` are in torchrun's order, `own` is each rank's known output, `printed` the launcher's. A rank that lost its
+    peer may have the earliest error file.
     """
     if not ends:
         kind = "" if status < 0 or status in _SIGNALS_OF_SHELL else error_kind(printed)

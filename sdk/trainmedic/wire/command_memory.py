@@ -59,7 +59,7 @@ class CommandMemory:
             return self._records.get(command_id)
 
     def look_up(self, client: redis.Redis, command_id: str) -> CommandRecord | None:
-        """Like `recall`, but also in Redis."""
+        # `recall` asks only this process.
         here = self.recall(command_id)
         if here is not None and not here.is_cut:
             return here
@@ -120,10 +120,12 @@ class CommandMemory:
             return record
 
     def take_over(self, client: redis.Redis, command_id: str) -> None:
+        # Enter a command of an earlier process as ours.
         with self._marking:
             self._enter(client, command_id, CommandRecord(envelope.ACCEPTED), replace=True)
 
     def revoke(self, client: redis.Redis, command_id: str) -> None:
+        # Its undo came first.
         self._enter(client, command_id, REVOKED)
 
     def _enter(self, client: redis.Redis, command_id: str, record: CommandRecord, replace: bool = False) -> bool:

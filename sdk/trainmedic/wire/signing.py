@@ -114,6 +114,7 @@ class Signer:
         return proof
 
     def _keys_for(self, identity: str | None) -> tuple[bytes, ...]:
+        # The own keys stay valid: the server's cover every identity, and a job or node may hold its derived key.
         return self._keys if identity is None else _with_identity_keys(self._keys, identity)
 
     def _proof(self, raw: bytes, sent: Sequence[bytes], identity: str | None) -> Proof | None:
