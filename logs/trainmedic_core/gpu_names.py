@@ -58,7 +58,7 @@ def shown(key: str) -> str:
 
 
 def key(name: str, node: str | None = None) -> str:
-    """Return the UUID, or ``<node>/<name>`` for an index or PCI address."""
+    """Return the UUID without ``GPU-``, or ``<node>/<name>`` for an index or PCI address."""
     text = name.strip()
     if len(text) > _LONGEST_PCI:  # fast path: nearly all names are UUIDs
         return normal_uuid(text)

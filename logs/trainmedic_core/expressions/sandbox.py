@@ -65,6 +65,7 @@ _MEMBERS: Mapping[type, frozenset[str]] = {
 }
 # fmt: on
 
+# Marks of the functions to which Jinja passes its context, as first argument.
 _PASS_EVALUATION_CONTEXT = vars(jinja2.pass_eval_context(lambda: None))["jinja_pass_arg"]
 _PASS_ENVIRONMENT = vars(jinja2.pass_environment(lambda: None))["jinja_pass_arg"]
 _PASS_CONTEXT = vars(jinja2.pass_context(lambda: None))["jinja_pass_arg"]

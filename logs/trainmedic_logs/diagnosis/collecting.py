@@ -127,7 +127,7 @@ class Collector:
     def note_world_size(self, size: int) -> None:
         self._world_size = max(size, self._world_size or 0)
 
-    def facts(self, **more: Any) -> Facts:
+    def facts(self, **more: Any) -> Facts:  # `more`: fields from other sources
         tables = [ended for origin, lines in self._tables.items() for ended in _exits_of_table(origin, lines)]
         return Facts(
             findings=sorted(self._findings.values(), key=lambda finding: finding.first_at),

@@ -271,7 +271,7 @@ def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     for node, since in facts.gone_nodes.items():
         moment = Moment(since, 60.0)  # the server notices a silent node with this delay
         if node not in facts.nodes or (relevant.first_sign and relevant.first_sign.plus(60.0).is_before(moment)):
-            continue
+            continue  # not a node of the job, or silent only after the failure
         yield Attribution(
             EvidenceSource.NODE,
             CauseClass.NODE,

@@ -71,7 +71,7 @@ class FolderFile(Struct, frozen=True):
 class Folder(Struct, frozen=True):
     files: tuple[FolderFile, ...]
     left_out: dict[str, str] = field(default_factory=dict)
-    """Reasons by unread file."""
+    """Reasons by unread file, or ``the rest``."""
 
 
 def classify_files(directory: Path, limits: ReadingLimits | None = None) -> Folder:

@@ -264,6 +264,7 @@ def _meaning_of_exception(role: Role, cause: CauseClass, fields: dict[str, str],
 
 
 def _whole_message(name: str, message: str, text: str) -> str:
+    # The pattern captured only the first line of the message.
     _, found, rest = text.rpartition(f"{name}: {message}")
     return f"{message}{rest[:LONGEST_FIELD]}" if found else message
 

@@ -48,8 +48,6 @@ _LONGEST_FOR_SHAPE = 1024
 
 
 class FindingIdentity(Struct, frozen=True):
-    """Identity of a rule's finding."""
-
     target: Target
     labels: Mapping[str, str]
 

@@ -45,7 +45,7 @@ class Confirmation(Struct, frozen=True):
 
 
 class RuleAlert(Struct, frozen=True):
-    """Alert of a rule. Texts may be templates over ``fields``, ``labels``, ``target`` and ``finding``."""
+    """Texts may be templates over ``fields``, ``labels``, ``target`` and ``finding``."""
 
     name: str
     severity: str = "warning"

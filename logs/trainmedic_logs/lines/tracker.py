@@ -32,7 +32,7 @@ MOST_RANKS = 4_096
 # Minimum time between updates of one finding.
 _UPDATE_INTERVAL = timedelta(seconds=1)
 
-# Stream, rule, role, cause, attempt, killed process, and the identity's parts.
+# Stream, rule, role, cause, attempt, killed process, and the identity's parts. One open finding each.
 _Key = tuple[Any, ...]
 _State = tuple[Finding, tuple[Finding, ...], bool, bool, datetime | None]
 

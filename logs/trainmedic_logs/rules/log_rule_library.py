@@ -38,7 +38,7 @@ class PlacedRule(Struct, frozen=True):
 
 class LoadedRules(Struct, frozen=True):
     path: Path
-    digest: str
+    digest: str  # of the text; "" if unreadable
     rules: tuple[PlacedRule, ...] = ()
     problems: tuple[FileProblem, ...] = ()
 

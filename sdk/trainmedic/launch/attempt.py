@@ -60,7 +60,7 @@ class JobAttempt:
         """`begin` starts the attempt in a standby process, or returns None."""
         self._plan = plan
         self._begin = begin
-        self._lifeline = -1
+        self._lifeline = -1  # pipe for orders to the guard; -1 while none runs
         self._terminals: list[int] = []
         self._is_stopping = False
         self._is_hung = False

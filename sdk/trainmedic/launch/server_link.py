@@ -47,7 +47,7 @@ class ServerLink:
         self._constants = {
             "node": membership.node,
             "starts_all_nodes": membership.starts_all_nodes,
-            "reports_ends": reports_ends,
+            "reports_ends": reports_ends,  # if True, the server awaits a report before it diagnoses a failure
             **bounds,
         }
         stream = launcher_commands(name)

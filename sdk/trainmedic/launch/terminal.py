@@ -16,7 +16,7 @@ def open_terminal() -> tuple[int, int]:
     """Return the reading and the printing descriptor. Raises OSError."""
     reading, printing = os.openpty()
     attributes = termios.tcgetattr(printing)
-    attributes[1] &= ~termios.OPOST
+    attributes[1] &= ~termios.OPOST  # no carriage returns before line feeds
     attributes[3] &= ~termios.ECHO
     termios.tcsetattr(printing, termios.TCSANOW, attributes)
     resize(reading)

@@ -105,7 +105,7 @@ class ReplyWriter:
     def put(self, outgoing: OutgoingReplies) -> bool:
         """Queue replies without waiting. Drop them and return False if 1,000 are queued: the server asks again."""
         if outgoing.entry is not None:
-            self._connection.note_answered(outgoing.entry)
+            self._connection.note_entry_answered(outgoing.entry)
         try:
             self._queue.put_nowait(outgoing)
         except queue.Full:
@@ -182,7 +182,7 @@ class ReplyWriter:
             self._announced_at = envelope.utc_now()
         for batch in batches:
             if any(reply.is_final for reply in batch.replies):
-                self._connection.note_answer(batch.command_id)
+                self._connection.note_command_answered(batch.command_id)
         self._note_removed(batches)
         self._refusals = 0
         self._connection.succeeded()
@@ -191,7 +191,7 @@ class ReplyWriter:
     def _note_removed(self, batches: Sequence[OutgoingReplies]) -> None:
         for batch in batches:
             if batch.entry is not None:
-                self._connection.note_taken_off(batch.entry)
+                self._connection.note_entry_removed(batch.entry)
 
     def _add(self, pipeline: Any, batch: OutgoingReplies) -> None:
         if batch.remember is not None:
