@@ -131,7 +131,7 @@ def admit(
 
 
 class CommandEffect(enum.Enum):
-    POSSIBLE = enum.auto()  # it was applied
+    POSSIBLE = enum.auto()  # applied, or perhaps in part before it failed
     NONE = enum.auto()
     OPEN = enum.auto()  # the command is not finished
     UNKNOWN = enum.auto()  # records may have been lost
