@@ -63,7 +63,7 @@ class OwnTimes(Struct):
         if len(self.parts) < _LAST_STEPS:
             return None
         whole, data = (median(part) for part in zip(*self.parts, strict=True))
-        return RankStep(data, max(whole - data, 0.0), 0.0)
+        return RankStep(data, max(whole - data, 0.0), 0.0)  # waits for others are not known, and count as computing
 
     def throughput_drop(self) -> ThroughputDrop | None:
         for rates in self.rates.values():

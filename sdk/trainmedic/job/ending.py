@@ -20,7 +20,7 @@ _LOST_CONNECTION = re.compile(
     r"(?i)connection (?:\w+ )?(?:closed|reset|refused|aborted)|reset by peer|broken pipe|remote (?:process|peer|error)"
     r"|ncclRemoteError|pair closure|was aborted|timed? ?out|recvValue failed|failed to (?:recv|receive)|socket closed"
 )
-_SEARCHED = 4000
+_SEARCHED = 4000  # characters
 _LONGEST_CHAIN = 8
 
 

@@ -81,7 +81,7 @@ class HandlerRegistry:
         for command in list(self.in_progress.values()):
             if command.is_deferred:
                 continue
-            if self.handlers:
+            if self.handlers:  # a loop without handlers takes commands itself, and may answer until they expire
                 hint = self._hint(command.action)
                 command.unsupported(f"the training loop does not carry out {command.action}{hint}")
             elif now >= command.expires_at:

@@ -139,8 +139,8 @@ class Progress:
         self.expected_learning_rate: Any = None
         self.off_schedule_since: float | None = None  # set by `recovery.health`
         self.memory_bytes: float | None = None
-        self.evaluation: Evaluation | None = None
-        self.evaluated: Mapping[str, Evaluated] = {}
+        self.evaluation: Evaluation | None = None  # last one with a loss or perplexity
+        self.evaluated: Mapping[str, Evaluated] = {}  # newest value by metric
         self.targets: Mapping[str, float] = {}  # declared amounts per second, of `samples` and `tokens`
         self.most_layers = most_layers  # shown in metrics
         self.layer_norms: Mapping[str, Any] = {}  # gradient norms
@@ -149,7 +149,7 @@ class Progress:
         self.checkpoint: tuple[int, float] | None = None  # newest complete one: step, and Unix time
         self.rollback_not_held: bool | None = None
         """True if the last rollback, answered ``applied``, did not hold; None without a rollback."""
-        self.ranks_differing: int | None = None
+        self.ranks_differing: int | None = None  # ranks whose weights differ from most; None if not compared
         self.window_seconds = dict.fromkeys(WINDOWS, 0.0)
         self._began = now
         # Time of the last report and seconds in windows until then. Replaced as a whole for consistent reads.

@@ -14,7 +14,7 @@ from trainmedic.job.progress import Progress
 FILE_NAME = "rank-0.json"
 VARIABLE = "TRAINMEDIC_ATTEMPT_DIR"  # set by the launcher: directory of the file
 WAITING = "TRAINMEDIC_WAITING"
-"""Also set by it: comma-separated IDs of rollbacks waiting when the last attempt ended."""
+"""Likewise: comma-separated IDs of rollbacks waiting when the last attempt ended."""
 _MOST_WAITING = 16
 _WRITE_INTERVAL_S = 2.0
 _CHECK_INTERVAL_S = 0.25
