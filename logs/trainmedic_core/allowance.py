@@ -4,8 +4,8 @@ from __future__ import annotations
 
 MOST_PARTS = 50_000
 """Syntax-tree nodes, compiled in about 3 s."""
-_PARTS_OF_ANY_TEMPLATE = 10
-_CHARACTERS_PER_PART = 16
+_PARTS_OF_ANY_TEMPLATE = 10  # fixed cost of compiling one
+_CHARACTERS_PER_PART = 16  # of a manifest
 
 
 class TooLarge(Exception):

@@ -73,7 +73,7 @@ _REINSTALL_HINT = "Reinstall what you installed: its metadata is missing, or of 
 
 @functools.cache
 def commands() -> Mapping[str, CommandEntry]:
-    # From a checkout, a distribution can be found twice.
+    # From a checkout, a distribution can be found twice. Of equal commands, the first in `ORDER` counts.
     tables = {point.name: point for point in entry_points(group=GROUP) if point.name in ORDER}
     entries: dict[str, CommandEntry] = {}
     for name in ORDER:

@@ -27,6 +27,7 @@ _SIGNAL_CALLS = {
 # First system call of the x32 ABI on x86_64.
 _X32 = 0x40000000
 _PR_SET_SECCOMP, _FILTER = 22, 2
+# Instructions of a seccomp filter, the offset of the architecture in its data, and its answers.
 _LOAD, _JUMP_IF_EQUAL, _JUMP_IF_LARGER, _RETURN, _ARCHITECTURE_AT = 0x20, 0x15, 0x35, 0x06, 4
 _ALLOW, _FAIL = 0x7FFF0000, 0x00050000
 

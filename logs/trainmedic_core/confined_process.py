@@ -78,7 +78,7 @@ class ConfinedProcess:
         longest_answer: int,
         start: StartsPrograms = ExecutedProgram,
     ) -> None:
-        """`longest_answer` is in bytes."""
+        """`longest_answer`: bytes."""
         self._module = module
         self._arguments = arguments
         self._longest_answer = longest_answer

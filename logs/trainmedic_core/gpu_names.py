@@ -38,7 +38,7 @@ def is_mig(text: str) -> bool:
     return card_uuid(text).lower().startswith("mig-")
 
 
-def uuid_key(text: str) -> str:
+def uuid_key(text: str) -> str:  # of the card, also for its shares
     return normal_uuid(card_uuid(text))
 
 
@@ -47,7 +47,7 @@ def is_index(text: str) -> bool:
 
 
 def is_of_one_node(text: str) -> bool:
-    """Check for an index or PCI address."""
+    """Check for an index or PCI address, which other nodes have too."""
     stripped = text.strip()
     return len(stripped) <= _LONGEST_PCI and (is_index(stripped) or normal_pci(stripped) is not None)
 
@@ -58,7 +58,7 @@ def shown(key: str) -> str:
 
 
 def key(name: str, node: str | None = None) -> str:
-    """Return the UUID, or ``<node>/<name>`` for an index or PCI address."""
+    """Return the UUID without ``GPU-``, or ``<node>/<name>`` for an index or PCI address."""
     text = name.strip()
     if len(text) > _LONGEST_PCI:  # fast path: nearly all names are UUIDs
         return normal_uuid(text)

@@ -52,6 +52,7 @@ def _check_user_and_password(url: str) -> None:
         raise ValueError(f"must have one @ before the host: {ESCAPES}")
     if "@" in authority or ":" not in authority or authority.startswith("[") or "@" not in rest:
         return
+    # An unescaped / ? or # in a password ends the authority early, and the @ comes after it.
     behind = _HOST_IN_REST.match(rest)
     has_port = authority.rpartition(":")[2].isdigit()
     if not has_port or (behind is not None and is_host(behind[1])):

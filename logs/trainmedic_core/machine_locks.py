@@ -39,7 +39,7 @@ class FileLock:
         status = os.fstat(descriptor)
         self._inode = status.st_dev, status.st_ino
         self.owner = status.st_uid
-        self.names = status.st_nlink
+        self.names = status.st_nlink  # number of hard links
 
     @classmethod
     def take(cls, path: Path, mode: int = 0o600) -> FileLock | None:

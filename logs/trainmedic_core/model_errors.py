@@ -118,7 +118,7 @@ class _Place(Struct, frozen=True):
     """Place of an error, and the union branches tried there."""
 
     path: DocumentPath
-    labels: tuple[str, ...]
+    labels: tuple[str, ...]  # of the branches, outermost first; empty outside of unions
     value: Any
 
 
@@ -162,6 +162,7 @@ def _kind_of_value(value: Any) -> str:
 
 
 def _kind_of_branch(label: str) -> str:
+    # Labels are pydantic's, such as `tuple[Step, ...]`, `literal['a']`, `str` or a model's name.
     if re.search(r"\b(tuple|list|set|frozenset)\[", label):
         return "list"
     if "enum[" in label or "literal[" in label:

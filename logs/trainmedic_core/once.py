@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class once(Generic[T]):
-    """Concurrent first uses may each compute it."""
+    """Concurrent first uses may each compute it."""  # the owner needs a `__dict__`
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
         self._compute = compute

@@ -17,14 +17,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
-NAME = "log-parsers"
+NAME = "log-parsers"  # of the process
 _ANSWER_SECONDS = 30.0
 _LONGEST_MESSAGE = 4096  # bytes
 _MOST_RUNNING = 8
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-Programs = Mapping[str, Callable[[Sequence[str]], None]]
+Programs = Mapping[str, Callable[[Sequence[str]], None]]  # main functions by module, called with arguments
 
 
 class ProgramSource:

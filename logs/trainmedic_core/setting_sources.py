@@ -15,26 +15,17 @@ PREFIX = "TRAINMEDIC_"
 
 
 class SettingSource(Struct, frozen=True):
-    """Environment variable and flag of a setting.
-
-    - ``value``: placeholder in the help
-    - ``secret``: never shown, and can be read from the file in ``<variable>_FILE``
-    - ``repeatable``: the variable separates values by colons, as ``PATH`` does
-    - ``family``: all variables that begin with ``variable``
-    - ``can_be_withdrawn``: unset if its file is missing or empty
-    - ``shown_default``: documented default, if it differs from the field's
-    - ``has_file``: can be read from a file like a secret, but is shown
-    """
+    """Environment variable and flag of a setting."""
 
     variable: str
     flag: str | None = None
-    value: str = "TEXT"
-    secret: bool = False
-    repeatable: bool = False
-    family: bool = False
-    shown_default: str | None = None
-    can_be_withdrawn: bool = False
-    has_file: bool = False
+    value: str = "TEXT"  # placeholder in the help
+    secret: bool = False  # never shown, and can be read from the file in `<variable>_FILE`
+    repeatable: bool = False  # the variable separates values by colons, as `PATH` does
+    family: bool = False  # all variables that begin with `variable`
+    shown_default: str | None = None  # documented default, if it differs from the field's
+    can_be_withdrawn: bool = False  # unset if its file is missing or empty
+    has_file: bool = False  # can be read from a file like a secret, but is shown
 
     @property
     def can_be_a_file(self) -> bool:

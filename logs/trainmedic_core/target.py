@@ -1,5 +1,3 @@
-"""Target of a run."""
-
 from __future__ import annotations
 
 from enum import StrEnum

@@ -6,6 +6,7 @@ from typing import Any
 
 from trainmedic_core.plain_text import json_text, visible
 
+# API names that are clearer in other words.
 _WORDS = {
     "awaiting_approval": "asks",
     "not_started": "held back",

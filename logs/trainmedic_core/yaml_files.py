@@ -14,7 +14,7 @@ MOST_DOCUMENTS = 500
 """Per file."""
 MOST_PROBLEMS = 100
 """Reported per file."""
-MOST_FILES = 1_000
+MOST_FILES = 1_000  # of all folders of a library
 MOST_ENTRIES = 10_000
 """Entries of a directory."""
 TEST_SUFFIX = "_test"
@@ -30,13 +30,13 @@ def read_text(path: Path) -> str | FileProblem:
 
 
 def read(path: Path) -> bytes | FileProblem:
-    """Return a file's bytes, at most one too many, or the problem."""
+    """Return a file's bytes, up to one over `MAX_BYTES`, or the problem."""
     try:
         # Non-blocking: a named pipe would wait for its writer.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return FileProblem(str(path), None, None, "not a regular file")
-            # One extra byte shows that the file is too large.
+            # The extra byte shows `yaml_text.decode` that the file is too large.
             return _read_up_to(file, yaml_text.MAX_BYTES + 1)
     except FileNotFoundError:
         return FileProblem(str(path), None, None, "there is no such file")

@@ -61,9 +61,9 @@ class TextPosition(Struct, frozen=True):
     line: int
     column: int
     file: str | None = None
-    """None for the document's own."""
+    """File of an inserted fragment; None for the document's own."""
     note: str = ""
-    """End of the messages about it."""
+    """Appended to messages about it."""
 
 
 class YamlDocument(Struct, frozen=True):
@@ -75,7 +75,7 @@ class YamlDocument(Struct, frozen=True):
     remarks: Mapping[DocumentPath, str]
     """Comments directly after a plain text, which may be meant as its end."""
     written: Mapping[DocumentPath, DocumentPath] = {}
-    """Path in the file of an inserted list entry."""
+    """Paths in the file, by path after insertions of fragments."""
 
     def problem(self, path: DocumentPath, message: str, *, at_key: bool = False) -> FileProblem:
         """Return a problem at `path` or its nearest parent."""
@@ -151,7 +151,7 @@ class _Reader:
 
     def documents(self) -> Iterator[YamlDocument]:
         # Consume all events first, so that a syntax error anywhere is found.
-        self._values = 0
+        self._values = 0  # of all documents
         began: int | None = None
         for event in yaml.parse(self.text, Loader=yaml.CSafeLoader):
             if isinstance(event, DocumentStartEvent):

@@ -92,8 +92,8 @@ class _Part(Struct, frozen=True):
 
     file: FolderFile
     limits: ReadingLimits
-    first: int = 0
-    beyond: int | None = None
+    first: int = 0  # number of its first line, from 0
+    beyond: int | None = None  # of the line after its last; None at the end of the file
 
     def lines(self) -> Iterator[bytes]:
         return islice(log_folder.lines_of(self.file, self.limits), self.first, self.beyond)

@@ -10,7 +10,7 @@ import click
 from trainmedic_core.words import cut, plain
 
 _GAP = 2
-_LEAST_WIDTH = 10
+_LEAST_WIDTH = 10  # to which other columns are cut for the last one
 _LEAST_WIDTH_OF_LAST = 24
 
 

@@ -25,6 +25,7 @@ def is_template(value: Any) -> bool:
     return isinstance(value, str) and ("{{" in value or "{%" in value)
 
 
+# `name` says in errors where an expression or template stands.
 class Expression:
     def __init__(self, text: str, name: str, compiled: Callable[..., Any]) -> None:
         self.text = text
@@ -129,7 +130,7 @@ def _render(made: Any, scope: Scope) -> Any:
 
 
 def with_variables(value: Any, variables: Mapping[str, Any]) -> Any:
-    """Replace each template of just one variable by its number."""
+    """Replace each ``{{ vars.name }}`` of a numeric variable by its number."""
     if isinstance(value, Mapping):
         return {key: with_variables(each, variables) for key, each in value.items()}
     if isinstance(value, list):

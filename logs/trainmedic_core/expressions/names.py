@@ -58,6 +58,7 @@ def texts_compared_with_numbers(tree: SyntaxTree) -> Iterator[str]:
 
 
 def _is_text(parts: tuple[str, ...]) -> bool:
+    # `labels.x` and `annotations.x`, alone or of `alert`.
     return parts[-2:-1] in (("labels",), ("annotations",)) and parts[:-2] in ((), ("alert",))
 
 

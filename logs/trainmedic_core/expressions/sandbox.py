@@ -26,7 +26,7 @@ _LARGEST_BASE = 1e6
 _LONGEST_REPETITION = 100_000
 _MOST_DIGITS = 30
 _NUMBER = re.compile(r"^\s*[+-]?(\d{1,30}(\.\d{0,30})?|\.\d{1,30})([eE][+-]?\d{1,3})?\s*$", re.ASCII)
-_STEPS_PER_MEMBER = 3  # of a list that a filter or loop reads
+_STEPS_PER_MEMBER = 3  # of a list that a filter or test reads
 
 WEIGH, LOOP, CONCATENATE = "-weigh", "-loop", "-concatenate"
 """Filters that `template_syntax` inserts; no template can write such names."""
@@ -65,6 +65,7 @@ _MEMBERS: Mapping[type, frozenset[str]] = {
 }
 # fmt: on
 
+# Marks of the functions to which Jinja passes its context, as first argument.
 _PASS_EVALUATION_CONTEXT = vars(jinja2.pass_eval_context(lambda: None))["jinja_pass_arg"]
 _PASS_ENVIRONMENT = vars(jinja2.pass_environment(lambda: None))["jinja_pass_arg"]
 _PASS_CONTEXT = vars(jinja2.pass_context(lambda: None))["jinja_pass_arg"]

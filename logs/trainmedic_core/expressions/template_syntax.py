@@ -44,7 +44,7 @@ class Malformed(Exception):
 class SyntaxTree(NamedTuple):
     text: str
     root: nodes.Template
-    every: Sequence[nodes.Node]
+    every: Sequence[nodes.Node]  # all nodes
     is_expression: bool
     """True if read without braces."""
 

@@ -103,6 +103,7 @@ _CURRENT: ContextVar[WorkMeter | None] = ContextVar("meter of the evaluation tha
 
 
 def current() -> WorkMeter:
+    # Outside of an evaluation each call has its own limit.
     return _CURRENT.get() or WorkMeter()
 
 

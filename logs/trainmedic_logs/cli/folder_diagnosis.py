@@ -52,6 +52,7 @@ _OPTIONS = (
 )
 
 
+# Shared with the server's command of the same name.
 def folder_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(_OPTIONS):
         command = option(command)

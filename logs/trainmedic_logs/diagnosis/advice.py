@@ -3,7 +3,7 @@ from __future__ import annotations
 from trainmedic_logs.diagnosis.verdict import Advice, Confidence
 from trainmedic_logs.domain.finding import CauseClass
 
-# Equal ends after which a person has to act.
+# Equal earlier failures after which a person has to act.
 _RETRIES = 2
 
 _ADVICE = {

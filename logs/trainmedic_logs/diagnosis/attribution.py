@@ -22,8 +22,8 @@ RERUN = "rerun-result"
 class EvidenceSource(IntEnum):
     """The strongest first."""
 
-    KERNEL = 1
-    RECORDER = 2
+    KERNEL = 1  # also the fabric manager, and Kubernetes' statuses of pods
+    RECORDER = 2  # flight recorder, or the watchdog's lines about collectives
     LINE = 3
     """First possible origin in a training's or launcher's lines."""
     NODE = 4
@@ -31,8 +31,8 @@ class EvidenceSource(IntEnum):
     EXIT = 5
     PURPOSE = 6
     """Ended by a user or scheduler."""
-    TIMED_OUT = 7
-    STRAGGLER = 8
+    TIMED_OUT = 7  # the ranks that did not time out
+    STRAGGLER = 8  # the ranks with the earliest last step
 
 
 class Moment(Struct, frozen=True):
@@ -75,7 +75,7 @@ class Attribution(Struct, frozen=True):
     """Names the ended process by ID, so simultaneous events do not matter."""
     is_kill: bool = False
     """SIGKILL ended a process, and none ended by itself."""
-    names_node: bool = False
+    names_node: bool = False  # the node is at fault
     is_provable: bool = True
     """False if a message only makes the cause likely."""
     has_started: bool = True

@@ -89,6 +89,7 @@ class Collector:
             self.note_rank(origin.rank, was_read=True)
         # A rank's file may also hold lines of other ranks, marked as such.
         assemblers = {origin.rank: LineAssembler(origin)}
+        # `place`: byte offset. `follows_time`: a time was read in this line or before it.
         last, place, follows_time = written, 0, False
         for physical in raw:
             if origin.source == "kernel" and _PROGRAM_LINE.match(physical):
@@ -126,7 +127,7 @@ class Collector:
     def note_world_size(self, size: int) -> None:
         self._world_size = max(size, self._world_size or 0)
 
-    def facts(self, **more: Any) -> Facts:
+    def facts(self, **more: Any) -> Facts:  # `more`: fields from other sources
         tables = [ended for origin, lines in self._tables.items() for ended in _exits_of_table(origin, lines)]
         return Facts(
             findings=sorted(self._findings.values(), key=lambda finding: finding.first_at),
@@ -184,7 +185,7 @@ class Collector:
         self._kept_at_cleanup = len(self._findings)
 
     def _match(self, line: Line) -> list[Finding]:
-        # One file may mix training, launcher and Slurm lines.
+        # One file may mix training, launcher and Slurm lines. The first source with a match counts.
         sources = _SOURCES_OF.get(line.origin.source) or (line.origin.source, *TEXT_SOURCES)
         if self._tracker.matcher.is_quiet(line, sources):
             return []
@@ -192,7 +193,7 @@ class Collector:
             match = self._tracker.matcher.match(line, source)
             if match.rule is not None or match.ended:
                 return self._tracker.take(self._as_source(line, source, match), match)
-            if match.refused:
+            if match.refused:  # a record that ends or restarts counts in a row
                 if self._tracker.counts_rows:
                     self._tracker.take(self._as_source(line, source, match), match)
                 break
@@ -305,7 +306,7 @@ def _with_place(ended: Exit, origin: Origin, at: datetime | None) -> Exit:
 
 
 def _without_repeats(tables: list[Exit], others: list[Exit]) -> list[Exit]:
-    """Merge exits; torchrun's tables know more of a process."""
+    """Merge exits; prefer torchrun's tables, which state the rank."""
     in_tables: Mapping[tuple[str, int | None], Exit] = {(ended.node, ended.pid): ended for ended in tables}
     pids = {pid for _, pid in in_tables}
     kept = list(in_tables.values())

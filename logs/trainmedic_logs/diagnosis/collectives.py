@@ -59,7 +59,7 @@ def wait_of(text: str, at: datetime | None = None) -> CollectiveWait | None:
 
 def not_joined(text: str) -> NotJoined | None:
     match = _DID_NOT_JOIN.search(text)
-    if match is None or match["last"] is None:
+    if match is None or match["last"] is None:  # that form names ranks that joined
         return None
     ranks = frozenset(int(rank) for rank in re.findall(r"\d+", match["ranks"]))
     return NotJoined(ranks, int(match["number"]), text[:500]) if ranks else None

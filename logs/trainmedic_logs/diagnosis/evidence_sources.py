@@ -34,7 +34,7 @@ _WHY_MEMORY = {MEMORY_FULL: "the machine's memory was nearly full before, as the
 
 
 def kernel(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Yield attributions by trusted sources, except to other jobs' faults."""
+    """Yield attributions by trusted sources, without other jobs' faults."""
     ours = [finding for finding in relevant.trusted if _killed_job_process(finding, facts)]
     for finding in relevant.trusted:
         if finding.cause is CauseClass.HOST_MEMORY:
@@ -47,6 +47,7 @@ def kernel(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
             if ranks is None:
                 continue  # none of the job's ranks uses this GPU
             if not ranks and finding.origin.node not in facts.nodes:
+                # No rank is known there: it may be one without a node that printed a GPU error at that time.
                 errors = _matching_gpu_errors(finding, relevant)
                 ranks = frozenset(
                     rank for own in errors if (rank := rank_of(own)) is not None and not facts.node_of(rank)
@@ -75,7 +76,7 @@ def _kernel_confidence(finding: Finding, gpu: str | None, facts: Facts, relevant
         return Confidence.LOW
     on_node = [facts.ranks[rank].gpu for rank in facts.ranks_on(finding.origin.node)]
     if gpu and any(on_node) and not any(_same_gpu(used, gpu) for used in on_node):
-        return Confidence.LOW  # some ranks' GPUs are unknown
+        return Confidence.LOW  # the GPU can only be that of a rank whose GPU is unknown
     is_sure = finding.cause in _SURE_ALONE and _moment_for_job(finding, facts, relevant).is_known
     return Confidence.HIGH if is_sure and _concerns_job(finding, facts, relevant) else Confidence.MEDIUM
 
@@ -261,7 +262,7 @@ def recorder(facts: Facts) -> Iterator[Attribution]:
         (Evidence(why, source="flight recorder", at=first.since),),
         frozenset(culprits),
         nodes.pop() if len(nodes) == 1 else "",
-        moment=Moment(first.since, 1.0) if first.since else None,
+        moment=Moment(first.since, 1.0) if first.since else None,  # the ranks' clocks differ
         fingerprint="hang:flight-recorder",
     )
 
@@ -270,7 +271,7 @@ def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     for node, since in facts.gone_nodes.items():
         moment = Moment(since, 60.0)  # the server notices a silent node with this delay
         if node not in facts.nodes or (relevant.first_sign and relevant.first_sign.plus(60.0).is_before(moment)):
-            continue
+            continue  # not a node of the job, or silent only after the failure
         yield Attribution(
             EvidenceSource.NODE,
             CauseClass.NODE,

@@ -30,7 +30,7 @@ class Exit(Struct, frozen=True):
     local_rank: int | None = None
     node: str = ""
     is_node_sure: bool = False
-    """Stated not only by the job."""
+    """Others than the job state it."""
     pid: int | None = None
     at: datetime | None = None
     """UTC; in launcher tables node-local time taken as UTC."""
@@ -238,7 +238,7 @@ def _tasks(listed: str) -> Iterator[int]:
 
 
 def error_file(raw: bytes, **known: Any) -> Exit | None:
-    """Parse a ``TORCHELASTIC_ERROR_FILE`` of torch's ``@record``, None for others. `known`: members by the path."""
+    """Parse a ``TORCHELASTIC_ERROR_FILE`` of torch's ``@record``, None for others. `known`: `Exit` fields."""
     try:
         message = json.loads(raw[: 1024 * 1024])["message"]
         if isinstance(message, str):
@@ -252,6 +252,7 @@ def error_file(raw: bytes, **known: Any) -> Exit | None:
 
 
 def call_stack(raw: bytes) -> str:
+    """Return an error file's traceback, or ""."""
     try:
         return str(json.loads(raw)["message"]["extraInfo"]["py_callstack"])
     except (ValueError, KeyError, TypeError, RecursionError):

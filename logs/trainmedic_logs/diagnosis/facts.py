@@ -30,7 +30,7 @@ class RankFacts(Struct, frozen=True):
     was_read: bool = False
     """A log of its own was read, even if empty."""
     is_node_sure: bool = True
-    """Stated not only by the job."""
+    """Others than the job state it."""
 
 
 class Earlier(Struct, frozen=True):
@@ -44,7 +44,7 @@ class Facts(Struct, frozen=True):
     job: str | None = None
     attempt: int | None = None
     findings: Sequence[Finding] = ()
-    """Findings in order per stream."""
+    """In order per stream."""
     exits: Sequence[Exit] = ()
     recorder: Reading | None = None
     """None without flight recorder dumps."""
@@ -53,7 +53,7 @@ class Facts(Struct, frozen=True):
     ranks: Mapping[int, RankFacts] = field(default_factory=dict)
     world_size: int | None = None
     last_step_at: datetime | None = None
-    steps: Mapping[int, RankStep] = field(default_factory=dict)
+    steps: Mapping[int, RankStep] = field(default_factory=dict)  # step times by rank, if reported
     loss_rise: LossRise | None = None
     throughput_drop: ThroughputDrop | None = None
     began_at: datetime | None = None

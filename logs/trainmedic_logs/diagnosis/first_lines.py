@@ -26,7 +26,7 @@ from trainmedic_logs.lines.exception_causes import GUESS, PROOF
 _NEVER_SURE_BY_LINE = frozenset(
     {CauseClass.UNKNOWN, CauseClass.NETWORK, CauseClass.GPU, CauseClass.NODE, CauseClass.HANG}
 )
-_XIDS_OF_PROGRAMS = frozenset({"13", "31"})  # illegal accesses, usually by a kernel of the program
+_XIDS_OF_PROGRAMS = frozenset({"13", "31"})  # illegal accesses, usually by the program's CUDA kernel
 # Captured groups of exceptions that may have ended nothing: in a thread, or without a complete traceback.
 _DOUBTFUL = frozenset({"thread", "first_frame", "alone", "crash", GUESS})
 _CODE_PROOF = re.compile(
@@ -146,7 +146,7 @@ def _is_sure(leading: Finding, ranks: frozenset[int], facts: Facts, relevant: Re
 
 
 def _is_later_of_message(other: Finding, first: Finding) -> bool:
-    """Exceptions are excluded, because their rules match all programs."""
+    """False for exceptions: their rules match unrelated messages too."""
     is_exception = bool(first.fields.keys() & {"exception", "alone"})
     return other.rule == first.rule and not is_exception and other.origin.stream == first.origin.stream
 
@@ -208,6 +208,7 @@ def _vagueness(finding: Finding) -> tuple[bool, bool]:
 def _confidence_of(leading: Finding, facts: Facts, relevant: Relevant, *, is_sure: bool) -> Confidence:
     firsts = {ended.rank for ended in facts.exits if ended.is_first and ended.signal is None and ended.rank is not None}
     others = {rank_of(finding) for finding in relevant.roots if finding.rule != leading.rule}
+    # A line after which its rank went on, while a rank with another line ended first, is a weak origin.
     is_passed = leading.cause is CauseClass.PREEMPTION or bool(facts.followed.get(leading.id))
     if (
         _is_heading_only(leading)

@@ -30,7 +30,8 @@ _NAN_RULE = "loss-nan"
 _VAGUE_CAUSES = frozenset({CauseClass.UNKNOWN, CauseClass.HANG})  # compatible with any other cause
 # A link, a file system or another process's memory may fail without effect on the job.
 _OFTEN_UNRELATED = frozenset({CauseClass.NETWORK, CauseClass.STORAGE, CauseClass.HOST_MEMORY})
-_PLAIN_ERRORS = frozenset({CauseClass.CODE, CauseClass.GPU_MEMORY})
+# Errors of the process itself, which explain its end better than doubtful signs of the machine.
+_ERRORS_OF_PROCESS = frozenset({CauseClass.CODE, CauseClass.GPU_MEMORY})
 _MOST_EVIDENCE = 20
 
 
@@ -60,7 +61,7 @@ def _after_success(facts: Facts, relevant: Relevant) -> Verdict:
 
 
 def _without_failure(facts: Facts) -> Verdict | None:
-    """None without success, slowness or a risen loss."""
+    """Return the verdict by exit codes, step times, loss or throughput; None without these."""
     if _has_finished(facts):
         return _ended_well(facts)
     if facts.steps:
@@ -107,13 +108,14 @@ def _leader(attributions: Sequence[Attribution]) -> Attribution:
     likely = [
         a for a in attributions if a.confidence is not Confidence.LOW and not _is_refuted_by_kill(a, attributions)
     ]
-    errors = [a for a in likely if a.source is EvidenceSource.LINE and a.cause in _PLAIN_ERRORS]
+    errors = [a for a in likely if a.source is EvidenceSource.LINE and a.cause in _ERRORS_OF_PROCESS]
     strongest = next((a for a in likely if not (errors and _may_be_unrelated(a))), attributions[0])
     if strongest in errors:
         return strongest
     if strongest.source is EvidenceSource.LINE and strongest.cause is CauseClass.NETWORK:
         # A crashing process breaks its connections, which the others report.
-        strongest = next((a for a in likely if a.source is EvidenceSource.EXIT and a.cause in _PLAIN_ERRORS), strongest)
+        crashes = (a for a in likely if a.source is EvidenceSource.EXIT and a.cause in _ERRORS_OF_PROCESS)
+        strongest = next(crashes, strongest)
     first = min((other for other in attributions if other.source is strongest.source), key=_order_in_source)
     lines = [other for other in attributions if other.source is EvidenceSource.LINE]
     # A certainly older job line from another place is the origin.
@@ -142,7 +144,7 @@ def _weighed(leader: Attribution, others: Sequence[Attribution]) -> tuple[Attrib
     for other in others:
         if other.concerns(leader) or leader.is_before(other) or leader.is_proven:
             continue
-        # The last rank, or one that did not time out, matters only without better evidence.
+        # A requested end, a rank without a timeout or left behind, or a doubtful exit matters only alone.
         if other.source > EvidenceSource.EXIT or (
             other.source is EvidenceSource.EXIT and other.confidence is Confidence.LOW
         ):
@@ -210,7 +212,7 @@ def _is_refuted_by_kill(printed: Attribution, attributions: Sequence[Attribution
 
 
 def _ended_by_kill_instead(printed: Attribution, other: Attribution) -> bool:
-    # The process may have caught its exception.
+    # The process may have caught the exception that it printed, and a later SIGKILL ended it.
     may_be_caught = printed.cause is CauseClass.CODE or not printed.is_provable
     return may_be_caught and printed.source is EvidenceSource.LINE and other.is_kill
 
@@ -218,7 +220,7 @@ def _ended_by_kill_instead(printed: Attribution, other: Attribution) -> bool:
 def _explains(leader: Attribution, other: Attribution) -> bool:
     """Return whether the kernel's statement explains the job's different error."""
     is_before = leader.is_trusted and not other.is_trusted and bool(leader.moment and leader.moment.is_known)
-    if leader.cause is CauseClass.HOST_MEMORY:
+    if leader.cause is CauseClass.HOST_MEMORY:  # the killed process was a data loader
         return is_before and other.cause is CauseClass.DATA and bool(leader.ranks & other.ranks)
     return is_before and leader.cause in (CauseClass.GPU, CauseClass.NODE)
 
@@ -343,7 +345,7 @@ def _may_name_node(leader: Attribution) -> bool:
 
 
 def _further_kernel_lines(leader: Attribution, relevant: Relevant) -> list[Evidence]:
-    # OOM kills confirm no other cause.
+    # OOM kills confirm no other cause. Five lines suffice.
     return [
         evidence_of(finding, "the same node's kernel wrote this as well")
         for finding in relevant.trusted

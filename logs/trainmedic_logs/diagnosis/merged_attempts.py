@@ -34,7 +34,7 @@ class AttemptDetector:
         self._last_step = 0
 
     def take(self, raw: bytes) -> bool:
-        """Return whether the next line begins a further attempt."""
+        """Take the next line; return whether it begins a further attempt."""
         raw = raw[:_SEARCHED_BYTES]
         if _LAUNCHER_WORDS.search(raw):
             return self._by_launcher(raw)
@@ -49,7 +49,7 @@ class AttemptDetector:
     def _by_launcher(self, raw: bytes) -> bool:
         if _RESTARTS.search(raw):
             # torchrun announces and then reports the restart.
-            is_new = self._has_failed or b"will restart" in raw
+            is_new = self._has_failed or b"will restart" in raw  # False for the report
             self._begin_attempt()
             return is_new
         if self._has_failed and _STARTS.search(raw):

@@ -45,10 +45,11 @@ class OwnTimes(Struct):
         if data is not None and whole is not None:
             self.parts.append((whole, min(data, whole)))
         if (rate := _rate(record)) is not None:
+            # Without the members that `lines.step_trends` adds to some records.
             form = tuple(name for name in record if name not in ("data_share", "loss_before", "loss_now", "loss_rise"))
             if form in self.rates or len(self.rates) < _MOST_FORMS:
                 self.rates.setdefault(form, deque(maxlen=_USUAL + _LAST_STEPS)).append(rate)
-        if "loss_rise" in record:
+        if "loss_rise" in record:  # by `step_trends`; 0 without a rise
             self.rise = LossRise(record["loss_before"], record["loss_now"], text[:500]) if record["loss_rise"] else None
         elif isinstance(loss := record.get("loss"), float) and isfinite(loss) and not has_words:
             self._compare(loss, text)
@@ -62,7 +63,7 @@ class OwnTimes(Struct):
         if len(self.parts) < _LAST_STEPS:
             return None
         whole, data = (median(part) for part in zip(*self.parts, strict=True))
-        return RankStep(data, max(whole - data, 0.0), 0.0)
+        return RankStep(data, max(whole - data, 0.0), 0.0)  # waits for others are not known, and count as computing
 
     def throughput_drop(self) -> ThroughputDrop | None:
         for rates in self.rates.values():

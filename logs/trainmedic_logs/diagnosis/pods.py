@@ -70,7 +70,7 @@ def signs(faults: Iterable[PodFault], now: datetime) -> list[Sign]:
 def _is_sign(fault: PodFault, now: datetime) -> bool:
     if not fault.is_training:
         return False
-    if fault.kind in PENDING:
+    if fault.kind in PENDING:  # Kubernetes may still succeed
         return now - fault.at >= _START_RETRIED_FOR
     if fault.kind is PodFaultKind.EXITED:
         return _exit_of(fault).signal not in _ASKED_TO_END
@@ -167,7 +167,7 @@ def _meaning(fault: PodFault) -> tuple[CauseClass, bool]:
         case PodFaultKind.PREEMPTED | PodFaultKind.API_EVICTED | PodFaultKind.DEADLINE:
             return CauseClass.PREEMPTION, True
         case PodFaultKind.NODE_LOST | PodFaultKind.NODE_SHUTDOWN:
-            return CauseClass.NODE, fault.reason != "DeletionByPodGC"
+            return CauseClass.NODE, fault.reason != "DeletionByPodGC"  # the node may be removed on purpose
         case PodFaultKind.TAINTED | PodFaultKind.REJECTED | PodFaultKind.NO_SANDBOX | PodFaultKind.NODE_NOT_READY:
             return CauseClass.NODE, False
         case PodFaultKind.NOT_MOUNTED:

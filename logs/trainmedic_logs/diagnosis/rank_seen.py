@@ -34,7 +34,7 @@ class RankSeen(Struct):
             self.last_line_at = at
 
     def note_node(self, of_stream: str, of_record: object) -> None:
-        """Prefer the stream's node to the job's own record."""
+        """Prefer the file's node to the job's statement."""
         if of_stream and not self.is_node_sure:
             self.node, self.is_node_sure = of_stream, True
         elif not self.node and isinstance(of_record, str):

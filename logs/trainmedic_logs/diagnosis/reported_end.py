@@ -31,8 +31,8 @@ class ReportedEnd(Struct, frozen=True):
     """Exit code, or negative signal number."""
     rank: int | None = None
     pid: int | None = None
-    error: str = ""
-    reason: str = ""
+    error: str = ""  # kind such as ``ValueError``, or `HANG`
+    reason: str = ""  # for people
     restarts: bool = False
     """The launcher starts another attempt."""
 

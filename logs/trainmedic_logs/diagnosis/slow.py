@@ -97,7 +97,7 @@ def diagnose(parts: Mapping[int, RankStep], baseline_s: float | None = None) -> 
     }
     if baseline_s is not None and step <= baseline_s * 1.05:
         return _verdict(CauseClass.UNKNOWN, "The steps are as fast as they were when the job was well.", shares)
-    for check in (_slow_rank, _slow_data, _slow_communication, _full_memory):
+    for check in (_slow_rank, _slow_data, _slow_communication, _full_memory):  # the most specific first
         if verdict := check(parts, shares):
             return verdict
     listed = ", ".join(f"{share:.0%} {name}" for name, share in shares.items())

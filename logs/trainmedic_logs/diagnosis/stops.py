@@ -66,7 +66,7 @@ def scheduler_kills(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
 
 
 def _confidence_of(finding: Finding) -> Confidence | None:
-    """Return None for a launcher's signals, which prove nothing."""
+    """Return None without a reason, a user or a received signal: launchers send signals to victims."""
     if finding.fields.get("why", "").strip():
         return Confidence.HIGH
     if _BY_USER.search(finding.line):

@@ -14,20 +14,17 @@ class Confidence(StrEnum):
     HIGH = "high"
     """The only confidence that names a node."""
     MEDIUM = "medium"
-    """The likeliest reading."""
     LOW = "low"
 
     def lowered(self) -> Confidence:
         return Confidence.MEDIUM if self is Confidence.HIGH else Confidence.LOW
 
 
-class Advice(StrEnum):
+class Advice(StrEnum):  # `advice.MEANS` explains each
     RESTART = "restart"
     ISOLATE_NODE = "isolate_node"
-    """Cordon the node and check it."""
     STOP = "stop"
     ROLLBACK = "rollback"
-    """Continue from an earlier checkpoint."""
     ASK = "ask"
     NONE = "none"
     """No failure is known."""

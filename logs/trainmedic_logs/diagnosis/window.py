@@ -113,7 +113,7 @@ def _is_trusted_and_near(finding: Finding, facts: Facts, first_sign: Moment | No
         return False
     last = Moment(finding.last_at, finding.clock_error, clock_of(finding))
     if finding.is_over and first_sign and last.is_before(first_sign):
-        return False
+        return False  # the fault ended before the failure
     if facts.progressed_at is not None:
         return not moment.is_before(Moment(facts.progressed_at), by=_STEP_REPORT_DELAY_S)
     return first_sign is None or not moment.is_before(first_sign, by=_LONGEST_LEAD_S)

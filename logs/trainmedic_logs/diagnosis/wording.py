@@ -72,7 +72,7 @@ def _head(leader: Attribution, first: Evidence) -> str:
 
 
 def without_origin(cause: CauseClass, *, has_signs: bool, joined: str = "", size: str = "") -> str:
-    """`joined` of `size` processes had started."""
+    """`joined` of `size` processes had started; "" if not stated."""
     if cause is CauseClass.HANG and joined:
         return f"It did not start: {joined} of {size} processes joined. The logs do not show why the others did not."
     if cause is CauseClass.HANG:

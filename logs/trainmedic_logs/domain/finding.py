@@ -75,7 +75,7 @@ class Origin(Struct, frozen=True):
     node: _Name = ""
     """Empty for files of unknown origin."""
     job: _Name | None = None
-    attempt: _Number | None = None
+    attempt: _Number | None = None  # from 1
     rank: _Number | None = None
     local_rank: _Number | None = None
     node_rank: _Number | None = None
@@ -103,9 +103,10 @@ class Finding(Struct, frozen=True, rename={"time_source": "time", "is_over": "ov
     """First or decisive line, masked."""
     labels: Annotated[Texts, Meta(max_length=MOST_LABELS)] = field(default_factory=dict)
     """Part of the identity."""
+    # Captured groups, or members of a record.
     fields: Annotated[Texts, Meta(max_length=MOST_FIELDS)] = field(default_factory=dict)
-    ranks: frozenset[int] = frozenset()
-    count: Annotated[int, Meta(ge=1, le=LARGEST_NUMBER)] = 1
+    ranks: frozenset[int] = frozenset()  # that printed its lines
+    count: Annotated[int, Meta(ge=1, le=LARGEST_NUMBER)] = 1  # lines
     time_source: TimeSource = TimeSource.ARRIVAL
     clock_error: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     """Seconds from Redis's clock."""

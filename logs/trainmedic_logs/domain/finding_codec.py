@@ -50,7 +50,7 @@ class FindingUpdate(Struct, frozen=True):
 
     node: Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
     """Signing node."""
-    instance: Id
+    instance: Id  # of the sending process
     number: Annotated[int, Meta(ge=1, le=LARGEST_NUMBER)]
     """Number within the process, from 1; gaps are losses."""
     finding: Finding

@@ -83,8 +83,8 @@ class KnownFinding(Struct, frozen=True):
     labels: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, str] = field(default_factory=dict)
     ranks: frozenset[int] = frozenset()
-    nodes: frozenset[str] = frozenset()
-    count: int = 0
+    nodes: frozenset[str] = frozenset()  # whose agents reported it
+    count: int = 0  # lines of all streams
     time_source: TimeSource = TimeSource.ARRIVAL
     clock_error: float = 0.0
     """Seconds, on the first line's node."""
@@ -101,7 +101,7 @@ class KnownFinding(Struct, frozen=True):
     no_alert_because: str = ""
     """Reason for people; empty if it raises an alert."""
     tell_at: datetime | None = None
-    """When its alert is sent next; None for never."""
+    """When its alert, or its end, is sent next; None for never."""
 
     @property
     def key(self) -> str:
@@ -206,7 +206,7 @@ def new_finding(finding_id: str, finding: Finding, now: datetime) -> KnownFindin
         time_source=finding.time_source,
         clock_error=finding.clock_error,
         shape=finding.shape,
-        is_printed=is_printed(finding),
+        is_printed=is_printed(finding),  # `merge_update` adds count, ranks and node
     )
 
 

@@ -35,11 +35,11 @@ class LogCut(Struct, frozen=True):
     node: str
     job: str | None
     """Directory or pod name; None if the cut concerns a user."""
-    uid: int | None
+    uid: int | None  # owner of the data
     what: CutKind
     count: int
     since: datetime
-    """First cut without a pause of 10 min, UTC."""
+    """First cut after 10 min without any, UTC."""
 
     def plain(self) -> dict[str, Any]:
         return {

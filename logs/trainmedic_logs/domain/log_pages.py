@@ -10,8 +10,7 @@ from typing import Any
 
 MOST_PACKED = 56_000
 """Characters; a reply has 64 KiB."""
-PIECE = 4000
-"""Characters of one text."""
+PIECE = 4000  # characters of one text; replies cut texts at 4,096
 _LARGEST = 16 * 1024 * 1024
 
 

@@ -17,7 +17,7 @@ WITHDRAW = "logs.withdraw"
 """Cancels a `READ`."""
 MOST_PODS = 1000
 TIME = "time"
-"""Key of lines without a time."""
+"""Attribute in `left_out_notes`."""
 LONGEST_GREP = 1000
 
 
@@ -49,7 +49,7 @@ class TimeKnownBy(StrEnum):
 
 
 class LeftOut(Struct, frozen=True):
-    """Excluded for a missing attribute."""
+    """Files and lines excluded for a missing attribute."""
 
     files: int = 0
     lines: int = 0
@@ -76,11 +76,11 @@ class LeftOut(Struct, frozen=True):
 
 
 LATEST_ARRIVAL = timedelta(seconds=15)
-"""Maximum delay of lines."""
+"""Maximum delay of a line."""
 
 
 class LogQuery(Struct, frozen=True):
-    """Query. None and "" mean no condition; lines with an unknown attribute do not meet one."""
+    """None and "" mean no condition; lines with an unknown attribute do not meet one."""
 
     job: str
     since: datetime
@@ -92,10 +92,10 @@ class LogQuery(Struct, frozen=True):
     node_rank: int | None = None
     node: str | None = None
     grep: str = ""
-    level: LogLevel | None = None
-    kernel: bool = False
+    level: LogLevel | None = None  # at least
+    kernel: bool = False  # also kernel lines
     pods: Sequence[str] = field(default=())
-    """The job's, whose name containers do not know."""
+    """The job's: container logs state pods, not jobs."""
     local_rank: int | None = None
     is_search: bool = False
     """All nodes were asked; only those with the job's files answer."""
@@ -162,6 +162,7 @@ class FoundLine(Struct, frozen=True):
 
     @property
     def is_sure(self) -> bool:
+        # The time is stated, not guessed.
         return self.known_by in (TimeKnownBy.LINE, TimeKnownBy.NODE_ZONE, TimeKnownBy.ARRIVAL_ZONE)
 
     def to_json(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ _ALIKE = 0.75  # similarity from 0 to 1
 
 
 def misspelt(name: str, known: Sequence[str]) -> str | None:
-    """None without a similar name, or if `name` contains a known one."""
+    """None without a similar name, or if a policy's name extends a known one."""
     if any(each in name for each in known):
         return None
     written = {each.replace("_", "-"): each for each in known}

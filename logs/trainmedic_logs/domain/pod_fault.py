@@ -54,7 +54,7 @@ class PodFault(Struct, frozen=True):
     """Named by the pod's labels."""
     namespace: str
     pod: str
-    uid: str
+    uid: str  # of the pod
     node: str
     """Empty if not scheduled."""
     at: datetime

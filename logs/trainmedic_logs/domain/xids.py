@@ -9,7 +9,7 @@ from importlib import resources
 from msgspec import Struct
 
 _HARDWARE = frozenset({"reset_gpu", "restart_node"})
-NOT_LISTED = "ask"
+NOT_LISTED = "ask"  # action for codes that the catalogue lacks
 
 
 class Xid(Struct, frozen=True):

@@ -36,6 +36,7 @@ def rank_of(name: str) -> int | None:
 
 
 def read_files(paths: Sequence[Path], limits: ReadingLimits | None = None) -> tuple[list[Dump], dict[Path, str]]:
+    """Return dumps, and why others were refused."""
     limits = limits or ReadingLimits()
     dumps: list[Dump] = []
     refused: dict[Path, str] = dict.fromkeys(paths[MOST_DUMPS:], f"more than {MOST_DUMPS} dumps")
@@ -45,7 +46,7 @@ def read_files(paths: Sequence[Path], limits: ReadingLimits | None = None) -> tu
         for path in paths[:MOST_DUMPS]:
             try:
                 limits.check()
-                answer = process.read(rank_of(path.name) or 0, _bytes_of(path))
+                answer = process.read(rank_of(path.name) or 0, _bytes_of(path))  # which refuses names without a rank
                 limits.check()
             except OSError as error:
                 refused[path] = error.strerror or str(error)

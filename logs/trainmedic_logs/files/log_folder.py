@@ -71,7 +71,7 @@ class FolderFile(Struct, frozen=True):
 class Folder(Struct, frozen=True):
     files: tuple[FolderFile, ...]
     left_out: dict[str, str] = field(default_factory=dict)
-    """Reasons by unread file."""
+    """Reasons by unread file, or ``the rest``."""
 
 
 def classify_files(directory: Path, limits: ReadingLimits | None = None) -> Folder:
@@ -204,7 +204,7 @@ def _classified(path: Path, directory: Path) -> FolderFile | None:
     path_read, path = path, path.with_suffix("") if path.suffix == ".gz" else path
     named = _by_our_layout(path) or _by_torchrun_layout(path, directory)
     kind, origin = named or (Kind.LINES, _by_name(path, directory, head))
-    if origin.source in KERNEL_SOURCES and _is_written_by_job(path):
+    if origin.source in KERNEL_SOURCES and _is_written_by_job(path):  # so it is no evidence of the kernel
         origin = replace(origin, source="training")
     origin = replace(origin, stream=str(path_read.relative_to(directory)))
     is_pickle = head[:1] == b"\x80" and head[1:2] in b"\2\3\4\5"  # protocols 2 to 5

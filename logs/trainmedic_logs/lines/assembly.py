@@ -79,7 +79,7 @@ class LineAssembler:
         # By the prefix of their lines: lines of several programs may alternate.
         self._open: dict[str, _OpenBlock] = {}
         self._divided: dict[str, _DividedLine] = {}  # parts so far of a line that a container runtime divided
-        self._learned = LearnedPrefixes()  # true while it knows a prefix
+        self._learned = LearnedPrefixes()  # bool() is True while it knows a prefix
         self._trends = StepTrends()
 
     @property

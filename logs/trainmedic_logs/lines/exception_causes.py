@@ -21,6 +21,7 @@ PROOF = "proof"
 GUESS = "guess"
 """Field of a finding whose cause is only a hint."""
 _DATA = tomllib.loads(resources.files(__package__).joinpath("exception_classes.toml").read_text(encoding="utf-8"))
+# Groups of class names, which the file explains.
 _PROGRAM_ERRORS = frozenset(_DATA["program"])
 _SURELY_CODE = frozenset(_DATA["surely_code"])
 _BUILTIN = frozenset(_DATA["anything"]) | _PROGRAM_ERRORS | _SURELY_CODE

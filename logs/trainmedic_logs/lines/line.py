@@ -24,7 +24,7 @@ class Line(NamedTuple):
     text: str
     time_source: TimeSource = TimeSource.ARRIVAL
     place: int = 0
-    """Byte offset, or another growing number."""
+    """Byte offset in the stream, or another growing number."""
     number: int = 0
     """From 1; 0 if not counted."""
     record: Mapping[str, Any] | None = None

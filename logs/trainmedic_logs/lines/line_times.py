@@ -96,7 +96,7 @@ def stated(text: str) -> Stated | None:
 
 
 def moment(time: Stated, zone: tzinfo | None, latest: datetime, expected: datetime | None = None) -> datetime | None:
-    """Return the stated time in UTC, None if it is after `latest`.
+    """Return the stated time in UTC, None if it is `AHEAD` of `latest`.
 
     `zone` applies to times without one; None is the local zone. An ambiguous time is the nearest to `expected`, else
     the latest.

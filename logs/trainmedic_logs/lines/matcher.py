@@ -27,7 +27,7 @@ from trainmedic_logs.lines.prefilter import Prefilter
 from trainmedic_logs.lines.rule import LinePattern, LogRule, RuleSet
 
 OWN_MARK = "trainmedic: "
-"""No rule takes these notices, to prevent loops."""
+"""Beginning of our own log messages, which no rule takes, to prevent loops."""
 LONGEST_FIELD = 1024
 """Characters of a captured field."""
 
@@ -66,7 +66,7 @@ class LineMatch(Struct, frozen=True):
     near: tuple[str, ...] = ()
     """Rules with a literal but no pattern in the line: the wording may have changed."""
     start: int = 0
-    """Offset in characters."""
+    """Offset of the match in characters."""
     ended: tuple[tuple[LogRule, Mapping[str, str]], ...] = ()
     """Rules that the line ends, with the captured groups."""
     refused: tuple[str, ...] = ()
@@ -84,6 +84,7 @@ class _CompiledRule:
         self.unless = [SearchPattern(pattern) for pattern in rule.unless]
         self.ends = [SearchPattern(pattern) for pattern in rule.ends]
         self.when = compile_expression(rule.when, f"when of {rule.name}") if rule.when else None
+        # Fast path; None if the sandbox must decide.
         self._numbers_hold = number_condition(rule.when, "fields", FUNCTIONS) if rule.when and rule.record else None
 
     def matched(self, text: bytes) -> tuple[Found, LinePattern] | None:
@@ -263,6 +264,7 @@ def _meaning_of_exception(role: Role, cause: CauseClass, fields: dict[str, str],
 
 
 def _whole_message(name: str, message: str, text: str) -> str:
+    # The pattern captured only the first line of the message.
     _, found, rest = text.rpartition(f"{name}: {message}")
     return f"{message}{rest[:LONGEST_FIELD]}" if found else message
 

@@ -202,6 +202,7 @@ def cause_of(name: str, message: str, shown: str = "") -> CauseClass | None:
         return _of_sqlite(message) or _by_words(message)
     if cause := _by_npu_code(message):
         return cause
+    # Device and memory words are exact. Others, such as "timed out", say less than a store's answer, a status or errno.
     words = _by_words(message, CauseClass.GPU_MEMORY, CauseClass.HOST_MEMORY, CauseClass.GPU, CauseClass.NODE)
     return words or _by_store(name, message) or _by_status(name, message) or _by_errno(message) or _by_words(message)
 

@@ -48,8 +48,6 @@ _LONGEST_FOR_SHAPE = 1024
 
 
 class FindingIdentity(Struct, frozen=True):
-    """Identity of a rule's finding."""
-
     target: Target
     labels: Mapping[str, str]
 
@@ -66,6 +64,7 @@ def identity_of(line: Line, match: LineMatch, gpu_of: GpuLookup) -> FindingIdent
 
 
 def _stop_reason(match: LineMatch) -> Mapping[str, str]:
+    # A label, so that ends for different reasons are different findings.
     why = str(match.fields.get("why", "")).strip() if match.role is Role.TEARDOWN else ""
     return {"why": why} if why else {}
 
@@ -113,7 +112,7 @@ def _finding_id(line: Line, rule: LogRule) -> str:
 
 
 def _start_of_exception(text: str, match: LineMatch) -> int:
-    """Return the match's start without one."""
+    """Return the offset of the exception that the rule captured, else of the match."""
     exception = match.fields.get("exception")
     if not isinstance(exception, str) or not exception:
         return match.start
@@ -137,7 +136,7 @@ def _matched_part(text: str, start: int) -> str:
 def _target(rule: LogRule, fields: Mapping[str, Any], origin: Origin, gpu_of: GpuLookup) -> Target:
     if origin.source not in KERNEL_SOURCES or (rule.target is TargetKind.JOB and origin.job):
         if origin.job or not origin.node:
-            return Target(TargetKind.JOB, job=origin.job or "")
+            return Target(TargetKind.JOB, job=origin.job or "")  # "" for a file of unknown job and node
         return Target(TargetKind.NODE, node=origin.node)
     gpu = _gpu(rule, fields, gpu_of) if rule.target is TargetKind.GPU else None
     return Target(TargetKind.GPU, node=origin.node, gpu=gpu) if gpu else Target(TargetKind.NODE, node=origin.node)

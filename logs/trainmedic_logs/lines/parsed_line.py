@@ -33,7 +33,7 @@ _LEVELS_BY_NAME: Mapping[str, LogLevel] = {
     **dict.fromkeys(("warning", "warn"), LogLevel.WARNING),
     **dict.fromkeys(("debug", "trace"), LogLevel.DEBUG),
 }
-_BEGINNING = 200
+_BEGINNING = 200  # characters searched for a level
 _LEVELS_OF_GLOG = {"E": LogLevel.ERROR, "F": LogLevel.ERROR, "W": LogLevel.WARNING, "I": LogLevel.INFO}
 
 
@@ -48,7 +48,7 @@ class ParsedLine(Struct, frozen=True):
     local_rank: int | None = None
     """From torchrun's prefix."""
     stated: Stated | None = None
-    """Stated time without a zone or in an ambiguous form."""
+    """If `at` is None: a time without a zone or in an ambiguous form."""
 
 
 def parse(raw: bytes, source: str, booted_at: datetime, longest: int = LONGEST) -> ParsedLine | None:

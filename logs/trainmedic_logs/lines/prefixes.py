@@ -37,7 +37,7 @@ class Prefixed(NamedTuple):
 
 
 def split(text: str, source: str) -> Prefixed:
-    """srun's number is a rank only in `slurm` logs."""
+    """Remove all known prefixes. srun's number is a rank only in `slurm` logs."""
     is_composed = " | " in text[:_COMPOSE_WITHIN]
     if not text or (text[0] not in _FIRST_CHARACTERS and not is_composed):
         return Prefixed(text)

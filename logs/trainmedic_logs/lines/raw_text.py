@@ -46,7 +46,7 @@ def _cleaned(raw: bytes, longest: int) -> tuple[bytes, bool]:
         raw = _of_utf16(raw[: 4 * longest])
     if b"\r" in raw:
         raw = _last_redraws(raw)
-    if len(raw) > longest * 2:
+    if len(raw) > longest * 2:  # escapes may take half
         raw, is_cut = raw[: longest * 2], True
     if b"\x1b" in raw:
         raw = _ESCAPE.sub(b"", raw)

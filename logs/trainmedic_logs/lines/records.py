@@ -49,7 +49,7 @@ _NAMES: Mapping[str, str] = {
     "consumed samples": "consumed_samples",
     "loss scale": "loss_scale",
 }
-# Their words are no messages, and rules do not search them.
+# Rules do not search the words of these.
 _NUMERIC_EVENTS = frozenset({"step", "epoch", "evaluation", "detected"})
 _STEP_MEMBERS = frozenset({"loss", "grad_norm", "eval_loss"})
 _STEP_MEMBER = re.compile("'(?:train_|eval_)?loss'|'grad_norm'")
@@ -89,7 +89,7 @@ def report_of(text: str) -> Report | None:
         step = step_lines.step_of(text)
         return None if step is None else Report(step, has_words=True)
     has_words = record["event"] in _NUMERIC_EVENTS and any(isinstance(record.get(name), str) for name in _TEXT_MEMBERS)
-    return Report(record, has_words and record["event"] != "detected")
+    return Report(record, has_words and record["event"] != "detected")  # the SDK's own event, with a message
 
 
 def record_of(text: str) -> dict[str, Any] | None:

@@ -67,7 +67,7 @@ def scope_of(finding: Finding) -> dict[str, Any]:
 
 
 def severity_of(rule: LogRule, finding: Finding) -> str:
-    """Return ``warning`` for an unknown severity or a failing template."""
+    """Return the severity, ``warning`` for an unknown one or a failing template."""
     made = text_of(rule.alert.severity, scope_of(finding)) if rule.alert else None
     return made if made in SEVERITIES else "warning"
 

@@ -45,7 +45,7 @@ class Confirmation(Struct, frozen=True):
 
 
 class RuleAlert(Struct, frozen=True):
-    """Alert of a rule. Texts may be templates over ``fields``, ``labels``, ``target`` and ``finding``."""
+    """Texts may be templates over ``fields``, ``labels``, ``target`` and ``finding``."""
 
     name: str
     severity: str = "warning"
@@ -64,7 +64,7 @@ class LogRule(Struct, frozen=True):
     target: TargetKind = TargetKind.JOB
     """For kernel lines; other lines concern the job."""
     summary: str = ""
-    contains: tuple[str, ...] = ()
+    contains: tuple[str, ...] = ()  # literals of which a line must contain one
     match: tuple[LinePattern, ...] = ()
     unless: tuple[str, ...] = ()
     when: str = ""
@@ -81,7 +81,7 @@ class LogRule(Struct, frozen=True):
     """Minimum time before it is reported."""
     count: RequiredCount | None = None
     silence: timedelta = _SILENCE
-    """Over after this time without a line, unless `until` is set."""
+    """A finding is over after this time without a line, unless `until` is set."""
     until: str = ""
     """``boot``, ``attempt``, ``ends``, or "" for `silence`."""
     alert: RuleAlert | None = None

@@ -9,7 +9,7 @@ _ONE_LINE = re.compile(r"\s*│ (?:[ ❱]+\d+ │|[│╭╰])")
 
 
 def without_source(text: str) -> str:
-    """Blank the source lines that a traceback shows."""
+    """Replace the source lines that a traceback shows by blanks, to keep offsets."""
     if "\n" not in text:
         return " " * len(text) if "│" in text[:200] and _ONE_LINE.match(text) else text
     if "│" not in text and '", line ' not in text:

@@ -26,6 +26,7 @@ HINTS = (
 )
 """Byte patterns, one in every line that `step_of` reads."""
 _HINT = re.compile(b"|".join(HINTS).decode())
+# Place of a logging call, such as `train:main:42 - `, whose number is no metric.
 _SOURCE_PLACE = re.compile(r"[\w.<>/-]{1,80}:[\w<>]{1,60}:\d{1,6}(?= [-|] )")
 _SPLIT = re.compile(r"[\s_/.-]+")
 _MEMORY = re.compile(

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct, field
 
 # Kinds of records per stream.
-_MOST_WINDOWS = 64
+_MOST_WINDOWS = 64  # further kinds get no statistics
 # Losses per level.
 _STEPS_PER_LEVEL = 10
 _RECENT_LOSSES = 2 * _STEPS_PER_LEVEL

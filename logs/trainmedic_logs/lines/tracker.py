@@ -25,14 +25,14 @@ from trainmedic_logs.lines.observation import FindingIdentity, GpuLookup
 from trainmedic_logs.lines.rule import UNTIL_ATTEMPT, LogRule, RuleSet
 
 MOST_OPEN = 2_000
-"""Open findings. The user with the most then loses the longest quiet ones."""
+"""Open findings. At this number, the user with the most loses the longest quiet ones."""
 _EVICTED_AT_ONCE = MOST_OPEN // 16
 MOST_RANKS = 4_096
 """Per finding and stream."""
 # Minimum time between updates of one finding.
 _UPDATE_INTERVAL = timedelta(seconds=1)
 
-# Stream, rule, role, cause, attempt, killed process, and the identity's parts.
+# Stream, rule, role, cause, attempt, killed process, and the identity's parts. One open finding each.
 _Key = tuple[Any, ...]
 _State = tuple[Finding, tuple[Finding, ...], bool, bool, datetime | None]
 
@@ -42,7 +42,7 @@ class TrackerChanges(Struct, frozen=True):
 
     written: Mapping[int, str]
     """JSON by number."""
-    gone: Collection[int] = ()
+    gone: Collection[int] = ()  # numbers to delete
     kept: Mapping[int, _State] = {}
     """Complete state, for `FindingTracker.stored`."""
 
@@ -55,8 +55,8 @@ class _OpenFinding(Struct):
     has_changed: bool = False
     reported_at: datetime | None = None
     refused: int = 0  # consecutive records that do not meet the condition
-    number: int = 0  # key in the store
-    user: int | None = None
+    number: int = 0  # key in the agent's state
+    user: int | None = None  # who owns the stream's file
 
     @property
     def state(self) -> _State:
@@ -88,13 +88,14 @@ class FindingTracker:
         self._entries: dict[_Key, _OpenFinding] = {}
         self._last_number = 0
         self._stored: Mapping[int, _State | None] = {}  # None: unknown, to be stored again
-        self._unreached_rows: set[_Key] = set()  # counts in a row, which one refused record resets
+        self._unreached_rows: set[_Key] = set()  # incomplete counts in a row, which one refused record resets
         # Findings counted in a row, which as many consecutive refused records end.
         self._reached_rows: set[_Key] = set()
+        # Lines by rule that it matched or nearly matched, for metrics.
         self.lines_taken: Counter[str] = Counter()
         self.lines_near: Counter[str] = Counter()
         self.begun: list[Finding] = []
-        """Begun with the last line, but reported only after `lasting`."""
+        """Begun with the last line, reported by `tick` after `lasting`. The agent keeps their excerpts."""
         self._use(rule_set)
 
     @property
@@ -164,7 +165,7 @@ class FindingTracker:
         return due
 
     def changed(self) -> list[Finding]:
-        """Return changed findings, due or not."""
+        """Return changed findings, due or not, at the end of a file."""
         due = [entry for entry in self._entries.values() if entry.is_reported and entry.has_changed]
         for entry in due:
             entry.has_changed = False
@@ -237,7 +238,7 @@ class FindingTracker:
         for key in [key for key in self._reached_rows if key[0] == stream and key[1] in names]:
             entry = self._entries[key]
             if ranks and not ranks <= entry.finding.ranks:
-                continue
+                continue  # a record of another rank
             entry.refused += 1
             assert entry.rule.count is not None
             if entry.refused >= entry.rule.count.at_least:
@@ -250,7 +251,7 @@ class FindingTracker:
         stream, done = observation.stream_key(line.origin), []
         for key in [key for key in self._entries if key[0] == stream and key[1] == rule.name]:
             entry = self._entries[key]
-            own = entry.finding.fields
+            own = entry.finding.fields  # groups that both patterns capture must be equal
             if any(own.get(name, value) != value for name, value in fields.items()):
                 continue
             self._forget(key)

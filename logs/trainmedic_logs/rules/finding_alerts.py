@@ -16,7 +16,7 @@ from trainmedic_logs.lines.rule import LogRule
 
 OLDEST = timedelta(hours=1)
 """Older lines raise no alert: the state may have changed."""
-SOURCE = "source"
+SOURCE = "source"  # label of these alerts, with the value `LOG`
 LOG = "log"
 SUSPECTED = "suspected: waits for "  # followed by the confirming rules
 # The boot time is computed from two clocks.
@@ -24,12 +24,13 @@ _BOOT_ERROR = timedelta(seconds=5)
 
 
 def rule_labels(finding: Finding, rule: LogRule | None) -> dict[str, str]:
+    # An agent may send others, such as by an older rule.
     named = rule.alert.labels.keys() if rule is not None and rule.alert is not None else frozenset()
     return {name: value for name, value in finding.labels.items() if name in named and value}
 
 
 def silence_reason(known: KnownFinding, rule: LogRule | None, booted_at: datetime | None, now: datetime) -> str:
-    """Empty if it raises an alert."""
+    """Return why it raises no alert, or ""."""
     if rule is None:
         return "no rule of its name is loaded"
     if rule.alert is None:

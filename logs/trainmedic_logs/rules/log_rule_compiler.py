@@ -31,11 +31,12 @@ from trainmedic_logs.lines.rule import (
 )
 from trainmedic_logs.rules.log_rule_form import AlertForm, LogRuleForm, PatternForm
 
-# Silence of a node finding without an alert.
-_SILENCE_WITHOUT_ALERT = timedelta(hours=1)
+# Silence of findings without an alert, or that a boot, an attempt or a line ends.
+_LONG_SILENCE = timedelta(hours=1)
 _SHORTEST_LITERAL = 3
 _ROLES_WITH_ALERT = (Role.ROOT, Role.CONFIRMATION)
 _LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
+# Lower case: labels that the alert gets anyway, or that would name a target.
 _TAKEN_LABELS = frozenset(
     {"alertname", "severity", "component", "job_name", "node", "uuid", "gpu", "gpu_id", "source", "rule"}
 )
@@ -276,10 +277,10 @@ def _rule(form: LogRuleForm) -> LogRule:
 def _end_of_finding(form: LogRuleForm) -> tuple[str, timedelta]:
     if form.alert is None:
         if form.ends:
-            return UNTIL_ENDS, _SILENCE_WITHOUT_ALERT
-        return UNTIL_ATTEMPT if form.target is TargetKind.JOB else "", _SILENCE_WITHOUT_ALERT
+            return UNTIL_ENDS, _LONG_SILENCE
+        return UNTIL_ATTEMPT if form.target is TargetKind.JOB else "", _LONG_SILENCE
     if form.alert.until in (UNTIL_BOOT, UNTIL_ATTEMPT, UNTIL_ENDS):
-        return form.alert.until, _SILENCE_WITHOUT_ALERT
+        return form.alert.until, _LONG_SILENCE
     return "", duration.parse(form.alert.until)
 
 

@@ -32,13 +32,13 @@ log = logging.getLogger(__name__)
 
 class PlacedRule(Struct, frozen=True):
     rule: LogRule
-    source: str
+    source: str  # file
     line: int
 
 
 class LoadedRules(Struct, frozen=True):
     path: Path
-    digest: str
+    digest: str  # of the text; "" if unreadable
     rules: tuple[PlacedRule, ...] = ()
     problems: tuple[FileProblem, ...] = ()
 

@@ -12,6 +12,7 @@ _CHECKOUT = Path(__file__).parents[1] / _FOLDER
 
 
 def shipped() -> Path | None:
+    # Of a checkout, of an installation, or in the working directory.
     return next((path for path in (_CHECKOUT, _INSTALLED, Path(_FOLDER)) if path.is_dir()), None)
 
 

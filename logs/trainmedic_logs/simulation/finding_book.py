@@ -18,12 +18,10 @@ from trainmedic_logs.rules.finding_targets import claimed_job, placed
 
 
 class FindingBook:
-    """Findings by ID, in memory."""
-
     def __init__(self, rules: RuleSet, nodes_of_job: Mapping[str, Collection[str]]) -> None:
         self._rules = rules.by_name
         self._nodes_of_job = nodes_of_job
-        self._known: dict[str, KnownFinding] = {}
+        self._known: dict[str, KnownFinding] = {}  # by ID
         self._open: dict[str, str] = {}  # ID by identity
         self._episodes: dict[EpisodeKey, Episode] = {}
 
@@ -75,6 +73,7 @@ class FindingBook:
         begun = known_finding.new_finding(f"finding-{len(self._known) + 1:05}", finding, now)
         if current is None:
             return begun
+        # Its alert goes on in the new finding, so no end is sent.
         self._put(replace(finding_ends.ended(current, FindingEnd.ATTEMPT, now), tell_at=None))
         return replace(begun, alert=current.alert, no_alert_because=current.no_alert_because)
 

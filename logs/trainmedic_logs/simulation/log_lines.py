@@ -79,7 +79,7 @@ def explain(file: BufferedIOBase, source: str, rules: RuleSet, now: datetime) ->
     matcher, assembler = LineMatcher(rules), LineAssembler(Origin(source))
     waiting: dict[int, Line] = {}
     facts: dict[int, _LineFacts] = {}
-    number = explained_until = 0
+    number = explained_until = 0  # the assembler may hold back later lines, in blocks
     for number, physical in enumerate(lines_of(file), start=1):
         facts[number] = _facts_of(physical, source)
         for line in assembler.feed(physical, now, number):

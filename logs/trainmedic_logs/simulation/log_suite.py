@@ -21,7 +21,6 @@ BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def run_file(path: Path) -> FileResult:
-    """Problems are in the result."""
     suites, problems = log_test_format.read(path)
     ready: list[tuple[LogSuite, RuleSet, Mapping[str, str]]] = []
     for suite in suites:
@@ -48,8 +47,6 @@ def _results(suite: LogSuite, rules: RuleSet, fixtures: Mapping[str, str]) -> It
 
 
 class _RunningTest:
-    """Test in virtual time."""
-
     def __init__(self, test: LogTest, rules: RuleSet, fixtures: Mapping[str, str]) -> None:
         self._test = test
         self._playback = LogPlayback(test.job, rules, fixtures)

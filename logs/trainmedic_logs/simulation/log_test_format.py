@@ -144,7 +144,7 @@ def as_list(value: Any) -> Any:
     return value if isinstance(value, (list, tuple)) else [value]
 
 
-class LogCheck(_Model):
+class LogCheck(_Model):  # `extra="ignore"`: the server reads further keys
     """Log expectations at one time, or at the end without `at`. Lists are complete and ordered."""
 
     model_config = ConfigDict(extra="ignore")

@@ -37,8 +37,8 @@ class JobCommand:
         self.expires_at: datetime = sent.expires_at
         self.status: str | None = None
         self.is_deferred = False
-        self.answer_at_end: Callable[[], None] | None = None
-        self.entry = entry
+        self.answer_at_end: Callable[[], None] | None = None  # see `later`
+        self.entry = entry  # ID on the stream; None on ranks other than 0
         # The ranks that carry out the command together.
         self.group: Group = SingleRankGroup()
         # With several ranks: number of the sync point, and index within it.

@@ -6,7 +6,7 @@ from pathlib import Path
 PROC = Path("/proc")
 # Minimum seconds between readings.
 _SHORTEST = 1.0
-# Positions in ``/proc/<pid>/stat`` (proc_pid_stat(5)).
+# Positions in ``/proc/<pid>/stat`` after the command's name (proc_pid_stat(5)).
 _USER, _SYSTEM, _CHILDREN_USER, _CHILDREN_SYSTEM = 11, 12, 13, 14
 
 

@@ -53,7 +53,7 @@ class Detectors:
         self._report = report
         self._job = job
         self._instances: dict[str, Detector] = {}
-        self._names: set[str] = set()
+        self._names: set[str] = set()  # also of disabled and failed ones
         self._times: dict[str, list[float]] = {}
         self._errors: dict[str, int] = {}  # consecutive
         self.error_count = 0
@@ -131,15 +131,13 @@ class Detectors:
     def _report_limited(self, name: str, fields: Mapping[str, Any]) -> None:
         now = time.monotonic()
         times = [at for at in self._times.get(name, []) if now - at < _HOUR]
-        self._times[name] = [*times, now]
+        self._times[name] = [*times, now]  # suppressed ones count too
         if len(times) < _MOST_IN_AN_HOUR:
             self._report(name, {str(key)[:60]: value for key, value in list(fields.items())[:_MOST_MEMBERS]})
 
 
 class LineHandler(logging.Handler):
-    """Handler that passes the program's log to its detectors as records of the event ``log``, without Trainmedic's own
-    log. It never blocks.
-    """
+    """Handler that passes the program's log, but not Trainmedic's, to detectors as records ``log``. Never blocks."""
 
     def __init__(self, detectors: Detectors | None) -> None:
         super().__init__()

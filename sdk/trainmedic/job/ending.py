@@ -20,11 +20,12 @@ _LOST_CONNECTION = re.compile(
     r"(?i)connection (?:\w+ )?(?:closed|reset|refused|aborted)|reset by peer|broken pipe|remote (?:process|peer|error)"
     r"|ncclRemoteError|pair closure|was aborted|timed? ?out|recvValue failed|failed to (?:recv|receive)|socket closed"
 )
-_SEARCHED = 4000
+_SEARCHED = 4000  # characters
 _LONGEST_CHAIN = 8
 
 
 def fatal_error() -> BaseException | None:
+    """Return the uncaught error that Python has printed, or None."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     return error if isinstance(error, BaseException) else None
 

@@ -26,7 +26,7 @@ NO_UPPER_BOUND = (
 
 CommandHandler = Callable[[JobCommand], "Mapping[str, Any] | None"]
 InForce = Callable[[str], "bool | None"]
-"""Returns None if unknown."""
+"""Returns whether a command's change is active; None if unknown."""
 
 
 class HandlerRegistry:
@@ -37,12 +37,12 @@ class HandlerRegistry:
     ) -> None:
         self._job = job
         self._window = window
-        self.capabilities = capabilities
+        self.capabilities = capabilities  # `LIVE`, `RESTART` or `UNSUPPORTED` by action, for the presence
         self.handlers: dict[str, CommandHandler] = {}
         self._in_force: dict[str, InForce] = {}
-        self._refusals: dict[str, str] = {}
-        self.schemas: dict[str, Mapping[str, Any]] = {}
-        self.in_progress: dict[str, JobCommand] = {}
+        self._refusals: dict[str, str] = {}  # reason by action
+        self.schemas: dict[str, Mapping[str, Any]] = {}  # of parameters, by the script's own actions
+        self.in_progress: dict[str, JobCommand] = {}  # by ID; the owner of the registry removes answered ones
 
     def register(
         self,
@@ -81,7 +81,7 @@ class HandlerRegistry:
         for command in list(self.in_progress.values()):
             if command.is_deferred:
                 continue
-            if self.handlers:
+            if self.handlers:  # a loop without handlers takes commands itself, and may answer until they expire
                 hint = self._hint(command.action)
                 command.unsupported(f"the training loop does not carry out {command.action}{hint}")
             elif now >= command.expires_at:
@@ -99,7 +99,7 @@ class HandlerRegistry:
         return f"; did you mean {near[0]}?" if near else ""
 
     def wrong_parameters(self, action: str, params: Mapping[str, Any]) -> str | None:
-        """Return what does not fit an own command's schema, or None. Thread-safe."""
+        """Return what does not fit a registered schema, or None. Thread-safe."""
         schema = self.schemas.get(action)
         if not schema:
             return None
@@ -115,7 +115,7 @@ class HandlerRegistry:
             return None
 
     def was_applied(self, action: str, command_id: str) -> bool | None:
-        """Return whether active changes prove that a command was applied. Thread-safe."""
+        """Return whether active changes prove that a command was applied; None if unknown. Thread-safe."""
         if self._in_force.get(action, _not_known) in (_not_known, as_it_was):
             return False
         return self.is_in_force(action, command_id)

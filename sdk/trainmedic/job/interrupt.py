@@ -34,7 +34,7 @@ def fetch(iterator: Iterator[Item]) -> Item:
 
 
 class Interrupter:
-    """Interrupter of the job's main thread, on which it must be created.
+    """Create it on the job's main thread, which it interrupts.
 
     Another thread calls ``wants_interruption`` (whether a waiting command justifies one) and ``hangs``.
     """

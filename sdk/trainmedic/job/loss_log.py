@@ -58,10 +58,7 @@ class LossCourse:
 
 
 class LossComparison:
-    """Comparison of the losses after a rollback with earlier ones.
-
-    ``earlier_until`` is the last step of an earlier process.
-    """
+    """``earlier_until`` is the last step of an earlier process."""
 
     def __init__(
         self,
@@ -165,7 +162,7 @@ class LossComparison:
         return self._find_problem(is_last=True)
 
     def _find_problem(self, is_last: bool) -> str:
-        """`is_last`: no other loss follows."""
+        """`is_last`: no other loss or gradient follows."""
         if self.not_finite_at is not None:
             after = self.not_finite_at - self.step
             return f"the loss of step {self.not_finite_at} is not a finite number, {after} step(s) after the checkpoint"
@@ -263,12 +260,12 @@ class LossLog:
     __slots__ = ("_changes", "_gradients", "_losses", "_resumed_at", "comparison", "until")
 
     def __init__(self) -> None:
-        self.until = 0
+        self.until = 0  # last step whose loss is needed
         self.comparison: LossComparison = NOTHING
         self._losses: dict[int, Any] = {}
         self._gradients: dict[int, Any] = {}
         self._changes: list[int] = []
-        self._resumed_at = 0
+        self._resumed_at = 0  # earlier processes trained the steps up to this one
 
     def expect_from(self, step: int) -> None:
         """Keep losses after a checkpoint at `step`, to which a rollback may return."""

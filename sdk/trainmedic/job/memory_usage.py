@@ -23,7 +23,7 @@ class Cuda:
     allocated: int
     reserved: int
     total: int
-    retries: int
+    retries: int  # allocations that succeeded only after the cache was emptied
 
 
 def resident_bytes(proc: Path = PROC) -> int | None:

@@ -170,6 +170,7 @@ class MetricsEndpoint:
 
 
 def largest_norms(norms: Mapping[str, Any], most: int) -> dict[str, float]:
+    # Norms that are not finite come first.
     read = {layer: norm for layer, value in norms.items() if (norm := number(value)) is not None}
     broken = [layer for layer, norm in read.items() if math.isnan(norm)]
     fine = sorted((layer for layer, norm in read.items() if not math.isnan(norm)), key=lambda layer: -read[layer])

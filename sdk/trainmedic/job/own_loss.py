@@ -14,7 +14,7 @@ COPY_INTERVAL = 1.0
 class _Copy(NamedTuple):
     step: int | None
     tensor: Any
-    event: Any
+    event: Any  # of the device, complete when the copy is
 
 
 class OwnLoss:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from trainmedic.job.reported_values import number
 
 _MOST_INTERVALS = 101  # enough for a median that ten slow intervals do not move
-_RECENT = 20
+_RECENT = 20  # intervals for the parts of a step
 _WEIGHT = 0.2  # of the newest interval in the mean for the throughput
 
 
@@ -22,7 +22,7 @@ class Interval(NamedTuple):
     steps: int
     samples: Any = None
     tokens: Any = None
-    own_seconds: Any = None
+    own_seconds: Any = None  # all but `wait_seconds`; one of both suffices
     data_seconds: Any = None
     wait_seconds: Any = None
 

@@ -126,7 +126,7 @@ class Progress:
         self.hang_floor = hang_floor
         self.startup_floor = startup_floor
         self.step: int | None = None
-        self.steps = 0
+        self.steps = 0  # since the process began
         self._reported_step: int | None = None
         self.reached: tuple[int, int | None] = (0, None)
         """`steps` and last step, replaced as a whole."""
@@ -137,19 +137,19 @@ class Progress:
         """True if a loss scaler skips updates whose gradients are not finite."""
         self.learning_rate: Any = None
         self.expected_learning_rate: Any = None
-        self.off_schedule_since: float | None = None
+        self.off_schedule_since: float | None = None  # set by `recovery.health`
         self.memory_bytes: float | None = None
-        self.evaluation: Evaluation | None = None
-        self.evaluated: Mapping[str, Evaluated] = {}
-        self.targets: Mapping[str, float] = {}
-        self.most_layers = most_layers
-        self.layer_norms: Mapping[str, Any] = {}
+        self.evaluation: Evaluation | None = None  # last one with a loss or perplexity
+        self.evaluated: Mapping[str, Evaluated] = {}  # newest value by metric
+        self.targets: Mapping[str, float] = {}  # declared amounts per second, of `samples` and `tokens`
+        self.most_layers = most_layers  # shown in metrics
+        self.layer_norms: Mapping[str, Any] = {}  # gradient norms
         self.record = ReportRecord()  # at most one report per `TENSOR_INTERVAL`
         self.tensors_due_at = self.report_due_at = now
-        self.checkpoint: tuple[int, float] | None = None
+        self.checkpoint: tuple[int, float] | None = None  # newest complete one: step, and Unix time
         self.rollback_not_held: bool | None = None
         """True if the last rollback, answered ``applied``, did not hold; None without a rollback."""
-        self.ranks_differing: int | None = None
+        self.ranks_differing: int | None = None  # ranks whose weights differ from most; None if not compared
         self.window_seconds = dict.fromkeys(WINDOWS, 0.0)
         self._began = now
         # Time of the last report and seconds in windows until then. Replaced as a whole for consistent reads.
@@ -199,7 +199,7 @@ class Progress:
             self.pace.add(Interval(seconds, done, samples, tokens, own_seconds, data_seconds, wait_seconds))
 
     def add_values(self, step: int, loss: Any, grad_norm: Any, now: float) -> None:
-        """Add values of a step that is not reported as a whole."""
+        """Add values of a step that the next report counts too."""
         self.step = step
         self._take_values(step, loss, grad_norm, now)
 
@@ -253,7 +253,7 @@ class Progress:
         self.tensors_due_at = self.report_due_at = now
 
     def go_back(self, step: int, loss: float | None) -> None:
-        """Forget reports after `step`."""
+        """Forget reports after `step`, whose loss is `loss`."""
         self.record.forget_after(step)
         self.own_loss.forget()
         self.loss, self.grad_norm, self.tensors_due_at = loss, None, 0.0

@@ -35,10 +35,7 @@ _LONGEST_LOGGED = 500
 
 
 class CommandQueue:
-    """Commands of one job.
-
-    The receiver's thread calls `receive` and `refuse`; another takes commands out and closes them.
-    """
+    """The receiver's thread calls `receive` and `refuse`; another takes commands out and closes them."""
 
     def __init__(
         self,
@@ -55,13 +52,14 @@ class CommandQueue:
         self._put = put
         self._on_outcome = on_outcome
         self.arrived: deque[JobCommand] = deque()
-        self.waiting: dict[str, JobCommand] = {}
+        self.waiting: dict[str, JobCommand] = {}  # not answered, arrived ones included
         self.on_arrival: Callable[[], None] = lambda: None
+        # Set by the client and the coordinator with several ranks.
         self.ranks: Sequence[int] = (0,)
         self.hosts: Mapping[int, str] = {0: host}
         self.interrupted: dict[str, ReceivedCommand] = {}  # not answered by an earlier process
         self._closed_because: str | None = None
-        self._waited_before = waited_before()
+        self._waited_before = waited_before()  # IDs of rollbacks that waited when the last attempt ended
 
     # --- receiver's thread --------------------------------------------------------------------------------
 

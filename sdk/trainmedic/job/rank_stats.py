@@ -15,7 +15,7 @@ from trainmedic.job.reported_values import number
 
 HOST = "host"
 CUDA = "cuda"
-DEVICE = "device"
+DEVICE = "device"  # accelerators other than CUDA, by the script's reports
 MEMORIES = (HOST, CUDA, DEVICE)
 SLOWEST = 3  # ranks shown by number
 EXTREMES = 3  # busiest and least busy ranks each
@@ -59,7 +59,7 @@ class RankStats:
                     figures[f"{memory}_growth"] = self._growth[memory].per_step()
         return {name: value for name, value in figures.items() if value is not None}
 
-    def own_loss(self) -> dict[str, Any]:
+    def own_loss(self) -> dict[str, Any]:  # with the node
         latest = self._progress.own_loss.latest
         own: dict[str, Any] = {"node": self._node}
         return own if latest is None else {**own, "loss": latest[1], "loss_step": latest[0]}

@@ -43,7 +43,7 @@ _MOST_FILES = 32  # named by the script
 _LONGEST_TEXT = 1000
 _WRITE_INTERVAL_S = 0.5
 _DEVICES_INTERVAL_S = 5.0
-_DETECTORS_END_S = 1.0
+_DETECTORS_END_S = 1.0  # for waiting records at the end
 _SOURCES_VERSION = 1
 _OWNER_ONLY, _OWNERS_DIRECTORY = 0o600, 0o700
 
@@ -60,7 +60,7 @@ class RecordLog:
         self._progress = progress
         self._directory = AttemptLogs.of(logs.log_dir, settings.job, logs.attempt)
         self._interval = logs.interval
-        self.due_at = 0  # number of steps
+        self.due_at = 0  # `Progress.steps` at which the next step is recorded
         place = {"local_rank": logs.local_rank, "node_rank": logs.node_rank}
         if settings.world_size == 1:
             place = {name: 0 if number is None else number for name, number in place.items()}

@@ -25,7 +25,7 @@ from trainmedic.wire.writer import OutgoingReplies, PresenceKey, ReplyWriter
 log = logging.getLogger("trainmedic")
 
 TOLD_BY_LAUNCHER = "TRAINMEDIC_TOLD_BY_LAUNCHER"
-"""Variable: job whose launcher reports each attempt's end."""
+"""Environment variable: job whose launcher reports each attempt's end."""
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _LONGEST_NAMESPACE = 63
@@ -81,6 +81,7 @@ class ServerConnection:
 
 
 def pod_namespace(file: Path = SERVICE_ACCOUNT) -> str | None:
+    # None outside of Kubernetes.
     try:
         name = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):

@@ -12,9 +12,9 @@ from typing import Callable, Sequence
 from trainmedic.job.progress import Progress
 
 FILE_NAME = "rank-0.json"
-VARIABLE = "TRAINMEDIC_ATTEMPT_DIR"
+VARIABLE = "TRAINMEDIC_ATTEMPT_DIR"  # set by the launcher: directory of the file
 WAITING = "TRAINMEDIC_WAITING"
-"""Comma-separated IDs of rollbacks waiting when the last attempt ended."""
+"""Likewise: comma-separated IDs of rollbacks waiting when the last attempt ended."""
 _MOST_WAITING = 16
 _WRITE_INTERVAL_S = 2.0
 _CHECK_INTERVAL_S = 0.25
@@ -64,6 +64,7 @@ class StatusFile:
 
 def begin_status_file(progress: Progress, rank: int, waiting: Callable[[], Sequence[str]]) -> StatusFile | None:
     directory = os.environ.get(VARIABLE)
+    # One rank per node suffices: each node's launcher reads a file.
     is_first = rank == 0 or os.environ.get("LOCAL_RANK") == "0"
     return StatusFile(progress, Path(directory) / f"rank-{rank}.json", waiting) if directory and is_first else None
 

@@ -24,7 +24,7 @@ log = logging.getLogger("trainmedic")
 _POLL_SECONDS = 0.2
 # A hang this long beyond the job's own limit is ended for a waiting rollback. One rank would have interrupted itself.
 _HANG_WITH_ROLLBACK_S = 10.0
-_BOUND_INTERVAL_S = 5.0
+_BOUND_INTERVAL_S = 5.0  # between two checks of the sizes of torchrun's files
 _OUTPUT_SECONDS = 5.0  # after the end, for the rest of the output
 
 
@@ -48,7 +48,7 @@ class AttemptPlan:
 class AttemptEnd:
     exit_code: int
     record: AttemptRecord
-    waiting: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()  # IDs of rollbacks for the next attempt
 
     @property
     def is_success(self) -> bool:
@@ -60,7 +60,7 @@ class JobAttempt:
         """`begin` starts the attempt in a standby process, or returns None."""
         self._plan = plan
         self._begin = begin
-        self._lifeline = -1
+        self._lifeline = -1  # pipe for orders to the guard; -1 while none runs
         self._terminals: list[int] = []
         self._is_stopping = False
         self._is_hung = False
@@ -182,7 +182,7 @@ class JobAttempt:
 
     def _end_orphans(self) -> None:
         if b"status" in self._received or b"failed" in self._received:
-            return
+            return  # the guard has ended all
         deadline = time.monotonic() + _OUTPUT_SECONDS
         while (left := guard.descendants(os.getpid())) and time.monotonic() < deadline:
             guard.signal_all(left, signal.SIGKILL)

@@ -20,13 +20,14 @@ _BUFFER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _DUMP_FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _NEW_NAMES_SINCE = (2, 8)
 _DUMP_ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT"
-_ENTRIES = "2000"
+_ENTRIES = "2000"  # collectives that a flight recorder keeps
 
 
 def first_number(job: Path, node: str, is_one_of_several: bool) -> int:
     """Return the number of a launch's first attempt.
 
-    Each of several nodes' launchers continues its own; one without any joins the newest recent one.
+    Each of several nodes' launchers continues its own numbers. A node without any joins the newest attempt if it is
+    recent.
     """
     try:
         kept = {number for each in job.iterdir() if (number := attempt_number(each.name)) is not None}

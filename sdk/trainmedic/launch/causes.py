@@ -47,7 +47,7 @@ class Cause:
     rank: int | None = None
     pid: int | None = field(default=None, compare=False)
     lost_peer: bool = field(default=False, compare=False)
-    """True if all failed ranks here had."""
+    """All failed ranks here lost another one."""
 
     def __str__(self) -> str:
         who = "the job" if self.rank is None else f"rank {self.rank}"
@@ -60,7 +60,7 @@ class Cause:
         return f"{who} {how}{kind}"
 
 
-HANG = "hang"
+HANG = "hang"  # kind
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,11 @@ def signal_name(number: int) -> str:
 @dataclass(frozen=True)
 class PrintedError:
     kind: str = ""
-    is_victims: bool = False  # it states a lost rank
+    is_victims: bool = False  # its traceback states a lost rank
 
 
 def last_error(text: str) -> PrintedError:
-    """Return the last error, and whether its traceback states a lost rank."""
+    """Return the last error in an output; kind "" without one."""
     lines = [_PREFIX.sub("", line.rstrip()) for line in text.splitlines()]
     last, continues_chain = PrintedError(), False
     for number, line in enumerate(lines):
@@ -154,8 +154,8 @@ def lines_of(end: RankEnd, text: str) -> str | None:
 def cause_of(status: int, ends: Sequence[RankEnd], own: Mapping[int, str], printed: str, pid: int | None) -> Cause:
     """Return the cause of an attempt's end: torchrun's first rank that is no victim.
 
-    `ends` are in torchrun's order, `own` is each rank's known output. A rank that lost its peer may have the earliest
-    error file.
+    `ends` are in torchrun's order, `own` is each rank's known output, `printed` the launcher's. A rank that lost its
+    peer may have the earliest error file.
     """
     if not ends:
         kind = "" if status < 0 or status in _SIGNALS_OF_SHELL else error_kind(printed)

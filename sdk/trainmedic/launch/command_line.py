@@ -43,7 +43,8 @@ class LaunchLine:
         return cls(tuple(argv), program, 1, ())
 
     @property
-    def keeps_ranks(self) -> bool:
+    def can_store_ranks(self) -> bool:
+        # torchrun stores each rank's output, by options that the user has not given.
         return self.kind == "torchrun" and not _OUTPUT_OPTIONS.intersection(self.options)
 
     @property
@@ -52,11 +53,12 @@ class LaunchLine:
 
     @property
     def is_one_of_several(self) -> bool:
-        # Other nodes have launchers of their own.
+        # `--nnodes`: other nodes have launchers of their own.
         return self.kind == "torchrun" and "--nnodes" in self.options and "--nnodes=1" not in self.argv
 
     @property
-    def is_elastic(self) -> bool:
+    def can_be_elastic(self) -> bool:
+        # Our --nnodes can be added.
         return self.kind == "torchrun" and "--nnodes" not in self.options
 
     @property
@@ -65,6 +67,7 @@ class LaunchLine:
 
     @property
     def interpreter(self) -> str | None:
+        # Python that runs torchrun; None if unknown, or if a standby process cannot replace it.
         if self.kind != "torchrun":
             return None
         if Path(self.argv[0]).name != "torchrun":
@@ -99,9 +102,9 @@ class LaunchLine:
         self, rank_logs: Path | None, without: Sequence[str] = (), nodes: tuple[int, int] | None = None
     ) -> list[str]:
         added: list[str] = []
-        if nodes is not None and self.is_elastic:
+        if nodes is not None and self.can_be_elastic:
             added.append(f"--nnodes={nodes[0]}:{nodes[1]}")
-        if rank_logs is not None and self.keeps_ranks:
+        if rank_logs is not None and self.can_store_ranks:
             added += ["--tee=3", f"--log-dir={rank_logs}"]
         if without and self.starts_all_nodes:
             added.append(f"--exclude={','.join(without)}")

@@ -101,7 +101,7 @@ class Guard:
     def __init__(self, argv: list[str], lifeline: int, report: int, grace: float, passed_fd: int = -1) -> None:
         self._lifeline = lifeline
         self._grace = grace
-        self._orders = b""
+        self._orders = b""  # incomplete line
         self._end_at: float | None = None  # when SIGKILL is due
         self._status: int | None = None
         self._due_to_pass: dict[int, float] = {}  # time by signal
@@ -144,6 +144,7 @@ class Guard:
                 self._due_to_pass.setdefault(int(line[5:]), time.monotonic() + _PASS_AFTER)
 
     def note(self, number: int) -> None:
+        # If this process got a signal itself, its sender may have signalled the whole job.
         self._received[number] = time.monotonic()
 
     def _pass_due(self) -> None:

@@ -18,7 +18,7 @@ _WARM = Path(warm.__file__)
 
 
 class Guarded:
-    """Command under a guard, with its pipes."""
+    """Command under a guard, with pipes for orders, the guard's report, and output."""
 
     def __init__(
         self,

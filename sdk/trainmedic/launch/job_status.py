@@ -23,8 +23,8 @@ _ID = re.compile(r"[0-9a-f-]{36}\Z")
 @dataclass(frozen=True)
 class JobStatus:
     reached: Reached
-    stalled_for: float
-    waiting: tuple[str, ...] = ()
+    stalled_for: float  # seconds beyond the limit of a hang
+    waiting: tuple[str, ...] = ()  # IDs of rollbacks
 
 
 class StatusReader:
@@ -51,7 +51,7 @@ class StatusReader:
         if raw != self._raw:
             self._raw, self._changed_at = raw, now
         excess = stall + (now - self._changed_at) - limit
-        hangs = not is_over and path.name == FILE_NAME
+        hangs = not is_over and path.name == FILE_NAME  # another rank's file only shows progress
         return JobStatus(reached, max(excess, 0.0) if hangs else 0.0, waiting)
 
 

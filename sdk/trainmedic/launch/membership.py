@@ -24,11 +24,11 @@ class NodeExclusions:
         self.has_changed = False  # since the attempt began
 
     @property
-    def without(self) -> tuple[str, ...]:
+    def without(self) -> tuple[str, ...]:  # excluded nodes
         return tuple(sorted(set(self._left_out.values())))
 
     @property
-    def without_for_load(self) -> tuple[str, ...]:
+    def without_for_load(self) -> tuple[str, ...]:  # nodes excluded for load alone
         otherwise = {node for by, node in self._left_out.items() if by not in self._for_load}
         return tuple(node for node in self.without if node not in otherwise)
 

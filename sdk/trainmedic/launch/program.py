@@ -173,7 +173,7 @@ def _bounds(options: argparse.Namespace, line: LaunchLine) -> tuple[int, int] | 
         return None
     if most is None or not 1 <= (least or 1) <= most:
         parser().error("--max-nodes is required; use at least --min-nodes, which must be 1 or more")
-    if not line.is_elastic:
+    if not line.can_be_elastic:
         parser().error("--min-nodes and --max-nodes need a torchrun without its own --nnodes")
     return least or 1, most
 

@@ -47,7 +47,7 @@ class ServerLink:
         self._constants = {
             "node": membership.node,
             "starts_all_nodes": membership.starts_all_nodes,
-            "reports_ends": reports_ends,
+            "reports_ends": reports_ends,  # if True, the server awaits a report before it diagnoses a failure
             **bounds,
         }
         stream = launcher_commands(name)
@@ -73,7 +73,7 @@ class ServerLink:
     ) -> None:
         """Send a notice, with a failed attempt's cause and whether another follows."""
         self._number += 1
-        first = cause if cause is not None and not cause.lost_peer else None
+        first = cause if cause is not None and not cause.lost_peer else None  # a victim is not the first failure
         notice = Notice(
             self.job,
             kind,

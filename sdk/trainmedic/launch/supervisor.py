@@ -38,7 +38,7 @@ CANNOT_START = 127  # exit code
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """Options of a launch; times in seconds."""
+    """Times in seconds."""
 
     line: LaunchLine
     retries: int
@@ -55,7 +55,7 @@ class LaunchOptions:
 
 
 class Supervisor:
-    """Sequence of attempts. Call `run` on the main thread."""
+    """Call `run` on the main thread."""
 
     def __init__(self, options: LaunchOptions, membership: NodeExclusions, link: ServerLink | None) -> None:
         self._options = options
@@ -63,7 +63,7 @@ class Supervisor:
         self._link = link
         self._stopped_by: int | None = None  # signal
         self._signals: list[int] = []  # received and not yet sent to the job
-        self._signals_to_pass: list[int] = []
+        self._signals_to_pass: list[int] = []  # such as SIGUSR1, which end nothing
         self._terminal_changed = False
         self._standby: WarmStandby | None = None
         self._failed: list[AttemptRecord] = []
@@ -115,12 +115,12 @@ class Supervisor:
         if was_left_out:
             log.warning("this node is excluded; waiting until it is included")
             self._show("left_out", number)
-        self._membership.answer()  # the exclusion is in force
+        self._membership.answer()  # exclusions and inclusions, now that the attempt has ended
         while self._membership.is_left_out and self._stopped_by is None:
             time.sleep(_POLL_SECONDS)
             self._carry_out()
         if was_left_out:
-            self._membership.answer()
+            self._membership.answer()  # the inclusion that ended the wait
 
     def _reason_of_restart(self) -> str:
         without = ", ".join(self._membership.without)
@@ -293,6 +293,7 @@ class Supervisor:
             self._link.send_notice(kind, number, reason, cause, restarts=restarts)
 
     def _speaks_for_job(self) -> bool:
+        # Of several nodes' launchers, only that of rank 0 reports the job's end.
         if self._options.nodes is None and not self._options.line.is_one_of_several:
             return True
         return self._had_rank_0

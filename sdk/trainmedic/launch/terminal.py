@@ -9,14 +9,14 @@ import termios
 from types import FrameType
 from typing import Callable
 
-_FALLBACK_SIZE = (24, 120)
+_FALLBACK_SIZE = (24, 120)  # rows, columns
 
 
 def open_terminal() -> tuple[int, int]:
     """Return the reading and the printing descriptor. Raises OSError."""
     reading, printing = os.openpty()
     attributes = termios.tcgetattr(printing)
-    attributes[1] &= ~termios.OPOST
+    attributes[1] &= ~termios.OPOST  # no carriage returns before line feeds
     attributes[3] &= ~termios.ECHO
     termios.tcsetattr(printing, termios.TCSANOW, attributes)
     resize(reading)

@@ -111,6 +111,7 @@ def _execute(argv: list[str]) -> NoReturn:
 
 
 def _serve(order: dict[str, Any]) -> NoReturn:
+    """Fork torchrun, then each rank that it requests; end as torchrun ends."""
     own, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     torchrun = os.fork()
     if torchrun == 0:

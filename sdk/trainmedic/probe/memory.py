@@ -10,7 +10,7 @@ from typing import Iterator
 import torch
 
 CPU_BYTES = 256_000_000
-_BLOCK, _CPU_BLOCK = 1 << 30, 1 << 26
+_BLOCK, _CPU_BLOCK = 1 << 30, 1 << 26  # bytes allocated at once
 # The first one is a warm-up, and not timed. After them each number is its own position.
 _PATTERNS = (0, 0x55555555, -0x55555556)
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import torch
 
-# Bytes; a CUDA context takes about 0.5 GB.
+# Bytes that the probe itself may use; a CUDA context takes about 0.5 GB.
 _OWN_BYTES = 2 * 10**9
 _TIMEOUT = 10.0
 _LARGEST_ANSWER = 64 << 20
@@ -34,7 +34,7 @@ def gpu_in_use(device: torch.device) -> str | None:
 
 
 def jobs_on(nodes: Iterable[str], server: str, token: str | None) -> list[str]:
-    """Return why these nodes may train, also if the server is silent."""
+    """Return why these nodes may train, such as a job, or a server that does not answer."""
     wanted, url = set(nodes), server.rstrip("/") + "/jobs?cluster=true"
     reasons: list[str] = []
     cursor = None

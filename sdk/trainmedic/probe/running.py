@@ -93,7 +93,6 @@ def _refuse_if_training(device: torch.device, nodes: set[str], options: ProbeOpt
 
 
 def _tested_memory(node: str, device: torch.device, percent: float | None) -> list[dict[str, Any]]:
-    """Return each rank's result."""
     if percent is None:
         return []
     mine = {"rank": dist.get_rank(), "node": node, **asdict(check_memory(device, percent))}
@@ -135,7 +134,7 @@ def _measure_group(
 def _groups(ranks: list[int], device: torch.device, patience: timedelta) -> tuple[Any, Any, bool]:
     backend = "nccl" if device.type == "cuda" else "gloo"
     group = dist.new_group(ranks, timeout=patience, backend=backend)
-    control = dist.new_group(ranks, timeout=patience, backend="gloo")
+    control = dist.new_group(ranks, timeout=patience, backend="gloo")  # for a common start and result
     return group, control, dist.get_rank() in ranks
 
 

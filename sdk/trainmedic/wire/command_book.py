@@ -26,7 +26,7 @@ class CommandRecord:
     """Acceptance or end; for a record from Redis, its reading."""
     is_ours: bool = True
     """True if this process entered the command."""
-    is_cut: bool = False
+    is_cut: bool = False  # without outputs
     is_forged: bool = False
     """True for a wrongly signed record: the outcome is unknown."""
 
@@ -131,7 +131,7 @@ def admit(
 
 
 class CommandEffect(enum.Enum):
-    POSSIBLE = enum.auto()
+    POSSIBLE = enum.auto()  # applied, or perhaps in part before it failed
     NONE = enum.auto()
     OPEN = enum.auto()  # the command is not finished
     UNKNOWN = enum.auto()  # records may have been lost

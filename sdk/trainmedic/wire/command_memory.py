@@ -23,7 +23,7 @@ from trainmedic.wire.signing import BadSignature, Signer, unseal
 
 log = logging.getLogger("trainmedic")
 
-SECONDS = 30 * 24 * 3600  # seconds; an undo can come days later
+SECONDS = 30 * 24 * 3600  # expiry of records; an undo can come days later
 _KEPT_HERE = 10_000  # records in this process, with outputs up to _KEPT_BYTES
 _KEPT_BYTES = 2048
 
@@ -38,7 +38,7 @@ class CommandMemory:
         self._signer = signer
         self._prefix = f"trainmedic:memory:{receiver}:"
         self._since_key = f"trainmedic:memory-since:{receiver}"
-        self.owner = owner
+        self.owner = owner  # instance ID of this process
         self._log_limit = LogLimit()
         self._lock = threading.Lock()
         self._records: OrderedDict[str, CommandRecord] = OrderedDict()
@@ -59,6 +59,7 @@ class CommandMemory:
             return self._records.get(command_id)
 
     def look_up(self, client: redis.Redis, command_id: str) -> CommandRecord | None:
+        # `recall` asks only this process.
         here = self.recall(command_id)
         if here is not None and not here.is_cut:
             return here
@@ -74,6 +75,7 @@ class CommandMemory:
 
     @property
     def whole_since(self) -> datetime:
+        # Start of the complete memory, here or in Redis.
         with self._lock:
             return min(self._whole_here_since, self._whole_in_redis_since or self._whole_here_since)
 
@@ -118,10 +120,12 @@ class CommandMemory:
             return record
 
     def take_over(self, client: redis.Redis, command_id: str) -> None:
+        # Enter a command of an earlier process as ours.
         with self._marking:
             self._enter(client, command_id, CommandRecord(envelope.ACCEPTED), replace=True)
 
     def revoke(self, client: redis.Redis, command_id: str) -> None:
+        # Its undo came first.
         self._enter(client, command_id, REVOKED)
 
     def _enter(self, client: redis.Redis, command_id: str, record: CommandRecord, replace: bool = False) -> bool:

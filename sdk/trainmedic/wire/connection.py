@@ -25,13 +25,13 @@ log = logging.getLogger("trainmedic")
 
 REDIS_ERRORS = (redis.RedisError, OSError)
 UNUSABLE = (ValueError, TypeError, AttributeError, redis.RedisError)  # raised by redis-py for options of a URL
-ANSWER_SECONDS = 5.0
+ANSWER_SECONDS = 5.0  # limit of each read and write
 _CONNECT_SECONDS = 2.0
 _FIRST_WAIT = 0.1
 _LONGEST_WAIT = 5.0
 ROOM_FOR_SERVERS = 64  # clients that agents and jobs leave free for servers
 _WAITS_FOR_ROOM = (10.0, 30.0)  # random seconds between tries while Redis is full
-_MOST_IN_HAND = 1000  # unanswered commands whose times are known
+_MOST_UNANSWERED = 1000  # unanswered commands whose times are known
 _INTACT_AFTER = ("OOM", "WRONGTYPE", "NOGROUP", "EXECABORT")  # first words of errors that leave the connection intact
 NO_MORE_CLIENTS = "it takes no more clients: raise its maxclients, and its limit of open files"
 _GENERATOR = random.Random()  # noqa: S311 - not the shared one, from which a training draws
@@ -91,8 +91,8 @@ class _SharedClient:
         self._given = 0
         self._served = 0
         self.holder: RedisConnection | None = None
-        self.users = 0
-        self.in_hand: dict[str, float] = {}  # time.monotonic() of unanswered commands, by ID
+        self.users = 0  # connections that have had a turn; the last one to close drops the client
+        self.unanswered: dict[str, float] = {}  # time.monotonic() of unanswered commands, by ID
         self.answered: set[bytes] = set()  # entries whose replies are queued, and that are still on the stream
         self.is_ending = False
         self.client: redis.Redis | None = None
@@ -120,7 +120,7 @@ class _SharedClient:
                 self.client = open_client(url)
             except ValueError as error:
                 raise NoRedisUrl(f"the Redis URL that is set, or in the state directory, {error}") from None
-            if not self.is_ending:  # the last answers and notices could be lost otherwise
+            if not self.is_ending:  # then the last answers and notices precede room for servers
                 _check_room(self.client)
         return self.client
 
@@ -132,16 +132,17 @@ class _SharedClient:
 
 class RedisConnection:
     def __init__(
-        self, find_url: Callable[[], str | None], outage: OutageLog, line: _SharedClient | None = None
+        self, find_url: Callable[[], str | None], outage: OutageLog, shared_client: _SharedClient | None = None
     ) -> None:
-        self._line = line or _SharedClient(find_url)
+        self._shared_client = shared_client or _SharedClient(find_url)
         self._is_user = False
         self._find_url = find_url
         self._outage = outage
         self._backoff = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True)
 
     def shared(self, outage: OutageLog | None = None) -> RedisConnection:
-        return RedisConnection(self._find_url, outage or self._outage, self._line)
+        # For another thread; both use one client in turns.
+        return RedisConnection(self._find_url, outage or self._outage, self._shared_client)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[redis.Redis]:
@@ -149,41 +150,41 @@ class RedisConnection:
 
         After a break it is a new client with a reread URL. Raises NoRedisUrl, NoRoom.
         """
-        line = self._line
-        line.take(self)
+        shared = self._shared_client
+        shared.take(self)
         if not self._is_user:
             self._is_user = True
-            line.users += 1
+            shared.users += 1
         try:
-            yield line.opened()
+            yield shared.opened()
         except Exception as error:
             if not _leaves_connection_intact(error):
-                line.drop()
+                shared.drop()
             raise
         finally:
-            line.give_back()
+            shared.give_back()
 
     def note_command(self, command_id: str) -> None:
-        in_hand = self._line.in_hand
-        if len(in_hand) >= _MOST_IN_HAND:
-            in_hand.clear()
-        in_hand.setdefault(command_id, time.monotonic())  # a repeated read keeps the time of the first
+        unanswered = self._shared_client.unanswered
+        if len(unanswered) >= _MOST_UNANSWERED:
+            unanswered.clear()
+        unanswered.setdefault(command_id, time.monotonic())  # a repeated read keeps the time of the first
 
-    def note_answer(self, command_id: str) -> None:
-        self._line.in_hand.pop(command_id, None)
+    def note_command_answered(self, command_id: str) -> None:
+        self._shared_client.unanswered.pop(command_id, None)
 
-    def note_answered(self, entry: bytes) -> None:
-        self._line.answered.add(entry)
+    def note_entry_answered(self, entry: bytes) -> None:
+        self._shared_client.answered.add(entry)
 
-    def note_taken_off(self, entry: bytes) -> None:
-        self._line.answered.discard(entry)
+    def note_entry_removed(self, entry: bytes) -> None:
+        self._shared_client.answered.discard(entry)
 
-    def is_answered(self, entry: bytes) -> bool:
-        return entry in self._line.answered
+    def is_entry_answered(self, entry: bytes) -> bool:
+        return entry in self._shared_client.answered
 
     def since_command(self, most: float) -> float:
         """Return seconds since the newest unanswered command; infinite from `most` on."""
-        since = time.monotonic() - max(list(self._line.in_hand.values()), default=-math.inf)
+        since = time.monotonic() - max(list(self._shared_client.unanswered.values()), default=-math.inf)
         return since if since < most else math.inf
 
     def succeeded(self) -> None:
@@ -198,22 +199,22 @@ class RedisConnection:
         return self._backoff.next()
 
     def cut(self) -> None:
-        """Interrupt this thread's wait, as the process ends."""
-        line = self._line
-        line.is_ending = True
-        client = line.client
-        if client is not None and line.holder is self:
+        """Interrupt a read of the thread that uses this connection, as the process ends."""
+        shared = self._shared_client
+        shared.is_ending = True
+        client = shared.client
+        if client is not None and shared.holder is self:
             client.connection_pool.disconnect(inuse_connections=True)
 
     def close(self) -> None:
-        self._line.take(self)
+        self._shared_client.take(self)
         try:
-            self._line.users -= self._is_user
+            self._shared_client.users -= self._is_user
             self._is_user = False
-            if not self._line.users:
-                self._line.drop()
+            if not self._shared_client.users:
+                self._shared_client.drop()
         finally:
-            self._line.give_back()
+            self._shared_client.give_back()
 
 
 def takes_no_clients(error: BaseException) -> bool:

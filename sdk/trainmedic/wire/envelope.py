@@ -31,7 +31,7 @@ EXPIRED = "expired"
 _IDENTIFIER = re.compile(r"^[!-~]{1,128}\Z")
 STATUSES = frozenset({ACCEPTED, APPLIED, REJECTED, UNSUPPORTED, FAILED, EXPIRED})
 FINAL = STATUSES - {ACCEPTED}
-_REASONS = ("reason", "error", "message")
+_REASONS = ("reason", "error", "message")  # members in which other programs state a reason
 _LONGEST_NAME = 253
 _MOST_RANKS = 1_000_000
 
@@ -127,7 +127,7 @@ class Reply:
     at: datetime = field(default_factory=lambda: utc_now())
     job: str | None = None
     node: str | None = None
-    ranks: int | None = None
+    ranks: int | None = None  # number of ranks that answer the command
     is_to_genuine: bool = True
     """False for a forged command, whose ID may be copied."""
 

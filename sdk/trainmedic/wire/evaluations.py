@@ -38,6 +38,7 @@ def as_plain(metrics: Iterable[EvaluatedMetric]) -> list[dict[str, Any]]:
 
 
 def read(content: Any) -> tuple[EvaluatedMetric, ...]:
+    # Invalid entries are skipped.
     if not isinstance(content, (list, tuple)):
         return ()
     by_name: dict[str, EvaluatedMetric] = {}

@@ -18,7 +18,7 @@ from trainmedic.wire.signing import Signer, node_identity, unseal
 
 FINDINGS = "trainmedic:findings"
 FIELD = b"finding"
-LARGEST_UPDATE = 1024 * 1024
+LARGEST_UPDATE = 1024 * 1024  # bytes
 MOST_WAITING = 1000  # entries in the stream above which senders wait
 RULES = "trainmedic:logrules"  # key of the rules, in RuleSet.encode's format
 LARGEST_RULES = 4 * 1024 * 1024

@@ -68,7 +68,7 @@ def encoded(name: str) -> str:
 
 
 def decoded(part: str) -> str | None:
-    # Users can create directories whose names are not UTF-8.
+    # None for a name that `encoded` has cut or never returns. Users can create directories whose names are not UTF-8.
     name = unquote_to_bytes(part.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
     return name if part and encoded(name) == part else None
 

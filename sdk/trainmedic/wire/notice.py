@@ -15,7 +15,7 @@ FIELD = b"notice"
 ENDED = "job_ended"
 FAILED = "job_failed"  # a process failed, or with a launcher an attempt
 RESTARTED = "job_restarted"
-GONE = "job_gone"
+GONE = "job_gone"  # no further attempt follows
 KINDS = frozenset({ENDED, FAILED, RESTARTED, GONE})
 LONGEST_REASON = 500  # characters
 NAME = re.compile(r"^[^\s\x00-\x1f\x7f\ud800-\udfff]{1,253}\Z")
@@ -45,8 +45,8 @@ def job_of_launcher(launcher: str) -> str:
 class Notice:
     job: str
     kind: str
-    instance: str
-    number: int
+    instance: str  # ID of the sending process
+    number: int  # from 1 within the instance
     at: datetime
     attempt: int | None = None
     """From 1; None if no launcher counts."""

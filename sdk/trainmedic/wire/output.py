@@ -20,6 +20,7 @@ def plain(output: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fitting(output: Mapping[str, Any]) -> Mapping[str, Any]:
+    # A note replaces a too large output.
     size = len(json.dumps(output))
     return output if size <= _LARGEST_OUTPUT else too_large(size)
 

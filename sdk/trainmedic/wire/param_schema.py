@@ -1,8 +1,6 @@
 """Subset of JSON Schema with which a job announces the parameters of its own commands.
 
-Supported: ``type`` (object, array, string, number, integer, boolean, null), ``properties``, ``required``,
-``additionalProperties`` (false), ``items``, ``enum``, ``minimum``, ``maximum``, ``minLength``, ``maxLength``,
-``minItems``, ``maxItems``, ``title``, ``description``, ``default``. Others are refused rather than ignored.
+Keywords that `_check` does not know are refused rather than ignored.
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ def _of_members(schema: Mapping[str, Any], value: Mapping[str, Any], name: str) 
     for member, inner in value.items():
         if member in known:
             yield from problems(known[member], inner, _path(name, member))
-        elif schema.get("additionalProperties", False) is False:
+        elif schema.get("additionalProperties", False) is False:  # unlike JSON Schema, the default is false
             near = difflib.get_close_matches(member, known, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             yield f"there is no parameter {_path(name, member)[:64]!r}{hint}"

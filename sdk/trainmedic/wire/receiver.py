@@ -64,7 +64,7 @@ class CommandConsumer(Protocol):
 
     def note_unreadable(self) -> None: ...
 
-    def connected(self, client: redis.Redis) -> None: ...
+    def connected(self, client: redis.Redis) -> None: ...  # before the first read of each new connection
 
 
 class CommandReceiver:
@@ -115,12 +115,12 @@ class CommandReceiver:
                 entries = self._read(client, cursor, _BLOCK_MS if is_idle else None)
                 took = time.monotonic() - asked_at
                 for entry, fields in entries:
-                    if not self._connection.is_answered(entry):
+                    if not self._connection.is_entry_answered(entry):
                         self._take_safely(client, entry, fields or {})
             self._connection.succeeded()
             if not entries and cursor == ">" and not is_idle:
                 self._stopping.wait(_FIRST_PAUSE + _PAUSE_SHARE * since)
-            elif not entries and cursor == ">" and took < _BLOCK_MS / 2000:
+            elif not entries and cursor == ">" and took < _BLOCK_MS / 2000:  # Redis did not block
                 self._stopping.wait(_EMPTY_ANSWER_WAIT)
             if cursor != ">":
                 cursor = entries[-1][0].decode() if entries else ">"

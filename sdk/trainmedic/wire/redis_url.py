@@ -33,7 +33,7 @@ def behind_sentinels(url: str) -> BehindSentinels | None:
     sentinels = tuple(_place(text) for text in places.split(","))
     at = f"{user}@" if user else ""
     query = f"?{parts.query}" if parts.query else ""
-    plain = f"{scheme}://{at}localhost/{database}{query}"
+    plain = f"{scheme}://{at}localhost/{database}{query}"  # a URL that redis-py parses; its host is dropped
     options: dict[str, Any] = dict(parse_url(plain))  # type: ignore[no-untyped-call]
     options.pop("host", None)
     is_tls = options.pop("connection_class", None) is not None

@@ -114,12 +114,13 @@ class Signer:
         return proof
 
     def _keys_for(self, identity: str | None) -> tuple[bytes, ...]:
+        # The own keys stay valid: the server's cover every identity, and a job or node may hold its derived key.
         return self._keys if identity is None else _with_identity_keys(self._keys, identity)
 
     def _proof(self, raw: bytes, sent: Sequence[bytes], identity: str | None) -> Proof | None:
         keys = self._keys_for(identity)
         own = len(keys) if identity is None else len(keys) // 2
-        for number, key in enumerate(keys):  # the signer's own, then as many derived from them
+        for number, key in enumerate(keys):  # the signer's own, then as many derived ones; the first of each is active
             expected = sign(raw, key).encode()
             if any(hmac.compare_digest(expected, signature) for signature in sent):
                 return Proof(is_previous=number % own > 0)

@@ -71,6 +71,7 @@ class SteadyTime:
 
     @property
     def ahead(self) -> float:
+        # Seconds that the machine's clock is ahead, 0 unless it jumped.
         with self._lock:
             return self._step[0] if self._step is not None else 0.0
 

@@ -40,9 +40,9 @@ _LONGEST_REFUSAL = 30.0  # seconds in which the server repairs a tampered stream
 
 @dataclass(frozen=True)
 class OutgoingReplies:
-    replies: tuple[envelope.Reply, ...] = ()
+    replies: tuple[envelope.Reply, ...] = ()  # to one command; empty for a notice
     entry: bytes | None = None  # ID of the command's stream entry, which is removed with the final reply
-    remember: CommandRecord | None = None
+    remember: CommandRecord | None = None  # outcome to store
     forget: bool = False
     """The command expired: its record is deleted."""
     notice: Notice | None = None
@@ -59,7 +59,7 @@ class OutgoingReplies:
 @dataclass(frozen=True)
 class PresenceKey:
     name: str
-    owner: str
+    owner: str  # name in the log
     describe: Callable[[], Mapping[str, Any]]
     on_conflict: Callable[[Mapping[str, Any]], None]
     """Called with the presence of another live process of the same name."""
@@ -89,7 +89,7 @@ class ReplyWriter:
         self._presence = presence
         self._signer = signer
         self._on_written = on_written
-        self._announced_at: datetime | None = None
+        self._announced_at: datetime | None = None  # first writing of the presence
         self._queue: queue.Queue[OutgoingReplies | None] = queue.Queue(_QUEUE)  # None only wakes the thread
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trainmedic-writer", daemon=True)
@@ -105,7 +105,7 @@ class ReplyWriter:
     def put(self, outgoing: OutgoingReplies) -> bool:
         """Queue replies without waiting. Drop them and return False if 1,000 are queued: the server asks again."""
         if outgoing.entry is not None:
-            self._connection.note_answered(outgoing.entry)
+            self._connection.note_entry_answered(outgoing.entry)
         try:
             self._queue.put_nowait(outgoing)
         except queue.Full:
@@ -116,6 +116,7 @@ class ReplyWriter:
         return True
 
     def announce(self) -> None:
+        # Renew the presence at once.
         self._presence_due = 0.0
         self._wake()
 
@@ -181,7 +182,7 @@ class ReplyWriter:
             self._announced_at = envelope.utc_now()
         for batch in batches:
             if any(reply.is_final for reply in batch.replies):
-                self._connection.note_answer(batch.command_id)
+                self._connection.note_command_answered(batch.command_id)
         self._note_removed(batches)
         self._refusals = 0
         self._connection.succeeded()
@@ -190,7 +191,7 @@ class ReplyWriter:
     def _note_removed(self, batches: Sequence[OutgoingReplies]) -> None:
         for batch in batches:
             if batch.entry is not None:
-                self._connection.note_taken_off(batch.entry)
+                self._connection.note_entry_removed(batch.entry)
 
     def _add(self, pipeline: Any, batch: OutgoingReplies) -> None:
         if batch.remember is not None:
@@ -221,6 +222,7 @@ class ReplyWriter:
         if self._refusals == 0:
             self._refused_since = time.monotonic()
         self._refusals += 1
+        # "exhausted": a tampered entry has the last possible ID, and the server must repair the stream.
         is_lasting = "exhausted" not in str(error) or time.monotonic() - self._refused_since > _LONGEST_REFUSAL
         if self._refusals < _MOST_REFUSALS or not is_lasting:
             return unsent
@@ -243,7 +245,7 @@ class ReplyWriter:
             self._presence.on_conflict(present)
 
     def _is_later(self, presence: Mapping[str, Any]) -> bool:
-        """Return whether the presence is later than this process's first; unsigned times are."""
+        """Return whether the presence is later than this process's first. An unsigned time always counts as later."""
         if self._signer is None or self._announced_at is None:
             return True
         try:

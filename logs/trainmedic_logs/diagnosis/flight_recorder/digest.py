@@ -105,7 +105,7 @@ def _dump(fields: dict[str, Any]) -> Dump:
         for place, number, operation, done, started, created in fields["entries"]
     )
     called = fields["called"]
-    numbers = None if called is None else frozenset(_bounded_int(number, least=-1) for number in called)
+    numbers = None if called is None else frozenset(_bounded_int(number, least=-1) for number in called)  # -1: none yet
     return Dump(_bounded_int(fields["rank"]), tuple(groups[: _bounded_int(fields["configured"])]), entries, numbers)
 
 

@@ -65,7 +65,7 @@ class Taken(TypedDict):
     """JSON form, returned by the confined process."""
 
     rank: int
-    configured: int
+    configured: int  # number of the first groups, which the dump itself lists
     groups: list[TakenGroup]
     entries: list[tuple[int, int, str, str, bool, bool, int]]
     last_called: list[int] | None

@@ -20,7 +20,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def load(raw: bytes) -> Any:
-    """Unpickle plain values. Raises DumpError. The caller must limit memory and time."""
+    """Raises DumpError. The caller must limit memory and time."""
     try:
         return _PlainUnpickler(io.BytesIO(raw)).load()
     except MemoryError as error:
