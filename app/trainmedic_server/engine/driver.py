@@ -523,7 +523,7 @@ class Driver:
                     await self._group.wake_members(self._outside)
         if self._group is not None:
             self._group.news.clear()
-        self._outside = self._outside.under(self._services.controls(), self._current_pause())
+        self._outside = self._outside.with_switches(self._services.controls(), self._current_pause())
 
     async def _wait_for_change(self, until: datetime | None, *others: asyncio.Future[Any]) -> None:
         """Return at the first of: a touch, news of members, `until`, the end of one of `others`."""

@@ -34,7 +34,7 @@ from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import GuardFacts
 
-_IMAGINED = "imagined-"
+_IMAGINED = "imagined-"  # prefix of run IDs that exist only in the explanation
 _SHOWN = 5
 _ACTING = (Decision.STARTED, Decision.JOINED)
 
@@ -44,17 +44,17 @@ class Explanation(Struct, frozen=True):
 
     playbook: str
     source: str
-    version: str
+    version: str  # hash of the playbook's text
     names_alert: bool
     matched: bool
     why: str = ""
     mode: Mode | None = None
     target: str | None = None
-    target_from: tuple[str, ...] = ()
+    target_from: tuple[str, ...] = ()  # how the labels name the node
     decision: Decision | None = None
     run_id: str | None = None
-    waits_for: str | None = None
-    guards: tuple[str, ...] = ()
+    waits_for: str | None = None  # ID of the run with the target
+    guards: tuple[str, ...] = ()  # sentences
     steps: tuple[StepPlan, ...] = ()
 
 
@@ -149,6 +149,7 @@ def explain_for_a_test(
     actions: Actions,
     limits: EngineLimits,
 ) -> tuple[ExplainedAlert, ...]:
+    """Explain each alert alone, at its start and in mode enforce, as a playbook test would."""
     enforcing = replace(limits, mode=Mode.ENFORCE)
     return tuple(
         explained

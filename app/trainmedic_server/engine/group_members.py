@@ -31,14 +31,14 @@ from trainmedic_server.ports.store import Transaction
 
 
 class StartedMembers(Struct, frozen=True):
-    changes: AdmissionChanges | None = None
+    changes: AdmissionChanges | None = None  # None if no member started
     held: str = ""
     """Why further members cannot start now."""
     refused: str = ""
     """Why the breaker refuses the whole list."""
     waits_for_own: bool = False
     """True while started members take the capacity."""
-    tries_again: datetime | None = None
+    tries_again: datetime | None = None  # when `held` may have changed; None if unknown
 
 
 def read_progress(tx: Transaction, run_id: str) -> GroupProgress:
@@ -111,7 +111,7 @@ def _capacity(
     progress: GroupProgress,
     topology: Topology,
     now: datetime,
-) -> Capacity | str:
+) -> Capacity | str:  # the reason if it is not known
     assert parent.target is not None
     progress.settling = {key: until for key, until in progress.settling.items() if until > now}
     working = [key for key, member in progress.begun.items() if member.is_open or key in progress.settling]
@@ -163,7 +163,8 @@ def _is_over(tx: Transaction, parent: str) -> bool:
 def _batch_events(parent: Run, progress: GroupProgress, batch: int, runs: Sequence[Run]) -> list[EventKind]:
     last = progress.last_batch
     if last == batch:
-        return []
+        return []  # more members of a batch that has begun
+    # With a check, `group_plan` recorded the end, and `parent.batch`.
     ended = [group_plan.batch_ended(progress, last)] if last is not None and parent.batch != last else []
     shown = [run.target_key for run in runs[:SHOWN]]
     return [*ended, group_events.BatchStarted(batch + 1, len(runs), shown)]

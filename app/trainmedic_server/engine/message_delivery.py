@@ -1,6 +1,6 @@
 """At-least-once messages to people, from history events through an outbox.
 
-A kill repeats only one that was being sent.
+After a kill, only a message that was being sent is repeated.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class MessageDelivery:
         self._events = EventDispatcher(store, history, self, metrics, sleeping_by(clock))
         # Channels that may have waiting messages; the store is not queried for others.
         self._may_have_waiting = set(self._channels)
-        self._last_sent: dict[tuple[str, str, str], datetime] = {}
+        self._last_sent: dict[tuple[str, str, str], datetime] = {}  # by channel, kind and topic
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -306,9 +306,9 @@ def _outdated(tx: Transaction, messages: Sequence[Message]) -> list[str]:
 class _BrokenPlaybooks:
     def __init__(self, problems: Callable[[], Sequence[FileProblem]]) -> None:
         self._problems = problems
-        self._since: dict[str, datetime] = {}
+        self._since: dict[str, datetime] = {}  # first check with each present problem
         self._reported: set[str] = set()
-        self._has_none = False
+        self._was_free = False  # at the last check: no problems
 
     def to_report(self, now: datetime) -> list[str]:
         """Return all problems if any must be reported."""
@@ -320,8 +320,8 @@ class _BrokenPlaybooks:
 
     def have_recovered(self) -> bool:
         """Return True at the first check without problems, once per recovery."""
-        before, self._has_none = self._has_none, not self._since
-        return self._has_none and not before
+        was_free, self._was_free = self._was_free, not self._since
+        return self._was_free and not was_free
 
     def note_reported(self, problems: Collection[str]) -> None:
         self._reported |= set(problems)

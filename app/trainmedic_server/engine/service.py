@@ -79,7 +79,7 @@ class Engine:
         self._heartbeat = Heartbeat(clock, timeline, clock_watch or NoClockWatch(), metrics)
         self._metrics = metrics
         self._controls = Controls()
-        self._pauses_in_force: frozenset[str] = frozenset()
+        self._pauses_in_force: frozenset[str] = frozenset()  # IDs
         self._recorder = Recorder(store, metrics)
 
         def controls() -> Controls:
@@ -159,7 +159,7 @@ class Engine:
     async def start(self, took_over_as: str | None = None) -> None:
         """Resume unfinished runs and start the loops. Raises StoreUnavailable.
 
-        `took_over_as` is this server's name for the history.
+        `took_over_as`: this server's name in the history; None unless servers share the database.
         """
         down_for = await self._store.transact(self._heartbeat.begin)
         await self._beat(recorded(ServerStarted(took_over_as or None), self._clock.now()))

@@ -123,7 +123,7 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
     assert isinstance(definition, ActionStep)
     attempt = replace(
         state.attempts[-1],
-        status="rejected" if outcome.status == "skipped" else outcome.status,
+        status="rejected" if outcome.status == "skipped" else outcome.status,  # only steps are skipped
         ended_at=draft.now,
         error=outcome.error,
         in_part=outcome.in_part,
@@ -144,7 +144,7 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
         _stop(draft, state, outcome.error or "it was stopped, because the alert resolved")
         return
     if outcome.barred_by is not None and not has_acted_before(draft.run, state, draft.context.actions):
-        draft.run = replace(draft.run, acted_at=None)
+        draft.run = replace(draft.run, acted_at=None)  # set when the attempt was persisted
         draft.refuse(outcome.barred_by, f"the breaker opened before the run could act: {outcome.error}")
     may_follow = outcome.status not in ("rejected", "skipped") and outcome.may_be_repeated and outcome.barred_by is None
     most = (
@@ -269,6 +269,7 @@ def _act(draft: RunDraft, state: StepState, definition: ActionStep) -> PerformAt
 
 
 def _needs_window(state: StepState, action: type[Action]) -> bool:
+    # Retries, reverting steps (`ActionTraits.gives_back`) and final phases may act outside windows.
     gives_back = getattr(action, "gives_back", False)
     return action.harmful and not gives_back and not state.attempts and state.phase == "steps"
 
@@ -346,7 +347,7 @@ def _own_undo(
 ) -> Undo | None:
     params = draft.playbook.undo_params(state.phase, state.index, draft.scope(), output)
     if params is None:
-        return None
+        return None  # it needs the step's output; `_undo_after_success` asks again
     written = params.model_dump(mode="json", by_alias=True, exclude_none=True)
     return Undo(own.when, own.action, written, command_id, _status_of(own.when))
 
