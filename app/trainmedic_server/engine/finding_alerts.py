@@ -21,7 +21,7 @@ _NAMES_OF_TARGETS = frozenset(
 
 
 def own_labels(finding: Finding, rule: LogRule | None) -> dict[str, str]:
-    """Return the labels that the rule adds, without those that name a target."""
+    """Return the labels that the rule adds, without those that name a target: only trusted places do."""
     labels = rule_labels(finding, rule)
     return {name: value for name, value in labels.items() if name.lower() not in _NAMES_OF_TARGETS}
 

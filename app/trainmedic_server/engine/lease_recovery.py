@@ -59,11 +59,11 @@ class LeaseRecovery:
         self._source = source
         self._playbook_of = playbook_of
         self._started_at = services.clock.now()
-        self._started_at_loop_time = 0.0
+        self._started_at_loop_time = 0.0  # seconds
         self._recorded_losses: set[tuple[str, str]] = set()  # command ID and node
         self._looked_up: set[str] = set()  # IDs of commands in effect, whose reapplication is recorded as done
-        self._busy_runs: set[str] = set()
-        self._attempt_numbers = itertools.count()
+        self._busy_runs: set[str] = set()  # IDs of runs with a reapplication in work
+        self._attempt_numbers = itertools.count()  # for distinct names in `TargetLocks.acting`
 
     def note_server_start(self) -> None:
         self._started_at = self._services.clock.now()
@@ -71,7 +71,7 @@ class LeaseRecovery:
 
     async def handle_renewals(self, action: LeasedAction, renewals: Sequence[Renewal]) -> None:
         """Record losses and reapply expired effects if allowed. Raises StoreUnavailable."""
-        lost = [
+        lost = [  # an uncertain effect may never have begun
             renewal
             for renewal in renewals
             if renewal.outcome == "lost" and (renewal.effect.is_certain or renewal.has_expired)
@@ -139,7 +139,7 @@ class LeaseRecovery:
                 return  # paused since; a later round continues
             self._looked_up -= {effect.command_id for effect in started}
             self._services.fence()
-            until = self._services.clock.now() + action.lease / 3
+            until = self._services.clock.now() + action.lease / 3  # the next renewal
             renewals = await action.renew([replace(effect, again=True) for effect in started], until)
         await self._record_reapplied(renewals)
         failed = [renewal for renewal in renewals if not _is_in_effect(renewal)]

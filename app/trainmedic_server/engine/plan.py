@@ -152,6 +152,7 @@ def _advance_open(draft: RunDraft) -> Instruction | None:
             message = f"{message}; {draft.group.counts}"
         _close(draft, Status.CANCELLED, _with_refusal(draft.run, [message]))
         return None
+    # An alert may have grown stale during a pause before the first act.
     was_held = draft.run.waiting_on == "resume" and not draft.outside.paused and draft.run.acted_at is None
     if not draft.run.is_limited and ((was_held and not draft.run.is_group) or not is_under_way(draft)):
         reason = why_stale(draft)
@@ -268,7 +269,7 @@ def _close(draft: RunDraft, status: Status, message: str, decision: Decision | N
     draft.add_event(Closed(status, message, decision))
 
 
-def _with_refusal(run: Run, reasons: Sequence[str]) -> str:
+def _with_refusal(run: Run, reasons: Sequence[str]) -> str:  # a refusal by ``max_runs`` comes first
     return "; ".join([run.message, *reasons] if run.is_limited else reasons)
 
 
@@ -287,5 +288,5 @@ def _failures(run: Run) -> list[str]:
     return [
         f"step {step.id}: {step.error or step.message}"
         for step in run.steps
-        if step.kind == "action" and (step.error or (step.status is StepStatus.SKIPPED and step.attempts))
+        if step.kind == "action" and (step.error or (step.status is StepStatus.SKIPPED and step.attempts))  # not set up
     ]
