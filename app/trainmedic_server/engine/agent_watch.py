@@ -50,10 +50,10 @@ class AgentWatch:
         self._metrics = metrics
         self._ago = ago
         self._absences = AbsenceDetection(agent_life.LOST_AFTER, _LATEST_LOOK, elapsed)
-        self._retention = retention
-        self._lives: dict[str, AgentLife] | None = None
-        self._names = NodeNames()
-        self._heard: dict[str, datetime] = {}
+        self._retention = retention  # of lost agents
+        self._lives: dict[str, AgentLife] | None = None  # None before loading
+        self._names = NodeNames()  # of all agents in `_lives`, also lost ones
+        self._heard: dict[str, datetime] = {}  # last trusted presence since the server's start
 
     async def watch(self) -> None:
         await loops.repeat(self.look, LOOK_EVERY, "agents", self._metrics)

@@ -91,7 +91,7 @@ def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepStat
             status=StepStatus.WAITING,
             started_at=draft.now,
             deadline=deadline,
-            retry_at=draft.now + question.remind if question.remind else None,
+            retry_at=draft.now + question.remind if question.remind else None,  # the next reminder or question
             message=message,
             params=terms.as_data(),
             output={},

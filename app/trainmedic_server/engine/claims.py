@@ -23,8 +23,8 @@ def is_unlocked(run: Run) -> bool:
     """Return whether a run holds no lock, because it has only waited so far."""
     if any(step.attempts for step in run.steps):
         return False
-    at = next((step for step in run.steps if step.phase in (APPROVAL, "steps") and not step.status.is_final), None)
-    return at is not None and at.kind == "wait"
+    current = next((step for step in run.steps if step.phase in (APPROVAL, "steps") and not step.status.is_final), None)
+    return current is not None and current.kind == "wait"  # one of `FREE_WAITS`
 
 
 def at_start(run: Run, actions: Actions) -> Claim:
@@ -55,6 +55,7 @@ def of_playbook(
 
 
 def of_attempt(targets: Sequence[Target], action_class: type[Action] | None) -> Sequence[Claim]:
+    # For `TargetLocks.acting`, which keeps attempts of different runs apart.
     if _is_elsewhere(action_class):
         return [Claim(target, nothing=target.kind is TargetKind.CLUSTER) for target in targets]
     if not _is_of_disks(action_class):

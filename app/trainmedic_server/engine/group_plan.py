@@ -17,7 +17,7 @@ from trainmedic_server.engine.plan_values import RunDraft, Wait
 from trainmedic_server.engine.rollout import GroupProgress, RolloutOver, StartMembers, WaitForMembers
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
-TRY_AGAIN = timedelta(minutes=1)
+TRY_AGAIN = timedelta(minutes=1)  # after members could not start
 MEMBERS = "members"  # `Run.waiting_on` of a parent whose members may have begun
 
 
@@ -72,6 +72,7 @@ def _step_of_check(
     last, states = group.last_batch, [state for state in draft.run.steps if state.phase == CHECK]
     if last is None or not states or not group.filled(last):
         return None
+    # Only a batch that is over is checked, and none after too many errors.
     if isinstance(then, WaitForMembers) or (then.error if isinstance(then, RolloutOver) else then.batch == last):
         return None
     if draft.run.batch != last:

@@ -52,7 +52,7 @@ class DeliveryIntake:
         self._on_admitted = on_admitted
         self._kept_playbooks: set[tuple[str, str]] = set()  # name and version: their texts are stored
         self._matching = asyncio.Lock()
-        self._unproven_logged: dict[tuple[str, str], float] = {}
+        self._unproven_logged: dict[tuple[str, str], float] = {}  # loop time by playbook and alertname
         self._kept_from_a_run = {name: metrics.unmatched_alerts.labels(name) for name in matching.KEPT_FROM_A_RUN}
         self._alerts = {status: metrics.alerts.labels(str(status)) for status in AlertStatus}
         metrics.queue_depth.set_function(lambda: len(self._queue))

@@ -63,10 +63,10 @@ class JobWatch:
         self._metrics = metrics
         self._ago = ago
         self._absences = AbsenceDetection(job_life.GONE_AFTER, _LATEST_LOOK, elapsed)
-        self._lives: dict[str, JobLife] | None = None
+        self._lives: dict[str, JobLife] | None = None  # None before loading
         # Last presence by kind and name. An unchanged one is no sign of life.
         self._last_presences: dict[tuple[str, str], datetime] = {}
-        self._ranks: dict[str, int] = {}
+        self._ranks: dict[str, int] = {}  # number of ranks by job, for events
         self._read_ranks = PartReader("placement", _ranks_of)
         self._evaluations = JobEvaluations()
         self._looking = asyncio.Lock()

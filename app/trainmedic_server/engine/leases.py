@@ -35,13 +35,13 @@ log = telemetry.logger(__name__)
 class _InEffect(NamedTuple):
     action: str
     effect: LeasedEffect
-    lease: timedelta
+    lease: timedelta  # as granted
 
 
 class LeaseRenewer:
     def __init__(self, services: EngineServices, recovery: LeaseRecovery) -> None:
         self._services = services
-        self._leased: Mapping[str, LeasedAction] = {}
+        self._leased: Mapping[str, LeasedAction] = {}  # by action name
         # Third of the lease of the last renewal, by command ID, in event-loop time.
         self._last_third: dict[str, int] = {}
         self._recovery = recovery
@@ -137,7 +137,7 @@ def _leased(actions: Actions) -> Mapping[str, LeasedAction]:
 
 def _is_needed(step: StepState, run_continues: bool) -> bool:
     if step.undo is None or step.undo.status is UndoStatus.AVAILABLE:
-        return run_continues
+        return run_continues  # no undo will end the effect
     return step.undo.status is UndoStatus.ARMED
 
 

@@ -41,8 +41,8 @@ class PresenceSource(JobSource, Protocol):
 
 class JobProgress(Struct, frozen=True):
     instance: str
-    began_at: datetime | None
-    step: int
+    began_at: datetime | None  # start of the process; None if its ID has no time
+    step: int  # 0 if not reported
     progressed_at: datetime | None = None
     """Last increase of the step; None if never."""
 
@@ -55,13 +55,13 @@ class NodeWatch:
         self._metrics = metrics
         self._places: dict[JobPlace, datetime] = {}  # with the time of the last presence
         self._stored: dict[JobPlace, datetime] = {}
-        self._store_from: datetime | None = None
-        self.progress: dict[str, JobProgress] = {}
+        self._store_from: datetime | None = None  # None after a failure: at the next look
+        self.progress: dict[str, JobProgress] = {}  # connected jobs
         self._read_places = PartReader("placement", _places_of)
-        self._of_jobs: frozenset[JobPlace] = frozenset()
-        self._reported_boots: dict[str, Any] = {}
-        self.booted_at: dict[str, datetime] = {}
-        self.agents: frozenset[str] = frozenset()
+        self._of_jobs: frozenset[JobPlace] = frozenset()  # as the jobs last reported
+        self._reported_boots: dict[str, Any] = {}  # unparsed, to notice changes
+        self.booted_at: dict[str, datetime] = {}  # latest boot by node
+        self.agents: frozenset[str] = frozenset()  # connected nodes
 
     async def start(self) -> None:
         """Load the last hour's locations. Raises StoreUnavailable."""

@@ -115,7 +115,7 @@ def end(
 
 
 def settle(controls: Controls, since: datetime | None, now: datetime) -> tuple[Controls, list[Event]]:
-    """Return the switches without ended pauses, and events since the last check.
+    """Return the switches without ended pauses, and events since the last check (`since`, None for the first).
 
     A server paused by an earlier release, without scopes, stays paused.
     """
@@ -136,7 +136,7 @@ def settle(controls: Controls, since: datetime | None, now: datetime) -> tuple[C
     return as_of(replace(controls, pauses=left), now), events
 
 
-def in_force(controls: Controls, now: datetime) -> frozenset[str]:
+def in_force(controls: Controls, now: datetime) -> frozenset[str]:  # their IDs
     return frozenset(pause.id for pause in controls.pauses if pause.is_in_force(now))
 
 

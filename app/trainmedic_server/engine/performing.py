@@ -90,7 +90,7 @@ def multi_node_action(actions: Actions, name: str) -> MultiNodeAction | None:
 
 
 def work_of(run: Run, act: PerformAttempt, actions: Actions, name: str) -> Work:
-    """Return the performing function; a step on jobs calls each job."""
+    """Return the function that performs the attempt; a step on jobs calls each job."""
     state = run.step(act.key)
     if state.target is None:
         return lambda call: actions.get(name).perform(call)
@@ -124,6 +124,7 @@ def _call_on(call: Call, target: Target, state: StepState, actions: Actions) -> 
 
 
 def _own_undo_params(call: Call, target: Target, state: StepState, actions: Actions) -> BaseModel | None:
+    # An undo may depend on the output, such as a previous value, which differs by job.
     output = state.output.get(destinations.BY_JOB, {}).get(target.job)
     action = actions.action_class(state.action or "")
     if call.undo_of is None or output is None or action is None or state.undo is None:

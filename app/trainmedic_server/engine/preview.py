@@ -23,10 +23,12 @@ from trainmedic_server.ports.actions import ON_RECORD, Action, Actions, NodeTouc
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 from trainmedic_server.presentation import times
 
+# A condition that begins with the timeout of a wait.
 _TIMED_OUT = re.compile(r"""\s*steps\.(?P<step>\w+)\.status\s*==\s*["']timed_out["'](?=\s*\Z|\s+and\b)""")
 
 
 def observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> StepState:
+    # As mode observe records it: skipped, or with the parameters that it would have.
     message = None
     try:
         if not playbook.when(state.phase, state.index, names):

@@ -101,8 +101,8 @@ class Recorder:
     async def _read(self, run_ids: Sequence[str]) -> list[RunSnapshot | None]:
         def work(tx: Transaction) -> dict[str, RunSnapshot]:
             runs = tx.runs(set(run_ids))
-            stories = {run.alerts_run_id for run in runs}
-            alerts, orders = tx.alerts_of(stories), tx.orders_of(stories | {run.id for run in runs})
+            parents_or_own = {run.alerts_run_id for run in runs}
+            alerts, orders = tx.alerts_of(parents_or_own), tx.orders_of(parents_or_own | {run.id for run in runs})
             return {
                 run.id: RunSnapshot(run, tuple(alerts.get(run.alerts_run_id, ())), _orders_of(run, orders))
                 for run in runs

@@ -54,12 +54,12 @@ class TopologyWatch:
         self.presences = presences
         self._clock = clock
         self._metrics = metrics
-        self._is_needed = is_needed
-        self._written = written
+        self._is_needed = is_needed  # by playbooks or log rules
+        self._written = written  # by the inventory file
         self._cluster = cluster
         self._slurm = slurm
-        self.verdicts = JobVerdicts(clock)
-        self.remembered: Callable[[], NodeNames] = NodeNames
+        self.verdicts = JobVerdicts(clock)  # filled by diagnoses
+        self.remembered: Callable[[], NodeNames] = NodeNames  # nodes of known agents, also lost ones; set by the wiring
         self._known = _NOTHING_KNOWN  # Replaced as a whole: the store's thread reads it
         self._presences: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None  # those that `_known` shows
         self._as_of: datetime | None = None

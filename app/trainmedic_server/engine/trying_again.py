@@ -27,7 +27,7 @@ class RepeatedRuns:
     def __init__(self, services: EngineServices, on_admitted: Callable[[AdmissionChanges], None]) -> None:
         self._services = services
         self._on_admitted = on_admitted
-        self._next: datetime | None = None
+        self._next: datetime | None = None  # the next further run that was due later at the last look
 
     async def run(self) -> None:
         """Look until cancelled, but not at once: the start is busy."""
@@ -35,6 +35,7 @@ class RepeatedRuns:
 
         async def sleep(seconds: float) -> None:
             until_due = self._next - self._services.clock.now() if self._next is not None else _EVERY
+            # A run that ends after the look may be due so soon.
             shortest = min((again.after for again in self._rules()), default=_EVERY)
             left = max(min(until_due, shortest, timedelta(seconds=seconds)), _SHORTEST_SLEEP)
             await clock(left.total_seconds())
@@ -129,5 +130,5 @@ class RepeatedRuns:
         return candidate if isinstance(candidate.target, Target) else None
 
 
-def _acted(linked: Sequence[LinkedRun], playbook: str) -> list[LinkedRun]:
+def _acted(linked: Sequence[LinkedRun], playbook: str) -> list[LinkedRun]:  # not refused for a passing reason
     return [run for run in linked if run.playbook == playbook and run.decision not in PASSING]

@@ -35,7 +35,7 @@ _UNSUCCESSFUL = frozenset(_WHY_UNSUCCESSFUL)
 
 
 def next_undo(draft: RunDraft) -> PerformAttempt | Wait | Idle:
-    """Return the next undo to perform, newest step first, or when one is due. Only final steps are undone."""
+    """Return the next undo to perform, newest step first, or a wait for it. Only final steps are undone."""
     order = draft.outside.last(OrderKind.UNDO, OrderKind.CLOSE_UNDO)
     by_hand = order if order is not None and order.kind is OrderKind.UNDO else None
     later: list[datetime] = []
@@ -60,7 +60,7 @@ def next_undo(draft: RunDraft) -> PerformAttempt | Wait | Idle:
 
 
 def next_undo_while_paused(draft: RunDraft, hold: Wait) -> PerformAttempt | Wait:
-    """Return `next_undo`, or `hold` if nothing is due."""
+    """Return `next_undo`, or `hold`, the wait for the pause, if no undo is pending."""
     then = next_undo(draft)
     return hold if isinstance(then, Idle) else then
 
@@ -77,7 +77,7 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
         return
     wait = _wait_after(attempt.number)
     draft.put(replace(state, undo=replace(undo, retry_at=draft.now + wait)))
-    if all(earlier.error != outcome.error for earlier in undo.attempts[:-1]):
+    if all(earlier.error != outcome.error for earlier in undo.attempts[:-1]):  # one event per error
         draft.add_event(UndoDelayed(state.id, undo.action, outcome.error, attempt.number, wait.total_seconds()))
 
 

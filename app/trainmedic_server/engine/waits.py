@@ -32,7 +32,7 @@ from trainmedic_server.engine.plan_values import RunDraft, TakeTarget, Wait
 
 WAITING_ON = "wait"  # value of `Run.waiting_on`
 MOOT = "the alert resolved before the wait was over"
-HOLDS = "it holds"
+HOLDS = "it holds"  # also the step's stored message while the condition holds
 _SHOWN = 80
 
 
@@ -121,6 +121,7 @@ def _poll(draft: RunDraft, state: StepState, definition: PollStep) -> Look | Tak
     sight = draft.sight if draft.sight is not None and draft.sight.key == state.key else None
     look = _look_of(definition, state, deadline)
     is_over = sight is not None and bool(sight.holds) and (draft.look_once or sight.is_over(look))
+    # Under a just taken lock, one look suffices: the condition has held for `held_for` before.
     if sight is not None:
         state = _record_change(draft, state, definition, sight)
     if is_over and (draft.has_target or not claims.is_unlocked(draft.run)):
