@@ -102,5 +102,5 @@ def _position(run: Run, state: StepState) -> int:
     return next(position for position, each in enumerate(run.steps) if each.key == state.key)
 
 
-def _follows(later: StepState, state: StepState) -> bool:
+def _follows(later: StepState, state: StepState) -> bool:  # in a run that has not failed
     return later.phase == state.phase or (later.phase == "on_success" and state.phase != "on_failure")

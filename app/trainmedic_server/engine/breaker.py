@@ -50,7 +50,7 @@ class Breaker:
     async def why_barred(self, run: Run, nodes: Set[str], *, has_acted: bool) -> str | None:
         """Record that the run touches these nodes and return None, or return why it must not.
 
-        `has_acted`: on its target's node.
+        `has_acted`: on its target's node, which then is not new.
         """
         if not nodes:
             return None

@@ -56,10 +56,10 @@ def of_playbook(
 
 def of_attempt(targets: Sequence[Target], action_class: type[Action] | None) -> Sequence[Claim]:
     # For `TargetLocks.acting`, which keeps attempts of different runs apart.
-    if _is_elsewhere(action_class):
+    if _changes_elsewhere(action_class):
         return [Claim(target, nothing=target.kind is TargetKind.CLUSTER) for target in targets]
-    if not _is_of_disks(action_class):
-        return [Claim(_whole_node(target) if _is_of_node(action_class) else target) for target in targets]
+    if not _changes_only_disks(action_class):
+        return [Claim(_whole_node(target) if _changes_whole_node(action_class) else target) for target in targets]
     return [Claim.of_disks(target.node) if target.node is not None else Claim(target) for target in targets]
 
 
@@ -75,12 +75,12 @@ def _claim_of_one(target: Target, names: Iterable[str], actions: Actions) -> Cla
     classes = [actions.action_class(name) for name in names]
     changing = [each for each in classes if each is None or each.harmful]
     if target.kind is TargetKind.CLUSTER:
-        changing = [each for each in changing if not _is_elsewhere(each)]
+        changing = [each for each in changing if not _changes_elsewhere(each)]
     if not changing:
         return Claim(target, nothing=True)
-    if target.kind is TargetKind.NODE and target.node is not None and all(map(_is_of_disks, changing)):
+    if target.kind is TargetKind.NODE and target.node is not None and all(map(_changes_only_disks, changing)):
         return Claim.of_disks(target.node)
-    return Claim(_whole_node(target) if any(map(_is_of_node, changing)) else target)
+    return Claim(_whole_node(target) if any(map(_changes_whole_node, changing)) else target)
 
 
 def _whole_node(target: Target) -> Target:
@@ -88,13 +88,13 @@ def _whole_node(target: Target) -> Target:
     return Target(TargetKind.NODE, node=target.node) if is_gpu else target
 
 
-def _is_of_node(action_class: type[Action] | None) -> bool:
+def _changes_whole_node(action_class: type[Action] | None) -> bool:
     return bool(getattr(action_class, "changes_node", False))
 
 
-def _is_elsewhere(action_class: type[Action] | None) -> bool:
+def _changes_elsewhere(action_class: type[Action] | None) -> bool:
     return bool(getattr(action_class, "changes_elsewhere", False))
 
 
-def _is_of_disks(action_class: type[Action] | None) -> bool:
+def _changes_only_disks(action_class: type[Action] | None) -> bool:
     return bool(getattr(action_class, "changes_disks_only", False))

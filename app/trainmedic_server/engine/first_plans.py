@@ -26,9 +26,9 @@ class KeptTargets:
 
     def __init__(self, services: EngineServices, prepared: Iterable[PreparedDelivery]) -> None:
         self._services = services
-        self._keepers: dict[Key, str] = {}
-        self._refused: dict[Key, str] = {}
-        self._also: dict[Key, tuple[Target, ...]] = {}
+        self._keepers: dict[Key, str] = {}  # names of the locks that it holds (`TargetLocks.try_keep`)
+        self._refused: dict[Key, str] = {}  # of those refused, which keep later admissions from passing until the exit
+        self._also: dict[Key, tuple[Target, ...]] = {}  # further targets of the claims
         self._topology = services.topology()
         for entry in prepared:
             for alert, matched in zip(entry.delivery.alerts, entry.matched, strict=True):
@@ -81,9 +81,9 @@ class KeptTargets:
         except Exception:  # a bug must stay limited to this run; its driver meets it again
             log.exception("cannot plan run at admission", run_id=started.run.id)
             return None
-        return first if first.run.is_open else None
+        return first if first.run.is_open else None  # its driver closes it, and counts that
 
-    def pass_on(self, changes: AdmissionChanges) -> None:
+    def pass_on(self, changes: AdmissionChanges) -> None:  # once they are durable
         for started in changes.started:
             if started.then is not None:
                 keeper = self._keepers.pop((started.run.playbook, started.run.target_key))

@@ -73,7 +73,7 @@ class GroupFollower:
             return
         before, self._forwarded = self._forwarded, known
         if before is None and self._is_open and known == (False, ()):
-            return
+            return  # a new driver of an open parent, and nothing has happened
         undo = outside.last(OrderKind.UNDO) is not None
 
         def work(tx: Transaction) -> set[str]:

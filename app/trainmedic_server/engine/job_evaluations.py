@@ -21,9 +21,9 @@ MOST_JOBS = 10_000
 
 class JobEvaluations:
     def __init__(self) -> None:
-        self._recorded: dict[str, Mapping[str, EvaluatedMetric]] = {}
+        self._recorded: dict[str, Mapping[str, EvaluatedMetric]] = {}  # all results at a job's last event
         self._recorded_at: dict[str, datetime] = {}
-        self._shown: dict[str, Mapping[str, EvaluatedMetric]] = {}  # by the last presence with results
+        self._shown: dict[str, Mapping[str, EvaluatedMetric]] = {}  # by the job's last presence with results
 
     def due(self, jobs: Sequence[Presence], now: datetime) -> list[Event]:
         """Return the events to record. Call `recorded` once they are stored."""

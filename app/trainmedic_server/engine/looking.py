@@ -16,7 +16,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class Look(Struct, frozen=True):
     """Call the action until its condition has held for `held_for`, or until the deadline; `once`: one call now."""
 
-    key: tuple[str, int]
+    key: tuple[str, int]  # of the step (`StepState.key`)
     action: str
     params: Mapping[str, Any]
     held_for: timedelta
@@ -47,7 +47,8 @@ class Sight(Struct, frozen=True):
         since: datetime | None = None
         if observed.holds:
             is_gap = self.last is None or observed.began - self.last.ended > look.every + _LATE
-            since = observed.ended if self.since is None or is_gap or observed.began < self.since else self.since
+            was_set_back = self.since is not None and observed.began < self.since  # the clock
+            since = observed.ended if self.since is None or is_gap or was_set_back else self.since
         return Sight(self.key, observed.holds, since, observed)
 
     def is_over(self, look: Look) -> bool:
@@ -64,6 +65,7 @@ class Sight(Struct, frozen=True):
 
     @property
     def value(self) -> Any:
+        # Only the output of ``prometheus.query`` has one.
         return self.last.output.get("compared") if self.last is not None else None
 
 

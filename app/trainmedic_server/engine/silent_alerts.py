@@ -35,7 +35,7 @@ class SilentAlerts:
         self._on_resolved = on_resolved
 
     @property
-    def interval(self) -> timedelta:
+    def interval(self) -> timedelta:  # between checks, so that an end is noticed soon after it counts
         return min(max(self._services.limits.assume_resolved_after / 10, timedelta(seconds=0.5)), timedelta(minutes=1))
 
     async def run(self) -> None:
