@@ -121,7 +121,6 @@ class Driver:
             await self._commit(draft.plan(Idle()))
 
     async def wait_until_planned(self) -> None:
-        """Return once a plan includes all touches."""
         await self._planned.wait()
 
     async def drive(self) -> None:

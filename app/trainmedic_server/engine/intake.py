@@ -67,8 +67,7 @@ class DeliveryIntake:
         )
 
     def admit(self, delivery: Delivery) -> Coroutine[Any, Any, Admission]:
-        """Return once the delivery is durable. Raises Saturated or StoreUnavailable."""
-        return self._queue.ask(delivery)
+        return self._queue.ask(delivery)  # answers as `Engine.admit` says
 
     async def stop(self) -> None:
         await self._queue.stop()

@@ -48,13 +48,12 @@ class LeaseRenewer:
         self._renewals: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Renew until cancelled, from the start: the server may have been down for long."""
         self._recovery.note_server_start()
         self._leased = _leased(self._services.actions)
         if not self._leased:
             return
         try:
-            # Use event-loop time: the wall clock may be set back.
+            # At once, because the server may have been down for long. By event-loop time: the wall clock may be set back.
             await loops.repeat(self.renew_due, RENEW_EVERY, "leases", self._services.metrics)
         finally:
             for task in self._renewals:

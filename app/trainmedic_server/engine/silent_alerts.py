@@ -39,9 +39,8 @@ class SilentAlerts:
         return min(max(self._services.limits.assume_resolved_after / 10, timedelta(seconds=0.5)), timedelta(minutes=1))
 
     async def run(self) -> None:
-        """Check until cancelled, but not at once: the start is busy."""
         sleep = loops.sleeping_by(self._services.clock)
-        await sleep(self.interval.total_seconds())
+        await sleep(self.interval.total_seconds())  # the start is busy
         await loops.repeat(self.check, self.interval, "sweeper", self._services.metrics, sleep=sleep)
 
     async def check(self) -> None:

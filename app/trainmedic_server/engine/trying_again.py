@@ -30,7 +30,6 @@ class RepeatedRuns:
         self._next: datetime | None = None  # the next further run that was due later at the last look
 
     async def run(self) -> None:
-        """Look until cancelled, but not at once: the start is busy."""
         clock = loops.sleeping_by(self._services.clock)
 
         async def sleep(seconds: float) -> None:
@@ -40,7 +39,7 @@ class RepeatedRuns:
             left = max(min(until_due, shortest, timedelta(seconds=seconds)), _SHORTEST_SLEEP)
             await clock(left.total_seconds())
 
-        await sleep(_EVERY.total_seconds())
+        await sleep(_EVERY.total_seconds())  # the start is busy
         await loops.repeat(self.look, _EVERY, "further runs", self._services.metrics, sleep=sleep)
 
     def _playbooks(self) -> Sequence[CompiledPlaybook]:

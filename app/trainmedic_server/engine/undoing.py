@@ -141,8 +141,7 @@ def _reason_to_begin(draft: RunDraft, state: StepState, undo: Undo, by_hand: Ope
 
 
 def _is_unanswered(order: OperatorOrder, undo: Undo) -> bool:
-    """Compare IDs, because clocks can be set back."""
-    return all(attempt.order != order.id for attempt in undo.attempts)
+    return all(attempt.order != order.id for attempt in undo.attempts)  # not by time: clocks can be set back
 
 
 def _has_failed(draft: RunDraft) -> bool:

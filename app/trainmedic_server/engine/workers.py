@@ -101,7 +101,6 @@ class Workers:
                 await asyncio.gather(*(self._take_back(driver) for driver in drivers))
 
     async def _take_back(self, driver: Driver) -> None:
-        """Take back an unstarted attempt. Log errors, so that shutdown continues."""
         try:
             await driver.take_back_unbegun()
         except Exception:  # no caller is left, and the others must not fail too

@@ -54,6 +54,7 @@ class JobLocations:
         except BusUnavailable:
             is_whole = False
         seen = await self._store.transact(lambda tx: dict(tx.findings.job_places()))
+        # The most recent earlier places first, for the limit.
         before = sorted((at, place.node) for place, at in seen.items() if place.job == job)
         nodes += [node for _, node in reversed(before)]
         names = tuple(dict.fromkeys(map("/".join, pods)))

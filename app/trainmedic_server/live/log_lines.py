@@ -101,6 +101,7 @@ def _router(
             except NotFound as error:
                 if places.is_whole:
                     raise
+                # Without the job's own report, its absence is not certain.
                 raise BusUnavailable("cannot ask the job where it runs") from error
             write, media_type = (_event, EVENT_STREAM) if follow else (_line, NDJSON)
             written = while_allowed(_formatted(first, batches, write), lambda: auth.allows(request, TokenRole.VIEWER))

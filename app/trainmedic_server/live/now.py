@@ -186,7 +186,7 @@ class NowApi:
     async def _failed(self, now: datetime, open_runs: Sequence[Run]) -> list[FailedView]:
         """Return the newest failed run for each playbook and target, unless its alert resolved or has an open run."""
         failed, _ = await self._history.page(HistoryFilter(status=Status.FAILED, since=now - _DAY), MOST_ENDED, None)
-        newest = {(run.playbook, run.target_key): run for run in reversed(failed)}
+        newest = {(run.playbook, run.target_key): run for run in reversed(failed)}  # the page begins with the newest
         alerts = await self.present.alerts_of_runs([run.id for run in newest.values()])
         handled = {run.alert for run in open_runs}
         waiting = [run for run in newest.values() if run.alert not in handled and _firing(alerts.get(run.id, ()))]

@@ -130,7 +130,7 @@ def needs_locations(catalog: Library, rules: LogRuleLibrary) -> bool:
 
 
 def _has_located_target(playbook: CompiledPlaybook) -> bool:
-    """Return whether locations matter for the target: for labels, GPUs of jobs, and the breaker's nodes."""
+    # Locations serve to read labels, to find a job's GPUs, and to count the breaker's nodes.
     return playbook.definition.target_kind is not TargetKind.CLUSTER
 
 
@@ -140,7 +140,7 @@ class TrainmedicServer:
         self._clock = SystemClock()
         self._metrics = telemetry.Metrics()
         self._archive: RunArchive | None = None
-        self._job_watch: JobWatch | None = None
+        self._job_watch: JobWatch | None = None  # None before the work starts
 
     async def run(self, stop: asyncio.Event, on_started: Callable[[str, int], None] | None = None) -> None:
         """Serve until `stop` is set. Call `on_started` with the address once requests are answered.
@@ -213,7 +213,7 @@ class TrainmedicServer:
     async def _started(self, session: postgresql.LockSession | None = None) -> AsyncIterator[FastAPI]:
         """`session` has the PostgreSQL lock; None with SQLite."""
         settings, clock, metrics, authenticator = self._settings, self._clock, self._metrics, self._authenticator()
-        written = file_inventory.load(settings.inventory) if settings.inventory else WrittenTopology()
+        written = file_inventory.load(settings.inventory) if settings.inventory else WrittenTopology()  # from the inventory
         limits = settings.limits
         if settings.modes:
             limits = replace(limits, target_modes=modes_file.load(settings.modes))
@@ -421,6 +421,7 @@ class TrainmedicServer:
         if settings.alertmanager is None:
             return None
         url = settings.alertmanager.get_secret_value()
+        # Well before a silent alert counts as resolved.
         settles_after = min(SETTLES_AFTER, settings.assume_resolved_after / 4)
         alertmanager = AlertmanagerApi(url, self._clock, settings.alertmanager_token, settles_after)
         stack.push_async_callback(alertmanager.close)
