@@ -1,4 +1,4 @@
-"""Room for members under ``rollout.max_unavailable``."""
+"""Capacity for a group's members under ``rollout.max_unavailable``."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class ManualStarter:
         playbook: CompiledPlaybook,
         target: Target | None,
     ) -> Started:
-        """Commit `work`, then start the run of its changes."""
+        """Commit `work`, then start its run."""
         services, also = self._services, also_of(playbook, target, self._services.topology())
         holder = None
         if target is not None and not isinstance(also, Unresolved):

@@ -212,7 +212,7 @@ def _may_be_applied(attempt: Attempt) -> bool:
 def next_attempt(draft: RunDraft, attempts: tuple[Attempt, ...], timeout: timedelta) -> Attempt:
     """Return the next attempt.
 
-    After an unknown outcome it retains the command ID, so that nothing is applied twice. After a failure it gets a new
+    After an unknown outcome it keeps the command ID, so that nothing is applied twice. After a failure it gets a new
     ID: receivers would repeat the stored result.
     """
     is_unknown = bool(attempts) and attempts[-1].status == "unknown"

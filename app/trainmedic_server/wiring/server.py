@@ -213,7 +213,7 @@ class TrainmedicServer:
     async def _started(self, session: postgresql.LockSession | None = None) -> AsyncIterator[FastAPI]:
         """`session` has the PostgreSQL lock; None with SQLite."""
         settings, clock, metrics, authenticator = self._settings, self._clock, self._metrics, self._authenticator()
-        written = file_inventory.load(settings.inventory) if settings.inventory else WrittenTopology()  # from the inventory
+        written = file_inventory.load(settings.inventory) if settings.inventory else WrittenTopology()
         limits = settings.limits
         if settings.modes:
             limits = replace(limits, target_modes=modes_file.load(settings.modes))
