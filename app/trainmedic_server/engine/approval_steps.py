@@ -77,7 +77,7 @@ def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepStat
         draft.add_event(kinds.StepFailed(state.id, state.action, str(error)))
         return None
     steps = _steps_ahead(draft, state, names)
-    asked = Terms.of(state).asked + 1 if state.params else 1
+    asked = Terms.of(state).asked + 1 if state.params else 1  # has parameters if it was asked before
     # Answers without the number of their question, as earlier releases stored them, belong to an earlier question.
     void = tuple(order.id for order in draft.outside.orders if order.step == state.id and order.asked is None)
     terms = Terms(steps, question.by, question.count, definition.on_timeout, asked, to=question.to, void=void)

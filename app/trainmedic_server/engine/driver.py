@@ -407,7 +407,7 @@ class Driver:
             if await self._is_called_off(act, waited):
                 return CALLED_OFF
             has_acted = steps.has_acted_before(self.run, self.run.step(act.key), actions)
-            barred = await self._services.breaker.why_barred(self.run, touched, has_acted=has_acted)
+            barred = await self._services.breaker.count_or_bar(self.run, touched, has_acted=has_acted)
         except errors.ConfigurationError as problem:
             return performing.unmakeable_outcome(act, str(problem))
         if barred is not None:

@@ -197,7 +197,7 @@ def _reacting(
     members = _members(target, context.topology)
     parts: list[tuple[Target, Sequence[str]]] = [(target, PHASES)]
     first = candidate
-    if members:
+    if members:  # a group's steps are those of its first member
         first = Candidate.of(playbook, members[0], context.topology)
         parts = [(members[0], step_sequence.MEMBER_PHASES), (target, step_sequence.PARENT_PHASES)]
     steps: list[StepPlan] = []

@@ -165,6 +165,7 @@ class FindingIntake:
     ) -> None:
         key = EpisodeKey(update.node, finding.id)
         before = work.episodes.get(key)
+        # The finding of this stream, else the open one with the same key, else a new one.
         known = work.known.get(before.finding_id) if before is not None else None
         if known is None or before is None or finding_ends.begins_again(known, before, finding):
             open_id = work.open_ids.get(known_finding.identity(finding))

@@ -57,7 +57,7 @@ class StepPlan(Struct, frozen=True):
     verdict: StepForecast
     why: str = ""
     params: Mapping[str, Any] | None = None
-    undo: str | None = None
+    undo: str | None = None  # its trigger; None for never
 
 
 def step_plans(

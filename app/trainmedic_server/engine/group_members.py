@@ -71,7 +71,7 @@ async def start(
             chosen = capacity.fitting(room, keys, order.count, topology)
             if len(chosen) < min(order.count, len(keys)):
                 held, tries_again = room.why_held(chosen, topology), min(progress.settling.values(), default=None)
-                own = bool(chosen or progress.open or progress.settling)
+                own = bool(chosen or progress.open or progress.settling)  # otherwise only others take the capacity
             if not chosen:
                 return StartedMembers(held=held, waits_for_own=own, tries_again=tries_again)
         targets = [Target.of_key(key) for key in chosen]

@@ -47,7 +47,7 @@ class Heartbeat:
         return max(now - alive_at, timedelta(0)) if alive_at is not None else timedelta(0)
 
     def beat(self, tx: Transaction) -> Controls:
-        """Write the heartbeat. Call `written` once it is durable."""
+        """Write the heartbeat. Call `note_written` once it is durable."""
         now = self._clock.now()
         self._collect_clock_steps(now)
         tx.add_time_gaps(self._gaps)
@@ -64,7 +64,7 @@ class Heartbeat:
         tx.save_controls(alive)
         return alive
 
-    def written(self) -> bool:
+    def note_written(self) -> bool:
         """Mark the last beat as durable. Return whether the clock was set back; future times then need a check."""
         was_set_back = bool(self._set_back_by)
         self._events, self._gaps, self._set_back_by = [], [], timedelta(0)

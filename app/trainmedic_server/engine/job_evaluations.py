@@ -26,7 +26,7 @@ class JobEvaluations:
         self._shown: dict[str, Mapping[str, EvaluatedMetric]] = {}  # by the job's last presence with results
 
     def due(self, jobs: Sequence[Presence], now: datetime) -> list[Event]:
-        """Return the events to record. Call `recorded` once they are stored."""
+        """Return the events to record. Call `note_recorded` once they are stored."""
         present = {}
         for job in jobs:
             metrics = wire.read(job.details.get(wire.FIELD)) if job.doubt is None else ()
@@ -45,7 +45,7 @@ class JobEvaluations:
                 events.append(recorded(JobEvaluated(name, wire.as_plain(news)), now))
         return events
 
-    def recorded(self, events: Sequence[Event], jobs: Sequence[Presence]) -> None:
+    def note_recorded(self, events: Sequence[Event], jobs: Sequence[Presence]) -> None:
         for event in events:
             if isinstance(content := content_of(event), JobEvaluated):
                 self._recorded[content.job] = dict(self._shown[content.job])

@@ -93,6 +93,7 @@ def with_kills(
         if (pid := _KILLED.search(line)) is not None:
             own = replace(by_id[each.finding_id], id=each.key.id, first_at=each.first_at, last_at=each.first_at)
             kills[each.finding_id, pid[1]] = replace(own, line=line[:_LONGEST_LINE], fields={"pid": pid[1]}, count=1)
+    # The first kill of a finding may have no excerpt.
     kills = {(first.id, first.fields.get("pid", "")): first for first in by_id.values()} | kills
     kills = {key: kill for key, kill in kills.items() if after is None or kill.last_at > after}
     kills = {key: kill for key, kill in kills.items() if (kill.origin.node, key[1]) not in others}

@@ -134,7 +134,7 @@ class JobWatch:
         events = self._evaluations.due(jobs, self._clock.now())
         if events:
             await self._store.transact(lambda tx: tx.append(events))
-        self._evaluations.recorded(events, jobs)
+        self._evaluations.note_recorded(events, jobs)
 
     def _note_slurm_ids(self, jobs: Sequence[Presence], known: Collection[str]) -> None:
         reported = {job.name: slurm_job_id(job.details) for job in jobs}

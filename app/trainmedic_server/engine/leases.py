@@ -53,7 +53,7 @@ class LeaseRenewer:
         if not self._leased:
             return
         try:
-            # Begin at once: the server may have been down for long. Use event-loop time: the wall clock may be set back.
+            # Begin at once: the server may have been down. Use event-loop time: the wall clock may be set back.
             await loops.repeat(self.renew_due, RENEW_EVERY, "leases", self._services.metrics)
         finally:
             for task in self._renewals:

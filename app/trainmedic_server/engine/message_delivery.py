@@ -103,7 +103,7 @@ class MessageDelivery:
         """Store a message if a playbook file has been invalid for `_BROKEN_FOR`. After a recovery it is sent again."""
         now = self._clock.now()
         problems = self._broken.to_report(now)
-        if self._broken.have_recovered():
+        if self._broken.take_recovery():
             await self._store.transact(lambda tx: tx.messages.forget_sent(MessageKind.PLAYBOOK_BROKEN))
         if problems:
             digest = hashlib.sha256("\n".join(problems).encode()).hexdigest()[:32]
@@ -318,7 +318,7 @@ class _BrokenPlaybooks:
         new = {problem: since for problem, since in self._since.items() if problem not in self._reported}
         return current if any(now - since >= _BROKEN_FOR for since in new.values()) else []
 
-    def have_recovered(self) -> bool:
+    def take_recovery(self) -> bool:
         """Return True at the first check without problems, once per recovery."""
         was_free, self._was_free = self._was_free, not self._since
         return self._was_free and not was_free

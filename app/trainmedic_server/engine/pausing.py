@@ -49,6 +49,7 @@ def holding(
 
 def observing(controls: Controls, playbook: str, now: datetime) -> OperatorPause | None:
     """Return the operator's restriction of the playbook to observing."""
+    # Such a pause has a playbook as its scope.
     pauses = (pause for pause in controls.pauses if pause.observe and pause.is_in_force(now))
     return next((pause for pause in pauses if pause.scope.covers(playbook, (), (), {})), None)
 

@@ -182,6 +182,7 @@ def _proceed(draft: RunDraft) -> Instruction | None:
     if draft.run.is_limited and state is None:
         _close(draft, Status.NOT_STARTED, _with_refusal(draft.run, _failures(draft.run)), draft.run.decision)
         return None
+    # After the approval, a group's members come before its parent's other steps.
     if draft.group is not None and broken is None and (state is None or state.phase != APPROVAL):
         if draft.group.refused:
             _cancel_or_not_start(draft, draft.group.refused, Decision.BREAKER_OPEN)

@@ -29,8 +29,8 @@ log = telemetry.logger(__name__)
 
 class RunSnapshot(Struct, frozen=True):
     run: Run
-    alerts: tuple[AlertRecord, ...]
-    orders: tuple[OperatorOrder, ...]
+    alerts: tuple[AlertRecord, ...]  # the initial one first
+    orders: tuple[OperatorOrder, ...]  # oldest first
 
 
 class Seen(Struct, frozen=True):

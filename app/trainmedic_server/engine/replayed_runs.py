@@ -220,7 +220,7 @@ class ReplayedRuns:
         for facts, controls in itertools.product(self._facts(key, runs, now, own), switches):
             found.add(guards.decide(spec, mode, facts, controls, limits, starts_at, now, ago).decision)
         may_open = Decision.STARTED in found and Decision.BREAKER_OPEN not in found
-        if may_open and (recorded == Decision.BREAKER_OPEN or self.trips_breaker(target, now)):
+        if may_open and (recorded == Decision.BREAKER_OPEN or self.open_breaker_if_due(target, now)):
             found.add(Decision.BREAKER_OPEN)
         return frozenset(found)
 
@@ -244,7 +244,7 @@ class ReplayedRuns:
     def may_have_open_breaker(self, now: datetime) -> bool:
         return bool(self.breaker_opened) and now < self.breaker_opened[-1][0] + self._breaker_closes_after
 
-    def trips_breaker(self, target: Target, now: datetime) -> bool:
+    def open_breaker_if_due(self, target: Target, now: datetime) -> bool:
         """Return whether a start may open the closed breaker. If so, it counts as opened."""
         node = target.node
         if node is None or self._surely_acted.get(node, now) > now:

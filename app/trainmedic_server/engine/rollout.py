@@ -33,7 +33,7 @@ class WaitForMembers(Struct, frozen=True):
 
 
 class RolloutOver(Struct, frozen=True):
-    error: str = ""
+    error: str = ""  # empty for success
 
 
 class GroupProgress:

@@ -30,7 +30,7 @@ _Key = tuple[str, str, str]  # playbook, schedule, timezone
 
 
 class DueTimes(Struct, frozen=True):
-    start: datetime | None = None
+    start: datetime | None = None  # the time that starts a run, if any
     missed: datetime | None = None
     """When the record of missed times begins."""
     why: str = ""

@@ -67,7 +67,7 @@ class Engine:
         limits: EngineLimits,
         metrics: telemetry.Metrics,
         topology: Callable[[], Topology] = Topology,
-        alert_source: AlertSource | None = None,
+        alert_source: AlertSource | None = None,  # None without an Alertmanager
         fence: Fence = no_fence,
         clock_watch: ClockWatch | None = None,
         alert_map: Callable[[], AlertMap] = lambda: NO_ALERT_MAP,
@@ -311,7 +311,7 @@ class Engine:
             return self._heartbeat.beat(tx)
 
         self._put_in_force(await self._store.transact(work))
-        if self._heartbeat.written():
+        if self._heartbeat.note_written():
             self._workers.touch_all()
 
     def ago(self, span: timedelta) -> datetime:

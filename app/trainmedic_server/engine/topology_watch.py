@@ -104,7 +104,7 @@ class TopologyWatch:
             self._renew_from = now + RENEW_AFTER_FAILURE
 
     async def refresh(self, *, recent: bool = False) -> None:
-        """Read all presences, if needed. `recent` excludes those cached for 2 s. Raises BusUnavailable."""
+        """Read all presences, if needed. `recent` skips the cache, unless reading is slow. Raises BusUnavailable."""
         if not self._is_needed():
             self._forget()
             return

@@ -29,7 +29,7 @@ def labels_of(job: str, verdict: Mapping[str, Any], *, restarts: bool = False) -
 
 def labels_of_suspect(node: str) -> dict[str, str]:
     labels = {"alertname": NODE_SUSPECT, "severity": "warning", "component": "node", SOURCE: DIAGNOSIS}
-    return {**labels, "node": node, "needs": "people"}
+    return {**labels, "node": node, "needs": "people"}  # no playbook handles it
 
 
 def annotations_of(verdict: Mapping[str, Any]) -> dict[str, str]:

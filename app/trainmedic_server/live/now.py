@@ -288,6 +288,6 @@ def _hour(counts: Mapping[tuple[str, str], int]) -> HourView:
     statuses: dict[str, int] = {}
     for (decision, status), number in counts.items():
         decisions[decision] = decisions.get(decision, 0) + number
-        if decision == Decision.STARTED or status != Status.NOT_STARTED:
+        if decision == Decision.STARTED or status != Status.NOT_STARTED:  # not a mere refusal
             statuses[status] = statuses.get(status, 0) + number
     return HourView(decisions=decisions, statuses=statuses)
