@@ -33,7 +33,7 @@ from trainmedic_server.ports.store import GuardFacts, LinkedRun
 
 FirstPlan = Callable[[StartedRun, datetime], RunPlan | None]
 """Returns None to leave the plan to the driver."""
-_ADMITTED = frozenset({Decision.STARTED, Decision.JOINED, Decision.OBSERVE_ONLY})
+_ADMITTED = frozenset({Decision.STARTED, Decision.JOINED, Decision.OBSERVE_ONLY})  # with a run
 _TARGET_NOT_FOUND = frozenset({Decision.TARGET_UNKNOWN, Decision.TARGET_AMBIGUOUS})
 
 

@@ -14,7 +14,7 @@ from trainmedic_server.engine.plan_values import RunDraft
 from trainmedic_server.engine.step_sequence import step_definition, tolerates_timeout
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
-NOT_BEGUN = "the alert resolved before it began"
+NOT_BEGUN = "the alert resolved before it began"  # message of skipped steps, by which `left_out` finds them
 
 
 def is_unwanted(draft: RunDraft, state: StepState) -> bool:

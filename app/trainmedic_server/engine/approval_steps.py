@@ -174,7 +174,7 @@ def _time_out(draft: RunDraft, state: StepState, definition: ApproveStep) -> Ste
     return None
 
 
-_END_BY_TIMEOUT = {
+_END_BY_TIMEOUT = {  # by the step's `last_resort`
     "approve": (Unanswered.APPROVED_BY_TIMEOUT, StepStatus.SUCCEEDED, None),
     "reject": (Unanswered.REJECTED_BY_TIMEOUT, StepStatus.REJECTED, "nobody approved in time"),
     "fail": (Unanswered.TIMED_OUT, StepStatus.TIMED_OUT, "nobody approved in time"),

@@ -15,7 +15,7 @@ from trainmedic_server.domain.playbook import Rollout
 from trainmedic_server.domain.selectors import Selector
 from trainmedic_server.domain.topology import Topology
 
-_SHOWN = 3
+_SHOWN = 3  # nodes in a reason
 SETTLES_AFTER = timedelta(seconds=10)  # Time until the topology shows what a member has left behind
 
 

@@ -51,7 +51,7 @@ from trainmedic_server.ports.actions import Call, Clearance
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 EndedAttempt = tuple[PerformAttempt, AttemptOutcome]
-_UNDO_BEGINS = name_of(kinds.UndoStarted)
+_UNDO_BEGINS = name_of(kinds.UndoStarted)  # kind of event
 
 log = telemetry.logger(__name__)
 

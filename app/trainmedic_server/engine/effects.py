@@ -26,8 +26,8 @@ from trainmedic_server.ports.store import RunStore, Transaction
 
 ACTED = names(StepStarted, StepResumed)
 SETTLES = timedelta(seconds=30)  # Delay until Prometheus has the samples of the whole period
-GIVE_UP_AFTER = timedelta(days=1)
-_RETRY_AFTER = timedelta(minutes=1)
+GIVE_UP_AFTER = timedelta(days=1)  # from the act
+_RETRY_AFTER = timedelta(minutes=1)  # during an outage of Prometheus
 _LOOK_EVERY = timedelta(seconds=5)
 _AT_ONCE = 20  # effects of one round
 _MOST_BRANCHES = 4  # comparisons in the rules of an alert

@@ -18,7 +18,7 @@ from trainmedic_server.engine.loops import Sleep
 from trainmedic_server.ports.store import RunStore, Transaction
 
 _LOOK_EVERY = timedelta(seconds=1)
-_FIRST_RETRY, _LONGEST_RETRY = 1.0, 30.0
+_FIRST_RETRY, _LONGEST_RETRY = 1.0, 30.0  # seconds
 
 
 class EventListener(Protocol):

@@ -35,8 +35,8 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import GuardFacts
 
 _IMAGINED = "imagined-"  # prefix of run IDs that exist only in the explanation
-_SHOWN = 5
-_ACTING = (Decision.STARTED, Decision.JOINED)
+_SHOWN = 5  # entries of a list
+_ACTING = (Decision.STARTED, Decision.JOINED)  # decisions by which a run handles the alert
 
 
 class Explanation(Struct, frozen=True):

@@ -23,7 +23,7 @@ from trainmedic_server.ports.store import RunStore, Transaction
 
 RECEIVER = "log findings"  # `Delivery.receiver` of alerts that do not come from Alertmanager
 _LOOK_EVERY = timedelta(seconds=5)
-_AT_ONCE = 200
+_AT_ONCE = 200  # alerts of one request
 
 
 class IntakeAlertSender:

@@ -11,9 +11,9 @@ from trainmedic_logs.rules.finding_alerts import rule_labels
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.identity import IdentityLabels
 
-_LONGEST_RANKS = 1000
+_LONGEST_RANKS = 1000  # characters
 _IDENTITY = IdentityLabels()
-_NAMES_OF_TARGETS = frozenset(
+_NAMES_OF_TARGETS = frozenset(  # labels, also with Prometheus's prefix for conflicts
     name
     for plain in (*_IDENTITY.gpu_uuid, *_IDENTITY.gpu_index, *_IDENTITY.node, *_IDENTITY.job)
     for name in (plain, f"exported_{plain}")

@@ -36,7 +36,7 @@ MOST_EXCERPTS = 16  # Excerpts per finding, from the earliest streams
 _MOST_KILLS = 256  # of a finding that shows whom the kernel killed
 _MOST_DIGESTS = 1024  # of a finding with flight recorder dumps, which every node of a job has
 MOST_OPEN_OF_NODE = 500  # Open findings per `_Group`; further ones are dropped
-_MOST_FIRING = 10_000
+_MOST_FIRING = 10_000  # firing alerts among which a confirming one is searched
 
 log = telemetry.logger(__name__)
 

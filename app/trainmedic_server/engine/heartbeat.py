@@ -18,7 +18,7 @@ from trainmedic_server.engine.timeline import Timeline
 from trainmedic_server.ports.outside import Clock, ClockWatch
 from trainmedic_server.ports.store import Transaction
 
-_SENTENCES = {
+_SENTENCES = {  # log events by `ClockStep.kind`
     "stepped": "machine clock was set; keeping the previous time for now",
     "believed": "machine clock was set; following it now",
     "returned": "machine clock returned to the previous time",

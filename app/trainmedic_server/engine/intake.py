@@ -32,7 +32,7 @@ from trainmedic_server.ports.alert_map import AlertMap
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
 
-_ALERTS_PER_TRANSACTION = 500
+_ALERTS_PER_TRANSACTION = 500  # each delivery counts as one more
 
 _LONGEST_TURN = 0.02  # Seconds of matching before other tasks, such as probes, get a turn
 

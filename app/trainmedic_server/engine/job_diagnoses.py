@@ -44,7 +44,7 @@ SETTLING = timedelta(seconds=5)  # Delay from the first sign to the verdict, for
 # Delay if lines of a reported error were not read yet: the alert keeps its first cause.
 UNREAD_SETTLING = timedelta(seconds=15)
 UPDATED_FOR = timedelta(minutes=2)  # Time after a failure in which further signs belong to it
-ALERT_LASTS = timedelta(minutes=15)
+ALERT_LASTS = timedelta(minutes=15)  # Time from a failure to the end of its alert
 OLDEST_DIAGNOSED = timedelta(hours=1)  # Age from which a failure gets no verdict
 _REMEMBERED = 2 * OLDEST_DIAGNOSED  # for jobs, launchers and agents whose presence ended
 _END_KINDS = names(JobFailed, JobEnded, JobGone)
@@ -56,13 +56,13 @@ _LAUNCHER_LASTS = timedelta(seconds=20)  # without a presence, a launcher no lon
 _MOST_REPORTS = 2000  # events of ended jobs
 _MOST_ENDED = 200  # verdicts whose alerts a normal end may resolve
 _PODS_END = timedelta(seconds=5)  # A container ends at about the time of its job's report
-_ALERTS_AT_ONCE = 50
+_ALERTS_AT_ONCE = 50  # of one request
 _MOST_EARLIER = 50  # verdicts of a job
 _MOST_EXCERPTS = 16  # findings whose excerpts are read
 _MOST_PAST = 500  # findings of a job, and as many on a page of claimed ones
-_MOST_PAGES = 10
+_MOST_PAGES = 10  # of claimed findings
 _MOST_PROCESSES = 8  # instances of a job
-_MOST_RANKS = 100_000
+_MOST_RANKS = 100_000  # larger world sizes do not count
 
 log = telemetry.logger(__name__)
 

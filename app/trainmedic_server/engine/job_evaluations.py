@@ -16,7 +16,7 @@ from trainmedic_server.domain.run import Event
 from trainmedic_server.ports.outside import Presence
 
 APART = timedelta(minutes=1)  # least time between two events of a job
-MOST_JOBS = 10_000
+MOST_JOBS = 10_000  # jobs whose results are compared; others give no events
 
 
 class JobEvaluations:

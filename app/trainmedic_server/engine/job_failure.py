@@ -26,8 +26,8 @@ from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.job_life import JobLife, LifeState
 
 END_RULES = frozenset({"launcher-table", "rank-failed"})  # Rules for lines that state how processes ended
-_KILLED = re.compile(r"[Kk]ill(?:ed)? process (\d{1,10})")
-_LONGEST_LINE = 500
+_KILLED = re.compile(r"[Kk]ill(?:ed)? process (\d{1,10})")  # the kernel's line, with the PID
+_LONGEST_LINE = 500  # characters
 _LONGEST_SETTLING = timedelta(minutes=2)  # of a hang, however slow the steps are
 _PRESENCE_LAGS = timedelta(seconds=15)  # Presences are written and read every 5 s
 _SHORTEST_WATCH = timedelta(seconds=22)  # presences lag, are read each 5 s, and are compared each 2 s

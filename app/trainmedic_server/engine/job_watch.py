@@ -31,10 +31,10 @@ from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore, Transaction
 
 LOOK_EVERY = timedelta(seconds=5)
-MOST_JOBS = 10_000
+MOST_JOBS = 10_000  # records; further names are skipped
 # Time between two looks from which on the server itself stalled, so that silence does not count.
 _LATEST_LOOK = timedelta(seconds=20)
-_INSTANCE = re.compile(r"^[!-~]{1,64}\Z")
+_INSTANCE = re.compile(r"^[!-~]{1,64}\Z")  # IDs of processes; others count as unknown
 
 log = telemetry.logger(__name__)
 

@@ -39,7 +39,7 @@ from trainmedic_server.ports.store import Transaction
 RESENT_AFTER = timedelta(minutes=5)  # Alertmanager's group_interval, within which it repeats failed deliveries
 
 _COMMANDS_AT_ONCE = 200  # Commands per transaction
-_UNDO_NOT_BEGUN = (UndoStatus.ARMED, UndoStatus.AVAILABLE)
+_UNDO_NOT_BEGUN = (UndoStatus.ARMED, UndoStatus.AVAILABLE)  # so the effect is still needed
 
 PlaybookOf: TypeAlias = Callable[[Run], Awaitable[CompiledPlaybook]]
 
@@ -98,7 +98,7 @@ class LeaseRecovery:
         self._recorded_losses = {loss for loss in self._recorded_losses if loss[0] in command_ids}
         self._looked_up &= set(command_ids)
 
-    def _record_losses(self, tx: Transaction, lost: Sequence[Renewal]) -> int:
+    def _record_losses(self, tx: Transaction, lost: Sequence[Renewal]) -> int:  # the number of new losses
         count = 0
         for renewal in lost:
             effect = renewal.effect
@@ -161,7 +161,7 @@ class LeaseRecovery:
             return None
         return _PreparedRun(run, await self._is_firing(run_id), guards)
 
-    async def _is_firing(self, run_id: str) -> bool | None:
+    async def _is_firing(self, run_id: str) -> bool | None:  # None if unknown
         alerts = decisive(await self._services.store.transact(lambda tx: tx.alerts_of([run_id]).get(run_id, [])))
         silent_since = self._services.timeline.ago(self._services.limits.assume_resolved_after)
         firing = [alert for alert in alerts if not alert.is_resolved and alert.last_heard_at >= silent_since]

@@ -27,7 +27,7 @@ from trainmedic_server.ports.store import Transaction
 
 RENEW_EVERY = timedelta(seconds=15)
 _RUNS_AT_ONCE = 200  # Runs read per transaction, because deliveries share the store's only writer
-_SHOWN = 8
+_SHOWN = 8  # nodes in a log line
 
 log = telemetry.logger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct, field
 
 _LATE = timedelta(minutes=2)  # A longer gap between two looks interrupts ``for``
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # begin of the grid of looks
 
 
 class Look(Struct, frozen=True):

@@ -31,7 +31,7 @@ from trainmedic_server.engine.matching import Candidate, MatchedAlert, PreparedD
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
 
-ALERT_NAME = "StartedByHand"
+ALERT_NAME = "StartedByHand"  # of stand-in alerts
 _MOST_FIRING = 10_000  # firing alerts that are searched
 
 

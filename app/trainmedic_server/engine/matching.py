@@ -105,7 +105,7 @@ class PreparedDelivery(Struct, frozen=True, dict=True):
 
 
 _NO_PLAYBOOKS = MatchedAlert()
-_ALWAYS_STORED = (NoReaction.MATCH_FAILED, NoReaction.EXCLUDED)
+_ALWAYS_STORED = (NoReaction.MATCH_FAILED, NoReaction.EXCLUDED)  # however many there are
 
 
 def match(playbooks: Iterable[CompiledPlaybook], alert: Alert, topology: Topology) -> MatchedAlert:

@@ -34,9 +34,9 @@ GROUP_EVERY = timedelta(minutes=1)  # Minimum time between two texts on one kind
 KEPT_WAITING = timedelta(days=1)  # Age at which an unsent message is dropped
 KEPT = timedelta(days=7)  # Time for which sent messages are remembered, to repeat none
 _LOOK_EVERY = timedelta(seconds=2)
-_FIRST_RETRY, _LONGEST_RETRY = 5.0, 300.0
+_FIRST_RETRY, _LONGEST_RETRY = 5.0, 300.0  # seconds
 _CLOSED = names(kinds.Closed)
-_TOO_LATE = "not sent for a day"
+_TOO_LATE = "not sent for a day"  # the reason after `KEPT_WAITING`
 _BROKEN_FOR = timedelta(seconds=30)  # How long a playbook file must be invalid. Saving twice takes less.
 
 log = telemetry.logger(__name__)

@@ -36,9 +36,9 @@ from trainmedic_server.presentation import questions, runs
 SOON = timedelta(seconds=10)  # Usual delay of a message, to combine several and to drop outdated ones
 OVERDUE = timedelta(minutes=2)  # Delay of a message about a failing undo
 LATE = timedelta(minutes=15)  # Delay from which a message states its event's time. Retries and grouping take less.
-_MOST_LINES = 20
+_MOST_LINES = 20  # of a combined message
 _MOST_CHARACTERS = 4_000
-_LONGEST_REASON = 200
+_LONGEST_REASON = 200  # characters of a reason in a title
 _FLAPS_WITHIN = timedelta(hours=4)  # Period with one message on refusals for a target
 
 # Topics of messages on no playbook.
@@ -151,7 +151,7 @@ def is_outdated(
             return False
 
 
-_HANDLED = frozenset({Decision.STARTED, Decision.JOINED})
+_HANDLED = frozenset({Decision.STARTED, Decision.JOINED})  # a run handles the alert after all
 
 
 def combined(messages: Sequence[Message], now: datetime) -> tuple[str, str, Severity]:
@@ -282,7 +282,7 @@ def _not_started(run: Run, decision: Decision, why: str) -> Draft | None:
 
 _IF_REPEATED = "It starts if the guard allows it when the alert is next reported, unless the alert is too old by then."
 _START = "To start it anyway: trainmedic runs start {playbook} --target {target}"
-_REMEDIES: Mapping[Decision, str] = {
+_REMEDIES: Mapping[Decision, str] = {  # for the refusals that people need to know
     Decision.CONCURRENCY_LIMITED: "See which runs are open: trainmedic history --open --playbook {playbook}. To let "
     "more run at once, raise max_concurrent in the guards of the playbook.",
     Decision.CAPACITY_LIMITED: "Return nodes to service, or lower min_available in the guards of the playbook.",

@@ -26,8 +26,8 @@ from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore
 
 LOOK_EVERY = timedelta(seconds=5)
-REMEMBERED = timedelta(hours=1)
-MOST_PLACES = 200_000
+REMEMBERED = timedelta(hours=1)  # after the last presence
+MOST_PLACES = 200_000  # locations; further ones are skipped
 _STORE_AGAIN = timedelta(minutes=10)  # Age of a location's stored time at which it is renewed
 _STORE_EVERY = timedelta(minutes=1)
 _UUID7_DIGITS = 12  # hexadecimal digits of the time in milliseconds

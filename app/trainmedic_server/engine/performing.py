@@ -22,7 +22,7 @@ from trainmedic_server.ports.actions import ON_RECORD, Action, Actions, Call, Cl
 
 GRACE = timedelta(seconds=5)  # Time after its deadline for an action to report before it is cancelled
 
-Work = Callable[[Call], Awaitable[Mapping[str, Any]]]
+Work = Callable[[Call], Awaitable[Mapping[str, Any]]]  # performs an attempt and returns its output
 
 log = telemetry.logger(__name__)
 

@@ -21,7 +21,7 @@ from trainmedic_server.ports.store import RunStore, Transaction
 # Compromise between the wait of deliveries for the only writer and a storm's duration (``benchmarks.alert_storm``).
 _BATCH = 200
 
-_FOR_MEMBERS = (OrderKind.CANCEL, OrderKind.UNDO, OrderKind.CLOSE_UNDO)
+_FOR_MEMBERS = (OrderKind.CANCEL, OrderKind.UNDO, OrderKind.CLOSE_UNDO)  # of a parent's orders
 T = TypeVar("T")
 
 log = telemetry.logger(__name__)

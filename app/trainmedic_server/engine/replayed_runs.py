@@ -25,7 +25,7 @@ from trainmedic_server.ports.store import GuardFacts
 
 # End of a run without a recorded end. Nothing is added to it, so that no time overflows.
 FAR = datetime.max.replace(tzinfo=UTC) - timedelta(days=3650)
-STARTS = frozenset({Decision.STARTED, Decision.OBSERVE_ONLY})
+STARTS = frozenset({Decision.STARTED, Decision.OBSERVE_ONLY})  # decisions with a run
 
 
 class ReplayedRun(Struct, eq=False):

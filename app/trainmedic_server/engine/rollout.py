@@ -18,7 +18,7 @@ from trainmedic_server.domain.playbook import Rollout
 
 AT_ONCE = 200  # most members that start in one transaction
 
-DEFAULTS = Rollout()
+DEFAULTS = Rollout()  # for playbooks without ``rollout``
 
 
 class StartMembers(Struct, frozen=True):

@@ -24,7 +24,7 @@ from trainmedic_server.ports.store import Transaction
 LOOK_EVERY = timedelta(seconds=10)
 _POSITION = "schedules"  # name of the stored position, in seconds since 1970
 _MOST_PATIENCE = timedelta(days=1)  # limits how many late times are computed
-_SAVE_EVERY = timedelta(minutes=1)
+_SAVE_EVERY = timedelta(minutes=1)  # the time up to which all times are decided
 
 _Key = tuple[str, str, str]  # playbook, schedule, timezone
 

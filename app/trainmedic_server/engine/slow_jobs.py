@@ -31,7 +31,7 @@ _LOOK_EVERY = timedelta(seconds=10)
 _AVERAGED_OVER = timedelta(minutes=5)  # ``5m`` in queries
 _LOG_AGE = timedelta(minutes=30)  # of findings that count
 _MOST_FIRING, _MOST_JOBS, _MOST_EARLIER = 10_000, 20, 10  # alerts; jobs of one look; verdicts of a job
-_PARTS = ("data", "compute", "wait")
+_PARTS = ("data", "compute", "wait")  # of a step, as in the names of metrics
 
 log = telemetry.logger(__name__)
 

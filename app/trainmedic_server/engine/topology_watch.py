@@ -34,7 +34,7 @@ FORGET_AFTER = timedelta(minutes=1)
 RENEW_EVERY = timedelta(milliseconds=200)
 # Minimum time after a failed or slow reading: deliveries must not wait for a silent Redis.
 RENEW_AFTER_FAILURE = timedelta(seconds=30)
-_LONGEST_RENEWAL_SECONDS = 0.5
+_LONGEST_RENEWAL_SECONDS = 0.5  # for which a delivery waits
 _NOTHING_KNOWN = (JobTopology(), AgentTopology())
 
 log = telemetry.logger(__name__)

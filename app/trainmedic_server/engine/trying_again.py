@@ -20,7 +20,7 @@ from trainmedic_server.ports.store import LinkedRun, Transaction
 
 _EVERY = timedelta(minutes=1)
 _SHORTEST_SLEEP = timedelta(seconds=1)
-_MOST_FIRING = 10_000
+_MOST_FIRING = 10_000  # alerts of one look
 
 
 class RepeatedRuns:

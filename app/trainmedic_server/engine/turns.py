@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-TURN = "turn"
+TURN = "turn"  # value of `Run.waiting_on`
 
 
 class RunQueue:

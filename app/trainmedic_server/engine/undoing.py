@@ -25,7 +25,7 @@ LATER_RETRY = timedelta(hours=1)
 KEPT_ATTEMPTS = 50  # The first attempt and the last ones are stored
 _STARTED_BY_ORDERS = (UndoStatus.AVAILABLE, UndoStatus.ARMED, UndoStatus.FAILED, UndoStatus.CLOSED)
 OPEN_TO_ORDERS = (*_STARTED_BY_ORDERS, UndoStatus.RUNNING)
-OPEN_TO_CLOSING = (UndoStatus.ARMED, UndoStatus.RUNNING, UndoStatus.FAILED)
+OPEN_TO_CLOSING = (UndoStatus.ARMED, UndoStatus.RUNNING, UndoStatus.FAILED)  # and in which one may drop it
 _WHY_UNSUCCESSFUL = {
     Status.FAILED: "the run failed",
     Status.CANCELLED: "the run was cancelled",

@@ -12,7 +12,7 @@ from trainmedic_server.domain.job_verdict import JobVerdict
 from trainmedic_server.domain.own_source import DIAGNOSIS, NODE_SUSPECT, SOURCE
 
 ALERTNAME = "TrainingFailed"
-OF_SLOW = "TrainingSlow"
+OF_SLOW = "TrainingSlow"  # alertname for slow jobs
 RESTARTED_BY = "restarted_by"  # label for playbooks, which then need not restart the job
 SUSPECT_WITHIN, SUSPECT_JOBS = timedelta(days=30), 3  # A node is suspect if verdicts on so many jobs name it
 

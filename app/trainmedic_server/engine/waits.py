@@ -31,9 +31,9 @@ from trainmedic_server.engine.looking import Look, Sight
 from trainmedic_server.engine.plan_values import RunDraft, TakeTarget, Wait
 
 WAITING_ON = "wait"  # value of `Run.waiting_on`
-MOOT = "the alert resolved before the wait was over"
+MOOT = "the alert resolved before the wait was over"  # why a wait was skipped
 HOLDS = "it holds"  # also the step's stored message while the condition holds
-_SHOWN = 80
+_SHOWN = 80  # characters of a condition
 
 
 def proceed(

@@ -18,7 +18,7 @@ from trainmedic_server.engine.looking import Look, Observed, Sight
 from trainmedic_server.engine.plan_values import RunDraft
 from trainmedic_server.ports.actions import ON_RECORD, Call
 
-_LONGEST_REASON = 300
+_LONGEST_REASON = 300  # characters
 
 
 class Watching:

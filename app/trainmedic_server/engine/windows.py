@@ -10,7 +10,7 @@ from trainmedic_server.domain import cron
 from trainmedic_server.domain.cron import CronWindow
 from trainmedic_server.domain.upcoming import clock
 
-WINDOW = "window"
+WINDOW = "window"  # value of `Run.waiting_on`
 
 
 def why_outside(windows: Sequence[CronWindow], now: datetime) -> str | None:

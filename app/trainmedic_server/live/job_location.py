@@ -12,7 +12,7 @@ from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.outside import CommandBus
 from trainmedic_server.ports.store import RunStore
 
-MOST_NODES = 2000
+MOST_NODES = 2000  # that a search may ask
 
 
 class JobNodes(Struct, frozen=True):

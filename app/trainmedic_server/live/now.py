@@ -31,7 +31,7 @@ from trainmedic_server.ports.store import History, HistoryFilter
 MOST = 500  # Most open runs in an answer, and most with a pending undo. Others are counted.
 MOST_ENDED = 200  # Most ended runs without a pending undo that are searched
 LASTING_CHANGES_FOR = timedelta(days=7)  # Age of a run up to which its changes without an undo are listed
-_ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.REJECTED)
+_ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.REJECTED)  # statuses of runs that may have acted
 _DAY = timedelta(days=1)
 _HOUR = timedelta(hours=1)
 
