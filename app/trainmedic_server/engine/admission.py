@@ -415,7 +415,7 @@ class Admitter:
         return self._modes[key]
 
     def _configured_mode(self, target: Target | Unresolved, also: tuple[Target, ...]) -> tuple[Mode, str]:
-        topology = self._facts.topology
+        topology = self._facts.topology  # for the server's mode there; the playbook's comes later
         if isinstance(target, Unresolved):
             return self._limits.mode, ""
         if target.kind is not TargetKind.GROUP or not self._limits.target_modes.entries:

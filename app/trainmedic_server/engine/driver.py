@@ -157,7 +157,7 @@ class Driver:
         self._new_sight = None
         self._look_once = isinstance(self._then, Look) and self._then.once
 
-    async def _carry_out(self) -> EndedAttempt | None:
+    async def _carry_out(self) -> EndedAttempt | None:  # None if the instruction was no attempt
         if not isinstance(self._then, (Look, TakeTarget)):
             self._stop_watching()
         self._drop_unneeded_target()
@@ -200,7 +200,7 @@ class Driver:
             sight=self._new_sight,
         )
 
-    async def _watch(self, look: Look) -> None:
+    async def _watch(self, look: Look) -> None:  # until a plan is needed: news, the deadline, or a look of `once`
         if self._watching is None or self._watching.sight.key != look.key:
             self._stop_watching()
             self._watching = Watching(look.key)

@@ -26,7 +26,7 @@ class JobEvaluations:
         self._shown: dict[str, Mapping[str, EvaluatedMetric]] = {}  # by the job's last presence with results
 
     def due(self, jobs: Sequence[Presence], now: datetime) -> list[Event]:
-        """Return the events to record. Call `note_recorded` once they are stored."""
+        """Return due events. Call `note_recorded` once they are stored."""
         present = {}
         for job in jobs:
             metrics = wire.read(job.details.get(wire.FIELD)) if job.doubt is None else ()

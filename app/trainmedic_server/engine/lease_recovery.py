@@ -233,6 +233,7 @@ class LeaseRecovery:
         by_command: dict[str, list[Renewal]] = {}
         for renewal in renewals:
             by_command.setdefault(renewal.effect.command_id, []).append(renewal)
+        # A multi-node command is done once it is in effect on all its nodes.
         complete = [of_command for of_command in by_command.values() if all(map(_is_in_effect, of_command))]
         for start in range(0, len(complete), _COMMANDS_AT_ONCE):
             batch = complete[start : start + _COMMANDS_AT_ONCE]
@@ -241,7 +242,7 @@ class LeaseRecovery:
             self._recorded_losses = {loss for loss in self._recorded_losses if loss[0] not in done}
             self._services.metrics.leases_set_again.inc(len(done))
 
-    def _record_done(self, complete: Iterable[Sequence[Renewal]], tx: Transaction) -> list[str]:
+    def _record_done(self, complete: Iterable[Sequence[Renewal]], tx: Transaction) -> list[str]:  # command IDs
         done = []
         for renewals in complete:
             effect = renewals[0].effect

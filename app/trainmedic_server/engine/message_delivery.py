@@ -43,7 +43,7 @@ log = telemetry.logger(__name__)
 
 
 class MessageDelivery:
-    """Outbox of messages, filled as a listener of events."""
+    """Outbox of messages, filled by events."""
 
     name = "messages"
     kinds = message_texts.KINDS

@@ -36,7 +36,7 @@ from trainmedic_server.presentation import questions, runs
 SOON = timedelta(seconds=10)  # Usual delay of a message, to combine several and to drop outdated ones
 OVERDUE = timedelta(minutes=2)  # Delay of a message about a failing undo
 LATE = timedelta(minutes=15)  # Delay from which a message states its event's time. Retries and grouping take less.
-_MOST_LINES = 20  # of a combined message
+_MOST_LINES = 20  # of a text
 _MOST_CHARACTERS = 4_000
 _LONGEST_REASON = 200  # characters of a reason in a title
 _FLAPS_WITHIN = timedelta(hours=4)  # Period with one message on refusals for a target

@@ -70,7 +70,7 @@ def _answered_step(
         raise errors.Conflict(f"run {run.id} does not wait for approval; it is {run.status}")
     terms = Terms.of(asked)
     if question not in (None, AskedQuestion(asked.id, terms.asked)):
-        raise errors.Conflict(f"run {run.id} now asks a different question; read it first")
+        raise errors.Conflict(f"run {run.id} now asks a different question; read it first")  # or the next round
     answers = approval.answers(asked, tx.orders_of([run.id]).get(run.id, ()))
     approvers = {earlier.actor for earlier in answers if earlier.kind is OrderKind.APPROVE}
     if len(approvers) >= terms.count or len(approvers) < len(answers):  # approved, or one answer is a rejection

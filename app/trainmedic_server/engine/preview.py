@@ -108,6 +108,7 @@ def _steps_ahead(
         if would.status is StepStatus.SKIPPED or not targets or would.action is None:
             continue
         action = actions.action_class(would.action)
+        # An action that changes nothing shows no targets.
         reached = targets if action is not None and action.harmful else ()
         nodes = {node for each in reached for node in _nodes_of(action, would.params, each, topology)}
         gpus = places.gpus_of(targets[0], topology) if len(targets) == 1 else selectors.gpus_of(targets, topology)

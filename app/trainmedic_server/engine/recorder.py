@@ -112,7 +112,7 @@ class Recorder:
         return [snapshots.get(run_id) for run_id in run_ids]
 
     async def transact(self, work: Callable[[Transaction], T]) -> T:
-        """Repeat the transaction while the store is unavailable."""
+        """Repeat it while the store is unavailable."""
         backoff = Backoff(first=0.1, longest=5.0)
         while True:
             try:

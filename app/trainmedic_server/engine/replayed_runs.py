@@ -225,6 +225,7 @@ class ReplayedRuns:
         return frozenset(found)
 
     def _facts(self, key: Key, runs: list[ReplayedRun], now: datetime, own: ReplayedRun | None) -> Iterator[GuardFacts]:
+        # The least and the most of each figure, in all combinations.
         of_playbook = self._by_playbook.get(key[0])
         if of_playbook is None:
             yield GuardFacts()

@@ -46,6 +46,7 @@ class SilentAlerts:
     async def check(self) -> None:
         services = self._services
         patience = services.limits.assume_resolved_after
+        # Alertmanager is asked early. Without one, the time without a server does not count.
         moment = (
             services.clock.now() - min(ASK_AFTER, patience / 2) if self._source else services.timeline.ago(patience)
         )

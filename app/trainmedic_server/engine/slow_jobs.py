@@ -102,6 +102,7 @@ class SlowJobs:
         log.info("job is slow", job=job, cause=made.cause, confidence=made.confidence, verdict=verdict.summary)
 
     async def _verdict_of_log(self, job: str, now: datetime, *, has_dropped: bool) -> Verdict | None:
+        # Without figures, only a throughput drop gives a verdict, which is a hint.
         open_findings = await self._store.transact(lambda tx: tx.findings.all_open())
         findings = [
             each.as_finding

@@ -290,7 +290,7 @@ def _has_waited(run: Run) -> bool:
     return run.waiting_on is not None or any(step.status is not StepStatus.PENDING for step in run.steps)
 
 
-def _wait(draft: RunDraft, state: StepState, definition: WaitStep) -> Wait | None:
+def _wait(draft: RunDraft, state: StepState, definition: WaitStep) -> Wait | None:  # ``wait_for: resolved``
     if not draft.run.has_alert and not draft.outside.resolved:
         draft.end(state, StepStatus.SKIPPED, message="it was started by hand, and no alert fires that could resolve")
         draft.add_event(kinds.StepSkipped(state.id, when="started by hand: there is no alert"))

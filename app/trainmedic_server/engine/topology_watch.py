@@ -115,7 +115,7 @@ class TopologyWatch:
             jobs, listed = await asyncio.gather(source.jobs(), source.agents())
         # Untrusted presences count only if they were trusted a moment ago.
         agents = [agent for agent in listed if agent.doubt is None or agent.details]
-        presences = (
+        presences = (  # the parts that a topology shows
             {job.name: [job.details.get(name) for name in ("placement", "namespace", "slurm")] for job in jobs},
             {agent.name: agent.details.get("gpus") for agent in agents},
         )

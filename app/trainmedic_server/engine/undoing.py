@@ -23,9 +23,10 @@ LONGEST_RETRY = timedelta(minutes=5)
 FREQUENT_ATTEMPTS = 300  # Attempts after which `LATER_RETRY` applies
 LATER_RETRY = timedelta(hours=1)
 KEPT_ATTEMPTS = 50  # The first attempt and the last ones are stored
+# States of undos that an operator can order or drop. An order for a running one repeats it at once.
 _STARTED_BY_ORDERS = (UndoStatus.AVAILABLE, UndoStatus.ARMED, UndoStatus.FAILED, UndoStatus.CLOSED)
 OPEN_TO_ORDERS = (*_STARTED_BY_ORDERS, UndoStatus.RUNNING)
-OPEN_TO_CLOSING = (UndoStatus.ARMED, UndoStatus.RUNNING, UndoStatus.FAILED)  # and in which one may drop it
+OPEN_TO_CLOSING = (UndoStatus.ARMED, UndoStatus.RUNNING, UndoStatus.FAILED)
 _WHY_UNSUCCESSFUL = {
     Status.FAILED: "the run failed",
     Status.CANCELLED: "the run was cancelled",
@@ -161,7 +162,7 @@ def _was_held_for_person(run: Run, state: StepState, actions: Actions) -> bool:
 
 def _continue_undo(
     draft: RunDraft, state: StepState, undo: Undo, by_hand: OperatorOrder | None
-) -> PerformAttempt | datetime:
+) -> PerformAttempt | datetime:  # the attempt that is due, or the time of the next one
     last = undo.attempts[-1]
     if last.status == "running":
         # It timed out while no server was up, or began before the clock was set back.

@@ -151,7 +151,7 @@ def _first_applicable(
             if definition.when is not None and not playbook.when(state.phase, state.index, names):
                 continue
         except errors.ExpressionError:
-            note = f"only if {definition.when}"
+            note = f"only if {definition.when}"  # it depends on steps that have not ended
         return _rendered(playbook, state, definition, names, note)
     return Upcoming(outcome="failed" if has_failed else "succeeded")
 

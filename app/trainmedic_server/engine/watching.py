@@ -60,6 +60,7 @@ async def observe(services: EngineServices, draft: RunDraft, look: Look) -> Obse
 
 
 async def _call_action(services: EngineServices, draft: RunDraft, look: Look) -> Mapping[str, Any] | str:
+    # The output, or why there is none.
     actions, run, now = services.actions, draft.run, services.clock.now()
     action_class = actions.action_class(look.action)
     if action_class is None or run.target is None:

@@ -106,7 +106,7 @@ class Workers:
         except Exception:  # no caller is left, and the others must not fail too
             log.exception("cannot take back unstarted attempt", run_id=driver.run.id)
 
-    async def _recover_run(self, snapshot: RunSnapshot, down_for: timedelta) -> None:
+    async def _recover_run(self, snapshot: RunSnapshot, down_for: timedelta) -> None:  # closes it if it cannot continue
         run, playbook = snapshot.run, None
         services = self._services
         outside = OutsideState(snapshot.alerts, snapshot.orders)
