@@ -250,7 +250,7 @@ class Admitter:
             if decision not in _ADMITTED and not self._reports_limit(candidate, decision):
                 return last  # a refused repetition leaves no record
             self._repeats = last.run_id
-        refused = beginnings.refusal_of(record.alert)
+        refused = beginnings.refusal_of(record.alert)  # such as a missed time of a schedule
         outcome = guards.GuardDecision(*refused) if refused is not None else self._apply_guards(alert, candidate)
         if before and outcome.decision in PASSING:  # one record of refusals suffices
             if outcome.decision != before[-1].decision:
@@ -313,7 +313,7 @@ class Admitter:
         if outcome.decision is Decision.OBSERVE_ONLY:
             return guards.GuardDecision(Decision.OBSERVE_ONLY, why)
         if outcome.decision is Decision.STARTED and selection is not None and mode is Mode.ENFORCE:
-            nodes = selectors.nodes_of(selection.members, self._facts.topology)
+            nodes = selectors.nodes_of(selection.members, self._facts.topology)  # nobody approves the list
             acted_on, known_nodes = self._facts.nodes_acted_on, self._facts.known_nodes
             reason = guards.why_group_refused(nodes, acted_on, known_nodes, self._limits)
             if reason is not None:

@@ -149,7 +149,7 @@ def explain_for_a_test(
     actions: Actions,
     limits: EngineLimits,
 ) -> tuple[ExplainedAlert, ...]:
-    """Explain each alert alone, at its start and in mode enforce, as a playbook test would."""
+    # Each alert alone, at its start and in mode enforce, as a playbook test would explain it.
     enforcing = replace(limits, mode=Mode.ENFORCE)
     return tuple(
         explained

@@ -45,7 +45,7 @@ class _Group(NamedTuple):
     """Findings of a node under one limit, so that one job's output hides no others."""
 
     node: str
-    is_printed: bool
+    is_printed: bool  # False only for lines that no job can write, such as the kernel's
     job: str | None
     """Trusted job that printed them. None for the kernel's lines and for claimed jobs."""
 
@@ -59,7 +59,7 @@ class _Work(Struct):
 
     known: dict[str, KnownFinding]  # by ID
     open_ids: dict[str, str]  # of open findings, by `KnownFinding.key`
-    episodes: dict[EpisodeKey, Episode]
+    episodes: dict[EpisodeKey, Episode]  # state of a finding in one stream of lines
     changed: set[str] = field(default_factory=set)
     changed_episodes: set[EpisodeKey] = field(default_factory=set)
     excerpts: dict[tuple[str, EpisodeKey], KnownExcerpt] = field(default_factory=dict)

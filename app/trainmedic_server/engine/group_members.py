@@ -55,8 +55,8 @@ async def start(
 ) -> StartedMembers:
     """Start members in one transaction. None starts after a cancellation or the end of the alert."""
     topology, rules = services.topology(), group_plan.settings(playbook)
-    is_limited = rules.max_unavailable is not None
-    count = len(progress.members) if is_limited else order.count
+    has_limit = rules.max_unavailable is not None
+    count = len(progress.members) if has_limit else order.count  # with a limit, not all fit
     keys = group_plan.chosen(rules, progress, count, parent.id, topology)
 
     def work(tx: Transaction) -> StartedMembers:
@@ -64,7 +64,7 @@ async def start(
             return StartedMembers()
         now, ago = services.clock.now(), services.timeline.by_clock()
         chosen, held, own, tries_again = keys, "", False, None
-        if is_limited:
+        if has_limit:
             room = _capacity(tx, rules, parent, progress, topology, now)
             if isinstance(room, str):
                 return StartedMembers(held=room)
@@ -80,7 +80,7 @@ async def start(
         if facts.controls.breaker_open:
             return StartedMembers(held=facts.controls.breaker_reason or "the breaker is open")
         is_vouched = is_approved(parent)
-        if not is_vouched and progress.last_batch is None:
+        if not is_vouched and progress.last_batch is None:  # the first batch
             whole = [Target.of_key(key) for key in progress.members]
             refused = why_refused(whole, facts, topology, services)
             if refused is not None:

@@ -74,7 +74,7 @@ class DiagnosisStore(RunStore, FindingHistory, VerdictSource, Protocol):
 
 
 class JobDiagnoses:
-    """Firing alerts are repeated after `repeat_every`."""
+    """`ids` makes IDs of verdicts. Firing alerts are repeated after `repeat_every`."""
 
     def __init__(
         self,
@@ -234,7 +234,7 @@ class JobDiagnoses:
         """Make or update the verdict on each reported failure, then on the newest unreported one."""
         now, stepping = self._clock.now(), self._stepping.get(job)
         earlier = await self._store.transact(lambda tx: tx.verdicts.of_job(job, _MOST_EARLIER))
-        earlier = [each for each in earlier if not each.is_slow]
+        earlier = [each for each in earlier if not each.is_slow]  # newest first
         reported: set[str] = set()
         for before, report in pairwise((None, *reports)):
             if report is None or not report.is_failure:

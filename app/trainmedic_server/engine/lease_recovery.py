@@ -80,9 +80,9 @@ class LeaseRecovery:
             renewal for renewal in lost if (renewal.effect.command_id, renewal.node) not in self._recorded_losses
         ]
         if unrecorded:
-            recorded = await self._services.store.transact(lambda tx: self._record_losses(tx, unrecorded))
+            count = await self._services.store.transact(lambda tx: self._record_losses(tx, unrecorded))
             self._recorded_losses |= {(renewal.effect.command_id, renewal.node) for renewal in unrecorded}
-            self._services.metrics.leases_lost.inc(recorded)
+            self._services.metrics.leases_lost.inc(count)
         expired = {renewal.effect.command_id: renewal.effect for renewal in renewals if renewal.has_expired}
         # An earlier server may have been killed while reapplying, so look up each command once.
         await self._record_reapplied(

@@ -231,7 +231,7 @@ class ReplayedRuns:
             yield GuardFacts()
             return
         counted = [run for run in runs if run.is_counted and run.earliest <= now]
-        ended = {
+        ended = {  # the earliest end that is certain, and the latest that is possible
             max((run.ends_from for run in counted if run.is_certain), default=None),
             max((min(run.ends_by, now) for run in counted), default=None),
         }

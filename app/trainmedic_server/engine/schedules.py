@@ -44,7 +44,7 @@ def due(
     patience: timedelta,
     skipped: Callable[[datetime], bool] = lambda moment: False,
 ) -> DueTimes:
-    """Return the times after `since`, up to `now`.
+    """Decide on the times after `since`, up to `now`: the last one starts a run, others are missed.
 
     Times older than `patience`, or `skipped` by the clock, start nothing.
     """
@@ -88,6 +88,7 @@ class Schedules:
     async def check(self) -> None:
         """Start what is due. Raises TrainmedicError, then decided times are found again."""
         now = self._services.clock.now()
+        # A time after now stems from a wrong clock.
         since = min(self._looked_at or await self._load_position() or now, now)
         scheduled = {_key(each): each for each in self._services.catalog.all() if each.definition.on.schedule}
         # A schedule that was not there at the last look counts from it.
