@@ -14,7 +14,7 @@ from trainmedic_server.engine.plan_values import RunDraft
 from trainmedic_server.engine.step_sequence import step_definition, tolerates_timeout
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
-NOT_BEGUN = "the alert resolved before it began"  # message of skipped steps, by which `left_out` finds them
+NOT_BEGUN = "the alert resolved before it began"  # message of skipped steps, by which `prevented_steps` finds them
 
 
 def is_unwanted(draft: RunDraft, state: StepState) -> bool:
@@ -77,7 +77,7 @@ def skip_to_wait(draft: RunDraft, first: StepState) -> None:
             draft.add_event(StepSkipped(state.id, why=NOT_BEGUN))
 
 
-def left_out(run: Run) -> Iterator[StepState]:
+def prevented_steps(run: Run) -> Iterator[StepState]:
     """Yield steps that the end of the alert prevented or stopped."""
     for state in run.steps:
         if state.message == NOT_BEGUN or (state.kind == "action" and state.status is StepStatus.CANCELLED):

@@ -40,7 +40,7 @@ def proceed(draft: RunDraft) -> StartMembers | Wait | RolloutOver | StepState:
     """Return the rollout's next act, a step of the check after its last batch, or that it is over."""
     group = _progress(draft)
     if group.has_acted and draft.run.acted_at is None:
-        draft.run = replace(draft.run, acted_at=draft.now)
+        draft.run = replace(draft.run, acted_at=draft.now)  # through a member
     then = rollout.next_of(settings(draft.playbook), group, may_start=not after_resolve.is_resolved(draft))
     check = _step_of_check(draft, group, then)
     if check is not None:
@@ -85,7 +85,7 @@ def _step_of_check(
     return step_sequence.next_of_check(draft.run)
 
 
-def why_ended(draft: RunDraft, broken: StepState, why: str) -> str:
+def why_ended(draft: RunDraft, broken: StepState, why: str) -> str:  # with the members' counts, if a check failed
     if broken.phase != CHECK or draft.run.batch is None:
         return why
     return f"{why}; {_progress(draft).counts}"

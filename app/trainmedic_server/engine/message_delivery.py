@@ -145,6 +145,7 @@ class MessageDelivery:
 
     def _without_known(self, tx: Transaction, made: Sequence[Message], *, only_sent: bool = False) -> list[Message]:
         """Omit messages that are stored for any channel (`only_sent`: and sent), so that new routes repeat none."""
+        # IDs end with the channel (`_messages_of`).
         names = {message.id: message.id.removesuffix(message.channel) for message in made}
         if not names:
             return []

@@ -142,7 +142,7 @@ def _advance_open(draft: RunDraft) -> Instruction | None:
         then = _continue_attempt(draft, interrupted)
         if then is not None:
             return then
-    order = draft.outside.last(OrderKind.CANCEL, OrderKind.UNDO)
+    order = draft.outside.last(OrderKind.CANCEL, OrderKind.UNDO)  # an undo of an open run ends it first
     if order is not None and not approval_steps.is_rejected(draft):
         last = group_plan.wait_for_last(draft)
         if last is not None:
@@ -276,7 +276,7 @@ def _with_refusal(run: Run, reasons: Sequence[str]) -> str:  # a refusal by ``ma
 
 def _summary(run: Run) -> str:
     failed = _failures(run)
-    not_begun = [step.id for step in after_resolve.left_out(run) if not step.attempts]
+    not_begun = [step.id for step in after_resolve.prevented_steps(run) if not step.attempts]
     if not_begun:
         failed.append(f"the alert resolved before {', '.join(not_begun)} began")
     done = f"applied {run.action_taken}" if run.action_taken else "nothing was applied"

@@ -91,12 +91,12 @@ def _begin_or_skip(draft: RunDraft, state: StepState, definition: Step) -> bool:
         if definition.when is None or draft.playbook.when(state.phase, state.index, draft.scope()):
             return True
     except errors.ExpressionError as error:
-        left_out = ", ".join(step.id for step in after_resolve.left_out(draft.run))
-        if not left_out:
+        prevented = ", ".join(step.id for step in after_resolve.prevented_steps(draft.run))
+        if not prevented:
             _fail(draft, state, str(error))
             return False
         # The condition may use the output of a step that was not carried out.
-        reason = f"its condition was not met: {error}; the alert resolved before {left_out} had ended"
+        reason = f"its condition was not met: {error}; the alert resolved before {prevented} had ended"
     draft.end(state, StepStatus.SKIPPED, message=reason)
     draft.add_event(kinds.StepSkipped(state.id, when=definition.when))
     return False

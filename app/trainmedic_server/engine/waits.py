@@ -120,8 +120,8 @@ def _poll(draft: RunDraft, state: StepState, definition: PollStep) -> Look | Tak
     assert deadline is not None
     sight = draft.sight if draft.sight is not None and draft.sight.key == state.key else None
     look = _look_of(definition, state, deadline)
-    is_over = sight is not None and bool(sight.holds) and (draft.look_once or sight.is_over(look))
     # Under a just taken lock, one look suffices: the condition has held for `held_for` before.
+    is_over = sight is not None and bool(sight.holds) and (draft.look_once or sight.is_over(look))
     if sight is not None:
         state = _record_change(draft, state, definition, sight)
     if is_over and (draft.has_target or not claims.is_unlocked(draft.run)):
