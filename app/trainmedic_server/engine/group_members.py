@@ -56,7 +56,7 @@ async def start(
     """Start members in one transaction. None starts after a cancellation or the end of the alert."""
     topology, rules = services.topology(), group_plan.settings(playbook)
     has_limit = rules.max_unavailable is not None
-    count = len(progress.members) if has_limit else order.count  # with a limit, not all fit
+    count = len(progress.members) if has_limit else order.count  # with a limit, not every one fits
     keys = group_plan.chosen(rules, progress, count, parent.id, topology)
 
     def work(tx: Transaction) -> StartedMembers:

@@ -54,7 +54,7 @@ class NodeWatch:
         self._clock = clock
         self._metrics = metrics
         self._places: dict[JobPlace, datetime] = {}  # with the time of the last presence
-        self._stored: dict[JobPlace, datetime] = {}
+        self._stored: dict[JobPlace, datetime] = {}  # with the stored time
         self._store_from: datetime | None = None  # None after a failure: at the next look
         self.progress: dict[str, JobProgress] = {}  # connected jobs
         self._read_places = PartReader("placement", _places_of)

@@ -34,7 +34,7 @@ class RepeatedRuns:
 
         async def sleep(seconds: float) -> None:
             until_due = self._next - self._services.clock.now() if self._next is not None else _EVERY
-            # A run that ends after the look may be due so soon.
+            # A run that ends right after a look is due as soon as its rule says.
             shortest = min((again.after for again in self._rules()), default=_EVERY)
             left = max(min(until_due, shortest, timedelta(seconds=seconds)), _SHORTEST_SLEEP)
             await clock(left.total_seconds())
