@@ -18,7 +18,7 @@ from trainmedic_server.ports.playbooks import Scope
 
 
 def proceed(draft: RunDraft, state: StepState, definition: ApproveStep) -> Wait | None:
-    """Ask, or continue waiting; None once the step is final."""
+    """Ask, or wait on; None once the step is final."""
     if state.status is StepStatus.PENDING:
         asked = _ask(draft, state, definition)
         if asked is None:
@@ -68,7 +68,7 @@ def _deadline(draft: RunDraft, state: StepState) -> datetime | None:
 
 
 def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
-    """None if the question's template failed, and so the step."""
+    """Return None if the question's template failed, which fails the step."""
     question, names = definition.question, draft.scope()
     try:
         message = draft.playbook.message(state.phase, state.index, names)

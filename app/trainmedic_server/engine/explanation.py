@@ -88,6 +88,7 @@ class ExplainContext(Struct, frozen=True):
 def prepared(
     playbooks_for: Callable[[str], Sequence[CompiledPlaybook]], mapped: Sequence[MappedAlert], topology: Topology
 ) -> PreparedDelivery:
+    # All reasons of playbooks that do not match, while the intake stores a few.
     matched = []
     for each in mapped:
         made = matching.match(playbooks_for(each.alert.name), each.alert, topology)

@@ -86,7 +86,7 @@ class JobWatch:
         return lives is None or job in lives or len(lives) >= MOST_JOBS
 
     def slurm_id_of(self, job: str) -> str | None:
-        """Return the Slurm ID that the job last reported since the server's start."""
+        """Return the job's Slurm ID last reported since the server's start."""
         return self._slurm_ids.get(job)
 
     async def end(self, job: str, actor: str, note: str) -> JobLife:

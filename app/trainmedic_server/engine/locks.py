@@ -65,7 +65,7 @@ class TargetLocks:
 
     def holder(self, claim: Claim) -> str | None:
         """Return the run with an overlapping lock."""
-        claims = self._held.possibly_overlapping(claim)
+        claims = self._held.possibly_overlapping(claim)  # reservations have no run yet
         return next((run for run, held in claims if run not in self._keepers and held.overlaps(claim)), None)
 
     def blocker(self, run_id: str, claim: Claim) -> str | None:

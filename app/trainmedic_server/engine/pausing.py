@@ -94,7 +94,7 @@ def end(
 ) -> tuple[Controls, list[Event]]:
     """Return the switches without the `wanted` pauses, or without all that hold runs now.
 
-    Recurring ones return with their next window.
+    Without `wanted`, recurring ones return with their next window.
     """
     kept: list[OperatorPause] = []
     events: list[Event] = []

@@ -71,7 +71,7 @@ def _end_moot(draft: RunDraft, state: StepState) -> None:
 
 
 def _begin(draft: RunDraft, state: StepState, definition: PollStep | DelayStep | UntilStep) -> StepState | None:
-    """None if a template failed, and so the step."""
+    """Return None if a template failed, which fails the step."""
     params: Mapping[str, Any] = {}
     try:
         if isinstance(definition, PollStep):
