@@ -74,7 +74,7 @@ class DiagnosisStore(RunStore, FindingHistory, VerdictSource, Protocol):
 
 
 class JobDiagnoses:
-    """`ids` makes IDs of verdicts. Firing alerts are repeated after `repeat_every`."""
+    """Firing alerts are repeated after `repeat_every`."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class JobDiagnoses:
         clock: Clock,
         metrics: telemetry.Metrics,
         repeat_every: timedelta,
-        ids: Callable[[], str] = envelope.new_id,
+        ids: Callable[[], str] = envelope.new_id,  # of verdicts
         verdicts: JobVerdicts | None = None,
         pods: JobPods = NoPods(),
     ) -> None:

@@ -306,7 +306,7 @@ def _untargeted(kind: str, why: str, run: Run) -> Draft | None:
         "If the node exists, start its agent or name it in the file of --inventory. Otherwise have the alert's "
         "rule set a label that names the node, the GPU or the job. How the labels were read: "
         f"trainmedic why --alert {shlex.quote(run.alert_name)}",
-        "You are not notified of this one again for a week.",
+        "You are not notified of this one again for a week.",  # `message_delivery.KEPT`
     ]
     unknown_hosts = _hosts(label for label in _labels_in(why, subjects) if f"{label} {UNKNOWN}" in why)
     hosts = unknown_hosts or _hosts(_labels_in(why, subjects)) or _hosts(starmap(Label, subjects.items()))
