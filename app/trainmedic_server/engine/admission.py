@@ -33,12 +33,12 @@ from trainmedic_server.ports.store import GuardFacts, LinkedRun
 
 FirstPlan = Callable[[StartedRun, datetime], RunPlan | None]
 """Returns None to leave the plan to the driver."""
-_ADMITTED = frozenset({Decision.STARTED, Decision.JOINED, Decision.OBSERVE_ONLY})
+_ADMITTED = frozenset({Decision.STARTED, Decision.JOINED, Decision.OBSERVE_ONLY})  # with a run
 _TARGET_NOT_FOUND = frozenset({Decision.TARGET_UNKNOWN, Decision.TARGET_AMBIGUOUS})
 
 
 class Admitter:
-    """Each decision updates the facts for the next ones."""
+    """Decides on alerts one after another. Each decision updates the facts for the next."""
 
     def __init__(
         self, facts: AdmissionFacts, limits: EngineLimits, new_id: Callable[[], str], now: datetime, ago: Ago
@@ -58,17 +58,17 @@ class Admitter:
         self._runs: dict[str, Run] = {}
         self._modes: dict[tuple[str, str, tuple[Target | Unresolved, ...]], tuple[Mode, str]] = {}
         self._steps: dict[tuple[str, str, bool, Sequence[str]], tuple[StepState, ...]] = {}
-        self._links: list[tuple[str, Identity]] = []
+        self._links: list[tuple[str, Identity]] = []  # run ID and alert
         self._events: list[Event] = []
-        self._nodes: set[str] = set()
-        self._controls: Controls | None = None
-        self._to_drive: dict[str, StartedRun] = {}
-        self._touched: set[str] = set()
-        self._frozen: dict[str, Sequence[str]] = {}
-        self._selections: dict[str, Selection | Unresolved] = {}
+        self._nodes: set[str] = set()  # targets of started runs, which are known nodes from now on
+        self._controls: Controls | None = None  # None if unchanged
+        self._to_drive: dict[str, StartedRun] = {}  # open runs by ID
+        self._touched: set[str] = set()  # IDs of runs whose alerts changed
+        self._frozen: dict[str, Sequence[str]] = {}  # target keys of a new group's members, by run ID
+        self._selections: dict[str, Selection | Unresolved] = {}  # a group's members, by its target key
 
     def changes(self, first_plan: FirstPlan | None = None) -> AdmissionChanges:
-        """Return all changes. Runs that changed again get no first plan."""
+        """Return all changes. A run that a later alert changed gets no first plan."""
         runs, to_drive, events = dict(self._runs), dict(self._to_drive), list(self._events)
         for run_id, started in self._to_drive.items():
             first = first_plan(started, self._now) if first_plan is not None and run_id not in self._touched else None
@@ -98,7 +98,7 @@ class Admitter:
 
         Raises Conflict if a run of the playbook is open on the target.
         """
-        outcome = self._apply_guards(replace(record.alert, starts_at=self._now), candidate)
+        outcome = self._apply_guards(replace(record.alert, starts_at=self._now), candidate)  # its age does not count
         if outcome.decision is Decision.JOINED:
             open_run = self._facts.open_runs[candidate.key]
             raise errors.Conflict(f"run {open_run} of {candidate.key[0]} on {candidate.key[1]} is open")
@@ -172,13 +172,13 @@ class Admitter:
         if rejected.is_end:
             self._supersede(rejected.identity)
 
-    def _resolve(self, record: AlertRecord, because: str) -> None:
+    def _resolve(self, record: AlertRecord, because: str) -> None:  # for `AlertRecord.resolved_because`
         ended = replace(record, last_heard_at=self._now, resolved_at=self._now, resolved_because=because)
         self._save_record(ended)
         for run in self._facts.linked.get(record.identity, ()):
             self._add_event(run.run_id, kinds.AlertResolved(record.alert.name, because))
             if run.status not in (Status.NOT_STARTED, Status.OBSERVED):
-                self._touched.add(run.run_id)
+                self._touched.add(run.run_id)  # also a closed run: an undo may be due
 
     def _known_stand_in(self, alert: Alert) -> AlertRecord | None:
         if not alert.is_stand_in:
@@ -198,7 +198,7 @@ class Admitter:
             ]
             return True, decisions
         earlier = self._facts.records.get(alert.identity)
-        if earlier is not None and earlier.is_resolved and earlier.resolved_because != "assumed":
+        if earlier is not None and earlier.is_resolved and earlier.resolved_because != "assumed":  # its end is certain
             ended = replace(earlier, last_heard_at=self._now, count=earlier.count + 1)
             decisions = [self._decide_overtaken(ended, candidate) for candidate in matched.candidates]
             self._save_record(_with_reactions(ended, decisions, matched))
@@ -236,8 +236,8 @@ class Admitter:
         passing = PASSING | _TARGET_NOT_FOUND if is_found else PASSING  # a target unknown at first may be known now
         open_run = self._facts.open_runs.get(candidate.key)
         if before and any(run.run_id == open_run and run.decision == Decision.RATE_LIMITED for run in before):
-            return PlaybookDecision(open_run or "", name, target_key, Decision.RATE_LIMITED)
-        acted = [run for run in before if run.decision not in passing]
+            return PlaybookDecision(open_run or "", name, target_key, Decision.RATE_LIMITED)  # on_limited still runs
+        acted = [run for run in before if run.decision not in passing]  # also final refusals, such as stale
         self._repeats, alert = None, record.alert
         if acted:
             last = PlaybookDecision(acted[-1].run_id, name, acted[-1].target_key, Decision.DUPLICATE)
@@ -247,11 +247,11 @@ class Admitter:
             before, alert = before[before.index(acted[-1]) + 1 :], replace(alert, starts_at=self._now)
             decision = self._apply_guards(alert, candidate).decision
             if decision not in _ADMITTED and not self._reports_limit(candidate, decision):
-                return last
+                return last  # a refused repetition leaves no record
             self._repeats = last.run_id
-        refused = beginnings.refusal_of(record.alert)
+        refused = beginnings.refusal_of(record.alert)  # such as a missed time of a schedule
         outcome = guards.GuardDecision(*refused) if refused is not None else self._apply_guards(alert, candidate)
-        if before and outcome.decision in PASSING:
+        if before and outcome.decision in PASSING:  # one record of refusals suffices
             if outcome.decision != before[-1].decision:
                 self._add_event(before[-1].run_id, DECIDED[outcome.decision](record.alert.name, why=outcome.why))
             return PlaybookDecision(before[-1].run_id, name, before[-1].target_key, outcome.decision, outcome.why)
@@ -267,7 +267,7 @@ class Admitter:
         return PlaybookDecision(run.id, name, target_key, outcome.decision, outcome.why)
 
     def _reports_limit(self, candidate: Candidate, decision: Decision) -> bool:
-        """Return whether the refused run carries out ``on_limited``."""
+        """Return whether the refused run carries out ``on_limited``, once in a period of ``max_runs``."""
         playbook, rules = candidate.playbook.definition, candidate.playbook.definition.guards
         if decision is not Decision.RATE_LIMITED or not rules.on_limited or self._by_hand is not None:
             return False
@@ -312,7 +312,7 @@ class Admitter:
         if outcome.decision is Decision.OBSERVE_ONLY:
             return guards.GuardDecision(Decision.OBSERVE_ONLY, why)
         if outcome.decision is Decision.STARTED and selection is not None and mode is Mode.ENFORCE:
-            nodes = selectors.nodes_of(selection.members, self._facts.topology)
+            nodes = selectors.nodes_of(selection.members, self._facts.topology)  # nobody approves the list
             acted_on, known_nodes = self._facts.nodes_acted_on, self._facts.known_nodes
             reason = guards.why_group_refused(nodes, acted_on, known_nodes, self._limits)
             if reason is not None:
@@ -355,11 +355,11 @@ class Admitter:
         vouched: bool,
         gone: str | None,
     ) -> str | None:
-        """Give a member its run. Return why it must wait; None if it need not.
+        """Record a member's run, started or refused. Return None, or why the member must wait instead.
 
         `vouched`: a person approved the list, so the breaker does not count it. `gone`: why the member vanished.
         """
-        if isinstance(candidate.target, Unresolved):
+        if isinstance(candidate.target, Unresolved):  # the jobs on it are not known
             return candidate.target.why
         outcome = self._guard_member(candidate, gone)
         short = self._min_available_refusal(candidate.playbook, target, outcome.decision)
@@ -374,7 +374,7 @@ class Admitter:
         run = self._new_run(record, candidate, outcome, parent)
         run = replace(run, parent=parent.id, batch=batch)
         if run.mode is not Mode.OBSERVE:
-            run = replace(run, mode=Mode.APPROVE if vouched else Mode.ENFORCE)
+            run = replace(run, mode=Mode.APPROVE if vouched else Mode.ENFORCE)  # for `Run.is_vouched_for`
         self._runs[run.id] = run
         self._add_event(run.id, DECIDED[run.decision](record.alert.name, run.playbook, target.key, outcome.why or None))
         if run.status is not Status.NOT_STARTED:
@@ -390,7 +390,7 @@ class Admitter:
             holder = self._facts.open_runs[candidate.key]
             return guards.GuardDecision(Decision.TARGET_BUSY, f"run {holder} of the playbook is open on it")
         mode, why = self._mode_and_reason(candidate.playbook, candidate.target, candidate.also)
-        cooldown = Guards(cooldown=candidate.playbook.definition.guards.cooldown)
+        cooldown = Guards(cooldown=candidate.playbook.definition.guards.cooldown)  # the parent passed the others
         facts = self._guard_facts(candidate)
         outcome = guards.decide(
             cooldown, mode, facts, self._facts.controls, self._limits, self._now, self._now, self._ago
@@ -414,7 +414,7 @@ class Admitter:
         return self._modes[key]
 
     def _configured_mode(self, target: Target | Unresolved, also: tuple[Target, ...]) -> tuple[Mode, str]:
-        topology = self._facts.topology
+        topology = self._facts.topology  # for the server's mode there; the playbook's comes later
         if isinstance(target, Unresolved):
             return self._limits.mode, ""
         if target.kind is not TargetKind.GROUP or not self._limits.target_modes.entries:
@@ -545,7 +545,7 @@ class Admitter:
         if run.is_open:
             self._opened[name] += 1
             self._facts.open_runs[candidate.key] = run.id
-        else:
+        else:  # only observed, so it has ended
             facts = self._facts.guards.get(candidate.key, GuardFacts())
             self._facts.guards[candidate.key] = replace(facts, last_ended_at=self._now)
         if run.target is not None and run.target.node is not None:

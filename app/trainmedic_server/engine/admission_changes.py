@@ -15,7 +15,7 @@ from trainmedic_server.engine.plan_values import Instruction, OutsideState
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
 
-_REJECTED_IN_HISTORY = 20
+_REJECTED_IN_HISTORY = 20  # events per delivery
 
 
 class StartedRun(Struct, frozen=True):
@@ -31,15 +31,15 @@ class AdmissionChanges(Struct, frozen=True):
 
     records: Mapping[Identity, AlertRecord]
     runs: Sequence[Run]
-    links: Sequence[tuple[str, Identity]]
+    links: Sequence[tuple[str, Identity]]  # run ID and alert
     events: Sequence[Event]
-    nodes: Set[str]
-    controls: Controls | None
+    nodes: Set[str]  # known from now on
+    controls: Controls | None  # None if unchanged
     started: Sequence[StartedRun]
-    touched: Set[str]
-    frozen: Mapping[str, Sequence[str]] = {}
+    touched: Set[str]  # IDs of runs whose alerts changed
+    frozen: Mapping[str, Sequence[str]] = {}  # target keys of a new group's members, by run ID
     outside: OutsideState | None = None
-    """Read by the parent of started members."""
+    """The parent's, for started members."""
 
     def write(self, tx: Transaction, now: datetime) -> None:
         tx.save_alerts(list(self.records.values()))
@@ -55,12 +55,12 @@ class AdmissionChanges(Struct, frozen=True):
 
 
 class ByHand(Struct, frozen=True):
-    actor: str
+    actor: str  # operator who starts a run
     note: str = ""
-    repeats: str | None = None
-    key: str | None = None
+    repeats: str | None = None  # ID of the retried run
+    key: str | None = None  # idempotency key
     groups: frozenset[str] = frozenset()
-    """Not recorded."""
+    """The actor's; not recorded."""
 
 
 def events_of_rejected(delivery: Delivery, now: datetime) -> Iterator[Event]:

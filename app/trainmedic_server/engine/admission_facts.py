@@ -24,22 +24,22 @@ class AdmissionFacts(Struct):
     records: dict[Identity, AlertRecord]
     firing: dict[str, dict[Identity, AlertRecord]]
     """Only fingerprints that resolve in these deliveries."""
-    newest: dict[str, AlertRecord]
-    linked: dict[Identity, list[LinkedRun]]
-    open_runs: dict[Key, str]
+    newest: dict[str, AlertRecord]  # of events, by fingerprint
+    linked: dict[Identity, list[LinkedRun]]  # runs of each alert, oldest first
+    open_runs: dict[Key, str]  # run IDs
     guards: dict[Key, GuardFacts]
     controls: Controls
-    nodes_acted_on: set[str]
-    known_nodes: set[str]
+    nodes_acted_on: set[str]  # in the breaker's window
+    known_nodes: set[str]  # of which the breaker takes its share
     topology: Topology = field(default_factory=Topology)
     memories: dict[Key, RunMemory] = field(default_factory=dict)
     """Only of playbooks that use ``runs``."""
     limited: dict[str, set[str]] = field(default_factory=dict)
     """Targets by playbook, as `Transaction.limited_since`."""
-    nodes_taken: set[str] = field(default_factory=set)
+    nodes_taken: set[str] = field(default_factory=set)  # targets of runs with ``min_available``
 
 
-_TOPOLOGY_LAG = timedelta(seconds=30)
+_TOPOLOGY_LAG = timedelta(seconds=30)  # until Slurm and Kubernetes show what a run has changed
 
 
 def read(

@@ -14,7 +14,7 @@ from trainmedic_server.engine.plan_values import RunDraft
 from trainmedic_server.engine.step_sequence import step_definition, tolerates_timeout
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
-NOT_BEGUN = "the alert resolved before it began"
+NOT_BEGUN = "the alert resolved before it began"  # message of skipped steps, by which `prevented_steps` finds them
 
 
 def is_unwanted(draft: RunDraft, state: StepState) -> bool:
@@ -77,7 +77,7 @@ def skip_to_wait(draft: RunDraft, first: StepState) -> None:
             draft.add_event(StepSkipped(state.id, why=NOT_BEGUN))
 
 
-def left_out(run: Run) -> Iterator[StepState]:
+def prevented_steps(run: Run) -> Iterator[StepState]:
     """Yield steps that the end of the alert prevented or stopped."""
     for state in run.steps:
         if state.message == NOT_BEGUN or (state.kind == "action" and state.status is StepStatus.CANCELLED):
@@ -102,5 +102,5 @@ def _position(run: Run, state: StepState) -> int:
     return next(position for position, each in enumerate(run.steps) if each.key == state.key)
 
 
-def _follows(later: StepState, state: StepState) -> bool:
+def _follows(later: StepState, state: StepState) -> bool:  # in a run that has not failed
     return later.phase == state.phase or (later.phase == "on_success" and state.phase != "on_failure")

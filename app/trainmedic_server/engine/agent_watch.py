@@ -50,10 +50,10 @@ class AgentWatch:
         self._metrics = metrics
         self._ago = ago
         self._absences = AbsenceDetection(agent_life.LOST_AFTER, _LATEST_LOOK, elapsed)
-        self._retention = retention
-        self._lives: dict[str, AgentLife] | None = None
-        self._names = NodeNames()
-        self._heard: dict[str, datetime] = {}
+        self._retention = retention  # of lost agents
+        self._lives: dict[str, AgentLife] | None = None  # None before loading
+        self._names = NodeNames()  # of all agents in `_lives`, also lost ones
+        self._heard: dict[str, datetime] = {}  # last trusted presence since the server's start
 
     async def watch(self) -> None:
         await loops.repeat(self.look, LOOK_EVERY, "agents", self._metrics)
@@ -62,7 +62,7 @@ class AgentWatch:
         return self._names
 
     async def load(self) -> None:
-        """Call once. Raises StoreUnavailable."""
+        """Load the agents, for `names`. Raises StoreUnavailable."""
         await self._known_lives()
 
     async def _known_lives(self) -> dict[str, AgentLife]:
@@ -96,7 +96,7 @@ class AgentWatch:
             del lives[name]
         lives |= {life.name: life for life in changes.save}
         self._update_names()
-        since = self._ago(agent_life.KEPT)
+        since = self._ago(agent_life.KEPT)  # the metric drops lost agents sooner than the store does
         lost = (life for life in lives.values() if life.lost_at is not None and life.lost_at >= since)
         self._metrics.agents_lost.set(sum(1 for _ in lost))
 

@@ -18,7 +18,7 @@ from trainmedic_server.ports.playbooks import Scope
 
 
 def proceed(draft: RunDraft, state: StepState, definition: ApproveStep) -> Wait | None:
-    """Ask, or continue waiting; None once the step is final."""
+    """Ask, or wait on; None once the step is final."""
     if state.status is StepStatus.PENDING:
         asked = _ask(draft, state, definition)
         if asked is None:
@@ -68,7 +68,7 @@ def _deadline(draft: RunDraft, state: StepState) -> datetime | None:
 
 
 def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
-    """Return None if the question's template failed, which ends the step."""
+    """Return None if the question's template failed, which fails the step."""
     question, names = definition.question, draft.scope()
     try:
         message = draft.playbook.message(state.phase, state.index, names)
@@ -77,7 +77,7 @@ def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepStat
         draft.add_event(kinds.StepFailed(state.id, state.action, str(error)))
         return None
     steps = _steps_ahead(draft, state, names)
-    asked = Terms.of(state).asked + 1 if state.params else 1
+    asked = Terms.of(state).asked + 1 if state.params else 1  # has parameters if it was asked before
     # Answers without the number of their question, as earlier releases stored them, belong to an earlier question.
     void = tuple(order.id for order in draft.outside.orders if order.step == state.id and order.asked is None)
     terms = Terms(steps, question.by, question.count, definition.on_timeout, asked, to=question.to, void=void)
@@ -91,7 +91,7 @@ def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepStat
             status=StepStatus.WAITING,
             started_at=draft.now,
             deadline=deadline,
-            retry_at=draft.now + question.remind if question.remind else None,
+            retry_at=draft.now + question.remind if question.remind else None,  # the next reminder or question
             message=message,
             params=terms.as_data(),
             output={},
@@ -174,7 +174,7 @@ def _time_out(draft: RunDraft, state: StepState, definition: ApproveStep) -> Ste
     return None
 
 
-_END_BY_TIMEOUT = {
+_END_BY_TIMEOUT = {  # by the step's `last_resort`
     "approve": (Unanswered.APPROVED_BY_TIMEOUT, StepStatus.SUCCEEDED, None),
     "reject": (Unanswered.REJECTED_BY_TIMEOUT, StepStatus.REJECTED, "nobody approved in time"),
     "fail": (Unanswered.TIMED_OUT, StepStatus.TIMED_OUT, "nobody approved in time"),

@@ -47,10 +47,10 @@ class Breaker:
         self._controls = controls
         self._on_opened = on_opened
 
-    async def why_barred(self, run: Run, nodes: Set[str], *, has_acted: bool) -> str | None:
+    async def count_or_bar(self, run: Run, nodes: Set[str], *, has_acted: bool) -> str | None:
         """Record that the run touches these nodes and return None, or return why it must not.
 
-        `has_acted`: on its target's node.
+        `has_acted`: on its target's node, which then is not new.
         """
         if not nodes:
             return None

@@ -1,4 +1,4 @@
-"""Room for members under ``rollout.max_unavailable``."""
+"""Capacity for a group's members under ``rollout.max_unavailable``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainmedic_server.domain.playbook import Rollout
 from trainmedic_server.domain.selectors import Selector
 from trainmedic_server.domain.topology import Topology
 
-_SHOWN = 3
+_SHOWN = 3  # nodes in a reason
 SETTLES_AFTER = timedelta(seconds=10)  # Time until the topology shows what a member has left behind
 
 
@@ -41,7 +41,7 @@ class Capacity(Struct, frozen=True):
             return f"other runs work on {', '.join(sorted(self.others)[:_SHOWN])}"
         return str(then)
 
-    def after(self, members: Collection[str], topology: Topology) -> Capacity:
+    def after(self, members: Collection[str], topology: Topology) -> Capacity:  # once these members work
         nodes = selectors.nodes_of(list(map(Target.of_key, members)), topology)
         return replace(self, out={**dict.fromkeys(sorted(nodes), available_nodes.HAS_RUN), **self.out})
 
@@ -78,7 +78,7 @@ def fitting(capacity: Capacity, ordered: Sequence[str], count: int, topology: To
     for key in ordered:
         if len(fit) == count:
             break
-        nodes = places.nodes_of(Target.of_key(key), topology)
+        nodes = places.nodes_of(Target.of_key(key), topology)  # those already out need no more room
         if nodes & capacity.others:
             continue
         if nodes <= taken or len(taken | nodes) <= capacity.allowed:

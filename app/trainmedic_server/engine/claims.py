@@ -23,8 +23,8 @@ def is_unlocked(run: Run) -> bool:
     """Return whether a run holds no lock, because it has only waited so far."""
     if any(step.attempts for step in run.steps):
         return False
-    at = next((step for step in run.steps if step.phase in (APPROVAL, "steps") and not step.status.is_final), None)
-    return at is not None and at.kind == "wait"
+    current = next((step for step in run.steps if step.phase in (APPROVAL, "steps") and not step.status.is_final), None)
+    return current is not None and current.kind == "wait"  # one of `FREE_WAITS`
 
 
 def at_start(run: Run, actions: Actions) -> Claim:
@@ -55,10 +55,11 @@ def of_playbook(
 
 
 def of_attempt(targets: Sequence[Target], action_class: type[Action] | None) -> Sequence[Claim]:
-    if _is_elsewhere(action_class):
+    # For `TargetLocks.acting`, which keeps attempts of different runs apart.
+    if _changes_elsewhere(action_class):
         return [Claim(target, nothing=target.kind is TargetKind.CLUSTER) for target in targets]
-    if not _is_of_disks(action_class):
-        return [Claim(_whole_node(target) if _is_of_node(action_class) else target) for target in targets]
+    if not _changes_only_disks(action_class):
+        return [Claim(_whole_node(target) if _changes_whole_node(action_class) else target) for target in targets]
     return [Claim.of_disks(target.node) if target.node is not None else Claim(target) for target in targets]
 
 
@@ -74,12 +75,12 @@ def _claim_of_one(target: Target, names: Iterable[str], actions: Actions) -> Cla
     classes = [actions.action_class(name) for name in names]
     changing = [each for each in classes if each is None or each.harmful]
     if target.kind is TargetKind.CLUSTER:
-        changing = [each for each in changing if not _is_elsewhere(each)]
+        changing = [each for each in changing if not _changes_elsewhere(each)]
     if not changing:
         return Claim(target, nothing=True)
-    if target.kind is TargetKind.NODE and target.node is not None and all(map(_is_of_disks, changing)):
+    if target.kind is TargetKind.NODE and target.node is not None and all(map(_changes_only_disks, changing)):
         return Claim.of_disks(target.node)
-    return Claim(_whole_node(target) if any(map(_is_of_node, changing)) else target)
+    return Claim(_whole_node(target) if any(map(_changes_whole_node, changing)) else target)
 
 
 def _whole_node(target: Target) -> Target:
@@ -87,13 +88,13 @@ def _whole_node(target: Target) -> Target:
     return Target(TargetKind.NODE, node=target.node) if is_gpu else target
 
 
-def _is_of_node(action_class: type[Action] | None) -> bool:
+def _changes_whole_node(action_class: type[Action] | None) -> bool:
     return bool(getattr(action_class, "changes_node", False))
 
 
-def _is_elsewhere(action_class: type[Action] | None) -> bool:
+def _changes_elsewhere(action_class: type[Action] | None) -> bool:
     return bool(getattr(action_class, "changes_elsewhere", False))
 
 
-def _is_of_disks(action_class: type[Action] | None) -> bool:
+def _changes_only_disks(action_class: type[Action] | None) -> bool:
     return bool(getattr(action_class, "changes_disks_only", False))

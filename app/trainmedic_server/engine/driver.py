@@ -51,7 +51,7 @@ from trainmedic_server.ports.actions import Call, Clearance
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 EndedAttempt = tuple[PerformAttempt, AttemptOutcome]
-_UNDO_BEGINS = name_of(kinds.UndoStarted)
+_UNDO_BEGINS = name_of(kinds.UndoStarted)  # kind of event
 
 log = telemetry.logger(__name__)
 
@@ -72,18 +72,18 @@ class Driver:
         self._context = services.planning_context(playbook)
         self._received_at = received_at  # of the alert, until the first act; None after a restart
         self._then = then  # Persisted next instruction. None while planning and during an attempt.
-        self._touched_nodes: set[str] = set()
+        self._touched_nodes: set[str] = set()  # by this driver's attempts: pauses of these nodes hold the run
         # External changes read during an attempt. The driver stays touched, for the plan after the attempt.
         self._read_in_flight: OutsideState | None = None
         self._times_touched = 0
         self._touched = asyncio.Event()
-        self._planned = asyncio.Event()
+        self._planned = asyncio.Event()  # set while the plan includes all touches
         self._group = GroupFollower(services, run) if run.is_group and not run.is_limited else None
-        self._has_target = True
+        self._has_target = True  # False while the run waits without a lock before its first act
         # Done once the lock is acquired. None without a queued claim.
         self._granted: asyncio.Future[None] | None = None
-        self._watching: Watching | None = None
-        self._new_sight: Sight | None = None
+        self._watching: Watching | None = None  # of the present polled wait
+        self._new_sight: Sight | None = None  # the wait's result since the last plan
         self._look_once = False  # after a wait without lock, the condition is checked again under the lock
 
     def touch(self) -> None:
@@ -113,7 +113,7 @@ class Driver:
             self._outside = OutsideState(snapshot.alerts, snapshot.orders)
 
     async def take_back_unbegun(self) -> None:
-        """Take back a persisted attempt that has not started, which the next server could not know."""
+        """Take back a persisted attempt that has not started: the next server could not know that."""
         act = self._then
         if isinstance(act, PerformAttempt) and not act.undo and not act.resumed:
             draft = self._draft()
@@ -121,7 +121,6 @@ class Driver:
             await self._commit(draft.plan(Idle()))
 
     async def wait_until_planned(self) -> None:
-        """Return once a plan includes all touches."""
         await self._planned.wait()
 
     async def drive(self) -> None:
@@ -153,12 +152,12 @@ class Driver:
             await self._read_outside()
             draft = self._draft()
             next_plan = plan.advance(draft) if ended is None else plan.conclude_and_advance(draft, *ended)
-            if await self._commit(next_plan):  # otherwise plan again with the alert that joined
+            if await self._commit(next_plan):  # otherwise plan again with the alert or answer that came
                 self._then = next_plan.then
         self._new_sight = None
         self._look_once = isinstance(self._then, Look) and self._then.once
 
-    async def _carry_out(self) -> EndedAttempt | None:
+    async def _carry_out(self) -> EndedAttempt | None:  # None if the instruction was no attempt
         if not isinstance(self._then, (Look, TakeTarget)):
             self._stop_watching()
         self._drop_unneeded_target()
@@ -201,7 +200,7 @@ class Driver:
             sight=self._new_sight,
         )
 
-    async def _watch(self, look: Look) -> None:
+    async def _watch(self, look: Look) -> None:  # until a plan is needed: news, the deadline, or a look of `once`
         if self._watching is None or self._watching.sight.key != look.key:
             self._stop_watching()
             self._watching = Watching(look.key)
@@ -219,7 +218,7 @@ class Driver:
             if watching.task.done() and (watching.take(look) or look.once):
                 self._new_sight = watching.sight
                 return
-        if not look.once:
+        if not look.once:  # the deadline, a touch or member news needs a plan
             self._new_sight = watching.sight
 
     def _has_member_news(self) -> bool:
@@ -234,7 +233,7 @@ class Driver:
         """Wait for the lock before the first step that needs it."""
         locks, claim = self._services.locks, claims.of_run(self.run, self._services.actions)
         if self._granted is None:
-            locks.release(self.run.id)  # it locked nothing
+            locks.release(self.run.id)  # its claim of nothing, from the start
             if not locks.try_acquire(self.run.id, claim):
                 self._granted = locks.wait(self.run.id, claim)
                 holder = locks.blocker(self.run.id, claim)
@@ -251,7 +250,7 @@ class Driver:
         self._granted, self._has_target, self._look_once = None, True, claims.is_unlocked(self.run)
 
     def _drop_unneeded_target(self) -> None:
-        """End a wait that the new plan has not, and unlock while the run only waits."""
+        """End a wait for the lock if the new plan has none, and unlock while the run only waits."""
         if self._granted is not None and not isinstance(self._then, TakeTarget):
             self._has_target = self._granted.done()
             self._granted = None
@@ -338,7 +337,7 @@ class Driver:
         if isinstance(also, Unresolved) or also == run.also:
             return False
         mode, why = self._services.limits.mode_for(run.target, topology, also)
-        if Mode.stricter(run.mode, mode) is not run.mode:  # decided anew at the alert's next report
+        if Mode.stricter(run.mode, mode) is not run.mode:  # decided again at the alert's next report
             reason = f"other jobs run on {run.target_key} now, and {why}"
             return not await self._commit(plan.cancel_or_not_start(self._draft(), reason, Decision.TARGET_UNKNOWN))
         self._services.locks.release(run.id)
@@ -366,14 +365,14 @@ class Driver:
     async def _perform(self, act: PerformAttempt) -> AttemptOutcome:
         state = self.run.step(act.key)
         name = (state.undo.action if act.undo and state.undo else state.action) or ""
-        claim = f"{self.run.id}/undo" if act.undo else self.run.id
+        holder = f"{self.run.id}/undo" if act.undo else self.run.id
         metrics, actions = self._services.metrics, self._services.actions
         refused = await self._locate_targets(act, name)
         if refused is not None:
             return refused
         targets = attempt_targets.targets_of(self.run, act, actions)
         worked_on = claims.of_attempt(targets, actions.action_class(name))
-        async with self._services.locks.acting(claim, *worked_on) as waited:
+        async with self._services.locks.acting(holder, *worked_on) as waited:
             refused = await self._refusal_before_start(act, targets, waited)
             if refused is not None:
                 return refused
@@ -408,7 +407,7 @@ class Driver:
             if await self._is_called_off(act, waited):
                 return CALLED_OFF
             has_acted = steps.has_acted_before(self.run, self.run.step(act.key), actions)
-            barred = await self._services.breaker.why_barred(self.run, touched, has_acted=has_acted)
+            barred = await self._services.breaker.count_or_bar(self.run, touched, has_acted=has_acted)
         except errors.ConfigurationError as problem:
             return performing.unmakeable_outcome(act, str(problem))
         if barred is not None:
@@ -444,7 +443,7 @@ class Driver:
         outcome = await performing.outcome_of(name, call, ask, self._now(), self._services.metrics)
         if outcome.status != "applied":
             return outcome
-        if located[0] is not call.params:
+        if located[0] is not call.params:  # a destination was added
             draft = self._draft()
             steps.record_location(draft, act.key, located[0].model_dump(mode="json", by_alias=True, exclude_none=True))
             await self._commit(draft.plan(act))
@@ -523,7 +522,7 @@ class Driver:
                     await self._group.wake_members(self._outside)
         if self._group is not None:
             self._group.news.clear()
-        self._outside = self._outside.under(self._services.controls(), self._current_pause())
+        self._outside = self._outside.with_switches(self._services.controls(), self._current_pause())
 
     async def _wait_for_change(self, until: datetime | None, *others: asyncio.Future[Any]) -> None:
         """Return at the first of: a touch, news of members, `until`, the end of one of `others`."""
@@ -557,7 +556,7 @@ class Driver:
         return self._services.clock.now()
 
 
-def _keeps_targets(run: Run) -> bool:
+def _keeps_targets(run: Run) -> bool:  # it has acted on them, or a person was asked about them
     return any(step.attempts or (step.kind == "approve" and step.started_at) for step in run.steps)
 
 

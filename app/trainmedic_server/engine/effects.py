@@ -26,10 +26,10 @@ from trainmedic_server.ports.store import RunStore, Transaction
 
 ACTED = names(StepStarted, StepResumed)
 SETTLES = timedelta(seconds=30)  # Delay until Prometheus has the samples of the whole period
-GIVE_UP_AFTER = timedelta(days=1)
-_RETRY_AFTER = timedelta(minutes=1)
+GIVE_UP_AFTER = timedelta(days=1)  # from the act
+_RETRY_AFTER = timedelta(minutes=1)  # during an outage of Prometheus
 _LOOK_EVERY = timedelta(seconds=5)
-_AT_ONCE = 20
+_AT_ONCE = 20  # effects of one round
 _MOST_BRANCHES = 4  # comparisons in the rules of an alert
 
 log = telemetry.logger(__name__)
@@ -139,6 +139,7 @@ class EffectMeasuring:
         if effect.query is not None:
             series = await self._read(effect.query, effect.acted_at)
             return _measured_by(effect, series, None) or effect.not_measured("the playbook's query has no series")
+        # Without a query in the playbook, the alert's rule shows its metric and limit.
         rule_name = run.sent_labels.get("alertname", "")
         rules = [rule for rule in await self._prometheus.rules_of(rule_name) if _may_have_raised(rule, run)]
         branches = [(rule, each) for rule in rules for each in promql.comparisons(rule.expression)][:_MOST_BRANCHES]

@@ -47,8 +47,8 @@ class EngineServices(Struct, frozen=True):
     controls: Callable[[], Controls]
     breaker: Breaker
     fence: Fence
-    on_admitted: Callable[[AdmissionChanges], None]
-    touch: Callable[[Iterable[str]], None]
+    on_admitted: Callable[[AdmissionChanges], None]  # starts the runs of durable changes
+    touch: Callable[[Iterable[str]], None]  # makes the drivers of these runs reload
     group_news: GroupNews
     topology: Callable[[], Topology] = Topology
     renew_topology: Callable[[], Awaitable[None]] = nothing_to_renew

@@ -18,7 +18,7 @@ from trainmedic_server.engine.loops import Sleep
 from trainmedic_server.ports.store import RunStore, Transaction
 
 _LOOK_EVERY = timedelta(seconds=1)
-_FIRST_RETRY, _LONGEST_RETRY = 1.0, 30.0
+_FIRST_RETRY, _LONGEST_RETRY = 1.0, 30.0  # seconds
 
 
 class EventListener(Protocol):
@@ -81,7 +81,7 @@ class EventDispatcher:
                 self._metrics.event_errors.labels(listener.name).inc()
                 raise
         last = events[-1].seq if events else None
-        # Events of other kinds may follow, up to the newest at the start.
+        # If fewer came than were asked for, all others up to the newest are of kinds that it does not take.
         taken = last if last is not None and len(events) == listener.at_once else max(newest, last or 0)
         await self._store.transact(lambda tx: tx.event_positions.save_position(listener.name, taken))
         self._position = taken

@@ -34,9 +34,9 @@ from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import GuardFacts
 
-_IMAGINED = "imagined-"
-_SHOWN = 5
-_ACTING = (Decision.STARTED, Decision.JOINED)
+_IMAGINED = "imagined-"  # prefix of run IDs that exist only in the explanation
+_SHOWN = 5  # entries of a list
+_ACTING = (Decision.STARTED, Decision.JOINED)  # decisions by which a run handles the alert
 
 
 class Explanation(Struct, frozen=True):
@@ -44,17 +44,17 @@ class Explanation(Struct, frozen=True):
 
     playbook: str
     source: str
-    version: str
+    version: str  # hash of the playbook's text
     names_alert: bool
     matched: bool
     why: str = ""
     mode: Mode | None = None
     target: str | None = None
-    target_from: tuple[str, ...] = ()
+    target_from: tuple[str, ...] = ()  # how the labels name the node
     decision: Decision | None = None
     run_id: str | None = None
-    waits_for: str | None = None
-    guards: tuple[str, ...] = ()
+    waits_for: str | None = None  # ID of the run with the target
+    guards: tuple[str, ...] = ()  # sentences
     steps: tuple[StepPlan, ...] = ()
 
 
@@ -88,6 +88,7 @@ class ExplainContext(Struct, frozen=True):
 def prepared(
     playbooks_for: Callable[[str], Sequence[CompiledPlaybook]], mapped: Sequence[MappedAlert], topology: Topology
 ) -> PreparedDelivery:
+    # All reasons of playbooks that do not match, while the intake stores a few.
     matched = []
     for each in mapped:
         made = matching.match(playbooks_for(each.alert.name), each.alert, topology)
@@ -149,6 +150,7 @@ def explain_for_a_test(
     actions: Actions,
     limits: EngineLimits,
 ) -> tuple[ExplainedAlert, ...]:
+    # Each alert alone, at its start and in mode enforce, as a playbook test would explain it.
     enforcing = replace(limits, mode=Mode.ENFORCE)
     return tuple(
         explained
@@ -196,7 +198,7 @@ def _reacting(
     members = _members(target, context.topology)
     parts: list[tuple[Target, Sequence[str]]] = [(target, PHASES)]
     first = candidate
-    if members:
+    if members:  # a group's steps are those of its first member
         first = Candidate.of(playbook, members[0], context.topology)
         parts = [(members[0], step_sequence.MEMBER_PHASES), (target, step_sequence.PARENT_PHASES)]
     steps: list[StepPlan] = []

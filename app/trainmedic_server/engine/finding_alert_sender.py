@@ -21,9 +21,9 @@ from trainmedic_server.ports.findings import AlertSender
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore, Transaction
 
-RECEIVER = "log findings"
+RECEIVER = "log findings"  # `Delivery.receiver` of alerts that do not come from Alertmanager
 _LOOK_EVERY = timedelta(seconds=5)
-_AT_ONCE = 200
+_AT_ONCE = 200  # alerts of one request
 
 
 class IntakeAlertSender:
@@ -53,7 +53,7 @@ class FindingAlertSender:
         self._repeat_every = repeat_every
         self._touched = asyncio.Event()
 
-    def touch(self) -> None:
+    def touch(self) -> None:  # alerts are due now
         self._touched.set()
 
     async def run(self) -> None:

@@ -13,7 +13,7 @@ from trainmedic_server.domain.identity import IdentityLabels
 
 _LONGEST_RANKS = 1000  # characters
 _IDENTITY = IdentityLabels()
-_TARGET_LABELS = frozenset(
+_TARGET_LABELS = frozenset(  # also with Prometheus's prefix for conflicts
     name
     for plain in (*_IDENTITY.gpu_uuid, *_IDENTITY.gpu_index, *_IDENTITY.node, *_IDENTITY.job)
     for name in (plain, f"exported_{plain}")
@@ -21,7 +21,7 @@ _TARGET_LABELS = frozenset(
 
 
 def labels_of_rule(finding: Finding, rule: LogRule | None) -> dict[str, str]:
-    """Return the labels that the rule adds, without those that name a target."""
+    """Return the labels that the rule adds, without those that name a target: only trusted places do."""
     labels = rule_labels(finding, rule)
     return {name: value for name, value in labels.items() if name.lower() not in _TARGET_LABELS}
 

@@ -22,7 +22,7 @@ def has_gone_on(
     job: str,
     is_silent: bool,
 ) -> bool:
-    """Return whether the job ended normally or steps again, in another process or beyond the rule's silence."""
+    """Return whether the job ended normally, or steps again: in another process, or if the finding `is_silent`."""
     life, progress = lives.get(job), progress_of.get(job)
     if life is not None and life.state is LifeState.ENDED and life.since > known.heard_at:
         return True

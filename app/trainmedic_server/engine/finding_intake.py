@@ -36,7 +36,7 @@ MOST_EXCERPTS = 16  # Excerpts per finding, from the earliest streams
 _MOST_KILLS = 256  # of a finding that shows whom the kernel killed
 _MOST_DIGESTS = 1024  # of a finding with flight recorder dumps, which every node of a job has
 MOST_OPEN_OF_NODE = 500  # Open findings per `_Group`; further ones are dropped
-_MOST_FIRING = 10_000
+_MOST_FIRING = 10_000  # firing alerts among which a confirming one is searched
 
 log = telemetry.logger(__name__)
 
@@ -45,7 +45,7 @@ class _Group(NamedTuple):
     """Findings of a node under one limit, so that one job's output hides no others."""
 
     node: str
-    is_printed: bool
+    is_printed: bool  # False only for lines that no job can write, such as the kernel's
     job: str | None
     """Trusted job that printed them. None for the kernel's lines and for claimed jobs."""
 
@@ -55,17 +55,17 @@ class _Group(NamedTuple):
 
 
 class _Work(Struct):
-    """`open_ids` are by the finding's key."""
+    """Findings of one transaction, and their changes."""
 
-    known: dict[str, KnownFinding]
-    open_ids: dict[str, str]
-    episodes: dict[EpisodeKey, Episode]
+    known: dict[str, KnownFinding]  # by ID
+    open_ids: dict[str, str]  # of open findings, by `KnownFinding.key`
+    episodes: dict[EpisodeKey, Episode]  # state of a finding in one stream of lines
     changed: set[str] = field(default_factory=set)
     changed_episodes: set[EpisodeKey] = field(default_factory=set)
     excerpts: dict[tuple[str, EpisodeKey], KnownExcerpt] = field(default_factory=dict)
     begun: list[KnownFinding] = field(default_factory=list)
-    dropped: int = 0
-    cut_claims: Counter[str] = field(default_factory=Counter)
+    dropped: int = 0  # updates that would begin too many findings
+    cut_claims: Counter[str] = field(default_factory=Counter)  # updates whose claimed job was dropped, by node
 
     def put(self, known: KnownFinding) -> None:
         self.known[known.id] = known
@@ -100,7 +100,7 @@ class FindingIntake:
         self._metrics = metrics
         self._new_id = new_id
         self._on_alerts = on_alerts
-        self._open: Counter[_Group] = Counter()
+        self._open: Counter[_Group] = Counter()  # open findings at the last check, and those begun since
         self._claimed = finding_claims.ClaimedFindings()
         self._numbers: dict[tuple[str, str], int] = {}  # of the last update, by node and the agent's instance
         self._suspected: set[str] = set()  # IDs of findings whose alert waits for confirmation
@@ -165,6 +165,7 @@ class FindingIntake:
     ) -> None:
         key = EpisodeKey(update.node, finding.id)
         before = work.episodes.get(key)
+        # The finding of this stream, else the open one with the same key, else a new one.
         known = work.known.get(before.finding_id) if before is not None else None
         if known is None or before is None or finding_ends.begins_again(known, before, finding):
             open_id = work.open_ids.get(known_finding.identity(finding))
@@ -189,7 +190,7 @@ class FindingIntake:
             )
 
     def _take_over(self, work: _Work, earlier: KnownFinding, later: KnownFinding, now: datetime) -> KnownFinding:
-        """End the finding of an earlier attempt. The new one continues its alert."""
+        """End the finding of an earlier attempt. The new one continues its alert, so none is resolved."""
         work.put(replace(finding_ends.ended(earlier, FindingEnd.ATTEMPT, now), tell_at=None))
         return replace(later, alert=earlier.alert, no_alert_because=earlier.no_alert_because, tell_at=earlier.tell_at)
 
@@ -217,6 +218,7 @@ class FindingIntake:
         return finding_alerts.with_alert(known, rule, now)
 
     def _end_without_streams(self, tx: Transaction, work: _Work, now: datetime) -> None:
+        # A finding has an episode in each stream, and ends with the last one.
         ended = {work.episodes[key].finding_id for key in work.changed_episodes if work.episodes[key].is_over}
         over = ended - tx.findings.ids_with_open_episodes(ended)
         closed = [work.known[each] for each in over if work.known[each].is_open]
@@ -231,7 +233,7 @@ class FindingIntake:
             if last is not None and update.number > last + 1:
                 self._metrics.finding_updates_lost.inc(update.number - last - 1)
             self._numbers[update.node, update.instance] = max(update.number, last or 0)
-        if len(self._numbers) > 100_000:
+        if len(self._numbers) > 100_000:  # restarted agents leave entries
             self._numbers.clear()
         self._metrics.finding_updates.inc(len(updates))
         if work.dropped:

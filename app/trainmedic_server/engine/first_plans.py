@@ -26,7 +26,7 @@ class KeptTargets:
 
     def __init__(self, services: EngineServices, prepared: Iterable[PreparedDelivery]) -> None:
         self._services = services
-        self._keepers: dict[Key, str] = {}
+        self._keepers: dict[Key, str] = {}  # names of the locks that it holds (`TargetLocks.try_keep`)
         self._refused: dict[Key, str] = {}  # until released, they keep later admissions from overtaking
         self._further_targets: dict[Key, tuple[Target, ...]] = {}
         self._topology = services.topology()
@@ -81,7 +81,7 @@ class KeptTargets:
         except Exception:  # a bug must stay limited to this run; its driver meets it again
             log.exception("cannot plan run at admission", run_id=started.run.id)
             return None
-        return first if first.run.is_open else None
+        return first if first.run.is_open else None  # its driver closes it, and counts that
 
     def pass_on(self, changes: AdmissionChanges) -> None:
         """Give planned runs their locks, after the commit. `__exit__` releases the others."""

@@ -35,7 +35,7 @@ from trainmedic_server.engine import scope, step_sequence
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope, Step
 
-_RUN_ID = "00000000-0000-7000-8000-000000000000"
+_RUN_ID = "00000000-0000-7000-8000-000000000000"  # of the imagined run
 
 
 class StepForecast(StrEnum):
@@ -57,7 +57,7 @@ class StepPlan(Struct, frozen=True):
     verdict: StepForecast
     why: str = ""
     params: Mapping[str, Any] | None = None
-    undo: str | None = None
+    undo: str | None = None  # its trigger; None for never
 
 
 def step_plans(

@@ -26,7 +26,7 @@ class GroupFollower:
         self._forwarded: tuple[bool, tuple[OperatorOrder, ...]] | None = None  # the last state that members reloaded
 
     async def follow(self) -> None:
-        """Read the members. News that arrive during the read are applied after it."""
+        """Read the members. News during the read are applied after it."""
         news: list[Member] = []
         self._services.group_news.follow(self._parent_id, news.append)
         progress = await self._services.recorder.transact(lambda tx: group_members.read_progress(tx, self._parent_id))
@@ -72,7 +72,7 @@ class GroupFollower:
             return
         before, self._forwarded = self._forwarded, known
         if before is None and self._is_open and known == (False, ()):
-            return
+            return  # a new driver of an open parent, and nothing has happened
         undo = outside.last(OrderKind.UNDO) is not None
 
         def work(tx: Transaction) -> set[str]:

@@ -31,14 +31,14 @@ from trainmedic_server.ports.store import Transaction
 
 
 class StartedMembers(Struct, frozen=True):
-    changes: AdmissionChanges | None = None
+    changes: AdmissionChanges | None = None  # None if no member started
     held: str = ""
     """Why further members cannot start now."""
     refused: str = ""
     """Why the breaker refuses the whole list."""
     waits_for_own: bool = False
     """True while started members take the capacity."""
-    tries_again: datetime | None = None
+    tries_again: datetime | None = None  # when `held` may have changed; None if unknown
 
 
 def read_progress(tx: Transaction, run_id: str) -> GroupProgress:
@@ -55,8 +55,8 @@ async def start(
 ) -> StartedMembers:
     """Start members in one transaction. None starts after a cancellation or the end of the alert."""
     topology, rules = services.topology(), group_plan.settings(playbook)
-    is_limited = rules.max_unavailable is not None
-    count = len(progress.members) if is_limited else order.count
+    has_limit = rules.max_unavailable is not None
+    count = len(progress.members) if has_limit else order.count  # with a limit, not every one fits
     keys = group_plan.chosen(rules, progress, count, parent.id, topology)
 
     def work(tx: Transaction) -> StartedMembers:
@@ -64,14 +64,14 @@ async def start(
             return StartedMembers()
         now, ago = services.clock.now(), services.timeline.by_clock()
         chosen, held, own, tries_again = keys, "", False, None
-        if is_limited:
+        if has_limit:
             room = _capacity(tx, rules, parent, progress, topology, now)
             if isinstance(room, str):
                 return StartedMembers(held=room)
             chosen = capacity.fitting(room, keys, order.count, topology)
             if len(chosen) < min(order.count, len(keys)):
                 held, tries_again = room.why_held(chosen, topology), min(progress.settling.values(), default=None)
-                own = bool(chosen or progress.open or progress.settling)
+                own = bool(chosen or progress.open or progress.settling)  # otherwise only others take the capacity
             if not chosen:
                 return StartedMembers(held=held, waits_for_own=own, tries_again=tries_again)
         targets = [Target.of_key(key) for key in chosen]
@@ -80,7 +80,7 @@ async def start(
         if facts.controls.breaker_open:
             return StartedMembers(held=facts.controls.breaker_reason or "the breaker is open")
         is_vouched = is_approved(parent)
-        if not is_vouched and progress.last_batch is None:
+        if not is_vouched and progress.last_batch is None:  # the first batch
             whole = [Target.of_key(key) for key in progress.members]
             refused = why_refused(whole, facts, topology, services)
             if refused is not None:
@@ -111,7 +111,7 @@ def _capacity(
     progress: GroupProgress,
     topology: Topology,
     now: datetime,
-) -> Capacity | str:
+) -> Capacity | str:  # the reason if it is not known
     assert parent.target is not None
     progress.settling = {key: until for key, until in progress.settling.items() if until > now}
     working = [key for key, member in progress.begun.items() if member.is_open or key in progress.settling]
@@ -163,7 +163,8 @@ def _is_over(tx: Transaction, parent: str) -> bool:
 def _batch_events(parent: Run, progress: GroupProgress, batch: int, runs: Sequence[Run]) -> list[EventKind]:
     last = progress.last_batch
     if last == batch:
-        return []
+        return []  # more members of a batch that has begun
+    # With a check, `group_plan` recorded the end, and `parent.batch`.
     ended = [group_plan.batch_ended(progress, last)] if last is not None and parent.batch != last else []
     shown = [run.target_key for run in runs[:SHOWN]]
     return [*ended, group_events.BatchStarted(batch + 1, len(runs), shown)]

@@ -17,7 +17,7 @@ from trainmedic_server.engine.plan_values import RunDraft, Wait
 from trainmedic_server.engine.rollout import GroupProgress, RolloutOver, StartMembers, WaitForMembers
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
-TRY_AGAIN = timedelta(minutes=1)
+TRY_AGAIN = timedelta(minutes=1)  # after members could not start
 MEMBERS = "members"  # `Run.waiting_on` of a parent whose members may have begun
 
 
@@ -40,7 +40,7 @@ def proceed(draft: RunDraft) -> StartMembers | Wait | RolloutOver | StepState:
     """Return the rollout's next act, a step of the check after its last batch, or that it is over."""
     group = _progress(draft)
     if group.has_acted and draft.run.acted_at is None:
-        draft.run = replace(draft.run, acted_at=draft.now)
+        draft.run = replace(draft.run, acted_at=draft.now)  # through a member
     then = rollout.next_of(settings(draft.playbook), group, may_start=not after_resolve.is_resolved(draft))
     check = _step_of_check(draft, group, then)
     if check is not None:
@@ -72,6 +72,7 @@ def _step_of_check(
     last, states = group.last_batch, [state for state in draft.run.steps if state.phase == CHECK]
     if last is None or not states or not group.filled(last):
         return None
+    # Only a batch that is over is checked, and none after too many errors.
     if isinstance(then, WaitForMembers) or (then.error if isinstance(then, RolloutOver) else then.batch == last):
         return None
     if draft.run.batch != last:
@@ -84,7 +85,7 @@ def _step_of_check(
     return step_sequence.next_of_check(draft.run)
 
 
-def why_ended(draft: RunDraft, broken: StepState, why: str) -> str:
+def why_ended(draft: RunDraft, broken: StepState, why: str) -> str:  # with the members' counts, if a check failed
     if broken.phase != CHECK or draft.run.batch is None:
         return why
     return f"{why}; {_progress(draft).counts}"

@@ -103,6 +103,7 @@ def why_group_refused(nodes: Set[str], acted_on: Set[str], known_nodes: Set[str]
 
 
 def why_breaker_opens(nodes: Set[str], acted_on: Set[str], known_nodes: Set[str], limits: EngineLimits) -> str | None:
+    # A run would act on `nodes`; `acted_on` are those of the breaker's window.
     return why_breaker_opens_by_count(
         len(nodes - acted_on), len(acted_on), len(known_nodes) + len(nodes - known_nodes), limits
     )

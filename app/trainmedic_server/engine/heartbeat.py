@@ -18,7 +18,7 @@ from trainmedic_server.engine.timeline import Timeline
 from trainmedic_server.ports.outside import Clock, ClockWatch
 from trainmedic_server.ports.store import Transaction
 
-_SENTENCES = {
+_SENTENCES = {  # log events by `ClockStep.kind`
     "stepped": "machine clock was set; keeping the previous time for now",
     "believed": "machine clock was set; following it now",
     "returned": "machine clock returned to the previous time",
@@ -47,7 +47,7 @@ class Heartbeat:
         return max(now - alive_at, timedelta(0)) if alive_at is not None else timedelta(0)
 
     def beat(self, tx: Transaction) -> Controls:
-        """Write the heartbeat. Call `written` once it is durable."""
+        """Write the heartbeat. Call `note_written` once it is durable."""
         now = self._clock.now()
         self._collect_clock_steps(now)
         tx.add_time_gaps(self._gaps)
@@ -64,7 +64,7 @@ class Heartbeat:
         tx.save_controls(alive)
         return alive
 
-    def written(self) -> bool:
+    def note_written(self) -> bool:
         """Mark the last beat as durable. Return whether the clock was set back; future times then need a check."""
         was_set_back = bool(self._set_back_by)
         self._events, self._gaps, self._set_back_by = [], [], timedelta(0)
@@ -79,6 +79,7 @@ class Heartbeat:
             self._metrics.clock_steps.labels(step.kind).inc()
             self._events.append(recorded(ClockStepped(step.kind, seconds), now))
         set_back_by = self._timeline.take_set_back()
+        # Steps without a server are found by comparison with the last heartbeat.
         if set_back_by and not any(step.kind == "believed" for step in steps):
             seconds = -round(set_back_by.total_seconds())
             log.warning("machine clock is behind the last heartbeat", seconds=seconds)

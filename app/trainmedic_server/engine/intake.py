@@ -32,7 +32,7 @@ from trainmedic_server.ports.alert_map import AlertMap
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
 
-_ALERTS_PER_TRANSACTION = 500
+_ALERTS_PER_TRANSACTION = 500  # each delivery counts as one more
 
 _LONGEST_TURN = 0.02  # Seconds of matching before other tasks, such as probes, get a turn
 
@@ -52,7 +52,7 @@ class DeliveryIntake:
         self._on_admitted = on_admitted
         self._kept_playbooks: set[tuple[str, str]] = set()  # name and version: their texts are stored
         self._matching = asyncio.Lock()
-        self._unproven_logged: dict[tuple[str, str], float] = {}
+        self._unproven_logged: dict[tuple[str, str], float] = {}  # loop time by playbook and alertname
         self._kept_from_a_run = {name: metrics.unmatched_alerts.labels(name) for name in matching.KEPT_FROM_A_RUN}
         self._alerts = {status: metrics.alerts.labels(str(status)) for status in AlertStatus}
         metrics.queue_depth.set_function(lambda: len(self._queue))
@@ -67,8 +67,7 @@ class DeliveryIntake:
         )
 
     def admit(self, delivery: Delivery) -> Coroutine[Any, Any, Admission]:
-        """Return once the delivery is durable. Raises Saturated or StoreUnavailable."""
-        return self._queue.ask(delivery)
+        return self._queue.ask(delivery)  # answers as `Engine.admit` says
 
     async def stop(self) -> None:
         await self._queue.stop()

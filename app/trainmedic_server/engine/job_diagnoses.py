@@ -44,8 +44,8 @@ SETTLING = timedelta(seconds=5)  # Delay from the first sign to the verdict, for
 # Delay if lines of a reported error were not read yet: the alert keeps its first cause.
 UNREAD_SETTLING = timedelta(seconds=15)
 UPDATED_FOR = timedelta(minutes=2)  # Time after a failure in which further signs belong to it
-ALERT_LASTS = timedelta(minutes=15)
-OLDEST_DIAGNOSED = timedelta(hours=1)
+ALERT_LASTS = timedelta(minutes=15)  # Time from a failure to the end of its alert
+OLDEST_DIAGNOSED = timedelta(hours=1)  # Age from which a failure gets no verdict
 _REMEMBERED = 2 * OLDEST_DIAGNOSED  # for jobs, launchers and agents whose presence ended
 _END_KINDS = names(JobFailed, JobEnded, JobGone)
 _GONE = name_of(JobGone)
@@ -53,16 +53,16 @@ _LOOK_EVERY = timedelta(seconds=2)
 _PRESENCES_EVERY = timedelta(seconds=5)
 _GONE_AFTER = timedelta(seconds=30)  # without a presence, an agent's node counts as gone
 _LAUNCHER_LASTS = timedelta(seconds=20)  # without a presence, a launcher no longer reports ends
-_MOST_REPORTS = 2000
-_MOST_ENDED = 200
+_MOST_REPORTS = 2000  # events of ended jobs
+_MOST_ENDED = 200  # verdicts whose alerts a normal end may resolve
 _PODS_END = timedelta(seconds=5)  # A container ends at about the time of its job's report
-_ALERTS_AT_ONCE = 50
+_ALERTS_AT_ONCE = 50  # of one request
 _MOST_EARLIER = 50  # verdicts of a job
 _MOST_EXCERPTS = 16  # findings whose excerpts are read
 _MOST_PAST = 500  # findings of a job, and as many on a page of claimed ones
-_MOST_PAGES = 10
+_MOST_PAGES = 10  # of claimed findings
 _MOST_PROCESSES = 8  # instances of a job
-_MOST_RANKS = 100_000
+_MOST_RANKS = 100_000  # larger world sizes do not count
 
 log = telemetry.logger(__name__)
 
@@ -84,7 +84,7 @@ class JobDiagnoses:
         clock: Clock,
         metrics: telemetry.Metrics,
         repeat_every: timedelta,
-        ids: Callable[[], str] = envelope.new_id,
+        ids: Callable[[], str] = envelope.new_id,  # of verdicts
         verdicts: JobVerdicts | None = None,
         pods: JobPods = NoPods(),
     ) -> None:
@@ -96,14 +96,14 @@ class JobDiagnoses:
         self._repeat_every = repeat_every
         self._verdicts = verdicts or JobVerdicts(clock)
         self._pods = pods
-        self._namespaces: dict[str, str | None] = {}
+        self._namespaces: dict[str, str | None] = {}  # of pods, by job; None if it reports none
         self._has_loaded = False
         self._ids = ids
-        self._looked_at: datetime | None = None
+        self._presences_read_at: datetime | None = None
         self._ranks: dict[str, dict[int, RankFacts]] = {}
-        self._placements: dict[str, Any] = {}
-        self._sizes: dict[str, int] = {}
-        self._processes: dict[str, tuple[str, ...]] = {}
+        self._placements: dict[str, Any] = {}  # unparsed `_ranks`, to notice changes
+        self._sizes: dict[str, int] = {}  # number of ranks
+        self._processes: dict[str, tuple[str, ...]] = {}  # instance IDs of a job and its launchers, oldest first
         self._stepping: dict[str, Stepping] = {}
         # Time of the last presence, by name; of launchers, only those that report ends.
         self._seen: dict[str, datetime] = {}
@@ -111,8 +111,8 @@ class JobDiagnoses:
         self._launchers: dict[str, datetime] = {}
         self._states: list[tuple[str, LifeState, datetime, int]] | None = None  # of the jobs when `_reports` was read
         self._reports: dict[str, list[ReportedEnd]] = {}
-        self._ended: dict[str, datetime] = {}  # Time of the normal end of each job whose last report it is
-        self._launched_on: dict[str, frozenset[str]] = {}
+        self._ended: dict[str, datetime] = {}  # Time of the end, for jobs whose last report is a normal end
+        self._launched_on: dict[str, frozenset[str]] = {}  # nodes of a job's launchers
 
     async def watch(self) -> None:
         await loops.repeat(self.look, _LOOK_EVERY, "diagnoses", self._metrics)
@@ -122,7 +122,7 @@ class JobDiagnoses:
         if not self._has_loaded:
             await self._verdicts.load(self._store)
             self._has_loaded = True
-        if self._looked_at is None or self._clock.now() - self._looked_at >= _PRESENCES_EVERY:
+        if self._presences_read_at is None or self._clock.now() - self._presences_read_at >= _PRESENCES_EVERY:
             await self._read_presences()
         findings, lives = await self._store.transact(lambda tx: (tx.findings.all_open(), tx.job_lives()))
         by_job: dict[str, list[KnownFinding]] = {}
@@ -161,6 +161,7 @@ class JobDiagnoses:
         seen_at, stepping = self._launchers.get(job), self._stepping.get(job)
         if seen_at is None or self._clock.now() - seen_at > _LAUNCHER_LASTS:
             return list(signs)
+        # Without known steps, nothing could disprove a hang.
         return [sign for sign in signs if sign.is_wait and stepping is not None and stepping.usual]
 
     def _open_signs(self, job: str, signs: Sequence[Sign], reports: Sequence[ReportedEnd]) -> list[Sign]:
@@ -174,7 +175,7 @@ class JobDiagnoses:
         jobs, agents, launchers = await asyncio.gather(
             self._source.jobs(), self._source.agents(), self._source.launchers()
         )
-        now = self._looked_at = self._clock.now()
+        now = self._presences_read_at = self._clock.now()
         # Parsing thousands of ranks is slow, and they rarely move.
         changed = {
             job.name: job.details
@@ -233,7 +234,7 @@ class JobDiagnoses:
         """Make or update the verdict on each reported failure, then on the newest unreported one."""
         now, stepping = self._clock.now(), self._stepping.get(job)
         earlier = await self._store.transact(lambda tx: tx.verdicts.of_job(job, _MOST_EARLIER))
-        earlier = [each for each in earlier if not each.is_slow]
+        earlier = [each for each in earlier if not each.is_slow]  # newest first
         reported: set[str] = set()
         for before, report in pairwise((None, *reports)):
             if report is None or not report.is_failure:
@@ -243,6 +244,7 @@ class JobDiagnoses:
             stepped_at = stepping.since if stepping is not None and stepping.usual else None
             verdict = reported_end.verdict_of(report, before, earlier, UPDATED_FOR, stepped_at)
             if verdict is None:
+                # `_update_verdict` fills the empty members.
                 verdict = KnownVerdict(self._ids(), job, report.attempt, report.at, now, "", "", None, "", {})
                 made = await self._update_verdict(
                     job, verdict, findings, _earlier_than(verdict, earlier), report, reports
@@ -259,7 +261,7 @@ class JobDiagnoses:
         if is_due and now - new[0].at <= OLDEST_DIAGNOSED:
             began = KnownVerdict(self._ids(), job, new[0].attempt, new[0].at, now, "", "", None, "", {})
             await self._update_verdict(job, began, findings, earlier, None, reports)
-        elif latest is not None and latest.id not in reported and len(new) < len(signs):
+        elif latest is not None and latest.id not in reported and len(new) < len(signs):  # it has signs
             if now - latest.began_at > UPDATED_FOR:
                 return
             await self._update_verdict(job, latest, findings, earlier[1:], None, reports)
@@ -273,6 +275,7 @@ class JobDiagnoses:
         report: ReportedEnd | None,
         reports: Sequence[ReportedEnd],
     ) -> KnownVerdict:
+        """Diagnose again, and store the verdict if it differs from `stored`. `report`: the failure's, if any."""
         now = self._clock.now()
         ranks = self._ranks.get(job, {})
         nodes = {rank.node for rank in ranks.values()} | self._launched_on.get(job, frozenset())
@@ -391,6 +394,7 @@ class JobDiagnoses:
         await self._store.transact(lambda tx: tx.verdicts.save(noted))
 
     async def _resolved_by_normal_end(self, due: Sequence[KnownVerdict], now: datetime) -> list[KnownVerdict]:
+        # Not due yet, but their alerts need not fire longer.
         if not self._ended:
             return []
         later = await self._store.transact(lambda tx: tx.verdicts.to_tell(now + self._repeat_every, _MOST_ENDED))

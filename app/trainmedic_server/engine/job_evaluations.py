@@ -16,17 +16,17 @@ from trainmedic_server.domain.run import Event
 from trainmedic_server.ports.outside import Presence
 
 APART = timedelta(minutes=1)  # least time between two events of a job
-MOST_JOBS = 10_000
+MOST_JOBS = 10_000  # jobs whose results are compared; others give no events
 
 
 class JobEvaluations:
     def __init__(self) -> None:
-        self._recorded: dict[str, Mapping[str, EvaluatedMetric]] = {}
+        self._recorded: dict[str, Mapping[str, EvaluatedMetric]] = {}  # all results at a job's last event
         self._recorded_at: dict[str, datetime] = {}
-        self._shown: dict[str, Mapping[str, EvaluatedMetric]] = {}  # by the last presence with results
+        self._shown: dict[str, Mapping[str, EvaluatedMetric]] = {}  # by the job's last presence with results
 
     def due(self, jobs: Sequence[Presence], now: datetime) -> list[Event]:
-        """Return the events to record. Call `recorded` once they are stored."""
+        """Return due events. Call `note_recorded` once they are stored."""
         present = {}
         for job in jobs:
             metrics = wire.read(job.details.get(wire.FIELD)) if job.doubt is None else ()
@@ -45,7 +45,7 @@ class JobEvaluations:
                 events.append(recorded(JobEvaluated(name, wire.as_plain(news)), now))
         return events
 
-    def recorded(self, events: Sequence[Event], jobs: Sequence[Presence]) -> None:
+    def note_recorded(self, events: Sequence[Event], jobs: Sequence[Presence]) -> None:
         for event in events:
             if isinstance(content := content_of(event), JobEvaluated):
                 self._recorded[content.job] = dict(self._shown[content.job])

@@ -26,9 +26,9 @@ from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.job_life import JobLife, LifeState
 
 END_RULES = frozenset({"launcher-table", "rank-failed"})  # Rules for lines that state how processes ended
-_KILLED = re.compile(r"[Kk]ill(?:ed)? process (\d{1,10})")
-_LONGEST_LINE = 500
-_LONGEST_SETTLING = timedelta(minutes=2)
+_KILLED = re.compile(r"[Kk]ill(?:ed)? process (\d{1,10})")  # the kernel's line, with the PID
+_LONGEST_LINE = 500  # characters
+_LONGEST_SETTLING = timedelta(minutes=2)  # of a hang, however slow the steps are
 _PRESENCE_LAGS = timedelta(seconds=15)  # Presences are written and read every 5 s
 _SHORTEST_WATCH = timedelta(seconds=22)  # presences lag, are read each 5 s, and are compared each 2 s
 
@@ -93,6 +93,7 @@ def with_kills(
         if (pid := _KILLED.search(line)) is not None:
             own = replace(by_id[each.finding_id], id=each.key.id, first_at=each.first_at, last_at=each.first_at)
             kills[each.finding_id, pid[1]] = replace(own, line=line[:_LONGEST_LINE], fields={"pid": pid[1]}, count=1)
+    # The first kill of a finding may have no excerpt.
     kills = {(first.id, first.fields.get("pid", "")): first for first in by_id.values()} | kills
     kills = {key: kill for key, kill in kills.items() if after is None or kill.last_at > after}
     kills = {key: kill for key, kill in kills.items() if (kill.origin.node, key[1]) not in others}
@@ -112,7 +113,7 @@ def failure_signs(findings: Iterable[KnownFinding], life: JobLife | None) -> lis
     A root-cause line alone is none: loops may catch exceptions.
     """
     heard = [
-        Sign(known.heard_first_at, known.origin.attempt, not _is_launchers(known))
+        Sign(known.heard_first_at, known.origin.attempt, is_wait=not _is_of_launcher(known))
         for known in findings
         if _shows_failure(known)
     ]
@@ -121,7 +122,7 @@ def failure_signs(findings: Iterable[KnownFinding], life: JobLife | None) -> lis
     return sorted(heard, key=lambda sign: sign.at)
 
 
-def _is_launchers(known: KnownFinding) -> bool:
+def _is_of_launcher(known: KnownFinding) -> bool:  # it states exit codes, so the processes have ended
     return known.rule in END_RULES and (known.rule != "rank-failed" or "exitcode" in known.line)
 
 
@@ -145,6 +146,7 @@ class Stepping(NamedTuple):
             return Stepping(step, instance, self.since)
         if step <= self.step:
             return self
+        # Halved, so that one long time is soon forgotten.
         return Stepping(step, instance, now, max(now - self.since, self.usual / 2))
 
 

@@ -9,7 +9,7 @@ from trainmedic_server.domain.job_verdict import CURRENT_FOR, JobVerdict, Verdic
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.verdicts import VerdictSource
 
-_Newest = Mapping[str, tuple[datetime, JobVerdict]]
+_Newest = Mapping[str, tuple[datetime, JobVerdict]]  # by job, with `KnownVerdict.began_at`
 
 
 class JobVerdicts:

@@ -31,10 +31,10 @@ from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore, Transaction
 
 LOOK_EVERY = timedelta(seconds=5)
-MOST_JOBS = 10_000
+MOST_JOBS = 10_000  # records; further names are skipped
 # Time between two looks from which on the server itself stalled, so that silence does not count.
 _LATEST_LOOK = timedelta(seconds=20)
-_INSTANCE = re.compile(r"^[!-~]{1,64}\Z")
+_INSTANCE = re.compile(r"^[!-~]{1,64}\Z")  # IDs of processes; others count as unknown
 
 log = telemetry.logger(__name__)
 
@@ -63,10 +63,10 @@ class JobWatch:
         self._metrics = metrics
         self._ago = ago
         self._absences = AbsenceDetection(job_life.GONE_AFTER, _LATEST_LOOK, elapsed)
-        self._lives: dict[str, JobLife] | None = None
+        self._lives: dict[str, JobLife] | None = None  # None before loading
         # Last presence by kind and name. An unchanged one is no sign of life.
         self._last_presences: dict[tuple[str, str], datetime] = {}
-        self._ranks: dict[str, int] = {}
+        self._ranks: dict[str, int] = {}  # number of ranks by job, for events
         self._read_ranks = PartReader("placement", _ranks_of)
         self._evaluations = JobEvaluations()
         self._looking = asyncio.Lock()
@@ -86,7 +86,7 @@ class JobWatch:
         return lives is None or job in lives or len(lives) >= MOST_JOBS
 
     def slurm_id_of(self, job: str) -> str | None:
-        """Return the Slurm ID that the job last reported since the server's start."""
+        """Return the job's Slurm ID last reported since the server's start."""
         return self._slurm_ids.get(job)
 
     async def end(self, job: str, actor: str, note: str) -> JobLife:
@@ -134,7 +134,7 @@ class JobWatch:
         events = self._evaluations.due(jobs, self._clock.now())
         if events:
             await self._store.transact(lambda tx: tx.append(events))
-        self._evaluations.recorded(events, jobs)
+        self._evaluations.note_recorded(events, jobs)
 
     def _note_slurm_ids(self, jobs: Sequence[Presence], known: Collection[str]) -> None:
         reported = {job.name: slurm_job_id(job.details) for job in jobs}

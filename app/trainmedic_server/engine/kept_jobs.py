@@ -9,7 +9,7 @@ from trainmedic_server.domain.event_kinds import JobKept, JobReleased
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore, Transaction
 
-MOST = 10_000
+MOST = 10_000  # retained jobs and attempts
 
 
 class KeptJobs:

@@ -37,8 +37,8 @@ def obstacle(tx: Transaction, run: Run, fires: bool | None, mode: Mode, now: dat
     if not run.mode == mode == Mode.ENFORCE:
         return "the mode is not enforce"
     if any(step.kind == "approve" for step in run.steps):
-        return "a person approved it only once"
-    nodes = tx.touched_nodes(run.id) if controls.pauses else ()
+        return "a person approved it only once"  # the approval does not cover a repetition
+    nodes = tx.touched_nodes(run.id) if controls.pauses else ()  # stored, so no topology is needed
     pause = pausing.holding(controls, run.playbook, run.targets, run.every_label, now, Topology(), nodes)
     if pause is not None:
         return f"the server is {pause.why(now)}"

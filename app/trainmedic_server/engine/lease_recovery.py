@@ -39,7 +39,7 @@ from trainmedic_server.ports.store import Transaction
 RESENT_AFTER = timedelta(minutes=5)  # Alertmanager's group_interval, within which it repeats failed deliveries
 
 _COMMANDS_AT_ONCE = 200  # Commands per transaction
-_UNDO_NOT_BEGUN = (UndoStatus.ARMED, UndoStatus.AVAILABLE)
+_UNDO_NOT_BEGUN = (UndoStatus.ARMED, UndoStatus.AVAILABLE)  # so the effect is still needed
 
 PlaybookOf: TypeAlias = Callable[[Run], Awaitable[CompiledPlaybook]]
 
@@ -59,11 +59,11 @@ class LeaseRecovery:
         self._source = source
         self._playbook_of = playbook_of
         self._started_at = services.clock.now()
-        self._started_at_loop_time = 0.0
+        self._started_at_loop_time = 0.0  # seconds
         self._recorded_losses: set[tuple[str, str]] = set()  # command ID and node
         self._looked_up: set[str] = set()  # IDs of commands in effect, whose reapplication is recorded as done
-        self._busy_runs: set[str] = set()
-        self._attempt_numbers = itertools.count()
+        self._busy_runs: set[str] = set()  # IDs of runs with a reapplication in work
+        self._attempt_numbers = itertools.count()  # for distinct names in `TargetLocks.acting`
 
     def note_server_start(self) -> None:
         self._started_at = self._services.clock.now()
@@ -71,7 +71,7 @@ class LeaseRecovery:
 
     async def handle_renewals(self, action: LeasedAction, renewals: Sequence[Renewal]) -> None:
         """Record losses and reapply expired effects if allowed. Raises StoreUnavailable."""
-        lost = [
+        lost = [  # an uncertain effect may never have begun
             renewal
             for renewal in renewals
             if renewal.outcome == "lost" and (renewal.effect.is_certain or renewal.has_expired)
@@ -80,9 +80,9 @@ class LeaseRecovery:
             renewal for renewal in lost if (renewal.effect.command_id, renewal.node) not in self._recorded_losses
         ]
         if unrecorded:
-            recorded = await self._services.store.transact(lambda tx: self._record_losses(tx, unrecorded))
+            count = await self._services.store.transact(lambda tx: self._record_losses(tx, unrecorded))
             self._recorded_losses |= {(renewal.effect.command_id, renewal.node) for renewal in unrecorded}
-            self._services.metrics.leases_lost.inc(recorded)
+            self._services.metrics.leases_lost.inc(count)
         expired = {renewal.effect.command_id: renewal.effect for renewal in renewals if renewal.has_expired}
         # An earlier server may have been killed while reapplying, so look up each command once.
         await self._record_reapplied(
@@ -97,7 +97,7 @@ class LeaseRecovery:
         self._recorded_losses = {loss for loss in self._recorded_losses if loss[0] in command_ids}
         self._looked_up &= set(command_ids)
 
-    def _record_losses(self, tx: Transaction, lost: Sequence[Renewal]) -> int:
+    def _record_losses(self, tx: Transaction, lost: Sequence[Renewal]) -> int:  # the number of new losses
         count = 0
         for renewal in lost:
             effect = renewal.effect
@@ -138,7 +138,7 @@ class LeaseRecovery:
                 return  # paused since; a later round continues
             self._looked_up -= {effect.command_id for effect in started}
             self._services.fence()
-            until = self._services.clock.now() + action.lease / 3
+            until = self._services.clock.now() + action.lease / 3  # the next renewal
             renewals = await action.renew([replace(effect, again=True) for effect in started], until)
         await self._record_reapplied(renewals)
         failed = [renewal for renewal in renewals if not _is_in_effect(renewal)]
@@ -160,7 +160,7 @@ class LeaseRecovery:
             return None
         return _PreparedRun(run, await self._is_firing(run_id), guards)
 
-    async def _is_firing(self, run_id: str) -> bool | None:
+    async def _is_firing(self, run_id: str) -> bool | None:  # None if unknown
         alerts = decisive(await self._services.store.transact(lambda tx: tx.alerts_of([run_id]).get(run_id, [])))
         silent_since = self._services.timeline.ago(self._services.limits.assume_resolved_after)
         firing = [alert for alert in alerts if not alert.is_resolved and alert.last_heard_at >= silent_since]
@@ -232,6 +232,7 @@ class LeaseRecovery:
         by_command: dict[str, list[Renewal]] = {}
         for renewal in renewals:
             by_command.setdefault(renewal.effect.command_id, []).append(renewal)
+        # A multi-node command is done once it is in effect on all its nodes.
         complete = [of_command for of_command in by_command.values() if all(map(_is_in_effect, of_command))]
         for start in range(0, len(complete), _COMMANDS_AT_ONCE):
             batch = complete[start : start + _COMMANDS_AT_ONCE]
@@ -240,7 +241,7 @@ class LeaseRecovery:
             self._recorded_losses = {loss for loss in self._recorded_losses if loss[0] not in done}
             self._services.metrics.leases_set_again.inc(len(done))
 
-    def _record_done(self, complete: Iterable[Sequence[Renewal]], tx: Transaction) -> list[str]:
+    def _record_done(self, complete: Iterable[Sequence[Renewal]], tx: Transaction) -> list[str]:  # command IDs
         done = []
         for renewals in complete:
             effect = renewals[0].effect

@@ -27,7 +27,7 @@ from trainmedic_server.ports.store import Transaction
 
 RENEW_EVERY = timedelta(seconds=15)
 _RUNS_AT_ONCE = 200  # Runs read per transaction, because deliveries share the store's only writer
-_SHOWN = 8
+_SHOWN = 8  # nodes in a log line
 
 log = telemetry.logger(__name__)
 
@@ -35,26 +35,25 @@ log = telemetry.logger(__name__)
 class _InEffect(NamedTuple):
     action: str
     effect: LeasedEffect
-    lease: timedelta
+    lease: timedelta  # as granted
 
 
 class LeaseRenewer:
     def __init__(self, services: EngineServices, recovery: LeaseRecovery) -> None:
         self._services = services
-        self._leased: Mapping[str, LeasedAction] = {}
+        self._leased: Mapping[str, LeasedAction] = {}  # by action name
         # Third of the lease of the last renewal, by command ID, in event-loop time.
         self._last_third: dict[str, int] = {}
         self._recovery = recovery
         self._renewals: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Renew until cancelled, from the start: the server may have been down for long."""
         self._recovery.note_server_start()
         self._leased = _leased(self._services.actions)
         if not self._leased:
             return
         try:
-            # Use event-loop time: the wall clock may be set back.
+            # Begin at once: the server may have been down. Use event-loop time: the wall clock may be set back.
             await loops.repeat(self.renew_due, RENEW_EVERY, "leases", self._services.metrics)
         finally:
             for task in self._renewals:
@@ -137,7 +136,7 @@ def _leased(actions: Actions) -> Mapping[str, LeasedAction]:
 
 def _is_needed(step: StepState, run_continues: bool) -> bool:
     if step.undo is None or step.undo.status is UndoStatus.AVAILABLE:
-        return run_continues
+        return run_continues  # no undo will end the effect
     return step.undo.status is UndoStatus.ARMED
 
 

@@ -24,10 +24,10 @@ class TargetLocks:
     def __init__(self) -> None:
         self._held = _Claims()
         self._keepers: set[str] = set()  # reservations in `_held`, for runs that are being admitted
-        self._refused_keepers = _Claims()
+        self._refused_keepers = _Claims()  # until `release`: later keepers must not pass them
         self._waiting = _Claims()
-        self._grants: dict[str, asyncio.Future[None]] = {}
-        self._acting = _Claims()
+        self._grants: dict[str, asyncio.Future[None]] = {}  # of the waiting, by run ID
+        self._acting = _Claims()  # of attempts in flight
         self._ends_awaited: list[asyncio.Future[None]] = []  # each is done when any attempt ends
 
     def try_acquire(self, run_id: str, claim: Claim) -> bool:
@@ -65,7 +65,7 @@ class TargetLocks:
 
     def holder(self, claim: Claim) -> str | None:
         """Return the run with an overlapping lock."""
-        claims = self._held.possibly_overlapping(claim)
+        claims = self._held.possibly_overlapping(claim)  # reservations have no run yet
         return next((run for run, held in claims if run not in self._keepers and held.overlaps(claim)), None)
 
     def blocker(self, run_id: str, claim: Claim) -> str | None:

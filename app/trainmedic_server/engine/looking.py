@@ -10,16 +10,13 @@ from typing import Any
 from msgspec import Struct, field
 
 _LATE = timedelta(minutes=2)  # A longer gap between two looks interrupts ``for``
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # begin of the grid of looks
 
 
 class Look(Struct, frozen=True):
-    """Call the action until its condition has held for `held_for`, or until the deadline; `once`: one call now.
+    """Call the action until its condition has held for `held_for`, or until the deadline; `once`: one call now."""
 
-    `key` is the step's.
-    """
-
-    key: tuple[str, int]
+    key: tuple[str, int]  # of the step (`StepState.key`)
     action: str
     params: Mapping[str, Any]
     held_for: timedelta
@@ -68,6 +65,7 @@ class Sight(Struct, frozen=True):
 
     @property
     def value(self) -> Any:
+        # Only the output of ``prometheus.query`` has one.
         return self.last.output.get("compared") if self.last is not None else None
 
 

@@ -10,7 +10,7 @@ from trainmedic.wire.backoff import Backoff
 from trainmedic_server import errors, telemetry
 from trainmedic_server.ports.outside import Clock
 
-Sleep = Callable[[float], Awaitable[object]]
+Sleep = Callable[[float], Awaitable[object]]  # takes seconds
 
 log = telemetry.logger(__name__)
 

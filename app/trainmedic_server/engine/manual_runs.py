@@ -31,15 +31,15 @@ from trainmedic_server.engine.matching import Candidate, MatchedAlert, PreparedD
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
 
-ALERT_NAME = "StartedByHand"
-_MOST_FIRING = 10_000
+ALERT_NAME = "StartedByHand"  # of stand-in alerts
+_MOST_FIRING = 10_000  # firing alerts that are searched
 
 
 class StartOrder(Struct, frozen=True):
     playbook: str
     target: Target | None
     """None if the playbook or its inputs determine it."""
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)  # of the firing alert, or of its stand-in
     dry_run: bool = False
     inputs: Mapping[str, inputs.Value] = field(default_factory=dict)
 
@@ -69,7 +69,7 @@ class ManualStarter:
         given = _inputs(playbook, order)
         topology = self._services.topology()
         target = _target(playbook, order, self._stand_in(order, given), topology)
-        wanted = target if isinstance(target, Target) else order.target
+        wanted = target if isinstance(target, Target) else order.target  # with the node's known name
         if order.target is not None:
             order = replace(order, target=wanted)
         stand_in = self._stand_in(order, given)
@@ -117,7 +117,7 @@ class ManualStarter:
         playbook: CompiledPlaybook,
         target: Target | None,
     ) -> Started:
-        """Commit `work`, then start the run of its changes."""
+        """Commit `work`, then start its run."""
         services, also = self._services, also_of(playbook, target, self._services.topology())
         holder = None
         if target is not None and not isinstance(also, Unresolved):
@@ -174,7 +174,7 @@ class ManualStarter:
         url, verdicts = self._services.limits.external_url, topology.verdicts
         names = scope.build(run, playbook, [record.alert], hindsight=False, external_url=url, verdicts=verdicts)
         whole = replace(run, steps=step_sequence.initial_steps(playbook, ask_first=False))
-        asking = StepState(APPROVAL, 0, APPROVAL, "approve")
+        asking = StepState(APPROVAL, 0, APPROVAL, "approve")  # as if asked first: all steps are ahead
         return preview.steps_after(asking, whole, playbook, names, self._services.actions, topology)
 
     def _playbook(self, name: str) -> CompiledPlaybook:

@@ -54,7 +54,7 @@ def also_of(
 
 MOST_MISSES = 10  # Stored reasons of playbooks that did not match; others are counted. Explanations contain all.
 
-# Values of the metric's label ``kept_by``.
+# Values of `MatchedAlert.kept_from_a_run_by`, the metric's label ``kept_by``.
 KEPT_FROM_A_RUN = ("alertname", "conditions", "failure", "target", "not_accepted")
 
 
@@ -88,8 +88,8 @@ class MatchedAlert(Struct, frozen=True):
 
 class PreparedDelivery(Struct, frozen=True, dict=True):
     delivery: Delivery
-    matched: tuple[MatchedAlert, ...]
-    failures: tuple[Event, ...] = ()
+    matched: tuple[MatchedAlert, ...]  # one for each alert
+    failures: tuple[Event, ...] = ()  # on conditions that could not be evaluated
 
     @property
     def has_unknown_target(self) -> bool:
@@ -105,7 +105,7 @@ class PreparedDelivery(Struct, frozen=True, dict=True):
 
 
 _NO_PLAYBOOKS = MatchedAlert()
-_ALWAYS_STORED = (NoReaction.MATCH_FAILED, NoReaction.EXCLUDED)
+_ALWAYS_STORED = (NoReaction.MATCH_FAILED, NoReaction.EXCLUDED)  # however many there are
 
 
 def match(playbooks: Iterable[CompiledPlaybook], alert: Alert, topology: Topology) -> MatchedAlert:

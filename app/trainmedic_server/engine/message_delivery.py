@@ -1,6 +1,6 @@
 """At-least-once messages to people, from history events through an outbox.
 
-A kill repeats only one that was being sent.
+After a kill, only a message that was being sent is repeated.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ GROUP_EVERY = timedelta(minutes=1)  # Minimum time between two texts on one kind
 KEPT_WAITING = timedelta(days=1)  # Age at which an unsent message is dropped
 KEPT = timedelta(days=7)  # Time for which sent messages are remembered, to repeat none
 _LOOK_EVERY = timedelta(seconds=2)
-_FIRST_RETRY, _LONGEST_RETRY = 5.0, 300.0
+_FIRST_RETRY, _LONGEST_RETRY = 5.0, 300.0  # seconds
 _CLOSED = names(kinds.Closed)
-_TOO_LATE = "not sent for a day"
+_TOO_LATE = "not sent for a day"  # the reason after `KEPT_WAITING`
 _BROKEN_FOR = timedelta(seconds=30)  # How long a playbook file must be invalid. Saving twice takes less.
 
 log = telemetry.logger(__name__)
 
 
 class MessageDelivery:
-    """Outbox of messages, filled as a listener of events."""
+    """Outbox of messages, filled by events."""
 
     name = "messages"
     kinds = message_texts.KINDS
@@ -76,7 +76,7 @@ class MessageDelivery:
         self._events = EventDispatcher(store, history, self, metrics, sleeping_by(clock))
         # Channels that may have waiting messages; the store is not queried for others.
         self._may_have_waiting = set(self._channels)
-        self._last_sent: dict[tuple[str, str, str], datetime] = {}
+        self._last_sent: dict[tuple[str, str, str], datetime] = {}  # by channel, kind and topic
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -103,7 +103,7 @@ class MessageDelivery:
         """Store a message if a playbook file has been invalid for `_BROKEN_FOR`. After a recovery it is sent again."""
         now = self._clock.now()
         problems = self._broken.to_report(now)
-        if self._broken.have_recovered():
+        if self._broken.take_recovery():
             await self._store.transact(lambda tx: tx.messages.forget_sent(MessageKind.PLAYBOOK_BROKEN))
         if problems:
             digest = hashlib.sha256("\n".join(problems).encode()).hexdigest()[:32]
@@ -145,6 +145,7 @@ class MessageDelivery:
 
     def _without_known(self, tx: Transaction, made: Sequence[Message], *, only_sent: bool = False) -> list[Message]:
         """Omit messages that are stored for any channel (`only_sent`: and sent), so that new routes repeat none."""
+        # IDs end with the channel (`_messages_of`).
         names = {message.id: message.id.removesuffix(message.channel) for message in made}
         if not names:
             return []
@@ -306,9 +307,9 @@ def _outdated(tx: Transaction, messages: Sequence[Message]) -> list[str]:
 class _BrokenPlaybooks:
     def __init__(self, problems: Callable[[], Sequence[FileProblem]]) -> None:
         self._problems = problems
-        self._since: dict[str, datetime] = {}
+        self._since: dict[str, datetime] = {}  # first check with each present problem
         self._reported: set[str] = set()
-        self._has_none = False
+        self._was_free = False  # at the last check: no problems
 
     def to_report(self, now: datetime) -> list[str]:
         """Return all problems if any must be reported."""
@@ -318,10 +319,10 @@ class _BrokenPlaybooks:
         new = {problem: since for problem, since in self._since.items() if problem not in self._reported}
         return current if any(now - since >= _BROKEN_FOR for since in new.values()) else []
 
-    def have_recovered(self) -> bool:
+    def take_recovery(self) -> bool:
         """Return True at the first check without problems, once per recovery."""
-        before, self._has_none = self._has_none, not self._since
-        return self._has_none and not before
+        was_free, self._was_free = self._was_free, not self._since
+        return self._was_free and not was_free
 
     def note_reported(self, problems: Collection[str]) -> None:
         self._reported |= set(problems)

@@ -36,10 +36,10 @@ from trainmedic_server.presentation import questions, runs
 SOON = timedelta(seconds=10)  # Usual delay of a message, to combine several and to drop outdated ones
 OVERDUE = timedelta(minutes=2)  # Delay of a message about a failing undo
 LATE = timedelta(minutes=15)  # Delay from which a message states its event's time. Retries and grouping take less.
-_MOST_LINES = 20
+_MOST_LINES = 20  # of a text
 _MOST_CHARACTERS = 4_000
-_LONGEST_REASON = 200
-_FLAPS_WITHIN = timedelta(hours=4)
+_LONGEST_REASON = 200  # characters of a reason in a title
+_FLAPS_WITHIN = timedelta(hours=4)  # Period with one message on refusals for a target
 
 # Topics of messages on no playbook.
 PLAYBOOKS = "playbooks"
@@ -51,14 +51,14 @@ class Draft(Struct, frozen=True):
     """A message before channels are chosen. `hold` delays it."""
 
     kind: MessageKind
-    topic: str
+    topic: str  # playbook, or a constant above; messages of one kind and topic are combined
     title: str
     text: str = ""
     run_id: str | None = None
     hold: timedelta = SOON
     once: str = ""
     """Key of messages sent only once."""
-    to: str | None = None
+    to: str | None = None  # channel that a question names; None for those of rules and routes
     component: Component = Component.TRAINMEDIC
 
 
@@ -125,7 +125,7 @@ def _server_draft(event: Event) -> Draft | None:
 # The parent reports all other events of its members, once.
 _MEMBER_KINDS = names(kinds.UndoDelayed, kinds.UndoDone, kinds.UndoClosed)
 
-KINDS = names(
+KINDS = names(  # events that may give a message
     *(kinds.QuestionEvent, kinds.RunApproved, kinds.RunRejected, kinds.ApprovalEnded, kinds.Closed, kinds.StartedLater),
     *(kinds.RateLimited, kinds.ConcurrencyLimited, kinds.Stale, kinds.TargetUnknown, kinds.TargetAmbiguous),
     *(kinds.AlertResolved, kinds.UndoDelayed, kinds.UndoDone, kinds.UndoClosed),
@@ -151,7 +151,7 @@ def is_outdated(
             return False
 
 
-_HANDLED = frozenset({Decision.STARTED, Decision.JOINED})
+_HANDLED = frozenset({Decision.STARTED, Decision.JOINED})  # a run handles the alert after all
 
 
 def combined(messages: Sequence[Message], now: datetime) -> tuple[str, str, Severity]:
@@ -282,7 +282,7 @@ def _not_started(run: Run, decision: Decision, why: str) -> Draft | None:
 
 _IF_REPEATED = "It starts if the guard allows it when the alert is next reported, unless the alert is too old by then."
 _START = "To start it anyway: trainmedic runs start {playbook} --target {target}"
-_REMEDIES: Mapping[Decision, str] = {
+_REMEDIES: Mapping[Decision, str] = {  # for the refusals that people need to know
     Decision.CONCURRENCY_LIMITED: "See which runs are open: trainmedic history --open --playbook {playbook}. To let "
     "more run at once, raise max_concurrent in the guards of the playbook.",
     Decision.CAPACITY_LIMITED: "Return nodes to service, or lower min_available in the guards of the playbook.",
@@ -306,16 +306,17 @@ def _untargeted(kind: str, why: str, run: Run) -> Draft | None:
         "If the node exists, start its agent or name it in the file of --inventory. Otherwise have the alert's "
         "rule set a label that names the node, the GPU or the job. How the labels were read: "
         f"trainmedic why --alert {shlex.quote(run.alert_name)}",
-        "You are not notified of this one again for a week.",
+        "You are not notified of this one again for a week.",  # `message_delivery.KEPT`
     ]
-    unknown_hosts = _hosts(name for name in _quoted(subjects, why) if f"{name} {UNKNOWN}" in why)
-    hosts = unknown_hosts or _hosts(_quoted(subjects, why)) or _hosts(starmap(Label, subjects.items()))
+    unknown_hosts = _hosts(label for label in _labels_in(why, subjects) if f"{label} {UNKNOWN}" in why)
+    hosts = unknown_hosts or _hosts(_labels_in(why, subjects)) or _hosts(starmap(Label, subjects.items()))
+    # An unknown host gets one message, whichever alerts and playbooks name it.
     once = _digest("stranger" if unknown_hosts else kind, *(hosts or (run.playbook, run.alert_name)))
     title = f"{run.playbook} does nothing about {run.alert_name}: {cut(why, _LONGEST_REASON)}"
     return Draft(MessageKind.TARGET_UNKNOWN, TARGETS, title, "\n".join(lines), run.id, once=once)
 
 
-def _quoted(labels: Mapping[str, str], why: str) -> Iterator[Label]:
+def _labels_in(why: str, labels: Mapping[str, str]) -> Iterator[Label]:  # in the forms that reasons write them
     for name, value in labels.items():
         label = Label(name, value.strip())
         shown = f"={label.value[:100]!r}"
@@ -333,7 +334,7 @@ _SUBJECTS = frozenset(
 
 
 def _names_subject(label: str) -> bool:
-    return label.lower().removeprefix("exported_") in _SUBJECTS
+    return label.lower().removeprefix("exported_") in _SUBJECTS  # Prometheus's prefix for a conflicting label
 
 
 def _started_later(content: kinds.StartedLater, run: Run, kinds_sent: set[MessageKind]) -> Draft | None:

@@ -26,8 +26,8 @@ from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore
 
 LOOK_EVERY = timedelta(seconds=5)
-REMEMBERED = timedelta(hours=1)
-MOST_PLACES = 200_000
+REMEMBERED = timedelta(hours=1)  # after the last presence
+MOST_PLACES = 200_000  # locations; further ones are skipped
 _STORE_AGAIN = timedelta(minutes=10)  # Age of a location's stored time at which it is renewed
 _STORE_EVERY = timedelta(minutes=1)
 _UUID7_DIGITS = 12  # hexadecimal digits of the time in milliseconds
@@ -41,8 +41,8 @@ class PresenceSource(JobSource, Protocol):
 
 class JobProgress(Struct, frozen=True):
     instance: str
-    began_at: datetime | None
-    step: int
+    began_at: datetime | None  # start of the process; None if its ID has no time
+    step: int  # 0 if not reported
     progressed_at: datetime | None = None
     """Last increase of the step; None if never."""
 
@@ -54,14 +54,14 @@ class NodeWatch:
         self._clock = clock
         self._metrics = metrics
         self._places: dict[JobPlace, datetime] = {}  # with the time of the last presence
-        self._stored: dict[JobPlace, datetime] = {}
-        self._store_from: datetime | None = None
-        self.progress: dict[str, JobProgress] = {}
+        self._stored: dict[JobPlace, datetime] = {}  # with the stored time
+        self._store_from: datetime | None = None  # None after a failure: at the next look
+        self.progress: dict[str, JobProgress] = {}  # connected jobs
         self._read_places = PartReader("placement", _places_of)
-        self._of_jobs: frozenset[JobPlace] = frozenset()
-        self._reported_boots: dict[str, Any] = {}
-        self.booted_at: dict[str, datetime] = {}
-        self.agents: frozenset[str] = frozenset()
+        self._of_jobs: frozenset[JobPlace] = frozenset()  # as the jobs last reported
+        self._reported_boots: dict[str, Any] = {}  # unparsed, to notice changes
+        self.booted_at: dict[str, datetime] = {}  # latest boot by node
+        self.agents: frozenset[str] = frozenset()  # connected nodes
 
     async def start(self) -> None:
         """Load the last hour's locations. Raises StoreUnavailable."""

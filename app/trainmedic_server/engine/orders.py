@@ -70,10 +70,10 @@ def _answered_step(
         raise errors.Conflict(f"run {run.id} does not wait for approval; it is {run.status}")
     terms = Terms.of(asked)
     if question not in (None, AskedQuestion(asked.id, terms.asked)):
-        raise errors.Conflict(f"run {run.id} now asks a different question; read it first")
+        raise errors.Conflict(f"run {run.id} now asks a different question; read it first")  # or the next round
     answers = approval.answers(asked, tx.orders_of([run.id]).get(run.id, ()))
     approvers = {earlier.actor for earlier in answers if earlier.kind is OrderKind.APPROVE}
-    if len(approvers) >= terms.count or len(approvers) < len(answers):
+    if len(approvers) >= terms.count or len(approvers) < len(answers):  # approved, or one answer is a rejection
         raise errors.Conflict(f"step {asked.id} of run {run.id} has been decided already")
     if order.kind is OrderKind.APPROVE and not terms.may_be_answered_by(order.actor, groups):
         raise errors.NotEntitled(f"step {asked.id} of run {run.id} is approved by {' or '.join(terms.by)}")

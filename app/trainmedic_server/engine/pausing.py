@@ -49,6 +49,7 @@ def holding(
 
 def observing(controls: Controls, playbook: str, now: datetime) -> OperatorPause | None:
     """Return the operator's restriction of the playbook to observing."""
+    # Such a pause has a playbook as its scope.
     pauses = (pause for pause in controls.pauses if pause.observe and pause.is_in_force(now))
     return next((pause for pause in pauses if pause.scope.covers(playbook, (), (), {})), None)
 
@@ -93,7 +94,7 @@ def end(
 ) -> tuple[Controls, list[Event]]:
     """Return the switches without the `wanted` pauses, or without all that hold runs now.
 
-    Recurring ones return with their next window.
+    Without `wanted`, recurring ones return with their next window.
     """
     kept: list[OperatorPause] = []
     events: list[Event] = []
@@ -115,7 +116,7 @@ def end(
 
 
 def settle(controls: Controls, since: datetime | None, now: datetime) -> tuple[Controls, list[Event]]:
-    """Return the switches without ended pauses, and events since the last check.
+    """Return the switches without ended pauses, and events since the last check (`since`, None for the first).
 
     A server paused by an earlier release, without scopes, stays paused.
     """
@@ -136,7 +137,7 @@ def settle(controls: Controls, since: datetime | None, now: datetime) -> tuple[C
     return as_of(replace(controls, pauses=left), now), events
 
 
-def in_force(controls: Controls, now: datetime) -> frozenset[str]:
+def in_force(controls: Controls, now: datetime) -> frozenset[str]:  # their IDs
     return frozenset(pause.id for pause in controls.pauses if pause.is_in_force(now))
 
 

@@ -22,7 +22,7 @@ from trainmedic_server.ports.actions import ON_RECORD, Action, Actions, Call, Cl
 
 GRACE = timedelta(seconds=5)  # Time after its deadline for an action to report before it is cancelled
 
-Work = Callable[[Call], Awaitable[Mapping[str, Any]]]
+Work = Callable[[Call], Awaitable[Mapping[str, Any]]]  # performs an attempt and returns its output
 
 log = telemetry.logger(__name__)
 
@@ -75,9 +75,8 @@ def _was_applied(state: StepState, command_id: str) -> bool:
     return any(attempt.command_id == command_id and attempt.status == "applied" for attempt in state.attempts)
 
 
-@functools.cache
+@functools.cache  # Python 3.11 takes tens of microseconds per check
 def has_methods_of(action_class: Hashable, protocol: type) -> bool:
-    """Cached, because Python 3.11 takes tens of microseconds per check."""
     return isinstance(action_class, protocol)
 
 
@@ -90,7 +89,7 @@ def multi_node_action(actions: Actions, name: str) -> MultiNodeAction | None:
 
 
 def work_of(run: Run, act: PerformAttempt, actions: Actions, name: str) -> Work:
-    """Return the performing function; a step on jobs calls each job."""
+    """Return the function that performs the attempt; a step on jobs calls each job."""
     state = run.step(act.key)
     if state.target is None:
         return lambda call: actions.get(name).perform(call)
@@ -124,6 +123,7 @@ def _call_on(call: Call, target: Target, state: StepState, actions: Actions) -> 
 
 
 def _own_undo_params(call: Call, target: Target, state: StepState, actions: Actions) -> BaseModel | None:
+    # An undo may depend on the output, such as a previous value, which differs by job.
     output = state.output.get(destinations.BY_JOB, {}).get(target.job)
     action = actions.action_class(state.action or "")
     if call.undo_of is None or output is None or action is None or state.undo is None:

@@ -142,7 +142,7 @@ def _advance_open(draft: RunDraft) -> Instruction | None:
         then = _continue_attempt(draft, interrupted)
         if then is not None:
             return then
-    order = draft.outside.last(OrderKind.CANCEL, OrderKind.UNDO)
+    order = draft.outside.last(OrderKind.CANCEL, OrderKind.UNDO)  # an undo of an open run ends it first
     if order is not None and not approval_steps.is_rejected(draft):
         last = group_plan.wait_for_last(draft)
         if last is not None:
@@ -152,6 +152,7 @@ def _advance_open(draft: RunDraft) -> Instruction | None:
             message = f"{message}; {draft.group.counts}"
         _close(draft, Status.CANCELLED, _with_refusal(draft.run, [message]))
         return None
+    # An alert may have grown stale during a pause before the first act.
     was_held = draft.run.waiting_on == "resume" and not draft.outside.paused and draft.run.acted_at is None
     if not draft.run.is_limited and ((was_held and not draft.run.is_group) or not is_under_way(draft)):
         reason = why_stale(draft)
@@ -181,6 +182,7 @@ def _proceed(draft: RunDraft) -> Instruction | None:
     if draft.run.is_limited and state is None:
         _close(draft, Status.NOT_STARTED, _with_refusal(draft.run, _failures(draft.run)), draft.run.decision)
         return None
+    # After the approval, a group's members come before its parent's other steps.
     if draft.group is not None and broken is None and (state is None or state.phase != APPROVAL):
         if draft.group.refused:
             _cancel_or_not_start(draft, draft.group.refused, Decision.BREAKER_OPEN)
@@ -268,13 +270,13 @@ def _close(draft: RunDraft, status: Status, message: str, decision: Decision | N
     draft.add_event(Closed(status, message, decision))
 
 
-def _with_refusal(run: Run, reasons: Sequence[str]) -> str:
+def _with_refusal(run: Run, reasons: Sequence[str]) -> str:  # a refusal by ``max_runs`` comes first
     return "; ".join([run.message, *reasons] if run.is_limited else reasons)
 
 
 def _summary(run: Run) -> str:
     failed = _failures(run)
-    not_begun = [step.id for step in after_resolve.left_out(run) if not step.attempts]
+    not_begun = [step.id for step in after_resolve.prevented_steps(run) if not step.attempts]
     if not_begun:
         failed.append(f"the alert resolved before {', '.join(not_begun)} began")
     done = f"applied {run.action_taken}" if run.action_taken else "nothing was applied"
@@ -287,5 +289,5 @@ def _failures(run: Run) -> list[str]:
     return [
         f"step {step.id}: {step.error or step.message}"
         for step in run.steps
-        if step.kind == "action" and (step.error or (step.status is StepStatus.SKIPPED and step.attempts))
+        if step.kind == "action" and (step.error or (step.status is StepStatus.SKIPPED and step.attempts))  # not set up
     ]

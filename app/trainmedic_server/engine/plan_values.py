@@ -37,7 +37,7 @@ class OutsideState(Struct, frozen=True):
     """The initial one first."""
     orders: tuple[OperatorOrder, ...] = ()
     pause: OperatorPause | None = None
-    """The one that holds the run."""
+    """The one that holds the run now."""
     breaker: str | None = None
     """Reason of the open breaker."""
 
@@ -45,7 +45,7 @@ class OutsideState(Struct, frozen=True):
     def paused(self) -> bool:
         return self.pause is not None
 
-    def under(self, controls: Controls, pause: OperatorPause | None) -> OutsideState:
+    def with_switches(self, controls: Controls, pause: OperatorPause | None) -> OutsideState:
         breaker = (controls.breaker_reason or "the breaker is open") if controls.breaker_open else None
         if (self.pause, self.breaker) == (pause, breaker):
             return self
@@ -72,7 +72,7 @@ class OutsideState(Struct, frozen=True):
 class PerformAttempt(Struct, frozen=True):
     """Make the last attempt of a step, or of its undo."""
 
-    key: tuple[str, int]
+    key: tuple[str, int]  # `StepState.key`
     undo: bool = False
     resumed: bool = False
     """True if an earlier server may have made it."""
@@ -133,7 +133,7 @@ class PlanningContext(Struct, frozen=True):
     new_id: Callable[[], str]
     max_age: timedelta
     set_forward_since: Callable[[datetime], timedelta] = lambda _: timedelta(0)
-    """Returns the time skipped by the clock."""
+    """Returns the time that forward clock steps skipped since a moment."""
     idle_since: Callable[[datetime], timedelta] = lambda _: timedelta(0)
     """Returns that time plus downtimes."""
     external_url: str = ""
@@ -159,10 +159,10 @@ class RunDraft:
         self.outside = outside
         self.context = context
         self.now = now
-        self.group = group
-        self.has_target = has_target
-        self.look_once = look_once
-        self.sight = sight
+        self.group = group  # None unless the run is a group's parent
+        self.has_target = has_target  # the lock is held, or not needed
+        self.look_once = look_once  # after a wait without lock: one look under the lock decides
+        self.sight = sight  # result of a polled wait since the last plan
         self.events: list[Event] = []
         self.refused: tuple[Decision, str] | None = None
 

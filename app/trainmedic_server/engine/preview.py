@@ -23,10 +23,12 @@ from trainmedic_server.ports.actions import ON_RECORD, Action, Actions, NodeTouc
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 from trainmedic_server.presentation import times
 
+# A condition that begins with the timeout of a wait.
 _TIMED_OUT = re.compile(r"""\s*steps\.(?P<step>\w+)\.status\s*==\s*["']timed_out["'](?=\s*\Z|\s+and\b)""")
 
 
 def observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> StepState:
+    # As mode observe records it: skipped, or with the parameters that it would have.
     message = None
     try:
         if not playbook.when(state.phase, state.index, names):
@@ -106,6 +108,7 @@ def _steps_ahead(
         if would.status is StepStatus.SKIPPED or not targets or would.action is None:
             continue
         action = actions.action_class(would.action)
+        # An action that changes nothing shows no targets.
         reached = targets if action is not None and action.harmful else ()
         nodes = {node for each in reached for node in _nodes_of(action, would.params, each, topology)}
         gpus = places.gpus_of(targets[0], topology) if len(targets) == 1 else selectors.gpus_of(targets, topology)

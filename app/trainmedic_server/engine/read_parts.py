@@ -25,7 +25,7 @@ class PartReader(Generic[T]):
     async def changed(self, presences: Sequence[Presence]) -> Mapping[str, T] | None:
         """Return results by name; None if unchanged since the last call."""
         before, part = self._known, self._part
-        changed = [
+        changed = [  # an unchanged part stays the same object
             each for each in presences if each.name not in before or before[each.name][0] is not each.details.get(part)
         ]
         if not changed and len(presences) == len(before):

@@ -21,7 +21,7 @@ from trainmedic_server.ports.store import RunStore, Transaction
 # Compromise between the wait of deliveries for the only writer and a storm's duration (``benchmarks.alert_storm``).
 _BATCH = 200
 
-_FOR_MEMBERS = (OrderKind.CANCEL, OrderKind.UNDO, OrderKind.CLOSE_UNDO)
+_FOR_MEMBERS = (OrderKind.CANCEL, OrderKind.UNDO, OrderKind.CLOSE_UNDO)  # of a parent's orders
 T = TypeVar("T")
 
 log = telemetry.logger(__name__)
@@ -29,8 +29,8 @@ log = telemetry.logger(__name__)
 
 class RunSnapshot(Struct, frozen=True):
     run: Run
-    alerts: tuple[AlertRecord, ...]
-    orders: tuple[OperatorOrder, ...]
+    alerts: tuple[AlertRecord, ...]  # the initial one first
+    orders: tuple[OperatorOrder, ...]  # oldest first
 
 
 class Seen(Struct, frozen=True):
@@ -101,8 +101,8 @@ class Recorder:
     async def _read(self, run_ids: Sequence[str]) -> list[RunSnapshot | None]:
         def work(tx: Transaction) -> dict[str, RunSnapshot]:
             runs = tx.runs(set(run_ids))
-            stories = {run.alerts_run_id for run in runs}
-            alerts, orders = tx.alerts_of(stories), tx.orders_of(stories | {run.id for run in runs})
+            parents_or_own = {run.alerts_run_id for run in runs}
+            alerts, orders = tx.alerts_of(parents_or_own), tx.orders_of(parents_or_own | {run.id for run in runs})
             return {
                 run.id: RunSnapshot(run, tuple(alerts.get(run.alerts_run_id, ())), _orders_of(run, orders))
                 for run in runs
@@ -112,7 +112,7 @@ class Recorder:
         return [snapshots.get(run_id) for run_id in run_ids]
 
     async def transact(self, work: Callable[[Transaction], T]) -> T:
-        """Repeat the transaction while the store is unavailable."""
+        """Repeat it while the store is unavailable."""
         backoff = Backoff(first=0.1, longest=5.0)
         while True:
             try:

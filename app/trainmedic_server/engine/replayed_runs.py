@@ -25,7 +25,7 @@ from trainmedic_server.ports.store import GuardFacts
 
 # End of a run without a recorded end. Nothing is added to it, so that no time overflows.
 FAR = datetime.max.replace(tzinfo=UTC) - timedelta(days=3650)
-STARTS = frozenset({Decision.STARTED, Decision.OBSERVE_ONLY})
+STARTS = frozenset({Decision.STARTED, Decision.OBSERVE_ONLY})  # decisions with a run
 
 
 class ReplayedRun(Struct, eq=False):
@@ -34,7 +34,7 @@ class ReplayedRun(Struct, eq=False):
     """
 
     key: Key
-    node: str | None
+    node: str | None  # of the target
     earliest: datetime
     latest: datetime
     ends_from: datetime
@@ -92,6 +92,7 @@ class _OpenRuns:
 
 class _PlaybookCounts:
     def __init__(self) -> None:
+        # Runs for `max_runs` and `max_concurrent`: the certain ones, and all possible ones.
         self.started_at_least, self.started_at_most = _Periods(), _Periods()
         self.open_at_least, self.open_at_most = _Periods(), _OpenRuns()
 
@@ -122,13 +123,13 @@ class ReplayedRuns:
         # Heaps by time: of stored runs with their cooldown, and of possible acts on nodes, which the breaker counts.
         self._forget: list[tuple[datetime, int, ReplayedRun, timedelta]] = []
         self._acted: list[tuple[datetime, int, str]] = []
-        self._acts_on = Counter[str]()
-        self._acted_unknown: set[str] = set()
+        self._acts_on = Counter[str]()  # possible acts in `_acted`, by node
+        self._acted_unknown: set[str] = set()  # their nodes that may be unknown to the server
         self._surely_acted: dict[str, datetime] = {}  # the time up to which the breaker counts the node
         self._numbers = itertools.count()  # to order equal times in heaps
-        self.breaker_opened: list[tuple[datetime, str]] = []
+        self.breaker_opened: list[tuple[datetime, str]] = []  # with the reason
 
-    def add(self, run: ReplayedRun, spec: Guards) -> None:
+    def add(self, run: ReplayedRun, spec: Guards) -> None:  # `spec`: its playbook's guards
         number, of_playbook = next(self._numbers), self._by_playbook.setdefault(run.key[0], _PlaybookCounts())
         self._forget_until(run.earliest)  # `decide` is not called for playbooks that do as recorded
         of_playbook.forget_until(run.earliest)
@@ -219,21 +220,22 @@ class ReplayedRuns:
         for facts, controls in itertools.product(self._facts(key, runs, now, own), switches):
             found.add(guards.decide(spec, mode, facts, controls, limits, starts_at, now, ago).decision)
         may_open = Decision.STARTED in found and Decision.BREAKER_OPEN not in found
-        if may_open and (recorded == Decision.BREAKER_OPEN or self.trips_breaker(target, now)):
+        if may_open and (recorded == Decision.BREAKER_OPEN or self.open_breaker_if_due(target, now)):
             found.add(Decision.BREAKER_OPEN)
         return frozenset(found)
 
     def _facts(self, key: Key, runs: list[ReplayedRun], now: datetime, own: ReplayedRun | None) -> Iterator[GuardFacts]:
+        # The least and the most of each figure, in all combinations.
         of_playbook = self._by_playbook.get(key[0])
         if of_playbook is None:
             yield GuardFacts()
             return
         counted = [run for run in runs if run.is_counted and run.earliest <= now]
-        ended = {
+        ended = {  # the earliest end that is certain, and the latest that is possible
             max((run.ends_from for run in counted if run.is_certain), default=None),
             max((min(run.ends_by, now) for run in counted), default=None),
         }
-        own_start = own is not None
+        own_start = own is not None  # counted in `started_at_most`
         own_open = own is not None and own.is_stored and not (own.is_observed or own.is_shared)
         started = {of_playbook.started_at_least.count(now), max(of_playbook.started_at_most.count(now) - own_start, 0)}
         opened = {of_playbook.open_at_least.count(now), max(of_playbook.open_at_most.count(now) - own_open, 0)}
@@ -243,7 +245,7 @@ class ReplayedRuns:
     def may_have_open_breaker(self, now: datetime) -> bool:
         return bool(self.breaker_opened) and now < self.breaker_opened[-1][0] + self._breaker_closes_after
 
-    def trips_breaker(self, target: Target, now: datetime) -> bool:
+    def open_breaker_if_due(self, target: Target, now: datetime) -> bool:
         """Return whether a start may open the closed breaker. If so, it counts as opened."""
         node = target.node
         if node is None or self._surely_acted.get(node, now) > now:

@@ -18,7 +18,7 @@ from trainmedic_server.domain.playbook import Rollout
 
 AT_ONCE = 200  # most members that start in one transaction
 
-DEFAULTS = Rollout()
+DEFAULTS = Rollout()  # for playbooks without ``rollout``
 
 
 class StartMembers(Struct, frozen=True):
@@ -33,7 +33,7 @@ class WaitForMembers(Struct, frozen=True):
 
 
 class RolloutOver(Struct, frozen=True):
-    error: str = ""
+    error: str = ""  # empty for success
 
 
 class GroupProgress:
@@ -42,17 +42,17 @@ class GroupProgress:
     def __init__(self, members: Sequence[str], begun: Sequence[Member] = ()) -> None:
         self.members = tuple(members)
         self._begun: dict[str, Member] = {}
-        self._filled: Counter[int] = Counter()
+        self._filled: Counter[int] = Counter()  # members by batch, without skipped ones
         self.open = self.errors = 0
         self.has_acted = False
         self.held = ""
-        """Empty if a member can start."""
-        self.waits_for_own = False
+        """Why no further member starts; empty if one can."""
+        self.waits_for_own = False  # `held`, because its own members take the capacity
         self.tries_again: datetime | None = None
         """When `held` may have changed; None if unknown."""
         self.settling: dict[str, datetime] = {}
         """When nodes of just closed members become available, because the topology lags."""
-        self.refused = ""
+        self.refused = ""  # why the breaker refuses the whole list
         for member in begun:
             self.note(member)
 

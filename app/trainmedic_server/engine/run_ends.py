@@ -57,6 +57,6 @@ class RunEnds:
         }
 
 
-def _cause(tx: Transaction, run: Run) -> Alert | None:
+def _cause(tx: Transaction, run: Run) -> Alert | None:  # for the length of a chain of runs
     record = tx.alerts([run.alert]).get(run.alert)
     return record.alert if record is not None else None

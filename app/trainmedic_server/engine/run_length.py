@@ -32,7 +32,7 @@ class LongestRun(Struct, frozen=True):
 
 
 def longest(playbook: CompiledPlaybook, mode: Mode, actions: Actions, before_first_act: timedelta) -> LongestRun:
-    """`before_first_act` is the possible delay of the first act."""
+    """`before_first_act` is the longest delay before the first act: the maximum age of an alert."""
     if mode is Mode.OBSERVE:
         return LongestRun()
     definition = playbook.definition

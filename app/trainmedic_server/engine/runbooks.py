@@ -15,7 +15,7 @@ _OF_LOGS = "alerts-from-logs"  # Section of all finding alerts, whose names user
 
 
 class Runbooks(Struct, frozen=True):
-    page: str = ""
+    page: str = ""  # URL of the page; without one, alerts stay unchanged
 
     def linked(self, alert: Alert) -> Alert:
         """Return an own alert with the annotation ``runbook_url``, which proves nothing (`domain.proof`)."""

@@ -23,14 +23,14 @@ from trainmedic_server.ports.store import Transaction
 # Time within which a new or changed playbook is noticed. Times of known schedules are met exactly.
 LOOK_EVERY = timedelta(seconds=10)
 _POSITION = "schedules"  # name of the stored position, in seconds since 1970
-_MOST_PATIENCE = timedelta(days=1)
-_SAVE_EVERY = timedelta(minutes=1)
+_MOST_PATIENCE = timedelta(days=1)  # limits how many late times are computed
+_SAVE_EVERY = timedelta(minutes=1)  # the time up to which all times are decided
 
-_Key = tuple[str, str, str]
+_Key = tuple[str, str, str]  # playbook, schedule, timezone
 
 
 class DueTimes(Struct, frozen=True):
-    start: datetime | None = None
+    start: datetime | None = None  # the time that starts a run, if any
     missed: datetime | None = None
     """When the record of missed times begins."""
     why: str = ""
@@ -44,7 +44,7 @@ def due(
     patience: timedelta,
     skipped: Callable[[datetime], bool] = lambda moment: False,
 ) -> DueTimes:
-    """Return the times after `since`, up to `now`.
+    """Decide on the times after `since`, up to `now`: the last one starts a run, others are missed.
 
     Times older than `patience`, or `skipped` by the clock, start nothing.
     """
@@ -70,10 +70,10 @@ class Schedules:
     def __init__(self, services: EngineServices, admit: Callable[[Delivery], Awaitable[object]]) -> None:
         self._services = services
         self._admit = admit
-        self._done: dict[_Key, datetime] = {}
+        self._done: dict[_Key, datetime] = {}  # the time up to which a schedule's times are decided
         self._looked_at: datetime | None = None
         self._saved_at: datetime | None = None
-        self._next: datetime | None = None
+        self._next: datetime | None = None  # the next time of any schedule
 
     async def run(self) -> None:
         await loops.repeat(self.check, LOOK_EVERY, "schedules", self._services.metrics, sleep=self._sleep)
@@ -88,6 +88,7 @@ class Schedules:
     async def check(self) -> None:
         """Start what is due. Raises TrainmedicError, then decided times are found again."""
         now = self._services.clock.now()
+        # A time after now stems from a wrong clock.
         since = min(self._looked_at or await self._load_position() or now, now)
         scheduled = {_key(each): each for each in self._services.catalog.all() if each.definition.on.schedule}
         # A schedule that was not there at the last look counts from it.
@@ -101,7 +102,7 @@ class Schedules:
             for alert in stand_ins:
                 await self._admit(Delivery(self._services.new_id(), now, "schedule", "", "", (alert,)))
             if stand_ins:
-                self._saved_at = None
+                self._saved_at = None  # save the position below
             self._done[key] = now
             following = cron.next_after(schedule, timezone, now)
             self._next = min(self._next or following, following)

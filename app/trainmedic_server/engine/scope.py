@@ -22,7 +22,7 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
 class LazyScope(Mapping[str, Any]):
-    """Built on first access, because most steps have no expression."""
+    """Built on first access: most steps have no expression."""
 
     def __init__(self, make: Callable[[], Scope]) -> None:
         self._make = make

@@ -67,7 +67,7 @@ class Engine:
         limits: EngineLimits,
         metrics: telemetry.Metrics,
         topology: Callable[[], Topology] = Topology,
-        alert_source: AlertSource | None = None,
+        alert_source: AlertSource | None = None,  # None without an Alertmanager
         fence: Fence = no_fence,
         clock_watch: ClockWatch | None = None,
         alert_map: Callable[[], AlertMap] = lambda: NO_ALERT_MAP,
@@ -79,7 +79,7 @@ class Engine:
         self._heartbeat = Heartbeat(clock, timeline, clock_watch or NoClockWatch(), metrics)
         self._metrics = metrics
         self._controls = Controls()
-        self._pauses_in_force: frozenset[str] = frozenset()
+        self._pauses_in_force: frozenset[str] = frozenset()  # IDs
         self._recorder = Recorder(store, metrics)
 
         def controls() -> Controls:
@@ -159,7 +159,7 @@ class Engine:
     async def start(self, took_over_as: str | None = None) -> None:
         """Resume unfinished runs and start the loops. Raises StoreUnavailable.
 
-        `took_over_as` is this server's name for the history.
+        `took_over_as`: this server's name in the history; None unless servers share the database.
         """
         down_for = await self._store.transact(self._heartbeat.begin)
         await self._beat(recorded(ServerStarted(took_over_as or None), self._clock.now()))
@@ -311,7 +311,7 @@ class Engine:
             return self._heartbeat.beat(tx)
 
         self._put_in_force(await self._store.transact(work))
-        if self._heartbeat.written():
+        if self._heartbeat.note_written():
             self._workers.touch_all()
 
     def ago(self, span: timedelta) -> datetime:

@@ -10,10 +10,10 @@ from trainmedic_server.ports.jobs import ArrivedNotice
 from trainmedic_server.ports.outside import Presence
 
 FRESH_FOR = 2.0  # Seconds. Presences are written every 5 s.
-_PAUSE_PER_READING = 10
+_PAUSE_PER_READING = 10  # times the duration of the last reading
 _LONGEST_FRESH = 4.5  # Seconds; below the loops' 5 s, so that each check gets new data
 _LONG_PAUSE = 2.0  # Seconds; after a reading of 0.2 s, too long for people to wait
-_RECENT = 10.0  # Seconds for which people get older data: the loops' longest pause
+_RECENT = 10.0  # Seconds between two readings of the slowest loop: then people get the loops' data
 
 
 class SharedReading:

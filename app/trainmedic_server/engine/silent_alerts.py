@@ -35,18 +35,18 @@ class SilentAlerts:
         self._on_resolved = on_resolved
 
     @property
-    def interval(self) -> timedelta:
+    def interval(self) -> timedelta:  # between checks, so that an end is noticed soon after it counts
         return min(max(self._services.limits.assume_resolved_after / 10, timedelta(seconds=0.5)), timedelta(minutes=1))
 
     async def run(self) -> None:
-        """Check until cancelled, but not at once: the start is busy."""
         sleep = loops.sleeping_by(self._services.clock)
-        await sleep(self.interval.total_seconds())
+        await sleep(self.interval.total_seconds())  # the start is busy
         await loops.repeat(self.check, self.interval, "sweeper", self._services.metrics, sleep=sleep)
 
     async def check(self) -> None:
         services = self._services
         patience = services.limits.assume_resolved_after
+        # Alertmanager is asked early. Without one, the time without a server does not count.
         moment = (
             services.clock.now() - min(ASK_AFTER, patience / 2) if self._source else services.timeline.ago(patience)
         )

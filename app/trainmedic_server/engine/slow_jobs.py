@@ -30,8 +30,8 @@ AGAIN_AFTER = timedelta(minutes=15)  # Age of a verdict at which the next one is
 _LOOK_EVERY = timedelta(seconds=10)
 _AVERAGED_OVER = timedelta(minutes=5)  # ``5m`` in queries
 _LOG_AGE = timedelta(minutes=30)  # of findings that count
-_MOST_FIRING, _MOST_JOBS, _MOST_EARLIER = 10_000, 20, 10
-_PARTS = ("data", "compute", "wait")
+_MOST_FIRING, _MOST_JOBS, _MOST_EARLIER = 10_000, 20, 10  # alerts; jobs of one look; verdicts of a job
+_PARTS = ("data", "compute", "wait")  # of a step, as in the names of metrics
 
 log = telemetry.logger(__name__)
 
@@ -81,7 +81,7 @@ class SlowJobs:
             return
         plain = verdict.plain()
         is_hint = not parts and verdict.confidence is Confidence.LOW
-        is_named = verdict.cause is not CauseClass.UNKNOWN and not is_hint
+        is_named = verdict.cause is not CauseClass.UNKNOWN and not is_hint  # raises an alert
         made = KnownVerdict(
             id=self._ids(),
             job=job,
@@ -102,6 +102,7 @@ class SlowJobs:
         log.info("job is slow", job=job, cause=made.cause, confidence=made.confidence, verdict=verdict.summary)
 
     async def _verdict_of_log(self, job: str, now: datetime, *, has_dropped: bool) -> Verdict | None:
+        # Without figures, only a throughput drop gives a verdict, which is a hint.
         open_findings = await self._store.transact(lambda tx: tx.findings.all_open())
         findings = [
             each.as_finding
@@ -119,8 +120,8 @@ class SlowJobs:
     async def _step_parts(self, job: str, now: datetime) -> dict[int, RankStep]:
         """Return each rank's step; empty if medians are missing."""
         medians: dict[str, float] = {}
-        own: dict[int, tuple[float, str]] = {}
-        data: dict[int, tuple[float, str]] = {}
+        own: dict[int, tuple[float, str]] = {}  # seconds and node, of the slowest ranks
+        data: dict[int, tuple[float, str]] = {}  # the part of them spent on data
         for part in _PARTS:
             for series in await self._query(f"max(avg_over_time(training_{part}_seconds{{$job}}[$over]))", job, now):
                 medians[part] = _newest(series)

@@ -19,7 +19,7 @@ from trainmedic_server.domain.playbook import (
 from trainmedic_server.domain.run import Run, StepState, StepStatus
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Step
 
-_ENDS = ("on_success", "on_failure", ON_LIMITED)
+_ENDS = ("on_success", "on_failure", ON_LIMITED)  # phases whose failures no longer change the run's outcome
 # Phases of a group's parent run, and of its members.
 PARENT_PHASES = (CHECK, "on_success", "on_failure")
 MEMBER_PHASES = ("steps",)

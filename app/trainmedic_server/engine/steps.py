@@ -91,12 +91,12 @@ def _begin_or_skip(draft: RunDraft, state: StepState, definition: Step) -> bool:
         if definition.when is None or draft.playbook.when(state.phase, state.index, draft.scope()):
             return True
     except errors.ExpressionError as error:
-        left_out = ", ".join(step.id for step in after_resolve.left_out(draft.run))
-        if not left_out:
+        prevented = ", ".join(step.id for step in after_resolve.prevented_steps(draft.run))
+        if not prevented:
             _fail(draft, state, str(error))
             return False
         # The condition may use the output of a step that was not carried out.
-        reason = f"its condition was not met: {error}; the alert resolved before {left_out} had ended"
+        reason = f"its condition was not met: {error}; the alert resolved before {prevented} had ended"
     draft.end(state, StepStatus.SKIPPED, message=reason)
     draft.add_event(kinds.StepSkipped(state.id, when=definition.when))
     return False
@@ -123,7 +123,7 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
     assert isinstance(definition, ActionStep)
     attempt = replace(
         state.attempts[-1],
-        status="rejected" if outcome.status == "skipped" else outcome.status,
+        status="rejected" if outcome.status == "skipped" else outcome.status,  # only steps are skipped
         ended_at=draft.now,
         error=outcome.error,
         in_part=outcome.in_part,
@@ -144,7 +144,7 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
         _stop(draft, state, outcome.error or "it was stopped, because the alert resolved")
         return
     if outcome.barred_by is not None and not has_acted_before(draft.run, state, draft.context.actions):
-        draft.run = replace(draft.run, acted_at=None)
+        draft.run = replace(draft.run, acted_at=None)  # set when the attempt was persisted
         draft.refuse(outcome.barred_by, f"the breaker opened before the run could act: {outcome.error}")
     may_follow = outcome.status not in ("rejected", "skipped") and outcome.may_be_repeated and outcome.barred_by is None
     most = (
@@ -212,7 +212,7 @@ def _may_be_applied(attempt: Attempt) -> bool:
 def next_attempt(draft: RunDraft, attempts: tuple[Attempt, ...], timeout: timedelta) -> Attempt:
     """Return the next attempt.
 
-    After an unknown outcome it retains the command ID, so that nothing is applied twice. After a failure it gets a new
+    After an unknown outcome it keeps the command ID, so that nothing is applied twice. After a failure it gets a new
     ID: receivers would repeat the stored result.
     """
     is_unknown = bool(attempts) and attempts[-1].status == "unknown"
@@ -269,6 +269,7 @@ def _act(draft: RunDraft, state: StepState, definition: ActionStep) -> PerformAt
 
 
 def _needs_window(state: StepState, action: type[Action]) -> bool:
+    # Retries, reverting steps (`ActionTraits.gives_back`) and final phases may act outside windows.
     gives_back = getattr(action, "gives_back", False)
     return action.harmful and not gives_back and not state.attempts and state.phase == "steps"
 
@@ -289,7 +290,7 @@ def _has_waited(run: Run) -> bool:
     return run.waiting_on is not None or any(step.status is not StepStatus.PENDING for step in run.steps)
 
 
-def _wait(draft: RunDraft, state: StepState, definition: WaitStep) -> Wait | None:
+def _wait(draft: RunDraft, state: StepState, definition: WaitStep) -> Wait | None:  # ``wait_for: resolved``
     if not draft.run.has_alert and not draft.outside.resolved:
         draft.end(state, StepStatus.SKIPPED, message="it was started by hand, and no alert fires that could resolve")
         draft.add_event(kinds.StepSkipped(state.id, when="started by hand: there is no alert"))
@@ -346,7 +347,7 @@ def _own_undo(
 ) -> Undo | None:
     params = draft.playbook.undo_params(state.phase, state.index, draft.scope(), output)
     if params is None:
-        return None
+        return None  # it needs the step's output; `_undo_after_success` asks again
     written = params.model_dump(mode="json", by_alias=True, exclude_none=True)
     return Undo(own.when, own.action, written, command_id, _status_of(own.when))
 

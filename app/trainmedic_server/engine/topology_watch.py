@@ -34,7 +34,7 @@ FORGET_AFTER = timedelta(minutes=1)
 RENEW_EVERY = timedelta(milliseconds=200)
 # Minimum time after a failed or slow reading: deliveries must not wait for a silent Redis.
 RENEW_AFTER_FAILURE = timedelta(seconds=30)
-_LONGEST_RENEWAL_SECONDS = 0.5
+_LONGEST_RENEWAL_SECONDS = 0.5  # for which a delivery waits
 _NOTHING_KNOWN = (JobTopology(), AgentTopology())
 
 log = telemetry.logger(__name__)
@@ -54,12 +54,12 @@ class TopologyWatch:
         self.presences = presences
         self._clock = clock
         self._metrics = metrics
-        self._is_needed = is_needed
-        self._written = written
+        self._is_needed = is_needed  # by playbooks or log rules
+        self._written = written  # by the inventory file
         self._cluster = cluster
         self._slurm = slurm
-        self.verdicts = JobVerdicts(clock)
-        self.remembered: Callable[[], NodeNames] = NodeNames
+        self.verdicts = JobVerdicts(clock)  # filled by diagnoses
+        self.remembered: Callable[[], NodeNames] = NodeNames  # nodes of known agents, also lost ones; set by the wiring
         self._known = _NOTHING_KNOWN  # Replaced as a whole: the store's thread reads it
         self._presences: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None  # those that `_known` shows
         self._as_of: datetime | None = None
@@ -104,7 +104,7 @@ class TopologyWatch:
             self._renew_from = now + RENEW_AFTER_FAILURE
 
     async def refresh(self, *, recent: bool = False) -> None:
-        """Read all presences, if needed. `recent` excludes those cached for 2 s. Raises BusUnavailable."""
+        """Read all presences, if needed. `recent` skips the cache, unless reading is slow. Raises BusUnavailable."""
         if not self._is_needed():
             self._forget()
             return
@@ -115,7 +115,7 @@ class TopologyWatch:
             jobs, listed = await asyncio.gather(source.jobs(), source.agents())
         # Untrusted presences count only if they were trusted a moment ago.
         agents = [agent for agent in listed if agent.doubt is None or agent.details]
-        presences = (
+        presences = (  # the parts that a topology shows
             {job.name: [job.details.get(name) for name in ("placement", "namespace", "slurm")] for job in jobs},
             {agent.name: agent.details.get("gpus") for agent in agents},
         )

@@ -20,26 +20,26 @@ from trainmedic_server.ports.store import LinkedRun, Transaction
 
 _EVERY = timedelta(minutes=1)
 _SHORTEST_SLEEP = timedelta(seconds=1)
-_MOST_FIRING = 10_000
+_MOST_FIRING = 10_000  # alerts of one look
 
 
 class RepeatedRuns:
     def __init__(self, services: EngineServices, on_admitted: Callable[[AdmissionChanges], None]) -> None:
         self._services = services
         self._on_admitted = on_admitted
-        self._next: datetime | None = None
+        self._next: datetime | None = None  # the next further run that was due later at the last look
 
     async def run(self) -> None:
-        """Look until cancelled, but not at once: the start is busy."""
         clock = loops.sleeping_by(self._services.clock)
 
         async def sleep(seconds: float) -> None:
             until_due = self._next - self._services.clock.now() if self._next is not None else _EVERY
+            # A run that ends right after a look is due as soon as its rule says.
             shortest = min((again.after for again in self._rules()), default=_EVERY)
             left = max(min(until_due, shortest, timedelta(seconds=seconds)), _SHORTEST_SLEEP)
             await clock(left.total_seconds())
 
-        await sleep(_EVERY.total_seconds())
+        await sleep(_EVERY.total_seconds())  # the start is busy
         await loops.repeat(self.look, _EVERY, "further runs", self._services.metrics, sleep=sleep)
 
     def _playbooks(self) -> Sequence[CompiledPlaybook]:
@@ -129,5 +129,5 @@ class RepeatedRuns:
         return candidate if isinstance(candidate.target, Target) else None
 
 
-def _acted(linked: Sequence[LinkedRun], playbook: str) -> list[LinkedRun]:
+def _acted(linked: Sequence[LinkedRun], playbook: str) -> list[LinkedRun]:  # not refused for a passing reason
     return [run for run in linked if run.playbook == playbook and run.decision not in PASSING]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-TURN = "turn"
+TURN = "turn"  # value of `Run.waiting_on`
 
 
 class RunQueue:
     def __init__(self) -> None:
-        self._working: dict[str, set[str]] = {}
-        self._waiting: dict[str, dict[str, asyncio.Future[None]]] = {}
-        self._most: dict[str, int] = {}
+        self._working: dict[str, set[str]] = {}  # IDs of runs that have their turn, by playbook
+        self._waiting: dict[str, dict[str, asyncio.Future[None]]] = {}  # of the others, in order of arrival
+        self._most: dict[str, int] = {}  # ``max_concurrent`` by playbook
 
     def enter(self, playbook: str, run_id: str, most: int, *, at_once: bool) -> asyncio.Future[None]:
         """Join the queue; the future is done once fewer than `most` runs work, or `at_once`."""

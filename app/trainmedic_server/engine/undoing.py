@@ -23,6 +23,7 @@ LONGEST_RETRY = timedelta(minutes=5)
 FREQUENT_ATTEMPTS = 300  # Attempts after which `LATER_RETRY` applies
 LATER_RETRY = timedelta(hours=1)
 KEPT_ATTEMPTS = 50  # The first attempt and the last ones are stored
+# States of undos that an operator can order or drop. An order for a running one repeats it at once.
 _STARTED_BY_ORDERS = (UndoStatus.AVAILABLE, UndoStatus.ARMED, UndoStatus.FAILED, UndoStatus.CLOSED)
 OPEN_TO_ORDERS = (*_STARTED_BY_ORDERS, UndoStatus.RUNNING)
 OPEN_TO_CLOSING = (UndoStatus.ARMED, UndoStatus.RUNNING, UndoStatus.FAILED)
@@ -35,7 +36,7 @@ _UNSUCCESSFUL = frozenset(_WHY_UNSUCCESSFUL)
 
 
 def next_undo(draft: RunDraft) -> PerformAttempt | Wait | Idle:
-    """Return the next undo to perform, newest step first, or when one is due. Only final steps are undone."""
+    """Return the next undo to perform, newest step first, or a wait for it. Only final steps are undone."""
     order = draft.outside.last(OrderKind.UNDO, OrderKind.CLOSE_UNDO)
     by_hand = order if order is not None and order.kind is OrderKind.UNDO else None
     later: list[datetime] = []
@@ -60,7 +61,7 @@ def next_undo(draft: RunDraft) -> PerformAttempt | Wait | Idle:
 
 
 def next_undo_while_paused(draft: RunDraft, hold: Wait) -> PerformAttempt | Wait:
-    """Return `next_undo`, or `hold` if nothing is due."""
+    """Return `next_undo`, or `hold`, the wait for the pause, if no undo is pending."""
     then = next_undo(draft)
     return hold if isinstance(then, Idle) else then
 
@@ -77,7 +78,7 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
         return
     wait = _wait_after(attempt.number)
     draft.put(replace(state, undo=replace(undo, retry_at=draft.now + wait)))
-    if all(earlier.error != outcome.error for earlier in undo.attempts[:-1]):
+    if all(earlier.error != outcome.error for earlier in undo.attempts[:-1]):  # one event per error
         draft.add_event(UndoDelayed(state.id, undo.action, outcome.error, attempt.number, wait.total_seconds()))
 
 
@@ -141,8 +142,7 @@ def _reason_to_begin(draft: RunDraft, state: StepState, undo: Undo, by_hand: Ope
 
 
 def _is_unanswered(order: OperatorOrder, undo: Undo) -> bool:
-    """Compare IDs, because clocks can be set back."""
-    return all(attempt.order != order.id for attempt in undo.attempts)
+    return all(attempt.order != order.id for attempt in undo.attempts)  # not by time: clocks can be set back
 
 
 def _has_failed(draft: RunDraft) -> bool:
@@ -162,7 +162,7 @@ def _was_held_for_person(run: Run, state: StepState, actions: Actions) -> bool:
 
 def _continue_undo(
     draft: RunDraft, state: StepState, undo: Undo, by_hand: OperatorOrder | None
-) -> PerformAttempt | datetime:
+) -> PerformAttempt | datetime:  # the attempt that is due, or the time of the next one
     last = undo.attempts[-1]
     if last.status == "running":
         # It timed out while no server was up, or began before the clock was set back.

@@ -73,7 +73,7 @@ def _steps_from(run: Run, state: StepState) -> Sequence[StepState]:
 
 
 def _sequence_of(state: StepState) -> str | None:
-    return state.phase if state.phase in ("on_failure", CHECK) else None
+    return state.phase if state.phase in ("on_failure", CHECK) else None  # the steps, then ``on_success``
 
 
 def holder(run: Run, ahead: Upcoming | None) -> HeldBy:
@@ -106,6 +106,7 @@ def _blocking(run: Run, held_by: HeldBy | None) -> dict[str, Any]:
 
 
 def _doing(state: StepState, definition: Step, alerts: Sequence[AlertRecord], sight: Sight | None) -> dict[str, Any]:
+    # Fields of `Upcoming` for a step that has begun.
     if isinstance(definition, FREE_WAITS):
         of_step = sight if sight is not None and sight.key == state.key else None
         waits_for = waits.awaited_text(definition, state, of_step)
@@ -150,7 +151,7 @@ def _first_applicable(
             if definition.when is not None and not playbook.when(state.phase, state.index, names):
                 continue
         except errors.ExpressionError:
-            note = f"only if {definition.when}"
+            note = f"only if {definition.when}"  # it depends on steps that have not ended
         return _rendered(playbook, state, definition, names, note)
     return Upcoming(outcome="failed" if has_failed else "succeeded")
 

@@ -12,9 +12,9 @@ from trainmedic_server.domain.job_verdict import JobVerdict
 from trainmedic_server.domain.own_source import DIAGNOSIS, NODE_SUSPECT, SOURCE
 
 ALERTNAME = "TrainingFailed"
-OF_SLOW = "TrainingSlow"
-RESTARTED_BY = "restarted_by"
-SUSPECT_WITHIN, SUSPECT_JOBS = timedelta(days=30), 3
+OF_SLOW = "TrainingSlow"  # alertname for slow jobs
+RESTARTED_BY = "restarted_by"  # label for playbooks, which then need not restart the job
+SUSPECT_WITHIN, SUSPECT_JOBS = timedelta(days=30), 3  # A node is suspect if verdicts on so many jobs name it
 
 
 def labels_of(job: str, verdict: Mapping[str, Any], *, restarts: bool = False) -> dict[str, str]:
@@ -29,7 +29,7 @@ def labels_of(job: str, verdict: Mapping[str, Any], *, restarts: bool = False) -
 
 def labels_of_suspect(node: str) -> dict[str, str]:
     labels = {"alertname": NODE_SUSPECT, "severity": "warning", "component": "node", SOURCE: DIAGNOSIS}
-    return {**labels, "node": node, "needs": "people"}
+    return {**labels, "node": node, "needs": "people"}  # no playbook handles it
 
 
 def annotations_of(verdict: Mapping[str, Any]) -> dict[str, str]:
@@ -40,6 +40,7 @@ def annotations_of(verdict: Mapping[str, Any]) -> dict[str, str]:
 
 
 def verdict_of(alert: Alert) -> JobVerdict | None:
+    # The reverse of `labels_of` and `annotations_of`. None for other alerts.
     if alert.name not in (ALERTNAME, OF_SLOW) or alert.labels.get(SOURCE) != DIAGNOSIS:
         return None
     ranks = [rank for rank in alert.annotations.get("ranks", "").replace(" ", "").split(",") if rank.isdecimal()]

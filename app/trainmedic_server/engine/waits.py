@@ -31,9 +31,9 @@ from trainmedic_server.engine.looking import Look, Sight
 from trainmedic_server.engine.plan_values import RunDraft, TakeTarget, Wait
 
 WAITING_ON = "wait"  # value of `Run.waiting_on`
-MOOT = "the alert resolved before the wait was over"
-HOLDS = "it holds"
-_SHOWN = 80
+MOOT = "the alert resolved before the wait was over"  # why a wait was skipped
+HOLDS = "it holds"  # also the step's stored message while the condition holds
+_SHOWN = 80  # characters of a condition
 
 
 def proceed(
@@ -71,7 +71,7 @@ def _end_moot(draft: RunDraft, state: StepState) -> None:
 
 
 def _begin(draft: RunDraft, state: StepState, definition: PollStep | DelayStep | UntilStep) -> StepState | None:
-    """Return None if a template failed, which ends the step."""
+    """Return None if a template failed, which fails the step."""
     params: Mapping[str, Any] = {}
     try:
         if isinstance(definition, PollStep):
@@ -120,6 +120,7 @@ def _poll(draft: RunDraft, state: StepState, definition: PollStep) -> Look | Tak
     assert deadline is not None
     sight = draft.sight if draft.sight is not None and draft.sight.key == state.key else None
     look = _look_of(definition, state, deadline)
+    # Under a just taken lock, one look suffices: the condition has held for `held_for` before.
     is_over = sight is not None and bool(sight.holds) and (draft.look_once or sight.is_over(look))
     if sight is not None:
         state = _record_change(draft, state, definition, sight)

@@ -18,7 +18,7 @@ from trainmedic_server.engine.looking import Look, Observed, Sight
 from trainmedic_server.engine.plan_values import RunDraft
 from trainmedic_server.ports.actions import ON_RECORD, Call
 
-_LONGEST_REASON = 300
+_LONGEST_REASON = 300  # characters
 
 
 class Watching:
@@ -60,19 +60,28 @@ async def observe(services: EngineServices, draft: RunDraft, look: Look) -> Obse
 
 
 async def _call_action(services: EngineServices, draft: RunDraft, look: Look) -> Mapping[str, Any] | str:
+    # The output, or why there is none.
     actions, run, now = services.actions, draft.run, services.clock.now()
-    kind = actions.action_class(look.action)
-    if kind is None or run.target is None:
+    action_class = actions.action_class(look.action)
+    if action_class is None or run.target is None:
         return f"this server has no action {look.action!r}"
     alert = draft.outside.alerts[0].alert
     try:
-        params = kind.Params.model_validate(look.params, context=ON_RECORD)
+        params = action_class.Params.model_validate(look.params, context=ON_RECORD)
         action, several = actions.get(look.action), performing.multi_node_action(actions, look.action)
     except (errors.PermanentFailure, ValueError) as error:
         return str(error)
     command_id = services.new_id()
     call = Call(
-        command_id, run.id, run.playbook, run.target, params, alert.name, now, now + kind.default_timeout, alert
+        command_id,
+        run.id,
+        run.playbook,
+        run.target,
+        params,
+        alert.name,
+        now,
+        now + action_class.default_timeout,
+        alert,
     )
 
     async def work(call: Call) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from trainmedic_server.domain import cron
 from trainmedic_server.domain.cron import CronWindow
 from trainmedic_server.domain.upcoming import clock
 
-WINDOW = "window"
+WINDOW = "window"  # value of `Run.waiting_on`
 
 
 def why_outside(windows: Sequence[CronWindow], now: datetime) -> str | None:
@@ -25,7 +25,7 @@ def opens_at(windows: Sequence[CronWindow], now: datetime) -> datetime:
 
 
 def could_act_since(windows: Sequence[CronWindow], begin: datetime, now: datetime) -> datetime:
-    """Return when the alert could first be acted on: not before a window was open."""
+    """Return `begin`, or if later, the first opening of the windows that are open now."""
     opened = [at for window in windows if (at := cron.opened_at(window, now)) is not None]
     return max(begin, min(opened)) if opened else begin
 

@@ -36,8 +36,8 @@ class Workers:
         self._drivers: dict[str, Driver] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._touched_early: set[str] = set()  # while their driver was being loaded
-        self._awaited: dict[str, asyncio.Future[Driver | None]] = {}
-        self._playbooks_read: dict[tuple[str, str], CompiledPlaybook] = {}
+        self._awaited: dict[str, asyncio.Future[Driver | None]] = {}  # done once that driver is loaded, or needless
+        self._playbooks_read: dict[tuple[str, str], CompiledPlaybook] = {}  # by name and version
         self._stopped = False
 
     def start(self, started: StartedRun, outside: OutsideState | None = None) -> None:
@@ -101,16 +101,16 @@ class Workers:
                 await asyncio.gather(*(self._take_back(driver) for driver in drivers))
 
     async def _take_back(self, driver: Driver) -> None:
-        """Take back an unstarted attempt. Log errors, so that shutdown continues."""
         try:
             await driver.take_back_unbegun()
         except Exception:  # no caller is left, and the others must not fail too
             log.exception("cannot take back unstarted attempt", run_id=driver.run.id)
 
-    async def _recover_run(self, snapshot: RunSnapshot, down_for: timedelta) -> None:
+    async def _recover_run(self, snapshot: RunSnapshot, down_for: timedelta) -> None:  # closes it if it cannot continue
         run, playbook = snapshot.run, None
         services = self._services
-        outside = OutsideState(snapshot.alerts, snapshot.orders).under(services.controls(), services.pause_of(run))
+        outside = OutsideState(snapshot.alerts, snapshot.orders)
+        outside = outside.with_switches(services.controls(), services.pause_of(run))
         try:
             playbook = await self.playbook_of(run)
         except errors.StoreUnavailable:

@@ -13,10 +13,10 @@ from trainmedic_server.domain.run import Event
 from trainmedic_server.errors import Saturated
 from trainmedic_server.ports.store import History
 
-BATCH = 100
+BATCH = 100  # events of one read
 _RING = 2_000  # events
 _REPLAYS = 2  # Listeners that read from the history at one time, to limit the delay of other requests
-_RETRY_SECONDS = 2.0
+_RETRY_SECONDS = 2.0  # after an error of the store
 
 log = telemetry.logger(__name__)
 

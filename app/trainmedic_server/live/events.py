@@ -21,8 +21,8 @@ from trainmedic_server.live.event_feed import EventFeed
 
 EVENT_STREAM = "text/event-stream"
 _LARGEST_SEQ = (1 << 63) - 1  # the maximum of SQLite's and PostgreSQL's integers
-_RETRY_MILLISECONDS = 2000
-_KEPT_BYTES = 2 * MIB
+_RETRY_MILLISECONDS = 2000  # pause of clients before they reconnect
+_KEPT_BYTES = 2 * MIB  # of cached lines
 
 _EXAMPLE = f"id: {examples.EVENT['seq']}\nevent: {examples.EVENT['kind']}\ndata: {{…}}\n\n"
 

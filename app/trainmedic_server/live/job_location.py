@@ -12,7 +12,7 @@ from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.outside import CommandBus
 from trainmedic_server.ports.store import RunStore
 
-MOST_NODES = 2000
+MOST_NODES = 2000  # that a search may ask
 
 
 class JobNodes(Struct, frozen=True):
@@ -54,6 +54,7 @@ class JobLocations:
         except BusUnavailable:
             is_whole = False
         seen = await self._store.transact(lambda tx: dict(tx.findings.job_places()))
+        # The most recent earlier places first, for the limit.
         before = sorted((at, place.node) for place, at in seen.items() if place.job == job)
         nodes += [node for _, node in reversed(before)]
         names = tuple(dict.fromkeys(map("/".join, pods)))

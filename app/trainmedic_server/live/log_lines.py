@@ -30,10 +30,10 @@ from trainmedic_server.live.job_location import JobLocations
 from trainmedic_server.ports.logs import LogBatch, LogSource
 from trainmedic_server.ports.outside import Clock
 
-USUAL_SINCE = timedelta(minutes=10)
+USUAL_SINCE = timedelta(minutes=10)  # before now
 LONGEST_SINCE = timedelta(days=30)  # Period searched for the lines of an attempt without `since`
 MOST_LINES = 100_000
-USUAL_LINES = 10_000
+USUAL_LINES = 10_000  # without `limit`
 
 _EXAMPLE = (
     '{"at": "2026-01-31T12:00:00.000000Z", "node": "gpu-07", "source": "training", "level": "error", "job": "llm-1",'
@@ -101,6 +101,7 @@ def _router(
             except NotFound as error:
                 if places.is_whole:
                     raise
+                # Without the job's own report, its absence is not certain.
                 raise BusUnavailable("cannot ask the job where it runs") from error
             write, media_type = (_event, EVENT_STREAM) if follow else (_line, NDJSON)
             written = while_allowed(_formatted(first, batches, write), lambda: auth.allows(request, TokenRole.VIEWER))

@@ -31,7 +31,7 @@ from trainmedic_server.ports.store import History, HistoryFilter
 MOST = 500  # Most open runs in an answer, and most with a pending undo. Others are counted.
 MOST_ENDED = 200  # Most ended runs without a pending undo that are searched
 LASTING_CHANGES_FOR = timedelta(days=7)  # Age of a run up to which its changes without an undo are listed
-_ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.REJECTED)
+_ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.REJECTED)  # statuses of runs that may have acted
 _DAY = timedelta(days=1)
 _HOUR = timedelta(hours=1)
 
@@ -186,7 +186,7 @@ class NowApi:
     async def _failed(self, now: datetime, open_runs: Sequence[Run]) -> list[FailedView]:
         """Return the newest failed run for each playbook and target, unless its alert resolved or has an open run."""
         failed, _ = await self._history.page(HistoryFilter(status=Status.FAILED, since=now - _DAY), MOST_ENDED, None)
-        newest = {(run.playbook, run.target_key): run for run in reversed(failed)}
+        newest = {(run.playbook, run.target_key): run for run in reversed(failed)}  # the page begins with the newest
         alerts = await self.present.alerts_of_runs([run.id for run in newest.values()])
         handled = {run.alert for run in open_runs}
         waiting = [run for run in newest.values() if run.alert not in handled and _firing(alerts.get(run.id, ()))]
@@ -288,6 +288,6 @@ def _hour(counts: Mapping[tuple[str, str], int]) -> HourView:
     statuses: dict[str, int] = {}
     for (decision, status), number in counts.items():
         decisions[decision] = decisions.get(decision, 0) + number
-        if decision == Decision.STARTED or status != Status.NOT_STARTED:
+        if decision == Decision.STARTED or status != Status.NOT_STARTED:  # not a mere refusal
             statuses[status] = statuses.get(status, 0) + number
     return HourView(decisions=decisions, statuses=statuses)

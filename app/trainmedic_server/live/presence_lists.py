@@ -23,12 +23,12 @@ PresenceNames = Annotated[Names, Query(description="Only these names; repeatable
 
 
 class Listed(Struct, frozen=True):
-    presences: Sequence[Presence]
+    presences: Sequence[Presence]  # sorted by name
     against: Contradictions
-    agents: AgentTopology
+    agents: AgentTopology  # against which jobs are checked too
     parts: Mapping[str, Any]
     """Input of `against`: the GPUs of each agent, or the places of each job's ranks."""
-    read: Sequence[Presence]
+    read: Sequence[Presence]  # the list as read; the same object means no change
 
 
 class Page(NamedTuple):
@@ -41,7 +41,7 @@ class PresenceLists:
         self._source = presences
         self._agents: Listed | None = None
         self._jobs: Listed | None = None
-        self._turn = asyncio.Lock()
+        self._turn = asyncio.Lock()  # concurrent requests share one computation
 
     async def agents(self) -> Listed:
         """Raises BusUnavailable."""

@@ -356,7 +356,7 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
             return self.database.get_secret_value()
         return f"sqlite:///{self.state_dir.resolve() / 'trainmedic.db'}"
 
-    _read_keys: Callable[[], Sequence[bytes]] | None = PrivateAttr(None)
+    _read_keys: Callable[[], Sequence[bytes]] | None = PrivateAttr(None)  # set by `load`
 
     @property
     def signer(self) -> Signer | None:
@@ -368,7 +368,7 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
         return Signer.of(*(key.get_secret_value().encode().strip() for key in keys)) if self.signing_key else None
 
     @property
-    def kubeconfig(self) -> Path | None:
+    def kubeconfig(self) -> Path | None:  # None within a pod; only for a value other than ``off``
         try:
             return None if self.kubernetes == "in-cluster" else setting_sources.expanded(self.kubernetes)
         except ValueError as error:
@@ -385,7 +385,7 @@ def _source(name: str) -> SettingSource:
     return next(part for part in ServerSettings.model_fields[name].metadata if isinstance(part, SettingSource))
 
 
-_PARTS = (AccessSettings, NotificationSettings)
+_PARTS = (AccessSettings, NotificationSettings)  # documented last
 _NAMES = sorted(ServerSettings.model_fields, key=lambda name: [name in part.model_fields for part in _PARTS])
 # The source of each setting by field name, in the order of the documentation.
 SOURCES: Mapping[str, SettingSource] = {name: _source(name) for name in _NAMES}

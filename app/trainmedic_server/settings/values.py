@@ -65,6 +65,7 @@ def _url_of(*schemes: str) -> Callable[[SecretStr], SecretStr]:
 
 
 def _redis_url(url: SecretStr) -> SecretStr:
+    # Raises ValueError. No connection is made.
     open_client(url.get_secret_value()).close()
     return url
 
@@ -75,7 +76,7 @@ def _http_url(url: SecretStr) -> SecretStr:
 
 
 def _store_url(url: SecretStr) -> SecretStr:
-    check_http_url(url.get_secret_value().partition("+")[2])
+    check_http_url(url.get_secret_value().partition("+")[2])  # after the kind of store
     return url
 
 

@@ -290,7 +290,7 @@ class Replay:
         if not pending.is_same or pending.key[0] in self._diverged or self._runs.may_have_open_breaker(now):
             return False
         trips_breaker = pending.recorded == Decision.STARTED and bool(self._diverged)
-        return not (trips_breaker and self._runs.trips_breaker(pending.target, now))
+        return not (trips_breaker and self._runs.open_breaker_if_due(pending.target, now))
 
     def _take_recorded(self, pending: _Pending, now: datetime) -> None:
         """Settle a recorded refusal only when no other report can follow."""

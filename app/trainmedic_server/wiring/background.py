@@ -19,7 +19,7 @@ from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore
 
 PRUNE_EVERY = timedelta(hours=1)
-_PRUNE_FIRST_AFTER = timedelta(minutes=1)
+_PRUNE_FIRST_AFTER = timedelta(minutes=1)  # the start is busy
 
 log = telemetry.logger(__name__)
 
@@ -45,7 +45,7 @@ async def prune_for_ever(
     store: RunStore,
     clock: Clock,
     metrics: telemetry.Metrics,
-    older_than: Callable[[], datetime],
+    older_than: Callable[[], datetime],  # the begin of the retention
     archive: RunArchive | None = None,
 ) -> None:
     """Archive and delete expired data every hour.

@@ -42,7 +42,7 @@ async def listener_loops(
     metrics: telemetry.Metrics,
     stack: contextlib.AsyncExitStack,
 ) -> list[tuple[Coroutine[Any, Any, None], str]]:
-    loops: list[tuple[Coroutine[Any, Any, None], str]] = []
+    loops: list[tuple[Coroutine[Any, Any, None], str]] = []  # with the names of their tasks
     listeners: list[EventListener] = [RunEnds(store, catalog, admit, clock)]
     if prometheus is not None:
         listeners.append(EffectRecorder(store, catalog))

@@ -38,7 +38,7 @@ from trainmedic_server.settings.server import ServerSettings
 ALERTMANAGER_AGAIN = timedelta(minutes=1)
 # Interval at which the intake receives a firing alert again; each receipt may start a repair.
 INTAKE_AGAIN = timedelta(hours=1)
-_FIRST_LOOK_SECONDS = 2.0
+_FIRST_LOOK_SECONDS = 2.0  # for a slow Redis, so that the first findings have locations
 
 
 def log_rule_library(settings: ServerSettings) -> LogRuleLibrary:
@@ -52,7 +52,7 @@ class FindingParts(Struct, frozen=True):
     engine: Engine
     rules: LogRuleLibrary
     topology: TopologyWatch
-    alertmanager: AlertmanagerApi | None
+    alertmanager: AlertmanagerApi | None  # without one, the intake gets the alerts
     clock: Clock
     metrics: telemetry.Metrics
     signer: Signer | None
@@ -122,6 +122,7 @@ class FindingParts(Struct, frozen=True):
     def _again_after(self) -> timedelta:
         if self.alertmanager is not None:
             return ALERTMANAGER_AGAIN
+        # Well before a silent alert counts as resolved.
         return min(INTAKE_AGAIN, self.settings.limits.assume_resolved_after / 4)
 
     async def _watch_rules(self) -> None:

@@ -41,7 +41,7 @@ def channels_of(settings: ServerSettings, store: SqlStore, notifier: Notifier | 
     return ChannelsApi(store, clock, services, settings.message_rules, notifier, settings.routes)
 
 
-def _kind(url: str) -> str:
+def _kind(url: str) -> str:  # the service, such as slack, without the secrets after it
     kind, colon, _ = url.partition("://")
     return kind if colon and kind.isascii() and kind.isalnum() and len(kind) <= 20 else "unknown"
 

@@ -131,7 +131,7 @@ def needs_locations(catalog: Library, rules: LogRuleLibrary) -> bool:
 
 
 def _has_located_target(playbook: CompiledPlaybook) -> bool:
-    """Return whether locations matter for the target: for labels, GPUs of jobs, and the breaker's nodes."""
+    # Locations serve to read labels, to find a job's GPUs, and to count the breaker's nodes.
     return playbook.definition.target_kind is not TargetKind.CLUSTER
 
 
@@ -141,7 +141,7 @@ class TrainmedicServer:
         self._clock = SystemClock()
         self._metrics = telemetry.Metrics()
         self._archive: RunArchive | None = None
-        self._job_watch: JobWatch | None = None
+        self._job_watch: JobWatch | None = None  # None before the work starts
 
     async def run(self, stop: asyncio.Event, on_started: Callable[[str, int], None] | None = None) -> None:
         """Serve until `stop` is set. Call `on_started` with the address once requests are answered.
@@ -435,6 +435,7 @@ class TrainmedicServer:
         if settings.alertmanager is None:
             return None
         url = settings.alertmanager.get_secret_value()
+        # Well before a silent alert counts as resolved.
         settles_after = min(SETTLES_AFTER, settings.assume_resolved_after / 4)
         alertmanager = AlertmanagerApi(url, self._clock, settings.alertmanager_token, settles_after)
         stack.push_async_callback(alertmanager.close)

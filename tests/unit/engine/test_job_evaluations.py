@@ -25,7 +25,7 @@ class Server:
 
     def look(self, seconds: float, *jobs: Presence) -> list[Any]:
         events = self.evaluations.due(jobs, START + timedelta(seconds=seconds))
-        self.evaluations.recorded(events, jobs)
+        self.evaluations.note_recorded(events, jobs)
         return [(event.data["job"], metric["value"]) for event in events for metric in event.data["metrics"]]
 
 
