@@ -36,7 +36,7 @@ class LineBudget:
         self._counted_at: float | None = None
 
     def within(self, lines: list[PlacedLine], now: float) -> list[PlacedLine]:
-        """As `LinesOfJobs.within`. `now` is monotonic, in seconds."""
+        """Return the lines within the budget. The caller counts the others. `now` is monotonic, in seconds."""
         if self._per_second is None:
             return lines
         if self._counted_at is not None:

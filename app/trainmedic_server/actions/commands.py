@@ -44,7 +44,7 @@ class CommandAction(BasicAction):
 
     - All applied it: success. The output is the first rank's, with ``ranks`` (their number) and, for several,
       ``by_rank``.
-    - All refused it: `PermanentFailure`. All failed or it expired: `TemporaryFailure`. A wrong effect:
+    - None applied it: `PermanentFailure` if any refused it, otherwise `TemporaryFailure`. A wrong effect:
       `EffectDisproved`.
     - Otherwise the outcome is unknown. The undo stays pending. Retries keep the command ID, so no rank applies it
       twice.

@@ -115,7 +115,7 @@ def _router(
         cursor: PageCursor = None,
         name: PresenceNames = None,
         cluster: bool = Query(
-            False, description="Also jobs that only the Kubernetes cluster knows, after the others of the last page."
+            False, description="Also jobs that only the Kubernetes cluster knows, among the others of the last page."
         ),
     ) -> Response:
         """By name, at most some seconds old."""

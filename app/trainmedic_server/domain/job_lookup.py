@@ -1,8 +1,8 @@
 """Lookup of the job that uses a node, GPU or pod: ``node:<node>``, ``gpu:<GPU>``, ``pod:<namespace>/<name>``.
 
-Sources, in this order: the jobs, which report their ranks' locations; the alert's labels; the node's agent, which sees
-the processes. The first source that knows one job decides. If one knows several, the labels decide, unless a source
-contradicts them.
+Sources, in this order: the jobs, which report their ranks' locations; the node's agent, which sees the processes. The
+first that knows a job decides; several jobs, in any of them, are ambiguous. Only for a GPU the alert's labels count:
+between the two, and if one knows several jobs, unless a source contradicts them.
 """
 
 from __future__ import annotations

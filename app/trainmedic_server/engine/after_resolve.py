@@ -1,6 +1,6 @@
 """Permitted actions of a run after its alert has resolved.
 
-A changing step starts only while an alert of the run fires, with few exceptions (`is_unwanted`).
+A changing step of a run with an alert starts only while one fires, with few exceptions (`is_unwanted`).
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ def prevented_steps(run: Run) -> Iterator[StepState]:
 
 
 def resolution_ends_question(draft: RunDraft, state: StepState) -> bool:
+    """Return whether the end of the alerts ends an approval or wait: what it is for would not start any more."""
     if not is_resolved(draft) or may_be_silenced(draft):
         return False
     return not is_behind_wait(draft.run, draft.playbook, state)

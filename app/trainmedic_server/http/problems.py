@@ -1,6 +1,7 @@
 """HTTP errors as problem details (RFC 9457).
 
-Routes raise `HttpProblem` for HTTP faults and let ``trainmedic_server.errors`` pass. No detail has a library's message.
+Routes raise `HttpProblem` for HTTP faults and let ``trainmedic_server.errors`` pass. Most of pydantic's messages are
+reworded.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class StoredMessages(Protocol):
         ...
 
     def channels_informed(self, run_ids: Collection[str]) -> Mapping[str, set[str]]:
-        """Return the channels of each run's messages."""
+        """Return the channels of each run's messages, sent and waiting ones."""
         ...
 
     def sent_states(self, ids: Collection[str]) -> Mapping[str, bool]:

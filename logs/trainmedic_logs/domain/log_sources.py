@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 KERNEL_SOURCES = frozenset({"kernel", "fabric-manager"})
-"""Sources that trainings cannot write. Only their lines can concern a node or GPU."""
+"""Sources that trainings cannot write, so their lines may concern a GPU, or a node with jobs."""
 TEXT_SOURCES = ("training", "launcher", "slurm")
 SOURCES = (*TEXT_SOURCES, *sorted(KERNEL_SOURCES))
 """Policies may add others."""

@@ -15,7 +15,7 @@ _PROGRESS_BAR = re.compile(
     rb"\d%\||\d(?:it|s|B|batch|step|example)s?/s|\ds/(?:it|batch|step)|\?it/s|\d/\d{1,12} \[[=>.]"
 )
 _CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\n")
-# Earlier states read per line; a form must grow several times to count.
+# Earlier states of a redrawn line that are read. `progress` counts a bar after several growing states.
 _MOST_BARS = 12
 # Pieces read from a line's end.
 _MOST_REDRAWS = 8

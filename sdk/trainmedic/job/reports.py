@@ -95,7 +95,8 @@ class JobReports:
     def window(self, name: str) -> Window:
         """Exclude the time in ``with medic.window("checkpoint"):`` or ``"evaluation"`` from steps.
 
-        For half an hour it is neither step time nor a hang; a pause for its whole length. Windows nest.
+        It is no step time. It counts as a hang after half an hour (`startup_floor`), one named ``"pause"`` never.
+        Windows nest.
         """
         return Window(self.progress, name)
 

@@ -22,7 +22,7 @@ from trainmedic.wire.log_layout import AttemptLogs
 log = logging.getLogger("trainmedic")
 
 _POLL_SECONDS = 0.2
-# A hang this long beyond the job's own limit is ended for a waiting rollback. One rank would have interrupted itself.
+# A hang this long beyond the job's own limit is ended for a waiting rollback. A job of one rank interrupts itself.
 _HANG_WITH_ROLLBACK_S = 10.0
 _BOUND_INTERVAL_S = 5.0  # between two checks of the sizes of torchrun's files
 _OUTPUT_SECONDS = 5.0  # after the end, for the rest of the output
@@ -122,7 +122,7 @@ class JobAttempt:
             started.process.wait()
             self._end_orphans()
             copies.finish(_OUTPUT_SECONDS)
-        return copies.tail(1)
+        return copies.tail(started.err)
 
     def _watch(self, report: int, while_running: Callable[[], None]) -> None:
         while True:

@@ -34,8 +34,9 @@ class OutputCopies:
         self._thread = threading.Thread(target=self._run, name="trainmedic-output", daemon=True)
         self._thread.start()
 
-    def tail(self, number: int) -> str:
-        return self._pipes[number].tail.decode(errors="replace")
+    def tail(self, source: int) -> str:
+        """Return the end of this pipe's output."""
+        return next(pipe for pipe in self._pipes if pipe.source == source).tail.decode(errors="replace")
 
     def finish(self, timeout: float) -> None:
         self._thread.join(timeout)

@@ -35,7 +35,7 @@ def test_lines_of_two_streams_are_not_mixed(tmp_path: Path, monkeypatch: pytest.
         lines = (tmp_path / name).read_bytes().splitlines()
         assert len(lines) == 201
         assert set(lines) == {b"first half second half", b"error half second error half", b"no end of line"}
-    assert copies.tail(0).endswith("no end of line")
+    assert copies.tail(out).endswith("no end of line")
 
 
 def test_a_prompt_comes_without_the_end_of_its_line(tmp_path: Path) -> None:

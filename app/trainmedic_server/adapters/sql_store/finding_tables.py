@@ -43,6 +43,7 @@ findings = sa.Table(
 )
 """`KnownFinding`s. ``job`` is the target, or the job whose log contains it. Ranks are spans."""
 
+# An episode is an agent's finding under one ID. Several episodes of different nodes are one finding.
 finding_episodes = sa.Table(
     "finding_episodes",
     metadata,
@@ -60,7 +61,7 @@ finding_excerpts = sa.Table(
     metadata,
     sa.Column("finding_id", Text, sa.ForeignKey("findings.id"), primary_key=True),
     sa.Column("node", Text, primary_key=True),
-    sa.Column("id", Text, primary_key=True),
+    sa.Column("id", Text, primary_key=True),  # of the episode
     sa.Column("source", Text, nullable=False),
     sa.Column("stream", Text, nullable=False),
     sa.Column("rank", sa.Integer),

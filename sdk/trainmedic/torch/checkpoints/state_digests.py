@@ -16,7 +16,8 @@ from trainmedic.torch.checkpoints.digests import (
 from trainmedic.torch.optimizer_states import is_standard
 from trainmedic.torch.state_parts import ATTRIBUTES, StateParts
 
-_SEPARATOR = ":"  # follows a nonstandard optimizer's name in a digest's name; ``.`` follows others
+# In a digest's name, after the name of a nonstandard optimizer, or of an attribute whose inner optimizers follow.
+_SEPARATOR = ":"
 
 
 def digests_of_parts(parts: StateParts, cache: KnownDigests | None = None) -> dict[str, str]:
@@ -41,7 +42,7 @@ def nonstandard_tensors(parts: StateParts, states: Mapping[str, Any]) -> dict[st
 
 def compare_with(saved: Digests, parts: StateParts) -> DigestComparison:
     """Compare the loaded parts with the saved digests. Attributes that were not restored are ignored."""
-    omitted = tuple(f"{ATTRIBUTES}.{name}" for name in parts.not_restored)
+    omitted = tuple(f"{ATTRIBUTES}.{name}{end}" for name in parts.not_restored for end in (".", _SEPARATOR))
     restored = {name: digest for name, digest in saved.items() if not name.startswith(omitted)}
     present = digests_of_parts(parts)
     return compare(
