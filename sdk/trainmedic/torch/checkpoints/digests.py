@@ -1,7 +1,7 @@
 """Digests of parameters and optimizer states, to verify a loaded state.
 
-A digest is the sum of a tensor's words, each times a different odd number, modulo 2^64. It detects any change of one
-word.
+A digest is the sum of a tensor's words, each times an odd number, modulo 2^64. It detects any change of one word, but
+not an exact exchange of words with equal factors, such as of the first two chunks. Checkpoints store digests.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _digest(tensor: torch.Tensor) -> torch.Tensor:
     odd = torch.arange(1, 2 * min(size, max(len(words), 1)), 2, dtype=torch.int64, device=words.device)
     total = torch.full((), len(words), dtype=torch.int64, device=words.device)
     for number, chunk in enumerate(torch.split(words, size)):
-        # Weight by position, so that swapped chunks show.
+        # Weights differ by position, except those of the first two chunks.
         total = total * 3 + (chunk * odd[: len(chunk)]).sum() * (2 * number + 1)
     return total
 
