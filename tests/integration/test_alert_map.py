@@ -129,7 +129,7 @@ def test_a_broken_map_keeps_the_good_one_and_is_told(site: Site) -> None:
     assert site.server.ask("/ready").status == 200
     (error,) = site.server.ask("/playbooks").body["errors"]
     assert (error["file"], error["line"]) == (str(site.map), 1)
-    assert "alert map  NOT OK" in site.command("status")
+    assert "alert map    NOT OK" in site.command("status")
     site.post(timedelta(hours=1), alertname="HostCold", box="gpu-4", site="alpine")
     eventually(lambda: "started" in site.by_decision(), 60, "a run by the good map")
     site.map.write_text(MAP.replace("alpine", "coast"))
