@@ -1,8 +1,8 @@
 """Lookup of the job that uses a node, GPU or pod: ``node:<node>``, ``gpu:<GPU>``, ``pod:<namespace>/<name>``.
 
 Sources, in this order: the jobs, which report their ranks' locations; the node's agent, which sees the processes. The
-first that knows a job decides; several jobs, in any of them, are ambiguous. Only for a GPU the alert's labels count:
-between the two, and if one knows several jobs, unless a source contradicts them.
+first that knows a job decides. For a node or pod, several jobs in any source are ambiguous. For a GPU the alert's
+labels come second; they decide if a source knows several jobs, unless a source contradicts them.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _key_of_alert(labels: Mapping[str, str], topology: Topology, identity: Ident
 
 
 def _first_known(sources: Sequence[Jobs], used: str) -> str | Unresolved:
-    """Return the job of the first source that knows one. `used` is what it uses, for the error."""
+    """Return the job of the first source that knows one, unless any knows several. `used`: what it uses, for errors."""
     several = next((jobs for jobs in sources if len(jobs) > 1), None)
     if several is not None:
         return Unresolved("target_ambiguous", f"several jobs are known to use {used}: {', '.join(sorted(several))}")

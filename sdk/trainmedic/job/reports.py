@@ -95,7 +95,7 @@ class JobReports:
     def window(self, name: str) -> Window:
         """Exclude the time in ``with medic.window("checkpoint"):`` or ``"evaluation"`` from steps.
 
-        It is no step time. It counts as a hang after half an hour (`startup_floor`), one named ``"pause"`` never.
+        This is no step time. Only after half an hour can it count as a hang, a window named ``"pause"`` never.
         Windows nest.
         """
         return Window(self.progress, name)
