@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from trainmedic.wire.envelope import new_id
 from trainmedic_server import telemetry
-from trainmedic_server.api import payload, received_events, schemas
+from trainmedic_server.api import payload, received_events, schemas, usual_payload
 from trainmedic_server.api.engine import EnginePort
 from trainmedic_server.api.own_alerts import OwnAlerts
 from trainmedic_server.auth.auth import Authenticator
@@ -218,8 +218,12 @@ def _rejected(alert: RejectedAlert) -> dict[str, Any]:
 
 
 def _parse_alertmanager(body: bytearray, received_at: datetime) -> Delivery:
+    delivery_id = new_id()
+    usual = usual_payload.read(body, delivery_id, received_at)
+    if usual is not None:
+        return usual
     document = parse_json(body, keep_half_pairs=True)
-    return payload.with_genuine_fingerprints(payload.delivery(document, new_id(), received_at))
+    return payload.with_genuine_fingerprints(payload.delivery(document, delivery_id, received_at))
 
 
 def _outcome(status: int) -> str:

@@ -113,8 +113,8 @@ def is_repeated(earlier: Alert, alert: Alert) -> bool:
 
 def refusal_of(alert: Alert) -> tuple[Decision, str] | None:
     """Return why the beginning starts nothing; None if it may."""
-    text = alert.annotations.get(_NOT_STARTED) if alert.is_stand_in else None
-    if not text:
+    text = alert.annotations.get(_NOT_STARTED)
+    if not text or not alert.is_stand_in:
         return None
     decision, why = json.loads(text)
     return Decision(decision), why

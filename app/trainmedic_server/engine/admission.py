@@ -403,7 +403,7 @@ class Admitter:
     def _mode_and_reason(  # the reason is "" unless targets or operators restrict the playbook to observing
         self, playbook: CompiledPlaybook, target: Target | Unresolved, also: tuple[Target, ...]
     ) -> tuple[Mode, str]:
-        is_by_target = isinstance(target, Target) and self._limits.target_modes.entries
+        is_by_target = self._limits.target_modes.entries and isinstance(target, Target)
         by_target = (target, *also) if is_by_target else ()
         key = playbook.definition.playbook, playbook.version, by_target
         if key not in self._modes:
@@ -446,7 +446,7 @@ class Admitter:
         self._runs[run.id] = run
         self._link(run.id, record, LinkedRun(run.id, *candidate.key, run.status, run.decision))
         frozen = self._freeze_members(run)
-        content = DECIDED[run.decision](record.alert.name, run.playbook, candidate.key[1], outcome.why or None)
+        content = DECIDED[run.decision](run.alert_name, run.playbook, candidate.key[1], outcome.why or None)
         if self._by_hand is None:
             content = content if run.repeats is None else replace(content, repeats=run.repeats)
             self._add_event(run.id, content)
@@ -504,7 +504,7 @@ class Admitter:
             mode=mode,
             status=Status.RUNNING if decision is Decision.STARTED or reports_limit else Status.NOT_STARTED,
             decision=decision,
-            alert=record.identity,
+            alert=record.alert.identity,
             alert_name=record.alert.name,
             alert_labels=dict(record.alert.labels),
             original_labels=None if record.alert.original is None else dict(record.alert.original),
@@ -557,7 +557,7 @@ class Admitter:
                     self._facts.nodes_taken.add(run.target.node)
 
     def _save_record(self, record: AlertRecord) -> None:
-        identity = record.identity
+        identity = record.alert.identity
         self._facts.records[identity] = record
         self._records[identity] = record
         if record.alert.fingerprint.startswith(EVENT):
@@ -569,7 +569,7 @@ class Admitter:
             firing[identity] = record
 
     def _link(self, run_id: str, record: AlertRecord, linked: LinkedRun) -> None:
-        identity = record.identity
+        identity = record.alert.identity
         self._links.append((run_id, identity))
         self._facts.linked.setdefault(identity, []).append(linked)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,14 +14,23 @@ from pydantic import ValidationError
 from tests.support.api_world import alert, payload
 from tests.support.clocks import START
 from trainmedic_core.fingerprint import fingerprint
-from trainmedic_server.api.payload import PROBLEMS_REPORTED, delivery
+from trainmedic_server.api import usual_payload
+from trainmedic_server.api.payload import PROBLEMS_REPORTED, delivery, with_genuine_fingerprints
 from trainmedic_server.api.schemas import PAYLOAD_EXAMPLE, AlertmanagerPayload
 from trainmedic_server.domain.alert import AlertStatus, Delivery
 from trainmedic_server.errors import PayloadError
 
 
 def read(document: Any) -> Delivery:
-    return delivery(document, "d-1", START)
+    """The fast parser must take nothing that the careful one refuses, and the rest as that does."""
+    usual = usual_payload.read(json.dumps(document).encode(), "d-1", START)
+    try:
+        taken = delivery(document, "d-1", START)
+    except PayloadError:
+        assert usual is None
+        raise
+    assert usual in (None, with_genuine_fingerprints(taken))
+    return taken
 
 
 def fields(document: Any) -> list[str]:
@@ -32,7 +42,9 @@ def fields(document: Any) -> list[str]:
 
 def test_an_alertmanager_payload_becomes_a_delivery() -> None:
     """Every member that counts is taken over, times in UTC and cut to microseconds."""
-    taken = read(payload(alert(startsAt="2026-01-31T13:59:00.123456789+02:00"), truncatedAlerts=3))
+    document = payload(alert(startsAt="2026-01-31T13:59:00.123456789+02:00"), truncatedAlerts=3)
+    taken = read(document)
+    assert usual_payload.read(json.dumps(document).encode(), "d-1", START) == taken
     assert (taken.id, taken.received_at, taken.receiver, taken.truncated) == ("d-1", START, "trainmedic", 3)
     (only,) = taken.alerts
     assert only.starts_at == datetime(2026, 1, 31, 11, 59, 0, 123456, tzinfo=UTC)
@@ -40,6 +52,33 @@ def test_an_alertmanager_payload_becomes_a_delivery() -> None:
     assert only.labels == {"alertname": "GPUHot", "node": "node-1"}
     assert only.fingerprint == "c6eadffa33fcdf37"
     assert only.ends_at is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"version": "4", "alerts": [], "x": "\xff"',
+        b'{"version": "4", "alerts": [], "receiver": "\xff"}',
+        b'{"version": "4", "alerts": [], "receiver": "\\u0000"}',
+        b'{"version": "4", "alerts": [], "receiver": "\\ud83d"}',
+        b'{"version": "4", "alerts": [], "receiver": "' + b"x" * 65_536 + b'"}',
+        b'{"version": "4", "alerts": ' + b"[" * 30_000 + b"]" * 30_000 + b"}",
+        b'{"version": "4", "alerts": [], "x": ' + b"[" * 30_000 + b"]" * 30_000 + b"}",
+        b"",
+        b"[]",
+    ],
+)
+def test_the_fast_parser_leaves_unusual_bodies_to_the_careful_one(body: bytes) -> None:
+    """It reads them as none, and raises nothing."""
+    assert usual_payload.read(body, "d-1", START) is None
+
+
+def test_a_forged_fingerprint_of_a_stand_in_is_computed_again() -> None:
+    """By the careful parser; the fast one takes only fingerprints in Alertmanager's form."""
+    document = payload(alert(fingerprint="by-hand-1"))
+    assert usual_payload.read(json.dumps(document).encode(), "d-1", START) is None
+    (taken,) = with_genuine_fingerprints(read(document)).alerts
+    assert taken.fingerprint == fingerprint(taken.labels)
 
 
 def test_a_resolved_alert_keeps_its_end() -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from trainmedic_server.adapters.sql_store.columns import encoder
-from trainmedic_server.adapters.sql_store.lookup import converted
+from trainmedic_server.adapters.sql_store.lookup import converted, execute
 
 _COUNTS = (128, 64, 32, 16, 8, 4, 2, 1)  # Rows per statement: few values, so that drivers reuse prepared statements.
 _VALUES = re.compile(r"(.*VALUES )(\([^()]*\))(.*)", re.DOTALL)
@@ -52,6 +52,6 @@ class BulkInsert:
         for count, text in self._texts:
             while left >= count:
                 values = [value for row in encoded[start : start + count] for value in row]
-                connection.exec_driver_sql(text, tuple(values))
+                execute(connection, text, values, fetches=False)
                 start += count
                 left -= count

@@ -70,16 +70,24 @@ class _Prepared:
         values += keys
         values += keys[-1:] * (length - len(keys))
         values += [bind(others) for bind in self._after]
-        text = self._texts[length]
-        dbapi = connection.dialect.loaded_dbapi
-        try:
-            cursor = connection.connection.cursor()
-            cursor.execute(text, tuple(values))
-            rows = cursor.fetchall()
-            cursor.close()
-        except dbapi.Error as error:
-            raise exc.DBAPIError.instance(text, None, error, dbapi.Error, dialect=connection.dialect) from error
-        return [tuple(converted(row, self._decoders)) for row in rows]
+        found = execute(connection, self._texts[length], values, fetches=True)
+        return [tuple(converted(row, self._decoders)) for row in found]
+
+
+def execute(connection: sa.Connection, text: str, values: Sequence[Any], *, fetches: bool) -> list[Row]:
+    """Execute `text` by the driver, in the connection's transaction, since SQLAlchemy's way costs more than SQLite's.
+
+    Raises SQLAlchemy's errors. Without `fetches`, returns no rows.
+    """
+    dbapi = connection.dialect.loaded_dbapi
+    try:
+        cursor = connection.connection.cursor()
+        cursor.execute(text, tuple(values))
+        rows: list[Row] = list(cursor.fetchall()) if fetches else []
+        cursor.close()
+    except dbapi.Error as error:
+        raise exc.DBAPIError.instance(text, None, error, dbapi.Error, dialect=connection.dialect) from error
+    return rows
 
 
 def converted(row: Sequence[Any], converters: Converters) -> list[Any]:

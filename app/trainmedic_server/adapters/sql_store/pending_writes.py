@@ -69,7 +69,7 @@ class PendingWrites:
 
     def save_alerts(self, records: Iterable[AlertRecord]) -> None:
         for record in records:
-            self.alerts[record.identity] = record
+            self.alerts[record.alert.identity] = record
             self.fingerprints.add(record.alert.fingerprint)
 
     def link(self, links: Iterable[tuple[str, Identity]]) -> None:
@@ -81,7 +81,7 @@ class PendingWrites:
         return run_id in self.saved or run_id in self.added
 
     def _note_form(self, run: Run) -> None:
-        has_jobs = bool(run.also) or any(step.target for step in run.steps)
+        has_jobs = bool(run.also or [step for step in run.steps if step.target])
         self.has_new_forms |= has_jobs or run.is_group or run.decision in _NEW_DECISIONS
         self.has_new_forms |= run.is_limited and bool(run.steps)
 
