@@ -19,6 +19,7 @@ BENCHMARKS = (
     "agents_thousand",
     "agreement_by_collective",
     "alert_storm",
+    "beside_revision",
     "command_to_limit",
     "disk_clean",
     "finding_to_alert",
