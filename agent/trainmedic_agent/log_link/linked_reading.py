@@ -20,8 +20,6 @@ _THREAD_SECONDS = 0.5
 
 
 class LinkedReading:
-    """The reading process as seen by the agent and its exporter."""
-
     def __init__(self, link: ReaderLink, relay: FindingRelay, news: ReaderNews, supervisor: ReaderSupervisor) -> None:
         self._link = link
         self._relay = relay

@@ -1,6 +1,6 @@
 """Start and supervision of the log reader.
 
-It is restarted after a pause, which doubles from 1 s to 60 s, and killed without heartbeats.
+It is restarted after a pause, which doubles from 1 s to 60 s, and killed if it answers no heartbeats.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from trainmedic_agent.log_link.reader_process import ReaderChild
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-SETTLED_SECONDS = 60.0  # seconds of work that reset the pause
-CONNECT_SECONDS = 60.0  # seconds after which a child without connection is killed
+SETTLED_SECONDS = 60.0  # age at which a connected child resets the pause
+CONNECT_SECONDS = 60.0  # age at which a child without connection is killed
 STOPPED_SECONDS = 2.0  # seconds after which a reader stopped by a signal is killed
 _LOOK_SECONDS = 0.25
 _BEAT_SECONDS = 1.0

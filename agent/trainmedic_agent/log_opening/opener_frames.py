@@ -77,7 +77,7 @@ class RefusedAnswer(Struct, frozen=True, tag="unread"):
 
 
 class Failed(Struct, frozen=True, tag="failed"):
-    number: int
+    number: int  # errno
     text: str
 
 

@@ -68,7 +68,7 @@ class UserDatabase:
         return rights
 
     def is_shared(self, gid: int, owner: int) -> bool:
-        """Return whether a group can have members other than `owner`. System and private groups cannot."""
+        """Return whether a group may have members other than `owner`; False for system groups."""
         if gid <= _LAST_SYSTEM_ID and gid != _USERS_GROUP:
             return False
         try:

@@ -128,7 +128,7 @@ class DumpReading:
     def _read_in_turn(self, waiting: Mapping[BudgetOwner, Sequence[tuple[str, FoundFile]]]) -> tuple[list[str], bool]:
         """Read some dumps, and refuse those without budget; return the directories of both, and whether more wait.
 
-        All refusals are made at once, because each call ends with a write to the disk.
+        Refusals do not count towards `_AT_ONCE`, because each call ends with a write to the disk.
         """
         directories: list[str] = []
         count = 0

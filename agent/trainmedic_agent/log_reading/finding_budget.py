@@ -15,7 +15,7 @@ _MOST_REMEMBERED = 20_000
 
 
 class FindingsOfJobs:
-    """Admits new findings within the budget, and updates of admitted ones."""
+    """Admits new findings within the budget, updates of admitted ones, and ends unless refused before."""
 
     def __init__(
         self, most: int, cuts: CutRecord | None = None, monotonic: Callable[[], float] = time.monotonic

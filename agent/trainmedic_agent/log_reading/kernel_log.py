@@ -1,6 +1,6 @@
 """The kernel's log of this boot.
 
-A line's place is its number in ``/dev/kmsg``, or its microseconds since boot in the journal.
+A line's place is its number in ``/dev/kmsg``, or in the journal 16 times its microseconds since boot.
 """
 
 from __future__ import annotations
@@ -100,7 +100,6 @@ class KmsgReader:
 
 
 def _number(record: bytes) -> int | None:
-    """Return a record's number if valid."""
     fields = record.partition(b";")[0].split(b",")
     return int(fields[1]) if len(fields) > 2 and fields[1].isdigit() else None
 
@@ -214,6 +213,7 @@ class KernelStream:
     def place_json(self) -> Mapping[str, Any]:
         oldest = self.stream.oldest_place
         place = {**self.reader.place_json(), "boot": self._origin.generation}
+        # The cursor is after the oldest line, so the journal is read again from its start.
         return place if oldest is None else {**place, "next": oldest, "cursor": ""}
 
     def excerpt(self, place: int) -> Excerpt | None:

@@ -24,7 +24,7 @@ def families(counters: LogCounters, near: Callable[[], Mapping[str, int]]) -> It
     yield _with(lines, counters.all_lines())
     skipped = CounterMetricFamily(
         "trainmedic_agent_log_lines_skipped",
-        "Lines not processed, because a file had too many.",
+        "Lines not processed, because a file or job had too many.",
         labels=["source"],
     )
     yield _with(skipped, counters.all_lines_left_out())

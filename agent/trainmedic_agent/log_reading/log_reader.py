@@ -60,8 +60,6 @@ class ShipsLines(Protocol):
 
 
 class LogReader:
-    """Threads that scan for logs, follow them, apply the rules and send findings."""
-
     def __init__(
         self,
         context: ReadingContext,
@@ -94,7 +92,7 @@ class LogReader:
         of_jobs = FindingsOfJobs(policy.max_job_findings, cuts)
         self.runner = RuleRunner(self._store, gpu_of, self.counters, context.now, of_jobs=of_jobs)
         self.rules = RulesInForce(self._store, self.runner)
-        self._kept = self._store.positions()  # an earlier process's
+        self._kept = self._store.positions()  # an earlier process's, or the kernel's log's before an error
         self._way = kernel_log.choose_reading(policy.kernel, kmsg) if policy.kernel is not None else None
         kernel_file = policy.kernel.path if policy.kernel and self._way is KernelReading.FILE else None
         self.scans = SharedScan()
@@ -137,7 +135,7 @@ class LogReader:
             self._shipping.start()
 
     def stop(self, timeout: float) -> None:
-        """Stop. Unsent findings are sent after the next start."""
+        """Stop. Findings that cannot be sent in time are sent after the next start."""
         deadline = time.monotonic() + timeout
         self._stopping.set()
         self.scans.stop()

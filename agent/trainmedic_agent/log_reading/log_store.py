@@ -63,7 +63,7 @@ class OutgoingFinding(Struct, frozen=True):
 
 
 class LogStore:
-    """Thread-safe; every method raises JournalUnavailable."""
+    """Thread-safe; methods that use the database raise JournalUnavailable."""
 
     def __init__(self, journal: AgentDatabase, boot: NodeBoot, counters: LogCounters) -> None:
         journal.install("log_reading", [_TABLES])
@@ -103,7 +103,7 @@ class LogStore:
         outgoing: Sequence[OutgoingFinding],
         now: datetime,
     ) -> None:
-        """Store everything in one transaction; drop the oldest findings if there are too many.
+        """Store everything in one transaction; drop findings beyond `MOST_WAITING_BYTES`.
 
         A stream with the position None is forgotten.
         """

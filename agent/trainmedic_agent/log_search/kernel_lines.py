@@ -18,7 +18,7 @@ _MOST_KERNEL_LINES = 200_000  # with more, no wait for further ones
 
 
 class KernelLines(WantedLines):
-    """Lines of this boot; a place is a line's number."""
+    """Lines of this boot, with the places of `kernel_log`."""
 
     def __init__(
         self,

@@ -35,14 +35,12 @@ class LineTime(NamedTuple):
     earliest: datetime | None = None
     """Lower bound; None if unknown."""
     error: float | None = None
-    """Seconds between `at` and the farther bound."""
+    """Seconds between `at` and the farther bound. None if stated or unknown."""
     is_vague: bool = False
-    """True if the bounds are too far apart."""
+    """True if only an interval of arrival over 2 s is known."""
 
 
 class LineClock:
-    """Clock of one file's lines, in order."""
-
     def __init__(
         self,
         written_at: datetime,
@@ -118,6 +116,7 @@ class LineClock:
         return at, known_by
 
     def time_stated(self, at: datetime, known_by: TimeKnownBy) -> LineTime:
+        """Return the next line's time, which `stated_at` has returned."""
         self.goes_back = self.goes_back or at < self.latest - SLACK
         self.latest = max(self.latest, at)
         self.before = at

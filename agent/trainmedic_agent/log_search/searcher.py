@@ -79,7 +79,7 @@ class FileScanner(Protocol):
 
 
 class LogSearcher:
-    """Search in the policy's logs. Not thread-safe."""
+    """Not thread-safe."""
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ class LogSearcher:
         return files[:MOST_FILES]
 
     def _written_since(self, files: Sequence[LogFileFound], since: float) -> set[str]:
-        """Return the paths of files written since then, looking again."""
+        """Return the paths of files written since then, in Unix time, looking again."""
         written = {file.path for file in files if file.written_at >= since}
         others: dict[tuple[str, NamedBy | None], list[str]] = {}
         for file in files:
@@ -314,7 +314,7 @@ class LogSearcher:
 
 
 def _with_node_ranks(files: Sequence[LogFileFound]) -> list[LogFileFound]:
-    """Complete node ranks that all other files of the attempt share."""
+    """Complete node ranks if the attempt's other files state only one."""
     stated: dict[tuple[str | None, int | None], set[int]] = {}
     for file in files:
         if file.origin.node_rank is not None and file.origin.job is not None:
@@ -350,7 +350,7 @@ def _begin(lines: FileLines | PackedLines, places: Places, own_places: Sequence[
 
 
 def _merge(files: Sequence[WantedLines], most: int) -> tuple[list[FoundLine], bool]:
-    """Return the next lines by time, and whether lines are left."""
+    """Return the next lines by time, and whether lines that were read are left."""
     heads: list[tuple[datetime, int, FoundLine]] = []
     latest: dict[int, datetime] = {}
 

@@ -53,8 +53,6 @@ class StoreEntry(Struct, frozen=True):
 
 
 class EntryMaker:
-    """Maker of one file's entries, in order."""
-
     def __init__(self, origin: Origin, booted_at: datetime, oldest: timedelta, last: int = 0) -> None:
         """`last`: an earlier process's last entry, in nanoseconds."""
         self.skips_ranks = False  # True if the ranks have their own files
@@ -138,8 +136,6 @@ def _stated(line: ParsedLine, arrived: datetime) -> tuple[datetime | None, TimeK
 
 
 class Arrivals:
-    """Recent arrival times of a file's bytes."""
-
     def __init__(self) -> None:
         self._sizes: list[int] = []
         self._times: list[datetime] = []
