@@ -1,6 +1,6 @@
 """SQLite file of the agent or of its log reader. Every failure of SQLite raises `JournalUnavailable`.
 
-On a full disk it uses reserved space: the command that frees the disk must be journaled first.
+On a full disk `AgentDatabase.write` uses reserved space: the command that frees the disk must be journaled first.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NO_SPACE = (
 
 
 class AgentDatabase:
-    """The open file. Thread-safe."""
+    """Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
         """Open or create the file. Raises ConfigurationError if another agent uses it, JournalUnavailable."""

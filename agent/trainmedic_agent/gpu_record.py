@@ -50,7 +50,7 @@ class KnownGpu(Struct, frozen=True):
 
 
 class GpuRecord:
-    """The record in the agent's journal. Thread-safe. `boot` is the kernel's boot ID."""
+    """Thread-safe. `boot` is the kernel's boot ID."""
 
     def __init__(self, journal: Journal, boot: str | None = None) -> None:
         """Raises JournalUnavailable; ConfigurationError for a newer agent's record."""
@@ -134,7 +134,7 @@ class GpuRecord:
 
 def _listed(gpus: Mapping[str, KnownGpu], inventory: Inventory) -> dict[str, KnownGpu]:
     present = {info.uuid: info for info in inventory.gpus}
-    taken = {info.pci_address for info in inventory.gpus}
+    taken = {info.pci_address for info in inventory.gpus}  # a GPU in another's place has replaced it
     known = {
         uuid: replace(gpu, is_present=False)
         for uuid, gpu in gpus.items()

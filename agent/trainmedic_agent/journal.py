@@ -46,7 +46,7 @@ _MEMORY_TABLES = (
 
 
 class Journal(AgentDatabase):
-    """Commands in the database. Methods raise JournalUnavailable."""
+    """Methods raise JournalUnavailable."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -107,7 +107,7 @@ class Journal(AgentDatabase):
         return datetime.fromtimestamp(at, UTC) if at is not None else None
 
     def prune(self, now: datetime) -> int:
-        """Delete old commands, except open ones and unsent replies; return their number."""
+        """Delete old commands, except open ones and unsent replies; return the number deleted."""
         beyond = "SELECT at FROM commands ORDER BY at DESC LIMIT 1 OFFSET ?"
         with self.transaction() as connection:
             ((latest,),) = connection.execute(

@@ -42,7 +42,7 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Return False, which closes the connection, if there are too many."""
+        """Return False, which closes the connection, if there are too many and none can be ended as incomplete."""
         with self._lock:
             if len(self._open) >= 2 * _MOST_CONNECTIONS:
                 return False

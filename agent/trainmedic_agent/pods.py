@@ -23,6 +23,7 @@ _POD = re.compile(rb"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[
 
 
 def pods_of(pids: Iterable[int], proc: Path | None = None) -> tuple[str, ...]:
+    """Return the UIDs of the processes' pods."""
     uids: set[str] = set()
     for pid, _ in zip(pids, range(MOST_PROCESSES), strict=False):
         uid = _pod_of(pid, proc or PROC)

@@ -28,7 +28,10 @@ class EngineAnswer(Exception):
 
 
 class ContainerEngine:
-    """A container engine. Methods take `seconds` at most, and raise EngineAnswer."""
+    """A container engine. Each wait for it takes `seconds` at most.
+
+    Methods raise EngineAnswer, CommandFailed, CommandUnsupported.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -1,6 +1,6 @@
 """Unprivileged parser of checkpoint metadata.
 
-Input: ``kind length``, a newline and the file; output: a line of JSON.
+Input: ``kind length``, a newline and the file's beginning; output: a line of JSON.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _DECODER = msgspec.json.Decoder(MetadataAnswer)
 
 
 class MetadataReader:
-    """Reader for one cleaning. Not thread-safe. Methods raise MetadataUnread."""
+    """Not thread-safe. Methods raise MetadataUnread."""
 
     def __init__(self) -> None:
         self._process = ConfinedProcess(metadata_child.__name__, (), _LONGEST_ANSWER)

@@ -62,7 +62,7 @@ class _OldestFiles(Struct):
     size: int
     after: bytes
     bound: bytes | None = None
-    """Files from this key on are too young."""
+    """Files from this key on are for later batches."""
     _packed: list[bytes] = field(default_factory=list)
     _numbers: dict[WalkedDirectory, int] = field(default_factory=dict)
     _next_number: int = 0
@@ -209,7 +209,8 @@ class CheckpointSearch(_Search):
     def find(self) -> list[MatchedCheckpoint]:
         """Return matching checkpoints, oldest first.
 
-        None match if the throttle ended the search: the newest are then unknown.
+        The list is empty with more than `MAX_CHECKPOINTS`, or if the throttle ended the search: the newest are then
+        unknown.
         """
         for index, root in enumerate(self.roots):
             self._search_root(index, root)

@@ -1,7 +1,7 @@
 """Comparison of values with this node's earlier ones. Pure.
 
 The baseline is the median of healthy results, the spread their median absolute deviation: outliers change neither. A
-counter's growth is taken over one to two hours.
+counter's growth in an hour is taken over the last one to two hours, or longer if it was not read for so long.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _comparable_amount(value: HealthValue, history: ValueHistory, now: datetime)
 
 
 def _compared(value: HealthValue, amount: float, samples: Sequence[float]) -> HealthCheck | None:
-    """Return None without enough samples, or if it is usually 0."""
+    """Return None without enough samples, or if a state or speed is usually 0."""
     if len(samples) < LEAST_SAMPLES:
         return None
     usual = statistics.median(samples)

@@ -36,7 +36,6 @@ class GpuResetExecutor:
         self._nvidia_smi = nvidia_smi
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Return readings from before and after."""
         command, time = accepted.command, RepairTime(accepted)
         checked_parameters(command, ())
         uuid = self._uuid(command.target.get("gpu"))

@@ -1,4 +1,4 @@
-"""Executor of ``node.reboot``: ``applied`` only under another boot ID than at its beginning, so after the restart."""
+"""Executor of ``node.reboot``, which is ``applied`` only under another boot ID than at its beginning."""
 
 from __future__ import annotations
 

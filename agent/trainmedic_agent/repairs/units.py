@@ -128,7 +128,7 @@ class RestartUnitExecutor:
         if answer.code != 0:
             raise CommandFailed(f"systemctl does not show {unit}: {answer.said or f'exit code {answer.code}'}")
         values = dict(line.partition("=")[::2] for line in answer.output.splitlines())
-        missing = [name for name in _PROPERTIES[:4] if name not in values]
+        missing = [name for name in _PROPERTIES[:4] if name not in values]  # the others may lack a value
         if missing:
             raise CommandFailed(f"systemctl does not show {', '.join(missing)} of {unit}")
         pid = values.get("MainPID", "")
