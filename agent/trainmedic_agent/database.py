@@ -40,7 +40,7 @@ class AgentDatabase:
     """Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
-        """Open or create the file. Raises ConfigurationError if another agent uses it, JournalUnavailable."""
+        """Open or create the file. Raises ConfigurationError if another agent may use it, JournalUnavailable."""
         self._lock = threading.RLock()  # reentrant: a transaction may read what it changes
         self._identity_lock: NameLock | None = None
         try:

@@ -88,7 +88,7 @@ class GpuRecord:
             self._write()
 
     def forget(self, uuid: str) -> bool:
-        """Return False if it is not there."""
+        """Return False if it is not there. Raises JournalUnavailable."""
         with self._lock:
             if uuid not in self._gpus:
                 return False

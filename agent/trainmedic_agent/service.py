@@ -47,7 +47,7 @@ class ReadsLogs(Protocol):
 
 
 class AgentParts(Struct, frozen=True):
-    """Parts that act on the node. ``log_reader`` is None if the policy names no logs."""
+    """``log_reader`` is None if the policy names no logs."""
 
     executors: Sequence[Executor] = ()
     tasks: Sequence[PeriodicTask] = ()

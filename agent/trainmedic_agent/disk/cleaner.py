@@ -48,7 +48,7 @@ class CleaningRequest(Struct, frozen=True):
     deadline: float
     """Seconds since the epoch."""
     until_free: float | None = None
-    """Percentage of free space at which to stop."""
+    """Percentage of free space at which to stop, if any."""
     dry_run: bool = False
     filesystems: tuple[NamedFilesystem, ...] = ()
     """File systems in need; empty: all."""

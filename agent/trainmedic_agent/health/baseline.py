@@ -24,7 +24,7 @@ _SLOW_SHARE, _TOO_SLOW_SHARE = 0.8, 0.5
 _MOST_DEVIATIONS = 5
 """Deviations above the median that a counter's growth may have."""
 LEAST_GROWTH: Mapping[str, float] = {"link_downs": 3, "link_errors": 100, "pcie_replays": 10, "nvlink_errors": 10}
-"""Errors in an hour. Fewer occur on good links."""
+"""Errors in an hour. As many occur on good links."""
 _OTHER_LEAST_GROWTH = 10.0
 _LASTING_KEYS = ("port_rate ",)  # beginnings of keys whose parts must stay
 _DEVIATIONS_OF_NORMAL = 1.4826  # standard deviations of a normal distribution in its median absolute deviation

@@ -124,7 +124,6 @@ class HealthReport(Struct, frozen=True):
         return [str(check) for check in sorted(bad, key=lambda check: _WORST_FIRST.index(check.verdict))]
 
     def as_output(self) -> Mapping[str, Any]:
-        """Return plain values, as documented for ``node.health``."""
         return {
             "level": str(self.level),
             "verdict": str(self.verdict),

@@ -74,8 +74,6 @@ class LinkedReading:
 
 
 class LinkedSearch(Struct, frozen=True):
-    """Executor of ``logs.read``."""
-
     link: ReaderLink
     action: str = READ
     queue: str = "logs"

@@ -27,7 +27,7 @@ class BudgetOwner(Struct, frozen=True):
     uid: int | None
     """Owner of the job's directory or file. None for the node's own logs."""
     job: str | None = None
-    """Name from the job's directory, pod or file name."""
+    """Name from the job's directory, pod or file name. None: no job, or all of a user."""
 
 
 NODE_ITSELF = BudgetOwner(None)

@@ -53,7 +53,7 @@ _INSTANCE, _LOST, _TRACKER, _RULES = "instance", "lost", "tracker", "rules"  # n
 class NodeBoot(Struct, frozen=True):
     node: str
     boot: str  # the kernel's boot ID
-    booted_at: datetime | None
+    booted_at: datetime | None  # None if unknown
 
 
 class OutgoingFinding(Struct, frozen=True):

@@ -172,7 +172,7 @@ class ShippedFile:
         self._raw.extend((self._turn, line) for line in placed)
 
     def _restart(self, now: datetime) -> None:
-        """Handle truncation: unread lines are lost."""
+        """Unread lines are lost."""
         self._counters.add_lost_bytes(LostReason.TRUNCATED, self.file.size - self.file.offset)
         self._keep(self.file.take_unfinished_line())
         self._turn, self._is_key_here = self._turn + 1, False

@@ -145,7 +145,7 @@ class Gpus(Protocol):
         """Return the GPU by UUID (any case, with or without ``GPU-``), PCI address (domain of four or eight digits) or
         index.
 
-        Raises GpuAbsent, NotSupported for a MIG instance.
+        Raises GpuAbsent, GpuLost if it was here before, NotSupported for a MIG instance.
         """
         ...
 
@@ -160,7 +160,7 @@ class Gpus(Protocol):
         ...
 
     def read(self, uuid: str) -> GpuReading:
-        """Raises GpuLost, GpuAbsent or DriverAbsent without any reading."""
+        """Raises GpuLost, GpuAbsent, DriverAbsent or GpuStuck without any reading."""
         ...
 
     def links(self, uuid: str) -> GpuLinks:

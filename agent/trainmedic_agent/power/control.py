@@ -86,7 +86,7 @@ class PowerControl:
     def set_again(self, cap_id: str, until: float) -> Outcomes:
         """Reapply an expired cap on all its GPUs, or on none if one fails.
 
-        The limit follows from the original request and the current bounds.
+        The limit follows from the original request and the current bounds. Raises JournalUnavailable.
         """
         uuids = [uuid for uuid, state in self.ledger.all().items() if state.has_expired(cap_id)]
         requested = {uuid: cap.requested_mw for uuid in uuids if (cap := self.ledger.of(uuid).cap(cap_id))}

@@ -58,7 +58,10 @@ def run(settings: ReaderSettings, *, once: bool) -> int:
     has_rights = reader_process.has_rights_to_read()
     parent = os.getppid() if once else None
     if has_rights:
-        ThreadRights().keep_only_these(reader_process.CAP_SYSLOG)
+        try:
+            ThreadRights().keep_only_these(reader_process.CAP_SYSLOG)
+        except OSError as error:
+            raise ConfigurationError(f"the log reader cannot drop its rights: {error.strerror or error}") from error
     if parent is not None:
         reader_process.end_with(parent)
     stopping = _StopRequest()
