@@ -17,7 +17,7 @@ from typing import Any
 _MOST_CONNECTIONS = 16  # each with a thread
 _EXCHANGE_SECONDS = 10.0  # prometheus times out after 10 s
 _REQUEST_BYTES = 16 * 1024
-_BACKLOG = 64
+_BACKLOG = 64  # connections waiting to be accepted
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 PROC = Path("/proc")
 MOST_PROCESSES = 256  # per GPU; others are ignored
 MOST_PODS = 32  # seven MIG instances have fewer
-_LONGEST = 16 * 1024
+_LONGEST = 16 * 1024  # bytes read of a process's control groups
 _LOGIN = b"/user.slice/"
 # A static pod's UID is a hash without dashes here.
 _POD = re.compile(rb"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=[./:\n]|$)")

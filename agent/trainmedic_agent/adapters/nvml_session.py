@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _REOPEN_SECONDS = 60.0  # seconds between reopenings for a lost GPU
-_CLOSE_SECONDS = 5.0
+_CLOSE_SECONDS = 5.0  # wait for running calls before a reset
 
 
 class CallRunner(Protocol):

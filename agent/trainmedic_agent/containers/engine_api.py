@@ -15,8 +15,8 @@ from urllib.parse import quote, urlencode
 from trainmedic.errors import described
 from trainmedic_agent.errors import CommandFailed, CommandUnsupported
 
-_LARGEST_ANSWER = 64 * 2**20
-_LONGEST_MESSAGE = 300
+_LARGEST_ANSWER = 64 * 2**20  # bytes
+_LONGEST_MESSAGE = 300  # characters
 
 
 class EngineAnswer(Exception):

@@ -14,7 +14,7 @@ from functools import cached_property
 from msgspec import Struct
 
 ANY_DEPTH = "**"
-_MAX_LENGTH = 1024
+_MAX_LENGTH = 1024  # characters
 
 Matcher = Callable[[str], object]
 

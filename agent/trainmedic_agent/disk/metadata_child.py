@@ -15,8 +15,8 @@ from trainmedic_core import confined_child
 
 LATEST, TRAINER_STATE = "latest", "trainer_state"
 SECONDS = 5  # CPU seconds per file
-_MEMORY = 256 * 1024**2
-_LONGEST_NAME = 255
+_MEMORY = 256 * 1024**2  # bytes
+_LONGEST_NAME = 255  # characters
 _BEST = re.compile(rb'"best_model_checkpoint":\s*"((?:[^"\\]|\\.)*)"')
 
 

@@ -14,7 +14,7 @@ from trainmedic_agent.log_opening.own_files import ENTRY, READ, reopened
 from trainmedic_core.confined_process import START_SECONDS, ConfinedProcess
 
 _LATEST_BYTES, _STATE_BYTES = 256, 4096
-_LONGEST_ANSWER = 8192
+_LONGEST_ANSWER = 8192  # bytes
 
 
 class MetadataUnread(Exception):

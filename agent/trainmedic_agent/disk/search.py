@@ -25,7 +25,7 @@ from trainmedic_agent.disk.rules import AgeBy, CleaningOperation, CleaningRule
 from trainmedic_agent.disk.throttle import Throttle
 from trainmedic_agent.disk.walk import DELETING, VisitDirectory, Walk, WalkedDirectory, WalkedEntry
 
-BATCH_SIZE = 30_000
+BATCH_SIZE = 30_000  # files
 MAX_CHECKPOINTS = 20_000  # checkpoints per rule; with more, none is deleted
 
 _KEY = struct.Struct(">QHQ")  # last use, root index, inode: packed, they sort as bytes

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from trainmedic_agent.health.checks import HealthCheck, HealthValue, HealthVerdict, ValueKind, is_usable
 
 LEAST_SAMPLES = 5  # values with fewer samples are not compared
-KEPT_SAMPLES = 100
+KEPT_SAMPLES = 100  # the last of each value
 SAMPLE_EVERY = timedelta(hours=1)
 """For counters and states. Each measured speed is a sample."""
 _SLOW_SHARE, _TOO_SLOW_SHARE = 0.8, 0.5

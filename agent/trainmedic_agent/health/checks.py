@@ -14,7 +14,7 @@ from trainmedic.wire import envelope
 
 
 class Level(StrEnum):
-    """Levels in order of duration. `BURN` contains `QUICK`."""
+    """`BURN` contains `QUICK`."""
 
     QUICK = "quick"
     BURN = "burn"

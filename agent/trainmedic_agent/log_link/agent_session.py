@@ -37,7 +37,7 @@ from trainmedic_agent.log_shipping.store_access import StoreAccess
 
 log = logging.getLogger(__name__)
 
-_LONGEST_REASON = 1000
+_LONGEST_REASON = 1000  # characters, as in `SearchFailure`
 
 
 class ReadingParts(Protocol):

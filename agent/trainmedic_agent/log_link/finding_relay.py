@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 _RULES_SECONDS = 5.0  # between looks for new rules
 _CLOCK_SECONDS = 60.0  # between measurements of the clock error
 _FULL_SECONDS = 1.0  # pause while the stream in Redis is full
-_IDLE_SECONDS = 1.0
+_IDLE_SECONDS = 1.0  # pause without findings
 _TURN_SECONDS = 1.0  # longest use of the connection, on which commands are received too
-_NEXT_BATCH_SECONDS = 0.1
+_NEXT_BATCH_SECONDS = 0.1  # wait for the next batch
 
 
 class FindingRelay:

@@ -14,7 +14,7 @@ from trainmedic.errors import ConfigurationError
 
 NAME = "reader.sock"
 _LONGEST = 100  # bytes of a path that every kernel accepts
-_ACCEPT_SECONDS = 0.5
+_ACCEPT_SECONDS = 0.5  # wait for a connection
 
 
 class Peer:

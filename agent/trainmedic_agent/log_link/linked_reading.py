@@ -16,7 +16,7 @@ from trainmedic_agent.log_link.reader_news import ReaderNews
 from trainmedic_agent.log_link.reader_supervisor import ReaderSupervisor
 from trainmedic_logs.domain.log_search import READ, WITHDRAW
 
-_THREAD_SECONDS = 0.5
+_THREAD_SECONDS = 0.5  # for a thread to end
 
 
 class LinkedReading:

@@ -39,11 +39,11 @@ from trainmedic_agent.log_link.messages import (
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 15.0  # seconds without a pong after which the reader is killed
-SEARCH_SECONDS = 30.0
+SEARCH_SECONDS = 30.0  # limit of a search
 CONNECT_SECONDS = 5.0  # seconds that a search waits for a reader
-METRICS_SECONDS = 1.0
-_CHECK_SECONDS = 0.2
-_JOIN_SECONDS = 1.0
+METRICS_SECONDS = 1.0  # wait for new metrics
+_CHECK_SECONDS = 0.2  # between looks whether a search is to stop
+_JOIN_SECONDS = 1.0  # for the thread to end
 _MOST_WITHDRAWN = 100  # searches that may still be answered
 _MOST_LOOPS = 16  # loops with counted errors: a hostile reader could invent names
 _MOST_LOOP_ERRORS = 16  # errors of a loop counted per pong

@@ -15,7 +15,7 @@ from msgspec import Struct
 NOBODY_ID = 65534  # the user and group nobody
 _LAST_SYSTEM_ID = 999  # groups up to this one are assumed to have no ordinary users
 _USERS_GROUP = 100  # the group that some distributions give to all users
-_KNOWN_SECONDS = 300.0
+_KNOWN_SECONDS = 300.0  # for which an entry is used
 _MOST_KNOWN = 10_000  # cached users
 _WITHOUT_ACL = frozenset((errno.ENODATA, errno.EOPNOTSUPP))
 

@@ -11,7 +11,7 @@ from trainmedic_logs.domain.finding import Finding
 from trainmedic_logs.domain.log_cuts import CutKind
 from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
 
-_MOST_REMEMBERED = 20_000
+_MOST_REMEMBERED = 20_000  # IDs of findings
 
 
 class FindingsOfJobs:

@@ -21,9 +21,9 @@ from trainmedic_agent.log_reading.log_policy import LogsPolicy
 from trainmedic_agent.log_reading.path_patterns import checked_path
 from trainmedic_logs.domain.finding import Origin
 
-_LARGEST = 64 * 1024
+_LARGEST = 64 * 1024  # bytes of a sources file
 _MOST_FILES = 64  # files that a rank may name
-_LONGEST_NAME = 253
+_LONGEST_NAME = 253  # characters of a job's name
 _SOURCES = ("training", "launcher")  # a job cannot forge kernel lines
 
 

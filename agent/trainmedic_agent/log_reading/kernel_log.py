@@ -32,9 +32,9 @@ KMSG = "/dev/kmsg"
 _JOURNALS = ("/run/log/journal", "/var/log/journal")
 _LARGEST_RECORD = 8192  # bytes: printk's CONSOLE_EXT_LOG_MAX
 _MOST_AT_ONCE = 2000  # lines per read
-_JOURNAL_PIECE = 64 * 1024
-_LONGEST_ENTRY = 256 * 1024
-_RESTART_SECONDS = 5.0
+_JOURNAL_PIECE = 64 * 1024  # bytes per read
+_LONGEST_ENTRY = 256 * 1024  # bytes of a journal entry
+_RESTART_SECONDS = 5.0  # between starts of journalctl
 _MAX_CLOCK_ERROR = 2.0  # seconds by which the kernel's time may differ from ours
 _PLACES_PER_MICROSECOND = 16  # so that lines of the same microsecond have different places
 

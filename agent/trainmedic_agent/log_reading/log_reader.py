@@ -37,14 +37,14 @@ from trainmedic_logs.domain.finding import Origin
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.25
+POLL_SECONDS = 0.25  # between polls of files
 SCAN_SECONDS = 1.0  # pause between scans
 BEHIND_SECONDS = 0.1  # the same, if the last scan left small jobs out
 TURN_SECONDS = 0.5  # limit of a scan
-HUNG_SECONDS = 30.0
+HUNG_SECONDS = 30.0  # age at which a round counts as hung
 _HUNG = "reading log files has not ended for {:g} s: a file system, or the process that opens files, does not respond"
 _FILE_LOOPS = ("log-files", "log-scan", "log-large-jobs")
-_PAUSE_AFTER_ERROR = 1.0
+_PAUSE_AFTER_ERROR = 1.0  # seconds
 _KERNEL_WAIT = 0.5  # longest wait for kernel lines
 
 

@@ -24,10 +24,10 @@ from trainmedic_logs.domain.finding import MOST_AROUND, Excerpt, Origin
 DIRECTORIES = ("/sys/fs/pstore", "/var/lib/systemd/pstore")
 _RECORD = re.compile(r"(?:dmesg|console)[A-Za-z0-9._-]{0,200}\Z")
 _PACKED = re.compile(r".+\.(?:z|enc\.z|gz)\Z")
-_LARGEST = 1024 * 1024
+_LARGEST = 1024 * 1024  # bytes read of a record
 _MOST_RECORDS = 64  # the newest: systemd archives records without limit
 _DEEPEST = 2  # directories below the given ones
-_MOST_ENTRIES = 10_000
+_MOST_ENTRIES = 10_000  # entries read of a directory
 KEY = "pstore"  # key of the stored position, which lists the records read
 
 

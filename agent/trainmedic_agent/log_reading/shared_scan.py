@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from trainmedic_agent.log_reading.discovery import Scan
 from trainmedic_agent.log_reading.scan_units import FileKey
 
-_STOP_CHECK_SECONDS = 0.1
+_STOP_CHECK_SECONDS = 0.1  # between looks whether to stop
 
 
 class SharedScan:

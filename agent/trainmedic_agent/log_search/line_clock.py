@@ -26,7 +26,7 @@ _ZONE_STEP = timedelta(minutes=15)
 # Arrival after and before the line's own time, when a zone is detected.
 _LATE, _EARLY = timedelta(seconds=60), timedelta(seconds=5)
 _MOST_STEPS = 14 * 4  # zones are at most 14 hours from UTC
-_LEAST_VOTES = 3
+_LEAST_VOTES = 3  # lines that must agree on a zone
 
 
 class LineTime(NamedTuple):

@@ -39,13 +39,13 @@ log = logging.getLogger(__name__)
 MOST_FILES = 256
 MOST_LINES = 5000
 MOST_TEXT = 512 * 1024  # characters
-MOST_READ = 64 * 1024 * 1024
-MOST_SECONDS = 4.0
-SCAN_SECONDS = 4.0
-_JOB_SECONDS = 2.0
-OPEN_SECONDS = 4.0
+MOST_READ = 64 * 1024 * 1024  # bytes
+MOST_SECONDS = 4.0  # for reading
+SCAN_SECONDS = 4.0  # for finding files
+_JOB_SECONDS = 2.0  # for finding those of a small job
+OPEN_SECONDS = 4.0  # for opening files
 LISTING_SECONDS = 4.0  # for directories with rotated logs
-_SCAN_VALID_SECONDS = 5.0
+_SCAN_VALID_SECONDS = 5.0  # for which a scan is used
 
 Places = Mapping[str, FilePlace]  # by device and inode; `KERNEL` for the kernel's log
 

@@ -26,7 +26,7 @@ _SAME_TIME = timedelta(seconds=2)  # a line without a timestamp gets that of a l
 _NEAR_ARRIVAL = timedelta(minutes=15)  # a time without a zone counts, in the node's zone, this close to the arrival
 # Nanoseconds: each file adds its own offset below this, so that equal lines of ranks do not collide.
 _FILE_OFFSETS = 500
-_MILLISECOND = 1_000_000
+_MILLISECOND = 1_000_000  # in nanoseconds
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 _MOST_ARRIVALS = 600  # per file
 

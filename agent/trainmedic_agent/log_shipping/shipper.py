@@ -39,16 +39,16 @@ from trainmedic_logs.domain.finding import Origin
 
 log = logging.getLogger(__name__)
 
-BATCH_SECONDS = 1.0
+BATCH_SECONDS = 1.0  # between batches without backlog
 MOST_BYTES = 1024 * 1024  # bytes per push, uncompressed
-_LEAST_BYTES = 16 * 1024
+_LEAST_BYTES = 16 * 1024  # of a push after rate limits
 MOST_JOBS = 100  # per hour, because each adds labels to the store's index
-_JOB_SECONDS = 3600.0
-_STORE_SECONDS = 2.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+_JOB_SECONDS = 3600.0  # for which a job counts
+_STORE_SECONDS = 2.0  # between writes of positions
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds between failing pushes
 _MOST_REFUSALS = 25  # bisecting a full batch needs half as many
-_KERNEL_RETRY_SECONDS = 60.0
-_PAUSE_AFTER_ERROR = 1.0
+_KERNEL_RETRY_SECONDS = 60.0  # between attempts to open the kernel's log
+_PAUSE_AFTER_ERROR = 1.0  # seconds
 _NUMBER = re.compile(r"\S*\d\S*")  # counts, times and IDs, which differ in each answer
 
 Source = ShippedFile | ShippedKernel

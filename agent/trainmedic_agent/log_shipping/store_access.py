@@ -9,8 +9,8 @@ from msgspec import Struct
 from trainmedic_agent.log_shipping.ship_policy import ShipPolicy
 from trainmedic_core.setting_sources import unreadable_file
 
-_LARGEST_FILE = 1024 * 1024
-_LONGEST_PROBLEM = 300
+_LARGEST_FILE = 1024 * 1024  # characters
+_LONGEST_PROBLEM = 300  # characters
 
 
 class StoreAccess(Struct, frozen=True, tag="store"):

@@ -24,11 +24,11 @@ from trainmedic_agent.log_shipping.ship_policy import ShipPolicy, StoreKind
 from trainmedic_agent.log_shipping.store_access import StoreAccess
 
 _PATHS = {StoreKind.LOKI: "/loki/api/v1/push", StoreKind.VICTORIALOGS: "/insert/loki/api/v1/push"}
-_TIMEOUT = 10.0
-_LONGEST_ANSWER = 64 * 1024
-_LONGEST_TEXT = 300
-_COMPRESSION = 3
-_MOST_RETRY_AFTER = 300.0
+_TIMEOUT = 10.0  # seconds
+_LONGEST_ANSWER = 64 * 1024  # bytes
+_LONGEST_TEXT = 300  # characters
+_COMPRESSION = 3  # gzip's level, for speed
+_MOST_RETRY_AFTER = 300.0  # seconds
 _LINE_ERRORS = (
     ("timestamp too old", LostReason.TOO_OLD),
     ("timestamp too new", LostReason.TOO_NEW),

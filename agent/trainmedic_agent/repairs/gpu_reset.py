@@ -22,7 +22,7 @@ from trainmedic_agent.repairs.timing import LOOK_EVERY, RepairTime, checked_para
 
 _STILL_BROKEN = ("reset", "reboot", "drain_and_reset", "bus_reset", "system_reboot")
 """Recovery actions after which a reset has not helped."""
-_SMI_SECONDS = 120.0
+_SMI_SECONDS = 120.0  # limit of nvidia-smi
 _MOST_SHOWN = 4  # processes that an error names
 
 

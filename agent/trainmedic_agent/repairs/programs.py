@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from trainmedic_agent.errors import CommandFailed, CommandUnsupported
 
-_LONGEST_TEXT = 300
+_LONGEST_TEXT = 300  # characters
 
 
 class ProgramAnswer(Struct, frozen=True):

@@ -23,7 +23,7 @@ _UNSEEN_START_NOTE = (
     "systemctl reported success, and systemd has forgotten this end. A unit whose condition is not met ends so too, "
     "without a start"
 )
-_SHOW_SECONDS = 20.0
+_SHOW_SECONDS = 20.0  # limit of ``systemctl show``
 
 
 class UnitState(Struct, frozen=True):
