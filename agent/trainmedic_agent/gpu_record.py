@@ -75,7 +75,7 @@ class GpuRecord:
     ) -> None:
         """Update from the driver. `xids` count since this process started."""
         with self._lock:
-            gpus = _listed(self._gpus, inventory)
+            gpus = _with_present(self._gpus, inventory)
             for info, reading in readings:
                 if info.uuid in gpus:
                     gpus[info.uuid] = gpus[info.uuid].as_read(reading)
@@ -132,7 +132,7 @@ class GpuRecord:
         return KnownGpu(info, False, xids, state["recovery_action"], state["energy_mj"])
 
 
-def _listed(gpus: Mapping[str, KnownGpu], inventory: Inventory) -> dict[str, KnownGpu]:
+def _with_present(gpus: Mapping[str, KnownGpu], inventory: Inventory) -> dict[str, KnownGpu]:
     present = {info.uuid: info for info in inventory.gpus}
     taken = {info.pci_address for info in inventory.gpus}  # a GPU in another's place has replaced it
     known = {

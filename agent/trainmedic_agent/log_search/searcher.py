@@ -256,9 +256,9 @@ class LogSearcher:
         budget: ReadBudget,
         stack: ExitStack,
         rotations: Rotations,
-        late: list[str],
+        unopened: list[str],
     ) -> Iterable[WantedLines]:
-        """`late`: notes on what is not opened in time."""
+        """`unopened`: takes a note on what is not opened in time."""
         until = time.monotonic() + OPEN_SECONDS
         # The launcher's log repeats lines of ranks that have their own files, in torchrun's folder ``ranks-<node>``.
         own_files = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.path}
@@ -267,7 +267,7 @@ class LogSearcher:
             if budget.is_stopped:
                 return
             if number and time.monotonic() > until:
-                late.append(
+                unopened.append(
                     f"{len(files) - number} files on {self._node} are not searched: opening them takes too long"
                 )
                 return
