@@ -171,7 +171,7 @@ class AgentDatabase:
                 # Checkpoint early, so that the log is reused from its start. On a full disk it can grow only into the
                 # reserved space.
                 connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
-                connection.execute("PRAGMA cache_size = -256")
+                connection.execute("PRAGMA cache_size = -256")  # KiB
             except BaseException:
                 connection.close()
                 raise

@@ -107,4 +107,5 @@ def _namespace(process: Path) -> Path | None:
 
 
 def _top(mounts: list[Mount]) -> tuple[bytes, bytes] | None:
+    # The last mount at a point hides the others.
     return next(((entry.device, entry.root) for entry in reversed(mounts) if entry.point == b"/"), None)

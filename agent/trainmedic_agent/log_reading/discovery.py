@@ -162,7 +162,7 @@ class Discovery:
             top = _Top(path, tuple(newest_of_users(found, MOST_OF_USER, self._known)), units.by_name)
         except (OSError, LogRefused) as error:
             look.count_error(error)
-            units.by_name.clear()
+            units.by_name.clear()  # `FileFollowing` remembers the files for a day
         if budget.is_cut:
             self._cuts.add(BudgetOwner(None, path), CutKind.ENTRIES)  # reported in place of a job
         refused += look.refused

@@ -335,6 +335,7 @@ class FileFollowing(Generic[FollowedT]):
             if found.origin is not None and found.path == known.position.path:
                 origin = found.origin  # the job's details of a rank may be newer than the file
             file = self._open(found, known.position, origin)
+            # Under its old path, the first poll notices another content.
             if found.path == known.position.path or file.look():
                 return file, replace(known, origin=origin)
             file.close()  # a new file with a reused inode
