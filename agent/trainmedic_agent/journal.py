@@ -1,7 +1,7 @@
 """Journal of commands, which survives restarts of agent and Redis.
 
-A command is written before it is executed, and its outcome afterwards. On `JournalUnavailable` the caller must not act:
-the agent could execute a command twice.
+A command, unless its executor `OnlyReads`, is written before it is executed, and its outcome afterwards. On
+`JournalUnavailable` the caller must not act: the agent could execute a command twice.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Journal(AgentDatabase):
         return [(command_id, _record(*record)) for command_id, *record in rows]
 
     def mark_sent(self, command_ids: Sequence[str]) -> None:
-        """Record that Redis has these replies. A lost mark only repeats them."""
+        """A lost mark only repeats the replies."""
         ids = [(command_id,) for command_id in command_ids]
         self.write(lambda connection: connection.executemany("UPDATE commands SET is_sent = 1 WHERE id = ?", ids))
 

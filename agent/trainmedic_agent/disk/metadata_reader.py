@@ -18,7 +18,7 @@ _LONGEST_ANSWER = 8192  # bytes
 
 
 class MetadataUnread(Exception):
-    """A file exists but could not be parsed."""
+    """An existing file is unreadable or invalid."""
 
 
 class MetadataAnswer(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Credentials for the log store, in files closed to the reader's user."""
+"""Credentials for the log store, which the agent reads: their files are closed to the reader's user."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_access(ship: ShipPolicy, token: str | None) -> StoreAccess:
 
 
 def _text_of(member: str, path: str) -> str:
-    """Raises ValueError with member, path and reason."""
+    """Raises ValueError."""
     try:
         with Path(path).open(encoding="utf-8") as file:
             return file.read(_LARGEST_FILE)
