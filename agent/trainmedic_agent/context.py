@@ -14,8 +14,6 @@ from trainmedic_agent.policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class AgentContext:
-    """State shared by all parts of the agent."""
-
     node: str  # name in commands
     find_redis: Callable[[], str | None] = field(repr=False)  # returns Redis's URL; None if not known yet
     signer: Signer | None = field(repr=False)  # None without a signing key

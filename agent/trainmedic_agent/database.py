@@ -1,6 +1,6 @@
 """SQLite file of the agent or of its log reader. Every failure of SQLite raises `JournalUnavailable`.
 
-On a full disk it uses reserved space: the command that frees the disk must be journaled first.
+On a full disk `AgentDatabase.write` uses reserved space: the command that frees the disk must be journaled first.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _NO_SPACE = (
 
 
 class AgentDatabase:
-    """The open file. Thread-safe."""
+    """Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
-        """Open or create the file. Raises ConfigurationError if another agent uses it, JournalUnavailable."""
+        """Open or create the file. Raises ConfigurationError if another agent may use it, JournalUnavailable."""
         self._lock = threading.RLock()  # reentrant: a transaction may read what it changes
         self._identity_lock: NameLock | None = None
         try:
@@ -171,7 +171,7 @@ class AgentDatabase:
                 # Checkpoint early, so that the log is reused from its start. On a full disk it can grow only into the
                 # reserved space.
                 connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
-                connection.execute("PRAGMA cache_size = -256")
+                connection.execute("PRAGMA cache_size = -256")  # KiB
             except BaseException:
                 connection.close()
                 raise

@@ -1,24 +1,4 @@
-"""Exceptions raised by the node agent.
-
-The tree, below `trainmedic.errors.TrainmedicError`::
-
-  JournalUnavailable
-  GpuError
-  ├── GpuAbsent
-  ├── GpuLost
-  ├── DriverAbsent
-  ├── NotSupported
-  ├── NoPermission
-  ├── GpuTaken
-  └── GpuFailure
-      └── GpuStuck
-  CommandNotExecuted
-  ├── CommandRejected
-  ├── CommandUnsupported
-  ├── CommandFailed
-  ├── CommandWithdrawn
-  └── CommandInterrupted
-"""
+"""Exceptions shared by the node agent's packages."""
 
 from __future__ import annotations
 

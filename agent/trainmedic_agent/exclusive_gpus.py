@@ -36,7 +36,7 @@ class ExclusiveGpus:
             raise ConfigurationError("\n".join(refusals))
 
     def inventory(self) -> gpus.Inventory:
-        """Return free GPUs; others are among the problems."""
+        """Return the GPUs that no other agent has; the others are among the problems."""
         inventory = self._inner.inventory()
         refusals = {info.uuid: self._take(info.uuid) for info in inventory.gpus}
         free = tuple(info for info in inventory.gpus if refusals[info.uuid] is None)

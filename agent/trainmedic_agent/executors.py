@@ -46,15 +46,12 @@ class Executor(Protocol):
 
         A command with ``undo_of`` reverts an earlier one that may have had an effect.
 
-        Raises CommandRejected, CommandUnsupported, CommandFailed or CommandInterrupted. Other exceptions are answered
-        as failed.
+        Raises CommandNotExecuted, of which CommandInterrupted is not answered. Other exceptions are answered as failed.
         """
         ...
 
 
 class PeriodicTask(Protocol):
-    """Recurring work in a worker queue's thread."""
-
     @property
     def queue(self) -> str: ...
 

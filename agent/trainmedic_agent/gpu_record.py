@@ -50,7 +50,7 @@ class KnownGpu(Struct, frozen=True):
 
 
 class GpuRecord:
-    """The record in the agent's journal. Thread-safe. `boot` is the kernel's boot ID."""
+    """Thread-safe. `boot` is the kernel's boot ID."""
 
     def __init__(self, journal: Journal, boot: str | None = None) -> None:
         """Raises JournalUnavailable; ConfigurationError for a newer agent's record."""
@@ -75,7 +75,7 @@ class GpuRecord:
     ) -> None:
         """Update from the driver. `xids` count since this process started."""
         with self._lock:
-            gpus = _listed(self._gpus, inventory)
+            gpus = _with_present(self._gpus, inventory)
             for info, reading in readings:
                 if info.uuid in gpus:
                     gpus[info.uuid] = gpus[info.uuid].as_read(reading)
@@ -88,7 +88,7 @@ class GpuRecord:
             self._write()
 
     def forget(self, uuid: str) -> bool:
-        """Return False if it is not there."""
+        """Return False if it is not there. Raises JournalUnavailable."""
         with self._lock:
             if uuid not in self._gpus:
                 return False
@@ -132,9 +132,9 @@ class GpuRecord:
         return KnownGpu(info, False, xids, state["recovery_action"], state["energy_mj"])
 
 
-def _listed(gpus: Mapping[str, KnownGpu], inventory: Inventory) -> dict[str, KnownGpu]:
+def _with_present(gpus: Mapping[str, KnownGpu], inventory: Inventory) -> dict[str, KnownGpu]:
     present = {info.uuid: info for info in inventory.gpus}
-    taken = {info.pci_address for info in inventory.gpus}
+    taken = {info.pci_address for info in inventory.gpus}  # a GPU in another's place has replaced it
     known = {
         uuid: replace(gpu, is_present=False)
         for uuid, gpu in gpus.items()

@@ -1,7 +1,7 @@
 """Journal of commands, which survives restarts of agent and Redis.
 
-A command is written before it is executed, and its outcome afterwards. On `JournalUnavailable` the caller must not act:
-the agent could execute a command twice.
+A command, unless its executor `OnlyReads`, is written before it is executed, and its outcome afterwards. On
+`JournalUnavailable` the caller must not act: the agent could execute a command twice.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MEMORY_TABLES = (
 
 
 class Journal(AgentDatabase):
-    """Commands in the database. Methods raise JournalUnavailable."""
+    """Methods raise JournalUnavailable."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -98,7 +98,7 @@ class Journal(AgentDatabase):
         return [(command_id, _record(*record)) for command_id, *record in rows]
 
     def mark_sent(self, command_ids: Sequence[str]) -> None:
-        """Record that Redis has these replies. A lost mark only repeats them."""
+        """A lost mark only repeats the replies."""
         ids = [(command_id,) for command_id in command_ids]
         self.write(lambda connection: connection.executemany("UPDATE commands SET is_sent = 1 WHERE id = ?", ids))
 
@@ -107,7 +107,7 @@ class Journal(AgentDatabase):
         return datetime.fromtimestamp(at, UTC) if at is not None else None
 
     def prune(self, now: datetime) -> int:
-        """Delete old commands, except open ones and unsent replies; return their number."""
+        """Delete old commands, except open ones and unsent replies; return the number deleted."""
         beyond = "SELECT at FROM commands ORDER BY at DESC LIMIT 1 OFFSET ?"
         with self.transaction() as connection:
             ((latest,),) = connection.execute(

@@ -17,7 +17,7 @@ from typing import Any
 _MOST_CONNECTIONS = 16  # each with a thread
 _EXCHANGE_SECONDS = 10.0  # prometheus times out after 10 s
 _REQUEST_BYTES = 16 * 1024
-_BACKLOG = 64
+_BACKLOG = 64  # connections waiting to be accepted
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Return False, which closes the connection, if there are too many."""
+        """Return False, which closes the connection, if there are too many and none can be ended as incomplete."""
         with self._lock:
             if len(self._open) >= 2 * _MOST_CONNECTIONS:
                 return False

@@ -16,13 +16,14 @@ from pathlib import Path
 PROC = Path("/proc")
 MOST_PROCESSES = 256  # per GPU; others are ignored
 MOST_PODS = 32  # seven MIG instances have fewer
-_LONGEST = 16 * 1024
+_LONGEST = 16 * 1024  # bytes read of a process's control groups
 _LOGIN = b"/user.slice/"
 # A static pod's UID is a hash without dashes here.
 _POD = re.compile(rb"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=[./:\n]|$)")
 
 
 def pods_of(pids: Iterable[int], proc: Path | None = None) -> tuple[str, ...]:
+    """Return the UIDs of the processes' pods."""
     uids: set[str] = set()
     for pid, _ in zip(pids, range(MOST_PROCESSES), strict=False):
         uid = _pod_of(pid, proc or PROC)

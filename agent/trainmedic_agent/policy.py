@@ -42,15 +42,11 @@ _LONGEST_LEASE = timedelta(days=1)
 
 
 class PowerBounds(Struct, frozen=True):
-    """Bounds of ``gpu.power_limit``."""
-
     floor_percent: float = 50.0  # of the card's default
     max_lease: timedelta = timedelta(minutes=15)  # of an unrenewed cap
 
 
 class Policy(Struct, frozen=True):
-    """Permissions on this node."""
-
     allow: frozenset[str] = frozenset()  # of `CHANGING`
     power: PowerBounds = field(default_factory=PowerBounds)
     cleaning: CleaningPolicy = field(default_factory=CleaningPolicy)

@@ -22,13 +22,13 @@ from trainmedic_agent.errors import JournalUnavailable
 
 log = logging.getLogger(__name__)
 
-_PRESENCE_LIFETIME = 30
-_PRESENCE_INTERVAL = 10.0
+_PRESENCE_LIFETIME = 30  # seconds
+_PRESENCE_INTERVAL = 10.0  # seconds
 _MOST_REFILLED = 500  # the writer's queue holds twice as many
 
 
 class AgentReplies:
-    """Ordered sender of replies. Thread-safe."""
+    """Thread-safe."""
 
     def __init__(
         self,

@@ -47,7 +47,7 @@ class ReadsLogs(Protocol):
 
 
 class AgentParts(Struct, frozen=True):
-    """Parts that act on the node. ``log_reader`` is None if the policy names no logs."""
+    """``log_reader`` is None if the policy names no logs."""
 
     executors: Sequence[Executor] = ()
     tasks: Sequence[PeriodicTask] = ()
@@ -56,11 +56,7 @@ class AgentParts(Struct, frozen=True):
 
 
 class _Pruning:
-    """Regular pruning of the journal.
-
-    Commands' age counts from the newest one at start, plus the time since boot, so a clock set forward prunes nothing
-    early.
-    """
+    """Ages count from the newest command at start plus time since boot: a clock set forward prunes nothing early."""
 
     queue = "facts"
 

@@ -98,7 +98,7 @@ class NvmlGpus:
 
     def _infos(self) -> tuple[gpus.GpuInfo, ...]:
         with self._nvml.open() as session:
-            pynvml.nvmlDeviceGetCount()
+            pynvml.nvmlDeviceGetCount()  # as above
             return session.infos
 
     def _power(self, uuid: str) -> gpus.PowerLimits:

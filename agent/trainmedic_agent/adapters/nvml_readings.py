@@ -57,7 +57,7 @@ def _utilization(handle: Any) -> dict[str, Any]:
 
 
 def _memory(handle: Any) -> dict[str, Any]:
-    """Exclude the driver's own memory, like nvidia-smi."""
+    """Exclude the driver's own memory, like nvidia-smi, if NVML can."""
     memory = _first_supported(
         lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2),
         lambda: pynvml.nvmlDeviceGetMemoryInfo(handle),

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _REOPEN_SECONDS = 60.0  # seconds between reopenings for a lost GPU
-_CLOSE_SECONDS = 5.0
+_CLOSE_SECONDS = 5.0  # wait for running calls before a reset
 
 
 class CallRunner(Protocol):
@@ -49,8 +49,6 @@ class DirectCalls:
 
 
 class NvmlSession(Struct):
-    """State of open NVML."""
-
     name: str  # changes after a driver reload or a restart of this process
     opened_at: float  # monotonic seconds of the opening, or of a later loss of a card: both delay the next opening
     infos: tuple[gpus.GpuInfo, ...] = ()  # cards that responded at the opening
@@ -83,7 +81,6 @@ class NvmlSessions:
         self._seen: dict[str, str] = {}  # UUID by its normal form, of all GPUs seen by this process
 
     def has_seen(self, uuid: str) -> bool:
-        """Return whether this process has seen this UUID, in any notation."""
         return normal_uuid(uuid) in self._seen
 
     def name_for(self, session: NvmlSession, uuid: str) -> str:
@@ -128,7 +125,10 @@ class NvmlSessions:
 
     @contextlib.contextmanager
     def kept_closed(self, uuid: str) -> Iterator[None]:
-        """Keep NVML closed in the block, which resets the card. Raises GpuFailure if a call does not return."""
+        """Keep NVML closed in the block, which resets the card.
+
+        Raises GpuFailure if a call does not return, or during another reset.
+        """
         with self._lock:
             if self._closed_for is not None:
                 raise GpuFailure(f"{self._closed_for} is being reset; try again")

@@ -63,7 +63,7 @@ class TimeLimitedCalls:
     def run(self, key: str, function: Callable[[], T], timeout: float = CARD_SECONDS) -> T:
         """Return or raise `function`'s result.
 
-        Raises GpuStuck after `timeout` seconds, or at once if an earlier call with this key has not returned.
+        Raises GpuStuck after `timeout` seconds, or at once if an earlier call with this key is late or too many run.
         """
         with self._lock:
             self._refuse_if_stuck(key)

@@ -34,7 +34,8 @@ def agent_reader(*, once: bool, **flags: Any) -> None:
     """Read logs for the agent of this node.
 
     The agent starts this process itself, unless it runs with --reader external. The process connects to reader.sock in
-    the agent's state directory, from which it gets the logs to read. It has no key, password or capability.
+    the agent's state directory, from which it gets the logs to read. It has no signing key and no access to Redis. Only
+    its part that opens files may have capabilities.
     """
     try:
         loaded = settings.load(flags, os.environ)

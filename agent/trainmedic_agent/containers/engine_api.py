@@ -15,8 +15,8 @@ from urllib.parse import quote, urlencode
 from trainmedic.errors import described
 from trainmedic_agent.errors import CommandFailed, CommandUnsupported
 
-_LARGEST_ANSWER = 64 * 2**20
-_LONGEST_MESSAGE = 300
+_LARGEST_ANSWER = 64 * 2**20  # bytes
+_LONGEST_MESSAGE = 300  # characters
 
 
 class EngineAnswer(Exception):
@@ -28,7 +28,10 @@ class EngineAnswer(Exception):
 
 
 class ContainerEngine:
-    """A container engine. Methods take `seconds` at most, and raise EngineAnswer."""
+    """A container engine. Each wait for it takes `seconds` at most.
+
+    Methods raise EngineAnswer, CommandFailed, CommandUnsupported.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Executor of ``disk.prune_containers``, unless a kubelet runs here."""
+"""Executor of ``disk.prune_containers``, which is rejected where a kubelet runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ class PruneContainersExecutor:
         self._kubelet_sign = kubelet_sign
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Return numbers removed by kind, what was left and why, and free space before and after."""
         command = accepted.command
         if command.undo_of is not None:
             raise CommandRejected("disk.prune_containers has no undo: removed objects cannot be restored")

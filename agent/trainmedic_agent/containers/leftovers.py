@@ -1,4 +1,4 @@
-"""Removal of unused containers and images, one by one and never forced.
+"""Removal of build cache, and of unused containers and images, one by one and never forced.
 
 An image's age counts from its last pull, build or naming (``LastTagTime``): a job may just have pulled an old image.
 Without that time (Podman), named images stay.
@@ -57,7 +57,7 @@ class LeftoverRemover(Struct):
     pruning: Pruning = field(default_factory=Pruning)
 
     def remove(self) -> None:
-        """Remove what the policy allows. Raises CommandFailed if the engine does not respond."""
+        """Remove what the policy allows. Raises EngineAnswer if a listing is refused, CommandFailed without answer."""
         work: Mapping[Leftover, Callable[[], None]] = {
             Leftover.BUILD_CACHE: self._prune_build_cache,
             Leftover.DANGLING_IMAGES: lambda: self._remove_images(named=False),

@@ -27,9 +27,7 @@ class Leftover(StrEnum):
 
 
 class ContainersPolicy(Struct, frozen=True):
-    """Bounds of ``disk.prune_containers``.
-
-    - ``min_age``: since a container stopped, or an image was pulled, built or named
+    """- ``min_age``: since a container stopped, or an image was pulled, built or named
     - ``keep``: shell patterns of names that stay
     """
 
@@ -40,7 +38,7 @@ class ContainersPolicy(Struct, frozen=True):
 
 
 def read_containers(raw: object, faults: list[FieldFault]) -> ContainersPolicy:
-    """Append what is wrong to `faults`. After a fault the result must not be used."""
+    """After a fault, appended to `faults`, the result must not be used."""
     reader = MappingReader(("containers",), raw, faults)
     reader.refuse_unknown_keys(ContainersPolicy.__struct_fields__)
     keep = reader.each("keep", mapping_reader.text)

@@ -45,7 +45,7 @@ KEPT = AccessTimes()  # all reads are recorded
 
 
 def access_times(mount: int | None, proc: Path, *, sees_every_process: bool) -> AccessTimes:
-    """Return the reliability on a mount. `sees_every_process`: `proc` lists all processes."""
+    """Return the reliability on a mount with this ID. `sees_every_process`: `proc` lists all processes."""
     try:
         own = mounts_of(proc / "self")
     except OSError:
@@ -107,4 +107,5 @@ def _namespace(process: Path) -> Path | None:
 
 
 def _top(mounts: list[Mount]) -> tuple[bytes, bytes] | None:
+    # The last mount at a point hides the others.
     return next(((entry.device, entry.root) for entry in reversed(mounts) if entry.point == b"/"), None)

@@ -2,7 +2,7 @@
 
 1. Check that nothing is young, open, pinned or moved.
 2. Rename the directory with the prefix `walk.DELETING`, so that no process opens it any more.
-3. Check again; restore the name if a process opened it before.
+3. Check again; on an obstacle, such as a process that opened it before, restore the name.
 4. Delete files, first those that mark it complete.
 
 Later runs delete an interruption's remains. A trial run makes the first check and checks permissions.
@@ -129,7 +129,7 @@ class CheckpointRemover(Struct, frozen=True):
 
 
 class _ContentsRemoval(Struct):
-    """Entries written after `cutoff_ns` end the removal."""
+    """Files written after `cutoff_ns` end the removal."""
 
     throttle: Throttle
     root: Root

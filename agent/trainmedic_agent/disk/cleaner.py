@@ -39,7 +39,7 @@ from trainmedic_agent.disk.walk import WalkedDirectory
 log = logging.getLogger(__name__)
 
 _OPEN_DIRECTORIES = 32  # directories kept open: files of similar age often share one
-_UNLIMITED = 2**63
+_UNLIMITED = 2**63  # files or bytes
 _SHOWN_NAMES = 4  # file systems named in a refusal
 
 
@@ -48,7 +48,7 @@ class CleaningRequest(Struct, frozen=True):
     deadline: float
     """Seconds since the epoch."""
     until_free: float | None = None
-    """Percentage of free space at which to stop."""
+    """Percentage of free space at which to stop, if any."""
     dry_run: bool = False
     filesystems: tuple[NamedFilesystem, ...] = ()
     """File systems in need; empty: all."""

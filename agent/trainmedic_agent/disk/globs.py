@@ -14,7 +14,7 @@ from functools import cached_property
 from msgspec import Struct
 
 ANY_DEPTH = "**"
-_MAX_LENGTH = 1024
+_MAX_LENGTH = 1024  # characters
 
 Matcher = Callable[[str], object]
 
@@ -33,7 +33,7 @@ class Glob(Struct, frozen=True, dict=True):
 
     @classmethod
     def read(cls, text: str) -> Glob:
-        """Parse a pattern. Raises ValueError."""
+        """Raises ValueError."""
         if not text or len(text) > _MAX_LENGTH or "\0" in text:
             raise ValueError(f"a pattern has 1 to {_MAX_LENGTH} characters, none of them NUL")
         if text.startswith("/"):

@@ -1,6 +1,6 @@
 """Unprivileged parser of checkpoint metadata.
 
-Input: ``kind length``, a newline and the file; output: a line of JSON.
+Input: ``kind length``, a newline and the file's beginning; output: a line of JSON.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from trainmedic_core import confined_child
 
 LATEST, TRAINER_STATE = "latest", "trainer_state"
 SECONDS = 5  # CPU seconds per file
-_MEMORY = 256 * 1024**2
-_LONGEST_NAME = 255
+_MEMORY = 256 * 1024**2  # bytes
+_LONGEST_NAME = 255  # characters
 _BEST = re.compile(rb'"best_model_checkpoint":\s*"((?:[^"\\]|\\.)*)"')
 
 

@@ -14,11 +14,11 @@ from trainmedic_agent.log_opening.own_files import ENTRY, READ, reopened
 from trainmedic_core.confined_process import START_SECONDS, ConfinedProcess
 
 _LATEST_BYTES, _STATE_BYTES = 256, 4096
-_LONGEST_ANSWER = 8192
+_LONGEST_ANSWER = 8192  # bytes
 
 
 class MetadataUnread(Exception):
-    """A file exists but could not be parsed."""
+    """An existing file is unreadable or invalid."""
 
 
 class MetadataAnswer(Struct, frozen=True):
@@ -30,7 +30,7 @@ _DECODER = msgspec.json.Decoder(MetadataAnswer)
 
 
 class MetadataReader:
-    """Reader for one cleaning. Not thread-safe. Methods raise MetadataUnread."""
+    """Not thread-safe. Methods raise MetadataUnread."""
 
     def __init__(self) -> None:
         self._process = ConfinedProcess(metadata_child.__name__, (), _LONGEST_ANSWER)

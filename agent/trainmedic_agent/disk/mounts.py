@@ -49,7 +49,6 @@ class FilesystemSearch:
         ]
 
     def finds(self, mount_id: int | None) -> bool:
-        """Return whether one of the file systems has this mount ID."""
         mount = next((each for each in self._own if each.number == mount_id), None)
         return mount is not None and any(_is_named(mount, name, at_point) for name, at_point in self._found)
 
@@ -93,7 +92,7 @@ def _mounts_if_readable(process: Path) -> list[Mount]:
 
 
 def mounts_of(process: Path) -> list[Mount]:
-    """Return a process's mounts, with bytes as names, blanks escaped. Raises OSError."""
+    """Return a process's mounts. Blanks in `Mount.root` stay escaped. Raises OSError."""
     mounts = []
     for line in (process / "mountinfo").read_bytes().split(b"\n"):
         # number, parent, device, root, point, options, optional fields, "-", file system, source, its options

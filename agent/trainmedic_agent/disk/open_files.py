@@ -74,7 +74,7 @@ class FileUsage:
         self._snapshots: dict[int, tuple[float, OpenFileSnapshot]] = {}
 
     def obstacle(self, fd: int | None, inode: Inode) -> Reason | None:
-        """Return why a file must not be deleted; None if it cannot be opened until `fd` is closed.
+        """Return why a file must not be deleted; None if unused, with a lease until `fd` is closed.
 
         `fd` is None if reading is not permitted.
         """

@@ -20,9 +20,9 @@ from trainmedic_agent.disk.search import MatchedCheckpoint, MatchedFile
 from trainmedic_agent.disk.throttle import Throttle
 from trainmedic_agent.disk.walk import WalkedDirectory
 
-WATCH_SECONDS = 60.0
+WATCH_SECONDS = 60.0  # longest wait for reads
 _STEP_SECONDS = 0.5  # interval between reads of the queue
-_MAX_OPENED = 100_000
+_MAX_OPENED = 100_000  # names in memory; with more, events count as lost
 _EVENT = struct.Struct("iIII")  # watch, kind, cookie, length of the name
 _BUFFER_BYTES = 64 * 1024
 # From inotify(7).

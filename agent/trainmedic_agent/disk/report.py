@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from msgspec import Struct, field
 
 _MAX_EXAMPLES = 3
-_MAX_PATH_LENGTH = 200
+_MAX_PATH_LENGTH = 200  # characters
 
 
 class Reason(StrEnum):

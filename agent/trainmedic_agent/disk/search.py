@@ -25,7 +25,7 @@ from trainmedic_agent.disk.rules import AgeBy, CleaningOperation, CleaningRule
 from trainmedic_agent.disk.throttle import Throttle
 from trainmedic_agent.disk.walk import DELETING, VisitDirectory, Walk, WalkedDirectory, WalkedEntry
 
-BATCH_SIZE = 30_000
+BATCH_SIZE = 30_000  # files
 MAX_CHECKPOINTS = 20_000  # checkpoints per rule; with more, none is deleted
 
 _KEY = struct.Struct(">QHQ")  # last use, root index, inode: packed, they sort as bytes
@@ -62,7 +62,7 @@ class _OldestFiles(Struct):
     size: int
     after: bytes
     bound: bytes | None = None
-    """Files from this key on are too young."""
+    """Files from this key on are for later batches."""
     _packed: list[bytes] = field(default_factory=list)
     _numbers: dict[WalkedDirectory, int] = field(default_factory=dict)
     _next_number: int = 0
@@ -209,7 +209,8 @@ class CheckpointSearch(_Search):
     def find(self) -> list[MatchedCheckpoint]:
         """Return matching checkpoints, oldest first.
 
-        None match if the throttle ended the search: the newest are then unknown.
+        The list is empty with more than `MAX_CHECKPOINTS`, or if the throttle ended the search: the newest are then
+        unknown.
         """
         for index, root in enumerate(self.roots):
             self._search_root(index, root)

@@ -23,7 +23,7 @@ from trainmedic_agent.disk.report import Reason
 
 log = logging.getLogger(__name__)
 
-_WORK_SECONDS = 0.01
+_WORK_SECONDS = 0.01  # work between rests
 _MAX_REST_SECONDS = 2.0
 _MAX_REST_RATIO, _MIN_REST_RATIO = 16.0, 1.0  # rest time as a multiple of work time
 _CONTENTION = 0.05  # fraction of a rest in which tasks wait for the disk, from which on rests grow
@@ -44,7 +44,7 @@ def seconds_waited_for_core() -> float:
 
 
 def seconds_stalled_for_disk() -> float:
-    """Return the seconds in which tasks waited for a disk (proc_pressure(5)); without PSI the time since boot."""
+    """Return the seconds in which tasks waited for a disk (proc_pressure(5)). Without PSI, they seem to wait always."""
     try:
         with open("/proc/pressure/io", encoding="ascii") as file:  # noqa: PTH123
             return int(file.readline().rpartition("total=")[2]) / 1e6
@@ -62,7 +62,7 @@ class Clocks(Struct, frozen=True):
 
 
 class Throttle:
-    """Throttle of a cleaning; `deadline` in seconds since the epoch."""
+    """`deadline` in seconds since the epoch."""
 
     def __init__(self, clocks: Clocks, deadline: float, is_stopping: Callable[[], bool]) -> None:
         self._clocks = clocks

@@ -70,7 +70,7 @@ class _Level(Struct):
 
 
 class Walk(Struct, frozen=True):
-    """`visit` is called for each directory, `skip` for each that cannot be entered."""
+    """`visit` is called for directories that match or can contain matches, `skip` for those that cannot be entered."""
 
     globs: tuple[Glob, ...]
     exclude: tuple[Glob, ...]

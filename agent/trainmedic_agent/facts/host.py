@@ -77,6 +77,7 @@ def disks(
     listed |= {mount for mount in (_mount_of(path, mounts) for path in paths) if not _NETWORK.match(mounts[mount])}
     facts: dict[str, dict[str, Any]] = {}
     devices: set[int] = set()
+    # The root first, so that it stands for its file system.
     for mount in sorted(listed & mounts.keys(), key=lambda mount: (mount != "/", mount)):
         try:
             device = _device(mount)

@@ -1,7 +1,7 @@
 """Comparison of values with this node's earlier ones. Pure.
 
 The baseline is the median of healthy results, the spread their median absolute deviation: outliers change neither. A
-counter's growth is taken over one to two hours.
+counter's growth in an hour is taken over the last one to two hours, or longer if it was not read for so long.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from trainmedic_agent.health.checks import HealthCheck, HealthValue, HealthVerdict, ValueKind, is_usable
 
 LEAST_SAMPLES = 5  # values with fewer samples are not compared
-KEPT_SAMPLES = 100
+KEPT_SAMPLES = 100  # the last of each value
 SAMPLE_EVERY = timedelta(hours=1)
 """For counters and states. Each measured speed is a sample."""
 _SLOW_SHARE, _TOO_SLOW_SHARE = 0.8, 0.5
@@ -24,7 +24,7 @@ _SLOW_SHARE, _TOO_SLOW_SHARE = 0.8, 0.5
 _MOST_DEVIATIONS = 5
 """Deviations above the median that a counter's growth may have."""
 LEAST_GROWTH: Mapping[str, float] = {"link_downs": 3, "link_errors": 100, "pcie_replays": 10, "nvlink_errors": 10}
-"""Errors in an hour. Fewer occur on good links."""
+"""Errors in an hour. As many occur on good links."""
 _OTHER_LEAST_GROWTH = 10.0
 _LASTING_KEYS = ("port_rate ",)  # beginnings of keys whose parts must stay
 _DEVIATIONS_OF_NORMAL = 1.4826  # standard deviations of a normal distribution in its median absolute deviation
@@ -124,7 +124,7 @@ def _comparable_amount(value: HealthValue, history: ValueHistory, now: datetime)
 
 
 def _compared(value: HealthValue, amount: float, samples: Sequence[float]) -> HealthCheck | None:
-    """Return None without enough samples, or if it is usually 0."""
+    """Return None without enough samples, or if a state or speed is usually 0."""
     if len(samples) < LEAST_SAMPLES:
         return None
     usual = statistics.median(samples)

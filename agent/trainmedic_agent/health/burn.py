@@ -26,7 +26,7 @@ _CHILD = (sys.executable, "-P", "-m", probe_child.__name__)
 _LOAD_TEST = "burn"
 CHECKS = frozenset({_LOAD_TEST, "all_reduce", "all_reduce_speed", "memory", "memory_speed"})
 """Names of checks that only a load test makes."""
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.2  # between looks whether to stop
 _LONGEST_OUTPUT = 1 << 20  # bytes
 _LONGEST_COMPLAINT = 300  # characters
 _TRAINING_RUNS = 4  # exit status of the probe if a training uses a GPU

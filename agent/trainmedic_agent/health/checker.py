@@ -34,7 +34,7 @@ class Examination(Struct, frozen=True):
     gpus: int = 0
     probe: Sequence[str] = ()
     seconds: float = 0.0
-    is_over: Callable[[], bool] = bool
+    is_over: Callable[[], bool] = bool  # bool() is False
 
 
 class HealthChecker(Struct, frozen=True):
@@ -43,7 +43,7 @@ class HealthChecker(Struct, frozen=True):
     now: Callable[[], datetime] = utc_now
 
     def examine(self, examination: Examination, histories: Histories) -> tuple[HealthReport, Histories]:
-        """Return the result, and the changed histories. A node that does not work is not loaded."""
+        """Return the result, and the changed histories. A node with a failed or unknown check is not loaded."""
         results = CheckResults()
         results.add(gpu_checks(self.gpus, examination.gpus))
         results.add(network_checks(self.roots.sys))
@@ -57,8 +57,6 @@ class HealthChecker(Struct, frozen=True):
 
 
 class RecordedHealth(Struct, frozen=True):
-    """The checker with the node's record."""
-
     checker: HealthChecker
     record: HealthRecord
 

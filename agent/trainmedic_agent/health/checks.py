@@ -14,7 +14,7 @@ from trainmedic.wire import envelope
 
 
 class Level(StrEnum):
-    """Levels in order of duration. `BURN` contains `QUICK`."""
+    """`BURN` contains `QUICK`."""
 
     QUICK = "quick"
     BURN = "burn"
@@ -38,9 +38,7 @@ def worst(verdicts: Iterable[HealthVerdict]) -> HealthVerdict:
 
 
 class HealthCheck(Struct, frozen=True):
-    """A checked property.
-
-    - ``part``: GPU's UUID, interface, port, disk or mount point. Empty for the node
+    """- ``part``: GPU's UUID, interface, port, disk or mount point. Empty for the node
     - ``observed``, ``expected``: texts for people
     """
 
@@ -67,7 +65,6 @@ def checked(name: str, part: str, is_ok: bool, observed: object, expected: objec
 
 
 def at_maximum(name: str, part: str, present: float, maximum: float, unit: str) -> HealthCheck:
-    """Return a check that is degraded below the maximum."""
     verdict = HealthVerdict.OK if present >= maximum else HealthVerdict.DEGRADED
     return HealthCheck(name, part, verdict, f"{unit}{present:g}", f"{unit}{maximum:g}")
 
@@ -77,19 +74,15 @@ def unread(name: str, part: str, reason: object) -> HealthCheck:
 
 
 class ValueKind(StrEnum):
-    """Meaning of a value, and how it is compared with earlier ones."""
-
     COUNTER = "counter"
     """Errors in all: their growth in an hour is compared."""
     STATE = "state"
     """Fixed by configuration, such as a link's rate: less is degraded, 0 is failed."""
     SPEED = "speed"
-    """Measured: 20 % less is degraded."""
+    """Measured: 20 % less is degraded, unless it varies as much."""
 
 
 class HealthValue(Struct, frozen=True):
-    """A value to compare with the node's record. `unit` may be empty."""
-
     name: str
     part: str
     kind: ValueKind
@@ -131,7 +124,6 @@ class HealthReport(Struct, frozen=True):
         return [str(check) for check in sorted(bad, key=lambda check: _WORST_FIRST.index(check.verdict))]
 
     def as_output(self) -> Mapping[str, Any]:
-        """Return plain values, as documented for ``node.health``."""
         return {
             "level": str(self.level),
             "verdict": str(self.verdict),

@@ -72,7 +72,7 @@ def _pcie(uuid: str, links: GpuLinks) -> Iterator[HealthCheck]:
 
 
 def _nvlinks(uuid: str, links: GpuLinks, most: int) -> CheckResults:
-    """Compare with `most`, the links up at another GPU. A GPU without any is compared with its record alone: the node
+    """Compare with `most`, the links up at the best GPU. A GPU without any is compared with its record alone: the node
     may connect only some GPUs.
     """
     results = CheckResults()

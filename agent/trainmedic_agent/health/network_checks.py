@@ -21,6 +21,7 @@ def network_checks(sys: Path) -> CheckResults:
     with UnknownIfUnread(results, "link", ""):
         for interface in entries(sys / "class" / "net"):
             with UnknownIfUnread(results, "link", interface.name):
+                # Virtual interfaces have no device.
                 if (interface / "device").exists() and number(interface / "type") != _INFINIBAND:
                     _add_interface(interface, results)
         for device in entries(sys / "class" / "infiniband"):

@@ -16,7 +16,7 @@ from trainmedic_agent.journal import Journal
 
 MOST_VALUES = 2000
 """About 2 MB. The oldest ones are deleted."""
-_BUSY_SECONDS = 5.0
+_BUSY_SECONDS = 5.0  # wait for the agent's locks
 
 _TABLES = (
     "CREATE TABLE health_values (value TEXT PRIMARY KEY, history TEXT NOT NULL) WITHOUT ROWID",

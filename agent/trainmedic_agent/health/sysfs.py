@@ -37,7 +37,7 @@ def text(path: Path) -> str | None:
 
 
 def number(path: Path, base: int = 10) -> int | None:
-    """As `text`. Raises ValueError for another text."""
+    """Like `text`. Raises ValueError for text that is no number."""
     content = text(path)
     return None if content is None else int(content, base)
 

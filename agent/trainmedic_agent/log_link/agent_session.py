@@ -37,7 +37,7 @@ from trainmedic_agent.log_shipping.store_access import StoreAccess
 
 log = logging.getLogger(__name__)
 
-_LONGEST_REASON = 1000
+_LONGEST_REASON = 1000  # characters, as in `SearchFailure`
 
 
 class ReadingParts(Protocol):
@@ -46,7 +46,7 @@ class ReadingParts(Protocol):
     def take_rules(self, at: datetime, raw: bytes) -> None: ...
 
     def search(self, params: Mapping[str, Any], is_stopping: Callable[[], bool]) -> Sequence[str]:
-        """Return a page in pieces. Raises CommandRejected, CommandFailed."""
+        """Return a page in pieces. Raises CommandRejected, CommandInterrupted."""
         ...
 
     def status(self) -> ReaderStatus: ...
@@ -73,7 +73,7 @@ class AgentSession:
         self._searching = threading.Thread(target=self._run_searches, name="log-search", daemon=True)
 
     def wait_for_welcome(self) -> Welcome:
-        """Wait for the agent's greeting. Raises LinkClosed, FrameFault."""
+        """Raises LinkClosed, FrameFault."""
         while True:
             message = agent_message(self.stream.receive())
             if isinstance(message, Welcome):

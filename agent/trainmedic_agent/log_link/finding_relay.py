@@ -26,12 +26,12 @@ from trainmedic_logs.domain import finding_codec
 
 log = logging.getLogger(__name__)
 
-_RULES_SECONDS = 5.0
-_CLOCK_SECONDS = 60.0
+_RULES_SECONDS = 5.0  # between looks for new rules
+_CLOCK_SECONDS = 60.0  # between measurements of the clock error
 _FULL_SECONDS = 1.0  # pause while the stream in Redis is full
-_IDLE_SECONDS = 1.0
+_IDLE_SECONDS = 1.0  # pause without findings
 _TURN_SECONDS = 1.0  # longest use of the connection, on which commands are received too
-_NEXT_BATCH_SECONDS = 0.1
+_NEXT_BATCH_SECONDS = 0.1  # wait for the next batch
 
 
 class FindingRelay:
@@ -51,7 +51,7 @@ class FindingRelay:
         self._rules = rules
         self._send = send
         self._unix_now = unix_now
-        self.clock_error: float | None = None  # maximum difference to Redis's clock in seconds. None until it is known.
+        self.clock_error: float | None = None  # maximum difference to Redis's clock in seconds. None if unknown.
         self._lock = threading.Lock()
         self._batch: FindingBatch | None = None  # not, or not completely, in Redis
         self._generation = 0  # 0 before the first reader
@@ -83,7 +83,7 @@ class FindingRelay:
         self._has_work.set()
 
     def offer(self, batch: FindingBatch, generation: int) -> bool:
-        """Take a batch; False if the previous one is unacknowledged."""
+        """Take a batch; False if Redis does not have all of the previous one."""
         with self._lock:
             if generation != self._generation:
                 return True  # from a reader that is not served now; it will offer them again
@@ -178,7 +178,10 @@ class FindingRelay:
             pipeline.execute()
 
     def _verified(self, queued: QueuedFinding) -> bytes | None:
-        """Return the update with the clock's error. None if unreadable or another node's."""
+        """Return the update with the clock's error, without an excerpt that makes it too large.
+
+        None if unreadable, too large, or of another node or number.
+        """
         try:
             update = finding_codec.decode(queued.body)
         except EnvelopeError:

@@ -9,11 +9,11 @@ import struct
 import threading
 
 _HEADER = struct.Struct(">I")
-SEND_SECONDS = 5.0  # time in which the other end must accept a frame
+SEND_SECONDS = 5.0  # time in which the other end must accept some bytes
 
 
 class LinkClosed(ConnectionError):
-    """The other end closed the link or did not accept a frame in time."""
+    """The other end closed the link or did not accept bytes in time."""
 
 
 class FrameFault(Exception):

@@ -14,7 +14,7 @@ from trainmedic.errors import ConfigurationError
 
 NAME = "reader.sock"
 _LONGEST = 100  # bytes of a path that every kernel accepts
-_ACCEPT_SECONDS = 0.5
+_ACCEPT_SECONDS = 0.5  # wait for a connection
 
 
 class Peer:
@@ -72,7 +72,10 @@ class LinkSocket:
         self._socket.settimeout(_ACCEPT_SECONDS)
 
     def accept(self) -> tuple[socket.socket, Peer] | None:
-        """Return the next connection of the reader's user, or None after a short wait. Raises OSError."""
+        """Return the next connection of the reader's or this process's user. Raises OSError.
+
+        None after a short wait, or if another user connects.
+        """
         try:
             connection, _ = self._socket.accept()
         except TimeoutError:

@@ -16,12 +16,10 @@ from trainmedic_agent.log_link.reader_news import ReaderNews
 from trainmedic_agent.log_link.reader_supervisor import ReaderSupervisor
 from trainmedic_logs.domain.log_search import READ, WITHDRAW
 
-_THREAD_SECONDS = 0.5
+_THREAD_SECONDS = 0.5  # for a thread to end
 
 
 class LinkedReading:
-    """The reading process as seen by the agent and its exporter."""
-
     def __init__(self, link: ReaderLink, relay: FindingRelay, news: ReaderNews, supervisor: ReaderSupervisor) -> None:
         self._link = link
         self._relay = relay
@@ -76,8 +74,6 @@ class LinkedReading:
 
 
 class LinkedSearch(Struct, frozen=True):
-    """Executor of ``logs.read``."""
-
     link: ReaderLink
     action: str = READ
     queue: str = "logs"

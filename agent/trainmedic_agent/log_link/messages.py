@@ -19,7 +19,7 @@ from trainmedic_agent.log_shipping.store_access import StoreAccess
 VERSION = 1
 LARGEST_OF_READER = LARGEST_UPDATE + 64 * 1024  # bytes; the largest finding fits
 LARGEST_OF_AGENT = LARGEST_RULES + 64 * 1024  # bytes; the largest rules fit
-MOST_UPDATES = 50
+MOST_UPDATES = 50  # of a batch
 
 _Name = Annotated[str, Meta(max_length=64)]
 _Text = Annotated[str, Meta(max_length=1000)]

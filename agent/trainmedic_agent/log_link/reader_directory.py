@@ -23,7 +23,7 @@ _OWN_TABLES = "SELECT name, type, sql FROM {}sqlite_master WHERE tbl_name GLOB '
 
 
 def prepare(state: Path, journal: Journal, user: ReaderUser) -> None:
-    """Create the directory if missing, with rows that an older agent kept in the journal.
+    """Create the directory, with rows that an older agent kept in the journal, or give the present one to `user`.
 
     Raises JournalUnavailable.
     """
@@ -59,7 +59,7 @@ def _make(state: Path, user: ReaderUser) -> None:
 
 
 def _hand_over(directory: Path, user: ReaderUser) -> None:
-    """Give the directory to this user. Raises OSError.
+    """Give the directory to this user, unless they can write in it. Raises OSError.
 
     The previous user may have placed links, so only regular files with one link are changed.
     """

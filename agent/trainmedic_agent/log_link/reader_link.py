@@ -1,6 +1,6 @@
 """The agent's end of the link.
 
-Any message closes the link that is neither an answer nor the one outstanding batch of findings: a hostile reader must
+A message that is neither an answer nor the one outstanding batch of findings closes the link: a hostile reader must
 cost little.
 """
 
@@ -39,11 +39,11 @@ from trainmedic_agent.log_link.messages import (
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 15.0  # seconds without a pong after which the reader is killed
-SEARCH_SECONDS = 30.0
+SEARCH_SECONDS = 30.0  # limit of a search
 CONNECT_SECONDS = 5.0  # seconds that a search waits for a reader
-METRICS_SECONDS = 1.0
-_CHECK_SECONDS = 0.2
-_JOIN_SECONDS = 1.0
+METRICS_SECONDS = 1.0  # wait for new metrics
+_CHECK_SECONDS = 0.2  # between looks whether a search is to stop
+_JOIN_SECONDS = 1.0  # for the thread to end
 _MOST_WITHDRAWN = 100  # searches that may still be answered
 _MOST_LOOPS = 16  # loops with counted errors: a hostile reader could invent names
 _MOST_LOOP_ERRORS = 16  # errors of a loop counted per pong
@@ -56,7 +56,7 @@ class FindingOutlet(Protocol):
     """See `FindingRelay`."""
 
     def offer(self, batch: FindingBatch, generation: int) -> bool:
-        """Return False if the previous batch is unacknowledged."""
+        """Return False if Redis does not have all of the previous batch."""
         ...
 
 
@@ -119,7 +119,7 @@ class ReaderLink:
         return self._stream is not None and self._has_answered
 
     def send(self, message: AgentMessage, generation: int | None = None) -> bool:
-        """Return False if the reader of this connection is gone; None: the current one."""
+        """Return False if the reader of this generation (None: the current one) is gone."""
         with self._changed:
             stream = self._stream
             if stream is None or generation not in (None, self.generation):
@@ -136,7 +136,7 @@ class ReaderLink:
             self._changed.wait_for(lambda: self.generation != generation, timeout)
 
     def greet(self, messages: Sequence[AgentMessage], generation: int) -> None:
-        """Send the first messages, which other messages follow."""
+        """Send the first messages. Pings and searches wait for this."""
         if all(self.send(message, generation) for message in messages):
             with self._changed:
                 self._is_greeted = generation == self.generation
@@ -170,7 +170,7 @@ class ReaderLink:
             stream.close()
 
     def metrics(self) -> Sequence[LogMetric]:
-        """Return the last metrics if the reader does not answer in time."""
+        """Return the reader's metrics, the last known if it does not answer in time, none without a greeted reader."""
         number = self._ping(wants_metrics=True)
         if number is None:
             return ()

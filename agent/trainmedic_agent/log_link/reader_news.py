@@ -15,7 +15,7 @@ from trainmedic_agent.log_shipping.store_access import StoreAccess, read_access
 
 log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 1.0  # between looks for a new reader, unless woken
 _CHANGES_SECONDS = 5.0  # between looks for a new credential, or for GPUs while none is known
 _GPUS_SECONDS = 60.0  # between looks for further GPUs
 

@@ -43,8 +43,8 @@ class ReaderUser(Struct, frozen=True):
 def reader_user(name: str | None) -> ReaderUser:
     """Return the named or default user for reading logs. Raises ConfigurationError.
 
-    A missing default user is replaced by one without an account: the agent's own user could signal the agent, and root
-    could open root's files.
+    A missing default user is replaced by one without an account if this user namespace maps any: the agent's own user
+    could signal the agent, and root could open root's files.
     """
     if name is not None and name.isascii() and name.isdigit():
         number = int(name)
@@ -61,7 +61,7 @@ def reader_user(name: str | None) -> ReaderUser:
 
 
 def usable_user(name: str | None, paths: Sequence[Path], *, is_started: bool) -> tuple[ReaderUser, str | None]:
-    """Return the named user if it can reach `paths`, else this process's own with the reason.
+    """Return the named or default user if it can be used and reach `paths`, else this process's own with the reason.
 
     `is_started`: this process starts the reader. Raises ConfigurationError.
     """
@@ -86,14 +86,14 @@ def has_rights_to_read() -> bool:
 
 
 def may_become(user: ReaderUser) -> bool:
-    """Return whether this process may start the reader as that user."""
     if user.uid == os.geteuid():
         return True
+    # Without account, its group has no members, so only a change of owner gives it the reader's directory.
     return _has(_CAP_SETUID, _CAP_SETGID) and (not user.is_without_account or _has(_CAP_CHOWN))
 
 
 def closed_to(user: ReaderUser, path: Path) -> Path | None:
-    """Return a parent of `path`, or of its link target, that the user cannot traverse."""
+    """Return a parent of `path`, or of its link target, that the user cannot traverse, if any."""
     if user.uid in {0, os.geteuid()}:
         return None
     groups = groups_of(user)
@@ -118,7 +118,7 @@ def closed_to(user: ReaderUser, path: Path) -> Path | None:
 class ReaderChild(subprocess.Popen[bytes]):
     """The opener as child process and group leader.
 
-    The kernel does not end its own child, the reading process, with it if that has another user.
+    The reading process is its child. With another user, the kernel does not end it with the opener.
     """
 
     user_of_child: int | None = None  # the reading process's user; None: this process's
@@ -138,7 +138,7 @@ class ReaderChild(subprocess.Popen[bytes]):
 
 
 def start(directory: Path, user: ReaderUser, memory: int, log_level: str) -> ReaderChild:
-    """Raises OSError."""
+    """`memory`: in bytes. Raises OSError."""
     command = [sys.executable, "-m", "trainmedic_agent", "agent-reader", "--once", "--state-dir", str(directory)]
     command += ["--reader-user", str(user.uid), "--reader-memory", str(memory // 1024**2), "--log-level", log_level]
     child = ReaderChild(
@@ -163,7 +163,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def confine(user: ReaderUser, memory: int) -> None:
-    """Become the user, drop all capabilities and limit the memory. Raises ConfigurationError."""
+    """Become the user, drop all capabilities and limit the memory, in bytes. Raises ConfigurationError."""
     confined_child.drop_bounding_set()
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")  # the OOM killer should prefer it to the agent
@@ -203,7 +203,7 @@ def _group_of(uid: int) -> int:
 
 
 def groups_of(user: ReaderUser) -> list[int]:
-    """Return the user's groups, without an account the journal's."""
+    """Return the user's groups; for the replacement without account, its own and the journal's."""
     try:
         return os.getgrouplist(pwd.getpwuid(user.uid).pw_name, user.gid)
     except KeyError:

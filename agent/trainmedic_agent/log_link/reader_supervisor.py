@@ -1,6 +1,6 @@
 """Start and supervision of the log reader.
 
-It is restarted after a pause, which doubles from 1 s to 60 s, and killed without heartbeats.
+It is restarted after a pause, which doubles from 1 s to 60 s, and killed if it answers no heartbeats.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from trainmedic_agent.log_link.reader_process import ReaderChild
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-SETTLED_SECONDS = 60.0  # seconds of work that reset the pause
-CONNECT_SECONDS = 60.0  # seconds after which a child without connection is killed
+SETTLED_SECONDS = 60.0  # age at which a connected child resets the pause
+CONNECT_SECONDS = 60.0  # age at which a child without connection is killed
 STOPPED_SECONDS = 2.0  # seconds after which a reader stopped by a signal is killed
-_LOOK_SECONDS = 0.25
-_BEAT_SECONDS = 1.0
-_END_SECONDS = 1.0
-_KILL_SECONDS = 2.0
+_LOOK_SECONDS = 0.25  # between looks at the child
+_BEAT_SECONDS = 1.0  # between heartbeats
+_END_SECONDS = 1.0  # for a stopping child to end by itself
+_KILL_SECONDS = 2.0  # for a killed child to end
 
 
 class ReaderSupervisor:

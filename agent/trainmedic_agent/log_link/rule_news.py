@@ -26,7 +26,7 @@ class RuleNews:
         self._known = None
 
     def fetch_changed(self, client: redis.Redis) -> RulesNow | None:
-        """Return rules newer than the last, if valid. Raises Redis errors."""
+        """Return the rules if they are valid, changed, and not older than the last. Raises Redis errors."""
         value: Any = client.get(notice_of_rules(self._node))
         if value is None:
             return None  # no server has published rules in the last hour: the reader keeps its own

@@ -1,8 +1,8 @@
 """Files opened with the rights of the users who placed or named them.
 
-The path is walked with the rights of the first user who owns a directory on it. Each further user who could have placed
-something on the path, or has named the file, must be able to reach the same file. So no user can read another's file
-through a log, even if it is moved or replaced during the walk.
+The path is walked with the rights of the first user who owns a directory on it, or of the one who named the file. Each
+further user who could have placed something on the path, or named the file, must be able to reach the same file. So no
+user can read another's file through a log, even if it is moved or replaced during the walk.
 
 Paths controlled by administrators alone are opened with this process's rights. Without CAP_SETUID and CAP_SETGID, file
 modes are compared instead (`Rights.may`).
@@ -141,7 +141,8 @@ class GuardedFiles:
     def _rights_of_namer(self, named_by: NamedBy, path: str) -> list[Rights]:
         """Return the rights of the users who could have placed or own a naming file.
 
-        If root owns the file or a directory of the job, root of any container may have created it.
+        If root owns the file or a directory of the job, root of any container may have created it, so outside of the
+        job's directory only files that anyone may read are allowed.
         """
         job_directory = self._job_directory(named_by.path)
         with self._opened_path(named_by.path, None) as opened:
@@ -157,7 +158,7 @@ class GuardedFiles:
         return rights
 
     def _job_directory(self, path: str) -> str:
-        """Return the directory directly below a policy path or the pods' volumes."""
+        """Return the path's directory directly below a policy path or the pods' volumes."""
         tops = [_POD_VOLUMES, *sorted(self._tops, key=len, reverse=True)]
         top = next((top for top in tops if path.startswith(f"{top}/")), path)
         return f"{top}/{path[len(top) + 1 :].split('/', 1)[0]}"

@@ -87,16 +87,18 @@ class Listing(Struct, frozen=True):
 
 
 class NodeFiles(Protocol):
-    """Files of this node. Thread-safe. Methods raise OSError and LogRefused."""
+    """Thread-safe. Methods raise OSError and LogRefused."""
 
     def open(self, path: str, named_by: NamedBy | None = None) -> int:
         """Return the regular file's descriptor. Never blocks on a pipe or opens a device."""
         ...
 
-    def listing(self, path: str, most: int, named_by: NamedBy | None = None) -> Listing: ...
+    def listing(self, path: str, most: int, named_by: NamedBy | None = None) -> Listing:
+        """Return up to `most` entries of a directory."""
+        ...
 
     def facts(self, path: str, names: Sequence[str], named_by: NamedBy | None = None) -> list[FileFacts | None]:
-        """Return a directory's entries' metadata, in order, None for missing ones."""
+        """Return metadata of a directory's entries `names`, in order, None for missing ones."""
         ...
 
 

@@ -19,6 +19,8 @@ from trainmedic_agent.log_opening.opener_frames import (
     Failed,
     FrameError,
     FrameReader,
+    InspectedEntries,
+    InspectEntries,
     ListDirectory,
     ListedPage,
     Namer,
@@ -26,8 +28,6 @@ from trainmedic_agent.log_opening.opener_frames import (
     OpenFile,
     RefusedAnswer,
     Request,
-    StatedFacts,
-    StateFacts,
 )
 
 log = logging.getLogger(__name__)
@@ -89,10 +89,10 @@ class FileOpener:
                     os.close(fd)
             elif isinstance(request, ListDirectory):
                 self._list(connection, request)
-            elif isinstance(request, StateFacts):
+            elif isinstance(request, InspectEntries):
                 names = [os.fsdecode(name) for name in request.names[:MOST_NAMES]]
                 facts = self._files.facts(os.fsdecode(request.path), names, _named_by(request.namer))
-                opener_frames.send(connection, StatedFacts(facts))
+                opener_frames.send(connection, InspectedEntries(facts))
         except LogRefused as refused:
             opener_frames.send(connection, RefusedAnswer(refused.reason))
         except OSError as error:

@@ -15,6 +15,8 @@ from trainmedic_agent.log_opening.opener_frames import (
     Failed,
     FrameError,
     FrameReader,
+    InspectedEntries,
+    InspectEntries,
     ListDirectory,
     ListedPage,
     Namer,
@@ -23,8 +25,6 @@ from trainmedic_agent.log_opening.opener_frames import (
     OpenFile,
     RefusedAnswer,
     Request,
-    StatedFacts,
-    StateFacts,
 )
 
 
@@ -57,8 +57,8 @@ class OpenerClient:
         every: list[FileFacts | None] = []
         for begin in range(0, len(names), MOST_NAMES):
             part = [os.fsencode(name) for name in names[begin : begin + MOST_NAMES]]
-            answer, _ = self._ask(StateFacts(os.fsencode(path), part, Namer.of(named_by)))
-            if not isinstance(answer, StatedFacts) or len(answer.facts) != len(part):
+            answer, _ = self._ask(InspectEntries(os.fsencode(path), part, Namer.of(named_by)))
+            if not isinstance(answer, InspectedEntries) or len(answer.facts) != len(part):
                 raise _broken("the opener sent no facts")
             every += answer.facts
         return every

@@ -43,7 +43,7 @@ class ListDirectory(Struct, frozen=True, tag="list"):
     namer: Namer | None = None
 
 
-class StateFacts(Struct, frozen=True, tag="facts"):
+class InspectEntries(Struct, frozen=True, tag="facts"):
     path: bytes
     names: list[bytes]
     namer: Namer | None = None
@@ -68,7 +68,7 @@ class ListedPage(Struct, frozen=True, tag="listed"):
         return [ListedName(os.fsdecode(name), inode, is_directory) for name, inode, is_directory in self.entries]
 
 
-class StatedFacts(Struct, frozen=True, tag="stated"):
+class InspectedEntries(Struct, frozen=True, tag="stated"):
     facts: list[FileFacts | None]
 
 
@@ -77,12 +77,12 @@ class RefusedAnswer(Struct, frozen=True, tag="unread"):
 
 
 class Failed(Struct, frozen=True, tag="failed"):
-    number: int
+    number: int  # errno
     text: str
 
 
-Request = OpenFile | ListDirectory | StateFacts | AddConnection
-OpenerAnswer = Opened | ListedPage | StatedFacts | RefusedAnswer | Failed
+Request = OpenFile | ListDirectory | InspectEntries | AddConnection
+OpenerAnswer = Opened | ListedPage | InspectedEntries | RefusedAnswer | Failed
 
 
 class FrameError(Exception):

@@ -1,4 +1,4 @@
-"""`NodeFiles` with this process's own rights, for one user's programs such as ``trainmedic diagnose``."""
+"""`NodeFiles` with this process's own rights, whoever named a file."""
 
 from __future__ import annotations
 

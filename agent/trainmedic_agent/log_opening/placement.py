@@ -24,7 +24,7 @@ class PathStep(Struct, frozen=True):
 
 
 def writers(step: PathStep, users: UserDatabase) -> Rights | None:
-    """Return the rights common to the users other than the owner who may write to a directory."""
+    """Return the rights common to the users other than the owner who may write to a directory, None without any."""
     mode = step.facts.st_mode
     if mode & stat.S_IWOTH:
         return ANYONE
@@ -37,7 +37,7 @@ def writers(step: PathStep, users: UserDatabase) -> Rights | None:
 
 
 def placers(parent: PathStep, child: PathStep, users: UserDatabase) -> Rights | None:
-    """Return the rights common to the users other than both owners who could have placed `child`."""
+    """As `writers`, for the users other than both owners who could have placed `child`."""
     others = writers(parent, users)
     if others is None or not stat.S_ISDIR(child.facts.st_mode):
         return others

@@ -15,7 +15,7 @@ from msgspec import Struct
 NOBODY_ID = 65534  # the user and group nobody
 _LAST_SYSTEM_ID = 999  # groups up to this one are assumed to have no ordinary users
 _USERS_GROUP = 100  # the group that some distributions give to all users
-_KNOWN_SECONDS = 300.0
+_KNOWN_SECONDS = 300.0  # for which an entry is used
 _MOST_KNOWN = 10_000  # cached users
 _WITHOUT_ACL = frozenset((errno.ENODATA, errno.EOPNOTSUPP))
 
@@ -68,7 +68,7 @@ class UserDatabase:
         return rights
 
     def is_shared(self, gid: int, owner: int) -> bool:
-        """Return whether a group can have members other than `owner`. System and private groups cannot."""
+        """Return whether a group may have members other than `owner`; False for system groups."""
         if gid <= _LAST_SYSTEM_ID and gid != _USERS_GROUP:
             return False
         try:

@@ -1,7 +1,7 @@
 """Arrival times of log bytes, for lines without a timestamp.
 
-Each look at a grown file records a *block*: the new size, its time, and the time of the previous look. Neighbours are
-merged so that a block's duration stays roughly proportional to its age.
+Each look at a grown file records a *block*: the new size, the last write, and the time of the previous look. Neighbours
+are merged so that a block's duration stays roughly proportional to its age.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BLOCKS_OF_CHUNK = 256
 MOST_CHUNKS = 400  # per file: a hundred thousand blocks of about 4 bytes
 _MOST_ROWS = 40_000  # about 40 MB
 _MOST_FILES = 100_000  # files in memory: users can create any number
-_STORE_SECONDS = 5.0
+_STORE_SECONDS = 5.0  # between writes to the database
 _KEPT_MILLISECONDS = 40 * 24 * 3600 * 1000  # retention of an idle file's times
 _NEW_SECONDS = 24 * 3600.0  # files not written for so long get no entry
 _STALE_MILLISECONDS = 150_000  # greatest age of what a scan reports of an old file, which it rarely looks at
@@ -98,8 +98,6 @@ class _Chunk(NamedTuple):
 
 
 class FileArrivals:
-    """Arrival times of one file's bytes."""
-
     def __init__(self, chunks: Sequence[_Chunk], last: Sequence[Block], looked_at: int) -> None:
         """`looked_at`: last look, in milliseconds since 1970."""
         self._chunks = list(chunks)
@@ -124,7 +122,7 @@ class FileArrivals:
         return datetime.fromtimestamp(blocks[0].at / 1000, UTC) if blocks else None
 
     def of(self, offset: int, now: datetime) -> Arrival:
-        """Return the arrival of the byte at `offset`. An unrecorded byte arrived up to `now`."""
+        """Return the arrival of the byte at `offset`; of an unrecorded byte, from the last look to `now`."""
         block = self._block(offset)
         if block is None:
             after = datetime.fromtimestamp(self._looked_at / 1000, UTC)
@@ -172,7 +170,7 @@ class _FileState(Struct):
 
 
 class ArrivalIndex:
-    """Arrival times of all files. Thread-safe."""
+    """Thread-safe."""
 
     def __init__(self, journal: AgentDatabase) -> None:
         """Raises JournalUnavailable."""
@@ -189,6 +187,7 @@ class ArrivalIndex:
         self._forgotten: list[FileKey] = []
         self._written_at = float("-inf")
         self._scanned_at = _UNKNOWN  # begin of the last scan, in milliseconds since 1970
+        self._idle: set[FileKey] = set()  # files of the last scan without entry, because not written for so long
 
     def record_look(self, key: FileKey, size: int, written_ns: int, now: datetime) -> None:
         moment = _milliseconds(now)
@@ -196,22 +195,23 @@ class ArrivalIndex:
             self._look(key, size, written_ns // 1_000_000, moment, moment)
 
     def record_scan(self, files: Iterable[FoundFile], began: datetime, ended: datetime) -> None:
-        """Record sizes found between `began` and `ended`."""
         first, last = _milliseconds(began), _milliseconds(ended)
+        idle_files: set[FileKey] = set()
         with self._lock:
             for file in files:
                 key, written = (file.device, file.inode), file.written_ns // 1_000_000
                 idle = last / 1000 - file.written_ns / 1e9
                 if key not in self._files:
                     if idle > _NEW_SECONDS:
+                        idle_files.add(key)
                         continue
-                    # The previous scan did not find this file, so its content is newer.
-                    is_new = _UNKNOWN < self._scanned_at <= written
+                    # If the previous scan did not find this file, its content is newer.
+                    is_new = _UNKNOWN < self._scanned_at <= written and key not in self._idle
                     self._files[key] = _FileState(looked_at=self._scanned_at if is_new else _UNKNOWN)
                 # The scan rarely looks at jobs not written for `OLD_SECONDS`; half of it is a safe bound for one file.
                 looked_at = first if idle < OLD_SECONDS / 2 else first - _STALE_MILLISECONDS
                 self._look(key, file.size, written, looked_at, last)
-            self._scanned_at = first
+            self._scanned_at, self._idle = first, idle_files
             if len(self._files) > _MOST_FILES:
                 self._drop_longest_unseen(self._files)
 
@@ -344,7 +344,7 @@ def _merges(chunks: Sequence[_Chunk]) -> Iterable[tuple[_Chunk, int]]:
     """
     left = list(chunks)
     while len(left) > MOST_CHUNKS:
-        newest = left[-1].at
+        newest = left[-1].at  # of the chunk that may still grow, so it is not merged
         durations = [(second.at - first.began) / (newest - first.began + 1) for first, second in pairwise(left[:-1])]
         number = durations.index(min(durations))
         first, second = left[number], left[number + 1]

@@ -15,9 +15,9 @@ from msgspec import Struct
 
 HALF_LIFE = 60.0  # seconds
 _LEAST_SECONDS = 1e-6  # seconds per turn, so that turns alternate under a stopped clock
-_MOST_REMEMBERED = 20_000
-_HOUR = 3600.0
-_LINE_PERIOD = 10.0  # seconds
+_MOST_REMEMBERED = 20_000  # jobs and users
+_HOUR = 3600.0  # seconds
+_LINE_PERIOD = 10.0  # seconds whose lines a job can save
 _USER_FACTOR = 4  # a user's budget, as a multiple of a job's
 # Share of its budget that a job has even if its user's is used up: a user's jobs cannot silence each other.
 _FREE_SHARE = 0.02
@@ -27,7 +27,7 @@ class BudgetOwner(Struct, frozen=True):
     uid: int | None
     """Owner of the job's directory or file. None for the node's own logs."""
     job: str | None = None
-    """Name from the job's directory, pod or file name."""
+    """Name from the job's directory, pod or file name. None: no job, or all of a user."""
 
 
 NODE_ITSELF = BudgetOwner(None)
@@ -124,7 +124,10 @@ class FairTurns:
 
 
 class HourlyBudget:
-    """Budget of `most` per job and hour, four times as much per user. It refills continuously."""
+    """Budget of `most` per job and hour, four times as much per user, unlimited for the node itself.
+
+    It refills continuously.
+    """
 
     def __init__(self, most: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._most = most
@@ -172,14 +175,12 @@ class HourlyBudget:
 
 
 class SharedLines:
-    """Lines per job and second."""
-
     def __init__(self, per_second: int, monotonic: Callable[[], float] = time.monotonic) -> None:
         # An hourly budget with a faster clock.
         self._budget = HourlyBudget(per_second * _LINE_PERIOD, lambda: monotonic() * _HOUR / _LINE_PERIOD)
 
     def within(self, owner: BudgetOwner, count: int) -> int:
-        """Return how many of `count` lines may be processed."""
+        """Return how many of `count` lines may be processed: all, half, a quarter, and so on."""
         if count == 0 or self._budget.take(owner, count):
             return count
         part = count

@@ -49,7 +49,7 @@ class CutRecord:
             return {kind.value: self._totals[kind] for kind in CutKind}
 
     def cuts(self, node: str = "") -> list[LogCut]:
-        """Return the latest cuts of each kind."""
+        """Return the latest cuts of each kind, of `node`."""
         with self._lock:
             self._forget()
             by_kind: dict[CutKind, list[tuple[BudgetOwner, _Entry]]] = {}

@@ -34,18 +34,13 @@ _PACKED = re.compile(r".+\.(?:gz|xz|bz2|zst|lz4|zip)\Z")
 
 
 class LookPlace(Struct, frozen=True):
-    """A directory to look at."""
-
     path: str
     finder: Finder
     named_by: NamedBy | None = None
 
 
 class DirectoryLook:
-    """One look at a directory and all below it.
-
-    `known`: files followed under any name. Without `owner`, files belong to their users.
-    """
+    """`known`: files followed under any name. Without `owner`, files belong to their users."""
 
     def __init__(
         self,
@@ -65,7 +60,10 @@ class DirectoryLook:
     def listed(
         self, place: LookPlace, units: Mapping[str, ScanUnit] = {}
     ) -> tuple[list[tuple[str, Finder]], list[ListedName], Listing]:
-        """Return directories to enter, with all `units`; other entries; and the listing. Raises OSError, LogRefused."""
+        """Return directories to enter, those of `units` included; other entries; and the listing.
+
+        Raises OSError, LogRefused.
+        """
         deeper: list[tuple[str, Finder]] = []
         files: list[ListedName] = []
         listing = self._files.listing(place.path, self._budget.room, place.named_by)
@@ -80,7 +78,7 @@ class DirectoryLook:
         return deeper, files, listing
 
     def logs_among(self, place: LookPlace, files: Sequence[ListedName], device: int) -> Iterator[FoundFile]:
-        """Yield logs and known files. Raises OSError, LogRefused."""
+        """Yield the logs and known files of `files`. Raises OSError, LogRefused."""
         sources = [entry.name for entry in files if entry.name.startswith(log_layout.SOURCES)]
         if sources and self._sources is not None:
             self._sources.read_metadata(place.path, sources)
@@ -104,7 +102,7 @@ class DirectoryLook:
                     yield file
 
     def walk(self, place: LookPlace) -> Iterator[FoundFile]:
-        """Yield the logs below. Errors are counted."""
+        """Yield logs and known files here and below. Errors go to `count_error`."""
         try:
             deeper, files, listing = self.listed(place)
             yield from self.logs_among(place, files, listing.device)
@@ -117,7 +115,7 @@ class DirectoryLook:
             yield from self.walk(LookPlace(f"{place.path}/{name}", inner, place.named_by))
 
     def named(self) -> Iterator[FoundFile]:
-        """Yield the logs named by the job's sources files, after `walk`."""
+        """Yield files named by the job's sources files, which `walk` has read."""
         directories: dict[tuple[str, NamedBy], dict[str, Origin]] = {}
         for path, origin, named_by in self._sources.named_files() if self._sources is not None else ():
             directory, _, name = path.rpartition("/")
@@ -139,7 +137,7 @@ class DirectoryLook:
     def _file(
         self, place: LookPlace, name: str, facts: FileFacts, origin: Origin | None, names: Collection[str]
     ) -> FoundFile | None:
-        """Return the file, without origin if rotated. None if refused. `names`: the directory's."""
+        """Return the file, without origin if rotated. None if refused. `names`: all of the directory."""
         try:
             check_readable(facts.mode, facts.links)
         except LogRefused as refused:
@@ -158,7 +156,10 @@ def _newest_attempt_first(entry: tuple[str, Finder]) -> int:
 
 
 def is_rotated(name: str, names: Collection[str]) -> bool:
-    """Return whether a file is a rotated log, whose lines were read before: packed, or next to the log."""
+    """Return whether a file is a rotated log, whose lines were read before.
+
+    Its name ends like a packed file's, or like a rotated one's and `names` has the log.
+    """
     if _PACKED.match(name):
         return True
     match = _ROTATED.match(name)

@@ -1,7 +1,7 @@
 """Search for log files below the policy's directories, without following symbolic links.
 
-Each job's directory is scanned as often as its cost allows. Users take turns by used time, and a user's jobs by waiting
-time.
+Each job's directory is scanned as often as its cost allows. Users take turns by used time, a user's small jobs by
+waiting time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from trainmedic_logs.domain.log_cuts import CutKind
 
 PODS = "/var/log/pods"
 _MOST_WAITING = 20.0  # see `FairTurns`: requests to the opener take two to ten times the processor time
-MOST_ENTRIES = 2_000_000  # entries of a policy directory
+MOST_ENTRIES = 2_000_000  # entries directly in a policy directory
 
 
 class Scan(Struct, frozen=True):
@@ -71,8 +71,6 @@ class _Top(Struct):
 
 
 class Discovery:
-    """Scanner of the policy's directories."""
-
     def __init__(
         self,
         policy: LogsPolicy,
@@ -119,7 +117,7 @@ class Discovery:
         *,
         is_asked: bool = False,
     ) -> Scan:
-        """Scan everything once. `known` are files followed under any name.
+        """Scan the due jobs; all, without time limits, if `seconds` is None. `known`: files followed under any name.
 
         It ends after about `seconds`, a small job's scan after `job_seconds` or `SMALL_SECONDS` if longer. For jobs not
         reached, the previous result counts. `is_asked`: a caller waits, so cheap units are scanned early.
@@ -164,9 +162,9 @@ class Discovery:
             top = _Top(path, tuple(newest_of_users(found, MOST_OF_USER, self._known)), units.by_name)
         except (OSError, LogRefused) as error:
             look.count_error(error)
-            units.by_name.clear()
+            units.by_name.clear()  # `FileFollowing` remembers the files for a day
         if budget.is_cut:
-            self._cuts.add(BudgetOwner(None, path), CutKind.ENTRIES)
+            self._cuts.add(BudgetOwner(None, path), CutKind.ENTRIES)  # reported in place of a job
         refused += look.refused
         return top
 
@@ -272,7 +270,8 @@ class Discovery:
         is_cut = budget.is_cut and not is_partial
         if is_cut:
             self._cuts.add(unit.owner, CutKind.ENTRIES)
-        self._cuts.set_count(unit.owner, CutKind.FILES, len(files) + len(named) - 2 * MOST_FOUND)
+        dropped = sum(max(len(found) - MOST_FOUND, 0) for found in (files, named))
+        self._cuts.set_count(unit.owner, CutKind.FILES, dropped)
         unit.files, unit.named = newest(files, MOST_FOUND, self._known), newest(named, MOST_FOUND, self._known)
         unit.changed_ns, unit.looked_at, unit.refused = looked.changed_ns, looked.began, looked.refused
         unit.written_ns = max((looked.changed_ns, *(file.written_ns for file in unit.all_files)))

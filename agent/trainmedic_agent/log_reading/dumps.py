@@ -128,7 +128,7 @@ class DumpReading:
     def _read_in_turn(self, waiting: Mapping[BudgetOwner, Sequence[tuple[str, FoundFile]]]) -> tuple[list[str], bool]:
         """Read some dumps, and refuse those without budget; return the directories of both, and whether more wait.
 
-        All refusals are made at once, because each call ends with a write to the disk.
+        Refusals do not count towards `_AT_ONCE`, because each call ends with a write to the disk.
         """
         directories: list[str] = []
         count = 0
@@ -191,12 +191,13 @@ class DumpReading:
             ranks=ranks,
             count=len(files),
         )
+        # Excerpts have at most `MOST_AROUND` lines on each side of a line, here one in the middle.
         self._findings.report(finding, Excerpt(lines, min(MOST_AROUND, len(lines) - 1)), files[0].owner)
 
 
 def _rank(file: FoundFile) -> int:
     rank = file.origin.rank if file.origin is not None else None
-    return min(rank or 0, LARGEST_RANK - 1)
+    return min(rank or 0, LARGEST_RANK - 1)  # readers of findings refuse larger ones
 
 
 def _attempt(file: FoundFile) -> int | None:

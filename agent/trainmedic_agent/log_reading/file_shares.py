@@ -20,7 +20,7 @@ def shares(
 ) -> FileShares:
     """Choose at most `most` files, and `most_of_job` per job, from users and their jobs in turn.
 
-    Followed files precede others. `wanted` are in order of importance.
+    A job's followed files precede its `wanted` ones, which are in order of importance.
     """
     queues: dict[BudgetOwner, deque[FoundFile | FileKey]] = {}
     for key, owner in followed.items():

@@ -38,11 +38,11 @@ log = logging.getLogger(__name__)
 
 CLOSED_AFTER = 3600.0  # idle seconds
 _DELETED_CLOSED_AFTER = 60.0  # idle seconds until a deleted file is closed, to free its disk space
-ROUND_SECONDS = 0.5
+ROUND_SECONDS = 0.5  # limit of a round of reading
 _SECONDS_PER_BYTE = 4e-7  # rules process about 35,000 lines of 70 bytes per second
 _BUSY_SECONDS = 60.0  # seconds after new data in which a file is polled every round
-_IDLE_POLL_SECONDS = 1.0
-_FORGOTTEN_AFTER = 24 * 3600.0
+_IDLE_POLL_SECONDS = 1.0  # between polls of other files
+_FORGOTTEN_AFTER = 24 * 3600.0  # seconds for which scans miss a known file
 NEW_SECONDS = 24 * 3600.0  # an unknown file is read if written within this time
 FIRST_BYTES = 1024 * 1024  # bytes read from the end of files in the first scan ever; 64 MiB of the kernel's log
 
@@ -101,7 +101,7 @@ def _expected_seconds(turn: _Turn[FollowedT]) -> float:
 class Positions(Protocol):
     """`RuleRunner` or `ShipPositions`."""
 
-    is_first: bool  # True if none was ever stored
+    is_first: bool  # True before the first were stored; for shipping, if none is stored
 
     @property
     def can_take(self) -> bool:
@@ -335,6 +335,7 @@ class FileFollowing(Generic[FollowedT]):
             if found.origin is not None and found.path == known.position.path:
                 origin = found.origin  # the job's details of a rank may be newer than the file
             file = self._open(found, known.position, origin)
+            # Under its old path, the first poll notices another content.
             if found.path == known.position.path or file.look():
                 return file, replace(known, origin=origin)
             file.close()  # a new file with a reused inode

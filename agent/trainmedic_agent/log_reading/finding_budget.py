@@ -11,11 +11,11 @@ from trainmedic_logs.domain.finding import Finding
 from trainmedic_logs.domain.log_cuts import CutKind
 from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
 
-_MOST_REMEMBERED = 20_000
+_MOST_REMEMBERED = 20_000  # IDs of findings
 
 
 class FindingsOfJobs:
-    """Admits new findings within the budget, and updates of admitted ones."""
+    """Admits new findings within the budget, updates of admitted ones, and ends unless refused before."""
 
     def __init__(
         self, most: int, cuts: CutRecord | None = None, monotonic: Callable[[], float] = time.monotonic

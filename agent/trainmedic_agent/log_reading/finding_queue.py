@@ -45,8 +45,7 @@ class FindingQueue:
     def take(self, connection: sqlite3.Connection, most: int, numbered: Callable[[bytes, int], bytes | None]) -> int:
         """Move the next findings to ``log_findings``, numbered.
 
-        `numbered` adds the number to a body, or returns None for an unreadable one, which is deleted. Returns how many
-        were.
+        `numbered` adds the number to a body, or returns None for an unreadable one. Returns how many were unreadable.
         """
         unreadable = 0
         counts = {

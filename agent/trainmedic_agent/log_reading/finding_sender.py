@@ -23,9 +23,9 @@ from trainmedic_logs.domain import finding_codec
 log = logging.getLogger(__name__)
 
 NAME = "log-findings"
-_BATCH = 50
+_BATCH = 50  # updates, at most `MOST_UPDATES` of the link
 _BATCH_BYTES = 256 * 1024
-_IDLE_SECONDS = 1.0
+_IDLE_SECONDS = 1.0  # between looks without a signal
 
 
 class FindingPort(Protocol):

@@ -119,7 +119,7 @@ class FollowedFile:
         return self.file.has_more
 
     def _arrived(self, now: datetime) -> datetime:
-        """Return when the lines read arrived: now, or by the last write while existing content is read."""
+        """Return `now`, or the last write while content from before the start is read."""
         if self._has_caught_up or self.file.written_at <= 0:
             return now
         return min(now, datetime.fromtimestamp(self.file.written_at, UTC))
@@ -176,7 +176,7 @@ def followed_by(
 ) -> Callable[[GrowingFile, KnownFile, float], FollowedFile]:
     """Return a factory of followed files.
 
-    The rules process `max_lines` per second of each file, and per job as `of_jobs` allows.
+    The rules process `max_lines` per second of each file, and per job as `of_jobs` allows; of the kernel's log all.
     """
 
     def follow(file: GrowingFile, known: KnownFile, monotonic: float) -> FollowedFile:

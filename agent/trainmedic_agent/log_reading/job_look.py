@@ -23,12 +23,10 @@ _OLD_PAUSE = 60.0  # seconds between scans of an old job, unless its directory c
 _IDLE_SECONDS = 0.5  # pause without a large job to look at
 _log_limit = LogLimit()
 
-DueUnit = tuple[ScanUnit, int]  # unit, and its directory's last change in nanoseconds since 1970, -1 if gone
+DueUnit = tuple[ScanUnit, int]  # unit, and its directory's last change in ns since 1970, -1 if gone or unreadable
 
 
 class Looked(Struct):
-    """Result of a look."""
-
     unit: ScanUnit
     changed_ns: int  # as in `DueUnit`
     budget: ScanBudget
@@ -72,7 +70,7 @@ def _look(looked: Looked, look: DirectoryLook) -> None:
     unit = looked.unit
     if unit.sources is not None:
         unit.sources.begin_scan()
-    # The newest attempt is scanned first, in case time runs out. Lines are read in the order of attempts.
+    # The newest attempt is scanned first, in case time runs out. Equally old files are read in the order of attempts.
     looked.files = sorted(look.walk(LookPlace(unit.path, unit.finder)), key=_attempt_of)
     looked.named = list(look.named())
     looked.refused = look.refused
@@ -81,8 +79,6 @@ def _look(looked: Looked, look: DirectoryLook) -> None:
 
 
 class LargeLooks:
-    """Looks at large jobs by their own thread."""
-
     def __init__(self, files: NodeFiles, most_entries: int) -> None:
         self._files = files
         self._most_entries = most_entries
@@ -96,7 +92,6 @@ class LargeLooks:
     # --- called by the scanning thread ---
 
     def used_by(self, uid: int | None) -> float:
-        """Return the seconds spent on a user's large jobs, halved every minute."""
         return self._turns.used_by(uid)
 
     def wait_for(
@@ -136,7 +131,7 @@ class LargeLooks:
             looked = look_at(unit, changed_ns, self._files, known, budget, is_stopping)
             with self._lock:
                 self._results.append(looked)
-            return time.thread_time() - used
+            return time.thread_time() - used  # so it uses at most half of a core's time
         return _IDLE_SECONDS
 
 

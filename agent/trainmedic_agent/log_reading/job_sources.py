@@ -1,7 +1,7 @@
 """Sources files of one job's attempts, in which ranks describe themselves.
 
-Any writer of the directory can forge one, so it decides only the rank of a records file, and which further files are
-read within the policy's paths.
+Any writer of the directory can forge one, so it decides only job and ranks of the attempt's logs, and which further
+files are read within the policy's paths.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from trainmedic_agent.log_reading.log_policy import LogsPolicy
 from trainmedic_agent.log_reading.path_patterns import checked_path
 from trainmedic_logs.domain.finding import Origin
 
-_LARGEST = 64 * 1024
+_LARGEST = 64 * 1024  # bytes of a sources file
 _MOST_FILES = 64  # files that a rank may name
-_LONGEST_NAME = 253
+_LONGEST_NAME = 253  # characters of a job's name
 _SOURCES = ("training", "launcher")  # a job cannot forge kernel lines
 
 
@@ -40,8 +40,6 @@ class _RankSources(Struct, frozen=True):
 
 
 class JobSources:
-    """Sources files of a job, by attempt directory."""
-
     def __init__(self, policy: LogsPolicy, node: str, files: NodeFiles = OwnFiles()) -> None:
         self._files = files
         self._allowed = (*policy.roots, *policy.paths)
@@ -54,7 +52,7 @@ class JobSources:
         self._launchers: dict[str, set[str | None]] = {}
 
     def begin_scan(self) -> None:
-        """Start a scan of the job. Forget earlier files unless `register` registers them."""
+        """Start a scan of the job. Forget the contents of files that the last scan did not register."""
         registered = {f"{directory}/{name}" for directory, files in self._attempts.items() for name in files}
         self._read = {path: entry for path, entry in self._read.items() if path in registered}
         self._attempts = {}
@@ -62,15 +60,16 @@ class JobSources:
 
     @property
     def outside(self) -> int:
+        """Number of named files that are not allowed."""
         return sum(entry.outside for entry in self._all())
 
     def read_metadata(self, directory: str, names: Sequence[str]) -> None:
-        """Raises OSError, LogRefused."""
+        """Prepare `register` for files of a directory. Raises OSError, LogRefused."""
         every = self._files.facts(directory, names)
         self._facts = {f"{directory}/{name}": facts for name, facts in zip(names, every, strict=True)}
 
     def register(self, directory: str, name: str) -> None:
-        """Register a sources file of this scan, after `read_metadata`, and read it if it has changed."""
+        """Register a sources file of this scan, and read it if it has changed."""
         path = f"{directory}/{name}"
         facts = self._facts.get(path)
         if facts is None:
@@ -86,11 +85,11 @@ class JobSources:
         """`node` is None if its name is truncated."""
         self._launchers.setdefault(directory, set()).add(node)
 
-    def launchers(self, directory: str) -> Collection[str | None]:
+    def launchers(self, directory: str) -> Collection[str | None]:  # their nodes
         return self._launchers.get(directory, set())
 
     def of_rank(self, attempt: str, rank: int | None) -> Origin | None:
-        """Return the origin of a rank's records, if a sources file of this node has this rank."""
+        """Return a rank's origin, if a sources file of this node has this rank."""
         return next((entry.origin for entry in self._of_attempt(attempt) if entry.rank == rank), None)
 
     def of_local_rank(self, attempt: str, local_rank: int) -> Origin | None:
@@ -133,7 +132,7 @@ class JobSources:
             return None  # incomplete or invalid
 
     def _parsed(self, values: Mapping[str, Any], named_by: NamedBy) -> _RankSources | None:
-        """Return None for another node's. Raises ValueError, KeyError, TypeError."""
+        """Return None for another node's, or without valid job and rank. Raises ValueError, KeyError, TypeError."""
         if values.get("node") != self._node:
             return None
         attempt, rank, local_rank, node_rank = (

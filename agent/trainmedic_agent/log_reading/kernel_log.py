@@ -1,6 +1,6 @@
 """The kernel's log of this boot.
 
-A line's place is its number in ``/dev/kmsg``, or its microseconds since boot in the journal.
+A line's place is its number in ``/dev/kmsg``, or in the journal 16 times its microseconds since boot.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ KMSG = "/dev/kmsg"
 _JOURNALS = ("/run/log/journal", "/var/log/journal")
 _LARGEST_RECORD = 8192  # bytes: printk's CONSOLE_EXT_LOG_MAX
 _MOST_AT_ONCE = 2000  # lines per read
-_JOURNAL_PIECE = 64 * 1024
-_LONGEST_ENTRY = 256 * 1024
-_RESTART_SECONDS = 5.0
+_JOURNAL_PIECE = 64 * 1024  # bytes per read
+_LONGEST_ENTRY = 256 * 1024  # bytes of a journal entry
+_RESTART_SECONDS = 5.0  # between starts of journalctl
 _MAX_CLOCK_ERROR = 2.0  # seconds by which the kernel's time may differ from ours
 _PLACES_PER_MICROSECOND = 16  # so that lines of the same microsecond have different places
 
@@ -100,7 +100,6 @@ class KmsgReader:
 
 
 def _number(record: bytes) -> int | None:
-    """Return a record's number if valid."""
     fields = record.partition(b";")[0].split(b",")
     return int(fields[1]) if len(fields) > 2 and fields[1].isdigit() else None
 
@@ -214,6 +213,7 @@ class KernelStream:
     def place_json(self) -> Mapping[str, Any]:
         oldest = self.stream.oldest_place
         place = {**self.reader.place_json(), "boot": self._origin.generation}
+        # The cursor is after the oldest line, so the journal is read again from its start.
         return place if oldest is None else {**place, "next": oldest, "cursor": ""}
 
     def excerpt(self, place: int) -> Excerpt | None:

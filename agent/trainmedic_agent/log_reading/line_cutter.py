@@ -12,7 +12,7 @@ PlacedLine = tuple[int, bytes]  # offset, and line without line feed
 class LineCutter:
     """Splitter of pieces from `offset` on into lines of at most `longest` bytes.
 
-    `is_skipping`: the next line feed ends a line that was returned already.
+    `is_skipping`: bytes up to the next line feed are dropped; the line was returned cut, or its beginning is missing.
     """
 
     def __init__(self, offset: int = 0, is_skipping: bool = False, longest: int = MOST_KEPT) -> None:
@@ -47,7 +47,6 @@ class LineCutter:
         return lines
 
     def take_unfinished_line(self) -> list[PlacedLine]:
-        """Return the unfinished line, if any, as a line."""
         lines: list[PlacedLine] = []
         if self._begun:
             self._add_line(self._begun, lines)

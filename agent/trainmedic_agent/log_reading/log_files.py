@@ -40,7 +40,7 @@ class FilePosition(Struct, frozen=True):
     """Microseconds since 1970 of discovery or truncation."""
     offset: int = 0
     is_skipping: bool = False
-    """True within a line that was returned cut."""
+    """As in `LineCutter`."""
     head: bytes = b""
     """The file's first bytes, at most 256."""
     tail: bytes = b""
@@ -90,7 +90,7 @@ class ReadSizes(Struct, frozen=True):
 
 
 class GrowingFile:
-    """An open file, read from a position on. Not thread-safe."""
+    """Not thread-safe."""
 
     def __init__(
         self, fd: int, position: FilePosition, *, is_whole: bool = False, sizes: ReadSizes = ReadSizes()

@@ -24,7 +24,7 @@ def families(counters: LogCounters, near: Callable[[], Mapping[str, int]]) -> It
     yield _with(lines, counters.all_lines())
     skipped = CounterMetricFamily(
         "trainmedic_agent_log_lines_skipped",
-        "Lines not processed, because a file had too many.",
+        "Lines not processed, because a file or job had too many.",
         labels=["source"],
     )
     yield _with(skipped, counters.all_lines_left_out())
@@ -36,10 +36,10 @@ def families(counters: LogCounters, near: Callable[[], Mapping[str, int]]) -> It
         labels=["rule"],
     )
     yield _with(nearly, near())
-    yield from _alone(counters)
+    yield from _without_labels(counters)
 
 
-def _alone(counters: LogCounters) -> Iterator[Metric]:
+def _without_labels(counters: LogCounters) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "trainmedic_agent_log_takes_rights",
         "1 if files are opened with their users' rights, 0 if file modes are compared.",

@@ -50,7 +50,7 @@ class LogsPolicy(Struct, frozen=True):
     roots: tuple[str, ...] = ()
     """Log directories in the layout of the SDK and ``trainmedic-run``."""
     paths: tuple[str, ...] = ()
-    """Directories of files that a job may name."""
+    """Directories, besides `roots`, of files that a job may name."""
     files: tuple[FilesOfSource, ...] = ()
     slurm: tuple[PathPattern, ...] = ()  # output files of Slurm's jobs
     pods: tuple[str, ...] = ()

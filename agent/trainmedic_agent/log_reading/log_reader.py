@@ -37,14 +37,14 @@ from trainmedic_logs.domain.finding import Origin
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.25
+POLL_SECONDS = 0.25  # between polls of files
 SCAN_SECONDS = 1.0  # pause between scans
 BEHIND_SECONDS = 0.1  # the same, if the last scan left small jobs out
 TURN_SECONDS = 0.5  # limit of a scan
-HUNG_SECONDS = 30.0
+HUNG_SECONDS = 30.0  # age at which a round counts as hung
 _HUNG = "reading log files has not ended for {:g} s: a file system, or the process that opens files, does not respond"
 _FILE_LOOPS = ("log-files", "log-scan", "log-large-jobs")
-_PAUSE_AFTER_ERROR = 1.0
+_PAUSE_AFTER_ERROR = 1.0  # seconds
 _KERNEL_WAIT = 0.5  # longest wait for kernel lines
 
 
@@ -60,8 +60,6 @@ class ShipsLines(Protocol):
 
 
 class LogReader:
-    """Threads that scan for logs, follow them, apply the rules and send findings."""
-
     def __init__(
         self,
         context: ReadingContext,
@@ -94,7 +92,7 @@ class LogReader:
         of_jobs = FindingsOfJobs(policy.max_job_findings, cuts)
         self.runner = RuleRunner(self._store, gpu_of, self.counters, context.now, of_jobs=of_jobs)
         self.rules = RulesInForce(self._store, self.runner)
-        self._kept = self._store.positions()  # an earlier process's
+        self._kept = self._store.positions()  # an earlier process's, or the kernel's log's before an error
         self._way = kernel_log.choose_reading(policy.kernel, kmsg) if policy.kernel is not None else None
         kernel_file = policy.kernel.path if policy.kernel and self._way is KernelReading.FILE else None
         self.scans = SharedScan()
@@ -137,7 +135,7 @@ class LogReader:
             self._shipping.start()
 
     def stop(self, timeout: float) -> None:
-        """Stop. Unsent findings are sent after the next start."""
+        """Stop. Findings that cannot be sent in time are sent after the next start."""
         deadline = time.monotonic() + timeout
         self._stopping.set()
         self.scans.stop()

@@ -53,7 +53,7 @@ _INSTANCE, _LOST, _TRACKER, _RULES = "instance", "lost", "tracker", "rules"  # n
 class NodeBoot(Struct, frozen=True):
     node: str
     boot: str  # the kernel's boot ID
-    booted_at: datetime | None
+    booted_at: datetime | None  # None if unknown
 
 
 class OutgoingFinding(Struct, frozen=True):
@@ -63,7 +63,7 @@ class OutgoingFinding(Struct, frozen=True):
 
 
 class LogStore:
-    """Thread-safe; every method raises JournalUnavailable."""
+    """Thread-safe; methods that use the database raise JournalUnavailable."""
 
     def __init__(self, journal: AgentDatabase, boot: NodeBoot, counters: LogCounters) -> None:
         journal.install("log_reading", [_TABLES])
@@ -103,7 +103,7 @@ class LogStore:
         outgoing: Sequence[OutgoingFinding],
         now: datetime,
     ) -> None:
-        """Store everything in one transaction; drop the oldest findings if there are too many.
+        """Store everything in one transaction; drop findings beyond `MOST_WAITING_BYTES`.
 
         A stream with the position None is forgotten.
         """

@@ -20,7 +20,7 @@ PLACES = ("job", "node", *NUMBERS)
 _PLACE = re.compile(r"\{([a-z_]*)\}")
 _NEEDS_LISTING = re.compile(r"[*?\[{]")
 _ENDS = re.compile(r"\\[Zz]\Z")  # end of a regular expression from `fnmatch.translate`
-_LONGEST = 1024
+_LONGEST = 1024  # characters
 _NOT_FOR_LOGS = ("/dev", "/proc", "/sys")
 
 

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any
 
 from msgspec.structs import replace
@@ -23,10 +24,10 @@ from trainmedic_logs.domain.finding import MOST_AROUND, Excerpt, Origin
 DIRECTORIES = ("/sys/fs/pstore", "/var/lib/systemd/pstore")
 _RECORD = re.compile(r"(?:dmesg|console)[A-Za-z0-9._-]{0,200}\Z")
 _PACKED = re.compile(r".+\.(?:z|enc\.z|gz)\Z")
-_LARGEST = 1024 * 1024
-_MOST_RECORDS = 64
+_LARGEST = 1024 * 1024  # bytes read of a record
+_MOST_RECORDS = 64  # the newest: systemd archives records without limit
 _DEEPEST = 2  # directories below the given ones
-_MOST_ENTRIES = 10_000
+_MOST_ENTRIES = 10_000  # entries read of a directory
 KEY = "pstore"  # key of the stored position, which lists the records read
 
 
@@ -58,7 +59,7 @@ def read_records(
     """Process unread records; return their number. `kept`: the stored state."""
     read = [str(name) for name in kept.get("read", ())]
     count = 0
-    for path, written_at in list(_records(tops, files))[:_MOST_RECORDS]:
+    for path, written_at in sorted(_records(tops, files), key=itemgetter(1))[-_MOST_RECORDS:]:
         name = f"{path} {written_at:.3f}"
         if name in read:
             continue

@@ -11,7 +11,7 @@ from trainmedic_agent.database import AgentDatabase
 
 @dataclass(frozen=True, slots=True)
 class ReadingContext:
-    """Shared state of log reading. ``database`` is the reader's, not the agent's journal."""
+    """``database`` is the reader's, not the agent's journal."""
 
     node: str
     database: AgentDatabase

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 EXCERPT_SECONDS = 3.0  # seconds for the lines after a finding
 _COMMIT_SECONDS = 5.0  # interval of commits without a finding
 _OVERDUE_SECONDS = 0.25  # longest wait of a finding while a round of reading lasts
-_TICK_SECONDS = 0.5
+_TICK_SECONDS = 0.5  # interval of `FindingTracker.tick`
 _MOST_UNWRITTEN = 2000  # findings in memory at which reading pauses
 _MOST_HELD = 32  # excerpts of findings that are not reported yet
 
@@ -87,7 +87,7 @@ class RuleRunner:
         return self._tracker is not None and len(self._outgoing) < _MOST_UNWRITTEN
 
     def use(self, rule_set: RuleSet) -> None:
-        """Raises ValueError or TrainmedicError if the rules cannot be compiled."""
+        """Raises ValueError, TrainmedicError if the rules cannot be compiled or the database is unavailable."""
         with self._lock:
             if self._tracker is None:
                 tracker = FindingTracker(rule_set, self._gpu_of)
@@ -147,7 +147,7 @@ class RuleRunner:
         return self._store.positions()
 
     def add_excerpts(self, source: ReadStream) -> None:
-        """Add due excerpts. Raises OSError."""
+        """Raises OSError."""
         now = self._monotonic()
         due = [each for each in source.stream.excerpts if each.due <= now]
         if not due:
@@ -170,7 +170,7 @@ class RuleRunner:
             self.store_due()
 
     def store_due(self, *, is_last: bool = False) -> None:
-        """Store findings now, positions at intervals. Failures are retried."""
+        """Store findings and new streams' positions now, other positions at intervals. Failures are retried."""
         now = self._monotonic()
         with self._lock:
             if self._tracker is None:
@@ -200,7 +200,7 @@ class RuleRunner:
             self.has_findings.set()
 
     def near_misses(self) -> Mapping[str, int]:
-        """Return how many lines had a rule's literal but did not match, by rule."""
+        """Return numbers of lines with a rule's literal but no match, by rule."""
         with self._lock:
             return dict(self._tracker.lines_near) if self._tracker is not None else {}
 

@@ -24,7 +24,7 @@ class RulesInForce:
         self._refused = ""  # why the last rules were rejected
 
     def restore(self) -> None:
-        """Activate the rules on disk, if any. Raises JournalUnavailable."""
+        """Raises JournalUnavailable."""
         try:
             kept = self._store.rules()
             if kept is not None and self._use(kept[1]):
@@ -33,7 +33,7 @@ class RulesInForce:
             log.error("cannot read log rules on disk", extra={"reason": str(error)})
 
     def take(self, at: datetime, raw: bytes) -> None:
-        """Activate and store verified rules, unless they are older or cannot be compiled."""
+        """Activate and store verified rules, unless they are unchanged, older, or cannot be compiled."""
         if self._active is not None and (raw == self._active[1] or at < self._active[0]):
             return
         if self._use(raw):

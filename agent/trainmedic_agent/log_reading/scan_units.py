@@ -26,16 +26,16 @@ from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_cuts import CutKind
 
 SMALL_SECONDS = 0.5  # limit of a look at a small unit
-SMALL_ENTRIES = 2_000
+SMALL_ENTRIES = 2_000  # entries of a small unit
 LARGE_SECONDS = 3.0  # limit of a look at a large unit
 CHEAP_SECONDS = 0.02  # quicker looks are repeated early for a waiting caller
 USER_SECONDS = 5.0  # time, halved every minute, for a user's large units: about a seventeenth of the time
-MOST_DUE = 2_000  # units per user and scan, longest due first
-MOST_JOBS = 10_000  # units per user and directory, most recently changed
-MOST_FOUND = 2_000  # files per job, most recently written
+MOST_DUE = 2_000  # units per user, directory and scan, longest due first
+MOST_JOBS = 10_000  # units per user and directory, of new ones the most recently changed
+MOST_FOUND = 2_000  # files in a job's directory, and named by it, most recently written
 MOST_OF_USER = 10_000  # files per user
 _PAUSE_PER_COST = 50  # so a job's scans take at most a fiftieth of the time
-_LEAST_PAUSE = 1.0
+_LEAST_PAUSE = 1.0  # seconds between looks at a unit
 _UNITS_PER_SECOND = 1000  # most looks per second at all units together
 _QUIET_SECONDS = 60.0  # a unit without a write for this long waits twice as long
 
@@ -67,6 +67,7 @@ class ScanBudget:
 
     @property
     def is_cut(self) -> bool:
+        """True if there are `most` entries or more."""
         return self._left <= 0
 
     @property
@@ -75,7 +76,7 @@ class ScanBudget:
 
     @property
     def room(self) -> int:
-        """Entries that may be listed, one less, to notice that a directory has more."""
+        """Entries that may be listed: one less than are left, so that a directory's further entry shows."""
         return max(self._left - 1, 0)
 
     def take_entries(self, count: int) -> None:
@@ -108,7 +109,7 @@ class ScanUnit(Struct):
     changed_ns: int = -1
     """Directory's last change, in nanoseconds since 1970; -1 before the first look."""
     looked_at: float = float("-inf")
-    """Monotonic time of the last search."""
+    """Monotonic time at which the last search began."""
     written_ns: int = 0
     """Last known write, in nanoseconds since 1970."""
     costs: tuple[float, float, float] = (0.0, 0.0, 0.0)

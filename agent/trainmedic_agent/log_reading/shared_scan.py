@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from trainmedic_agent.log_reading.discovery import Scan
 from trainmedic_agent.log_reading.scan_units import FileKey
 
-_STOP_CHECK_SECONDS = 0.1
+_STOP_CHECK_SECONDS = 0.1  # between looks whether to stop
 
 
 class SharedScan:
@@ -56,7 +56,7 @@ class SharedScan:
         seconds: float | None = None,
         job_seconds: float = 0.0,
     ) -> Scan:
-        """Return a scan that began after this call; after `seconds` the last one marked as stale."""
+        """Return a scan that began after this call; after `seconds` or a stop the last one, marked as stale."""
         until = None if seconds is None else time.monotonic() + seconds
         with self._changed:
             begun, self._is_wanted = self._begun, True

@@ -1,6 +1,6 @@
 """Assembly of a stream's lines into blocks, each processed once, also across restarts.
 
-An unfinished block is read again after a restart; the rules have seen its other lines.
+An unfinished block is read again after a restart; the rules have seen the lines around it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PendingExcerpt(Struct, frozen=True):
     finding_id: str
     place: int
     update: str
-    """Encoded; empty if reported only once it has lasted."""
+    """The finding, encoded; empty if it is reported only once it has lasted."""
     due: float = 0.0
     """Monotonic time; 0 after a restart."""
 

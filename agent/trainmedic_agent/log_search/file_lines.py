@@ -56,14 +56,14 @@ def _statx() -> ctypes._NamedFuncPointer | None:
     return function
 
 
-PIECE = 256 * 1024
+PIECE = 256 * 1024  # bytes per read
 UNTIMED_BYTES = 1024 * 1024  # bytes searched at the end of files without times
 _BISECTED_BYTES = 256 * 1024  # bytes at which a bisection ends
 _MANY_BYTES = 4 * 1024 * 1024  # bytes from which on lines that arrived in time are checked for old timestamps
 _BYTES_BEFORE = 64 * 1024  # bytes read before the first match, for the time of an earlier line
 _PROBE = 64 * 1024  # bytes of a probe for a time
-_PROBES = 4
-_MARKED_BYTES = 64
+_PROBES = 4  # most probes for one time
+_MARKED_BYTES = 64  # bytes before a place, whose checksum is its mark
 _QUIET_SECONDS = 10.0  # after this, a last line without line feed is complete
 
 
@@ -78,7 +78,7 @@ class FileLines(WantedLines):
         zone: tzinfo | None = None,
         open_log: OpenLog = OwnFiles().open,
     ) -> None:
-        """Open the file without reading. Raises OSError, LogRefused."""
+        """Open the file. If arrivals are known, read its end, to learn its zone. Raises OSError, LogRefused."""
         self._fd = open_log(path)
         facts = os.fstat(self._fd)
         self._size = facts.st_size
@@ -194,7 +194,7 @@ class FileLines(WantedLines):
         return FilePlace(low, low > 0, BEGINNING)
 
     def _skip_old(self, low: int, since: datetime) -> int:
-        """Return a place before which all lines state times before `since`: copied files arrive late."""
+        """Return a place before which ordered lines state times before `since`: copied files arrive late."""
         high = self._size
         while high - low > _BISECTED_BYTES:
             middle = (low + high) // 2
@@ -205,7 +205,10 @@ class FileLines(WantedLines):
         return low
 
     def _time_at(self, offset: int, before: int, *, is_latest: bool = False) -> datetime | None:
-        """Return the first time from `offset` on, or the latest in its piece, if near."""
+        """Return the first time from `offset` on, with `is_latest` the latest in the same piece.
+
+        None if none is within `_PROBES` pieces or before `before`.
+        """
         for _ in range(_PROBES):
             offset = self._next_data(offset)
             if offset >= before:

@@ -13,12 +13,12 @@ from trainmedic_agent.log_search.wanted_lines import FilePlace, ReadBudget, Want
 from trainmedic_logs.domain.finding import Origin
 
 KERNEL = "kernel"
-_WAIT_SECONDS = 0.5
+_WAIT_SECONDS = 0.5  # wait for the journal's next lines
 _MOST_KERNEL_LINES = 200_000  # with more, no wait for further ones
 
 
 class KernelLines(WantedLines):
-    """Lines of this boot; a place is a line's number."""
+    """Lines of this boot, with the places of `kernel_log`."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ _ZONE_STEP = timedelta(minutes=15)
 # Arrival after and before the line's own time, when a zone is detected.
 _LATE, _EARLY = timedelta(seconds=60), timedelta(seconds=5)
 _MOST_STEPS = 14 * 4  # zones are at most 14 hours from UTC
-_LEAST_VOTES = 3
+_LEAST_VOTES = 3  # lines that must agree on a zone
 
 
 class LineTime(NamedTuple):
@@ -35,14 +35,12 @@ class LineTime(NamedTuple):
     earliest: datetime | None = None
     """Lower bound; None if unknown."""
     error: float | None = None
-    """Seconds between `at` and the farther bound."""
+    """Seconds between `at` and the farther bound. None if stated or unknown."""
     is_vague: bool = False
-    """True if the bounds are too far apart."""
+    """True if only an interval of arrival over 2 s is known."""
 
 
 class LineClock:
-    """Clock of one file's lines, in order."""
-
     def __init__(
         self,
         written_at: datetime,
@@ -118,6 +116,7 @@ class LineClock:
         return at, known_by
 
     def time_stated(self, at: datetime, known_by: TimeKnownBy) -> LineTime:
+        """Return the next line's time, which `stated_at` has returned."""
         self.goes_back = self.goes_back or at < self.latest - SLACK
         self.latest = max(self.latest, at)
         self.before = at

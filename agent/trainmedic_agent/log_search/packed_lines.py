@@ -17,8 +17,8 @@ from trainmedic_logs.domain import file_times
 from trainmedic_logs.domain.finding import Origin
 
 MOST_UNPACKED = 128 * 1024 * 1024  # uncompressed bytes of a file that are searched
-_PIECE = 256 * 1024
-_READ = 64 * 1024
+_PIECE = 256 * 1024  # uncompressed bytes at a time
+_READ = 64 * 1024  # compressed bytes per read
 _GZIP = 31  # zlib's `wbits` for gzip
 
 

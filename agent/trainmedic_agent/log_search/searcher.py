@@ -39,13 +39,13 @@ log = logging.getLogger(__name__)
 MOST_FILES = 256
 MOST_LINES = 5000
 MOST_TEXT = 512 * 1024  # characters
-MOST_READ = 64 * 1024 * 1024
-MOST_SECONDS = 4.0
-SCAN_SECONDS = 4.0
-_JOB_SECONDS = 2.0
-OPEN_SECONDS = 4.0
+MOST_READ = 64 * 1024 * 1024  # bytes
+MOST_SECONDS = 4.0  # for reading
+SCAN_SECONDS = 4.0  # for finding files
+_JOB_SECONDS = 2.0  # for finding those of a small job
+OPEN_SECONDS = 4.0  # for opening files
 LISTING_SECONDS = 4.0  # for directories with rotated logs
-_SCAN_VALID_SECONDS = 5.0
+_SCAN_VALID_SECONDS = 5.0  # for which a scan is used
 
 Places = Mapping[str, FilePlace]  # by device and inode; `KERNEL` for the kernel's log
 
@@ -79,7 +79,7 @@ class FileScanner(Protocol):
 
 
 class LogSearcher:
-    """Search in the policy's logs. Not thread-safe."""
+    """Not thread-safe."""
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ class LogSearcher:
         return files[:MOST_FILES]
 
     def _written_since(self, files: Sequence[LogFileFound], since: float) -> set[str]:
-        """Return the paths of files written since then, looking again."""
+        """Return the paths of files written since then, in Unix time, looking again."""
         written = {file.path for file in files if file.written_at >= since}
         others: dict[tuple[str, NamedBy | None], list[str]] = {}
         for file in files:
@@ -256,9 +256,9 @@ class LogSearcher:
         budget: ReadBudget,
         stack: ExitStack,
         rotations: Rotations,
-        late: list[str],
+        unopened: list[str],
     ) -> Iterable[WantedLines]:
-        """`late`: notes on what is not opened in time."""
+        """`unopened`: takes a note on what is not opened in time."""
         until = time.monotonic() + OPEN_SECONDS
         # The launcher's log repeats lines of ranks that have their own files, in torchrun's folder ``ranks-<node>``.
         own_files = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.path}
@@ -267,7 +267,7 @@ class LogSearcher:
             if budget.is_stopped:
                 return
             if number and time.monotonic() > until:
-                late.append(
+                unopened.append(
                     f"{len(files) - number} files on {self._node} are not searched: opening them takes too long"
                 )
                 return
@@ -314,7 +314,7 @@ class LogSearcher:
 
 
 def _with_node_ranks(files: Sequence[LogFileFound]) -> list[LogFileFound]:
-    """Complete node ranks that all other files of the attempt share."""
+    """Complete node ranks if the attempt's other files state only one."""
     stated: dict[tuple[str | None, int | None], set[int]] = {}
     for file in files:
         if file.origin.node_rank is not None and file.origin.job is not None:
@@ -350,7 +350,7 @@ def _begin(lines: FileLines | PackedLines, places: Places, own_places: Sequence[
 
 
 def _merge(files: Sequence[WantedLines], most: int) -> tuple[list[FoundLine], bool]:
-    """Return the next lines by time, and whether lines are left."""
+    """Return the next lines by time, and whether lines that were read are left."""
     heads: list[tuple[datetime, int, FoundLine]] = []
     latest: dict[int, datetime] = {}
 

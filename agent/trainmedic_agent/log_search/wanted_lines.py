@@ -56,7 +56,7 @@ class ReadBudget:
 
 class FilePlace(NamedTuple):
     offset: int = 0
-    is_skipping: bool = False  # True within a line that was returned cut
+    is_skipping: bool = False  # as in `LineCutter`
     at: datetime = BEGINNING
     """Time of the last timed line before it."""
     mark: int = 0
@@ -64,8 +64,6 @@ class FilePlace(NamedTuple):
 
 
 class WantedLines(ABC):
-    """A stream's matching lines, in order."""
-
     def __init__(self, key: str, origin: Origin, line_filter: LineFilter, clock: LineClock, budget: ReadBudget) -> None:
         self.key = key  # in `Places`
         self._budget = budget
@@ -105,6 +103,7 @@ class WantedLines(ABC):
 
     @property
     def left_out(self) -> dict[str, LeftOut]:
+        """Excluded lines, by the requested attribute that is unknown."""
         since = {TIME: self._left_out_since}
         return {name: LeftOut(0, count, since.get(name)) for name, count in self._left_out.items()}
 

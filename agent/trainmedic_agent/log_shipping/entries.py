@@ -26,7 +26,7 @@ _SAME_TIME = timedelta(seconds=2)  # a line without a timestamp gets that of a l
 _NEAR_ARRIVAL = timedelta(minutes=15)  # a time without a zone counts, in the node's zone, this close to the arrival
 # Nanoseconds: each file adds its own offset below this, so that equal lines of ranks do not collide.
 _FILE_OFFSETS = 500
-_MILLISECOND = 1_000_000
+_MILLISECOND = 1_000_000  # in nanoseconds
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 _MOST_ARRIVALS = 600  # per file
 
@@ -53,8 +53,6 @@ class StoreEntry(Struct, frozen=True):
 
 
 class EntryMaker:
-    """Maker of one file's entries, in order."""
-
     def __init__(self, origin: Origin, booted_at: datetime, oldest: timedelta, last: int = 0) -> None:
         """`last`: an earlier process's last entry, in nanoseconds."""
         self.skips_ranks = False  # True if the ranks have their own files
@@ -138,8 +136,6 @@ def _stated(line: ParsedLine, arrived: datetime) -> tuple[datetime | None, TimeK
 
 
 class Arrivals:
-    """Recent arrival times of a file's bytes."""
-
     def __init__(self) -> None:
         self._sizes: list[int] = []
         self._times: list[datetime] = []

@@ -28,7 +28,7 @@ class ShippedSource(Protocol):
 
 
 class ShipPositions:
-    """Positions stored by `store`. Not thread-safe."""
+    """Not thread-safe."""
 
     can_take = True  # without rules, too
 

@@ -71,6 +71,7 @@ class ShippedFile:
 
     @property
     def behind(self) -> int:
+        """Bytes that the store lacks."""
         oldest = self._oldest_place()
         return max(self.file.size - (self.file.offset if oldest is None else oldest), 0)
 
@@ -157,7 +158,8 @@ class ShippedFile:
         """Return where the store's lines end, since the last truncation. None if it has all lines read."""
         unsent = chain(self._unsent, filter(None, [self._head]))
         places = (entry.place for entry in unsent if entry.turn == self._turn)
-        key_places = filter(None, [self.maker.key_place if self._is_key_here else None])
+        key_place = self.maker.key_place if self._is_key_here else None
+        key_places = () if key_place is None else (key_place,)
         waiting = (place for turn, (place, _) in self._raw if turn == self._turn)
         return next(chain(places, key_places, waiting), None)
 
@@ -170,7 +172,7 @@ class ShippedFile:
         self._raw.extend((self._turn, line) for line in placed)
 
     def _restart(self, now: datetime) -> None:
-        """Handle truncation: unread lines are lost."""
+        """Unread lines are lost."""
         self._counters.add_lost_bytes(LostReason.TRUNCATED, self.file.size - self.file.offset)
         self._keep(self.file.take_unfinished_line())
         self._turn, self._is_key_here = self._turn + 1, False

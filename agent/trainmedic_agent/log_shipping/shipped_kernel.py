@@ -18,7 +18,7 @@ _LIVE_SECONDS = 3.0  # lines read so soon after the last complete read are new
 
 
 class ShippedKernel:
-    """Lines of one boot. Not thread-safe."""
+    """Not thread-safe."""
 
     key = KEY
 

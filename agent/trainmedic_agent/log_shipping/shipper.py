@@ -39,16 +39,16 @@ from trainmedic_logs.domain.finding import Origin
 
 log = logging.getLogger(__name__)
 
-BATCH_SECONDS = 1.0
+BATCH_SECONDS = 1.0  # between batches without backlog
 MOST_BYTES = 1024 * 1024  # bytes per push, uncompressed
-_LEAST_BYTES = 16 * 1024
+_LEAST_BYTES = 16 * 1024  # of a push after rate limits
 MOST_JOBS = 100  # per hour, because each adds labels to the store's index
-_JOB_SECONDS = 3600.0
-_STORE_SECONDS = 2.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+_JOB_SECONDS = 3600.0  # for which a job counts
+_STORE_SECONDS = 2.0  # between writes of positions
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds between failing pushes
 _MOST_REFUSALS = 25  # bisecting a full batch needs half as many
-_KERNEL_RETRY_SECONDS = 60.0
-_PAUSE_AFTER_ERROR = 1.0
+_KERNEL_RETRY_SECONDS = 60.0  # between attempts to open the kernel's log
+_PAUSE_AFTER_ERROR = 1.0  # seconds
 _NUMBER = re.compile(r"\S*\d\S*")  # counts, times and IDs, which differ in each answer
 
 Source = ShippedFile | ShippedKernel
@@ -183,7 +183,6 @@ class LogShipping:
         self._kernel.poll(self._context.now())
 
     def _next_batch(self, now: float) -> deque[tuple[Source, StoreEntry]]:
-        """Take the oldest entries of all sources."""
         files = self._following.followed
         # The launcher's log repeats lines of ranks that have their own files, in torchrun's folder ``ranks-<node>``.
         own = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.origin.stream}
@@ -243,7 +242,7 @@ class LogShipping:
         return 0.0 if self._batch or self._has_more else BATCH_SECONDS
 
     def _handle_answer(self, answer: Answer, entries: Sequence[StoreEntry]) -> bool:
-        """Return True if the entries are done: accepted or permanently refused. Otherwise schedule a retry."""
+        """Return True if the entries are done: accepted or permanently refused. Otherwise prepare the next attempt."""
         if answer.outcome is Outcome.TAKEN:
             self._recovered()
             return True
@@ -290,7 +289,7 @@ class LogShipping:
     def _failed(self, answer: Answer) -> None:
         self.counters.add_failure(answer.reason)
         problem = f"{answer.reason}: {answer.text}"
-        # A timeout must not hide a later reason.
+        # Log each new reason, also soon after another, but not each answer.
         if _NUMBER.sub("", problem) != _NUMBER.sub("", self.counters.problem):
             log.warning("log store accepts no lines; retrying", extra={"answer": answer.text})
         self.counters.problem = problem

@@ -1,4 +1,4 @@
-"""Credentials for the log store, in files closed to the reader's user."""
+"""Credentials for the log store, which the agent reads: their files are closed to the reader's user."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from msgspec import Struct
 from trainmedic_agent.log_shipping.ship_policy import ShipPolicy
 from trainmedic_core.setting_sources import unreadable_file
 
-_LARGEST_FILE = 1024 * 1024
-_LONGEST_PROBLEM = 300
+_LARGEST_FILE = 1024 * 1024  # characters
+_LONGEST_PROBLEM = 300  # characters
 
 
 class StoreAccess(Struct, frozen=True, tag="store"):
@@ -33,7 +33,7 @@ def read_access(ship: ShipPolicy, token: str | None) -> StoreAccess:
 
 
 def _text_of(member: str, path: str) -> str:
-    """Raises ValueError with member, path and reason."""
+    """Raises ValueError."""
     try:
         with Path(path).open(encoding="utf-8") as file:
             return file.read(_LARGEST_FILE)

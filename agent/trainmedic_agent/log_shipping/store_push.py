@@ -24,11 +24,11 @@ from trainmedic_agent.log_shipping.ship_policy import ShipPolicy, StoreKind
 from trainmedic_agent.log_shipping.store_access import StoreAccess
 
 _PATHS = {StoreKind.LOKI: "/loki/api/v1/push", StoreKind.VICTORIALOGS: "/insert/loki/api/v1/push"}
-_TIMEOUT = 10.0
-_LONGEST_ANSWER = 64 * 1024
-_LONGEST_TEXT = 300
-_COMPRESSION = 3
-_MOST_RETRY_AFTER = 300.0
+_TIMEOUT = 10.0  # seconds
+_LONGEST_ANSWER = 64 * 1024  # bytes
+_LONGEST_TEXT = 300  # characters
+_COMPRESSION = 3  # gzip's level, for speed
+_MOST_RETRY_AFTER = 300.0  # seconds
 _LINE_ERRORS = (
     ("timestamp too old", LostReason.TOO_OLD),
     ("timestamp too new", LostReason.TOO_NEW),
@@ -52,7 +52,7 @@ class Outcome(StrEnum):
 class Answer(Struct, frozen=True):
     outcome: Outcome
     reason: str = ""
-    """``unavailable``, ``rate_limited``, ``unauthorized``, ``not_found`` or ``refused``."""
+    """``unavailable``, ``rate_limited``, ``unauthorized``, ``not_found``, ``refused`` or ``too_large``."""
     text: str = ""
     lost: Mapping[LostReason, int] = field(default_factory=dict)  # lines that the store rejected among TAKEN ones
     retry_after: float | None = None
@@ -153,10 +153,10 @@ def body_of(entries: Sequence[StoreEntry]) -> bytes:
 
 
 def answer_of(status: int, text: str, count: int, retry_after: str | None = None) -> Answer:
-    text = f"{status} {text}"[:_LONGEST_TEXT]
+    full_text, text = text, f"{status} {text}"[:_LONGEST_TEXT]
     if 200 <= status < 300:
         return Answer(Outcome.TAKEN)
-    if status in (400, 422) and (lost := lost_lines(text, count)):
+    if status in (400, 422) and (lost := lost_lines(full_text, count)):
         return Answer(Outcome.TAKEN, "refused", text, lost)
     if status in (400, 422):
         return Answer(Outcome.REFUSED, "refused", text)

@@ -15,8 +15,6 @@ T = TypeVar("T")
 
 
 class GpuInfo(Struct, frozen=True):
-    """Identity of a GPU."""
-
     index: int  # from 0; may change when the driver is reloaded
     uuid: str  # the driver's ``GPU-…``, constant
     name: str  # model
@@ -62,8 +60,8 @@ class RemappedRows(Struct, frozen=True):
 class GpuReading(Struct, frozen=True):
     """Readings of a GPU at one moment, None if unsupported."""
 
-    utilization_percent: float | None = None  # of the time, in which a kernel ran
-    memory_utilization_percent: float | None = None  # of the time, in which memory was accessed
+    utilization_percent: float | None = None  # share of the time in which a kernel ran
+    memory_utilization_percent: float | None = None  # share of the time in which memory was accessed
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None
     temperature_celsius: float | None = None
@@ -147,7 +145,7 @@ class Gpus(Protocol):
         """Return the GPU by UUID (any case, with or without ``GPU-``), PCI address (domain of four or eight digits) or
         index.
 
-        Raises GpuAbsent, NotSupported for a MIG instance.
+        Raises GpuAbsent, GpuLost if it was here before, NotSupported for a MIG instance.
         """
         ...
 
@@ -162,7 +160,7 @@ class Gpus(Protocol):
         ...
 
     def read(self, uuid: str) -> GpuReading:
-        """Raises GpuLost, GpuAbsent or DriverAbsent without any reading."""
+        """Raises GpuLost, GpuAbsent, DriverAbsent or GpuStuck without any reading."""
         ...
 
     def links(self, uuid: str) -> GpuLinks:
@@ -170,8 +168,9 @@ class Gpus(Protocol):
         ...
 
     def while_closed(self, uuid: str, act: Callable[[], T]) -> T:
-        """Call `act`, which resets the GPU, with the driver closed. Other calls raise DriverAbsent. Raises GpuFailure,
-        without `act`, if a call does not return.
+        """Call `act`, which resets the GPU, with the driver closed. Other calls raise DriverAbsent.
+
+        Raises GpuFailure, without `act`, if a call does not return or during another reset.
         """
         ...
 

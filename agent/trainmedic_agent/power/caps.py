@@ -79,9 +79,7 @@ class PowerBaseline(Struct, frozen=True):
 
 
 class GpuPowerState(Struct, frozen=True):
-    """The agent's record of a GPU's power.
-
-    - ``baseline``: None while the agent does not control the limit
+    """- ``baseline``: None while the agent does not control the limit
     - ``caps``: active ones, and the last ended ones
     """
 

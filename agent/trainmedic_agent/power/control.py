@@ -86,7 +86,7 @@ class PowerControl:
     def set_again(self, cap_id: str, until: float) -> Outcomes:
         """Reapply an expired cap on all its GPUs, or on none if one fails.
 
-        The limit follows from the original request and the current bounds.
+        The limit follows from the original request and the current bounds. Raises JournalUnavailable.
         """
         uuids = [uuid for uuid, state in self.ledger.all().items() if state.has_expired(cap_id)]
         requested = {uuid: cap.requested_mw for uuid in uuids if (cap := self.ledger.of(uuid).cap(cap_id))}
@@ -235,7 +235,10 @@ class PowerControl:
     # --- leases ---
 
     def renew(self, cap_ids: Collection[str], until: float) -> set[str]:
-        """Extend leases, never shorten them; return the active caps. Raises JournalUnavailable."""
+        """Extend leases to the Unix time `until`, never shorten them; return the IDs of caps in force.
+
+        Raises JournalUnavailable.
+        """
         lease = min(until - self._unix_now(), self.bounds.max_lease.total_seconds())
         active = {cap.id: cap for state in self.ledger.all().values() for cap in state.active if cap.id in cap_ids}
         end = self._end_in(lease)
@@ -245,6 +248,7 @@ class PowerControl:
         return {cap_id for cap_id, cap in active.items() if cap_id in longer or self._remaining(cap) > 0}
 
     def overdue(self) -> list[str]:
+        """Return the IDs of active caps whose leases have ended."""
         active = {cap.id: cap for state in self.ledger.all().values() for cap in state.active}
         self._ends = {cap_id: end for cap_id, end in self._ends.items() if cap_id in active}
         return [cap_id for cap_id, cap in active.items() if self._remaining(cap) <= 0]

@@ -13,7 +13,7 @@ from trainmedic_agent.power.control import PowerControl, PowerOutcome
 
 log = logging.getLogger(__name__)
 
-_VERIFY_SECONDS = 30.0
+_VERIFY_SECONDS = 30.0  # between looks for changes by other processes
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 30.0  # seconds
 
 

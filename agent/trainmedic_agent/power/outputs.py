@@ -95,6 +95,7 @@ def _card(limits: PowerLimits) -> dict[str, Any]:
 
 
 def _cap_note(limit_mw: int, after: PowerLimits) -> str | None:
+    # Drivers round, so differences below 1 W do not count.
     if after.enforced_mw + 1000 <= limit_mw:
         return f"a lower limit of {in_watts(after.enforced_mw):g} W is already active, and a cap never raises it"
     if after.enforced_mw >= limit_mw + 1000:

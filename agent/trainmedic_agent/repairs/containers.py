@@ -16,7 +16,7 @@ from trainmedic_agent.repairs.intents import IntentBook
 from trainmedic_agent.repairs.policy import RestartPolicy
 from trainmedic_agent.repairs.timing import SETTLED_SECONDS, RepairTime, checked_parameters
 
-_LOOK_SECONDS = 20.0
+_LOOK_SECONDS = 20.0  # limit of a request for the state
 _NOT_FOUND = 404
 
 

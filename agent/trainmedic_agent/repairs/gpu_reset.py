@@ -22,7 +22,7 @@ from trainmedic_agent.repairs.timing import LOOK_EVERY, RepairTime, checked_para
 
 _STILL_BROKEN = ("reset", "reboot", "drain_and_reset", "bus_reset", "system_reboot")
 """Recovery actions after which a reset has not helped."""
-_SMI_SECONDS = 120.0
+_SMI_SECONDS = 120.0  # limit of nvidia-smi
 _MOST_SHOWN = 4  # processes that an error names
 
 
@@ -36,7 +36,6 @@ class GpuResetExecutor:
         self._nvidia_smi = nvidia_smi
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Return readings from before and after."""
         command, time = accepted.command, RepairTime(accepted)
         checked_parameters(command, ())
         uuid = self._uuid(command.target.get("gpu"))

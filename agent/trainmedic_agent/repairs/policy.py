@@ -18,9 +18,7 @@ _MAX_PATTERNS = 100
 
 
 class RestartPolicy(Struct, frozen=True):
-    """Bounds of ``node.restart_unit`` and ``node.restart_container``.
-
-    - ``units``, ``containers``: names or shell patterns
+    """- ``units``, ``containers``: names or shell patterns
     - ``container_labels``: ``NAME=VALUE``; one of them permits a container
     - ``socket``: serves Docker's API
     """
@@ -39,7 +37,7 @@ class RestartPolicy(Struct, frozen=True):
 
 
 def read_restart(raw: object, faults: list[FieldFault]) -> RestartPolicy:
-    """Append what is wrong to `faults`. After a fault the result must not be used."""
+    """After a fault, appended to `faults`, the result must not be used."""
     reader = MappingReader(("restart",), raw, faults)
     reader.refuse_unknown_keys(RestartPolicy.__struct_fields__)
     policy = RestartPolicy(

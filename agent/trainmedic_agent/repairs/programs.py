@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from trainmedic_agent.errors import CommandFailed, CommandUnsupported
 
-_LONGEST_TEXT = 300
+_LONGEST_TEXT = 300  # characters
 
 
 class ProgramAnswer(Struct, frozen=True):
@@ -21,7 +21,7 @@ class ProgramAnswer(Struct, frozen=True):
 
 
 def run(argv: Sequence[str], seconds: float) -> ProgramAnswer:
-    """Raises CommandUnsupported if the program is missing, CommandFailed if it does not end in time."""
+    """Raises CommandUnsupported if the program is missing, CommandFailed if it does not start, or end in time."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRAINMEDIC_")}
     try:
         done = subprocess.run(  # noqa: S603  # fixed arguments; names are checked by the policy

@@ -1,4 +1,4 @@
-"""Executor of ``node.reboot``: ``applied`` only under another boot ID than at its beginning, so after the restart."""
+"""Executor of ``node.reboot``, which is ``applied`` only under another boot ID than at its beginning."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainmedic_agent.repairs import programs
 from trainmedic_agent.repairs.intents import IntentBook
 from trainmedic_agent.repairs.timing import RepairTime, checked_parameters
 
-_PROGRAM_SECONDS = 20.0
+_PROGRAM_SECONDS = 20.0  # limit of a call of ``shutdown``, which does not wait
 DELAY_MINUTES = 1
 """Time for users to stop it by ``shutdown -c``, and for the reply ``accepted``."""
 _DELAY_SECONDS = 60 * DELAY_MINUTES

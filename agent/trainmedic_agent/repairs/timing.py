@@ -60,7 +60,7 @@ class RepairTime:
 
 
 def checked_parameters(command: Command, names: Sequence[str]) -> Mapping[str, Any]:
-    """Raise CommandRejected unless exactly these are there as text, and for an undo."""
+    """Return the parameters. Raise CommandRejected unless exactly these are there as text, and for an undo."""
     if command.undo_of is not None:
         raise CommandRejected(f"{command.action} has no undo")
     unknown = sorted(name for name in command.params if name not in names)

@@ -23,7 +23,7 @@ _UNSEEN_START_NOTE = (
     "systemctl reported success, and systemd has forgotten this end. A unit whose condition is not met ends so too, "
     "without a start"
 )
-_SHOW_SECONDS = 20.0
+_SHOW_SECONDS = 20.0  # limit of ``systemctl show``
 
 
 class UnitState(Struct, frozen=True):
@@ -128,7 +128,7 @@ class RestartUnitExecutor:
         if answer.code != 0:
             raise CommandFailed(f"systemctl does not show {unit}: {answer.said or f'exit code {answer.code}'}")
         values = dict(line.partition("=")[::2] for line in answer.output.splitlines())
-        missing = [name for name in _PROPERTIES[:4] if name not in values]
+        missing = [name for name in _PROPERTIES[:4] if name not in values]  # the others may lack a value
         if missing:
             raise CommandFailed(f"systemctl does not show {', '.join(missing)} of {unit}")
         pid = values.get("MainPID", "")

@@ -50,7 +50,7 @@ class AgentSettings:
     read_keys: Callable[[], Sequence[bytes]] | None = field(default=None, repr=False)
 
     def find_redis(self) -> str | None:
-        """Return the configured Redis URL, or one that a server stored."""
+        """Return the configured Redis URL, or one that a server stored, if any."""
         return self.redis if self.redis is not None else sdk.read_url(self.state_dir / sdk.URL_FILE)
 
     @property

@@ -48,7 +48,6 @@ def show_nodes(names: Sequence[str]) -> Arguments:
 
 
 def listed_nodes(output: bytes) -> frozenset[str]:
-    """Return the names in the output of `show_nodes`."""
     return frozenset(_LISTED_NODE.findall(output.decode(errors="replace")))
 
 
@@ -65,7 +64,7 @@ def job_id(raw: object) -> str:
 
 
 def _drain(params: Params) -> Arguments:
-    end = params.get("resume_after")
+    end = params.get("resume_after")  # seconds; -1 removes an earlier end
     seconds = "-1" if end == UNLIMITED else None if end is None else str(_positive("resume_after", end))
     until = () if seconds is None else (f"resumeafter={seconds}",)
     return (*_node(params), "state=DRAIN", f"reason={_reason(params)}", *until)
@@ -107,7 +106,7 @@ def _update(params: Params) -> Arguments:
     if "priority" in params:
         new.append(f"priority={_positive('priority', params['priority'])}")
     if "time_limit" in params:
-        limit = params["time_limit"]
+        limit = params["time_limit"]  # minutes
         new.append(f"timelimit={'UNLIMITED' if limit == UNLIMITED else _positive('time_limit', limit)}")
     if not new:
         raise CommandRejected("slurm.update needs excluded_nodes, priority or time_limit")

@@ -27,9 +27,7 @@ ALSO_BY: Mapping[str, frozenset[str]] = {
 
 
 class SlurmPolicy(Struct, frozen=True):
-    """How Slurm's commands are run.
-
-    - ``commands``: directory of scontrol and scancel
+    """- ``commands``: directory of scontrol and scancel
     - ``conf``: slurm.conf. None: where they look for it
     """
 
@@ -38,7 +36,7 @@ class SlurmPolicy(Struct, frozen=True):
 
 
 def read_slurm(raw: object, faults: list[FieldFault]) -> SlurmPolicy:
-    """Append what is wrong to `faults`. After a fault the result must not be used."""
+    """After a fault, appended to `faults`, the result must not be used."""
     reader = MappingReader(("slurm",), raw, faults)
     reader.refuse_unknown_keys(SlurmPolicy.__struct_fields__)
     return SlurmPolicy(

@@ -17,7 +17,7 @@ from trainmedic_agent.slurm.policy import SlurmPolicy
 
 LARGEST_OUTPUT = 96 * 1024 * 1024
 """Bytes. A job is about 10 kB, so this is some 9,000 jobs; the agent keeps a small part of each."""
-_LONGEST_TEXT = 2000
+_LONGEST_TEXT = 2000  # bytes
 
 
 class Finished(Struct, frozen=True):
@@ -32,7 +32,7 @@ class SlurmPrograms(Struct, frozen=True):
     policy: SlurmPolicy
 
     def run(self, arguments: Sequence[str], seconds: float) -> Finished:
-        """Raises CommandUnsupported if the program is not there, CommandFailed for too much output."""
+        """Raises CommandUnsupported if the program cannot be run, CommandFailed for too much output."""
         environment = {"PATH": f"{self.policy.commands}:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
         if self.policy.conf is not None:
             environment["SLURM_CONF"] = self.policy.conf

@@ -40,7 +40,7 @@ from trainmedic_agent.wiring.node_gpus import node_gpus
 from trainmedic_core import duration
 
 _ENGINE_SECONDS = 5.0  # for an answer of the container engine
-_SLURM_SECONDS = 15.0
+_SLURM_SECONDS = 15.0  # for an answer of Slurm
 _RIGHTS_HINT = "run the check as the agent's user, or give the agent's service what is missing"
 
 

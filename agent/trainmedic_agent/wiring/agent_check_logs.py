@@ -41,7 +41,7 @@ def check_logs(policy: LogsPolicy, settings: AgentSettings) -> LogsCheck:
         for root in (*policy.roots, *(files.path.base for files in policy.files), *(each.base for each in policy.slurm))
         if _may_be_renamed_in(root)
     ]
-    scan = Discovery(policy, settings.node, files=files).scan((), lambda: False)
+    scan = Discovery(policy, settings.node, files=files).scan(known=(), is_stopping=lambda: False)
     report.values["files"] = len(scan.files)
     report.values["refused"] = {reason.value: count for reason, count in sorted(scan.refused.items()) if count}
     for reason, count in report.values["refused"].items():

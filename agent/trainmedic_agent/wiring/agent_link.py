@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 def linked_reading(
     settings: AgentSettings, context: AgentContext, policy: LogsPolicy, gpus: Gpus, record: GpuRecord
 ) -> tuple[LinkedReading, LinkedSearch]:
-    """Return log reading and the executor of searches. Raises ConfigurationError, JournalUnavailable."""
+    """Raises ConfigurationError, JournalUnavailable."""
     user, reason = chosen_user(settings)
     if reason is not None:
         log.warning("reading logs as the agent's own user", extra={"reason": reason, "user": user.uid})
@@ -68,7 +68,7 @@ def linked_reading(
 
 
 def chosen_user(settings: AgentSettings) -> tuple[ReaderUser, str | None]:
-    """Return the user for reading logs, and the reason if it is the agent's own. Raises ConfigurationError."""
+    """Return the user for reading logs, and why it is the agent's own, unless so set. Raises ConfigurationError."""
     is_child = settings.reader is ReaderStart.CHILD
     program = [Path(trainmedic_agent.__file__)] if is_child else []
     return reader_process.usable_user(settings.reader_user, [settings.state_dir, *program], is_started=is_child)

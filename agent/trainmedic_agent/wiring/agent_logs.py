@@ -32,8 +32,8 @@ from trainmedic_core.program_source import Programs
 from trainmedic_logs.files import dump_child, dump_reader
 
 _MEMORY_OF_DUMPS = 192 * 1024**2  # a dump of 5 MB needs 45 MiB
-_LONGEST_ANSWER = 1024**2  # Parsed, dumps take ten times as much
-_LONGEST_PROBLEM = 1000
+_LONGEST_ANSWER = 1024**2  # bytes; decoded, it takes ten times as much memory
+_LONGEST_PROBLEM = 1000  # characters, as in `ReaderStatus`
 _STOPPED = "a signal has stopped the process that opens this node's logs; continue or end it"
 
 
@@ -62,8 +62,6 @@ def load(policy: LogsPolicy) -> None:
 
 
 class LogReading:
-    """Reading, searching and shipping of this node's logs."""
-
     def __init__(
         self,
         context: ReadingContext,

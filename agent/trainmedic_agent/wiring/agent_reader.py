@@ -37,12 +37,12 @@ from trainmedic_core.program_source import ProgramSource
 
 log = logging.getLogger(__name__)
 
-_RETRY_SECONDS = 0.5
+_RETRY_SECONDS = 0.5  # between attempts to connect, or to open the database
 _OPEN_SECONDS = 20.0  # seconds that the previous process may need to release the database
-_STOP_SECONDS = 2.5
-_LOOK_SECONDS = 0.5
+_STOP_SECONDS = 2.5  # for reading to stop
+_LOOK_SECONDS = 0.5  # between looks for the end
 _HANG_SECONDS = 10.0  # from the link's end to the child's
-_SIGNAL_STATUS = 128
+_SIGNAL_STATUS = 128  # plus the number of the signal, as in shells
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -58,7 +58,10 @@ def run(settings: ReaderSettings, *, once: bool) -> int:
     has_rights = reader_process.has_rights_to_read()
     parent = os.getppid() if once else None
     if has_rights:
-        ThreadRights().keep_only_these(reader_process.CAP_SYSLOG)
+        try:
+            ThreadRights().keep_only_these(reader_process.CAP_SYSLOG)
+        except OSError as error:
+            raise ConfigurationError(f"the log reader cannot drop its rights: {error.strerror or error}") from error
     if parent is not None:
         reader_process.end_with(parent)
     stopping = _StopRequest()

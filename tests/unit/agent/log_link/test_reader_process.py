@@ -16,6 +16,9 @@ import pytest
 from tests.support.programs import PYTHON_PATH, eventually
 from trainmedic_agent.log_link import reader_process
 from trainmedic_agent.log_link.reader_process import ReaderChild, ReaderUser
+from trainmedic_agent.log_opening import thread_rights
+from trainmedic_agent.settings.agent_reader import ReaderSettings
+from trainmedic_agent.wiring import agent_reader
 from trainmedic_core import confined_child
 from trainmedic_server.errors import ConfigurationError
 
@@ -243,3 +246,12 @@ def test_a_stopped_process_is_known() -> None:
         eventually(lambda: reader_process.is_stopped(child.pid), 60, "a stopped process")
         child.kill()
     assert not reader_process.is_stopped(child.pid)
+
+
+def test_an_opener_that_cannot_drop_rights_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine type whose system calls are unknown."""
+    monkeypatch.setattr(thread_rights.platform, "machine", lambda: "mips")
+    monkeypatch.setattr(reader_process, "has_rights_to_read", lambda: True)
+    user = str(os.geteuid())
+    with pytest.raises(ConfigurationError, match="cannot drop its rights: users cannot be changed on mips"):
+        agent_reader.run(ReaderSettings(tmp_path, user, 256 * 1024**2, "error"), once=True)

@@ -143,6 +143,11 @@ def test_what_a_scan_meets_for_the_first_time_came_after_the_one_before(journal:
     assert first.of(10, at(9))[:2] == (at(0), at(0.8))
     assert second.of(10, at(9)).after is None
     assert index.of((1, 7), 50) is None
+    # The old file is written again: its first bytes are not as new as that.
+    index.record_scan([FoundFile("/old", 1, 7, 60, ns(2), None)], at(2.5), at(2.6))
+    third = index.of((1, 7), 60)
+    assert third is not None
+    assert third.of(10, at(9)).after is None
 
 
 def test_however_long_a_file_is_written_its_arrivals_stay_bounded(

@@ -185,6 +185,16 @@ def test_what_is_remembered_of_a_users_files_is_bounded(tmp_path: Path, monkeypa
     assert [(cut.job, cut.what, cut.count) for cut in cuts.cuts()] == [("many", CutKind.FILES, 35)]
 
 
+def test_dropped_files_of_one_job_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainmedic_agent.log_reading.discovery.MOST_FOUND", 20)
+    for number in range(30):
+        touch(AttemptLogs.of(tmp_path, "many", 1 + number).launcher(NODE))
+    cuts = CutRecord()
+    scan = Discovery(policy_of(roots=[str(tmp_path)]), NODE, cuts=cuts).scan((), lambda: False)
+    assert len(scan.files) == 20
+    assert [(cut.job, cut.what, cut.count) for cut in cuts.cuts()] == [("many", CutKind.FILES, 10)]
+
+
 def test_directories_of_jobs_are_bounded_by_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that changed last are scanned; the number of the others is recorded."""
     monkeypatch.setattr(scan_units, "MOST_JOBS", 3)

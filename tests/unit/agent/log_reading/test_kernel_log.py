@@ -195,3 +195,22 @@ def test_what_a_panic_has_left_is_read_once(tmp_path: Path, reading: Reading) ->
     assert update.excerpt.lines[1].endswith("MARK 1")
     kept = reading.store.positions()["pstore"]["place"]
     assert pstore.read_records(reading.runner, ORIGIN, kept, tops) == 0
+
+
+def test_a_new_panic_is_read_beside_many_old_ones(
+    tmp_path: Path, reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pstore, "_MOST_RECORDS", 3)
+    for number in range(4):
+        path = tmp_path / "pstore" / str(number) / "dmesg-efi-1"
+        path.parent.mkdir(parents=True)
+        path.write_text(PANIC)
+        os.utime(path, (1767225600 + number, 1767225600 + number))
+    tops = [str(tmp_path / "pstore")]
+    assert pstore.read_records(reading.runner, ORIGIN, {}, tops) == 3
+    reading.runner.store_due()
+    kept = reading.store.positions()["pstore"]["place"]
+    path = tmp_path / "pstore" / "9" / "dmesg-efi-1"
+    path.parent.mkdir()
+    path.write_text(PANIC)
+    assert pstore.read_records(reading.runner, ORIGIN, kept, tops) == 1

@@ -16,7 +16,8 @@ import pytest
 
 from tests.unit.agent.log_shipping.shipping import Agent
 from trainmedic.wire import log_layout
-from trainmedic_agent.log_shipping.store_push import Answer, Outcome
+from trainmedic_agent.log_shipping.ship_counters import LostReason
+from trainmedic_agent.log_shipping.store_push import Answer, Outcome, answer_of
 from trainmedic_logs.domain.log_search import LogQuery
 from trainmedic_server.adapters.log_stores.loki import Loki
 from trainmedic_server.adapters.log_stores.paging import StoredLogs
@@ -94,6 +95,26 @@ def test_secrets_do_not_leave_the_node(tmp_path: Path, logs: Path) -> None:
     assert "secret" not in text
     assert "hf_a" not in text
     assert agent.store.lines()[-1] == "after"
+
+
+def test_a_key_at_the_start_of_a_file_does_not_leave_the_node(tmp_path: Path, logs: Path) -> None:
+    agent = agent_of(tmp_path, logs)
+    append(logs / "a.log", "-----BEGIN RSA PRIVATE KEY-----", "secret0")
+    agent.step()
+    agent.kill()
+    append(logs / "a.log", "secret1", "-----END RSA PRIVATE KEY-----", "after")
+    agent.start()
+    agent.step()
+    assert "secret" not in "\n".join(agent.store.lines())
+    assert agent.store.lines()[-1] == "after"
+
+
+def test_the_total_at_the_end_of_a_long_answer_counts() -> None:
+    """Loki lists some rejected lines first."""
+    listed = "\n".join(f"entry with timestamp {at} ignored, reason: 'entry too far behind'," for at in range(10))
+    answer = answer_of(400, f"{listed}\ntotal ignored: 70 out of 90 for stream: {{}}", 90)
+    assert (answer.outcome, answer.lost) == (Outcome.TAKEN, {LostReason.OUT_OF_ORDER: 70})
+    assert len(answer.text) <= 300
 
 
 def test_a_kill_at_any_moment_loses_nothing_and_repeats_nothing(tmp_path: Path, logs: Path) -> None:
