@@ -138,7 +138,7 @@ class AlertRecord(Struct, frozen=True):
 
 
 def decisive(records: Sequence[AlertRecord]) -> Sequence[AlertRecord]:
-    """Return the alerts whose end ends the cause. Stand-ins, which never resolve, count only without others."""
+    """Return the alerts whose end ends the cause. Stand-ins count only without others: nobody reports their end."""
     return [record for record in records if not record.is_stand_in] or records
 
 

@@ -226,13 +226,14 @@ class StepSucceeded(OfStep, frozen=True):
 
 
 class StepFailed(OfStep, frozen=True):
-    """The action was not applied and is not retried."""
+    """The action was not applied, or in part, and is not retried."""
 
     error: str | None
 
 
 class StepSkipped(OfRun, frozen=True):
-    """The `when` was false, the alert resolved, or the action is not set up (`notify` without a channel)."""
+    """The `when` was false, the alert resolved, there is no alert or job, or the action is not set up (`notify` without
+    a channel)."""
 
     step: str
     when: str | None = None

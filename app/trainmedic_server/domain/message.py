@@ -79,7 +79,7 @@ class Message(Struct, frozen=True):
     """Omitted if the message is grouped; may be empty."""
     at: datetime
     due_at: datetime
-    """Earliest time of sending. Until then, messages are grouped by topic and short-lived conditions dropped."""
+    """Time of sending; a little earlier with others of its topic. Messages outdated by then are dropped."""
     run_id: str | None = None
     link: str = ""
 

@@ -1,10 +1,10 @@
 """The node that an alert is about, from all labels that name one.
 
-Names are resolved among agents, cluster and inventory, then compared. In this order:
+Names are resolved among all sources of nodes, then compared. In this order:
 
-1. A GPU UUID that one agent reports is proof. 2. The subject's own labels: ``exported_instance``, ``exported_node``,
-then ``node`` and similar. Different known nodes are ambiguous. An unknown name is not replaced by a less trusted label,
-which may be the exporter's host. 3. The exporter's node, if the exporter measures its own node.
+1. A GPU UUID that one agent reports is proof. 2. The subject's own labels: ``node`` and similar, ``exported_instance``,
+host lists. Different known nodes are ambiguous. An unknown name is not replaced by a less trusted label, which may be
+the exporter's host. 3. The exporter's node, if the exporter measures its own, and the node of a measured pod.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class NodeEvidence:
 
     @once
     def _listed(self) -> Label | Unresolved | None:
-        """Label with the only host of all lists; None without lists."""
+        """Label with the one node of all lists; None without lists."""
         hosts: dict[str, Label] = {}
         for label in self._listings:
             try:
@@ -225,6 +225,7 @@ class NodeEvidence:
         (node,) = common
         instance = self._instance
         if instance is not None and instance.nodes and node not in instance.nodes and not self._listings:
+            # Where a central exporter runs does not matter, unless only a relayed ``exported_instance`` is against it.
             is_pushed = all(naming.label.name.lower() == "exported_instance" for naming in known)
             if is_pushed or not self.is_of_central:
                 shown = "; ".join(naming.described(self._topology) for naming in (*known, instance)[:_SHOWN])

@@ -18,7 +18,7 @@ class Scope(Struct, frozen=True):
 
     playbook: str | None = None
     node: str | None = None
-    """For nodes that the run touches, directly or through a job."""
+    """For nodes that the run touches, by its targets or its steps."""
     job: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 

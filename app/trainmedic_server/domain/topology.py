@@ -78,7 +78,7 @@ class Gpu(Struct, frozen=True):
 class Rank(Struct, frozen=True):
     job: str
     rank: Any
-    """Number from 0, or invalid data from the presence."""
+    """Number from 0, or any other data from the presence."""
     node: str
     gpu: str | None = None
 

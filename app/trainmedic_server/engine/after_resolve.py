@@ -45,7 +45,7 @@ def next_wait(run: Run, state: StepState) -> StepState | None:
 
 
 def may_be_silenced(draft: RunDraft) -> bool:
-    """Return whether a step may have ended the alert by stopping its source (``Action.silences``)."""
+    """Return whether a step may have ended the alert by stopping its source (``ActionTraits.silences``)."""
     resolved_at = max(
         (record.resolved_at for record in decisive(draft.outside.alerts) if record.resolved_at), default=None
     )

@@ -40,8 +40,7 @@ log = telemetry.logger(__name__)
 
 
 class _Ranks(NamedTuple):
-    gpus: frozenset[tuple[str, str, str]]
-    """Job, node and UUID."""
+    gpus: frozenset[tuple[str, str, str]]  # job, node and UUID
     number: int
 
 

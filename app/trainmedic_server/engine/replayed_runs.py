@@ -45,8 +45,7 @@ class ReplayedRun(Struct, eq=False):
     is_observed: bool = False
     is_end_recorded: bool = False
     is_stored: bool = False
-    is_shared: bool = False
-    """True if it stands for runs of other alerts too."""
+    is_shared: bool = False  # True if it stands for runs of other alerts too
 
     def may_be_open(self, now: datetime) -> bool:
         return self.earliest <= now < self.ends_by

@@ -1,7 +1,8 @@
 """Verdicts on slow jobs, created while an alert reports slowness.
 
 Prometheus has the ranks' median step parts and the slowest ranks' times; other ranks count as median. Without it, the
-log's figures on data waits count. NCCL timeouts are a hint, which raises no alert and reaches no playbook.
+log's figures on data waits count. Without any figures, a throughput drop gives a hint, which raises no alert and
+reaches no playbook; NCCL timeouts support it.
 """
 
 from __future__ import annotations
