@@ -52,8 +52,7 @@ class Alert(Struct, frozen=True, dict=True):
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
     starts_at: datetime
-    ends_at: datetime | None = None
-    """None while it fires (Alertmanager sends the year 0001)."""
+    ends_at: datetime | None = None  # None while it fires (Alertmanager sends the year 0001)
     generator_url: str = ""
     original: Mapping[str, str] | None = None
     """Labels as sent, which identify the alert. None if unchanged."""
@@ -105,8 +104,7 @@ class Alert(Struct, frozen=True, dict=True):
 class AlertRecord(Struct, frozen=True):
     alert: Alert
     first_heard_at: datetime
-    last_heard_at: datetime
-    """Last report or confirmation by Alertmanager."""
+    last_heard_at: datetime  # last report or confirmation by Alertmanager
     count: int = 1
     resolved_at: datetime | None = None
     """When the end became known; None while it fires."""

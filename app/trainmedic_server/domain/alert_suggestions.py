@@ -82,10 +82,8 @@ class _Topic(Struct, frozen=True):
     name: str
     words: tuple[tuple[str, ...], ...]
     """Groups of word prefixes; each group must occur. Short words and words after ``=`` must match whole."""
-    metrics: tuple[str, ...]
-    """Parts of metric names; one suffices."""
-    not_words: tuple[str, ...] = ()
-    """Prefixes that exclude the topic."""
+    metrics: tuple[str, ...]  # parts of metric names; one suffices
+    not_words: tuple[str, ...] = ()  # prefixes that exclude the topic
     needs_gpu: bool = False
 
 

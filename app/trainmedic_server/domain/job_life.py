@@ -37,8 +37,7 @@ class JobLife(Struct, frozen=True):
     name: str
     state: LifeState
     since: datetime
-    instance: str = ""
-    """Last process that reported; empty if unknown."""
+    instance: str = ""  # last process that reported; empty if unknown
     reason: str = ""
     """Reason of the last failure or of being gone, or a person's note."""
     failures: int = 0

@@ -67,13 +67,11 @@ DEFAULT_RULES: Mapping[MessageKind, MessageRule] = {
 
 
 class Message(Struct, frozen=True):
-    id: str
-    """Derived from subject and channel, to detect repeats."""
+    id: str  # derived from subject and channel, to detect repeats
     channel: str
     kind: MessageKind
     severity: Severity
-    topic: str
-    """Key for grouping."""
+    topic: str  # key for grouping
     title: str
     text: str
     """Omitted if the message is grouped; may be empty."""

@@ -59,8 +59,7 @@ class MessageRoute(Struct, frozen=True):
 
 class ChosenChannels(Struct, frozen=True):
     names: tuple[str, ...]
-    is_taken: bool = True
-    """False if no route takes the message."""
+    is_taken: bool = True  # False if no route takes the message
 
 
 class MessageRoutes(Struct, frozen=True):

@@ -400,6 +400,7 @@ def _shown(namings: Sequence[Naming]) -> str:
 
 
 def host_of(instance: str) -> str:
+    # Without port, and without the brackets of an IPv6 address.
     if instance.startswith("["):
         return instance[1:].partition("]")[0]
     if instance.count(":") > 1:

@@ -51,8 +51,7 @@ class OperatorPause(Struct, frozen=True):
     starts_at: datetime
     ends_at: datetime | None = None
     """End of the pause or its first window; None until a person ends it."""
-    every: timedelta | None = None
-    """Interval between starts of windows."""
+    every: timedelta | None = None  # interval between starts of windows
     scope: Scope = EVERYTHING
     note: str = ""
     observe: bool = False

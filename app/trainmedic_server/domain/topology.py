@@ -382,7 +382,7 @@ class Topology(Struct, frozen=True, dict=True):
 
     @cached_property
     def pools(self) -> Sequence[Pool]:
-        """Without schedulers, all known nodes."""
+        """Schedulers' pools; without schedulers, one of all known nodes."""
         members: dict[str, list[str]] = {}
         for whole, source in (("the Kubernetes cluster", self.cluster), ("Slurm", self.slurm)):
             for node in source.nodes:

@@ -84,7 +84,7 @@ def prevented_steps(run: Run) -> Iterator[StepState]:
             yield state
 
 
-def resolution_ends_question(draft: RunDraft, state: StepState) -> bool:
+def is_moot(draft: RunDraft, state: StepState) -> bool:
     """Return whether the end of the alerts ends an approval or wait: what it is for would not start any more."""
     if not is_resolved(draft) or may_be_silenced(draft):
         return False

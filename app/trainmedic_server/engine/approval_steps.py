@@ -27,11 +27,11 @@ def proceed(draft: RunDraft, state: StepState, definition: ApproveStep) -> Wait 
     if _apply_answers(draft, state):
         return None
     state = draft.run.step(state.key)
-    if after_resolve.resolution_ends_question(draft, state):
+    if after_resolve.is_moot(draft, state):
         _end_moot(draft, state)
         return None
     deadline = _deadline(draft, state)
-    state = draft.run.step(state.key)
+    state = draft.run.step(state.key)  # `RunDraft.timely` restarts it if the clock was set back
     if deadline and draft.now >= deadline:
         lapsed = _time_out(draft, state, definition)
         if lapsed is None:

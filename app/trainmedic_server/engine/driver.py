@@ -265,7 +265,7 @@ class Driver:
         guards = self._context.playbook.definition.guards if self._context.playbook is not None else None
         if guards is None or guards.queue is None or guards.max_concurrent is None:
             return True
-        if self.run.parent is not None or self.run.is_limited:
+        if self.run.parent is not None or self.run.is_limited:  # these runs do not count
             return True
         name, most = self.run.playbook, guards.max_concurrent
         turn = self._services.turns.enter(name, self.run.id, most, at_once=plan.has_begun(self.run))

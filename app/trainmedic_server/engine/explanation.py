@@ -100,7 +100,7 @@ def explain(
 ) -> tuple[ExplainedAlert, ...]:
     """Explain each alert as if those before it were admitted."""
     by_name = {playbook.definition.name: playbook for playbook in playbooks}
-    guard_facts = dict(facts.guards)
+    guard_facts = dict(facts.guards)  # the admission changes the original
     numbers = itertools.count(1)
     admitter = Admitter(facts, context.limits, lambda: f"{_IMAGINED}{next(numbers)}", context.now, context.ago)
     explained = []

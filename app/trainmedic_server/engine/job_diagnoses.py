@@ -148,7 +148,7 @@ class JobDiagnoses:
         """Events are read only after a change of a job's record."""
         now, states = self._clock.now(), [(life.name, life.state, life.since, life.failures) for life in lives]
         if states != self._states:
-            until = now + timedelta(seconds=1)
+            until = now + timedelta(seconds=1)  # exclusive: events of this moment count
             events = await self._store.events_of_jobs(_END_KINDS, now - OLDEST_DIAGNOSED, until, _MOST_REPORTS)
             self._reports, self._states = _reports_by_job(events), states
         recent = {

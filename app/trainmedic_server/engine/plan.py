@@ -143,7 +143,7 @@ def _advance_open(draft: RunDraft) -> Instruction | None:
         if then is not None:
             return then
     order = draft.outside.last(OrderKind.CANCEL, OrderKind.UNDO)  # an undo of an open run ends it first
-    if order is not None and not approval_steps.is_rejected(draft):
+    if order is not None and not approval_steps.is_rejected(draft):  # a rejection takes precedence
         last = group_plan.wait_for_last(draft)
         if last is not None:
             return last

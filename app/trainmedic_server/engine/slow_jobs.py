@@ -129,13 +129,13 @@ class SlowJobs:
         for values, part in ((own, "own"), (data, "data")):
             for series in await self._query(f"avg_over_time(training_rank_{part}_seconds{{$job}}[$over])", job, now):
                 rank = series.labels.get("rank", "")
-                if rank.isdecimal() and len(rank) <= 7:
+                if rank.isdecimal() and len(rank) <= 7:  # others are no ranks
                     values[int(rank)] = (_newest(series), series.labels.get("rank_node", ""))
         size = await self._query("max(training_ranks{$job})", job, now)
         count = int(_newest(size[0])) if size else max(own, default=0) + 1
         if medians.keys() != set(_PARTS):
             return {}
-        return _all_ranks(medians, own, data, min(count, 100_000))
+        return _all_ranks(medians, own, data, min(count, 100_000))  # more would be a wrong metric
 
     async def _query(self, query: str, job: str, now: datetime) -> Sequence[MetricSeries]:
         if self._history is None:

@@ -42,7 +42,7 @@ def of_run(
         return Upcoming(waits_for=str(run.group) if run.group else "its members", note=run.message or None)
     failed = step_sequence.failed_step(run, playbook)
     at = step_sequence.next_step(run, playbook, failed)
-    if failed is None and run.batch is not None:
+    if failed is None and run.batch is not None:  # the parent's check of a batch comes before its last steps
         at = step_sequence.next_of_check(run) or at
     if at is None:
         return Upcoming(outcome="failed" if failed else "succeeded")
