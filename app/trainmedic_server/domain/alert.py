@@ -16,7 +16,7 @@ from trainmedic_server.domain.reaction import Reaction
 MOST_REASONS = 5  # problems that a rejected alert's reason states
 
 SHIPPED_RULE_LABEL = "trainmedic_rule"
-"""Label of all shipped alert rules, required by playbooks that can do harm.
+"""Label of all shipped alert rules, which playbooks that can do harm may require (`domain.proof`).
 
 Alert maps cannot set it, and remove it from renamed alerts.
 """
@@ -112,7 +112,7 @@ class AlertRecord(Struct, frozen=True):
     """None while it fires, otherwise:
 
     - ``alertmanager``: delivered as resolved
-    - ``superseded``: reported with a later start
+    - ``superseded``: the end of a later start was delivered
     - ``asked``: Alertmanager, when asked, no longer had it
     - ``assumed``: no report for too long
     """

@@ -373,7 +373,7 @@ class Controls(Struct, frozen=True):
     paused_by: str | None = None
     paused_at: datetime | None = None
     breaker_open: bool = False
-    """True if too many nodes were acted on: no run starts until an operator closes the breaker."""
+    """True after runs would have acted on too many nodes: none starts until an operator closes the breaker."""
     breaker_opened_at: datetime | None = None
     breaker_reason: str | None = None
     alive_at: datetime | None = None  # last heartbeat of a server; None before the first

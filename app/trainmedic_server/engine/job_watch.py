@@ -1,6 +1,6 @@
 """Detection of gone jobs, by the rules of ``domain.job_life``.
 
-Only jobs whose SDK reports their end (``says_end``) are watched.
+Only jobs with a launcher, or whose SDK reports their end (``says_end``), are watched.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ from trainmedic_server.ports.store import RunStore, Transaction
 
 log = telemetry.logger(__name__)
 
-# Maximum lead of an ID's time after the clock was set back: half of the day that the history allows.
+# Maximum lead of an ID's time after the clock was set back: half of the margin with which `history_page` reads IDs.
 _MOST_AHEAD_MS = 12 * 3_600_000
 _MOST_HOLDERS = 5  # Maximum length of the chain of runs that wait for each other's targets, in an answer
 
@@ -184,7 +184,7 @@ class Engine:
         return self._intake.admit(delivery)
 
     async def explain(self, alerts: Sequence[Alert], at: datetime | None = None) -> tuple[ExplainedAlert, ...]:
-        """`at` sets the time for the alerts' age. Raises StoreUnavailable."""
+        """See `Explainer.explain`."""
         return await self._explainer.explain(alerts, at)
 
     async def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
@@ -320,7 +320,9 @@ class Engine:
         return self._timeline.ago(span)
 
     def _new_id(self) -> str:
-        """Return a UUIDv7 that sorts after all earlier ones of this process."""
+        """Return a UUIDv7 that sorts after all earlier ones of this process, if the clock was set back by less than
+        `_MOST_AHEAD_MS`.
+        """
         now_ms = int(self._clock.now().timestamp() * 1000)
         with self._id_lock:  # admission calls it from the store's thread
             last_ms, counter = self._last_id
