@@ -32,7 +32,7 @@ from trainmedic_server.ports.store import RunStore, Transaction
 
 LOOK_EVERY = timedelta(seconds=5)
 MOST_JOBS = 10_000  # records; further names are skipped
-# Time between two looks from which on the server itself stalled, so that silence does not count.
+# Time between two looks above which the server itself stalled, so that silence does not count.
 _LATEST_LOOK = timedelta(seconds=20)
 _INSTANCE = re.compile(r"^[!-~]{1,64}\Z")  # IDs of processes; others count as unknown
 

@@ -29,7 +29,7 @@ from trainmedic_server.ports.store import RunStore
 
 AGAIN_AFTER = timedelta(minutes=15)  # Age of a verdict at which the next one is made, while the alert fires
 _LOOK_EVERY = timedelta(seconds=10)
-_AVERAGED_OVER = timedelta(minutes=5)  # ``5m`` in queries
+_AVERAGED_OVER = timedelta(minutes=5)  # as ``5m`` in queries
 _LOG_AGE = timedelta(minutes=30)  # of findings that count
 _MOST_FIRING, _MOST_JOBS, _MOST_EARLIER = 10_000, 20, 10  # alerts; jobs of one look; verdicts of a job
 _PARTS = ("data", "compute", "wait")  # of a step, as in the names of metrics
