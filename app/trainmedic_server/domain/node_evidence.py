@@ -146,14 +146,14 @@ class NodeEvidence:
         nodes = self._topology.known.find(host)
         of_instance = label.name.lower() == "exported_instance"
         if of_instance and exporters.is_central(self._labels, exported=True):
-            return None
+            return None  # where an exporter runs that measures other machines
         if not nodes and of_instance and (pod := self._pod_at(host) or self._pod_of(host)) is not None:
             is_own = exporters.is_on_its_node(pod, self._labels, exported=True)
             nodes = frozenset({self._topology.known.name_of(pod.node)}) if is_own else _NONE
         elif not nodes and self._pod_of(host) is not None:
             return None  # A pod name is the exporter's location: see `_of_exporter`.
         if not nodes and exporters.names_an_exporter(host, self._labels):
-            return None
+            return None  # no node's name
         return Naming(label, nodes, host)
 
     @once
@@ -220,6 +220,7 @@ class NodeEvidence:
         rivals = [naming for naming in unknown if naming.label.is_exported or not has_exported]
         if rivals:
             shown = "; ".join(naming.described(self._topology) for naming in (*rivals, *known)[:_SHOWN])
+            # If all nodes are known, the unknown one does not exist.
             reason = "target_unknown" if self._topology.knows_all_nodes else "target_ambiguous"
             return Unresolved(reason, f"the labels name more than one node: {shown}")
         (node,) = common
@@ -246,6 +247,7 @@ class NodeEvidence:
         return Unresolved("target_ambiguous", why)
 
     def _unknown(self) -> str | Unresolved:
+        # An ``exported_instance`` may be an exporter's address, so labels of nodes come first.
         namings = [naming for naming in self.subjects if naming.label.name.lower() != "exported_instance"]
         namings = namings or list(self.subjects)
         if not all(_agree_on_host(naming, namings[0]) for naming in namings):
