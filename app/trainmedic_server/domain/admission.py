@@ -22,8 +22,8 @@ class Admission(Struct, frozen=True):
     delivery_id: str
     alerts: int
     runs: tuple[PlaybookDecision, ...] = ()
-    duplicates: int = 0  # alerts already known in this status
-    unmatched: int = 0  # alerts without a reaction
+    duplicates: int = 0  # firing alerts that were known, and ends that were
+    unmatched: int = 0  # alerts for which no playbook's conditions hold
     truncated: int = 0  # alerts that Alertmanager dropped
     rejected: tuple[RejectedAlert, ...] = ()
     ignored: tuple[tuple[str, str], ...] = ()  # as (path, message)

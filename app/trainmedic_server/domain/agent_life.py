@@ -11,7 +11,7 @@ from msgspec.structs import replace
 LOST_AFTER = timedelta(minutes=1)
 """Silence of a lost agent. A presence expires after 15 s."""
 KEPT = timedelta(days=1)
-"""Time after which a lost agent is forgotten."""
+"""Time for which a lost agent counts in the metric, and by default is remembered."""
 STORED_EVERY = timedelta(minutes=10)
 """Interval at which a present agent's last report is stored."""
 

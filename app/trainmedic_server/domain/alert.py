@@ -16,7 +16,7 @@ from trainmedic_server.domain.reaction import Reaction
 MOST_REASONS = 5  # problems that a rejected alert's reason states
 
 SHIPPED_RULE_LABEL = "trainmedic_rule"
-"""Label of all shipped alert rules, required by playbooks that can do harm.
+"""Label of all shipped alert rules, which playbooks that can do harm may require (`domain.proof`).
 
 Alert maps cannot set it, and remove it from renamed alerts.
 """
@@ -52,8 +52,7 @@ class Alert(Struct, frozen=True, dict=True):
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
     starts_at: datetime
-    ends_at: datetime | None = None
-    """None while it fires (Alertmanager sends the year 0001)."""
+    ends_at: datetime | None = None  # None while it fires (Alertmanager sends the year 0001)
     generator_url: str = ""
     original: Mapping[str, str] | None = None
     """Labels as sent, which identify the alert. None if unchanged."""
@@ -105,8 +104,7 @@ class Alert(Struct, frozen=True, dict=True):
 class AlertRecord(Struct, frozen=True):
     alert: Alert
     first_heard_at: datetime
-    last_heard_at: datetime
-    """Last report or confirmation by Alertmanager."""
+    last_heard_at: datetime  # last report or confirmation by Alertmanager
     count: int = 1
     resolved_at: datetime | None = None
     """When the end became known; None while it fires."""
@@ -114,7 +112,7 @@ class AlertRecord(Struct, frozen=True):
     """None while it fires, otherwise:
 
     - ``alertmanager``: delivered as resolved
-    - ``superseded``: reported with a later start
+    - ``superseded``: the end of a later start was delivered
     - ``asked``: Alertmanager, when asked, no longer had it
     - ``assumed``: no report for too long
     """
@@ -138,7 +136,7 @@ class AlertRecord(Struct, frozen=True):
 
 
 def decisive(records: Sequence[AlertRecord]) -> Sequence[AlertRecord]:
-    """Return the alerts whose end ends the cause. Stand-ins, which never resolve, count only without others."""
+    """Return the alerts whose end ends the cause. Stand-ins count only without others: nobody reports their end."""
     return [record for record in records if not record.is_stand_in] or records
 
 

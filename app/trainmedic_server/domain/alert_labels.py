@@ -23,8 +23,7 @@ class Label(NamedTuple):
 
 
 _LONGEST_SHOWN = 100
-_MOST_KEPT = 100
-_LONGEST_KEPT = 255  # cached sets of names: number, and characters of each
+_MOST_KEPT, _LONGEST_KEPT = 100, 255  # names of a cached set, and characters of each
 
 
 class AlertLabels:

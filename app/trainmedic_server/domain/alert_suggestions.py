@@ -1,6 +1,7 @@
 """Suggestion of the shipped alert that means the same as another rule set's alert.
 
-Evidence, in this order: name, metrics of the rule (from ``generatorURL``), labels, annotations.
+Evidence, in this order: the label ``condition``, the name, the rule's metrics (from ``generatorURL``), and annotations
+if the name is not ASCII.
 """
 
 from __future__ import annotations
@@ -81,10 +82,8 @@ class _Topic(Struct, frozen=True):
     name: str
     words: tuple[tuple[str, ...], ...]
     """Groups of word prefixes; each group must occur. Short words and words after ``=`` must match whole."""
-    metrics: tuple[str, ...]
-    """Parts of metric names; one suffices."""
-    not_words: tuple[str, ...] = ()
-    """Prefixes that exclude the topic."""
+    metrics: tuple[str, ...]  # parts of metric names; one suffices
+    not_words: tuple[str, ...] = ()  # prefixes that exclude the topic
     needs_gpu: bool = False
 
 
@@ -291,7 +290,7 @@ def _by_metrics(metrics: Collection[str], words: Collection[str], is_gpu: bool) 
 def _fires_on_good_values(expression: str, metrics: Iterable[str]) -> bool:
     """Return whether the rule certainly fires on good values. Only single comparisons are judged."""
     is_below, is_above = "<" in expression, ">" in expression
-    if is_below == is_above or "-" in expression:
+    if is_below == is_above or "-" in expression:  # a difference, as ``1 - free``, reverses the meaning
         return False
     grows = shrinks = False
     for metric in metrics:

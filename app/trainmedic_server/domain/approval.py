@@ -44,7 +44,7 @@ class Terms(Struct, frozen=True):
 
     @property
     def gpus(self) -> int | None:
-        """Largest number of GPUs of one step; None if unknown."""
+        """Largest known number of GPUs of one step; None if none is known."""
         known = [step.gpus for step in self.steps if step.gpus is not None]
         return max(known, default=None)
 

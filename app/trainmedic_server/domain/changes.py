@@ -13,6 +13,7 @@ from trainmedic_server.domain.run import Run, StepState, StepStatus, Undo, UndoS
 
 # Output members for the values before and after, and their unit, in lookup order.
 _PAIRS = (("before", "after", ""), ("previous_watts", "limit_watts", " W"), ("previous", "count", ""))
+_NOT_PENDING = (UndoStatus.AVAILABLE, UndoStatus.DROPPED)  # and neither done nor closed
 
 
 class Change(Struct, frozen=True):
@@ -57,8 +58,9 @@ def never_given_back(run: Run, leaves_change: Callable[[str], bool]) -> Iterator
         if step.status is StepStatus.SUCCEEDED:
             given_back.add(step.action)
         undo = step.undo
-        # An action that is its own inverse, such as a limit, was not reverted by its own success.
-        if undo is not None and (undo.status is not UndoStatus.AVAILABLE or undo.action in given_back - {step.action}):
+        # A dropped undo of an applied action is one that could not be known. An action that is its own inverse, such as
+        # a limit, was not reverted by its own success.
+        if undo is not None and (undo.status not in _NOT_PENDING or undo.action in given_back - {step.action}):
             continue
         if not _may_be_applied(step) or not leaves_change(step.action):
             continue
@@ -73,7 +75,7 @@ def _may_be_applied(step: StepState) -> bool:
 
 def difference(output: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """Return the values before and after from an action's output; None if not reported."""
-    # Outputs of several GPUs are merged into the highest and the lowest values.
+    # Outputs of several GPUs are merged into the highest and the lowest values, of which the lowest are shown.
     values = output.get("lowest") if isinstance(output.get("lowest"), Mapping) else output
     for before, after, unit in _PAIRS:
         if isinstance(values, Mapping) and before in values and after in values:
@@ -98,7 +100,7 @@ def _change(run: Run, step: StepState, undo: Undo | None, firing: Sequence[str],
         is_certain=step.status is StepStatus.SUCCEEDED,
         since=last.ended_at or last.started_at,
         undo=undo.trigger if undo is not None and undo.status.is_owed else UndoTrigger.NEVER,
-        is_reversible=undo is not None,
+        is_reversible=undo is not None and undo.status is not UndoStatus.DROPPED,
         given_back=_when_reverted(undo, firing),
         not_before=undo.retry_at if undo is not None else None,
         latest=latest,
@@ -110,6 +112,8 @@ def _change(run: Run, step: StepState, undo: Undo | None, firing: Sequence[str],
 def _when_reverted(undo: Undo | None, firing: Sequence[str]) -> str:
     if undo is None:
         return "never: it cannot be undone"
+    if undo.status is UndoStatus.DROPPED:
+        return "never: how to undo it is not known"
     if undo.status is UndoStatus.AVAILABLE:
         return "never automatically, only by an undo order"
     if undo.status is UndoStatus.RUNNING:

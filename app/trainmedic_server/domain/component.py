@@ -53,9 +53,9 @@ _LONGEST_NAME = 200
 
 
 def component_of(labels: Mapping[str, str], playbook: str = "", target: Target | None = None) -> Component:
-    """Return the component: the label ``component``, otherwise derived.
+    """Return the component: of a verdict's cause, else the label ``component``, else derived.
 
-    A verdict's cause decides; with low confidence, it belongs to the job.
+    A verdict of low confidence belongs to the job.
     """
     if labels.get(SOURCE) == DIAGNOSIS and labels.get("cause"):
         is_low = labels.get("confidence", "low") == "low"

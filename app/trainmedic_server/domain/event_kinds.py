@@ -83,7 +83,8 @@ class OutsideWindow(Decided, frozen=True):
 
 
 class Stale(Decided, frozen=True):
-    """The alert is too old or had already resolved, or a schedule's time was missed."""
+    """The alert is too old or had already resolved, a schedule's time was missed, or the server was down for too
+    long."""
 
 
 class NotAccepted(Decided, frozen=True):
@@ -91,7 +92,7 @@ class NotAccepted(Decided, frozen=True):
 
 
 class TargetUnknown(Decided, frozen=True):
-    """The labels name no target, or an unknown node."""
+    """The labels name no target, or an unknown one, or it is gone."""
 
 
 class TargetAmbiguous(Decided, frozen=True):
@@ -99,7 +100,7 @@ class TargetAmbiguous(Decided, frozen=True):
 
 
 class TargetBusy(Decided, frozen=True):
-    """Another run held the target until the alert ended."""
+    """Another run held the target until the alert ended or was too old; for a member of a group, it still does."""
 
 
 class OfAlert(EventKind, frozen=True):
@@ -226,13 +227,14 @@ class StepSucceeded(OfStep, frozen=True):
 
 
 class StepFailed(OfStep, frozen=True):
-    """The action was not applied and is not retried."""
+    """The action was not applied, or in part, and is not retried."""
 
     error: str | None
 
 
 class StepSkipped(OfRun, frozen=True):
-    """The `when` was false, the alert resolved, or the action is not set up (`notify` without a channel)."""
+    """The `when` was false, the alert resolved, there is no alert or job, or the action is not set up (`notify` without
+    a channel)."""
 
     step: str
     when: str | None = None
@@ -248,7 +250,7 @@ class StepStopped(OfStep, frozen=True):
 
 
 class StepUnknown(OfStep, frozen=True):
-    """It is unknown whether the action was applied. Its undo is pending."""
+    """It is unknown whether the action was applied. Its undo, if any, is pending."""
 
     error: str | None
 
@@ -299,7 +301,7 @@ class ApprovalEnded(OfRun, frozen=True):
 
 
 class Closed(OfRun, frozen=True):
-    """The run ended. `decision` is set if it was blocked before it could act."""
+    """The run ended. `decision` is set if one ended it, such as `stale`."""
 
     status: Status
     message: str

@@ -16,7 +16,9 @@ _PER_NODE = re.compile(
     "dcgm|node-?_?exporter|nvidia|gpu|amd|rocm|device-metrics|habana|gaudi|neuron|cadvisor|kubelet|"
     "node-problem-detector|npd|node-status|trainmedic-agent|smi-exporter|windows-exporter"
 )
+# Prometheus, Pushgateway, blackbox, SNMP, Ceph and Slurm.
 _CENTRAL_PORTS = frozenset({"9090", "9091", "9115", "9116", "9283", "9341"})
+# Node, Windows, DCGM and other GPU exporters, and the kubelet.
 _PER_NODE_PORTS = frozenset({"9100", "9182", "9400", "9445", "9835", "10250"})
 # labels that name an exporter
 _NAMING = ("job", "service", "container", "pod")

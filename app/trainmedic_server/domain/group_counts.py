@@ -17,7 +17,7 @@ class GroupCounts(Struct, frozen=True):
     succeeded: int = 0
     failed: int = 0
     skipped: int = 0
-    """Vanished, in cooldown, or busy."""
+    """Not started, such as vanished, in cooldown, or busy."""
     cancelled: int = 0
     observed: int = 0
     owing: int = 0

@@ -9,7 +9,7 @@ MOST_HOSTS = 4096  # more would delay other alerts, and no run works on so many
 LONGEST = 65_536  # characters
 _LONGEST_NAME = 512
 _RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12})(?:[:/]([0-9]{1,6}))?)?")
-_DEEPEST = 5  # brackets in a name, or in each other
+_MOST_BRACKETS = 6  # in a name, or in each other
 
 
 class UnreadableHostList(ValueError):
@@ -60,8 +60,8 @@ def _expanded(part: str, depth: int) -> Iterator[str]:
     if begin < 0:
         yield part
         return
-    if depth > _DEEPEST:
-        raise UnreadableHostList(f"has more than {_DEEPEST} brackets in a name")
+    if depth >= _MOST_BRACKETS:
+        raise UnreadableHostList(f"has more than {_MOST_BRACKETS} brackets in a name")
     end = _closing(part, begin)
     for number in _numbers(part[begin + 1 : end], 0):
         for rest in _expanded(part[end + 1 :], depth + 1):
@@ -78,7 +78,7 @@ def _closing(part: str, begin: int) -> int:
 
 
 def _numbers(inside: str, depth: int) -> Iterator[str]:
-    if depth > _DEEPEST:
+    if depth >= _MOST_BRACKETS:
         raise UnreadableHostList("has too many brackets within brackets")
     for entry in _split(inside):
         if entry.startswith("[") and entry.endswith("]"):

@@ -117,7 +117,7 @@ def of_annotations(annotations: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _number(value: Value) -> int | float:
-    if isinstance(value, str) and len(value) <= 40:
+    if isinstance(value, str) and len(value) <= 40:  # reading very long ones is slow
         try:
             value = int(value)
         except ValueError:

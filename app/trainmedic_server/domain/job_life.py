@@ -37,8 +37,7 @@ class JobLife(Struct, frozen=True):
     name: str
     state: LifeState
     since: datetime
-    instance: str = ""
-    """Last process that reported; empty if unknown."""
+    instance: str = ""  # last process that reported; empty if unknown
     reason: str = ""
     """Reason of the last failure or of being gone, or a person's note."""
     failures: int = 0
@@ -75,7 +74,9 @@ def after_silence(life: JobLife, now: datetime) -> LifeChange | None:
 
 
 def after_notice(life: JobLife | None, notice: Notice, is_of_launcher: bool, now: datetime) -> LifeChange | None:
-    """Return None if it is too old, repeated, or of an earlier process. A launcher's is about an attempt."""
+    """Return None if its time is too far from now, or it is repeated or of an earlier process. A launcher's is about an
+    attempt.
+    """
     known = life if life is not None else JobLife(notice.job, LifeState.PRESENT, now)
     if abs(now - notice.at) > OLDEST_NOTICE:
         return None
@@ -90,7 +91,8 @@ def after_notice(life: JobLife | None, notice: Notice, is_of_launcher: bool, now
 
 
 def _counted(numbers: Mapping[str, int], notice: Notice) -> dict[str, int] | None:
-    """Return the last numbers with the notice's, None for a repeat. Instances sort by start time."""
+    """Return the last numbers with the notice's; None for a repeat, or an old launcher's among too many."""
+    # Instances sort by start time.
     is_full = len(numbers) >= _MOST_LAUNCHERS
     if notice.number <= numbers.get(notice.instance, 0) or (is_full and notice.instance < min(numbers)):
         return None

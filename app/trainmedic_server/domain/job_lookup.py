@@ -98,6 +98,7 @@ def _key_of_alert(labels: Mapping[str, str], topology: Topology, identity: Ident
     if isinstance(gpu, Unresolved):
         return gpu
     if gpu_names.key(gpu) in topology.agents.gpus_by_key or gpu_names.key(gpu) in topology.agents.contested:
+        # The UUID suffices; this only refuses labels that contradict it.
         node = target_resolution.node_named_by(labels, topology, identity)
         if isinstance(node, Unresolved):
             return node

@@ -19,8 +19,7 @@ class JobVerdict(Struct, frozen=True):
     cause: str | None = None
     confidence: str | None = None
     advice: str | None = None
-    node: str | None = None
-    """Only with high confidence."""
+    node: str | None = None  # only with high confidence
     ranks: tuple[int, ...] = ()
 
     @classmethod

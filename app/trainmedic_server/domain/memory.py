@@ -16,8 +16,7 @@ class LastRun(Struct, frozen=True):
 
     id: str
     status: str
-    at: datetime
-    """Start of its first changing step."""
+    at: datetime  # start of its first changing step
     ended_at: datetime | None = None
     message: str = ""
 

@@ -67,19 +67,17 @@ DEFAULT_RULES: Mapping[MessageKind, MessageRule] = {
 
 
 class Message(Struct, frozen=True):
-    id: str
-    """Derived from subject and channel, to detect repeats."""
+    id: str  # derived from subject and channel, to detect repeats
     channel: str
     kind: MessageKind
     severity: Severity
-    topic: str
-    """Key for grouping."""
+    topic: str  # key for grouping
     title: str
     text: str
     """Omitted if the message is grouped; may be empty."""
     at: datetime
     due_at: datetime
-    """Earliest time of sending. Until then, messages are grouped by topic and short-lived conditions dropped."""
+    """Time of sending; a little earlier with others of its topic. Messages outdated by then are dropped."""
     run_id: str | None = None
     link: str = ""
 

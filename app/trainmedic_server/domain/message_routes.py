@@ -1,7 +1,7 @@
 """Routing of messages to channels by component, severity and kind.
 
-A channel takes messages that match one of its routes, or all if it has none. Unmatched messages go to the default
-channels, otherwise to all.
+A channel takes messages that match one of its routes, or all if it has none and is no default. Unmatched messages go to
+the default channels, otherwise to all.
 """
 
 from __future__ import annotations
@@ -59,14 +59,13 @@ class MessageRoute(Struct, frozen=True):
 
 class ChosenChannels(Struct, frozen=True):
     names: tuple[str, ...]
-    is_taken: bool = True
-    """False if no route takes the message."""
+    is_taken: bool = True  # False if no route takes the message
 
 
 class MessageRoutes(Struct, frozen=True):
     channels: tuple[str, ...] = ()
     routes: Mapping[str, tuple[MessageRoute, ...]] = field(default_factory=dict)
-    """Empty for channels that are only defaults."""
+    """By channel, without those that have none."""
     defaults: tuple[str, ...] = ()
 
     @property

@@ -1,10 +1,10 @@
 """The node that an alert is about, from all labels that name one.
 
-Names are resolved among agents, cluster and inventory, then compared. In this order:
+Names are resolved among all sources of nodes, then compared. In this order:
 
-1. A GPU UUID that one agent reports is proof. 2. The subject's own labels: ``exported_instance``, ``exported_node``,
-then ``node`` and similar. Different known nodes are ambiguous. An unknown name is not replaced by a less trusted label,
-which may be the exporter's host. 3. The exporter's node, if the exporter measures its own node.
+1. A GPU UUID that one agent reports is proof. 2. The subject's own labels: ``node`` and similar, ``exported_instance``,
+host lists. Different known nodes are ambiguous. An unknown name is not replaced by a less trusted label, which may be
+the exporter's host. 3. The exporter's node, if the exporter measures its own, and the node of a measured pod.
 """
 
 from __future__ import annotations
@@ -146,14 +146,14 @@ class NodeEvidence:
         nodes = self._topology.known.find(host)
         of_instance = label.name.lower() == "exported_instance"
         if of_instance and exporters.is_central(self._labels, exported=True):
-            return None
+            return None  # where an exporter runs that measures other machines
         if not nodes and of_instance and (pod := self._pod_at(host) or self._pod_of(host)) is not None:
             is_own = exporters.is_on_its_node(pod, self._labels, exported=True)
             nodes = frozenset({self._topology.known.name_of(pod.node)}) if is_own else _NONE
         elif not nodes and self._pod_of(host) is not None:
             return None  # A pod name is the exporter's location: see `_of_exporter`.
         if not nodes and exporters.names_an_exporter(host, self._labels):
-            return None
+            return None  # no node's name
         return Naming(label, nodes, host)
 
     @once
@@ -173,7 +173,7 @@ class NodeEvidence:
 
     @once
     def _listed(self) -> Label | Unresolved | None:
-        """Label with the only host of all lists; None without lists."""
+        """Label with the one node of all lists; None without lists."""
         hosts: dict[str, Label] = {}
         for label in self._listings:
             try:
@@ -220,11 +220,13 @@ class NodeEvidence:
         rivals = [naming for naming in unknown if naming.label.is_exported or not has_exported]
         if rivals:
             shown = "; ".join(naming.described(self._topology) for naming in (*rivals, *known)[:_SHOWN])
+            # If all nodes are known, the unknown one does not exist.
             reason = "target_unknown" if self._topology.knows_all_nodes else "target_ambiguous"
             return Unresolved(reason, f"the labels name more than one node: {shown}")
         (node,) = common
         instance = self._instance
         if instance is not None and instance.nodes and node not in instance.nodes and not self._listings:
+            # Where a central exporter runs does not matter, unless only a relayed ``exported_instance`` is against it.
             is_pushed = all(naming.label.name.lower() == "exported_instance" for naming in known)
             if is_pushed or not self.is_of_central:
                 shown = "; ".join(naming.described(self._topology) for naming in (*known, instance)[:_SHOWN])
@@ -245,6 +247,7 @@ class NodeEvidence:
         return Unresolved("target_ambiguous", why)
 
     def _unknown(self) -> str | Unresolved:
+        # An ``exported_instance`` may be an exporter's address, so labels of nodes come first.
         namings = [naming for naming in self.subjects if naming.label.name.lower() != "exported_instance"]
         namings = namings or list(self.subjects)
         if not all(_agree_on_host(naming, namings[0]) for naming in namings):
@@ -399,6 +402,7 @@ def _shown(namings: Sequence[Naming]) -> str:
 
 
 def host_of(instance: str) -> str:
+    # Without port, and without the brackets of an IPv6 address.
     if instance.startswith("["):
         return instance[1:].partition("]")[0]
     if instance.count(":") > 1:

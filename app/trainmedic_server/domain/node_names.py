@@ -187,7 +187,7 @@ class KnownNodes(Struct, frozen=True, dict=True):
         rank = next((number for number, source in enumerate(sources) if node in source.names), len(sources))
         if rank == 0:
             return node
-        # The inventory decides on addresses that several nodes have.
+        # Not the inventory's addresses: in other sources, other nodes may have them.
         known_names = (node, *(_aliases(node, self.cluster, self.slurm) if rank < len(sources) else ()))
         for preferred in sources[:rank]:
             candidates = frozenset[str]().union(*(_best_matches(preferred, name) for name in known_names))

@@ -18,7 +18,7 @@ class Scope(Struct, frozen=True):
 
     playbook: str | None = None
     node: str | None = None
-    """For nodes that the run touches, directly or through a job."""
+    """For nodes that the run touches, by its targets or its steps."""
     job: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 
@@ -51,8 +51,7 @@ class OperatorPause(Struct, frozen=True):
     starts_at: datetime
     ends_at: datetime | None = None
     """End of the pause or its first window; None until a person ends it."""
-    every: timedelta | None = None
-    """Interval between starts of windows."""
+    every: timedelta | None = None  # interval between starts of windows
     scope: Scope = EVERYTHING
     note: str = ""
     observe: bool = False

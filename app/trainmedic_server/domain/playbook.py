@@ -389,7 +389,7 @@ class Playbook(_Model):
 
 CHECK = "check"
 PHASES = ("steps", CHECK, "on_success", "on_failure")
-"""Lists of steps in stored order. A run executes one of the last two."""
+"""Lists of steps in stored order. A run executes at most one of the last two."""
 ON_LIMITED = "on_limited"
 EVERY_PHASE = (*PHASES, ON_LIMITED)
 _ID_PREFIXES = {
@@ -408,7 +408,7 @@ def place_of(phase: str) -> tuple[str, ...]:
 
 
 FREE_WAITS = (PollStep, DelayStep, UntilStep)
-"""Waits for a query, action or time. A run that begins with them locks nothing before its first action."""
+"""Waits for a query, action or time. During them, a run that has not acted locks nothing."""
 
 
 def step_id(step: _Step, index: int, phase: str = "steps") -> str:

@@ -40,7 +40,7 @@ OPEN = frozenset({Status.RUNNING, Status.WAITING, Status.AWAITING_APPROVAL})
 
 
 class Decision(StrEnum):
-    """Why a playbook acted on an alert, or did not."""
+    """What a playbook did about an alert, or why it did nothing."""
 
     STARTED = "started"
     JOINED = "joined"
@@ -98,7 +98,7 @@ class UndoStatus(StrEnum):
 
     - ``available``: not pending; an operator can order it
     - ``armed``, ``running``: pending
-    - ``dropped``: the action was certainly not applied
+    - ``dropped``: the action was certainly not applied, or how to revert it is not known
     - ``closed``: a person dropped it, with a note
     - ``failed``: an earlier release gave up; this one never does
     """
@@ -156,7 +156,7 @@ class Undo(Struct, frozen=True):
 
 class StepState(Struct, frozen=True):
     phase: str  # ``approval`` (mode approve's first question), or one of `playbook.EVERY_PHASE`
-    index: int
+    index: int  # from 0, in its phase
     id: str  # ID in the playbook, or ``step-<n>``
     kind: str  # action, wait_for (the alert's end), wait (for a time or condition) or approve
     action: str | None = None
@@ -201,7 +201,7 @@ class Run(Struct, frozen=True):
     target: Target | None
     """None if the labels named no target."""
     mode: Mode
-    """The stricter of the server's and the playbook's mode at admission."""
+    """Strictest of the server's, the playbook's and the operators' at admission. For members, see `is_vouched_for`."""
     status: Status
     decision: Decision
     alert: Identity
@@ -222,7 +222,7 @@ class Run(Struct, frozen=True):
     started_by: str | None = None
     """Operator of a manual start; None for an alert."""
     repeats: str | None = None
-    """ID of the run that is retried."""
+    """ID of the run that this one repeats."""
     request_key: str | None = None
     """Idempotency key of a manual start."""
     parent: str | None = None
@@ -373,7 +373,7 @@ class Controls(Struct, frozen=True):
     paused_by: str | None = None
     paused_at: datetime | None = None
     breaker_open: bool = False
-    """True if too many nodes were acted on: no run starts until an operator closes the breaker."""
+    """True after runs would have acted on too many nodes: none starts until an operator closes the breaker."""
     breaker_opened_at: datetime | None = None
     breaker_reason: str | None = None
     alive_at: datetime | None = None  # last heartbeat of a server; None before the first

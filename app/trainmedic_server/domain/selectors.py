@@ -103,7 +103,7 @@ def jobs_on_node(target: Target, topology: Topology) -> tuple[Target, ...] | Unr
 
 def nodes_selected(selector: Selector, topology: Topology) -> list[str] | Unresolved:
     """Return the nodes that a selector of nodes or GPUs selects."""
-    if not (topology.agents_answer and topology.cluster.answers and topology.slurm.answers):
+    if not topology.answers:
         return Unresolved("target_unknown", "a source of the topology does not answer")
     return _nodes(selector, topology)
 

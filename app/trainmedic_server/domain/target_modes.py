@@ -22,7 +22,7 @@ class ModeEntry(Struct, frozen=True):
 
 
 class TargetModes(Struct, frozen=True):
-    """Entries in the order of their file; the first that fits counts."""
+    """Entries in the order of their file; the first that fits a job by name, or a node, counts."""
 
     entries: tuple[ModeEntry, ...] = ()
 

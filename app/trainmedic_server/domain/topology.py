@@ -78,7 +78,7 @@ class Gpu(Struct, frozen=True):
 class Rank(Struct, frozen=True):
     job: str
     rank: Any
-    """Number from 0, or invalid data from the presence."""
+    """Number from 0, or any other data from the presence."""
     node: str
     gpu: str | None = None
 
@@ -382,7 +382,7 @@ class Topology(Struct, frozen=True, dict=True):
 
     @cached_property
     def pools(self) -> Sequence[Pool]:
-        """Without schedulers, all known nodes."""
+        """Schedulers' pools; without schedulers, one of all known nodes."""
         members: dict[str, list[str]] = {}
         for whole, source in (("the Kubernetes cluster", self.cluster), ("Slurm", self.slurm)):
             for node in source.nodes:

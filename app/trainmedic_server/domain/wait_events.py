@@ -26,7 +26,7 @@ class WaitStarted(OfRun, frozen=True):
 
 
 class WaitChanged(OfRun, frozen=True):
-    """The query or action holds now, or no longer; `why` after an error."""
+    """The query or action holds now, or does not; `why` after an error."""
 
     step: str
     holds: bool

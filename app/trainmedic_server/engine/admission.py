@@ -60,7 +60,7 @@ class Admitter:
         self._steps: dict[tuple[str, str, bool, Sequence[str]], tuple[StepState, ...]] = {}
         self._links: list[tuple[str, Identity]] = []  # run ID and alert
         self._events: list[Event] = []
-        self._nodes: set[str] = set()  # targets of started runs, which are known nodes from now on
+        self._nodes: set[str] = set()  # targets of started and observed runs: known nodes from now on
         self._controls: Controls | None = None  # None if unchanged
         self._to_drive: dict[str, StartedRun] = {}  # open runs by ID
         self._touched: set[str] = set()  # IDs of runs whose alerts changed
@@ -207,7 +207,7 @@ class Admitter:
         if earlier is not None and any(run.status not in (Status.NOT_STARTED, Status.OBSERVED) for run in linked):
             mapped, alert = alert, _as_mapped_before(alert, earlier.alert)
             if alert is not mapped:
-                matched = MatchedAlert()  # mapped by an earlier map: its run stays the only one
+                matched = MatchedAlert()  # mapped by an earlier map: no playbook of the new name starts too
         record = AlertRecord(alert, self._now, self._now)
         if earlier is not None:
             # An assumed end is refuted by this report.
@@ -220,7 +220,7 @@ class Admitter:
         return earlier is not None, decisions
 
     def _decide_overtaken(self, record: AlertRecord, candidate: Candidate) -> PlaybookDecision:
-        """Record a run that does not start: the alert's end arrived before its start."""
+        """Decide on an alert whose end arrived before its start: no run starts, and one record suffices."""
         name, target_key = candidate.key
         before = [run for run in self._facts.linked.get(record.identity, ()) if run.playbook == name]
         if before:
@@ -243,7 +243,7 @@ class Admitter:
             last = PlaybookDecision(acted[-1].run_id, name, acted[-1].target_key, Decision.DUPLICATE)
             if not self._is_due_again(candidate, acted):
                 return last
-            # The alert may be of any age: its last report counts.
+            # The first run was early enough, so the alert's age does not count.
             before, alert = before[before.index(acted[-1]) + 1 :], replace(alert, starts_at=self._now)
             decision = self._apply_guards(alert, candidate).decision
             if decision not in _ADMITTED and not self._reports_limit(candidate, decision):
@@ -284,7 +284,7 @@ class Admitter:
         return due is not None and due <= self._now
 
     def _apply_guards(self, alert: Alert, candidate: Candidate) -> guards.GuardDecision:
-        """May open the breaker."""
+        """Return whether a run may start or must join one. May open the breaker."""
         target = candidate.target
         if isinstance(target, Unresolved):
             return guards.GuardDecision(Decision(target.reason), target.why)
@@ -312,7 +312,8 @@ class Admitter:
         if outcome.decision is Decision.OBSERVE_ONLY:
             return guards.GuardDecision(Decision.OBSERVE_ONLY, why)
         if outcome.decision is Decision.STARTED and selection is not None and mode is Mode.ENFORCE:
-            nodes = selectors.nodes_of(selection.members, self._facts.topology)  # nobody approves the list
+            # In mode approve, a person approves the list instead.
+            nodes = selectors.nodes_of(selection.members, self._facts.topology)
             acted_on, known_nodes = self._facts.nodes_acted_on, self._facts.known_nodes
             reason = guards.why_group_refused(nodes, acted_on, known_nodes, self._limits)
             if reason is not None:
@@ -357,7 +358,7 @@ class Admitter:
     ) -> str | None:
         """Record a member's run, started or refused. Return None, or why the member must wait instead.
 
-        `vouched`: a person approved the list, so the breaker does not count it. `gone`: why the member vanished.
+        `vouched`: a person approved the list, so the breaker does not count it. `gone`: why the member vanished, if so.
         """
         if isinstance(candidate.target, Unresolved):  # the jobs on it are not known
             return candidate.target.why
@@ -414,7 +415,8 @@ class Admitter:
         return self._modes[key]
 
     def _configured_mode(self, target: Target | Unresolved, also: tuple[Target, ...]) -> tuple[Mode, str]:
-        topology = self._facts.topology  # for the server's mode there; the playbook's comes later
+        # The server's mode for the target. `_mode_and_reason` adds the playbook's and the operators'.
+        topology = self._facts.topology
         if isinstance(target, Unresolved):
             return self._limits.mode, ""
         if target.kind is not TargetKind.GROUP or not self._limits.target_modes.entries:

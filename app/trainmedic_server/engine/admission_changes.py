@@ -22,8 +22,7 @@ class StartedRun(Struct, frozen=True):
     run: Run
     playbook: CompiledPlaybook
     alert: AlertRecord
-    then: Instruction | None = None
-    """First plan's instruction; None if the driver plans."""
+    then: Instruction | None = None  # first plan's instruction; None if the driver plans
 
 
 class AdmissionChanges(Struct, frozen=True):
@@ -38,8 +37,7 @@ class AdmissionChanges(Struct, frozen=True):
     started: Sequence[StartedRun]
     touched: Set[str]  # IDs of runs whose alerts changed
     frozen: Mapping[str, Sequence[str]] = {}  # target keys of a new group's members, by run ID
-    outside: OutsideState | None = None
-    """The parent's, for started members."""
+    outside: OutsideState | None = None  # the parent's, for started members
 
     def write(self, tx: Transaction, now: datetime) -> None:
         tx.save_alerts(list(self.records.values()))
@@ -59,8 +57,7 @@ class ByHand(Struct, frozen=True):
     note: str = ""
     repeats: str | None = None  # ID of the retried run
     key: str | None = None  # idempotency key
-    groups: frozenset[str] = frozenset()
-    """The actor's; not recorded."""
+    groups: frozenset[str] = frozenset()  # the actor's; not recorded
 
 
 def events_of_rejected(delivery: Delivery, now: datetime) -> Iterator[Event]:

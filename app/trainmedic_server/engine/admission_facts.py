@@ -23,7 +23,7 @@ from trainmedic_server.ports.store import GuardFacts, LinkedRun, Transaction
 class AdmissionFacts(Struct):
     records: dict[Identity, AlertRecord]
     firing: dict[str, dict[Identity, AlertRecord]]
-    """Only fingerprints that resolve in these deliveries."""
+    """By fingerprint; as read, only of those that resolve in these deliveries."""
     newest: dict[str, AlertRecord]  # of events, by fingerprint
     linked: dict[Identity, list[LinkedRun]]  # runs of each alert, oldest first
     open_runs: dict[Key, str]  # run IDs
@@ -32,11 +32,11 @@ class AdmissionFacts(Struct):
     nodes_acted_on: set[str]  # in the breaker's window
     known_nodes: set[str]  # of which the breaker takes its share
     topology: Topology = field(default_factory=Topology)
-    memories: dict[Key, RunMemory] = field(default_factory=dict)
-    """Only of playbooks that use ``runs``."""
+    memories: dict[Key, RunMemory] = field(default_factory=dict)  # only of playbooks that use ``runs``
     limited: dict[str, set[str]] = field(default_factory=dict)
     """Targets by playbook, as `Transaction.limited_since`."""
-    nodes_taken: set[str] = field(default_factory=set)  # targets of runs with ``min_available``
+    nodes_taken: set[str] = field(default_factory=set)
+    """Nodes of open runs with ``min_available``, and nodes acted on lately."""
 
 
 _TOPOLOGY_LAG = timedelta(seconds=30)  # until Slurm and Kubernetes show what a run has changed
@@ -146,6 +146,7 @@ def _nodes_taken(tx: Transaction, candidates: Sequence[Candidate], catalog: Cata
 
 
 def counted_since(playbooks: Iterable[CompiledPlaybook], ago: Ago) -> Mapping[str, datetime]:
+    # Start of the period of ``max_runs``, by playbook.
     return {
         playbook.definition.name: ago(playbook.definition.guards.max_runs.per)
         for playbook in playbooks

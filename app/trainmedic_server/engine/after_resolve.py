@@ -45,7 +45,7 @@ def next_wait(run: Run, state: StepState) -> StepState | None:
 
 
 def may_be_silenced(draft: RunDraft) -> bool:
-    """Return whether a step may have ended the alert by stopping its source (``Action.silences``)."""
+    """Return whether a step may have ended the alert by stopping its source (``ActionTraits.silences``)."""
     resolved_at = max(
         (record.resolved_at for record in decisive(draft.outside.alerts) if record.resolved_at), default=None
     )
@@ -84,7 +84,7 @@ def prevented_steps(run: Run) -> Iterator[StepState]:
             yield state
 
 
-def resolution_ends_question(draft: RunDraft, state: StepState) -> bool:
+def is_moot(draft: RunDraft, state: StepState) -> bool:
     """Return whether the end of the alerts ends an approval or wait: what it is for would not start any more."""
     if not is_resolved(draft) or may_be_silenced(draft):
         return False

@@ -1,6 +1,6 @@
 """Detection of lost agents.
 
-An agent lost while the server was down counts as lost since its last recorded report.
+Of an agent lost while the server was down, the last report is the last recorded one.
 """
 
 from __future__ import annotations

@@ -27,11 +27,11 @@ def proceed(draft: RunDraft, state: StepState, definition: ApproveStep) -> Wait 
     if _apply_answers(draft, state):
         return None
     state = draft.run.step(state.key)
-    if after_resolve.resolution_ends_question(draft, state):
+    if after_resolve.is_moot(draft, state):
         _end_moot(draft, state)
         return None
     deadline = _deadline(draft, state)
-    state = draft.run.step(state.key)
+    state = draft.run.step(state.key)  # `RunDraft.timely` restarts it if the clock was set back
     if deadline and draft.now >= deadline:
         lapsed = _time_out(draft, state, definition)
         if lapsed is None:
@@ -53,7 +53,7 @@ def is_rejected(draft: RunDraft) -> bool:
 
 
 def _end_moot(draft: RunDraft, state: StepState) -> None:
-    """End a question whose alert resolved. A run that acted continues at its next ``wait_for: resolved``."""
+    """End a question whose alert resolved. A run that acted continues at its next ``wait_for: resolved``, if any."""
     continues = draft.run.acted_at is not None and after_resolve.next_wait(draft.run, state) is not None
     is_of_check = state.phase == CHECK  # no further batch starts
     status = StepStatus.SKIPPED if continues or is_of_check else StepStatus.CANCELLED
@@ -146,7 +146,7 @@ def _apply_answers(draft: RunDraft, state: StepState) -> bool:
 
 
 def _time_out(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
-    """Escalate, postpone the next question, or end the step: None."""
+    """Escalate, postpone the next question, or end the step. Return None if it has ended."""
     terms, question = Terms.of(state), definition.question
     if definition.on_timeout == "escalate" and question.escalate is not None and not terms.escalated:
         second = question.escalate
@@ -183,7 +183,7 @@ _END_BY_TIMEOUT = {  # by the step's `last_resort`
 
 
 def _remind_or_ask_again(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
-    """None if asking again ended the step."""
+    """Return None if asking again ended the step."""
     lapsed, question = Terms.of(state).lapsed, definition.question
     every = question.ask_again if lapsed else question.remind
     if every is None or state.retry_at is None:

@@ -16,7 +16,7 @@ from trainmedic_server.ports.actions import ON_RECORD, Actions, MultiNodeAction,
 
 
 def targets_of(run: Run, act: PerformAttempt, actions: Actions) -> Sequence[Target]:
-    """Return the attempt's targets, without a job's nodes if it only reads."""
+    """Return the attempt's targets, and the places of an action that changes several nodes."""
     state = run.step(act.key)
     own = run.targets_of(state)
     undo = state.undo if act.undo else None

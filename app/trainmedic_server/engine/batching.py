@@ -31,8 +31,8 @@ class Batcher(Generic[Asked, Answer]):
     """Queue that passes entries to `handle` in ordered batches.
 
     `handle` returns one answer per entry. If it raises, it has stored nothing: each entry is then handled alone. A
-    store outage fails the whole batch. `most` is the maximum weight of a batch, `at_once` the number of concurrent
-    batches. Over `limit` waiting entries, `ask` raises Saturated.
+    store outage fails the whole batch. `most` is the maximum weight of several entries, `at_once` the number of
+    concurrent batches. At `limit` waiting entries, `ask` raises Saturated.
     """
 
     def __init__(

@@ -52,11 +52,11 @@ def of(
     members: Collection[Target],
     topology: Topology,
     own: Collection[str] = (),
-    others: Collection[str] = (),
+    of_all: Collection[str] = (),
 ) -> Capacity | str | None:
     """Return the capacity, or why it is not known; None without ``max_unavailable``.
 
-    `own` and `others` are nodes at work for its members and for all runs.
+    `own` and `of_all` are nodes at work for its members and for all runs.
     """
     if rules.max_unavailable is None:
         return None
@@ -67,8 +67,8 @@ def of(
     if isinstance(selected, Unresolved):
         return f"it is not known how many nodes are unavailable: {selected.why}"
     nodes = {*selected, *selectors.nodes_of(members, topology)}
-    out = available_nodes.unavailable(topology.pool("", sorted(nodes, key=selectors.natural)), {*own, *others})
-    foreign = frozenset(nodes.intersection(others).difference(own))
+    out = available_nodes.unavailable(topology.pool("", sorted(nodes, key=selectors.natural)), {*own, *of_all})
+    foreign = frozenset(nodes.intersection(of_all).difference(own))
     return Capacity(len(nodes), rules.unavailable_allowed(len(nodes)), out, foreign)
 
 

@@ -71,7 +71,7 @@ class Driver:
         self._services = services
         self._context = services.planning_context(playbook)
         self._received_at = received_at  # of the alert, until the first act; None after a restart
-        self._then = then  # Persisted next instruction. None while planning and during an attempt.
+        self._then = then  # Next instruction, of the committed plan. None while planning and during an attempt.
         self._touched_nodes: set[str] = set()  # by this driver's attempts: pauses of these nodes hold the run
         # External changes read during an attempt. The driver stays touched, for the plan after the attempt.
         self._read_in_flight: OutsideState | None = None
@@ -113,8 +113,8 @@ class Driver:
             self._outside = OutsideState(snapshot.alerts, snapshot.orders)
 
     async def take_back_unbegun(self) -> None:
-        """Take back a persisted attempt that has not started: the next server could not know that."""
-        act = self._then
+        """Take back a step's persisted attempt that has not started: the next server could not know that."""
+        act = self._then  # an undo may be repeated, and an earlier server may have made a resumed attempt
         if isinstance(act, PerformAttempt) and not act.undo and not act.resumed:
             draft = self._draft()
             steps.take_back_attempt(draft, act.key)
@@ -265,7 +265,7 @@ class Driver:
         guards = self._context.playbook.definition.guards if self._context.playbook is not None else None
         if guards is None or guards.queue is None or guards.max_concurrent is None:
             return True
-        if self.run.parent is not None or self.run.is_limited:
+        if self.run.parent is not None or self.run.is_limited:  # these runs do not count
             return True
         name, most = self.run.playbook, guards.max_concurrent
         turn = self._services.turns.enter(name, self.run.id, most, at_once=plan.has_begun(self.run))
@@ -296,7 +296,7 @@ class Driver:
         return f"waited {waited} for its turn; at most {most} runs may be open", Decision.CONCURRENCY_LIMITED
 
     async def _take_target(self) -> bool:
-        """Lock the target. Return False if the run was closed instead."""
+        """Lock the target. Return False if the run was closed while it waited."""
         while True:
             claim = claims.at_start(self.run, self._services.actions)
             if not self._services.locks.try_acquire(self.run.id, claim):
@@ -422,13 +422,13 @@ class Driver:
         """Return whether later events cancel the attempt before start; never for undos."""
         if act.undo or not (waited or self._touched.is_set() or self._current_pause() is not None):
             return False
-        await self._read_outside(most=10)
+        await self._read_outside(most=10)  # nearly up to date, because the attempt starts next
         return plan.is_called_off(self._draft(), act)
 
     async def _locate_targets(self, act: PerformAttempt, name: str) -> AttemptOutcome | None:
         """Persist the nodes that a multi-node action determines now. Return an outcome if that failed."""
         action = performing.multi_node_action(self._services.actions, name) if not act.undo else None
-        if action is None or self.run.step(act.key).target is not None:
+        if action is None or self.run.step(act.key).target is not None:  # playbooks have none on several jobs
             return None
         located: list[BaseModel] = []
 

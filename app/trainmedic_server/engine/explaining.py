@@ -20,7 +20,7 @@ class Explainer:
     async def explain(self, alerts: Sequence[Alert], at: datetime | None = None) -> tuple[ExplainedAlert, ...]:
         """Return each playbook's reaction if the alerts were delivered now. Raises StoreUnavailable.
 
-        `at` sets the time only for the alerts' age.
+        `at` is the time of the decision. Guards count their periods from now.
         """
         services = self._services
         topology = services.topology()

@@ -61,10 +61,8 @@ class Explanation(Struct, frozen=True):
 class ExplainedAlert(Struct, frozen=True):
     alert: Alert
     playbooks: tuple[Explanation, ...]
-    told: tuple[str, ...] = ()
-    """Runs that would be notified of the end."""
-    refused: str = ""
-    """Reason of the alert map."""
+    told: tuple[str, ...] = ()  # runs that would be notified of the end
+    refused: str = ""  # why the alert map refuses the alert; empty if it does not
 
     @property
     def acting(self) -> tuple[str, ...]:
@@ -102,7 +100,7 @@ def explain(
 ) -> tuple[ExplainedAlert, ...]:
     """Explain each alert as if those before it were admitted."""
     by_name = {playbook.definition.name: playbook for playbook in playbooks}
-    guard_facts = dict(facts.guards)
+    guard_facts = dict(facts.guards)  # the admission changes the original
     numbers = itertools.count(1)
     admitter = Admitter(facts, context.limits, lambda: f"{_IMAGINED}{next(numbers)}", context.now, context.ago)
     explained = []
@@ -130,7 +128,7 @@ def alone(
     topology: Topology = Topology(),
     alert_map: AlertMap = NO_ALERT_MAP,
 ) -> tuple[ExplainedAlert, ...]:
-    """Explain the alerts as if there were no earlier runs, switches or other targets."""
+    """Explain the alerts as if there were no earlier runs, pauses or open breaker."""
     mapped = [alert_map.apply(alert) for alert in alerts]
     delivery = prepared(playbooks_for, mapped, topology)
     known_nodes = matching.nodes_named([delivery]) | topology.nodes
@@ -163,7 +161,7 @@ def _not_reacting(
     matched: MatchedAlert, alert: Alert, by_name: Mapping[str, CompiledPlaybook]
 ) -> Iterator[Explanation]:
     for miss in matched.misses:
-        if not miss.playbook:  # refused, so no playbook was checked
+        if not miss.playbook:  # the alert map's refusal, which is no playbook's
             continue
         playbook = by_name[miss.playbook]
         names_alert = alert.name in playbook.definition.begins_with

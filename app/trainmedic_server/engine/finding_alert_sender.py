@@ -66,7 +66,7 @@ class FindingAlertSender:
         self._touched.clear()
 
     async def tell(self) -> int:
-        """Send a limited number of due alerts and return it. Raises TrainmedicError."""
+        """Send some due alerts. Return the number of due findings. Raises TrainmedicError."""
         due = await self._store.transact(lambda tx: tx.findings.to_tell(self._clock.now(), _AT_ONCE))
         sent = [known for known in due if known.alert is not None]
         if sent:
@@ -82,7 +82,7 @@ class FindingAlertSender:
         return len(due)
 
     def _schedule_repeats(self, tx: Transaction, sent: Sequence[KnownFinding], now: datetime) -> None:
-        """Schedule the repeats of open findings. Those changed since stay due."""
+        """Schedule the repeats of open findings. Those that ended since stay due."""
         stored = tx.findings.with_ids([known.id for known in sent])
         noted = []
         for before in sent:

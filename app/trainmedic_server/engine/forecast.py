@@ -48,7 +48,7 @@ class StepForecast(StrEnum):
 class StepPlan(Struct, frozen=True):
     """Forecast of one step, with the field names of the JSON output.
 
-    ``params`` are rendered and checked; None without parameters or if undetermined.
+    ``params`` are rendered and checked; None without parameters or if not known.
     """
 
     phase: str

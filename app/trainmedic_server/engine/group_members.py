@@ -32,12 +32,9 @@ from trainmedic_server.ports.store import Transaction
 
 class StartedMembers(Struct, frozen=True):
     changes: AdmissionChanges | None = None  # None if no member started
-    held: str = ""
-    """Why further members cannot start now."""
-    refused: str = ""
-    """Why the breaker refuses the whole list."""
-    waits_for_own: bool = False
-    """True while started members take the capacity."""
+    held: str = ""  # why further members cannot start now
+    refused: str = ""  # why the breaker refuses the whole list
+    waits_for_own: bool = False  # True while started members take the capacity
     tries_again: datetime | None = None  # when `held` may have changed; None if unknown
 
 

@@ -1,6 +1,6 @@
 """Start conditions of a run: guards, mode and breaker.
 
-The first reason is the decision, so the most useful ones come first.
+The first reason that applies is the decision, so the most useful ones come first.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def decide(
 ) -> GuardDecision:
     """Return whether a run may start, apart from the breaker's count (`why_breaker_opens`).
 
-    `pause` would hold the run. With `windows`, an alert's age counts from their opening.
+    `pause` would hold the run. The age of an alert from before the open window counts from its opening.
     """
     if pause is not None:
         return GuardDecision(Decision.PAUSED, pause.why(now))
@@ -70,12 +70,15 @@ def decide(
     return GuardDecision(Decision.OBSERVE_ONLY if mode is Mode.OBSERVE else Decision.STARTED)
 
 
-# A person who cancels or rejects a run decides against further ones.
+# No cancelled or rejected run: a person may have decided against further ones.
 _MAY_BE_TRIED_AGAIN = frozenset({Status.SUCCEEDED, Status.FAILED})
 
 
 def again_at(again: Again | None, acted: Sequence[LinkedRun]) -> datetime | None:
-    """Return when a further run is due; None for never. `acted` are the alert's runs of the playbook, oldest first."""
+    """Return when a further run is due; None for never, or while the last one is open.
+
+    `acted` are the alert's runs of the playbook, oldest first.
+    """
     last = acted[-1]
     if again is None or last.status not in _MAY_BE_TRIED_AGAIN or last.ended_at is None:
         return None

@@ -1,7 +1,7 @@
 """Verdicts on failed and hanging jobs: created, stored, and sent as alerts.
 
-The verdict follows 5 s after the first sign, and is updated with late data for 2 min. While a launcher reports a
-running attempt, the job's output is no failure.
+The verdict follows 5 s after the first sign (longer for a hang or unread lines), and is updated with late data for
+2 min. While a launcher reports a running attempt, the job's output is no failure.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SETTLING = timedelta(seconds=5)  # Delay from the first sign to the verdict, for
 UNREAD_SETTLING = timedelta(seconds=15)
 UPDATED_FOR = timedelta(minutes=2)  # Time after a failure in which further signs belong to it
 ALERT_LASTS = timedelta(minutes=15)  # Time from a failure to the end of its alert
-OLDEST_DIAGNOSED = timedelta(hours=1)  # Age from which a failure gets no verdict
+OLDEST_DIAGNOSED = timedelta(hours=1)  # Age above which a failure gets no verdict
 _REMEMBERED = 2 * OLDEST_DIAGNOSED  # for jobs, launchers and agents whose presence ended
 _END_KINDS = names(JobFailed, JobEnded, JobGone)
 _GONE = name_of(JobGone)
@@ -61,7 +61,7 @@ _MOST_EARLIER = 50  # verdicts of a job
 _MOST_EXCERPTS = 16  # findings whose excerpts are read
 _MOST_PAST = 500  # findings of a job, and as many on a page of claimed ones
 _MOST_PAGES = 10  # of claimed findings
-_MOST_PROCESSES = 8  # instances of a job
+_MOST_PROCESSES = 8  # newest instances of a job and its launchers
 _MOST_RANKS = 100_000  # larger world sizes do not count
 
 log = telemetry.logger(__name__)
@@ -148,7 +148,7 @@ class JobDiagnoses:
         """Events are read only after a change of a job's record."""
         now, states = self._clock.now(), [(life.name, life.state, life.since, life.failures) for life in lives]
         if states != self._states:
-            until = now + timedelta(seconds=1)
+            until = now + timedelta(seconds=1)  # exclusive: events of this moment count
             events = await self._store.events_of_jobs(_END_KINDS, now - OLDEST_DIAGNOSED, until, _MOST_REPORTS)
             self._reports, self._states = _reports_by_job(events), states
         recent = {
@@ -327,7 +327,7 @@ class JobDiagnoses:
     async def _findings_of(self, job: str, nodes: Collection[str]) -> list[KnownFinding]:
         """Return the newest findings of the job, and claimed ones on its nodes.
 
-        Claims on other nodes are skipped by pages: they cannot hide the job's own.
+        Claims on other nodes are skipped, over several pages: few can hide those.
         """
         own, _ = await self._store.findings_page(FindingFilter(job=job), _MOST_PAST, None)
         places = {*nodes, *(node for each in own if each.origin.job == job for node in each.nodes)}

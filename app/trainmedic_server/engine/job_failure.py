@@ -34,7 +34,7 @@ _SHORTEST_WATCH = timedelta(seconds=22)  # presences lag, are read each 5 s, and
 
 
 def concerns(known: KnownFinding, job: str, nodes: Collection[str]) -> bool:
-    """Return whether a finding is about a job, from its log on one of its nodes, or from their kernels."""
+    """Return whether a finding is about a job: its own, a claimed one on its nodes, or of their kernels."""
     if job in (known.origin.job, known.target.job):
         return True
     if known.claimed_job == job:
@@ -135,10 +135,8 @@ class Stepping(NamedTuple):
 
     step: int
     instance: str
-    since: datetime
-    """Time of the last advance."""
-    usual: timedelta = timedelta(0)
-    """Longest recent time between advances; zero before two of them."""
+    since: datetime  # time of the last advance, or of the first presence
+    usual: timedelta = timedelta(0)  # longest recent time between advances; zero before this process's first
 
     def moved(self, step: int, instance: str, now: datetime) -> Stepping:
         """Another process (`instance`) proves no progress."""
@@ -151,7 +149,7 @@ class Stepping(NamedTuple):
 
 
 def is_settled(sign: Sign, stepping: Stepping | None, now: datetime, settling: timedelta) -> bool:
-    """Return whether enough time has passed since a sign: two usual steps if the job was advancing."""
+    """Return whether enough time has passed since a sign; for a hang, two usual steps more, within limits."""
     if sign.is_wait and stepping is not None and stepping.usual:
         settling = max(_SHORTEST_WATCH, min(2 * stepping.usual + settling, _LONGEST_SETTLING))
     return now - sign.at >= settling
@@ -169,9 +167,9 @@ def is_of_another(sign: Sign, verdict: KnownVerdict, updated_for: timedelta) -> 
 
 
 def findings_of_attempt(findings: Iterable[KnownFinding], job: str, attempt: int | None) -> list[KnownFinding]:
-    """Return findings of the attempt, and those without attempt or job.
+    """Return findings of the attempt, those without one, and those that do not name the job.
 
-    `attempt` None selects the newest attempt with an open finding.
+    `attempt` None: open ones only, of their newest attempt.
     """
     findings = list(findings)
     if attempt is None:
@@ -206,7 +204,7 @@ def healthy_shapes(
     failures: Iterable[KnownVerdict],
     reports: Iterable[ReportedEnd] = (),
 ) -> frozenset[str]:
-    """Return line shapes that the job's earlier successful attempts printed too."""
+    """Return line shapes that the job printed in earlier attempts without a known failure."""
     past = list(past)
     failed = {verdict.attempt for verdict in failures} | {each.attempt for each in reports if each.is_failure}
     failed |= {known.origin.attempt for known in past if _shows_failure(known)}

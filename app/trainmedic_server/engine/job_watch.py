@@ -1,6 +1,6 @@
 """Detection of gone jobs, by the rules of ``domain.job_life``.
 
-Only jobs whose SDK reports their end (``says_end``) are watched.
+Only jobs with a launcher, or whose SDK reports their end (``says_end``), are watched.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from trainmedic_server.ports.store import RunStore, Transaction
 
 LOOK_EVERY = timedelta(seconds=5)
 MOST_JOBS = 10_000  # records; further names are skipped
-# Time between two looks from which on the server itself stalled, so that silence does not count.
+# Time between two looks above which the server itself stalled, so that silence does not count.
 _LATEST_LOOK = timedelta(seconds=20)
 _INSTANCE = re.compile(r"^[!-~]{1,64}\Z")  # IDs of processes; others count as unknown
 
@@ -40,8 +40,7 @@ log = telemetry.logger(__name__)
 
 
 class _Ranks(NamedTuple):
-    gpus: frozenset[tuple[str, str, str]]
-    """Job, node and UUID."""
+    gpus: frozenset[tuple[str, str, str]]  # job, node and UUID
     number: int
 
 

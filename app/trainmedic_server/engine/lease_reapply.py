@@ -1,6 +1,6 @@
 """Conditions for reapplying an effect whose lease expired, from its run's history.
 
-``cooldown`` counts from the last application, ``max_runs`` limits repeats per run.
+``cooldown`` counts from the last application, ``max_runs`` limits repeats of a command.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ENDED_BY_PERSON = (OrderKind.CANCEL, OrderKind.UNDO, OrderKind.CLOSE_UNDO)
 
 
 def obstacle(tx: Transaction, run: Run, fires: bool | None, mode: Mode, now: datetime) -> str | None:
-    """Return why an expired cap must not be reapplied, or None. `fires`: an alert of the run fires, None if unknown."""
+    """Return why an expired effect must not be reapplied, or None. `fires`: an alert fires, None if unknown."""
     controls = tx.controls()
     orders = tx.orders_of([run.id]).get(run.id, ())
     order = next((order for order in orders if order.kind in _ENDED_BY_PERSON), None)

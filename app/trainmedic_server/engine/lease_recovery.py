@@ -48,8 +48,7 @@ log = telemetry.logger(__name__)
 
 class _PreparedRun(Struct, frozen=True):
     run: Run
-    fires: bool | None
-    """None if unknown."""
+    fires: bool | None  # None if unknown
     guards: Guards
 
 
@@ -190,7 +189,7 @@ class LeaseRecovery:
         prepared: _PreparedRun,
         targets: Collection[Target],
     ) -> list[LeasedEffect]:
-        """Return the effects to reapply now."""
+        """Record what is reapplied now, and return it."""
         run = tx.run(run_id)
         if run is None:
             return []

@@ -42,7 +42,7 @@ class LeaseRenewer:
     def __init__(self, services: EngineServices, recovery: LeaseRecovery) -> None:
         self._services = services
         self._leased: Mapping[str, LeasedAction] = {}  # by action name
-        # Third of the lease of the last renewal, by command ID, in event-loop time.
+        # By command ID: which third of its lease, counted from the start of event-loop time, has been renewed.
         self._last_third: dict[str, int] = {}
         self._recovery = recovery
         self._renewals: set[asyncio.Task[None]] = set()

@@ -1,7 +1,8 @@
 """Target locks: one change at a time per target.
 
-A run locks its claim (``claims``) from start to close. Claims are granted in order of arrival, except that a run passes
-earlier waiters that it does not overlap. Undos take no lock; they only wait for attempts in flight.
+A run locks its claim (``claims``) from its start, or the end of its first waits, to its close. Claims are granted in
+order of arrival, except that a run passes earlier waiters that it does not overlap. Undos take no lock; they only wait
+for attempts in flight.
 
 A claim with several targets is granted all or none. A holder never waits for more, so no two runs block each other.
 
@@ -40,9 +41,9 @@ class TargetLocks:
         return True
 
     def try_keep(self, keeper: str, claim: Claim) -> bool:
-        """Reserve the claim for a run to be admitted, unless an earlier keeper was refused an overlapping one.
+        """Reserve the claim for a run to be admitted. Return False if an overlapping one is locked or came before.
 
-        Each keeper needs `pass_on` or `release`.
+        Each keeper, refused or not, needs `pass_on` or `release`.
         """
         if self._refused_keepers.overlapping(claim) or not self.try_acquire(keeper, claim):
             self._refused_keepers.add(keeper, claim)
@@ -174,7 +175,7 @@ class _Claims:
         return sorted(claims.items(), key=lambda named: self._numbers[named[0]])
 
     def overlapping(self, claim: Claim, before: str | None = None) -> str | None:
-        """Return the first overlapping holder, with `before` only of earlier claims."""
+        """Return an overlapping holder, with `before` only of earlier claims."""
         if not self._by_name:
             return None
         end = self._numbers[before] if before is not None else None

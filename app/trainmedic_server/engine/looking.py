@@ -29,8 +29,7 @@ class Observed(Struct, frozen=True):
     holds: bool
     began: datetime
     ended: datetime
-    why: str = ""
-    """Error or missing data."""
+    why: str = ""  # error or missing data
     output: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -39,8 +38,7 @@ class Sight(Struct, frozen=True):
 
     key: tuple[str, int]
     holds: bool | None = None
-    since: datetime | None = None
-    """When it began to hold without interruption."""
+    since: datetime | None = None  # when it began to hold without interruption
     last: Observed | None = None
 
     def after(self, look: Look, observed: Observed) -> Sight:

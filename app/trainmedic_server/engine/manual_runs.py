@@ -1,6 +1,6 @@
 """Runs started by people, with the same guards, locks and breaker as alerts.
 
-Without a firing alert, a run gets a stand-in alert, which does not resolve.
+Without a firing alert, a run gets a stand-in alert, whose end is assumed after ``assume_resolved_after``.
 """
 
 from __future__ import annotations
@@ -37,21 +37,17 @@ _MOST_FIRING = 10_000  # firing alerts that are searched
 
 class StartOrder(Struct, frozen=True):
     playbook: str
-    target: Target | None
-    """None if the playbook or its inputs determine it."""
+    target: Target | None  # None if the playbook or its inputs determine it
     labels: Mapping[str, str] = field(default_factory=dict)  # of the firing alert, or of its stand-in
     dry_run: bool = False
     inputs: Mapping[str, inputs.Value] = field(default_factory=dict)
 
 
 class Started(Struct, frozen=True):
-    run: Run
-    """Hypothetical in a dry run."""
+    run: Run  # hypothetical in a dry run
     steps: tuple[StepAhead, ...]
-    waits_for: str | None = None
-    """The run with the target."""
-    is_repeated: bool = False
-    """True for the result of an earlier request."""
+    waits_for: str | None = None  # the run with the target
+    is_repeated: bool = False  # True for the result of an earlier request
 
 
 class ManualStarter:
@@ -86,8 +82,8 @@ class ManualStarter:
     async def retry(self, run_id: str, by: ByHand) -> Started:
         """Start another run for the alert of an unsuccessful one, with the current playbook.
 
-        A group's retry has the members that have not succeeded. Raises NotFound, StoreUnavailable, and Conflict if the
-        run is open or succeeded or its alert resolved.
+        A group's retry has the members that have not succeeded. Raises NotFound, NotEntitled, StoreUnavailable, and
+        Conflict if there is nothing to retry, or an open run or alert prevents it.
         """
         topology = self._services.topology()
         known = await self._services.store.transact(lambda tx: tx.run(run_id))

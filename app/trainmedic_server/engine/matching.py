@@ -60,10 +60,8 @@ KEPT_FROM_A_RUN = ("alertname", "conditions", "failure", "target", "not_accepted
 
 class MatchedAlert(Struct, frozen=True):
     candidates: tuple[Candidate, ...] = ()
-    misses: tuple[Reaction, ...] = ()
-    """Playbooks that name the alert without reaction."""
-    refused: str = ""
-    """Reason of the alert map."""
+    misses: tuple[Reaction, ...] = ()  # why other playbooks that name the alert do not react
+    refused: str = ""  # why the alert map refuses the alert; empty if it does not
 
     @property
     def kept_from_a_run_by(self) -> str | None:

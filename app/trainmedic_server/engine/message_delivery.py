@@ -31,7 +31,7 @@ from trainmedic_server.ports.store import RunStore, Transaction
 
 MOST_WAITING = 1_000  # Per channel. Older ones are dropped, counted and logged.
 GROUP_EVERY = timedelta(minutes=1)  # Minimum time between two texts on one kind and topic to a channel
-KEPT_WAITING = timedelta(days=1)  # Age at which an unsent message is dropped
+KEPT_WAITING = timedelta(days=1)  # Age at which a message is no longer stored, or is dropped if it cannot be sent
 KEPT = timedelta(days=7)  # Time for which sent messages are remembered, to repeat none
 _LOOK_EVERY = timedelta(seconds=2)
 _FIRST_RETRY, _LONGEST_RETRY = 5.0, 300.0  # seconds
@@ -100,7 +100,7 @@ class MessageDelivery:
         await self._add(lambda tx: self._messages_on(tx, events))
 
     async def look_at_playbooks(self) -> None:
-        """Store a message if a playbook file has been invalid for `_BROKEN_FOR`. After a recovery it is sent again."""
+        """Store a message if a playbook file has been invalid for `_BROKEN_FOR`; after a recovery, again."""
         now = self._clock.now()
         problems = self._broken.to_report(now)
         if self._broken.take_recovery():
@@ -164,7 +164,7 @@ class MessageDelivery:
         if rule.channels:
             return rule.channels
         chosen = self._routes.choose(draft.component, rule.severity, draft.kind)
-        # A follow-up goes where its run was reported; its severity would select other channels.
+        # A follow-up goes where its run was reported, too: its severity may select other channels.
         reported_in = set(before) & set(self._channels) if draft.kind is MessageKind.FOLLOW_UP else set()
         if reported_in:
             return sorted(reported_in | set(chosen.names if chosen.is_taken else ()))
@@ -198,7 +198,7 @@ class MessageDelivery:
     # --- from messages to people ----------------------------------------------------------------
 
     async def send(self, channel: str) -> int:
-        """Send due messages and return their number. Raises TemporaryFailure and StoreUnavailable."""
+        """Send or drop due messages. Return their number. Raises TemporaryFailure and StoreUnavailable."""
         if channel not in self._may_have_waiting:
             return 0
         now = self._clock.now()
@@ -320,7 +320,7 @@ class _BrokenPlaybooks:
         return current if any(now - since >= _BROKEN_FOR for since in new.values()) else []
 
     def take_recovery(self) -> bool:
-        """Return True at the first check without problems, once per recovery."""
+        """Return True at the first check without problems, once per recovery. Call it after `to_report`."""
         was_free, self._was_free = self._was_free, not self._since
         return self._was_free and not was_free
 

@@ -56,14 +56,13 @@ class Draft(Struct, frozen=True):
     text: str = ""
     run_id: str | None = None
     hold: timedelta = SOON
-    once: str = ""
-    """Key of messages sent only once."""
+    once: str = ""  # key of messages sent only once
     to: str | None = None  # channel that a question names; None for those of rules and routes
     component: Component = Component.TRAINMEDIC
 
 
 SentKinds = Mapping[str, set[MessageKind]]
-"""Kinds of messages sent so far, by run ID."""
+"""Kinds of messages sent so far, by run ID; a waiting failure message counts too."""
 
 
 def draft_of(event: Event, run: Run | None, kinds_sent: SentKinds, summary: str = "") -> Draft | None:
@@ -88,7 +87,7 @@ def _run_draft(event: Event, run: Run, kinds_sent: set[MessageKind], summary: st
             return _closed(run, summary)
         case kinds.RateLimited() if any(step.phase == ON_LIMITED for step in run.steps):
             return None  # they may notify people: its end decides
-        case kinds.RateLimited() | kinds.ConcurrencyLimited() | kinds.Stale():
+        case kinds.RateLimited() | kinds.ConcurrencyLimited() | kinds.CapacityLimited() | kinds.Stale():
             return _not_started(run, Decision(event.kind), content.why or run.message)
         case kinds.TargetUnknown() | kinds.TargetAmbiguous():
             return _untargeted(event.kind, content.why or run.message, run)
@@ -127,7 +126,8 @@ _MEMBER_KINDS = names(kinds.UndoDelayed, kinds.UndoDone, kinds.UndoClosed)
 
 KINDS = names(  # events that may give a message
     *(kinds.QuestionEvent, kinds.RunApproved, kinds.RunRejected, kinds.ApprovalEnded, kinds.Closed, kinds.StartedLater),
-    *(kinds.RateLimited, kinds.ConcurrencyLimited, kinds.Stale, kinds.TargetUnknown, kinds.TargetAmbiguous),
+    *(kinds.RateLimited, kinds.ConcurrencyLimited, kinds.CapacityLimited, kinds.Stale),
+    *(kinds.TargetUnknown, kinds.TargetAmbiguous),
     *(kinds.AlertResolved, kinds.UndoDelayed, kinds.UndoDone, kinds.UndoClosed),
     *(kinds.BreakerOpened, kinds.BreakerClosed, kinds.OfPause, kinds.ServerStarted),
 )
@@ -263,7 +263,7 @@ def _resolved(content: kinds.AlertResolved, run: Run, kinds_sent: set[MessageKin
 
 
 def _not_started(run: Run, decision: Decision, why: str) -> Draft | None:
-    """Return None if people know (manual starts, pauses, breaker) or need not (cooldowns)."""
+    """Return None if people know (manual starts, pauses, breaker) or need not (cooldowns, mode observe)."""
     remedy = _REMEDIES.get(decision)
     if remedy is None or run.mode is Mode.OBSERVE or run.started_by is not None:
         return None

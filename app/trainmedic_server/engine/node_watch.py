@@ -43,8 +43,7 @@ class JobProgress(Struct, frozen=True):
     instance: str
     began_at: datetime | None  # start of the process; None if its ID has no time
     step: int  # 0 if not reported
-    progressed_at: datetime | None = None
-    """Last increase of the step; None if never."""
+    progressed_at: datetime | None = None  # last increase of the step; None if never
 
 
 class NodeWatch:

@@ -25,8 +25,8 @@ def accept(
 ) -> None:
     """Store a command if it fits the run's state.
 
-    `groups` are its author's; `question` is the answered one, if known. `undo` is stored too, unless the run changed
-    nothing. Raises NotFound, Conflict, NotEntitled.
+    `groups` are its author's; `question` is the answered one, if known. `undo` is stored too if there is something to
+    undo. Raises NotFound, Conflict, NotEntitled.
     """
     run = tx.run(order.run_id)
     if run is None:

@@ -57,7 +57,7 @@ def observing(controls: Controls, playbook: str, now: datetime) -> OperatorPause
 def begin(
     controls: Controls, order: PauseOrder, actor: str, now: datetime, new_id: Callable[[], str]
 ) -> tuple[Controls, OperatorPause, list[Event]]:
-    """Return the switches, the pause and its event. It replaces an active pause of the same scope.
+    """Return the switches, the pause and its event. A pause from now on replaces an active equal one.
 
     Raises Conflict for too many.
     """

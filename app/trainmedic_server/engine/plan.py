@@ -143,7 +143,7 @@ def _advance_open(draft: RunDraft) -> Instruction | None:
         if then is not None:
             return then
     order = draft.outside.last(OrderKind.CANCEL, OrderKind.UNDO)  # an undo of an open run ends it first
-    if order is not None and not approval_steps.is_rejected(draft):
+    if order is not None and not approval_steps.is_rejected(draft):  # a rejection takes precedence
         last = group_plan.wait_for_last(draft)
         if last is not None:
             return last
@@ -152,7 +152,7 @@ def _advance_open(draft: RunDraft) -> Instruction | None:
             message = f"{message}; {draft.group.counts}"
         _close(draft, Status.CANCELLED, _with_refusal(draft.run, [message]))
         return None
-    # An alert may have grown stale during a pause before the first act.
+    # An alert may have grown stale during a pause before the first act. A group is under way once a member has begun.
     was_held = draft.run.waiting_on == "resume" and not draft.outside.paused and draft.run.acted_at is None
     if not draft.run.is_limited and ((was_held and not draft.run.is_group) or not is_under_way(draft)):
         reason = why_stale(draft)
@@ -167,7 +167,7 @@ def _advance_open(draft: RunDraft) -> Instruction | None:
 
 
 def _proceed(draft: RunDraft) -> Instruction | None:
-    """Work on the next step, or close the run. None if this must be repeated."""
+    """Work on the next step, or close the run. None if it was closed or this must be repeated."""
     broken = step_sequence.failed_step(draft.run, draft.playbook)
     if broken is not None and broken.status is StepStatus.REJECTED:
         _close(draft, Status.REJECTED, group_plan.why_ended(draft, broken, broken.why_not))

@@ -33,13 +33,10 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
 class OutsideState(Struct, frozen=True):
-    alerts: tuple[AlertRecord, ...]
-    """The initial one first."""
+    alerts: tuple[AlertRecord, ...]  # the initial one first
     orders: tuple[OperatorOrder, ...] = ()
-    pause: OperatorPause | None = None
-    """The one that holds the run now."""
-    breaker: str | None = None
-    """Reason of the open breaker."""
+    pause: OperatorPause | None = None  # the one that holds the run now
+    breaker: str | None = None  # reason of the open breaker
 
     @property
     def paused(self) -> bool:
@@ -57,7 +54,7 @@ class OutsideState(Struct, frozen=True):
 
     @property
     def is_over(self) -> bool:
-        """True if its alerts resolved. A stand-in never does."""
+        """True if its alerts resolved. The end of a stand-in, which is only assumed, does not count."""
         return self.resolved and not all(record.is_stand_in for record in self.alerts)
 
     @property
@@ -74,8 +71,7 @@ class PerformAttempt(Struct, frozen=True):
 
     key: tuple[str, int]  # `StepState.key`
     undo: bool = False
-    resumed: bool = False
-    """True if an earlier server may have made it."""
+    resumed: bool = False  # True if an earlier server may have made it
 
 
 class Wait(Struct, frozen=True):
@@ -115,12 +111,9 @@ class AttemptOutcome(Struct, frozen=True):
     """
     output: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
-    in_part: bool = False
-    """True if it may have been applied in part."""
-    may_be_repeated: bool = True
-    """False if a retry would apply it twice."""
-    barred_by: Decision | None = None
-    """Guard that refused the attempt."""
+    in_part: bool = False  # True if it may have been applied in part
+    may_be_repeated: bool = True  # False if a retry would apply it twice
+    barred_by: Decision | None = None  # guard that refused the attempt
 
 
 CALLED_OFF = AttemptOutcome("called_off")
@@ -134,8 +127,7 @@ class PlanningContext(Struct, frozen=True):
     max_age: timedelta
     set_forward_since: Callable[[datetime], timedelta] = lambda _: timedelta(0)
     """Returns the time that forward clock steps skipped since a moment."""
-    idle_since: Callable[[datetime], timedelta] = lambda _: timedelta(0)
-    """Returns that time plus downtimes."""
+    idle_since: Callable[[datetime], timedelta] = lambda _: timedelta(0)  # returns that time plus downtimes
     external_url: str = ""
     topology: Callable[[], Topology] = Topology
 

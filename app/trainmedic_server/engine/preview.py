@@ -66,7 +66,7 @@ def steps_of_group(
 ) -> tuple[StepAhead, ...]:
     """Return the steps as the first member would run them, with the places of all.
 
-    `batch` is the number of their batch, None for the whole list.
+    `batch` is the number of their batch, from 1; None for the whole list.
     """
     targets = [Target.of_key(member) for member in members]
     states = step_sequence.initial_steps(playbook, ask_first=False, phases=step_sequence.MEMBER_PHASES)

@@ -44,9 +44,8 @@ class ReplayedRun(Struct, eq=False):
     """False if it ended before its first act, and counts only while it is open."""
     is_observed: bool = False
     is_end_recorded: bool = False
-    is_stored: bool = False
-    is_shared: bool = False
-    """True if it stands for runs of other alerts too."""
+    is_stored: bool = False  # True if cooldowns, joins and `max_concurrent` take it into account
+    is_shared: bool = False  # True if it stands for runs of other alerts too
 
     def may_be_open(self, now: datetime) -> bool:
         return self.earliest <= now < self.ends_by
@@ -248,7 +247,7 @@ class ReplayedRuns:
     def open_breaker_if_due(self, target: Target, now: datetime) -> bool:
         """Return whether a start may open the closed breaker. If so, it counts as opened."""
         node = target.node
-        if node is None or self._surely_acted.get(node, now) > now:
+        if node is None or self._surely_acted.get(node, now) > now:  # the breaker counts it already
             return False
         others = len(self._acts_on) - (node in self._acts_on)
         named = {node} - self._known_nodes - self._acted_unknown

@@ -95,7 +95,7 @@ class GroupProgress:
 def next_of(
     rollout: Rollout, progress: GroupProgress, *, may_start: bool
 ) -> StartMembers | WaitForMembers | RolloutOver:
-    """Return the next instruction. `may_start` is False after a cancellation or the end of the alert.
+    """Return the next instruction. `may_start` is False after the end of the alert.
 
     Batch n+1 starts only when all members of n are closed. Skipped members are replaced within their batch.
     """

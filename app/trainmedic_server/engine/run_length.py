@@ -1,6 +1,6 @@
 """Longest time that a run may take by its playbook's own limits.
 
-Excludes waits for a busy target or for the end of a pause.
+Excludes waits for a busy target, a turn, a window or the end of a pause.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ class LongestRun(Struct, frozen=True):
     span: timedelta = timedelta()
     after_end: bool = False
     """True if `span` counts from the end of the alert, because the run may wait for it."""
-    is_limited: bool = True
-    """False if a step has no known limit."""
+    is_limited: bool = True  # False if a step has no known limit
 
     def ends_by(self, start: datetime, alert_end: datetime | None) -> datetime | None:
         """Return None if there is no limit."""

@@ -24,15 +24,14 @@ from trainmedic_server.ports.store import Transaction
 LOOK_EVERY = timedelta(seconds=10)
 _POSITION = "schedules"  # name of the stored position, in seconds since 1970
 _MOST_PATIENCE = timedelta(days=1)  # limits how many late times are computed
-_SAVE_EVERY = timedelta(minutes=1)  # the time up to which all times are decided
+_SAVE_EVERY = timedelta(minutes=1)  # how often the time is stored up to which all times are decided
 
 _Key = tuple[str, str, str]  # playbook, schedule, timezone
 
 
 class DueTimes(Struct, frozen=True):
     start: datetime | None = None  # the time that starts a run, if any
-    missed: datetime | None = None
-    """When the record of missed times begins."""
+    missed: datetime | None = None  # start of the stand-in that records missed times, if any
     why: str = ""
 
 

@@ -52,7 +52,7 @@ from trainmedic_server.ports.store import RunStore, Transaction
 
 log = telemetry.logger(__name__)
 
-# Maximum lead of an ID's time after the clock was set back: half of the day that the history allows.
+# Maximum lead of an ID's time after the clock was set back: half of the margin with which `history_page` reads IDs.
 _MOST_AHEAD_MS = 12 * 3_600_000
 _MOST_HOLDERS = 5  # Maximum length of the chain of runs that wait for each other's targets, in an answer
 
@@ -121,7 +121,7 @@ class Engine:
         self._last_id, self._id_lock = (0, 0), threading.Lock()
 
     def leaves_change(self, action: str) -> bool:
-        """Return whether it changes something. True if unknown, False if it only reverts."""
+        """Return whether the action changes something. True if unknown, False if it only reverts."""
         action_class = self._actions.action_class(action)
         return action_class is None or (action_class.harmful and not getattr(action_class, "gives_back", False))
 
@@ -136,7 +136,7 @@ class Engine:
     async def upcoming(
         self, run: Run, alerts: Sequence[AlertRecord], orders: Sequence[OperatorOrder] = ()
     ) -> Upcoming | None:
-        """Return what the run does next; None if it is over. Raises StoreUnavailable."""
+        """Return what the run, or its repetition, does next; None for nothing. Raises StoreUnavailable."""
         playbook = await self._workers.playbook_for_reading(run) if run.is_open else None
         held_by = await self._held_by(run) if run.waiting_on == "target" else None
         sight = self._workers.sight(run.id)
@@ -184,7 +184,7 @@ class Engine:
         return self._intake.admit(delivery)
 
     async def explain(self, alerts: Sequence[Alert], at: datetime | None = None) -> tuple[ExplainedAlert, ...]:
-        """`at` sets the time for the alerts' age. Raises StoreUnavailable."""
+        """See `Explainer.explain`."""
         return await self._explainer.explain(alerts, at)
 
     async def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
@@ -201,9 +201,10 @@ class Engine:
         *,
         undo: bool = False,
     ) -> Run:
-        """Carry out an operator command and return the run's new state. `undo` also reverts the run's changes now.
+        """Accept an operator command. Return the run's state once it is planned, at the latest after 1 s.
 
-        An answer counts only for its `question`. Raises NotFound, Conflict, NotEntitled, StoreUnavailable.
+        `undo` also reverts the run's changes. An answer counts only for its `question`. Raises NotFound, Conflict,
+        NotEntitled, StoreUnavailable.
         """
         order = OperatorOrder(self._new_id(), run_id, kind, actor, self._clock.now(), note)
         undo_order = replace(order, id=self._new_id(), kind=OrderKind.UNDO) if undo else None
@@ -216,11 +217,11 @@ class Engine:
         return run
 
     async def start_run(self, order: StartOrder, by: ByHand) -> Started:
-        """Start a run, or return the result of a dry run. Raises NotFound, Conflict, StoreUnavailable."""
+        """See `ManualStarter.start`."""
         return await self._starter.start(order, by)
 
     async def retry(self, run_id: str, by: ByHand) -> Started:
-        """Start another run for the alert of an unsuccessful one. Raises NotFound, Conflict, StoreUnavailable."""
+        """See `ManualStarter.retry`."""
         return await self._starter.retry(run_id, by)
 
     async def record_late_reply(self, reply: envelope.Reply) -> None:
@@ -261,7 +262,7 @@ class Engine:
         return await self._change(change)
 
     async def close_breaker(self, actor: str) -> Controls:
-        """Close the breaker and restart its count. Runs that it blocked are not started."""
+        """Close the breaker and restart its count. This starts no blocked run. Raises StoreUnavailable."""
 
         def change(controls: Controls) -> tuple[Controls, Sequence[Event]]:
             if not controls.breaker_open:
@@ -319,7 +320,9 @@ class Engine:
         return self._timeline.ago(span)
 
     def _new_id(self) -> str:
-        """Return a UUIDv7 that sorts after all earlier ones of this process."""
+        """Return a UUIDv7 that sorts after all earlier ones of this process, if the clock was set back by less than
+        `_MOST_AHEAD_MS`.
+        """
         now_ms = int(self._clock.now().timestamp() * 1000)
         with self._id_lock:  # admission calls it from the store's thread
             last_ms, counter = self._last_id

@@ -18,8 +18,7 @@ ASK_EVERY = timedelta(seconds=30)
 class ServiceState(Struct, frozen=True):
     problem: str | None
     """None: the service answers. Empty: it was not asked yet."""
-    since: datetime
-    """Start of this state."""
+    since: datetime  # start of this state
 
 
 class ServiceWatch:

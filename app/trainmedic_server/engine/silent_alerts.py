@@ -1,4 +1,4 @@
-"""Alerts without reports: Alertmanager is asked whether they fire; without one, a long silence counts as resolution.
+"""Alerts without reports: Alertmanager is asked whether they fire; without an answer, a long silence ends them.
 
 Otherwise a lost message could block an undo permanently.
 """

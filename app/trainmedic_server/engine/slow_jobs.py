@@ -1,7 +1,8 @@
 """Verdicts on slow jobs, created while an alert reports slowness.
 
 Prometheus has the ranks' median step parts and the slowest ranks' times; other ranks count as median. Without it, the
-log's figures on data waits count. NCCL timeouts are a hint, which raises no alert and reaches no playbook.
+log's figures on data waits count. Without any figures, a throughput drop gives a hint, which raises no alert and
+reaches no playbook; NCCL timeouts support it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from trainmedic_server.ports.store import RunStore
 
 AGAIN_AFTER = timedelta(minutes=15)  # Age of a verdict at which the next one is made, while the alert fires
 _LOOK_EVERY = timedelta(seconds=10)
-_AVERAGED_OVER = timedelta(minutes=5)  # ``5m`` in queries
+_AVERAGED_OVER = timedelta(minutes=5)  # as ``5m`` in queries
 _LOG_AGE = timedelta(minutes=30)  # of findings that count
 _MOST_FIRING, _MOST_JOBS, _MOST_EARLIER = 10_000, 20, 10  # alerts; jobs of one look; verdicts of a job
 _PARTS = ("data", "compute", "wait")  # of a step, as in the names of metrics
@@ -128,13 +129,13 @@ class SlowJobs:
         for values, part in ((own, "own"), (data, "data")):
             for series in await self._query(f"avg_over_time(training_rank_{part}_seconds{{$job}}[$over])", job, now):
                 rank = series.labels.get("rank", "")
-                if rank.isdecimal() and len(rank) <= 7:
+                if rank.isdecimal() and len(rank) <= 7:  # others are no ranks
                     values[int(rank)] = (_newest(series), series.labels.get("rank_node", ""))
         size = await self._query("max(training_ranks{$job})", job, now)
         count = int(_newest(size[0])) if size else max(own, default=0) + 1
         if medians.keys() != set(_PARTS):
             return {}
-        return _all_ranks(medians, own, data, min(count, 100_000))
+        return _all_ranks(medians, own, data, min(count, 100_000))  # more would be a wrong metric
 
     async def _query(self, query: str, job: str, now: datetime) -> Sequence[MetricSeries]:
         if self._history is None:

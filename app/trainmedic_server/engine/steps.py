@@ -48,7 +48,7 @@ MOST_STOPPED_ATTEMPTS = 20
 
 
 def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | Look | TakeTarget | None:
-    """Return the act for the first step that is not final.
+    """Advance the first step that is not final. Return its next act.
 
     None once it is final, or if the run must not act (`RunDraft.refused`).
     """
@@ -123,7 +123,7 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
     assert isinstance(definition, ActionStep)
     attempt = replace(
         state.attempts[-1],
-        status="rejected" if outcome.status == "skipped" else outcome.status,  # only steps are skipped
+        status="rejected" if outcome.status == "skipped" else outcome.status,  # no attempt has the status `skipped`
         ended_at=draft.now,
         error=outcome.error,
         in_part=outcome.in_part,
@@ -134,7 +134,7 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
         draft.end(state, StepStatus.SUCCEEDED, attempts=attempts, output=output, error=error, undo=undo)
         draft.add_event(kinds.StepSucceeded(state.id, state.action, outcome.output))
         return
-    may_have_acted = any(earlier.status == "unknown" for earlier in attempts)
+    may_have_acted = any(each.status == "unknown" for each in attempts)
     if outcome.status == "skipped" and not may_have_acted:
         draft.end(keep_or_drop_undo(replace(state, attempts=attempts)), StepStatus.SKIPPED, message=error)
         draft.add_event(kinds.StepSkipped(state.id, action=state.action, why=error))
@@ -144,7 +144,7 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
         _stop(draft, state, outcome.error or "it was stopped, because the alert resolved")
         return
     if outcome.barred_by is not None and not has_acted_before(draft.run, state, draft.context.actions):
-        draft.run = replace(draft.run, acted_at=None)  # set when the attempt was persisted
+        draft.run = replace(draft.run, acted_at=None)  # it was set when the attempt was persisted
         draft.refuse(outcome.barred_by, f"the breaker opened before the run could act: {outcome.error}")
     may_follow = outcome.status not in ("rejected", "skipped") and outcome.may_be_repeated and outcome.barred_by is None
     most = (
@@ -160,7 +160,7 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
         draft.add_event(kinds.AttemptFailed(state.id, attempt.number, outcome.error, delay.total_seconds()))
         return
     if may_have_acted:
-        # Even if the last attempt failed, an earlier one may have been applied, so its undo stays pending.
+        # Even if the last attempt failed, an earlier one may have been applied: the undo stays pending.
         draft.end(keep_or_drop_undo(state), StepStatus.UNKNOWN)
         draft.add_event(kinds.StepUnknown(state.id, state.action, outcome.error))
         return
@@ -182,7 +182,7 @@ def take_back_attempt(draft: RunDraft, key: tuple[str, int]) -> None:
 
 
 def has_acted_before(run: Run, state: StepState, actions: Actions) -> bool:
-    """Return whether the run may have changed anything before this step's last attempt."""
+    """Return whether the run may have changed anything before this step's last attempt, or by it if unknown."""
     if len(state.attempts) > 1 or state.attempts[-1].status == "unknown":
         return True
     others = (step for step in run.steps if step.key != state.key and step.attempts)
@@ -196,7 +196,7 @@ def is_harmful(actions: Actions, name: str | None) -> bool:
 
 
 def keep_or_drop_undo(state: StepState) -> StepState:
-    """Return an unsuccessful step with the undo of its last possibly applied attempt, or with the undo dropped."""
+    """Return an unsuccessful step with the undo of its last attempt that may be applied, or the undo dropped."""
     if state.undo is None:
         return state
     applied = [attempt.command_id for attempt in state.attempts if _may_be_applied(attempt)]

@@ -14,7 +14,7 @@ from trainmedic_server.domain import time_gaps
 from trainmedic_server.domain.time_gaps import SHORTEST, Ago, TimeGap
 from trainmedic_server.ports.outside import Clock
 
-HEARTBEAT = timedelta(seconds=10)
+HEARTBEAT = timedelta(seconds=10)  # between two heartbeats
 
 
 class Timeline:
@@ -80,6 +80,7 @@ class Timeline:
 
     def _look_from(self, before: datetime, now: datetime, *, is_downtime: bool) -> None:
         passed, self._looked_at = now - before, now
+        # A running server looks at least at each heartbeat.
         if passed > SHORTEST + (timedelta(0) if is_downtime else HEARTBEAT):
             gap = TimeGap(now, passed, is_downtime)
             self._gaps.append(gap)

@@ -42,7 +42,7 @@ def of_run(
         return Upcoming(waits_for=str(run.group) if run.group else "its members", note=run.message or None)
     failed = step_sequence.failed_step(run, playbook)
     at = step_sequence.next_step(run, playbook, failed)
-    if failed is None and run.batch is not None:
+    if failed is None and run.batch is not None:  # the parent's check of a batch comes before its last steps
         at = step_sequence.next_of_check(run) or at
     if at is None:
         return Upcoming(outcome="failed" if failed else "succeeded")
@@ -93,7 +93,7 @@ def _blocking(run: Run, held_by: HeldBy | None) -> dict[str, Any]:
         holder_id = held_by.run_id if held_by else None
         targets = ", ".join(target.key for target in run.targets)
         waits_for = {"waits_for": f"{targets}{by}", "holder": holder_id, "held_by": held_by}
-        # A run takes its target first, so one that has not acted has waited since admission.
+        # A run that has begun no step has waited since admission.
         has_waited = run.acted_at is None and not any(step.started_at for step in run.steps)
         return {**waits_for, "waiting_since": run.created_at if has_waited else None}
     if run.waiting_on == TURN:

@@ -40,7 +40,7 @@ def proceed(
     draft: RunDraft, state: StepState, definition: PollStep | DelayStep | UntilStep
 ) -> Wait | Look | TakeTarget | None:
     """Begin, continue or end the wait; None once the step is final."""
-    if after_resolve.resolution_ends_question(draft, state):
+    if after_resolve.is_moot(draft, state):
         _end_moot(draft, state)
         return None
     if state.status is StepStatus.PENDING:
@@ -50,8 +50,9 @@ def proceed(
         state = begun
     if isinstance(definition, PollStep):
         return _poll(draft, state, definition)
+    # The time of `wait_until` does not move with the clock.
     deadline = state.deadline if isinstance(definition, UntilStep) else draft.timely(state).deadline
-    state = draft.run.step(state.key)
+    state = draft.run.step(state.key)  # `RunDraft.timely` restarts it if the clock was set back
     assert deadline is not None
     if draft.now >= deadline:
         draft.end(state, StepStatus.SUCCEEDED)
@@ -143,7 +144,7 @@ def _poll(draft: RunDraft, state: StepState, definition: PollStep) -> Look | Tak
     if is_over:
         return TakeTarget(deadline)
     draft.set_status(Status.WAITING, WAITING_ON)
-    return look if sight is not None else replace(look, once=draft.look_once)
+    return look if sight is not None else replace(look, once=draft.look_once)  # at once after the lock was taken
 
 
 def _record_change(draft: RunDraft, state: StepState, definition: PollStep, sight: Sight) -> StepState:

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from tests.unit.engine.world import Scripted, World
 from trainmedic_server import errors
+from trainmedic_server.domain import changes
 from trainmedic_server.domain.run import OrderKind, Run, Status, Undo, UndoStatus
 from trainmedic_server.domain.value_types import NUMBER, TEXT, Shape
 
@@ -84,7 +85,7 @@ async def test_an_undo_may_use_what_the_action_answered(world: MakeWorld) -> Non
 
 
 async def test_an_undo_that_cannot_be_known_is_told(world: MakeWorld) -> None:
-    """The answer lacks what the undo needs: the step succeeded, and its undo is dropped with the reason."""
+    """The answer lacks what the undo needs: it is dropped with the reason, and the change is listed as lasting."""
     at = world(book(BY_OUTPUT), more=[Hook])
     await at.engine.start()
     at.actions["hook"].outcomes.append({"id": "a"})
@@ -94,6 +95,9 @@ async def test_an_undo_that_cannot_be_known_is_told(world: MakeWorld) -> None:
     assert run.status is Status.SUCCEEDED
     assert undo_of(run).status is UndoStatus.DROPPED
     assert "size" in (undo_of(run).because or "")
+    (change,) = changes.never_given_back(run, lambda action: True)
+    assert (change.step, change.is_reversible) == ("call", False)
+    assert change.given_back == "never: how to undo it is not known"
     with pytest.raises(errors.Conflict):
         await at.engine.order(run.id, OrderKind.UNDO, "ann")
 

@@ -18,6 +18,7 @@ from trainmedic_server.domain.message import DEFAULT_RULES, Severity, parse_rule
 from trainmedic_server.domain.message_routes import routes_of
 from trainmedic_server.domain.pause import PauseOrder, Scope
 from trainmedic_server.domain.run import Event, OrderKind
+from trainmedic_server.domain.topology import ClusterNode, SlurmTopology, names_of
 from trainmedic_server.engine import message_delivery
 from trainmedic_server.engine.message_delivery import MessageDelivery
 
@@ -591,6 +592,18 @@ async def test_people_are_told_of_an_alert_that_a_guard_leaves_alone(begin: Any)
     await t.world.post(third)
     await t.world.pass_time(70)
     assert len([title for title in t.channels.titles if "did not start" in title]) == 1
+
+
+async def test_people_are_told_of_a_repair_that_would_leave_too_few_nodes(begin: Any) -> None:
+    """The guard `min_available`, with what they can do."""
+    nodes = tuple(ClusterNode(name, ()) for name in ("n1", "n2"))
+    slurm = SlurmTopology(nodes, names=names_of(nodes))
+    t = await begin(CAPPING.replace("steps:", "guards: {min_available: 2}\nsteps:"), slurm=slurm)
+    await t.world.post(t.world.alert(node="n1"))
+    await t.world.pass_time(15)
+    ((title, text, _, _),) = t.channels.sent
+    assert title.startswith("[warning] capping on node:n1 did not start: min_available: without it, 1 of 2 nodes")
+    assert "lower min_available in the guards of the playbook" in text
 
 
 async def test_a_storm_of_refusals_is_one_message_with_their_number(begin: Any) -> None:
