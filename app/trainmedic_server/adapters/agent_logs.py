@@ -1,7 +1,7 @@
 """Log lines from the nodes' agents, merged by time. Clocks differ, so close lines may be out of order.
 
 If the caller leaves, agents receive `WITHDRAW` (earlier agents answer ``unsupported``). If a job's nodes are unknown,
-all agents are asked.
+up to `MOST_SEARCHED` agents that read logs are asked.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class _NodeAnswer(Struct):
     silence: str = ""
     """Why the node gave no lines."""
     is_reported_silent: bool = False  # A note has stated the silence.
-    deadline: datetime | None = None  # For the first page, if the job's nodes are unknown.
-    ends_at: datetime | None = None  # For all pages.
+    deadline: datetime | None = None  # For the request of the first page, if the job's nodes are unknown.
+    ends_at: datetime | None = None  # For all pages; None when following.
     job_files: int | None = None
-    """None if the agent does not report it."""
+    """Number of files of the job on the node. None if the agent does not report it."""
     left_out: dict[str, LeftOut] = field(default_factory=dict)  # By attribute that the lines lack.
     notes: set[str] = field(default_factory=set)
 
@@ -107,6 +107,7 @@ class AgentLogs:
     def _nodes_to_ask(
         self, query: LogQuery, answers: Iterable[_NodeAnswer], asking: dict[str, asyncio.Task[list[str]]]
     ) -> tuple[list[_NodeAnswer], list[str]]:
+        """Return the nodes to ask now, and notes of finished requests. Begin requests to nodes known to be silent."""
         due: list[_NodeAnswer] = []
         notes: list[str] = []
         for answer in answers:

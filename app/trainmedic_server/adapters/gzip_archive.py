@@ -119,6 +119,7 @@ def _write(path: Path, content: Sequence[str]) -> None:
 
 
 def _give_name(part: Path, path: Path) -> None:
+    """Raises FileExistsError: unlike a rename, a link replaces no file of another server."""
     try:
         os.link(part, path)
     except OSError as error:

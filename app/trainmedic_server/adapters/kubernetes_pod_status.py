@@ -267,6 +267,7 @@ def _placed_at(pod: Object) -> datetime | None:
 
 
 def _ended_at(status: Mapping[str, Any]) -> datetime | None:
+    """Return the last end of a container, else the last change of a condition."""
     ended = [_time((state.get("terminated") or {}).get("finishedAt")) for _, state in _states(status)]
     changed = [_time(each.get("lastTransitionTime")) for each in _mappings(status.get("conditions"))]
     return max((at for at in ended if at is not None), default=None) or max(filter(None, changed), default=None)

@@ -36,7 +36,7 @@ _CACHED_FOR: Final = timedelta(seconds=15)
 _FAILURE_CACHED_FOR: Final = timedelta(seconds=30)
 _ANSWER_SECONDS: Final = 5.0
 _EVENTS_FROM: Final = timedelta(minutes=15)  # Older events count as over.
-_SLOW_START: Final = timedelta(minutes=2)  # Waiting time after which a pod's events are read.
+_SLOW_START: Final = timedelta(minutes=2)  # Time after a training pod's assignment; then its events are read.
 _SLOW_REREAD_AFTER: Final = timedelta(minutes=1)
 _SLOW_PER_LOOK: Final = 4  # Pods.
 _SLOW_LOOK_EVERY_SECONDS: Final = 10.0

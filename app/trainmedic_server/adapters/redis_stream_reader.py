@@ -21,7 +21,7 @@ REREAD_SECONDS = 3 * BLOCK_SECONDS
 its blocking read ends.
 """
 RESET_IDS_SECONDS = 3.0
-_AHEAD_MS = 3600 * 1000  # Later last IDs are reset.
+_AHEAD_MS = 3600 * 1000  # A last ID that is further ahead of Redis's clock is reset.
 _AGAIN_SECONDS = 1.0
 
 Entry = tuple[bytes, dict[bytes, bytes] | None]
@@ -31,7 +31,7 @@ log = telemetry.logger(__name__)
 
 
 class StreamReader:
-    """Passes up to `most` entries at a time to `take`, sometimes none. `take` deletes them; if it raises, they stay.
+    """Passes up to `most` entries at a time to `take`, sometimes none. `take` has them deleted; if it raises, they stay.
 
     `consumer` and `fence`: see `RedisBus`. `on_recovery` is called when Redis answers again. `loop`: name in metrics.
     """
@@ -112,7 +112,7 @@ class StreamReader:
 
 async def _reset_ids(client: Redis, name: str) -> None:
     """Set back an empty stream's last ID if it is far in the future. Writers choose IDs; the maximum would block the
-    stream. Raises redis-py's errors.
+    stream. Raises errors of the connection.
     """
     seconds, _ = await client.time()
     now = seconds * 1000

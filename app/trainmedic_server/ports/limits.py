@@ -26,8 +26,8 @@ class EngineLimits(Struct, frozen=True):
     """Without a trailing slash; empty for none."""
 
     def mode_for(self, target: Target | None, topology: Topology, also: Collection[Target] = ()) -> tuple[Mode, str]:
-        """Return the strictest of the modes for `target` and `also`, and why it differs from `mode`."""
+        """Return the strictest of the modes for `target` and `also`, and why it differs from `mode` ("" if not)."""
         if not self.target_modes.entries:
             return self.mode, ""
         modes = [self.target_modes.of(each, self.mode, topology) for each in (target, *also)]
-        return min(modes, key=lambda mode: list(Mode).index(mode[0]))
+        return min(modes, key=lambda mode: list(Mode).index(mode[0]))  # The strictest is first in `Mode`.

@@ -40,10 +40,11 @@ class LinkedRun(Struct, frozen=True):
 class GuardFacts(Struct, frozen=True):
     """Inputs of the guards for one (playbook, target). Observed runs count, decisions not to start do not."""
 
-    last_ended_at: datetime | None = None  # None if none has ended.
+    last_ended_at: datetime | None = None  # On this target. None if none has ended.
+    # The two numbers exclude members of groups.
     started: int = 0
     """Runs after the requested time, on any target or, if requested, on this one."""
-    open_runs: int = 0
+    open_runs: int = 0  # On any target.
 
 
 class Transaction(Protocol):
@@ -81,15 +82,15 @@ class Transaction(Protocol):
         """Return the alert of each fingerprint that began last, also a resolved one."""
         ...
 
-    # Unresolved alerts in no order; None for all names. An alert's name is that of its last report.
+    # Unresolved alerts in no order; `names` None for all. Compared is the name in the last report.
     def firing(self, limit: int, names: Collection[str] | None = None) -> list[AlertRecord]: ...
 
     def save_alerts(self, records: Sequence[AlertRecord]) -> None:
-        """Insert or replace, by identity. The alertname and the first report's time are retained."""
+        """Insert or replace, by identity. The first report's time, original labels and name for searches stay."""
         ...
 
     def firing_not_heard_since(self, moment: datetime) -> list[AlertRecord]:
-        """Return unresolved alerts without a report after `moment` whose run is open or owes an undo."""
+        """Return unresolved alerts last reported before `moment` with a run that is open or owes an undo."""
         ...
 
     def limit_last_reports(self, moment: datetime) -> None:
@@ -123,7 +124,9 @@ class Transaction(Protocol):
         ...
 
     def limited_since(self, playbook: str, moment: datetime) -> set[str]:
-        """Return target keys of rate-limited runs with ``on_limited`` steps, created after `moment`."""
+        """Return target keys of rate-limited runs with ``on_limited`` steps, created after `moment`, without members
+        of groups.
+        """
         ...
 
     def memories(self, playbook: str, targets: Collection[str], since: Mapping[str, datetime]) -> dict[str, RunMemory]:
@@ -150,7 +153,7 @@ class Transaction(Protocol):
 
     def known_nodes(self) -> set[str]: ...
     def remember_nodes(self, nodes: Collection[str], at: datetime) -> None:
-        """Record that these nodes exist, until pruned. The time may be rounded to the hour."""
+        """Record that these nodes exist, until pruned. A recorded time is renewed only after an hour."""
         ...
 
     def add_runs(self, runs: Sequence[Run]) -> None:
@@ -160,7 +163,7 @@ class Transaction(Protocol):
         ...
 
     def save_runs(self, changes: Sequence[tuple[Run, Run | None]]) -> None:
-        """Update runs, with the steps that differ from the previous state (all if None).
+        """Update runs, with the steps that differ from the previous state, which is read if None. Raises NotFound.
 
         The playbook, version, target, mode, alert and ``created_at`` never change.
         """
@@ -203,7 +206,7 @@ class Transaction(Protocol):
 
     def runs_in_effect(self, actions: Collection[str]) -> list[str]:
         """Return IDs of runs that began a step of one of these actions and are open, owe an undo, or have an unresolved
-        alert.
+        alert (a member: its parent's).
         """
         ...
 
@@ -251,9 +254,11 @@ class RunStore(Protocol):
     async def prune(self, older_than: datetime, archive: RunArchive | None = None) -> int:
         """Delete closed runs without a pending undo created before `older_than`, with their data; return their number.
 
-        Also deletes what has no later report: alerts without a run, whose number is limited at any age, nodes,
-        verdicts, closed findings, job places, and events of no run. Findings and verdicts of retained jobs stay. Other
-        transactions run in between.
+        Parents of groups follow their members, which stay while the group is unfinished.
+
+        Also deletes older data without a run: alerts, whose number is limited at any age, nodes, verdicts, closed
+        findings, job places, events, counts and time gaps. Data of retained jobs stays. Other transactions run in
+        between.
 
         With `archive`, each run is archived first. If that fails, raises ArchiveUnavailable and stops deleting.
         """
@@ -267,7 +272,7 @@ Values: TypeAlias = str | tuple[str, ...] | None
 
 
 def values_of(values: Values) -> tuple[str, ...]:
-    """Return an empty tuple for any value."""
+    """Return the distinct values; empty if any value matches."""
     return tuple(dict.fromkeys((values,) if isinstance(values, str) else values or ()))
 
 
@@ -282,9 +287,9 @@ class HistoryFilter(Struct, frozen=True):
     status: Values = None
     decision: Values = None
     node: Values = None
-    """Node of the target, or one that a run on a job changed."""
+    """Node of the target, or, if the target has none, one that the run changed."""
     gpu: Values = None
-    """With or without its node: ``gpu:node-1/0`` or ``node-1/0``."""
+    """With or without its node: ``node-1/0``, ``gpu:node-1/0``, or as ``0`` on any node."""
     job: Values = None
     since: datetime | None = None
     until: datetime | None = None
@@ -292,7 +297,7 @@ class HistoryFilter(Struct, frozen=True):
     target: Values = None  # Key, such as ``node:gpu-7``.
     is_open: bool | None = None
     by: Values = None
-    """Person who approved, rejected, cancelled or undid it."""
+    """Person with an operator command to it."""
     has_acted: bool = False  # False matches any.
     parent: str | None = None
     """Only this run's members. Without it, members are found only by node, GPU, job or target."""

@@ -14,7 +14,7 @@ class VerdictRecord:
 
     job: str
     at: datetime
-    """Time of the failure (aware UTC)."""
+    """First sign that the server received (aware UTC)."""
     cause: str
     confidence: str
     node: str | None = None
@@ -28,7 +28,7 @@ class VerdictRecord:
 
 class VerdictSource(Protocol):
     async def verdicts(self, since: datetime, until: datetime, job: str | None = None) -> Sequence[VerdictRecord]:
-        """Return verdicts on failures from `since` to before `until`, oldest first; `job` None selects all jobs. Raises
+        """Return verdicts that began from `since` to before `until`, oldest first; `job` None selects all jobs. Raises
         StoreUnavailable.
         """
         ...

@@ -47,13 +47,13 @@ class LineStore(Protocol):
 
     def parts(self, query: LogQuery, nodes: Collection[str]) -> Sequence[str]:
         """Return queries in the store's language, whose results together answer `query`. `nodes` are those of kernel
-        lines. Raises LogQueryRefused.
+        lines, unless `query` names one. Raises LogQueryRefused.
         """
         ...
 
     async def page(self, part: str, query: LogQuery, begin: int, end: int, most: int) -> Sequence[StoredLine]:
-        """Return the first lines of a part. Times are nanoseconds since 1970, `end` is excluded. Raises
-        LogsUnavailable, LogQueryRefused.
+        """Return the first `most` lines of a part in any order. Times are nanoseconds since 1970, `end` is excluded.
+        Raises LogsUnavailable, LogQueryRefused.
         """
         ...
 
@@ -116,7 +116,7 @@ class StoredLogs:
             await self._clock.sleep_until(now + timedelta(seconds=_POLL_SECONDS))
 
     def _end(self, query: LogQuery) -> int:
-        # Some nodes' clocks are ahead.
+        # Five minutes from now: some nodes' clocks are ahead.
         return nanoseconds(query.until or self._clock.now() + timedelta(minutes=5))
 
     async def _new_lines(

@@ -104,8 +104,8 @@ class LockSession:
 
     @classmethod
     def open(cls, url: str, takeover: timedelta = TAKEOVER, address: str = "") -> LockSession:
-        """Other servers reach this one at `address`. Raises StoreUnavailable if PostgreSQL does not answer,
-        ConfigurationError for an unusable URL, login or version.
+        """Other servers reach this one at `address`, empty if at none. Raises StoreUnavailable if PostgreSQL does not
+        answer, ConfigurationError for an unusable URL, login, version or search path.
         """
         seconds = takeover.total_seconds()
         connection = _connect(
@@ -194,6 +194,7 @@ def _connect(url: str, limits: Mapping[str, float], **more: Any) -> psycopg.Conn
     import psycopg
 
     in_url = psycopg.conninfo.conninfo_to_dict(conninfo(url))
+    # Settings of the client: seconds, and milliseconds. `limits` are the server's settings, by name, in seconds.
     ours = {"connect_timeout": _CONNECT_SECONDS, "tcp_user_timeout": 10_000, **more}
     # The URL's options have priority, except the name, by which servers find each other.
     options = {name: value for name, value in ours.items() if name == "application_name" or name not in in_url}

@@ -1,4 +1,7 @@
-"""Outcomes of each playbook's runs: whole days from ``playbook_days``, others run by run."""
+"""Outcomes of each playbook's runs: whole days from ``playbook_days``, parts of days from the runs.
+
+Manual undos are always counted from the runs.
+"""
 
 from __future__ import annotations
 
