@@ -31,7 +31,7 @@ log = telemetry.logger(__name__)
 
 
 class StreamReader:
-    """Passes up to `most` entries at a time to `take`, sometimes none. `take` has them deleted; if it raises, they stay.
+    """Passes up to `most` entries at a time, or none, to `take`, which has them deleted; if it raises, they stay.
 
     `consumer` and `fence`: see `RedisBus`. `on_recovery` is called when Redis answers again. `loop`: name in metrics.
     """

@@ -34,7 +34,7 @@ class JobLocations:
         self._cluster_topology = cluster_topology
 
     async def of(self, job: str) -> JobNodes:
-        """Return the nodes and pods from the job's presence, the cluster and stored places. Raises StoreUnavailable."""
+        """Return the nodes and pods from the cluster, the job's presence and stored places. Raises StoreUnavailable."""
         cluster = self._cluster_topology()
         nodes: list[str] = []
         pods = [(pod.namespace, pod.name) for pod in cluster.pods_by_job.get(job, ())]

@@ -50,9 +50,9 @@ class Anomaly:
     begin: float
     end: float
     worst: float | None
-    """None if it was not a number."""
+    """None if it was not finite."""
     limit: float | None
-    """None if only a value that is not a number is out of bounds."""
+    """None if only values that are not finite are out of bounds."""
     summary: str
     gpus: tuple[AnomalousGpu, ...] = ()
     gpu_count: int | None = None
@@ -122,7 +122,7 @@ def anomalies(bound: Bound, points: Points, every: float) -> list[Anomaly]:
 
     def is_out(value: float) -> bool:
         if not math.isfinite(value):
-            return bound.limit == math.inf
+            return bound.limit == math.inf  # The bound of such values alone.
         return value > limit if bound.is_over else value < limit
 
     worst: Callable[[Iterable[float]], float] = max if bound.is_over else min

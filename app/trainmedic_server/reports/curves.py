@@ -14,7 +14,7 @@ from trainmedic_server.domain.promql import quoted
 from trainmedic_server.errors import MetricsUnavailable
 from trainmedic_server.ports.metric_history import MetricHistory, MetricSeries
 
-POINTS = 120  # Of a curve, at most.
+POINTS = 120  # Intervals of a curve, at most.
 NO_PROMETHEUS = "no Prometheus is set (--prometheus-url)"
 _SHORTEST_INTERVAL = timedelta(seconds=15)
 JOB_CURVES = (("loss", ""), ("throughput", "tokens/s"), ("throughput", "samples/s"), ("learning rate", ""))
@@ -99,7 +99,7 @@ class JobCurves:
     reported_since: datetime | None = None
     """First report used."""
     not_prometheus: str | None = None
-    """Why Prometheus is not the source."""
+    """Why Prometheus gave no curves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from trainmedic_server.ports.metric_history import Points
 
 STABLE_SECONDS = 3600.0  # Stable throughput for this time is the baseline.
-FIRST_POINTS = 50
-FEWEST_POINTS = 10
+FIRST_POINTS = 50  # Most points of a baseline from the beginning, and fewest of a stable hour.
+FEWEST_POINTS = 10  # Of a baseline from the beginning.
 _STABLE_SPREAD = 0.2
 """Maximum spread of the middle 80 % of the points, as a share of their median."""
 

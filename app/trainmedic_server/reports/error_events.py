@@ -1,6 +1,6 @@
 """Counts of a job's out-of-memory and network errors, from the findings in its logs.
 
-Lower bounds: findings of one kind within a minute, and all errors within one finding, are one event.
+Lower bounds: findings less than a minute apart, and all errors within one finding, are one event.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ class ErrorEvent:
     ranks: tuple[int, ...]
     """The lowest `MOST_RANKS`; empty if the lines name none."""
     rank_count: int
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...]  # At most `MOST_RANKS`.
     rules: tuple[str, ...]
     lines: int
     ended_job: bool | None
-    """True if the job failed within two minutes with this cause. False: no failure, or another cause. None: unknown."""
+    """True if the job failed with this cause, from a minute before the first line to two after the last. False: no
+    failure, or another cause. None: unknown.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from trainmedic_server.reports.repair_outcomes import CauseRepairs, GpuHoursKept
 MOST_NODES = 50
 CAME_BACK_WITHIN = timedelta(days=1)
 SAME_INTERRUPTION = timedelta(minutes=10)
-"""Most time between faults of one interruption."""
+"""Most time between two successive faults of one interruption."""
 UNKNOWN = "unknown"
 
 
@@ -51,11 +51,11 @@ class NodeTotal:
     jobs: tuple[str, ...]
     touched: int  # Runs that changed the node.
     mtbi_seconds: float | None
-    """Mean time between interruptions: the report's period divided by their number. Alerts and verdicts within
-    `SAME_INTERRUPTION` are one. None for a single one.
+    """Mean time between interruptions: the report's period divided by their number. Runs and verdicts within
+    `SAME_INTERRUPTION` of each other are one. None for a single one.
     """
     came_back: int
-    """Runs that started within a day after a successful one."""
+    """Runs that followed a successful one, at the latest a day after its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class RunTally:
             of_node.next_run_at = run.created_at
 
     def nodes(self, verdicts: Sequence[VerdictRecord], time: timedelta) -> list[NodeTotal]:
-        """Return the nodes with at least two alerts or verdicts, most verdicts first."""
+        """Return at most `MOST_NODES` with two or more alerts and verdicts together, most verdicts first."""
         of_node: dict[str, list[VerdictRecord]] = defaultdict(list)
         for verdict in verdicts:
             if verdict.node is not None:

@@ -17,7 +17,7 @@ from trainmedic_server.reports.anomalies import AnomalousGpu, Anomaly
 
 MOST_NAMED = 8
 """GPUs named for an anomaly. All are counted."""
-_QUERIED_PER_POINT = 4
+_QUERIED_PER_POINT = 4  # The worst GPUs.
 _MOST_NOT_TRAINING = 0.1
 """Share of a window that checkpoints, evaluations and the like may take."""
 
@@ -35,7 +35,7 @@ class GpuBound:
     """Shortest period of a GPU's mean, in seconds."""
     is_over: bool
     summary: str
-    """``{count}`` GPUs at one time, ``{span}`` of training, ``{worst}`` the worst mean, ``{gpu}`` its GPU."""
+    """``{count}``: GPUs at one time. ``{span}``: of training. ``{worst}``: the worst mean. ``{gpu}``: its GPU."""
 
 
 LOW_UTILISATION = GpuBound(
@@ -72,7 +72,7 @@ def queries(bound: GpuBound, percent: str, window: float) -> tuple[str, str]:
 def anomalies(
     bound: GpuBound, counts: Points, worst: Sequence[MetricSeries], every: float, window: float
 ) -> list[Anomaly]:
-    """Interpret the answers to `queries`. Interruptions of up to two windows, as by a checkpoint, end none."""
+    """Interpret the answers to `queries`. Up to two windows without training, as for a checkpoint, end no anomaly."""
     found = []
     for points in _adjacent(counts, 2 * window + every):
         end = points[-1][0]

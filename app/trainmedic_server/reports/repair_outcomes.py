@@ -36,7 +36,7 @@ class RepairTotal:
     undone_by_hand: int
     held_back: int  # Not started.
     repeated: int
-    """Another run started on the same target within an hour after its end."""
+    """Started on the same target within an hour after an earlier run's end."""
     median_seconds: float | None
     """From admission to the end, of successful runs."""
     median_person_seconds: float | None

@@ -147,7 +147,7 @@ class ReportedFigures:
                     await asyncio.sleep(0)
 
     def of_job(self, job: str, begin: datetime, end: datetime, why: str) -> JobCurves | None:
-        """Return None without reports. `why`: reason not to use Prometheus."""
+        """Return None without reports since `begin`. `why`: reason not to use Prometheus."""
         entry = self._jobs.by_key.get(job)
         if entry is None or entry.last < begin:
             return None

@@ -71,8 +71,9 @@ def _ids(condition: Condition, limit: int) -> sa.Select[Any]:
 def alternatives(
     matching: HistoryFilter, span: Span | None = None, renamed_names: Collection[str] = ()
 ) -> Iterator[Sequence[Condition]]:
-    """Yield the alternatives of each filter. With `span`, they may exclude runs created outside it. `renamed_names`: see
-    `renamed_alerts`.
+    """Yield the alternatives of each filter. With `span`, they may exclude runs created outside it.
+
+    `renamed_names`: see `renamed_alerts`.
     """
     for name, column in _COLUMNS.items():
         if values := values_of(getattr(matching, name)):
