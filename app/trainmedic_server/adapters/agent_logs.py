@@ -41,8 +41,7 @@ class _NodeAnswer(Struct):
     waiting: list[FoundLine] = field(default_factory=list)  # Newest first: the oldest is popped.
     cursor: Sequence[str] | None = None  # Where the agent continues; None for the beginning.
     is_end: bool = False  # True if the agent has no further lines for now.
-    silence: str = ""
-    """Why the node gave no lines."""
+    silence: str = ""  # Why the node gave no lines.
     is_reported_silent: bool = False  # A note has stated the silence.
     deadline: datetime | None = None  # For the request of the first page, if the job's nodes are unknown.
     ends_at: datetime | None = None  # For all pages; None when following.

@@ -35,8 +35,7 @@ from trainmedic_server.ports.fence import Fence, no_fence
 FIELD_MANAGER: Final = "trainmedic"
 TIMEOUT: Final = timedelta(seconds=15)  # The caller retries until the step's timeout.
 PAGE: Final = 500  # objects
-_NOTHING_DONE: Final = (401, 403, 429)
-"""Statuses answered before anything is done."""
+_NOTHING_DONE: Final = (401, 403, 429)  # Statuses answered before anything is done.
 _RIGHTS: Final = " (add the action to kubernetes.actions of the chart, or grant this to the server's account)"
 _TWO_BUDGETS: Final = "more than one PodDisruptionBudget"  # in the API server's message
 _FAULTS = (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError)

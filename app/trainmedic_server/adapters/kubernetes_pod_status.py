@@ -82,10 +82,8 @@ class PodOutline(Struct, frozen=True):
     name: str
     node: str
     job: str
-    trains: bool
-    """It has an accelerator, or a training operator made it."""
-    placed_at: datetime | None
-    """Assignment to its node, else its creation."""
+    trains: bool  # It has an accelerator, or a training operator made it.
+    placed_at: datetime | None  # Assignment to its node, else its creation.
     is_waiting: bool
     """It has a node, and its containers are being created, without an error in its status."""
 

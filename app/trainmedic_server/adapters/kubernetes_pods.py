@@ -28,8 +28,7 @@ MOST_PODS: Final = 20_000
 MOST_WITH_FAULTS: Final = 2000  # Pods.
 MOST_FAULTS: Final = 8  # Of one pod.
 MOST_READ: Final = 8  # Pods of a job whose events are read.
-MOST_EVENTS: Final = 200
-"""For one pod. Kubernetes keeps events for an hour."""
+MOST_EVENTS: Final = 200  # For one pod. Kubernetes keeps events for an hour.
 MOST_REQUESTS: Final = 60  # Within `_REQUESTS_WITHIN`.
 _REQUESTS_WITHIN: Final = timedelta(minutes=1)
 _CACHED_FOR: Final = timedelta(seconds=15)

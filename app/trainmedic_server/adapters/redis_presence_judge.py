@@ -35,12 +35,9 @@ _MOST_KEYS = 100_000
 
 
 class _Kind(NamedTuple):
-    member: str
-    """Member of the content that names the writer."""
-    identity_of: Callable[[str], str]
-    """Returns the writer's identity for signatures."""
-    writer_of: Callable[[str], str]
-    """Returns the writer's name from the key's."""
+    member: str  # Member of the content that names the writer.
+    identity_of: Callable[[str], str]  # Returns the writer's identity for signatures.
+    writer_of: Callable[[str], str]  # Returns the writer's name from the key's.
 
 
 _KIND_BY_PREFIX: Mapping[str, _Kind] = {

@@ -23,10 +23,8 @@ class ReplyWaiter:
         self.expires_at = expires_at
         self.identity = identity  # Of the receiver: signed replies of others do not count.
         self.send_again: Callable[[], None] | None = None
-        self.ranks: frozenset[int] | None = None
-        """Ranks that must reply; None while unknown."""
-        self.finals: dict[int | None, Reply] = {}
-        """By rank, None if the receiver has no ranks."""
+        self.ranks: frozenset[int] | None = None  # Ranks that must reply; None while unknown.
+        self.finals: dict[int | None, Reply] = {}  # By rank, None if the receiver has no ranks.
         self.accepted: dict[int | None, Reply] = {}  # By rank, before the final reply.
         self.changed = asyncio.Event()
         self.sent = asyncio.Event()

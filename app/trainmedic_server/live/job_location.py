@@ -17,12 +17,10 @@ MOST_NODES = 2000  # that a search may ask
 
 class JobNodes(Struct, frozen=True):
     nodes: tuple[str, ...] = ()
-    pods: tuple[str, ...] = ()
-    """As ``namespace/name``."""
+    pods: tuple[str, ...] = ()  # As ``namespace/name``.
     is_whole: bool = True
     """False if Redis did not respond, so that the job's own report is missing."""
-    readers: tuple[str, ...] = ()
-    """Nodes whose agents read logs."""
+    readers: tuple[str, ...] = ()  # Nodes whose agents read logs.
 
 
 class JobLocations:

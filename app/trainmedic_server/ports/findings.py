@@ -60,8 +60,7 @@ class FindingFilter(Struct, frozen=True):
     """None matches any. ``since`` matches findings with a line or a report at that time or later."""
 
     job: str | None = None
-    node: str | None = None
-    """Node of the target, or whose agent reported it."""
+    node: str | None = None  # Node of the target, or whose agent reported it.
     rule: str | None = None
     role: Role | None = None
     since: datetime | None = None

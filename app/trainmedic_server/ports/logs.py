@@ -12,8 +12,7 @@ from trainmedic_logs.domain.log_search import FoundLine, LogQuery
 
 class LogBatch(Struct, frozen=True):
     lines: Sequence[FoundLine] = field(default=())
-    notes: Sequence[str] = field(default=())
-    """Sentences about silent sources and omitted lines."""
+    notes: Sequence[str] = field(default=())  # Sentences about silent sources and omitted lines.
 
 
 class LogSource(Protocol):

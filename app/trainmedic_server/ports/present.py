@@ -17,8 +17,7 @@ from trainmedic_server.domain.run import OperatorOrder
 class OpenCounts(Struct, frozen=True):
     # Without members of groups.
     by_status: Mapping[str, int]
-    owing: int
-    """Closed runs with a pending undo, or of a group with an unfinished member."""
+    owing: int  # Closed runs with a pending undo, or of a group with an unfinished member.
 
 
 class StoredAgentLives(Protocol):

@@ -30,11 +30,9 @@ class LinkedRun(Struct, frozen=True):
     playbook: str
     target_key: str
     status: str
-    decision: str
-    """May be one of a later release."""
+    decision: str  # May be one of a later release.
     ended_at: datetime | None = None
-    is_again: bool = False
-    """True if the guard ``again`` started it."""
+    is_again: bool = False  # True if the guard ``again`` started it.
 
 
 class GuardFacts(Struct, frozen=True):
@@ -42,13 +40,12 @@ class GuardFacts(Struct, frozen=True):
 
     last_ended_at: datetime | None = None  # On this target. None if none has ended.
     # The two numbers exclude members of groups.
-    started: int = 0
-    """Runs after the requested time, on any target or, if requested, on this one."""
+    started: int = 0  # Runs after the requested time, on any target or, if requested, on this one.
     open_runs: int = 0  # On any target.
 
 
 class Transaction(Protocol):
-    """One transaction: all or nothing is durable. Methods take many keys, to save queries."""
+    """One transaction: all or nothing is durable."""
 
     @property
     def findings(self) -> FindingRecords: ...
@@ -254,7 +251,7 @@ class RunStore(Protocol):
     async def prune(self, older_than: datetime, archive: RunArchive | None = None) -> int:
         """Delete closed runs without a pending undo created before `older_than`, with their data; return their number.
 
-        Parents of groups follow their members, which stay while the group is unfinished.
+        Members of unfinished groups stay, and parents that have members.
 
         Also deletes older data without a run: alerts, whose number is limited at any age, nodes, verdicts, closed
         findings, job places, events, counts and time gaps. Data of retained jobs stays. Other transactions run in
@@ -267,8 +264,7 @@ class RunStore(Protocol):
     async def close(self) -> None: ...
 
 
-Values: TypeAlias = str | tuple[str, ...] | None
-"""None for any."""
+Values: TypeAlias = str | tuple[str, ...] | None  # None for any.
 
 
 def values_of(values: Values) -> tuple[str, ...]:
@@ -286,8 +282,7 @@ class HistoryFilter(Struct, frozen=True):
     playbook: Values = None
     status: Values = None
     decision: Values = None
-    node: Values = None
-    """Node of the target, or, if the target has none, one that the run changed."""
+    node: Values = None  # Node of the target, or, if the target has none, one that the run changed.
     gpu: Values = None
     """With or without its node: ``node-1/0``, ``gpu:node-1/0``, or as ``0`` on any node."""
     job: Values = None
@@ -296,8 +291,7 @@ class HistoryFilter(Struct, frozen=True):
     owes_undo: bool | None = None
     target: Values = None  # Key, such as ``node:gpu-7``.
     is_open: bool | None = None
-    by: Values = None
-    """Person with an operator command to it."""
+    by: Values = None  # Person with an operator command to it.
     has_acted: bool = False  # False matches any.
     parent: str | None = None
     """Only this run's members. Without it, members are found only by node, GPU, job or target."""

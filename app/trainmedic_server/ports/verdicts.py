@@ -13,12 +13,10 @@ class VerdictRecord:
     """A failure or slow period of a job, and its attributed cause."""
 
     job: str
-    at: datetime
-    """First sign that the server received (aware UTC)."""
+    at: datetime  # First sign that the server received (aware UTC).
     cause: str
     confidence: str
-    node: str | None = None
-    """Set only with high confidence."""
+    node: str | None = None  # Set only with high confidence.
     gpu: str | None = None
     summary: str = ""
     advice: str = ""

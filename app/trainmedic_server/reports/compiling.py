@@ -34,10 +34,8 @@ from trainmedic_server.reports.job_report import (
 from trainmedic_server.reports.repair_outcomes import PERSON_AFTER, RepairTally
 from trainmedic_server.reports.reported_figures import ReportedFigures
 
-MOST_RUNS = 20_000
-"""Newest runs. Counted, not retained in memory."""
-MOST_EVENTS = 20_000
-"""Newest events, about 10 MB."""
+MOST_RUNS = 20_000  # Newest runs. Counted, not retained in memory.
+MOST_EVENTS = 20_000  # Newest events, about 10 MB.
 MOST_FINDINGS = 2000
 MOST_EVALUATIONS = 5000
 LONGEST_PERIOD = timedelta(days=366)

@@ -1,6 +1,6 @@
 """Counts of a job's out-of-memory and network errors, from the findings in its logs.
 
-Lower bounds: findings less than a minute apart, and all errors within one finding, are one event.
+Lower bounds: findings at most a minute apart, and all errors within one finding, are one event.
 """
 
 from __future__ import annotations
@@ -31,11 +31,9 @@ _COUNTED = frozenset({Role.ROOT, Role.CONFIRMATION})
 @dataclass(frozen=True, slots=True)
 class ErrorEvent:
     at: datetime
-    until: datetime
-    """Time of the last line; ``at`` is that of the first."""
+    until: datetime  # Time of the last line; ``at`` is that of the first.
     causes: tuple[str, ...]
-    ranks: tuple[int, ...]
-    """The lowest `MOST_RANKS`; empty if the lines name none."""
+    ranks: tuple[int, ...]  # The lowest `MOST_RANKS`; empty if the lines name none.
     rank_count: int
     nodes: tuple[str, ...]  # At most `MOST_RANKS`.
     rules: tuple[str, ...]
@@ -49,8 +47,7 @@ class ErrorEvent:
 @dataclass(frozen=True, slots=True)
 class ErrorCount:
     count: int
-    fatal: int
-    """Events known to have ended the job."""
+    fatal: int  # Events known to have ended the job.
     events: tuple[ErrorEvent, ...]  # The newest `MOST_LISTED`, oldest first.
 
 

@@ -23,14 +23,11 @@ class LostTime:
     failures: float = 0.0
     restarts: float = 0.0
     """Downtime without a reported failure, and time before the first completed step."""
-    redone: float = 0.0
-    """Steps repeated after a rollback or restart."""
+    redone: float = 0.0  # Steps repeated after a rollback or restart.
     checkpoints: float = 0.0
     evaluations: float = 0.0
-    repairs: float = 0.0
-    """The SDK's windows ``repair`` and ``pause``."""
-    stalls: float = 0.0
-    """No completed step beyond the job's own limit."""
+    repairs: float = 0.0  # The SDK's windows ``repair`` and ``pause``.
+    stalls: float = 0.0  # No completed step beyond the job's own limit.
     other: float = 0.0
 
     @property
@@ -57,19 +54,14 @@ class Goodput:
 class ProgressPoints:
     """Points at regular intervals. Counters begin at 0."""
 
-    steps: Points
-    """Completed steps, repeated ones included."""
-    step: Points = ()
-    """Number of the newest step, which a rollback lowers."""
+    steps: Points  # Completed steps, repeated ones included.
+    step: Points = ()  # Number of the newest step, which a rollback lowers.
     step_seconds: Points = ()
-    stall: Points = ()
-    """Seconds since the last completed step."""
-    stall_limit: Points = ()
-    """The job's own limit of `stall`, in seconds."""
+    stall: Points = ()  # Seconds since the last completed step.
+    stall_limit: Points = ()  # The job's own limit of `stall`, in seconds.
     windows: Mapping[str, Points] = field(default_factory=dict)
     """Counters of the seconds in the SDK's windows, such as ``checkpoint``."""
-    measured: Sequence[Stretch] = ()
-    """Periods with any scrape; empty: all."""
+    measured: Sequence[Stretch] = ()  # Periods with any scrape; empty: all.
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +83,7 @@ class _Downtime:
 @dataclass(frozen=True, slots=True)
 class _Endings:
     last: Literal["failed", "ended"] | None
-    first_at: float
-    """Time of the first report; the gap's begin without one."""
+    first_at: float  # Time of the first report; the gap's begin without one.
 
 
 def goodput(progress: ProgressPoints, moments: JobMoments, begin: float, end: float, every: float) -> Goodput | None:

@@ -15,11 +15,9 @@ from trainmedic_core import duration
 from trainmedic_server.ports.metric_history import MetricSeries, Points
 from trainmedic_server.reports.anomalies import AnomalousGpu, Anomaly
 
-MOST_NAMED = 8
-"""GPUs named for an anomaly. All are counted."""
+MOST_NAMED = 8  # GPUs named for an anomaly. All are counted.
 _QUERIED_PER_POINT = 4  # The worst GPUs.
-_MOST_NOT_TRAINING = 0.1
-"""Share of a window that checkpoints, evaluations and the like may take."""
+_MOST_NOT_TRAINING = 0.1  # Share of a window that checkpoints, evaluations and the like may take.
 
 _WHILE_TRAINING = (
     " and on () (min(min_over_time(training_steps_total{$job}[$lasting])) > 0)"
@@ -31,8 +29,7 @@ _WHILE_TRAINING = (
 class GpuBound:
     kind: str
     limit: float
-    lasting: float
-    """Shortest period of a GPU's mean, in seconds."""
+    lasting: float  # Shortest period of a GPU's mean, in seconds.
     is_over: bool
     summary: str
     """``{count}``: GPUs at one time. ``{span}``: of training. ``{worst}``: the worst mean. ``{gpu}``: its GPU."""

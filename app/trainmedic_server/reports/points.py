@@ -82,7 +82,7 @@ def stretches(points: Points, every: float) -> list[Stretch]:
     return joined
 
 
-def gaps(present: Sequence[Stretch]) -> list[Stretch]:
+def gaps(present: Sequence[Stretch]) -> list[Stretch]:  # between them
     return [Stretch(before.end, after.begin) for before, after in itertools.pairwise(present)]
 
 

@@ -29,8 +29,7 @@ from trainmedic_server.reports.curves import (
     Source,
 )
 
-MOST_JOBS, MOST_GPUS = 1000, 8000
-"""Each takes up to 5 KB."""
+MOST_JOBS, MOST_GPUS = 1000, 8000  # Each takes up to 5 KB.
 MOST_POINTS = 120
 FIRST_PERIOD, LONGEST_PERIOD = 5.0, 320.0
 """Seconds between two points; doubled when there are too many points."""

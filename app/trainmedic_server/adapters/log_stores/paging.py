@@ -16,8 +16,7 @@ from trainmedic_server.ports.logs import LogBatch
 from trainmedic_server.ports.outside import Clock
 
 PAGE = 1000
-LARGEST_PAGE = 5000
-"""Loki's maximum. Further lines with the same time are not shown."""
+LARGEST_PAGE = 5000  # Loki's maximum. Further lines with the same time are not shown.
 _POLL_SECONDS = 2.0
 _LATE_SECONDS = 15  # How far following looks back.
 _LATE_AFTER_OUTAGE = timedelta(seconds=90)
@@ -28,10 +27,8 @@ NANOSECONDS = 1_000_000_000
 
 
 class StoredLine(NamedTuple):
-    at: int
-    """Nanoseconds since 1970."""
-    key: str
-    """Equal only for copies of a line."""
+    at: int  # Nanoseconds since 1970.
+    key: str  # Equal only for copies of a line.
     line: FoundLine
 
     @property

@@ -66,8 +66,7 @@ class SlackQuestions:  # an `engine.event_dispatch.EventListener`
         self._on_left_out = on_left_out
         self._fence = fence
         self._turn = asyncio.Lock()
-        self._reminded = 0
-        """Newest event with a sent reminder."""
+        self._reminded = 0  # Newest event with a sent reminder.
 
     async def take(self, events: Sequence[Event]) -> None:
         """Raises TemporaryFailure, OutcomeUnknown, StoreUnavailable: the events are taken again."""

@@ -32,7 +32,7 @@ def now() -> float:
 
 def restart_process(reason: str) -> None:
     """Replace this process by its command without unwinding, which could act. The PID stays, so no supervisor delays
-    the restart. End the process instead on a shutdown, or if the restart fails. Never returns.
+    the restart. End the process instead on a shutdown, or if the restart fails.
     """
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # The command line restores it once the signal was sent.
         os._exit(EXIT_CODE)

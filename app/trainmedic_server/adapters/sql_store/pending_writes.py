@@ -46,8 +46,7 @@ class PendingWrites:
         self.steps: dict[tuple[str, str, int], StepState] = {}  # By run ID, phase and index.
         self.groups: dict[str, tuple[str, ...]] = {}
         self.parents: set[str] = set()  # Parent runs whose `unfinished` must be computed again.
-        self.has_new_forms = False
-        """True if one of the runs cannot be read by earlier releases."""
+        self.has_new_forms = False  # True if one of the runs cannot be read by earlier releases.
         self.links: dict[tuple[str, Identity], None] = {}  # An ordered set.
         self.orders: list[OperatorOrder] = []
         self.events: list[Event] = []

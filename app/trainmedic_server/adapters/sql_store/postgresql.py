@@ -24,10 +24,8 @@ from trainmedic_server.adapters.sql_store.leadership import Leadership, now
 if TYPE_CHECKING:
     import psycopg
 
-TAKEOVER = timedelta(seconds=8)
-"""Time until PostgreSQL ends a silent session."""
-OLDEST = 14
-"""First version that ends silent sessions."""
+TAKEOVER = timedelta(seconds=8)  # Time until PostgreSQL ends a silent session.
+OLDEST = 14  # First version that ends silent sessions.
 
 _CONNECT_SECONDS = 5
 _NAME_BYTES = 63  # PostgreSQL's limit

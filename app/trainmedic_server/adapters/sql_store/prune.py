@@ -66,8 +66,7 @@ _DELETE_RUNS = (
     sa.delete(groups).where(groups.c.run_id.in_(_RUN_IDS)),
     sa.delete(runs).where(runs.c.id.in_(_RUN_IDS)),
 )
-MOST_ALERTS = 100_000
-"""Alerts without a reaction or run: one a second for a day, about 100 MB."""
+MOST_ALERTS = 100_000  # Alerts without a reaction or run: one a second for a day, about 100 MB.
 
 _HAS_RUN = sa.exists().where(queries.SAME_ALERT)
 _OLD_ALERTS = (

@@ -23,8 +23,7 @@ log = logging.getLogger(__name__)
 SECONDS = 30.0  # Limit of a read. A page of the longest history took 0.5 s, a report of a year 3 s.
 _CANCEL_SECONDS = 5.0
 _STEPS_BETWEEN_CHECKS = 20_000  # Of SQLite's virtual machine.
-_CANCELLED = "57014"
-"""SQLSTATE query_canceled: by time limit or cancel request."""
+_CANCELLED = "57014"  # SQLSTATE query_canceled: by time limit or cancel request.
 
 
 class BoundedRead:
