@@ -184,6 +184,7 @@ def _container_faults(pod: Object, status: Mapping[str, Any], outline: PodOutlin
             if isinstance(terminated, Mapping):
                 yield from _faults_of_ended(terminated, outline, name, name in training, stopped_at)
         yield from _faults_of_waiting(container, outline, name)
+    # An init container does not train: only what keeps it from starting is a fault.
     for container in _mappings(status.get("initContainerStatuses")):
         yield from _faults_of_waiting(container, outline, _text(container.get("name")))
 
