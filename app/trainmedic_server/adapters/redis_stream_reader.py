@@ -15,7 +15,7 @@ from trainmedic_server.adapters.redis_outbox import GROUP
 from trainmedic_server.errors import StoreUnavailable
 from trainmedic_server.ports.fence import Fence
 
-BLOCK_SECONDS = 2.0
+BLOCK_SECONDS = 2.0  # Longest wait of a read for entries.
 REREAD_SECONDS = 3 * BLOCK_SECONDS
 """Seconds until unacknowledged entries are read once more: Redis may deliver some to a hanging previous leader until
 its blocking read ends.

@@ -72,7 +72,7 @@ class FindingFilter(Struct, frozen=True):
 class FindingRecord(Struct, frozen=True):
     finding: KnownFinding
     excerpts: tuple[KnownExcerpt, ...]
-    is_kept: bool = False  # Its job is a `KeptJob`. Findings on nodes of such jobs are not pruned either.
+    is_kept: bool = False  # Excluded from pruning by a `KeptJob`.
 
 
 class FindingHistory(Protocol):

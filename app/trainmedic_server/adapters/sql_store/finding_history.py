@@ -15,6 +15,7 @@ from trainmedic_server.adapters.sql_store.columns import Text, TimeColumn, encod
 from trainmedic_server.adapters.sql_store.finding_tables import finding_episodes, finding_excerpts, findings
 from trainmedic_server.adapters.sql_store.findings import KEPT_JOBS
 from trainmedic_server.adapters.sql_store.present import SqlPresent
+from trainmedic_server.adapters.sql_store.prune import IS_KEPT
 from trainmedic_server.ports.findings import FindingFilter, FindingHistory, FindingRecord
 from trainmedic_server.ports.verdicts import VerdictHistory, VerdictRecord
 
@@ -127,12 +128,5 @@ def _record(connection: sa.Connection, finding_id: str) -> FindingRecord | None:
         .where(finding_excerpts.c.finding_id == finding_id)
         .order_by(finding_excerpts.c.first_at, finding_excerpts.c.node, finding_excerpts.c.id)
     )
-    kept = [finding_rows.kept_job_of(row) for row in connection.execute(KEPT_JOBS)]
-    is_kept = any(_is_kept(known, each) for each in kept)
-    return FindingRecord(known, tuple(finding_rows.excerpt_of(row) for row in excerpts), is_kept)
-
-
-def _is_kept(known: KnownFinding, kept: KeptJob) -> bool:
-    if kept.job != (known.target.job or known.origin.job):
-        return False
-    return kept.attempt is None or known.origin.attempt is None or kept.attempt == known.origin.attempt
+    kept = connection.execute(sa.select(findings.c.id).where(findings.c.id == finding_id, IS_KEPT)).scalar()
+    return FindingRecord(known, tuple(finding_rows.excerpt_of(row) for row in excerpts), kept is not None)

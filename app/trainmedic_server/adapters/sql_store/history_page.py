@@ -121,6 +121,7 @@ def _of_target(key: str) -> Condition:
 
 
 def _of_node(name: str, span: Span | None) -> tuple[Condition, Condition]:
+    # A run belongs to its target's node. Only one without such a node, as on a job, belongs to those that it touched.
     touching = _has_id_in(touched_nodes.c.run_id, span, touched_nodes.c.node == name, is_named)
     return runs.c.node == name, sa.and_(touching, runs.c.node.is_(None))
 

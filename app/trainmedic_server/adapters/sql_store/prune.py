@@ -111,11 +111,11 @@ _IS_ON_NODE_OF_KEPT_JOB = sa.exists().where(
     sa.type_coerce(findings.c.first_at, sa.BigInteger)
     <= sa.type_coerce(job_places.c.seen_at, sa.BigInteger) + _AFTER_JOB_MICROSECONDS,
 )
-_IS_KEPT = sa.or_(_IS_OF_KEPT_JOB, _IS_ON_NODE_OF_KEPT_JOB)
-"""In the log of a retained job, or about its node or GPU."""
+IS_KEPT = sa.or_(_IS_OF_KEPT_JOB, _IS_ON_NODE_OF_KEPT_JOB)
+"""A finding in the log of a retained job, or about its node or GPU."""
 _OLD_FINDINGS = (
     sa.select(findings.c.id)
-    .where(findings.c.heard_at < _BEFORE, findings.c.ended_at < _BEFORE, findings.c.tell_at.is_(None), ~_IS_KEPT)
+    .where(findings.c.heard_at < _BEFORE, findings.c.ended_at < _BEFORE, findings.c.tell_at.is_(None), ~IS_KEPT)
     .order_by(findings.c.heard_at)
     .limit(BATCH)
 )
