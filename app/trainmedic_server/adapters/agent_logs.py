@@ -136,6 +136,7 @@ class AgentLogs:
     async def _merged_batches(
         self, query: LogQuery, answers: Sequence[_NodeAnswer], is_repeat: bool = False
     ) -> AsyncGenerator[LogBatch, None]:
+        """Ask the nodes and yield their lines in order of time. In an `is_repeat` of a request, all may be silent."""
         notes = await self._ask(query, answers)
         if not is_repeat and all(answer.silence for answer in answers):
             raise LogsUnavailable(_missing_lines(answers))
@@ -173,6 +174,7 @@ class AgentLogs:
         return [note for notes in answered for note in notes]
 
     async def _ask_node(self, query: LogQuery, answer: _NodeAnswer, turns: asyncio.Semaphore) -> list[str]:
+        """Read pages until `answer` has lines, is at its end or silent. Return new notes of the agent."""
         notes: list[str] = []
         while answer.wants_more:
             async with turns:
