@@ -114,7 +114,7 @@ class KubernetesCluster:
     async def watch(self, resource: Resource, version: str, seconds: int) -> AsyncIterator[tuple[str, Object]]:
         """Yield (ADDED, MODIFIED, DELETED or BOOKMARK, object) after `version`, for at most `seconds`.
 
-        Raises ObjectChanged if `version` is too old; ClusterUnavailable.
+        Raises ObjectChanged if `version` is too old; ClusterUnavailable, ClusterRefused.
         """
         query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
         query["timeoutSeconds"] = str(seconds)
@@ -123,6 +123,9 @@ class KubernetesCluster:
         response = None
         try:
             response = await self._send("GET", path, query, None, "application/json", timeout)
+            if response.status != 200:
+                answer = json.loads(await response.read())
+                raise _failure_of(response.status, answer if isinstance(answer, dict) else {}, path, response.headers)
             async for line in response.response.content:
                 if not line.strip():
                     continue
