@@ -20,8 +20,8 @@ class UsedVersion(Struct, frozen=True):
 
 class PlaybookVersions(Protocol):
     async def used_versions(self, playbook: str, most_runs: int) -> Sequence[UsedVersion]:
-        """Return versions, newest first. Figures except `first_used_at` count the newest `most_runs` runs, without
-        members of groups. Raises StoreUnavailable.
+        """Return at most 500 versions, newest first. Figures except `first_used_at` count the newest `most_runs` runs,
+        without members of groups. Raises StoreUnavailable.
         """
         ...
 

@@ -57,7 +57,7 @@ def error_count(
     failures: Sequence[FailureRecord],
     are_failures_known: bool,
 ) -> ErrorCount:
-    """Count findings, and diagnosed failures without one.
+    """Count groups of findings, and diagnosed failures without one.
 
     `are_failures_known`: the job's processes or launcher reported something, so a failure would be known.
     """

@@ -20,7 +20,7 @@ from trainmedic_server import errors, telemetry
 
 EXIT_CODE = 3
 
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # The first also counts while the machine sleeps.
 _ENDED_BY_PEER = getattr(select, "POLLRDHUP", 0)  # Without this event, a session's end is detected by its silence.
 
 log = telemetry.logger(__name__)

@@ -59,7 +59,7 @@ async def delete_archived(archive: RunArchive, read: Read, delete: Delete, befor
     number, last = await asyncio.to_thread(archive.last, saved_number)
     if number > saved_number:
         await delete(partial(_save_number, name=archive.name, number=number))
-    deleted = await _delete(delete, last)
+    deleted = await _delete(delete, last)  # Those that a kill has left.
     while ids := await read(partial(prune.old_run_ids, before=before, limit=RUNS_PER_FILE)):
         archived: list[ArchivedRun] = []
         for start in range(0, len(ids), _RUNS_PER_READ):

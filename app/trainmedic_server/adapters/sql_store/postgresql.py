@@ -203,7 +203,7 @@ def _connect(url: str, limits: Mapping[str, float], **more: Any) -> psycopg.Conn
             raise errors.ConfigurationError(f"the database URL cannot be used: {error}") from error
         raise database.unavailable("PostgreSQL does not answer", error) from error
     try:
-        if connection.info.server_version < OLDEST * 10_000:
+        if connection.info.server_version < OLDEST * 10_000:  # 140005 is 14.5
             raise errors.ConfigurationError(
                 f"PostgreSQL {OLDEST} or newer is needed; the database is {connection.info.server_version // 10_000}"
             )
