@@ -156,7 +156,11 @@ class _PagedPart:
             return
         most = self._page
         while True:
-            lines = sorted(await self._store.page(self._part, self._query, self._begin, self._end, most))
+            # By identity: copies, as in a reindexed index, may differ in what they say of the line.
+            lines = sorted(
+                await self._store.page(self._part, self._query, self._begin, self._end, most),
+                key=lambda line: line.identity,
+            )
             self._waiting = [each for each in lines if each.identity not in self._seen]
             self.is_end = len(lines) < most
             if self._waiting or self.is_end:
