@@ -122,7 +122,7 @@ def presence_read_command(key: str | bytes, most: int = LARGEST_PRESENCE) -> tup
 
 
 def _is_cut(value: Any, most: int = _USUAL_BYTES) -> bool:
-    """Return whether the value must be read again. One above the largest size is not: the judge ignores it."""
+    """Return whether the value must be read again. One that is too large for a presence stays cut."""
     return isinstance(value, bytes) and len(value) > most and most < LARGEST_PRESENCE
 
 

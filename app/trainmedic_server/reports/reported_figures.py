@@ -67,7 +67,7 @@ class FigureSeries:
                 self._counts[figure] = count + 1
 
     def points(self, figure: int, begin: float, end: float) -> tuple[tuple[float, float | None], ...]:
-        """Return a figure's points, None after a gap; empty without any value."""
+        """Return a figure's points, with one of value None in each gap; empty without any value."""
         points: list[tuple[float, float | None]] = []
         for start, mean in zip(self._starts, self._means[figure], strict=True):
             if begin - self._period < start <= end:
