@@ -79,7 +79,7 @@ class Transaction(Protocol):
         """Return the alert of each fingerprint that began last, also a resolved one."""
         ...
 
-    # Unresolved alerts in no order; `names` None for all. Compared is the name in the last report.
+    # Unresolved alerts in no order. `names`, None for all, are compared with the alertname in the last report.
     def firing(self, limit: int, names: Collection[str] | None = None) -> list[AlertRecord]: ...
 
     def save_alerts(self, records: Sequence[AlertRecord]) -> None:
@@ -254,8 +254,8 @@ class RunStore(Protocol):
         Members of unfinished groups stay, and parents that have members.
 
         Also deletes older data without a run: alerts, whose number is limited at any age, nodes, verdicts, closed
-        findings, job places, events, counts and time gaps. Data of retained jobs stays. Other transactions run in
-        between.
+        findings, job places, events, counts and time gaps. Findings, verdicts and places of retained jobs stay. Other
+        transactions run in between.
 
         With `archive`, each run is archived first. If that fails, raises ArchiveUnavailable and stops deleting.
         """
