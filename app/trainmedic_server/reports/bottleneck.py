@@ -108,7 +108,7 @@ def bottleneck(
     throughput_share: float | None,
     hints: LogHints = LogHints(),
 ) -> Bottleneck | None:
-    """Return None if too little is known. Short memory has priority over the shares.
+    """Return None if none is known. Short memory has priority over the shares.
 
     ``throughput_share`` is relative to the baseline. ``hints`` count only without shares.
     """

@@ -74,7 +74,7 @@ class Leadership:
         self._confirmed = max(self._confirmed, asked_at)
 
     def require(self) -> None:
-        """If this server may not act, call `on_lost` once in all, and raise StoreUnavailable if that returns."""
+        """If this server may not act, call `on_lost` unless that was done, and raise StoreUnavailable if it returns."""
         silent = now() - self._confirmed
         if self._lost is None and silent > self._limit:
             self.lose(f"PostgreSQL has not answered for {silent:.0f} s")
