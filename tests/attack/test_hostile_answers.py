@@ -173,6 +173,15 @@ async def test_no_answer_raises_what_nobody_expects(foreign: Foreign, calls: Cal
                 await made(call, (name, foreign.status, foreign.body))
 
 
+@pytest.mark.parametrize("body", [b"[]", b"null", b"1"])
+async def test_slack_has_not_accepted_what_it_answers_without_an_object(
+    foreign: Foreign, calls: Calls, body: bytes
+) -> None:
+    foreign.status, foreign.body = 200, body
+    with pytest.raises(errors.OutcomeUnknown):
+        await calls["slack"]()
+
+
 async def test_no_charset_raises_what_nobody_expects(foreign: Foreign, calls: Calls) -> None:
     """Some of Python's codecs are none of text, and some cannot replace what they do not know."""
     foreign.body = b"[]\xff\\u"

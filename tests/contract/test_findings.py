@@ -264,6 +264,7 @@ PRUNED: dict[str, tuple[KnownFinding, bool]] = {
     "on a node of a kept job": (finding(**OVER, target=Target(TargetKind.GPU, node="kept-on", gpu="GPU-0")), False),
     "on it after the job": (finding(**{**OVER, "first_at": at(400)}, target=Target(TargetKind.NODE, "kept-on")), True),
 }
+KEPT = {"of a kept job", "of a kept attempt", "on a node of a kept job"}
 
 
 @pytest.mark.parametrize("name", PRUNED)
@@ -281,6 +282,9 @@ async def test_what_is_old_is_deleted_unless_it_is_kept(store: SqlStore, name: s
         tx.findings.save_job_places({JobPlace("kept", "kept-on"): at(0)})
 
     await store.transact(work)
+    record = await store.finding(known.id)
+    assert record is not None
+    assert record.is_kept == (name in KEPT)
     await store.prune(at(3600))
     assert (await store.finding(known.id) is None) == is_deleted
     assert (await store.transact(lambda tx: tx.findings.episodes([key])) == {}) == is_deleted

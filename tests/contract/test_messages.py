@@ -78,7 +78,7 @@ async def test_it_is_known_which_channels_have_a_message(store: SqlStore) -> Non
     first, second, other = made(1), made(1, "chat"), made(2)
     await store.transact(lambda tx: tx.messages.add([first, second, other]))
     await store.transact(lambda tx: tx.messages.note_sent([first.id], NOW))
-    told = await store.transact(lambda tx: tx.messages.channels_informed(["run-1", "run-3"]))
+    told = await store.transact(lambda tx: tx.messages.channels_addressed(["run-1", "run-3"]))
     assert told == {"run-1": {"oncall", "chat"}}
     kept = await store.transact(lambda tx: tx.messages.sent_states([first.id, second.id, "9/oncall"]))
     assert kept == {first.id: True, second.id: False}

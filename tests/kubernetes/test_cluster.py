@@ -232,6 +232,16 @@ async def test_a_watch_from_too_long_ago_says_so(world: World, stand_in: ApiServ
             pass
 
 
+async def test_a_watch_without_the_right_to_it_says_so(world: World, stand_in: ApiServer) -> None:
+    """It is refused as a whole, before the first change."""
+    _, version = await world.cluster.list_at(PODS)
+    stand_in.rules = [Rule("", "pods", frozenset({"list"}))]
+    with pytest.raises(ClusterRefused, match="cannot watch resource"):
+        async for _ in world.cluster.watch(PODS, version, 5):
+            pass
+    stand_in.rules = None
+
+
 async def test_no_kubeconfig_is_a_clear_error(tmp_path: Path) -> None:
     """A missing file and a broken one name the file."""
     with pytest.raises(ConfigurationError, match="nowhere: no such file"):

@@ -1,7 +1,7 @@
 """Log lines from the nodes' agents, merged by time. Clocks differ, so close lines may be out of order.
 
 If the caller leaves, agents receive `WITHDRAW` (earlier agents answer ``unsupported``). If a job's nodes are unknown,
-all agents are asked.
+up to `MOST_SEARCHED` agents that read logs are asked.
 """
 
 from __future__ import annotations
@@ -41,13 +41,12 @@ class _NodeAnswer(Struct):
     waiting: list[FoundLine] = field(default_factory=list)  # Newest first: the oldest is popped.
     cursor: Sequence[str] | None = None  # Where the agent continues; None for the beginning.
     is_end: bool = False  # True if the agent has no further lines for now.
-    silence: str = ""
-    """Why the node gave no lines."""
+    silence: str = ""  # Why the node gave no lines.
     is_reported_silent: bool = False  # A note has stated the silence.
-    deadline: datetime | None = None  # For the first page, if the job's nodes are unknown.
-    ends_at: datetime | None = None  # For all pages.
+    deadline: datetime | None = None  # For the request of the first page, if the job's nodes are unknown.
+    ends_at: datetime | None = None  # For all pages; None when following.
     job_files: int | None = None
-    """None if the agent does not report it."""
+    """Number of files of the job on the node. None if the agent does not report it."""
     left_out: dict[str, LeftOut] = field(default_factory=dict)  # By attribute that the lines lack.
     notes: set[str] = field(default_factory=set)
 
@@ -107,6 +106,7 @@ class AgentLogs:
     def _nodes_to_ask(
         self, query: LogQuery, answers: Iterable[_NodeAnswer], asking: dict[str, asyncio.Task[list[str]]]
     ) -> tuple[list[_NodeAnswer], list[str]]:
+        """Return the nodes to ask now, and notes of finished requests. Begin requests to nodes known to be silent."""
         due: list[_NodeAnswer] = []
         notes: list[str] = []
         for answer in answers:
@@ -136,6 +136,7 @@ class AgentLogs:
     async def _merged_batches(
         self, query: LogQuery, answers: Sequence[_NodeAnswer], is_repeat: bool = False
     ) -> AsyncGenerator[LogBatch, None]:
+        """Ask the nodes and yield their lines in order of time. In an `is_repeat` of a request, all may be silent."""
         notes = await self._ask(query, answers)
         if not is_repeat and all(answer.silence for answer in answers):
             raise LogsUnavailable(_missing_lines(answers))
@@ -173,6 +174,7 @@ class AgentLogs:
         return [note for notes in answered for note in notes]
 
     async def _ask_node(self, query: LogQuery, answer: _NodeAnswer, turns: asyncio.Semaphore) -> list[str]:
+        """Read pages until `answer` has lines, is at its end or silent. Return new notes of the agent."""
         notes: list[str] = []
         while answer.wants_more:
             async with turns:

@@ -33,7 +33,7 @@ interval and restart.
 """
 BODY_LIMIT = 64 * 1024 * 1024  # 60,000 alerts of 1 KB.
 
-FIRES_FOR = timedelta(minutes=10)
+FIRES_FOR = timedelta(minutes=10)  # Life of a sent alert, unless it is sent again.
 
 # A webhook states start times in nanoseconds, the API in milliseconds.
 _PRECISION = timedelta(milliseconds=1)
@@ -102,7 +102,7 @@ class AlertmanagerApi:
         _require_success(await self._call("GET", "/status"), "the Alertmanager did not report its status")
 
     async def tell(self, alerts: Sequence[Alert]) -> None:
-        """An alert ends by itself unless it is sent again within `FIRES_FOR`."""
+        """Send alerts. One that has not ended ends by itself unless it is sent again within `FIRES_FOR`."""
         document = [_posted(alert, self._clock.now()) for alert in alerts]
         _require_success(await self._call("POST", "/alerts", document), "the Alertmanager did not accept alerts")
 

@@ -1,4 +1,4 @@
-"""Static inventory: a YAML file that maps addresses to node names."""
+"""Static inventory: a YAML file that maps addresses to node names, and nodes to attributes and GPUs."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class GrafanaAnnotations:  # an `engine.event_dispatch.EventListener`
 
 
 def given_back_at(run: Run) -> datetime | None:
-    """Return when all was reverted; None if the run is open or has a pending undo."""
+    """Return when all was reverted, else the run's end; None if the run is open or has a pending undo."""
     if run.is_open or run.owes_undo:
         return None
     return run.undone_at or run.ended_at

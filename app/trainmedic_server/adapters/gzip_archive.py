@@ -27,7 +27,7 @@ from trainmedic_server.ports.archive import ArchivedRun
 _NAME = re.compile(r"runs-([0-9]{8,18})(-\d{4}-\d{2}-\d{2})?\.ndjson\.gz")
 _FIRST = "runs-00000000.ndjson.gz"
 _LEVEL = 6  # Of gzip.
-_ABANDONED_AFTER_SECONDS = 86400.0
+_ABANDONED_AFTER_SECONDS = 86400.0  # Another server may still write a younger part.
 _FAULTS = (OSError, EOFError, zlib.error, *UNREADABLE)
 # Errors of filesystems without hard links.
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
@@ -119,6 +119,7 @@ def _write(path: Path, content: Sequence[str]) -> None:
 
 
 def _give_name(part: Path, path: Path) -> None:
+    """Raises FileExistsError: unlike a rename, a link replaces no file of another server."""
     try:
         os.link(part, path)
     except OSError as error:

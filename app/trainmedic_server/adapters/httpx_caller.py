@@ -144,7 +144,7 @@ class HttpxCaller:
         return Path(path.strip())
 
     async def _secret_headers(self, bearer: str | None, access: HttpAccess) -> dict[str, tuple[str, Sequence[str]]]:
-        """Return each header's value, and the texts to redact in the reply."""
+        """Return by header its value, and the texts to redact in the reply."""
         found: dict[str, tuple[str, Sequence[str]]] = {}  # A later value of Authorization replaces an earlier one.
         if bearer is not None:
             token = await self._secret(bearer)
@@ -216,7 +216,7 @@ async def _read(response: httpx.Response, limit: int, until: float) -> bytes:
                 if len(content) >= limit:
                     break
     except (TimeoutError, httpx.TransportError):
-        pass
+        pass  # The status has arrived. The body is truncated.
     return bytes(content)
 
 

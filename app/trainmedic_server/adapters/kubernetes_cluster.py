@@ -35,8 +35,7 @@ from trainmedic_server.ports.fence import Fence, no_fence
 FIELD_MANAGER: Final = "trainmedic"
 TIMEOUT: Final = timedelta(seconds=15)  # The caller retries until the step's timeout.
 PAGE: Final = 500  # objects
-_NOTHING_DONE: Final = (401, 403, 429)
-"""Statuses answered before anything is done."""
+_NOTHING_DONE: Final = (401, 403, 429)  # Statuses answered before anything is done.
 _RIGHTS: Final = " (add the action to kubernetes.actions of the chart, or grant this to the server's account)"
 _TWO_BUDGETS: Final = "more than one PodDisruptionBudget"  # in the API server's message
 _FAULTS = (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError)
@@ -87,7 +86,7 @@ class KubernetesCluster:
     async def list_at(
         self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> tuple[Sequence[Object], str]:
-        """Return the objects and the resource version from which to watch."""
+        """Return all objects and the resource version from which to watch. `namespace` None: of all namespaces."""
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(PAGE), "continue": ""}
         path = collection_of(resource, namespace)
         objects: list[Object] = []
@@ -115,7 +114,7 @@ class KubernetesCluster:
     async def watch(self, resource: Resource, version: str, seconds: int) -> AsyncIterator[tuple[str, Object]]:
         """Yield (ADDED, MODIFIED, DELETED or BOOKMARK, object) after `version`, for at most `seconds`.
 
-        Raises ObjectChanged if `version` is too old; ClusterUnavailable.
+        Raises ObjectChanged if `version` is too old; ClusterUnavailable, ClusterRefused.
         """
         query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
         query["timeoutSeconds"] = str(seconds)
@@ -124,6 +123,9 @@ class KubernetesCluster:
         response = None
         try:
             response = await self._send("GET", path, query, None, "application/json", timeout)
+            if response.status != 200:
+                answer = json.loads(await response.read())
+                raise _failure_of(response.status, answer if isinstance(answer, dict) else {}, path, response.headers)
             async for line in response.response.content:
                 if not line.strip():
                     continue

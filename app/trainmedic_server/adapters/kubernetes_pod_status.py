@@ -82,10 +82,8 @@ class PodOutline(Struct, frozen=True):
     name: str
     node: str
     job: str
-    trains: bool
-    """It has an accelerator, or a training operator made it."""
-    placed_at: datetime | None
-    """Assignment to its node, else its creation."""
+    trains: bool  # It has an accelerator, or a training operator made it.
+    placed_at: datetime | None  # Assignment to its node, else its creation.
     is_waiting: bool
     """It has a node, and its containers are being created, without an error in its status."""
 
@@ -186,6 +184,7 @@ def _container_faults(pod: Object, status: Mapping[str, Any], outline: PodOutlin
             if isinstance(terminated, Mapping):
                 yield from _faults_of_ended(terminated, outline, name, name in training, stopped_at)
         yield from _faults_of_waiting(container, outline, name)
+    # An init container does not train: only what keeps it from starting is a fault.
     for container in _mappings(status.get("initContainerStatuses")):
         yield from _faults_of_waiting(container, outline, _text(container.get("name")))
 
@@ -267,6 +266,7 @@ def _placed_at(pod: Object) -> datetime | None:
 
 
 def _ended_at(status: Mapping[str, Any]) -> datetime | None:
+    """Return the last end of a container, else the last change of a condition."""
     ended = [_time((state.get("terminated") or {}).get("finishedAt")) for _, state in _states(status)]
     changed = [_time(each.get("lastTransitionTime")) for each in _mappings(status.get("conditions"))]
     return max((at for at in ended if at is not None), default=None) or max(filter(None, changed), default=None)

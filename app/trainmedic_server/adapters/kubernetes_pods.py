@@ -28,15 +28,14 @@ MOST_PODS: Final = 20_000
 MOST_WITH_FAULTS: Final = 2000  # Pods.
 MOST_FAULTS: Final = 8  # Of one pod.
 MOST_READ: Final = 8  # Pods of a job whose events are read.
-MOST_EVENTS: Final = 200
-"""For one pod. Kubernetes keeps events for an hour."""
+MOST_EVENTS: Final = 200  # For one pod. Kubernetes keeps events for an hour.
 MOST_REQUESTS: Final = 60  # Within `_REQUESTS_WITHIN`.
 _REQUESTS_WITHIN: Final = timedelta(minutes=1)
 _CACHED_FOR: Final = timedelta(seconds=15)
 _FAILURE_CACHED_FOR: Final = timedelta(seconds=30)
 _ANSWER_SECONDS: Final = 5.0
 _EVENTS_FROM: Final = timedelta(minutes=15)  # Older events count as over.
-_SLOW_START: Final = timedelta(minutes=2)  # Waiting time after which a pod's events are read.
+_SLOW_START: Final = timedelta(minutes=2)  # Time after a training pod's assignment; then its events are read.
 _SLOW_REREAD_AFTER: Final = timedelta(minutes=1)
 _SLOW_PER_LOOK: Final = 4  # Pods.
 _SLOW_LOOK_EVERY_SECONDS: Final = 10.0

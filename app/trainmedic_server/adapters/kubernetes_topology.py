@@ -221,13 +221,13 @@ def job_of(pod: Object) -> str | None:
 
 
 def _is_per_node(owners: Sequence[Mapping[str, Any]]) -> bool | None:
-    """A static pod's owner is its node."""
+    """Return whether a DaemonSet or, for a static pod, the node owns the pod; None without owners."""
     kinds = {owner.get("kind") for owner in owners if owner.get("controller")} or {each.get("kind") for each in owners}
     return bool(kinds & {"DaemonSet", "Node"}) if kinds else None
 
 
 def _gpus(spec: Mapping[str, Any]) -> int:
-    """Count a pod's GPUs. Shares and MIG instances count as one GPU together."""
+    """Count a pod's GPUs. Without whole ones, shares and MIG instances count as one GPU together."""
     limits = [(container.get("resources") or {}).get("limits") or {} for container in spec.get("containers") or ()]
     whole = sum(int(of_container[GPU]) for of_container in limits if str(of_container.get(GPU, "")).isdigit())
     return whole or int(any(name.startswith("nvidia.com/") for of_container in limits for name in of_container))

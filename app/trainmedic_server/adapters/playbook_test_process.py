@@ -73,7 +73,7 @@ class PlaybookTestProcess:
         return _outcome(tests, printed)
 
     async def _read_in_time(self, process: asyncio.subprocess.Process) -> bytes:
-        """Raises TimeoutError after the limit. It excludes the time without a core, because the process is nice."""
+        """Raises TimeoutError after the limit, which excludes time without a core: the process has low priority."""
         reading = asyncio.create_task(_read(process.stdout))
         began = time.monotonic()
         try:

@@ -1,6 +1,6 @@
 """Command bus on Redis Streams.
 
-While Redis is unreachable, commands wait until they expire. Afterwards, commands without all replies are sent again.
+While Redis is unreachable, commands wait until they expire. After an outage, those without all replies are sent again.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from trainmedic_server.ports.outside import Clock, Presence
 
 GRACE = timedelta(seconds=1)  # Wait for replies after the expiry of a command.
 UNHEARD_AFTER = timedelta(seconds=10)
-"""A receiver without presence and reply counts as absent. Longer than an agent's restart."""
+"""Time after sending until a receiver without presence and reply counts as absent. Longer than an agent's restart."""
 
 
 class RedisBus:
     """Each leader has the same `consumer`: Redis delivers unacknowledged replies to it again. `on_late_reply` receives
-    final replies that no request waits for. `fence` is called before any read or write.
+    final replies that no request waits for. `fence` is called before streams are read or written.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ log = telemetry.logger(__name__)
 
 FAULTS = (RedisError, OSError, asyncio.TimeoutError)
 _CLOSING_MESSAGE_SECONDS = 1.0
-_CLOSED_TRANSPORT = "unable to perform operation on <"
+_CLOSED_TRANSPORT = "unable to perform operation on <"  # Beginning of uvloop's message.
 
 
 def open_client(url: str, answer_seconds: float = ANSWER_SECONDS) -> Redis:

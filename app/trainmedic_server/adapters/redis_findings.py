@@ -1,4 +1,4 @@
-"""The only reader of the stream ``trainmedic:findings``. Deletes an entry after its content is durable."""
+"""The only reader of the stream ``trainmedic:findings``. Deletes an entry when it is durable or refused."""
 
 from __future__ import annotations
 

@@ -19,8 +19,7 @@ from trainmedic_server.ports.outside import Clock
 log = telemetry.logger(__name__)
 
 GROUP = "trainmedic"
-STREAM_ENTRIES = 1000
-"""Approximate maximum. Receivers delete answered commands."""
+STREAM_ENTRIES = 1000  # Approximate maximum. Receivers delete answered commands.
 STREAM_SECONDS = 24 * 3600  # Lifetime of a stream after its last command's expiry.
 _COMMANDS_PER_PIPELINE = 256
 _ACKNOWLEDGEMENTS_PER_PIPELINE = 2048
@@ -32,8 +31,7 @@ class QueuedCommand(Struct):
     raw: bytes
     signatures: Mapping[bytes, str]
     expires_at: datetime
-    on_sent: Callable[[bytes | None], None]
-    """Receives the value of `presence`, None without one."""
+    on_sent: Callable[[bytes | None], None]  # Receives the value of `presence`, None without one.
     is_wanted: Callable[[], bool]  # Called immediately before sending.
     backoff: Backoff | None = None
     is_queued: bool = False

@@ -20,7 +20,7 @@ from trainmedic_server.ports.outside import Presence
 log = telemetry.logger(__name__)
 
 MOST_LISTED = 50_000
-MOST_CLAIMS = 1000
+MOST_CLAIMS = 1000  # Listed presences with claims; further ones lose theirs.
 _LONGEST_NAME = 4 * 253  # Bytes of 253 characters.
 _KEYS_PER_SCAN = 1000
 _KEYS_PER_CALL = 128  # Few, so that no turn of the event loop takes long.
@@ -52,7 +52,7 @@ class PresenceReader:
         return self._judge.presence_of(key, value) if value else None
 
     async def value(self, key: str) -> bytes | None:
-        """Return the raw value, cut if it is too large for a presence. Raises BusUnavailable."""
+        """Return the raw value, cut if it is too large for a presence; None without one. Raises BusUnavailable."""
         try:
             [value] = await self._pipelined([presence_read_command(key)])
         except FAULTS as error:
@@ -122,7 +122,7 @@ def presence_read_command(key: str | bytes, most: int = LARGEST_PRESENCE) -> tup
 
 
 def _is_cut(value: Any, most: int = _USUAL_BYTES) -> bool:
-    """A presence above the largest size counts as whole."""
+    """Return whether the value must be read again. One that is too large for a presence stays cut."""
     return isinstance(value, bytes) and len(value) > most and most < LARGEST_PRESENCE
 
 

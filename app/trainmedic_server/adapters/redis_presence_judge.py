@@ -1,8 +1,8 @@
 """Trust in presences, which any client of Redis can write.
 
-With a signing key, a presence is trusted if it is signed by the job or agent of its key, names it, and is not older
-than the last trusted one. Others are shown with the reason for distrust and have no effect. The last trusted one stays
-valid for as long as it would exist without being overwritten.
+With a signing key, a presence is trusted if it is signed by the job or agent of its key, names it, is recent, and is
+not much older than the last trusted one. Others are shown with the reason for distrust and have no effect. The last
+trusted one stays valid for `COUNTS_FOR`.
 """
 
 from __future__ import annotations
@@ -23,24 +23,21 @@ from trainmedic_server.ports.outside import Clock, Presence
 log = telemetry.logger(__name__)
 
 OLDEST = timedelta(minutes=2)
-"""Maximum age of a signed presence, and lead over this server's clock. For this time after a restart, a recorded one
-can be trusted again.
+"""Maximum age of a signed presence, and lead over this server's clock. After a restart, a copied older one can be
+trusted again within this time.
 """
 COUNTS_FOR = timedelta(seconds=45)
 """Validity of an overwritten trusted presence. Agents write every 10 s, with a lifetime of 30 s."""
 _READING_TIME = timedelta(seconds=15)
-"""Time to read many presences: one older by less may only have been read earlier."""
-_LARGEST_CLAIMS = 2 * 1024
+"""Time to read many presences: one older by at most this may only have been read before the last trusted one."""
+_LARGEST_CLAIMS = 2 * 1024  # Bytes of a presence whose claims are shown.
 _MOST_KEYS = 100_000
 
 
 class _Kind(NamedTuple):
-    member: str
-    """Member of the content that names the writer."""
-    identity_of: Callable[[str], str]
-    """Returns the writer's identity for signatures."""
-    writer_of: Callable[[str], str]
-    """Returns the writer's name from the key's."""
+    member: str  # Member of the content that names the writer.
+    identity_of: Callable[[str], str]  # Returns the writer's identity for signatures.
+    writer_of: Callable[[str], str]  # Returns the writer's name from the key's.
 
 
 _KIND_BY_PREFIX: Mapping[str, _Kind] = {
@@ -96,8 +93,8 @@ class PresenceJudge:
         return Presence(name, newest.written_at, newest.details, uses_previous_key=proof.is_previous)
 
     def ranks_of(self, key: str, value: bytes | None) -> frozenset[int] | None:
-        """Return None if unknown. Without a trusted presence, use the last trusted one: hiding it must not hide a
-        rank's answer.
+        """Return None if unknown. If `value` is not trusted, use the last trusted one: hiding it must not hide a rank's
+        answer.
         """
         with self._lock:
             last = self._trusted.get(key)

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from trainmedic.wire.envelope import EXPIRED, Reply
 
 GRACE = timedelta(minutes=5)
-"""Unclaimed replies are stored for this time: recovery requests them again."""
+"""Time after the start for which unclaimed replies are retained: recovery requests them again."""
 EARLY_LIMIT = 10_000  # Commands with unclaimed replies, and replies of one.
 RECENT_LIMIT = 20_000  # Commands.
 
@@ -23,14 +23,12 @@ class ReplyWaiter:
         self.expires_at = expires_at
         self.identity = identity  # Of the receiver: signed replies of others do not count.
         self.send_again: Callable[[], None] | None = None
-        self.ranks: frozenset[int] | None = None
-        """Ranks that must reply; None while unknown."""
-        self.finals: dict[int | None, Reply] = {}
-        """By rank, None if the receiver has no ranks."""
+        self.ranks: frozenset[int] | None = None  # Ranks that must reply; None while unknown.
+        self.finals: dict[int | None, Reply] = {}  # By rank, None if the receiver has no ranks.
         self.accepted: dict[int | None, Reply] = {}  # By rank, before the final reply.
         self.changed = asyncio.Event()
         self.sent = asyncio.Event()
-        self.heard = asyncio.Event()  # Set by any reply.
+        self.heard = asyncio.Event()  # Set by any reply that `offer` does not ignore.
         self.users = 0  # Waiting requests.
 
     @property
@@ -57,7 +55,7 @@ class ReplyWaiter:
         self.expect(ranks)
 
     def offer(self, reply: Reply) -> bool:
-        """Return whether this is the first final reply of its rank."""
+        """Take a reply. Return whether it is the first final one of its rank."""
         if reply.status == EXPIRED and reply.at < self.expires_at:
             # It answers an earlier, shorter sending of this command. Counting it would repeat a still valid command
             # under another ID.
@@ -113,6 +111,7 @@ class ReplyRouter:
             self._recent.popitem(last=False)
 
     def send_again(self) -> None:
+        """Send the commands of all incomplete waiters again."""
         for waiter in self._waiters.values():
             if waiter.send_again is not None and not waiter.is_complete:
                 waiter.send_again()

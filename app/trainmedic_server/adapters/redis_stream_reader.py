@@ -15,13 +15,13 @@ from trainmedic_server.adapters.redis_outbox import GROUP
 from trainmedic_server.errors import StoreUnavailable
 from trainmedic_server.ports.fence import Fence
 
-BLOCK_SECONDS = 2.0
+BLOCK_SECONDS = 2.0  # Longest wait of a read for entries.
 REREAD_SECONDS = 3 * BLOCK_SECONDS
 """Seconds until unacknowledged entries are read once more: Redis may deliver some to a hanging previous leader until
 its blocking read ends.
 """
 RESET_IDS_SECONDS = 3.0
-_AHEAD_MS = 3600 * 1000  # Later last IDs are reset.
+_AHEAD_MS = 3600 * 1000  # A last ID that is further ahead of Redis's clock is reset.
 _AGAIN_SECONDS = 1.0
 
 Entry = tuple[bytes, dict[bytes, bytes] | None]
@@ -31,7 +31,7 @@ log = telemetry.logger(__name__)
 
 
 class StreamReader:
-    """Passes up to `most` entries at a time to `take`, sometimes none. `take` deletes them; if it raises, they stay.
+    """Passes up to `most` entries at a time, or none, to `take`, which has them deleted; if it raises, they stay.
 
     `consumer` and `fence`: see `RedisBus`. `on_recovery` is called when Redis answers again. `loop`: name in metrics.
     """
@@ -112,7 +112,7 @@ class StreamReader:
 
 async def _reset_ids(client: Redis, name: str) -> None:
     """Set back an empty stream's last ID if it is far in the future. Writers choose IDs; the maximum would block the
-    stream. Raises redis-py's errors.
+    stream. Raises errors of the connection.
     """
     seconds, _ = await client.time()
     now = seconds * 1000

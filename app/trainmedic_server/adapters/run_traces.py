@@ -1,7 +1,7 @@
 """Listener that sends each closed run as a trace (OTLP over HTTP in JSON).
 
-The run is the root span, with steps, attempts and ranks below it. Spans contain no parameters and no labels except the
-alert's name.
+The run is the root span, with steps, undos, attempts and ranks below it. Spans contain no parameters and no labels
+except the alert's name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_TEXT = 1_000
 _MOST_EVENTS = 128  # Of a span, by default in OpenTelemetry.
 _SPAN_KIND_INTERNAL = 1
-_OK, _ERROR = 1, 2
+_OK, _ERROR = 1, 2  # OTLP's status codes.
 _WENT_WRONG = frozenset({Status.FAILED})
 _STEP_WENT_WRONG = frozenset({StepStatus.FAILED, StepStatus.TIMED_OUT, StepStatus.UNKNOWN})
 

@@ -1,4 +1,4 @@
-"""What Slurm's errors mean, by number (slurmrestd) or text (scontrol, scancel)."""
+"""Meaning of Slurm's errors, by number (slurmrestd) or text (scontrol, scancel)."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class MessageDelivery:
         run_ids = {event.run_id for event in events if event.run_id is not None}
         runs = {run.id: run for run in tx.runs(run_ids)} if run_ids else {}
         kinds_sent = dict(tx.messages.kinds_sent(run_ids)) if run_ids else {}
-        channels = dict(tx.messages.channels_informed(run_ids)) if run_ids and self._routes.are_set else {}
+        channels = dict(tx.messages.channels_addressed(run_ids)) if run_ids and self._routes.are_set else {}
         closed = {event.run_id for event in events if event.kind in _CLOSED and event.run_id is not None}
         summaries = _summaries(tx, closed)
         made: list[Message] = []

@@ -59,7 +59,7 @@ class EventFeed:
         return newest if after is None else min(after, newest)
 
     async def after(self, seq: int, wait_seconds: float) -> list[Event]:
-        """Return the next events with a larger seq, at most `BATCH`; none after `wait_seconds`."""
+        """Return the next events with a larger seq, at most `BATCH`; none after `wait_seconds` or `close`."""
         published = self._published  # taken before the read, so that an event published during it ends the wait
         events = await self._read(seq)
         if not events and not self.closed:

@@ -17,12 +17,10 @@ MOST_NODES = 2000  # that a search may ask
 
 class JobNodes(Struct, frozen=True):
     nodes: tuple[str, ...] = ()
-    pods: tuple[str, ...] = ()
-    """As ``namespace/name``."""
+    pods: tuple[str, ...] = ()  # As ``namespace/name``.
     is_whole: bool = True
     """False if Redis did not respond, so that the job's own report is missing."""
-    readers: tuple[str, ...] = ()
-    """Nodes whose agents read logs."""
+    readers: tuple[str, ...] = ()  # Nodes whose agents read logs.
 
 
 class JobLocations:
@@ -34,7 +32,7 @@ class JobLocations:
         self._cluster_topology = cluster_topology
 
     async def of(self, job: str) -> JobNodes:
-        """Return the nodes and pods from the job's presence, the cluster and stored places. Raises StoreUnavailable."""
+        """Return the nodes and pods from the cluster, the job's presence and stored places. Raises StoreUnavailable."""
         cluster = self._cluster_topology()
         nodes: list[str] = []
         pods = [(pod.namespace, pod.name) for pod in cluster.pods_by_job.get(job, ())]

@@ -105,8 +105,8 @@ class NowView(View):
     )
     running: list[RunningView] = Field(description="The other open runs.")
     failed: list[FailedView] = Field(
-        description="Failed runs of the last day without an open run for their alert, the newest first. The alert has "
-        "not resolved, or no alert began the run."
+        description="The newest failed run of the last day for each playbook and target, unless its alert resolved or "
+        "has an open run; the newest first."
     )
     lost: list[LostView] = Field(description="In the last day, and not back.")
     last_hour: HourView

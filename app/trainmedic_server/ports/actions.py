@@ -89,7 +89,7 @@ class Services(Struct, frozen=True):
     """Without a trailing slash. Empty if not set."""
     routes: MessageRoutes = field(default_factory=MessageRoutes)
     may_connect: Callable[[str], bool] = lambda job: True
-    """Returns whether the job was connected lately. True if unknown."""
+    """Returns whether the job was connected lately, so that it may connect again. True if unknown."""
     inventory_of: Callable[[str], Mapping[str, str]] = lambda node: {}
     """Returns a node's attributes in the inventory file."""
     slurm_id_of: Callable[[str], str | None] = lambda job: None
@@ -142,8 +142,8 @@ class ActionTraits(Protocol):
     silences: ClassVar[frozenset[TargetKind]]
     """Target kinds whose alerts it can end without a repair, by stopping what reports them, as ``job.stop`` does."""
     is_hold: ClassVar[bool]
-    """True if it stops work until a person decides, as ``job.pause`` does. Its undo is due once the run ends without
-    success, whatever its trigger.
+    """True if it stops work until a person decides, as ``job.pause`` does. Once a later step has asked, its undo is due
+    if the run ends without success, whatever its trigger.
     """
     leaves_results: ClassVar[bool]
     """True if each attempt leaves something, such as a message. Waits never repeat it."""
@@ -215,7 +215,7 @@ class Renewal(Struct, frozen=True):
 
 @runtime_checkable
 class LeasedAction(Protocol):
-    """An action whose effect ends unless renewed, in each third of its lease."""
+    """An action whose effect ends unless renewed. The server renews it in each third of its lease."""
 
     lease: ClassVar[timedelta]
 

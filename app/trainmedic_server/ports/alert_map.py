@@ -12,8 +12,7 @@ from trainmedic_server.domain.alert import Alert
 
 class MappedAlert(Struct, frozen=True):
     alert: Alert
-    refused: str = ""
-    """Why the alert is refused; empty if accepted."""
+    refused: str = ""  # Why the alert is refused; empty if accepted.
 
 
 class MappedEvent(Struct, frozen=True):

@@ -12,8 +12,7 @@ class ArchivedRun(Struct, frozen=True):
     created_at: datetime
     last_event: int
     """``seq`` of its newest event, 0 if none. If the store has a newer one, the run changed later."""
-    line: str
-    """JSON document, without line feed."""
+    line: str  # JSON document, without line feed.
 
     @classmethod
     def of(cls, run_id: str, document: Mapping[str, Any], line: str) -> ArchivedRun:

@@ -7,7 +7,7 @@ from trainmedic_server.domain.shown_question import ShownQuestion
 
 
 class ShownQuestions(Protocol):
-    """Chat messages that show a run's question, deleted with the run."""
+    """Chat messages that show a run's question. Their records are deleted with the run."""
 
     def of_runs(self, run_ids: Collection[str]) -> list[ShownQuestion]: ...
     def save(self, shown: ShownQuestion) -> None: ...

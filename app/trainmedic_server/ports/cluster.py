@@ -47,8 +47,8 @@ OF_RUN = "trainmedic.io/run"  # Annotation of Jobs that the server makes, and of
 class Cluster(Protocol):
     """The Kubernetes API server. Repeating a change is harmless.
 
-    Calls raise ClusterUnavailable if it is unreachable, overloaded or failing (429 or 5xx; a change may have been
-    made), ClusterRefused for a forbidden or invalid request, and ObjectMissing.
+    Calls raise ClusterUnavailable if it is unreachable, overloaded, failing or rejects the credentials
+    (`may_be_done`: a change may have been made), ClusterRefused for a forbidden or invalid request, and ObjectMissing.
     """
 
     async def get(self, ref: Ref) -> Object: ...

@@ -32,16 +32,16 @@ class FindingRecords(Protocol):
         ...
 
     def episodes(self, keys: Collection[EpisodeKey]) -> dict[EpisodeKey, Episode]: ...
-    def save_episodes(self, episodes: Sequence[Episode], at: datetime) -> None: ...
+    def save_episodes(self, episodes: Sequence[Episode], at: datetime) -> None: ...  # `at`: when reported
     def ids_with_open_episodes(self, ids: Collection[str]) -> set[str]:
-        """Return findings with a stream that has not ended."""
+        """Return IDs of findings with a stream that has not ended."""
         ...
 
     def excerpt_counts(self, ids: Collection[str]) -> dict[str, int]: ...
     def save_excerpts(self, excerpts: Sequence[KnownExcerpt]) -> None: ...
 
     def keep_job(self, kept: KeptJob) -> None:
-        """Exclude the job's findings and verdicts from pruning."""
+        """Exclude the job's findings, those on its nodes, and its verdicts from pruning."""
         ...
 
     def release_job(self, job: str, attempt: int | None) -> bool:
@@ -57,11 +57,10 @@ class FindingRecords(Protocol):
 
 
 class FindingFilter(Struct, frozen=True):
-    """None matches any. ``since`` matches findings with a line or a report after it."""
+    """None matches any. ``since`` matches findings with a line or a report at that time or later."""
 
     job: str | None = None
-    node: str | None = None
-    """Node of the target or of one of the lines."""
+    node: str | None = None  # Node of the target, or whose agent reported it.
     rule: str | None = None
     role: Role | None = None
     since: datetime | None = None
@@ -87,11 +86,11 @@ class FindingHistory(Protocol):
 
     async def finding(self, finding_id: str) -> FindingRecord | None: ...
     async def findings_of_alerts(self, fingerprints: Collection[str]) -> list[KnownFinding]:
-        """Return the findings that raised these alerts, oldest first, at most 200."""
+        """Return the newest 200 findings that raised these alerts (of 200 at most), oldest first."""
         ...
 
     async def alerts_raised(self, fingerprints: Collection[str]) -> list[Mapping[str, str]]:
-        """Return the labels of alerts that findings raised."""
+        """Return the labels of those alerts that findings raised, in no order."""
         ...
 
     async def kept_jobs(self) -> list[KeptJob]: ...

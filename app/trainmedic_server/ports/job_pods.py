@@ -13,7 +13,7 @@ class JobPods(Protocol):
     """Pods by the job in their labels, which anyone who may create pods can set."""
 
     def faults(self) -> Mapping[str, Sequence[PodFault]]:
-        """Return faults by job, from pod statuses of the last 2 hours."""
+        """Return the faults of the last 2 hours by job, from pod statuses, and from Events of pods slow to start."""
         ...
 
     def namespaces_of(self, job: str) -> Collection[str]: ...

@@ -22,12 +22,11 @@ class EngineLimits(Struct, frozen=True):
     """Share of known nodes, 0 to 1, that runs may act on within the window."""
     breaker_min_nodes: int = 10  # Acting on so many nodes never opens the breaker.
     queue: int = 1000  # Most deliveries that wait for admission.
-    external_url: str = ""
-    """Without a trailing slash; empty for none."""
+    external_url: str = ""  # Without a trailing slash; empty for none.
 
     def mode_for(self, target: Target | None, topology: Topology, also: Collection[Target] = ()) -> tuple[Mode, str]:
-        """Return the strictest of the modes for `target` and `also`, and why it differs from `mode`."""
+        """Return the strictest of the modes for `target` and `also`, and why it differs from `mode` ("" if not)."""
         if not self.target_modes.entries:
             return self.mode, ""
         modes = [self.target_modes.of(each, self.mode, topology) for each in (target, *also)]
-        return min(modes, key=lambda mode: list(Mode).index(mode[0]))
+        return min(modes, key=lambda mode: list(Mode).index(mode[0]))  # The strictest is first in `Mode`.

@@ -21,15 +21,15 @@ class StoredMessages(Protocol):
     def drop(self, ids: Collection[str]) -> None: ...
 
     def kinds_sent(self, run_ids: Collection[str]) -> Mapping[str, set[MessageKind]]:
-        """Return the kinds sent about each run. A waiting failure message counts too."""
+        """Return the kinds sent about each run. Waiting ``RUN_FAILED`` messages count too."""
         ...
 
-    def channels_informed(self, run_ids: Collection[str]) -> Mapping[str, set[str]]:
+    def channels_addressed(self, run_ids: Collection[str]) -> Mapping[str, set[str]]:
         """Return the channels of each run's messages, sent and waiting ones."""
         ...
 
     def sent_states(self, ids: Collection[str]) -> Mapping[str, bool]:
-        """Return whether each stored one was sent."""
+        """Return whether each stored one was sent; others are missing."""
         ...
 
     def forget_sent(self, kind: MessageKind) -> None:

@@ -9,8 +9,7 @@ from msgspec import Struct
 Points: TypeAlias = Sequence[tuple[float, float]]
 """(Seconds since 1970, value) in time order. Values may be NaN."""
 
-MOST_POINTS = 11_000
-"""Prometheus's limit for one series in one answer."""
+MOST_POINTS = 11_000  # Prometheus's limit for one series in one answer.
 
 
 class MetricSeries(Struct, frozen=True):
@@ -29,8 +28,7 @@ class MetricHistory(Protocol):
 
 class AlertRule(Struct, frozen=True):
     expression: str
-    labels: Mapping[str, str]
-    """Values may be Prometheus templates."""
+    labels: Mapping[str, str]  # Values may be Prometheus templates.
 
 
 class AlertRules(Protocol):

@@ -28,7 +28,7 @@ UNSIGNED = "no signing key is set: anyone who can write to Redis can command age
 class ClockWatch(Protocol):
     @property
     def ahead(self) -> float:
-        """Seconds by which the machine's clock is ahead of the time in use; 0 while both agree."""
+        """Seconds by which the machine's clock is ahead of the time in use, negative if behind."""
         ...
 
     def take_steps(self) -> Sequence[ClockStep]:
@@ -94,7 +94,7 @@ class CommandBus(Protocol):
     async def jobs(self) -> list[Presence]: ...
 
     async def launchers(self) -> list[Presence]:
-        """Return presences by job name."""
+        """Return presences, each named by its job."""
         ...
 
     async def check(self) -> None:
@@ -106,9 +106,10 @@ class Notifier(Protocol):
     async def notify(
         self, title: str, message: str, to: str | Sequence[str] | None, severity: Severity = Severity.INFO
     ) -> None:
-        """Send to the channels `to`, or to all. Ends within about a minute.
+        """Send to the channels `to`, to all if None. Ends within about a minute.
 
-        Raises TemporaryFailure if no service received it, so that a retry is safe; otherwise PermanentFailure.
+        Raises TemporaryFailure if no service received it, so that a retry is safe; PermanentFailure if some may have,
+        or for an unknown channel.
         """
         ...
 
@@ -139,7 +140,7 @@ NO_ACCESS = HttpAccess()
 
 
 class HttpCaller(Protocol):
-    """Makes single HTTP calls without redirects, and truncates long replies."""
+    """Makes single HTTP calls without redirects, and truncates long or late replies."""
 
     async def call(
         self,
@@ -154,14 +155,14 @@ class HttpCaller(Protocol):
         """Make the call. `bearer` names the secret to send as a bearer token. Secrets in the reply are redacted.
 
         Raises TemporaryFailure if nothing was sent, OutcomeUnknown if the reply is missing, PermanentFailure for an
-        unknown secret.
+        invalid URL or secret.
         """
         ...
 
 
 class AlertSource(Protocol):
     async def is_firing(self, identity: Identity) -> bool:
-        """Raises TemporaryFailure if the source does not answer."""
+        """Raises TemporaryFailure if the source does not answer, or has just started and may not know."""
         ...
 
     async def silence(self, matchers: Mapping[str, str], ends_at: datetime, comment: str) -> str:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class UsedVersion(Struct, frozen=True):
-    """`first_run` and `last_run` are run IDs. They and `last_used_at` are None if no run used it."""
+    """`first_run` and `last_run` are run IDs. They and `last_used_at` are None if no counted run used it."""
 
     version: str
     first_used_at: datetime
@@ -20,7 +20,9 @@ class UsedVersion(Struct, frozen=True):
 
 class PlaybookVersions(Protocol):
     async def used_versions(self, playbook: str, most_runs: int) -> Sequence[UsedVersion]:
-        """Return versions, newest first. Their figures cover the newest `most_runs` runs. Raises StoreUnavailable."""
+        """Return at most 500 versions, newest first. Figures except `first_used_at` count the newest `most_runs` runs,
+        without members of groups. Raises StoreUnavailable.
+        """
         ...
 
     async def text_of_version(self, playbook: str, version: str) -> str | None:

@@ -31,20 +31,16 @@ Scope = Mapping[str, Any]
 
 class Match(Struct, frozen=True):
     matched: bool
-    why: str = ""
-    """Empty if it matches."""
-    failed: bool = False
-    """True if a condition could not be evaluated, which counts as no match."""
-    unproven: bool = False
-    """True if only the playbook's ``proof`` is missing in the alert."""
+    why: str = ""  # Empty if it matches.
+    failed: bool = False  # True if a condition could not be evaluated, which counts as no match.
+    unproven: bool = False  # True if only the playbook's ``proof`` is missing in the alert.
 
 
 class Shortlist(Struct, frozen=True):
     """Playbooks of an alertname: those that can match, and those that the alert's labels rule out."""
 
     playbooks: Sequence[CompiledPlaybook]
-    ruled_out: Iterable[CompiledPlaybook] = ()
-    """Sorted by name; can be iterated only once."""
+    ruled_out: Iterable[CompiledPlaybook] = ()  # Sorted by name; can be iterated only once.
     count_ruled_out: int = 0
 
 

@@ -15,9 +15,9 @@ from trainmedic_server.domain.run import OperatorOrder
 
 
 class OpenCounts(Struct, frozen=True):
+    # Without members of groups.
     by_status: Mapping[str, int]
-    owing: int
-    """Closed runs with a pending undo."""
+    owing: int  # Closed runs with a pending undo, or of a group with an unfinished member.
 
 
 class StoredAgentLives(Protocol):
@@ -32,7 +32,7 @@ class Present(Protocol):
 
     async def open_counts(self) -> OpenCounts: ...
     async def decided_since(self, since: datetime) -> dict[tuple[str, str], int]:
-        """Return the number of runs and decisions not to start after `since`, by (decision, status)."""
+        """Return the number of runs and decisions not to start since `since`, by (decision, status)."""
         ...
 
     async def alerts_of_runs(self, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]:

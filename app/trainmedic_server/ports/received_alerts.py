@@ -11,7 +11,7 @@ from trainmedic_server.domain.run import Status
 
 
 class ReceivedAlertFilter(Struct, frozen=True):
-    """None matches any. At least one report must lie from `since` (inclusive) to `until` (exclusive)."""
+    """None matches any. `since`: the last report is then or later. `until`: the first one is earlier."""
 
     alertname: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class ReceivedAlerts(Protocol):
     async def alerts_page(
         self, matching: ReceivedAlertFilter, limit: int, cursor: str | None
     ) -> tuple[list[AlertRecord], str | None]:
-        """Return at most `limit` alerts, the latest received first, and the next page's cursor, if any.
+        """Return at most `limit` alerts, the latest first report first, and the next page's cursor, if any.
 
         New alerts do not shift pages. Raises ValueError on an invalid cursor.
         """

@@ -30,24 +30,22 @@ class LinkedRun(Struct, frozen=True):
     playbook: str
     target_key: str
     status: str
-    decision: str
-    """May be one of a later release."""
+    decision: str  # May be one of a later release.
     ended_at: datetime | None = None
-    is_again: bool = False
-    """True if the guard ``again`` started it."""
+    is_again: bool = False  # True if the guard ``again`` started it.
 
 
 class GuardFacts(Struct, frozen=True):
     """Inputs of the guards for one (playbook, target). Observed runs count, decisions not to start do not."""
 
-    last_ended_at: datetime | None = None  # None if none has ended.
-    started: int = 0
-    """Runs after the requested time, on any target or, if requested, on this one."""
-    open_runs: int = 0
+    last_ended_at: datetime | None = None  # On this target. None if none has ended.
+    # The two numbers exclude members of groups.
+    started: int = 0  # Runs after the requested time, on any target or, if requested, on this one.
+    open_runs: int = 0  # On any target.
 
 
 class Transaction(Protocol):
-    """One transaction: all or nothing is durable. Methods take many keys, to save queries."""
+    """One transaction: all or nothing is durable."""
 
     @property
     def findings(self) -> FindingRecords: ...
@@ -81,15 +79,15 @@ class Transaction(Protocol):
         """Return the alert of each fingerprint that began last, also a resolved one."""
         ...
 
-    # Unresolved alerts in no order; None for all names. An alert's name is that of its last report.
+    # Unresolved alerts in no order. `names`, None for all, are compared with the alertname in the last report.
     def firing(self, limit: int, names: Collection[str] | None = None) -> list[AlertRecord]: ...
 
     def save_alerts(self, records: Sequence[AlertRecord]) -> None:
-        """Insert or replace, by identity. The alertname and the first report's time are retained."""
+        """Insert or replace, by identity. The first report's time, original labels and name for searches stay."""
         ...
 
     def firing_not_heard_since(self, moment: datetime) -> list[AlertRecord]:
-        """Return unresolved alerts without a report after `moment` whose run is open or owes an undo."""
+        """Return unresolved alerts last reported before `moment` with a run that is open or owes an undo."""
         ...
 
     def limit_last_reports(self, moment: datetime) -> None:
@@ -123,7 +121,9 @@ class Transaction(Protocol):
         ...
 
     def limited_since(self, playbook: str, moment: datetime) -> set[str]:
-        """Return target keys of rate-limited runs with ``on_limited`` steps, created after `moment`."""
+        """Return target keys of rate-limited runs with ``on_limited`` steps, created after `moment`, without members
+        of groups.
+        """
         ...
 
     def memories(self, playbook: str, targets: Collection[str], since: Mapping[str, datetime]) -> dict[str, RunMemory]:
@@ -150,7 +150,7 @@ class Transaction(Protocol):
 
     def known_nodes(self) -> set[str]: ...
     def remember_nodes(self, nodes: Collection[str], at: datetime) -> None:
-        """Record that these nodes exist, until pruned. The time may be rounded to the hour."""
+        """Record that these nodes exist, until pruned. A recorded time is renewed only after an hour."""
         ...
 
     def add_runs(self, runs: Sequence[Run]) -> None:
@@ -160,7 +160,7 @@ class Transaction(Protocol):
         ...
 
     def save_runs(self, changes: Sequence[tuple[Run, Run | None]]) -> None:
-        """Update runs, with the steps that differ from the previous state (all if None).
+        """Update runs, with the steps that differ from the previous state, which is read if None. Raises NotFound.
 
         The playbook, version, target, mode, alert and ``created_at`` never change.
         """
@@ -203,7 +203,7 @@ class Transaction(Protocol):
 
     def runs_in_effect(self, actions: Collection[str]) -> list[str]:
         """Return IDs of runs that began a step of one of these actions and are open, owe an undo, or have an unresolved
-        alert.
+        alert (a member: its parent's).
         """
         ...
 
@@ -251,8 +251,10 @@ class RunStore(Protocol):
     async def prune(self, older_than: datetime, archive: RunArchive | None = None) -> int:
         """Delete closed runs without a pending undo created before `older_than`, with their data; return their number.
 
-        Also deletes what has no later report: alerts without a run, whose number is limited at any age, nodes,
-        verdicts, closed findings, job places, and events of no run. Findings and verdicts of retained jobs stay. Other
+        Members of unfinished groups stay, and parents that have members.
+
+        Also deletes older data without a run: alerts, whose number is limited at any age, nodes, verdicts, closed
+        findings, job places, events, counts and time gaps. Findings, verdicts and places of retained jobs stay. Other
         transactions run in between.
 
         With `archive`, each run is archived first. If that fails, raises ArchiveUnavailable and stops deleting.
@@ -262,12 +264,11 @@ class RunStore(Protocol):
     async def close(self) -> None: ...
 
 
-Values: TypeAlias = str | tuple[str, ...] | None
-"""None for any."""
+Values: TypeAlias = str | tuple[str, ...] | None  # None for any.
 
 
 def values_of(values: Values) -> tuple[str, ...]:
-    """Return an empty tuple for any value."""
+    """Return the distinct values; empty if any value matches."""
     return tuple(dict.fromkeys((values,) if isinstance(values, str) else values or ()))
 
 
@@ -281,18 +282,16 @@ class HistoryFilter(Struct, frozen=True):
     playbook: Values = None
     status: Values = None
     decision: Values = None
-    node: Values = None
-    """Node of the target, or one that a run on a job changed."""
+    node: Values = None  # Node of the target, or, if the target has none, one that the run changed.
     gpu: Values = None
-    """With or without its node: ``gpu:node-1/0`` or ``node-1/0``."""
+    """With or without its node: ``node-1/0``, ``gpu:node-1/0``, or as ``0`` on any node."""
     job: Values = None
     since: datetime | None = None
     until: datetime | None = None
     owes_undo: bool | None = None
     target: Values = None  # Key, such as ``node:gpu-7``.
     is_open: bool | None = None
-    by: Values = None
-    """Person who approved, rejected, cancelled or undid it."""
+    by: Values = None  # Person with an operator command to it.
     has_acted: bool = False  # False matches any.
     parent: str | None = None
     """Only this run's members. Without it, members are found only by node, GPU, job or target."""

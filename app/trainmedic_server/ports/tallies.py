@@ -40,7 +40,9 @@ class PlaybookTally(Struct):
 
 class TallySource(Protocol):
     async def tally(self, since: datetime, until: datetime) -> Mapping[str, PlaybookTally]:
-        """Count the runs created from `since` to before `until`, by playbook. Raises StoreUnavailable."""
+        """Count the runs created from `since` to before `until`, by playbook; effects by the time of the act. Raises
+        StoreUnavailable.
+        """
         ...
 
     async def effects_between(self, since: datetime, until: datetime, limit: int) -> Mapping[str, EffectVerdict]:

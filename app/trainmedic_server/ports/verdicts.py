@@ -13,12 +13,10 @@ class VerdictRecord:
     """A failure or slow period of a job, and its attributed cause."""
 
     job: str
-    at: datetime
-    """Time of the failure (aware UTC)."""
+    at: datetime  # First sign that the server received (aware UTC).
     cause: str
     confidence: str
-    node: str | None = None
-    """Set only with high confidence."""
+    node: str | None = None  # Set only with high confidence.
     gpu: str | None = None
     summary: str = ""
     advice: str = ""
@@ -28,7 +26,7 @@ class VerdictRecord:
 
 class VerdictSource(Protocol):
     async def verdicts(self, since: datetime, until: datetime, job: str | None = None) -> Sequence[VerdictRecord]:
-        """Return verdicts on failures from `since` to before `until`, oldest first; `job` None selects all jobs. Raises
+        """Return verdicts that began from `since` to before `until`, oldest first; `job` None selects all jobs. Raises
         StoreUnavailable.
         """
         ...

@@ -1,4 +1,5 @@
 """Reports on one job and on all jobs.
 
-All modules except ``job_queries`` and ``compiling`` are pure. An unknown figure is None, and the report states why.
+Only ``compiling``, ``curves``, ``job_queries`` and ``reported_figures`` are not pure. An unknown figure is None, and
+the report states why.
 """

@@ -21,14 +21,11 @@ _LEAST_RELATIVE_LIMIT = 0.01  # As in the rule TrainingLossUnstable: near 0, any
 @dataclass(frozen=True, slots=True)
 class Bound:
     kind: str
-    query: str
-    """PromQL with ``$job`` for the matcher and ``$every`` for the interval."""
+    query: str  # PromQL with ``$job`` for the matcher and ``$every`` for the interval.
     limit: float
     summary: str  # With {worst} and {limit}.
-    is_over: bool = True
-    """False if values under the limit are out of bounds."""
-    at_least: int = 1
-    """Consecutive points."""
+    is_over: bool = True  # False if values under the limit are out of bounds.
+    at_least: int = 1  # Consecutive points.
     relative: bool = False
     """The limit is a factor: below 1 of the series' mean, otherwise of its median."""
 
@@ -49,10 +46,8 @@ class Anomaly:
     kind: str
     begin: float
     end: float
-    worst: float | None
-    """None if it was not a number."""
-    limit: float | None
-    """None if only a value that is not a number is out of bounds."""
+    worst: float | None  # None if it was not finite.
+    limit: float | None  # None if only values that are not finite are out of bounds.
     summary: str
     gpus: tuple[AnomalousGpu, ...] = ()
     gpu_count: int | None = None
@@ -122,7 +117,7 @@ def anomalies(bound: Bound, points: Points, every: float) -> list[Anomaly]:
 
     def is_out(value: float) -> bool:
         if not math.isfinite(value):
-            return bound.limit == math.inf
+            return bound.limit == math.inf  # The bound of such values alone.
         return value > limit if bound.is_over else value < limit
 
     worst: Callable[[Iterable[float]], float] = max if bound.is_over else min

@@ -1,7 +1,8 @@
 """Bottleneck of a job's steps: data, other ranks, memory or computing.
 
-Uses the parts of step time that the SDK measures. If they are unknown and throughput is low, NCCL timeouts in the log
-hint at communication and their absence at data, with severity ``low``.
+Uses the parts of step time that the SDK measures. If they are unknown, the trainer's own figures in the log can show
+waiting for data. Otherwise, if throughput is low, NCCL timeouts hint at communication and their absence at data, with
+severity ``low``.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def bottleneck(
     throughput_share: float | None,
     hints: LogHints = LogHints(),
 ) -> Bottleneck | None:
-    """Return None if the shares are unknown, memory is not short and the job is not slow.
+    """Return None if none is known. Short memory has priority over the shares.
 
     ``throughput_share`` is relative to the baseline. ``hints`` count only without shares.
     """

@@ -34,10 +34,8 @@ from trainmedic_server.reports.job_report import (
 from trainmedic_server.reports.repair_outcomes import PERSON_AFTER, RepairTally
 from trainmedic_server.reports.reported_figures import ReportedFigures
 
-MOST_RUNS = 20_000
-"""Newest runs. Counted, not retained in memory."""
-MOST_EVENTS = 20_000
-"""Newest events, about 10 MB."""
+MOST_RUNS = 20_000  # Newest runs. Counted, not retained in memory.
+MOST_EVENTS = 20_000  # Newest events, about 10 MB.
 MOST_FINDINGS = 2000
 MOST_EVALUATIONS = 5000
 LONGEST_PERIOD = timedelta(days=366)
@@ -107,7 +105,7 @@ class ReportCompiler:
         # Without curves in both, Prometheus may still have rank times or a checkpoint.
         return reported if reported.curves or found.source is None else found
 
-    async def readings(self, node: str, now: datetime) -> NodeReadings:
+    async def readings(self, node: str, now: datetime) -> NodeReadings:  # as `curves`
         found = await curves.of_node(self._metrics, node, now)
         if found.gpus or self._reported is None:
             return found
@@ -125,9 +123,9 @@ class ReportCompiler:
         return fleet_report(since, until, events, runs, tallies, verdicts, left_out)
 
     async def recent_counts(self) -> dict[str, PlaybookTally]:
-        """Count the last 30 days. Raises StoreUnavailable."""
+        """Count the last 30 days, from midnight UTC. Raises StoreUnavailable."""
         now = self._clock.now() if self._clock is not None else datetime.now(UTC)
-        # Start at midnight UTC: whole days are counted already.
+        # Whole days are counted already.
         begin = datetime.combine((now.astimezone(UTC) - COUNTED_PERIOD).date(), time(), UTC)
         return dict(await self.history.tally(begin, now))
 

@@ -12,7 +12,7 @@ from trainmedic_server.ports.metric_history import MetricSeries, Points
 from trainmedic_server.reports import points as figures
 
 _FAR_OFF = 2.0
-"""An outlier has at least this multiple of the median, or at most its inverse."""
+"""An outlier has more than this multiple of the median, or less than the median divided by it."""
 _LEAST_CORES = 0.5
 """An outlier's minimum difference in cores: near 0, small differences are large multiples."""
 

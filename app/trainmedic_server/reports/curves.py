@@ -14,7 +14,7 @@ from trainmedic_server.domain.promql import quoted
 from trainmedic_server.errors import MetricsUnavailable
 from trainmedic_server.ports.metric_history import MetricHistory, MetricSeries
 
-POINTS = 120  # Of a curve, at most.
+POINTS = 120  # Intervals of a curve, at most.
 NO_PROMETHEUS = "no Prometheus is set (--prometheus-url)"
 _SHORTEST_INTERVAL = timedelta(seconds=15)
 JOB_CURVES = (("loss", ""), ("throughput", "tokens/s"), ("throughput", "samples/s"), ("learning rate", ""))
@@ -41,15 +41,13 @@ _LATEST_METRICS = (
     "training_checkpoint_step",
     "training_checkpoint_timestamp_seconds",
 )
-RECENT = timedelta(minutes=5)
-"""Maximum age of a known value."""
+RECENT = timedelta(minutes=5)  # Maximum age of a known value.
 _MOST_RANKS = 64
 
 
 class Source(StrEnum):
     PROMETHEUS = "prometheus"
-    REPORTS = "reports"
-    """Reports of jobs and agents since the server started."""
+    REPORTS = "reports"  # Reports of jobs and agents since the server started.
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +88,13 @@ class JobCurves:
     since: datetime
     until: datetime
     curves: tuple[Curve, ...]
-    ranks: tuple[RankTime, ...]
-    """The slowest ones, slowest first."""
+    ranks: tuple[RankTime, ...]  # The slowest ones, slowest first.
     usual_seconds: float | None  # Median of all ranks' own time.
     checkpoint: NewestCheckpoint | None
     unknown: str | None  # Why there are no curves.
     source: Source | None = None  # None if nothing is known.
-    reported_since: datetime | None = None
-    """First report used."""
-    not_prometheus: str | None = None
-    """Why Prometheus is not the source."""
+    reported_since: datetime | None = None  # First report used.
+    not_prometheus: str | None = None  # Why Prometheus gave no curves.
 
 
 @dataclass(frozen=True, slots=True)

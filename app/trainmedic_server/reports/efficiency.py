@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from trainmedic_server.ports.metric_history import Points
 
 STABLE_SECONDS = 3600.0  # Stable throughput for this time is the baseline.
-FIRST_POINTS = 50
-FEWEST_POINTS = 10
-_STABLE_SPREAD = 0.2
-"""Maximum spread of the middle 80 % of the points, as a share of their median."""
+FIRST_POINTS = 50  # Most points of a baseline from the beginning, and fewest of a stable hour.
+FEWEST_POINTS = 10  # Of a baseline from the beginning.
+_STABLE_SPREAD = 0.2  # Maximum spread of the middle 80 % of the points, as a share of their median.
 
 _UTILISATION_WEIGHT = 0.6
 _THROUGHPUT_WEIGHT = 0.4
@@ -83,7 +82,7 @@ def target(value: float | None, points: Points) -> Baseline | None:
 
 
 def efficiency(utilisation_percent: float, throughput: float, usual: float) -> Efficiency:
-    """`utilisation_percent` is the mean over all GPUs, ``usual`` the baseline, above 0."""
+    """`usual` is the baseline, above 0."""
     share = throughput / usual
     score = 100 * (_UTILISATION_WEIGHT * utilisation_percent / 100 + _THROUGHPUT_WEIGHT * min(share, 1.0))
     score = round(min(max(score, 0.0), 100.0), 1)

@@ -1,6 +1,6 @@
 """Counts of a job's out-of-memory and network errors, from the findings in its logs.
 
-Lower bounds: findings of one kind within a minute, and all errors within one finding, are one event.
+Lower bounds: findings at most a minute apart, and all errors within one finding, are one event.
 """
 
 from __future__ import annotations
@@ -31,24 +31,23 @@ _COUNTED = frozenset({Role.ROOT, Role.CONFIRMATION})
 @dataclass(frozen=True, slots=True)
 class ErrorEvent:
     at: datetime
-    until: datetime
-    """Time of the last line; ``at`` is that of the first."""
+    until: datetime  # Time of the last line; ``at`` is that of the first.
     causes: tuple[str, ...]
-    ranks: tuple[int, ...]
-    """The lowest `MOST_RANKS`; empty if the lines name none."""
+    ranks: tuple[int, ...]  # The lowest `MOST_RANKS`; empty if the lines name none.
     rank_count: int
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...]  # At most `MOST_RANKS`.
     rules: tuple[str, ...]
     lines: int
     ended_job: bool | None
-    """True if the job failed within two minutes with this cause. False: no failure, or another cause. None: unknown."""
+    """True if the job failed with this cause, from a minute before the first line to two after the last. False: no
+    failure, or another cause. None: unknown.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorCount:
     count: int
-    fatal: int
-    """Events known to have ended the job."""
+    fatal: int  # Events known to have ended the job.
     events: tuple[ErrorEvent, ...]  # The newest `MOST_LISTED`, oldest first.
 
 
@@ -58,7 +57,7 @@ def error_count(
     failures: Sequence[FailureRecord],
     are_failures_known: bool,
 ) -> ErrorCount:
-    """Count findings, and diagnosed failures without one.
+    """Count groups of findings, and diagnosed failures without one.
 
     `are_failures_known`: the job's processes or launcher reported something, so a failure would be known.
     """

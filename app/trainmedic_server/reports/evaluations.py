@@ -20,13 +20,11 @@ NOT_A_NUMBER = "not a finite number"
 @dataclass(frozen=True, slots=True)
 class EvaluationRecord:
     metric: str
-    value: float | None
-    """None if it is not a finite number, as ``problem`` states."""
+    value: float | None  # None if it is not a finite number, as ``problem`` states.
     problem: str | None
     step: int | None
     at: datetime
-    reports: int
-    """At most one a minute."""
+    reports: int  # At most one a minute.
     lowest: float | None
     highest: float | None
 

@@ -21,11 +21,9 @@ _VERDICT_BEFORE, _VERDICT_AFTER = 1800.0, 120.0
 @dataclass(frozen=True, slots=True)
 class FailureRecord:
     at: datetime
-    kind: str
-    """`FAILED`, `GONE` or `DIAGNOSED` (by a verdict alone)."""
+    kind: str  # `FAILED`, `GONE` or `DIAGNOSED` (by a verdict alone).
     reason: str
-    down_seconds: float | None
-    """None if it has not started again, or that was not reported."""
+    down_seconds: float | None  # None if it has not started again, or that was not reported.
     verdict: VerdictRecord | None
 
 

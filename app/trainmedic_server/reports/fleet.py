@@ -21,7 +21,7 @@ from trainmedic_server.reports.repair_outcomes import CauseRepairs, GpuHoursKept
 MOST_NODES = 50
 CAME_BACK_WITHIN = timedelta(days=1)
 SAME_INTERRUPTION = timedelta(minutes=10)
-"""Most time between faults of one interruption."""
+"""Most time between two successive faults of one interruption."""
 UNKNOWN = "unknown"
 
 
@@ -30,32 +30,26 @@ class CauseTotal:
     cause: str
     failures: int
     jobs: int
-    down_seconds: float | None
-    """Sum for restarted jobs; None if none was."""
-    not_back: int
-    """No restart was reported: the job may still be down."""
+    down_seconds: float | None  # Sum for restarted jobs; None if none was.
+    not_back: int  # No restart was reported: the job may still be down.
     lost_gpu_hours: float | None
     """Downtime times ranks, one GPU for each rank. None if unknown for all failures."""
-    uncounted: int
-    """Failures missing from the hours: unknown ranks, or no restart."""
+    uncounted: int  # Failures missing from the hours: unknown ranks, or no restart.
 
 
 @dataclass(frozen=True, slots=True)
 class NodeTotal:
     node: str
-    alerts: int
-    """With a reacting playbook."""
+    alerts: int  # With a reacting playbook.
     alert_names: tuple[str, ...]
-    verdicts: int
-    """With high confidence."""
+    verdicts: int  # With high confidence.
     jobs: tuple[str, ...]
     touched: int  # Runs that changed the node.
     mtbi_seconds: float | None
-    """Mean time between interruptions: the report's period divided by their number. Alerts and verdicts within
-    `SAME_INTERRUPTION` are one. None for a single one.
+    """Mean time between interruptions: the report's period divided by their number. Runs and verdicts within
+    `SAME_INTERRUPTION` of each other are one. None for a single one.
     """
-    came_back: int
-    """Runs that started within a day after a successful one."""
+    came_back: int  # Runs that followed a successful one, at the latest a day after its end.
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +59,7 @@ class DayTotal:
     day: date
     failures: int
     succeeded: int
-    failed: int
-    """Includes cancelled and rejected repairs."""
+    failed: int  # Includes cancelled and rejected repairs.
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +124,7 @@ class RunTally:
             of_node.next_run_at = run.created_at
 
     def nodes(self, verdicts: Sequence[VerdictRecord], time: timedelta) -> list[NodeTotal]:
-        """Return the nodes with at least two alerts or verdicts, most verdicts first."""
+        """Return at most `MOST_NODES` with two or more alerts and verdicts together, most verdicts first."""
         of_node: dict[str, list[VerdictRecord]] = defaultdict(list)
         for verdict in verdicts:
             if verdict.node is not None:

@@ -23,14 +23,11 @@ class LostTime:
     failures: float = 0.0
     restarts: float = 0.0
     """Downtime without a reported failure, and time before the first completed step."""
-    redone: float = 0.0
-    """Steps repeated after a rollback or restart."""
+    redone: float = 0.0  # Steps repeated after a rollback or restart.
     checkpoints: float = 0.0
     evaluations: float = 0.0
-    repairs: float = 0.0
-    """The SDK's windows ``repair`` and ``pause``."""
-    stalls: float = 0.0
-    """No completed step beyond the job's own limit."""
+    repairs: float = 0.0  # The SDK's windows ``repair`` and ``pause``.
+    stalls: float = 0.0  # No completed step beyond the job's own limit.
     other: float = 0.0
 
     @property
@@ -45,30 +42,26 @@ class Goodput:
 
     ratio: float
     wall_seconds: float
-    """From the first appearance to the end, without unmeasured time."""
+    """From the first appearance to the end, without unmeasured time and gaps after regular ends."""
     productive_seconds: float
     lost: LostTime
     unmeasured_seconds: float = 0.0
     resolution_seconds: float = 0.0
-    """Losses shorter than two intervals may be missed."""
+    """Interval of the points. Losses shorter than two may be missed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressPoints:
     """Points at regular intervals. Counters begin at 0."""
 
-    steps: Points
-    """Completed steps, repeated ones included."""
-    step: Points = ()
-    """Number of the newest step, which a rollback lowers."""
+    steps: Points  # Completed steps, repeated ones included.
+    step: Points = ()  # Number of the newest step, which a rollback lowers.
     step_seconds: Points = ()
-    stall: Points = ()
-    """Seconds since the last completed step."""
-    stall_limit: Points = ()
+    stall: Points = ()  # Seconds since the last completed step.
+    stall_limit: Points = ()  # The job's own limit of `stall`, in seconds.
     windows: Mapping[str, Points] = field(default_factory=dict)
-    """Seconds in the SDK's windows, such as ``checkpoint``."""
-    measured: Sequence[Stretch] = ()
-    """Periods with any scrape; empty: all."""
+    """Counters of the seconds in the SDK's windows, such as ``checkpoint``."""
+    measured: Sequence[Stretch] = ()  # Periods with any scrape; empty: all.
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +83,11 @@ class _Downtime:
 @dataclass(frozen=True, slots=True)
 class _Endings:
     last: Literal["failed", "ended"] | None
-    first_at: float
-    """Begin of the gap if nothing was reported."""
+    first_at: float  # Time of the first report; the gap's begin without one.
 
 
 def goodput(progress: ProgressPoints, moments: JobMoments, begin: float, end: float, every: float) -> Goodput | None:
-    """Return None if the job did not run from `begin` to `end`. `every`: interval of the points."""
+    """Return None if the job has no point between `begin` and `end`. `every`: interval of the points."""
     present = figures.stretches(progress.steps, every)
     if not present:
         return None
@@ -138,6 +130,7 @@ def _downtimes(present: Sequence[Stretch], moments: JobMoments, end: float, ever
 
 
 def _restarts_without_gap(present: Sequence[Stretch], moments: JobMoments, every: float) -> list[Stretch]:
+    # A longer one would leave a gap in the points.
     short = [restart for restart in moments.restarted if restart.seconds < 2 * every]
     return [each for each in short if any(run.begin <= each.begin and each.end <= run.end for run in present)]
 
@@ -193,7 +186,9 @@ def _redone(progress: ProgressPoints, unused: Sequence[Stretch]) -> float:
 
 
 def _seconds_in(points: Points, begin: float, every: float) -> float:
-    has_begun_within = bool(points) and points[0][0] > begin + 1.5 * every
+    # The first point that could exist is up to two intervals after `begin`. A later first one shows that the counter
+    # began at 0 within the period.
+    has_begun_within = bool(points) and points[0][0] > begin + 2.5 * every
     return figures.rise(points, is_from_zero=has_begun_within)
 
 

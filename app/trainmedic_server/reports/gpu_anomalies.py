@@ -15,11 +15,9 @@ from trainmedic_core import duration
 from trainmedic_server.ports.metric_history import MetricSeries, Points
 from trainmedic_server.reports.anomalies import AnomalousGpu, Anomaly
 
-MOST_NAMED = 8
-"""GPUs named for an anomaly. All are counted."""
-_QUERIED_PER_POINT = 4
-_MOST_NOT_TRAINING = 0.1
-"""Share of a window that checkpoints, evaluations and the like may take."""
+MOST_NAMED = 8  # GPUs named for an anomaly. All are counted.
+_QUERIED_PER_POINT = 4  # The worst GPUs.
+_MOST_NOT_TRAINING = 0.1  # Share of a window that checkpoints, evaluations and the like may take.
 
 _WHILE_TRAINING = (
     " and on () (min(min_over_time(training_steps_total{$job}[$lasting])) > 0)"
@@ -31,11 +29,10 @@ _WHILE_TRAINING = (
 class GpuBound:
     kind: str
     limit: float
-    lasting: float
-    """Shortest period of a GPU's mean, in seconds."""
+    lasting: float  # Shortest period of a GPU's mean, in seconds.
     is_over: bool
     summary: str
-    """``{count}`` GPUs at one time, ``{span}`` of training, ``{worst}`` the worst mean, ``{gpu}`` its GPU."""
+    """``{count}``: GPUs at one time. ``{span}``: of training. ``{worst}``: the worst mean. ``{gpu}``: its GPU."""
 
 
 LOW_UTILISATION = GpuBound(
@@ -72,7 +69,7 @@ def queries(bound: GpuBound, percent: str, window: float) -> tuple[str, str]:
 def anomalies(
     bound: GpuBound, counts: Points, worst: Sequence[MetricSeries], every: float, window: float
 ) -> list[Anomaly]:
-    """Interpret the answers to `queries`. Interruptions of up to two windows, as by a checkpoint, end none."""
+    """Interpret the answers to `queries`. Up to two windows without training, as for a checkpoint, end no anomaly."""
     found = []
     for points in _adjacent(counts, 2 * window + every):
         end = points[-1][0]

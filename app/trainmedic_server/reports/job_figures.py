@@ -19,7 +19,7 @@ class JobFigures:
     progress: ProgressPoints | None = None
     gpus: int | None = None  # Most at one time.
     no_gpus: str | None = None  # Why figures of GPUs are missing, if Prometheus refused their queries.
-    utilisation: Spread | None = None
+    utilisation: Spread | None = None  # Percent, as memory.
     memory: Spread | None = None
     throughput: Spread | None = None
     unit: str | None = None  # Of `throughput`.

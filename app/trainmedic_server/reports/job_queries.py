@@ -28,7 +28,7 @@ from trainmedic_server.reports.gpu_anomalies import GpuBound
 from trainmedic_server.reports.job_figures import JobFigures
 from trainmedic_server.reports.points import Spread, Stretch
 
-INTERVALS = 720
+INTERVALS = 720  # Most points of a query.
 _GPU_INTERVALS = 120  # Few: Prometheus evaluates each for every GPU.
 _SHORTEST_INTERVAL = timedelta(minutes=1)
 _BASELINE_WITHIN = timedelta(days=30)
@@ -279,7 +279,9 @@ def _moment(seconds: float) -> datetime:
 
 
 def _interval(length: timedelta, apart: timedelta, most: int = INTERVALS) -> timedelta:
-    """Return the shortest interval with at most `most` parts in `length` and two scrapes, `apart`, in each."""
+    """Return the shortest interval of a minute or more, in whole seconds, that divides `length` into at most `most`
+    parts with at least two scrapes, `apart` from each other.
+    """
     seconds = max(length / most, _SHORTEST_INTERVAL, 2.5 * apart).total_seconds()
     return timedelta(seconds=math.ceil(seconds))
 

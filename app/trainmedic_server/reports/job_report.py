@@ -68,7 +68,9 @@ class RepairRecord:
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """Report on one job. Shares and ratios are from 0 to 1, durations in seconds, times in UTC."""
+    """Report on one job. Shares and ratios are from 0 to 1, use of GPUs in percent, durations in seconds, times in
+    UTC.
+    """
 
     job: str
     time_range: TimeRange
@@ -99,7 +101,7 @@ class JobReport:
 
 @dataclass(frozen=True, slots=True)
 class JobRecords:
-    """Records of a job in the run store, oldest first."""
+    """Records of a job in the run store, oldest first; findings newest first."""
 
     events: Sequence[Event] = ()
     repairs: Sequence[RepairRecord] = ()

@@ -63,7 +63,7 @@ def spread(
 
 
 def rise(points: Points, is_from_zero: bool) -> float:
-    """Return a counter's increase. It restarts at 0 before a lower value, and before the first if `is_from_zero`."""
+    """Return a counter's increase. It began at 0 before each lower value, and before the first if `is_from_zero`."""
     values = finite(points)
     risen = values[0] if values and is_from_zero else 0.0
     for before, after in itertools.pairwise(values):
@@ -82,7 +82,7 @@ def stretches(points: Points, every: float) -> list[Stretch]:
     return joined
 
 
-def gaps(present: Sequence[Stretch]) -> list[Stretch]:
+def gaps(present: Sequence[Stretch]) -> list[Stretch]:  # between them
     return [Stretch(before.end, after.begin) for before, after in itertools.pairwise(present)]
 
 

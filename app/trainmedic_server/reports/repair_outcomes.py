@@ -35,24 +35,19 @@ class RepairTotal:
     rejected: int
     undone_by_hand: int
     held_back: int  # Not started.
-    repeated: int
-    """Another run started on the same target within an hour after its end."""
-    median_seconds: float | None
-    """From admission to the end, of successful runs."""
-    median_person_seconds: float | None
-    """From a question to a person's answer."""
+    repeated: int  # Started on the same target within an hour after an earlier run's end.
+    median_seconds: float | None  # From admission to the end, of successful runs.
+    median_person_seconds: float | None  # From a question to a person's answer.
 
 
 @dataclass(frozen=True, slots=True)
 class CauseRepairs:
-    cause: str
-    """The alert's label ``cause``, otherwise its name."""
+    cause: str  # The alert's label ``cause``, otherwise its name.
     runs: int
     succeeded: int
     failed: int
     helped: int
-    measured: int
-    """Runs whose effect was measured."""
+    measured: int  # Runs whose effect was measured.
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +55,8 @@ class GpuHoursKept:
     """Estimate, with its assumptions."""
 
     gpu_hours: float
-    runs: int
-    """Measured to have helped, ended, and on a known number of GPUs."""
-    uncounted: int
-    """Successful runs that are not among them."""
+    runs: int  # Measured to have helped, ended, and on a known number of GPUs.
+    uncounted: int  # Successful runs that are not among them.
     person_after_seconds: float
     median_person_seconds: float | None
     formula: str

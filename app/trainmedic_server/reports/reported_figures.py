@@ -29,8 +29,7 @@ from trainmedic_server.reports.curves import (
     Source,
 )
 
-MOST_JOBS, MOST_GPUS = 1000, 8000
-"""Each takes up to 5 KB."""
+MOST_JOBS, MOST_GPUS = 1000, 8000  # Each takes up to 5 KB.
 MOST_POINTS = 120
 FIRST_PERIOD, LONGEST_PERIOD = 5.0, 320.0
 """Seconds between two points; doubled when there are too many points."""
@@ -68,7 +67,7 @@ class FigureSeries:
                 self._counts[figure] = count + 1
 
     def points(self, figure: int, begin: float, end: float) -> tuple[tuple[float, float | None], ...]:
-        """Return a figure's points, None after a gap; empty without any value."""
+        """Return a figure's points, with one of value None in each gap; empty without any value."""
         points: list[tuple[float, float | None]] = []
         for start, mean in zip(self._starts, self._means[figure], strict=True):
             if begin - self._period < start <= end:
@@ -147,7 +146,7 @@ class ReportedFigures:
                     await asyncio.sleep(0)
 
     def of_job(self, job: str, begin: datetime, end: datetime, why: str) -> JobCurves | None:
-        """Return None without reports. `why`: reason not to use Prometheus."""
+        """Return None without reports since `begin`. `why`: reason not to use Prometheus."""
         entry = self._jobs.by_key.get(job)
         if entry is None or entry.last < begin:
             return None

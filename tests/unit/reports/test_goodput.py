@@ -104,6 +104,15 @@ def redone(step: Points, moments: JobMoments = JobMoments()) -> float:
     return lost_of(ProgressPoints(steps=there, step=step, step_seconds=minutes(1, 60, 0.5)), moments).lost.redone
 
 
+@pytest.mark.parametrize("rest", [0.0, 0.4, 0.6, 0.9999])
+def test_a_window_from_before_the_period_is_not_lost_in_it(rest: float) -> None:
+    """The last point is at the period's end. So the first is later by the rest of the period's length, in intervals."""
+    progress = ProgressPoints(steps=minutes(1, 60), windows={"checkpoint": minutes(1, 60, 5000.0)})
+    made = goodput(progress, JobMoments(), -rest * EVERY, HOUR, EVERY)
+    assert made is not None
+    assert made.lost.checkpoints == 0
+
+
 def rising(first: int, last: int, begin: float) -> Points:
     """A hundred steps a minute."""
     return [(at, begin + 100.0 * number) for number, (at, _) in enumerate(minutes(first, last))]

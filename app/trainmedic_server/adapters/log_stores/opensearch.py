@@ -1,4 +1,7 @@
-"""OpenSearch and Elasticsearch. The server applies patterns, because theirs differ from RE2 and match single words."""
+"""OpenSearch and Elasticsearch. The server applies patterns, because theirs differ from RE2 and match single words.
+
+Container lines without a job, which other stores find by pods, are not searched.
+"""
 
 from __future__ import annotations
 

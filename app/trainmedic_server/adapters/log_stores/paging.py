@@ -16,8 +16,7 @@ from trainmedic_server.ports.logs import LogBatch
 from trainmedic_server.ports.outside import Clock
 
 PAGE = 1000
-LARGEST_PAGE = 5000
-"""Loki's maximum. Further lines with the same time are not shown."""
+LARGEST_PAGE = 5000  # Loki's maximum. Further lines with the same time are not shown.
 _POLL_SECONDS = 2.0
 _LATE_SECONDS = 15  # How far following looks back.
 _LATE_AFTER_OUTAGE = timedelta(seconds=90)
@@ -28,10 +27,8 @@ NANOSECONDS = 1_000_000_000
 
 
 class StoredLine(NamedTuple):
-    at: int
-    """Nanoseconds since 1970."""
-    key: str
-    """Equal only for copies of a line."""
+    at: int  # Nanoseconds since 1970.
+    key: str  # Equal only for copies of a line.
     line: FoundLine
 
     @property
@@ -47,13 +44,13 @@ class LineStore(Protocol):
 
     def parts(self, query: LogQuery, nodes: Collection[str]) -> Sequence[str]:
         """Return queries in the store's language, whose results together answer `query`. `nodes` are those of kernel
-        lines. Raises LogQueryRefused.
+        lines, unless `query` names one. Raises LogQueryRefused.
         """
         ...
 
     async def page(self, part: str, query: LogQuery, begin: int, end: int, most: int) -> Sequence[StoredLine]:
-        """Return the first lines of a part. Times are nanoseconds since 1970, `end` is excluded. Raises
-        LogsUnavailable, LogQueryRefused.
+        """Return the first `most` lines of a part in any order. Times are nanoseconds since 1970, `end` is excluded.
+        Raises LogsUnavailable, LogQueryRefused.
         """
         ...
 
@@ -116,7 +113,7 @@ class StoredLogs:
             await self._clock.sleep_until(now + timedelta(seconds=_POLL_SECONDS))
 
     def _end(self, query: LogQuery) -> int:
-        # Some nodes' clocks are ahead.
+        # Five minutes from now: some nodes' clocks are ahead.
         return nanoseconds(query.until or self._clock.now() + timedelta(minutes=5))
 
     async def _new_lines(
@@ -159,7 +156,11 @@ class _PagedPart:
             return
         most = self._page
         while True:
-            lines = sorted(await self._store.page(self._part, self._query, self._begin, self._end, most))
+            # By identity: copies, as in a reindexed index, may differ in what they say of the line.
+            lines = sorted(
+                await self._store.page(self._part, self._query, self._begin, self._end, most),
+                key=lambda line: line.identity,
+            )
             self._waiting = [each for each in lines if each.identity not in self._seen]
             self.is_end = len(lines) < most
             if self._waiting or self.is_end:

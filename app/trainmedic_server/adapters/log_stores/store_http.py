@@ -21,6 +21,8 @@ _BEARER_OPTION = "token_file of --log-store"
 
 
 class StoreHttp:
+    """Calls raise LogsUnavailable, or LogQueryRefused for a query that the store rejects as invalid."""
+
     def __init__(
         self,
         url: str,

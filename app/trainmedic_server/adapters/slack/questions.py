@@ -40,7 +40,7 @@ class Asked(NamedTuple):
     run: Run
     step: StepState
     orders: Sequence[OperatorOrder]
-    shown: ShownQuestion | None  # None before the posting has begun.
+    shown: ShownQuestion | None  # None before the posting has begun; without a message ID until it is known.
 
 
 class SlackQuestions:  # an `engine.event_dispatch.EventListener`
@@ -66,8 +66,7 @@ class SlackQuestions:  # an `engine.event_dispatch.EventListener`
         self._on_left_out = on_left_out
         self._fence = fence
         self._turn = asyncio.Lock()
-        self._reminded = 0
-        """Newest event with a sent reminder."""
+        self._reminded = 0  # Newest event with a sent reminder.
 
     async def take(self, events: Sequence[Event]) -> None:
         """Raises TemporaryFailure, OutcomeUnknown, StoreUnavailable: the events are taken again."""
@@ -160,6 +159,7 @@ class SlackQuestions:  # an `engine.event_dispatch.EventListener`
         return replace(intent, message=str(answer.get("ts", "")), shown=question_blocks.digest(document))
 
     async def _find_message(self, intent: ShownQuestion, run: Run) -> str | None:
+        # A minute earlier, because clocks differ.
         query = {"channel": intent.channel, "oldest": str(int(run.created_at.timestamp()) - 60), "limit": 200}
         try:
             answer = await self._call("conversations.history", {**query, "include_all_metadata": True})

@@ -57,11 +57,12 @@ class SlackApi:
             failure = OutcomeUnknown if reply.status >= 500 else TemporaryFailure
             raise failure(f"Slack answers {method} with status {reply.status}")
         try:
-            answer = json.loads(reply.body)
+            answer: dict[str, Any] = json.loads(reply.body)
+            succeeded = answer.get("ok") is True
         except UNREADABLE:
-            raise OutcomeUnknown(f"Slack does not answer {method} with JSON") from None
-        if not isinstance(answer, dict) or answer.get("ok") is True:
-            return answer if isinstance(answer, dict) else {}
+            raise OutcomeUnknown(f"Slack does not answer {method} with a JSON object") from None
+        if succeeded:
+            return answer
         code = str(answer.get("error", "no reason"))[:100]
         if code in _TEMPORARY_ERRORS | _APP_ERRORS:
             raise TemporaryFailure(f"Slack refuses {method}: {code}")

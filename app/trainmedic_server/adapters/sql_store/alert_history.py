@@ -51,7 +51,7 @@ def alerts_select(
 ) -> sa.Select[Any]:
     if matching.alertname is None:
         return _page(matching, limit, before)
-    # By either name, each with its own index.
+    # By either name, as sent or as an alert map wrote it, each with its own index.
     names = (alerts.c.alert_name, alerts.c.original_name)
     parts = [_page(matching, limit, before, name == matching.alertname).subquery() for name in names]
     either = sa.union(*(sa.select(part) for part in parts)).subquery()

@@ -16,9 +16,10 @@ _BUSY_SECONDS = 30.0
 
 
 def copy(url: str, target: Path) -> int:
-    """Copy the store as of one moment, verify the copy, and return its bytes. No writer waits.
+    """Copy the store as of one moment, verify the copy, and return its size in bytes. No writer waits.
 
-    Raises ConfigurationError if the store is not an SQLite file or `target` exists, otherwise StoreUnavailable.
+    Raises ConfigurationError if the store is not an existing SQLite file or `target` exists, otherwise
+    StoreUnavailable.
     """
     if postgresql.is_postgresql(url):
         raise errors.ConfigurationError(
@@ -71,6 +72,7 @@ def _verify(copied: Path) -> None:
 def _publish(partial: Path, target: Path) -> None:
     _sync(partial)
     try:
+        # Reserve the name: `rename` would replace a file that has appeared.
         os.close(os.open(target, os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:
         raise _exists_error(target) from None

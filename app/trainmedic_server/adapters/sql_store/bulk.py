@@ -16,7 +16,7 @@ _VALUES = re.compile(r"(.*VALUES )(\([^()]*\))(.*)", re.DOTALL)
 
 class BulkInsert:
     """Insert of tuples in column order, without `seq`. A row with an existing key is an error, is skipped (``ignore``),
-    replaces the columns `update`, or adds to its numbers (``add``).
+    or replaces (``update``) or adds to (``add``) the columns in `update`, None for all but the key.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ def encode_json(value: Any) -> str:
 
 
 def _members(value: Any) -> dict[str, Any]:
-    """An output may contain structs of its call, such as the target."""
+    """Raises TypeError except for a struct: an output may contain some of its call, such as the target."""
     if isinstance(value, Struct):
         return asdict(value)
     raise TypeError(f"{type(value).__name__} has no form in JSON")
@@ -67,7 +67,7 @@ class JsonColumn(TypeDecorator[Any]):
 
 
 _Convert = Callable[[Any], Any]
-# Encoder and decoder.
+# Encoder and decoder, called without the `TypeDecorator`.
 _CONVERTED: dict[type[Any], tuple[_Convert, _Convert]] = {
     TimeColumn: (microseconds_of, time_of),
     JsonColumn: (encode_json, decode_json),
@@ -101,5 +101,5 @@ metadata = sa.MetaData(
 
 
 def partial_index(name: str, *columns: Any, where: str, unique: bool = False) -> None:
-    """Define an index for SQLite. The migrations define PostgreSQL's."""
+    """Define an index in SQLite's form. Only stores in memory are made from it, stored ones by the migrations."""
     sa.Index(name, *columns, unique=unique, sqlite_where=sa.text(where))

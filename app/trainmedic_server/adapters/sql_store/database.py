@@ -16,14 +16,14 @@ from sqlalchemy import event, exc, pool
 from trainmedic_core.machine_locks import FileLock, NameLock
 from trainmedic_server import errors
 
-READERS = 4
+READERS = 4  # Connections and threads that read the history.
 
 _INPUT_ERRORS = (exc.IntegrityError, exc.DataError, exc.ProgrammingError, exc.InterfaceError, exc.NotSupportedError)
 _INPUT_ERROR_STATES = ("22", "23", "54")  # First digits of PostgreSQL's SQLSTATEs for invalid input.
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether the database failed, rather than the input being invalid."""
+    """Return whether the database failed or no connection was free in time, rather than the input being invalid."""
     if not isinstance(error, exc.DBAPIError):
         return isinstance(error, exc.TimeoutError)
     state = getattr(error.orig, "sqlstate", None)

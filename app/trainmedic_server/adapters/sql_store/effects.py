@@ -1,4 +1,4 @@
-"""Measured effects of runs. Saved verdicts are also counted by day and playbook."""
+"""Measured effects of runs. Saved verdicts are also counted by day of the act and playbook."""
 
 from __future__ import annotations
 

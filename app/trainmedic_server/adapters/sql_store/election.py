@@ -6,8 +6,7 @@ from datetime import timedelta
 from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters.sql_store import database, postgresql, revision
 
-ASK_EVERY = 0.5
-"""Seconds until a standby replaces a leader that has ended."""
+ASK_EVERY = 0.5  # Seconds between two tries to take the lock.
 
 _WON = "it is about to take over"  # Beginning of `Election.why` once the lock is taken.
 
@@ -22,11 +21,11 @@ class Election:
         self._address = address
         self._session: postgresql.LockSession | None = None
         self.why = "it has just started"  # Why this server does not work yet, for its answers as a standby.
-        self.holder = ""  # Address of the leader.
+        self.holder = ""  # Address of the leader, empty if unknown.
 
     async def win(self) -> postgresql.LockSession:
-        """Return the session with the lock. Wait while PostgreSQL does not answer. Raises ConfigurationError if waiting
-        is useless.
+        """Return the session with the lock. Wait while another server has it or PostgreSQL does not answer. Raises
+        ConfigurationError if waiting is useless.
         """
         try:
             while True:

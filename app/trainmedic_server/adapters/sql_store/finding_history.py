@@ -15,10 +15,11 @@ from trainmedic_server.adapters.sql_store.columns import Text, TimeColumn, encod
 from trainmedic_server.adapters.sql_store.finding_tables import finding_episodes, finding_excerpts, findings
 from trainmedic_server.adapters.sql_store.findings import KEPT_JOBS
 from trainmedic_server.adapters.sql_store.present import SqlPresent
+from trainmedic_server.adapters.sql_store.prune import IS_KEPT
 from trainmedic_server.ports.findings import FindingFilter, FindingHistory, FindingRecord
 from trainmedic_server.ports.verdicts import VerdictHistory, VerdictRecord
 
-_MOST_FINDINGS, _FINGERPRINTS_PER_QUERY = 200, 500
+_MOST_FINDINGS, _FINGERPRINTS_PER_QUERY = 200, 500  # `_MOST_FINDINGS`: also of fingerprints asked for them.
 
 
 class SqlFindingHistory(SqlPresent, FindingHistory, VerdictHistory):
@@ -89,7 +90,7 @@ def findings_select(matching: FindingFilter, limit: int, before: tuple[datetime,
     if matching.open is not None:
         statement = statement.where(columns.ended_at.is_(None) if matching.open else columns.ended_at.is_not(None))
     if matching.claimed_job is not None:
-        # Labels are JSON as text, in the form of `encode_json`. Only a printed finding about a node has a claim.
+        # Labels are JSON as text, in the form of `encode_json`. Only a printed finding without a job has a claim.
         member = encode_json({CLAIMED_JOB: matching.claimed_job})[1:-1]
         labels = sa.type_coerce(columns.labels, Text)
         is_named = sa.func.replace(labels, member, "") != labels
@@ -108,6 +109,7 @@ def _page(
 
 
 def _raised(connection: sa.Connection, wanted: Collection[str]) -> list[Mapping[str, str]]:
+    # Several findings can have raised an alert, with the same labels. One of each is enough.
     newest = sa.select(sa.func.max(findings.c.id)).where(findings.c.fingerprint.in_(wanted))
     one_each = sa.select(findings.c.alert).where(findings.c.id.in_(newest.group_by(findings.c.fingerprint)))
     return [alert["labels"] for alert in connection.execute(one_each).scalars()]
@@ -126,12 +128,5 @@ def _record(connection: sa.Connection, finding_id: str) -> FindingRecord | None:
         .where(finding_excerpts.c.finding_id == finding_id)
         .order_by(finding_excerpts.c.first_at, finding_excerpts.c.node, finding_excerpts.c.id)
     )
-    kept = [finding_rows.kept_job_of(row) for row in connection.execute(KEPT_JOBS)]
-    is_kept = any(_is_kept(known, each) for each in kept)
-    return FindingRecord(known, tuple(finding_rows.excerpt_of(row) for row in excerpts), is_kept)
-
-
-def _is_kept(known: KnownFinding, kept: KeptJob) -> bool:
-    if kept.job != (known.target.job or known.origin.job):
-        return False
-    return kept.attempt is None or known.origin.attempt is None or kept.attempt == known.origin.attempt
+    kept = connection.execute(sa.select(findings.c.id).where(findings.c.id == finding_id, IS_KEPT)).scalar()
+    return FindingRecord(known, tuple(finding_rows.excerpt_of(row) for row in excerpts), kept is not None)

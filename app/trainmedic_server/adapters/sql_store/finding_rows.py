@@ -135,7 +135,7 @@ def excerpt_of(row: Row) -> KnownExcerpt:
 
 
 def kept_job_of(row: Row) -> KeptJob:
-    job, attempt, by, at, note = row
+    job, attempt, by, at, note = row  # Attempt 0 stands for all, in `KeptJob` None.
     return KeptJob(job, attempt or None, by, at, note)
 
 

@@ -41,17 +41,17 @@ findings = sa.Table(
     sa.Column("no_alert_because", Text, nullable=False),
     sa.Column("tell_at", TimeColumn),
 )
-"""`KnownFinding`s. ``job`` is the target, or the job whose log contains it. Ranks are spans."""
+"""`KnownFinding`s. ``job`` is the target, or the job whose log contains it. ``ranks`` are spans as text (0-7)."""
 
 # An episode is an agent's finding under one ID. Several episodes of different nodes are one finding.
 finding_episodes = sa.Table(
     "finding_episodes",
     metadata,
     sa.Column("node", Text, primary_key=True),
-    sa.Column("id", Text, primary_key=True),
+    sa.Column("id", Text, primary_key=True),  # the agent's, not that of `findings`
     sa.Column("finding_id", Text, sa.ForeignKey("findings.id"), nullable=False),
     sa.Column("count", sa.BigInteger, nullable=False),
-    sa.Column("counted_before", sa.BigInteger, nullable=False),
+    sa.Column("counted_before", sa.BigInteger, nullable=False),  # lines in `count` of an earlier, ended finding
     sa.Column("is_over", sa.Boolean, nullable=False),
     sa.Column("heard_at", TimeColumn, nullable=False),
 )

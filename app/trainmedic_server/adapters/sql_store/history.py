@@ -94,7 +94,8 @@ class SqlHistory(History, TallySource):
         return newest_first[::-1]
 
     async def acts_of_people(self, matching: ActFilter, before: int | None, limit: int) -> list[Event]:
-        statement = sa.select(events).where(sa.text("actor <> 'trainmedic'")).order_by(events.c.seq.desc()).limit(limit)
+        is_of_person = sa.text("actor <> 'trainmedic'")  # As in the partial index `ix_events_people`.
+        statement = sa.select(events).where(is_of_person).order_by(events.c.seq.desc()).limit(limit)
         if before is not None:
             statement = statement.where(events.c.seq < before)
         if matching.actor is not None:

@@ -1,4 +1,4 @@
-"""Cursor of a history page: creation time and ID, so that new runs never shift pages."""
+"""Cursor of a page: time and ID after which the next page begins, so that new entries never shift pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_LONGEST = 1024
+_LONGEST = 1024  # Characters.
 
 
 @functools.lru_cache(maxsize=1024)
@@ -28,6 +28,7 @@ def encode(created_at: datetime, run_id: str) -> str:
 
 
 def decode(cursor: str) -> tuple[datetime, str]:
+    """Raises ValueError."""
     try:
         if len(cursor) > _LONGEST:
             raise ValueError("too long")

@@ -30,14 +30,14 @@ from trainmedic_server.ports.store import HistoryFilter, values_of
 _MOST_LISTS = 32  # More combinations of values are one condition instead.
 _COLUMNS = {name: runs.c[name] for name in ("playbook", "status", "decision")}
 
-_CLOCK_MARGIN_MS = 86_400_000  # Most difference between a run's time and its ID's.
+_CLOCK_MARGIN_MS = 86_400_000  # A day: most difference between `created_at` and the time in the run's ID.
 
 Condition = sa.ColumnElement[bool]
 Span = tuple[datetime, datetime]
 
 
 def renamed_alerts(connection: sa.Connection, matching: HistoryFilter) -> Collection[str]:
-    """Return the filter's alert names that an alert map has renamed."""
+    """Return the filter's alert names that an alert map has renamed in a run. Others need no second condition."""
     names = values_of(matching.alertname)
     if not names:
         return ()
@@ -71,8 +71,9 @@ def _ids(condition: Condition, limit: int) -> sa.Select[Any]:
 def alternatives(
     matching: HistoryFilter, span: Span | None = None, renamed_names: Collection[str] = ()
 ) -> Iterator[Sequence[Condition]]:
-    """Yield the alternatives of each filter. With `span`, they may exclude runs created outside it. `mapped`: see
-    `mapped_names`.
+    """Yield the alternatives of each filter. With `span`, they may exclude runs created outside it.
+
+    `renamed_names`: see `renamed_alerts`.
     """
     for name, column in _COLUMNS.items():
         if values := values_of(getattr(matching, name)):
@@ -93,13 +94,14 @@ def alternatives(
 
 
 def _of_gpu(text: str) -> Condition:
-    """Accept a GPU with or without its node: ``gpu:node-1/0``, ``node-1/0``, or the UUID."""
+    """Accept ``gpu:node-1/0`` or ``node-1/0``, or a GPU alone, such as ``0`` or a UUID, on any node."""
     node, slash, gpu = text.removeprefix("gpu:").partition("/")
     return sa.and_(runs.c.node == node, runs.c.gpu == gpu) if slash else runs.c.gpu == text
 
 
 def _of_job(name: str) -> tuple[Condition, Condition]:
-    keys = sa.type_coerce(runs.c.also, sa.Text)  # A JSON list.
+    """Return the conditions that the job is the run's target, or one of its further ones."""
+    keys = sa.type_coerce(runs.c.also, sa.Text)  # A JSON list, in which a key stands in quotes.
     is_among = sa.func.replace(keys, encode_json(f"job:{name}"), "") != keys
     return runs.c.job == name, sa.and_(runs.c.also.is_not(None), is_among)
 
@@ -119,12 +121,13 @@ def _of_target(key: str) -> Condition:
 
 
 def _of_node(name: str, span: Span | None) -> tuple[Condition, Condition]:
+    # A run belongs to its target's node. Only one without such a node, as on a job, belongs to those that it touched.
     touching = _has_id_in(touched_nodes.c.run_id, span, touched_nodes.c.node == name, is_named)
     return runs.c.node == name, sa.and_(touching, runs.c.node.is_(None))
 
 
 def _has_id_in(ids: sa.Column[Any], span: Span | None, *conditions: Condition | sa.TextClause) -> Condition:
-    # IDs begin with their time.
+    # Run IDs begin with the time of creation.
     chosen = sa.select(ids).where(*conditions)
     if span is not None:
         first, last = (microseconds_of(moment) // 1000 for moment in span)

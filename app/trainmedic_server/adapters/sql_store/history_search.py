@@ -20,7 +20,7 @@ Place = tuple[datetime, str]
 
 SECONDS = 1.0  # Limit of one page; the window in progress is completed.
 _FIRST_WINDOW = timedelta(hours=1)
-_SHORT = 0.05  # Seconds: faster windows are followed by fourfold ones.
+_SHORT = 0.05  # Seconds: a window searched faster is followed by one four times as long.
 _BEFORE_ALL = "!"  # Sorts before every run's ID.
 _KEYS = {"sqlite": sa.literal_column("runs.rowid", sa.BigInteger)}
 """Column to intersect, if not the ID: every SQLite index has the row number."""
@@ -43,7 +43,7 @@ def search(
     clock: Callable[[], float] = time.monotonic,
     renamed_names: Collection[str] = (),
 ) -> tuple[list[sa.Row[Any]], Place | None]:
-    """Return the newest runs and the next page's place, None at the end."""
+    """Return the newest runs and the place after which the next page begins, None at the end."""
     oldest, newest = connection.execute(_OLDEST).scalar(), connection.execute(_NEWEST).scalar()
     if oldest is None or newest is None:
         return [], None
@@ -72,7 +72,7 @@ def search(
 def _next_window(window: timedelta, took: float, left: float) -> timedelta:
     if took < _SHORT:
         return window * 4
-    return max(_FIRST_WINDOW, window * min(2, left / took))  # as long as fits into the time left
+    return max(_FIRST_WINDOW, window * min(2, left / took))  # At most twice as long, to fit into the time left.
 
 
 def _in_window(

@@ -20,7 +20,7 @@ from trainmedic_server import errors, telemetry
 
 EXIT_CODE = 3
 
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # The first also counts while the machine sleeps.
 _ENDED_BY_PEER = getattr(select, "POLLRDHUP", 0)  # Without this event, a session's end is detected by its silence.
 
 log = telemetry.logger(__name__)
@@ -32,7 +32,7 @@ def now() -> float:
 
 def restart_process(reason: str) -> None:
     """Replace this process by its command without unwinding, which could act. The PID stays, so no supervisor delays
-    the restart. End instead on a shutdown, or if the restart fails.
+    the restart. End the process instead on a shutdown, or if the restart fails.
     """
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # The command line restores it once the signal was sent.
         os._exit(EXIT_CODE)
@@ -54,7 +54,7 @@ class Leadership:
         # PostgreSQL ends a session after the takeover time, so stop after two thirds of it, well before another server
         # can have the lock.
         self._limit = takeover.total_seconds() * 2 / 3
-        self.heartbeat = takeover.total_seconds() / 10
+        self.heartbeat = takeover.total_seconds() / 10  # Seconds between confirmations.
         self._confirmed = confirmed  # When the last answered query was sent, by `now`.
         self._on_lost = on_lost
         self._lost: str | None = None
@@ -74,7 +74,7 @@ class Leadership:
         self._confirmed = max(self._confirmed, asked_at)
 
     def require(self) -> None:
-        """If this server may not act, call `on_lost`, and raise StoreUnavailable if that returns."""
+        """If this server may not act, call `on_lost` unless that was done, and raise StoreUnavailable if it returns."""
         silent = now() - self._confirmed
         if self._lost is None and silent > self._limit:
             self.lose(f"PostgreSQL has not answered for {silent:.0f} s")

@@ -90,7 +90,7 @@ class SqlMessages(StoredMessages):
             kinds.setdefault(run_id, set()).add(MessageKind(kind))
         return kinds
 
-    def channels_informed(self, run_ids: Collection[str]) -> Mapping[str, set[str]]:
+    def channels_addressed(self, run_ids: Collection[str]) -> Mapping[str, set[str]]:
         chosen = sa.select(messages.c.run_id, messages.c.channel).where(messages.c.run_id.in_(run_ids)).distinct()
         channels: dict[str, set[str]] = {}
         for run_id, channel in self._connection().execute(chosen):

@@ -1,4 +1,4 @@
-"""Deletion of old runs, with an archive only of archived ones.
+"""Deletion of old runs after they were archived.
 
 A file is written before its first run is deleted, the next one after its last. So a kill leaves only runs of the newest
 file in both.
@@ -33,7 +33,7 @@ from trainmedic_server.ports.archive import ArchivedRun, RunArchive
 RUNS_PER_FILE = 1000
 _RUNS_PER_READ = 50
 
-# Tables with their order.
+# Tables with the columns by which a run's rows are sorted.
 _TABLES_OF_RUNS: Mapping[str, tuple[sa.Table, Sequence[sa.Column[Any]]]] = {
     "steps": (steps, [steps.c.phase, steps.c.position]),
     "touched_nodes": (touched_nodes, [touched_nodes.c.node]),
@@ -44,12 +44,14 @@ _TABLES_OF_RUNS: Mapping[str, tuple[sa.Table, Sequence[sa.Column[Any]]]] = {
 }
 _LAST_EVENTS = sa.select(events.c.run_id, sa.func.max(events.c.seq)).group_by(events.c.run_id)
 
+# Runs work that writes in a transaction, and returns its number of deleted runs.
 Delete: TypeAlias = Callable[[Callable[[SqlTransaction], int]], Awaitable[int]]
 Read: TypeAlias = Callable[[Callable[[sa.Connection], Any]], Awaitable[Any]]
 
 
 async def delete_archived(archive: RunArchive, read: Read, delete: Delete, before: datetime) -> int:
-    """Return the number of deleted runs. The last file's number is stored as an event position.
+    """Archive and delete runs created before `before`; return their number. The last file's number is stored as an
+    event position.
 
     Raises StoreUnavailable, ArchiveUnavailable.
     """
@@ -57,7 +59,7 @@ async def delete_archived(archive: RunArchive, read: Read, delete: Delete, befor
     number, last = await asyncio.to_thread(archive.last, saved_number)
     if number > saved_number:
         await delete(partial(_save_number, name=archive.name, number=number))
-    deleted = await _delete(delete, last)
+    deleted = await _delete(delete, last)  # Those that a kill has left.
     while ids := await read(partial(prune.old_run_ids, before=before, limit=RUNS_PER_FILE)):
         archived: list[ArchivedRun] = []
         for start in range(0, len(ids), _RUNS_PER_READ):

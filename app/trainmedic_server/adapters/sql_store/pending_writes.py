@@ -30,12 +30,11 @@ _COLUMNS_OF_REPORTS = (
     "status", "labels", "annotations", "ends_at", "generator_url", "last_heard_at", "times_heard", "resolved_at",
     "resolved_because", "reactions", "reacted",
 )  # fmt: skip
-_NEW_DECISIONS = frozenset({Decision.OUTSIDE_WINDOW, Decision.CAPACITY_LIMITED})
-"""Unknown to earlier releases."""
+_NEW_DECISIONS = frozenset({Decision.OUTSIDE_WINDOW, Decision.CAPACITY_LIMITED})  # Unknown to earlier releases.
 
 
 class PendingWrites:
-    """A later write replaces an earlier one of the same key."""
+    """A later write replaces an earlier one of the same key; of a playbook's version, the first one stays."""
 
     def __init__(self) -> None:
         self.clear()
@@ -47,8 +46,7 @@ class PendingWrites:
         self.steps: dict[tuple[str, str, int], StepState] = {}  # By run ID, phase and index.
         self.groups: dict[str, tuple[str, ...]] = {}
         self.parents: set[str] = set()  # Parent runs whose `unfinished` must be computed again.
-        self.has_new_forms = False
-        """True if earlier releases cannot read a run."""
+        self.has_new_forms = False  # True if one of the runs cannot be read by earlier releases.
         self.links: dict[tuple[str, Identity], None] = {}  # An ordered set.
         self.orders: list[OperatorOrder] = []
         self.events: list[Event] = []
@@ -118,7 +116,7 @@ class PendingWrites:
                 self.steps[run.id, step.phase, step.index] = step
 
     def absorb(self, other: PendingWrites) -> None:
-        """Add later writes. Raises Conflict for an existing run, without having added anything."""
+        """Add later writes. Raises Conflict if both add the same run; then nothing is added."""
         if other.added:
             for run_id in other.added.keys() & self.added.keys():
                 raise errors.Conflict(f"there is a run {run_id} already")

@@ -24,10 +24,8 @@ from trainmedic_server.adapters.sql_store.leadership import Leadership, now
 if TYPE_CHECKING:
     import psycopg
 
-TAKEOVER = timedelta(seconds=8)
-"""Time until PostgreSQL ends a silent session."""
-OLDEST = 14
-"""First version that ends silent sessions."""
+TAKEOVER = timedelta(seconds=8)  # Time until PostgreSQL ends a silent session.
+OLDEST = 14  # First version that ends silent sessions.
 
 _CONNECT_SECONDS = 5
 _NAME_BYTES = 63  # PostgreSQL's limit
@@ -104,8 +102,8 @@ class LockSession:
 
     @classmethod
     def open(cls, url: str, takeover: timedelta = TAKEOVER, address: str = "") -> LockSession:
-        """Other servers reach this one at `address`. Raises StoreUnavailable if PostgreSQL does not answer,
-        ConfigurationError for an unusable URL, login or version.
+        """Other servers reach this one at `address`, empty if at none. Raises StoreUnavailable if PostgreSQL does not
+        answer, ConfigurationError for an unusable URL, login, version or search path.
         """
         seconds = takeover.total_seconds()
         connection = _connect(
@@ -194,6 +192,7 @@ def _connect(url: str, limits: Mapping[str, float], **more: Any) -> psycopg.Conn
     import psycopg
 
     in_url = psycopg.conninfo.conninfo_to_dict(conninfo(url))
+    # Settings of the client: seconds, and milliseconds. `limits` are the server's settings, by name, in seconds.
     ours = {"connect_timeout": _CONNECT_SECONDS, "tcp_user_timeout": 10_000, **more}
     # The URL's options have priority, except the name, by which servers find each other.
     options = {name: value for name, value in ours.items() if name == "application_name" or name not in in_url}
@@ -204,7 +203,7 @@ def _connect(url: str, limits: Mapping[str, float], **more: Any) -> psycopg.Conn
             raise errors.ConfigurationError(f"the database URL cannot be used: {error}") from error
         raise database.unavailable("PostgreSQL does not answer", error) from error
     try:
-        if connection.info.server_version < OLDEST * 10_000:
+        if connection.info.server_version < OLDEST * 10_000:  # 140005 is 14.5
             raise errors.ConfigurationError(
                 f"PostgreSQL {OLDEST} or newer is needed; the database is {connection.info.server_version // 10_000}"
             )

@@ -35,7 +35,7 @@ from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 from trainmedic_server.adapters.sql_store.verdicts import verdicts
 
 BATCH = 50
-"""Rows per transaction, which delays others by a few milliseconds."""
+"""Runs with their rows, or other rows, per transaction, which delays others by a few milliseconds."""
 
 PAUSE_FACTOR = 3
 """Pause after a deletion, as a multiple of its duration. A million runs take up to an hour."""
@@ -66,8 +66,7 @@ _DELETE_RUNS = (
     sa.delete(groups).where(groups.c.run_id.in_(_RUN_IDS)),
     sa.delete(runs).where(runs.c.id.in_(_RUN_IDS)),
 )
-MOST_ALERTS = 100_000
-"""Alerts without a run: one a second for a day, about 100 MB."""
+MOST_ALERTS = 100_000  # Alerts without a reaction or run: one a second for a day, about 100 MB.
 
 _HAS_RUN = sa.exists().where(queries.SAME_ALERT)
 _OLD_ALERTS = (
@@ -101,8 +100,7 @@ _DELETE_EVENTS = sa.delete(events).where(
     )
 )
 _FINDING_IDS: sa.BindParameter[Any] = sa.bindparam("findings", expanding=True)
-_AFTER_JOB_MICROSECONDS = 3600 * 1_000_000
-"""Later findings on a node are not about its former job."""
+_AFTER_JOB_MICROSECONDS = 3600 * 1_000_000  # Later findings on a node are not about its former job.
 _IS_OF_KEPT_JOB = sa.exists().where(  # A kept job's attempt 0 stands for all attempts.
     kept_jobs.c.job == findings.c.job,
     sa.or_(kept_jobs.c.attempt == 0, findings.c.attempt.is_(None), kept_jobs.c.attempt == findings.c.attempt),
@@ -113,11 +111,11 @@ _IS_ON_NODE_OF_KEPT_JOB = sa.exists().where(
     sa.type_coerce(findings.c.first_at, sa.BigInteger)
     <= sa.type_coerce(job_places.c.seen_at, sa.BigInteger) + _AFTER_JOB_MICROSECONDS,
 )
-_IS_KEPT = sa.or_(_IS_OF_KEPT_JOB, _IS_ON_NODE_OF_KEPT_JOB)
-"""In the log of a retained job, or about its node or GPU."""
+IS_KEPT = sa.or_(_IS_OF_KEPT_JOB, _IS_ON_NODE_OF_KEPT_JOB)
+"""A finding in the log of a retained job, or about its node or GPU."""
 _OLD_FINDINGS = (
     sa.select(findings.c.id)
-    .where(findings.c.heard_at < _BEFORE, findings.c.ended_at < _BEFORE, findings.c.tell_at.is_(None), ~_IS_KEPT)
+    .where(findings.c.heard_at < _BEFORE, findings.c.ended_at < _BEFORE, findings.c.tell_at.is_(None), ~IS_KEPT)
     .order_by(findings.c.heard_at)
     .limit(BATCH)
 )

@@ -39,6 +39,7 @@ _ALERTS = Lookup(
 
 
 def within(starts_at: sa.ColumnElement[datetime]) -> sa.ColumnElement[bool]:
+    # Excludes most other alerts of a fingerprint. `of_alerts` checks the rest.
     return starts_at.between(
         sa.bindparam("first", type_=schema.TimeColumn), sa.bindparam("last", type_=schema.TimeColumn)
     )

@@ -1,6 +1,6 @@
 """Time limit and cancellation of one read of the history.
 
-A cancelled connection is closed: PostgreSQL may receive the request late, and it could hit a later read.
+After a cancellation the connection is closed: PostgreSQL may receive the request late, and end a later read.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ from trainmedic_server.adapters.sql_store import database
 
 log = logging.getLogger(__name__)
 
-SECONDS = 30.0
-"""A page of the longest history took 0.5 s, a report of a year 3 s."""
+SECONDS = 30.0  # Limit of a read. A page of the longest history took 0.5 s, a report of a year 3 s.
 _CANCEL_SECONDS = 5.0
 _STEPS_BETWEEN_CHECKS = 20_000  # Of SQLite's virtual machine.
-_CANCELLED = "57014"
-"""SQLSTATE query_canceled: by time limit or cancel request."""
+_CANCELLED = "57014"  # SQLSTATE query_canceled: by time limit or cancel request.
 
 
 class BoundedRead:
@@ -38,7 +36,7 @@ class BoundedRead:
         self._is_cancelled = False
 
     def cancel(self) -> None:
-        """Block until PostgreSQL has the request, for 5 s at most. Safe in any thread."""
+        """End the read. Block until PostgreSQL has the request, for 5 s at most. Safe in any thread."""
         with self._lock:
             self._is_cancelled = True
             if self._driver is not None and hasattr(self._driver, "cancel_safe"):
@@ -49,7 +47,7 @@ class BoundedRead:
 
     @contextmanager
     def bounded(self, connection: sa.Connection) -> Iterator[None]:
-        """Raises StoreSlow, StoreUnavailable."""
+        """Raises StoreSlow after the time limit or a cancellation, StoreUnavailable for other faults."""
         driver = connection.connection.driver_connection
         is_sqlite = connection.dialect.name == "sqlite"
         with self._lock:

@@ -13,9 +13,9 @@ from trainmedic_server.domain.run import Run, Status, StepStatus
 # Facts. After these four stands a value, as in ``status:failed``.
 STATUS, EFFECT, REPAIR_SECONDS, PERSON_SECONDS = "status", "effect", "repair_seconds", "person_seconds"
 TIMED_OUT, REPEATED = "timed_out", "repeated"
-REPEATED_WITHIN = timedelta(hours=1)
+REPEATED_WITHIN = timedelta(hours=1)  # From the end of a playbook's last run on the target to the next run.
 
-Key = tuple[int, str, str]
+Key = tuple[int, str, str]  # Day since 1970, playbook and fact.
 Counts = Counter[Key]
 
 MICROSECONDS_OF_A_DAY = 86_400_000_000
@@ -27,12 +27,12 @@ def day_of(moment: datetime) -> int:
 
 
 def rounded(seconds: float) -> float:
-    """Limit the number of distinct values."""
+    """Keep two digits, to limit the number of distinct values."""
     return float(f"{seconds:.2g}")
 
 
 def count_change(counts: Counts, run: Run, before: Run | None) -> None:
-    """Count `run` in place of `before`, if its status differs."""
+    """Count `run` in place of `before`, if its status differs. `before` is None for a new run."""
     if before is not None and before.status is run.status:
         return
     day = day_of(run.created_at)

@@ -75,8 +75,8 @@ runs = sa.Table(
     sa.Column("request_key", Text),
     sa.Column("original_alert_name", Text),
     sa.Column("original_labels", JsonColumn),
-    sa.Column("parent", Text),  # parent run of a member of a group, else null
-    sa.Column("batch", sa.Integer),
+    sa.Column("parent", Text),  # ID of the parent run of a member of a group, else null
+    sa.Column("batch", sa.Integer),  # of a member
     sa.Column("also", JsonColumn),
     sa.Column("memory", JsonColumn),
 )
@@ -249,8 +249,9 @@ identity = sa.Table(
     sa.Column("readable_from", Text),
     sa.Column("counted_from", sa.BigInteger),
 )
-"""One row. Copies of the database share ``id``. ``readable_from`` is that of the code that migrated the schema.
-``counted_from`` is the first day with all its runs in ``playbook_days``; null: every day.
+"""One row. Copies of the database share ``id``. ``readable_from``: `READABLE_FROM` of the code that migrated the
+schema, or `HEAD` after a run that older code cannot read. ``counted_from`` is the first day with all its runs
+in ``playbook_days``; null: every day.
 """
 
 playbook_days = sa.Table(
@@ -282,7 +283,7 @@ is_no_member = sa.text(f"runs.{_IS_NO_MEMBER}")
 is_uncertain = sa.text(f"steps.{_IS_UNCERTAIN}")
 is_not_undone = sa.text(_IS_NOT_UNDONE)
 is_undo = sa.text(f"orders.{_IS_UNDO}")
-"""Worded exactly as in the partial indexes, as databases require."""
+"""These conditions are worded exactly as in the partial indexes, as databases require."""
 
 
 def _page_index(

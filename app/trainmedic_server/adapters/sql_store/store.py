@@ -67,8 +67,9 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
     ) -> SqlStore:
         """Return the store with its schema up to date. Blocks.
 
-        `on_error` is called on the event loop after each failure of the database. Raises ConfigurationError if the URL,
-        directory or schema is unusable or another server owns the file; StoreUnavailable.
+        `on_error` is called on the event loop after each transaction that raises StoreUnavailable. Raises
+        ConfigurationError if the URL, directory or schema is unusable or another server uses the store;
+        StoreUnavailable.
         """
         if postgresql.is_postgresql(url):
             return cls._open_postgresql(url, on_error)

@@ -1,4 +1,7 @@
-"""Outcomes of each playbook's runs: whole days from ``playbook_days``, others run by run."""
+"""Outcomes of each playbook's runs: whole days from ``playbook_days``, parts of days from the runs.
+
+Manual undos are always counted from the runs.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +155,7 @@ def _add_days(connection: sa.Connection, tallies: dict[str, PlaybookTally], firs
             tally.person_seconds[float(value)] += count
         elif name == run_facts.TIMED_OUT:
             tally.timed_out += count
-        else:
+        elif name == run_facts.REPEATED:
             tally.repeated += count
 
 

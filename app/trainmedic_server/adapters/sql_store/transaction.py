@@ -59,8 +59,8 @@ class SqlTransaction(Transaction):
     # the end of a unit
 
     @property
-    def has_written(self) -> bool:
-        return bool(self._own) or self._savepoint is not None
+    def may_have_written(self) -> bool:
+        return bool(self._own) or self._savepoint is not None  # Some reads begin a savepoint, too.
 
     @property
     def is_guarded(self) -> bool:
@@ -84,8 +84,8 @@ class SqlTransaction(Transaction):
             self._cache.forget()
 
     def flushed_connection(self, *, deletes_nodes: bool = False) -> sa.Connection:
-        """Flush everything. The caller must not change cached data, such as open runs, except nodes with
-        `deletes_nodes`.
+        """Flush everything. The caller must not change cached data, such as open runs. It may delete nodes if it
+        passes `deletes_nodes`.
         """
         send_shared(self._connection, self._flush, self._shared)
         self._send_own()
@@ -94,6 +94,7 @@ class SqlTransaction(Transaction):
         return self._connection
 
     def _guarded_connection(self) -> sa.Connection:
+        # For tables whose statements are sent at once. An error of one must revert only this unit.
         if self._savepoint is None:
             self._savepoint = self._connection.begin_nested()
         return self._connection
@@ -137,7 +138,7 @@ class SqlTransaction(Transaction):
         self._own.clear()
 
     def _flushed_if(self, concerns: Callable[[PendingWrites], object]) -> sa.Connection:
-        """Flush only if `concerns` finds pending writes that the next read would miss."""
+        """Flush only if `concerns` returns true for pending writes, which the next read would miss."""
         if concerns(self._own):
             send_shared(self._connection, self._flush, self._shared)
             self._send_own()
@@ -301,7 +302,9 @@ class SqlTransaction(Transaction):
             self._cache.update(run)
 
     def _count_repeated(self, runs: Sequence[Run], by: int) -> None:
-        """Add `by` to the fact ``repeated`` for each run soon after the playbook's last one on the target."""
+        """Add `by` to the fact ``repeated`` for each run within `REPEATED_WITHIN` after the playbook's last one on the
+        target.
+        """
         countable = [run for run in runs if run_facts.may_be_repetition(run)]
         keys = {(run.playbook, run.target_key) for run in countable}
         ended: dict[tuple[str, str], datetime] = {}

@@ -58,7 +58,7 @@ class Committer:
         self._flush = flusher or Flusher(engine.dialect)
         self._cache = WriterCache()
         self._connection: sa.Connection | None = None
-        self.failing = False  # True from a failed commit until a write succeeds.
+        self.failing = False  # True from a failed commit until one with writes succeeds.
 
     def commit(self, units: list[UnitOfWork]) -> None:
         try:
@@ -95,7 +95,7 @@ class Committer:
             leadership.lose("the lock belongs to another session; is there a connection pooler?")
 
     def _transaction(self, connection: sa.Connection, units: list[UnitOfWork]) -> bool:
-        """Return whether anything was written."""
+        """Return whether anything may have been written."""
         try:
             with connection.begin():
                 return self._run(connection, units, together=True)
@@ -112,7 +112,7 @@ class Committer:
             unit.result = unit.error = None
             try:
                 unit.result = unit.work(transaction)
-                wrote = transaction.has_written or wrote
+                wrote = transaction.may_have_written or wrote
                 transaction.finish(flush=not together)
             except SharedWritesRefused:
                 raise
