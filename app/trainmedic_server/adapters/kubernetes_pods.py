@@ -103,6 +103,11 @@ class KubernetesPods(JobPods):
             log.warning("skipping pods: too many have a job's label", most=MOST_PODS)
         self._merge_faults(outline, _read(pod, outline), is_deleted)
 
+    def nodes_listed(self, nodes: Iterable[Object]) -> None:
+        self._not_ready.clear()
+        for node in nodes:
+            self.node_changed(node)
+
     def node_changed(self, node: Object, *, is_deleted: bool = False) -> None:
         name = node["metadata"]["name"]
         not_ready = None if is_deleted else pod_status.not_ready(node)

@@ -46,6 +46,7 @@ class ObjectListener(Protocol):
 
     def pods_listed(self, pods: Iterable[Object], job_of: Callable[[Object], str | None]) -> None: ...
     def pod_changed(self, pod: Object, job: str | None, *, is_deleted: bool = False) -> None: ...
+    def nodes_listed(self, nodes: Iterable[Object]) -> None: ...
     def node_changed(self, node: Object, *, is_deleted: bool = False) -> None: ...
 
 
@@ -136,10 +137,12 @@ class KubernetesTopology:
         return version
 
     def _report_list(self, resource: Resource, objects: Sequence[Object]) -> None:
-        if self._listener is not None and resource == PODS:
+        if self._listener is None:
+            return
+        if resource == PODS:
             self._listener.pods_listed(objects, job_of)
-        for node in objects if resource == NODES else ():
-            self._report_change(resource, node)
+        else:
+            self._listener.nodes_listed(objects)
 
     def _report_change(self, resource: Resource, changed: Object, *, is_deleted: bool = False) -> None:
         if self._listener is None:

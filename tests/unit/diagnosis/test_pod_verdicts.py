@@ -408,6 +408,18 @@ async def test_a_node_that_kubernetes_has_lost_is_named(status: str, confidence:
     assert (verdict["cause"], verdict["confidence"], verdict["node"]) == ("node", confidence, node)
 
 
+async def test_a_node_that_was_deleted_while_the_watch_was_down_is_not_blamed() -> None:
+    """The list after the interruption does not have it."""
+    cluster = Cluster()
+    await connected(cluster, "gpu-11")
+    cluster.change(pod(START))
+    ready = {"type": "Ready", "status": "Unknown", "lastTransitionTime": pods.written(AT)}
+    cluster.pods.nodes_listed([{"metadata": {"name": "gpu-11"}, "status": {"conditions": [ready]}}])
+    assert [each.node for each in (await cluster.pods.reading("llm-7", lambda *_: True)).not_ready] == ["gpu-11"]
+    cluster.pods.nodes_listed([])
+    assert not (await cluster.pods.reading("llm-7", lambda *_: True)).not_ready
+
+
 async def test_an_earlier_failures_pods_are_not_blamed_again() -> None:
     """The next failure has a verdict of its own."""
     cluster = Cluster()
