@@ -85,7 +85,7 @@ class FactorParams(ActionParams):
 
     @field_validator("factor")
     @classmethod
-    def _is_a_repair(cls, factor: int | float, info: ValidationInfo) -> int | float:
+    def _is_within_bounds(cls, factor: int | float, info: ValidationInfo) -> int | float:
         if info.context is not ON_RECORD and not cls.least <= factor <= cls.most:
             raise ValueError(f"must be between {cls.least:g} and {cls.most:g}, not {factor:g}")
         return factor

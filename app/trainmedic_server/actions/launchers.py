@@ -344,7 +344,7 @@ def _node_that_can_return(nodes: Sequence[str], waiting: Sequence[str], most: in
 
 
 def _by_number(node: str) -> list[tuple[int, str]]:
-    """Return a sort key: n2 comes before n10."""
+    """Return a sort key: n2 comes before n10. Longer numbers are split, which bounds the work."""
     return [
         (int(part), "") if part.isascii() and part.isdigit() else (-1, part)
         for part in re.split(r"([0-9]{1,18})", node)
@@ -360,6 +360,7 @@ def _combined_failure(failures: Sequence[BaseException], output: Mapping[str, An
     if other is not None:
         return other
     message = "; ".join(map(str, failures))
+    # With some jobs changed, a plain failure would mean that nothing needs an undo. A failed undo is repeated anyway.
     if any(isinstance(failure, OutcomeUnknown) for failure in failures) or (output["jobs"] and not is_undo):
         return OutcomeUnknown(message, output)
     is_final = all(isinstance(failure, PermanentFailure) for failure in failures)

@@ -208,7 +208,7 @@ class DiskClean(Irreversible, CommandAction):
 
 
 def with_known_filesystems(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Keep each file system once, or none if one is unknown: the agent would not clean that one."""
+    """Keep each file system once. Omit the list, which limits the agent, if one is unknown and would not be cleaned."""
     wire = dict(params)
     by_name = {(entry["mountpoint"], entry["device"]): entry for entry in wire.pop("filesystems")}
     is_known = by_name and all(mountpoint for mountpoint, _ in by_name)

@@ -44,7 +44,9 @@ class PermissionGrace(Struct):
 
 
 class RetryingAction(BasicAction):
-    """Retries conflicts and failures of the server until the call's deadline, refusals only for `REFUSAL_GRACE`."""
+    """Retries conflicts and failures of the server until the call's deadline; refusals that may pass, for
+    `REFUSAL_GRACE`.
+    """
 
     default_timeout: ClassVar[timedelta] = timedelta(minutes=2)
     service: ClassVar[str]
@@ -56,10 +58,11 @@ class RetryingAction(BasicAction):
     async def retry_until_deadline(
         self, call: Call, attempt: Callable[[], Awaitable[Result]], *, makes_change: bool = True
     ) -> Result:
-        """Repeat `attempt` until it returns or the deadline passes, one that `makes_change` until the alert resolves.
+        """Repeat `attempt` until it returns, the deadline passes, or the run is cancelled; one that `makes_change`
+        also until the alert resolves.
 
-        Raises NoLongerWanted then, otherwise ClusterRefused or TemporaryFailure; OutcomeUnknown instead if an attempt
-        may have changed something.
+        Raises NoLongerWanted in the last case, otherwise ClusterRefused or TemporaryFailure; OutcomeUnknown instead of
+        these if an attempt may have changed something.
         """
         backoff, may_be_done = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True), call.resumed
         permission_grace = PermissionGrace()

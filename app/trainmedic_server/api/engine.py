@@ -53,7 +53,10 @@ class EnginePort(Protocol):
         ...
 
     async def start_run(self, order: StartOrder, by: ByHand) -> Started:
-        """Start a run manually, or return what it would do. Raises NotFound, Conflict, StoreUnavailable."""
+        """Start a run manually, or return what it would do.
+
+        Raises NotFound, Conflict, NotEntitled, PayloadError, StoreUnavailable.
+        """
         ...
 
     async def retry(self, run_id: str, by: ByHand) -> Started:

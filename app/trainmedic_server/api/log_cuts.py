@@ -30,7 +30,7 @@ class LogCutView(ApiModel):
     uid: int | None = Field(description="Owner of the directory or file.")
     what: CutKind = Field(description="The budget that is used up.")
     count: int = Field(description="Files, scans, lines, findings or dumps excluded since then.")
-    since: datetime = Field(description="First cut of this kind without a pause of ten minutes.")
+    since: datetime = Field(description="The first of these cuts, after ten minutes without one.")
 
 
 class LogCutList(ApiModel):

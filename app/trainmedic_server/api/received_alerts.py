@@ -127,7 +127,9 @@ class HeardAlertView(View):
     resolved_at: datetime | None
     reacted: bool = Field(description="Whether a playbook reacted to it, whatever its guards decided.")
     reason: str = Field(description="Why no playbook reacted; empty if one did.")
-    reactions: list[ReactionView] = Field(description="One entry per playbook that names its alertname.")
+    reactions: list[ReactionView] = Field(
+        description="One entry per playbook that names its alertname. One without a playbook stands for the others."
+    )
     suggestion: SuggestionView | None = Field(
         description=(
             "Possible rename for the alert map, if no playbook names its alertname and its meaning is known; otherwise "
