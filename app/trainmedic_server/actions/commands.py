@@ -26,8 +26,7 @@ from trainmedic_server.errors import (
 from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.outside import Presence
 
-WAITED_OUT = timedelta(seconds=1)
-"""The bus waits for missing replies until this long after the deadline."""
+WAITED_OUT = timedelta(seconds=1)  # the bus waits for missing replies until this long after the deadline
 _MOST_SHOWN = 8
 _LOOK_AGAIN_AFTER = timedelta(seconds=2)
 _REFUSED = (envelope.REJECTED, envelope.UNSUPPORTED)

@@ -344,7 +344,8 @@ def _node_that_can_return(nodes: Sequence[str], waiting: Sequence[str], most: in
 
 
 def _by_number(node: str) -> list[tuple[int, str]]:
-    """Return a sort key: n2 comes before n10. Longer numbers are split, which bounds the work."""
+    """Return a sort key: n2 comes before n10."""
+    # Longer numbers are split, which bounds the work of `int`.
     return [
         (int(part), "") if part.isascii() and part.isdigit() else (-1, part)
         for part in re.split(r"([0-9]{1,18})", node)

@@ -152,8 +152,7 @@ def _renewal_of(command_id: str, cap: LeasedEffect, node: str, output: Mapping[s
     )
 
 
-MOST_FILESYSTEMS = 100
-"""Limit of the agents. Omitting file systems only deletes less."""
+MOST_FILESYSTEMS = 100  # limit of the agents; omitting file systems only deletes less
 
 
 class AlertFilesystem(BaseModel):

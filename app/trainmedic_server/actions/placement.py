@@ -26,8 +26,7 @@ from trainmedic_server.errors import ActionFailure, BusUnavailable, PermanentFai
 from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.outside import Presence
 
-Nodes = Mapping[str, tuple[str, ...]]
-"""GPUs by node. Tuples are empty if only nodes matter."""
+Nodes = Mapping[str, tuple[str, ...]]  # GPUs by node; empty tuples if only nodes matter
 
 _SHOWN = 4
 

@@ -344,7 +344,7 @@ class JobAction(SlurmAction):
 
 
 def changed_job(params: SlurmJobParams, output: Mapping[str, Any] | None) -> str | None:
-    """Return the job for the undo, None if only the target names it and `output` does not yet."""
+    """Return the job for the undo, None as long as only the target names it."""
     changed = (output or {}).get("job_id")
     return params.job_id or (changed if isinstance(changed, str) else None)
 

@@ -64,10 +64,7 @@ def _alerts_of(document: Any, now: datetime) -> tuple[Alert, ...]:
 
 
 def kept_back(document: Any) -> tuple[str, ...]:
-    """Return, for each alert of `read`, why Alertmanager does not send it, "" if it does or if unknown.
-
-    Empty for a webhook's body, an event or a schedule.
-    """
+    """Return, for each alert of `read`, why Alertmanager does not send it; "" or missing if it does or if unknown."""
     is_delivery = isinstance(document, dict) and document.get("version") == payload.VERSION and "alerts" in document
     if is_delivery or _beginning(document, datetime.now(UTC)) is not None:
         return ()

@@ -1,8 +1,8 @@
 """Verification of Trainmedic's own alerts that Alertmanager sends back.
 
-Playbooks trust the values ``log`` and ``diagnosis`` of the label ``source``, which anyone who posts alerts can write.
-So the labels of an alert with one must be those that stored findings or verdicts give. Otherwise the label becomes
-``exported_source``, as in Prometheus. Annotations of a verdict come from the store.
+Playbooks trust ``log`` and ``diagnosis`` in the label ``source``, which anyone who posts alerts can write. So these
+alerts must have the labels that stored findings or verdicts give. Otherwise the label becomes ``exported_source``, as
+in Prometheus. Annotations of a verdict come from the store.
 """
 
 from __future__ import annotations

@@ -289,7 +289,7 @@ def _paused_view(controls: Controls, pause: OperatorPause, catalog: CatalogPort,
 
 
 def _warning(scope: Scope, catalog: CatalogPort) -> str:
-    """Return a warning if no loaded playbook matches the scope's pattern, else "". The pause holds all the same."""
+    """Return a warning if no loaded playbook matches the scope's pattern, else ""."""
     pattern, names = scope.playbook, [compiled.definition.name for compiled in catalog.all()]
     if pattern is None or any(fnmatch.fnmatchcase(name, pattern) for name in names):
         return ""

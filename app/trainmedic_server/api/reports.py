@@ -1,4 +1,4 @@
-"""``GET /jobs/{job}/report`` and ``GET /report``, compiled by the package ``reports``."""
+"""Routes of reports, curves and readings, which the package ``reports`` compiles."""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import Transaction
 
 COOKIE = "trainmedic_session"
+# Cookie over TLS. Browsers accept it from this very host only, not from others of the domain.
 SECURE_COOKIE = f"__Host-{COOKIE}"
-"""Cookie over TLS. Browsers accept it from this very host only, not from others of the domain."""
+# Cookie over TLS below a base path. Browsers send it to no other program of the host.
 BASE_COOKIE = f"__Secure-{COOKIE}"
-"""Cookie over TLS below a base path. Browsers send it to no other program of the host."""
 LASTS = timedelta(hours=12)  # lifetime of a session
 # Largest clock difference between servers. A session from further in the future has ended.
 _SKEW = timedelta(minutes=5)

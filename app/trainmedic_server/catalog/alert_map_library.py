@@ -1,6 +1,7 @@
 """Alert map of some files, kept up to date.
 
-A missing or invalid file keeps its last valid content. If it was never valid, no alert is accepted.
+An invalid file, or a configured path that is missing, keeps its last valid content. If it was never valid, no alert is
+accepted. A file deleted from a folder with others is dropped.
 """
 
 from __future__ import annotations

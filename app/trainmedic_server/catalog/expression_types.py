@@ -20,6 +20,7 @@ _FILTERS: Mapping[str, Shape] = {
     **dict.fromkeys(("abs", "count", "float", "int", "length", "number", "round", "sum", "time"), NUMBER),
     **dict.fromkeys(("capitalize", "join", "lower", "string", "title", "tojson", "trim", "upper"), TEXT),
 }
+# Without + and *, which also take text.
 _ARITHMETIC = {nodes.Sub: "-", nodes.Div: "/", nodes.FloorDiv: "//", nodes.Pow: "**"}
 _FALSE_WORDS = ("false", "no", "off")
 

@@ -33,16 +33,14 @@ class HttpConnection(HttpToolsProtocol):
         self.standing = Standing.STRANGER
         self._table = table
         self._limits = limits
+        # Newest request that is, or was, being answered. ``cycle`` is the newest that has arrived.
         self._serving: RequestResponseCycle | None = None
-        """Newest request that is, or was, being answered. ``cycle`` is the newest that has arrived."""
         self._refusal: _Refusal | None = None  # once set, nothing more is read
-        self._received = 0
-        """Bytes since the present request began: head, body and framing."""
+        self._received = 0  # bytes since the present request began: head, body and framing
         self._body_received = 0  # bytes of the present request's body
-        self._outside_bodies = 0
-        """Bytes of the present piece that are not part of a body."""
+        self._outside_bodies = 0  # bytes of the present piece that are not part of a body
+        # In the event loop's time.
         self._head_deadline = _NEVER
-        """In the event loop's time, as the next."""
         self._write_deadline = _NEVER
 
     # Interface to the table.

@@ -26,8 +26,7 @@ class ReadCaller(Struct, frozen=True):
     acts: bool
 
 
-NOBODY = ReadCaller("", acts=True)
-"""Caller of internal reads."""
+NOBODY = ReadCaller("", acts=True)  # caller of internal reads
 _reader: ContextVar[ReadCaller] = ContextVar("reader", default=NOBODY)
 
 

@@ -40,8 +40,8 @@ from trainmedic_server.errors import (
 from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.cluster import PODS, Object, Ref
 
+# Seconds between two rounds. Doubles, up to `_LONGEST_ROUND`, while every eviction is refused or the API fails.
 ROUND = 1.0
-"""Seconds between two rounds. Doubles, up to `_LONGEST_ROUND`, while every eviction is refused or the API fails."""
 _LONGEST_ROUND = 10.0
 _EVICTIONS_AT_ONCE = 20
 _SHOWN = 20  # pods in the output's `left`
