@@ -70,7 +70,8 @@ class HistoryItem(View):
     undo_error: str | None = Field(description="Why the last attempt of a pending undo failed; null if none has.")
     undone_at: datetime | None = Field(description="End of the last undo; null without one, or while one is pending.")
     waiting_on: str | None = Field(
-        description="target, resolved, retry, approval, resume or members; null if it does not wait."
+        description="target, resolved, retry, approval, resume, members, window, turn or wait; null if it does not "
+        "wait."
     )
     deadline: datetime | None = Field(
         description="When the present activity of an open run ends by itself; null if never."
@@ -139,7 +140,7 @@ class UndoView(View):
 
 
 class StepView(View):
-    phase: str = Field(description="approval, steps, check, on_success or on_failure.")
+    phase: str = Field(description="approval, steps, check, on_success, on_failure or on_limited.")
     index: int
     id: str
     kind: str

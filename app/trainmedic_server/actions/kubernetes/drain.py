@@ -40,7 +40,7 @@ from trainmedic_server.errors import (
 from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.cluster import PODS, Object, Ref
 
-# Seconds between two rounds. Doubles, up to `_LONGEST_ROUND`, while every eviction is refused or the API fails.
+# Seconds between two rounds. Doubles, up to `_LONGEST_ROUND`, in a pause and while every eviction or call fails.
 ROUND = 1.0
 _LONGEST_ROUND = 10.0
 _EVICTIONS_AT_ONCE = 20
