@@ -167,7 +167,7 @@ class PauseParams(ActionParams):
     max: Duration = Field(
         default="1h",
         validate_default=True,
-        description="The job resumes by itself after this time, which begins anew while a later question of the run "
+        description="The job resumes by itself after this time, which starts again while a later question of the run "
         "is open.",
     )
     extends: Annotated[

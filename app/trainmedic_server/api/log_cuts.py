@@ -46,7 +46,7 @@ def add_to(routes: ApiRoutes, lists: PresenceLists) -> None:
         responses=responses(401, 403, 422, 503),
     )
     async def log_cuts(limit: PageLimit = 1000, job: JobNames = None, node: NodeNames = None) -> Response:
-        """Reports from the last ten minutes."""
+        """Reports from the last ten minutes, with the newest cuts first."""
         listed = await lists.agents()
         return await asyncio.to_thread(lambda: AsciiJson.of(_listed(listed.presences, limit, job, node)))
 

@@ -33,7 +33,7 @@ def span_of(since: str | None, until: str | None, now: datetime) -> tuple[dateti
     """Return None for no limit. Raises PayloadError if `until` is before `since`."""
     begin, end = (time_of(text, now) if text else None for text in (since, until))
     if begin is not None and end is not None and begin > end:
-        raise PayloadError.at([("until", "must be later than 'since'")])
+        raise PayloadError.at([("until", "must not be before 'since'")])
     return begin, end
 
 

@@ -110,7 +110,7 @@ class AlertMapLibrary:
             await asyncio.sleep(RESCAN)
             try:
                 await asyncio.to_thread(self.reload)
-            except Exception:  # The loaded map stays active, whatever error the file system reports.
+            except Exception:  # The loaded map stays active after any error of the file system.
                 log.exception("loading the alert map failed; keeping the loaded one")
                 if self._metrics is not None:
                     self._metrics.loop_errors.labels("alert map").inc()

@@ -171,7 +171,7 @@ class Library(StaticCatalog):
         with self._reloading:
             try:
                 return self._reload()
-            except Exception as error:  # The loaded playbooks stay active, whatever the error.
+            except Exception as error:  # The loaded playbooks stay active after any error.
                 log.exception("loading playbooks failed; keeping the loaded ones")
                 self._count_failure()
                 problem = FileProblem(_PLAYBOOKS, None, None, f"loading failed: {type(error).__name__}; see the log")
@@ -203,7 +203,7 @@ class Library(StaticCatalog):
         while True:
             try:
                 await self._watch_once()
-            except Exception:  # The loaded playbooks stay active, whatever the error.
+            except Exception:  # The loaded playbooks stay active after any error.
                 log.exception("watching playbooks failed; checking them periodically")
                 self._count_failure()
                 await asyncio.to_thread(self.reload)
