@@ -23,7 +23,7 @@ from trainmedic_server.ports.actions import Call, Services
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0  # seconds, unless the server asks for another wait
 REPORT_EVERY = timedelta(seconds=15)  # interval of `Call.report_wait`
-LONGEST_ASKED_FOR = 60.0  # seconds
+LONGEST_ASKED_FOR = 60.0  # seconds of a pause that the server asks for
 # Refusals of our account are retried for this time: a starting API server refuses everybody.
 REFUSAL_GRACE = timedelta(seconds=10)
 

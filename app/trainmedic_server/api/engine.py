@@ -29,7 +29,7 @@ class EnginePort(Protocol):
         ...
 
     async def explain(self, alerts: Sequence[Alert], at: datetime | None = None) -> tuple[ExplainedAlert, ...]:
-        """Return what would be done now. Raises StoreUnavailable."""
+        """Return what would be done now, with the alerts' age as of `at`. Raises StoreUnavailable."""
         ...
 
     async def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:

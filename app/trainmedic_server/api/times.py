@@ -13,7 +13,7 @@ from trainmedic_server.errors import PayloadError
 
 
 def _checked_time(text: str) -> str:
-    time_of(text, datetime(2000, 1, 1, tzinfo=UTC))
+    time_of(text, datetime(2000, 1, 1, tzinfo=UTC))  # any time will do: only the form is checked
     return text
 
 
