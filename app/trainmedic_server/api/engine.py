@@ -71,7 +71,7 @@ class EnginePort(Protocol):
         """End one pause, those of a scope, or all active ones. Raises NotFound, StoreUnavailable."""
         ...
 
-    async def close_breaker(self, actor: str) -> Controls: ...
+    async def close_breaker(self, actor: str) -> Controls: ...  # raises StoreUnavailable
 
     async def upcoming(
         self, run: Run, alerts: Sequence[AlertRecord], orders: Sequence[OperatorOrder] = ()
@@ -146,6 +146,6 @@ class KeptJobsPort(Protocol):
         """Keep a job, or one attempt of it. Raises Conflict, StoreUnavailable."""
         ...
 
-    async def release(self, job: str, attempt: int | None, actor: str) -> None: ...
+    async def release(self, job: str, attempt: int | None, actor: str) -> None: ...  # raises NotFound, StoreUnavailable
 
-    async def all(self) -> Sequence[KeptJob]: ...
+    async def all(self) -> Sequence[KeptJob]: ...  # raises StoreUnavailable
