@@ -298,9 +298,7 @@ class LauncherNodes(BasicAction):
         refused = _why_fixed(launchers, most)
         if refused:
             return {**output, "why_none_leaves": refused, "why_none_returns": refused}
-        first = next(
-            (rank.node for each in jobs for rank in ranks_in(job, each.details) if str(rank.rank) == "0"), None
-        )
+        first = next((rank.node for each in jobs for rank in ranks_in(job, each.details) if rank.rank == 0), None)
         keep = {*cast(LauncherNodesParams, call.params).keep, *([first] if first else [])}
         output.update(_node_that_can_leave(nodes, keep, least or 1, is_first_known=first is not None))
         output.update(_node_that_can_return(nodes, output["waiting"], cast(int, most)))
