@@ -66,7 +66,7 @@ async def clearance_of(call: Call) -> Clearance:
 
 
 def check_wanted(clearance: Clearance, about: str = "", output: Mapping[str, Any] | None = None) -> None:
-    """Raise TemporaryFailure if the run was ended, NoLongerWanted if its alert has resolved."""
+    """Raise TemporaryFailure if the run was ended, NoLongerWanted if its alert has resolved. Ignore ``hold``."""
     detail = f": {about}" if about else ""
     if clearance == "stop":
         raise TemporaryFailure(f"{STOPPED}{detail}", output)

@@ -26,8 +26,7 @@ from trainmedic_server.errors import (
 from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.outside import Presence
 
-WAITED_OUT = timedelta(seconds=1)
-"""The bus waits for missing replies until this long after the deadline."""
+WAITED_OUT = timedelta(seconds=1)  # the bus waits for missing replies until this long after the deadline
 _MOST_SHOWN = 8
 _LOOK_AGAIN_AFTER = timedelta(seconds=2)
 _REFUSED = (envelope.REJECTED, envelope.UNSUPPORTED)
@@ -44,8 +43,8 @@ class CommandAction(BasicAction):
 
     - All applied it: success. The output is the first rank's, with ``ranks`` (their number) and, for several,
       ``by_rank``.
-    - None applied it: `PermanentFailure` if any refused it, otherwise `TemporaryFailure`. A wrong effect:
-      `EffectDisproved`.
+    - All replied, and one found a wrong effect: `EffectDisproved`.
+    - All replied, and none applied it: `PermanentFailure` if any refused it, otherwise `TemporaryFailure`.
     - Otherwise the outcome is unknown. The undo stays pending. Retries keep the command ID, so no rank applies it
       twice.
     """
@@ -70,7 +69,7 @@ class CommandAction(BasicAction):
         replies = await self._bus.request(self._command(call), report_no_receiver)
         presence = None
         missing = "" if any(reply.is_final for reply in replies) else "no one answered"
-        if missing or self._clock.now() >= call.deadline:
+        if missing or self._clock.now() >= call.deadline:  # before it, the bus returns only complete replies
             try:
                 presence = await self._presence(call.target)
                 missing = self._missing_replies(call, replies, presence)
@@ -86,7 +85,7 @@ class CommandAction(BasicAction):
     async def target_for_commands(self, call: Call) -> Target:
         """Return the target under the name that takes commands: a Slurm job's SDK name, once connected.
 
-        Raises PermanentFailure if several jobs run in the allocation, TemporaryFailure.
+        Raises PermanentFailure if several jobs run in the allocation, TemporaryFailure if none connects in time.
         """
         target = call.target
         while target.job is not None and target.job.startswith(SLURM):
@@ -140,7 +139,7 @@ class CommandAction(BasicAction):
         return next((presence for presence in present if presence.name == name), None)
 
     async def _similar_job_hint(self, target: Target) -> str:
-        """Return a similarly named connected job if the target was never seen, else ""."""
+        """Return a similarly named connected job if the target was not connected lately, else ""."""
         try:
             known = [] if target.job is None else [presence.name for presence in await self._bus.jobs()]
         except BusUnavailable:
@@ -150,7 +149,7 @@ class CommandAction(BasicAction):
     def _missing_replies(self, call: Call, replies: Sequence[envelope.Reply], presence: Presence | None) -> str:
         """Return which receivers have not replied, "" if all have.
 
-        Without listed ranks, one final reply counts for all, unless the bus knew of a missing rank.
+        Without listed ranks, one final reply counts for all, unless the bus waited in vain for another.
         """
         finals = {reply.rank for reply in replies if reply.is_final}
         counts = [reply.ranks for reply in replies if reply.is_final and reply.ranks is not None]

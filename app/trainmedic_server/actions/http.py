@@ -1,7 +1,7 @@
 """Action ``http.request``.
 
-Alerts may only fill a path segment or a query value (`HttpRequest.check_template`). No parameter or output contains a
-secret.
+In the URL, alerts may only fill a path segment or a query value (`HttpRequest.check_template`). Secrets are named by
+variables, and not part of parameters or outputs.
 """
 
 from __future__ import annotations
@@ -123,6 +123,7 @@ SecretName = Annotated[
 class BasicAuth(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
+    # Printable ASCII without the colon, which would end the user name.
     user: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[ -9;-~]+$")]
     password_from_env: SecretName
 
@@ -173,7 +174,7 @@ class HttpParams(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _one_body(self) -> HttpParams:
+    def _has_no_contradiction(self) -> HttpParams:
         if self.body is not None and self.json_ is not None:
             raise ValueError("give json or body, not both")
         names = {name.lower() for name in self.headers_from_env}

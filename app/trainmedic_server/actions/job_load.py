@@ -98,8 +98,8 @@ async def _has_trained(metrics: MetricHistory, job: str, over: timedelta, now: d
     values = [value for _, value in series[0].points] if series else []
     if len(values) < _NEARLY_ALL * (over / _LOOK_EVERY):
         return False
-    # A decreasing counter means that the process has restarted.
-    return values[0] > 0 and all(after >= before for before, after in itertools.pairwise(values))
+    # A decreasing counter means that the process has restarted, a constant one that it hangs.
+    return values[-1] > values[0] > 0 and all(after >= before for before, after in itertools.pairwise(values))
 
 
 async def _figures(metrics: MetricHistory, job: str, over: timedelta, now: datetime) -> dict[str, Any]:

@@ -85,7 +85,7 @@ class FactorParams(ActionParams):
 
     @field_validator("factor")
     @classmethod
-    def _is_a_repair(cls, factor: int | float, info: ValidationInfo) -> int | float:
+    def _is_within_bounds(cls, factor: int | float, info: ValidationInfo) -> int | float:
         if info.context is not ON_RECORD and not cls.least <= factor <= cls.most:
             raise ValueError(f"must be between {cls.least:g} and {cls.most:g}, not {factor:g}")
         return factor
@@ -167,7 +167,7 @@ class PauseParams(ActionParams):
     max: Duration = Field(
         default="1h",
         validate_default=True,
-        description="The job resumes by itself after this time, which begins anew while a later question of the run "
+        description="The job resumes by itself after this time, which starts again while a later question of the run "
         "is open.",
     )
     extends: Annotated[

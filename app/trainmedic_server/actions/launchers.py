@@ -298,9 +298,7 @@ class LauncherNodes(BasicAction):
         refused = _why_fixed(launchers, most)
         if refused:
             return {**output, "why_none_leaves": refused, "why_none_returns": refused}
-        first = next(
-            (rank.node for each in jobs for rank in ranks_in(job, each.details) if str(rank.rank) == "0"), None
-        )
+        first = next((rank.node for each in jobs for rank in ranks_in(job, each.details) if rank.rank == 0), None)
         keep = {*cast(LauncherNodesParams, call.params).keep, *([first] if first else [])}
         output.update(_node_that_can_leave(nodes, keep, least or 1, is_first_known=first is not None))
         output.update(_node_that_can_return(nodes, output["waiting"], cast(int, most)))
@@ -345,6 +343,7 @@ def _node_that_can_return(nodes: Sequence[str], waiting: Sequence[str], most: in
 
 def _by_number(node: str) -> list[tuple[int, str]]:
     """Return a sort key: n2 comes before n10."""
+    # Longer numbers are split, which bounds the work of `int`.
     return [
         (int(part), "") if part.isascii() and part.isdigit() else (-1, part)
         for part in re.split(r"([0-9]{1,18})", node)
@@ -360,6 +359,7 @@ def _combined_failure(failures: Sequence[BaseException], output: Mapping[str, An
     if other is not None:
         return other
     message = "; ".join(map(str, failures))
+    # With some jobs changed, a plain failure would mean that nothing needs an undo. A failed undo is repeated anyway.
     if any(isinstance(failure, OutcomeUnknown) for failure in failures) or (output["jobs"] and not is_undo):
         return OutcomeUnknown(message, output)
     is_final = all(isinstance(failure, PermanentFailure) for failure in failures)

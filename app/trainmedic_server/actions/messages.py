@@ -36,7 +36,7 @@ class NotifyParams(ActionParams):
 
 
 class Notify(Irreversible, BasicAction):
-    """Sent at most once; the step reports an unknown outcome. Without the channel the step is skipped."""
+    """Sent at most once: after a restart or timeout the outcome is unknown. Without the channel the step is skipped."""
 
     name: ClassVar[str] = "notify"
     summary: ClassVar[str] = "Send a message through the server's notification channels."

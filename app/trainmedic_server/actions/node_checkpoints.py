@@ -28,7 +28,7 @@ async def request_checkpoints(
     *,
     can_stop: bool = True,
 ) -> dict[str, str]:
-    """Return each job's outcome, ``written`` or why not, at most `patience` after the step's start.
+    """Return each job's outcome, ``written`` or why not, at most `patience` after the attempt's start.
 
     ``*`` stands for all jobs if Redis is unavailable.
     With `can_stop`, raises `check_wanted`'s errors within a second.

@@ -152,8 +152,7 @@ def _renewal_of(command_id: str, cap: LeasedEffect, node: str, output: Mapping[s
     )
 
 
-MOST_FILESYSTEMS = 100
-"""Limit of the agents. Omitting file systems only deletes less."""
+MOST_FILESYSTEMS = 100  # limit of the agents; omitting file systems only deletes less
 
 
 class AlertFilesystem(BaseModel):
@@ -208,7 +207,7 @@ class DiskClean(Irreversible, CommandAction):
 
 
 def with_known_filesystems(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Keep each file system once, or none if one is unknown: the agent would not clean that one."""
+    """Keep each file system once. Omit the list, which limits the agent, if one is unknown and would not be cleaned."""
     wire = dict(params)
     by_name = {(entry["mountpoint"], entry["device"]): entry for entry in wire.pop("filesystems")}
     is_known = by_name and all(mountpoint for mountpoint, _ in by_name)

@@ -26,8 +26,7 @@ from trainmedic_server.errors import ActionFailure, BusUnavailable, PermanentFai
 from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.outside import Presence
 
-Nodes = Mapping[str, tuple[str, ...]]
-"""GPUs by node. Tuples are empty if only nodes matter."""
+Nodes = Mapping[str, tuple[str, ...]]  # GPUs by node; empty tuples if only nodes matter
 
 _SHOWN = 4
 
@@ -145,8 +144,9 @@ def placement_of(job: Target, presence: Presence | None, *, with_gpus: bool) -> 
             f"job {job.job!r} does not report its nodes: its presence has no placement, which "
             "trainmedic.distributed.share announces"
         )
-    ranks = presence.details.get("ranks")
-    missing = sorted(set(ranks) - {rank.rank for rank in placed}) if isinstance(ranks, list) else []
+    stated = presence.details.get("ranks")
+    ranks = {each for each in stated if isinstance(each, int)} if isinstance(stated, list) else set()
+    missing = sorted(ranks.difference(each.rank for each in placed if isinstance(each.rank, int)))
     if missing:
         raise PermanentFailure(f"job {job.job!r} does not report the location of {_listed_ranks(missing)}")
     if with_gpus and without_gpu:

@@ -21,8 +21,8 @@ def nodes_of(job: str, pods: Sequence[Pod]) -> list[str]:
 
 
 def gpus_of(job: str, pods: Sequence[Pod], agents: AgentTopology) -> Mapping[str, tuple[str, ...]]:
-    """Return GPU UUIDs by node. Raises PermanentFailure as `nodes_of`, TemporaryFailure if an agent sees a pod on fewer
-    GPUs than it requests.
+    """Return GPU UUIDs by node. Raises PermanentFailure as `nodes_of`, TemporaryFailure unless agents see each pod on
+    all GPUs that it requests.
     """
     used_by_node: dict[str, set[str]] = {}
     problems = []

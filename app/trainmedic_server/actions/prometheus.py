@@ -72,7 +72,7 @@ class PrometheusQuery(Irreversible, BasicAction):
             return None
         try:
             series = await self._shared(metrics, comparisons[0].query)
-        except MetricsUnavailable:  # only for people
+        except MetricsUnavailable:  # people see this value; no decision needs it
             return None
         return _value(series[0]) if len(series) == 1 else None
 

@@ -77,7 +77,7 @@ class _Bmc:
         self._until = call.deadline
         self._system = self._target = ""  # paths of the system (`find`) and of its reset (`check_offers`)
         self._accepted: list[str] = []  # reset types
-        self._states: list[str] = []  # power states in the order seen, each until it changed
+        self._states: list[str] = []  # power states in the order seen; equal ones in succession once
 
     async def find(self, wanted: str | None) -> None:
         """Choose the system. Raises PermanentFailure if it is not unique."""
@@ -115,7 +115,7 @@ class _Bmc:
         return state
 
     async def read_state_after_deadline(self) -> str | None:
-        """Wait for the end of a change in progress. Return None without an answer."""
+        """Wait some seconds for the end of a change in progress. Return the last state, None without an answer."""
         clock = self._services.clock
         self._until = clock.now() + _LAST_CALL_TIME
         try:
@@ -135,7 +135,7 @@ class _Bmc:
     async def turn(self, state: str, *, is_turned_off_here: bool) -> None:
         """Request a power state, and wait until it is read. Repeat a failed request if the node was turned off here.
 
-        Raises OutcomeUnknown if it is not read in time.
+        Raises OutcomeUnknown if it is not read in time, or as the first request.
         """
         clock = self._services.clock
         while True:

@@ -76,6 +76,7 @@ class Registry:
     ) -> None:
         self._specs = dict(specs)
         self._instances: dict[str, Action] = {}
+        self._has_services = services is not None
         self.problems = list(problems)
         if services is not None:
             self._create_instances(services)
@@ -100,7 +101,8 @@ class Registry:
         if instance is not None:
             return instance
         if name in self._specs:
-            raise PermanentFailure(f"action {name} can be checked here, not performed")
+            why = "could not be created; see the log" if self._has_services else "can be checked here, not performed"
+            raise PermanentFailure(f"action {name} {why}")
         raise PermanentFailure(f"there is no action {name}")
 
 

@@ -23,9 +23,9 @@ from trainmedic_server.ports.actions import Call, Services
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0  # seconds, unless the server asks for another wait
 REPORT_EVERY = timedelta(seconds=15)  # interval of `Call.report_wait`
-LONGEST_ASKED_FOR = 60.0  # seconds
+LONGEST_ASKED_FOR = 60.0  # seconds of a pause that the server asks for
+# Refusals of our account are retried for this time: a starting API server refuses everybody.
 REFUSAL_GRACE = timedelta(seconds=10)
-"""Refusals of our account are retried for this time: a starting API server refuses everybody."""
 
 Result = TypeVar("Result")
 
@@ -44,7 +44,9 @@ class PermissionGrace(Struct):
 
 
 class RetryingAction(BasicAction):
-    """Retries conflicts and failures of the server until the call's deadline, refusals only for `REFUSAL_GRACE`."""
+    """Retries conflicts and failures of the server until the call's deadline; refusals that may pass, for
+    `REFUSAL_GRACE`.
+    """
 
     default_timeout: ClassVar[timedelta] = timedelta(minutes=2)
     service: ClassVar[str]
@@ -56,10 +58,11 @@ class RetryingAction(BasicAction):
     async def retry_until_deadline(
         self, call: Call, attempt: Callable[[], Awaitable[Result]], *, makes_change: bool = True
     ) -> Result:
-        """Repeat `attempt` until it returns or the deadline passes, one that `makes_change` until the alert resolves.
+        """Repeat `attempt` until it returns, the deadline passes, or the run is cancelled; one that `makes_change`
+        also until the alert resolves.
 
-        Raises NoLongerWanted then, otherwise ClusterRefused or TemporaryFailure; OutcomeUnknown instead if an attempt
-        may have changed something.
+        Raises NoLongerWanted in the last case, otherwise ClusterRefused or TemporaryFailure; OutcomeUnknown instead of
+        these if an attempt may have changed something.
         """
         backoff, may_be_done = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True), call.resumed
         permission_grace = PermissionGrace()

@@ -67,7 +67,10 @@ class NodeAction(SlurmAction):
 
 
 async def find_node(slurm: Slurm, name: str) -> SlurmNode:
-    """Find by NodeName, host name or address. Raises ObjectMissing, PermanentFailure if several match."""
+    """Find by NodeName, else by host name or address, else by its name before the first dot.
+
+    Raises ObjectMissing, PermanentFailure if several match.
+    """
     try:
         return await slurm.node(name)
     except ObjectMissing:
@@ -197,7 +200,7 @@ class SlurmDrain(NodeAction):
 def _end_of_drain(node: SlurmNode, owners: Collection[str], params: SlurmDrainParams) -> timedelta | None:
     """Return when Slurm ends the drain, from now. None changes nothing, `UNLIMITED` removes another run's end.
 
-    Slurm keeps one end per node: there is none if one of the runs has none.
+    Slurm keeps one end per node: none if one of the runs has none, otherwise that of the last drain.
     """
     end = params.lease or params.resume_after
     if not owners:
@@ -341,7 +344,7 @@ class JobAction(SlurmAction):
 
 
 def changed_job(params: SlurmJobParams, output: Mapping[str, Any] | None) -> str | None:
-    """Return the job for the undo, None if only the target names it."""
+    """Return the job for the undo, None as long as only the target names it."""
     changed = (output or {}).get("job_id")
     return params.job_id or (changed if isinstance(changed, str) else None)
 

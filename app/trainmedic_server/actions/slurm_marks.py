@@ -1,4 +1,4 @@
-"""Trainmedic's marks in the reasons of Slurm nodes."""
+"""Trainmedic's marks in the reasons of Slurm nodes. Those of jobs begin with `PREFIX` too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BOOTING = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED"})  # until the node has
 
 
 def owners_of(text: str) -> tuple[str, ...]:
-    """Return the runs named in a reason or comment; empty if it is not ours."""
+    """Return the runs named in a node's reason; empty if it is not ours."""
     match = _OWNERS.fullmatch(text)
     return tuple(match["runs"].split(",")) if match else ()
 
@@ -26,9 +26,9 @@ def marked(owners: Collection[str], text: str) -> str:
     return f"{PREFIX}{','.join(owners)} {' '.join(line.split())[:_REASON_LIMIT]}".rstrip("\"'")
 
 
-def reboot_mark(step: str) -> str:
-    """Return the word that stands for one step's reboot. `step`: 8 hexadecimal digits."""
-    return f"reboot-{step}"
+def reboot_mark(digest: str) -> str:
+    """Return the word for one command's reboot. `digest`: 8 hexadecimal digits of its ID's hash."""
+    return f"reboot-{digest}"
 
 
 def is_out_for_reboot(node: SlurmNode) -> bool:

@@ -1,4 +1,4 @@
-"""Action ``slurm.reboot``. By the step's mark in the node's reason a resumed attempt finds its request."""
+"""Action ``slurm.reboot``. By the command's mark in the node's reason a resumed attempt finds its request."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ class SlurmUpdateParams(SlurmJobParams):
         description="Nodes that the job must not get, in addition to those that it excludes already, by NodeName, "
         "host name or address. The job must be pending.",
     )
+    # To Slurm, 0 means held, and 2**32 - 2 no value.
     priority: int | None = Field(
         None, ge=1, lt=2**32 - 2, description="New priority. From then on Slurm computes none for the job."
     )
@@ -107,7 +108,7 @@ class SlurmUpdate(JobAction):
         await self._set(job_id, params.wanted(before, named))
 
     async def _restore(self, job_id: str, run_id: str, params: SlurmUpdateParams, named: Collection[str]) -> str:
-        """Return a note on what was not restored."""
+        """Return a note on what was not restored, "" if all was."""
         job = await self.slurm.job(job_id)
         mark = _mark(run_id, params)
         begun = mark.search(job.admin_comment)

@@ -20,7 +20,7 @@ from trainmedic_server.http.problems import responses
 from trainmedic_server.http.read_turns import ReadTurns
 from trainmedic_server.ports.store import History, HistoryFilter
 
-MOST = 1000  # of the newest runs
+MOST = 1000  # of the newest waiting runs
 
 
 class StepAheadView(View):

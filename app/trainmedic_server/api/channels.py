@@ -1,4 +1,4 @@
-"""``GET /channels`` and ``POST /channels/{name}/test``. URLs contain secrets: only their kind is shown."""
+"""``GET /channels`` and ``POST /channels/{name}/test``."""
 
 from __future__ import annotations
 

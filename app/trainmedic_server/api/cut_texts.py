@@ -9,7 +9,7 @@ from itertools import chain, islice
 MOST_TEXTS = 1_000
 TEXT_LENGTH = 65_536  # characters of a name or value
 TOTAL_LENGTH = 131_072  # characters of all names and values
-MARK_NAME = "trainmedic_cut"  # annotation that states how many were dropped
+MARK_NAME = "trainmedic_cut"  # annotation that states how many were kept
 
 _NAMES_LENGTH = TOTAL_LENGTH // 2  # of all names
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
@@ -17,7 +17,7 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def first_texts(texts: Mapping[str, str]) -> Mapping[str, str]:
-    """Drop surplus texts. The last one then counts them."""
+    """Drop surplus texts. The last one then states how many there were."""
     if len(texts) <= MOST_TEXTS:
         return texts
     kept = MOST_TEXTS - 1

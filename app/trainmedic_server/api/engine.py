@@ -29,7 +29,7 @@ class EnginePort(Protocol):
         ...
 
     async def explain(self, alerts: Sequence[Alert], at: datetime | None = None) -> tuple[ExplainedAlert, ...]:
-        """Return what would be done now. Raises StoreUnavailable."""
+        """Return what would be done now, with the alerts' age as of `at`. Raises StoreUnavailable."""
         ...
 
     async def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
@@ -53,7 +53,10 @@ class EnginePort(Protocol):
         ...
 
     async def start_run(self, order: StartOrder, by: ByHand) -> Started:
-        """Start a run manually, or return what it would do. Raises NotFound, Conflict, StoreUnavailable."""
+        """Start a run manually, or return what it would do.
+
+        Raises NotFound, Conflict, NotEntitled, PayloadError, StoreUnavailable.
+        """
         ...
 
     async def retry(self, run_id: str, by: ByHand) -> Started:
@@ -68,7 +71,7 @@ class EnginePort(Protocol):
         """End one pause, those of a scope, or all active ones. Raises NotFound, StoreUnavailable."""
         ...
 
-    async def close_breaker(self, actor: str) -> Controls: ...
+    async def close_breaker(self, actor: str) -> Controls: ...  # raises StoreUnavailable
 
     async def upcoming(
         self, run: Run, alerts: Sequence[AlertRecord], orders: Sequence[OperatorOrder] = ()
@@ -143,6 +146,6 @@ class KeptJobsPort(Protocol):
         """Keep a job, or one attempt of it. Raises Conflict, StoreUnavailable."""
         ...
 
-    async def release(self, job: str, attempt: int | None, actor: str) -> None: ...
+    async def release(self, job: str, attempt: int | None, actor: str) -> None: ...  # raises NotFound, StoreUnavailable
 
-    async def all(self) -> Sequence[KeptJob]: ...
+    async def all(self) -> Sequence[KeptJob]: ...  # raises StoreUnavailable

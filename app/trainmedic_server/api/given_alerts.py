@@ -2,7 +2,7 @@
 
 These are a webhook's body or one alert of it; Alertmanager's ``GET /api/v2/alerts`` (also ``amtool alert query -o
 json``); Prometheus's ``GET /api/v1/alerts``; items of ``GET /alerts``; runs of the history, whose alerts count as
-firing, as at their decision; the time of a schedule.
+firing, as at their decision; a time of a schedule; an event's labels.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _alerts_of(document: Any, now: datetime) -> tuple[Alert, ...]:
 
 
 def kept_back(document: Any) -> tuple[str, ...]:
-    """Return, for each alert of `read`, why Alertmanager does not send it. Empty if it does, or unknown."""
+    """Return, for each alert of `read`, why Alertmanager does not send it; "" or missing if it does or if unknown."""
     is_delivery = isinstance(document, dict) and document.get("version") == payload.VERSION and "alerts" in document
     if is_delivery or _beginning(document, datetime.now(UTC)) is not None:
         return ()
@@ -139,4 +139,5 @@ def _is_past(text: str, now: datetime) -> bool:
         moment = datetime.fromisoformat(text.upper())
     except ValueError:
         return False
+    # Alertmanager writes the year 1 for an alert that has not ended.
     return moment.year > 1 and moment.replace(tzinfo=moment.tzinfo or UTC) <= now

@@ -1,4 +1,4 @@
-"""Routes of the history: pages and exports of runs, and single runs."""
+"""Routes of the history."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class PodPlace(ApiModel):
 
 
 class JobView(PresenceView):
-    """Lists that are unknown are omitted."""
+    """Lists that are unknown or empty are omitted."""
 
     connected: bool | None = Field(None, description="False, and present, if only the cluster knows the job.")
     nodes: list[str] | None = None

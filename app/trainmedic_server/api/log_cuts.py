@@ -30,7 +30,7 @@ class LogCutView(ApiModel):
     uid: int | None = Field(description="Owner of the directory or file.")
     what: CutKind = Field(description="The budget that is used up.")
     count: int = Field(description="Files, scans, lines, findings or dumps excluded since then.")
-    since: datetime = Field(description="First cut of this kind without a pause of ten minutes.")
+    since: datetime = Field(description="The first of these cuts, after ten minutes without one.")
 
 
 class LogCutList(ApiModel):
@@ -46,7 +46,7 @@ def add_to(routes: ApiRoutes, lists: PresenceLists) -> None:
         responses=responses(401, 403, 422, 503),
     )
     async def log_cuts(limit: PageLimit = 1000, job: JobNames = None, node: NodeNames = None) -> Response:
-        """Reports from the last ten minutes."""
+        """Reports from the last ten minutes, with the newest cuts first."""
         listed = await lists.agents()
         return await asyncio.to_thread(lambda: AsciiJson.of(_listed(listed.presences, limit, job, node)))
 

@@ -105,7 +105,7 @@ class PlaybookSummary(ApiModel):
     summary: str
     mode: Mode
     alerts: list[str] = Field(description="Alertnames that it reacts to.")
-    manual: ManualView | None = Field(None, description="How people start it; null if alerts do.")
+    manual: ManualView | None = Field(None, description="How people start it, if only they do; otherwise null.")
     begins: str = Field("", description="Beginning of its runs, for people: alertnames, a schedule, people.")
     next_times: list[datetime] = Field(default_factory=list, description="Next times of its schedule.")
     proof: list[str] = Field(

@@ -1,7 +1,8 @@
 """Verification of Trainmedic's own alerts that Alertmanager sends back.
 
-Playbooks trust the label ``source``, which anyone who posts alerts can write. So an alert with it must equal a stored
-one. Otherwise the label becomes ``exported_source``, as in Prometheus. Annotations of a verdict come from the store.
+Playbooks trust ``log`` and ``diagnosis`` in the label ``source``, which anyone who posts alerts can write. So these
+alerts must have the labels that stored findings or verdicts give. Otherwise the label becomes ``exported_source``, as
+in Prometheus. Annotations of a verdict come from the store.
 """
 
 from __future__ import annotations

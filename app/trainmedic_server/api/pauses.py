@@ -117,6 +117,7 @@ class ModeBody(ApiModel):
 class ResumeBody(_ScopeBody):
     """Pauses to end. Without `id` and scope, every active one."""
 
+    # Earlier servers ignored unknown members, so clients may send some.
     model_config = ConfigDict(extra="ignore", json_schema_extra={"examples": [{"breaker": True}]})
 
     breaker: bool = Field(False, strict=True, description="Also close the breaker, which restarts its count.")
@@ -249,7 +250,7 @@ def _pause_routes(
 async def set_mode(
     engine: EnginePort, catalog: CatalogPort, clock: Clock, name: str, body: ModeBody, actor: str
 ) -> ControlsView:
-    """Limit a playbook to observing, or end that. Raises NotFound, Conflict, StoreUnavailable."""
+    """Limit a playbook to observing, or end that. Raises NotFound, Conflict, PayloadError, StoreUnavailable."""
     now = clock.now()
     limits = [pause for pause in engine.controls.pauses if pause.observe and pause.scope.playbook == name]
     if body.mode == "as_written":
@@ -288,7 +289,7 @@ def _paused_view(controls: Controls, pause: OperatorPause, catalog: CatalogPort,
 
 
 def _warning(scope: Scope, catalog: CatalogPort) -> str:
-    """Warn if no loaded playbook has this name. The pause holds all the same."""
+    """Return a warning if no loaded playbook matches the scope's pattern, else ""."""
     pattern, names = scope.playbook, [compiled.definition.name for compiled in catalog.all()]
     if pattern is None or any(fnmatch.fnmatchcase(name, pattern) for name in names):
         return ""

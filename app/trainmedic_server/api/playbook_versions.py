@@ -104,7 +104,7 @@ def router(
         dependencies=[Depends(viewer)],
     )
     async def listed(name: str, before: PartOfVersion = None, after: PartOfVersion = None) -> VersionList:
-        """With `before`, also the difference to `after`, or to the loaded version."""
+        """With `before`, also the difference to `after`, by default to the loaded version, otherwise the newest."""
         loaded = catalog.get(name)
         async with reads.take():
             used = await texts.versions.used_versions(name, _MOST_RUNS)

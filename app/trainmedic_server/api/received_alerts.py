@@ -125,9 +125,11 @@ class HeardAlertView(View):
     last_heard: datetime
     count: int = Field(description="How often it was reported.")
     resolved_at: datetime | None
-    reacted: bool = Field(description="Whether a playbook reacted to it, whatever its guards decided.")
+    reacted: bool = Field(description="Whether a playbook reacted to it, regardless of its guards.")
     reason: str = Field(description="Why no playbook reacted; empty if one did.")
-    reactions: list[ReactionView] = Field(description="One entry per playbook that names its alertname.")
+    reactions: list[ReactionView] = Field(
+        description="One entry per playbook that names its alertname. One without a playbook stands for the others."
+    )
     suggestion: SuggestionView | None = Field(
         description=(
             "Possible rename for the alert map, if no playbook names its alertname and its meaning is known; otherwise "

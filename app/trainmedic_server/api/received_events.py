@@ -24,7 +24,7 @@ Parser = Callable[[bytearray, datetime], Delivery]
 
 
 def reader(alert_map: AlertMapPort | None) -> Callable[[Request], Parser]:
-    """Return a function that selects a request's parser. Raises NotFound for an unknown event."""
+    """Return a function that selects a request's parser, and raises NotFound for an unknown event."""
 
     def parser_for(request: Request) -> Parser:
         name = request.path_params["name"]

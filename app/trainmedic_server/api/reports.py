@@ -1,4 +1,4 @@
-"""``GET /jobs/{job}/report`` and ``GET /report``, compiled by the package ``reports``."""
+"""Routes of reports, curves and readings, which the package ``reports`` compiles."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trainmedic_server.reports.job_report import JobReport
 
 _SHORTEST = timedelta(minutes=1)
 _AT_ONCE = 2  # reports being compiled
-_WAITING = 16
+_WAITING = 16  # requests for further reports
 _JOB = TypeAdapter(JobReport)
 _FLEET = TypeAdapter(FleetReport)
 _CURVES = TypeAdapter(JobCurves)
@@ -78,7 +78,7 @@ def router(compiler: ReportCompiler, auth: Authenticator, clock: Clock) -> ApiRo
         responses=responses(401, 403, 422, 503),
     )
     async def node_readings(node: NodeName) -> Response:
-        """Temperature, power and utilization from Prometheus. `unknown` says why there is none."""
+        """Temperature, power and utilization from Prometheus, else from the agent. `unknown` says why there is none."""
         async with turns.take():
             return AsciiJson(_READINGS.dump_python(await compiler.readings(node, clock.now()), mode="json"))
 

@@ -22,8 +22,8 @@ _SHOWN = 8  # matches that an error lists
 
 
 async def whole(present: Present, part: str) -> str:
-    """Return the complete ID, `part` itself if nothing matches. Raises Conflict, naming several matches, and
-    StoreUnavailable.
+    """Return the complete ID, `part` itself if it is too short or nothing matches. Raises Conflict, naming several
+    matches, and StoreUnavailable.
     """
     if not _SHORTEST <= len(part) < _WHOLE:
         return part

@@ -50,7 +50,7 @@ _FOLLOWED = "the server uses the time of the machine's clock"
 
 
 class Ready(ApiModel):
-    ready: bool = Field(description="True if every dependency is ok.")
+    ready: bool = Field(description="True if the store, Redis and playbooks are ok, and `alert_map` is usable.")
     mode: Mode = Field(
         description="Upper limit for all playbooks. A standby states the mode that it will have as the leader."
     )
@@ -115,7 +115,7 @@ def router(
     metrics: telemetry.Metrics,
     limits: ServerLimits,
     redis_caveat: Callable[[], str],
-    channel_warning: Callable[[], str] = str,
+    channel_warning: Callable[[], str] = str,  # returns ""
     alert_map: AlertMapPort | None = None,
     routing_caveat: str = "",
     slurm_topology: Callable[[], SlurmTopology] | None = None,
@@ -134,7 +134,7 @@ def router(
         response: Response,
         any_server: Annotated[
             bool, Query(alias="any", description="With several servers: the leader's state.")
-        ] = False,
+        ] = False,  # for a standby, which then forwards the request here
     ) -> Ready:
         """One entry per dependency. A standby is not ready, and states this.
 
@@ -183,7 +183,7 @@ async def _readiness(
     now: datetime,
     alert_map: AlertMapPort | None,
 ) -> Ready:
-    """Check all dependencies at once. One without an answer after `seconds` is not ok."""
+    """Check the store and Redis at once. One without an answer after `seconds` is not ok."""
     store_state, redis_state = await asyncio.gather(
         _check(store.check, "the run store", seconds), _check(bus.check, "Redis", seconds)
     )

@@ -13,7 +13,7 @@ from trainmedic_server.errors import PayloadError
 
 
 def _checked_time(text: str) -> str:
-    time_of(text, datetime(2000, 1, 1, tzinfo=UTC))
+    time_of(text, datetime(2000, 1, 1, tzinfo=UTC))  # any time will do: only the form is checked
     return text
 
 
@@ -30,10 +30,10 @@ TimeText = Annotated[
 
 
 def span_of(since: str | None, until: str | None, now: datetime) -> tuple[datetime | None, datetime | None]:
-    """Return None for no limit. Raises PayloadError for an empty span."""
+    """Return None for no limit. Raises PayloadError if `until` is before `since`."""
     begin, end = (time_of(text, now) if text else None for text in (since, until))
     if begin is not None and end is not None and begin > end:
-        raise PayloadError.at([("until", "must be later than 'since'")])
+        raise PayloadError.at([("until", "must not be before 'since'")])
     return begin, end
 
 

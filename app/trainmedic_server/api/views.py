@@ -67,10 +67,11 @@ class HistoryItem(View):
         description="Nodes that it changed or was about to change: the target's, and those of a job."
     )
     owes_undo: bool = Field(description="Whether an undo is pending.")
-    undo_error: str | None = Field(description="Why the last undo failed; null if none was tried.")
-    undone_at: datetime | None = Field(description="When all pending undos were done.")
+    undo_error: str | None = Field(description="Why the last attempt of a pending undo failed; null if none has.")
+    undone_at: datetime | None = Field(description="End of the last undo; null without one, or while one is pending.")
     waiting_on: str | None = Field(
-        description="target, resolved, retry, approval, resume or members; null if it does not wait."
+        description="target, resolved, retry, approval, resume, members, window, turn or wait; null if it does not "
+        "wait."
     )
     deadline: datetime | None = Field(
         description="When the present activity of an open run ends by itself; null if never."
@@ -139,7 +140,7 @@ class UndoView(View):
 
 
 class StepView(View):
-    phase: str = Field(description="approval, steps, check, on_success or on_failure.")
+    phase: str = Field(description="approval, steps, check, on_success, on_failure or on_limited.")
     index: int
     id: str
     kind: str

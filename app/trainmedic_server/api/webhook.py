@@ -53,7 +53,7 @@ class RefusalReason(StrEnum):
     TOO_LARGE = "too_large"
     """The body exceeds a limit (413)."""
     UNREADABLE = "unreadable"
-    """The body is incomplete, not JSON, or no payload of version "4"."""
+    """Any other, such as a body that is incomplete, not JSON, or no payload of version "4"."""
 
 
 _REASON_OF_STATUS: Mapping[int, RefusalReason] = {
@@ -123,7 +123,7 @@ class WebhookApp:
 
     @staticmethod
     def takes(scope: Scope) -> bool:
-        """Also True for ``…//webhook``: Alertmanager never retries a 404, so that would lose alerts."""
+        """Also True for ``//webhook`` and ``/webhook/``: Alertmanager never retries a 404, which would lose alerts."""
         return bool(scope["type"] == "http" and scope["method"] == "POST" and "/" + scope["path"].strip("/") == PATH)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,6 +1,4 @@
-"""``GET /audit``: actions of people, as a page or as a hash-chained export, whose last hash proves that the file is
-unchanged.
-"""
+"""``GET /audit``: actions of people. The last hash of an export proves that the file is unchanged."""
 
 from __future__ import annotations
 

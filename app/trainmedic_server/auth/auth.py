@@ -59,8 +59,8 @@ ANONYMOUS = Principal("anonymous", frozenset(TokenRole))
 
 
 class Authenticator:
-    """Checks the tokens' file every 5 s at most. If it becomes invalid, the earlier tokens stay valid. `monotonic` is
-    in seconds.
+    """Requests reread a changed tokens file, after up to 5 s. If it is invalid, the earlier tokens stay valid.
+    `monotonic` is in seconds.
     """
 
     def __init__(
@@ -149,7 +149,9 @@ class Authenticator:
         return Principal(match.name, match.roles, match.jobs, match.groups)
 
     def _in_session(self, request: HTTPConnection) -> Principal | None:
-        """Return the token's present rights without deliveries, which no browser sends."""
+        """Return the token's present rights without deliveries, which no browser sends. None without a session, or for
+        a token limited to jobs, which cannot sign in.
+        """
         session = self.sessions.of(request.headers.get("cookie")) if self.sessions else None
         token = next((each for each in self._tokens if session and each.digest.hex() == session.token), None)
         if token is None or token.jobs is not None:

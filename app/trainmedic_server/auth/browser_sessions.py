@@ -17,10 +17,10 @@ from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import Transaction
 
 COOKIE = "trainmedic_session"
+# Cookie over TLS. Browsers accept it from this very host only, not from others of the domain.
 SECURE_COOKIE = f"__Host-{COOKIE}"
-"""Cookie over TLS. Browsers accept it from this very host only, not from others of the domain."""
+# Cookie over TLS below a base path. Browsers send it to no other program of the host.
 BASE_COOKIE = f"__Secure-{COOKIE}"
-"""Cookie over TLS below a base path. Browsers send it to no other program of the host."""
 LASTS = timedelta(hours=12)  # lifetime of a session
 # Largest clock difference between servers. A session from further in the future has ended.
 _SKEW = timedelta(minutes=5)
@@ -80,7 +80,7 @@ class Sessions:
         await self._store.transact(forget)
         self._by_digest.pop(session.digest, None)
 
-    def all(self) -> Sequence[Session]:
+    def all(self) -> Sequence[Session]:  # active ones, oldest first
         now = self._clock.now()
         return sorted((each for each in self._by_digest.values() if _is_active(each, now)), key=lambda each: each.id)
 
@@ -94,7 +94,7 @@ def _hash(secret: str) -> str:
 
 
 def _secrets_in(cookie_header: str) -> list[str]:
-    """A cookie under a name that only this host can set overrules the plain name."""
+    """A cookie under a name that browsers accept only over TLS overrules the plain name."""
     pairs = [piece.strip().partition("=")[::2] for piece in cookie_header.split(";")]
     secure = [value for name, value in pairs if name in (SECURE_COOKIE, BASE_COOKIE)]
     return secure or [value for name, value in pairs if name == COOKIE]

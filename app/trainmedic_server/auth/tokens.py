@@ -122,7 +122,9 @@ def _roles(value: Any, location: _Location) -> frozenset[TokenRole]:
 def _groups(value: Any, location: _Location) -> frozenset[str]:
     names = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
     if not names or not all(isinstance(each, str) and _NAME.fullmatch(each) for each in names):
-        raise location.error(_GROUPS, "must be a list of one or more names of 1 to 128 letters, digits, '.', '_', '-'")
+        raise location.error(
+            _GROUPS, "must be a list of one or more names of 1 to 128 letters, digits, '.', '_', '-' or '@'"
+        )
     return frozenset(map(str, names))
 
 

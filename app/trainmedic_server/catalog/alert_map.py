@@ -45,11 +45,11 @@ class Rename(Struct, frozen=True):
     def takes(self, labels: Mapping[str, str]) -> bool:
         try:
             return all(matcher.matches(labels) for matcher in self.matchers)
-        except ValueTooLong:
+        except ValueTooLong:  # an unchecked matcher does not hold
             return False
 
     def renamed(self, labels: Mapping[str, str]) -> dict[str, str]:
-        """Return the new labels. Only absent and dropped labels are set. Templates see all of the alert's labels."""
+        """Return the new labels. Only absent, empty and dropped ones are set. Templates see all of the alert's."""
         made = {label: value for label, value in labels.items() if label not in self.drop}
         scope = {"labels": dict(labels)}
         for label, value in self.labels:
@@ -106,7 +106,7 @@ class CompiledAlertMap(Struct, frozen=True):
     def apply(self, alert: Alert) -> MappedAlert:
         """Map the labels as sent, also of an alert that was mapped before.
 
-        Trainmedic's own alerts stay: without Alertmanager they lack Prometheus's labels, which ``accept`` may require.
+        Stand-ins and Trainmedic's own alerts stay: they may lack Prometheus's labels, which ``accept`` can require.
         """
         is_empty = not (self.renames or self.accept or self.unusable)
         if is_empty and alert.original is None:

@@ -228,7 +228,9 @@ def _holds_xid(label: str) -> bool:
 def warnings(
     files: Iterable[CompiledFile], playbooks: Sequence[YamlPlaybook] | None = None, actions: Actions | None = None
 ) -> Iterator[FileProblem]:
-    """Yield likely mistakes. With `playbooks`, also names that start none, and constants by which one acts."""
+    """Yield likely mistakes: with `playbooks` also names that start none, with `actions` also constants by which one
+    acts.
+    """
     files = tuple(files)
     if playbooks is not None:
         yield from _event_warnings([entry for file in files for entry in file.events], playbooks)

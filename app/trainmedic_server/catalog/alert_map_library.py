@@ -1,6 +1,7 @@
 """Alert map of some files, kept up to date.
 
-A missing or invalid file keeps its last valid content. If it was never valid, no alert is accepted.
+An invalid file, or a configured path that is missing, keeps its last valid content. If it was never valid, no alert is
+accepted. A file deleted from a folder with others is dropped.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class AlertMapLibrary:
             await asyncio.sleep(RESCAN)
             try:
                 await asyncio.to_thread(self.reload)
-            except Exception:  # The loaded map stays active, whatever error the file system reports.
+            except Exception:  # The loaded map stays active after any error of the file system.
                 log.exception("loading the alert map failed; keeping the loaded one")
                 if self._metrics is not None:
                     self._metrics.loop_errors.labels("alert map").inc()

@@ -97,7 +97,7 @@ def with_texts(document: YamlDocument, key: str, texts: Mapping[str, str]) -> st
         return document.problem((), f"cannot hold its {key}: write the playbook without the outer braces")
     lines = [document.text.rstrip("\n"), f"{margin}{key}:"]
     for name, content in texts.items():
-        lines.append(f"{margin}  {name}: |2-")
+        lines.append(f"{margin}  {name}: |2-")  # with its indentation: the content may begin with spaces
         lines.extend(f"{margin}    {line}" if line else "" for line in content.rstrip("\n").split("\n"))
     text = "\n".join(lines) + "\n"
     if len(text) > yaml_text.MAX_BYTES:

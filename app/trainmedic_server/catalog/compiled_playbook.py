@@ -131,7 +131,7 @@ class YamlPlaybook(Struct, frozen=True):
         return ""
 
     def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved:
-        """Return Unresolved, never a guess, if the alert names no target."""
+        """Return Unresolved, never a guess, unless the alert names one known target."""
         target = self._target_of(alert, topology)
         if isinstance(target, Unresolved) or isinstance(target := target_resolution.bounded(target), Unresolved):
             return target

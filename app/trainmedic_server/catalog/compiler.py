@@ -59,10 +59,10 @@ from trainmedic_server.domain.selectors import MEMBER_KINDS
 from trainmedic_server.domain.value_types import NUMBER, TEXT, TEXT_LIST, Shape
 from trainmedic_server.ports.actions import Action, Actions, MultiNodeAction, TemplateChecked
 
+# Phases whose steps see only steps of their own phase.
 _ISOLATED_PHASES = ("steps", CHECK, ON_LIMITED)
-"""Phases whose steps see only steps of their own phase."""
+# Texts for people, in which a ``#3`` is hardly a comment.
 _PROSE = ("approve", "message", "summary", "title", "comment", "reason", "body", "text")
-"""Texts for people, in which a ``#3`` is hardly a comment."""
 
 
 def compile_document(
@@ -196,6 +196,7 @@ class _Compilation:
     def _selectors(self, written: Any, names: VisibleNames) -> dict[str, tuple[Expression | TextTemplate | str, ...]]:
         if not self._is_group:
             return {}
+        # The key that is written, and not as ``jobs: on_node``.
         plural = next((name for name in MEMBER_KINDS if written.get(name, ON_NODE) != ON_NODE), JOBS)
         conditions = _mapping(written.get(plural))
         return {
@@ -207,7 +208,7 @@ class _Compilation:
         }  # fmt: skip
 
     def _kind_in(self, phase: str) -> TargetKind | None:
-        """Return the steps' target kind: at the end of a group, its parent run's."""
+        """Return the steps' target kind: in other phases of a group than ``steps``, its parent run's."""
         return TargetKind.GROUP if self._is_group and phase != "steps" else self._kind
 
     def _effect(self, written: Any) -> quoted_query.QuotedQuery | None:
@@ -488,6 +489,7 @@ class _Compilation:
                 if written_actions.stays_after_rendering(fault, templates if fault.type == "string_type" else unknown)
             ]
             self.problems.extend(model_errors.problems(self.document, place, faults))
+        # Faults of constants are reported already.
         if isinstance(action, TemplateChecked) and (templates or not faults):
             try:
                 action.check_template(raw)

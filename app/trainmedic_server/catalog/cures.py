@@ -74,7 +74,7 @@ ON = _table(
         'write schedule: "0 3 * * 2"': "cron crontab at times every interval",
         "write run: {playbook: NAME, status: failed}": "playbook after workflow_run runs depends_on needs",
         "write timezone: Europe/Berlin": "tz zone time_zone timeZone",
-        "it belongs to the playbook, beside 'on'": "target only_during",
+        "it belongs to the playbook, next to 'on'": "target only_during",
     }
 )
 STEP = _table(

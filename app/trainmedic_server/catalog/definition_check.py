@@ -66,7 +66,7 @@ def _alertnames(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
 
 
 def _waits_during_silence(place: DocumentPath, steps: Sequence[Step]) -> Iterator[tuple[DocumentPath, str]]:
-    """Alertmanager reports no end of a silenced alert, so a shorter wait always times out."""
+    """Alertmanager reports no end of a silenced alert, so a wait that is not longer always times out."""
     silence: timedelta | None = None
     for index, step in enumerate(steps):
         if isinstance(step, ActionStep) and step.action == SILENCE:

@@ -22,7 +22,7 @@ class EventEntry(Struct, frozen=True):
     event: str
     when: Expression | None = None
     labels: tuple[tuple[str, Value], ...] = ()
-    key: Value | None = None  # events with the same key start one run; None: equal bodies, within an hour
+    key: Value | None = None  # events with the same key start one run; None: equal bodies do, within an hour
     alerts: Value | None = None  # template for a list of alerts; None if the event itself starts playbooks
 
     def takes(self, scope: Mapping[str, Any]) -> bool:

@@ -20,6 +20,7 @@ _FILTERS: Mapping[str, Shape] = {
     **dict.fromkeys(("abs", "count", "float", "int", "length", "number", "round", "sum", "time"), NUMBER),
     **dict.fromkeys(("capitalize", "join", "lower", "string", "title", "tojson", "trim", "upper"), TEXT),
 }
+# Without + and *, which also take text.
 _ARITHMETIC = {nodes.Sub: "-", nodes.Div: "/", nodes.FloorDiv: "//", nodes.Pow: "**"}
 _FALSE_WORDS = ("false", "no", "off")
 
@@ -93,7 +94,7 @@ class _Checking:
     def _of_duration(self, inner: nodes.Node) -> Shape:
         """``duration`` makes a text of seconds, and seconds of a text such as 10m."""
         if isinstance(inner, nodes.Const) and isinstance(inner.value, str):
-            return ANY if _is_number(inner.value) else NUMBER
+            return ANY if _is_numeric_text(inner.value) else NUMBER
         return TEXT if self.shape_of(inner) is NUMBER else ANY
 
     def _member(self, inner: nodes.Node, name: str) -> Shape:
@@ -145,7 +146,7 @@ class _Checking:
                 yield f'{source} is text and is compared with {word}; write {source} {written} "{word}"'
         if sign in _ORDERS and self.shape_of(left) is self.shape_of(right) is TEXT:
             for text, number in ((left, right), (right, left)):
-                if isinstance(number, nodes.Const) and _is_number(number.value):
+                if isinstance(number, nodes.Const) and _is_numeric_text(number.value):
                     yield (
                         f"{_source_of(text)} and {number.value!r} are compared as texts, character by character; "
                         f"write {_as_number(text)} {written} {number.value}"
@@ -274,7 +275,7 @@ def _as_number(node: nodes.Node) -> str:
     return f"{_source_of(node)} | number"
 
 
-def _is_number(value: Any) -> bool:
+def _is_numeric_text(value: Any) -> bool:
     try:
         float(value)
     except (TypeError, ValueError):

@@ -58,6 +58,7 @@ class Expanded(Struct, frozen=True):
 
 class FragmentFolders:
     def __init__(self) -> None:
+        # Each folder's fragments, read once.
         self._read: dict[Path, Sequence[tuple[str, YamlDocument]]] = {}
 
     def named_in(self, text: str, path: Path) -> _Fragments:
@@ -300,7 +301,8 @@ def _by_entry(values: Mapping[DocumentPath, _V]) -> Mapping[DocumentPath, Sequen
     return by_name
 
 
-def _moved(mark: TextPosition, of: YamlDocument, note: str) -> TextPosition:  # `note`: empty in the playbook's file
+def _moved(mark: TextPosition, of: YamlDocument, note: str) -> TextPosition:
+    # `note` is empty for the playbook's own steps.
     return replace(mark, file=of.source, note=note) if note else mark
 
 

@@ -30,14 +30,12 @@ from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.playbooks import Shortlist
 
-RESCAN = 30.0
-"""Seconds between checks; some file systems, such as NFS, send no notifications."""
+RESCAN = 30.0  # seconds between checks; some file systems, such as NFS, send no notifications
 _RETRY = 1.0  # seconds, first pause after a failure or while no directory exists
 _MOST_SECONDS = 60.0  # for one reload; the next one reads the remaining files
 _MOST_CHARACTERS = 32 << 20  # of all playbooks
 _PLAYBOOKS = "the playbooks"  # in place of a file, in the problem of a failed reload
-_VERSIONS_KEPT = 256
-"""Compiled earlier versions, which open runs use. There are rarely more than a few."""
+_VERSIONS_KEPT = 256  # compiled earlier versions, which open runs use; there are rarely more than a few
 _Equality = tuple[str, str]  # label and value
 
 log = telemetry.logger(__name__)
@@ -173,7 +171,7 @@ class Library(StaticCatalog):
         with self._reloading:
             try:
                 return self._reload()
-            except Exception as error:  # The loaded playbooks stay active, whatever the error.
+            except Exception as error:  # The loaded playbooks stay active after any error.
                 log.exception("loading playbooks failed; keeping the loaded ones")
                 self._count_failure()
                 problem = FileProblem(_PLAYBOOKS, None, None, f"loading failed: {type(error).__name__}; see the log")
@@ -205,7 +203,7 @@ class Library(StaticCatalog):
         while True:
             try:
                 await self._watch_once()
-            except Exception:  # The loaded playbooks stay active, whatever the error.
+            except Exception:  # The loaded playbooks stay active after any error.
                 log.exception("watching playbooks failed; checking them periodically")
                 self._count_failure()
                 await asyncio.to_thread(self.reload)
@@ -259,11 +257,11 @@ class Library(StaticCatalog):
             self._metrics.playbook_errors.set(len({problem.file for problem in snapshot.problems}))
 
 
-def _assemble(files: Iterable[LoadedFile], absent: Iterable[FileProblem], before: _Snapshot) -> _Snapshot:
-    """If two playbooks have one name, the loaded one stays, else the first. `absent`: problems of unreadable paths."""
+def _assemble(files: Iterable[LoadedFile], unreadable: Iterable[FileProblem], before: _Snapshot) -> _Snapshot:
+    """If two playbooks have one name, the loaded one stays, else the first. `unreadable`: problems of paths."""
     files = list(files)
     chosen: dict[str, YamlPlaybook] = {}
-    problems = [*absent, *(problem for file in files for problem in file.problems)]
+    problems = [*unreadable, *(problem for file in files for problem in file.problems)]
     playbooks = [playbook for file in files for playbook in file.playbooks]
     for playbook in sorted(playbooks, key=lambda playbook: not _was_chosen(playbook, before)):
         first = chosen.setdefault(playbook.definition.name, playbook)

@@ -1,4 +1,6 @@
-"""Loading of playbooks from texts and files. A file is compiled again only if it or a file in it changes."""
+"""Loading of playbooks from texts and files. A file is compiled again only if it, an attached file or a used fragment
+changes.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ Attached = Mapping[Path, str | FileProblem]  # Texts of attached files, or why t
 class LoadedFile(Struct, frozen=True):
     path: Path
     digest: str
-    """SHA-256 of its bytes and its attached files, "" if unreadable."""
+    """SHA-256 of its bytes, attached files and used fragments; "" if unreadable or to be read again."""
     playbooks: tuple[YamlPlaybook, ...] = ()
     problems: tuple[FileProblem, ...] = ()
     fragments: tuple[FragmentPlace, ...] = ()

@@ -47,7 +47,7 @@ def _one_is_exclusive(first: YamlPlaybook, second: YamlPlaybook) -> bool:
 
 
 def acts(playbook: YamlPlaybook, actions: Actions) -> bool:
-    """Return whether a step may change something. Unknown actions do not count."""
+    """Return whether one of its ``steps`` may change something. Unknown actions do not count."""
     if playbook.definition.mode is Mode.OBSERVE:
         return False
     classes = (actions.action_class(step.action) for step in playbook.definition.steps if isinstance(step, ActionStep))

@@ -50,7 +50,7 @@ class VisibleNames(Struct, frozen=True):
 
     names: Collection[str]  # top-level ones
     vars: Mapping[str, Any] = field(default_factory=dict)
-    kind: TargetKind | None = None  # of the target; None if invalid
+    kind: TargetKind | None = None  # of the target; None if invalid or not known yet
     steps: Collection[str] = ()
     outputs: Mapping[str, Mapping[str, Shape]] = field(default_factory=dict)
     later: Collection[str] = ()

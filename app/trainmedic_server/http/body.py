@@ -16,7 +16,7 @@ from trainmedic_server.http.body_memory import BodyArrival, BodyMemory
 from trainmedic_server.http.limits import ServerLimits
 from trainmedic_server.http.problems import HttpProblem, from_error
 
-_MOST_CONTAINERS = 1_200_000  # lists and objects, of 60 bytes of memory or more each; an alert has four
+_MOST_CONTAINERS = 1_200_000  # lists and objects, of 60 bytes of memory or more each; an alert has three
 
 
 class BodyReader:
@@ -90,7 +90,7 @@ class _BodyInWork:
 
 
 def parse_json(body: bytes | bytearray, *, keep_half_pairs: bool = False) -> Any:
-    """Return the JSON value in `body`. Raises HttpProblem 400 for other content.
+    """Return the JSON value in `body`. Raises HttpProblem 400 for other content, 413 for too many lists and objects.
 
     Half a surrogate pair is valid JSON (RFC 8259, section 8.2) but not text: raises PayloadError unless
     `keep_half_pairs`; then the caller must replace them.

@@ -31,8 +31,8 @@ class BodyMemory:
         self._large = _Budget(limits.large_bytes, Turns(1))
 
     def grow(self, arrival: BodyArrival, size: int) -> bool:
-        """Reserve `size` more bytes. Return False if the budget is full and no other body can be dropped, or this one
-        was: its end can arrive before its deadline fires.
+        """Reserve `size` more bytes. Return False if the budget is full and no body arriving longer can be dropped, or
+        this one was: its end can arrive before its deadline fires.
         """
         if arrival.gave_way:
             return False
@@ -48,7 +48,7 @@ class BodyMemory:
                 return False
             after.remove(oldest)
             oldest.size, oldest.gave_way = 0, True
-            assert oldest.deadline is not None  # one without is never left in between
+            assert oldest.deadline is not None  # a body without one arrives in a single run of the event loop
             oldest.deadline.reschedule(asyncio.get_running_loop().time())
         return True
 
@@ -67,7 +67,7 @@ class BodyMemory:
 
 
 class _Budget:
-    """Memory of bodies until their reply. Arriving ones are in the order in which they began."""
+    """Memory of bodies until their reply. Arriving ones are in the order in which they came into this budget."""
 
     def __init__(self, limit: int, turns: Turns) -> None:
         self.limit = limit

@@ -69,8 +69,8 @@ class ConnectionTable:
         return chain(*self._strangers.values(), *self._known.values())
 
     def add(self, connection: TableEntry) -> None:
-        """Add a connection; without capacity close another one, or the new one if all others of its address await an
-        answer.
+        """Add a connection. At a limit, close another one; at the limit of its address the new one, if all others there
+        await an answer.
         """
         of_client = self._strangers.get(connection.address, {})
         if len(of_client) >= self._limits.per_client:

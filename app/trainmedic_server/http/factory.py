@@ -1,4 +1,4 @@
-"""Factory of the FastAPI application. Reads no settings and no environment."""
+"""Factory of the FastAPI application."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _OF_ONE_HOP = {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encod
 # The leader trusts a proxy's user by the proxy's address, but sees only this server's.
 _NOT_FORWARDED = _OF_ONE_HOP | {b"x-forwarded-user", b"x-forwarded-groups"}
 
-_MOST_AT_ONCE = 300  # further requests wait for _TURN_SECONDS
+_MOST_AT_ONCE = 300  # further requests wait, at most _TURN_SECONDS
 _TURN_SECONDS = 5.0
 _CONNECT_SECONDS = 2.0
 _SILENT_SECONDS = 60.0  # silence of the leader that aborts; event streams send something every 15 s
@@ -36,6 +36,10 @@ class ClientLeft(ConnectionError):
     """The client has disconnected."""
 
 
+class ClientSilent(ConnectionError):
+    """The client does not send the rest of its body."""
+
+
 class Forwarder:
     """Forwards requests. `end` aborts all exchanges; the forwarder stays usable."""
 
@@ -47,7 +51,8 @@ class Forwarder:
     async def forward(self, address: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the request to the leader at `address` ("host:port"), and its answer to the client.
 
-        Raises OSError or TimeoutError before anything was sent, CutOff if the answer ends early, ClientLeft.
+        Raises OSError before anything was sent to the client, CutOff if the answer ends early, ClientLeft, or
+        ClientSilent.
         """
         async with asyncio.timeout(_TURN_SECONDS):
             await self._turns.acquire()
@@ -132,8 +137,11 @@ async def _send_request(connection: _Connection, scope: Scope, receive: Receive)
     waiting = b"\r\n".join(lines) + b"\r\n\r\n"
     more = True
     while more:
-        async with asyncio.timeout(_SLOWEST_PART_SECONDS):
-            message = await receive()
+        try:
+            async with asyncio.timeout(_SLOWEST_PART_SECONDS):
+                message = await receive()
+        except TimeoutError:
+            raise ClientSilent(f"no part of the body arrived for {_SLOWEST_PART_SECONDS:g} s") from None
         if message["type"] == "http.disconnect":
             raise ClientLeft
         part, more = message.get("body", b""), message.get("more_body", False)

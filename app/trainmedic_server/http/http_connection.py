@@ -18,7 +18,7 @@ from trainmedic_server.http.connection_table import ConnectionTable, Standing
 from trainmedic_server.http.limits import ConnectionLimits
 from trainmedic_server.http.problems import MEDIA_TYPE, ProblemResponse, from_error
 
-# Received bytes per byte of a body: chunked encoding adds up to six. A larger excess is a head.
+# Received bytes per byte of a body: a chunk of one byte takes six. Bytes beyond that count as the head's.
 _FRAMING_PER_BYTE = 8
 _LINGER_SECONDS = 2.0  # for a refused client to read the answer and close
 _NEVER = float("inf")
@@ -33,16 +33,14 @@ class HttpConnection(HttpToolsProtocol):
         self.standing = Standing.STRANGER
         self._table = table
         self._limits = limits
+        # Newest request that is, or was, being answered. ``cycle`` is the newest that has arrived.
         self._serving: RequestResponseCycle | None = None
-        """Newest request that is, or was, being answered. ``cycle`` is the newest that has arrived."""
         self._refusal: _Refusal | None = None  # once set, nothing more is read
-        self._received = 0
-        """Bytes since the present request began: head, body and framing."""
+        self._received = 0  # bytes since the present request began: head, body and framing
         self._body_received = 0  # bytes of the present request's body
-        self._outside_bodies = 0
-        """Bytes of the present piece that are not part of a body."""
+        self._outside_bodies = 0  # bytes of the present piece that are not part of a body
+        # In the event loop's time.
         self._head_deadline = _NEVER
-        """In the event loop's time, as the next."""
         self._write_deadline = _NEVER
 
     # Interface to the table.
@@ -64,7 +62,7 @@ class HttpConnection(HttpToolsProtocol):
         self.transport.abort()
 
     def is_overdue(self, now: float) -> bool:
-        """Return whether the client sends or reads too slowly."""
+        """Return whether the client sends or reads too slowly. Start the time limit of a closing connection."""
         if self.transport.is_closing() and self._write_deadline == _NEVER:
             self._write_deadline = now + self._limits.flush_seconds
         return now > min(self._head_deadline, self._write_deadline)
@@ -167,16 +165,16 @@ class HttpConnection(HttpToolsProtocol):
         self._serving = cycle
         super()._start_asgi_task(cycle, app)
 
-    # Refusals.
-
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(_Refusal(HTTPStatus.BAD_REQUEST, msg))
-
     def _has_arrived(self) -> bool:
         return self._serving is not None and not self._serving.more_body
 
     def _vouch(self, standing: Standing) -> None:
         self._table.vouch(self, standing)
+
+    # Refusals.
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(_Refusal(HTTPStatus.BAD_REQUEST, msg))
 
     def _refuse(self, refusal: _Refusal) -> None:
         """Answer with the refusal, unless earlier requests still await an answer."""
@@ -197,7 +195,7 @@ class HttpConnection(HttpToolsProtocol):
     def _end_after_responses(self) -> None:
         self._refusal = self._refusal or _Refusal(HTTPStatus.BAD_REQUEST, "")  # never sent; stops reading
         self._head_deadline = _NEVER
-        while self.pipeline and self.pipeline[0][0].more_body:
+        while self.pipeline and self.pipeline[0][0].more_body:  # the newest request is the first
             self.pipeline.popleft()  # incomplete, and not read further
         last = self.pipeline[0][0] if self.pipeline else self._serving
         if last is None or last.response_complete:

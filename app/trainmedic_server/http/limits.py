@@ -23,13 +23,13 @@ class ServerLimits(Struct, frozen=True):
     heartbeat_seconds: float = 15.0  # between comments of a quiet event stream; proxies end idle ones after 60 s
     poll_seconds: float = 0.1  # interval of history queries while a client listens
     stall_seconds: float = 30.0  # time after which a stream's client that reads nothing is disconnected
-    streams: int = 200
+    streams: int = 200  # event streams of the API
     viewers: int = 300  # live console pages
-    exports: int = 10
+    exports: int = 10  # of one list at once
     log_searches: int = 20  # concurrent log answers
     followed_logs: int = 8  # console pages that follow a log; leaves turns for other searches
     reads: int = 3  # concurrent reads of pages and runs
-    waiting_reads: int = 100
+    waiting_reads: int = 100  # of operators, and as many of viewers
     page_bytes: int = 4 * MIB  # size at which a page of the history ends early
     check_seconds: float = 2.0  # time for a dependency to answer for /ready; probes wait 1 to 5 s
 

@@ -1,6 +1,6 @@
 """Checks of Host and Origin against web pages that misuse a browser's access.
 
-- A request that changes something must come from a page of this server: its Origin equals the Host.
+- A page may change something only if it is this server's: the Origin of its requests equals the Host.
 - Without tokens, the Host must be a name that no attacker can own (DNS rebinding).
 """
 

@@ -24,7 +24,7 @@ from trainmedic_server import errors, telemetry
 from trainmedic_server.api.view import ApiModel
 
 MEDIA_TYPE = "application/problem+json"
-STORE_RETRY_SECONDS = 5
+RETRY_SECONDS = 5  # for clients, while a part of the server is unavailable
 _LINGER_SECONDS = 2.0  # longest reading after a response that closes
 _MOST_PROBLEMS = 20
 
@@ -58,7 +58,7 @@ class ProblemDetails(ApiModel):
     status: int
     detail: str = Field(description="The fault, for people.")
     instance: str | None = Field(None, description="The requested path.")
-    field: str | None = Field(None, description="Place of the first problem; only with 422.")
+    field: str | None = Field(None, description="Place of the first problem, if it has one.")
     errors: list[FieldProblem] | None = Field(None, description="All problems, up to 20.")
 
 
@@ -138,17 +138,17 @@ def from_error(error: errors.TrainmedicError) -> HttpProblem:
             return _retry_later("The server is overloaded.", error.retry_after)
         case errors.StoreSlow():
             advice = "Use a shorter time (since, until) or fewer filters."
-            return _retry_later(f"{str(error)[:1].upper()}{str(error)[1:]}. {advice}", STORE_RETRY_SECONDS)
+            return _retry_later(f"{str(error)[:1].upper()}{str(error)[1:]}. {advice}", RETRY_SECONDS)
         case errors.StoreExplained():
-            return _retry_later(f"The run store cannot be used: {error.reason}.", STORE_RETRY_SECONDS)
+            return _retry_later(f"The run store cannot be used: {error.reason}.", RETRY_SECONDS)
         case errors.StoreUnavailable():
-            return _retry_later("The run store does not answer.", STORE_RETRY_SECONDS)
+            return _retry_later("The run store does not answer.", RETRY_SECONDS)
         case errors.BusExplained():
-            return _retry_later(f"{error}.", STORE_RETRY_SECONDS)
+            return _retry_later(f"{error}.", RETRY_SECONDS)
         case errors.BusUnavailable():
-            return _retry_later("Redis does not answer.", STORE_RETRY_SECONDS)
+            return _retry_later("Redis does not answer.", RETRY_SECONDS)
         case errors.LogsUnavailable():
-            return _retry_later(f"{error}.", STORE_RETRY_SECONDS)
+            return _retry_later(f"{error}.", RETRY_SECONDS)
         case errors.LogQueryRefused():
             return HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
         case _:

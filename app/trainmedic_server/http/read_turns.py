@@ -1,7 +1,7 @@
 """Limit on concurrent readers of the history, and selection of the next one.
 
 Operators (callers with the right to act) precede viewers, but after `MOST_PASSED_OVER` in succession, a waiting viewer
-is next. One turn is reserved for operators. Within each kind, names are served in rotation.
+is next. Of several turns, one is reserved for operators. Within each kind, names are served in rotation.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ class ReadCaller(Struct, frozen=True):
     acts: bool
 
 
-NOBODY = ReadCaller("", acts=True)
-"""Caller of internal reads, and of requests without a token."""
+NOBODY = ReadCaller("", acts=True)  # caller of internal reads
 _reader: ContextVar[ReadCaller] = ContextVar("reader", default=NOBODY)
 
 
@@ -64,7 +63,7 @@ class ReadTurns:
         self._most_waiting = most_waiting
         self._readers = readers
         self._acting = self._viewing = 0  # readers with a turn
-        self._passed_over = 0  # turns of operators since a viewer waits
+        self._passed_over = 0  # turns of operators in succession while a viewer waited
         self._waiting = {True: _Waiting(), False: _Waiting()}  # by `ReadCaller.acts`
 
     @asynccontextmanager

@@ -1,6 +1,6 @@
 """The API of a standby: answers probes and forwards everything else, tokens included, to the leader.
 
-Without a leader it replies 503.
+If the leader is unknown or does not answer, it replies 503.
 """
 
 from __future__ import annotations
@@ -143,6 +143,9 @@ class Standby:
             await self._forwarder.forward(leader_address, scope, receive, send)
         except forwarding.ClientLeft:
             return
+        except forwarding.ClientSilent as error:
+            # As 503, not 408: Alertmanager repeats a delivery only after a 5xx.
+            await self._refuse(f"This server is on standby, and {error}.", scope, receive, send)
         except forwarding.CutOff as error:
             # The status has been sent. The response stays incomplete, which shows the client the failure.
             log.warning("leader ended a forwarded response early", error=repr(error))

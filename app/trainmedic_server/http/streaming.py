@@ -66,7 +66,7 @@ class StreamedResponse(Response):
 
 
 async def while_allowed(chunks: AsyncGenerator[bytes, None], is_allowed: Callable[[], bool]) -> AsyncGenerator[bytes]:
-    """Yield chunks until one comes that is no longer allowed, which may be a keep-alive."""
+    """Yield chunks while `is_allowed`, checked at each, also at keep-alives."""
     try:
         async for chunk in chunks:
             if not is_allowed():

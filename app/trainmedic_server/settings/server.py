@@ -207,7 +207,8 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
     max_age: Annotated[PositiveDuration, SettingSource("TRAINMEDIC_MAX_AGE", "--max-age", "DURATION")] = Field(
         timedelta(minutes=15),
         description=(
-            "Age at which an alert is stale and starts no repair. 15 minutes, because later the situation has changed."
+            "Age over which an alert is stale and starts no repair. 15 minutes, because later the situation has "
+            "changed."
         ),
     )
     retention: Annotated[PositiveDuration, SettingSource("TRAINMEDIC_RETENTION", "--retention", "DURATION")] = Field(
@@ -228,7 +229,7 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
         HttpUrl | None, SettingSource("TRAINMEDIC_ALERTMANAGER_URL", "--alertmanager", "URL", secret=True)
     ] = Field(
         None,
-        description=("Alertmanager's URL, to check whether alerts still fire, and for silences."),
+        description=("Alertmanager's URL, to check whether alerts still fire, to silence them, and to raise own ones."),
     )
     alertmanager_token: Annotated[
         ExpandedPath | None, SettingSource("TRAINMEDIC_ALERTMANAGER_TOKEN_FILE", "--alertmanager-token", "FILE")
@@ -241,7 +242,8 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
     ] = Field(
         None,
         description=(
-            "URL of the Prometheus that scrapes jobs, agents and this server, for reports and to measure effects."
+            "URL of the Prometheus that scrapes jobs, agents and this server, for reports, effects and playbooks' "
+            "queries."
         ),
     )
     prometheus_token: Annotated[
@@ -300,7 +302,7 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
         gt=0,
         le=1,
         description=(
-            "Share of the known nodes, above 0 and up to 1, at which the breaker opens. If half of a cluster is "
+            "Share of the known nodes, above 0 and up to 1, over which the breaker opens. If half of a cluster is "
             "unhealthy, its nodes are not the cause."
         ),
     )
@@ -310,14 +312,15 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
         10,
         ge=1,
         description=(
-            "Fewest nodes acted on that can open the breaker. 10, so that two repairs do not stop a small cluster."
+            "Number of nodes acted on that never opens the breaker. 10, so that two repairs do not stop a small "
+            "cluster."
         ),
     )
     http_secrets: Annotated[Mapping[str, SecretStr], SettingSource("TRAINMEDIC_HTTP_", secret=True, family=True)] = (
         Field(
             {},
             description=(
-                "Bearer tokens for http.request, such as TRAINMEDIC_HTTP_TICKETS. Playbooks contain only the "
+                "Secrets and file paths for HTTP calls, such as TRAINMEDIC_HTTP_TICKETS. Playbooks contain only the "
                 "variable's name."
             ),
         )

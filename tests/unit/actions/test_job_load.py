@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -23,10 +24,15 @@ FIGURES = {"utilization_percent": 37.5, "throughput_samples": 90.0}
 
 
 class Prometheus:
-    """What the queries answer; steps are counted since `restarted`, one a second after `starting` seconds."""
+    """What the queries answer; steps are counted since `restarted`, one a second after `starting` seconds, none after
+    `hangs_at`.
+    """
 
-    def __init__(self, restarted: float = -3600.0, starting: float = 0.0, **figures: float) -> None:
+    def __init__(
+        self, restarted: float = -3600.0, starting: float = 0.0, hangs_at: float = math.inf, **figures: float
+    ) -> None:
         self._figures = figures or FIGURES
+        self._hangs_at = hangs_at
         self._begin = restarted + starting
         self._restarted = restarted
         self.is_away = False
@@ -46,7 +52,7 @@ class Prometheus:
         return not -30 <= (at - BEGINNING).total_seconds() - self._restarted < 0
 
     def _steps(self, at: datetime) -> float:
-        after = (at - BEGINNING).total_seconds()
+        after = min((at - BEGINNING).total_seconds(), self._hangs_at)
         return max(after - self._begin, 0.0) if after >= self._restarted else after + 36_000.0
 
 
@@ -110,6 +116,8 @@ def test_a_job_that_does_not_train_again_fails_in_the_end() -> None:
     """By the deadline, and so does one that nobody wants to wait for any more."""
     with pytest.raises(TemporaryFailure, match="has not trained for 10m without a break"):
         load(Prometheus(restarted=60.0, starting=90_000.0), fresh=True)
+    with pytest.raises(TemporaryFailure, match="has not trained for 10m without a break"):
+        load(Prometheus(hangs_at=-60.0), fresh=True)
     with pytest.raises(NoLongerWanted):
         load(Prometheus(restarted=60.0, starting=90_000.0), clearance="resolved", fresh=True)
 

@@ -143,6 +143,11 @@ async def test_a_target_other_than_a_job_needs_no_looking_up(bus: AgentsBus) -> 
             "no placement",
         ),
         (placed((0, "n1", "GPU-a"), ranks=[0, 1, 2]), PermanentFailure, "does not report the location of ranks 1, 2"),
+        (
+            [Presence("llm-1", NOW, {"placement": [{"rank": [0], "node": "n1", "gpu": "GPU-a"}], "ranks": [0, [0]]})],
+            PermanentFailure,
+            "does not report the location of rank 0",
+        ),
         (placed((0, "n1", "GPU-a"), (1, "n1", None)), PermanentFailure, "rank 1 of job 'llm-1' names no GPU"),
     ],
 )

@@ -141,6 +141,8 @@ def test_an_action_that_cannot_be_made_takes_nothing_else_down():
     assert isinstance(actions.get("notify"), messages.Notify)
     assert actions.action_class("acme.page") is broken
     assert actions.problems == ["action acme.page cannot be created: RuntimeError: no licence"]
+    with pytest.raises(PermanentFailure, match="page could not be created; see the log"):
+        actions.get("acme.page")
     with pytest.raises(PermanentFailure):
         actions.get("acme.page")
 

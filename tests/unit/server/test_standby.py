@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any, Never
+
 import httpx
 import pytest
 
@@ -9,6 +12,7 @@ from tests.support.api_world import World
 from tests.support.clocks import StoppedClock
 from trainmedic_server import telemetry
 from trainmedic_server.domain.modes import Mode
+from trainmedic_server.http import forwarding, problems
 from trainmedic_server.http.base_path import BasePath
 from trainmedic_server.http.standby import Standby
 
@@ -57,3 +61,27 @@ async def test_what_is_no_boolean_is_refused_as_by_the_server_that_works(query: 
     assert works.status_code == stands_by.status_code == 422
     assert works.json() == stands_by.json()
     assert works.json()["errors"] == [{"field": "any", "message": "must be true or false"}]
+
+
+async def test_a_client_that_stops_sending_is_not_taken_for_a_silent_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer says whose fault it is, and stays one after which Alertmanager sends again."""
+    monkeypatch.setattr(forwarding, "_SLOWEST_PART_SECONDS", 0.05)
+    monkeypatch.setattr(problems, "_LINGER_SECONDS", 0.05)
+    sent: list[Any] = []
+
+    async def receive() -> Never:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    leader = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    async with leader:
+        election = Waiting()
+        election.holder = "{}:{}".format(*leader.sockets[0].getsockname())
+        standby = Standby(election, Mode.APPROVE, BasePath(), StoppedClock(), telemetry.Metrics())
+        scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/webhook", "query_string": b""}
+        await standby({**scope, "headers": [(b"host", b"two"), (b"content-length", b"9")]}, receive, send)
+    assert sent[0]["status"] == 503
+    assert b"no part of the body arrived for 0.05 s" in sent[1]["body"]

@@ -40,9 +40,9 @@ from trainmedic_server.errors import (
 from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.cluster import PODS, Object, Ref
 
+# Seconds between two rounds. Doubles, up to `_LONGEST_ROUND`, in a pause and while every eviction or call fails.
 ROUND = 1.0
-"""Seconds. Doubles while every eviction is refused."""
-_LONGEST_ROUND = 10.0  # seconds
+_LONGEST_ROUND = 10.0
 _EVICTIONS_AT_ONCE = 20
 _SHOWN = 20  # pods in the output's `left`
 _MIRROR = "kubernetes.io/config.mirror"  # annotation of static pods, which the kubelet runs without the API
@@ -65,7 +65,7 @@ class DrainParams(ActionParams):
 
 class PodSelection(Struct, frozen=True):
     ending: tuple[Object, ...]
-    """Pods that end already too."""
+    """To evict, or terminating already."""
     skipped: Mapping[str, int]
     """Numbers of pods that stay, by reason."""
     forbidding: Mapping[str, str]
@@ -73,7 +73,9 @@ class PodSelection(Struct, frozen=True):
 
 
 class _Progress(Struct):
-    """Pods by UID. ``why``: why one is still there. ``trouble``: the API's last failure, or ""."""
+    """Pods by UID. ``evicted``: terminating, also by others. ``why``: why one is there. ``trouble``: the API's last
+    failure, or "".
+    """
 
     evicted: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
@@ -166,20 +168,20 @@ class DrainNode(ClusterAction):
                 clearance = await clearance_of(call)
                 check_wanted(clearance, _describe_unfinished(left, progress), progress.output(left))
                 progress.is_paused = clearance == "hold"
-                is_stuck, asked = (True, 0.0)
+                is_stuck, retry_after = (True, 0.0)
                 if not progress.is_paused:
-                    is_stuck, asked = await self._evict_all(call, left, params, progress)
+                    is_stuck, retry_after = await self._evict_all(call, left, params, progress)
                 if not is_stuck:
                     backoff.reset()
-                wait = max(backoff.next(), min(asked, LONGEST_ASKED_FOR)) if is_stuck else ROUND
+                wait = max(backoff.next(), min(retry_after, LONGEST_ASKED_FOR)) if is_stuck else ROUND
                 progress.trouble, permission_grace = "", PermissionGrace()
             except (ClusterUnavailable, ObjectChanged, ClusterRefused) as error:
                 permission_grace.record(error, self._clock.now())
                 if permission_grace.is_over:
                     raise
                 progress.trouble = str(error)
-                asked = getattr(error, "retry_after", None) or 0.0
-                wait = max(backoff.next(), min(asked, LONGEST_ASKED_FOR))
+                retry_after = getattr(error, "retry_after", None) or 0.0
+                wait = max(backoff.next(), min(retry_after, LONGEST_ASKED_FOR))
             await self._report(call, left, progress)
             again_at = self._clock.now() + timedelta(seconds=wait)
             if again_at >= call.deadline:
@@ -203,7 +205,7 @@ class DrainNode(ClusterAction):
     async def _evict_all(
         self, call: Call, pods: Sequence[Object], params: DrainParams, progress: _Progress
     ) -> tuple[bool, float]:
-        """Return whether every eviction was refused (False without any), and the seconds to wait."""
+        """Return whether every eviction was refused (False without any), and the seconds that the API asks to wait."""
         gate = asyncio.Semaphore(_EVICTIONS_AT_ONCE)
         asked = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
         for pod in pods:

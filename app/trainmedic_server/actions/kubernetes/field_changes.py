@@ -89,10 +89,10 @@ def undo_for_all_runs(present: Object, field: RevertibleField) -> Reversal:
     bare: Change = {}
     for run_id in changes:
         bare = _merged(bare, _with_annotation(present, field, {}, run_id, None))
-    oldest = next(iter(changes.values()))
+    any_change = next(iter(changes.values()))  # all have the same ``was``
     if field.read(present) not in [change.set for change in changes.values()] or not _is_ours(present, field):
         return Reversal(bare, _LEFT)
-    return Reversal(_merged(bare, field.write(present, oldest.was)), PUT_BACK)
+    return Reversal(_merged(bare, field.write(present, any_change.was)), PUT_BACK)
 
 
 def _is_ours(present: Object, field: RevertibleField) -> bool:

@@ -21,8 +21,7 @@ from trainmedic_server.errors import ObjectExists, ObjectMissing, PermanentFailu
 from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.cluster import JOBS, OF_RUN, Object, Ref
 
-COMMAND = "trainmedic.io/command"
-"""The command's ID, by which a repeated command finds its Job."""
+COMMAND = "trainmedic.io/command"  # annotation with the command's ID, by which a repeated command finds its Job
 POLL_EVERY = timedelta(seconds=2)
 _TTL_SECONDS = 24 * 3600  # Kubernetes deletes the Job this long after its end
 _LONGEST_NAME = 50  # characters; with the hash under the limit of 63

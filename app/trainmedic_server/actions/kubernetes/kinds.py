@@ -1,7 +1,4 @@
-"""Workload kinds known to the actions, and custom kinds of playbooks.
-
-Sources: API references of Kubernetes, Kubeflow training operator v1, Kubeflow Trainer v2, JobSet and KubeRay.
-"""
+"""Workload kinds known to the actions, and custom kinds of playbooks."""
 
 from __future__ import annotations
 
@@ -29,6 +26,7 @@ class WorkloadKind(Struct, frozen=True):
 
 _KUBEFLOW = ("PyTorchJob", "MPIJob", "TFJob", "XGBoostJob", "PaddleJob", "JAXJob")
 
+# By the API references of Kubernetes, Kubeflow training operator v1, Kubeflow Trainer v2, JobSet and KubeRay.
 KNOWN: Mapping[str, WorkloadKind] = {
     "Deployment": WorkloadKind(DEPLOYMENTS, replicas="spec.replicas", template="spec.template"),
     "StatefulSet": WorkloadKind(STATEFUL_SETS, replicas="spec.replicas", template="spec.template"),
