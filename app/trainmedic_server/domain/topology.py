@@ -354,6 +354,7 @@ class Topology(Struct, frozen=True, dict=True):
     def answers(self) -> bool:
         return self.agents_answer and self.cluster.answers and self.slurm.answers
 
+    slurm_ids: Mapping[str, str] = field(default_factory=dict)  # last reported Slurm ID, by job, of gone jobs too
     @property
     def knows_all_nodes(self) -> bool:
         """True if there is a node source, and all sources answer: an unknown node does not exist."""
@@ -468,6 +469,17 @@ class Topology(Struct, frozen=True, dict=True):
 
     @cached_property
     def _nodes_by_job(self) -> dict[str, frozenset[str]]:
+    def other_names_of_job(self, job: str) -> Jobs:
+        """Return the SDK's names of a Slurm job, or Slurm's of a job with the SDK."""
+
+        def slurm_name(slurm_id: str) -> str:
+            return f"{SLURM}{self.slurm.whole_by_id.get(slurm_id, slurm_id)}"
+
+        if job.startswith(SLURM):
+            return frozenset(name for name, slurm_id in self.slurm_ids.items() if slurm_name(slurm_id) == job)
+        slurm_id = self.slurm_ids.get(job)
+        return _NO_JOBS if slurm_id is None else frozenset({slurm_name(slurm_id)})
+
         return {}
 
     def _nodes_named(self, names: frozenset[str]) -> frozenset[str]:

@@ -359,6 +359,7 @@ class TrainmedicServer:
         self._job_watch = job_lives = JobWatch(presences, store, self._clock, self._metrics, engine.ago)
         await stack.enter_async_context(background(job_lives.watch(), "jobs"))
         await stack.enter_async_context(background(agent_lives.watch(), "agents"))
+        topology.slurm_ids = job_lives.slurm_ids
         self._metrics.working.set(1)
         stack.callback(self._metrics.working.set, 0)
         return job_lives
@@ -424,7 +425,7 @@ class TrainmedicServer:
             metrics=prometheus,
             may_connect=self._may_connect,
             inventory_of=lambda node: written.attributes_by_node.get(node, {}),
-            slurm_id_of=lambda job: self._job_watch.slurm_id_of(job) if self._job_watch else None,
+            slurm_id_of=lambda job: self._job_watch.slurm_ids().get(job) if self._job_watch else None,
         )
 
     def _may_connect(self, job: str) -> bool:
