@@ -265,6 +265,14 @@ class ClusterTopology(Struct, frozen=True, dict=True):
         return pods
 
 
+class SlurmSilence(Struct, frozen=True):
+    """An interruption, after which slurmctld may have lost its last changes."""
+
+    began: datetime  # last answered reading before it (aware UTC)
+    ended: datetime
+    drained_after: frozenset[str]
+
+
 class SlurmTopology(Struct, frozen=True, dict=True):
     nodes: Sequence[ClusterNode] = ()
     # Jobs are named `slurm:<job ID>`, GPUs `<node>/<index>`.
@@ -276,6 +284,7 @@ class SlurmTopology(Struct, frozen=True, dict=True):
     answers: bool = True  # False before the first reading and after a failed or overlong one
     names: NodeNames = NodeNames()  # without host names and addresses that several nodes share
     silent_since: datetime | None = None  # None while it answers, and during the first reading
+    last_silence: SlurmSilence | None = None
 
     @classmethod
     def of(
@@ -345,6 +354,7 @@ class Topology(Struct, frozen=True, dict=True):
     remembered: NodeNames = field(default_factory=NodeNames)  # nodes whose agents are known, lost ones too
     agents_answer: bool = True  # False if Redis has not delivered presences lately
     slurm: SlurmTopology = NO_SLURM
+    slurm_ids: Mapping[str, str] = field(default_factory=dict)  # last reported Slurm ID, by job, of gone jobs too
 
     @cached_property
     def known(self) -> KnownNodes:
@@ -354,7 +364,6 @@ class Topology(Struct, frozen=True, dict=True):
     def answers(self) -> bool:
         return self.agents_answer and self.cluster.answers and self.slurm.answers
 
-    slurm_ids: Mapping[str, str] = field(default_factory=dict)  # last reported Slurm ID, by job, of gone jobs too
     @property
     def knows_all_nodes(self) -> bool:
         """True if there is a node source, and all sources answer: an unknown node does not exist."""
@@ -460,15 +469,6 @@ class Topology(Struct, frozen=True, dict=True):
             names.setdefault(f"{SLURM}{self.slurm.whole_by_id.get(slurm_id, slurm_id)}", set()).update(jobs)
         return _frozen(names)
 
-    def nodes_of_job(self, job: str) -> frozenset[str]:
-        """Return the known nodes of the job's ranks; empty if one is in an unknown place."""
-        nodes = self._nodes_by_job.get(job)
-        if nodes is None:
-            nodes = self._nodes_by_job[job] = self._nodes_named(self.jobs.nodes_by_job.get(job, _NO_JOBS))
-        return nodes
-
-    @cached_property
-    def _nodes_by_job(self) -> dict[str, frozenset[str]]:
     def other_names_of_job(self, job: str) -> Jobs:
         """Return the SDK's names of a Slurm job, or Slurm's of a job with the SDK."""
 
@@ -480,6 +480,15 @@ class Topology(Struct, frozen=True, dict=True):
         slurm_id = self.slurm_ids.get(job)
         return _NO_JOBS if slurm_id is None else frozenset({slurm_name(slurm_id)})
 
+    def nodes_of_job(self, job: str) -> frozenset[str]:
+        """Return the known nodes of the job's ranks; empty if one is in an unknown place."""
+        nodes = self._nodes_by_job.get(job)
+        if nodes is None:
+            nodes = self._nodes_by_job[job] = self._nodes_named(self.jobs.nodes_by_job.get(job, _NO_JOBS))
+        return nodes
+
+    @cached_property
+    def _nodes_by_job(self) -> dict[str, frozenset[str]]:
         return {}
 
     def _nodes_named(self, names: frozenset[str]) -> frozenset[str]:
