@@ -127,7 +127,7 @@ class SlurmCluster:
         return f"unix://{self.work}/run/slurmrestd.socket"
 
     @property
-    def _is_old(self) -> bool:
+    def is_old(self) -> bool:
         """Whether it is 24.11, which writes the address of a socket otherwise."""
         return self._root.name.endswith(RELEASES["24.11"])
 
@@ -167,9 +167,12 @@ class SlurmCluster:
         environment = {**self._environment(), "STANDBY": STANDBY}
         argv = self.entering("slurmctld", "-D", "-f", "/mnt/slurm.conf")
         self.programs[name] = Program(argv, self.work / f"{name}.log", environment)
-        eventually(
-            lambda: f"{STANDBY} is UP" in self._ask("scontrol", "ping").stdout, 60, "the standby is up", every=0.5
-        )
+        self.await_controllers()
+
+    def await_controllers(self) -> None:
+        """Wait until the first controller and the standby answer."""
+        ask = ("scontrol", "ping")
+        eventually(lambda: self._ask(*ask).stdout.count(" is UP") == 2, 120, "both controllers answer", every=0.5)
 
     def await_saved(self, what: str, text: str) -> None:
         """Wait until the controller has stored `text` in its file `what`, such as ``node_state``."""
@@ -260,7 +263,7 @@ class SlurmCluster:
             "slurmrestd",
             *("slurmrestd", "-f", "/mnt/slurm.conf", "-a", "rest_auth/jwt", "-s", "openapi/slurmctld"),
             f"127.0.0.1:{self.rest_port}",
-            f"{'unix:' if self._is_old else 'unix://'}/mnt/run/slurmrestd.socket",
+            f"{'unix:' if self.is_old else 'unix://'}/mnt/run/slurmrestd.socket",
             chroot_options="--userspec=65534:65534",
         )
         eventually(self._rest_answers, 120, "slurmrestd answers", every=0.5)

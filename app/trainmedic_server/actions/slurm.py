@@ -118,10 +118,14 @@ class SlurmResume(NodeAction):
                 raise PermanentFailure(message, node_state(node))
             # A step of a playbook ends the drains of all runs.
             remaining = [each for each in owners if each != call.run_id] if is_undo else []
-            if remaining:
-                await self.slurm.set_reason(node.name, marked(remaining, node.reason.partition(" ")[2]))
-            else:
-                await self.slurm.undrain(node.name)
+            try:
+                if remaining:
+                    await self.slurm.set_reason(node.name, marked(remaining, node.reason.partition(" ")[2]))
+                else:
+                    await self.slurm.undrain(node.name)
+            except ClusterRefused:  # a request whose answer was lost may have come through
+                if (await self.slurm.node(node.name)).is_drained:
+                    raise
             after = await self.slurm.node(node.name)
             if after.is_drained and call.run_id in owners_of(after.reason):
                 raise TemporaryFailure(f"Slurm did not end the drain of node {node.name}", node_state(after))

@@ -167,7 +167,7 @@ class SlurmDrain(NodeAction):
             ends_at = self._ends_at.get(effect.command_id, made_at + params.lease if made_at is not None else now)
             if now >= ends_at:
                 return True
-        if made_at is None or effect.run_id in owners_of(node.reason):
+        if not effect.is_certain or made_at is None or effect.run_id in owners_of(node.reason):
             return False  # release 24.11 keeps the reason of a drain that was ended
         silence = self.services.slurm_topology().last_silence
         if silence is None or not silence.began - _UNSAVED <= made_at <= silence.ended:

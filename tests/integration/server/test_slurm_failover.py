@@ -84,27 +84,32 @@ class Servers:
             assert "DRAIN" not in self.node(node)
 
 
-@pytest.fixture(params=["24.11", "26.05"])
-def servers(request: pytest.FixtureRequest, redis_url: str, tmp_path: Path) -> Iterator[Servers]:
+@pytest.fixture(scope="module", params=["24.11", "26.05"])
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     root = slurm_cluster.fetched(request.param)
+    with SlurmCluster(root, tmp_path_factory.mktemp("slurm") / "cluster", WITH_STANDBY) as started:
+        started.start_standby()
+        yield started
+
+
+@pytest.fixture
+def servers(cluster: SlurmCluster, redis_url: str, tmp_path: Path) -> Iterator[Servers]:
     with ExitStack() as stack:
-        cluster = stack.enter_context(SlurmCluster(root, tmp_path / "cluster", WITH_STANDBY))
-        cluster.start_standby()
         stack.enter_context(SlurmLogin(tmp_path / "login", redis_url, cluster))
         servers = Servers(cluster)
         rest = ("--slurm-url", cluster.rest_url, "--slurm-user", "root", "--slurm-token-file", str(cluster.token_file))
         for way, options in (("rest", rest), ("agent", ("--redis", redis_url, "--slurm-agent", LOGIN))):
             (tmp_path / way).mkdir()
-            playbooks = {"drain.yaml": DRAIN, "leave.yaml": PLAYBOOK.replace("ACTION", after(request.param, way))}
+            playbooks = {"drain.yaml": DRAIN, "leave.yaml": PLAYBOOK.replace("ACTION", after(cluster, way))}
             environment = {"TRAINMEDIC_SIGNING_KEY": KEY}
             serves = serving(tmp_path / way, playbooks, *options, environment=environment)
             servers.urls[way] = stack.enter_context(serves)
         yield servers
 
 
-def after(release: str, way: str) -> str:
+def after(cluster: SlurmCluster, way: str) -> str:
     """The step after the takeover. Over REST, 24.11 cannot requeue."""
-    return "slurm.hold\n    undo: on_resolve" if (release, way) == ("24.11", "rest") else "slurm.requeue"
+    return "slurm.hold\n    undo: on_resolve" if cluster.is_old and way == "rest" else "slurm.requeue"
 
 
 def test_a_repair_goes_on_with_the_standby(servers: Servers) -> None:
@@ -135,6 +140,8 @@ def test_a_repair_goes_on_with_the_standby(servers: Servers) -> None:
     cluster.start_controller()
     servers.resolve(fired)
     assert not [job for job in jobs.values() if "JobHeld" in servers.shown("job", job)]
+    cluster.await_controllers()
+    cluster.clear()
 
 
 def test_a_drain_that_the_killed_controller_had_not_stored_is_made_again(servers: Servers) -> None:

@@ -345,6 +345,26 @@ async def test_a_drain_whose_time_is_over_is_no_loss() -> None:
     assert [each.outcome for each in await renewed(slurm, made_at=NOW, resume_after="1h")] == ["lost"]
 
 
+async def test_an_undo_whose_earlier_request_came_through_late_is_done() -> None:
+    """Slurm refuses to end a drain that has ended, as it does one that it cannot end."""
+
+    class Late(OneNode):
+        is_done = True
+
+        async def undrain(self, node: str) -> None:
+            if self.is_done:
+                await super().undrain(node)
+            raise ClusterRefused("Invalid node state specified")
+
+    slurm = Late()
+    await do(slurm, "slurm.drain", target=NODE)
+    slurm.is_done = False
+    with pytest.raises(ClusterRefused):
+        await do(slurm, "slurm.resume", target=NODE, restore=True)
+    slurm.is_done = True
+    assert (await do(slurm, "slurm.resume", target=NODE, restore=True))["state"] == "IDLE"
+
+
 @pytest.mark.parametrize("first", ["leased", "lasting"])
 async def test_a_lease_does_not_end_the_drain_of_another_run(first: str) -> None:
     """Once the lasting drain is undone, the leased one has an end again."""
