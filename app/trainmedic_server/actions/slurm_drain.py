@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, cast
 
+from msgspec.structs import replace
 from pydantic import BaseModel, Field, model_validator
 
 from trainmedic_core.fields import Duration
@@ -146,7 +147,9 @@ class SlurmDrain(NodeAction):
         except ActionFailure as error:
             return Renewal(effect, name, "refused", str(error))
         why = f"node {node.name} is {'+'.join(sorted(node.states))} with the reason {node.reason!r}"
-        return Renewal(effect, name, "lost", why, has_expired=self._was_ended_by_outage(effect, node, params))
+        if self._is_unsaved(effect, node):
+            return Renewal(replace(effect, is_unsaved=True), name, "lost", why, has_expired=True)
+        return Renewal(effect, name, "lost", why, has_expired=self._has_expired(effect, node, params))
 
     def _needs_no_check(self, effect: LeasedEffect, params: SlurmDrainParams, out: Collection[str]) -> bool:
         if params.resume_after is not None and (
@@ -158,16 +161,18 @@ class SlurmDrain(NodeAction):
         is_out = bool(nodes) and nodes.issubset(out)
         return not topology.answers or (is_out and effect.command_id in self._seen_at)
 
-    def _was_ended_by_outage(self, effect: LeasedEffect, node: SlurmNode, params: SlurmDrainParams) -> bool:
-        """Return False if a person may have ended it."""
-        now, made_at = self._clock.now(), effect.applied_at
-        if node.is_out_of_service:
+    def _has_expired(self, effect: LeasedEffect, node: SlurmNode, params: SlurmDrainParams) -> bool:
+        if params.lease is None or node.is_out_of_service:
             return False
-        if params.lease is not None:
-            ends_at = self._ends_at.get(effect.command_id, made_at + params.lease if made_at is not None else now)
-            if now >= ends_at:
-                return True
-        if not effect.is_certain or made_at is None or effect.run_id in owners_of(node.reason):
+        now, made_at = self._clock.now(), effect.applied_at
+        return now >= self._ends_at.get(effect.command_id, made_at + params.lease if made_at is not None else now)
+
+    def _is_unsaved(self, effect: LeasedEffect, node: SlurmNode) -> bool:
+        """Return whether slurmctld has lost the drain. False if a person may have ended it."""
+        made_at = effect.applied_at
+        if node.is_out_of_service or not effect.is_certain or made_at is None:
+            return False
+        if effect.run_id in owners_of(node.reason):
             return False  # release 24.11 keeps the reason of a drain that was ended
         silence = self.services.slurm_topology().last_silence
         if silence is None or not silence.began - _UNSAVED <= made_at <= silence.ended:

@@ -204,6 +204,8 @@ class LeasedEffect(Struct, frozen=True):
     """True to reapply the effect if `Renewal.has_expired`."""
     applied_at: datetime | None = None
     """End of its attempt."""
+    is_unsaved: bool = False
+    """In a renewal: True if the receiver has lost it within seconds, so that it is the same act to make it again."""
 
 
 class Renewal(Struct, frozen=True):

@@ -35,6 +35,7 @@ DRAIN = """
 playbook: drain-lost-node
 on: {alert: GPULost}
 target: node
+guards: {cooldown: 30m}
 steps:
   - {id: drain, action: slurm.drain, undo: on_resolve}
 """

@@ -298,7 +298,7 @@ async def test_a_drain_that_slurm_lost_in_an_outage_is_made_again() -> None:
     slurm.silence = SILENCE
     action = drains(slurm)
     (renewal,) = await renewed(slurm, action=action, made_at=BEFORE_SILENCE)
-    assert (renewal.outcome, renewal.has_expired) == ("lost", True)
+    assert (renewal.outcome, renewal.has_expired, renewal.effect.is_unsaved) == ("lost", True, True)
     (renewal,) = await renewed(slurm, again=True, action=action, made_at=BEFORE_SILENCE)
     assert (renewal.outcome, slurm.known.is_drained) == ("renewed", True)
     slurm.known = SlurmNode("n1", "n1", "n1", frozenset({"IDLE"}), "")
