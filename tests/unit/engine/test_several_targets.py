@@ -229,6 +229,23 @@ async def test_runs_on_the_two_names_of_a_job_wait_for_each_other(world: MakeWor
     assert {run.status for run in await at.runs()} == {Status.SUCCEEDED}
 
 
+async def test_an_undo_waits_for_an_attempt_on_the_jobs_other_name(world: MakeWorld) -> None:
+    holds = OF_SLURM_JOB.replace(
+        "{id: other, action: test.other, timeout: 1h}", "{action: test.hold, undo: on_resolve}"
+    )
+    at = world(OF_JOB, holds, more=DOING)
+    at.slurm_ids = {"a": "7"}
+    await at.engine.start()
+    held = at.alert("Stuck", slurm_job_id="7")
+    await at.post(held)
+    at.actions["other"].outcomes.append(timedelta(seconds=60))
+    await at.post(at.alert("Slow", job_name="a"))
+    await at.resolve(held)
+    assert (placed(at, "other"), placed(at, "free")) == (["job:a"], [])
+    await at.pass_time(60)
+    assert placed(at, "free") == ["job:slurm:7"]
+
+
 async def test_jobs_that_changed_during_the_wait_are_locked_anew(world: MakeWorld) -> None:
     """When the targets are granted, the jobs are resolved again; if they differ, the run queues anew for them."""
     at = world(BOTH, OF_JOB, inventory=TWO, more=DOING)
