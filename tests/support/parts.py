@@ -36,6 +36,7 @@ REST: Mapping[str, Sequence[str]] = {
         "tests/crash/test_slurm_kills.py",
         "tests/integration/server/test_slurm.py",
         "tests/integration/server/test_slurm_agent.py",
+        "tests/integration/server/test_slurm_failover.py",
         "tests/integration/server/test_slurm_repair.py",
         "tests/integration/test_slurm_actions.py",
         "tests/integration/test_slurm_scripts.py",

@@ -61,7 +61,7 @@ def closed_run(url: str, target: str, undone: bool = False) -> dict[str, Any] | 
     """The newest run on the target, once it is over, or with `undone` once its undo is."""
     items = httpx.get(f"{url}/history", params={"limit": 50}).raise_for_status().json()["items"]
     item = next((item for item in items if item["target"] == target), None)
-    if item is None or item["status"] in ("running", "waiting"):
+    if item is None or item["status"] in ("running", "waiting", "awaiting_approval"):
         return None
     run: dict[str, Any] = httpx.get(f"{url}/history/{item['run_id']}").raise_for_status().json()
     return run if run["undone_at"] or not undone else None

@@ -12,6 +12,9 @@ import secrets
 import shutil
 import stat
 import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,6 +27,13 @@ from tests.support.programs import ROOT, Program, eventually, free_port
 RELEASES = {"24.11": "trixie", "26.05": "forky"}
 """The suite of Debian that has each release."""
 NODES = ("n1", "n2", "n3")
+STANDBY = "standby"
+WITH_STANDBY = f"""
+SlurmctldHost={STANDBY}(127.0.0.2)
+SlurmctldTimeout=10
+CommunicationParameters=NoCtldInAddrAny
+"""
+"""Settings of a cluster with a second controller, which takes over when the first is silent for 10 s."""
 _ENTER = """
 root=$1 work=$2; shift 2
 mount --rbind / "$root/srv"
@@ -33,6 +43,10 @@ mount --bind "$work" "$root/mnt"
 : >>"$root/etc/hosts"
 mount --bind "$work/hosts" "$root/etc/hosts"
 mount --bind /dev/null "$root/etc/resolv.conf"
+if [ -n "${STANDBY:-}" ]; then
+    hostname "$STANDBY"
+    mount --bind "$work/standby.pid" "$root/mnt/slurmctld.pid"
+fi
 exec chroot $CHROOT_OPTIONS "$root" "$@"
 """
 _CONFIGURATION = """
@@ -113,7 +127,7 @@ class SlurmCluster:
         return f"unix://{self.work}/run/slurmrestd.socket"
 
     @property
-    def _is_old(self) -> bool:
+    def is_old(self) -> bool:
         """Whether it is 24.11, which writes the address of a socket otherwise."""
         return self._root.name.endswith(RELEASES["24.11"])
 
@@ -126,6 +140,11 @@ class SlurmCluster:
     def _ask(self, *argv: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(self.entering(*argv), env=self._environment(), capture_output=True, text=True)
 
+    def shown(self, *what: str) -> str | None:
+        """What scontrol shows of a node or job; None if it fails."""
+        done = self._ask("scontrol", "show", *what)
+        return done.stdout if done.returncode == 0 else None
+
     def submit(self, script: str, *options: str) -> str:
         """Submit a batch job; return its id."""
         return self.run("sbatch", "--parsable", "-o", "/dev/null", *options, "--wrap", script).strip()
@@ -136,6 +155,45 @@ class SlurmCluster:
 
     def start_controller(self) -> None:
         self._start("slurmctld", "slurmctld", "-D", "-f", "/mnt/slurm.conf")
+
+    def kill_controller(self) -> None:
+        process = self.programs["slurmctld"].process
+        process.kill()
+        process.wait()
+
+    def start_standby(self) -> None:
+        """Start a second controller, under a host name of its own; see `WITH_STANDBY`."""
+        name = "slurmctld-standby"
+        environment = {**self._environment(), "STANDBY": STANDBY}
+        argv = self.entering("slurmctld", "-D", "-f", "/mnt/slurm.conf")
+        self.programs[name] = Program(argv, self.work / f"{name}.log", environment)
+        self.await_controllers()
+
+    def await_controllers(self) -> None:
+        """Wait until the first controller and the standby answer."""
+        ask = ("scontrol", "ping")
+        eventually(lambda: self._ask(*ask).stdout.count(" is UP") == 2, 120, "both controllers answer", every=0.5)
+
+    def await_saved(self, what: str, text: str) -> None:
+        """Wait until the controller has stored `text` in its file `what`, such as ``node_state``."""
+        saved = self.work / "state" / what
+        eventually(lambda: saved.exists() and text.encode() in saved.read_bytes(), 60, f"{what} has {text}", every=0.2)
+
+    def await_saved_job(self, job: str) -> None:
+        """Wait until the controller has stored the job as it is now."""
+        mark = f"stored-{time.time_ns()}"
+        self.run("scontrol", "update", f"jobid={job}", f"comment={mark}")
+        self.await_saved("job_state", mark)
+
+    @contextmanager
+    def unsaved(self, what: str) -> Iterator[None]:
+        """Keep the controller from storing the file `what`, as a full disk does."""
+        blocked = self.work / "state" / f"{what}.new"  # it writes this file, and renames it
+        blocked.mkdir()
+        try:
+            yield
+        finally:
+            blocked.rmdir()
 
     def start_node(self, name: str, *options: str) -> None:
         self._start(f"slurmd-{name}", "slurmd", "-D", "-N", name, "-f", "/mnt/slurm.conf", *options)
@@ -166,7 +224,9 @@ class SlurmCluster:
         (self.work / "run").mkdir()
         (self.work / "run").chmod(0o777)  # slurmrestd runs as nobody
         # Without it, Slurm waits for a DNS server.
-        (self.work / "hosts").write_text(f"127.0.0.1 localhost {os.uname().nodename}\n")
+        (self.work / "hosts").write_text(f"127.0.0.1 localhost {os.uname().nodename}\n127.0.0.2 {STANDBY}\n")
+        for name in ("slurmctld.pid", "standby.pid"):
+            (self.work / name).touch()
         (self.work / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
         if self._scripts is not None:
             shutil.copytree(self._scripts, self.work / "scripts")
@@ -203,7 +263,7 @@ class SlurmCluster:
             "slurmrestd",
             *("slurmrestd", "-f", "/mnt/slurm.conf", "-a", "rest_auth/jwt", "-s", "openapi/slurmctld"),
             f"127.0.0.1:{self.rest_port}",
-            f"{'unix:' if self._is_old else 'unix://'}/mnt/run/slurmrestd.socket",
+            f"{'unix:' if self.is_old else 'unix://'}/mnt/run/slurmrestd.socket",
             chroot_options="--userspec=65534:65534",
         )
         eventually(self._rest_answers, 120, "slurmrestd answers", every=0.5)
@@ -230,7 +290,7 @@ class SlurmCluster:
 
     def entering(self, *argv: str) -> list[str]:
         """Return the command in the cluster's root, with its files under /mnt."""
-        enter = ("unshare", "--mount", "--propagation", "private", "sh", "-euc", _ENTER, "sh")
+        enter = ("unshare", "--mount", "--uts", "--propagation", "private", "sh", "-euc", _ENTER, "sh")
         return [*enter, str(self._root), str(self.work), *argv]
 
     def _environment(self, chroot_options: str = "") -> dict[str, str]:

@@ -100,6 +100,7 @@ class Repair:
 
     lever: str
     release: str
+    job_id: str = ""
     saved_step: int = 0
     first_good: dict[str, Any] = field(default_factory=dict)
     """The first step after the alert that ran without the broken node."""
@@ -117,7 +118,7 @@ def repaired(lever: Lever, release: str, directory: Path) -> Repair:
     repair = Repair(lever.name, release)
     with HealthCheck() as health, _started(lever, release, directory, health) as (cluster, url):
         health.is_out = partial(_is_drained, cluster)
-        job_id = _submit(cluster, lever, directory)
+        job_id = repair.job_id = _submit(cluster, lever, directory)
         eventually(lambda: len(_steps(cluster)) > 3, 240, "the training runs")
         eventually(partial(_knows_job, url), 60, "the server knows the job")
         before, began = len(_steps(cluster)), time.time()
@@ -217,8 +218,8 @@ def _steps(cluster: SlurmCluster) -> list[dict[str, Any]]:
 
 
 def _knows_job(url: str) -> bool:
-    jobs = httpx.get(f"{url}/jobs").raise_for_status().json()
-    return "llm-1" in json.dumps(jobs)
+    # Shown once the server also knows the job's Slurm ID.
+    return 'trainmedic_job_gone{job_name="llm-1"} 0.0' in httpx.get(f"{url}/metrics").raise_for_status().text
 
 
 def _is_drained(cluster: SlurmCluster) -> bool:

@@ -7,13 +7,12 @@ node's reason or a job's admin comment: a resumed attempt finds its change, and 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field
 
-from trainmedic_core.fields import Duration
 from trainmedic_core.target import TargetKind
 from trainmedic_server.actions.base import ActionParams, Irreversible
 from trainmedic_server.actions.retrying import RetryingAction
@@ -21,7 +20,6 @@ from trainmedic_server.actions.slurm_marks import BOOTING, PREFIX, is_out_for_re
 from trainmedic_server.domain.topology import SLURM, slurm_job_id
 from trainmedic_server.domain.value_types import ANY, BOOLEAN, NUMBER, TEXT, Shape
 from trainmedic_server.errors import (
-    ActionFailure,
     BusUnavailable,
     ClusterRefused,
     ClusterUnavailable,
@@ -30,13 +28,12 @@ from trainmedic_server.errors import (
     PermanentFailure,
     TemporaryFailure,
 )
-from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect, Renewal
-from trainmedic_server.ports.slurm import UNLIMITED, JobChange, Slurm, SlurmJob, SlurmNode
+from trainmedic_server.ports.actions import Action, Call, Inverse
+from trainmedic_server.ports.slurm import JobChange, Slurm, SlurmJob, SlurmNode
 
 Attempt: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
 
 _JOB_ID = re.compile(r"[0-9]+([_+][0-9]+)?")
-LONGEST_LEASE = timedelta(hours=1)
 GONE = "it is gone: nothing to take back"
 
 
@@ -92,122 +89,8 @@ def node_state(node: SlurmNode, note: str = "") -> dict[str, Any]:
     return {**state, "note": note} if note else state
 
 
-class SlurmDrainParams(ActionParams):
-    resume_after: Duration | None = Field(
-        None,
-        description="Slurm resumes the node by itself after this time, counted from the step. By default it stays "
-        "drained until the undo.",
-        gt=timedelta(0),
-    )
-    lease: Duration | None = Field(
-        None,
-        description="Slurm resumes the node by itself this long after the server last renewed the drain, from 5m to "
-        "1h. The server renews it until the undo.",
-        ge=timedelta(minutes=5),
-        le=LONGEST_LEASE,
-    )
-
-    @model_validator(mode="after")
-    def _has_one_end(self) -> SlurmDrainParams:
-        if self.lease is not None and self.resume_after is not None:
-            raise ValueError("give lease or resume_after, not both")
-        return self
-
-
 class SlurmResumeParams(ActionParams):
     restore: Literal[True] | None = Field(None, description="As an undo: end this run's own drain.")
-
-
-class SlurmDrain(NodeAction):
-    name: ClassVar[str] = "slurm.drain"
-    summary: ClassVar[str] = (
-        "Let Slurm start no new job on the node; running jobs continue. Undo ends the drain, unless its reason has "
-        "been changed by another."
-    )
-    Params: ClassVar[type[BaseModel]] = SlurmDrainParams
-    outputs: ClassVar[Mapping[str, Shape]] = {**NodeAction.outputs, "lease_seconds": NUMBER}
-    lease: ClassVar[timedelta] = LONGEST_LEASE
-
-    async def perform(self, call: Call) -> Mapping[str, Any]:
-        params = cast(SlurmDrainParams, call.params)
-
-        async def attempt() -> Mapping[str, Any]:
-            return await self._drain(await self.find(call), call.run_id, call.reason, params)
-
-        output = await self.retry_until_deadline(call, attempt)
-        return {**output, "lease_seconds": params.lease.total_seconds()} if params.lease is not None else output
-
-    async def _drain(self, node: SlurmNode, run_id: str, reason: str, params: SlurmDrainParams) -> Mapping[str, Any]:
-        owners = owners_of(node.reason) if node.is_out_of_service else ()
-        if node.is_drained and run_id in owners:
-            return node_state(node)
-        if node.is_out_of_service and not owners:
-            if node.is_drained:
-                return node_state(node, "drained by another already: the undo leaves it drained")
-            raise TemporaryFailure(
-                f"node {node.name} was left as it is: it is {'+'.join(sorted(node.states))} with the reason "
-                f"{node.reason!r}, which a drain would replace",
-                node_state(node),
-            )
-        marked_reason = marked(dict.fromkeys((*owners, run_id)), reason)
-        await self.slurm.drain(node.name, marked_reason, _end_of_drain(node, owners, params))
-        after = await self.slurm.node(node.name)
-        if not after.is_drained or run_id not in owners_of(after.reason):
-            raise TemporaryFailure(
-                f"node {node.name} was changed by another at the same time; it is now "
-                f"{'+'.join(sorted(after.states))} with the reason {after.reason!r}",
-                node_state(after),
-            )
-        return node_state(after)
-
-    @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        return Inverse(SlurmResume.name, {"restore": True})
-
-    @classmethod
-    def granted(cls, output: Mapping[str, Any]) -> timedelta:
-        seconds = output.get("lease_seconds")
-        return timedelta(seconds=seconds) if isinstance(seconds, int | float) and seconds > 0 else cls.lease
-
-    async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
-        leased = [effect for effect in effects if effect.params.get("lease") is not None]
-        return [await self._renew_one(effect) for effect in leased if self._clock.now() < until]
-
-    async def _renew_one(self, effect: LeasedEffect) -> Renewal:
-        params = SlurmDrainParams.model_validate(effect.params, context=ON_RECORD)
-        name = effect.target.node or ""
-        try:
-            node = await self.named(name)
-            owners = owners_of(node.reason) if node.is_drained else ()
-            if effect.run_id in owners:
-                # A shared drain has no end if one of the runs wants none.
-                if owners == (effect.run_id,) or node.resume_after is not None:
-                    await self.slurm.drain(node.name, node.reason, params.lease)
-                return Renewal(effect, name, "renewed")
-            if effect.again and not node.is_out_of_service:
-                await self._drain(node, effect.run_id, "drained again, because its lease had expired", params)
-                return Renewal(effect, name, "renewed")
-        except (ClusterUnavailable, TemporaryFailure) as error:
-            return Renewal(effect, name, "unanswered", str(error))
-        except ObjectMissing as error:
-            return Renewal(effect, name, "lost", str(error))
-        except ActionFailure as error:
-            return Renewal(effect, name, "refused", str(error))
-        why = f"node {node.name} is {'+'.join(sorted(node.states))} with the reason {node.reason!r}"
-        return Renewal(effect, name, "lost", why, has_expired=not node.is_out_of_service)
-
-
-def _end_of_drain(node: SlurmNode, owners: Collection[str], params: SlurmDrainParams) -> timedelta | None:
-    """Return when Slurm ends the drain, from now. None changes nothing, `UNLIMITED` removes another run's end.
-
-    Slurm keeps one end per node: none if one of the runs has none, otherwise that of the last drain.
-    """
-    end = params.lease or params.resume_after
-    if not owners:
-        return end
-    if end is None:
-        return UNLIMITED if node.resume_after is not None else None
-    return end if node.resume_after is not None else None
 
 
 class SlurmResume(NodeAction):
@@ -238,10 +121,14 @@ class SlurmResume(NodeAction):
                 raise PermanentFailure(message, node_state(node))
             # A step of a playbook ends the drains of all runs.
             remaining = [each for each in owners if each != call.run_id] if is_undo else []
-            if remaining:
-                await self.slurm.set_reason(node.name, marked(remaining, node.reason.partition(" ")[2]))
-            else:
-                await self.slurm.undrain(node.name)
+            try:
+                if remaining:
+                    await self.slurm.set_reason(node.name, marked(remaining, node.reason.partition(" ")[2]))
+                else:
+                    await self.slurm.undrain(node.name)
+            except ClusterRefused:  # a request whose answer was lost may have come through
+                if (await self.slurm.node(node.name)).is_drained:
+                    raise
             after = await self.slurm.node(node.name)
             if after.is_drained and call.run_id in owners_of(after.reason):
                 raise TemporaryFailure(f"Slurm did not end the drain of node {node.name}", node_state(after))
@@ -572,7 +459,6 @@ class SlurmCancel(Irreversible, JobAction):
 
 
 ACTIONS: tuple[type[Action], ...] = (
-    SlurmDrain,
     SlurmResume,
     SlurmHold,
     SlurmReleaseJob,

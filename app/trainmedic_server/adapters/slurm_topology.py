@@ -6,15 +6,19 @@ import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
 
+from msgspec.structs import replace
+
 from trainmedic_server import telemetry
 from trainmedic_server.domain import host_lists
-from trainmedic_server.domain.topology import SLURM, ClusterNode, SlurmTopology
+from trainmedic_server.domain.topology import SLURM, ClusterNode, SlurmSilence, SlurmTopology
 from trainmedic_server.engine import loops
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.slurm import FUTURE, Slurm, SlurmJob, SlurmNode
 
 REFRESH_EVERY = timedelta(seconds=5)
 _PATIENCE = timedelta(seconds=10)  # least time after which a reading is overdue
+_SILENT_SECONDS = 5.0
+"""Duration from which a reading shows an interruption, such as a standby controller's takeover."""
 _SHARE = 0.05
 """Share of slurmctld's time for readings, within `_LONGEST_PAUSE`."""
 _LONGEST_PAUSE = timedelta(minutes=1)
@@ -54,10 +58,16 @@ class SlurmWatch:
         finally:
             too_late.cancel()
             self._seconds_before, self._seconds = self._seconds, loop.time() - began
-        self._answered_at = now
-        if self._topology.answers and seen == self._seen:
+        before, answered_before, self._answered_at = self._topology, self._answered_at, now
+        was_silent = not before.answers or self._seconds > max(_SILENT_SECONDS, 2 * self._seconds_before)
+        if not was_silent and seen == self._seen:
             return
-        self._topology = await asyncio.to_thread(topology_of, *seen, self._topology)
+        topology = await asyncio.to_thread(topology_of, *seen, before)
+        silence = before.last_silence
+        if was_silent and self._seen is not None:
+            drained = frozenset(node.name for node in seen[0] if node.is_drained)
+            silence = SlurmSilence(before.silent_since or answered_before, self._clock.now(), drained)
+        self._topology = replace(topology, last_silence=silence)
         self._seen = seen
 
     def _mark_unanswered(self) -> None:

@@ -90,7 +90,7 @@ class HistoryItem(View):
         description="The labels that Alertmanager sent; null if no alert map changed them."
     )
     version: str = Field(description="Hash of the playbook's text that the run uses.")
-    also: list[str] = Field(description="Further targets: the jobs on the target's node.")
+    also: list[str] = Field(description="Further targets: the jobs on the target's node, or other names of the job.")
 
 
 class HistoryPage(View):

@@ -381,7 +381,7 @@ class UndoClosed(OfUndoStep, frozen=True):
 
 
 class LeaseLost(OfUndo, frozen=True):
-    """A lease expired while it was needed."""
+    """A leased effect, or a drain in Slurm, ended while it was needed."""
 
     step: str
     command_id: str
@@ -390,7 +390,7 @@ class LeaseLost(OfUndo, frozen=True):
 
 
 class SetAgainStarted(OfUndo, frozen=True):
-    """A lost lease's effect is being reapplied."""
+    """A lost effect is being reapplied."""
 
     step: str
     command_id: str

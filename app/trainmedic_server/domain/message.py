@@ -32,6 +32,8 @@ class MessageKind(StrEnum):
     TARGET_UNKNOWN = "target_unknown"
     UNDO_OVERDUE = "undo_overdue"
     """A change could not be reverted for 2 min."""
+    EFFECT_LOST = "effect_lost"
+    """What a run changed ended while it was needed."""
     BREAKER = "breaker"
     PAUSE = "pause"
     PLAYBOOK_BROKEN = "playbook_broken"
@@ -56,6 +58,7 @@ DEFAULT_RULES: Mapping[MessageKind, MessageRule] = {
     MessageKind.NOT_STARTED: _WARNING,
     MessageKind.TARGET_UNKNOWN: _WARNING,
     MessageKind.UNDO_OVERDUE: _CRITICAL,
+    MessageKind.EFFECT_LOST: _WARNING,
     MessageKind.BREAKER: _CRITICAL,
     MessageKind.PAUSE: _INFO,
     MessageKind.PLAYBOOK_BROKEN: _WARNING,

@@ -236,7 +236,7 @@ class Run(Struct, frozen=True):
     original_labels: Mapping[str, str] | None = None
     """Labels before the alert map; None if unchanged."""
     also: tuple[Target, ...] = ()
-    """Further targets: jobs on the target's node, as of the lock."""
+    """Further targets, as of the lock: jobs on the target's node, or other names of the target job."""
     memory: RunMemory | None = None
     """Earlier runs, if the playbook uses them."""
 

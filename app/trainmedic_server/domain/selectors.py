@@ -101,6 +101,11 @@ def jobs_on_node(target: Target, topology: Topology) -> tuple[Target, ...] | Unr
     return tuple(Target(TargetKind.JOB, job=job) for job in sorted(jobs, key=natural))
 
 
+def other_names(job: Target, topology: Topology) -> tuple[Target, ...]:
+    names = topology.other_names_of_job(job.job or "")
+    return tuple(Target(TargetKind.JOB, job=name) for name in sorted(names, key=natural))
+
+
 def nodes_selected(selector: Selector, topology: Topology) -> list[str] | Unresolved:
     """Return the nodes that a selector of nodes or GPUs selects."""
     if not topology.answers:

@@ -265,6 +265,14 @@ class ClusterTopology(Struct, frozen=True, dict=True):
         return pods
 
 
+class SlurmSilence(Struct, frozen=True):
+    """An interruption, after which slurmctld may have lost its last changes."""
+
+    began: datetime  # last answered reading before it (aware UTC)
+    ended: datetime
+    drained_after: frozenset[str]
+
+
 class SlurmTopology(Struct, frozen=True, dict=True):
     nodes: Sequence[ClusterNode] = ()
     # Jobs are named `slurm:<job ID>`, GPUs `<node>/<index>`.
@@ -276,6 +284,7 @@ class SlurmTopology(Struct, frozen=True, dict=True):
     answers: bool = True  # False before the first reading and after a failed or overlong one
     names: NodeNames = NodeNames()  # without host names and addresses that several nodes share
     silent_since: datetime | None = None  # None while it answers, and during the first reading
+    last_silence: SlurmSilence | None = None
 
     @classmethod
     def of(
@@ -345,6 +354,7 @@ class Topology(Struct, frozen=True, dict=True):
     remembered: NodeNames = field(default_factory=NodeNames)  # nodes whose agents are known, lost ones too
     agents_answer: bool = True  # False if Redis has not delivered presences lately
     slurm: SlurmTopology = NO_SLURM
+    slurm_ids: Mapping[str, str] = field(default_factory=dict)  # last reported Slurm ID, by job, of gone jobs too
 
     @cached_property
     def known(self) -> KnownNodes:
@@ -458,6 +468,17 @@ class Topology(Struct, frozen=True, dict=True):
         for slurm_id, jobs in self.jobs.names_by_slurm_id.items():
             names.setdefault(f"{SLURM}{self.slurm.whole_by_id.get(slurm_id, slurm_id)}", set()).update(jobs)
         return _frozen(names)
+
+    def other_names_of_job(self, job: str) -> Jobs:
+        """Return the SDK's names of a Slurm job, or Slurm's of a job with the SDK."""
+
+        def slurm_name(slurm_id: str) -> str:
+            return f"{SLURM}{self.slurm.whole_by_id.get(slurm_id, slurm_id)}"
+
+        if job.startswith(SLURM):
+            return frozenset(name for name, slurm_id in self.slurm_ids.items() if slurm_name(slurm_id) == job)
+        slurm_id = self.slurm_ids.get(job)
+        return _NO_JOBS if slurm_id is None else frozenset({slurm_name(slurm_id)})
 
     def nodes_of_job(self, job: str) -> frozenset[str]:
         """Return the known nodes of the job's ranks; empty if one is in an unknown place."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 from trainmedic.errors import described
-from trainmedic_core.target import Target
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors
 from trainmedic_server.domain.destinations import command_id_of
 from trainmedic_server.domain.run import Run
@@ -16,9 +16,10 @@ from trainmedic_server.ports.actions import ON_RECORD, Actions, MultiNodeAction,
 
 
 def targets_of(run: Run, act: PerformAttempt, actions: Actions) -> Sequence[Target]:
-    """Return the attempt's targets, and the places of an action that changes several nodes."""
+    """Return the attempt's targets, without a job's nodes if it only reads. A job is there by all of its names."""
     state = run.step(act.key)
-    own = run.targets_of(state)
+    is_on_job = run.target is not None and run.target.kind is TargetKind.JOB
+    own = run.targets if is_on_job else run.targets_of(state)
     undo = state.undo if act.undo else None
     action_class = actions.action_class(undo.action if undo else state.action or "")
     if action_class is None or not action_class.harmful or not performing.has_methods_of(action_class, MultiNodeAction):

@@ -338,7 +338,7 @@ class Driver:
             return False
         mode, why = self._services.limits.mode_for(run.target, topology, also)
         if Mode.stricter(run.mode, mode) is not run.mode:  # decided again at the alert's next report
-            reason = f"other jobs run on {run.target_key} now, and {why}"
+            reason = f"the further targets of {run.target_key} have changed, and {why}"
             return not await self._commit(plan.cancel_or_not_start(self._draft(), reason, Decision.TARGET_UNKNOWN))
         self._services.locks.release(run.id)
         content = wait_events.TargetsChanged(tuple(target.key for target in also))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -84,9 +84,9 @@ class JobWatch:
         lives = self._lives
         return lives is None or job in lives or len(lives) >= MOST_JOBS
 
-    def slurm_id_of(self, job: str) -> str | None:
-        """Return the job's Slurm ID last reported since the server's start."""
-        return self._slurm_ids.get(job)
+    def slurm_ids(self) -> Mapping[str, str]:
+        """Return the Slurm IDs last reported since the server's start, by job. Replaced as a whole."""
+        return self._slurm_ids
 
     async def end(self, job: str, actor: str, note: str) -> JobLife:
         """Record that a gone job was meant to end. Raises NotFound, Conflict, StoreUnavailable."""

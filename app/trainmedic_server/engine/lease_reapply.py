@@ -25,8 +25,10 @@ K = TypeVar("K", bound=EventKind)
 _ENDED_BY_PERSON = (OrderKind.CANCEL, OrderKind.UNDO, OrderKind.CLOSE_UNDO)
 
 
-def obstacle(tx: Transaction, run: Run, fires: bool | None, mode: Mode, now: datetime) -> str | None:
-    """Return why an expired effect must not be reapplied, or None. `fires`: an alert fires, None if unknown."""
+def obstacle(
+    tx: Transaction, run: Run, fires: bool | None, mode: Mode, now: datetime, *, is_same_act: bool = False
+) -> str | None:
+    """Return why a lost effect must not be reapplied, or None. `fires`: an alert fires, None if unknown."""
     controls = tx.controls()
     orders = tx.orders_of([run.id]).get(run.id, ())
     order = next((order for order in orders if order.kind in _ENDED_BY_PERSON), None)
@@ -36,7 +38,7 @@ def obstacle(tx: Transaction, run: Run, fires: bool | None, mode: Mode, now: dat
         return f"the run was {run.status}"
     if not run.mode == mode == Mode.ENFORCE:
         return "the mode is not enforce"
-    if any(step.kind == "approve" for step in run.steps):
+    if not is_same_act and any(step.kind == "approve" for step in run.steps):
         return "a person approved it only once"  # the approval does not cover a repetition
     nodes = tx.touched_nodes(run.id) if controls.pauses else ()  # stored, so no topology is needed
     pause = pausing.holding(controls, run.playbook, run.targets, run.every_label, now, Topology(), nodes)

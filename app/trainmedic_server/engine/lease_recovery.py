@@ -197,14 +197,16 @@ class LeaseRecovery:
         if not needed:
             return []
         allowed, _ = self._services.limits.mode_for(run.target, self._services.topology(), run.also)
-        reason = obstacle(tx, run, prepared.fires, allowed, self._services.clock.now())
+        is_same_act = all(effect.is_unsaved for effect in needed)
+        reason = obstacle(tx, run, prepared.fires, allowed, self._services.clock.now(), is_same_act=is_same_act)
         started: list[LeasedEffect] = []
         for effect in needed if reason is None else ():
             if _is_under_way(tx, run.id, effect.command_id):
                 started.append(effect)  # unfinished by a killed server, or failed last time
                 continue
-            barred_by = guard_obstacle(tx, run, effect.command_id, prepared.guards, self._services.timeline.by_clock())
-            if barred_by is not None:
+            ago = self._services.timeline.by_clock()
+            barred_by = guard_obstacle(tx, run, effect.command_id, prepared.guards, ago)
+            if barred_by is not None and not effect.is_unsaved:
                 reason = barred_by
                 continue
             started.append(effect)

@@ -99,6 +99,8 @@ class LeaseRenewer:
                 if action is None:
                     continue
                 is_hold = getattr(action, "is_hold", False)
+                if _is_given_back(run, step):
+                    continue
                 if _is_hold_needed(run, step) if is_hold else _is_needed(step, continues):
                     lease = action.granted(step.output)
                     in_effect += [_InEffect(step.action or "", effect, lease) for effect in _effects(run, step, now)]
@@ -140,16 +142,24 @@ def _is_needed(step: StepState, run_continues: bool) -> bool:
     return step.undo.status is UndoStatus.ARMED
 
 
+def _is_given_back(run: Run, step: StepState) -> bool:
+    """Return whether a later step has begun to do the same as the undo."""
+    return step.undo is not None and any(
+        each.action == step.undo.action and each.attempts for each in _later(run, step)
+    )
+
+
 def _is_hold_needed(run: Run, step: StepState) -> bool:
-    """Return whether a later question is open and no step has released the hold."""
+    """Return whether a later question is open."""
     undo = step.undo
     if not run.is_open or undo is None or undo.status not in (UndoStatus.ARMED, UndoStatus.AVAILABLE):
         return False
-    later = run.steps[run.steps.index(step) + 1 :]
-    if any(each.action == undo.action and each.attempts for each in later):
-        return False
     asked = waiting_step(run)
-    return asked in later and not Terms.of(asked).lapsed
+    return asked is not None and asked in _later(run, step) and not Terms.of(asked).lapsed
+
+
+def _later(run: Run, step: StepState) -> Sequence[StepState]:
+    return run.steps[run.steps.index(step) + 1 :]
 
 
 def _effects(run: Run, step: StepState, now: datetime) -> Iterator[LeasedEffect]:
@@ -163,4 +173,4 @@ def _effects(run: Run, step: StepState, now: datetime) -> Iterator[LeasedEffect]
         certain = attempt.status == "applied"
         for target in run.targets_of(step):
             command_id = destinations.command_id_of(attempt.command_id, step, target)
-            yield LeasedEffect(command_id, run.id, step.id, target, step.params, certain)
+            yield LeasedEffect(command_id, run.id, step.id, target, step.params, certain, applied_at=attempt.ended_at)

@@ -47,9 +47,12 @@ class Candidate(Struct, frozen=True, dict=True):
 def also_of(
     playbook: CompiledPlaybook, target: Target | Unresolved | None, topology: Topology
 ) -> tuple[Target, ...] | Unresolved:
-    if not (isinstance(target, Target) and playbook.definition.has_jobs) or target.kind is TargetKind.GROUP:
+    """Return the jobs on the target's node if the playbook names them, or the other names of a target job."""
+    if not isinstance(target, Target) or target.kind is TargetKind.GROUP:
         return ()
-    return selectors.jobs_on_node(target, topology)
+    if target.kind is TargetKind.JOB:
+        return selectors.other_names(target, topology)
+    return selectors.jobs_on_node(target, topology) if playbook.definition.has_jobs else ()
 
 
 MOST_MISSES = 10  # Stored reasons of playbooks that did not match; others are counted. Explanations contain all.

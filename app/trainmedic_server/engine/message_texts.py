@@ -97,6 +97,10 @@ def _run_draft(event: Event, run: Run, kinds_sent: set[MessageKind], summary: st
             return _resolved(content, run, kinds_sent)
         case kinds.UndoDelayed():
             return _delayed(content, run, kinds_sent)
+        case kinds.LeaseLost():
+            return _lost(content, run)
+        case kinds.SetAgainDone():
+            return _follow_up(run, "reapplied") if MessageKind.EFFECT_LOST in kinds_sent else None
         case kinds.UndoDone():
             return _undone("its changes are reverted", run, kinds_sent)
         case kinds.UndoClosed():
@@ -122,12 +126,12 @@ def _server_draft(event: Event) -> Draft | None:
 
 
 # The parent reports all other events of its members, once.
-_MEMBER_KINDS = names(kinds.UndoDelayed, kinds.UndoDone, kinds.UndoClosed)
+_MEMBER_KINDS = names(kinds.UndoDelayed, kinds.UndoDone, kinds.UndoClosed, kinds.LeaseLost, kinds.SetAgainDone)
 
 KINDS = names(  # events that may give a message
     *(kinds.QuestionEvent, kinds.RunApproved, kinds.RunRejected, kinds.ApprovalEnded, kinds.Closed, kinds.StartedLater),
     *(kinds.RateLimited, kinds.ConcurrencyLimited, kinds.CapacityLimited, kinds.Stale),
-    *(kinds.TargetUnknown, kinds.TargetAmbiguous),
+    *(kinds.TargetUnknown, kinds.TargetAmbiguous, kinds.LeaseLost, kinds.SetAgainDone),
     *(kinds.AlertResolved, kinds.UndoDelayed, kinds.UndoDone, kinds.UndoClosed),
     *(kinds.BreakerOpened, kinds.BreakerClosed, kinds.OfPause, kinds.ServerStarted),
 )
@@ -359,6 +363,15 @@ def _delayed(content: kinds.UndoDelayed, run: Run, kinds_sent: set[MessageKind])
     return Draft(MessageKind.UNDO_OVERDUE, run.playbook, title, text, run.id, OVERDUE, f"{run.id}/overdue")
 
 
+def _lost(content: kinds.LeaseLost, run: Run) -> Draft:
+    title = f"{runs.title_of(run)}: its change on {content.place} has ended, and is still needed"
+    text = (
+        f"Step {content.step}: {content.why or 'the lease has expired'}\n"
+        "It is reapplied only if an outage ended it, and not a person."
+    )
+    return Draft(MessageKind.EFFECT_LOST, run.playbook, title, text, run.id)
+
+
 def _undone(how: str, run: Run, kinds_sent: set[MessageKind]) -> Draft | None:
     if run.owes_undo:
         return None
@@ -432,6 +445,7 @@ def _heading(kind: MessageKind, topic: str, count: int) -> str:
         MessageKind.NOT_STARTED: f"{topic}: {count} runs did not start",
         MessageKind.TARGET_UNKNOWN: f"{topic}: {count} alerts name no known target",
         MessageKind.UNDO_OVERDUE: f"{topic}: what {count} runs did cannot be reverted",
+        MessageKind.EFFECT_LOST: f"{topic}: {count} changes have ended, and are still needed",
         MessageKind.REPAIRED: f"{topic}: {count} runs succeeded",
         MessageKind.GIVEN_BACK: f"{topic}: what {count} runs did is reverted",
     }

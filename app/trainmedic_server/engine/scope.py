@@ -10,7 +10,7 @@ from typing import Any
 
 from trainmedic.wire.envelope import write_time
 from trainmedic_core.expressions import sandbox
-from trainmedic_core.target import Target
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain import beginnings, inputs, links
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
@@ -50,7 +50,7 @@ def of_target(target: Target | None, also: Sequence[Target] = ()) -> dict[str, A
         "node": target.node,
         "gpu": target.gpu,
         "job": target.job,
-        JOBS: [each.job for each in also],
+        JOBS: [] if target.kind is TargetKind.JOB else [each.job for each in also],
     }
 
 

@@ -60,6 +60,7 @@ class TopologyWatch:
         self._slurm = slurm
         self.verdicts = JobVerdicts(clock)  # filled by diagnoses
         self.remembered: Callable[[], NodeNames] = NodeNames  # nodes of known agents, also lost ones; set by the wiring
+        self.slurm_ids: Callable[[], Mapping[str, str]] = dict  # set by the wiring
         self._known = _NOTHING_KNOWN  # Replaced as a whole: the store's thread reads it
         self._presences: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None  # those that `_known` shows
         self._as_of: datetime | None = None
@@ -76,6 +77,7 @@ class TopologyWatch:
             self.remembered(),
             agents_answer=self._as_of is not None,
             slurm=self._slurm(),
+            slurm_ids=self.slurm_ids(),
         )
 
     async def watch(self) -> None:

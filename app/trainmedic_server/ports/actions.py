@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.message_routes import MessageRoutes
-from trainmedic_server.domain.topology import ClusterTopology
+from trainmedic_server.domain.topology import ClusterTopology, SlurmTopology
 from trainmedic_server.ports.cluster import Cluster
 from trainmedic_server.ports.metric_history import MetricHistory
 from trainmedic_server.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, Notifier
@@ -84,6 +84,8 @@ class Services(Struct, frozen=True):
     cluster_topology: Callable[[], ClusterTopology] = ClusterTopology
     """Empty without a cluster."""
     slurm: Slurm | None = None
+    slurm_topology: Callable[[], SlurmTopology] = SlurmTopology
+    """As last read, perhaps a minute ago."""
     metrics: MetricHistory | None = None
     external_url: str = ""
     """Without a trailing slash. Empty if not set."""
@@ -199,7 +201,11 @@ class LeasedEffect(Struct, frozen=True):
     is_certain: bool
     """False if the command may not have been applied."""
     again: bool = False
-    """True to reapply the effect if its lease has expired."""
+    """True to reapply the effect if `Renewal.has_expired`."""
+    applied_at: datetime | None = None
+    """End of its attempt."""
+    is_unsaved: bool = False
+    """In a renewal: True if the receiver has lost it within seconds, so that it is the same act to make it again."""
 
 
 class Renewal(Struct, frozen=True):
@@ -209,7 +215,7 @@ class Renewal(Struct, frozen=True):
     """``renewed``, ``lost`` (no such effect on the node), ``refused`` or ``unanswered``."""
     why: str = ""
     has_expired: bool = False
-    """True for an effect lost only because its lease expired, which can be reapplied."""
+    """True for an effect that only an outage ended, such as by an expired lease. It can be reapplied."""
     output: Mapping[str, Any] = field(default_factory=dict)  # The receiver's answer.
 
 

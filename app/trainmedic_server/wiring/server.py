@@ -45,7 +45,7 @@ from trainmedic_server.auth.identity import TrustedProxies
 from trainmedic_server.catalog import alert_map_roots, modes_file
 from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
 from trainmedic_server.catalog.library import Library
-from trainmedic_server.domain.topology import NO_SLURM, ClusterTopology, WrittenTopology
+from trainmedic_server.domain.topology import NO_SLURM, ClusterTopology, SlurmTopology, WrittenTopology
 from trainmedic_server.engine.agent_watch import AgentWatch
 from trainmedic_server.engine.job_watch import JobWatch
 from trainmedic_server.engine.kept_jobs import KeptJobs
@@ -231,7 +231,9 @@ class TrainmedicServer:
             slurm = self._slurm(stack, bus, store.fence)
             slurm_watch = SlurmWatch(slurm, clock, metrics) if slurm is not None else None
             slurm_topology = slurm_watch.topology if slurm_watch is not None else lambda: NO_SLURM
-            services = await self._services(stack, bus, alerts, cluster, cluster_topology, slurm, prometheus, written)
+            services = await self._services(
+                stack, bus, alerts, cluster, cluster_topology, slurm, slurm_topology, prometheus, written
+            )
             catalog, rules, alert_map = await self._loaded(actions := registry.build(services))
             notifications.warn_of_missing_channels(settings, catalog)
             presences, is_needed = SharedPresences(bus), functools.partial(needs_locations, catalog, rules)
@@ -357,6 +359,7 @@ class TrainmedicServer:
         await engine.start(notifications.name_among_several(self._settings))
         stack.push_async_callback(engine.stop)
         self._job_watch = job_lives = JobWatch(presences, store, self._clock, self._metrics, engine.ago)
+        topology.slurm_ids = job_lives.slurm_ids
         await stack.enter_async_context(background(job_lives.watch(), "jobs"))
         await stack.enter_async_context(background(agent_lives.watch(), "agents"))
         self._metrics.working.set(1)
@@ -404,6 +407,7 @@ class TrainmedicServer:
         cluster: Cluster | None,
         cluster_topology: Callable[[], ClusterTopology],
         slurm: Slurm | None,
+        slurm_topology: Callable[[], SlurmTopology],
         prometheus: PrometheusApi | None,
         written: WrittenTopology,
     ) -> Services:
@@ -421,10 +425,11 @@ class TrainmedicServer:
             cluster=cluster,
             cluster_topology=cluster_topology,
             slurm=slurm,
+            slurm_topology=slurm_topology,
             metrics=prometheus,
             may_connect=self._may_connect,
             inventory_of=lambda node: written.attributes_by_node.get(node, {}),
-            slurm_id_of=lambda job: self._job_watch.slurm_id_of(job) if self._job_watch else None,
+            slurm_id_of=lambda job: self._job_watch.slurm_ids().get(job) if self._job_watch else None,
         )
 
     def _may_connect(self, job: str) -> bool:

@@ -12,8 +12,10 @@ from msgspec.structs import replace
 
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import registry, slurm_marks
+from trainmedic_server.adapters.slurm_topology import topology_of
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain.alert import Alert, AlertStatus
+from trainmedic_server.domain.topology import NO_SLURM, SlurmSilence, SlurmTopology
 from trainmedic_server.errors import (
     ActionFailure,
     ClusterRefused,
@@ -202,8 +204,15 @@ class OneNode:
 
     def __init__(self) -> None:
         self.known = SlurmNode("n1", "n1", "n1", frozenset({"IDLE"}), "")
+        self.readings = 0
+        self.silence: SlurmSilence | None = None
+
+    @property
+    def topology(self) -> SlurmTopology:
+        return replace(topology_of([self.known], [], NO_SLURM), last_silence=self.silence)
 
     async def node(self, name: str) -> SlurmNode:
+        self.readings += 1
         return self.known
 
     async def drain(self, node: str, reason: str, resume_after: timedelta | None = None) -> None:
@@ -223,12 +232,24 @@ class OneNode:
 NODE = Target(TargetKind.NODE, node="n1")
 
 
-async def renewed(slurm: OneNode, run_id: str = "a", again: bool = False, **params: Any) -> Sequence[Renewal]:
-    services = Services(SystemClock(), None, None, slurm=slurm)  # type: ignore[arg-type]  # no bus and no HTTP is used
+async def renewed(
+    slurm: OneNode,
+    run_id: str = "a",
+    again: bool = False,
+    action: LeasedAction | None = None,
+    made_at: datetime | None = None,
+    **params: Any,
+) -> Sequence[Renewal]:
+    action = action or drains(slurm)
+    effect = LeasedEffect("c-1", run_id, "drain", NODE, params, True, again, made_at)
+    return await action.renew([effect], datetime.now(UTC) + timedelta(seconds=10))
+
+
+def drains(slurm: OneNode) -> LeasedAction:
+    services = Services(SystemClock(), None, None, slurm=slurm, slurm_topology=lambda: slurm.topology)  # type: ignore[arg-type]  # no bus and no HTTP is used
     action = registry.build(services).get("slurm.drain")
     assert isinstance(action, LeasedAction)
-    effect = LeasedEffect("c-1", run_id, "drain", NODE, params, True, again)
-    return await action.renew([effect], datetime.now(UTC) + timedelta(seconds=10))
+    return action
 
 
 async def test_a_leased_drain_is_renewed_while_it_is_ours() -> None:
@@ -239,7 +260,6 @@ async def test_a_leased_drain_is_renewed_while_it_is_ours() -> None:
     slurm.known = replace(slurm.known, resume_after=NOW)
     assert [each.outcome for each in await renewed(slurm, lease="10m")] == ["renewed"]
     assert slurm.known.resume_after == NOW + timedelta(minutes=10)
-    assert not await renewed(slurm)  # without a lease there is nothing to renew
     slurm.known = replace(slurm.known, reason="Mia: keep it out", resume_after=None)
     (renewal,) = await renewed(slurm, lease="10m")
     assert (renewal.outcome, renewal.has_expired, slurm.known.resume_after) == ("lost", False, None)
@@ -255,6 +275,94 @@ async def test_an_expired_drain_is_set_again_only_where_nobody_else_has_acted() 
     slurm.known = replace(slurm.known, reason="NHC: check_hw")
     (renewal,) = await renewed(slurm, again=True, lease="10m")
     assert (renewal.outcome, slurm.known.reason) == ("lost", "NHC: check_hw")
+
+
+SILENCE = SlurmSilence(NOW - timedelta(seconds=20), NOW - timedelta(seconds=5), frozenset())
+BEFORE_SILENCE = SILENCE.began + timedelta(seconds=1)
+
+
+async def test_a_drain_is_read_once_and_then_only_where_its_node_takes_jobs() -> None:
+    """Another's drain is no loss: the node is out of service."""
+    slurm = OneNode()
+    await do(slurm, "slurm.drain", target=NODE)
+    action, slurm.readings = drains(slurm), 0
+    assert [each.outcome for each in await renewed(slurm, action=action)] == ["renewed"]
+    assert not await renewed(slurm, action=action)
+    assert slurm.readings == 1
+    slurm.known = replace(slurm.known, reason="NHC: check_hw")
+    assert not await renewed(slurm)
+
+
+async def test_a_drain_that_slurm_lost_in_an_outage_is_made_again() -> None:
+    slurm = OneNode()
+    slurm.silence = SILENCE
+    action = drains(slurm)
+    (renewal,) = await renewed(slurm, action=action, made_at=BEFORE_SILENCE)
+    assert (renewal.outcome, renewal.has_expired, renewal.effect.is_unsaved) == ("lost", True, True)
+    (renewal,) = await renewed(slurm, again=True, action=action, made_at=BEFORE_SILENCE)
+    assert (renewal.outcome, slurm.known.is_drained) == ("renewed", True)
+    slurm.known = SlurmNode("n1", "n1", "n1", frozenset({"IDLE"}), "")
+    (renewal,) = await renewed(slurm, action=action, made_at=BEFORE_SILENCE)
+    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
+
+
+@pytest.mark.parametrize(
+    ("silence", "made_at", "reason"),
+    [
+        (None, BEFORE_SILENCE, ""),
+        (SILENCE, SILENCE.began - timedelta(minutes=1), ""),
+        (SILENCE, NOW, ""),
+        (SILENCE, None, ""),
+        (SILENCE, BEFORE_SILENCE, "trainmedic:a it is broken"),
+        (replace(SILENCE, drained_after=frozenset({"n1"})), BEFORE_SILENCE, ""),
+    ],
+    ids=["no outage", "long before", "after", "unknown time", "24.11 after a resume", "still there after it"],
+)
+async def test_a_drain_that_a_person_may_have_ended_is_only_reported(
+    silence: SlurmSilence | None, made_at: datetime | None, reason: str
+) -> None:
+    slurm = OneNode()
+    slurm.silence, slurm.known = silence, replace(slurm.known, reason=reason)
+    (renewal,) = await renewed(slurm, made_at=made_at)
+    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
+
+
+async def test_a_leased_drain_that_ends_before_its_lease_was_ended_by_a_person() -> None:
+    slurm = OneNode()
+    await do(slurm, "slurm.drain", target=NODE, lease="10m")
+    action = drains(slurm)
+    await renewed(slurm, action=action, lease="10m")
+    slurm.known = SlurmNode("n1", "n1", "n1", frozenset({"IDLE"}), "")
+    (renewal,) = await renewed(slurm, action=action, made_at=NOW - timedelta(hours=1), lease="10m")
+    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
+    (renewal,) = await renewed(slurm, made_at=NOW - timedelta(hours=1), lease="10m")  # by a new server
+    assert renewal.has_expired
+
+
+async def test_a_drain_whose_time_is_over_is_no_loss() -> None:
+    slurm = OneNode()
+    assert not await renewed(slurm, made_at=NOW - timedelta(hours=2), resume_after="1h")
+    assert [each.outcome for each in await renewed(slurm, made_at=NOW, resume_after="1h")] == ["lost"]
+
+
+async def test_an_undo_whose_earlier_request_came_through_late_is_done() -> None:
+    """Slurm refuses to end a drain that has ended, as it does one that it cannot end."""
+
+    class Late(OneNode):
+        is_done = True
+
+        async def undrain(self, node: str) -> None:
+            if self.is_done:
+                await super().undrain(node)
+            raise ClusterRefused("Invalid node state specified")
+
+    slurm = Late()
+    await do(slurm, "slurm.drain", target=NODE)
+    slurm.is_done = False
+    with pytest.raises(ClusterRefused):
+        await do(slurm, "slurm.resume", target=NODE, restore=True)
+    slurm.is_done = True
+    assert (await do(slurm, "slurm.resume", target=NODE, restore=True))["state"] == "IDLE"
 
 
 @pytest.mark.parametrize("first", ["leased", "lasting"])

@@ -387,10 +387,10 @@ async def test_the_slurm_id_of_a_requeued_job_stays_known(watching: Watching) ->
     """Its presence is gone while it waits in Slurm's queue."""
     watching.redis.in_slurm = {"llm-1": "4711", "llm-2": "4711"}
     await watching.pass_by(LOOK_EVERY)
-    assert watching.watch.slurm_id_of("llm-1") == "4711"
-    assert watching.watch.slurm_id_of("llm-3") is None
+    assert watching.watch.slurm_ids().get("llm-1") == "4711"
+    assert watching.watch.slurm_ids().get("llm-3") is None
     del watching.redis.living["llm-1"]
     await watching.pass_by(PATIENCE)
-    assert watching.watch.slurm_id_of("llm-1") == "4711"
+    assert watching.watch.slurm_ids().get("llm-1") == "4711"
     await watching.pass_by(KEPT + 2 * LOOK_EVERY)
-    assert watching.watch.slurm_id_of("llm-1") is None
+    assert watching.watch.slurm_ids().get("llm-1") is None

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.engine.test_lost_playbooks import lose
 from tests.unit.engine.world import Cap, Source, World
@@ -45,6 +46,7 @@ class Held(Cap):
         self.again: list[str] = []
         self.asked = 0
         self.hangs = ""
+        self.is_unsaved = False
         self.away: set[str] = set()
 
     @classmethod
@@ -72,7 +74,8 @@ class Held(Cap):
         if pair not in self.lapsed:
             return Renewal(hold, place, "renewed")
         if not hold.again:
-            return Renewal(hold, place, "lost", "its lease had run out", has_expired=True)
+            lost = replace(hold, is_unsaved=self.is_unsaved)
+            return Renewal(lost, place, "lost", "its lease had run out", has_expired=True)
         self.lapsed.discard(pair)
         self.again.append(hold.command_id)
         return Renewal(hold, place, "renewed", output={"gpus": [{"limit_watts": 560}]})
@@ -322,6 +325,18 @@ async def test_an_alertmanager_that_is_away_holds_nothing_up_for_ever(world: Mak
     held.lapse()
     await w.pass_time(THIRD)
     assert len(held.again) == 1
+
+
+async def test_what_was_lost_at_once_is_the_same_act(world: MakeWorld) -> None:
+    """Within the cooldown, and by the same approval."""
+    guarded = HOLD.replace("steps:\n", 'guards: {cooldown: 20m}\nsteps:\n  - {id: ask, approve: "Cap it?"}\n')
+    w, held, _ = await begun(world, guarded)
+    await w.engine.order((await w.run()).id, OrderKind.APPROVE, "ann")
+    await w.pass_time(0)
+    held.is_unsaved = True
+    held.lapse()
+    await w.pass_time(THIRD)
+    assert (len(held.again), await held_because(w)) == (1, [])
 
 
 async def test_the_playbooks_cooldown_bounds_how_soon(world: MakeWorld) -> None:

@@ -119,6 +119,15 @@ async def test_an_undo_that_has_begun_is_not_worked_against(world: MakeWorld) ->
     assert held.renewed == []
 
 
+async def test_a_hold_that_a_later_step_has_ended_is_left_alone(world: MakeWorld) -> None:
+    """Otherwise its renewal would report it as lost, or make it again."""
+    w, held = await begun(world, f"{HOLD}  - {{id: uncap, action: test.uncap}}\n  - {{id: rest, wait: 1h}}\n")
+    await w.post(w.alert(node="n1"))
+    count = len(held.renewed)
+    await w.pass_time(1000)
+    assert len(held.renewed) == count
+
+
 async def test_a_hold_without_undo_is_kept_while_its_alert_fires_and_then_runs_out(world: MakeWorld) -> None:
     """Nothing that is leased is for ever."""
     w, held = await begun(world, HOLD.replace("on_resolve", "never"))

@@ -64,6 +64,12 @@ on: {alert: Slow}
 target: job
 steps: [{id: other, action: test.other, timeout: 1h}]
 """
+OF_SLURM_JOB = """
+playbook: stuck
+on: {alert: Stuck}
+target: {job: "slurm:{{ labels.slurm_job_id }}"}
+steps: [{id: other, action: test.other, timeout: 1h}]
+"""
 TWO = {"told:node:n1": ["a", "b"], "told:node:n2": ["b"], "told:node:n3": ["c"]}
 DOING = (Hold, Free)
 
@@ -198,6 +204,48 @@ async def test_all_targets_are_locked_before_the_first_step(world: MakeWorld) ->
     assert waiting == {"node:n1": None, "node:n2": "approval", "node:n3": "approval", "job:b": "target"}
 
 
+@pytest.mark.parametrize("first", ["own", "slurm"])
+async def test_runs_on_the_two_names_of_a_job_wait_for_each_other(world: MakeWorld, first: str) -> None:
+    """Also after a restart that finds the job gone; a job of another allocation does not wait."""
+    at = world(OF_JOB, OF_SLURM_JOB, more=DOING)
+    at.slurm_ids = {"a": "7", "b": "8"}
+    await at.engine.start()
+    at.actions["other"].outcomes.extend([timedelta(seconds=60)] * 4)
+    alerts = {"own": at.alert("Slow", job_name="a"), "slurm": at.alert("Stuck", slurm_job_id="7")}
+    await at.post(alerts.pop(first))
+    await at.post(*alerts.values(), at.alert("Slow", job_name="b"))
+    keys = {"own": "job:a", "slurm": "job:slurm:7"}
+    second = "slurm" if first == "own" else "own"
+
+    async def waiting_on() -> dict[str, str | None]:
+        return {run.target_key: run.waiting_on for run in await at.runs()}
+
+    assert await waiting_on() == {keys[first]: None, keys[second]: "target", "job:b": None}
+    assert [each.key for run in await at.runs() for each in run.also if run.target_key == keys[first]] == [keys[second]]
+    at.slurm_ids = {}
+    await at.restart()
+    assert await waiting_on() == {keys[first]: None, keys[second]: "target", "job:b": None}
+    await at.pass_time(200)
+    assert {run.status for run in await at.runs()} == {Status.SUCCEEDED}
+
+
+async def test_an_undo_waits_for_an_attempt_on_the_jobs_other_name(world: MakeWorld) -> None:
+    holds = OF_SLURM_JOB.replace(
+        "{id: other, action: test.other, timeout: 1h}", "{action: test.hold, undo: on_resolve}"
+    )
+    at = world(OF_JOB, holds, more=DOING)
+    at.slurm_ids = {"a": "7"}
+    await at.engine.start()
+    held = at.alert("Stuck", slurm_job_id="7")
+    await at.post(held)
+    at.actions["other"].outcomes.append(timedelta(seconds=60))
+    await at.post(at.alert("Slow", job_name="a"))
+    await at.resolve(held)
+    assert (placed(at, "other"), placed(at, "free")) == (["job:a"], [])
+    await at.pass_time(60)
+    assert placed(at, "free") == ["job:slurm:7"]
+
+
 async def test_jobs_that_changed_during_the_wait_are_locked_anew(world: MakeWorld) -> None:
     """When the targets are granted, the jobs are resolved again; if they differ, the run queues anew for them."""
     at = world(BOTH, OF_JOB, inventory=TWO, more=DOING)
@@ -281,7 +329,7 @@ async def test_the_strictest_mode_of_all_targets_counts(world: MakeWorld, tmp_pa
     assert decided["node:n3"][0] == "observe_only"
     assert decided["node:n1"][0] == "target_unknown"
     assert decided["node:n1"][1].startswith(
-        "other jobs run on node:n1 now, and the modes file says: jobs:name=c|d observe"
+        "the further targets of node:n1 have changed, and the modes file says: jobs:name=c|d observe"
     )
     await at.post(alert)
     assert [run.decision for run in await at.runs() if run.target_key == "node:n1"] == [

@@ -14,6 +14,8 @@ from tests.unit.engine.world import Tell, World
 from trainmedic_core.problems import FileProblem
 from trainmedic_server import errors
 from trainmedic_server.adapters import apprise_notifier
+from trainmedic_server.domain import event_kinds as kinds
+from trainmedic_server.domain.event_codec import recorded
 from trainmedic_server.domain.message import DEFAULT_RULES, Severity, parse_rules
 from trainmedic_server.domain.message_routes import routes_of
 from trainmedic_server.domain.pause import PauseOrder, Scope
@@ -292,6 +294,24 @@ async def test_an_undo_that_cannot_be_given_back_is_told_once(begin: Any) -> Non
     await t.world.post(t.world.alert(node="n1", status="resolved"))
     await t.world.pass_time(3600)
     assert t.channels.titles == ["[critical] capping on node:n1: its changes cannot be reverted"]
+
+
+async def test_a_change_that_ended_too_early_is_told_of_and_that_it_was_made_again(begin: Any) -> None:
+    t = await begin(CAPPING)
+    await t.world.post(t.world.alert(node="n1"))
+    run = await t.world.run()
+    for content in (
+        kinds.LeaseLost("cap", "c-1", "n1", "node n1 is IDLE with the reason ''"),
+        kinds.SetAgainDone("cap", "c-1", {}),
+    ):
+        event = recorded(content, t.world.clock.now(), run.id)
+        await t.world.store.transact(lambda tx, event=event: tx.append([event]))
+        await t.world.pass_time(60)
+    assert t.channels.titles == [
+        "[warning] capping on node:n1: its change on n1 has ended, and is still needed",
+        "[info] Re: capping on node:n1: reapplied",
+    ]
+    assert "Step cap: node n1 is IDLE with the reason ''" in t.channels.sent[0][1]
 
 
 async def test_pausing_and_the_breaker_are_told_with_who_did_it(begin: Any) -> None:

@@ -185,6 +185,7 @@ class World:
         self.source = source
         self.inventory = dict(inventory or {})
         self.slurm = slurm
+        self.slurm_ids: Mapping[str, str] = {}
         self.catalog = catalog_of(playbooks, self.actions)
         self.alert_map: AlertMap = NO_ALERT_MAP
         self.cluster = ClusterTopology()
@@ -199,7 +200,9 @@ class World:
             self.clock,
             self.limits,
             self.metrics,
-            lambda: Topology(inventories.parse(self.inventory), cluster=self.cluster, slurm=self.slurm),
+            lambda: Topology(
+                inventories.parse(self.inventory), cluster=self.cluster, slurm=self.slurm, slurm_ids=self.slurm_ids
+            ),
             self.source,
             alert_map=lambda: self.alert_map,
         )

@@ -35,6 +35,7 @@ release knows.
 _NEWER: Mapping[MessageKind, MessageKind] = {
     MessageKind.NOT_STARTED: MessageKind.RUN_FAILED,
     MessageKind.TARGET_UNKNOWN: MessageKind.RUN_FAILED,
+    MessageKind.EFFECT_LOST: MessageKind.RUN_FAILED,
 }
 _KIND: sa.ColumnElement[str] = sa.func.coalesce(messages.c.newer_kind, messages.c.kind)
 
