@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 
 from msgspec import Struct
 
@@ -9,6 +11,7 @@ from trainmedic_core.once import once
 
 
 class TargetKind(StrEnum):
+    # CONTRIBUTING.md lists the places that a new kind needs.
     GPU = "gpu"
     NODE = "node"
     JOB = "job"
@@ -17,6 +20,7 @@ class TargetKind(StrEnum):
     """Many nodes, GPUs or jobs, by a selector."""
 
 
+NO_PARTS: Mapping[str, None] = MappingProxyType(dict.fromkeys(("node", "gpu", "job")))  # as `Target.parts`
 LONGEST_NAME = 512
 """In bytes; Kubernetes allows 253."""
 
@@ -45,6 +49,11 @@ class Target(Struct, frozen=True, dict=True):
                 return "cluster"
             case TargetKind.GROUP:
                 return self.group or ""
+
+    @property
+    def parts(self) -> dict[str, str | None]:
+        """The names of its parts, as in JSON, expressions and commands."""
+        return {"node": self.node, "gpu": self.gpu, "job": self.job}
 
     @classmethod
     def of_key(cls, key: str) -> Target:

@@ -119,7 +119,7 @@ class CommandAction(BasicAction):
         target = call.target
         if target.job is None and target.node is None:
             raise PermanentFailure(f"{self.name} works on a job or a node, not on {target.key}")
-        parts = {"kind": str(target.kind), "node": target.node, "gpu": target.gpu, "job": target.job}
+        parts = {"kind": str(target.kind), **target.parts}
         return envelope.Command(
             id=call.command_id,
             action=self.wire_action(call),

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Query, Request, Response
 from pydantic import Field
 
-from trainmedic_server.api import given_alerts, received_alerts, test_text
+from trainmedic_server.api import alert_list, given_alerts, test_text
 from trainmedic_server.api.engine import CatalogPort, EnginePort
 from trainmedic_server.api.times import TimeText, time_of
 from trainmedic_server.api.view import View
@@ -77,11 +77,11 @@ class ExplainedAlertView(View):
     )
     told: list[str] = Field(description="Runs that would be notified that the alert has resolved.")
     playbooks: list[ExplanationView] = Field(description="Playbooks that name the alertname.")
-    suggestion: received_alerts.SuggestionView | None = Field(
+    suggestion: alert_list.SuggestionView | None = Field(
         description="Possible rename in the alert map, if no playbook names its alertname; otherwise null."
     )
-    original_alert_name: str | None = Field(description=received_alerts.ORIGINAL_NAME)
-    original_labels: dict[str, str] | None = Field(description=received_alerts.ORIGINAL_LABELS)
+    original_alert_name: str | None = Field(description=alert_list.ORIGINAL_NAME)
+    original_labels: dict[str, str] | None = Field(description=alert_list.ORIGINAL_LABELS)
 
 
 class ServerState(View):
@@ -101,7 +101,7 @@ class ExplainView(View):
 
 def view(
     explained: Sequence[ExplainedAlert],
-    names: received_alerts.ReactingPlaybooks,
+    names: alert_list.ReactingPlaybooks,
     at: datetime,
     controls: Controls | None = None,
     mode: Mode | None = None,
@@ -128,16 +128,12 @@ async def explain(
 ) -> ExplainView:
     explained = await engine.explain(alerts, at)
     test = test_text.write(await engine.explain_for_a_test(alerts)) if with_test else None
-    return view(
-        explained, received_alerts.by_alertname(catalog), at or now, engine.controls, engine.mode, test, kept_back
-    )
+    return view(explained, alert_list.by_alertname(catalog), at or now, engine.controls, engine.mode, test, kept_back)
 
 
-def _alert_view(
-    explained: ExplainedAlert, names: received_alerts.ReactingPlaybooks, kept_back: str
-) -> ExplainedAlertView:
+def _alert_view(explained: ExplainedAlert, names: alert_list.ReactingPlaybooks, kept_back: str) -> ExplainedAlertView:
     alert = explained.alert
-    suggestion = received_alerts.suggested(alert, names)
+    suggestion = alert_list.suggested(alert, names)
     return ExplainedAlertView(
         alert_name=alert.name,
         labels=dict(alert.labels),
@@ -156,15 +152,15 @@ def _alert_view(
 
 def _reason(
     explained: ExplainedAlert,
-    names: received_alerts.ReactingPlaybooks,
-    suggestion: received_alerts.SuggestionView | None,
+    names: alert_list.ReactingPlaybooks,
+    suggestion: alert_list.SuggestionView | None,
 ) -> str:
     if explained.refused:
         return f"not accepted by the alert map: {explained.refused}"
     if any(each.matched for each in explained.playbooks):
         return ""
     if explained.alert.name not in names:
-        return received_alerts.why_no_playbook(explained.alert.name, names, suggestion)
+        return alert_list.why_no_playbook(explained.alert.name, names, suggestion)
     return "; ".join(f"{each.playbook}: {each.why}" for each in explained.playbooks if each.names_alert)
 
 
@@ -179,7 +175,7 @@ def routers(
     reads: ReadTurns,
 ) -> tuple[ApiRoutes, ...]:
     return (
-        received_alerts.router(alerts, catalog, auth, clock, limits, reads),
+        alert_list.router(alerts, catalog, auth, clock, limits, reads),
         router(engine, catalog, auth, bodies, clock),
     )
 

@@ -10,6 +10,7 @@ from msgspec.structs import asdict
 from pydantic import ConfigDict, Field
 
 from trainmedic_core.plain_text import json_bytes
+from trainmedic_core.target import NO_PARTS
 from trainmedic_server.api import examples
 from trainmedic_server.api.change_views import ChangeView
 from trainmedic_server.api.finding_views import RunFinding
@@ -323,9 +324,7 @@ def _item_members(run: Run) -> dict[str, Any]:
         "alert_labels": run.alert_labels,
         "playbook": run.playbook,
         "target": target.key if target else None,
-        "node": target.node if target else None,
-        "gpu": target.gpu if target else None,
-        "job": target.job if target else None,
+        **(target.parts if target else NO_PARTS),
         "mode": run.mode,
         "status": run.status,
         "decision": run.decision,

@@ -16,7 +16,7 @@ from trainmedic_server.domain.alert import AlertStatus
 from trainmedic_server.presentation import runs, times
 
 _HEADER = ("RECEIVED", "ALERT", "STATUS", "TIMES", "LABELS", "REACTIONS")
-# The members of an item, in the order of the server's CSV (`api.received_alerts.HeardAlertView`).
+# The members of an item, in the order of the server's CSV (`api.alert_list.HeardAlertView`).
 _COLUMNS = (
     "alert_name", "labels", "annotations", "status", "fingerprint", "starts_at", "first_heard", "last_heard", "count",
     "resolved_at", "reacted", "reason", "reactions", "suggestion", "original_alert_name", "original_labels",

@@ -14,7 +14,7 @@ from trainmedic_core.plain_text import visible
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters import file_inventory
 from trainmedic_server.adapters.system_clock import SystemClock
-from trainmedic_server.api import explanations, given_alerts, received_alerts, test_text
+from trainmedic_server.api import alert_list, explanations, given_alerts, test_text
 from trainmedic_server.api.times import time_of
 from trainmedic_server.catalog import modes_file
 from trainmedic_server.catalog.library import Library
@@ -141,7 +141,7 @@ def _explain_by_files(
     if as_test:
         mapped = [mapping.apply(each).alert for each in alerts]
         test = test_text.write(explanation.explain_for_a_test(library.for_alert, mapped, actions, limits))
-    names = received_alerts.by_alertname(library)
+    names = alert_list.by_alertname(library)
     view = explanations.view(answers, names, moment, test=test, kept_back=kept_back)
     return view.model_dump(mode="json")
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from trainmedic_core.target import NO_PARTS, Target
 from trainmedic_server.domain.alert import ENDED_RUN, EVENT, SCHEDULE, SENT_AS_EVENT, Alert, AlertStatus
 from trainmedic_server.domain.run import Decision, Run
 
@@ -59,12 +60,7 @@ def of_ended_run(run: Run, cause: Alert | None) -> Alert:
     """Return the stand-in for a closed run's end. `cause`: the alert that began that run."""
     assert run.ended_at is not None
     target = run.target
-    named = {"job_name": target.job, "node": target.node, "gpu": target.gpu} if target is not None else {}
-    labels = {
-        **run.alert_labels,
-        **{name: value for name, value in named.items() if value},
-        "alertname": run_name(run.playbook),
-    }
+    labels = {**run.alert_labels, **labels_of(target), "alertname": run_name(run.playbook)}
     length = 1 + (_chain_length(cause) if cause is not None else 0)
     ended = {
         "id": run.id,
@@ -73,14 +69,18 @@ def of_ended_run(run: Run, cause: Alert | None) -> Alert:
         "message": run.message,
         "alert": run.alert_name,
         "target": run.target_key,
-        "node": target.node if target else None,
-        "gpu": target.gpu if target else None,
-        "job": target.job if target else None,
+        **(target.parts if target else NO_PARTS),
         "chained": length,
     }
     why = f"a chain has at most {MOST_CHAINED} runs, each started by the end of the one before it"
     refused = (Decision.RATE_LIMITED, why) if length >= MOST_CHAINED else None
     return _stand_in(f"{ENDED_RUN}{run.id}", labels, run.ended_at, {_ENDED: json.dumps(ended)}, refused)
+
+
+def labels_of(target: Target | None) -> dict[str, str]:
+    """Return the labels by which a stand-in names its target."""
+    named = {} if target is None else {"job_name": target.job, "node": target.node, "gpu": target.gpu}
+    return {name: value for name, value in named.items() if value}
 
 
 def of_event(event: str, labels: Mapping[str, str], key: str | None, body: bytes, now: datetime) -> Alert:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainmedic_logs.rules import finding_alerts
+from trainmedic_logs.rules import alert_decisions
 
-SOURCE = finding_alerts.SOURCE  # name of the label
-LOG = finding_alerts.LOG  # its value for alerts of log findings
+SOURCE = alert_decisions.SOURCE  # name of the label
+LOG = alert_decisions.LOG  # its value for alerts of log findings
 DIAGNOSIS = "diagnosis"  # its value for alerts of verdicts on jobs
 NODE_SUSPECT = "NodeSuspect"  # alertname: verdicts on several jobs name the node
 

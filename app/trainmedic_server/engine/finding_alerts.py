@@ -7,7 +7,7 @@ from trainmedic_logs.domain.finding import CLAIMED_JOB, Finding
 from trainmedic_logs.domain.finding_codec import write_ranks
 from trainmedic_logs.domain.known_finding import FindingAlert, KnownFinding
 from trainmedic_logs.lines.rule import LogRule
-from trainmedic_logs.rules.finding_alerts import rule_labels
+from trainmedic_logs.rules.alert_decisions import rule_labels
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.identity import IdentityLabels
 

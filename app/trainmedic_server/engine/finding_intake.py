@@ -19,7 +19,7 @@ from trainmedic_logs.domain.finding import CLAIMED_JOB, Finding
 from trainmedic_logs.domain.finding_codec import FindingUpdate
 from trainmedic_logs.domain.known_finding import Episode, EpisodeKey, FindingEnd, KnownExcerpt, KnownFinding
 from trainmedic_logs.lines.rule import LogRule, RuleSet
-from trainmedic_logs.rules import finding_alerts, finding_ends
+from trainmedic_logs.rules import alert_decisions, finding_ends
 from trainmedic_logs.rules.finding_ends import EndFacts
 from trainmedic_logs.rules.finding_targets import claimed_job
 from trainmedic_server import telemetry
@@ -208,14 +208,14 @@ class FindingIntake:
     ) -> KnownFinding:
         if known.alert is not None:
             return known
-        reason = finding_alerts.silence_reason(known, rule, update.booted_at, now)
+        reason = alert_decisions.silence_reason(known, rule, update.booted_at, now)
         if reason or rule is None or rule.alert is None:
             return replace(known, no_alert_because=reason, is_suspected=False)
         if rule.alert.confirm is not None:
             waits_for = " or ".join(rule.alert.confirm.by)
             self._suspected.add(known.id)
-            return replace(known, no_alert_because=f"{finding_alerts.SUSPECTED}{waits_for}", is_suspected=True)
-        return finding_alerts.with_alert(known, rule, now)
+            return replace(known, no_alert_because=f"{alert_decisions.SUSPECTED}{waits_for}", is_suspected=True)
+        return alert_decisions.with_alert(known, rule, now)
 
     def _end_without_streams(self, tx: Transaction, work: _Work, now: datetime) -> None:
         # A finding has an episode in each stream, and ends with the last one.
@@ -290,7 +290,7 @@ class FindingIntake:
             firing = tx.firing(_MOST_FIRING, alertnames) if alertnames else []
             by = finding_confirmation.confirmed_by(known, confirm, others, firing, topology)
             if by:
-                raised = finding_alerts.with_alert(known, rule, self._clock.now())
+                raised = alert_decisions.with_alert(known, rule, self._clock.now())
                 confirmed.append(replace(raised, confirmed_by=by))
         tx.findings.save(confirmed)
         return confirmed

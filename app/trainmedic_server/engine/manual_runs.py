@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from trainmedic_core.problems import did_you_mean
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors
-from trainmedic_server.domain import approval, inputs, target_resolution
+from trainmedic_server.domain import approval, beginnings, inputs, target_resolution
 from trainmedic_server.domain.alert import BY_HAND, Alert, AlertRecord, AlertStatus, Delivery
 from trainmedic_server.domain.approval import StepAhead
 from trainmedic_server.domain.event_codec import recorded
@@ -200,9 +200,7 @@ class ManualStarter:
 
     def _stand_in(self, order: StartOrder, given: inputs.ReadInputs) -> AlertRecord:
         now = self._services.clock.now()
-        target = order.target
-        named = {"job_name": target.job, "node": target.node, "gpu": target.gpu} if target is not None else {}
-        labels = {"alertname": ALERT_NAME, **{name: value for name, value in named.items() if value}, **order.labels}
+        labels = {"alertname": ALERT_NAME, **beginnings.labels_of(order.target), **order.labels}
         alert = Alert(
             f"{BY_HAND}{self._services.new_id()[-12:]}", AlertStatus.FIRING, labels, given.as_annotations, now
         )

@@ -47,9 +47,7 @@ def of_target(target: Target | None, also: Sequence[Target] = ()) -> dict[str, A
     return {
         "kind": str(target.kind),
         "key": target.key,
-        "node": target.node,
-        "gpu": target.gpu,
-        "job": target.job,
+        **target.parts,
         JOBS: [] if target.kind is TargetKind.JOB else [each.job for each in also],
     }
 

@@ -12,7 +12,7 @@ from trainmedic_logs.domain.finding import Finding
 from trainmedic_logs.domain.known_finding import Episode, FindingEnd, KnownFinding
 from trainmedic_logs.lines.exception_causes import PROOF
 from trainmedic_logs.lines.rule import UNTIL_ATTEMPT, UNTIL_BOOT, UNTIL_ENDS, Confirmation, LogRule
-from trainmedic_logs.rules.finding_alerts import is_before_boot
+from trainmedic_logs.rules.alert_decisions import is_before_boot
 
 SILENCE = timedelta(minutes=15)
 """Ends findings whose rule is no longer loaded."""

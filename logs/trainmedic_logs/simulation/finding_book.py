@@ -12,7 +12,7 @@ from trainmedic_logs.domain.finding import CLAIMED_JOB, Finding
 from trainmedic_logs.domain.finding_codec import FindingUpdate
 from trainmedic_logs.domain.known_finding import Episode, EpisodeKey, FindingEnd, KnownFinding
 from trainmedic_logs.lines.rule import RuleSet
-from trainmedic_logs.rules import finding_alerts, finding_ends
+from trainmedic_logs.rules import alert_decisions, finding_ends
 from trainmedic_logs.rules.finding_ends import EndFacts
 from trainmedic_logs.rules.finding_targets import claimed_job, placed
 
@@ -61,7 +61,7 @@ class FindingBook:
         job = finding.origin.job
         is_there = job is not None and finding.origin.node in self._nodes_of_job.get(job, ())
         own = placed(finding, job if is_there else None)
-        labels = finding_alerts.rule_labels(own, self._rules.get(own.rule))
+        labels = alert_decisions.rule_labels(own, self._rules.get(own.rule))
         claimed = claimed_job(finding, own)
         return replace(own, labels={**labels, CLAIMED_JOB: claimed} if claimed else labels)
 
@@ -81,13 +81,13 @@ class FindingBook:
         rule = self._rules.get(known.rule)
         if known.alert is not None:
             return known
-        reason = finding_alerts.silence_reason(known, rule, None, now)
+        reason = alert_decisions.silence_reason(known, rule, None, now)
         if reason or rule is None or rule.alert is None:
             return replace(known, no_alert_because=reason, is_suspected=False)
         if rule.alert.confirm is not None:
             waits_for = " or ".join(rule.alert.confirm.by)
-            return replace(known, no_alert_because=f"{finding_alerts.SUSPECTED}{waits_for}", is_suspected=True)
-        return finding_alerts.with_alert(known, rule, now)
+            return replace(known, no_alert_because=f"{alert_decisions.SUSPECTED}{waits_for}", is_suspected=True)
+        return alert_decisions.with_alert(known, rule, now)
 
     def _confirm(self, now: datetime) -> None:
         for known in self._all_open():
@@ -95,7 +95,7 @@ class FindingBook:
             if known.is_suspected and rule is not None and rule.alert is not None and rule.alert.confirm is not None:
                 by = finding_ends.confirmed_by(known, rule.alert.confirm, self._all_open())
                 if by:
-                    self._put(replace(finding_alerts.with_alert(known, rule, now), confirmed_by=by))
+                    self._put(replace(alert_decisions.with_alert(known, rule, now), confirmed_by=by))
 
     def _all_open(self) -> list[KnownFinding]:
         return [self._known[each] for each in self._open.values()]

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from trainmedic_core.command import main
-from trainmedic_server.api.received_alerts import HeardAlertView
+from trainmedic_server.api.alert_list import HeardAlertView
 from trainmedic_server.cli.alerts import _COLUMNS
 from trainmedic_server.cli.client import Client
 

@@ -13,7 +13,7 @@ from tests.unit.simulation.actions import SimulatedActions
 from trainmedic_core.fingerprint import fingerprint
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
-from trainmedic_server.api import received_alerts, views
+from trainmedic_server.api import alert_list, views
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.library import StaticCatalog
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
@@ -114,7 +114,7 @@ async def _play(
     heard, _ = await store.alerts_page(ReceivedAlertFilter(), 1000, None)
     runs, _ = await store.page(HistoryFilter(), 1000, None)
     await engine.stop()
-    items: list[Any] = [*(received_alerts.view(each, {}) for each in heard), *map(views.item, runs)]
+    items: list[Any] = [*(alert_list.view(each, {}) for each in heard), *map(views.item, runs)]
     return [recorded.of_item(item.model_dump(mode="json")) for item in items]
 
 
