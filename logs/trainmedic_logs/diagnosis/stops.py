@@ -75,7 +75,7 @@ def _confidence_of(finding: Finding) -> Confidence | None:
 
 
 def _has_failed(facts: Facts, confidence: Confidence) -> bool:
-    """Return whether a process failed by itself; a stop kills all."""
+    """Return whether a process failed by itself. A stop with a reason counts more, and a stop kills several."""
     failed = [ended for ended in facts.exits if ended.is_failure and not ended.is_victims]
     were_all_killed = len(failed) > 1 and all(ended.signal == signal.SIGKILL for ended in failed)
     return bool(failed) and confidence is not Confidence.HIGH and not were_all_killed

@@ -1,4 +1,4 @@
-"""Log data over a budget, in agents' untrusted presence."""
+"""Log data that agents left out for their budgets, by their untrusted presences."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Folder(Struct, frozen=True):
 
 
 def classify_files(directory: Path, limits: ReadingLimits | None = None) -> Folder:
-    """Classify files in and below `directory`, without following links. Raises OSError if it cannot be listed."""
+    """Classify files in and below `directory`, without following links. Raises OSError if one cannot be listed."""
     limits = limits or ReadingLimits()
     files: list[FolderFile] = []
     left_out: dict[str, str] = {}

@@ -1,7 +1,7 @@
 """Matching of a line against a rule set: at most one rule takes it.
 
-Only rules with a literal in the line try their patterns. Precedence: noise rules, other rules, general rules; then by
-name.
+Only rules with a literal in the line try their patterns. General rules come last, noise rules first (also among general
+ones), then by name.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Confirmation(Struct, frozen=True):
 
 
 class RuleAlert(Struct, frozen=True):
-    """Texts may be templates over ``fields``, ``labels``, ``target`` and ``finding``."""
+    """Texts may be templates over ``fields``, ``labels``, ``target`` and ``finding``; labels over ``fields``."""
 
     name: str
     severity: str = "warning"
@@ -62,7 +62,7 @@ class LogRule(Struct, frozen=True):
     role: Role
     cause: CauseClass
     target: TargetKind = TargetKind.JOB
-    """For kernel lines; other lines concern the job."""
+    """For lines of the kernel or fabric manager; others concern their job."""
     summary: str = ""
     contains: tuple[str, ...] = ()  # literals of which a line must contain one
     match: tuple[LinePattern, ...] = ()
@@ -141,9 +141,9 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
-@cache
+@cache  # reading annotations is slow
 def _members(kind: type[Struct]) -> Sequence[tuple[str, Any]]:
-    """Return names and defaults, cached because reading annotations is slow."""
+    """Return names and defaults."""
     return [(member.name, member.default) for member in fields(kind)]
 
 
