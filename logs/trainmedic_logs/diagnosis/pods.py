@@ -129,7 +129,7 @@ def attributions(facts: Facts) -> Iterator[Attribution]:
 
 def _attribution(kind: PodFaultKind, cause: CauseClass, faults: Sequence[PodFault], facts: Facts) -> Attribution:
     first = faults[0]
-    confidence = min((_confidence_of(fault) for fault in faults), key=list(Confidence).index)
+    confidence = min((_confidence_of(fault) for fault in faults), key=list(Confidence).index)  # the highest
     nodes = {fault.node for fault in faults}
     return Attribution(
         EvidenceSource.KERNEL if not first.is_event else EvidenceSource.EXIT,

@@ -22,7 +22,7 @@ _BY_SIGNAL = re.compile(r"death signal|got signal: ")
 def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     """Yield the requested end, if nothing had failed before."""
     requests = [(finding, level) for finding in relevant.stopped if (level := _confidence_of(finding)) is not None]
-    requests.sort(key=lambda request: list(Confidence).index(request[1]))
+    requests.sort(key=lambda request: list(Confidence).index(request[1]))  # the surest first
     others = [cascade for cascade in relevant.cascades if cascade.cause is not CauseClass.UNKNOWN]
     if not requests or relevant.roots or relevant.trusted or others:
         return

@@ -155,7 +155,7 @@ def _is_known(plain: Mapping[str, Any]) -> bool:
             parts = plain[name] if name == "match" else [plain[name]]
             if not all(_member_names(kind).issuperset(part) for part in parts):
                 return False
-    return True
+    return _member_names(Confirmation).issuperset(plain.get("alert", {}).get("confirm", ()))
 
 
 def _member_names(kind: type[Struct]) -> frozenset[str]:

@@ -317,6 +317,7 @@ def _is_over(entry: _OpenFinding, at: datetime) -> bool:
 
 
 def _silence(rule: LogRule) -> timedelta:
+    # A finding must not end while its lines are counted, or before it is reported.
     per = rule.count.per if rule.count is not None else None
     return max(rule.silence, rule.lasting, per or timedelta(0))
 
