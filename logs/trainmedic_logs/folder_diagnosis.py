@@ -57,7 +57,7 @@ def diagnose_folder(
     try:
         folder = log_folder.classify_files(directory, limits)
     except OSError as error:
-        raise ConfigurationError(f"{directory}: {error.strerror or error}") from error
+        raise ConfigurationError(f"{error.filename or directory}: {error.strerror or error}") from error
     jobs = sorted({file.origin.job for file in folder.files if file.origin.job})
     if len(jobs) > 1 and job not in jobs:
         there = f"there are logs of {wording.shortened(jobs)}"
