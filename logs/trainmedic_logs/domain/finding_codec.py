@@ -187,6 +187,7 @@ def _checked(update: FindingUpdate) -> FindingUpdate:
     if update.excerpt is not None:
         if update.excerpt.at >= len(update.excerpt.lines):
             raise EnvelopeError("finding: the excerpt has no line at its place")
+        # A single line can fill it without its line feed (`Excerpt.within`).
         if sum(len(line.encode()) + 1 for line in update.excerpt.lines) > LARGEST_EXCERPT + 1:
             raise EnvelopeError("finding: the excerpt is too large")
     where = replace(origin, node=update.node, job=origin.job or None, pod=origin.pod or None, generation="")

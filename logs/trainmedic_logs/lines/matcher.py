@@ -248,6 +248,7 @@ def _words_of(line: Line) -> str:
 
 def _meaning_of_exception(role: Role, cause: CauseClass, fields: dict[str, str], words: str) -> _Meaning:
     name = fields.get("exception") or fields.get("alone", "")
+    # A rule with another cause knows it already.
     if cause is not CauseClass.CODE or not name:
         return role, cause, fields
     words = words[:LONGEST]

@@ -362,6 +362,7 @@ def _merged(finding: Finding, new: Finding) -> Finding:
 
 
 def _written(entry: _OpenFinding) -> dict[str, Any]:
+    # The names stay, for the states that earlier versions stored.
     return {
         "finding": _encoded(entry.finding),
         "waiting": [_encoded(each) for each in entry.waiting],
