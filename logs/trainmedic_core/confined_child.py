@@ -69,7 +69,7 @@ def _address_space() -> int:
 def refuse_signals() -> None:
     """Have the kernel refuse signals and tracing, after `drop_capabilities`.
 
-    Does nothing without seccomp or on other machines.
+    Does nothing without seccomp or on other architectures.
     """
     if (calls := _SIGNAL_CALLS.get(platform.machine())) is None:
         return
@@ -83,6 +83,7 @@ def refuse_signals() -> None:
     program += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _FAIL | errno.EPERM)]
     raw = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in program))
     header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(raw)))
+    # Permitted because `drop_capabilities` has set no_new_privs.
     ctypes.CDLL(None).prctl(_PR_SET_SECCOMP, _FILTER, ctypes.c_void_p(ctypes.addressof(header)), 0, 0)
 
 

@@ -48,13 +48,14 @@ def _suggestion(text: str) -> str:
 
 
 def write_rounded(value: timedelta) -> str:
-    """Format for display. Rounded up, so that an excess over a limit does not look like the limit."""
+    """Format for display, rounded up."""
+    # An excess over a limit must not look like the limit.
     step = timedelta(minutes=1) if value >= timedelta(days=1) else timedelta(seconds=1)
     return write(-(-value // step) * step)
 
 
 def write(value: timedelta) -> str:
-    """Return the shortest form, in milliseconds at least."""
+    """Return the duration in days to milliseconds, rounded to these."""
     if value < timedelta(0):
         return f"-{write(-value)}"
     left = round(value / _UNITS["ms"])

@@ -10,11 +10,9 @@ _64_BITS = (1 << 64) - 1
 
 
 def fingerprint(labels: Mapping[str, str]) -> str:
-    """Return Alertmanager's fingerprint.
-
-    64-bit FNV-1a over names and values in name order, each followed by byte 255 (prometheus/common, model/signature.go,
-    labelSetToFingerprint).
-    """
+    """Return Alertmanager's fingerprint."""
+    # 64-bit FNV-1a over names and values in name order, each followed by byte 255 (prometheus/common,
+    # model/signature.go, labelSetToFingerprint).
     value = _FNV_OFFSET
     for name in sorted(labels):
         for byte in b"%b\xff%b\xff" % (name.encode(), labels[name].encode()):

@@ -1,7 +1,4 @@
-"""SIGKILL to another user's process without CAP_KILL.
-
-A thread takes the target's user as its effective user only, so that the target cannot signal it.
-"""
+"""SIGKILL to another user's process without CAP_KILL."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ _JOIN_SECONDS = 5.0
 
 
 def kill(pid: int, uid: int) -> bool:
-    """Kill a process, even a stopped one. Return False without permission."""
+    """Kill a process. Return True if it is gone already, False without permission."""
     return _send_as(lambda: os.kill(pid, signal.SIGKILL), uid)
 
 
@@ -41,6 +38,7 @@ def _send_as(send: Callable[[], None], uid: int) -> bool:
 
 def _become(uid: int) -> bool:
     """Set this thread's effective user; False without permission."""
+    # The effective user only: with the same real user, the target could signal this thread.
     number = _SETRESUID.get(platform.machine())
     if number is None:
         return False

@@ -43,7 +43,7 @@ class FileLock:
 
     @classmethod
     def take(cls, path: Path, mode: int = 0o600) -> FileLock | None:
-        """Lock the file, created if missing; None if another process holds the lock. Raises OSError.
+        """Lock the file, created if missing; None if this or another process holds it. Raises OSError.
 
         The lock is ineffective if kernel or file system has no such locks.
         """
@@ -109,7 +109,7 @@ class NameLock:
 
     @classmethod
     def take(cls, name: str) -> NameLock | Holder:
-        """Return the lock, or its holder. Without abstract sockets it is ineffective.
+        """Return the lock, or its holder. Ineffective without abstract sockets, or if the holder refuses for 2 s.
 
         Any user can bind any name, so the caller must decide whether the holder counts.
         """
@@ -130,7 +130,7 @@ class NameLock:
 
 
 def holder_of(name: str) -> Holder | None:
-    """Return None if no process holds the name."""
+    """Return None if no process listens on the name."""
     if sys.platform != "linux":
         return None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:

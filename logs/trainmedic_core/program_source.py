@@ -1,7 +1,4 @@
-"""Process that forks confined programs for the log reader, which can no longer execute or import any.
-
-It is forked before the reader gives up its user, with all programs loaded, and parses nothing.
-"""
+"""Process that forks confined programs for the log reader, which can no longer execute or import any."""
 
 from __future__ import annotations
 
@@ -40,6 +37,7 @@ class ProgramSource:
     @classmethod
     def forked(cls, programs: Programs, confine: Callable[[], None]) -> ProgramSource:
         """Fork the process, from a single thread. `confine` gives up what no program needs."""
+        # The reader still has its user here, and all programs are loaded.
         connection, source_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:

@@ -68,7 +68,8 @@ def expanded(path: str | Path) -> Path:
 
 
 def paths_in(text: str) -> list[Path]:
-    """Return the paths of a variable like ``PATH``. The ``~`` of an unknown user stays: there is no such file."""
+    """Return the paths of a variable like ``PATH``."""
+    # The ``~`` of an unknown user stays: there is no such file.
     return [Path(os.path.expanduser(part)) for part in text.split(os.pathsep) if part]  # noqa: PTH111
 
 
@@ -95,7 +96,7 @@ def _read_file(variable: str, file: str) -> str:
 def misspelt(
     environ: Mapping[str, str], sources: Collection[SettingSource], of_other_programs: Collection[str]
 ) -> list[tuple[str, str]]:
-    """Return unread variables with our prefix, each with the most similar known one."""
+    """Return unread variables with our prefix that resemble a known one, each with this one."""
     variables = {source.variable for source in sources} | set(of_other_programs)
     variables |= {f"{source.variable}_FILE" for source in sources if source.can_be_a_file}
     families = tuple(source.variable for source in sources if source.family)

@@ -79,8 +79,8 @@ class Target(Struct, frozen=True, dict=True):
     def overlaps(self, other: Target) -> bool:
         """Return whether runs on both could change the same thing.
 
-        The cluster overlaps everything, a node its GPUs. GPUs of one node with different kinds of names (UUID, index)
-        may be the same. A group overlaps only itself: its members are locked one by one.
+        GPUs of one node with different kinds of names (UUID, index) may be the same. Members of a group are locked one
+        by one.
         """
         if TargetKind.GROUP in (self.kind, other.kind):
             return self == other

@@ -58,7 +58,7 @@ def _unreadable(error: Exception) -> str:
 def document_files(root: Path) -> Iterator[Path | FileProblem]:
     """Yield the files of playbooks and log rules at `root`, one directory deep, sorted, and problems.
 
-    Names that begin with a dot are drafts of editors, or Kubernetes' ``..data``.
+    Names that begin with a dot are skipped: drafts of editors, or Kubernetes' ``..data``.
     """
     for path in _yaml_files(root):
         if isinstance(path, FileProblem) or path == root or not (is_test(path) or is_template(path)):
@@ -66,7 +66,7 @@ def document_files(root: Path) -> Iterator[Path | FileProblem]:
 
 
 def test_files(root: Path) -> Iterator[Path]:
-    yield from (path for path in _yaml_files(root) if isinstance(path, Path) and (path == root or is_test(path)))
+    yield from (path for path in _yaml_files(root) if isinstance(path, Path) and is_test(path))
 
 
 def is_template(path: Path) -> bool:

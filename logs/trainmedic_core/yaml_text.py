@@ -114,7 +114,7 @@ def decode(raw: bytes, source: str) -> str | FileProblem:
 def read(
     text: str, source: str, most_characters: int = MAX_BYTES, most_values: int = MAX_VALUES
 ) -> tuple[list[YamlDocument], list[FileProblem]]:
-    """Return the non-empty documents, none after a syntax error, and problems."""
+    """Return the non-empty documents (none if one has a syntax error) and problems."""
     if len(text) > most_characters:
         return [], [FileProblem(source, None, None, f"the file has over {most_characters} characters")]
     if refused := _REFUSED.search(text):

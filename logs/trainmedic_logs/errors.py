@@ -4,4 +4,4 @@ from trainmedic.errors import TrainmedicError
 
 
 class DumpError(TrainmedicError):
-    """No flight recorder dump, or not plain values."""
+    """A flight recorder dump cannot be read, or not be sent."""

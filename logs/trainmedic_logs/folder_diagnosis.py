@@ -57,7 +57,7 @@ def diagnose_folder(
     try:
         folder = log_folder.classify_files(directory, limits)
     except OSError as error:
-        raise ConfigurationError(f"{directory}: {error.strerror or error}") from error
+        raise ConfigurationError(f"{error.filename or directory}: {error.strerror or error}") from error
     jobs = sorted({file.origin.job for file in folder.files if file.origin.job})
     if len(jobs) > 1 and job not in jobs:
         there = f"there are logs of {wording.shortened(jobs)}"
@@ -145,7 +145,7 @@ def _beginnings(file: FolderFile, left_out: dict[str, str], limits: ReadingLimit
 
 def _part_of_attempt(file: FolderFile, begins: Sequence[int] | None, back: int, limits: ReadingLimits) -> _Part | None:
     """Return the file's part in the attempt `back` before the newest."""
-    # Dumps and errors belong to the newest; other undivided files count for each.
+    # Undivided logs and sources count for each attempt; other files belong to the newest.
     if begins is None:
         return _Part(file, limits) if file.kind in (Kind.LINES, Kind.SOURCES) or not back else None
     edges = [0, *begins, None]

@@ -24,7 +24,7 @@ from trainmedic_core.target import Target, TargetKind
 from trainmedic_logs.diagnosis.flight_recorder import digest
 from trainmedic_logs.diagnosis.flight_recorder.dump import Dump
 from trainmedic_logs.domain.finding import MOST_AROUND, CauseClass, Excerpt, Finding, Origin, Role
-from trainmedic_logs.domain.finding_codec import LARGEST_RANK, write_ranks
+from trainmedic_logs.domain.finding_codec import RANK_LIMIT, write_ranks
 from trainmedic_logs.domain.log_cuts import CutKind
 from trainmedic_logs.errors import DumpError
 
@@ -197,7 +197,7 @@ class DumpReading:
 
 def _rank(file: FoundFile) -> int:
     rank = file.origin.rank if file.origin is not None else None
-    return min(rank or 0, LARGEST_RANK - 1)  # readers of findings refuse larger ones
+    return min(rank or 0, RANK_LIMIT - 1)  # readers of findings refuse larger ones
 
 
 def _attempt(file: FoundFile) -> int | None:

@@ -250,7 +250,7 @@ def _item_of(client: Client, event: Mapping[str, Any], items: dict[str, Item]) -
 
 
 def _matches(item: Item, conditions: Mapping[str, Any]) -> bool:
-    """Check only conditions that hold for a whole run, so not its status."""
+    """Check only conditions that hold for a whole run, so not its status or operators."""
     steady = ("playbook", "decision", "job", "target")
     same = all(item.get(name) in conditions[name] for name in steady if name in conditions)
     alertnames = {item.get("alert_name"), item.get("original_alert_name")}
@@ -259,7 +259,9 @@ def _matches(item: Item, conditions: Mapping[str, Any]) -> bool:
     on_node = "node" not in conditions or not nodes.isdisjoint(conditions["node"])
     gpus = {item.get("gpu"), f"{item.get('node')}/{item.get('gpu')}"}
     on_gpu = "gpu" not in conditions or any(gpu.removeprefix("gpu:") in gpus for gpu in conditions["gpu"])
-    return same and named and on_node and on_gpu
+    parent, group = str(item.get("parent") or ""), conditions.get("parent", "")
+    is_member = parent.startswith(group) or parent.endswith(group)  # the API takes a part of the ID, too
+    return same and named and on_node and on_gpu and is_member
 
 
 def _event_line(event: Mapping[str, Any], item: Item | None) -> str:

@@ -1,4 +1,4 @@
-"""No library is used: see docs/decisions.md."""
+"""Model Context Protocol, without a library (docs/decisions.md)."""
 
 from __future__ import annotations
 

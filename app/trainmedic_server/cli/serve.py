@@ -96,7 +96,7 @@ async def _run(loaded: settings.ServerSettings) -> None:
     loop = asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)
 
-    def stop_now() -> None:
+    def begin_stop() -> None:
         log.info("stopping")
         stop.set()
         for number in signals:
@@ -104,7 +104,7 @@ async def _run(loaded: settings.ServerSettings) -> None:
             signal.signal(number, signal.SIG_DFL)
 
     for number in signals:
-        loop.add_signal_handler(number, stop_now)
+        loop.add_signal_handler(number, begin_stop)
     announce = functools.partial(_announce, loaded.mode, has_channels=bool(loaded.notify_urls))
     await TrainmedicServer(loaded).run(stop, announce)
 

@@ -27,7 +27,7 @@ def status(client: Client, output: str) -> None:
 
     Exit code 3 if the server is not ready.
     """
-    ready = client.get("ready", {"any": "true"}, accept=(503,))
+    ready = client.get("ready", {"any": "true"}, accept=(503,))  # the leader's state, also from a standby server
     if not isinstance(ready, dict) or "ready" not in ready:
         raise exits.Unreachable(f"{client.url} is not a Trainmedic server.")
     now = _or_reason(functools.partial(client.get, "now"))
@@ -143,7 +143,7 @@ def _connected(command: str, kind: str, now: Any, reply: Mapping[str, Any]) -> s
 
 
 def _refused_for_lack_of_proof(client: Client, playbooks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one entry per playbook that demands proof and alertname, of the newest alerts."""
+    """Return an entry per alert name and playbook that refused it, by each name's newest alerts."""
     entries: dict[tuple[str, str], dict[str, Any]] = {}
     asking = [playbook for playbook in playbooks if playbook.get("proof")]
     for name in sorted({name for playbook in asking for name in playbook["alerts"]}):

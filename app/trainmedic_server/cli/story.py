@@ -202,7 +202,7 @@ def _terms(terms: Document) -> Iterator[str]:
 
 
 def _results(performed: Document, indent: str) -> Iterator[str]:
-    """Attempts are listed unless one succeeded at once."""
+    """Yield attempts if there are several or one has an error, then output and error."""
     attempts = performed.get("attempts", ())
     if len(attempts) > 1 or any(attempt.get("error") for attempt in attempts):
         for attempt in attempts:

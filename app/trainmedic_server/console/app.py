@@ -163,13 +163,14 @@ class ConsoleApp:
 
 
 def _put_below_base(base: BasePath, response: Response) -> None:
-    """Prefix redirects and cookie paths with the base path. Browsers require the path / for a ``__Host-`` cookie."""
+    """Prefix redirects and cookie paths with the base path."""
     if not base.link:
         return
     for name in ("location", "hx-redirect"):
         if name in response.headers:
             response.headers[name] = base.over(base.within(response.headers[name]))
     path = f"; Path={base.link}".encode("latin-1")
+    # Browsers require the path / for a ``__Host-`` cookie.
     response.raw_headers[:] = [
         (
             name,

@@ -174,7 +174,7 @@ def without(value: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def finish(value: Any) -> Any:
-    """Remove invisible characters from external text."""
+    """Escape invisible characters of external text."""
     if value is None:
         return ""
     if isinstance(value, str) and not isinstance(value, Markup):

@@ -48,4 +48,5 @@ class Fragments:
         return rows
 
     async def _get_or(self, default: Any, path: str, query: Any = None) -> Any:
+        # Viewers share the fragments, so no particular one asks.
         return await self._api.get_or(default, ANONYMOUS, path, query)

@@ -35,11 +35,11 @@ class LogExcerpt(Struct, frozen=True):
     lines: list[ShownLine]
     notes: list[str]
     older: LogPlace | None = None
-    """End of the older lines. None if there are none, or they were not searched."""
+    """End of the older lines. None if there are none, or on a page with the oldest first."""
     newer: LogPlace | None = None
     """Start of the newer lines, on a page with the oldest first."""
     end: LogPlace | None = None
-    """None without lines."""
+    """Place after the newest line; without lines where the page begins, if stated."""
 
 
 class _Window(Struct):

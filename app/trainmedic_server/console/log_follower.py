@@ -145,7 +145,7 @@ class LogFollower:
         end = clock() + _LONGEST_SECONDS
         try:
             while clock() < end:
-                if not await _is_woken(incoming.woken, self._limits.heartbeat_seconds):
+                if not await _wait_until_woken(incoming.woken, self._limits.heartbeat_seconds):
                     yield b": still here\n\n"
                     continue
                 is_last = incoming.reading.done()
@@ -182,7 +182,7 @@ async def _refused(most: int) -> AsyncGenerator[bytes, None]:
     yield _event("over", {"why": _FULL.format(most=most)})
 
 
-async def _is_woken(event: asyncio.Event, seconds: float) -> bool:
+async def _wait_until_woken(event: asyncio.Event, seconds: float) -> bool:
     try:
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -15,10 +15,9 @@ from trainmedic_server.console.log_excerpt import LogExcerpt
 from trainmedic_server.console.log_view import LogPlace, LogView
 from trainmedic_server.console.page_request import PageRequest
 from trainmedic_server.http.problems import HttpProblem
-from trainmedic_server.ports.findings import FindingFilter
 
 MOST_FINDINGS = 50
-_JOB_FILTERS = tuple(name for name in ("job", "claimed_job") if name in FindingFilter.__struct_fields__)
+_JOB_FILTERS = ("job", "claimed_job")
 _WHAT_TO_DO = {
     HTTPStatus.FORBIDDEN: "Remove that filter, or sign in with a token that permits it.",
     HTTPStatus.NOT_FOUND: "Enter the job's node in the field Node to search that node.",

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from msgspec import Struct, field
 
-from trainmedic_logs.domain.log_search import LogQuery, read_time, written
+from trainmedic_logs.domain.log_search import read_time, written
 from trainmedic_server.api.times import time_of
 from trainmedic_server.live.log_lines import LONGEST_SINCE
 from trainmedic_server.presentation import times
@@ -21,11 +21,7 @@ OWN = "own"  # the window has explicit limits
 LASTS = ("1m", "5m", "10m", "1h", "24h")
 USUAL_LAST = "10m"
 AROUND = timedelta(minutes=1)
-FILTERS = tuple(
-    name
-    for name in ("rank", "local_rank", "node_rank", "node", "attempt", "level", "kernel")
-    if name in LogQuery.__struct_fields__
-)
+FILTERS = ("rank", "local_rank", "node_rank", "node", "attempt", "level", "kernel")
 _MOST_PASSED = 50_000
 _PLACE = re.compile(r"(?P<at>.{1,40})~(?P<passed>\d{1,6})")
 

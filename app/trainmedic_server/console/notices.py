@@ -1,4 +1,4 @@
-"""Notices about a form's result, shown on the next page. They travel in a cookie, so that no link can fake them."""
+"""Notices about a form's result, shown on the next page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from starlette.requests import Request
 from starlette.responses import Response
 
-COOKIE = "trainmedic_done"
+COOKIE = "trainmedic_done"  # not in the address, where a link could fake a notice
 _SECONDS = 60
 SENTENCES: Mapping[str, str] = {  # by key: the only part of a notice in the cookie
     "approve": "Approved.",

@@ -1,7 +1,4 @@
-"""Pictures as SVG, each with a table of the same values behind it. Pure.
-
-Colours are classes of the style sheet, so that both themes fit.
-"""
+"""Pictures as SVG, each with a table of the same values behind it. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from datetime import UTC, datetime
 from markupsafe import Markup, escape
 from msgspec import Struct
 
+# Sizes are in the units of the view box. Colours are classes of the style sheet, so that both themes fit.
 WIDE, TALL = 600, 96
 _MARGIN = 6
 _MOST_ROWS = 24

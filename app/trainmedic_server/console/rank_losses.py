@@ -28,7 +28,7 @@ class RankLossEntry(Struct, frozen=True):
 
 class RankLosses(Struct, frozen=True):
     ranks: int
-    steps: tuple[int, int] | None = None  # lowest and highest of the losses
+    steps: tuple[int, int] | None = None  # lowest and highest step to which the losses belong
     nan: OddRanks | None = None
     infinite: OddRanks | None = field(default=None, name="inf")
     minus_infinite: OddRanks | None = field(default=None, name="-inf")

@@ -29,7 +29,7 @@ SECURITY_HEADERS = {
     "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
-_COMPRESSED_FROM = 600
+_COMPRESSED_FROM = 600  # bytes; smaller pages gain nothing
 _FILTERS = (
     *("span", "pairs", "plain", "day", "segment", "lines"),
     *("shell", "as_json", "status_mark", "safe_link", "without", "coded"),

@@ -84,7 +84,7 @@ class SignIn:
 
 
 def is_https(request: Request, auth: Authenticator) -> bool:
-    """Return whether the browser uses TLS, also to a proxy, by its Origin header."""
+    """Return whether the browser uses TLS, also to a proxy: by its Origin, or a trusted proxy's header."""
     if urlsplit(request.headers.get("origin", "")).scheme == "https":
         return True
     return auth.proxies.speak_for(request) and request.headers.get("x-forwarded-proto") == "https"

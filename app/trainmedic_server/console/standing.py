@@ -48,7 +48,7 @@ class ServerStanding:
         self._asking = asyncio.Lock()
 
     async def now(self, *, since: int = 0) -> StandingView:
-        """Return the state, at most `KEPT_SECONDS` old, including all events up to `since`."""
+        """Return the state including all events up to `since`; at most `KEPT_SECONDS` old, readiness 10 s."""
         time = asyncio.get_running_loop().time
         oldest = time() - KEPT_SECONDS
         async with self._asking:

@@ -21,7 +21,7 @@ class DemoRule(Struct, frozen=True):
     metric: str
     comparison: PastComparison
     limit: float
-    seconds: int
+    seconds: int  # the period
     component: str
     summary: str
     """With ``{name}`` for a label."""

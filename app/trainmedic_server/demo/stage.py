@@ -117,7 +117,7 @@ class DemoStage:
         self.metrics_of = {job: f"http://127.0.0.1:{port}/metrics" for job, port in ports.items()}
         cluster_port = free_port()
         endpoints = [f"127.0.0.1:{port}" for port in (*ports.values(), cluster_port)]
-        monitoring = self._monitoring(endpoints)
+        monitoring = self._start_monitoring(endpoints)
         options = [f"--{name}={url}" for name, url in monitoring.items()]
         state = self._directory / "state"
         self._start_program(
@@ -138,7 +138,7 @@ class DemoStage:
         for job, port in ports.items():
             self._train(job, port, redis_url)
 
-    def _monitoring(self, endpoints: Sequence[str]) -> Mapping[str, str]:
+    def _start_monitoring(self, endpoints: Sequence[str]) -> Mapping[str, str]:
         """Return the URLs of Prometheus and Alertmanager by the server's setting."""
         webhook = f"{self.url}/webhook"
         if self.prometheus is None:

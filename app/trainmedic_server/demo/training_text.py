@@ -20,7 +20,9 @@ def training_text() -> str:
 
 
 class Explosion:
-    """Factor of the gradients. It ends by time: a number of slow steps could outlast the playbook's wait."""
+    """Factor of the gradients."""
+
+    # It ends by time: a number of slow steps could outlast the playbook's wait.
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -17,7 +17,7 @@ _WITHIN = timedelta(hours=1)
 
 
 class Row(Struct, frozen=True):
-    """An item, and later ones like it, newest first."""
+    """An item, and earlier ones like it, newest first."""
 
     item: Item
     alike: list[Item] = field(default_factory=list)

@@ -56,7 +56,7 @@ class DoneWords(Struct, frozen=True):
 
 
 def action_and_message(item: Document) -> DoneWords:
-    """Return "" for an action that the message contains."""
+    """Return "" for an action that the message contains, unless the run failed."""
     action, message = item.get("action_taken") or "", item.get("message") or ""
     is_repeated = action in message and item["status"] != Status.FAILED
     return DoneWords("" if is_repeated else action, message)

@@ -75,7 +75,7 @@ def within(key: str, index_of: IndexOf = unknown) -> str:
 
 
 def shortened(text: str, index_of: IndexOf = unknown) -> str:
-    """Replace the UUIDs of GPUs in a text by their indexes."""
+    """Replace the UUIDs of GPUs in a text by their indexes or beginnings."""
 
     def named(match: re.Match[str]) -> str:
         return words(match["key"], index_of).name if match["key"] else gpu(match["uuid"], index_of)

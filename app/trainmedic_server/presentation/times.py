@@ -57,9 +57,8 @@ def span(length: float | timedelta | None) -> str:
 
 
 def between(earlier: datetime, later: datetime) -> str:
-    """Return the duration in its largest unit: ``42 s``, ``7 min``, ``3 h``, ``2 d``; hours and minutes from two on.
-    Keep `console.js` in step.
-    """
+    """Return the duration in its largest unit: ``42 s``, ``7 min``, ``3 h``, ``2 d``; hours and minutes from two on."""
+    # `console.js` does the same.
     seconds = abs((later - earlier).total_seconds())
     size, unit = next(
         (size, unit) for size, unit in _UNITS if seconds >= size * (2 if unit in ("h", "min") else 1) or unit == "s"
@@ -68,7 +67,7 @@ def between(earlier: datetime, later: datetime) -> str:
 
 
 def age(value: Time, now: Time) -> str:
-    """Return how long before `now` a time was, or ``now`` within a second of it."""
+    """Return how far from `now` a time is, or ``now`` within a second of it."""
     at, then = read(value), read(now)
     if at is None or then is None:
         return plain(value)

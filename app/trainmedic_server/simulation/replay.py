@@ -1,8 +1,7 @@
 """Replay: the decisions that playbooks would have made on recorded alerts, compared with those that were made.
 
-The server's own matching, targets and guards decide. Steps do not run, because the outputs, queries, presences and
-answers that they need are not recorded. A decision that depends on something unrecorded is `NOT_KNOWN`, with the
-possible ones.
+The server's own matching, targets and guards decide. Steps do not run, because what they need is not recorded. A
+decision that depends on something unrecorded is `NOT_KNOWN`, with the possible ones.
 
 A report is replayed if its time is recorded: an alert's first one, and those on which a run was decided. Others are
 possible at any time until the last one.

@@ -32,7 +32,7 @@ class Unknown(StrEnum):
     EARLIER_RUN = "earlier_run"
     """Start or end of an earlier run."""
     BREAKER = "breaker"
-    """The server may know more nodes."""
+    """Whether the breaker opened."""
     PLAYBOOK = "playbook"
     REPORTS = "reports"
     """A guard refused the first report, and would have allowed a later one."""
@@ -93,7 +93,7 @@ class PlaybookComparison(Struct):
     now: Counter[str] = field(default_factory=Counter)  # by `ReplayOutcome.text`
     same: int = 0
     different: int = 0
-    not_known: int = 0  # the decision then is among the possible ones now
+    not_known: int = 0  # the decision then is among the possible ones now, or nothing is known about now
     then_time: GpuTime = field(default_factory=GpuTime)
     now_time: GpuTime = field(default_factory=GpuTime)
 
@@ -138,7 +138,7 @@ class ReplayResult(Struct):
     first: datetime | None = None
     last: datetime | None = None
     alerts: int = 0
-    without_playbook: int = 0  # alerts that start nothing now and started nothing then
+    without_playbook: int = 0  # alerts to which no playbook reacts now, and none reacted then
     ended_at_first: int = 0  # alerts whose first report was their end
     by_hand: int = 0  # stand-in alerts: of people, schedules, events and ends of runs
     given_runs: int = 0  # taken as they were: manual runs, and those before the first alert

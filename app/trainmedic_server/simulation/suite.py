@@ -164,7 +164,7 @@ class _Scenario:
                 case LineEntry():
                     await self.logs.print(entry)
                 case AlertEntry():
-                    await self._deliver(entry, len(self.began))
+                    await self._deliver(entry, int(path[-1]))
                 case OrderEntry():
                     await self._order(entry, path)
                 case Check():

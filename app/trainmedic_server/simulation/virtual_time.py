@@ -82,7 +82,7 @@ class VirtualClock:
         return self._beginning + timedelta(seconds=self._loop.time())
 
     async def sleep_until(self, when: datetime) -> None:
-        """Return at `when` or later, after at least one yield."""
+        """Return at `when`, or after its distance if the clock is set back; after at least one yield."""
         await asyncio.sleep(0)
         until = self._loop.time() + (when - self.now()).total_seconds()
         while (left := self._left(when, until)) > 0:  # noqa: ASYNC110 - waits for time, not for an event

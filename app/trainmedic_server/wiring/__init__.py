@@ -1,3 +1,1 @@
-"""The server's composition root. Only this package builds adapters from settings, except for the simulation and
-``cli.playbook``.
-"""
+"""The server's composition root. Besides, only the simulation and commands without a server use adapters."""

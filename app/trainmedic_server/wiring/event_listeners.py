@@ -1,4 +1,4 @@
-"""Listeners for history events: effect measurement, CloudEvents, Grafana annotations and traces."""
+"""Listeners for history events: starts at ends of runs, effects, CloudEvents, Grafana annotations and traces."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from trainmedic_server.ports.logs import LogSource
 from trainmedic_server.ports.outside import Clock, CommandBus
 
 MakeStore = Callable[[str, str, Path | None], tuple[StoreHttp, LineStore]]
-"""Arguments: URL, tenant, token file."""
+"""Arguments: URL, tenant (for OpenSearch the index) or "", token file."""
 _TENANT, _TOKEN_FILE = "tenant", "token_file"
 
 

@@ -111,7 +111,7 @@ async def connect_redis(
     return url, capacity.caveat
 
 
-_SHORT_KEY = 16  # bytes
+_SHORT_KEY = 16  # characters
 
 
 def signer_of(settings: ServerSettings) -> Signer | None:
@@ -196,7 +196,8 @@ class TrainmedicServer:
                 task.result()
 
     async def _work_once_elected(self, election: Election, app: SwitchableApp, is_over: asyncio.Event) -> None:
-        """Wait for the lock, then lead until `is_over`: a cancellation may be lost while everything starts."""
+        """Wait for the lock, then lead until `is_over`."""
+        # A cancellation alone may be lost while everything starts.
         session = await election.win()
         began = asyncio.get_running_loop().time()
         async with self._started(session) as api:

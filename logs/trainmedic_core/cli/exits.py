@@ -1,4 +1,4 @@
-"""Exceptions of commands, one per public exit code."""
+"""Exceptions of commands, by public exit code."""
 
 from __future__ import annotations
 

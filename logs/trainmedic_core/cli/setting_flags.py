@@ -11,10 +11,8 @@ from trainmedic_core.setting_sources import SettingSource
 def setting_flag(
     name: str, source: SettingSource, description: str, default: str, choices: Sequence[str] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds the setting's flag.
-
-    The settings, not the flag, have the default and read the variable.
-    """
+    """Return a decorator that adds the setting's flag."""
+    # The settings, not the flag, have the default and read the variable.
     if source.flag is None:
         return lambda command: command
     variable = source.variable + (", _FILE" if source.secret else "")

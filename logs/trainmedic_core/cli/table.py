@@ -11,7 +11,8 @@ from trainmedic_core.words import cut, plain
 
 _GAP = 2
 _LEAST_WIDTH = 10  # to which other columns are cut for the last one
-_LEAST_WIDTH_OF_LAST = 24
+_LEAST_WIDTH_OF_LAST = 24  # kept for the last one while others can be cut
+_LEAST_SHOWN_OF_LAST = 20  # even if the table becomes wider than the terminal
 
 
 def width() -> int:
@@ -21,7 +22,7 @@ def width() -> int:
 
 
 def rows(header: Sequence[str], lines: Sequence[Sequence[object]], width: int) -> list[str]:
-    """Return a table within `width` characters: the widest columns are cut first."""
+    """Return a table within `width` characters if possible: the widest columns are cut first."""
     cells = [list(header), *([plain(value) for value in line] for line in lines)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
     last = min(widths[-1], _LEAST_WIDTH_OF_LAST)
@@ -39,4 +40,4 @@ def show(header: Sequence[str], lines: Sequence[Sequence[object]]) -> None:
 def fit(cells: Sequence[str], widths: Sequence[int], width: int) -> str:
     padded = [cut(cell, size).ljust(size) for cell, size in zip(cells[:-1], widths[:-1], strict=True)]
     left = (" " * _GAP).join([*padded, ""])
-    return (left + cut(cells[-1], max(width - len(left), 20))).rstrip()
+    return (left + cut(cells[-1], max(width - len(left), _LEAST_SHOWN_OF_LAST))).rstrip()

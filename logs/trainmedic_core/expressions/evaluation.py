@@ -130,7 +130,7 @@ def _render(made: Any, scope: Scope) -> Any:
 
 
 def with_variables(value: Any, variables: Mapping[str, Any]) -> Any:
-    """Replace each ``{{ vars.name }}`` of a numeric variable by its number."""
+    """Replace each text that is only ``{{ vars.name }}`` of a numeric variable by its number."""
     if isinstance(value, Mapping):
         return {key: with_variables(each, variables) for key, each in value.items()}
     if isinstance(value, list):
@@ -141,7 +141,7 @@ def with_variables(value: Any, variables: Mapping[str, Any]) -> Any:
 
 
 def _with_named_errors(name: str, text: str, work: Callable[[work_meter.WorkMeter], T]) -> T:
-    """Hide the data of `work`'s errors, and name the template."""
+    """Raise `work`'s errors with the template's name; unexpected ones without text, which may hold data."""
     try:
         with work_meter.metered() as meter:
             return work(meter)

@@ -11,7 +11,7 @@ from jinja2 import nodes
 from trainmedic_core.expressions import template_syntax
 
 Condition = Callable[[Mapping[str, Any]], bool | None]
-"""Returns None if the sandbox must decide. Raises `MissingMember` as the sandbox would."""
+"""Returns None if the sandbox must decide. Raises `MissingMember` where the sandbox would fail."""
 
 _Value = Callable[[Mapping[str, Any]], Any]
 _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {

@@ -63,7 +63,7 @@ class SearchPattern:
         return Found(match.start(), {name: _text(took) for name, at in self._numbers if (took := match.group(at))})
 
     def spans(self, line: bytes, most: int) -> list[tuple[int, int]]:
-        """Return start and end bytes of non-empty matches."""
+        """Return start and end in bytes of the first `most` non-empty matches."""
         places = ((match.start(), match.end()) for match in self._compiled.finditer(line))
         return list(itertools.islice(((start, end) for start, end in places if end > start), most))
 

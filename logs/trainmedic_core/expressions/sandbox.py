@@ -191,10 +191,8 @@ def _count_method(meter: work_meter.WorkMeter, text: str, method: str, args: Seq
 
 
 def _metered(function: Callable[..., Any], *, is_lazy: bool = False) -> Callable[..., Any]:
-    """Return a filter or test that counts input and output.
-
-    Jinja never calls it at compile time, because it takes the context.
-    """
+    """Return a filter or test that counts input and output."""
+    # It takes the context, so that Jinja never calls it at compile time.
     passed = getattr(function, "jinja_pass_arg", None)
 
     @jinja2.pass_context

@@ -1,7 +1,6 @@
 """Syntax trees of expressions and templates that are safe to compile and run.
 
-Unneeded constructs and overlong texts are refused. Filters of the ``sandbox`` are inserted to count loops, comparisons
-and hashes.
+Unneeded constructs and overlong texts are refused.
 """
 
 from __future__ import annotations
@@ -207,6 +206,7 @@ def _fault_of(node: nodes.Node) -> str | None:
     return None
 
 
+# Inserts filters of the `sandbox` that count the work of loops, comparisons and hashes.
 class _Metering(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.Node:
         texts = sum(len(each.data) // 64 for each in node.find_all(nodes.TemplateData))

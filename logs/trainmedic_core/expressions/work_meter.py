@@ -14,7 +14,7 @@ from typing import Any
 import jinja2
 
 MOST_STEPS = 250_000
-"""Steps for one condition, about 50 ms."""
+"""Steps of one evaluation, about 50 ms."""
 LARGEST_NUMBER_BITS = 2048
 """About 600 digits."""
 _CHARACTERS_PER_STEP = 64

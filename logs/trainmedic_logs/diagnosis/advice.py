@@ -3,7 +3,7 @@ from __future__ import annotations
 from trainmedic_logs.diagnosis.verdict import Advice, Confidence
 from trainmedic_logs.domain.finding import CauseClass
 
-# Equal earlier failures after which a person has to act.
+# Earlier failures of the same fingerprint from which on a person has to act.
 _RETRIES = 2
 
 _ADVICE = {
@@ -30,11 +30,12 @@ MEANS = {
 def what_to_do(
     cause: CauseClass, confidence: Confidence, before: int, *, names_node: bool, has_started: bool = True
 ) -> Advice:
-    """Return the advice. `before`: earlier attempts that ended equally."""
+    """Return the advice. `before`: earlier attempts with the same fingerprint."""
     if names_node:
         return Advice.ISOLATE_NODE
     if not has_started:
         return Advice.ASK
+    # A certain program error recurs by itself, so one repeat is enough.
     if before >= _RETRIES or (before and cause is CauseClass.CODE and confidence is Confidence.HIGH):
         is_sure = confidence is Confidence.HIGH and cause in (CauseClass.CODE, CauseClass.GPU_MEMORY)
         return Advice.STOP if is_sure else Advice.ASK

@@ -27,8 +27,8 @@ class EvidenceSource(IntEnum):
     LINE = 3
     """First possible origin in a training's or launcher's lines."""
     NODE = 4
-    """A node that disappeared."""
-    EXIT = 5
+    """A node that disappeared or is not ready."""
+    EXIT = 5  # also Kubernetes' events, and OOM kills that a scheduler reports
     PURPOSE = 6
     """Ended by a user or scheduler."""
     TIMED_OUT = 7  # the ranks that did not time out
@@ -40,14 +40,14 @@ class Moment(Struct, frozen=True):
     error: float = 0.0
     """Maximum clock difference in seconds."""
     clock: str = ""
-    """Times of one clock are ordered regardless of the error."""
+    """Times of one clock are ordered regardless of the error. Empty if unknown."""
 
     @property
     def is_known(self) -> bool:
         return self.error < _USELESS
 
     def is_before(self, other: Moment, by: float = 0.0) -> bool:
-        """Return whether it was certainly at least `by` seconds earlier."""
+        """Return whether it was certainly over `by` seconds earlier."""
         is_same_clock = bool(self.clock) and self.clock == other.clock
         error = 0.0 if is_same_clock else self.error + other.error
         return (other.at - self.at).total_seconds() > error + by
@@ -72,9 +72,9 @@ class Attribution(Struct, frozen=True):
     is_trusted: bool = False
     """Not the job's words: kernel, fabric manager, or the server's view."""
     is_proven: bool = False
-    """Names the ended process by ID, so simultaneous events do not matter."""
+    """Names the ended process or pod, so simultaneous events do not matter."""
     is_kill: bool = False
-    """SIGKILL ended a process, and none ended by itself."""
+    """SIGKILL ended a process, and no first end has an exit code."""
     names_node: bool = False  # the node is at fault
     is_provable: bool = True
     """False if a message only makes the cause likely."""
@@ -89,7 +89,7 @@ class Attribution(Struct, frozen=True):
         return self.moment is not None and other.moment is not None and self.moment.is_before(other.moment)
 
     def concerns(self, other: Attribution) -> bool:
-        """Return whether both share a rank, or their node if ranks are unknown."""
+        """Return whether both share a rank or, if one has none, the node. Unknown nodes are equal."""
         if self.ranks and other.ranks:
             return bool(self.ranks & other.ranks)
         return self.node == other.node
@@ -101,6 +101,7 @@ def moment_of(finding: Finding) -> Moment:
 
 def clock_of(finding: Finding) -> str:
     """Return the clock of a finding's times: its node's, else its stream's."""
+    # Without times, lines have only their order in the stream.
     origin = finding.origin
     has_times = finding.clock_error < _USELESS
     return f"node {origin.node}" if origin.node and has_times else f"stream {origin.stream}"
@@ -113,7 +114,7 @@ def evidence_of(finding: Finding, why: str) -> Evidence:
 
 
 def rank_of(finding: Finding) -> int | None:
-    """Return the affected rank."""
+    """Return the affected rank; None if unknown."""
     # Lines about NaN, recomputed steps and stuck ranks name the affected rank, which need not have printed them.
     is_stuck = finding.cause is CauseClass.HANG and finding.role is Role.ROOT
     is_about = finding.cause is CauseClass.NUMERICS or finding.rule == RERUN or is_stuck

@@ -1,6 +1,6 @@
-"""Guessed times of lines without year or zone.
+"""Guessed times of lines, by their text.
 
-They count as UTC, so two nodes in the same zone still have an order.
+A zone is ignored: all times count as UTC, so two nodes in the same zone still have an order.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 ERROR = 30.0
-"""Clock error of a guessed time, in seconds."""
+"""Assumed clock error of a line's time, in seconds."""
 UNKNOWN = 1e9
 """Clock error of an unknown time."""
 
@@ -19,14 +19,14 @@ _GLOG = re.compile(r"\b[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,6})")
 _CTIME = re.compile(r"\b[A-Z][a-z]{2} ([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})\b")
 _SYSLOG = re.compile(r"^(?:<\d{1,3}>)?([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d) ")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_SEARCHED_CHARACTERS = 120
+_SEARCHED_CHARACTERS = 120  # of up to 4 bytes each
 _TIME_OF_DAY = re.compile(rb"\d\d:\d\d:\d\d")
 
 
 def of_line(raw: bytes, written: datetime) -> datetime | None:
     """Return the stated time, taken as UTC; None without one.
 
-    A missing year is the latest that is not after `written`, the file's modification time.
+    A missing year is the latest that is at most a day after `written`, the file's modification time.
     """
     if not _TIME_OF_DAY.search(raw, 0, _SEARCHED_CHARACTERS * 4):
         return None
@@ -62,8 +62,7 @@ def _possible_times(head: str, written: datetime) -> Iterator[tuple[int, int, in
 
 def _year(written: datetime, month: int, day: int) -> int:
     latest = written + timedelta(days=1)  # local times may be ahead of UTC
-    is_this_year = (month, day) <= (latest.month, latest.day) or latest.year > written.year
-    return written.year if is_this_year else written.year - 1
+    return latest.year if (month, day) <= (latest.month, latest.day) else latest.year - 1
 
 
 def _microseconds(fraction: str | None) -> int:

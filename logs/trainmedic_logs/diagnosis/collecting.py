@@ -29,10 +29,12 @@ from trainmedic_logs.lines.progress import ProgressReader
 from trainmedic_logs.lines.rule import RuleSet
 from trainmedic_logs.lines.tracker import FindingTracker
 
+# Rows of torchrun's failure table, and the exception below a traceback in it.
 _TABLE_LINE = re.compile(r"\W*(?:\[\d+\]:\s*$|(?:time|host|rank|exitcode|error_file|traceback|msg)\s*:)")
 _EXCEPTION_ROW = re.compile(
     r" {2,4}(?:\w{1,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception|Exit|Interrupt|Failure|Timeout)(?::|$)"
 )
+# A cheap filter: every line that `exits.launcher_line` reads has one of these.
 _EXIT_LINE = re.compile(
     r"exitcode:|exits with return code|srun: error:|exited on signal|CalledProcessError|exits successfully"
     r"|successfully finished|`Trainer\.fit` stopped|raining (?:is done|completed)|train metrics|done training"
@@ -40,11 +42,12 @@ _EXIT_LINE = re.compile(
 )
 _LINE_GAP = timedelta(microseconds=1)  # between lines without times, to keep their order
 _MOST_EXITS = 100_000
-# Until a failure, only one of 8 lines is examined for a step number, which is slow.
+# Until a finding, only one of 8 lines is examined for a step number, which is slow.
 _STEP_SAMPLE = 8
-# New findings between cleanups, and findings kept.
+# New findings between cleanups, and findings above which a cleanup keeps only the newest (half of this number).
 _MOST_NEW, _MOST_FINDINGS = 2_000, 50_000
-# Lines in the kernel's log that programs wrote, by name in syslog and journal formats, else by facility.
+# Lines in the kernel's log that programs wrote, by name in syslog and journal formats, else by facility. OOM daemons
+# count as the kernel.
 _PROGRAM_LINE = re.compile(
     rb"(?:(?:<\d{1,3}>)?\d? ?(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|\d{4}-\d\d-\d\dT[\d:.+Z-]{8,24}) "
     rb"[\w.-]{1,255} (?!kernel(?:\[\d+\])?[: ]|(?:earlyoom|systemd-oomd)\[\d+\]: )[A-Za-z_][\w./()@-]*(?:\[\d+\])?: "
@@ -82,7 +85,7 @@ class Collector:
         self._progress: dict[tuple[str, int | None], ProgressReader] = defaultdict(ProgressReader)
 
     def read_stream(self, origin: Origin, raw: Iterable[bytes], written: datetime) -> None:
-        """Read a file. `written`: its modification time, for lines without a date."""
+        """Read a file's lines. `written`: its modification time, for missing years and lines before the first time."""
         if origin.source == "kernel":
             self._kernel_read.add(origin.node)
         elif origin.rank is not None:
@@ -106,7 +109,7 @@ class Collector:
             for part in (*raw_text.earlier_bars(physical), physical):
                 for line in assemblers[rank].feed(part, last, place):
                     self._take(line, follows_time)
-            place += len(physical) + 1
+            place += len(physical) + 1  # with its line feed
         for line in (line for assembler in assemblers.values() for line in assembler.flush()):
             self._take(line, follows_time)
         for finding in [*self._tracker.tick(last), *self._tracker.changed()]:
@@ -150,7 +153,7 @@ class Collector:
         )
 
     def _steps(self) -> dict[int, RankStep]:
-        """Return the ranks' own step parts, else those of the first log, as rank 0."""
+        """Return the ranks' own step parts, else those of the first log that has any, as rank 0."""
         by_rank = {rank: seen.rank_step() for rank, seen in sorted(self._ranks.items()) if seen.parts}
         own = [step for times in self._own_times.values() if (step := times.median_step()) is not None]
         return by_rank or dict(enumerate(own[:1]))
@@ -235,7 +238,7 @@ class Collector:
             seen.note_line(line.at)
             seen.was_read = True
             seen.note_node(line.origin.node, record.get("node"))
-        if record.get("event") == "end" and not record.get("reason"):
+        if record.get("event") == "end" and not record.get("reason"):  # without a reason, it completed
             self._exits.append(Exit("training", code=0, rank=rank, node=line.origin.node))
             self._recovery.take_completion(line.origin.stream)
         step = _natural_number(record.get("step"))

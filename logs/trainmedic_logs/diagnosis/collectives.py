@@ -25,7 +25,7 @@ _DID_NOT_JOIN = re.compile(
     r" collective #(?P<number>\d{1,12})"
 )
 _MOST_KEPT = 10_000
-_NEAR_NUMBERS = 8  # diverged ranks are close in number; a missing rank's group is not
+_NEAR_NUMBERS = 8  # diverged ranks of one group are close in number; ranks of different groups need not be
 # Reports that name more ranks have another reason.
 _MOST_TO_ACCUSE = 8
 
@@ -35,7 +35,7 @@ class CollectiveWait(Struct, frozen=True):
     number: int
     operation: str
     sizes: tuple[str, str]
-    """Elements in and out."""
+    """Elements in and out, empty if not printed."""
     group: str
     """Process group; empty if not printed."""
     line: str
@@ -94,7 +94,7 @@ def _first_waits(waits: Iterable[CollectiveWait]) -> dict[str, list[CollectiveWa
 
 
 def _differing_ranks(waits: Sequence[CollectiveWait]) -> frozenset[int] | None:
-    """Return the ranks outside of the largest part, all without one. None if they agree."""
+    """Return the ranks outside of the largest part, all if two are largest. None without proof of a difference."""
     kinds: dict[tuple[str, tuple[str, str]], set[int]] = defaultdict(set)
     for wait in waits:
         kinds[wait.operation, wait.sizes].add(wait.rank)

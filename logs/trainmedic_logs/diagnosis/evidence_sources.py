@@ -19,15 +19,15 @@ from trainmedic_logs.domain.finding import CauseClass, Finding, Role
 _OWN_FAULTS = frozenset({CauseClass.GPU, CauseClass.NODE, CauseClass.NETWORK, CauseClass.STORAGE})
 # Faults that affect any job on the GPU or node; a link or file system may be unused.
 _SURE_ALONE = frozenset({CauseClass.GPU, CauseClass.NODE})
-# Names of training processes, or none. Process IDs differ in containers.
+# Names of training processes, or no name. Process IDs differ in containers, so they cannot decide.
 _TRAINING_PROCESS = re.compile(r"(?i)(?:i?python|pt_|ray|torch|deepspeed|accelerate|train)|^$")
-# Between two lines on one fault.
+# Longest time between two lines on one fault.
 _SAME_FAULT_S = 120.0
-# Longest time after an OOM kill of a job's process.
+# Longest time from an OOM kill of a job's process to its launcher's report.
 _LAUNCHER_REPORTS_WITHIN_S = 120.0
 # torchrun polls every 5 s and writes whole seconds.
 _LAUNCHER_POLL_S = 6.0
-# Share of the ranks; if more fail at first, none is named.
+# Share of the ranks; if more than this and more than one fail first, none is named.
 _MOST_TO_ACCUSE = 0.25
 MEMORY_FULL = "host-memory-full"  # rule
 _WHY_MEMORY = {MEMORY_FULL: "the machine's memory was nearly full before, as the training printed it"}
@@ -113,7 +113,8 @@ def _is_elsewhere(node: str, facts: Facts) -> bool:
 
 
 def _is_nodes_fault(finding: Finding, relevant: Relevant, facts: Facts) -> bool:
-    """Return whether the node is at fault; by lost storage only if all other nodes' kernels report none."""
+    """Return whether the node is at fault."""
+    # By lost storage only if the kernel logs of all other nodes were read and report none.
     if not finding.origin.node or finding.cause not in _OWN_FAULTS or not _concerns_job(finding, facts, relevant):
         return False
     if finding.cause is not CauseClass.STORAGE:
@@ -221,7 +222,7 @@ def _rank_of_exit(ended: Exit, facts: Facts) -> int | None:
         return ended.rank
     on_node = facts.ranks_on(ended.node)
     if ended.local_rank is not None and ended.local_rank < len(on_node):
-        return on_node[ended.local_rank]
+        return on_node[ended.local_rank]  # a node's ranks ascend with its local ranks
     # A single node with unknown ranks: the local rank is the rank.
     return ended.local_rank if len(facts.nodes) <= 1 else None
 

@@ -234,13 +234,14 @@ def _tasks(listed: str) -> Iterator[int]:
     for part in listed.split(","):
         first, _, last = part.partition("-")
         if first.isdigit() and (not last or last.isdigit()):
-            yield from range(int(first), min(int(last or first), int(first) + 4095) + 1)
+            yield from range(int(first), min(int(last or first), int(first) + 4095) + 1)  # at most 4,096 of a span
 
 
 def error_file(raw: bytes, **known: Any) -> Exit | None:
     """Parse a ``TORCHELASTIC_ERROR_FILE`` of torch's ``@record``, None for others. `known`: `Exit` fields."""
     try:
         message = json.loads(raw[: 1024 * 1024])["message"]
+        # Python ends with exit code 1 after an exception.
         if isinstance(message, str):
             return Exit("error file", code=1, said=message[:500], line=message[:500], **known)
         more = message.get("extraInfo") or {}

@@ -61,7 +61,7 @@ class Facts(Struct, frozen=True):
     outlived: frozenset[str] = frozenset()
     """IDs of findings after which the training continued."""
     followed: Mapping[str, int] = field(default_factory=dict)
-    """Ordinary lines printed later, by finding ID."""
+    """Number of ordinary lines or finite losses afterwards, by finding ID."""
     excused: frozenset[str] = frozenset()
     """IDs of faults that the program announced to skip."""
     knows_what_was_read: bool = True
@@ -95,7 +95,7 @@ class Facts(Struct, frozen=True):
 
     @property
     def has_ended_well(self) -> bool:
-        """The launcher, or else every known rank, ended without failure."""
+        """The launcher, or (without its report, or for a hang) every known rank, ended without failure."""
         by_launcher = [each for each in self.exits if each.reporter == LAUNCHER]
         if by_launcher and not self.is_reported_hang:
             return not any(each.is_failure for each in by_launcher)
@@ -137,7 +137,7 @@ class Sign(NamedTuple):
     """Sign that a job fails or hangs."""
 
     at: datetime
-    """Received by the server."""
+    """Receipt by the server; for pods, Kubernetes' time."""
     attempt: int | None = None
     is_wait: bool = False
     """True if later steps disprove it."""

@@ -75,6 +75,7 @@ _LARGE_LOSS_RULE = "loss-high"
 # Rules that count only without another cause: scripts may survive a failed tool.
 _LAST_RESORT_RULES = frozenset({"tool-failed", "pod-evicted"})
 _RULES_PREVENTING_START = frozenset({"pod-not-started", "image-not-pulled"})
+# Longest time between the same line of ranks that failed together, and from an exception to a line of its message.
 _TOGETHER_S = 30.0
 _SAME_MESSAGE_S = 1.0
 # Difference that two nodes' clocks may have.

@@ -218,11 +218,11 @@ def _ended_by_kill_instead(printed: Attribution, other: Attribution) -> bool:
 
 
 def _explains(leader: Attribution, other: Attribution) -> bool:
-    """Return whether the kernel's statement explains the job's different error."""
-    is_before = leader.is_trusted and not other.is_trusted and bool(leader.moment and leader.moment.is_known)
+    """Return whether a trusted statement explains the job's different error."""
+    has_weight = leader.is_trusted and not other.is_trusted and bool(leader.moment and leader.moment.is_known)
     if leader.cause is CauseClass.HOST_MEMORY:  # the killed process was a data loader
-        return is_before and other.cause is CauseClass.DATA and bool(leader.ranks & other.ranks)
-    return is_before and leader.cause in (CauseClass.GPU, CauseClass.NODE)
+        return has_weight and other.cause is CauseClass.DATA and bool(leader.ranks & other.ranks)
+    return has_weight and leader.cause in (CauseClass.GPU, CauseClass.NODE)
 
 
 def _loss_rose(rise: LossRise) -> Verdict:

@@ -41,7 +41,7 @@ class OwnTimes(Struct):
 
     def step_record(self, record: Mapping[str, Any], text: str, *, has_words: bool) -> None:
         """Read a step record. `has_words`: the trainer's format is unknown."""
-        data, whole = _positive(record.get("data_s")), _positive(record.get("step_s"))
+        data, whole = _not_negative(record.get("data_s")), _not_negative(record.get("step_s"))
         if data is not None and whole is not None:
             self.parts.append((whole, min(data, whole)))
         if (rate := _rate(record)) is not None:
@@ -77,13 +77,13 @@ class OwnTimes(Struct):
 
 
 def _rate(record: Mapping[str, Any]) -> float | None:
-    """Return the throughput, in any unit."""
-    stated = next((value for name in _RATE_MEMBERS if (value := _positive(record.get(name)))), None)
+    """Return the throughput in any unit, None if not stated."""
+    stated = next((value for name in _RATE_MEMBERS if (value := _not_negative(record.get(name)))), None)
     if stated is not None:
         return stated
-    seconds = _positive(record.get("step_s")) or _positive(record.get("elapsed_time_per_iteration_(ms)"))
+    seconds = _not_negative(record.get("step_s")) or _not_negative(record.get("elapsed_time_per_iteration_(ms)"))
     return 1 / seconds if seconds else None
 
 
-def _positive(value: Any) -> float | None:
+def _not_negative(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and 0 <= value < 1e15 else None

@@ -63,7 +63,7 @@ _ALWAYS_SPECIFICATION = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 
 
 def signs(faults: Iterable[PodFault], now: datetime) -> list[Sign]:
-    """Return signs, disproved by later steps: a job can survive losing a pod."""
+    """Return signs that later steps disprove: a job can survive losing a pod."""
     return [Sign(fault.at, None, is_wait=True) for fault in faults if _is_sign(fault, now)]
 
 
@@ -80,7 +80,7 @@ def _is_sign(fault: PodFault, now: datetime) -> bool:
 def of_failure(reading: PodReading, began_at: datetime, taken_in: timedelta, after: datetime | None) -> PodReading:
     """Return only faults that can belong to the failure.
 
-    `taken_in`: duration after its first sign, `began_at`. `after`: end of the previous failure.
+    `taken_in`: duration after its first sign, `began_at`. `after`: end of the previous failure, if any.
     """
     first = began_at - _FAULT_BEFORE if after is None else max(began_at - _FAULT_BEFORE, after)
     faults = tuple(fault for fault in reading.faults if first <= fault.at <= began_at + taken_in)
@@ -96,7 +96,7 @@ def own_pod_test(
     job's.
 
     A connected job states its namespace. For a known job without one, only pods at known `places` (node or pod names)
-    count. Otherwise all pods must share one of the `namespaces`.
+    count. Otherwise the pods' `namespaces` must be one.
     """
     if namespace is not None:
         return lambda of_pod, _, __: of_pod == namespace
@@ -129,7 +129,7 @@ def attributions(facts: Facts) -> Iterator[Attribution]:
 
 def _attribution(kind: PodFaultKind, cause: CauseClass, faults: Sequence[PodFault], facts: Facts) -> Attribution:
     first = faults[0]
-    confidence = min((_confidence_of(fault) for fault in faults), key=list(Confidence).index)
+    confidence = min((_confidence_of(fault) for fault in faults), key=list(Confidence).index)  # the highest
     nodes = {fault.node for fault in faults}
     return Attribution(
         EvidenceSource.KERNEL if not first.is_event else EvidenceSource.EXIT,
@@ -290,7 +290,7 @@ def _node_attribution(not_ready: NodeNotReady, facts: Facts) -> Attribution:
         (Evidence(why, source=SOURCE, node=not_ready.node, at=not_ready.since),),
         frozenset(facts.ranks_on(not_ready.node)),
         not_ready.node,
-        moment=Moment(not_ready.since, 60.0),
+        moment=Moment(not_ready.since, 60.0),  # Kubernetes notices a silent kubelet late
         is_trusted=True,
         names_node=not_ready.is_silent and is_the_jobs,
         fingerprint="node:not-ready",

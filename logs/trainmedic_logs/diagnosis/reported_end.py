@@ -50,7 +50,7 @@ class ReportedEnd(Struct, frozen=True):
 
     @property
     def exit(self) -> Exit | None:
-        """End of the first process. None if unknown or for a hang."""
+        """End of the first process. None if unknown, normal or for a hang."""
         if self.status is None or self.is_hang or not self.is_failure:
             return None
         return exits.reported(self.status, self.rank, self.reason, self.node, self.pid)

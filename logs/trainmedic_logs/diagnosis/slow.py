@@ -28,7 +28,7 @@ WAITS_FOR_DATA = "waits-for-data"  # rule
 WHY_WAITS = "the trainer states how long a step takes and how long it waits for data"
 WHY_TIMEOUT = "a timeout of a collective while the job was slow"
 FULL_MEMORY = 0.95
-"""Share above which the allocator keeps freeing and reallocating."""
+"""Share from which the allocator keeps freeing and reallocating."""
 
 
 class RankStep(Struct, frozen=True):
@@ -43,7 +43,7 @@ class RankStep(Struct, frozen=True):
 
     @property
     def own(self) -> float:
-        """Time of the rank itself; others wait at least as long."""
+        """Time of the rank itself, without waiting for others."""
         return self.data + self.compute
 
     @property
@@ -85,7 +85,8 @@ def by_throughput(drop: ThroughputDrop, timeouts: Sequence[Evidence] = ()) -> Ve
 def diagnose(parts: Mapping[int, RankStep], baseline_s: float | None = None) -> Verdict:
     """Return the verdict by each rank's parts.
 
-    `unknown` without ranks or times, or if steps are as fast as `baseline_s`, the healthy step time in seconds.
+    `unknown` without ranks, times or a single cause, or if steps take at most 5 % more than `baseline_s`, the healthy
+    step time in seconds.
     """
     step = median(each.step for each in parts.values()) if parts else 0.0
     if not step > 0:  # also true for NaN

@@ -22,7 +22,7 @@ _BY_SIGNAL = re.compile(r"death signal|got signal: ")
 def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     """Yield the requested end, if nothing had failed before."""
     requests = [(finding, level) for finding in relevant.stopped if (level := _confidence_of(finding)) is not None]
-    requests.sort(key=lambda request: list(Confidence).index(request[1]))
+    requests.sort(key=lambda request: list(Confidence).index(request[1]))  # the surest first
     others = [cascade for cascade in relevant.cascades if cascade.cause is not CauseClass.UNKNOWN]
     if not requests or relevant.roots or relevant.trusted or others:
         return
@@ -75,7 +75,7 @@ def _confidence_of(finding: Finding) -> Confidence | None:
 
 
 def _has_failed(facts: Facts, confidence: Confidence) -> bool:
-    """Return whether a process failed by itself; a stop kills all."""
+    """Return whether a process failed by itself. A stop with a reason counts more, and a stop kills several."""
     failed = [ended for ended in facts.exits if ended.is_failure and not ended.is_victims]
     were_all_killed = len(failed) > 1 and all(ended.signal == signal.SIGKILL for ended in failed)
     return bool(failed) and confidence is not Confidence.HIGH and not were_all_killed

@@ -11,7 +11,7 @@ from trainmedic_logs.diagnosis.verdict import Confidence, Evidence
 from trainmedic_logs.diagnosis.window import Relevant
 from trainmedic_logs.domain.finding import CauseClass
 
-_FEWEST_RANKS = 3
+_FEWEST_RANKS = 3  # with a known last step
 _MOST_BEHIND = 0.25  # share of the ranks; if more are, none is named
 
 
@@ -39,7 +39,7 @@ def left_behind(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
 
 
 def not_timed_out(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Yield the few ranks without a timeout."""
+    """Yield the few ranks that neither timed out nor lost another."""
     timed_out = [finding for finding in relevant.cascades if finding.cause is CauseClass.HANG]
     ended = {rank for each in facts.exits if (rank := each.rank) is not None}
     everybody = set(facts.ranks) | set(range(facts.world_size or 0)) | ended

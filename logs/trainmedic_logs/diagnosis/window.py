@@ -97,6 +97,7 @@ def _has_recovered(finding: Finding, facts: Facts, has_failed: bool) -> bool:
 
 
 def _first_sign(findings: Sequence[Finding], facts: Facts) -> Moment | None:
+    # Wrong numbers may precede a failure by hours.
     moments = [moment_of(finding) for finding in findings if finding.cause is not CauseClass.NUMERICS]
     # torchrun's tables have local times, possibly off by hours.
     moments += [Moment(e.at) for e in facts.exits if e.at and e.is_failure and e.reporter != "torchrun"]

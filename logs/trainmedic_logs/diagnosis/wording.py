@@ -100,7 +100,7 @@ def shortened(names: Sequence[str]) -> str:
 
 
 def missing(facts: Facts, *, is_sure: bool) -> Iterator[str]:
-    """Yield unavailable evidence, only refused evidence if the verdict is sure."""
+    """Yield unavailable evidence; for a sure verdict, only what could not be read."""
     for name, reason in list(facts.refused_dumps.items())[:_MOST_NAMED]:
         yield f"the dump {name} was not read: {reason}"
     yield from facts.pods.unread

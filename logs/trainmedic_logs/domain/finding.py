@@ -13,12 +13,13 @@ from trainmedic_core.target import LONGEST_NAME, Target
 
 CLAIMED_JOB = "claimed_job"
 """Label: job that only a log file's path names. Playbooks do not use it."""
+# In characters.
 LONGEST_LINE = 500
 LONGEST_VALUE = 256
 LONGEST_STREAM = 4096
 MOST_LABELS = 10
 MOST_FIELDS = 32
-LARGEST_RANK = 1_000_000
+RANK_LIMIT = 1_000_000  # ranks are below it
 LARGEST_NUMBER = 1_000_000_000_000_000
 LABEL_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,127}\Z"
 
@@ -26,7 +27,7 @@ Id = Annotated[str, Meta(pattern=r"^[!-~]{1,128}\Z")]
 """Printable ASCII without blanks."""
 Texts = Mapping[Annotated[str, Meta(pattern=LABEL_NAME)], Annotated[str, Meta(max_length=LONGEST_VALUE)]]
 _Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
-_Number = Annotated[int, Meta(ge=0, le=LARGEST_RANK)]
+_Number = Annotated[int, Meta(ge=0, le=RANK_LIMIT)]  # also of attempts; the limit itself is accepted
 _Short = Annotated[str, Meta(max_length=128)]
 
 
@@ -110,14 +111,14 @@ class Finding(Struct, frozen=True, rename={"time_source": "time", "is_over": "ov
     time_source: TimeSource = TimeSource.ARRIVAL
     clock_error: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     """Seconds from Redis's clock."""
-    is_over: bool = False
+    is_over: bool = False  # its stream saw its end
     shape: _Short = ""
     """Hash without numbers, addresses and paths, to compare attempts."""
 
 
 MOST_AROUND = 50
 """Excerpt lines on each side."""
-LARGEST_EXCERPT = 256 * 1024
+LARGEST_EXCERPT = 256 * 1024  # bytes
 
 
 class Excerpt(Struct, frozen=True):

@@ -29,7 +29,7 @@ from trainmedic_logs.domain.finding import (
     Finding,
     Id,
 )
-from trainmedic_logs.domain.finding import LARGEST_RANK as LARGEST_RANK
+from trainmedic_logs.domain.finding import RANK_LIMIT as RANK_LIMIT
 
 VERSION = 1
 MOST_RANKS = 65_536
@@ -122,7 +122,7 @@ def read_ranks(text: str) -> frozenset[int]:
     for span in text.split(",") if text else ():
         first, _, last = span.partition("-")
         begin, end = int(first), int(last or first)
-        if not begin <= end < LARGEST_RANK or end - begin >= MOST_RANKS - len(ranks):
+        if not begin <= end < RANK_LIMIT or end - begin >= MOST_RANKS - len(ranks):
             raise EnvelopeError(f"finding: ranks are not in order, or more than {MOST_RANKS}")
         ranks.update(range(begin, end + 1))
     return frozenset(ranks)
@@ -187,6 +187,7 @@ def _checked(update: FindingUpdate) -> FindingUpdate:
     if update.excerpt is not None:
         if update.excerpt.at >= len(update.excerpt.lines):
             raise EnvelopeError("finding: the excerpt has no line at its place")
+        # A single line can fill it without its line feed (`Excerpt.within`).
         if sum(len(line.encode()) + 1 for line in update.excerpt.lines) > LARGEST_EXCERPT + 1:
             raise EnvelopeError("finding: the excerpt is too large")
     where = replace(origin, node=update.node, job=origin.job or None, pod=origin.pod or None, generation="")

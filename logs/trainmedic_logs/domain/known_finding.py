@@ -28,12 +28,12 @@ class FindingEnd(StrEnum):
     """Reported by all its streams."""
     SILENCE = "silence"
     """No line for the rule's silence."""
-    BOOT = "boot"
+    BOOT = "boot"  # the node was booted later
     ATTEMPT = "attempt"
     """A later attempt began, or the job progressed."""
     UNCONFIRMED = "unconfirmed"
     FORGOTTEN = "forgotten"
-    """Node or job silent for a week."""
+    """Not received for a week (`finding_ends.end_of`)."""
 
 
 class EpisodeKey(NamedTuple):
@@ -50,7 +50,7 @@ class Episode(Struct, frozen=True):
     count: int
     """Lines reported by the stream."""
     counted_before: int = 0
-    """Lines of an earlier, ended finding."""
+    """Those of them that belong to an earlier, ended finding."""
     is_over: bool = False
 
 
@@ -79,7 +79,7 @@ class KnownFinding(Struct, frozen=True):
     """First and last line, by the nodes' clocks."""
     heard_first_at: datetime
     heard_at: datetime
-    """First and last receipt by the server."""
+    """First and last receipt of news by the server."""
     labels: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, str] = field(default_factory=dict)
     ranks: frozenset[int] = frozenset()
@@ -178,7 +178,7 @@ def identity(finding: Finding) -> str:
 
 
 def is_of_later_attempt(finding: Finding, earlier: KnownFinding) -> bool:
-    """Both have one identity, claimed job included."""
+    """Requires equal identities, claimed job included."""
     attempt, before = finding.origin.attempt, earlier.origin.attempt
     is_same_job = finding.origin.job == earlier.origin.job and bool(earlier.origin.job or earlier.claimed_job)
     return is_same_job and attempt is not None and before is not None and attempt > before

@@ -1,4 +1,4 @@
-"""Log data over a budget, in agents' untrusted presence."""
+"""Log data that agents left out for their budgets, by their untrusted presences."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CutKind(StrEnum):
     FILES = "files"
     """Log files not followed; a current number."""
     ENTRIES = "entries"
-    """Entries of directories."""
+    """Scans that ended before a directory's last entry."""
     JOBS = "jobs"
     """Job directories that are not scanned; a current number."""
     SECONDS = "seconds"

@@ -21,7 +21,7 @@ from trainmedic_logs.files import dump_child
 from trainmedic_logs.files.reading_limits import ReadingLimits
 
 MOST_DUMPS = 4096
-"""Per job."""
+"""Per call."""
 # Share 1/64 of the memory: Python's values take up to ten times as much as the answer.
 _ANSWER_SHARE = 64
 _WALL_SECONDS = 60  # per dump
@@ -46,7 +46,8 @@ def read_files(paths: Sequence[Path], limits: ReadingLimits | None = None) -> tu
         for path in paths[:MOST_DUMPS]:
             try:
                 limits.check()
-                answer = process.read(rank_of(path.name) or 0, _bytes_of(path))  # which refuses names without a rank
+                # `_bytes_of` refuses a name without a rank.
+                answer = process.read(rank_of(path.name) or 0, _bytes_of(path))
                 limits.check()
             except OSError as error:
                 refused[path] = error.strerror or str(error)

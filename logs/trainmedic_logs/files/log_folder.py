@@ -75,7 +75,7 @@ class Folder(Struct, frozen=True):
 
 
 def classify_files(directory: Path, limits: ReadingLimits | None = None) -> Folder:
-    """Classify files in and below `directory`, without following links. Raises OSError if it cannot be listed."""
+    """Classify files in and below `directory`, without following links. Raises OSError if one cannot be listed."""
     limits = limits or ReadingLimits()
     files: list[FolderFile] = []
     left_out: dict[str, str] = {}
@@ -210,6 +210,7 @@ def _classified(path: Path, directory: Path) -> FolderFile | None:
     is_pickle = head[:1] == b"\x80" and head[1:2] in b"\2\3\4\5"  # protocols 2 to 5
     if is_pickle or _has_name_of_dump(path):
         kind = Kind.DUMP
+    # A kernel log is recognised by its name or lines, whatever bytes it has.
     if kind is Kind.LINES and origin.source != "kernel" and not _is_text(head):
         return None
     return FolderFile(path_read, kind, origin, written)

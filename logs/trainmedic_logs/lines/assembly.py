@@ -21,7 +21,7 @@ PATIENCE = timedelta(seconds=5)
 _PATIENCE_AFTER_END = timedelta(milliseconds=300)  # after a traceback's exception
 # Held-back blocks of a stream; the oldest goes first.
 _MOST_OPEN = 256
-_AHEAD = timedelta(minutes=1)  # a stated time even further after the arrival is wrong
+_AHEAD = timedelta(minutes=1)  # a time stated further after the arrival is wrong
 
 
 class _OpenBlock(Struct):
@@ -88,7 +88,7 @@ class LineAssembler:
 
     @property
     def held_places(self) -> list[int]:
-        """Starts of held-back lines, which restore a new assembler's state."""
+        """Starts of held-back lines. A new assembler that reads them again has the same state."""
         of_blocks = [place for block in self._open.values() for place in block.places]
         return of_blocks + [place for part in self._divided.values() for place in part.places]
 
@@ -146,7 +146,7 @@ class LineAssembler:
         return self._add_to_block(line, key, arrived, places)
 
     def flush(self, now: datetime | None = None) -> list[Line]:
-        """Return blocks that have waited long enough; without `now` all."""
+        """Return blocks that have waited long enough; without `now` all, and drop incomplete divided lines."""
         due = [key for key, block in self._open.items() if now is None or now - block.last_arrived >= block.patience()]
         if now is None:
             self._divided.clear()
@@ -216,14 +216,14 @@ class LineAssembler:
         return done
 
     def _completed(self, prefixed: prefixes.Prefixed, place: int) -> _DividedLine | None:
-        """Return the line after its last part."""
+        """Return the line after its last part, None before."""
         part = self._divided.pop(prefixed.key, None) or _DividedLine("", [], self._number)
         part.places.append(place)
         if len(part.text) <= LONGEST:
             part.text += prefixed.text
         if not prefixed.is_partial:
             return part
-        if len(self._divided) < _MOST_OPEN:
+        if len(self._divided) < _MOST_OPEN:  # else the part is lost
             self._divided[prefixed.key] = part
         return None
 
@@ -239,6 +239,6 @@ class LineAssembler:
                 rank=prefixed.rank if own.rank is None else own.rank,
                 local_rank=prefixed.local_rank if own.local_rank is None else own.local_rank,
             )
-            if len(self._origins) < _MOST_OPEN * 16:
+            if len(self._origins) < _MOST_OPEN * 16:  # a cache
                 self._origins[ranks] = origin
         return origin

@@ -45,7 +45,7 @@ _REPORT = re.compile(
 )
 # Beginnings of lines before the exception: blanks, Rich's frame, loguru's mark.
 _INSIDE = (" ", "\t", "│", "╰", "|", "+", "> File ")
-# Lower edge of Rich's frame, at most as wide as the message below it.
+# Lower edge of Rich's frame, whose width limits the lines of the message below it.
 _EDGE = "╰─"
 _TABLE_RULE = re.compile(r"[=*-]{20,}\s*$")
 _TABLE_BEGIN = re.compile(r"Root Cause(?: \(first|:\s*$)|[=*]{20,}\s*$|\s{0,4}rank *: \d{1,6} \(local_rank: ")

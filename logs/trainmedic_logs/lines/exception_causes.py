@@ -146,8 +146,8 @@ class ExceptionReading(Struct, frozen=True):
 def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
     """Return the cause by the exception at the end of `traceback`.
 
-    In a chain, the first cause other than the program counts. A program error raised while handling another proves
-    nothing.
+    In a chain, the first cause other than the program counts. A program error after another exception is proof only if
+    that one is the program's too.
     """
     inner = _earlier_in_chain(traceback)
     if inner and name.rpartition(".")[2] in _WRAPPERS:

@@ -12,8 +12,8 @@ LONGEST = 8 * 1024
 """Bytes; `Line.is_cut` marks longer lines."""
 
 
-class Line(NamedTuple):
-    """Line, or joined block such as a traceback. A tuple for speed.
+class Line(NamedTuple):  # a tuple for speed
+    """Line, or joined block such as a traceback.
 
     `text` is decoded, without colours, redraws and prefixes.
     """

@@ -1,4 +1,4 @@
-"""Times at the beginning of log lines, in common formats. `moment` completes a missing year, date or zone."""
+"""Times at the beginning of log lines, in common formats."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def stated(text: str) -> Stated | None:
 
 
 def moment(time: Stated, zone: tzinfo | None, latest: datetime, expected: datetime | None = None) -> datetime | None:
-    """Return the stated time in UTC, None if it is `AHEAD` of `latest`.
+    """Return the stated time in UTC, None if it is before 2000 or over `AHEAD` after `latest`.
 
     `zone` applies to times without one; None is the local zone. An ambiguous time is the nearest to `expected`, else
     the latest.
@@ -172,14 +172,14 @@ def _time_from_digit(text: str, position: int, is_bracketed: bool) -> Stated | N
         is_apart = is_apart or match["f"] is not None or _AFTER_WEAK.match(text, match.end()) is not None
         return _since_epoch(match, is_weak=not is_apart)
     if match := _BARE_CLOCK.match(text, position):
-        wall = _wall_time(match, 2000, 1, 1)
+        wall = _wall_time(match, 2000, 1, 1)  # stands for the missing date
         is_apart = is_apart or match["f"] is not None or _AFTER_WEAK.match(text, match.end()) is not None
         return Stated((wall,), Lacks.DATE, is_weak=True) if wall is not None and is_apart else None
     return None
 
 
 def _from_date(match: re.Match[str], year: int | None, month: int, day: int) -> Stated | None:
-    wall = _wall_time(match, 2000 if year is None else year, month, day)
+    wall = _wall_time(match, 2000 if year is None else year, month, day)  # a leap year stands for a missing one
     if wall is None:
         return None
     return Stated((wall,), Lacks.YEAR if year is None else Lacks.NOTHING)

@@ -1,7 +1,7 @@
 """Matching of a line against a rule set: at most one rule takes it.
 
-Only rules with a literal in the line try their patterns. Precedence: noise rules, other rules, general rules; then by
-name.
+Only rules with a literal in the line try their patterns. General rules come last, noise rules first (also among general
+ones), then by name.
 """
 
 from __future__ import annotations
@@ -248,6 +248,7 @@ def _words_of(line: Line) -> str:
 
 def _meaning_of_exception(role: Role, cause: CauseClass, fields: dict[str, str], words: str) -> _Meaning:
     name = fields.get("exception") or fields.get("alone", "")
+    # A rule with another cause knows it already.
     if cause is not CauseClass.CODE or not name:
         return role, cause, fields
     words = words[:LONGEST]

@@ -16,7 +16,7 @@ from msgspec import Struct
 from trainmedic_core import gpu_names
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_logs.domain.finding import Finding, Origin, Role
-from trainmedic_logs.domain.finding_codec import LARGEST_RANK
+from trainmedic_logs.domain.finding_codec import RANK_LIMIT
 from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
 from trainmedic_logs.lines import records, rendering
 from trainmedic_logs.lines.line import Line
@@ -25,7 +25,7 @@ from trainmedic_logs.lines.matcher import LineMatch
 from trainmedic_logs.lines.rule import LogRule
 
 GpuLookup = Callable[[str], str | None]
-"""Returns a GPU's UUID by its logged PCI address."""
+"""Returns a GPU's UUID by its logged PCI address, or None."""
 
 LONGEST_LINE = 500
 """Characters of a finding's line."""
@@ -99,7 +99,7 @@ def ranks_of(line: Line) -> frozenset[int]:
     rank = line.origin.rank
     if rank is None and line.record is not None:
         rank = line.record.get("rank")
-    return frozenset({rank}) if type(rank) is int and 0 <= rank < LARGEST_RANK else frozenset()
+    return frozenset({rank}) if type(rank) is int and 0 <= rank < RANK_LIMIT else frozenset()
 
 
 def stream_key(origin: Origin) -> str:
@@ -116,10 +116,9 @@ def _start_of_exception(text: str, match: LineMatch) -> int:
     exception = match.fields.get("exception")
     if not isinstance(exception, str) or not exception:
         return match.start
-    at = text.rfind(f"\n{exception}")
-    if at < 0:
-        at = text.rfind(f"| {exception}") + 1  # exception group, with a margin
-    return match.start if at < match.start else at + 1
+    before = "\n" if f"\n{exception}" in text else "| "  # exception groups have a margin
+    at = text.rfind(before + exception)
+    return match.start if at < match.start else at + len(before)
 
 
 def _matched_part(text: str, start: int) -> str:

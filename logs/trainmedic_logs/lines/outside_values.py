@@ -1,7 +1,6 @@
 """Distinction of errors about the program's own names and settings from errors about external values.
 
-Server answers, samples or checkpoints can raise in the program's own file. So shown source must prove the value the
-program's own.
+Samples and server answers can raise in the program's own file, so the shown source decides.
 """
 
 from __future__ import annotations

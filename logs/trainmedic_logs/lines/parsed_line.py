@@ -42,13 +42,13 @@ class ParsedLine(Struct, frozen=True):
 
     text: str
     at: datetime | None
-    """UTC. None unless date and zone are stated."""
+    """UTC. None unless date and zone, or a kernel's time since boot, are stated."""
     level: LogLevel
     rank: int | None = None
     local_rank: int | None = None
     """From torchrun's prefix."""
     stated: Stated | None = None
-    """If `at` is None: a time without a zone or in an ambiguous form."""
+    """If `at` is None: a time in another form, perhaps without zone or date."""
 
 
 def parse(raw: bytes, source: str, booted_at: datetime, longest: int = LONGEST) -> ParsedLine | None:

@@ -12,7 +12,7 @@ from trainmedic_logs.lines.prefixes import DIVIDED
 from trainmedic_logs.lines.raw_text import has_controls, shown_of
 from trainmedic_logs.lines.records import REPORTS
 
-# Any bytes that are not UTF-8.
+# In a literal it stands for any bytes that are not UTF-8.
 _REPLACED = "\N{REPLACEMENT CHARACTER}"
 
 

@@ -59,6 +59,7 @@ def _of_utf16(raw: bytes) -> bytes:
     body = raw.removeprefix(codecs.BOM_UTF16_LE).removeprefix(codecs.BOM_UTF16_BE)
     if len(body) % 2:
         body = body[1:] if body[0] == 0 else body[:-1]
+    # Text that is mostly ASCII: most high bytes are zero, and few low ones.
     for codec, high, low in (("utf-16-le", body[1::2], body[::2]), ("utf-16-be", body[::2], body[1::2])):
         if high.count(0) * 2 > len(high) and low.count(0) * 8 < len(low):
             return body.decode(codec, "replace").encode("utf-8", "replace")

@@ -149,7 +149,7 @@ def _braced(text: str) -> dict[str, Any] | None:
 
 
 def _metrics_in(value: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the nested object with a loss; None if `value` itself has one."""
+    """Return the nested object with a loss or gradient norm; None without one, or if `value` itself has one."""
     level, count = [value], 0
     for _ in range(_DEEPEST):
         inner: list[Mapping[str, Any]] = []
@@ -193,7 +193,7 @@ def _plain_dictionary(text: str) -> Any:
 
 
 def _normalised(value: Mapping[Any, Any]) -> dict[str, Any] | None:
-    """Return the plain members under their usual names, with an event. None without event and loss."""
+    """Return the plain members under their usual names, with an event. None without event, loss and gradient norm."""
     record: dict[str, Any] = {}
     for key, each in list(value.items())[:MOST_MEMBERS]:
         if isinstance(key, str) and (each is None or isinstance(each, (str, int, float, bool))):

@@ -45,7 +45,7 @@ class Confirmation(Struct, frozen=True):
 
 
 class RuleAlert(Struct, frozen=True):
-    """Texts may be templates over ``fields``, ``labels``, ``target`` and ``finding``."""
+    """Texts may be templates over ``fields``, ``labels``, ``target`` and ``finding``; labels over ``fields``."""
 
     name: str
     severity: str = "warning"
@@ -62,7 +62,7 @@ class LogRule(Struct, frozen=True):
     role: Role
     cause: CauseClass
     target: TargetKind = TargetKind.JOB
-    """For kernel lines; other lines concern the job."""
+    """For lines of the kernel or fabric manager; others concern their job."""
     summary: str = ""
     contains: tuple[str, ...] = ()  # literals of which a line must contain one
     match: tuple[LinePattern, ...] = ()
@@ -141,9 +141,9 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
-@cache
+@cache  # reading annotations is slow
 def _members(kind: type[Struct]) -> Sequence[tuple[str, Any]]:
-    """Return names and defaults, cached because reading annotations is slow."""
+    """Return names and defaults."""
     return [(member.name, member.default) for member in fields(kind)]
 
 
@@ -155,7 +155,7 @@ def _is_known(plain: Mapping[str, Any]) -> bool:
             parts = plain[name] if name == "match" else [plain[name]]
             if not all(_member_names(kind).issuperset(part) for part in parts):
                 return False
-    return True
+    return _member_names(Confirmation).issuperset(plain.get("alert", {}).get("confirm", ()))
 
 
 def _member_names(kind: type[Struct]) -> frozenset[str]:

@@ -114,7 +114,7 @@ def metrics_of(text: str) -> dict[str, Any]:
 
 
 def step_of(text: str) -> dict[str, Any] | None:
-    """Return a step line's record. It needs a loss and a step or epoch number, or the data waiting time."""
+    """Return the record of a line with a loss and a step, epoch or learning rate, or with step and data times."""
     text = text[:_LONGEST]
     lower = text.lower()
     if not ("loss" in lower or "data" in lower or "reader" in lower) or not _HINT.search(text):

@@ -57,7 +57,7 @@ class _Losses(Struct):
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_LOSSES))
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=_STEPS_PER_LEVEL))
     block: list[float] = field(default_factory=list)
-    count: int = 0  # losses since the learning rate was raised
+    count: int = 0  # losses since the start, or since the loss settled after a raised learning rate
     settling: int = 0  # remaining levels in which the loss may rise
     first: _LossLevel | None = None
     best: _LossLevel | None = None
@@ -96,6 +96,7 @@ class _Losses(Struct):
     def risen(self) -> Mapping[str, float]:
         """Return the rise, 0 without one; empty while unknown."""
         best, limit = self.best, self.limit
+        # Factors mean nothing for a loss that can be negative.
         if best is None or self.count < _FEWEST_LOSSES or best.loss <= 0:
             return {}
         if sum(loss <= limit for loss in self.recent) > _MOST_LOW_LOSSES:

@@ -25,7 +25,7 @@ from trainmedic_logs.lines.observation import FindingIdentity, GpuLookup
 from trainmedic_logs.lines.rule import UNTIL_ATTEMPT, LogRule, RuleSet
 
 MOST_OPEN = 2_000
-"""Open findings. At this number, the user with the most loses the longest quiet ones."""
+"""Open findings."""
 _EVICTED_AT_ONCE = MOST_OPEN // 16
 MOST_RANKS = 4_096
 """Per finding and stream."""
@@ -95,7 +95,7 @@ class FindingTracker:
         self.lines_taken: Counter[str] = Counter()
         self.lines_near: Counter[str] = Counter()
         self.begun: list[Finding] = []
-        """Begun with the last line, reported by `tick` after `lasting`. The agent keeps their excerpts."""
+        """Begun with the last line; `tick` reports them after `lasting`. The agent keeps their excerpts."""
         self._use(rule_set)
 
     @property
@@ -213,7 +213,7 @@ class FindingTracker:
             users = Counter(entry.user for entry in self._entries.values())
             largest = max(users, key=users.__getitem__)
             keys = [key for key, entry in self._entries.items() if entry.user == largest]
-            # Evict several at once, to amortise the search.
+            # The user with the most loses the longest quiet ones, several at once to amortise the search.
             for key in heapq.nsmallest(_EVICTED_AT_ONCE, keys, lambda key: self._entries[key].finding.last_at):
                 self._forget(key)
 
@@ -317,6 +317,7 @@ def _is_over(entry: _OpenFinding, at: datetime) -> bool:
 
 
 def _silence(rule: LogRule) -> timedelta:
+    # A finding must not end while its lines are counted, or before it is reported.
     per = rule.count.per if rule.count is not None else None
     return max(rule.silence, rule.lasting, per or timedelta(0))
 
@@ -361,6 +362,7 @@ def _merged(finding: Finding, new: Finding) -> Finding:
 
 
 def _written(entry: _OpenFinding) -> dict[str, Any]:
+    # The names stay, for the states that earlier versions stored.
     return {
         "finding": _encoded(entry.finding),
         "waiting": [_encoded(each) for each in entry.waiting],

@@ -17,7 +17,7 @@ from trainmedic_logs.rules.alert_decisions import is_before_boot
 SILENCE = timedelta(minutes=15)
 """Ends findings whose rule is no longer loaded."""
 FORGOTTEN_AFTER = timedelta(days=7)
-"""A finding that waits for a boot, a line or a step ends after this time if its node or job is not connected."""
+"""Findings that wait for a boot, an attempt or a line end after this time without news, if `end_of` allows it."""
 
 
 class EndFacts(Struct, frozen=True):
@@ -42,16 +42,16 @@ def end_of(known: KnownFinding, rule: LogRule | None, facts: EndFacts) -> Findin
     if until == UNTIL_ATTEMPT and job is not None:
         if facts.has_gone_on(known, job, is_silent):
             return FindingEnd.ATTEMPT
-        is_disconnected = job not in facts.jobs
+        may_be_forgotten = job not in facts.jobs
     elif until in (UNTIL_BOOT, UNTIL_ENDS) and node is not None:
         if is_before_boot(known, facts.booted_at.get(node)):
             return FindingEnd.BOOT
-        is_disconnected = node not in facts.agents
-    elif until == UNTIL_ENDS:
-        is_disconnected = True
+        may_be_forgotten = node not in facts.agents
+    elif until == UNTIL_ENDS:  # a job's: its streams may be gone while it runs
+        may_be_forgotten = True
     else:
         return FindingEnd.SILENCE if is_silent else None
-    return FindingEnd.FORGOTTEN if is_disconnected and known.heard_at <= facts.ago(FORGOTTEN_AFTER) else None
+    return FindingEnd.FORGOTTEN if may_be_forgotten and known.heard_at <= facts.ago(FORGOTTEN_AFTER) else None
 
 
 def ended(known: KnownFinding, because: FindingEnd, now: datetime) -> KnownFinding:

@@ -57,7 +57,7 @@ class _Compilation:
     allowance: Allowance
     problems: list[FileProblem] = field(default_factory=list)
     groups: set[str] = field(default_factory=set)
-    has_sure_groups: bool = False  # all patterns could be read, so a missing group is an error
+    has_sure_groups: bool = False  # no records, and all patterns could be read: a missing group is an error
 
     def run(self) -> LogRule | list[FileProblem]:
         raw = self.document.value

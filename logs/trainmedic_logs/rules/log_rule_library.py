@@ -44,7 +44,7 @@ class LoadedRules(Struct, frozen=True):
 
 
 def load(text: str, source: str) -> tuple[list[PlacedRule], list[FileProblem]]:
-    """Return rules, none after a YAML error, and problems. Never raises."""
+    """Return rules (none if the text has a YAML error) and problems. Never raises."""
     documents, problems = yaml_text.read(text, source)
     rules: list[PlacedRule] = []
     has_yaml_problems, allowance = bool(problems), Allowance()
@@ -76,13 +76,11 @@ def load_file(path: Path, before: LoadedRules | None = None) -> LoadedRules:
 
 
 class LogRuleLibrary:
-    """Rules of `roots`, empty until `reload`.
-
-    ``beside`` are playbook roots that may also hold rules; the playbook library reports their missing paths.
-    """
+    """Rules of `roots` and playbook roots (`beside`), empty until `reload`."""
 
     def __init__(self, roots: Sequence[Path], beside: Sequence[Path] = ()) -> None:
         self._roots = (*beside, *roots)
+        # The playbook library reports their missing paths.
         self._beside = frozenset(beside).difference(roots)
         self._files: dict[Path, LoadedRules] = {}
         self._rule_set = RuleSet()

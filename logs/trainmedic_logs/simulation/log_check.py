@@ -40,8 +40,7 @@ def rules_in(roots: Sequence[Path]) -> tuple[RuleSet, Sequence[FileProblem]]:
 
 
 def test_files(roots: Iterable[Path]) -> list[Path]:
-    files = (path for root in roots for path in yaml_files.test_files(root))
-    return list(dict.fromkeys(path for path in files if yaml_files.is_test(path)))
+    return list(dict.fromkeys(path for root in roots for path in yaml_files.test_files(root)))
 
 
 def _server_parts(suite: log_test_format.LogSuite) -> list[FileProblem]:

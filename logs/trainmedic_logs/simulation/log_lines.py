@@ -63,7 +63,7 @@ def lines_of(file: BufferedIOBase) -> Iterator[bytes]:
         *whole, rest = piece.split(b"\n")
         for line in whole:
             if not is_skipping:
-                yield (begun + line)[: LONGEST + 1]
+                yield (begun + line)[: LONGEST + 1]  # a byte more shows that it is cut
             begun, is_skipping = b"", False
         if not is_skipping:
             begun += rest

@@ -35,7 +35,7 @@ class FileResult(Struct, frozen=True):
 
 
 def results(files: Iterable[FileResult], *, verbose: bool = False) -> Iterator[str]:
-    """Yield a line per file with failures, and the sum; with `verbose` also passed tests."""
+    """Yield a line per file, its failures, and at the end the sum; with `verbose` also passed tests."""
     tests = failed = broken = 0
     seconds = 0.0
     for file in files:

@@ -131,6 +131,14 @@ class CutOff(Client):
         yield from _parse(iter(["id: 8", "event: observe_only", f"data: {json.dumps({'seq': 8})}", ""]))
 
 
+def test_following_a_group_shows_only_its_members() -> None:
+    member, other = item(1, parent=item(9)["run_id"]), item(2, parent=None)
+    for group in (item(9)["run_id"], item(9)["run_id"][:8], item(9)["run_id"][-4:]):
+        assert history._matches(member, {"parent": group})
+        assert not history._matches(other, {"parent": group})
+    assert history._matches(other, {"playbook": [other["playbook"]]})
+
+
 def test_following_goes_on_from_where_it_connected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over a restart of a server on which nothing had happened yet: no event is missed."""
     monkeypatch.setattr(history.time, "sleep", lambda seconds: None)

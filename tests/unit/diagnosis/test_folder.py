@@ -230,6 +230,20 @@ def test_one_of_a_kind_is_told_as_one() -> None:
     assert "  before      2 earlier failures were the same" in list(shown({**verdict, "same_before": 2}))
 
 
+def test_an_inner_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, **{"rank0.log": "step 4", "node-7__rank1.log": "step 4"})
+    listing = os.scandir
+
+    def scandir(path: Path) -> object:
+        if path.name == "node-7":
+            raise PermissionError(13, "Permission denied", str(path))
+        return listing(path)
+
+    monkeypatch.setattr(log_folder.os, "scandir", scandir)
+    with pytest.raises(ConfigurationError, match=r"/node-7: Permission denied$"):
+        diagnosed(tmp_path)
+
+
 def test_a_line_about_a_stuck_rank_names_that_rank(tmp_path: Path) -> None:
     """Whichever rank printed it; and nobody is sure of it."""
     place = write(

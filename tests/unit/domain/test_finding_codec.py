@@ -41,7 +41,7 @@ _WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size
 _NAMES = st.text("abcxyz_019", min_size=1, max_size=12).map(lambda text: f"n{text}")
 _IDS = st.text("abc/:.-019", min_size=1, max_size=40)
 _TIMES = st.datetimes(datetime(1990, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))
-_RANKS = st.integers(0, finding_codec.LARGEST_RANK - 1)
+_RANKS = st.integers(0, finding_codec.RANK_LIMIT - 1)
 _TARGETS = st.one_of(
     st.builds(Target, st.just(TargetKind.GPU), node=_NAMES, gpu=_NAMES),
     st.builds(Target, st.just(TargetKind.NODE), node=_NAMES),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from datetime import timedelta
 from typing import Any
@@ -134,6 +135,19 @@ def test_what_is_no_rule_set_is_refused(data: bytes) -> None:
     """With one kind of error."""
     with pytest.raises(ValueError):
         RuleSet.decode(data)
+
+
+@pytest.mark.parametrize("path", [(), ("alert",), ("alert", "confirm"), ("count",)])
+def test_a_rule_with_an_unknown_member_at_any_depth_is_left_out(path: tuple[str, ...]) -> None:
+    confirm = Confirmation(timedelta(minutes=5), ("b",))
+    made = rule("a", alert=RuleAlert("Alert", confirm=confirm), count=RequiredCount(2, timedelta(minutes=1)))
+    document = json.loads(RuleSet((made,)).encode())
+    inner = document["rules"][0]
+    for name in path:
+        inner = inner[name]
+    assert RuleSet.decode(json.dumps(document).encode()).rules == (made,)
+    inner["newer"] = True
+    assert RuleSet.decode(json.dumps(document).encode()) == RuleSet((), ("a",))
 
 
 def test_a_rule_of_a_newer_server_is_left_out() -> None:

@@ -37,7 +37,7 @@ def write_refused(rank: int, attempt: int | None, why: str) -> str:
 
 
 def read(lines: Iterable[str], attempt: int | None) -> tuple[list[Dump], dict[int, str]]:
-    """Skips invalid lines."""
+    """Return dumps, and by rank why one was refused. Skips invalid lines and other attempts (None: any counts)."""
     dumps: list[Dump] = []
     refused: dict[int, str] = {}
     for line in lines:

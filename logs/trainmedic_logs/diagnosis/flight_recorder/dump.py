@@ -44,7 +44,7 @@ class Entry(Struct, frozen=True):
     is_started: bool
     """Its kernel runs."""
     created_ns: int
-    """Nanoseconds since 1970, by the node's clock."""
+    """Nanoseconds since 1970, by the node's clock; 0 if unknown."""
 
 
 class Dump(Struct, frozen=True):
@@ -67,7 +67,7 @@ class Taken(TypedDict):
     rank: int
     configured: int  # number of the first groups, which the dump itself lists
     groups: list[TakenGroup]
-    entries: list[tuple[int, int, str, str, bool, bool, int]]
+    entries: list[tuple[int, int, str, str, bool, bool, int]]  # index of the group, then the members of `Entry`
     last_called: list[int] | None
 
 
@@ -84,7 +84,7 @@ def read(raw: bytes, rank: int) -> Dump:
 
 
 def from_plain(value: Any, rank: int) -> Dump:
-    """Validate an unpickled dump. Raises DumpError."""
+    """Validate a parsed dump. Raises DumpError."""
     if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
         raise DumpError("it is not a flight recorder dump: it has no list of entries")
     listed, configured = value["entries"], value.get("pg_config")

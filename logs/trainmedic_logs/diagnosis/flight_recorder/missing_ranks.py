@@ -31,7 +31,7 @@ class Waiting(Struct, frozen=True):
     silent: tuple[int, ...]
     """Members without a dump."""
     differing: tuple[int, ...] = ()
-    """Ranks with another operation than the majority: the program diverged."""
+    """Ranks with another operation than the majority: the program diverged. Empty without a majority."""
 
 
 class Reading(Struct, frozen=True):
@@ -55,7 +55,7 @@ class Reading(Struct, frozen=True):
 
 
 def read_together(dumps: Sequence[Dump]) -> Reading:
-    """Combine dumps; the larger of one rank counts."""
+    """Combine dumps; of one rank, that with most entries counts."""
     by_rank = {dump.rank: dump for dump in sorted(dumps, key=lambda dump: len(dump.entries))}
     entries: dict[ProcessGroup, dict[int, list[Entry]]] = defaultdict(lambda: defaultdict(list))
     for dump in by_rank.values():
@@ -114,10 +114,7 @@ def _uncalled_numbers(
 
 
 def _absent(group: ProcessGroup, number: int, lasts: Mapping[int, int], by_rank: Mapping[int, Dump]) -> tuple[int, ...]:
-    """Return the members whose dump shows that they did not call collective `number`.
-
-    A rank that waits nowhere is absent if its counters show the previous one, or if it has none.
-    """
+    """Return the members whose dump shows that they did not call collective `number`."""
 
     def is_absent(rank: int) -> bool:
         if rank in lasts:
@@ -125,6 +122,7 @@ def _absent(group: ProcessGroup, number: int, lasts: Mapping[int, int], by_rank:
         dump = by_rank.get(rank)
         if dump is None:
             return False
+        # Without an entry in the group, the counters must show the previous number or, without them, the dump be empty.
         return not dump.entries if dump.last_called is None else number - 1 in dump.last_called
 
     return tuple(rank for rank in group.ranks if is_absent(rank))

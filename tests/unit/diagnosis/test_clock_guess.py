@@ -1,0 +1,25 @@
+"""Years of lines that state none."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from trainmedic_logs.diagnosis import clock_guess
+
+
+@pytest.mark.parametrize(
+    ("line", "written", "year"),
+    [
+        ("Jul  5 12:00:00 node-1 kernel: x", datetime(2026, 7, 5, 11, tzinfo=UTC), 2026),  # local time is ahead of UTC
+        ("Jul  7 12:00:00 node-1 kernel: x", datetime(2026, 7, 5, 11, tzinfo=UTC), 2025),
+        ("Dec 31 12:00:00 node-1 kernel: x", datetime(2026, 1, 1, 11, tzinfo=UTC), 2025),
+        ("Jan  1 05:00:00 node-1 kernel: x", datetime(2025, 12, 31, 22, tzinfo=UTC), 2026),
+        ("Dec 31 12:00:00 node-1 kernel: x", datetime(2025, 12, 31, 22, tzinfo=UTC), 2025),
+    ],
+)
+def test_a_missing_year_is_the_latest_up_to_a_day_after_the_last_write(line: str, written: datetime, year: int) -> None:
+    at = clock_guess.of_line(line.encode(), written)
+    assert at is not None
+    assert at.year == year
