@@ -79,6 +79,7 @@ class CommandQueue:
             self._reply_of_all(command.id, decision.outcome, received.entry, decision.what is Do.CLOSE)
         elif decision.what is Do.TAKE_OVER:
             self._take_over_or_answer(received)
+        # A repeat (`Do.WAIT`) leaves only the waiting command's own entry on the stream.
         elif decision.what is Do.DROP or not self._extend(received):
             received.drop()
 
@@ -142,6 +143,7 @@ class CommandQueue:
         self.enter(command, received.entry)
 
     def _was_never_applied(self, client: redis.Redis, action: str, command_id: str) -> bool:
+        # If it never came, it is blocked from now on.
         if self._handlers.is_in_force(action, command_id):
             return False  # regardless of the memory: its records in Redis can be deleted
         record = self._memory.look_up(client, command_id)

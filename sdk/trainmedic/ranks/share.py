@@ -81,7 +81,7 @@ class Share:
         return self._coordinator.membership.figures() if self._coordinator is not None else {}
 
     def group(self, name: str) -> RankGroup:
-        """Return the group of all ranks. Every rank passes the same name, such as ``f"save-{step}"``."""
+        """Every rank passes the same name, such as ``f"save-{step}"``."""
         self._groups[name] = count = self._groups.pop(name, 0) + 1
         if len(self._groups) > _MOST_GROUPS:
             del self._groups[next(iter(self._groups))]

@@ -38,7 +38,7 @@ _GENERATOR = random.Random()  # noqa: S311 - not the shared one, from which a tr
 
 
 class NoRedisUrl(redis.RedisError):
-    """No usable URL is known yet: none is set or written by a server to its state directory."""
+    """No usable URL is set, or written by a server to its state directory."""
 
 
 class OutageLog:
@@ -131,6 +131,8 @@ class _SharedClient:
 
 
 class RedisConnection:
+    """One thread's use of the client."""
+
     def __init__(
         self, find_url: Callable[[], str | None], outage: OutageLog, shared_client: _SharedClient | None = None
     ) -> None:
@@ -192,7 +194,7 @@ class RedisConnection:
         self._outage.end(self)
 
     def failed(self, error: BaseException) -> float:
-        """Return the seconds to wait."""
+        """Log a new outage; return the seconds to wait."""
         self._outage.begin(self, error, self._find_url())
         if isinstance(error, (NoRoom, redis.exceptions.MaxConnectionsError)) or takes_no_clients(error):
             return _GENERATOR.uniform(*_WAITS_FOR_ROOM)

@@ -35,7 +35,7 @@ def notice_of_rules(node: str) -> str:
 class RulesNotice:
     digest: str
     at: datetime
-    """Readers reject older rules."""
+    """Time of the rules; readers reject older ones."""
 
     @classmethod
     def of(cls, rules: bytes, at: datetime) -> RulesNotice:
