@@ -81,7 +81,7 @@ class Evaluated(NamedTuple):
 
 
 class Progress:
-    """Latest reported values. Only the training thread writes."""
+    """Latest reported values. Only the training thread writes, except `checkpoint`."""
 
     __slots__ = (
         "_began",

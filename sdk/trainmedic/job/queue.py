@@ -35,7 +35,7 @@ _LONGEST_LOGGED = 500
 
 
 class CommandQueue:
-    """The receiver's thread calls `receive` and `refuse`; another takes commands out and closes them."""
+    """The receiver's thread calls `receive` and `refuse`; others take commands out and close them."""
 
     def __init__(
         self,

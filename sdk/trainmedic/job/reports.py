@@ -102,6 +102,7 @@ class JobReports:
         return Window(self.progress, name)
 
     def saved(self, step: int) -> None:
+        """Thread-safe."""
         self.progress.saved(whole(step) or 0, time.time())
         if self.records is not None:
             self.records.note(record_log.CHECKPOINT, step=whole(step))

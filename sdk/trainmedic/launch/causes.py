@@ -31,7 +31,7 @@ _LINES_OF_ERROR = 3
 @dataclass(frozen=True)
 class RankEnd:
     rank: int
-    status: int
+    status: int  # exit code; negative for a signal
     local_rank: int | None = None
     pid: int | None = None
 
@@ -82,7 +82,7 @@ class AttemptRecord:
     number: int
     cause: Cause
     reached: Reached
-    ranks: Sequence[RankEnd] = field(default=())
+    ranks: Sequence[RankEnd] = field(default=())  # failed ones, by torchrun's table
 
 
 def signal_name(number: int) -> str:

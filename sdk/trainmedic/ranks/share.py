@@ -130,7 +130,7 @@ class Share:
             raise RankLost(decision.over)
         agreed = self._meet(decision, step) if decision.commands else ()
         now = time.monotonic()
-        if number > 0:
+        if number > 0:  # before, the calls include the start
             self._interval.record(position.span, now - position.at)
         self._next_call = self._calls + decision.span
         synchronizer.location = self._local.location()

@@ -254,7 +254,7 @@ def _is_locked(training: Path) -> bool:
             return True
         try:
             descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
+        except OSError:  # unknown
             return True
         try:
             if not _try_lock(descriptor):

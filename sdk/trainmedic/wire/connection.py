@@ -130,9 +130,7 @@ class _SharedClient:
             client.close()
 
 
-class RedisConnection:
-    """One thread's use of the client."""
-
+class RedisConnection:  # one thread's use of the client
     def __init__(
         self, find_url: Callable[[], str | None], outage: OutageLog, shared_client: _SharedClient | None = None
     ) -> None:
@@ -233,7 +231,7 @@ def _check_room(client: redis.Redis) -> None:
         left = int(clients["maxclients"]) - int(clients["connected_clients"])
     except (redis.ResponseError, KeyError, TypeError, ValueError):  # an older Redis, or a user without this permission
         return
-    if left < min(ROOM_FOR_SERVERS, int(clients["maxclients"]) // 10):
+    if left < min(ROOM_FOR_SERVERS, int(clients["maxclients"]) // 10):  # of a small Redis, a tenth
         raise NoRoom(f"it has {left} free client slots, which are reserved for servers")
 
 
