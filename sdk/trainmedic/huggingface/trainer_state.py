@@ -67,6 +67,7 @@ class TrainerState:
             return None
 
     def _restore_callbacks(self, checkpoint: Path) -> None:
+        # The Trainer itself restores them only with `restore_callback_states_from_checkpoint`.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             kept = json.loads((checkpoint / "trainer_state.json").read_bytes()).get("stateful_callbacks") or {}
             for name, states in kept.items():

@@ -70,6 +70,7 @@ def write_error_file(error: BaseException | None) -> None:
     torchrun takes the earliest as the root cause, so ranks that lost another write none.
     """
     path = os.environ.get(ERROR_FILE)
+    # Like torchrun's own `record`, none for SystemExit.
     if not path or error is None or isinstance(error, SystemExit) or failure(error) is None:
         return
     try:

@@ -85,7 +85,7 @@ class HandlerRegistry:
             elif now >= command.expires_at:
                 command.failed("the training loop took the command and did not answer it")
 
-    def refusal_reason(self, action: str) -> str | None:
+    def refusal_reason(self, action: str) -> str | None:  # None: it can be carried out, or the loop takes all itself
         if self.capabilities.get(action) == UNSUPPORTED:
             return self._refusals.get(action, "this job does not support it")
         if self.handlers and action not in self.handlers:

@@ -55,7 +55,7 @@ def host_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[int, int] | N
     return (total - available) * 1024, total * 1024
 
 
-def cuda_memory() -> Cuda | None:
+def cuda_memory() -> Cuda | None:  # None if this process uses none
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     try:

@@ -37,9 +37,9 @@ COMMAND = "command"
 END = "end"
 INFO, WARNING, ERROR = "info", "warning", "error"
 
-_MOST_WAITING = 1000  # notes
+_MOST_WAITING = 1000  # notes; later ones are dropped and counted
 _MOST_BYTES = 64 << 20
-_MOST_FILES = 32  # named by the script
+_MOST_FILES = 32  # named by the script; later ones are ignored
 _LONGEST_TEXT = 1000
 _WRITE_INTERVAL_S = 0.5
 _DEVICES_INTERVAL_S = 5.0

@@ -192,7 +192,7 @@ class JobAttempt:
                     pass
             time.sleep(_POLL_SECONDS)
 
-    def _printed_by(self, end: RankEnd, printed: str) -> str | None:
+    def _printed_by(self, end: RankEnd, printed: str) -> str | None:  # None if unknown
         files = sorted(self._rank_files(f"{end.local_rank}/stderr.log"))
         try:
             return output.end_of(files[-1]) if files else causes.lines_of(end, printed)

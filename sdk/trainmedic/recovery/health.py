@@ -219,7 +219,7 @@ class _UsualLosses:
         return not math.isfinite(loss) or (limit is not None and loss > limit)
 
 
-def _limit(median: float, spread: float, limits: _Limits) -> float | None:
+def _limit(median: float, spread: float, limits: _Limits) -> float | None:  # None if all losses are 0
     deviations, part = limits
     tolerance = max(deviations * _NORMAL * spread, part * abs(median))
     return median + tolerance if tolerance > 0 else None

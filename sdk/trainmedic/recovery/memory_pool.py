@@ -143,7 +143,7 @@ class SlotPool:
         slot.remove()
         self._slots.remove(slot)
 
-    def _free_file(self) -> Path | None:
+    def _free_file(self) -> Path | None:  # None for private memory
         if self._directory is None:
             return None
         while (file := self._directory / f"slot-{self._number}").exists():
