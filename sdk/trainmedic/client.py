@@ -108,7 +108,7 @@ class Medic(JobReports):
         self.world_size = settings.world_size
         # Returns live ranks' `stats`, on rank 0 only; elsewhere nothing. None before `share`.
         self.gather: Callable[[], Mapping[int, Mapping[str, Any]]] | None = None
-        self.step: int | None = None  # the last one given to `commands` or `is_quiet`; None before
+        self.step: int | None = None  # of the last `commands` or `is_quiet`, or of a rollback; None before
         self.share: Share | None = None  # None before `join_ranks`
         # Called in the receiver's thread when a command waits for the loop.
         self.on_arrival: Callable[[], None] | None = None

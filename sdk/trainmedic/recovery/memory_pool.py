@@ -87,7 +87,7 @@ class SlotPool:
             fitting[0].users += 1
             return fitting[0]
 
-    def needs(self, size: int) -> bool:
+    def needs(self, size: int) -> bool:  # whether `provide` is to be called
         return self._provided_size < size and not self.problem
 
     def provide(self, size: int) -> None:
