@@ -186,7 +186,7 @@ def _shell_word(printed: str) -> str:
     return match[1] if match is not None else ""
 
 
-def has_progress(failed: Sequence[AttemptRecord]) -> bool:
+def has_progress(failed: Sequence[AttemptRecord]) -> bool:  # of the last attempt, beyond all before
     best = Reached()
     for record in failed[:-1]:
         best = best.further_of(record.reached)

@@ -13,7 +13,6 @@ _FLAGS = frozenset({"--standalone", "-m", "--module", "--no-python", "--no_pytho
 # Options by which the user already stores or shows the ranks' output.
 _OUTPUT_OPTIONS = frozenset({"-r", "--redirects", "-t", "--tee", "--log-dir", "--log_dir"})
 _RESTART_OPTIONS = frozenset({"--max-restarts", "--max_restarts"})
-_RANKS_OPTIONS = ("--nproc-per-node", "--nproc_per_node")
 _LONGEST_LINE = 4096
 
 
@@ -51,8 +50,8 @@ class LaunchLine:
 
     @property
     def is_one_of_several(self) -> bool:
-        # `--nnodes`: other nodes have launchers of their own.
-        return self.options.get("--nnodes", "1") not in ("1", "1:1")
+        # Other nodes have launchers of their own.
+        return self.kind == "torchrun" and self._setting("nnodes") not in ("1", "1:1")
 
     @property
     def can_be_elastic(self) -> bool:
@@ -89,8 +88,13 @@ class LaunchLine:
         """torchrun's OMP_NUM_THREADS: 1 for several ranks on a node, unless set; else empty."""
         if os.environ.get("OMP_NUM_THREADS"):
             return ""
-        ranks = next((self.options[name] for name in _RANKS_OPTIONS if name in self.options), "1")
-        return "" if ranks == "1" else "1"
+        return "" if self._setting("nproc_per_node") == "1" else "1"
+
+    def _setting(self, name: str) -> str:
+        # As torchrun reads it: its option, else its variable.
+        forms = (f"--{name}", f"--{name.replace('_', '-')}")
+        given = (self.options[form] for form in forms if form in self.options)
+        return next(given, os.environ.get(f"PET_{name.upper()}", "1"))
 
     def for_attempt(
         self, rank_logs: Path | None, without: Sequence[str] = (), nodes: tuple[int, int] | None = None

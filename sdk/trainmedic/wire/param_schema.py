@@ -10,7 +10,7 @@ import json
 from typing import Any, Iterator, Mapping
 
 MOST_BYTES = 4096
-_NOTES = ("title", "description", "default")
+_NOTES = ("title", "description", "default")  # without effect
 _LIMITS = ("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems")
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),

@@ -105,6 +105,20 @@ def test_several_nodes_are_known_by_torchruns_option(line: str, is_one_of_severa
     assert LaunchLine.of(line.split()).is_one_of_several is is_one_of_several
 
 
+def test_torchrun_also_reads_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator for Kubernetes sets them; options precede."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("PET_NNODES", "2")
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "8")
+    line = LaunchLine.of(["torchrun", "train.py"])
+    assert line.is_one_of_several
+    assert line.threads == "1"
+    given = LaunchLine.of(["torchrun", "--nnodes", "1", "--nproc-per-node", "1", "train.py"])
+    assert not given.is_one_of_several
+    assert given.threads == ""
+    assert not LaunchLine.of(["python", "train.py"]).is_one_of_several
+
+
 @pytest.mark.parametrize(
     ("line", "threads"),
     [
