@@ -89,7 +89,7 @@ class MemoryStart:
         self._replicas: MemoryReplicas | None = None
 
     def begin(self, group: Group, newest_step: Callable[[], int] | None) -> None:
-        """Reserve memory and restore what an earlier process left. Raises NotAgreed.
+        """Reserve memory and restore what an earlier process left. Raises NotAgreed and OSError.
 
         ``newest_step`` returns the disk's; only a later one is fetched from other nodes. None restores nothing.
         """
