@@ -65,7 +65,7 @@ def connect(
     - ``metrics_host``: its address, ``"0.0.0.0"`` for all.
     - ``capabilities``: ``"live"``, ``"restart"`` or ``"unsupported"`` per action; the last is answered without the
       loop.
-    - ``hang_floor``: minimum seconds without a report that count as a hang; else five times the usual interval.
+    - ``hang_floor``: seconds without a report that count as a hang, or five times the usual interval if longer.
     - ``startup_floor``: the same before there is a usual one, and for windows (`window`).
     - ``largest_lr_scale``: larger multiples of the script's learning rate are rejected.
     - ``layer_norms``: number of layers with an exported gradient norm: non-finite, then the largest ones.

@@ -18,7 +18,7 @@ class _Copy(NamedTuple):
 
 
 class OwnLoss:
-    """Newest known loss. Any thread may read ``latest``."""
+    """Any thread may read ``latest``."""
 
     __slots__ = ("_copy", "due_at", "latest")
 

@@ -96,7 +96,7 @@ class JobReports:
     def window(self, name: str) -> Window:
         """Exclude the time in ``with medic.window("checkpoint"):`` or ``"evaluation"`` from step time.
 
-        It can count as a hang only after ``startup_floor``, half an hour, a window named ``"pause"`` never.
+        It can count as a hang only after ``startup_floor`` (half an hour), a window named ``"pause"`` never.
         Windows nest.
         """
         return Window(self.progress, name)
