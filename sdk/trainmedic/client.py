@@ -1,4 +1,4 @@
-"""`connect` and `Medic`. The training thread only uses plain attributes and queues; background threads use Redis."""
+"""`connect` and `Medic`. Only background threads use Redis."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from trainmedic.wire import envelope, evaluations, param_schema
 
 Handler = TypeVar("Handler", bound=Callable[[JobCommand], "Mapping[str, Any] | None"])
 
-_CLOSE_SECONDS = 2.0  # for the last answers
+_CLOSE_SECONDS = 2.0  # to send the last answers; each other wait of `close` takes at most half
 
 
 def connect(
@@ -62,13 +62,13 @@ def connect(
 
     - ``job``: the alerts' ``job_name``.
     - ``metrics_port``: Prometheus endpoint on rank 0, without a password; 0 picks a free port.
-    - ``metrics_host``: ``"0.0.0.0"`` for all.
+    - ``metrics_host``: its address, ``"0.0.0.0"`` for all.
     - ``capabilities``: ``"live"``, ``"restart"`` or ``"unsupported"`` per action; the last is answered without the
       loop.
-    - ``hang_floor``: minimum seconds of a hang, a step of over five times the usual time.
-    - ``startup_floor``: the same before the loop has its pace, and for windows (`window`).
+    - ``hang_floor``: seconds without a report that count as a hang, or five times the usual interval if longer.
+    - ``startup_floor``: the same before there is a usual one, and for windows (`window`).
     - ``largest_lr_scale``: larger multiples of the script's learning rate are rejected.
-    - ``layer_norms``: number of layers whose gradient norm is shown, largest first.
+    - ``layer_norms``: number of layers with an exported gradient norm: non-finite, then the largest ones.
     - ``log_dir``, else TRAINMEDIC_LOG_DIR: directory of each rank's records, JSON lines every ``log_interval`` steps
       and per event; none without it.
     - ``target_samples_per_second``, ``target_tokens_per_second``: target throughput of all ranks (alert
@@ -108,7 +108,7 @@ class Medic(JobReports):
         self.world_size = settings.world_size
         # Returns live ranks' `stats`, on rank 0 only; elsewhere nothing. None before `share`.
         self.gather: Callable[[], Mapping[int, Mapping[str, Any]]] | None = None
-        self.step: int | None = None  # the last one given to `commands`; None before
+        self.step: int | None = None  # of the last `commands` or `is_quiet`, or of a rollback; None before
         self.share: Share | None = None  # None before `join_ranks`
         # Called in the receiver's thread when a command waits for the loop.
         self.on_arrival: Callable[[], None] | None = None
@@ -121,7 +121,8 @@ class Medic(JobReports):
         self._is_closed = False
         self._error: BaseException | None = None  # error that ends the job, if its script states it
         self._endpoint: MetricsEndpoint | None = None  # on rank 0, if a port was given
-        # Only on rank 0. With several ranks it receives commands once it is known which ranks answer.
+        # Only on rank 0. With several ranks it receives commands from `join_ranks` or the first `commands` on,
+        # when it is known which ranks answer.
         self._server: ServerConnection | None = None
         self._queue: CommandQueue | None = None
         self._is_receiving = True
@@ -158,8 +159,8 @@ class Medic(JobReports):
     def commands(self, step: int) -> list[JobCommand]:
         """Carry out due commands between two steps. Takes a microsecond without commands.
 
-        Handlers run in the calling thread; the caller must answer the returned commands. With `share` every rank gets
-        the same ones, otherwise only rank 0.
+        Handlers run in the calling thread. Commands without one are returned, and the caller must answer them. With
+        `share` every rank gets the same ones, otherwise only rank 0.
         """
         if type(step) is not int:  # NumPy's number, or a tensor
             step = whole(step) or 0
@@ -178,7 +179,7 @@ class Medic(JobReports):
         return handlers.carry_out(due) if due else []
 
     def is_quiet(self, step: int) -> bool:
-        """Return whether `commands` has nothing to do."""
+        """Note the step. Return whether `commands` can be left out, never with `share`."""
         self.step = step
         is_alone = self._is_receiving and self.share is None
         return is_alone and not self._handlers.in_progress and self._queue is not None and not self._queue.has_work
@@ -189,6 +190,7 @@ class Medic(JobReports):
         return list(waiting.values())
 
     def _waiting_rollbacks(self) -> list[str]:
+        # A deferred one is being carried out already.
         return [
             command.id
             for command in self.unanswered()
@@ -262,7 +264,7 @@ class Medic(JobReports):
         return self.share
 
     def close(self) -> None:
-        """Answer open commands with ``failed``, notify server and ranks, and end the threads."""
+        """Answer open commands, notify server, ranks and launcher, and end the threads."""
         if self._is_closed or self._pid != os.getpid():
             return  # a forked child has no threads; its parent continues
         self._is_closed = True
@@ -338,6 +340,7 @@ class Medic(JobReports):
         own_placement = {"placement": devices.placement(self._node)} if self.world_size == 1 else {}
         return {
             "world_size": self.world_size,
+            # Before it is known which ranks answer, the server must expect all.
             "ranks": [0] if self._is_receiving else list(range(self.world_size)),
             **(self.share.describe() if self.share is not None else own_placement),
             "capabilities": dict(self._handlers.capabilities),

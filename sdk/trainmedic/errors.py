@@ -48,7 +48,7 @@ class ConfigurationError(TrainmedicError):
 
 
 class NotAgreed(TrainmedicError):
-    """The ranks could not agree, because one is gone or silent."""
+    """The ranks could not agree: one is gone or silent, or rank 0 has failed."""
 
 
 class Refusal(TrainmedicError):
@@ -64,7 +64,4 @@ class Unsupported(Refusal):
 
 
 class Interrupted(BaseException):
-    """A training step hangs, and a waiting command can help.
-
-    Not an Exception, so that ``except Exception`` does not swallow it.
-    """
+    """End of a hanging step. Not an Exception, so that ``except Exception`` does not swallow it."""

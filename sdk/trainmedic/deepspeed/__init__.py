@@ -11,7 +11,7 @@
             engine.step()
             step.report(loss=loss, grad_norm=engine.get_global_grad_norm())
 
-Loop and commands are those of ``trainmedic.torch``. DeepSpeed itself is not imported.
+Loop and commands are those of ``trainmedic.torch``.
 """
 
 from trainmedic.deepspeed.attaching import attach

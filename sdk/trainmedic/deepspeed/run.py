@@ -29,7 +29,7 @@ class EngineStep(Step):
         self._engine.backward(loss)
 
     def update(self, max_norm: float | None = None) -> torch.Tensor | None:
-        """Call ``engine.step()``; return the gradients' norm after an optimizer step, None if unknown.
+        """Call ``engine.step()``; return the gradients' norm after an optimizer step, else None.
 
         Raises TypeError for ``max_norm``: the engine clips by its own configuration.
         """

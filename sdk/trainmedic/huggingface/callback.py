@@ -191,7 +191,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]
             self._checkpoint(command)
         except Rejected as error:  # the job stops anyway
             return {"checkpoint": None, "no_checkpoint": str(error)}
-        return None
+        return None  # `on_save` answers
 
     def _end_for_rollback(self) -> None:
         if self._step_end is not None:  # else the loop hung, and has ended already

@@ -31,6 +31,7 @@ class StepReports:
             self._medic.progress.add_late_values(loss, grad_norm)
 
     def expect(self, evaluation: bool, checkpoint: bool) -> None:
+        # Opens the window of the first that follows the step.
         self._window.close()
         self._evaluates = evaluation
         if evaluation or checkpoint:

@@ -41,7 +41,7 @@ class TrainerState:
         add_file(file, {"format": _FORMAT, "ranks": args.world_size, **kept})
 
     def restore(self, checkpoint: Path, group: Group, keeps_batches: bool) -> PutBack:
-        """Without ``keeps_batches``, values that may hold batches are reset: all but single numbers."""
+        """Without ``keeps_batches``, reset the Trainer's own values, which may hold batches, except single numbers."""
         kept = self._read(checkpoint)
         seen = group.poll(kept is not None)
         is_whole = all(seen.get(rank) for rank in range(group.world_size))
@@ -67,6 +67,7 @@ class TrainerState:
             return None
 
     def _restore_callbacks(self, checkpoint: Path) -> None:
+        # The Trainer itself restores them only with `restore_callback_states_from_checkpoint`.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             kept = json.loads((checkpoint / "trainer_state.json").read_bytes()).get("stateful_callbacks") or {}
             for name, states in kept.items():

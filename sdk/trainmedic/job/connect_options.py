@@ -37,7 +37,7 @@ def check_targets(**targets: Any) -> dict[str, float]:
 
 
 def check_url(settings: Settings) -> None:
-    """Connects nowhere, and shows no password."""
+    """Check the URL without connecting; the error shows no password."""
     try:
         if settings.redis_url is not None:
             open_client(settings.redis_url).close()

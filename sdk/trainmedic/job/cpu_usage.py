@@ -17,7 +17,7 @@ class CpuMeter:
         self._cores: float | None = None
 
     def cores(self, now: float) -> float | None:
-        """Return the mean busy cores since the last reading; None if unknown, or in the first second."""
+        """Return the mean busy cores between the last two readings, at most one a second; None if unknown."""
         if now - self._at < _SHORTEST:
             return self._cores
         seconds = cpu_seconds(self._proc)
@@ -30,6 +30,7 @@ class CpuMeter:
 
 
 def cpu_seconds(proc: Path = PROC) -> float | None:
+    # Of this process and its children, ended ones included. None if unreadable.
     own = _ticks(proc / "self")
     if own is None:
         return None

@@ -22,13 +22,14 @@ log = logging.getLogger("trainmedic")
 GROUP = "trainmedic.detectors"
 DETECTED = "detected"
 LINE = "log"
-"""Event of records that are not written to a file."""
-_MOST_WAITING = 1000
-_MOST_IN_AN_HOUR = 20
-_MOST_MEMBERS = 32
-_MOST_ERRORS = 5
+"""Event of the program's log lines, which only detectors get."""
+_MOST_WAITING = 1000  # records; later ones are dropped
+_MOST_IN_AN_HOUR = 20  # findings of one detector
+_MOST_MEMBERS = 32  # of a finding
+_LONGEST_MEMBER_NAME = 60
+_MOST_ERRORS = 5  # consecutive; then the detector is disabled
 _MOST_DETECTORS = 32
-_LONGEST_LINE = 1000
+_LONGEST_LINE = 1000  # characters
 _HOUR = 3600.0
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,59}\Z", re.ASCII)
 
@@ -38,7 +39,7 @@ Findings = Union[None, Found, Iterable[Found]]
 
 
 class Detector(Protocol):
-    """Detector, instantiated without arguments for each rank."""
+    """Detector; a class is instantiated without arguments."""
 
     def feed(self, record: Mapping[str, Any]) -> Findings: ...
 
@@ -133,7 +134,8 @@ class Detectors:
         times = [at for at in self._times.get(name, []) if now - at < _HOUR]
         self._times[name] = [*times, now]  # suppressed ones count too
         if len(times) < _MOST_IN_AN_HOUR:
-            self._report(name, {str(key)[:60]: value for key, value in list(fields.items())[:_MOST_MEMBERS]})
+            members = list(fields.items())[:_MOST_MEMBERS]
+            self._report(name, {str(key)[:_LONGEST_MEMBER_NAME]: value for key, value in members})
 
 
 class LineHandler(logging.Handler):

@@ -1,4 +1,4 @@
-"""GPUs of this process by NVML name. No CUDA context is created."""
+"""GPUs of this process by NVML name or PCI address. No CUDA context is created."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ def nvml_name(uuid: Any) -> str:
 
 
 def in_use() -> list[str]:
+    # Empty also if unknown.
     return _of_devices(lambda properties: nvml_name(properties.uuid))
 
 
@@ -34,6 +35,6 @@ def _of_devices(name: Callable[[Any], str]) -> list[str]:
 
 
 def placement(node: str) -> list[dict[str, Any]]:
-    """Return the only rank, with each GPU in use or None."""
+    """Return an entry per GPU in use of the only rank, or one with None."""
     gpus: Sequence[str | None] = in_use() or (None,)
     return [{"rank": 0, "node": node, "gpu": gpu} for gpu in gpus]

@@ -21,7 +21,7 @@ _LOST_CONNECTION = re.compile(
     r"|ncclRemoteError|pair closure|was aborted|timed? ?out|recvValue failed|failed to (?:recv|receive)|socket closed"
 )
 _SEARCHED = 4000  # characters
-_LONGEST_CHAIN = 8
+_LONGEST_CHAIN = 8  # an error and its causes
 
 
 def fatal_error() -> BaseException | None:
@@ -31,7 +31,7 @@ def fatal_error() -> BaseException | None:
 
 
 def failure(error: BaseException | None) -> str | None:
-    """Return why the job failed; None for a normal end. The error's text may hold secrets and is omitted."""
+    """Return why the job failed; None for a normal end or Ctrl-C. The error's text may hold secrets and is omitted."""
     if error is None or isinstance(error, KeyboardInterrupt):
         return None
     if isinstance(error, SystemExit):
@@ -70,6 +70,7 @@ def write_error_file(error: BaseException | None) -> None:
     torchrun takes the earliest as the root cause, so ranks that lost another write none.
     """
     path = os.environ.get(ERROR_FILE)
+    # Like torchrun's own `record`, none for SystemExit.
     if not path or error is None or isinstance(error, SystemExit) or failure(error) is None:
         return
     try:

@@ -20,7 +20,7 @@ class Group(Protocol):
     def choose(self, make: Callable[[], Value], patience: float = PATIENCE) -> Value:
         """Call `make` on rank 0; return its value (as JSON) on every rank.
 
-        Every rank raises its `Rejected` or `Unsupported`. Raises NotAgreed if rank 0 fails otherwise or is gone.
+        Every rank raises rank 0's `Rejected` or `Unsupported`, the others NotAgreed if it fails otherwise or is gone.
         """
         ...
 

@@ -30,8 +30,6 @@ InForce = Callable[[str], "bool | None"]
 
 
 class HandlerRegistry:
-    """Handlers of one rank, and its commands in progress."""
-
     def __init__(
         self, job: str, capabilities: dict[str, str], window: Callable[[], AbstractContextManager[Any]]
     ) -> None:
@@ -87,7 +85,7 @@ class HandlerRegistry:
             elif now >= command.expires_at:
                 command.failed("the training loop took the command and did not answer it")
 
-    def refusal_reason(self, action: str) -> str | None:
+    def refusal_reason(self, action: str) -> str | None:  # None: it can be carried out, or the loop takes all itself
         if self.capabilities.get(action) == UNSUPPORTED:
             return self._refusals.get(action, "this job does not support it")
         if self.handlers and action not in self.handlers:
@@ -106,7 +104,7 @@ class HandlerRegistry:
         return "; ".join(islice(param_schema.problems(schema, dict(params)), 5)) or None
 
     def is_in_force(self, action: str, command_id: str) -> bool | None:
-        """Return whether the handler could revert it, or None. Thread-safe."""
+        """Return whether a command's change is active; None if unknown. Thread-safe."""
         try:
             return self._in_force.get(action, _not_known)(command_id)
         # Catch everything: the user's function must not end the calling thread.
@@ -115,9 +113,9 @@ class HandlerRegistry:
             return None
 
     def was_applied(self, action: str, command_id: str) -> bool | None:
-        """Return whether active changes prove that a command was applied; None if unknown. Thread-safe."""
+        """Return whether active changes prove that a command was applied; None if not known yet. Thread-safe."""
         if self._in_force.get(action, _not_known) in (_not_known, as_it_was):
-            return False
+            return False  # these prove nothing
         return self.is_in_force(action, command_id)
 
     def _call(self, handler: CommandHandler, command: JobCommand) -> None:

@@ -21,13 +21,13 @@ EXACT_KERNELS = 1e-5
 """84 times float32's machine epsilon (2^-23): MKL sums in another order if memory is aligned differently."""
 COARSE_KERNELS = 2.0**-7
 """bfloat16's machine epsilon: kernels may add in any order (PyTorch's notes on reproducibility)."""
-# Multiple of the losses' range, plus a quarter of the largest.
+# A jump exceeds the largest earlier loss by six times their range and a quarter of the largest; after fewer than three
+# losses, whose range means little, by four times the largest.
 _JUMP_SPREADS = 6.0
 _JUMP_SHARE, _JUMP_SHARE_OF_FEW = 0.25, 4.0
-# With fewer, a jump is five times the largest.
 _FEW_LOSSES = 3
-_MOST_STEPS = 8192
-_SAVED_LOSSES = 512
+_MOST_STEPS = 8192  # kept in memory
+_SAVED_LOSSES = 512  # in a checkpoint, also of changes
 _NOT_REPORTED = "no loss was reported for these steps before"
 _NO_LOSS = "no loss was reported since"
 _FAULT_IN_COURSE = "the training went back because of a fault in its course, which need not come again"
@@ -37,7 +37,7 @@ _OTHER_NUMBER = (
     "not comparable: the gradients are as before and the reported losses are not, so the loop reports another number "
     "than the loss of the step, such as a running mean; report the loss itself"
 )
-_SAVED_GRADIENTS = 64
+_SAVED_GRADIENTS = 64  # steps in a checkpoint
 
 Norms = Sequence[float]
 """Norms of fixed parts of a step's gradients."""
@@ -52,13 +52,13 @@ class LossCourse:
     is_known: bool = True
     """False if the batches may differ."""
     trouble_at: int | None = None
-    """First untrusted step. With one, only the first loss must agree."""
+    """First untrusted step. With one, only an earlier first loss must agree."""
     changed_at: int | None = None
     """First step after a command that changes losses."""
 
 
 class LossComparison:
-    """``earlier_until`` is the last step of an earlier process."""
+    """Comparison after a rollback to ``step``. ``earlier_until``: last step of an earlier process."""
 
     def __init__(
         self,
@@ -145,24 +145,26 @@ class LossComparison:
         return bool(self._stopped_because) and step > self._stopped_after
 
     def _trains_as_before(self, step: int) -> bool | None:
-        """Return whether gradients agree up to the first update at or after `step`; None before it."""
+        """Return whether gradients agree up to the first update at or after `step`; None before it,
+        False if none is known.
+        """
         update = min((each for each in self._gradients if each >= step), default=None)
         if update is None or not all(agree for at, agree in self._gradients_agree.items() if at <= update):
             return False
         return True if update in self._gradients_agree else None
 
     def note_course_change(self, because: str, after: int = 0) -> None:
-        """Stop comparing: later losses change on purpose."""
+        """Stop comparing after step `after`: later losses change on purpose."""
         if not self._stopped_because:
             self._stopped_because, self._stopped_after = because, after
 
     @property
     def problem(self) -> str:
-        """Why the rollback does not hold, "" if it does."""
+        """Why the rollback does not hold, "" if nothing shows that."""
         return self._find_problem(is_last=True)
 
     def _find_problem(self, is_last: bool) -> str:
-        """`is_last`: no other loss or gradient follows."""
+        """Return `problem`; `is_last`: no other loss or gradient follows."""
         if self.not_finite_at is not None:
             after = self.not_finite_at - self.step
             return f"the loss of step {self.not_finite_at} is not a finite number, {after} step(s) after the checkpoint"
@@ -175,8 +177,9 @@ class LossComparison:
 
     def _difference_at(self, step: int) -> str:
         before, now = self.different[step]
-        agreed = sum(each < step for each in self.compared)
-        earlier = f" after {agreed} that agree" if agreed else ", the first that was compared"
+        agreed = sum(each < step and each not in self.different for each in self.compared)
+        first = ", the first that was compared" if step == self.compared[0] else ""
+        earlier = f" after {agreed} that agree" if agreed else first
         return f"the loss of step {step} is {now:.8g}, and was {before:.8g} before{earlier}"
 
     @property
@@ -298,6 +301,7 @@ class LossLog:
         return min((each + 1 for each in self._changes if each > after), default=None)
 
     def go_back(self, step: int, course: LossCourse) -> LossComparison:
+        """Forget what followed `step`, and return the comparison with it."""
         last = step + COMPARED
         before = {at: loss for at, loss in self._losses.items() if step < at <= last}
         read = {at: float("nan") if (value := number(loss)) is None else value for at, loss in before.items()}

@@ -1,4 +1,4 @@
-"""Level and scatter of a job's last losses; Prometheus samples too few."""
+"""Level and scatter of a job's last losses, of which Prometheus samples too few."""
 
 from __future__ import annotations
 

@@ -39,9 +39,9 @@ def resident_bytes(proc: Path = PROC) -> int | None:
 
 
 def host_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[int, int] | None:
-    """Return used bytes and their limit, of the control group if it has a limit, else of the machine.
+    """Return used bytes and their limit, of the control group if its limit is lower, else of the machine.
 
-    Reclaimable memory is not in use.
+    Reclaimable memory does not count as used. None if unreadable.
     """
     machine = _fields(proc / "meminfo", ":")
     total, available = machine.get("MemTotal"), machine.get("MemAvailable")
@@ -55,7 +55,7 @@ def host_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[int, int] | N
     return (total - available) * 1024, total * 1024
 
 
-def cuda_memory() -> Cuda | None:
+def cuda_memory() -> Cuda | None:  # None if this process uses none
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     try:
@@ -81,7 +81,7 @@ def _device(cuda: Any, index: int) -> Cuda:
 class Growth:
     """Lasting memory growth per step.
 
-    The slope is the median over all pairs of samples (Theil 1950, Sen 1968), of two halves the smaller.
+    The slope is the median over all pairs of samples (Theil 1950, Sen 1968); the smaller of two halves counts.
     """
 
     def __init__(self, samples: int = _SAMPLES, apart: float = _SAMPLE_INTERVAL_S) -> None:
@@ -96,7 +96,7 @@ class Growth:
         self._samples.append((steps, size))
 
     def per_step(self) -> float | None:
-        """Return bytes per step; None for too few samples."""
+        """Return bytes per step, 0 or more; None for too few samples."""
         samples = list(self._samples)
         if len(samples) < _FEWEST_SAMPLES:
             return None
@@ -116,6 +116,7 @@ def _own_control_group(proc: Path, cgroup: Path) -> Path | None:
     for line in (_read(proc / "self" / "cgroup") or "").splitlines():
         if line.startswith("0::"):
             inside = cgroup / line[3:].strip().lstrip("/")
+            # In a container, the root is often its own group, and the path is the machine's.
             return inside if (inside / "memory.max").exists() else cgroup
     return None
 

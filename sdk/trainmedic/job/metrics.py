@@ -26,7 +26,7 @@ Ranks = Callable[[], Mapping[int, Mapping[str, Any]]]  # figures by rank
 HELP = {
     "training_loss": "Loss of the last reported step.",
     "training_loss_lowest_of_five": "The lowest loss of the last five reports.",
-    "training_loss_spread": "Median absolute deviation of the losses of the last hundred reports.",
+    "training_loss_spread": "Median absolute deviation of the last hundred losses, from their trend if they fall.",
     "training_throughput_samples_per_second": "Samples per second, over the last few steps.",
     "training_throughput_tokens_per_second": "Tokens per second, over the last few steps.",
     "training_evaluation_loss": "Loss of the last evaluation.",

@@ -18,7 +18,7 @@ class _Copy(NamedTuple):
 
 
 class OwnLoss:
-    """Newest known loss. Any thread may read ``latest``."""
+    """Any thread may read ``latest``."""
 
     __slots__ = ("_copy", "due_at", "latest")
 
@@ -29,7 +29,7 @@ class OwnLoss:
         self.due_at = float("-inf")
 
     def note(self, step: int | None, loss: Any, now: float) -> None:
-        """Take a loss; a tensor when its copy is complete."""
+        """Take a loss; of tensors one a second, when its copy is complete."""
         if type(loss) is float:
             self.latest = (step, loss)
             return

@@ -1,6 +1,6 @@
 """Duration of steps: data (waiting for a batch), wait (for other ranks), and compute (the rest).
 
-Own time excludes wait; the delaying rank has the most.
+Own time excludes wait; the rank that delays others has the most.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Pace:
                     amounts[name] = amount + weight * (count - amount)
         if not seconds:
             return {}
-        lasting = max(seconds, waited)
+        lasting = max(seconds, waited)  # a hanging loop must not look fast
         throughput = {f"training_throughput_{name}_per_second": amount / lasting for name, amount in amounts.items()}
         return {"training_step_seconds": lasting / steps, **{name: rate for name, rate in throughput.items() if rate}}
 

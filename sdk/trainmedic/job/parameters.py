@@ -28,8 +28,8 @@ class Checkpoint:
 class Rollback:
     """Go back to a complete checkpoint, then skip ``skip_batches`` batches.
 
-    The checkpoint is the newest written before ``before`` (UTC), at or before ``step``, or at least ``steps_back``
-    steps ago; without any, the newest of all.
+    The checkpoint is the newest healthy one written before ``before`` (UTC), at or before ``step``, or at least
+    ``steps_back`` steps ago; without any, of all.
     """
 
     before: datetime | None = None

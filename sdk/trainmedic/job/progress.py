@@ -35,9 +35,9 @@ WINDOWS = (CHECKPOINT, EVALUATION, PAUSE, REPAIR, OTHER)
 TENSOR_INTERVAL = 0.05
 """Seconds between tensors: freeing a graph takes tens of microseconds."""
 REPORT_INTERVAL = 0.25
-"""Minimum seconds between reports beyond loss and gradient norm."""
+"""Minimum seconds between full reports; others have only loss and gradient norm."""
 OVERFLOWS = 20
-"""Consecutive reports with overflowing gradients that a loss scaler explains."""
+"""Consecutive reports with overflowing gradients that a loss scaler no longer explains."""
 _FEWEST_INTERVALS = 5  # before the usual interval counts
 # Metrics in the presence, by their name there.
 _SHOWN = {
@@ -49,7 +49,7 @@ _NAN = float("nan")
 
 
 class Stall(NamedTuple):
-    """Seconds since the last step, without windows, and the limit of a hang."""
+    """Seconds since the last report, without windows, and the limit of a hang."""
 
     seconds: float
     limit: float
@@ -81,7 +81,7 @@ class Evaluated(NamedTuple):
 
 
 class Progress:
-    """Latest reported values. Only the training thread writes."""
+    """Latest reported values. Only the training thread writes, except `checkpoint`."""
 
     __slots__ = (
         "_began",
@@ -174,7 +174,7 @@ class Progress:
         data_seconds: float | None = None,
         wait_seconds: float | None = None,
     ) -> None:
-        """Add a step's report, without its tensors within `TENSOR_INTERVAL`. A jump counts all steps in between."""
+        """Add a step's report, its tensors once per `TENSOR_INTERVAL`. A jump counts all steps in between."""
         if step is not None and type(step) is not int:
             step = whole(step)
         done = self.steps_covered_by(step)
@@ -304,7 +304,7 @@ class Progress:
         in_windows = windows.before
         if windows.names:
             lasting = now - windows.since
-            # A pause is intended and has its own limit.
+            # A pause is intended and has its own limit; another window that lasts too long is a stall.
             in_windows += lasting if windows.names[-1] == PAUSE else min(lasting, self.startup_floor)
         then, in_windows_then = self._last_report or (self._began, 0.0)
         seconds = max(now - then - (in_windows - in_windows_then), 0.0)
@@ -334,8 +334,7 @@ class Progress:
     def values(self, now: float) -> dict[str, float]:
         """Return the known metric values by name; NaN if not finite.
 
-        Some frameworks log a loss of 0.0 if its gradient norm is not finite; it becomes NaN. A late report lowers the
-        throughput, so a hanging loop does not look busy.
+        Some frameworks log a loss of 0.0 if its gradient norm is not finite; it becomes NaN.
         """
         grad_norm = number(self.grad_norm)
         loss = number(self.loss)

@@ -35,7 +35,7 @@ _LONGEST_LOGGED = 500
 
 
 class CommandQueue:
-    """The receiver's thread calls `receive` and `refuse`; another takes commands out and closes them."""
+    """The receiver's thread calls `receive` and `refuse`; others take commands out and close them."""
 
     def __init__(
         self,
@@ -78,7 +78,8 @@ class CommandQueue:
         elif decision.outcome is not None:
             self._reply_of_all(command.id, decision.outcome, received.entry, decision.what is Do.CLOSE)
         elif decision.what is Do.TAKE_OVER:
-            self._take_over_or_answer(received)
+            self._take_over_or_note_interrupted(received)
+        # A repeat (`Do.WAIT`) leaves only the waiting command's own entry on the stream.
         elif decision.what is Do.DROP or not self._extend(received):
             received.drop()
 
@@ -130,7 +131,7 @@ class CommandQueue:
         self.reply_so_far(waiting, list(waiting.outcomes))
         return waiting.entry == received.entry
 
-    def _take_over_or_answer(self, received: ReceivedCommand) -> None:
+    def _take_over_or_note_interrupted(self, received: ReceivedCommand) -> None:
         # This attempt carries out a rollback that waited when the last one ended.
         command = received.command
         was_waiting = command.id in self._waited_before
@@ -142,6 +143,7 @@ class CommandQueue:
         self.enter(command, received.entry)
 
     def _was_never_applied(self, client: redis.Redis, action: str, command_id: str) -> bool:
+        # If it never came, it is blocked from now on.
         if self._handlers.is_in_force(action, command_id):
             return False  # regardless of the memory: its records in Redis can be deleted
         record = self._memory.look_up(client, command_id)

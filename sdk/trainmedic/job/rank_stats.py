@@ -77,6 +77,7 @@ def _memory_samples(ranks: Mapping[int, Mapping[str, Any]], memory: str) -> Iter
     labels = {"memory": memory}
     in_use = {rank: size for rank, figures in ranks.items() if (size := _figure(figures, f"{memory}_used")) is not None}
     if in_use:
+        # Without a limit, the largest counts.
         fullest = max(in_use, key=lambda rank: in_use[rank] / (_figure(ranks[rank], f"{memory}_limit") or 1.0))
         yield Sample("training_memory_used_bytes", labels, in_use[fullest])
         limit = _figure(ranks[fullest], f"{memory}_limit")

@@ -37,9 +37,9 @@ COMMAND = "command"
 END = "end"
 INFO, WARNING, ERROR = "info", "warning", "error"
 
-_MOST_WAITING = 1000  # notes
+_MOST_WAITING = 1000  # notes; later ones are dropped and counted
 _MOST_BYTES = 64 << 20
-_MOST_FILES = 32  # named by the script
+_MOST_FILES = 32  # named by the script; later ones are ignored
 _LONGEST_TEXT = 1000
 _WRITE_INTERVAL_S = 0.5
 _DEVICES_INTERVAL_S = 5.0
@@ -79,7 +79,7 @@ class RecordLog:
         self._lost = 0  # by the writing thread
         self._reported_lost = 0
         self._epoch: int | None = None
-        self._loss_step = -1  # last step with a record
+        self._loss_step = -1  # step of the last record
         self._wake = threading.Event()
         self._is_closing = False
         self.detectors = detectors.Detectors(self.note_detected, settings.job)
@@ -241,7 +241,7 @@ class RecordLog:
 
 
 def readable(value: Any) -> Any:
-    """Return JSON with finite numbers and text of at most 1,000 characters."""
+    """Return a JSON value: floats of seven digits, "NaN" for what is no number, text of at most 1,000 characters."""
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, str):

@@ -84,7 +84,7 @@ def whole(step: Any) -> int | None:
 
 
 def detached(value: Any) -> Any:
-    """Return a tensor without its graph; CPU tensors as numbers."""
+    """Return a tensor without its graph, CPU tensors as numbers, None if ranks hold parts; other values as they are."""
     is_tensor, is_spread = _kind_of(type(value))  # type: ignore[arg-type]  # a type can be hashed
     if not is_tensor:
         return value

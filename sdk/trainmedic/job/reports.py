@@ -47,7 +47,8 @@ class JobReports:
         Amounts and seconds cover the time since the last report; ``samples`` and ``tokens`` are those of all ranks.
         ``data_seconds`` is this rank's wait for batches, ``wait_seconds`` for other ranks, ``own_seconds`` all but the
         latter; one of these two suffices. ``expected_learning_rate`` is the schedule's rate times Trainmedic's scale.
-        ``memory_bytes`` is for accelerators other than CUDA. Tensors are taken at most 20 times a second.
+        ``memory_bytes`` is for accelerators other than CUDA, ``epoch`` for the records. Tensors are taken at most 20
+        times a second.
         """
         self.progress.add_report(
             step,
@@ -93,14 +94,15 @@ class JobReports:
             self.records.note(record_log.EVALUATION, step=at, **of_loss, metrics=others or None)
 
     def window(self, name: str) -> Window:
-        """Exclude the time in ``with medic.window("checkpoint"):`` or ``"evaluation"`` from steps.
+        """Exclude the time in ``with medic.window("checkpoint"):`` or ``"evaluation"`` from step time.
 
-        This is no step time. Only after half an hour can it count as a hang, a window named ``"pause"`` never.
+        It can count as a hang only after ``startup_floor`` (half an hour), a window named ``"pause"`` never.
         Windows nest.
         """
         return Window(self.progress, name)
 
     def saved(self, step: int) -> None:
+        """Thread-safe."""
         self.progress.saved(whole(step) or 0, time.time())
         if self.records is not None:
             self.records.note(record_log.CHECKPOINT, step=whole(step))

@@ -20,7 +20,7 @@ class RotatingFile:
     """
 
     def __init__(self, path: Path | None, most: int, content: str = "the job's output") -> None:
-        self._path = path
+        self._path = path  # None: write nothing
         self._content = content
         self._half = max(most // 2, 1)
         self._size = 0

@@ -22,7 +22,8 @@ from trainmedic.wire.log_layout import AttemptLogs
 log = logging.getLogger("trainmedic")
 
 _POLL_SECONDS = 0.2
-# A hang this long beyond the job's own limit is ended for a waiting rollback. A job of one rank interrupts itself.
+# Seconds beyond the job's own limit after which a hang is ended for a waiting rollback. A job of one rank interrupts
+# itself sooner.
 _HANG_WITH_ROLLBACK_S = 10.0
 _BOUND_INTERVAL_S = 5.0  # between two checks of the sizes of torchrun's files
 _OUTPUT_SECONDS = 5.0  # after the end, for the rest of the output
@@ -60,7 +61,7 @@ class JobAttempt:
         """`begin` starts the attempt in a standby process, or returns None."""
         self._plan = plan
         self._begin = begin
-        self._lifeline = -1  # pipe for orders to the guard; -1 while none runs
+        self._lifeline = -1  # descriptor of the pipe for orders to the guard; -1 while none runs
         self._terminals: list[int] = []
         self._is_stopping = False
         self._is_hung = False
@@ -69,14 +70,14 @@ class JobAttempt:
         self._directory = plan.logs.path if plan.logs is not None else None
         self._status = StatusReader(self._directory) if self._directory is not None else None
         self._bounded_at = time.monotonic()
-        self._received = b""  # from the guard
+        self._received = b""  # the guard's report, without `passed` lines
 
-    def stop(self, number: int) -> None:
+    def stop(self, signal_number: int) -> None:
         self._is_stopping = True
-        self._send_order(f"end {number}")
+        self._send_order(f"end {signal_number}")
 
-    def pass_on(self, number: int) -> None:
-        self._send_order(f"pass {number}")
+    def pass_on(self, signal_number: int) -> None:
+        self._send_order(f"pass {signal_number}")
 
     def resize(self) -> None:
         for descriptor in self._terminals:
@@ -88,7 +89,7 @@ class JobAttempt:
                 os.write(self._lifeline, f"{order}\n".encode())
 
     def run(self, while_running: Callable[[], None]) -> AttemptEnd:
-        """Run the command to its end; call `while_running` several times a second. Raises OSError."""
+        """Run the command; call `while_running` several times a second. Raises OSError if it cannot start."""
         environment = dict(self._plan.environment)
         if self._directory is not None:
             environment[status_file.VARIABLE] = str(self._directory)
@@ -191,7 +192,7 @@ class JobAttempt:
                     pass
             time.sleep(_POLL_SECONDS)
 
-    def _printed_by(self, end: RankEnd, printed: str) -> str | None:
+    def _printed_by(self, end: RankEnd, printed: str) -> str | None:  # None if unknown
         files = sorted(self._rank_files(f"{end.local_rank}/stderr.log"))
         try:
             return output.end_of(files[-1]) if files else causes.lines_of(end, printed)

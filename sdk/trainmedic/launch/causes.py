@@ -9,7 +9,7 @@ from typing import Collection, Mapping, Sequence
 
 from trainmedic.job.ending import is_lost_peer
 
-SAME_CAUSE = 3  # attempts in a row, after which no other follows
+SAME_CAUSE = 3  # attempts in a row without progress, after which no other follows
 
 _PREFIX = re.compile(r"^(?:\[[^\]]{1,80}\]:? ?)+")
 _ERROR = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Iteration|Failed))(?::|\s*$)")
@@ -31,7 +31,7 @@ _LINES_OF_ERROR = 3
 @dataclass(frozen=True)
 class RankEnd:
     rank: int
-    status: int
+    status: int  # exit code; negative for a signal
     local_rank: int | None = None
     pid: int | None = None
 
@@ -82,7 +82,7 @@ class AttemptRecord:
     number: int
     cause: Cause
     reached: Reached
-    ranks: Sequence[RankEnd] = field(default=())
+    ranks: Sequence[RankEnd] = field(default=())  # failed ones, by torchrun's table
 
 
 def signal_name(number: int) -> str:
@@ -136,7 +136,7 @@ def rank_ends(text: str) -> list[RankEnd]:
 
 
 def lines_of(end: RankEnd, text: str) -> str | None:
-    """Return the rank's lines; None if no line states its rank."""
+    """Return the rank's lines; None if no line states a rank."""
     own: list[str] = []
     has_prefixes = False
     for line in text.splitlines():
@@ -186,7 +186,7 @@ def _shell_word(printed: str) -> str:
     return match[1] if match is not None else ""
 
 
-def has_progress(failed: Sequence[AttemptRecord]) -> bool:
+def has_progress(failed: Sequence[AttemptRecord]) -> bool:  # of the last attempt, beyond all before
     best = Reached()
     for record in failed[:-1]:
         best = best.further_of(record.reached)
@@ -201,7 +201,7 @@ def refusal(failed: Sequence[AttemptRecord], retries: int) -> str | None:
     if not failed:
         return None
     best = Reached()
-    fruitless: list[AttemptRecord] = []
+    fruitless: list[AttemptRecord] = []  # from the last attempt with progress on
     for record in failed:
         if record.reached.is_beyond(best):
             fruitless = []
@@ -216,8 +216,8 @@ def refusal(failed: Sequence[AttemptRecord], retries: int) -> str | None:
     if alike >= SAME_CAUSE:
         return f"{last}: the same {alike} times in a row, without progress in between"
     if len(fruitless) > retries:
-        times = "once" if len(fruitless) == 1 else f"{len(fruitless)} times"
-        return f"{last}; it has failed {times} without progress, and --retries is {retries}"
+        times = "once" if len(fruitless) == 1 else f"{len(fruitless)} times without progress in between"
+        return f"{last}; it has failed {times}, and --retries is {retries}"
     return None
 
 

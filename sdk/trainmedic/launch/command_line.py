@@ -5,7 +5,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Sequence
+from typing import Mapping, Sequence
 
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 # Options of torchrun without a value.
@@ -13,21 +13,18 @@ _FLAGS = frozenset({"--standalone", "-m", "--module", "--no-python", "--no_pytho
 # Options by which the user already stores or shows the ranks' output.
 _OUTPUT_OPTIONS = frozenset({"-r", "--redirects", "-t", "--tee", "--log-dir", "--log_dir"})
 _RESTART_OPTIONS = frozenset({"--max-restarts", "--max_restarts"})
-_RANKS_OPTIONS = ("--nproc-per-node", "--nproc_per_node")
 _LONGEST_LINE = 4096
 
 
 @dataclass(frozen=True)
 class LaunchLine:
-    """Command of a job."""
-
     argv: tuple[str, ...]
     kind: str
     """``torchrun``, ``srun``, or another program's name."""
     options_at: int
     """Index of the first option."""
-    options: tuple[str, ...]
-    """Names of torchrun's options."""
+    options: Mapping[str, str]
+    """Values of torchrun's options; "" for flags."""
 
     @classmethod
     def of(cls, argv: Sequence[str]) -> LaunchLine:
@@ -40,7 +37,7 @@ class LaunchLine:
                 return cls(tuple(argv), "torchrun", place + 2, _options(argv, place + 2))
             if not argv[place].startswith("-"):
                 break  # a script with its own arguments
-        return cls(tuple(argv), program, 1, ())
+        return cls(tuple(argv), program, 1, {})
 
     @property
     def can_store_ranks(self) -> bool:
@@ -53,8 +50,8 @@ class LaunchLine:
 
     @property
     def is_one_of_several(self) -> bool:
-        # `--nnodes`: other nodes have launchers of their own.
-        return self.kind == "torchrun" and "--nnodes" in self.options and "--nnodes=1" not in self.argv
+        # Other nodes have launchers of their own.
+        return self.kind == "torchrun" and self._setting("nnodes") not in ("1", "1:1")
 
     @property
     def can_be_elastic(self) -> bool:
@@ -91,12 +88,13 @@ class LaunchLine:
         """torchrun's OMP_NUM_THREADS: 1 for several ranks on a node, unless set; else empty."""
         if os.environ.get("OMP_NUM_THREADS"):
             return ""
-        for place, argument in enumerate(self.argv[self.options_at :], self.options_at):
-            name, equals, value = argument.partition("=")
-            if name in _RANKS_OPTIONS:
-                value = value if equals else next(iter(self.argv[place + 1 :]), "1")
-                return "" if value == "1" else "1"
-        return ""
+        return "" if self._setting("nproc_per_node") == "1" else "1"
+
+    def _setting(self, name: str) -> str:
+        # As torchrun reads it: its option, else its variable.
+        forms = (f"--{name}", f"--{name.replace('_', '-')}")
+        given = (self.options[form] for form in forms if form in self.options)
+        return next(given, os.environ.get(f"PET_{name.upper()}", "1"))
 
     def for_attempt(
         self, rank_logs: Path | None, without: Sequence[str] = (), nodes: tuple[int, int] | None = None
@@ -111,11 +109,12 @@ class LaunchLine:
         return [*self.argv[: self.options_at], *added, *self.argv[self.options_at :]]
 
 
-def _options(argv: Sequence[str], begin: int) -> tuple[str, ...]:
-    names: list[str] = []
+def _options(argv: Sequence[str], begin: int) -> dict[str, str]:
+    options: dict[str, str] = {}
     place = begin
     while place < len(argv) and argv[place].startswith("-"):
-        name, equals, _ = argv[place].partition("=")
-        names.append(name)
-        place += 1 if equals or name in _FLAGS else 2
-    return tuple(names)
+        name, equals, value = argv[place].partition("=")
+        is_next = not equals and name not in _FLAGS  # the value is an argument of its own
+        options[name] = "".join(argv[place + 1 : place + 2]) if is_next else value
+        place += 2 if is_next else 1
+    return options

@@ -5,7 +5,8 @@ It runs by its path, with the standard library only, and adopts the job's orphan
 - ``end <signal>`` signals the job's first process, and kills all after the grace period.
 - ``pass <signal>`` signals the processes that handle it.
 
-A closed lifeline means SIGTERM. The report pipe gets the child's wait status.
+A closed lifeline means SIGTERM. The report pipe gets lines: ``pid`` or ``failed``, ``passed <signal>:<processes>``, and
+last ``status`` with the child's wait status.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class StatusReader:
         self._raw = b""
         self._changed_at = 0.0
 
-    def read(self) -> JobStatus | None:
+    def read(self) -> JobStatus | None:  # None if unreadable
         path = self._directory / FILE_NAME
         if not path.exists():
             path = min(self._directory.glob("rank-*.json"), default=path)

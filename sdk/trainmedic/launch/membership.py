@@ -1,6 +1,6 @@
 """Excluded nodes of an elastic job.
 
-A node's own launcher waits while it is excluded; one of several nodes (srun) restarts on the others.
+A node's own launcher waits while it is excluded; a launcher of several nodes (srun) restarts on the others.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class NodeExclusions:
         return command_id in self._left_out
 
     def exclude(self, command: JobCommand) -> Mapping[str, Any] | None:
-        """Handle `EXCLUDE`, answered after the attempt's end."""
+        """Handle `EXCLUDE`, answered after the attempt's end, or at once for an excluded node."""
         node = self._node_of(command)
         is_new = node not in self._left_out.values()
         self._left_out[command.id] = node

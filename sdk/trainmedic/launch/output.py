@@ -15,7 +15,7 @@ from typing import Sequence
 from trainmedic.job.rotating_file import RotatingFile
 
 _CHUNK = 64 * 1024
-_LONGEST_TAIL = 128 * 1024
+_LONGEST_TAIL = 128 * 1024  # bytes
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 _KEPT_BEGINNING = 1024 * 1024
 # Seconds that a partial line waits, such as a prompt.

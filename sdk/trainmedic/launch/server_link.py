@@ -1,4 +1,4 @@
-"""The launcher's connection to the server; only its threads wait for Redis."""
+"""The launcher's connection to the server; only its threads and `close` wait for Redis."""
 
 from __future__ import annotations
 
@@ -71,7 +71,6 @@ class ServerLink:
     def send_notice(
         self, kind: str, attempt: int, reason: str = "", cause: Cause | None = None, *, restarts: bool = False
     ) -> None:
-        """Send a notice, with a failed attempt's cause and whether another follows."""
         self._number += 1
         first = cause if cause is not None and not cause.lost_peer else None  # a victim is not the first failure
         notice = Notice(
@@ -92,7 +91,7 @@ class ServerLink:
         self._writer.put(OutgoingReplies(notice=notice))
 
     def carry_out(self) -> None:
-        if self._queue.arrived:
+        if self._queue.has_work:
             for command in self._handlers.carry_out(self._queue.take_due(envelope.utc_now())):
                 command.unsupported("a launcher does not carry it out")
 

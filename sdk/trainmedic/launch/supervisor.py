@@ -289,6 +289,7 @@ class Supervisor:
     def _report(
         self, kind: str, number: int, reason: str = "", cause: Cause | None = None, *, restarts: bool = False
     ) -> None:
+        # Each launcher reports that it gives up.
         if self._link is not None and (kind == notice.GONE or self._speaks_for_job()):
             self._link.send_notice(kind, number, reason, cause, restarts=restarts)
 

@@ -142,6 +142,7 @@ def _serve(order: dict[str, Any]) -> NoReturn:
 
 
 def _status_if_ended(pid: int) -> int | None:
+    # WNOWAIT: the process ID is not reused while torchrun may signal it.
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if ended is None:
         return None

@@ -28,7 +28,7 @@ _EARLIER_STATE = {"place", "began"}  # keys of an earlier release's loader state
 class ResumableData:
     """Position of one fit of ``trainer``.
 
-    Call `before_draw` and `take_drawn` around each draw.
+    ``before_draw`` is called before each draw.
     """
 
     def __init__(self, trainer: Any, before_draw: Callable[[], Any]) -> None:

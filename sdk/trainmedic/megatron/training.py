@@ -309,5 +309,4 @@ def _options(args: Any, *names: str) -> dict[str, Any]:
 
 
 def _reason_of_first(refused: Mapping[str, Any], reason: str) -> str:
-    """Return the reason with the first option set, or ""."""
     return next((reason.format(option) for option, value in refused.items() if value), "")

@@ -94,9 +94,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if importlib.util.find_spec("torch") is None:
         print("trainmedic-probe: PyTorch is not installed here", file=sys.stderr)
         return FAILED
+    try:
+        token = _token(options)
+    except ConfigurationError as error:
+        print(f"trainmedic-probe: {error}", file=sys.stderr)
+        return WRONG_USE
     if "RANK" not in os.environ:
         return _start_ranks(options, given)
-    return _run_rank(options)
+    return _run_rank(options, token)
 
 
 def _start_ranks(options: argparse.Namespace, given: Sequence[str]) -> int:
@@ -120,7 +125,7 @@ def _start_ranks(options: argparse.Namespace, given: Sequence[str]) -> int:
     return local_ranks.run(ranks, given)
 
 
-def _run_rank(options: argparse.Namespace) -> int:
+def _run_rank(options: argparse.Namespace, token: str | None) -> int:
     from trainmedic.probe.measuring import ProbeSizes
     from trainmedic.probe.running import NodesTrain, ProbeOptions, probe
 
@@ -134,7 +139,7 @@ def _run_rank(options: argparse.Namespace) -> int:
         even_if_training=options.even_if_training,
         memory_percent=options.memory,
         server=options.server or None,
-        token=_token(),
+        token=token,
     )
     try:
         document = probe(wanted)
@@ -155,11 +160,20 @@ def _run_rank(options: argparse.Namespace) -> int:
     return BAD if document["judgement"] in ("slow", "wrong") else OK
 
 
-def _token() -> str | None:
+def _token(options: argparse.Namespace) -> str | None:
+    """Raises ConfigurationError."""
+    if not options.server or options.even_if_training or os.environ.get("RANK", "0") != "0":
+        return None  # this process asks no server
     file = os.environ.get("TRAINMEDIC_TOKEN_FILE")
-    if file and Path(file).is_file():
+    if not file:
+        return os.environ.get("TRAINMEDIC_TOKEN")
+    try:
         return Path(file).read_text(encoding="utf-8").strip()
-    return os.environ.get("TRAINMEDIC_TOKEN")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigurationError(
+            f"TRAINMEDIC_TOKEN_FILE: cannot read {file}: {reason}; name a readable file with the token, or unset it"
+        ) from error
 
 
 def _lines(document: Mapping[str, Any]) -> list[str]:

@@ -28,7 +28,7 @@ WORST_FIRST = (WRONG, SLOW, NEW, OK)
 
 KEPT = 10
 """Good measurements per pair."""
-# Multiple of the usual latency at which a barrier is slow.
+# Multiple of the usual latency above which a barrier is slow.
 _SLOW_BARRIER = 2.0
 # Seconds; a busy CPU causes smaller differences.
 _SMALLEST_DIFFERENCE_S = 100e-6

@@ -1,8 +1,8 @@
 """Agreement of a job's ranks on the same commands at the same call of `Medic.commands`.
 
 At *sync points* each rank reads one decision, usually written in advance by rank 0; the first one counts. A late one is
-replaced by an empty one, once. Ranks wait for each other only at decisions with commands: each states its step, and all
-or none carry one out.
+replaced by an empty one; ranks wait only for the first late one. They wait for each other only at decisions with
+commands: each states its step, and all or none carry one out.
 
 ::
 
@@ -15,5 +15,4 @@ or none carry one out.
     synchronizer   one thread per rank, which         synchronizer
           |        alone touches the store                  |  role: participant
           +------------------ shared store -----------------+
-                   keys in the ranks' common store
 """

@@ -60,7 +60,7 @@ class Coordinator:
         self._pending: list[JobCommand] = []
         # IDs of those in a decision. They cannot expire until the ranks agree.
         self._decided: set[str] = set()
-        # Last sync point that a rank missed, and the names of those ranks.
+        # Last sync point that a rank missed, and a sentence about these ranks.
         self._missed_at = -1
         self._missing_ranks = ""
         self._running: dict[tuple[int, int], RunningCommand] = {}  # by `JobCommand.sync_key`
@@ -127,7 +127,6 @@ class Coordinator:
                 self._refuse(command, *outcome.refused[sent.id])
 
     def running(self, sync_key: tuple[int, int]) -> JobCommand | None:
-        """Return the command of a sync point and index."""
         running = self._running.get(sync_key)
         return running.command if running is not None else None
 

@@ -66,7 +66,7 @@ class Membership:
         ]
 
     def _admit(self, now: float) -> float:
-        """Answer requests to join; return the seconds until the next call."""
+        # As `work`, for requests to join.
         absent = self.absent()
         if not absent:
             return _REFRESH_INTERVAL

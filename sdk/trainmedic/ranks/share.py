@@ -81,7 +81,7 @@ class Share:
         return self._coordinator.membership.figures() if self._coordinator is not None else {}
 
     def group(self, name: str) -> RankGroup:
-        """Return the group of all ranks. Every rank passes the same name, such as ``f"save-{step}"``."""
+        """Every rank passes the same name, such as ``f"save-{step}"``."""
         self._groups[name] = count = self._groups.pop(name, 0) + 1
         if len(self._groups) > _MOST_GROUPS:
             del self._groups[next(iter(self._groups))]
@@ -130,7 +130,7 @@ class Share:
             raise RankLost(decision.over)
         agreed = self._meet(decision, step) if decision.commands else ()
         now = time.monotonic()
-        if number > 0:
+        if number > 0:  # before, the calls include the start
             self._interval.record(position.span, now - position.at)
         self._next_call = self._calls + decision.span
         synchronizer.location = self._local.location()

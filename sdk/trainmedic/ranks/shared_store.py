@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any, Iterable, Mapping, Protocol
 
 _NO_VALUE = "?"  # not JSON, so never stored: a `compare_set` from and to it only reads
-_DELETED_AT_ONCE = 200  # keys
+_DELETED_AT_ONCE = 200  # keys in a call
 _MOST_EXPIRED = 20_000  # keys
 
 
@@ -70,7 +70,7 @@ class SharedStore:
 class ExpiredKeys:
     """Keys that rank 0 deletes once every rank has passed their sync point.
 
-    Of more than `_MOST_EXPIRED`, the older half is deleted at once; slow ranks read ``deleted_before`` and leave.
+    Of more than `_MOST_EXPIRED`, the older half is deleted sooner; slow ranks read ``deleted_before`` and leave.
     """
 
     def __init__(self, store: SharedStore) -> None:

@@ -9,7 +9,7 @@ log = logging.getLogger("trainmedic")
 
 
 class BackgroundThread:
-    """Runs tasks in order and logs failures. Forks start their own."""
+    """Runs tasks in order and logs failures."""
 
     def __init__(self, name: str) -> None:
         self._name = name

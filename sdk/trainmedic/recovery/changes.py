@@ -225,7 +225,10 @@ class AppliedChanges:
             self.save()
 
     def recall(self, otherwise: Mapping[str, Any] | None = None, step: int | None = None) -> bool:
-        """Restore changes after a restart, from the file or a checkpoint's `state`; return whether either existed."""
+        """Restore changes after a restart, from the file or a checkpoint's `state`; return whether either existed.
+
+        ``step``: the loaded checkpoint's, which may end the trial.
+        """
         self._is_new = False
         state = _read(self._file) or otherwise
         if state is not None:

@@ -74,10 +74,10 @@ def newest_first(found: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
 def surplus(
     found: Sequence[SavedCheckpoint], keep: int, kept: Sequence[Any] = (), back_to: int | None = None
 ) -> list[SavedCheckpoint]:
-    """Return the checkpoints to delete.
+    """Return the complete checkpoints to delete.
 
-    The newest `keep` healthy, the newest two, `kept` paths, and the healthy one before ``back_to``, the last rollback's
-    step, stay.
+    The newest `keep` healthy (at least two), the newest two, `kept` paths, and the newest healthy one before
+    ``back_to``, the last rollback's step, stay.
     """
     complete = newest_first(found)
     healthy = [checkpoint for checkpoint in complete if not problem(checkpoint.health)]

@@ -1,6 +1,6 @@
-"""Choice of a rollback's checkpoint: the newest healthy one a margin before the fault. Pure.
+"""Choice of a rollback's checkpoint. Pure.
 
-If the fault returned after a rollback, it is older than that rollback's.
+It is the newest healthy one, if possible a margin before the fault, and older than those after which that returned.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _margin(healthy: Sequence[SavedCheckpoint], onset: Onset) -> int:
 
 
 def _not_far_enough(preferred: Sequence[SavedCheckpoint], spent: RollbackCount) -> dict[int, str]:
-    """Return reasons for those used by rollbacks for the same fault, by identity."""
+    """Return reasons for those since the earliest rollback for the same fault, by identity; none if all are."""
     if not spent.is_continued_by(preferred[0].step):
         return {}
     tried = {

@@ -1,7 +1,6 @@
 """Fingerprints of batches: type, shape and an evenly spread sample of each value.
 
-Only the sample is copied at once, without waiting for a device. Hashing many later is cheaper: a step leaves the CPU
-caches cold.
+Only the sample is copied at once, without waiting for a device.
 """
 
 from __future__ import annotations

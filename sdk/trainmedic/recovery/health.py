@@ -43,10 +43,10 @@ _BOOLEANS = ("finite", "ranks_agree", "on_schedule")  # members of `CheckpointHe
 class CheckpointHealth:
     """State of a training; None means unknown."""
 
-    loss: float | None = None  # naN if not finite
+    loss: float | None = None  # NaN if not finite
     loss_median: float | None = None  # level of the last finite losses outside a rise
     loss_spread: float | None = None  # median absolute deviation of these losses, from their trend if they fall
-    grad_norm: float | None = None  # naN if not finite
+    grad_norm: float | None = None  # NaN if not finite
     grad_norm_median: float | None = None
     reports: int = 0  # losses behind the median
     finite: bool | None = None
@@ -142,7 +142,7 @@ def _is_on_schedule(progress: Progress) -> bool | None:
 
 
 def onset_of(rollback: Rollback, progress: Progress) -> Onset | None:
-    """Return the start of the fault, or None.
+    """Return the start of the fault; None if unknown.
 
     It is the start of the rise that lasted when the alert began (now, if unknown), else the alert's step.
     """
@@ -219,7 +219,7 @@ class _UsualLosses:
         return not math.isfinite(loss) or (limit is not None and loss > limit)
 
 
-def _limit(median: float, spread: float, limits: _Limits) -> float | None:
+def _limit(median: float, spread: float, limits: _Limits) -> float | None:  # None if all losses are 0
     deviations, part = limits
     tolerance = max(deviations * _NORMAL * spread, part * abs(median))
     return median + tolerance if tolerance > 0 else None

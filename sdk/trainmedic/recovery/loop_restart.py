@@ -12,7 +12,7 @@ from trainmedic.recovery.checkpoints import SavedCheckpoint
 
 
 class LoopEnds(BaseException):
-    """Ends a framework's loop between steps. Not an Exception, so that nothing catches it."""
+    """Ends a framework's loop between steps. Not an Exception, so that ``except Exception`` does not catch it."""
 
 
 class DamagedCheckpoint(TrainmedicError):

@@ -40,7 +40,10 @@ class MemoryCadence:
         return (step // self.interval + 1) * self.interval
 
     def adapt(self, cost: float, step_seconds: float) -> bool:
-        """Set the interval from the seconds of a copy and a step; return whether it changed much."""
+        """Set the interval from the seconds of a copy and a step, unless it would shrink by less than half.
+
+        Return whether it changed.
+        """
         self.horizon = math.ceil(HORIZON / step_seconds)
         fitting = math.ceil(cost / budget_per_step(step_seconds, self._share))
         interval = self.every * max(math.ceil(fitting / self.every), 1)
@@ -57,7 +60,7 @@ class MemoryCadence:
 
 
 def dispensable(steps: Sequence[int], horizon: int) -> int:
-    """Return the most dispensable of ascending steps, never the newest.
+    """Return the most dispensable of two or more ascending steps, never the newest.
 
     The others reach back at growing distances.
     """

@@ -87,7 +87,7 @@ class SlotPool:
             fitting[0].users += 1
             return fitting[0]
 
-    def needs(self, size: int) -> bool:
+    def needs(self, size: int) -> bool:  # whether `provide` is to be called
         return self._provided_size < size and not self.problem
 
     def provide(self, size: int) -> None:
@@ -143,7 +143,7 @@ class SlotPool:
         slot.remove()
         self._slots.remove(slot)
 
-    def _free_file(self) -> Path | None:
+    def _free_file(self) -> Path | None:  # None for private memory
         if self._directory is None:
             return None
         while (file := self._directory / f"slot-{self._number}").exists():

@@ -143,7 +143,7 @@ def checksum(data: memoryview) -> int:
 
 
 def node_directory(training: str, node: str) -> Path:
-    """Return a training's directory on this node, created if needed. Raises OSError and UntrustedMemory."""
+    """Create a training's directory on this node; remove ended trainings'. Raises OSError and UntrustedMemory."""
     if fcntl is None or not hasattr(os, "posix_fallocate"):
         raise UntrustedMemory("this system has no shared memory that outlives a process")
     root = Path(os.environ.get(ENVIRONMENT) or _DEFAULT_BASE) / f"trainmedic-{os.geteuid()}"
@@ -218,7 +218,7 @@ def map_file(file: Path, mark: SlotMark, is_writable: bool = False) -> mmap.mmap
 
 
 def write_mark(file: Path, mark: SlotMark) -> None:
-    """Mark the checkpoint in a file as complete. Raises OSError."""
+    """Raises OSError."""
     unfinished = file.with_name(f"{file.name}.unfinished")
     unfinished.unlink(missing_ok=True)
     descriptor = _create(unfinished)
@@ -254,7 +254,7 @@ def _is_locked(training: Path) -> bool:
             return True
         try:
             descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
+        except OSError:  # unknown
             return True
         try:
             if not _try_lock(descriptor):

@@ -83,7 +83,7 @@ class ReplicaServer:
 def fetch(
     address: Address, secret: bytes, request: Mapping[str, Any], memory_for: Callable[[SlotMark], memoryview]
 ) -> SlotMark | None:
-    """Fetch a copy into `memory_for`'s memory. Return None if the node has none. Raises NotFetched and OSError."""
+    """Fetch a copy into `memory_for`'s memory. Return None if the node has none. Raises TrainmedicError and OSError."""
     asked = json.dumps({**request, "nonce": secrets.token_hex(16)}).encode() + b"\n"
     with socket.create_connection(address, TIMEOUT) as connection, connection.makefile("rb") as stream:
         connection.sendall(asked + _mac(secret, b"request", asked).hexdigest().encode() + b"\n")
@@ -159,7 +159,7 @@ def _read_into(stream: BufferedIOBase, memory: memoryview) -> None:
 
 
 def wards_of(nodes: Mapping[int, str], rank: int) -> list[int]:
-    """Return the ranks whose copies ``rank`` keeps: the preceding node's."""
+    """Return the ranks whose copies ``rank`` keeps: its share of the preceding node's."""
     by_node: dict[str, list[int]] = {}
     for other in sorted(nodes):
         by_node.setdefault(nodes[other], []).append(other)

@@ -59,7 +59,7 @@ def _apply(command: JobCommand, output: Mapping[str, Any]) -> None:
 class LoopRestarter:
     """Runs and restarts one training's loop.
 
-    ``newest`` returns a crash's checkpoint, ``choose`` a rollback's. The latter raises Rejected, also in the
+    ``newest`` returns the checkpoint after a crash, ``choose`` a rollback's. The latter raises Rejected, also in the
     interrupter's thread.
     """
 
@@ -85,7 +85,7 @@ class LoopRestarter:
         self._has_stepped = False  # the present loop
         self._may_restart = True  # False once a command has stopped the job
         self._failures = 0  # since the last progress
-        self._furthest_step = -1  # before the first step, when a crash ends the training
+        self._furthest_step = -1  # -1 before the first step; a crash then ends the training
         self._window: Window | None = None
 
     @property

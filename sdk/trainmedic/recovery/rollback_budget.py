@@ -1,6 +1,6 @@
 """Limit on rollbacks without progress.
 
-Rollbacks belong together if they reach a step at or before an earlier one's start.
+Rollbacks belong together if the later goes back to the step from which the earlier started, or before.
 """
 
 from __future__ import annotations

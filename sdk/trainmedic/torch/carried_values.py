@@ -131,7 +131,7 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _put_tensor(present: Any, content: torch.Tensor, device: str) -> torch.Tensor:
     fits = isinstance(present, torch.Tensor) and present.shape == content.shape and present.dtype == content.dtype
-    if fits and present.is_leaf and not present.is_inference():
+    if fits and present.is_leaf and not present.is_inference():  # a graph's or inference mode's tensor is replaced
         with torch.no_grad():
             present.copy_(content)
         kept: torch.Tensor = present

@@ -11,7 +11,7 @@ from trainmedic.torch.training_state import TrainingState
 
 log = logging.getLogger("trainmedic")
 
-_PARAMETERS = 16  # sampled per optimizer, about evenly
+_PARAMETERS = 16  # fewest to sample per optimizer, evenly; at most twice as many
 _NUMBERS = 4096  # read of each parameter
 
 

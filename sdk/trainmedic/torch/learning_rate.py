@@ -178,7 +178,6 @@ class LearningRate:
                 self._written.setdefault(("group", number, "lr"), (value, value / self.scale))
 
     def _rescale(self, old: float, new: float) -> None:
-        """Change the factor in all stored rates."""
         self.left_alone = False
         for slot in self._slots():
             held = slot.read()

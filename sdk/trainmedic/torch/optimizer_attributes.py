@@ -1,6 +1,6 @@
 """Attributes of optimizers and DDP communication hooks outside any ``state_dict``.
 
-A checkpoint holds those changed since the start. A rollback resets the others.
+A checkpoint holds those changed since the start. A rollback resets changes that it lacks.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class OptimizerSteps:
         self._handles.clear()
 
     def step_ends(self) -> bool:
-        """Record a boundary; return whether it follows an update or none is awaited."""
+        """Record a boundary; return whether it follows an update, or one is overdue."""
         if self.count != self._last_count:
             self._last_count = self.count
             self.period = min(self.boundaries_without_update + 1, _LONGEST_PERIOD)

@@ -1,4 +1,4 @@
-"""States and seeds of random generators: Python, NumPy if loaded, PyTorch on the CPU and used GPUs."""
+"""States and seeds of random generators: Python, NumPy if loaded, PyTorch on the CPU and, once in use, GPUs."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def on_all_ranks(group: Group, act: Callable[[], Result]) -> Result:
         result = act()
     except Exception as error:  # any error: the other ranks wait for this report
         if group.world_size == 1:
-            raise
+            raise  # the error itself
         fault = error
     failed = failures(group.poll(None if fault is None else first_line(fault)), group)
     if failed:

@@ -1,7 +1,7 @@
 """Comparison of ranks' weights that should be equal, as with DDP.
 
 A silent hardware fault changes one rank's weights and degrades all gradients. A new difference makes the checkpoint
-unhealthy and discards later in-memory ones.
+unhealthy and discards in-memory ones since the last agreement.
 """
 
 from __future__ import annotations

@@ -177,7 +177,8 @@ class Run:
         return self._writer.save() if self.training.storage is not None else None
 
     def resume(self) -> int | None:
-        """Continue from the newest complete checkpoint, with changes by commands. Every rank calls it.
+        """Continue from the newest complete checkpoint, if possible a healthy one, with changes by commands. Every rank
+        calls it.
 
         Returns its step, or None without one. Raises TrainmedicError if no existing one can be loaded.
         """

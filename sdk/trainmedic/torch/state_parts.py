@@ -82,13 +82,6 @@ class StateParts:
             buffers[name] = {plain_name(key): buffer for key, buffer in module.named_buffers() if key in saved}
         return buffers
 
-    def buffers_of(self, states: Mapping[str, Any]) -> dict[str, dict[str, torch.Tensor]]:
-        """Return the persistent buffers in `capture`'s output, by part."""
-        return {
-            name: {plain_name(key): states[name][key] for key, _ in module.named_buffers() if key in states[name]}
-            for name, module in self.modules().items()
-        }
-
     def restore_buffers(self, held: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         with torch.no_grad():
             for name, module in self.modules().items():

@@ -1,6 +1,6 @@
 """Answer to a rollback, after comparing repeated batches and losses.
 
-``applied`` only if all agree within the time limit. `JobReports.rollback_did_not_hold` reports a later difference.
+``applied`` if none differs within the time limit. `JobReports.rollback_did_not_hold` reports a later difference.
 """
 
 from __future__ import annotations

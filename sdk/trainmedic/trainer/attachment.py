@@ -48,8 +48,8 @@ def log_errors(hook: Hook) -> Hook:
 class Attachment:
     """Commands and measurements of one framework's training.
 
-    ``end_loop`` ends the framework's loop for a rollback. ``restart_handlers`` (by action) need a restartable loop;
-    ``in_force`` is for `Medic.on`. ``restarter`` names the functions that run it.
+    ``end_loop`` ends its loop for a rollback. ``restart_handlers`` (by action, with ``in_force`` for `Medic.on`) need a
+    restartable loop; ``restarter`` names, for messages, the functions that run one.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Attachment:
     def measure(self, trained: Sequence[Any], knows_all_waiting: bool = True) -> None:
         """Measure steps, and layers' norms if requested.
 
-        ``knows_all_waiting``: no other waits for ranks than those in wrappers.
+        ``knows_all_waiting``: the loop waits for other ranks only in wrappers.
         """
         models = trained if knows_all_waiting else ()
         self._end_measuring()

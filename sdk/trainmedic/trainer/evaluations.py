@@ -26,7 +26,7 @@ def loss_and_perplexity(metrics: Mapping[str, Any], is_of_tokens: bool = False) 
 
 
 def other_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics other than these, by name without prefix, and without times."""
+    """Return metrics other than loss, perplexity and times, by name without prefix."""
     others: dict[str, Any] = {}
     for name, value in metrics.items():
         match = _ANY_METRIC.match(name)

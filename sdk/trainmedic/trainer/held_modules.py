@@ -14,7 +14,7 @@ _LIBRARIES = ("lightning", "peft", "pytorch_lightning", "torch", "transformers")
 class HeldModules:
     """Held state of ``model``; for library classes only buffers.
 
-    ``batches_in_model``: the model itself may hold batches.
+    ``batches_in_model``: the model itself may hold batches (see `HeldState.put_back`).
     """
 
     def __init__(self, model: nn.Module, batches_in_model: bool = False) -> None:

@@ -67,7 +67,7 @@ class HeldState:
     ) -> PutBack:
         """Restore attributes from ``recorded``, or else to their initial state.
 
-        Without ``keeps_batches`` only counters and averages come from the record. With ``only``, other attributes stay.
+        Without ``keeps_batches`` only single numbers come from the record. With ``only``, other attributes stay.
         """
         known = dict(recorded or {})
         restored: list[str] = []

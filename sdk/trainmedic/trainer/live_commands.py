@@ -67,7 +67,8 @@ class LiveCommands:
     def recall(self, directory: Path, checkpoint: Path | None, writes: bool) -> None:
         """Restore an earlier process's changes, after the first `loop_begins`.
 
-        They are in ``directory``, else next to ``checkpoint``, else in its rate; every rank takes rank 0's.
+        They are in ``directory``, else next to ``checkpoint``, else in its rate; every rank takes rank 0's. Without a
+        checkpoint they are forgotten.
         """
         if self._changes is not None:
             return

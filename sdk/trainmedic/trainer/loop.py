@@ -173,7 +173,7 @@ class TrainerLoop:
         self.proof.finish("the loop restarts for another command" if restarts else "training ended")
 
     def roll_back(self, command: JobCommand) -> bool:
-        """Choose a checkpoint on all ranks and request a restart. Raises Rejected."""
+        """Choose a checkpoint on all ranks and request a restart; return whether to end the loop. Raises Rejected."""
         rollback, progress = command.parameters, self._medic.progress
         assert isinstance(rollback, Rollback)
         if rollback.skip_batches and self.framework.no_skip_because:

@@ -154,7 +154,7 @@ class RollbackProof:
             verified = {"parameters": self._parameters, "batches": batches}
             command.answer(envelope.FAILED, {**proven, "verified": verified, "reason": reason})
             return
-        self._verification.begin(command, proven, False, self.losses.log.comparison)
+        self._verification.begin(command, proven, is_paused=False, losses=self.losses.log.comparison)
 
     def step_done(self, step: int) -> None:
         self._verification.step_done(step)

@@ -55,7 +55,7 @@ class SelfSavingFramework(Framework, abc.ABC):
 
     @abc.abstractmethod
     def checkpoint(self, command: JobCommand | None = None) -> Mapping[str, Any]:
-        """Write a checkpoint, and return the answer once it is complete. Raises Rejected."""
+        """Write a checkpoint, and return the answer once it is complete. Raises TrainmedicError."""
 
     @abc.abstractmethod
     def has_saved(self, step: int) -> bool:

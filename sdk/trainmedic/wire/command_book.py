@@ -23,7 +23,7 @@ class CommandRecord:
     output: Mapping[str, Any] = field(default_factory=dict)
     ranks: Mapping[int, RankOutcome] = field(default_factory=dict)
     at: datetime = field(default_factory=lambda: envelope.utc_now(), compare=False)
-    """Acceptance or end; for a record from Redis, its reading."""
+    """Time of acceptance or end; for a record from Redis, of its reading."""
     is_ours: bool = True
     """True if this process entered the command."""
     is_cut: bool = False  # without outputs
@@ -53,7 +53,7 @@ class CommandRecord:
 
     @classmethod
     def decode(cls, raw: bytes, owner: str) -> CommandRecord:
-        """Return the record, as seen by the process `owner`. An unreadable one counts as another process's."""
+        """Return the record, as seen by the process `owner`. An unreadable one counts as accepted by another."""
         try:
             fields = read_object(raw)
             status, output = fields["status"], fields["output"]

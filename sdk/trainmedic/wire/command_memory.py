@@ -1,7 +1,7 @@
 """Outcomes of a job's commands, here and in Redis, so that each is applied at most once.
 
-A command is entered before the training loop sees it. One that an earlier process did not answer is never applied
-again. Redis can lose records; another key states since when the memory is complete.
+A command is entered before the training loop sees it. One that an earlier process did not answer is not applied
+again, except by `take_over`. Redis can lose records; another key states since when the memory is complete.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KEPT_BYTES = 2048
 
 
 class CommandMemory:
-    """Commands of one receiver. Background threads only.
+    """Commands of one receiver. Methods with ``client`` wait for Redis.
 
     ``signer`` signs the records, against faked outcomes.
     """
@@ -59,7 +59,7 @@ class CommandMemory:
             return self._records.get(command_id)
 
     def look_up(self, client: redis.Redis, command_id: str) -> CommandRecord | None:
-        # `recall` asks only this process.
+        # Here, then in Redis; `recall` asks only this process.
         here = self.recall(command_id)
         if here is not None and not here.is_cut:
             return here
@@ -80,7 +80,7 @@ class CommandMemory:
             return min(self._whole_here_since, self._whole_in_redis_since or self._whole_here_since)
 
     def covers(self, client: redis.Redis, command_id: str) -> bool:
-        """Return whether a command certainly never came. Raises redis-py's errors."""
+        """Return whether there would be a record of the command. Raises redis-py's errors."""
         return self.covers_here(command_id) or undoing.is_covered(command_id, self.mark_whole(client))
 
     def covers_here(self, command_id: str) -> bool:
@@ -129,7 +129,7 @@ class CommandMemory:
         self._enter(client, command_id, REVOKED)
 
     def _enter(self, client: redis.Redis, command_id: str, record: CommandRecord, replace: bool = False) -> bool:
-        """Return False if Redis has a record, unless ``replace``."""
+        # False if Redis has a record, unless ``replace``.
         entry = self.entry(command_id, record)
         is_entered = bool(client.set(self.key(command_id), entry, nx=not replace, ex=SECONDS))
         if is_entered:

@@ -38,7 +38,7 @@ _GENERATOR = random.Random()  # noqa: S311 - not the shared one, from which a tr
 
 
 class NoRedisUrl(redis.RedisError):
-    """No usable URL is known yet: none is set or written by a server to its state directory."""
+    """No usable URL is set, or written by a server to its state directory."""
 
 
 class OutageLog:
@@ -130,7 +130,7 @@ class _SharedClient:
             client.close()
 
 
-class RedisConnection:
+class RedisConnection:  # one thread's use of the client
     def __init__(
         self, find_url: Callable[[], str | None], outage: OutageLog, shared_client: _SharedClient | None = None
     ) -> None:
@@ -192,7 +192,7 @@ class RedisConnection:
         self._outage.end(self)
 
     def failed(self, error: BaseException) -> float:
-        """Return the seconds to wait."""
+        """Log a new outage; return the seconds to wait."""
         self._outage.begin(self, error, self._find_url())
         if isinstance(error, (NoRoom, redis.exceptions.MaxConnectionsError)) or takes_no_clients(error):
             return _GENERATOR.uniform(*_WAITS_FOR_ROOM)
@@ -231,7 +231,7 @@ def _check_room(client: redis.Redis) -> None:
         left = int(clients["maxclients"]) - int(clients["connected_clients"])
     except (redis.ResponseError, KeyError, TypeError, ValueError):  # an older Redis, or a user without this permission
         return
-    if left < min(ROOM_FOR_SERVERS, int(clients["maxclients"]) // 10):
+    if left < min(ROOM_FOR_SERVERS, int(clients["maxclients"]) // 10):  # of a small Redis, a tenth
         raise NoRoom(f"it has {left} free client slots, which are reserved for servers")
 
 

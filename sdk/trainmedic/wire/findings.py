@@ -21,9 +21,9 @@ FIELD = b"finding"
 LARGEST_UPDATE = 1024 * 1024  # bytes
 MOST_WAITING = 1000  # entries in the stream above which senders wait
 RULES = "trainmedic:logrules"  # key of the rules, in RuleSet.encode's format
-LARGEST_RULES = 4 * 1024 * 1024
+LARGEST_RULES = 4 * 1024 * 1024  # bytes
 NOTICE_SECONDS = 3600  # expiry after the server's last write; readers then keep their rules
-_LARGEST_NOTICE = 4096
+_LARGEST_NOTICE = 4096  # bytes
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -35,7 +35,7 @@ def notice_of_rules(node: str) -> str:
 class RulesNotice:
     digest: str
     at: datetime
-    """Readers reject older rules."""
+    """Time of the rules; readers reject older ones."""
 
     @classmethod
     def of(cls, rules: bytes, at: datetime) -> RulesNotice:

@@ -122,7 +122,7 @@ class LogFile:
     kind: str
     """`RECORDS`, `LAUNCHER`, `STDOUT`, `STDERR`, `ERROR`, `SOURCES`, `ENDED` or `FLIGHT_RECORDER`."""
     job: str | None
-    """None if too long; `directory` is then its `encoded` name."""
+    """None if its name cannot be `decoded`; `directory` is the name as in the path."""
     directory: str
     attempt: int
     node: str | None = None
@@ -132,7 +132,7 @@ class LogFile:
 
 
 def file_at(path: PurePath) -> LogFile | None:
-    """Parse a path relative to ``log_dir``; None for paths outside this layout."""
+    """Parse a path relative to ``log_dir``; None unless it is an attempt's."""
     parts = path.parts
     attempt = attempt_number(parts[1]) if len(parts) > 2 else None
     if attempt is None:

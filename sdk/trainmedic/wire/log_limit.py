@@ -28,5 +28,5 @@ class LogLimit:
 
     @property
     def is_last(self) -> bool:
-        """True after the last line of this period."""
+        """True after the last line that this period lets through."""
         return self._count == self._lines

@@ -11,7 +11,7 @@ _LARGEST_OUTPUT = LARGEST_REPLY - 1024
 _DEEPEST = 8
 _LONGEST_TEXT = 4096
 _MOST_MEMBERS = 1000
-_LONGEST_INT = 10**1000  # Python refuses to print much longer integers
+_LONGEST_INT = 10**300  # as in `wire.reading`
 
 
 def plain(output: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import json
 from typing import Any, Iterator, Mapping
 
 MOST_BYTES = 4096
-_NOTES = ("title", "description", "default")
+_NOTES = ("title", "description", "default")  # without effect
 _LIMITS = ("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems")
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -24,7 +24,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def check(schema: Any) -> None:
-    """Raise ValueError unless it is a small, supported schema of an object."""
+    """Raise ValueError or TypeError unless it is a small, supported schema of an object."""
     if not isinstance(schema, dict) or schema.get("type") != "object":
         raise ValueError("the schema of parameters must have type: object")
     if len(json.dumps(schema)) > MOST_BYTES:

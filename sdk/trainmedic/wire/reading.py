@@ -1,6 +1,6 @@
 """Parser for untrusted JSON.
 
-Violations (depth, non-finite numbers, integers of thousands of digits, invalid Unicode) are replaced, because a refused
+Violations (depth, non-finite numbers, integers of over 300 digits, invalid Unicode) are replaced, because a refused
 reply would lose a command's outcome.
 """
 
@@ -12,7 +12,7 @@ import re
 from typing import Any, Callable
 
 DEEPEST = 24  # nested levels; a note replaces deeper parts
-_LONGEST_INT = 300  # digits that fit floating point; only applied to text that Python's own limit or depth refused
+_LONGEST_INT = 300  # digits, which fit floating point: a reader may convert them
 _STRINGS_AND_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 _LEFT_OUT = '"nested too deeply"'
 
@@ -28,17 +28,19 @@ def read_json(raw: bytes) -> Any:
     """Raises ValueError unless it is JSON."""
     text = raw.decode("utf-8", "replace")
     try:
-        value = json.loads(text, parse_float=_read_float, parse_constant=str)
+        value = _parse(text)
         is_plain = not _is_deep(value)
     except (ValueError, RecursionError):
-        # Malformed, very deep, or with an integer of thousands of digits.
-        is_plain = False
+        is_plain = False  # malformed, perhaps only in a part that is too deep, or very deep
     if not is_plain:
-        shallow = _without_depths(text)
-        value = json.loads(shallow, parse_int=_read_int, parse_float=_read_float, parse_constant=str)
+        value = _parse(_without_depths(text))
     # Only escapes can still contain lone surrogates, which databases reject. Python makes them of file names that are
     # not UTF-8 (PEP 383).
     return _each_text(value, _without_surrogates) if "\\u" in text else value
+
+
+def _parse(text: str) -> Any:
+    return json.loads(text, parse_int=_read_int, parse_float=_read_float, parse_constant=str)
 
 
 def _is_deep(value: Any) -> bool:
@@ -77,8 +79,9 @@ def _without_depths(text: str) -> str:
     return "".join([*kept, text[copied:]])
 
 
-def _read_int(digits: str) -> int | str:
-    return int(digits) if len(digits) <= _LONGEST_INT else f"a whole number of {len(digits)} digits"
+def _read_int(text: str) -> int | str:
+    digits = len(text.lstrip("-"))
+    return int(text) if digits <= _LONGEST_INT else f"a whole number of {digits} digits"
 
 
 def _read_float(digits: str) -> float | str:

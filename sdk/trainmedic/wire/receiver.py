@@ -35,7 +35,7 @@ _NO_GROUP_WAIT = 0.1
 
 @dataclass(frozen=True)
 class Addressee:
-    kind: str  # member of the command's target: "job" or "node"
+    kind: str  # member of the command's target: "job", "node" or "launcher"
     name: str
     stream: str
     consumer: str

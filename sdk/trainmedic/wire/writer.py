@@ -32,8 +32,8 @@ log = logging.getLogger("trainmedic")
 STREAM_SECONDS = 24 * 3600  # expiry of the command stream after its receiver's end
 LARGEST_PRESENCE = 1024 * 1024  # bytes; 8,192 ranks take about 800 KB
 REPLIES_KEPT = 100_000
-_QUEUE = 1000
-_BATCH = 100
+_QUEUE = 1000  # messages
+_BATCH = 100  # replies in one transaction, or one message's more
 _MOST_REFUSALS = 5
 _LONGEST_REFUSAL = 30.0  # seconds in which the server repairs a tampered stream
 
@@ -63,7 +63,7 @@ class PresenceKey:
     describe: Callable[[], Mapping[str, Any]]
     on_conflict: Callable[[Mapping[str, Any]], None]
     """Called with the presence of another live process of the same name."""
-    seconds: int = 15
+    seconds: int = 15  # until it expires
     every: float = 5.0
     """Seconds between two renewals."""
 

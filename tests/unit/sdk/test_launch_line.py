@@ -85,3 +85,51 @@ def test_only_a_torchrun_can_begin_in_a_process_that_is_warm(line: str, interpre
 def test_torchrun_may_start_ranks_again_by_its_own_option_alone(line: str, restarts: bool) -> None:
     """Options behind the script are the script's."""
     assert LaunchLine.of(line.split()).restarts_ranks is restarts
+
+
+@pytest.mark.parametrize(
+    ("line", "is_one_of_several"),
+    [
+        ("torchrun train.py", False),
+        ("torchrun --nnodes=1 train.py", False),
+        ("torchrun --nnodes 1 train.py", False),
+        ("torchrun --nnodes 1:1 --rdzv-backend c10d train.py", False),
+        ("torchrun --nnodes 2 train.py", True),
+        ("torchrun --nnodes=1:4 train.py", True),
+        ("torchrun --nnodes 2 train.py --nnodes=1", True),
+        ("python train.py --nnodes 2", False),
+    ],
+)
+def test_several_nodes_are_known_by_torchruns_option(line: str, is_one_of_several: bool) -> None:
+    """Written as one word or as two; options behind the script are the script's."""
+    assert LaunchLine.of(line.split()).is_one_of_several is is_one_of_several
+
+
+def test_torchrun_also_reads_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator for Kubernetes sets them; options precede."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("PET_NNODES", "2")
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "8")
+    line = LaunchLine.of(["torchrun", "train.py"])
+    assert line.is_one_of_several
+    assert line.threads == "1"
+    given = LaunchLine.of(["torchrun", "--nnodes", "1", "--nproc-per-node", "1", "train.py"])
+    assert not given.is_one_of_several
+    assert given.threads == ""
+    assert not LaunchLine.of(["python", "train.py"]).is_one_of_several
+
+
+@pytest.mark.parametrize(
+    ("line", "threads"),
+    [
+        ("torchrun train.py", ""),
+        ("torchrun --nproc-per-node 1 train.py", ""),
+        ("torchrun --nproc_per_node=8 train.py", "1"),
+        ("torchrun --nproc-per-node gpu train.py", "1"),
+        ("torchrun train.py --nproc-per-node 8", ""),
+    ],
+)
+def test_a_warm_process_has_torchruns_threads(line: str, threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for each of several ranks."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert LaunchLine.of(line.split()).threads == threads

@@ -298,6 +298,17 @@ def test_what_is_no_number_is_no_loss(loss: Any) -> None:
     assert comparison.result()["why"] == "no loss was reported for these steps before"
 
 
+def test_a_loss_that_gradients_explain_did_not_agree() -> None:
+    """The problem does not count it, and does not call the next one the first."""
+    log = trained()
+    for step in range(21, 41):
+        log.note_gradients(step, [1.0, 2.0])
+    comparison = log.go_back(20, LossCourse())
+    noted(log, comparison, 1.1, [1.0, 2.0])
+    noted(log, comparison, 1.1, [1.0, 2.1])
+    assert comparison.problem.endswith(f"and was {curve(22):.8g} before")
+
+
 def test_gradients_of_zero_explain_no_other_loss() -> None:
     """Behind a layer that begins with zeros, as LoRA's do, they are zero whatever the batch is."""
     log = trained()

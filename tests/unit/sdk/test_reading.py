@@ -63,6 +63,17 @@ def test_what_no_database_takes_is_made_so_that_it_does(raw: bytes) -> None:
     assert "\\u0000" not in json.dumps(without_nul(value))
 
 
+@pytest.mark.parametrize("digits", [301, 4300, 4301, 5000])
+def test_integers_fit_floating_point(digits: int) -> None:
+    """With any number of digits, also of those that Python would read: a reader may convert them."""
+    longest = "9" * 300
+    raw = f'{{"fits": {longest}, "long": {"9" * digits}, "negative": -{"9" * digits}}}'.encode()
+    fields = read_object(raw)
+    assert float(fields["fits"]) == 1e300
+    assert fields["long"] == f"a whole number of {digits} digits"
+    assert fields["negative"] == f"a whole number of {digits} digits"
+
+
 @pytest.mark.parametrize("raw", [b"", b"[1]", b"nothing", b'{"a"', b'"text"', b"[" * 100_000, b'"' + b'\\"' * 100_000])
 def test_what_is_no_object_is_refused(raw: bytes) -> None:
     """With ValueError, whatever it is."""

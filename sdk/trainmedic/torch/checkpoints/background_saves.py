@@ -54,7 +54,7 @@ class PartWriter(Protocol):
 
 # ``torch.distributed.checkpoint.async_save`` would copy the state again.
 class BackgroundSaves:
-    """Writer of periodic checkpoints, whose thread calls ``saved`` or ``failed``."""
+    """Writer of periodic checkpoints, whose thread calls ``saved`` on rank 0, or ``failed``."""
 
     def __init__(
         self,

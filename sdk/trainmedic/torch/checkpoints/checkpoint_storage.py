@@ -188,7 +188,7 @@ class CheckpointDirectory:
             )
 
     def _stays_pinned(self, checkpoint: SavedCheckpoint, present: Sequence[SavedCheckpoint]) -> bool:
-        """Return whether its fault may recur, because few checkpoints exist after the step before the rollback."""
+        """Return whether the rollback's fault may recur, as few checkpoints exist beyond the step where it began."""
         reason = checkpoints.pin_reason(checkpoint.path)
         if reason is None:
             return False

@@ -101,7 +101,6 @@ class CheckpointWriter:
         return training.memory.copy(training.global_step, training.parts, run, health, holds=True)
 
     def _compare_ranks(self) -> _RankComparison:
-        """Digest this rank's state and compare it with the other ranks'."""
         training, medic = self._training, self._training.medic
         cache = KnownDigests()
         digests = digests_of_parts(training.parts, cache) if training.verifies else None

@@ -1,7 +1,7 @@
 """Digests of parameters and optimizer states, to verify a loaded state.
 
 A digest is the sum of a tensor's words, each times an odd number, modulo 2^64. It detects any change of one word, but
-not an exact exchange of words with equal factors, such as of the first two chunks. Checkpoints store digests.
+not an exact exchange of words with equal factors, such as of the first two chunks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ def digests(modules: Modules, optimizers: Optimizers, cache: KnownDigests | None
 
 
 def digests_of(tensors: Mapping[str, torch.Tensor], cache: KnownDigests | None = None) -> dict[str, str]:
-    """Return the tensors' digests, using and filling the cache."""
     cache = KnownDigests() if cache is None else cache
     cache.add(tensors.values())
     return {
@@ -103,6 +102,7 @@ def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
     bounds: list[torch.Tensor] = []  # NaN if any value is
     for tensor in tensors:
         values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        # PyTorch finds no extremes of one-byte floats.
         if values.is_floating_point() and values.element_size() > 1 and values.numel() and not values.is_meta:
             bounds.extend(values.aminmax())
     return all(bool(torch.isfinite(bound)) for bound in _gathered(bounds))
@@ -145,7 +145,7 @@ def local_part(tensor: Any) -> torch.Tensor:
 
 def _digest(tensor: torch.Tensor) -> torch.Tensor:
     """Return a number on the device, without waiting."""
-    if tensor.is_meta or tensor.layout != torch.strided:
+    if tensor.is_meta or tensor.layout != torch.strided:  # without values, or sparse: not compared
         return torch.zeros((), dtype=torch.int64)
     values = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     words = values.contiguous().reshape(-1).view(_WORD_TYPES[values.element_size()])
@@ -163,7 +163,7 @@ def _read(values: list[torch.Tensor]) -> list[int]:
 
 
 def _gathered(values: Iterable[torch.Tensor]) -> Iterator[Any]:
-    """Yield numbers, with one wait per device and type."""
+    # One wait per device and type.
     listed = list(values)
     groups: dict[Any, list[int]] = {}
     for index, value in enumerate(listed):

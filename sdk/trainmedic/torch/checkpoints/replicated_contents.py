@@ -110,7 +110,7 @@ def unite_files(name: str, files: Sequence[Mapping[str, Any]], parts: StateParts
 
 
 def _unite_part(part: str, files: Sequence[Mapping[str, Any]], parts: StateParts) -> dict[str, Any] | None:
-    """Return a part's differences on all ranks; None if they cannot be united."""
+    # A part's differences on all ranks; None if they cannot be united.
     if part in parts.modules():
         digests = [_of_part(file["run"].get("digests") or {}, part) for file in files]
         is_same = all(each == digests[0] for each in digests)
@@ -123,7 +123,7 @@ def _unite_part(part: str, files: Sequence[Mapping[str, Any]], parts: StateParts
 
 
 def _of_owned_parameters(digests: Mapping[str, str], parts: StateParts) -> dict[str, str]:
-    """Drop digests of parameters that other ranks update."""
+    # Without those of parameters that other ranks update.
     owned_digests = dict(digests)
     for name, part in parts.optimizers().items():
         if is_zero_redundancy(part):

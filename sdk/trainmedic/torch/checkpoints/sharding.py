@@ -213,7 +213,7 @@ def _group_sizes(groups: Any) -> list[int]:
 
 
 def _copied(held: Any) -> Any:
-    """Copy tensors to host memory; shards stay shards."""
+    # In host memory; shards stay shards.
     if isinstance(held, Mapping):
         return {name: _copied(value) for name, value in held.items()}
     return held.detach().to("cpu", copy=True) if isinstance(held, torch.Tensor) else held

@@ -41,7 +41,7 @@ def nonstandard_tensors(parts: StateParts, states: Mapping[str, Any]) -> dict[st
 
 
 def compare_with(saved: Digests, parts: StateParts) -> DigestComparison:
-    """Compare the loaded parts with the saved digests. Attributes that were not restored are ignored."""
+    """Compare the loaded parts with the saved digests. Attributes that were not saved or restored are ignored."""
     omitted = tuple(f"{ATTRIBUTES}.{name}{end}" for name in parts.not_restored for end in (".", _SEPARATOR))
     restored = {name: digest for name, digest in saved.items() if not name.startswith(omitted)}
     present = digests_of_parts(parts)

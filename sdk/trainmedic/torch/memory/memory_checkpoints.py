@@ -175,7 +175,7 @@ class MemoryCheckpoints:
         return self._finite_tensors[1]
 
     def _kept(self, pool: SlotPool, step: int) -> set[str]:
-        """Return IDs of checkpoints that a rollback or other nodes need."""
+        # IDs of checkpoints that a rollback or other nodes need.
         every = self.cadence.replica_steps
         marks = [slot.mark for slot in pool.complete() if slot.mark is not None]
         copied = [mark for mark in marks if every and mark.step % every == 0]
@@ -185,7 +185,7 @@ class MemoryCheckpoints:
         return kept
 
     def _complete(self, pool: SlotPool, slot: Slot, mark: SlotMark, checked: Sequence[int]) -> None:
-        """Complete the slot's mark, in the background thread."""
+        # In the background thread.
         try:
             views = _views(slot, None)
             finite = {"finite": all_finite(views[number] for number in checked)} if checked else {}

@@ -45,7 +45,7 @@ class MemoryReplicas:
         return self._server.address
 
     def fetch(self, address: Address, mark: SlotMark, slot: Slot) -> SlotMark | None:
-        """Fetch an earlier process's checkpoint; None if it is gone. Raises NotFetched."""
+        """Fetch an earlier process's checkpoint; None if it is gone. Raises TrainmedicError and OSError."""
         request = {"set_id": mark.set_id, "rank": mark.rank}
 
         def memory_for(fetched: SlotMark) -> memoryview:

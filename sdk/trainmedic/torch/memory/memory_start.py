@@ -89,9 +89,9 @@ class MemoryStart:
         self._replicas: MemoryReplicas | None = None
 
     def begin(self, group: Group, newest_step: Callable[[], int] | None) -> None:
-        """Reserve memory and restore what an earlier process left. Raises NotAgreed.
+        """Reserve memory and restore what an earlier process left. Raises NotAgreed and OSError.
 
-        ``newest_step`` returns the disk's; only later ones are fetched from other nodes. None restores nothing.
+        ``newest_step`` returns the disk's; only a later one is fetched from other nodes. None restores nothing.
         """
         if self._lock is not None:  # from a failed start
             self._lock.release()

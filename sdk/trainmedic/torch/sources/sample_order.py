@@ -153,6 +153,7 @@ class SkippedRanges:
 
 def for_other_rank_count(state: dict[str, Any] | None, ranks_then: int, ranks_now: int) -> dict[str, Any] | None:
     """Scale a state's positions for another number of ranks; None if impossible."""
+    # The loader's own position, and the random state of an epoch's start, are one rank's.
     if state is None or "loader" in state or state.get("at_start") is not None:
         return None
     skipped = [

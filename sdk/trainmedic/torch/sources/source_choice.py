@@ -3,9 +3,10 @@
 - prepared by Accelerate: see `accelerated_source`
 - with its own state, such as ``StatefulDataLoader``: `StatefulSource`; streamed: `BufferedSource`
 - `DataLoader` over an indexed data set: `IndexedSource`
-- sequence: `SequenceSource`
-- other iterable, such as a `DataLoader` over an `IterableDataset`: `RereadSource`
+- other `DataLoader`: `BufferedSource` if its data set keeps the position, else `RereadSource`
 - iterator, which cannot go back: `IteratorSource`
+- sequence: `SequenceSource`
+- other iterable: `RereadSource`
 - function: `DrawnSource`
 """
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from trainmedic.probe.__main__ import parser
+from trainmedic.probe.__main__ import WRONG_USE, main, parser
 
 
 @pytest.mark.parametrize("sizes", ["0,x", "x", "", "1,,2", "0", "nan", "1,20000"])
@@ -14,3 +16,14 @@ def test_sizes_that_are_none_are_refused_in_words(sizes: str, capsys: pytest.Cap
         parser().parse_args(["--sizes", sizes])
     assert ended.value.code == 2
     assert "argument --sizes: sizes are in megabytes" in capsys.readouterr().err
+
+
+def test_a_token_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without it, the server would only answer that nobody has asked."""
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("TRAINMEDIC_TOKEN_FILE", str(tmp_path / "missing"))
+    assert main(["--server", "http://127.0.0.1:9"]) == WRONG_USE
+    expected = f"trainmedic-probe: TRAINMEDIC_TOKEN_FILE: cannot read {tmp_path}/missing: No such file or directory; "
+    assert capsys.readouterr().err.startswith(expected)
