@@ -6,6 +6,7 @@ Here is the one place where tests of the API get their engine from.
 from __future__ import annotations
 
 import asyncio
+import functools
 import io
 import json
 import logging
@@ -158,6 +159,11 @@ def logged() -> Iterator[Callable[[], list[dict[str, Any]]]]:
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)
+
+
+@functools.cache
+def openapi_document() -> dict[str, Any]:
+    return World().app.openapi()
 
 
 def alert(**changes: Any) -> dict[str, Any]:

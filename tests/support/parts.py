@@ -184,6 +184,7 @@ BOTH = (
     "tests/contract/test_run_store.py::test_any_change_of_a_run_comes_back",
     "tests/contract/test_run_store.py::test_any_event_comes_back_as_it_was",
     "tests/contract/test_run_store.py::test_any_run_comes_back_as_it_was",
+    "tests/integration/server/test_openapi_contract.py",
     "tests/unit/agent/disk/test_any_tree.py",
     "tests/unit/agent/log_reading/test_any_rotation.py",
     "tests/unit/domain/test_any_labels.py",

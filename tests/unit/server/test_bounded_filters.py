@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.api_world import World
+from tests.support.api_world import World, openapi_document
 from trainmedic_server.api.query_types import MOST_VALUES
 
 SEVERAL = [
     (path, parameter["name"])
-    for path, methods in World().app.openapi()["paths"].items()
+    for path, methods in openapi_document()["paths"].items()
     for operation in methods.values()
     for parameter in operation.get("parameters", [])
     if parameter["in"] == "query"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.api_world import World, payload
+from tests.support.api_world import World, openapi_document, payload
 from trainmedic_server.auth.auth import Authenticator
 from trainmedic_server.auth.tokens import Token, TokenRole
 
 CALLS = [
     (method.upper(), path)
-    for path, methods in World().app.openapi()["paths"].items()
+    for path, methods in openapi_document()["paths"].items()
     for method in methods
     if path not in ("/webhook", "/events/{name}", "/health", "/ready", "/metrics")
 ]
