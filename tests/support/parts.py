@@ -191,6 +191,7 @@ BOTH = (
     "tests/unit/engine/test_any_history.py",
     "tests/unit/engine/test_several_targets.py::test_no_interleaving_of_runs_deadlocks_starves_or_overlaps",
     "tests/unit/playbooks/test_every_moment.py",
+    "tests/unit/playbooks/test_true_texts.py",
 )
 """Tests in both parts: `tests.support.examples` chooses their examples."""
 
