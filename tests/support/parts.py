@@ -88,7 +88,8 @@ REST: Mapping[str, Sequence[str]] = {
         "tests/integration/test_distributions.py",
         "tests/integration/test_supply.py",
     ),
-    "probes of several nodes": (
+    "probes of several nodes and ranks": (
+        "tests/integration/test_probe.py::test_memory_is_tested_on_each_rank",
         "tests/integration/test_probe.py::test_a_rank_that_never_comes_ends_the_probe",
         "tests/integration/test_probe.py::test_nodes_that_train_are_left_alone_unless_it_is_said",
         "tests/integration/test_probe.py::test_pairs_of_nodes_are_held_against_what_they_were",
@@ -143,6 +144,7 @@ REST: Mapping[str, Sequence[str]] = {
         "tests/crash/test_drain_kill.py",
         "tests/crash/test_drain_outages.py",
         "tests/crash/test_finding_kills.py",
+        "tests/crash/test_group_kills.py",
         "tests/crash/test_group_of_agents.py",
         "tests/crash/test_kills_while_telling.py",
         "tests/crash/test_migration_kill.py",
