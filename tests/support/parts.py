@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
+from functools import cache
 from pathlib import PurePosixPath
 
 
@@ -203,18 +204,22 @@ selected: Part | None = None
 _REST = frozenset(name for names in REST.values() for name in names)
 
 
-def _is_covered(node: str, names: Collection[str]) -> bool:
+def _is_covered(test: str, names: Collection[str]) -> bool:
     """Return whether the names have this test, or its file or a folder of it."""
-    test, _, _ = node.partition("[")
     file, _, _ = test.partition("::")
     return any(name in names for name in (test, file, *map(str, PurePosixPath(file).parents)))
 
 
-def parts_of(node: str) -> set[Part]:
+def parts_of(node: str) -> frozenset[Part]:
     """Return the parts of a test, by its node id, or of a file or folder as a whole, by its path from the root."""
-    if _is_covered(node, BOTH):
-        return set(Part)
-    return {Part.REST if _is_covered(node, _REST) else Part.QUICK}
+    return _parts_of_test(node.partition("[")[0])
+
+
+@cache
+def _parts_of_test(test: str) -> frozenset[Part]:
+    if _is_covered(test, BOTH):
+        return frozenset(Part)
+    return frozenset({Part.REST if _is_covered(test, _REST) else Part.QUICK})
 
 
 def may_have_some_of(path: str, part: Part) -> bool:
