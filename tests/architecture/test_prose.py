@@ -8,6 +8,7 @@ opens with "What", "Who" or "Where" hides its subject. The private words replace
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -72,6 +73,7 @@ def paragraphs(file: str, first_line: int, text: str) -> Iterator[Passage]:
         yield Passage(f"{file}:{begin}", " ".join(lines))
 
 
+@functools.cache
 def docstrings(folders: tuple[str, ...]) -> list[Passage]:
     """Return the paragraphs of all strings that stand alone: docstrings, and descriptions of fields."""
     passages: list[Passage] = []

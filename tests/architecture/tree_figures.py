@@ -11,7 +11,7 @@ import ast
 import graphlib
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -57,10 +57,10 @@ class Module:
 class TreeFigures:
     """The server and the SDK of a checkout, without the migrations, which stay as they were written."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, folders: Sequence[str] = ("app", "agent", "logs", "sdk")) -> None:
         self.modules = [
             Module(path.relative_to(root), _dotted(path, root), text, ast.parse(text))
-            for folder in ("app", "agent", "logs", "sdk")
+            for folder in folders
             for path in sorted((root / folder).rglob("*.py"))
             if not {"versions", "build", ".venv"} & set(path.parts)
             for text in (path.read_text(encoding="utf-8"),)

@@ -29,7 +29,7 @@ from schemathesis.specs.openapi.checks import (
 from tests.attack.effort import random_source, trials
 from tests.attack.odd_documents import mutated
 from tests.attack.siege import ROLES, bearer
-from tests.support.api_world import Address, World, alert, payload
+from tests.support.api_world import Address, World, alert, openapi_document, payload
 from tests.support.clocks import START
 from tests.support.programs import Program, start_server
 from trainmedic_server.auth.auth import Authenticator
@@ -128,7 +128,7 @@ def address() -> Iterator[Address]:
 
 
 # /events does not end, so that no client which waits for the whole answer can call it.
-schema = schemathesis.openapi.from_dict(World().app.openapi()).exclude(path="/events")
+schema = schemathesis.openapi.from_dict(openapi_document()).exclude(path="/events")
 
 
 @schema.parametrize()

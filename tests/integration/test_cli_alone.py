@@ -56,12 +56,17 @@ def test_the_whole_help_can_be_read() -> None:
         assert "Usage:" in helped.out
 
 
-def test_the_client_commands_do_not_load_the_server() -> None:
+@pytest.mark.parametrize(
+    ("commands", "libraries"),
+    [("history, pauses, runs, status", ("fastapi", "sqlalchemy", "pydantic", "redis")),
+     ("logs, playbook", ("fastapi", "sqlalchemy"))],
+)  # fmt: skip
+def test_commands_do_not_load_what_only_the_server_needs(commands: str, libraries: tuple[str, ...]) -> None:
     """They start in a fraction of the time that the server's libraries take."""
     script = (
         "import sys; from trainmedic_core.cli import completion;"
-        "from trainmedic_server.cli import history, pauses, runs, status;"
-        "print([name for name in ('fastapi', 'sqlalchemy', 'pydantic', 'redis') if name in sys.modules])"
+        f"from trainmedic_server.cli import {commands};"
+        f"print([name for name in {libraries} if name in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], env=CommandLine("").environment(), capture_output=True, text=True, check=True

@@ -6,6 +6,7 @@ Here is the one place where tests of the API get their engine from.
 from __future__ import annotations
 
 import asyncio
+import functools
 import io
 import json
 import logging
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import jinja2
 from fastapi import FastAPI
 
 from tests.support.clocks import StoppedClock
@@ -40,6 +42,23 @@ from trainmedic_server.ports.playbook_tests import NoPlaybookTester, PlaybookTes
 from trainmedic_server.reports.compiling import ReportCompiler
 from trainmedic_server.reports.reported_figures import ReportedFigures
 from trainmedic_server.telemetry import Metrics, configure_logging
+
+
+class CompiledTemplates(jinja2.BytecodeCache):
+    """In memory: the console's templates are compiled once in a process, instead of in each world."""
+
+    def __init__(self) -> None:
+        self._code: dict[str, bytes] = {}
+
+    def load_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+        if bucket.key in self._code:
+            bucket.bytecode_from_string(self._code[bucket.key])
+
+    def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+        self._code[bucket.key] = bucket.bytecode_to_string()
+
+
+_COMPILED = CompiledTemplates()
 
 
 @dataclass
@@ -102,6 +121,7 @@ class World:
             slurm_topology=self.slurm_topology,
             services=self.services,
         )
+        self.app.pages._parts.renderer._environment.bytecode_cache = _COMPILED  # type: ignore[attr-defined]
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[httpx.AsyncClient]:
@@ -158,6 +178,11 @@ def logged() -> Iterator[Callable[[], list[dict[str, Any]]]]:
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)
+
+
+@functools.cache
+def openapi_document() -> dict[str, Any]:
+    return World().app.openapi()
 
 
 def alert(**changes: Any) -> dict[str, Any]:

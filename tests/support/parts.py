@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
+from functools import cache
 from pathlib import PurePosixPath
 
 
@@ -89,7 +90,8 @@ REST: Mapping[str, Sequence[str]] = {
         "tests/integration/test_distributions.py",
         "tests/integration/test_supply.py",
     ),
-    "probes of several nodes": (
+    "probes of several nodes and ranks": (
+        "tests/integration/test_probe.py::test_memory_is_tested_on_each_rank",
         "tests/integration/test_probe.py::test_a_rank_that_never_comes_ends_the_probe",
         "tests/integration/test_probe.py::test_nodes_that_train_are_left_alone_unless_it_is_said",
         "tests/integration/test_probe.py::test_pairs_of_nodes_are_held_against_what_they_were",
@@ -144,6 +146,7 @@ REST: Mapping[str, Sequence[str]] = {
         "tests/crash/test_drain_kill.py",
         "tests/crash/test_drain_outages.py",
         "tests/crash/test_finding_kills.py",
+        "tests/crash/test_group_kills.py",
         "tests/crash/test_group_of_agents.py",
         "tests/crash/test_kills_while_telling.py",
         "tests/crash/test_migration_kill.py",
@@ -185,12 +188,14 @@ BOTH = (
     "tests/contract/test_run_store.py::test_any_change_of_a_run_comes_back",
     "tests/contract/test_run_store.py::test_any_event_comes_back_as_it_was",
     "tests/contract/test_run_store.py::test_any_run_comes_back_as_it_was",
+    "tests/integration/server/test_openapi_contract.py",
     "tests/unit/agent/disk/test_any_tree.py",
     "tests/unit/agent/log_reading/test_any_rotation.py",
     "tests/unit/domain/test_any_labels.py",
     "tests/unit/engine/test_any_history.py",
     "tests/unit/engine/test_several_targets.py::test_no_interleaving_of_runs_deadlocks_starves_or_overlaps",
     "tests/unit/playbooks/test_every_moment.py",
+    "tests/unit/playbooks/test_true_texts.py",
 )
 """Tests in both parts: `tests.support.examples` chooses their examples."""
 
@@ -200,18 +205,22 @@ selected: Part | None = None
 _REST = frozenset(name for names in REST.values() for name in names)
 
 
-def _is_covered(node: str, names: Collection[str]) -> bool:
+def _is_covered(test: str, names: Collection[str]) -> bool:
     """Return whether the names have this test, or its file or a folder of it."""
-    test, _, _ = node.partition("[")
     file, _, _ = test.partition("::")
     return any(name in names for name in (test, file, *map(str, PurePosixPath(file).parents)))
 
 
-def parts_of(node: str) -> set[Part]:
+def parts_of(node: str) -> frozenset[Part]:
     """Return the parts of a test, by its node id, or of a file or folder as a whole, by its path from the root."""
-    if _is_covered(node, BOTH):
-        return set(Part)
-    return {Part.REST if _is_covered(node, _REST) else Part.QUICK}
+    return _parts_of_test(node.partition("[")[0])
+
+
+@cache
+def _parts_of_test(test: str) -> frozenset[Part]:
+    if _is_covered(test, BOTH):
+        return frozenset(Part)
+    return frozenset({Part.REST if _is_covered(test, _REST) else Part.QUICK})
 
 
 def may_have_some_of(path: str, part: Part) -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import Query
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from trainmedic_core import duration
 from trainmedic_server.errors import PayloadError
@@ -21,7 +20,7 @@ def _checked_time(text: str) -> str:
 TimeText = Annotated[
     str,
     AfterValidator(_checked_time),
-    Query(
+    Field(
         max_length=64,
         description="RFC 3339 time, or a Prometheus duration before now.",
         examples=["2026-01-31T12:00:00Z", "24h"],

@@ -14,7 +14,6 @@ from trainmedic_core.plain_text import visible
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters import file_inventory
 from trainmedic_server.adapters.system_clock import SystemClock
-from trainmedic_server.api import alert_list, explanations, given_alerts, test_text
 from trainmedic_server.api.times import time_of
 from trainmedic_server.catalog import modes_file
 from trainmedic_server.catalog.library import Library
@@ -121,6 +120,9 @@ def _explain_by_files(
     alert_map: Sequence[Path],
     as_test: bool,
 ) -> Any:
+    # With FastAPI, which takes longer to import than other commands of the group run.
+    from trainmedic_server.api import alert_list, explanations, given_alerts, test_text
+
     actions, now = registry.specs_only(), SystemClock().now()
     library = Library(playbook_roots(paths), actions)
     library.reload()

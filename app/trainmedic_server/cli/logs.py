@@ -8,11 +8,8 @@ import click
 
 from trainmedic_logs.cli import log_rules
 from trainmedic_server import telemetry
-from trainmedic_server.actions import registry
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.log_lines import line_options, show_lines
-from trainmedic_server.simulation import suite
-from trainmedic_server.simulation.check import check_log_rules
 
 
 @click.group(invoke_without_command=True)
@@ -47,6 +44,8 @@ def check(paths: Sequence[Path]) -> None:
 
     Each error is reported with file, line and column. Exit code: 1 after an error, 2 if there is no rule.
     """
+    from trainmedic_server.simulation.check import check_log_rules  # slow to import, as below
+
     roots = log_rules.rule_roots(paths)
     log_rules.report_checked(roots, *check_log_rules(roots))
 
@@ -59,6 +58,9 @@ def test(paths: Sequence[Path], verbose: bool) -> None:
 
     The tests of gpu.yaml are in gpu_test.yaml. Exit code 1 if one fails.
     """
+    from trainmedic_server.actions import registry
+    from trainmedic_server.simulation import suite
+
     actions = registry.specs_only()
     files = log_rules.found_tests(log_rules.rule_roots(paths))
     log_rules.show_results(files, lambda file: suite.run_file(file, actions), verbose=verbose)

@@ -24,7 +24,7 @@ from trainmedic_server.cli.playbook_list import list_playbooks, list_versions
 from trainmedic_server.cli.playbook_paths import alert_map_option, loaded_alert_map, playbook_roots, playbooks_option
 from trainmedic_server.cli.replay import replay
 from trainmedic_server.domain.alert_suggestions import snippet
-from trainmedic_server.simulation import report, rule_outcomes, suite
+from trainmedic_server.simulation import report, rule_outcomes
 from trainmedic_server.simulation.check import CheckResult, check_alert_maps
 from trainmedic_server.simulation.check import check as check_paths
 from trainmedic_server.simulation.rule_outcomes import RuleOutcome
@@ -151,6 +151,8 @@ def test(paths: Sequence[Path], verbose: bool, as_json: bool) -> None:
 
 def _tested(files: Iterable[Path], results: list[FileResult]) -> Iterator[FileResult]:
     """Yield each result at once, to show the progress, and append it to `results`."""
+    from trainmedic_server.simulation import suite  # imports SQLAlchemy, which only tests need
+
     actions = registry.specs_only()
     for file in files:
         results.append(suite.run_file(file, actions))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
-from jinja2 import ChainableUndefined, Environment, FileSystemBytecodeCache, PackageLoader
+from jinja2 import ChainableUndefined, Environment, PackageLoader
 from starlette.responses import Response
 
 from trainmedic_core import words
@@ -52,7 +52,6 @@ class Renderer:
         clock: Clock,
         assets: Assets,
         base: BasePath = BasePath(),
-        cache: FileSystemBytecodeCache | None = None,
         index_of: IndexOf = targets.unknown,
     ) -> None:
         self._clock = clock
@@ -67,7 +66,6 @@ class Renderer:
             trim_blocks=True,
             lstrip_blocks=True,
             auto_reload=False,
-            bytecode_cache=cache,
         )
         for name in _FILTERS:
             self._environment.filters[name] = getattr(formats, name)

@@ -16,8 +16,8 @@ from benchmarks.log_rules import shipped
 from trainmedic_logs.diagnosis.verdict import Confidence, Verdict
 from trainmedic_logs.folder_diagnosis import diagnose_folder
 
-ROWS: list[Mapping[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("ordinary_exceptions.yaml").read_text(encoding="utf-8")
+ROWS: list[Mapping[str, Any]] = yaml.load(
+    Path(__file__).with_name("ordinary_exceptions.yaml").read_bytes(), yaml.CSafeLoader
 )
 HEAD = 'step 10 loss 2.1\nTraceback (most recent call last):\n  File "/home/ada/train.py", line 31, in <module>\n'
 PLACES = {

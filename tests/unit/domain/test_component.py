@@ -20,7 +20,7 @@ VERDICT: dict[str, Any] = {"cause": "gpu", "confidence": "high", "node": "gpu-07
 
 def shipped_rules() -> list[dict[str, Any]]:
     files = sorted((ROOT / "monitoring" / "rules").glob("*.yaml"))
-    groups = [group for file in files for group in yaml.safe_load(file.read_text())["groups"]]
+    groups = [group for file in files for group in yaml.load(file.read_bytes(), yaml.CSafeLoader)["groups"]]
     return [rule for group in groups for rule in group["rules"] if "alert" in rule]
 
 
@@ -30,13 +30,15 @@ def shipped_log_rules() -> list[dict[str, Any]]:
         for file in sorted((ROOT / "logs/trainmedic_logs/logrules").glob("*.yaml"))
         if not file.stem.endswith(("_test", "_fixture"))
     ]
-    documents = [document for file in files for document in yaml.safe_load_all(file.read_text()) if document]
+    documents = [
+        document for file in files for document in yaml.load_all(file.read_bytes(), yaml.CSafeLoader) if document
+    ]
     return [document for document in documents if document.get("alert")]
 
 
 def shipped_playbooks() -> dict[str, dict[str, Any]]:
     files = sorted((ROOT / "playbooks").glob("*.yaml"))
-    documents = [document for file in files for document in yaml.safe_load_all(file.read_text())]
+    documents = [document for file in files for document in yaml.load_all(file.read_bytes(), yaml.CSafeLoader)]
     return {document["playbook"]: document for document in documents if document and "playbook" in document}
 
 

@@ -282,6 +282,7 @@ steps:
     assert w.calls() == {"cap": 2, "other": 2}
 
 
+@pytest.mark.usefixtures("usual_heartbeat")
 async def test_a_clock_set_back_behind_the_closing_counts_too_much_and_not_too_little(world: MakeWorld) -> None:
     """What is acted on by the time that comes a second time counts, although the closing was later by that clock."""
     w = await opened(world)

@@ -15,6 +15,8 @@ from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of
 from trainmedic_server.domain.pause import PauseOrder, Scope
 from trainmedic_server.domain.run import Decision, Status, StepStatus, UndoStatus
 
+pytestmark = pytest.mark.usefixtures("usual_heartbeat")
+
 MakeWorld = Callable[..., World]
 
 DAY = timedelta(days=1)

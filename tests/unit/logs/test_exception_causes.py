@@ -17,7 +17,7 @@ LOADING = 'File "/opt/venv/lib/python3.11/site-packages/torch/utils/data/_utils/
 
 STATED = [
     (line, CauseClass(cause))
-    for cause, line in yaml.safe_load(Path(__file__).with_name("exceptions.yaml").read_text(encoding="utf-8"))
+    for cause, line in yaml.load(Path(__file__).with_name("exceptions.yaml").read_bytes(), yaml.CSafeLoader)
 ]
 
 

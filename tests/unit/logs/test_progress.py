@@ -11,9 +11,7 @@ import yaml
 from tests.unit.logs.reading import lines
 from trainmedic_logs.lines.progress import ProgressReader
 
-TRAINERS: list[Mapping[str, str]] = yaml.safe_load(
-    Path(__file__).with_name("trainers.yaml").read_text(encoding="utf-8")
-)
+TRAINERS: list[Mapping[str, str]] = yaml.load(Path(__file__).with_name("trainers.yaml").read_bytes(), yaml.CSafeLoader)
 NAMES = [trainer["name"] for trainer in TRAINERS]
 
 

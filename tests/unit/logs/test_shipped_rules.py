@@ -16,7 +16,7 @@ from trainmedic_logs.lines.rule import RuleSet
 from trainmedic_logs.rules.log_rule_library import LogRuleLibrary
 
 FOLDER = Path(__file__).parents[3] / "logs/trainmedic_logs/logrules"
-CORPUS: list[dict[str, Any]] = yaml.safe_load((FOLDER / "lines_fixture.yaml").read_text(encoding="utf-8"))
+CORPUS: list[dict[str, Any]] = yaml.load((FOLDER / "lines_fixture.yaml").read_bytes(), yaml.CSafeLoader)
 
 
 def shipped() -> RuleSet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,6 +30,7 @@ STOPS_IN_A_STEP = "training-memory-leak"
 ANSWER = "# If another rule has this name: "
 
 
+@functools.cache
 def book(path: Path) -> YamlPlaybook:
     (loaded,) = loader.load_file(path, registry.specs_only(), IdentityLabels()).playbooks
     return loaded
@@ -72,19 +74,16 @@ NAMES = strategies.sampled_from([*LABELS, *sorted(XID_LABELS)])
 @hypothesis.settings(max_examples=60)
 def test_no_labels_of_a_stranger_start_it(path: Path, labels: dict[str, str]) -> None:
     """Neither with the names of its own alerts, nor with codes of programs."""
-    loaded = BOOKS[path.stem]
+    loaded = book(path)
     for name in loaded.definition.on.alertnames:
         assert not loaded.match(alert({**labels, "alertname": name})).matched
-
-
-BOOKS = {path.stem: book(path) for path in FILES}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_the_label_alone_is_what_was_missing(path: Path) -> None:
     """Of the alerts in the playbook's own tests: where only the proof is missing, the reason says that."""
     written = yaml.safe_load(path.with_name(f"{path.stem}_test.yaml").read_text(encoding="utf-8"))
-    loaded = BOOKS[path.stem]
+    loaded = book(path)
     for test in written["tests"]:
         for entry in test.get("alerts", ()):
             labels = entry["alert"]["labels"]

@@ -132,10 +132,18 @@ PATHS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def asked_for_roles() -> World:
+    """One for all paths: to build it takes longer than to ask it."""
+    return world_with_tokens()
+
+
 @pytest.mark.parametrize(("method", "path", "needed"), PATHS)
-async def test_every_path_asks_for_its_role(method: str, path: str, needed: TokenRole | None) -> None:
+async def test_every_path_asks_for_its_role(
+    asked_for_roles: World, method: str, path: str, needed: TokenRole | None
+) -> None:
     """401 without a token, 403 with another role's; probes and documentation need none."""
-    async with world_with_tokens().client() as client:
+    async with asked_for_roles.client() as client:
         without = (await client.request(method, path)).status_code
         assert (without == 401) is (needed is not None)
         for role, secret in SECRETS:

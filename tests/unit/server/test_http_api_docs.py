@@ -8,7 +8,7 @@ from pathlib import Path
 
 from starlette.routing import Route
 
-from tests.support.api_world import World
+from tests.support.api_world import World, openapi_document
 from trainmedic_server.api.schemas import WebhookReply
 from trainmedic_server.auth.tokens import parse
 
@@ -22,13 +22,13 @@ def blocks(language: str) -> list[str]:
 def test_every_call_is_in_the_table() -> None:
     """And nothing else is."""
     named = set(re.findall(r"`((?:GET|POST|DELETE) /[^`]*)`", PAGE.split("## Tokens")[0]))
-    paths = World().app.openapi()["paths"]
+    paths = openapi_document()["paths"]
     assert named == {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
 
 
 def test_every_schema_that_the_document_names_is_in_it() -> None:
     """Those of bodies that the handlers read themselves, too."""
-    document = World().app.openapi()
+    document = openapi_document()
     named = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)))
     assert named <= document["components"]["schemas"].keys()
     assert {"OrderBody", "EndingBody", "CloseBody", "EndBody", "ResumeBody", "ProblemDetails"} <= named

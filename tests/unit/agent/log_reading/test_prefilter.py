@@ -23,8 +23,8 @@ from trainmedic_logs.lines.prefilter import Prefilter
 from trainmedic_logs.lines.rule import RuleSet
 from trainmedic_logs.lines.tracker import FindingTracker
 
-SCENES: dict[str, str] = yaml.safe_load(
-    (Path(__file__).parents[2] / "diagnosis" / "scenes.yaml").read_text(encoding="utf-8")
+SCENES: dict[str, str] = yaml.load(
+    (Path(__file__).parents[2] / "diagnosis" / "scenes.yaml").read_bytes(), yaml.CSafeLoader
 )["texts"]
 QUIET = (
     "[INFO] [logging.py:96:log_dist] [Rank 0] step=400, skipped=0, lr=[1e-05]",
