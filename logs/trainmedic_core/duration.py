@@ -55,7 +55,7 @@ def write_rounded(value: timedelta) -> str:
 
 
 def write(value: timedelta) -> str:
-    """Return the duration in days to milliseconds, rounded to these."""
+    """Return the duration in units from days down to milliseconds, rounded to milliseconds."""
     if value < timedelta(0):
         return f"-{write(-value)}"
     left = round(value / _UNITS["ms"])

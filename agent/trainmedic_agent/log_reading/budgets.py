@@ -147,6 +147,8 @@ class HourlyBudget:
         return True
 
     def has_left(self, owner: BudgetOwner) -> bool:
+        if owner == NODE_ITSELF:
+            return True
         now = self._monotonic()
         left = self._left_of(owner, now)
         return left > (1 - _FREE_SHARE) * self._most or min(left, self._left_of_user(owner, now)) > 0

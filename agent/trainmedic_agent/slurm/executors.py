@@ -46,7 +46,7 @@ class SlurmChange:
         self._now = now
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Return what the command wrote. A failure has ``may_be_done``."""
+        """Return what the command wrote. A failure of the command has ``may_be_done``."""
         command = accepted.command
         if command.undo_of is not None:
             raise CommandRejected(f"{self.action} has no undo: the server reverts it by another command")

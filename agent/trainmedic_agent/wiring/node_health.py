@@ -31,7 +31,10 @@ def node_checker(gpus: Gpus) -> HealthChecker:
 
 
 def check(expected: int, level: Level, probe: Sequence[str] | None, state_dir: Path | None) -> CheckedNode:
-    """Check this node, and compare with the record of its agent in `state_dir`. Raises JournalUnavailable."""
+    """Check this node, and compare with the record of its agent in `state_dir`. Raises JournalUnavailable.
+
+    `expected` is the least number of GPUs that must answer.
+    """
     histories = recorded_values(state_dir) if state_dir is not None else {}
     with contextlib.closing(node_gpus()) as gpus:
         examination = Examination(level, expected, probe or OWN_PROBE, MOST_BURN_SECONDS)

@@ -20,7 +20,7 @@ class JobNodes(Struct, frozen=True):
     pods: tuple[str, ...] = ()  # As ``namespace/name``.
     is_whole: bool = True
     """False if Redis did not respond, so that the job's own report is missing."""
-    readers: tuple[str, ...] = ()  # Nodes whose agents read logs.
+    readers: tuple[str, ...] = ()  # All nodes whose agents read logs, for a job whose nodes are unknown.
 
 
 class JobLocations:

@@ -45,7 +45,7 @@ class FindingRecords(Protocol):
         ...
 
     def release_job(self, job: str, attempt: int | None) -> bool:
-        """Undo `keep_job`. Return False if there was none."""
+        """Undo `keep_job` with the same arguments. Return False if there was none."""
         ...
 
     def kept_jobs(self) -> list[KeptJob]: ...
@@ -86,7 +86,7 @@ class FindingHistory(Protocol):
 
     async def finding(self, finding_id: str) -> FindingRecord | None: ...
     async def findings_of_alerts(self, fingerprints: Collection[str]) -> list[KnownFinding]:
-        """Return the newest 200 findings that raised these alerts (of 200 at most), oldest first."""
+        """Return the newest 200 findings that raised one of the first 200 of these alerts, oldest first."""
         ...
 
     async def alerts_raised(self, fingerprints: Collection[str]) -> list[Mapping[str, str]]:

@@ -22,12 +22,12 @@ class KnownVerdict(Struct, frozen=True):
     began_at: datetime
     """First sign received by the server."""
     made_at: datetime
-    """Creation, or latest update until two minutes after `began_at`."""
+    """Creation, or latest update: possible until two minutes after `began_at`, or after the job's reported end."""
     cause: str
     confidence: str
     node: str | None
     """Node at fault, only with high confidence."""
-    fingerprint: str
+    fingerprint: str  # equal for the same cause and line
     plain: Mapping[str, Any]
     """`Verdict.plain`."""
     labels: Mapping[str, str] | None = None

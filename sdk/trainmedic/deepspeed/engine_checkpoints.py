@@ -62,6 +62,7 @@ class EngineContents:
     def comparable(self, parts: StateParts) -> Mapping[str, Any] | None:
         """Return the optimizer's state if the engine writes only rank 0's: without ZeRO, on equal weights."""
         engine = self._engine
+        # With that attribute, an optimizer such as BF16_Optimizer divides its state without ZeRO too.
         if engine.zero_optimization_stage() or hasattr(engine.optimizer, "dp_process_group"):
             return None
         if engine.has_moe_layers or engine.dp_world_size != self._world_size:

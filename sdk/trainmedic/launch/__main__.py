@@ -8,7 +8,7 @@ from typing import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not under nohup
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as in a script's background
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Imported late: it takes half a second, in which Ctrl-C must end the program.
     from trainmedic.launch import program

@@ -12,7 +12,6 @@ _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _FLAGS = frozenset({"--standalone", "-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path"})
 # Options by which the user already stores or shows the ranks' output.
 _OUTPUT_OPTIONS = frozenset({"-r", "--redirects", "-t", "--tee", "--log-dir", "--log_dir"})
-_RESTART_OPTIONS = frozenset({"--max-restarts", "--max_restarts"})
 _LONGEST_LINE = 4096
 
 
@@ -60,7 +59,7 @@ class LaunchLine:
 
     @property
     def restarts_ranks(self) -> bool:
-        return self.kind == "torchrun" and not _RESTART_OPTIONS.isdisjoint(self.options)
+        return self.kind == "torchrun" and self._setting("max_restarts", "0") != "0"
 
     @property
     def interpreter(self) -> str | None:
@@ -80,7 +79,7 @@ class LaunchLine:
                 return first[2:]
         return None
 
-    def torchrun_arguments(self, argv: Sequence[str]) -> Sequence[str]:
+    def torchrun_arguments(self, argv: Sequence[str]) -> Sequence[str]:  # `argv` is an attempt's
         return argv[self.options_at :]
 
     @property
@@ -90,11 +89,11 @@ class LaunchLine:
             return ""
         return "" if self._setting("nproc_per_node") == "1" else "1"
 
-    def _setting(self, name: str) -> str:
+    def _setting(self, name: str, default: str = "1") -> str:
         # As torchrun reads it: its option, else its variable.
         forms = (f"--{name}", f"--{name.replace('_', '-')}")
         given = (self.options[form] for form in forms if form in self.options)
-        return next(given, os.environ.get(f"PET_{name.upper()}", "1"))
+        return next(given, os.environ.get(f"PET_{name.upper()}", default))
 
     def for_attempt(
         self, rank_logs: Path | None, without: Sequence[str] = (), nodes: tuple[int, int] | None = None

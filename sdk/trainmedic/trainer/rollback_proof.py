@@ -132,8 +132,8 @@ class RollbackProof:
         self._verification.batch_drawn(batch, epoch, before)
 
     def stop_comparing(self, because: str) -> None:
-        """End the comparison of batches, which now differ on purpose."""
-        if not self._is_back:
+        """End the comparisons of batches and losses, which now differ on purpose."""
+        if not self._is_back:  # before the first batch, `drawn` does it
             self._expect_other_losses(because)
             self._verification.stop_comparing(because)
 

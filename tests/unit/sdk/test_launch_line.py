@@ -78,6 +78,7 @@ def test_only_a_torchrun_can_begin_in_a_process_that_is_warm(line: str, interpre
     [
         ("torchrun --standalone --max-restarts=3 train.py", True),
         ("python -m torch.distributed.run --max_restarts 3 train.py", True),
+        ("torchrun --standalone --max-restarts=0 train.py", False),
         ("torchrun --standalone train.py --max-restarts=3", False),
         ("python train.py --max-restarts=3", False),
     ],
@@ -85,6 +86,13 @@ def test_only_a_torchrun_can_begin_in_a_process_that_is_warm(line: str, interpre
 def test_torchrun_may_start_ranks_again_by_its_own_option_alone(line: str, restarts: bool) -> None:
     """Options behind the script are the script's."""
     assert LaunchLine.of(line.split()).restarts_ranks is restarts
+
+
+def test_torchruns_own_variable_may_start_ranks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The option counts before it."""
+    monkeypatch.setenv("PET_MAX_RESTARTS", "2")
+    assert LaunchLine.of(["torchrun", "--standalone", "train.py"]).restarts_ranks
+    assert not LaunchLine.of(["torchrun", "--max-restarts=0", "train.py"]).restarts_ranks
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def encode_json(value: Any) -> str:
 
 
 def _members(value: Any) -> dict[str, Any]:
-    """Raises TypeError except for a struct: an output may contain some of its call, such as the target."""
+    """Return a struct's members. Raises TypeError for others. Outputs of actions contain structs, such as the target."""
     if isinstance(value, Struct):
         return asdict(value)
     raise TypeError(f"{type(value).__name__} has no form in JSON")
@@ -67,7 +67,7 @@ class JsonColumn(TypeDecorator[Any]):
 
 
 _Convert = Callable[[Any], Any]
-# Encoder and decoder, called without the `TypeDecorator`.
+# Encoder and decoder, called without the `TypeDecorator`, and not for None.
 _CONVERTED: dict[type[Any], tuple[_Convert, _Convert]] = {
     TimeColumn: (microseconds_of, time_of),
     JsonColumn: (encode_json, decode_json),

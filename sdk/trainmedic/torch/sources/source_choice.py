@@ -1,9 +1,10 @@
 """Choice of the batch source for a loader, in this order:
 
 - prepared by Accelerate: see `accelerated_source`
-- with its own state, such as ``StatefulDataLoader``: `StatefulSource`; streamed: `BufferedSource`
-- `DataLoader` over an indexed data set: `IndexedSource`
-- other `DataLoader`: `BufferedSource` if its data set keeps the position, else `RereadSource`
+- with its own state, such as ``StatefulDataLoader``: `StatefulSource`; `BufferedSource` for a restartable stream
+- `DataLoader` over an indexed data set in a known order: `IndexedSource`
+- `DataLoader` without workers over an `IterableDataset` that keeps its position: `BufferedSource`
+- other `DataLoader`: `RereadSource`
 - iterator, which cannot go back: `IteratorSource`
 - sequence: `SequenceSource`
 - other iterable: `RereadSource`
@@ -34,7 +35,10 @@ from trainmedic.torch.sources.stateful_source import BufferedSource, StatefulSou
 
 
 def batch_source_for(loader: Any, seed: int | None, rank: int, reread: int = REREAD) -> BatchSource:
-    """Return the source. ``seed`` defaults to PyTorch's. Raises ConfigurationError."""
+    """Return the source, which reads at most `reread` batches again. ``seed`` defaults to PyTorch's.
+
+    Raises ConfigurationError.
+    """
     order_seed = torch.initial_seed() if seed is None else seed
     if is_prepared_by_accelerate(loader):
         from trainmedic.torch.sources.accelerated_source import source_of_prepared
