@@ -10,7 +10,7 @@ from trainmedic.wire import envelope
 
 
 class JournalUnavailable(TrainmedicError):
-    """The agent's journal cannot be read or written."""
+    """A database of the agent or the log reader cannot be read or written."""
 
 
 class GpuError(TrainmedicError):

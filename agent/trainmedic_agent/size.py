@@ -18,11 +18,3 @@ def parse(value: object) -> int:
     if written is None or (written[2] or "B") not in _UNITS:
         raise ValueError(f"{value!r} is not a size; write bytes, or a number with its unit: 200MB, 1.5GiB")
     return round(float(written[1]) * _UNITS[written[2] or "B"])
-
-
-def write(size: int) -> str:
-    """Format with three digits: ``1.5GB``."""
-    for prefix in reversed(_DECIMAL):
-        if size >= _DECIMAL[prefix] and prefix:
-            return f"{size / _DECIMAL[prefix]:.3g}{prefix}B"
-    return f"{size}B"

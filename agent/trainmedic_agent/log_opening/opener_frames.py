@@ -18,7 +18,7 @@ _DESCRIPTOR_BYTES = array.array("i").itemsize
 
 
 class Namer(Struct, frozen=True, array_like=True):
-    """`NamedBy` with bytes as path: file names may not be UTF-8."""
+    """`NamedBy` with bytes as path: file names may not be UTF-8. None in a request: no file named its path."""
 
     path: bytes
     device: int
@@ -69,7 +69,7 @@ class ListedPage(Struct, frozen=True, tag="listed"):
 
 
 class InspectedEntries(Struct, frozen=True, tag="stated"):
-    facts: list[FileFacts | None]
+    facts: list[FileFacts | None]  # in the order of the names; None for a missing entry
 
 
 class RefusedAnswer(Struct, frozen=True, tag="unread"):

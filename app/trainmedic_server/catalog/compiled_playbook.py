@@ -210,9 +210,11 @@ class YamlPlaybook(Struct, frozen=True):
             reason = f"the parameters of {step.name} cannot be checked: {type(error).__name__}"
             raise errors.ExpressionError(reason) from error
 
-    def until(self, phase: str, index: int, scope: Scope, output: Mapping[str, Any]) -> bool:
+    def until(self, phase: str, index: int, scope: Scope, output: Mapping[str, Any]) -> bool | None:
         condition = self.steps[phase, index].until
-        return condition is None or condition.holds({**self._scope_inside(phase, index, scope), OUTPUT: output})
+        return (
+            None if condition is None else condition.holds({**self._scope_inside(phase, index, scope), OUTPUT: output})
+        )
 
     def message(self, phase: str, index: int, scope: Scope) -> str:
         return _text(self.steps[phase, index].message, self._scope_inside(phase, index, scope))

@@ -50,12 +50,12 @@ async def observe(services: EngineServices, draft: RunDraft, look: Look) -> Obse
     ended = services.clock.now()
     if isinstance(outcome, str):
         return Observed(False, began, ended, cut(outcome, _LONGEST_REASON))
-    if look.action == PROMETHEUS_QUERY:
-        return Observed(bool(outcome.get("series")), began, ended, "", outcome)
     try:
         holds = draft.playbook.until(*look.key, draft.scope(), outcome)
     except core_errors.ExpressionError as error:
         return Observed(False, began, ended, cut(str(error), _LONGEST_REASON), outcome)
+    if holds is None:  # without a condition, a query holds while it has a sample
+        holds = look.action != PROMETHEUS_QUERY or bool(outcome.get("series"))
     return Observed(holds, began, ended, "", outcome)
 
 

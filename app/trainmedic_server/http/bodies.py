@@ -27,7 +27,7 @@ async def read_body(bodies: BodyReader, request: Request, model: type[_Body]) ->
         raise PayloadError.at(problems) from None
 
 
-def body_schema(model: type[BaseModel]) -> dict[str, Any]:
+def body_schema(model: type[BaseModel]) -> dict[str, Any]:  # `factory` must list the model for the OpenAPI document
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
     is_required = any(field.is_required() for field in model.model_fields.values())
     return {"requestBody": {"required": is_required, "content": {"application/json": {"schema": schema}}}}

@@ -79,8 +79,8 @@ class CompiledPlaybook(Protocol):
         """Render and check the parameters of an action step or polled wait."""
         ...
 
-    def until(self, phase: str, index: int, scope: Scope, output: Mapping[str, Any]) -> bool:
-        """Return whether a polled wait is over, by the action's `output`."""
+    def until(self, phase: str, index: int, scope: Scope, output: Mapping[str, Any]) -> bool | None:
+        """Return whether a polled wait's condition holds for the action's `output`; None without a condition."""
         ...
 
     def undo_params(self, phase: str, index: int, scope: Scope, output: Mapping[str, Any] | None) -> BaseModel | None:

@@ -10,7 +10,7 @@ MASK = "***"
 # Every line with a secret that is masked contains one of these.
 _HINTS = re2.compile(
     rb"(?i)pass(?:word|wd|phrase)|secret|token|api[-_]?key|access[-_]?key|private[-_]?key|credential|authoriz|bearer|://"
-    rb"|gh[pousr]_|github_pat_|glpat-|hf_|sk-|xox[abprs]-|akia|asia|eyj|wandb|aiza|dckr_pat|npm_|nvapi-|sig=|-----begin"
+    rb"|gh[pousr]_|github_pat_|glpat-|hf_|sk-|xox[abprs]-|akia|asia|eyj|wandb|aiza|dckr_pat|npm_|nvapi-|sig(?:nature)?=|-----begin"
 )
 _TOKENS = re2.compile(
     rb"\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}"

@@ -59,7 +59,7 @@ def step_of(checkpoint: str | Path) -> int:
 
 
 def in_directory(output_dir: str | Path, ranks: int = 1) -> list[SavedCheckpoint]:
-    """Return checkpoints of that many ranks, oldest step first."""
+    """Return all checkpoints, oldest step first; those without the files of so many ranks are not `complete`."""
     try:
         entries = [path for path in Path(output_dir).iterdir() if _NAME.match(path.name) and path.is_dir()]
     except FileNotFoundError:
@@ -78,12 +78,12 @@ def is_complete(checkpoint: Path, ranks: int = 1) -> bool:
             and _has_optimizer(checkpoint, names)
             and (ranks == 1 or all(f"rng_state_{rank}.pth" in names for rank in range(ranks)))
         )
-    except (OSError, ValueError, struct.error):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):  # missing or damaged
         return False
 
 
 def is_written(checkpoint: Path, save_only_model: bool, ranks: int = 1) -> bool:
-    """Return whether all ranks have written what the arguments ask for."""
+    """Return whether the Trainer has written a checkpoint. With `save_only_model` it has no file that comes last."""
     return checkpoint.is_dir() if save_only_model else is_complete(checkpoint, ranks)
 
 

@@ -93,7 +93,7 @@ class RollbackProof:
             )
 
     def check_loaded(self, record: Mapping[str, Any] | None, modules: Modules, optimizers: Optimizers) -> str:
-        """Compare parameters and optimizer; return the difference, the same on all ranks."""
+        """Compare parameters and optimizer; return the difference, the same on all ranks; "" if none is known."""
         before = None if record is None else record.get("digests")
         group = self.medic.group("verify")
         why = self.not_comparable or ("" if before else _NO_DIGESTS)
@@ -121,7 +121,7 @@ class RollbackProof:
         return randomness.capture() if self._is_back else self._verification.before_draw()
 
     def drawn(self, batch: Any, epoch: int, before: Any = None, why_not: str = "") -> None:
-        """Record a batch. ``why_not``: reason to expect others."""
+        """Record a batch. `before`: the result of `before_draw`. ``why_not``: reason to expect others."""
         if self._is_back:
             self._is_back, self._skipped_at_first = False, self._skipped()
             self.batch_log.go_back(self._drawn_at_checkpoint, epoch, self._skipped_at_first, why_not)

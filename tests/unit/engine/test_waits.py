@@ -109,6 +109,25 @@ async def test_a_condition_must_hold_for_the_whole_time(world: MakeWorld) -> Non
     assert run.step(("steps", 0)).output["value"] == 12
 
 
+async def test_a_condition_of_its_own_decides_for_a_query_too(world: MakeWorld) -> None:
+    """With `until`, a query holds by its output, also where it has no sample."""
+    at, query = await begun(
+        world,
+        one(
+            "  - id: gone\n"
+            "    wait_for: {action: prometheus.query, with: {query: x}, until: output.series | length == 0}\n"
+            "    timeout: 2h\n"
+            "  - {id: cap, action: test.cap}\n"
+        ),
+        value=12,
+    )
+    await at.pass_time(300)
+    assert (await at.run()).status is Status.WAITING
+    query.value = 42
+    await at.pass_time(60)
+    assert (await at.run()).status is Status.SUCCEEDED
+
+
 async def test_only_changes_are_recorded(world: MakeWorld) -> None:
     """Sixty looks that see the same are no history, no attempts and no commits."""
     at, query = await begun(world, QUIET)

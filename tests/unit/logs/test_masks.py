@@ -26,6 +26,9 @@ A = "a1B2c3D4e5" * 4
         (f"ghp_{A} and sk-proj-{A}", A),
         (f"jwt eyJ{A}.{A}.{A}", A),
         (f"https://bucket/x?sig={A}&se=1", A),
+        (f"GET /bucket/x?GoogleAccessId=a&Signature={A}", A),
+        (f"GET /x?X-Amz-Signature={A}", A),
+        (f"GET /x?access_token={A}", A),
         (f"-----BEGIN RSA PRIVATE KEY-----\n{A}\n-----END RSA PRIVATE KEY-----", A),
     ],
 )

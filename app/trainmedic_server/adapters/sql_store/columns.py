@@ -26,7 +26,7 @@ def encode_json(value: Any) -> str:
 
 
 def _members(value: Any) -> dict[str, Any]:
-    """Return a struct's members. Raises TypeError for others. Outputs of actions contain structs, such as the target."""
+    """Return a struct's members; raises TypeError for others. Outputs contain structs, such as the target."""
     if isinstance(value, Struct):
         return asdict(value)
     raise TypeError(f"{type(value).__name__} has no form in JSON")

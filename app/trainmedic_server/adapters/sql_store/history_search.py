@@ -41,7 +41,7 @@ def search(
     limit: int,
     before: Place | None,
     clock: Callable[[], float] = time.monotonic,
-    renamed_names: Collection[str] = (),
+    renamed_names: Collection[str] = (),  # of the filter's alerts, those that an alert map renamed
 ) -> tuple[list[sa.Row[Any]], Place | None]:
     """Return the newest runs and the place after which the next page begins, None at the end."""
     oldest, newest = connection.execute(_OLDEST).scalar(), connection.execute(_NEWEST).scalar()
