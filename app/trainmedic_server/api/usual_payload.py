@@ -44,11 +44,12 @@ _DECODER = msgspec.json.Decoder(_Payload)
 def read(body: bytes | bytearray, delivery_id: str, received_at: datetime) -> Delivery | None:
     """Return the result of `payload.delivery` for the body, or None if it is unusual.
 
-    Members that nothing reads are skipped unchecked, except that they are JSON.
+    Members that nothing reads must only be JSON in UTF-8, of any depth and length of numbers.
     """
     if len(body) > _LARGEST_BYTES or _NUL in body:
         return None
     try:
+        body.decode()  # skipped members too must be UTF-8
         sent = _DECODER.decode(body)
         alerts = tuple([_alert(each) for each in sent.alerts])
     except (ValueError, OverflowError, RecursionError):

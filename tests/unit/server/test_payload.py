@@ -57,7 +57,7 @@ def test_an_alertmanager_payload_becomes_a_delivery() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b'{"version": "4", "alerts": [], "x": "\xff"',
+        b'{"version": "4", "alerts": [], "x": "\xff"}',
         b'{"version": "4", "alerts": [], "receiver": "\xff"}',
         b'{"version": "4", "alerts": [], "receiver": "\\u0000"}',
         b'{"version": "4", "alerts": [], "receiver": "\\ud83d"}',
