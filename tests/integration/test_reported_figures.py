@@ -41,8 +41,14 @@ def test_a_server_without_prometheus_shows_what_was_reported_to_it(
             body = server.ask(f"/agents/{node.name}/readings").body or {}
             return body if body.get("gpus") else None
 
+        def last_seen() -> str:
+            items = (server.ask("/jobs").body or {}).get("items")
+            return str(items[0]["last_seen"]) if items else ""
+
         first = eventually(curves, 60, "the job's curves")
         of_node = eventually(readings, 60, "the node's readings")
+        # Redis keeps the newest report, with which the next server begins.
+        eventually(lambda: last_seen() > first["reported_since"], 60, "another report")
         server.kill()
         server.start()
         second = eventually(curves, 60, "the curves after a restart")

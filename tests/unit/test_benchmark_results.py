@@ -32,8 +32,8 @@ def result(*lines: str, status: int = 0) -> dict[str, Any]:
 
 STARTED = {"run", "fleet_members", "sdk_loop", "waiting_job"}
 """Itself, and programs that benchmarks start."""
-APART = {"local_checkpoints", "log_shippers"}
-"""They compare with other products, which must be installed first, so `benchmarks/run` leaves them out."""
+APART = {"beside_revision", "local_checkpoints", "log_shippers"}
+"""They compare with other revisions, or products that must be installed first: `benchmarks/run` leaves them out."""
 
 
 def test_every_benchmark_is_run_and_in_the_readme() -> None:

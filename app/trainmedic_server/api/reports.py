@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Path, Query, Response
 from pydantic import TypeAdapter
@@ -26,10 +28,6 @@ from trainmedic_server.reports.job_report import JobReport
 _SHORTEST = timedelta(minutes=1)
 _AT_ONCE = 2  # reports being compiled
 _WAITING = 16  # requests for further reports
-_JOB = TypeAdapter(JobReport)
-_FLEET = TypeAdapter(FleetReport)
-_CURVES = TypeAdapter(JobCurves)
-_READINGS = TypeAdapter(NodeReadings)
 
 JobName = Annotated[str, Path(min_length=1, max_length=253, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
 NodeName = Annotated[str, Path(min_length=1, max_length=253, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -57,7 +55,7 @@ def router(compiler: ReportCompiler, auth: Authenticator, clock: Clock) -> ApiRo
         """
         begin, end = _range(since, until, clock)
         async with turns.take():
-            return AsciiJson(_JOB.dump_python(await compiler.job(job, begin, end), mode="json"))
+            return _answer(await compiler.job(job, begin, end))
 
     @routes.get(
         "/jobs/{job:path}/curves",
@@ -69,7 +67,7 @@ def router(compiler: ReportCompiler, auth: Authenticator, clock: Clock) -> ApiRo
         """At most 120 points each, averaged over the ranks that report them. `unknown` says why there is none."""
         begin, end = _range(since, until, clock)
         async with turns.take():
-            return AsciiJson(_CURVES.dump_python(await compiler.curves(job, begin, end), mode="json"))
+            return _answer(await compiler.curves(job, begin, end))
 
     @routes.get(
         "/agents/{node:path}/readings",
@@ -80,7 +78,7 @@ def router(compiler: ReportCompiler, auth: Authenticator, clock: Clock) -> ApiRo
     async def node_readings(node: NodeName) -> Response:
         """Temperature, power and utilization from Prometheus, else from the agent. `unknown` says why there is none."""
         async with turns.take():
-            return AsciiJson(_READINGS.dump_python(await compiler.readings(node, clock.now()), mode="json"))
+            return _answer(await compiler.readings(node, clock.now()))
 
     @routes.get(
         "/report",
@@ -95,9 +93,18 @@ def router(compiler: ReportCompiler, auth: Authenticator, clock: Clock) -> ApiRo
         begin, end = _range(since, until, clock)
         person = _duration(person_after)
         async with turns.take():
-            return AsciiJson(_FLEET.dump_python(await compiler.fleet(begin, end, person), mode="json"))
+            return _answer(await compiler.fleet(begin, end, person))
 
     return routes
+
+
+def _answer(report: Any) -> Response:
+    return AsciiJson(_adapters()[type(report)].dump_python(report, mode="json"))
+
+
+@functools.cache
+def _adapters() -> Mapping[type[Any], TypeAdapter[Any]]:  # slow to build, so not at the start
+    return {kind: TypeAdapter(kind) for kind in (JobReport, FleetReport, JobCurves, NodeReadings)}
 
 
 def _duration(text: str) -> timedelta:

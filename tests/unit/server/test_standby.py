@@ -76,12 +76,20 @@ async def test_a_client_that_stops_sending_is_not_taken_for_a_silent_leader(monk
     async def send(message: Any) -> None:
         sent.append(message)
 
-    leader = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        has_ended.set()
+
+    has_ended = asyncio.Event()
+    leader = await asyncio.start_server(silent, "127.0.0.1", 0)
     async with leader:
         election = Waiting()
         election.holder = "{}:{}".format(*leader.sockets[0].getsockname())
         standby = Standby(election, Mode.APPROVE, BasePath(), StoppedClock(), telemetry.Metrics())
         scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/webhook", "query_string": b""}
         await standby({**scope, "headers": [(b"host", b"two"), (b"content-length", b"9")]}, receive, send)
+        await has_ended.wait()
     assert sent[0]["status"] == 503
     assert b"no part of the body arrived for 0.05 s" in sent[1]["body"]
