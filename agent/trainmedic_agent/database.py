@@ -164,7 +164,7 @@ class AgentDatabase:
         with self._translated():
             connection = sqlite3.connect(self._path, timeout=5.0, isolation_level=None, check_same_thread=False)
             try:
-                with contextlib.suppress(OSError):  # owned by another user; checked below
+                with contextlib.suppress(OSError):  # owned by another user
                     self._path.chmod(0o600)
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = FULL")  # WAL's default syncs only at checkpoints

@@ -1,4 +1,4 @@
-"""Hourly budget of findings per job. The caller has a lock."""
+"""Hourly budget of findings per job and user. The caller has a lock."""
 
 from __future__ import annotations
 

@@ -25,7 +25,11 @@ class LostReason(StrEnum):
     """By the kernel."""
 
 
-COUNTED_IN_BYTES = (LostReason.BEHIND, LostReason.DELETED, LostReason.TRUNCATED)  # losses of lines that were never read
+COUNTED_IN_BYTES = (
+    LostReason.BEHIND,
+    LostReason.DELETED,
+    LostReason.TRUNCATED,
+)  # lines that were never read; `TOO_LARGE` counts in both
 
 
 class ShipCounters:
@@ -36,8 +40,9 @@ class ShipCounters:
         self._lost_lines = Counter({reason.value: 0 for reason in LostReason if reason not in COUNTED_IN_BYTES})
         self._lost_bytes = Counter({reason.value: 0 for reason in (*COUNTED_IN_BYTES, LostReason.TOO_LARGE)})
         self._failures: Counter[str] = Counter()
+        # Of files, by state, and by why they are not read; not exported here: log reading has the same.
         self.files: Mapping[str, int] = {}
-        self.refused: Mapping[str, int] = {}  # not exported here: log reading has the same
+        self.refused: Mapping[str, int] = {}
         self.behind = 0  # bytes that the store lacks
         self.problem = ""  # why the store does not accept lines, otherwise empty
 

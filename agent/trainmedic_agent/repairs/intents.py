@@ -21,7 +21,7 @@ class IntentBook:
         self._journal = journal
 
     def find(self, command_id: str) -> Mapping[str, str] | None:
-        """Return the reading that an interrupted attempt kept. None if the command has not begun."""
+        """Return the reading that an interrupted attempt kept. None if the command has not begun, or long ago."""
         rows = self._journal.rows("SELECT reading FROM intents WHERE command = ?", (command_id,))
         if not rows:
             return None
@@ -29,7 +29,7 @@ class IntentBook:
         return reading
 
     def keep(self, command_id: str, reading: Mapping[str, str], now: datetime) -> None:
-        """Persist a reading, and delete those of commands that the journal no longer knows."""
+        """Persist a reading, and delete those older than `KEPT_SECONDS`."""
         with self._journal.transaction() as connection:
             connection.execute("DELETE FROM intents WHERE at < ?", (now.timestamp() - KEPT_SECONDS,))
             values = (command_id, now.timestamp(), json.dumps(dict(reading)))

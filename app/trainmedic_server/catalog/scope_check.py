@@ -1,4 +1,4 @@
-"""Check that expressions use only existing names."""
+"""Check that expressions use existing names, in ways that their types allow."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def kind_of(target: Any) -> TargetKind | None:
 
 
 def check(tree: SyntaxTree, scope: VisibleNames) -> list[str]:
-    """Return the errors in the names. Raises Malformed."""
+    """Return the errors. Raises Malformed."""
     used = template_syntax.free_names(tree)
     unknown = used - set(scope.names)
     compared = set(_compared(tree)) if unknown else set()

@@ -22,7 +22,7 @@ def unavailable(pool: Pool, at_work: Set[str]) -> dict[str, str]:
 
 
 def why_unknown(topology: Topology) -> str | None:
-    """Return which source does not answer; None if all do."""
+    """Return which source does not answer; None if all do. Redis counts only if no scheduler lists nodes."""
     silent = [
         (name, source.silent_since)
         for name, source in (("Slurm", topology.slurm), ("Kubernetes", topology.cluster))

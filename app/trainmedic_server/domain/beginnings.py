@@ -107,7 +107,7 @@ def _stand_in(
 
 
 def is_repeated(earlier: Alert, alert: Alert) -> bool:
-    """Return whether an alert with the fingerprint of an `earlier` stand-in starts nothing new."""
+    """Return whether an event's alert with the fingerprint of an `earlier` one starts nothing new."""
     return not alert.fingerprint.startswith(_BY_BODY) or alert.starts_at - earlier.starts_at < REPEATED_WITHIN
 
 

@@ -24,7 +24,7 @@ class LongestRun(Struct, frozen=True):
     is_limited: bool = True  # False if a step has no known limit
 
     def ends_by(self, start: datetime, alert_end: datetime | None) -> datetime | None:
-        """Return None if there is no limit."""
+        """Return None if there is no limit, or the end of the alert that it waits for is unknown."""
         if not self.is_limited or (self.after_end and alert_end is None):
             return None
         return (max(start, alert_end) if self.after_end and alert_end else start) + self.span

@@ -19,7 +19,7 @@ from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.ports.outside import AlertSource
 from trainmedic_server.ports.store import Transaction
 
-ASK_AFTER = timedelta(minutes=5)  # Alertmanager's group_interval, within which alerts are not checked
+ASK_AFTER = timedelta(minutes=5)  # Alertmanager's group_interval; less with a short `assume_resolved_after`
 
 log = telemetry.logger(__name__)
 

@@ -103,7 +103,7 @@ class Action(Protocol):
     summary: ClassVar[str]
     targets: ClassVar[frozenset[TargetKind]]
     harmful: ClassVar[bool]
-    """True if it changes anything. A pause blocks only harmful actions."""
+    """True if it changes anything but checkpoints. A pause blocks only harmful actions."""
     default_timeout: ClassVar[timedelta]
     """For an attempt if the step sets none."""
     Params: ClassVar[type[BaseModel]]
@@ -113,8 +113,8 @@ class Action(Protocol):
     async def perform(self, call: Call) -> Mapping[str, Any]:
         """Perform it once and return the output. Must end by ``call.deadline`` or soon after.
 
-        Raises PermanentFailure, TemporaryFailure (retried under a new ID) or OutcomeUnknown (retried under the same
-        ID). An undo (``call.undo_of``) must return only if nothing is left to revert. After a failure it stays pending
+        Raises PermanentFailure, TemporaryFailure (retried under a new ID), OutcomeUnknown (retried under the same
+        ID), NotSetUp (skipped), EffectDisproved (applied without effect, not repeated) or NoLongerWanted. An undo (``call.undo_of``) must return only if nothing is left to revert. After a failure it stays pending
         and is retried.
         """
         ...
@@ -210,7 +210,7 @@ class LeasedEffect(Struct, frozen=True):
 
 class Renewal(Struct, frozen=True):
     effect: LeasedEffect
-    node: str
+    node: str  # or a job
     outcome: str
     """``renewed``, ``lost`` (no such effect on the node), ``refused`` or ``unanswered``."""
     why: str = ""
@@ -231,9 +231,9 @@ class LeasedAction(Protocol):
         ...
 
     async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
-        """Extend these effects by ``lease`` from now. Returns by `until` or soon after.
+        """Extend these effects from now by their lease. Returns by `until` or soon after.
 
-        A silent receiver is an outcome; nothing is raised.
+        A silent receiver is an outcome; nothing is raised. The result omits effects that need nothing.
         """
         ...
 

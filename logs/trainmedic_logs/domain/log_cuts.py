@@ -34,8 +34,8 @@ class CutKind(StrEnum):
 class LogCut(Struct, frozen=True):
     node: str
     job: str | None
-    """Directory or pod name; None if the cut concerns a user."""
-    uid: int | None  # owner of the data
+    """Name from a directory, pod or file, or a directory's path; None if the cut concerns a user or the node."""
+    uid: int | None  # owner of the data; None for a directory's path, and for the node's own logs
     what: CutKind
     count: int
     since: datetime

@@ -22,7 +22,7 @@ EXACT_KERNELS = 1e-5
 COARSE_KERNELS = 2.0**-7
 """bfloat16's machine epsilon: kernels may add in any order (PyTorch's notes on reproducibility)."""
 # A jump exceeds the largest earlier loss by six times their range and a quarter of the largest; after fewer than three
-# losses, whose range means little, by four times the largest.
+# losses, whose range means little, by four times the largest instead of the quarter.
 _JUMP_SPREADS = 6.0
 _JUMP_SHARE, _JUMP_SHARE_OF_FEW = 0.25, 4.0
 _FEW_LOSSES = 3
@@ -145,8 +145,9 @@ class LossComparison:
         return bool(self._stopped_because) and step > self._stopped_after
 
     def _trains_as_before(self, step: int) -> bool | None:
-        """Return whether gradients agree up to the first update at or after `step`; None before it,
-        False if none is known.
+        """Return whether gradients agree up to the first step at or after `step` that had any before the rollback.
+
+        None until that step's are known again; False without such a step.
         """
         update = min((each for each in self._gradients if each >= step), default=None)
         if update is None or not all(agree for at, agree in self._gradients_agree.items() if at <= update):

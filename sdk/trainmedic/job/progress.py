@@ -35,7 +35,7 @@ WINDOWS = (CHECKPOINT, EVALUATION, PAUSE, REPAIR, OTHER)
 TENSOR_INTERVAL = 0.05
 """Seconds between tensors: freeing a graph takes tens of microseconds."""
 REPORT_INTERVAL = 0.25
-"""Minimum seconds between full reports; others have only loss and gradient norm."""
+"""Minimum seconds between full reports of steps with tensors alone; others have only loss and gradient norm."""
 OVERFLOWS = 20
 """Consecutive reports with overflowing gradients that a loss scaler no longer explains."""
 _FEWEST_INTERVALS = 5  # before the usual interval counts

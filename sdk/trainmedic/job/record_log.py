@@ -241,7 +241,7 @@ class RecordLog:
 
 
 def readable(value: Any) -> Any:
-    """Return a JSON value: floats of seven digits, "NaN" for what is no number, text of at most 1,000 characters."""
+    """Return a JSON value: floats of seven digits, "NaN" and "Infinity" as texts, text of at most 1,000 characters."""
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, str):

@@ -102,7 +102,7 @@ class StepBoundary:
             training.loss_log.note(number, loss)
         progress = self._progress
         now = time.perf_counter()
-        # Report as a whole every `REPORT_INTERVAL`, because each step would cost time; numbers at once.
+        # Steps with tensors alone are reported as a whole every `REPORT_INTERVAL`, because it costs time; others at once.
         if (
             now < progress.report_due_at
             and samples is None
@@ -157,6 +157,7 @@ class StepBoundary:
             log.info(message, self._medic.job, watches.steps.period)
         if watches.steps.boundaries_without_update == MOST_WITHOUT_UPDATE and not watches.steps.count:
             self._warn_of_no_update()
+        # `is_quiet` comes first: it notes the step.
         if not self._medic.is_quiet(number) or number >= training.memory_due or self._is_save_due:
             self.cross()
 

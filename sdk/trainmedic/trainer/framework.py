@@ -40,7 +40,10 @@ class Framework(Protocol):
 
     @property
     def data(self) -> str:
-        """Description of the batches after the last restart, as in `BatchSource.restore`."""
+        """Description of the batches after the last restart, as in `BatchSource.restore`.
+
+        Losses are compared only if it starts with `REPLAYED`.
+        """
         ...
 
     @property

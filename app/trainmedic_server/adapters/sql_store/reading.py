@@ -47,7 +47,9 @@ class BoundedRead:
 
     @contextmanager
     def bounded(self, connection: sa.Connection) -> Iterator[None]:
-        """Raises StoreSlow after the time limit or a cancellation, StoreUnavailable for other faults."""
+        """Raises StoreSlow after the time limit or a cancellation, StoreUnavailable for other faults, and if cancelled
+        before it begins.
+        """
         driver = connection.connection.driver_connection
         is_sqlite = connection.dialect.name == "sqlite"
         with self._lock:

@@ -38,7 +38,7 @@ class RankState:
 
     @classmethod
     def from_plain(cls, members: Any) -> RankState | None:
-        """Parse `plain`'s output; None for an earlier release's."""
+        """Parse `plain`'s output; None without one: of an earlier release, of one rank, or if ranks could not agree."""
         if not isinstance(members, Mapping):
             return None
         paths = tuple(tuple(path) for path in members["own"])
@@ -79,7 +79,10 @@ def compare_states(states: Mapping[str, Any], group: Group, cache: KnownDigests)
 
 
 def own_part(states: Mapping[str, Any], state: RankState | None, rank: int) -> dict[str, Any]:
-    """Return this rank's differing leaves (``own``), all if ``state`` is None, and ``paths`` of all in ``parts``."""
+    """Return this rank's differing leaves (``own``) and ``paths`` of all in ``parts``.
+
+    If ``state`` is None, all leaves differ, except rank 0's.
+    """
     held = dict(leaves(states))
     if state is None:
         own = list(held.items()) if rank else []
