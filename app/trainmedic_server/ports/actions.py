@@ -114,8 +114,10 @@ class Action(Protocol):
         """Perform it once and return the output. Must end by ``call.deadline`` or soon after.
 
         Raises PermanentFailure, TemporaryFailure (retried under a new ID), OutcomeUnknown (retried under the same
-        ID), NotSetUp (skipped), EffectDisproved (applied without effect, not repeated) or NoLongerWanted. An undo (``call.undo_of``) must return only if nothing is left to revert. After a failure it stays pending
-        and is retried.
+        ID), NotSetUp (skipped), EffectDisproved (applied without effect, not repeated) or NoLongerWanted.
+
+        An undo (``call.undo_of``) must return only if nothing is left to revert. After a failure it stays pending and
+        is retried.
         """
         ...
 

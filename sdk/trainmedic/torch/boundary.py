@@ -102,7 +102,7 @@ class StepBoundary:
             training.loss_log.note(number, loss)
         progress = self._progress
         now = time.perf_counter()
-        # Steps with tensors alone are reported as a whole every `REPORT_INTERVAL`, because it costs time; others at once.
+        # Report steps with tensors alone as a whole every `REPORT_INTERVAL`, because it costs time; others at once.
         if (
             now < progress.report_due_at
             and samples is None
