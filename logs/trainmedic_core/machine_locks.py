@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import socket
 import struct
@@ -14,6 +15,8 @@ import time
 from pathlib import Path
 
 from msgspec import Struct
+
+log = logging.getLogger(__name__)
 
 _SET_LOCK_COMMAND = getattr(fcntl, "F_OFD_SETLK", None)
 # Locked byte after any file's end, and not among SQLite's.
@@ -120,6 +123,8 @@ class NameLock:
             if (holder := holder_of(name)) is not None:
                 return holder
             time.sleep(_TRY_SECONDS)  # its holder has just ended, or does not listen yet
+        if sys.platform == "linux":  # any user can cause this, so it must not block the caller
+            log.warning("a lock has no effect: its unknown holder refuses connections", extra={"lock": name})
         return cls(None)
 
     def release(self) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from tests.support.agent_node import KEY, Node
 from tests.support.gpu_node import GpuNode
 from tests.support.programs import eventually
 from trainmedic.wire import envelope
+from trainmedic_core import machine_locks
 
 REFUSED = 2
 CLEANING = "allow: [disk.clean]\ncleaning: {{rules: {{old: {{roots: [{}], globs: ['**'], min_age: 1h}}}}}}\n"
@@ -133,6 +135,22 @@ def test_a_stranger_does_not_keep_an_agent_from_its_root(tmp_path: Path, redis_u
                 pass
         finally:
             stranger.kill()
+
+
+def test_a_lock_whose_holder_refuses_connections_is_logged_as_ineffective(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody knows the holder then, and any user can be it."""
+    monkeypatch.setattr(machine_locks, "_TRY_SECONDS", 0.0)
+    name = f"test:{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as holder:
+        holder.bind(f"\0trainmedic:{name}")
+        assert isinstance(machine_locks.NameLock.take(name), machine_locks.NameLock)
+    assert [record.lock for record in caplog.records] == [name]  # type: ignore[attr-defined]
+    free = machine_locks.NameLock.take(name)
+    assert isinstance(machine_locks.NameLock.take(name), machine_locks.Holder)
+    assert isinstance(free, machine_locks.NameLock)
+    free.release()
 
 
 # --- the same root --------------------------------------------------------------------------------------

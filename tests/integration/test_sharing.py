@@ -287,7 +287,7 @@ class Stuck:
 def test_a_store_that_never_answers_holds_the_loop_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The training thread does not touch it. It gives up after a bounded time, for good."""
     for module in (
-        "trainmedic.ranks.synchronizer.GRACE",
+        "trainmedic.ranks.synchronizer._STORE_GRACE",
         "trainmedic.ranks.synchronizer.JOIN_PATIENCE",
         "trainmedic.ranks.share.JOIN_PATIENCE",
     ):
@@ -363,13 +363,13 @@ def test_when_rank_0_ends_the_others_stop_asking() -> None:
 def test_a_handler_that_meets_nobody_fails_and_the_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 is gone in the middle of a command: `poll` raises NotAgreed after a while, it does not hang."""
     for name in (
-        "synchronizer.GRACE",
+        "synchronizer._STORE_GRACE",
         "participant.SILENT_AFTER",
         "participant.HEARTBEAT_EVERY",
         "participant.HEARTBEAT_OF_MANY",
         "synchronizer.HEARTBEAT_EVERY",
         "synchronizer.HEARTBEAT_OF_MANY",
-        "rounds._GRACE",
+        "rounds.RESULT_GRACE",
     ):
         monkeypatch.setattr(f"trainmedic.ranks.{name}", 0.3)
     caught: list[BaseException] = []

@@ -101,7 +101,7 @@ def _expected_seconds(turn: _Turn[FollowedT]) -> float:
 class Positions(Protocol):
     """`RuleRunner` or `ShipPositions`."""
 
-    is_first: bool  # True before the first were stored; for shipping, if none is stored
+    is_first: bool  # True before the first were stored
 
     @property
     def can_take(self) -> bool:

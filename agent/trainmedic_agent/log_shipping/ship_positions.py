@@ -14,6 +14,7 @@ log = logging.getLogger(__name__)
 _TABLES = (
     "CREATE TABLE ship_positions (stream TEXT PRIMARY KEY, at REAL NOT NULL, position TEXT NOT NULL) WITHOUT ROWID",
 )
+_BEGUN = ""  # key of a row without position, which remains when all positions are forgotten
 
 
 class ShippedSource(Protocol):
@@ -67,6 +68,7 @@ class ShipPositions:
         gone = self._forgotten - texts.keys()
         if not changed and not gone & self._stored.keys():
             return
+        changed.setdefault(_BEGUN, "{}")
         try:
             with self._journal.transaction() as connection:
                 rows = [(key, now.timestamp(), text) for key, text in changed.items()]

@@ -83,8 +83,8 @@ class WebhookReply(ApiModel):
     delivery_id: str
     alerts: int = Field(description="Number of alerts in the delivery.")
     runs: list[AdmittedRun]
-    duplicates: int = Field(description="Alerts already known in this status.")
-    unmatched: int = Field(description="Alerts without a reaction.")
+    duplicates: int = Field(description="Firing alerts received before, also if they have ended, and repeated ends.")
+    unmatched: int = Field(description="Alerts, firing or resolved, that no playbook matches.")
     truncated: int = Field(description="Alerts that Alertmanager dropped.")
     rejected: list[RejectedAlertView] = Field(description="Malformed alerts, the first 20.")
     rejected_total: int = Field(description="Number of malformed alerts.")

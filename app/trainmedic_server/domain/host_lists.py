@@ -9,7 +9,7 @@ MOST_HOSTS = 4096  # more would delay other alerts, and no run works on so many
 LONGEST = 65_536  # characters
 _LONGEST_NAME = 512
 _RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12})(?:[:/]([0-9]{1,6}))?)?")
-_MOST_BRACKETS = 6  # in a name, or in each other
+_MOST_BRACKETS = 6  # in a name, or in each other; the recursion ends here, while Slurm reads more
 
 
 class UnreadableHostList(ValueError):

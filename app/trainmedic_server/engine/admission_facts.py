@@ -126,7 +126,7 @@ def for_members(
         newest={},
         linked={},
         open_runs=tx.open_runs_for(keys),
-        guards=tx.guard_facts(keys, {}),
+        guards=tx.guard_facts(keys, {}),  # without starts: `max_runs` counts the group once, as its parent
         controls=controls,
         nodes_acted_on=tx.nodes_acted_on(controls.breaker_counts_from(ago(limits.breaker_window))),
         known_nodes=tx.known_nodes() | topology.nodes,

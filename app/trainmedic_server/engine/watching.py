@@ -63,8 +63,10 @@ async def _call_action(services: EngineServices, draft: RunDraft, look: Look) ->
     # The output, or why there is none.
     actions, run, now = services.actions, draft.run, services.clock.now()
     action_class = actions.action_class(look.action)
-    if action_class is None or run.target is None:
+    if action_class is None:
         return f"this server has no action {look.action!r}"
+    if run.target is None:
+        return "the run has no target"
     alert = draft.outside.alerts[0].alert
     try:
         params = action_class.Params.model_validate(look.params, context=ON_RECORD)

@@ -75,11 +75,11 @@ class Folder(Struct, frozen=True):
 
 
 def classify_files(directory: Path, limits: ReadingLimits | None = None) -> Folder:
-    """Classify files in and below `directory`, without following links. Raises OSError if one cannot be listed."""
+    """Classify files in and below `directory`, without following links. Raises OSError if it cannot be listed."""
     limits = limits or ReadingLimits()
     files: list[FolderFile] = []
     left_out: dict[str, str] = {}
-    for path in _paths(directory, limits):
+    for path in _paths(directory, limits, left_out):
         name = str(path.relative_to(directory))
         if len(files) + len(left_out) >= MOST_FILES:
             left_out["the rest"] = f"more than {MOST_FILES:,} files"
@@ -180,12 +180,18 @@ def _opened(path: Path) -> IO[bytes]:
     return stream
 
 
-def _paths(directory: Path, limits: ReadingLimits) -> Iterator[Path]:
+def _paths(directory: Path, limits: ReadingLimits, left_out: dict[str, str]) -> Iterator[Path]:
     waiting = [directory]
     while waiting and limits.reached is None:
         folder, folders = waiting.pop(), []
-        with os.scandir(folder) as entries:
-            listed = sorted(islice(entries, _MOST_ENTRIES), key=lambda entry: entry.name)
+        try:
+            with os.scandir(folder) as entries:
+                listed = sorted(islice(entries, _MOST_ENTRIES), key=lambda entry: entry.name)
+        except OSError as error:
+            if folder == directory:
+                raise
+            left_out[str(folder.relative_to(directory))] = error.strerror or str(error)
+            continue
         for entry in listed:
             if entry.is_dir(follow_symlinks=False):
                 folders.append(Path(folder, entry.name))

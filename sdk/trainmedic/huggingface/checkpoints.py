@@ -31,6 +31,7 @@ _LARGEST_HEADER = 1 << 28  # bytes; larger headers are damaged, and are not read
 
 
 def mark(checkpoint: Path, **facts: Any) -> None:
+    # For the facts, and for the node agent.
     checkpoints.mark_complete(checkpoint, facts)
 
 
@@ -68,6 +69,7 @@ def in_directory(output_dir: str | Path, ranks: int = 1) -> list[SavedCheckpoint
 
 
 def is_complete(checkpoint: Path, ranks: int = 1) -> bool:
+    # By the Trainer's files: checkpoints from before this integration, or before a kill, lack the mark.
     try:
         state = json.loads((checkpoint / _STATE).read_bytes())
         names = {path.name for path in checkpoint.iterdir()}

@@ -16,7 +16,7 @@ Value = TypeVar("Value")
 
 SILENT_AFTER = 30.0  # seconds without a heartbeat
 GONE = "gone"  # member of a result that states why there is none
-_GRACE = 15.0  # seconds more for rank 0's result
+RESULT_GRACE = 15.0  # seconds after `Round.patience` for rank 0's result
 _READ_INTERVAL = 1.0  # seconds between two reads of all entries
 
 
@@ -46,7 +46,7 @@ class Rounds:
         if result is not None:
             return result
         if store.rank != 0:
-            if now - since < round_.patience + _GRACE and not self._is_silent(0, now):
+            if now - since < round_.patience + RESULT_GRACE and not self._is_silent(0, now):
                 return None
             return store.set_if_absent(end, {GONE: "rank 0 did not answer"})
         if round_.combine is None:

@@ -19,9 +19,9 @@ from trainmedic.ranks.coordinator import Coordinator
 from trainmedic.ranks.decisions import AgreedOutcome, SyncDecision, SyncInterval
 from trainmedic.ranks.participant import Participant
 from trainmedic.ranks.rank_state import RankLost, TrainingPosition, outcome_key
-from trainmedic.ranks.rounds import RankGroup, Round
+from trainmedic.ranks.rounds import RESULT_GRACE, RankGroup, Round
 from trainmedic.ranks.shared_store import KeyValueStore, SharedStore
-from trainmedic.ranks.synchronizer import GRACE, JOIN_PATIENCE, Role, Synchronizer
+from trainmedic.ranks.synchronizer import JOIN_PATIENCE, Role, Synchronizer
 from trainmedic.wire import envelope
 
 PATIENCE = 10.0  # seconds for a late decision
@@ -144,7 +144,7 @@ class Share:
         statement = {"step": step, "cannot": cannot}
         patience = self._options.call_patience
         attempt = partial(self._synchronizer.attempt_meeting, decision, statement, patience)
-        outcome: AgreedOutcome = self._synchronizer.wait_for(attempt, patience + GRACE)
+        outcome: AgreedOutcome = self._synchronizer.wait_for(attempt, patience + RESULT_GRACE)
         return [
             self._command((decision.number, index), sent)
             for index, sent in enumerate(decision.commands)
@@ -171,6 +171,6 @@ class Share:
     def _run_round(self, round_: Round, value: Any) -> Any:
         try:
             attempt = partial(self._synchronizer.attempt_round, round_, value)
-            return self._synchronizer.wait_for(attempt, round_.patience + GRACE)
+            return self._synchronizer.wait_for(attempt, round_.patience + RESULT_GRACE)
         except RankLost as error:
             raise NotAgreed(str(error)) from None

@@ -32,7 +32,7 @@ from trainmedic.wire.backoff import Backoff
 log = logging.getLogger("trainmedic")
 
 # All in seconds.
-GRACE = 15.0  # in addition to a limit, for a slow store
+_STORE_GRACE = 15.0  # after an inquiry's own limit, for a slow store
 JOIN_PATIENCE = 60.0  # until rank 0 must have started
 _JOIN_INTERVAL = 0.02  # between two attempts to join
 _LEAVE_INTERVAL = 0.005  # between two attempts to leave
@@ -100,8 +100,8 @@ class Synchronizer:
         self._inquiries.append(inquiry)
         self._wake.set()
         try:
-            if self.ended_because is None and not inquiry.done.wait(limit + GRACE):
-                self.end(f"the store that the ranks share has not answered for {GRACE:g} s")
+            if self.ended_because is None and not inquiry.done.wait(limit + _STORE_GRACE):
+                self.end(f"the store that the ranks share has not answered for {_STORE_GRACE:g} s")
         except BaseException:
             # The caller leaves a round that the others count on, with an unknown outcome.
             self.end("the training loop was interrupted while the ranks agreed on a command")

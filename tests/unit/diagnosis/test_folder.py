@@ -231,16 +231,23 @@ def test_one_of_a_kind_is_told_as_one() -> None:
 
 
 def test_an_inner_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, **{"rank0.log": "step 4", "node-7__rank1.log": "step 4"})
-    listing = os.scandir
+    """As an unread file; the rest is diagnosed. The folder itself must be listed."""
+    write(tmp_path, **{"rank0.log": RAISED, "node-7__rank1.log": "step 4", "node-8__rank2.log": "step 4"})
+    listing, locked = os.scandir, {"node-7"}
 
     def scandir(path: Path) -> object:
-        if path.name == "node-7":
+        if path.name in locked:
             raise PermissionError(13, "Permission denied", str(path))
         return listing(path)
 
     monkeypatch.setattr(log_folder.os, "scandir", scandir)
-    with pytest.raises(ConfigurationError, match=r"/node-7: Permission denied$"):
+    found = diagnosed(tmp_path)
+    assert (found.files_read, found.left_out) == (2, {"node-7": "Permission denied"})
+    assert found.attempts[-1].verdict.cause is CauseClass.CODE
+    done = CliRunner().invoke(main, ["diagnose", "--dir", str(tmp_path)])
+    assert (done.exit_code, done.output.splitlines()[-1]) == (0, "  node-7: Permission denied")
+    locked.add(tmp_path.name)
+    with pytest.raises(ConfigurationError, match=rf"{tmp_path.name}: Permission denied$"):
         diagnosed(tmp_path)
 
 

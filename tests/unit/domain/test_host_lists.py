@@ -23,6 +23,8 @@ from trainmedic_server.domain.host_lists import UnreadableHostList, expand, is_h
         ("n[5]", ["n5"]),
         ("n1,n1", ["n1"]),
         ("n[099-101]", ["n099", "n100", "n101"]),
+        ("n" + "[1]" * 6, ["n111111"]),
+        ("n" + "[" * 6 + "1" + "]" * 6, ["n1"]),
     ],
 )
 def test_a_host_list_is_read(text: str, hosts: list[str]) -> None:
@@ -40,7 +42,8 @@ def test_a_host_list_is_read(text: str, hosts: list[str]) -> None:
         "n[3-1]",
         "n[1-9:0]",
         "n[1-900][1-900]",
-        "n" + "[1]" * 20,
+        "n" + "[1]" * 7,
+        "n" + "[" * 7 + "1" + "]" * 7,
         "n" + "[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]" * 6,
         "n[1-4000]" + "n" * 60_000,
         "n" * 70_000,

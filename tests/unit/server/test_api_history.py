@@ -97,6 +97,7 @@ async def test_an_item_has_the_promised_members(client: httpx.AsyncClient) -> No
         ("since=2026-01-31T12:00:00%2B01:00", [1]),
         ("since=2026-01-31T12:00:00+01:00", [1]),
         ("since=0", []),
+        ("since=2026-01-31T10:00:00Z&until=2026-01-31T10:00:00Z", []),
     ],
 )
 async def test_filters_narrow_the_result(client: httpx.AsyncClient, query: str, expected: list[int]) -> None:

@@ -386,6 +386,24 @@ def test_what_is_read_is_bounded_while_the_store_is_away(tmp_path: Path, logs: P
     assert agent.value("log_ship_behind_bytes") > 19_000_000
 
 
+def test_only_the_first_start_skips_what_was_written_before(tmp_path: Path, logs: Path) -> None:
+    """Also when the position of each log was forgotten in between."""
+    agent = agent_of(tmp_path, logs)
+    append(logs / "a.log", "skipped", "x" * 1024 * 1024)
+    agent.step()
+    (logs / "a.log").unlink()
+    agent.step()
+    agent.step(70.0)
+    assert agent.shipping._following.followed == []
+    agent.step()
+    agent.kill()
+    append(logs / "b.log", "first", *["y" * 1000] * 2000, "last")
+    agent.start()
+    agent.step()
+    lines = [line for line in agent.store.lines() if len(line) < 1000]
+    assert lines == ["first", "last"]
+
+
 def test_jobs_beyond_a_bound_make_no_labels(tmp_path: Path, logs: Path) -> None:
     """Whoever makes a thousand job names must not make a thousand streams."""
     agent = agent_of(tmp_path, logs)
