@@ -104,7 +104,8 @@ class LeaseRenewer:
                     continue
                 if _is_hold_needed(run, step) if is_hold else _is_needed(step, continues):
                     lease = action.granted(step.output)
-                    in_effect += [_InEffect(step.action or "", effect, lease) for effect in _effects(run, step, now)]
+                    effects = _effects(run, step, now) if lease else ()
+                    in_effect += [_InEffect(step.action or "", effect, lease) for effect in effects]
         return in_effect
 
     async def _renew(self, action: LeasedAction, effects: Sequence[LeasedEffect], until: datetime) -> None:

@@ -227,7 +227,7 @@ class LeasedAction(Protocol):
 
     @classmethod
     def granted(cls, output: Mapping[str, Any]) -> timedelta:
-        """Return the granted lease from a step's output, at most ``lease``."""
+        """Return the granted lease from a step's output, at most ``lease``. Zero: it made nothing to renew."""
         ...
 
     async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:

@@ -307,6 +307,16 @@ async def test_a_shorter_lease_that_was_granted_is_renewed_in_its_own_thirds(wor
     assert longest_gap(held, since, w.clock.now()) <= 20 + SLACK
 
 
+async def test_a_step_that_made_nothing_is_not_renewed(world: MakeWorld) -> None:
+    """It granted a lease of zero, like a drain that found another's."""
+    w, held = await begun(world)
+    held.outcomes.append({"lease_seconds": 0})
+    await w.post(w.alert(node="n1"))
+    await w.pass_time(1000)
+    assert held.renewed == []
+    assert metric(w, "trainmedic_leases") == 0
+
+
 async def test_renewing_outlives_errors(world: MakeWorld) -> None:
     """They are counted, and it is tried again when the next renewal is due."""
     w, held = await begun(world)
