@@ -156,7 +156,7 @@ class SlurmDrain(NodeAction):
                 return None  # by another's drain, as the step may have found it
             is_unsaved, has_expired = self._is_unsaved(effect, node, known), self._has_expired(node, known)
             if effect.again and (is_unsaved or has_expired):
-                reason = "drained again, because its lease had expired or Slurm had lost the drain"
+                reason = "drained again: its lease had expired, or Slurm seemed to have lost the drain"
                 await self._drain(node, effect.run_id, reason, params)
                 now = self._clock.now()
                 known.seen_at, known.ended_at = now, None
