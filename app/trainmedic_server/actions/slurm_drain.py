@@ -2,8 +2,9 @@
 
 A drain without a lease is checked every `CHECK_EVERY`: a killed slurmctld loses the changes of its last seconds.
 
-Slurm shows neither who ended a drain nor when slurmctld started. So an interruption of slurmrestd or the agent, within
-`_UNSAVED` of a drain, looks like a killed slurmctld: the drain is made again even if a person ended it meanwhile.
+Slurm does not show who ended a drain, and the server does not read when slurmctld started. So an interruption of
+slurmrestd or the agent, within `_UNSAVED` of a drain, looks like a killed slurmctld: the drain is made again even if a
+person ended it meanwhile.
 """
 
 from __future__ import annotations
