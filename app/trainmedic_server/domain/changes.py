@@ -51,20 +51,34 @@ def never_given_back(run: Run, leaves_change: Callable[[str], bool]) -> Iterator
 
     Excludes actions without `leaves_change`, and what a later step reverted or a person closed.
     """
-    given_back: set[str] = set()
     for step in reversed(run.steps):
         if step.action is None or not step.attempts:
             continue
-        if step.status is StepStatus.SUCCEEDED:
-            given_back.add(step.action)
         undo = step.undo
-        # A dropped undo of an applied action is one that could not be known. An action that is its own inverse, such as
-        # a limit, was not reverted by its own success.
-        if undo is not None and (undo.status not in _NOT_PENDING or undo.action in given_back - {step.action}):
+        # A dropped undo of an applied action is one that could not be known.
+        if undo is not None and undo.status not in _NOT_PENDING:
+            continue
+        if any(each.status is StepStatus.SUCCEEDED for each in reverting(run, step)):
             continue
         if not _may_be_applied(step) or not leaves_change(step.action):
             continue
         yield _change(run, step, undo, (), None)
+
+
+def reverting(run: Run, step: StepState) -> Iterator[StepState]:
+    """Yield the later steps that do what the step's undo would."""
+    undo = step.undo
+    if undo is None:
+        return
+    for later in run.steps[run.steps.index(step) + 1 :]:
+        # An action that is its own inverse, such as a limit, is not reverted by other parameters.
+        if later.action == undo.action and (later.action != step.action or later.params == undo.params):
+            yield later
+
+
+def may_be_reverted(run: Run, step: StepState) -> bool:
+    """Return whether a later step certainly or possibly reverted it."""
+    return any(map(_may_be_applied, reverting(run, step)))
 
 
 def _may_be_applied(step: StepState) -> bool:

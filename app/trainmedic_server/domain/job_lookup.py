@@ -13,7 +13,7 @@ from trainmedic_core import gpu_names
 from trainmedic_server.domain import job_place, target_resolution
 from trainmedic_server.domain.alert_labels import AlertLabels
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved
-from trainmedic_server.domain.topology import SLURM, Jobs, Topology
+from trainmedic_server.domain.topology import Jobs, Topology
 
 OF_THE_ALERT = "alert"  # in gpu:alert: the GPU that the alert names
 
@@ -25,7 +25,7 @@ def resolve_job(
     form, colon, name = reference.partition(":")
     name = name.strip()
     if form == "slurm" and "_" in name:  # an array task's ID, which Slurm and the SDK report; find its job's
-        reference = f"{SLURM}{topology.slurm.whole_by_id.get(name, name)}"
+        reference = topology.slurm.job_of(name)
     if not colon or form not in ("node", "gpu", "pod"):
         return job_place.contradiction(reference, AlertLabels(labels), topology, identity) or reference
     if not name:

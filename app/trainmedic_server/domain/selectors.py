@@ -101,8 +101,11 @@ def jobs_on_node(target: Target, topology: Topology) -> tuple[Target, ...] | Unr
     return tuple(Target(TargetKind.JOB, job=job) for job in sorted(jobs, key=natural))
 
 
-def other_names(job: Target, topology: Topology) -> tuple[Target, ...]:
-    names = topology.other_names_of_job(job.job or "")
+def other_names(job: Target, topology: Topology, before: Collection[Target] = ()) -> tuple[Target, ...]:
+    """Return the job's other names, and those of `before` that the topology does not refute."""
+    name = job.job or ""
+    kept = {each.job for each in before if each.job and topology.may_be_same_job(name, each.job)}
+    names = topology.other_names_of_job(name) | kept
     return tuple(Target(TargetKind.JOB, job=name) for name in sorted(names, key=natural))
 
 

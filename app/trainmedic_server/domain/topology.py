@@ -150,7 +150,7 @@ class AgentTopology(Struct, frozen=True, dict=True):
         return by_pod
 
 
-class JobTopology(Struct, frozen=True):
+class JobTopology(Struct, frozen=True, dict=True):
     jobs_by_node: JobsByName = field(default_factory=dict)
     jobs_by_gpu: JobsByName = field(default_factory=dict)
     nodes_by_job: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -199,6 +199,10 @@ class JobTopology(Struct, frozen=True):
             if (slurm_id := slurm_job_id(details)) is not None:
                 in_slurm.setdefault(slurm_id, set()).add(job)
         return cls(by_node, by_gpu, _frozen(nodes), counts, _frozen(unsure), gpus, namespaces, _frozen(in_slurm))
+
+    @cached_property
+    def slurm_ids(self) -> Mapping[str, str]:
+        return {job: slurm_id for slurm_id, jobs in self.names_by_slurm_id.items() for job in jobs}
 
 
 class ClusterTopology(Struct, frozen=True, dict=True):
@@ -307,6 +311,20 @@ class SlurmTopology(Struct, frozen=True, dict=True):
 
     def unanswered(self, since: datetime) -> SlurmTopology:
         return replace(self, answers=False, silent_since=since)
+
+    def job_of(self, slurm_id: str) -> str:
+        return f"{SLURM}{self.whole_by_id.get(slurm_id, slurm_id)}"
+
+    def ids_of(self, job: str) -> Collection[str]:
+        """Return a job's ID and those of its parts."""
+        return self._ids_by_job.get(job) or (job.removeprefix(SLURM),)
+
+    @cached_property
+    def _ids_by_job(self) -> Mapping[str, Sequence[str]]:
+        ids: dict[str, list[str]] = {}
+        for slurm_id in self.whole_by_id:
+            ids.setdefault(self.job_of(slurm_id), []).append(slurm_id)
+        return ids
 
 
 NO_SLURM = SlurmTopology()
@@ -460,25 +478,27 @@ class Topology(Struct, frozen=True, dict=True):
 
     def _own_names(self, slurm_jobs: Jobs) -> Jobs:
         """Return names that the jobs report, else Slurm's IDs."""
-        return frozenset(chain.from_iterable(self.names_by_slurm_job.get(job) or {job} for job in slurm_jobs))
+        return frozenset(chain.from_iterable(self._names_of_slurm_job(job) or {job} for job in slurm_jobs))
 
-    @cached_property
-    def names_by_slurm_job(self) -> JobsByName:
-        names: dict[str, set[str]] = {}
-        for slurm_id, jobs in self.jobs.names_by_slurm_id.items():
-            names.setdefault(f"{SLURM}{self.slurm.whole_by_id.get(slurm_id, slurm_id)}", set()).update(jobs)
-        return _frozen(names)
+    def _names_of_slurm_job(self, job: str) -> Jobs:  # of connected jobs
+        names = self.jobs.names_by_slurm_id
+        return frozenset(chain.from_iterable(names.get(slurm_id, _NO_JOBS) for slurm_id in self.slurm.ids_of(job)))
 
     def other_names_of_job(self, job: str) -> Jobs:
-        """Return the SDK's names of a Slurm job, or Slurm's of a job with the SDK."""
-
-        def slurm_name(slurm_id: str) -> str:
-            return f"{SLURM}{self.slurm.whole_by_id.get(slurm_id, slurm_id)}"
-
+        """Return the SDK's names of a Slurm job that are connected, or Slurm's of a job with the SDK."""
         if job.startswith(SLURM):
-            return frozenset(name for name, slurm_id in self.slurm_ids.items() if slurm_name(slurm_id) == job)
-        slurm_id = self.slurm_ids.get(job)
-        return _NO_JOBS if slurm_id is None else frozenset({slurm_name(slurm_id)})
+            return self._names_of_slurm_job(job) - {job}
+        slurm_id = self._slurm_id_of(job)
+        return _NO_JOBS if slurm_id is None else frozenset({self.slurm.job_of(slurm_id)})
+
+    def may_be_same_job(self, job: str, other: str) -> bool:
+        """Return whether an SDK's and a Slurm's name may be of one job. True if unknown."""
+        own, in_slurm = (other, job) if job.startswith(SLURM) else (job, other)
+        slurm_id = self._slurm_id_of(own)
+        return slurm_id is None or not self.slurm.answers or self.slurm.job_of(slurm_id) == in_slurm
+
+    def _slurm_id_of(self, job: str) -> str | None:
+        return self.jobs.slurm_ids.get(job) or self.slurm_ids.get(job)
 
     def nodes_of_job(self, job: str) -> frozenset[str]:
         """Return the known nodes of the job's ranks; empty if one is in an unknown place."""

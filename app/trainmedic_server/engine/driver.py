@@ -333,7 +333,7 @@ class Driver:
         if playbook is None or run.is_group or _keeps_targets(run):
             return False
         topology = self._services.topology()
-        also = also_of(playbook, run.target, topology)
+        also = also_of(playbook, run.target, topology, run.also)
         if isinstance(also, Unresolved) or also == run.also:
             return False
         mode, why = self._services.limits.mode_for(run.target, topology, also)

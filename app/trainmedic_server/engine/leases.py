@@ -18,6 +18,7 @@ from typing import NamedTuple
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain import alert, destinations
 from trainmedic_server.domain.approval import Terms, waiting_step
+from trainmedic_server.domain.changes import may_be_reverted
 from trainmedic_server.domain.run import Run, StepState, UndoStatus
 from trainmedic_server.engine import loops
 from trainmedic_server.engine.engine_services import EngineServices
@@ -99,11 +100,12 @@ class LeaseRenewer:
                 if action is None:
                     continue
                 is_hold = getattr(action, "is_hold", False)
-                if _is_given_back(run, step):
+                if may_be_reverted(run, step):
                     continue
                 if _is_hold_needed(run, step) if is_hold else _is_needed(step, continues):
                     lease = action.granted(step.output)
-                    in_effect += [_InEffect(step.action or "", effect, lease) for effect in _effects(run, step, now)]
+                    effects = _effects(run, step, now) if lease else ()
+                    in_effect += [_InEffect(step.action or "", effect, lease) for effect in effects]
         return in_effect
 
     async def _renew(self, action: LeasedAction, effects: Sequence[LeasedEffect], until: datetime) -> None:
@@ -140,13 +142,6 @@ def _is_needed(step: StepState, run_continues: bool) -> bool:
     if step.undo is None or step.undo.status is UndoStatus.AVAILABLE:
         return run_continues  # no undo will end the effect
     return step.undo.status is UndoStatus.ARMED
-
-
-def _is_given_back(run: Run, step: StepState) -> bool:
-    """Return whether a later step has begun to do the same as the undo."""
-    return step.undo is not None and any(
-        each.action == step.undo.action and each.attempts for each in _later(run, step)
-    )
 
 
 def _is_hold_needed(run: Run, step: StepState) -> bool:

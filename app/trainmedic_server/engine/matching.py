@@ -45,13 +45,19 @@ class Candidate(Struct, frozen=True, dict=True):
 
 
 def also_of(
-    playbook: CompiledPlaybook, target: Target | Unresolved | None, topology: Topology
+    playbook: CompiledPlaybook,
+    target: Target | Unresolved | None,
+    topology: Topology,
+    before: Sequence[Target] = (),
 ) -> tuple[Target, ...] | Unresolved:
-    """Return the jobs on the target's node if the playbook names them, or the other names of a target job."""
+    """Return the jobs on the target's node if the playbook names them, or the other names of a target job.
+
+    `before`: the run's targets so far, which missing knowledge does not end.
+    """
     if not isinstance(target, Target) or target.kind is TargetKind.GROUP:
         return ()
     if target.kind is TargetKind.JOB:
-        return selectors.other_names(target, topology)
+        return selectors.other_names(target, topology, before)
     return selectors.jobs_on_node(target, topology) if playbook.definition.has_jobs else ()
 
 

@@ -367,7 +367,7 @@ def _lost(content: kinds.LeaseLost, run: Run) -> Draft:
     title = f"{runs.title_of(run)}: its change on {content.place} has ended, and is still needed"
     text = (
         f"Step {content.step}: {content.why or 'the lease has expired'}\n"
-        "It is reapplied only if an outage ended it, and not a person."
+        "It is reapplied only if an outage seems to have ended it."
     )
     return Draft(MessageKind.EFFECT_LOST, run.playbook, title, text, run.id)
 

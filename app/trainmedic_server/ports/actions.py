@@ -207,7 +207,7 @@ class LeasedEffect(Struct, frozen=True):
     applied_at: datetime | None = None
     """End of its attempt."""
     is_unsaved: bool = False
-    """In a renewal: True if the receiver has lost it within seconds, so that it is the same act to make it again."""
+    """In a renewal: True if the receiver seems to have lost it within seconds: making it again is the same act."""
 
 
 class Renewal(Struct, frozen=True):
@@ -217,7 +217,7 @@ class Renewal(Struct, frozen=True):
     """``renewed``, ``lost`` (no such effect on the node), ``refused`` or ``unanswered``."""
     why: str = ""
     has_expired: bool = False
-    """True for an effect that only an outage ended, such as by an expired lease. It can be reapplied."""
+    """True for an effect that an outage seems to have ended, such as by an expired lease. It can be reapplied."""
     output: Mapping[str, Any] = field(default_factory=dict)  # The receiver's answer.
 
 
@@ -229,7 +229,7 @@ class LeasedAction(Protocol):
 
     @classmethod
     def granted(cls, output: Mapping[str, Any]) -> timedelta:
-        """Return the granted lease from a step's output, at most ``lease``."""
+        """Return the granted lease from a step's output, at most ``lease``. Zero: it made nothing to renew."""
         ...
 
     async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:

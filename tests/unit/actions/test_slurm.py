@@ -10,6 +10,7 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
+from tests.support.clocks import ManualClock
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import registry, slurm_marks
 from trainmedic_server.adapters.slurm_topology import topology_of
@@ -26,7 +27,7 @@ from trainmedic_server.errors import (
     TemporaryFailure,
 )
 from trainmedic_server.ports.actions import Action, Call, LeasedAction, LeasedEffect, Renewal, Services
-from trainmedic_server.ports.outside import Presence
+from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.slurm import UNLIMITED, JobChange, SlurmJob, SlurmNode
 
 NOW = datetime.now(UTC)
@@ -245,8 +246,8 @@ async def renewed(
     return await action.renew([effect], datetime.now(UTC) + timedelta(seconds=10))
 
 
-def drains(slurm: OneNode) -> LeasedAction:
-    services = Services(SystemClock(), None, None, slurm=slurm, slurm_topology=lambda: slurm.topology)  # type: ignore[arg-type]  # no bus and no HTTP is used
+def drains(slurm: OneNode, clock: Clock | None = None) -> LeasedAction:
+    services = Services(clock or SystemClock(), None, None, slurm=slurm, slurm_topology=lambda: slurm.topology)  # type: ignore[arg-type]  # no bus and no HTTP is used
     action = registry.build(services).get("slurm.drain")
     assert isinstance(action, LeasedAction)
     return action
@@ -265,11 +266,27 @@ async def test_a_leased_drain_is_renewed_while_it_is_ours() -> None:
     assert (renewal.outcome, renewal.has_expired, slurm.known.resume_after) == ("lost", False, None)
 
 
-async def test_an_expired_drain_is_set_again_only_where_nobody_else_has_acted() -> None:
+FREE = SlurmNode("n1", "n1", "n1", frozenset({"IDLE"}), "")
+MINUTE = 60.0
+
+
+async def leased(clock: ManualClock) -> tuple[OneNode, LeasedAction]:
+    """A drain with a lease of ten minutes, just renewed."""
     slurm = OneNode()
-    (renewal,) = await renewed(slurm, lease="10m")
+    await do(slurm, "slurm.drain", target=NODE, lease="10m")
+    action = drains(slurm, clock)
+    await renewed(slurm, action=action, lease="10m")
+    return slurm, action
+
+
+async def test_an_expired_drain_is_set_again_only_where_nobody_else_has_acted() -> None:
+    clock = ManualClock(NOW)
+    slurm, action = await leased(clock)
+    slurm.known = FREE
+    clock.sleep(11 * MINUTE)
+    (renewal,) = await renewed(slurm, action=action, lease="10m")
     assert (renewal.outcome, renewal.has_expired) == ("lost", True)
-    (renewal,) = await renewed(slurm, again=True, lease="10m")
+    (renewal,) = await renewed(slurm, again=True, action=action, lease="10m")
     assert renewal.outcome == "renewed"
     assert slurm.known.reason.startswith("trainmedic:a ")
     slurm.known = replace(slurm.known, reason="NHC: check_hw")
@@ -327,16 +344,76 @@ async def test_a_drain_that_a_person_may_have_ended_is_only_reported(
     assert (renewal.outcome, renewal.has_expired) == ("lost", False)
 
 
-async def test_a_leased_drain_that_ends_before_its_lease_was_ended_by_a_person() -> None:
-    slurm = OneNode()
-    await do(slurm, "slurm.drain", target=NODE, lease="10m")
-    action = drains(slurm)
+async def test_a_leased_drain_that_a_person_ended_stays_ended() -> None:
+    """Also when its lease would have ended, and beside drains without a lease, which are checked more often."""
+    clock = ManualClock(NOW)
+    slurm, action = await leased(clock)
+    slurm.known = FREE
+    for _ in range(20):
+        clock.sleep(MINUTE)
+        await action.renew([LeasedEffect("c-2", "b", "drain", NODE, {}, True)], clock.now())
+        (renewal,) = await renewed(slurm, action=action, made_at=NOW, lease="10m")
+        assert (renewal.outcome, renewal.has_expired) == ("lost", False)
+
+
+@pytest.mark.parametrize("others", ["Mia: fan", "trainmedic:a,b it is broken"], ids=["took it over", "shares it"])
+async def test_after_the_drain_of_another_the_lease_proves_no_expiry(others: str) -> None:
+    """A drain that two runs share has no end if one of them wants none."""
+    clock = ManualClock(NOW)
+    slurm, action = await leased(clock)
+    slurm.known = replace(slurm.known, reason=others, resume_after=None)
+    clock.sleep(3 * MINUTE)
     await renewed(slurm, action=action, lease="10m")
-    slurm.known = SlurmNode("n1", "n1", "n1", frozenset({"IDLE"}), "")
-    (renewal,) = await renewed(slurm, action=action, made_at=NOW - timedelta(hours=1), lease="10m")
+    slurm.known = FREE
+    clock.sleep(11 * MINUTE)
+    (renewal,) = await renewed(slurm, action=action, lease="10m")
     assert (renewal.outcome, renewal.has_expired) == ("lost", False)
-    (renewal,) = await renewed(slurm, made_at=NOW - timedelta(hours=1), lease="10m")  # by a new server
-    assert renewal.has_expired
+
+
+async def test_a_new_server_only_reports_the_end_of_a_leased_drain() -> None:
+    """It knows neither when the lease ended nor who ended the drain."""
+    slurm = OneNode()
+    (renewal,) = await renewed(slurm, made_at=NOW - timedelta(hours=1), lease="10m")
+    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
+
+
+async def test_a_drain_that_slurm_has_stored_is_not_lost_in_an_outage() -> None:
+    """The outage may be slurmrestd's, and a person may have ended the drain in it."""
+    clock = ManualClock(NOW)
+    slurm = OneNode()
+    await do(slurm, "slurm.drain", target=NODE)
+    action = drains(slurm, clock)
+    clock.sleep(3)
+    assert await renewed(slurm, action=action, made_at=NOW)
+    clock.sleep(9)
+    assert await renewed(slurm, action=action, made_at=NOW), "it is read until it must be stored"
+    assert not await renewed(slurm, action=action, made_at=NOW)
+    slurm.known, slurm.silence = FREE, SlurmSilence(NOW + timedelta(seconds=9), NOW + timedelta(hours=1), frozenset())
+    clock.sleep(3600)
+    (renewal,) = await renewed(slurm, action=action, made_at=NOW)
+    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
+
+
+async def test_a_drain_that_ended_before_an_outage_was_not_lost_in_it() -> None:
+    clock = ManualClock(NOW)
+    slurm = OneNode()
+    action = drains(slurm, clock)
+    assert await renewed(slurm, action=action, made_at=NOW)
+    slurm.silence = SlurmSilence(NOW + timedelta(seconds=2), NOW + timedelta(minutes=1), frozenset())
+    clock.sleep(MINUTE)
+    (renewal,) = await renewed(slurm, action=action, made_at=NOW)
+    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
+
+
+@pytest.mark.parametrize("lease", [None, "10m"])
+async def test_the_drain_of_another_that_a_step_found_is_not_renewed(lease: str | None) -> None:
+    slurm = OneNode()
+    slurm.known = replace(slurm.known, states=frozenset({"IDLE", "DRAIN"}), reason="Mia: fan")
+    output = await do(slurm, "slurm.drain", target=NODE, lease=lease)
+    assert drains(slurm).granted(output) == timedelta(0)
+    slurm.known = FREE
+    own = await do(slurm, "slurm.drain", target=NODE, lease=lease)
+    assert drains(slurm).granted(own) == timedelta(seconds=600 if lease else 45)
 
 
 async def test_a_drain_whose_time_is_over_is_no_loss() -> None:

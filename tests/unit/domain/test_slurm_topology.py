@@ -6,6 +6,7 @@ import contextlib
 from datetime import UTC, datetime
 
 import pytest
+from msgspec.structs import replace
 
 from trainmedic_core.target import Target
 from trainmedic_server import telemetry
@@ -172,6 +173,30 @@ def test_a_job_with_the_sdk_goes_by_its_own_name() -> None:
         assert job_lookup.resolve_job(reference, {}, topology, IDS) == "llm-1"
     both = with_sdk(**{"llm-1": PRESENCE, "eval": {"slurm": {"job_id": "4711"}}})
     assert isinstance(job_lookup.resolve_job("node:n2", {}, both, IDS), Unresolved)
+
+
+def test_the_other_names_of_a_job_are_those_of_connected_ones() -> None:
+    """Not of earlier ones in its allocation; and none is its own other name. 4720 is a component of 4714."""
+    topology = with_sdk(llm={"slurm": {"job_id": "4720"}}, **{"slurm:5": {"slurm": {"job_id": "5"}}})
+    slurm = replace(topology.slurm, whole_by_id={"4714": "4714", "4720": "4714"})
+    topology = replace(topology, slurm=slurm, slurm_ids={f"exp-{number}": "4714" for number in range(300)})
+    names = {job: topology.other_names_of_job(job) for job in ("slurm:4714", "llm", "exp-1", "slurm:5", "other")}
+    assert names == {
+        "slurm:4714": {"llm"},
+        "llm": {"slurm:4714"},
+        "exp-1": {"slurm:4714"},
+        "slurm:5": set(),
+        "other": set(),
+    }
+
+
+def test_only_a_known_id_refutes_another_name() -> None:
+    topology = with_sdk(llm={"slurm": {"job_id": "4711"}})
+    assert topology.may_be_same_job("llm", "slurm:4711")
+    assert not topology.may_be_same_job("slurm:4714", "llm")
+    assert topology.may_be_same_job("slurm:4714", "gone")
+    silent = replace(topology, slurm=topology.slurm.unanswered(SINCE))
+    assert silent.may_be_same_job("slurm:4714", "llm"), "it may be a part of it"
 
 
 @pytest.mark.parametrize("slurm_id", [None, 4711, "4711; rm", "", [], {"job_id": {}}])

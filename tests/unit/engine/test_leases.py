@@ -7,10 +7,13 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any, ClassVar
 
+import pytest
+from pydantic import BaseModel
+
 from tests.unit.engine.world import Cap, World
 from trainmedic_server import errors
 from trainmedic_server.domain.run import OrderKind, UndoStatus
-from trainmedic_server.ports.actions import LeasedEffect, Renewal
+from trainmedic_server.ports.actions import Inverse, LeasedEffect, Renewal
 
 MakeWorld = Callable[..., World]
 
@@ -126,6 +129,57 @@ async def test_a_hold_that_a_later_step_has_ended_is_left_alone(world: MakeWorld
     count = len(held.renewed)
     await w.pass_time(1000)
     assert len(held.renewed) == count
+
+
+class Power(Held):
+    """Its own inverse, like ``gpu.power_limit``."""
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
+        return None if params.model_dump()["amount"] == 0 else Inverse(cls.name, {"amount": 0})
+
+
+HARDER = """
+playbook: hold
+on: {alert: Hot}
+target: node
+steps:
+  - {id: cap, action: test.hold, with: {amount: 85}, undo: on_resolve}
+  - {id: harder, action: test.hold, with: {amount: 65}, undo: on_resolve, on_error: continue}
+  - {id: rest, wait: 1h}
+  - {id: end, action: test.hold, with: {amount: 0}, when: "labels.ends == 'early'"}
+  - {id: last, wait: 1h}
+"""
+
+
+@pytest.mark.parametrize("second", [None, errors.PermanentFailure("the policy refuses 65")], ids=["made", "refused"])
+async def test_a_cap_is_renewed_after_a_second_one(world: MakeWorld, second: Exception | None) -> None:
+    """Until its undo, or a step that does the same."""
+    w = world(HARDER, more=[Power])
+    held = w.actions["hold"]
+    assert isinstance(held, Held)
+    held.world = w
+    held.outcomes += [{}, second or {}]
+    await w.engine.start()
+    alert = w.alert(node="n1", ends="early")
+    await w.post(alert)
+    since = w.clock.now()
+    await w.pass_time(1000)
+    made = [step.attempts[0].command_id for step in (await w.run()).steps[:2] if step.status == "succeeded"]
+    assert len(made) == (2 if second is None else 1)
+    assert longest_gap(held, since, w.clock.now()) <= THIRD + SLACK
+    assert set(held.renewed[-1][1]) == set(made)
+    await w.pass_time(3000)
+    assert set(held.renewed[-1][1]).isdisjoint(made)
+
+
+async def test_a_hold_that_a_step_failed_to_end_is_renewed(world: MakeWorld) -> None:
+    ends = "  - {id: uncap, action: test.uncap, on_error: continue}\n  - {id: rest, wait: 1h}\n"
+    w, held = await begun(world, HOLD + ends)
+    w.actions["uncap"].outcomes.append(errors.PermanentFailure("refused"))
+    await w.post(w.alert(node="n1"))
+    await w.pass_time(1000)
+    assert len(held.renewed) >= 9
 
 
 async def test_a_hold_without_undo_is_kept_while_its_alert_fires_and_then_runs_out(world: MakeWorld) -> None:
@@ -251,6 +305,16 @@ async def test_a_shorter_lease_that_was_granted_is_renewed_in_its_own_thirds(wor
     since = w.clock.now()
     await w.pass_time(1000)
     assert longest_gap(held, since, w.clock.now()) <= 20 + SLACK
+
+
+async def test_a_step_that_made_nothing_is_not_renewed(world: MakeWorld) -> None:
+    """It granted a lease of zero, like a drain that found another's."""
+    w, held = await begun(world)
+    held.outcomes.append({"lease_seconds": 0})
+    await w.post(w.alert(node="n1"))
+    await w.pass_time(1000)
+    assert held.renewed == []
+    assert metric(w, "trainmedic_leases") == 0
 
 
 async def test_renewing_outlives_errors(world: MakeWorld) -> None:

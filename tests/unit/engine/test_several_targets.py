@@ -229,6 +229,28 @@ async def test_runs_on_the_two_names_of_a_job_wait_for_each_other(world: MakeWor
     assert {run.status for run in await at.runs()} == {Status.SUCCEEDED}
 
 
+@pytest.mark.parametrize(("known", "also"), [({}, ["job:slurm:7"]), ({"a": "9"}, ["job:slurm:9"])])
+async def test_a_job_keeps_its_other_name_until_another_is_known(
+    world: MakeWorld, known: Mapping[str, str], also: list[str]
+) -> None:
+    """A server that has just started knows none, and a run that still waits looks again."""
+    waits = OF_JOB.replace("steps: [", "steps: [{id: calm, wait: 5m}, ")
+    at = world(waits, OF_SLURM_JOB, more=DOING)
+    at.slurm_ids = {"a": "7"}
+    await at.engine.start()
+    at.actions["other"].outcomes.extend([timedelta(seconds=600)] * 2)
+    await at.post(at.alert("Slow", job_name="a"))
+    await at.post(at.alert("Stuck", slurm_job_id="7"))
+    at.slurm_ids = known
+    await at.restart()
+    await at.pass_time(350)
+    assert at.actions["other"].in_flight == 1
+    await at.pass_time(1300)
+    runs = {run.target_key: run for run in await at.runs()}
+    assert [each.key for each in runs["job:a"].also] == also
+    assert {run.status for run in runs.values()} == {Status.SUCCEEDED}
+
+
 async def test_an_undo_waits_for_an_attempt_on_the_jobs_other_name(world: MakeWorld) -> None:
     holds = OF_SLURM_JOB.replace(
         "{id: other, action: test.other, timeout: 1h}", "{action: test.hold, undo: on_resolve}"

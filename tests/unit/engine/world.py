@@ -24,7 +24,14 @@ from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, Identity
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Run
-from trainmedic_server.domain.topology import NO_SLURM, ClusterTopology, SlurmTopology, Topology
+from trainmedic_server.domain.topology import (
+    NO_SLURM,
+    AgentTopology,
+    ClusterTopology,
+    JobTopology,
+    SlurmTopology,
+    Topology,
+)
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.ports.actions import Action, Call, Inverse, Services
 from trainmedic_server.ports.alert_map import NO_ALERT_MAP, AlertMap
@@ -164,6 +171,10 @@ class UnsteadyClock(VirtualClock):
         self._beginning -= by
 
 
+def jobs_of(slurm_ids: Mapping[str, str]) -> JobTopology:
+    return JobTopology.of({job: {"slurm": {"job_id": each}} for job, each in slurm_ids.items()}, AgentTopology())
+
+
 class World:
     """One server's engine, which can be killed and started again over the same store."""
 
@@ -186,6 +197,7 @@ class World:
         self.inventory = dict(inventory or {})
         self.slurm = slurm
         self.slurm_ids: Mapping[str, str] = {}
+        """Of connected jobs, by name."""
         self.catalog = catalog_of(playbooks, self.actions)
         self.alert_map: AlertMap = NO_ALERT_MAP
         self.cluster = ClusterTopology()
@@ -201,7 +213,7 @@ class World:
             self.limits,
             self.metrics,
             lambda: Topology(
-                inventories.parse(self.inventory), cluster=self.cluster, slurm=self.slurm, slurm_ids=self.slurm_ids
+                inventories.parse(self.inventory), jobs_of(self.slurm_ids), cluster=self.cluster, slurm=self.slurm
             ),
             self.source,
             alert_map=lambda: self.alert_map,
