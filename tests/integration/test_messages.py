@@ -6,6 +6,7 @@ import contextlib
 import http.server
 import json
 import re
+import sqlite3
 import threading
 import time
 import urllib.request
@@ -149,6 +150,12 @@ def sink() -> Iterator[Sink]:
     yield from serving()
 
 
+def is_sent(server: Server, channel: str) -> bool:
+    with contextlib.closing(sqlite3.connect(next(server.state.glob("*.db")))) as database:
+        rows = database.execute("SELECT 1 FROM messages WHERE channel = ? AND sent_at IS NOT NULL", (channel,))
+        return rows.fetchone() is not None
+
+
 def test_a_question_reaches_people_once_though_the_server_is_killed(
     tmp_path: Path, redis_url: str, sink: Sink, receiver: StandIn
 ) -> None:
@@ -164,6 +171,7 @@ def test_a_question_reaches_people_once_though_the_server_is_killed(
         assert sink.taken == []
         server.start()
         eventually(lambda: sink.taken, 60, "a message")
+        eventually(lambda: is_sent(server, "chat"), 60, "its record")  # killed before, the server would send it again
         server.kill()
         server.start()
         time.sleep(4)  # what is due when a server starts is sent at once
