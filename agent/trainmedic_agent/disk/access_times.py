@@ -25,10 +25,8 @@ _HAS_ENDED = frozenset({errno.ENOENT, errno.ESRCH, errno.EINVAL})  # errors for 
 
 
 class AccessTimes(Struct, frozen=True):
-    lag_ns: int = 0
-    """Maximum lag of an access time."""
-    untraced: tuple[str, ...] = ()
-    """Reasons why reads may leave no trace."""
+    lag_ns: int = 0  # maximum lag of an access time
+    untraced: tuple[str, ...] = ()  # reasons why reads may leave no trace
 
     def last_use_ns(self, status: os.stat_result) -> int:
         """Return the last change, or a later recorded access plus its lag."""

@@ -42,8 +42,7 @@ class CheckpointTraits(Struct, frozen=True):
     completeness: Completeness
     is_pinned: bool
     best: str | None  # name of the best checkpoint when this one was written; None if not recorded
-    is_known: bool = True
-    """False if a file needed for this is unreadable."""
+    is_known: bool = True  # False if a file needed for this is unreadable
 
 
 def is_checkpoint(fd: int, name: str) -> bool:

@@ -50,8 +50,7 @@ class CleaningRequest(Struct, frozen=True):
     until_free: float | None = None
     """Percentage of free space at which to stop, if any."""
     dry_run: bool = False
-    filesystems: tuple[NamedFilesystem, ...] = ()
-    """File systems in need; empty: all."""
+    filesystems: tuple[NamedFilesystem, ...] = ()  # file systems in need; empty: all
 
 
 class Cleaner(Struct, frozen=True):
@@ -92,8 +91,7 @@ class _CleaningRun(Struct):
     filesystems: Filesystems
     usage: FileUsage
     target_filesystems: FilesystemSearch | None
-    gone: set[Inode] = field(default_factory=set)
-    """Entries deleted by earlier rules of a trial run."""
+    gone: set[Inode] = field(default_factory=set)  # entries deleted by earlier rules of a trial run
     files: int = 0
     bytes: int = 0
     ended_by: Reason | None = None  # reason of the last rule that ended early

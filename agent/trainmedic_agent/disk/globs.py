@@ -55,8 +55,7 @@ class GlobState(Struct, frozen=True):
     """Positions that several patterns have reached at one directory of a walk."""
 
     globs: tuple[Glob, ...]
-    positions: frozenset[tuple[int, int]]
-    """Indexes of a pattern and of its next component."""
+    positions: frozenset[tuple[int, int]]  # indexes of a pattern and of its next component
     last: tuple[Matcher, ...]
     """Matchers of last components."""
 

@@ -87,8 +87,7 @@ class CleaningRule(Struct, frozen=True):
     when_free_below: float | None = None  # percentage; with more free space the root is left
     max_files: int | None = None  # per command; None for the policy's limit alone
     max_bytes: int | None = None
-    keep_tail: int | None = None
-    """Bytes that ``do: shrink`` keeps."""
+    keep_tail: int | None = None  # bytes that ``do: shrink`` keeps
 
     def allows_size(self, stored: int) -> bool:
         is_too_small = self.min_size is not None and stored < self.min_size
@@ -98,10 +97,8 @@ class CleaningRule(Struct, frozen=True):
 
 class CleaningPolicy(Struct, frozen=True):
     rules: Mapping[str, CleaningRule] = field(default_factory=dict)
-    owners: frozenset[int] = frozenset()
-    """Allowed besides root and the agent's user."""
-    max_files: int = DEFAULT_MAX_FILES
-    """Per command, including files in checkpoints."""
+    owners: frozenset[int] = frozenset()  # allowed besides root and the agent's user
+    max_files: int = DEFAULT_MAX_FILES  # per command, including files in checkpoints
     max_bytes: int | None = None
     """None for no limit."""
 

@@ -40,8 +40,7 @@ class _Search(Struct):
     """Nanoseconds since the epoch; entries used later are too young."""
     throttle: Throttle
     counters: RuleCounters
-    gone: Set[Inode]
-    """Entries that a trial run counts as deleted."""
+    gone: Set[Inode]  # entries that a trial run counts as deleted
 
     def _walk(self, root: Root, visit: VisitDirectory) -> closing[Generator[WalkedEntry, None, None]]:
         return closing(Walk(self.rule.globs, self.rule.exclude, self.throttle, self.counters.skip, visit)(root))
@@ -61,8 +60,7 @@ class _OldestFiles(Struct):
 
     size: int
     after: bytes
-    bound: bytes | None = None
-    """Files from this key on are for later batches."""
+    bound: bytes | None = None  # files from this key on are for later batches
     _packed: list[bytes] = field(default_factory=list)
     _numbers: dict[WalkedDirectory, int] = field(default_factory=dict)
     _next_number: int = 0

@@ -53,8 +53,7 @@ def seconds_stalled_for_disk() -> float:
 
 
 class Clocks(Struct, frozen=True):
-    now: Callable[[], float] = steady_time.OF_PROCESS.unix_now
-    """Since the epoch, unaffected by clock changes."""
+    now: Callable[[], float] = steady_time.OF_PROCESS.unix_now  # since the epoch, unaffected by clock changes
     steady: Callable[[], float] = time.monotonic
     waited: Callable[[], float] = seconds_waited_for_core
     stalled: Callable[[], float] = seconds_stalled_for_disk

@@ -24,8 +24,7 @@ class WalkedDirectory(Struct, eq=False):
     parent: WalkedDirectory | None
     name: str
     depth: int
-    fd: int
-    """Open during the walk, else -1."""
+    fd: int  # open during the walk, else -1
 
     def names(self) -> list[str]:
         parts: list[str] = []

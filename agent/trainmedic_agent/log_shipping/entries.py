@@ -40,12 +40,9 @@ class StoreEntry(Struct, frozen=True):
     metadata: Mapping[str, str]
     text: str
     source: str
-    place: int
-    """Offset from which to read again."""
-    turn: int = 0
-    """Number of truncations before it."""
-    lost: LostReason | None = None
-    """Why it is not sent, if so."""
+    place: int  # offset from which to read again
+    turn: int = 0  # number of truncations before it
+    lost: LostReason | None = None  # why it is not sent, if so
 
     @property
     def size(self) -> int:

@@ -12,13 +12,10 @@ class LostReason(StrEnum):
     TOO_OLD = "too_old"
     OUT_OF_ORDER = "out_of_order"
     TOO_NEW = "too_new"
-    TOO_LARGE = "too_large"
-    """Longer than agent or store accept."""
+    TOO_LARGE = "too_large"  # longer than agent or store accept
     TOO_MANY_JOBS = "too_many_jobs"
-    REFUSED = "refused"
-    """For the reason in the agent's log."""
-    BEHIND = "behind"
-    """Skipped, because too far behind."""
+    REFUSED = "refused"  # for the reason in the agent's log
+    BEHIND = "behind"  # skipped, because too far behind
     DELETED = "deleted"
     TRUNCATED = "truncated"
     OVERWRITTEN = "overwritten"

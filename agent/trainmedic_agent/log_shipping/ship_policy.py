@@ -29,10 +29,8 @@ class StoreKind(StrEnum):
 class ShipPolicy(Struct, frozen=True):
     kind: StoreKind = StoreKind.LOKI
     url: str = ""
-    tenant: str = ""
-    """Loki's organisation; VictoriaLogs' ``account`` or ``account:project``."""
-    token_file: str | None = None
-    """``user:password`` if it has a colon."""
+    tenant: str = ""  # Loki's organisation; VictoriaLogs' ``account`` or ``account:project``
+    token_file: str | None = None  # ``user:password`` if it has a colon
     ca_file: str | None = None
     """None for the system's."""
     sources: tuple[str, ...] = ()  # shipped ones; empty for all

@@ -14,10 +14,8 @@ _LONGEST_PROBLEM = 300  # characters
 
 
 class StoreAccess(Struct, frozen=True, tag="store"):
-    token: str | None = None
-    """``user:password`` if it has a colon."""
-    certificates: str | None = None
-    """PEM form, None for the system's."""
+    token: str | None = None  # ``user:password`` if it has a colon
+    certificates: str | None = None  # PEM form, None for the system's
     problem: str = ""  # why a file cannot be read, otherwise empty
 
 

@@ -38,8 +38,7 @@ class AttemptPlan:
     environment: Mapping[str, str]
     grace: float
     """Seconds to SIGKILL."""
-    hang_after: float | None
-    """Seconds beyond the job's own limit; None for never."""
+    hang_after: float | None  # seconds beyond the job's own limit; None for never
     most_output: int
     """Bytes of each file."""
     prints_to_terminal: bool = False

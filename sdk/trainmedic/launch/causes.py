@@ -46,8 +46,7 @@ class Cause:
     """Kind of the last error, such as ``ValueError``, or ``hang``."""
     rank: int | None = None
     pid: int | None = field(default=None, compare=False)
-    lost_peer: bool = field(default=False, compare=False)
-    """All failed ranks here lost another one."""
+    lost_peer: bool = field(default=False, compare=False)  # all failed ranks here lost another one
 
     def __str__(self) -> str:
         who = "the job" if self.rank is None else f"rank {self.rank}"

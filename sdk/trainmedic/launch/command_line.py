@@ -18,12 +18,9 @@ _LONGEST_LINE = 4096
 @dataclass(frozen=True)
 class LaunchLine:
     argv: tuple[str, ...]
-    kind: str
-    """``torchrun``, ``srun``, or another program's name."""
-    options_at: int
-    """Index of the first option."""
-    options: Mapping[str, str]
-    """Values of torchrun's options; "" for flags."""
+    kind: str  # ``torchrun``, ``srun``, or another program's name
+    options_at: int  # index of the first option
+    options: Mapping[str, str]  # values of torchrun's options; "" for flags
 
     @classmethod
     def of(cls, argv: Sequence[str]) -> LaunchLine:

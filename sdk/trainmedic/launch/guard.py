@@ -24,8 +24,7 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 0.05
-LONGEST_GRACE_FOR_REST = 5.0
-"""Seconds for processes that outlive the child."""
+LONGEST_GRACE_FOR_REST = 5.0  # seconds for processes that outlive the child
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PASSED = (signal.SIGUSR1, signal.SIGUSR2)
 # Seconds in which a scheduler signals all processes of a job step.

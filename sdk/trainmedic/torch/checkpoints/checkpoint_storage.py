@@ -48,8 +48,7 @@ class HalfLoaded(TrainmedicError):
 class CheckpointStorage(Protocol):
     """Storage of checkpoints. Methods raise OSError or the user's errors."""
 
-    directory: Path | None
-    """Directory for small files, or None."""
+    directory: Path | None  # directory for small files, or None
 
     def checkpoints(self) -> Sequence[SavedCheckpoint]: ...
 

@@ -44,10 +44,8 @@ class Memory:
     share: float | None = None
     """Share of a step that training may wait. None: 0.8 % for 10 ms, falling to 0.15 % from 100 ms on."""
 
-    asynchronous: bool = False
-    """True writes ``checkpoint_every``'s checkpoints in the background."""
-    replica_every: float | None = None
-    """Seconds between copies to another node. None: no copies."""
+    asynchronous: bool = False  # True writes ``checkpoint_every``'s checkpoints in the background
+    replica_every: float | None = None  # seconds between copies to another node. None: no copies.
 
     def __post_init__(self) -> None:
         for name, value in (("every", self.every), ("keep", self.keep), ("limit", self.limit)):
