@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from trainmedic_agent.settings import agent
+from trainmedic_server.cli.serve import serve
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.settings import server as settings
@@ -55,6 +57,11 @@ def test_a_secret_can_be_read_from_a_file(tmp_path: Path) -> None:
     loaded = settings.load({}, {"TRAINMEDIC_SIGNING_KEY_FILE": str(file)})
     assert loaded.signing_key is not None
     assert loaded.signing_key.get_secret_value() == "0123456789abcdef"
+
+
+def test_the_help_names_the_variable_of_a_file() -> None:
+    shown = CliRunner().invoke(serve, ["--help"], env={"COLUMNS": "200"}).output
+    assert "TRAINMEDIC_MESSAGE_ROUTES, _FILE;" in " ".join(shown.split())
 
 
 def test_a_secret_given_twice_is_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from trainmedic_agent.disk import checkpoints, search
 from trainmedic_agent.disk.filesystems import Root, freed_bytes, inode_of, open_directory
 from trainmedic_agent.disk.open_files import FileUsage
 from trainmedic_agent.disk.place import is_in_place
-from trainmedic_agent.disk.removal import keeps_no_access_time, open_for_reading, refusal
+from trainmedic_agent.disk.removal import may_hide_reads, open_for_reading, refusal
 from trainmedic_agent.disk.report import Reason
 from trainmedic_agent.disk.rules import AgeBy
 from trainmedic_agent.disk.search import MatchedCheckpoint
@@ -111,21 +111,21 @@ class CheckpointRemover(Struct, frozen=True):
         with closing(directory.walk_all(self.throttle, lambda *_: None, lambda *_: True)) as entries:
             for inner, entry in entries:
                 if entry is not None and entry.is_file(follow_symlinks=False):
-                    reason = self._use_of_file(inner.fd, entry.name)
+                    reason = self._use_of_file(inner, entry.name)
                     if reason is not None:
                         return reason
         return self.throttle.stop_reason
 
-    def _use_of_file(self, parent: int, name: str) -> Reason | None:
-        fd = open_for_reading(parent, name)
-        if fd is None:
-            return self.usage.obstacle(None, inode_of(os.stat(name, dir_fd=parent, follow_symlinks=False)))
+    def _use_of_file(self, parent: WalkedDirectory, name: str) -> Reason | None:
+        fd = open_for_reading(parent.fd, name)
         try:
-            if self.age_by is AgeBy.USED and keeps_no_access_time(fd):
+            if may_hide_reads(fd, self.age_by, parent.root.access_times):
                 return Reason.OPEN_UNKNOWN
-            return self.usage.obstacle(fd, inode_of(os.fstat(fd)))
+            status = os.stat(name, dir_fd=parent.fd, follow_symlinks=False) if fd is None else os.fstat(fd)
+            return self.usage.obstacle(fd, inode_of(status))
         finally:
-            os.close(fd)
+            if fd is not None:
+                os.close(fd)
 
 
 class _ContentsRemoval(Struct):

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from trainmedic_agent.disk.access_times import AccessTimes
 from trainmedic_agent.disk.filesystems import inode_of, stored_bytes
 from trainmedic_agent.disk.open_files import FileUsage
 from trainmedic_agent.disk.place import is_in_place
@@ -57,13 +58,13 @@ class FileRemover(Struct, frozen=True):
                 return Reason.CHANGED
             if (reason := self.usage.obstacle(fd, file.inode)) is not None:
                 return reason
-            if self.age_by is AgeBy.USED and fd is not None and keeps_no_access_time(fd):
+            if may_hide_reads(fd, self.age_by, file.directory.root.access_times):
                 return Reason.OPEN_UNKNOWN
             if not is_in_place(parent, file.directory.path()):
                 return Reason.MOVED
             if self.dry_run:
                 return refusal(parent, status, fd) or stored_bytes(status)
-            # The lease on `fd` prevents an open between check and deletion.
+            # A lease on `fd`, if `obstacle` got one, prevents an open between check and deletion.
             os.unlink(file.name, dir_fd=parent)
             return stored_bytes(status)
         except OSError as error:
@@ -108,6 +109,8 @@ class FileRemover(Struct, frozen=True):
                 return reason
             if self.age_by.last_used_ns(status, file.directory.root.access_times) > self.cutoff_ns:
                 return Reason.YOUNG
+            if may_hide_reads(fd, self.age_by, file.directory.root.access_times):
+                return Reason.OPEN_UNKNOWN
             return act(fd)
         except OSError as error:
             return Reason.of(error)
@@ -162,7 +165,12 @@ def refusal(parent: int, status: os.stat_result, fd: int | None) -> Reason | Non
     return None
 
 
-def keeps_no_access_time(fd: int) -> bool:
+def may_hide_reads(fd: int | None, age_by: AgeBy, access_times: AccessTimes) -> bool:
+    """Return whether an attribute may leave reads unrecorded that count."""
+    if age_by is not AgeBy.USED:
+        return False
+    if fd is None:  # unreadable, so are its attributes
+        return not access_times.untraced
     return bool(_attributes(fd) & _NO_ACCESS_TIME)
 
 

@@ -35,7 +35,7 @@ class Reason(StrEnum):
     # In use, or possibly in use.
     OPEN = "open"
     READ = "read_meanwhile"
-    OPEN_UNKNOWN = "use_unknown"
+    OPEN_UNKNOWN = "use_unknown"  # or reads may be unrecorded
     CHANGED = "changed_meanwhile"
     VANISHED = "vanished_meanwhile"
     MOVED = "moved_meanwhile"

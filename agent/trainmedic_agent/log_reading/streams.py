@@ -41,13 +41,13 @@ class LineStream:
             for finding_id, place, update in kept.get("excerpts", ())
         ]
         self._assembler = LineAssembler(origin, booted_at)
-        # Lines up to `_fed_to` were processed, except these of an unfinished block.
+        # Lines up to `_fed_to` were processed, except these of an unfinished block, until they are read again.
         self._held = {int(place) for place in kept.get("held", ())}
         self._fed_to = int(kept.get("fed_to", -1))
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "held": sorted(self._assembler.held_places),
+            "held": sorted({*self._held, *self._assembler.held_places}),
             "fed_to": self._fed_to,
             "excerpts": [[each.finding_id, each.place, each.update] for each in self.excerpts],
         }
@@ -60,6 +60,8 @@ class LineStream:
     def feed(self, placed: Sequence[PlacedLine], arrived: datetime, prefilter: Prefilter | None = None) -> list[Line]:
         """Return finished blocks. Lines excluded by `prefilter` may be missing."""
         fresh = [(place, raw) for place, raw in placed if place > self._fed_to or place in self._held]
+        if self._held and placed:
+            self._held = {place for place in self._held if place > placed[-1][0]}
         if not fresh:
             return []
         self._fed_to = max(self._fed_to, fresh[-1][0])

@@ -38,10 +38,11 @@ class PackedLines(WantedLines):
         written_at = file_times.written_at(facts)
         key, clock = f"{facts.st_dev:x}-{facts.st_ino:x}", LineClock(written_at, zone=zone)
         super().__init__(key, origin, line_filter, clock, budget)
-        self.is_cut = False  # True if the file is damaged or larger than `MOST_UNPACKED`
+        self.is_cut = False  # True if the file is damaged, ends early or is larger than `MOST_UNPACKED`
         self._cutter = LineCutter()
         self._unpacking = zlib.decompressobj(_GZIP)
         self._packed_offset = 0  # compressed bytes read
+        self._member_begin = 0
         self._unpacked = 0  # bytes decompressed from the start
 
     def close(self) -> None:
@@ -82,7 +83,8 @@ class PackedLines(WantedLines):
 
     def _next_piece(self) -> bytes:
         if self._cutter.offset < self._unpacked:  # the cutter went back
-            self._unpacking, self._packed_offset, self._unpacked = zlib.decompressobj(_GZIP), 0, 0
+            self._unpacking = zlib.decompressobj(_GZIP)
+            self._packed_offset = self._member_begin = self._unpacked = 0
         while not self._budget.is_stopped:
             if self._unpacked >= MOST_UNPACKED:
                 self.is_cut = True
@@ -105,12 +107,14 @@ class PackedLines(WantedLines):
                 # A file can have several gzip members.
                 rest = self._unpacking.unused_data
                 self._packed_offset -= len(rest)
+                self._member_begin = self._packed_offset
                 self._unpacking = zlib.decompressobj(_GZIP)
             packed = self._unpacking.unconsumed_tail
             if not packed:
                 packed = os.pread(self._fd, _READ, self._packed_offset)
                 self._packed_offset += len(packed)
                 if not packed:
+                    self.is_cut = self.is_cut or self._packed_offset > self._member_begin
                     return b""
             piece = self._unpacking.decompress(packed, _PIECE)
             if piece:

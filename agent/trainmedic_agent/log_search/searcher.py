@@ -159,7 +159,8 @@ class LogSearcher:
         if cut:
             most = packed_lines.MOST_UNPACKED >> 20
             notes.append(
-                f"{cut} compressed files on {self._node} exceed {most} MiB or are damaged; the rest is not searched"
+                f"{cut} compressed files on {self._node} exceed {most} MiB, are damaged or end early; "
+                "the rest is not searched"
             )
         disordered = sum(file.clock.goes_back for file in opened)
         if disordered:

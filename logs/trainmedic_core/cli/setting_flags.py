@@ -15,7 +15,7 @@ def setting_flag(
     # The settings, not the flag, have the default and read the variable.
     if source.flag is None:
         return lambda command: command
-    variable = source.variable + (", _FILE" if source.secret else "")
+    variable = source.variable + (", _FILE" if source.can_be_a_file else "")
     return click.option(
         source.flag,
         name,

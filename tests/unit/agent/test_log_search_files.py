@@ -161,6 +161,17 @@ def test_what_was_packed_is_searched_as_far_as_is_unpacked(node: SearchedNode, m
     assert "damaged" in node.page().notes[0]
 
 
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_packed_file_that_ends_early_is_named(before: int, node: SearchedNode) -> None:
+    node.write(1)
+    member = gzip.compress(b"".join(b"line %d\n" % number**5 for number in range(2000)))
+    older = node.attempt.path / "launcher-n1.log.1.gz"
+    older.write_bytes(member * (before + 1))
+    assert not any("end early" in note for note in node.page().notes)
+    older.write_bytes((member * (before + 1))[:-100])
+    assert any("end early" in note for note in node.page().notes)
+
+
 def test_a_file_that_would_unpack_to_anything_costs_little_memory(node: SearchedNode) -> None:
     """As one that is made to fill a memory."""
     node.write(1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
+
 from trainmedic_logs.diagnosis.flight_recorder import dump, missing_ranks
 from trainmedic_logs.diagnosis.flight_recorder.dump import Dump
 
@@ -48,6 +50,12 @@ def test_who_has_not_called_what_the_others_wait_in_is_absent() -> None:
     assert reading.absent == (2,)
     (wait,) = reading.waits
     assert (wait.number, wait.waiting, wait.operation) == (8, (0, 1, 3), "nccl:all_reduce")
+
+
+@pytest.mark.parametrize("number", ["--5", "-", "5\n", "\N{SUPERSCRIPT TWO}", "1" * 20])
+def test_a_text_that_is_no_number_is_not_taken_for_one(number: str) -> None:
+    read = one(0, entry(7), {**entry(8), "collective_seq_id": number})
+    assert [each.number for each in read.entries] == [7]
 
 
 def test_who_called_fewer_ahead_is_not_absent() -> None:

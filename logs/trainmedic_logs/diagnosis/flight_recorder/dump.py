@@ -21,6 +21,7 @@ _DONE_KEPT = 32  # completed collectives per group
 _LONGEST_TEXT = 200
 _LARGEST = 2**63 - 1
 _RANKS = re.compile(r"\d{1,7}")
+_NUMBER = re.compile(r"-?[0-9]{1,19}")
 
 
 class ProcessGroup(Struct, frozen=True):
@@ -195,7 +196,7 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> int | None:
-    if isinstance(value, str) and len(value) <= 20 and value.lstrip("-").isascii() and value.lstrip("-").isdigit():
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
         value = int(value)
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return value if is_number and -_LARGEST <= value <= _LARGEST else None

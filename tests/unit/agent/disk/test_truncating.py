@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import array
+import fcntl
 import os
 import subprocess
 import sys
@@ -10,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.unit.agent.disk.trees import clean, cleaner, left, put, stored_below
+from trainmedic_agent.disk.access_times import KEPT, AccessTimes
 from trainmedic_agent.disk.open_files import FileUsage
+from trainmedic_agent.disk.removal import may_hide_reads
+from trainmedic_agent.disk.rules import AgeBy
 
 RULE = {"globs": "*.log", "do": "truncate", "min_age": "0s"}
 SHRINK = {"globs": "*.log", "do": "shrink", "min_age": "0s", "keep_tail": 5000}
@@ -47,6 +52,36 @@ def test_a_log_that_nobody_writes_is_emptied_and_keeps_its_name(root: Path) -> N
     assert (output["files"], output["bytes"]) == (1, 12_288)
     assert (root / "a.log").read_bytes() == b""
     assert left(output, "logs") == {"nothing_to_free": 1}
+
+
+@pytest.mark.parametrize("rule", [RULE, SHRINK])
+def test_a_log_whose_reads_are_not_recorded_is_not_taken_for_unused(root: Path, rule: dict[str, object]) -> None:
+    put(root / "a.log", size=40_000)
+    try:
+        _set_no_access_time(root / "a.log")
+    except OSError:
+        pytest.skip("the file system has no such attribute")
+    output = clean(cleaner({"logs": {"roots": [root], **rule, "age_by": "used"}}))
+    assert left(output, "logs") == {"use_unknown": 1}
+    output = clean(cleaner({"logs": {"roots": [root], **rule, "age_by": "changed"}}))
+    assert output["files"] == 1
+
+
+def test_the_attributes_of_an_unreadable_file_are_unknown() -> None:
+    assert may_hide_reads(None, AgeBy.USED, KEPT)
+    assert not may_hide_reads(None, AgeBy.CHANGED, KEPT)
+    assert not may_hide_reads(None, AgeBy.USED, AccessTimes(untraced=("mounted noatime",)))
+
+
+def _set_no_access_time(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        flags = array.array("l", [0])
+        fcntl.ioctl(fd, 0x80086601, flags)  # FS_IOC_GETFLAGS
+        flags[0] |= 0x80
+        fcntl.ioctl(fd, 0x40086602, flags)  # FS_IOC_SETFLAGS
+    finally:
+        os.close(fd)
 
 
 def test_a_reader_does_not_hold_it_up(root: Path, proc: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -378,6 +379,30 @@ def test_lines_around_a_finding_come_also_after_a_kill(reading: Reading, logs: P
     update = reading.updates()[-1]
     assert update.excerpt is not None
     assert update.excerpt.lines == ("MARK 1",)
+
+
+@pytest.mark.parametrize("ending", ["kill", "error"])
+def test_a_block_is_not_lost_if_reading_ends_before_it_was_read_again(
+    reading: Reading, logs: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    def failing(_: GrowingFile) -> bool:
+        raise OSError(errno.EIO, "failing")
+
+    (logs / "a.log").write_text("Traceback (most recent call last):\n  MARK 1\n")
+    reading.step()
+    reading.kill()
+    reading.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(GrowingFile, "look", failing)
+        reading.step()
+    if ending == "kill":
+        reading.kill()
+        reading.start()
+    with (logs / "a.log").open("a") as file:
+        file.write("ValueError: bad\n")
+    reading.step()
+    reading.step(10)
+    assert reading.marks() == ["1"]
 
 
 def test_an_excerpt_begins_with_a_whole_line(reading: Reading, logs: Path) -> None:

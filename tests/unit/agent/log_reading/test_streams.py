@@ -31,8 +31,10 @@ def placed(said: list[tuple[int, str]]) -> list[PlacedLine]:
     return lines
 
 
-@given(RANKS, st.integers(0, 30))
-def test_who_reads_again_after_a_restart_shows_each_line_once(said: list[tuple[int, str]], after: int) -> None:
+@given(RANKS, st.integers(0, 30), st.none() | st.integers(0, 30))
+def test_who_reads_again_after_a_restart_shows_each_line_once(
+    said: list[tuple[int, str]], after: int, between: int | None
+) -> None:
     """Blocks of several ranks that wait side by side: what was seen between them is not seen again."""
     lines = placed(said)
     whole = LineStream(ORIGIN, None, {})
@@ -42,6 +44,11 @@ def test_who_reads_again_after_a_restart_shows_each_line_once(said: list[tuple[i
     begin = first.oldest_place
     second = LineStream(ORIGIN, None, first.to_json())
     again = lines[after:] if begin is None else [line for line in lines if line[0] >= begin]
+    if between is not None:
+        shown += second.feed(again[:between], NOW)
+        begin = second.oldest_place
+        again = again[between:] if begin is None else [line for line in again if line[0] >= begin]
+        second = LineStream(ORIGIN, None, second.to_json())
     shown += [*second.feed(again, NOW), *second.flush(None)]
     assert sorted((line.place, line.text) for line in shown) == sorted((line.place, line.text) for line in wanted)
 
