@@ -266,6 +266,6 @@ def readable(value: Any) -> Any:
 def _replace_file(path: Path, content: bytes) -> None:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    with open(os.open(unfinished, flags, _OWNER_ONLY), "wb") as file:
+    with os.fdopen(os.open(unfinished, flags, _OWNER_ONLY), "wb") as file:
         file.write(content)
     unfinished.replace(path)

@@ -126,7 +126,6 @@ def test_rules_are_checked_without_a_server_and_the_rest_is_named(installed: set
 
 @pytest.mark.parametrize("options", [["--job", "llm-1"], ["-f"], ["--output", "text"]])
 def test_options_for_lines_are_refused_before_a_command_on_rules(options: list[str]) -> None:
-    """They would be ignored. A server may be named there, as before every command."""
     ran = CliRunner().invoke(command.main, ["logs", *options, "schema"])
     flag = {"-f": "--follow"}.get(options[0], options[0])
     assert (ran.exit_code, f"{flag} is for lines of a job; omit it before schema" in ran.output) == (2, True)

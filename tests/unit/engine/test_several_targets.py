@@ -163,7 +163,6 @@ async def test_one_outcome_for_all_jobs(
 
 
 async def test_an_actions_bug_on_one_job_leaves_the_others(world: MakeWorld) -> None:
-    """Their calls end as they would, and the step names the error and keeps what they answered."""
     at = world(AT_ONCE, inventory=TWO, more=DOING)
     await at.engine.start()
     at.actions["hold"].outcomes.extend([RuntimeError("a bug"), timedelta(seconds=3)])

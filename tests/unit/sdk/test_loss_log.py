@@ -202,7 +202,7 @@ def test_a_command_ends_what_must_agree() -> None:
 
 
 def test_a_command_that_spares_the_next_loss_changes_the_one_after() -> None:
-    """Also after a restart; of two commands at a step, the earlier effect counts."""
+    """Also after a restart."""
     log = trained()
     log.note_course_change(30, spares_next=True)
     assert log.first_changed_step(20) == 32

@@ -233,7 +233,6 @@ def test_a_disk_that_is_full_for_a_while_costs_the_lines_of_that_time(
 def test_a_sources_file_that_was_not_written_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With one warning."""
     replace, is_written = record_log._replace_file, threading.Event()
     attempts: list[Path] = []
 
@@ -257,7 +256,6 @@ def test_a_sources_file_that_was_not_written_is_tried_again(
 
 
 def test_a_file_is_replaced_by_all_of_its_content(tmp_path: Path) -> None:
-    """A file system may take a part of a write: here, up to the size that the process may write."""
     program = (
         "import resource, signal, sys\n"
         "from pathlib import Path\n"

@@ -33,7 +33,7 @@ def test_no_build_cache_goes_that_is_younger_than_the_policy_says(age: str, hour
 
 
 class _EngineWithImage:
-    """An image with three old names. ``refused``: status by name."""
+    """``refused``: status by name."""
 
     def __init__(self, refused: dict[str, int]) -> None:
         self.names = ["a:1", "b:1", "c:1"]
@@ -66,7 +66,6 @@ class _EngineWithImage:
 def test_an_image_that_loses_only_some_of_its_names_is_told_as_that(
     refused: dict[str, int], removed: int, left: dict[str, str], names: list[str]
 ) -> None:
-    """By a name that stayed. One that another program removed meanwhile holds up none of the rest."""
     engine = _EngineWithImage(refused)
     policy = ContainersPolicy(frozenset({Leftover.UNUSED_IMAGES}), timedelta(hours=1))
     now = datetime(2026, 2, 1, tzinfo=UTC)

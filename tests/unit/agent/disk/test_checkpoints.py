@@ -247,7 +247,7 @@ def test_one_that_is_pinned_at_the_last_moment_gets_its_name_back(run: Path, mon
     assert present(run) == ["step-1", "step-2", "step-3"]
 
 
-def test_one_that_loses_a_file_at_the_last_moment_gets_its_name_back(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_loses_a_file_meanwhile_gets_its_name_back(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(1, 4):
         checkpoint(run / f"step-{number}", days=100 - number)
     open_for_reading = checkpoint_removal.open_for_reading
