@@ -23,6 +23,7 @@ _STOPPED = frozenset({"exited", "dead", "created"})
 _MAX_EXAMPLES = 3
 _CONFLICT, _NOT_FOUND = 409, 404
 _NO_NAME = "<none>"
+_PARTLY_UNTAGGED = "partly_untagged"
 _NEVER_YEAR = 1970  # engines write unset times as year 1 or the epoch
 
 
@@ -120,7 +121,7 @@ class LeftoverRemover(Struct):
                 continue
             if not self.may_continue():
                 return
-            name = names[0] if names else ident.removeprefix("sha256:")[:12]
+            name = names[-1] if names else ident.removeprefix("sha256:")[:12]
             self._record(kind, self._remove_image(ident, names), name)
 
     def _remove_image(self, ident: str, names: list[str]) -> str | None:
@@ -136,11 +137,21 @@ class LeftoverRemover(Struct):
             if (reason := self._why_too_young(since)) is not None:
                 return reason
             if not self.dry_run:
-                # An image with several names is removed with the last of them.
-                for name in names or [ident]:
-                    self.engine.remove_image(name, self.seconds_left())
+                return self._remove_names(names or [ident])
         except EngineAnswer as answer:
             return _why_not_removed(answer)
+        return None
+
+    def _remove_names(self, names: list[str]) -> str | None:
+        # An image with several names is removed with the last of them.
+        for count, name in enumerate(names):
+            try:
+                self.engine.remove_image(name, self.seconds_left())
+            except EngineAnswer as answer:
+                if count == 0:
+                    raise
+                if answer.status != _NOT_FOUND:
+                    return _PARTLY_UNTAGGED
         return None
 
     def _why_too_young(self, written: object) -> str | None:

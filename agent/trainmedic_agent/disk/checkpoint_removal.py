@@ -79,9 +79,12 @@ class CheckpointRemover(Struct, frozen=True):
         if not is_begun:
             hidden_name = f"{DELETING}{name}"
             os.rename(name, hidden_name, src_dir_fd=parent, dst_dir_fd=parent)
-            # Another directory may have taken the name before the rename.
-            is_same = os.path.samestat(os.stat(hidden_name, dir_fd=parent, follow_symlinks=False), os.fstat(fd))
-            reason = self._obstacle(directory, fd) if is_same else Reason.CHANGED
+            try:
+                # Another directory may have taken the name before the rename.
+                is_same = os.path.samestat(os.stat(hidden_name, dir_fd=parent, follow_symlinks=False), os.fstat(fd))
+                reason = self._obstacle(directory, fd) if is_same else Reason.CHANGED
+            except OSError as error:
+                reason = Reason.of(error)
             if reason is not None:
                 os.rename(hidden_name, name, src_dir_fd=parent, dst_dir_fd=parent)
                 return CheckpointRemoval(reason=reason)

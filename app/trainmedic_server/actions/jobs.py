@@ -257,8 +257,11 @@ class JobCommandParams(ActionParams):
 
     @model_validator(mode="after")
     def _is_one_of_the_jobs_own(self) -> JobCommandParams:
-        if self.name.partition(".")[0] in _OWN_PREFIXES:
-            raise ValueError(f"{self.name} is an action; write action: {self.name}")
+        prefix = self.name.partition(".")[0]
+        if prefix in _OWN_PREFIXES:
+            raise ValueError(
+                f"{self.name}: only actions begin with {prefix}.; write action: NAME, or give the command another name"
+            )
         return self
 
 

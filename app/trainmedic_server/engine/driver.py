@@ -389,7 +389,7 @@ class Driver:
             self._services.fence()
             self._then = None
             outcome = await performing.outcome_of(
-                name, call, performing.work_of(self.run, act, actions, name), began, metrics
+                name, call, performing.work_of(self.run, act, actions, name, metrics), began, metrics
             )
         metrics.step_seconds.labels(name, outcome.status).observe((self._now() - began).total_seconds())
         number = performing.attempts_of(state, act)[-1].number

@@ -88,7 +88,7 @@ def multi_node_action(actions: Actions, name: str) -> MultiNodeAction | None:
     return cast("MultiNodeAction", action) if has_methods_of(type(action), MultiNodeAction) else None
 
 
-def work_of(run: Run, act: PerformAttempt, actions: Actions, name: str) -> Work:
+def work_of(run: Run, act: PerformAttempt, actions: Actions, name: str, metrics: telemetry.Metrics) -> Work:
     """Return the function that performs the attempt; a step on jobs calls each job."""
     state = run.step(act.key)
     if state.target is None:
@@ -98,18 +98,20 @@ def work_of(run: Run, act: PerformAttempt, actions: Actions, name: str) -> Work:
         action = actions.get(name)
         async with asyncio.TaskGroup() as group:
             calls = [_call_on(call, target, state, actions) for target in run.also]
-            tasks = [group.create_task(_perform_one(action, each)) for each in calls]
+            tasks = [group.create_task(_perform_one(action, each, name, metrics)) for each in calls]
         outcomes = [task.result() for task in tasks]
         return destinations.combine(outcomes, destinations.output_by_job(outcomes), is_undo=act.undo)
 
     return on_each
 
 
-async def _perform_one(action: Action, call: Call) -> DestinationOutcome:
+async def _perform_one(action: Action, call: Call, name: str, metrics: telemetry.Metrics) -> DestinationOutcome:
     try:
         return DestinationOutcome(call.target, await action.perform(call))
     except errors.ActionFailure as failure:
         return DestinationOutcome(call.target, failure.output, failure)
+    except Exception as failure:  # the calls of other jobs go on
+        return DestinationOutcome(call.target, {}, errors.OutcomeUnknown(_note_bug(name, failure, metrics)))
 
 
 def _call_on(call: Call, target: Target, state: StepState, actions: Actions) -> Call:
@@ -154,11 +156,13 @@ async def outcome_of(name: str, call: Call, work: Work, now: datetime, metrics: 
     except TimeoutError:
         return AttemptOutcome("unknown", error="the action did not end in time")
     except Exception as failure:  # an action's bug ends its attempt, not the server
-        metrics.loop_errors.labels("action").inc()
-        log.exception("action raised an undeclared error", action=name)
-        return AttemptOutcome(
-            "unknown", error=f"unexpected {type(failure).__name__} in the action; see the server's log"
-        )
+        return AttemptOutcome("unknown", error=_note_bug(name, failure, metrics))
+
+
+def _note_bug(name: str, failure: Exception, metrics: telemetry.Metrics) -> str:
+    metrics.loop_errors.labels("action").inc()
+    log.exception("action raised an undeclared error", action=name)
+    return f"unexpected {type(failure).__name__} in the action; see the server's log"
 
 
 def _reason(failure: errors.ActionFailure) -> str:

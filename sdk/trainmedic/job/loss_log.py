@@ -268,7 +268,7 @@ class LossLog:
         self.comparison: LossComparison = NOTHING
         self._losses: dict[int, Any] = {}
         self._gradients: dict[int, Any] = {}
-        self._changes: list[int] = []
+        self._changes: dict[int, int] = {}  # first step with another loss, by the command's step
         self._resumed_at = 0  # earlier processes trained the steps up to this one
 
     def expect_from(self, step: int) -> None:
@@ -295,11 +295,12 @@ class LossLog:
 
     def note_course_change(self, step: int, because: str = _CHANGED_BY_COMMANDS, spares_next: bool = False) -> None:
         """Record that a command changes losses after `step`, with ``spares_next`` after the next."""
-        self._changes.append(step)
+        first = step + 1 + spares_next
+        self._changes[step] = min(first, self._changes.get(step, first))
         self.comparison.note_course_change(because, step + spares_next)
 
     def first_changed_step(self, after: int) -> int | None:
-        return min((each + 1 for each in self._changes if each > after), default=None)
+        return min((first for at, first in self._changes.items() if at > after), default=None)
 
     def go_back(self, step: int, course: LossCourse) -> LossComparison:
         """Forget what followed `step`, and return the comparison with it."""
@@ -309,7 +310,7 @@ class LossLog:
         norms = {at: _read_norms(each) for at, each in self._gradients.items() if step < at <= last}
         self._losses = {at: loss for at, loss in self._losses.items() if at <= step}
         self._gradients = {at: each for at, each in self._gradients.items() if at <= step}
-        self._changes = [each for each in self._changes if each <= step]
+        self._changes = {at: first for at, first in self._changes.items() if at <= step}
         self.until = last
         self.comparison = LossComparison(step, read, course, norms, self._resumed_at)
         self._resumed_at = min(self._resumed_at, step)  # this process trains the following steps, and may repeat them
@@ -325,12 +326,15 @@ class LossLog:
         return {
             "losses": [list(pair) for pair in losses.items()],
             "gradients": [list(pair) for pair in gradients.items()],
-            "changes": self._changes[-_SAVED_LOSSES:],
+            "changes": list(self._changes)[-_SAVED_LOSSES:],
+            "changed_from": list(self._changes.values())[-_SAVED_LOSSES:],
         }
 
     def restore(self, state: Mapping[str, Any] | None, step: int) -> None:
         held = state or {"losses": [], "changes": []}
         self._losses = {int(at): loss for at, loss in held["losses"]}
         self._gradients = {int(at): norms for at, norms in held.get("gradients", ())}
-        self._changes = [int(each) for each in held["changes"]]
+        steps = [int(each) for each in held["changes"]]
+        first_steps = held.get("changed_from", [each + 1 for each in steps])  # older checkpoints lack it
+        self._changes = {at: int(first) for at, first in zip(steps, first_steps, strict=True)}
         self.until, self.comparison, self._resumed_at = step + COMPARED, NOTHING, step

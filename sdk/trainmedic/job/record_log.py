@@ -73,6 +73,7 @@ class RecordLog:
         self._files: dict[str, str] = {}
         self._gpus: list[str] = []
         self._written_sources: tuple[Any, ...] | None = None
+        self._are_sources_failing = False
         self._devices_at = float("-inf")
         self._notes: deque[Note] = deque()
         self._dropped = 0  # by the threads that add notes
@@ -223,7 +224,6 @@ class RecordLog:
         files, gpus = self._files, self._gpus
         if self._written_sources == (files, gpus):
             return
-        self._written_sources = files, gpus
         started_at = datetime.fromtimestamp(self._started_at, timezone.utc).isoformat(timespec="seconds")
         content = {
             "version": _SOURCES_VERSION,
@@ -236,8 +236,12 @@ class RecordLog:
         }
         try:
             _replace_file(self._sources, json.dumps(content).encode())
-        except OSError as error:
-            log.warning("%s: cannot write the sources file: %s", self._identity["job"], error.strerror)
+        except OSError as error:  # tried again after the interval
+            if not self._are_sources_failing:
+                log.warning("%s: cannot write the sources file: %s", self._identity["job"], error.strerror)
+            self._are_sources_failing = True
+        else:
+            self._written_sources, self._are_sources_failing = (files, gpus), False
 
 
 def readable(value: Any) -> Any:
@@ -261,9 +265,7 @@ def readable(value: Any) -> Any:
 
 def _replace_file(path: Path, content: bytes) -> None:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, _OWNER_ONLY)
-    try:
-        os.write(file, content)
-    finally:
-        os.close(file)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    with os.fdopen(os.open(unfinished, flags, _OWNER_ONLY), "wb") as file:
+        file.write(content)
     unfinished.replace(path)

@@ -77,6 +77,8 @@ class Step:
 
     def _update_accelerated(self, max_norm: float | None) -> torch.Tensor:
         rate = self._boundary.training.rate
+        if self._accelerated.scaler is None:  # otherwise clipping unscales the gradients first
+            self._boundary.layer_norms.measure()
         norm: torch.Tensor = self._accelerated.clip(rate.parameters(), float("inf") if max_norm is None else max_norm)
         self._accelerated.step(rate.optimizers)
         _step_schedulers_and_emas(self._boundary.training.parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -319,6 +320,13 @@ async def test_a_jobs_own_command_goes_out_under_its_own_name(bus: ScriptedBus) 
     bus.answers = replies("applied")
     await perform(bus, jobs.JobOwnCommand, {"name": "acme.skip_shard", "with": {"shard": 7, "deep": {"a": [1]}}})
     assert (bus.sent[0].action, bus.sent[0].params) == ("acme.skip_shard", {"shard": 7, "deep": {"a": [1]}})
+
+
+@pytest.mark.parametrize("name", ["node.cordon", "node.frobnicate"])
+def test_a_jobs_own_command_has_no_name_of_actions(name: str) -> None:
+    expected = f"{name}: only actions begin with node.; write action: NAME, or give the command another name"
+    with pytest.raises(ValidationError, match=re.escape(expected)):
+        jobs.JobCommandParams(name=name)
 
 
 ROOT_DISK = {"mountpoint": "/", "device": "/dev/sda2", "fstype": "ext4", "alertname": "DiskSpaceLow"}

@@ -122,3 +122,11 @@ def test_rules_are_checked_without_a_server_and_the_rest_is_named(installed: set
     assert ran.exit_code == 1
     assert "a line has either `text` or `fixture`" in ran.output
     assert CliRunner().invoke(command.main, ["logs", "test", str(tmp_path)]).exit_code == 1
+
+
+@pytest.mark.parametrize("options", [["--job", "llm-1"], ["-f"], ["--output", "text"]])
+def test_options_for_lines_are_refused_before_a_command_on_rules(options: list[str]) -> None:
+    ran = CliRunner().invoke(command.main, ["logs", *options, "schema"])
+    flag = {"-f": "--follow"}.get(options[0], options[0])
+    assert (ran.exit_code, f"{flag} is for lines of a job; omit it before schema" in ran.output) == (2, True)
+    assert CliRunner().invoke(command.main, ["logs", "--server", "http://127.0.0.1:1", "schema"]).exit_code == 0

@@ -162,6 +162,17 @@ async def test_one_outcome_for_all_jobs(
     assert (hold.status, hold.undo.status if status is not StepStatus.SKIPPED else undone) == (status, undone)
 
 
+async def test_an_actions_bug_on_one_job_leaves_the_others(world: MakeWorld) -> None:
+    at = world(AT_ONCE, inventory=TWO, more=DOING)
+    await at.engine.start()
+    at.actions["hold"].outcomes.extend([RuntimeError("a bug"), timedelta(seconds=3)])
+    await at.post(at.alert("NVLink", node="n1"))
+    await at.pass_time(10)
+    hold = (await at.run()).steps[0]
+    error = "applied in 1 of 2 places, but unexpected RuntimeError in the action; see the server's log"
+    assert (hold.attempts[0].error, hold.output["by_job"]) == (error, {"b": {"done": True}})
+
+
 async def test_an_unknown_outcome_is_asked_again_under_the_same_ids(world: MakeWorld) -> None:
     """After a kill in the attempt, each job gets its command again, and no job two."""
     at = world(AT_ONCE, inventory=TWO, more=DOING)

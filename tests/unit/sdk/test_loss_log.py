@@ -201,6 +201,20 @@ def test_a_command_ends_what_must_agree() -> None:
     assert comparison.result()["compared"] == 1
 
 
+def test_a_command_that_spares_the_next_loss_changes_the_one_after() -> None:
+    """Also after a restart."""
+    log = trained()
+    log.note_course_change(30, spares_next=True)
+    assert log.first_changed_step(20) == 32
+    log.go_back(30, LossCourse())
+    (again := LossLog()).restore(json.loads(json.dumps(log.state())), 30)
+    assert (again.first_changed_step(20), again.first_changed_step(30)) == (32, None)
+    again.note_course_change(30)
+    assert again.first_changed_step(20) == 31
+    again.restore({"losses": [], "changes": [30]}, 30)
+    assert again.first_changed_step(20) == 31
+
+
 def test_only_what_follows_a_checkpoint_is_noted() -> None:
     """The rest costs the loop nothing."""
     log = LossLog()

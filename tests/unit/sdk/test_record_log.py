@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -224,6 +228,47 @@ def test_a_disk_that_is_full_for_a_while_costs_the_lines_of_that_time(
     assert kept.add(b"the second\n")
     kept.close()
     assert (tmp_path / "file").read_text() == "the f\nthe second\n"
+
+
+def test_a_sources_file_that_was_not_written_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    replace, is_written = record_log._replace_file, threading.Event()
+    attempts: list[Path] = []
+
+    def refused_twice(path: Path, content: bytes) -> None:
+        attempts.append(path)
+        if len(attempts) <= 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(path, content)
+        is_written.set()
+
+    monkeypatch.setattr(record_log, "_replace_file", refused_twice)
+    monkeypatch.setattr(record_log, "_WRITE_INTERVAL_S", 0.01)
+    rank = Rank(tmp_path)
+    assert is_written.wait(10.0)
+    rank.records.close(None, 10.0)
+    assert json.loads((rank.directory / "sources-gpu-07-3.json").read_text())["rank"] == 7
+    assert len(attempts) == 3
+    assert [each.message for each in caplog.records] == [
+        "llm-1: cannot write the sources file: No space left on device"
+    ]
+
+
+def test_a_file_is_replaced_by_all_of_its_content(tmp_path: Path) -> None:
+    program = (
+        "import resource, signal, sys\n"
+        "from pathlib import Path\n"
+        "from trainmedic.job.record_log import _replace_file\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "_replace_file(Path(sys.argv[1]), b'x' * 1500)\n"
+    )
+    file = tmp_path / "sources.json"
+    file.write_text("{}")
+    done = subprocess.run([sys.executable, "-c", program, str(file)], capture_output=True, text=True, check=False)
+    assert "File too large" in done.stderr
+    assert file.read_text() == "{}"
 
 
 def test_the_sources_file_says_whose_the_files_are(tmp_path: Path) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
-from trainmedic_agent.containers.engine_api import ContainerEngine
+from trainmedic_agent.containers.engine_api import ContainerEngine, EngineAnswer
 from trainmedic_agent.containers.leftovers import LeftoverRemover
 from trainmedic_agent.containers.policy import ContainersPolicy, Leftover
 
@@ -30,3 +30,47 @@ def test_no_build_cache_goes_that_is_younger_than_the_policy_says(age: str, hour
     now = datetime.now(UTC)
     LeftoverRemover(cast(ContainerEngine, engine), policy, now, False, lambda: 9.0, lambda: True).remove()
     assert engine.hours == [hours]
+
+
+class _EngineWithImage:
+    """``refused``: status by name."""
+
+    def __init__(self, refused: dict[str, int]) -> None:
+        self.names = ["a:1", "b:1", "c:1"]
+        self._refused = refused
+
+    def containers(self, seconds: float) -> list[dict[str, Any]]:
+        return []
+
+    def images(self, seconds: float) -> list[dict[str, Any]]:
+        return [{"Id": "sha256:1", "RepoTags": list(self.names)}]
+
+    def image(self, ident: str, seconds: float) -> dict[str, Any]:
+        return {"Metadata": {"LastTagTime": "2026-01-01T00:00:00Z"}}
+
+    def remove_image(self, name: str, seconds: float) -> None:
+        if name in self._refused:
+            raise EngineAnswer(self._refused[name], "no")
+        self.names.remove(name)
+
+
+@pytest.mark.parametrize(
+    ("refused", "removed", "left", "names"),
+    [
+        ({}, 1, {}, []),
+        ({"a:1": 409}, 0, {"in_use": "c:1"}, ["a:1", "b:1", "c:1"]),
+        ({"b:1": 409}, 0, {"partly_untagged": "c:1"}, ["b:1", "c:1"]),
+        ({"b:1": 404}, 1, {}, ["b:1"]),
+    ],
+)
+def test_an_image_that_loses_only_some_of_its_names_is_told_as_that(
+    refused: dict[str, int], removed: int, left: dict[str, str], names: list[str]
+) -> None:
+    engine = _EngineWithImage(refused)
+    policy = ContainersPolicy(frozenset({Leftover.UNUSED_IMAGES}), timedelta(hours=1))
+    now = datetime(2026, 2, 1, tzinfo=UTC)
+    remover = LeftoverRemover(cast(ContainerEngine, engine), policy, now, False, lambda: 9.0, lambda: True)
+    remover.remove()
+    assert remover.pruning.removed[Leftover.UNUSED_IMAGES] == removed
+    assert {reason: each["examples"][0] for reason, each in remover.pruning.output()["left"].items()} == left
+    assert engine.names == names

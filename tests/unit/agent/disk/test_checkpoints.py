@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.unit.agent.disk.trees import aged, checkpoint, clean, cleaner, filled_by, left, put
-from trainmedic_agent.disk import checkpoints
+from trainmedic_agent.disk import checkpoint_removal, checkpoints
 from trainmedic_agent.disk.checkpoint_names import step_of
 from trainmedic_agent.disk.cleaner import Cleaner
 from trainmedic_agent.disk.filesystems import MeasureSpace
@@ -244,6 +244,21 @@ def test_one_that_is_pinned_at_the_last_moment_gets_its_name_back(run: Path, mon
 
     monkeypatch.setattr(os, "rename", pinned_meanwhile)
     assert left(clean(by(run)), "old") == {"among_newest": 2, "pinned": 1}
+    assert present(run) == ["step-1", "step-2", "step-3"]
+
+
+def test_one_that_loses_a_file_meanwhile_gets_its_name_back(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(1, 4):
+        checkpoint(run / f"step-{number}", days=100 - number)
+    open_for_reading = checkpoint_removal.open_for_reading
+
+    def vanished_meanwhile(parent: int, name: str) -> int | None:
+        if (run / f"{DELETING}step-1").exists():
+            os.unlink(name, dir_fd=parent)
+        return open_for_reading(parent, name)
+
+    monkeypatch.setattr(checkpoint_removal, "open_for_reading", vanished_meanwhile)
+    assert left(clean(by(run)), "old") == {"among_newest": 2, "vanished_meanwhile": 1}
     assert present(run) == ["step-1", "step-2", "step-3"]
 
 

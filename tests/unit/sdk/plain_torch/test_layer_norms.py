@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import trainmedic
+import trainmedic.torch
 from trainmedic.errors import ConfigurationError
 from trainmedic.job.metrics import JobCollector, largest_norms
 from trainmedic.torch.meters import layer_norms
@@ -85,6 +89,23 @@ def test_a_gradient_that_is_no_number_is_found_where_it_begins(medic: trainmedic
     step(Model(breaks_before=4), medic)
     assert list(shown(medic)) == ["layers.4", "layers.3", "layers.2"]
     assert all(map(math.isnan, shown(medic).values()))
+
+
+def test_they_are_measured_before_accelerate_clips(medic: trainmedic.Medic, tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    model = Model()
+    loader = DataLoader(TensorDataset(torch.ones(2, 4)), 2)
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0), loader)
+    run = trainmedic.torch.attach(
+        medic, accelerator=accelerator, model=model, optimizer=optimizer, loader=loader, checkpoints=tmp_path
+    )
+    for (rows,) in run.batches(steps=1):
+        with run.step() as step:
+            step.backward(model(rows).sum())
+            norm = step.update(max_norm=1e-3)
+    run.close()
+    assert norm is not None
+    assert 1e-3 < max(shown(medic).values()) <= norm
 
 
 def test_they_are_measured_every_few_seconds(medic: trainmedic.Medic, monkeypatch: pytest.MonkeyPatch) -> None:
