@@ -67,7 +67,10 @@ def usable_user(name: str | None, paths: Sequence[Path], *, is_started: bool) ->
     """
     user = reader_user(name)
     if user.uid == os.geteuid():
-        return user, "this user namespace has no other" if name is None else None
+        if name is not None:
+            return user, None
+        has_no_other = not user.is_without_account and not _is_user(DEFAULT_USER)
+        return user, "this user namespace has no other" if has_no_other else "this process runs as the default user"
     if (is_started or user.is_without_account) and not may_become(user):
         return own_user(), f"this process may not start another as user {user.uid}"
     for path in paths:
@@ -212,6 +215,12 @@ def groups_of(user: ReaderUser) -> list[int]:
         with contextlib.suppress(KeyError):
             groups.append(grp.getgrnam(_JOURNAL_GROUP).gr_gid)
     return groups
+
+
+def _is_user(name: str) -> bool:
+    with contextlib.suppress(KeyError):
+        return bool(pwd.getpwnam(name))
+    return False
 
 
 def _has_account(number: int) -> bool:

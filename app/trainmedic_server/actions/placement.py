@@ -150,7 +150,8 @@ def placement_of(job: Target, presence: Presence | None, *, with_gpus: bool) -> 
     if missing:
         raise PermanentFailure(f"job {job.job!r} does not report the location of {_listed_ranks(missing)}")
     if with_gpus and without_gpu:
-        raise PermanentFailure(f"{_listed_ranks(without_gpu)} of job {job.job!r} names no GPU")
+        verb = "names" if len(without_gpu) == 1 else "name"
+        raise PermanentFailure(f"{_listed_ranks(without_gpu)} of job {job.job!r} {verb} no GPU")
     return {node: tuple(sorted(nodes[node])) for node in sorted(nodes)}
 
 

@@ -72,6 +72,8 @@ def kept_back(document: Any) -> tuple[str, ...]:
 
 
 def _kept_back(entry: Any) -> str:
+    if isinstance(entry, Mapping) and entry.get("state") == "pending":  # of Prometheus's API
+        return "pending in Prometheus"
     status = entry.get("status") if isinstance(entry, Mapping) else None
     if not isinstance(status, Mapping):
         return ""

@@ -11,8 +11,8 @@ from trainmedic_core.target import Target, TargetKind
 class Claim(Struct, frozen=True):
     target: Target
     disks_only: bool = False  # of the node; its GPUs stay free
-    nothing: bool = False  # a run without changes neither blocks nor waits
-    also: tuple[Target, ...] = ()  # further targets, locked as a whole with the first
+    nothing: bool = False  # `target` is not locked: a run that does not change it neither blocks nor waits for it
+    also: tuple[Target, ...] = ()  # further targets, each locked as a whole
 
     @classmethod
     def of_disks(cls, node: str) -> Claim:

@@ -26,7 +26,7 @@ _TOKEN = re.compile(
 _SET_OPERATORS: Final = frozenset({"and", "or", "unless"})
 _MODIFIERS: Final = frozenset({"on", "ignoring", "group_left", "group_right", "bool"})
 _MIRRORED: Final = {">": "<", "<": ">", ">=": "<=", "<=": ">=", "==": "==", "!=": "!="}
-_LABEL_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+_LABEL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 NOT_A_NUMBER: Final = "is not a number"  # operator for x != x, which holds only for NaN
 
 
@@ -93,7 +93,7 @@ def narrowed(query: str, labels: Mapping[str, str]) -> str:
     """Return `query` limited to series that agree with `labels` on all shared labels. Labels that the series lack have
     no effect.
     """
-    pairs = [(name, value) for name, value in sorted(labels.items()) if value and _LABEL_NAME.match(name)]
+    pairs = [(name, value) for name, value in sorted(labels.items()) if value and _LABEL_NAME.fullmatch(name)]
     clauses = [
         # An unescaped `$` would refer to a group of the regular expression.
         f"and on ({name}) (label_replace(vector(1), {quoted(name)}, {quoted(value.replace('$', '$$'))}, "
@@ -211,7 +211,8 @@ def _after_modifiers(tokens: list[_Token], place: int) -> int:
 
 
 def _number(text: str) -> float | None:
+    digits = text.replace(" ", "")
     try:
-        return float(text.replace(" ", ""))
+        return float.fromhex(digits) if "0x" in digits.lower() else float(digits)
     except ValueError:
         return None

@@ -87,9 +87,10 @@ class TopologyWatch:
     async def _refresh_or_forget(self) -> None:
         try:
             await self.refresh()
-        except BusUnavailable:
+        except Exception as error:  # also of an unreadable presence: an old location could be another job's by now
             if self._as_of is not None and self._clock.now() - self._as_of > FORGET_AFTER:
-                log.warning("job locations unknown: Redis is unreachable")
+                why = "Redis is unreachable" if isinstance(error, BusUnavailable) else "reading them fails"
+                log.warning("job locations unknown", why=why)
                 self._forget()
             raise
 

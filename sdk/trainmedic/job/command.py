@@ -82,7 +82,11 @@ class JobCommand:
     def end(self, reason: str) -> None:
         """Answer an unanswered command, because the job ends."""
         if self.answer_at_end is not None and not self.is_answered:
-            self.answer_at_end()
+            try:
+                self.answer_at_end()
+            # Catch everything: the user's function must not prevent the answers of other commands.
+            except Exception:
+                log.exception("%s: the answer at the end to %s failed", self._job, self.action)
         if not self.is_answered:
             self.failed(reason)
 

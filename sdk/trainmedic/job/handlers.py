@@ -133,7 +133,7 @@ class HandlerRegistry:
                 command.failed(described(error))
         else:
             if not command.is_answered and not command.is_deferred:
-                command.applied(output if isinstance(output, dict) else None)
+                command.applied(output if isinstance(output, Mapping) else None)
 
 
 def _is_upper_bound(command: JobCommand) -> bool:

@@ -15,8 +15,8 @@ from trainmedic.wire.log_layout import AttemptLogs, attempt_number
 _OWNERS_DIRECTORY = 0o700
 # Seconds; a directory changed since then may be another node's new attempt.
 _SAME_LAUNCH = 600.0
-_BUFFER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 # PyTorch's names of one setting, newest first.
+_BUFFER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _DUMP_FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _NEW_NAMES_SINCE = (2, 8)
 _DUMP_ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT"

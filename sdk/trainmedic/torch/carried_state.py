@@ -112,8 +112,10 @@ class CarriedState:
         if missing:
             log.warning("the checkpoint holds carried state that is no longer there: %s", _listed(missing))
         present = self.take()
-        different = [name for name in held if name in present and not carried_values.is_same(held[name], present[name])]
-        compared = len(held) - len(missing)
+        # Without values that cannot be read again, or are again those at `attach`.
+        shared = [name for name in held if name in present and name not in missing]
+        different = [name for name in shared if not carried_values.is_same(held[name], present[name])]
+        compared = len(shared)
         outcome: dict[str, Any] = {"compared": compared, "agreed": compared - len(different)}
         if different:
             outcome["different"] = _listed(different)

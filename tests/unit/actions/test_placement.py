@@ -149,6 +149,7 @@ async def test_a_target_other_than_a_job_needs_no_looking_up(bus: AgentsBus) -> 
             "does not report the location of rank 0",
         ),
         (placed((0, "n1", "GPU-a"), (1, "n1", None)), PermanentFailure, "rank 1 of job 'llm-1' names no GPU"),
+        (placed((0, "n1", None), (1, "n1", None)), PermanentFailure, "ranks 0, 1 of job 'llm-1' name no GPU"),
     ],
 )
 async def test_a_job_that_does_not_say_where_all_of_it_runs_is_refused(

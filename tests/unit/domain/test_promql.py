@@ -22,6 +22,7 @@ RULES = Path(__file__).parents[3] / "monitoring" / "rules"
         ("(temp > 85)", [("temp", ">", 85.0)]),
         ("85 < temp", [("temp", ">", 85.0)]),
         ("up == bool 0", [("up", "==", 0.0)]),
+        ("-0x10 < errors", [("errors", ">", -16.0)]),
         ("free / size < 0.1 and size > 0", [("free / size", "<", 0.1)]),
         ("a > 1 unless on (node) b > 2", [("a", ">", 1.0)]),
         ('a > 85 or (a > 80 and ignoring (x) ALERTS{y="z"})', [("a", ">", 85.0), ("a", ">", 80.0)]),
@@ -92,3 +93,8 @@ def test_what_is_narrowed_is_valid_for_prometheus(tmp_path: Path) -> None:
     done = subprocess.run([promtool, "check", "rules", written], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(" or vector(1))" in query and "bad-name" not in query for query in queries)
+
+
+def test_what_is_no_label_name_narrows_nothing() -> None:
+    """Prometheus would refuse the query."""
+    assert narrowed("loss", {"job\n": "llm"}) == "(loss)"

@@ -215,3 +215,30 @@ async def _an_agent_that_has_just_connected_is_found() -> None:
 def test_an_agent_that_has_just_connected_is_found() -> None:
     """An alert on its node is not refused because the last reading was earlier; Redis is asked rarely for that."""
     virtual_time.run(_an_agent_that_has_just_connected_is_found())
+
+
+def test_what_fails_to_be_read_is_forgotten_too() -> None:
+    """Not only without Redis: after a minute nobody knows where a job runs."""
+
+    class Unreadable(Presences):
+        async def agents(self) -> list[Presence]:
+            if self.is_away:
+                raise ValueError("a presence of another kind")
+            return await super().agents()
+
+        async def jobs(self) -> list[Presence]:
+            return [Presence(name, BEGINNING, details) for name, details in self.of_jobs.items()]
+
+    async def main() -> None:
+        bus = Unreadable({"llm": {"placement": [{"rank": 0, "node": "n1"}]}})
+        watch, clock = made(bus), VirtualClock()
+        watching = asyncio.create_task(watch.watch())
+        await clock.sleep_until(BEGINNING + timedelta(seconds=1))
+        assert reported_on(watch, "n1") == {"llm"}
+        bus.is_away = True
+        await clock.sleep_until(clock.now() + FORGET_AFTER + 2 * REFRESH_EVERY)
+        assert not reported_on(watch, "n1")
+        watching.cancel()
+        await asyncio.wait([watching])
+
+    virtual_time.run(main())

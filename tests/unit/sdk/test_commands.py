@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -152,3 +153,22 @@ def test_a_change_to_several_ranks_has_one_line(caplog: pytest.LogCaptureFixture
     command.outcomes = {0: (envelope.APPLIED, {"step": 7}), 1: (envelope.APPLIED, {"step": 7})}
     queue().close_ranks(command, [])
     assert len(caplog.records) == 1
+
+
+def test_an_answer_at_the_end_that_fails_prevents_no_other(
+    command: JobCommand, answers: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The job closes, and answers the rest."""
+    command.later(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+    with caplog.at_level(logging.ERROR, "trainmedic"):
+        command.end("the job ended")
+    assert answers == [("failed", {"reason": "the job ended"})]
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_handler_returns_any_mapping(command: JobCommand, answers: list[Any]) -> None:
+    """As its type says, not only a dict."""
+    registry = HandlerRegistry("llm", {}, contextlib.nullcontext)
+    registry.register("job.stop", lambda _: MappingProxyType({"before": 0.1}), "live")
+    assert registry.carry_out([command]) == []
+    assert answers == [("applied", {"before": 0.1})]

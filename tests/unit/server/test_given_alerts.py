@@ -152,4 +152,6 @@ def test_what_alertmanager_keeps_back_is_said() -> None:
     assert given_alerts.kept_back([OF_API, silenced]) == ("", "silenced by 5f3a and inhibited by 0b")
     webhook = {"version": "4", "alerts": [{"labels": LABELS, "status": "firing", "startsAt": BEGAN}]}
     assert given_alerts.kept_back(webhook) == ()
+    of_prometheus = {"data": {"alerts": [{"labels": LABELS, "state": state} for state in ("pending", "firing")]}}
+    assert given_alerts.kept_back(of_prometheus) == ("pending in Prometheus", "")
     assert given_alerts.kept_back(RUN | {"alerts": [{"labels": LABELS, "starts_at": BEGAN}]}) == ("",)

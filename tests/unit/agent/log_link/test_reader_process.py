@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -139,6 +140,13 @@ def test_a_user_that_does_not_exist_is_a_fault() -> None:
     with pytest.raises(ConfigurationError, match="no user of this node"):
         reader_process.reader_user("nobody-by-that-name")
     assert reader_process.reader_user("4711").uid == 4711
+
+
+def test_an_agent_that_runs_as_the_default_user_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no matter of the user namespace."""
+    monkeypatch.setattr(reader_process, "DEFAULT_USER", pwd.getpwuid(os.geteuid()).pw_name)
+    user, reason = reader_process.usable_user(None, [Path("/")], is_started=True)
+    assert (user.uid, reason) == (os.geteuid(), "this process runs as the default user")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has a user to give up")
