@@ -72,7 +72,8 @@ class ExplainedAlertView(View):
     acting: list[str] = Field(description="Playbooks that would act. Several act one after the other, independently.")
     kept_back: str = Field(
         description=(
-            "Why Alertmanager does not send it, according to its API, such as `silenced by` an ID; otherwise empty."
+            "Why Alertmanager does not send it, according to the API that listed it, such as `silenced by` an ID; "
+            "otherwise empty."
         )
     )
     told: list[str] = Field(description="Runs that would be notified that the alert has resolved.")

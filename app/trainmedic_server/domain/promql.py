@@ -31,7 +31,7 @@ NOT_A_NUMBER: Final = "is not a number"  # operator for x != x, which holds only
 
 
 class Comparison(Struct, frozen=True):
-    """Condition of a rule. The limit is None if it is not constant."""
+    """Condition of a rule. The limit is None if it is no number."""
 
     query: str  # the side that is compared
     operator: str  # as if the query were on the left; or `NOT_A_NUMBER`

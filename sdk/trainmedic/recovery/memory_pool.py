@@ -21,7 +21,7 @@ class SlotPool:
 
     def __init__(self, wanted: int, limit: int, directory: Path | None) -> None:
         self.problem = ""  # why there can be no slots
-        self.kept: set[str] = set()  # IDs of checkpoints that stay
+        self.kept: set[str] = set()  # IDs of checkpoints that stay while others can go; outgrown ones go
         self._wanted = max(wanted, LEAST)
         self._limit = limit
         self._directory = directory
