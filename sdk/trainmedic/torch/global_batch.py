@@ -41,15 +41,19 @@ def accumulation_to_continue_with(then: GlobalBatch, now: GlobalBatch, accumulat
 
     ``accumulates``: the loop supports any.
     """
-    if then.ranks == now.ranks:
-        # An earlier adjustment stays valid unless the script's accumulation changed.
-        return then.accumulation if then.given == now.given and accumulates else now.accumulation
     # If a micro-batch is unknown, count batches instead of samples.
     micro_then, micro_now = (then.micro_batch, now.micro_batch) if then.micro_batch and now.micro_batch else (1, 1)
+    change = f"the checkpoint is of {then.ranks} ranks, and there are {now.ranks} now"
+    if then.ranks == now.ranks:
+        # An earlier adjustment stays valid unless the script's accumulation changed.
+        if not accumulates or then.given != now.given or then.accumulation == then.given:
+            return now.accumulation
+        if micro_then == micro_now:
+            return then.accumulation
+        change = f"the checkpoint is of micro-batches of {micro_then}, and they are of {micro_now} now"
     size = micro_then * then.accumulation * then.ranks
     if micro_now * now.accumulation * now.ranks == size:
         return now.accumulation
-    change = f"the checkpoint is of {then.ranks} ranks, and there are {now.ranks} now"
     if not accumulates:
         raise GlobalBatchLost(
             f"{change}: the global batch cannot be kept, because the loop does not declare gradient accumulation: "

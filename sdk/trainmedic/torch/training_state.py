@@ -97,7 +97,7 @@ class TrainingState:
         except GlobalBatchLost as error:
             if self.keep_global_batch:
                 raise
-            log.warning("%s: the global batch changes with the number of ranks: %s", self.medic.job, error)
+            log.warning("%s: the global batch changes: %s", self.medic.job, error)
             return self.script_accumulation
 
     def check_rank_count(self, run_state: Mapping[str, Any]) -> None:

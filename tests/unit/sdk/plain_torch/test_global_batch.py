@@ -17,6 +17,8 @@ def batch(micro_batch: int | None, accumulation: int, ranks: int, given: int | N
         (batch(4, 1, 4), batch(4, 1, 2), 2),  # one node fewer
         (batch(4, 2, 2, given=1), batch(4, 1, 4), 1),  # and one more again
         (batch(4, 2, 2, given=1), batch(4, 1, 2), 2),  # a restart meanwhile
+        (batch(4, 2, 2, given=1), batch(8, 1, 2), 1),  # a larger micro-batch meanwhile
+        (batch(4, 1, 2), batch(8, 1, 2), 1),  # the script has another batch; the ranks were always these
         (batch(4, 2, 2), batch(4, 3, 2), 3),  # the script asks for something else
         (batch(4, 6, 4), batch(4, 6, 3), 8),
         (batch(4, 1, 4), batch(8, 1, 2), 1),  # the script has a larger micro-batch now
@@ -36,6 +38,7 @@ def test_as_many_samples_as_before_make_a_step(then: GlobalBatch, now: GlobalBat
     [
         (batch(4, 1, 4), batch(4, 1, 3), "a global batch of 16 samples is not a multiple of 12"),
         (batch(4, 1, 1), batch(4, 1, 2), "a global batch of 4 samples is not a multiple of 8"),
+        (batch(4, 2, 2, given=1), batch(3, 1, 2), "of micro-batches of 4, and they are of 3 now: a global batch of 16"),
         (batch(None, 1, 4), batch(None, 1, 3), "a global batch of 4 batches is not a multiple of 3"),
     ],
 )
