@@ -103,7 +103,7 @@ class TopologyWatch:
         try:
             async with asyncio.timeout(_LONGEST_RENEWAL_SECONDS):
                 await self.refresh(recent=True)
-        except (BusUnavailable, TimeoutError):  # `watch` reports outages of Redis
+        except Exception:  # `watch` reports it; alerts must not wait for the end of a failure
             self._renew_from = now + RENEW_AFTER_FAILURE
 
     async def refresh(self, *, recent: bool = False) -> None:

@@ -236,6 +236,8 @@ def test_what_fails_to_be_read_is_forgotten_too() -> None:
         await clock.sleep_until(BEGINNING + timedelta(seconds=1))
         assert reported_on(watch, "n1") == {"llm"}
         bus.is_away = True
+        await watch.renew()
+        assert reported_on(watch, "n1") == {"llm"}, "an alert is decided by what is known"
         await clock.sleep_until(clock.now() + FORGET_AFTER + 2 * REFRESH_EVERY)
         assert not reported_on(watch, "n1")
         watching.cancel()
