@@ -102,11 +102,10 @@ class LogRuleForm(_Model):
 
 
 def _allow_single(properties: dict[str, Any], name: str) -> None:
-    """Accept a single value without its list."""
     several = properties[name]
     properties[name] = {
         **{key: several.pop(key) for key in ("title", "description", "default") if key in several},
-        "anyOf": [several["items"], several],
+        "anyOf": [several["items"], several],  # a single value may stand without its list
     }
 
 

@@ -17,7 +17,7 @@ class FailedOnSomeRanks(TrainmedicError):
 def on_all_ranks(group: Group, act: Callable[[], Result]) -> Result:
     """Return ``act``'s result once it succeeded on all ranks.
 
-    Raises FailedOnSomeRanks (of a single rank, its own error), or NotAgreed if a rank did not report.
+    Raises FailedOnSomeRanks (a single rank: the error), or NotAgreed if one did not report.
     """
     result: Any = None
     fault: Exception | None = None

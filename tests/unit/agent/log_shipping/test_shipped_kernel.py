@@ -27,7 +27,7 @@ class _Reader:
 
     def read(self) -> list[PlacedLine]:
         first, self._next = self._next, self._count
-        return [(place, f"6,{place},{place * 1000000},-;{LINES[place]}".encode()) for place in range(first, self._count)]
+        return [(at, f"6,{at},{at * 1000000},-;{LINES[at]}".encode()) for at in range(first, self._count)]
 
     def place_json(self) -> Mapping[str, Any]:
         return {"next": self._next}
