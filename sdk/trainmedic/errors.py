@@ -9,7 +9,7 @@
 
     Interrupted (a BaseException)   ends a training step that hangs; see ``job.interrupt``
 
-Besides, a connected job raises into the training loop only a `TrainmedicError`, if a checkpoint was loaded only partly
+Otherwise a connected job raises only a `TrainmedicError` into the training loop, if a checkpoint was loaded only partly
 or is damaged and no other is available.
 """
 

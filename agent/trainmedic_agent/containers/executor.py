@@ -18,7 +18,7 @@ from trainmedic_agent.disk.filesystems import mount_of
 from trainmedic_agent.disk.mounts import FilesystemSearch
 from trainmedic_agent.disk.open_files import FileUsage
 from trainmedic_agent.disk.throttle import Clocks, Throttle
-from trainmedic_agent.errors import CommandFailed, CommandRejected
+from trainmedic_agent.errors import CommandFailed, CommandNotExecuted, CommandRejected
 from trainmedic_agent.executors import AcceptedCommand
 
 _REPLY_MARGIN = timedelta(seconds=5)  # for the reply before the command expires
@@ -81,7 +81,10 @@ class PruneContainersExecutor:
         try:
             remover.remove()
         except EngineAnswer as answer:
-            raise CommandFailed(f"the container engine did not list its objects: {answer}") from answer
+            reason = f"the container engine did not list its objects: {answer}"
+            raise CommandFailed(reason, remover.pruning.output()) from answer
+        except CommandNotExecuted as error:
+            raise CommandFailed(str(error), remover.pruning.output()) from error
         return {
             **remover.pruning.output(),
             "storage": storage,

@@ -58,7 +58,7 @@ class LeftoverRemover(Struct):
     pruning: Pruning = field(default_factory=Pruning)
 
     def remove(self) -> None:
-        """Remove what the policy allows. Raises EngineAnswer if a listing is refused, CommandFailed without answer."""
+        """Remove what the policy allows. Raises EngineAnswer if a listing is refused, CommandNotExecuted on silence."""
         work: Mapping[Leftover, Callable[[], None]] = {
             Leftover.BUILD_CACHE: self._prune_build_cache,
             Leftover.DANGLING_IMAGES: lambda: self._remove_images(named=False),

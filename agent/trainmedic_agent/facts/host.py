@@ -1,4 +1,4 @@
-"""CPU, memory and disk facts, without network file systems, which can block."""
+"""CPU, memory and disk facts. Of network file systems, which can block, only the root."""
 
 from __future__ import annotations
 

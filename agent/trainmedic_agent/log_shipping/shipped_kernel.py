@@ -68,6 +68,8 @@ class ShippedKernel:
         waiting = [entry.place for entry in self._unsent] + [number for number, _ in self._raw]
         if self._head is not None:
             waiting.append(self._head.place)
+        if self._maker.key_place is not None:  # read it again from its start, to mask the rest
+            waiting.append(self._maker.key_place)
         return {**place, "next": min(waiting), "cursor": ""} if waiting else place
 
     def state(self) -> Mapping[str, Any]:

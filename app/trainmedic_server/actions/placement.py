@@ -46,7 +46,7 @@ class PlacedAction(CommandAction):
 
     - All applied it: success. The output has each number's highest value, the lowest under ``lowest``, and each
       destination's output under ``by_node``.
-    - None applied it: failure.
+    - Certainly none applied it: failure.
     - Otherwise the outcome is unknown.
 
     A partly failed undo is repeated as a whole.

@@ -90,8 +90,13 @@ def _log_problems(items: Sequence[Document]) -> Iterator[str]:
 def _lost(standing: Document, kind: str) -> Iterator[str]:
     for each in standing["lost"]:
         if each["kind"] == kind:
-            ago = times.ago(each["since"], standing["at"])
-            yield f"LOST {words.plain(each['name'])}, last connected {ago}: {words.plain(each['reason'])}"
+            when = when_lost(each, standing["at"])
+            yield f"LOST {words.plain(each['name'])}, {when}: {words.plain(each['reason'])}"
+
+
+def when_lost(lost: Document, at: str) -> str:
+    # The server does not know when a gone job was last connected.
+    return f"{'last connected' if lost['kind'] == 'agent' else 'found gone'} {times.ago(lost['since'], at)}"
 
 
 def _agent(item: Document, at: str) -> Sequence[object]:

@@ -11,6 +11,7 @@ from trainmedic_core.cli import table
 from trainmedic_core.cli.output import output_option, print_document
 from trainmedic_server.cli import story
 from trainmedic_server.cli.client import Client, server_options
+from trainmedic_server.cli.connected import when_lost
 from trainmedic_server.presentation import runs, steps, targets, times
 from trainmedic_server.presentation.waiting import waiting_for_person
 
@@ -136,8 +137,8 @@ def _running(run: Document, at: str) -> Iterator[str]:
 
 
 def _lost(lost: Document, at: str) -> Iterator[str]:
-    ago, reason = times.ago(lost["since"], at), words.plain(lost["reason"])
-    yield f"  {lost['kind']} {words.plain(lost['name'])}  last connected {ago}: {reason}"
+    when, reason = when_lost(lost, at), words.plain(lost["reason"])
+    yield f"  {lost['kind']} {words.plain(lost['name'])}  {when}: {reason}"
 
 
 def _name(entry: Document) -> str:

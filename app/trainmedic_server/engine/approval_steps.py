@@ -159,7 +159,10 @@ def _time_out(draft: RunDraft, state: StepState, definition: ApproveStep) -> Ste
         )
         deadline = draft.now + (second.timeout or definition.timeout or timedelta(0))
         draft.add_event(_question_event(kinds.ApprovalEscalated, state.id, state.message, deadline, terms))
-        return draft.put(replace(state, started_at=draft.now, deadline=deadline, params=terms.as_data(), retry_at=None))
+        remind_at = draft.now + question.remind if question.remind else None
+        return draft.put(
+            replace(state, started_at=draft.now, deadline=deadline, params=terms.as_data(), retry_at=remind_at)
+        )
     if question.ask_again is not None:
         again_at = draft.now + question.ask_again
         draft.add_event(kinds.ApprovalEnded(state.id, Unanswered.ASKED_AGAIN_LATER, again_at))

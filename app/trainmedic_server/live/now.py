@@ -76,7 +76,7 @@ class FailedView(View):
 class LostView(View):
     kind: str = Field(description="agent or job.")
     name: str
-    since: datetime = Field(description="When it was last connected.")
+    since: datetime = Field(description="When the agent last reported, or the job was found gone.")
     reason: str
 
 

@@ -1,4 +1,4 @@
-"""Times at which a metric of a job was out of bounds.
+"""Times when a job's metric was out of bounds.
 
 Bounds: shipped alert rules and the reference design.
 """
@@ -32,7 +32,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class AnomalousGpu:
-    """A GPU of an anomaly with its worst mean, in percent."""
+    """A GPU with its worst mean, in percent."""
 
     uuid: str
     node: str
@@ -41,7 +41,7 @@ class AnomalousGpu:
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """A period out of bounds. Times are seconds since 1970."""
+    """Period out of bounds, in seconds since 1970."""
 
     kind: str
     begin: float

@@ -122,7 +122,7 @@ def bottleneck(
     if max(data, wait) <= NOTABLE_SHARE:
         return _compute_bound(shares, throughput_share)
     severity = "high" if max(data, wait) > _HIGH_SEVERITY else "medium"
-    waits = f"{data:.0%} of a step is waiting for batches, {wait:.0%} waiting for other ranks"
+    waits = _waits(shares)
     if data / lost >= EXPLAINED_SHARE:
         return _with_advice("data", severity, waits)
     if wait / lost >= EXPLAINED_SHARE:
@@ -132,6 +132,15 @@ def bottleneck(
         alike = "no rank stands out" if straggler is not None else "whether a rank stands out was not measured"
         return _with_advice("communication", severity, waits, alike)
     return Bottleneck("mixed", severity, (waits, "neither explains four fifths of it"), ())
+
+
+def _waits(shares: StepShares) -> str:
+    if shares.data is None:
+        return f"{shares.wait:.0%} of a step is waiting for other ranks; waiting for batches is not measured"
+    batches = f"{shares.data:.0%} of a step is waiting for batches"
+    if shares.wait is None:
+        return f"{batches}; waiting for other ranks is not measured"
+    return f"{batches}, {shares.wait:.0%} waiting for other ranks"
 
 
 def _from_log(throughput_share: float | None, hints: LogHints) -> Bottleneck | None:
@@ -161,10 +170,10 @@ def _memory_shortage(memory: MemoryUse, throughput_share: float | None) -> Bottl
 
 
 def _compute_bound(shares: StepShares, throughput_share: float | None) -> Bottleneck | None:
-    if shares.wait is None:
+    if shares.wait is None or shares.data is None:
         # Unknown waiting time, as with pipeline parallelism.
         return None
-    reasons = [f"{1 - (shares.data or 0.0) - shares.wait:.0%} of a step is computing"]
+    reasons = [f"{1 - shares.data - shares.wait:.0%} of a step is computing"]
     if throughput_share is not None and throughput_share < _SLOW_THROUGHPUT:
         reasons.append(f"the throughput is at {throughput_share:.0%} of what it was: see whether GPUs are slowed down")
         return _with_advice("compute", "medium", *reasons)

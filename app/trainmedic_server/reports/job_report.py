@@ -213,7 +213,8 @@ def _reasons_for_none(report: Mapping[str, object], figures: JobFigures, no_metr
         no_efficiency = "there is no baseline to rate it against"
     no_shares = no_bottleneck = "the job does not report what its steps wait for"
     if figures.shares is not None:
-        no_bottleneck = "waiting for other ranks is not measured, so it cannot be distinguished from computing"
+        unmeasured = "other ranks" if figures.shares.wait is None else "batches"
+        no_bottleneck = f"waiting for {unmeasured} is not measured, so it cannot be distinguished from computing"
     reasons = {
         "gpus": no_gpus,
         "gpu_utilization": no_gpu_metrics,

@@ -101,14 +101,17 @@ class LogRuleForm(_Model):
     alert: AlertForm | None = None
 
 
+def _allow_single(properties: dict[str, Any], name: str) -> None:
+    several = properties[name]
+    properties[name] = {
+        **{key: several.pop(key) for key in ("title", "description", "default") if key in several},
+        "anyOf": [several["items"], several],  # a single value may stand without its list
+    }
+
+
 def log_rule_schema() -> dict[str, Any]:
     made = LogRuleForm.model_json_schema(by_alias=True)
-    properties = made["properties"]
     for name in ("source", "contains", "match", "unless", "ends"):
-        several = properties[name]
-        # A single value may stand without its list.
-        properties[name] = {
-            **{key: several.pop(key) for key in ("title", "description", "default") if key in several},
-            "anyOf": [several["items"], several],
-        }
+        _allow_single(made["properties"], name)
+    _allow_single(made["$defs"]["ConfirmForm"]["properties"], "by")
     return {"$schema": DIALECT, **made, "title": "Trainmedic log rule"}

@@ -17,7 +17,7 @@ class FailedOnSomeRanks(TrainmedicError):
 def on_all_ranks(group: Group, act: Callable[[], Result]) -> Result:
     """Return ``act``'s result once it succeeded on all ranks.
 
-    Raises FailedOnSomeRanks, or NotAgreed if a rank did not report.
+    Raises FailedOnSomeRanks (a single rank: the error), or NotAgreed if one did not report.
     """
     result: Any = None
     fault: Exception | None = None
@@ -25,7 +25,7 @@ def on_all_ranks(group: Group, act: Callable[[], Result]) -> Result:
         result = act()
     except Exception as error:  # any error: the other ranks wait for this report
         if group.world_size == 1:
-            raise  # the error itself
+            raise
         fault = error
     failed = failures(group.poll(None if fault is None else first_line(fault)), group)
     if failed:

@@ -197,6 +197,8 @@ def test_the_schema_knows_the_keys() -> None:
     properties: dict[str, Any] = schema["properties"]
     assert {"log_rule", "source", "for", "match", "alert"} <= properties.keys()
     assert {"type": "string"} in properties["source"]["anyOf"]
+    confirmed_by = schema["$defs"]["ConfirmForm"]["properties"]["by"]["anyOf"]
+    assert [each["type"] for each in confirmed_by] == ["string", "array"]
     assert schema["required"] == ["log_rule", "source", "role"]
 
 

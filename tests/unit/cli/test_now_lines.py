@@ -64,6 +64,15 @@ def test_acts_without_an_undo_are_listed_apart() -> None:
 FAILED = {**RUN, "alert_name": "TrainingLossSpike", "ended_at": AT, "message": "no checkpoint"}
 
 
+def test_a_gone_job_is_not_said_to_have_been_connected_until_then() -> None:
+    """The server may have noticed later, as after its own restart."""
+    lost = [{"kind": kind, "name": "n1", "since": AT, "reason": "it is silent"} for kind in ("agent", "job")]
+    agent, job = [line for line in now.lines({**STANDING, "lost": lost}) if "it is silent" in line]
+    assert "last connected" in agent
+    assert "last connected" not in job
+    assert "found gone" in job
+
+
 def test_failed_runs_wait_for_you_in_each_surface() -> None:
     """A question and a failed run are two, in the list, the status and the console."""
     standing = {**STANDING, "failed": [FAILED], "last_hour": {"decisions": {}, "statuses": {}}}

@@ -226,6 +226,14 @@ async def test_a_question_is_handed_on_to_others_who_have_their_own_time(world: 
     assert (await w.run()).status is Status.SUCCEEDED
 
 
+async def test_those_to_whom_a_question_is_handed_on_are_reminded_too(world: MakeWorld) -> None:
+    w = world(asking("remind: 9m, escalate: {by: [lead], timeout: 20m, on_timeout: reject}", "escalate"))
+    await asked(w)
+    for _ in range(10):
+        await w.pass_time(299)
+    assert len(await events(w, "approval_reminded")) == 3 + 2
+
+
 async def test_a_question_that_was_handed_on_in_vain_ends_as_the_playbook_says(world: MakeWorld) -> None:
     """After the time of the second."""
     w = world(asking("escalate: {by: [lead], timeout: 20m, on_timeout: reject}", "escalate"))

@@ -94,6 +94,22 @@ def test_where_waiting_is_not_measured_nothing_is_guessed() -> None:
     assert bottleneck(None, None, FREE, 0.9) is None
 
 
+@pytest.mark.parametrize(
+    ("shares", "unmeasured"),
+    [(StepShares(0.5, 0.4, None), "waiting for other ranks"), (StepShares(None, 0.4, 0.5), "waiting for batches")],
+)
+def test_a_part_that_is_not_measured_is_not_told_as_none(shares: StepShares, unmeasured: str) -> None:
+    made = bottleneck(shares, None, FREE, 1.0)
+    assert made is not None
+    assert f"{unmeasured} is not measured" in made.reasons[0]
+    assert "0% waiting" not in made.reasons[0]
+    assert "50% of a step is" in made.reasons[0]
+
+
+def test_without_the_wait_for_batches_no_step_is_only_computing() -> None:
+    assert bottleneck(StepShares(None, 0.4, 0.1), None, FREE, 1.0) is None
+
+
 @pytest.mark.parametrize(("timeouts", "kind"), [(2, "communication"), (0, "data")])
 def test_a_slow_job_without_shares_has_a_hint(timeouts: int, kind: str) -> None:
     """By the NCCL timeouts in its log, and never more than a hint."""

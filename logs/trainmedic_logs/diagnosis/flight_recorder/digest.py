@@ -29,7 +29,7 @@ def write(dump: Dump, attempt: int | None) -> str:
         line = _written(dump, attempt, under_way, done)
         if len(line) <= LONGEST:
             return line
-    raise DumpError("it has too many open collectives to be sent")
+    raise DumpError("it has too many groups or open collectives to be sent")
 
 
 def write_refused(rank: int, attempt: int | None, why: str) -> str:

@@ -7,9 +7,14 @@ from typing import Any, cast
 
 import pytest
 
+from trainmedic.wire import envelope
+from trainmedic_agent.containers import executor
 from trainmedic_agent.containers.engine_api import ContainerEngine, EngineAnswer
+from trainmedic_agent.containers.executor import PruneContainersExecutor
 from trainmedic_agent.containers.leftovers import LeftoverRemover
 from trainmedic_agent.containers.policy import ContainersPolicy, Leftover
+from trainmedic_agent.errors import CommandFailed, CommandUnsupported
+from trainmedic_agent.executors import AcceptedCommand
 
 
 class _Engine:
@@ -74,3 +79,46 @@ def test_an_image_that_loses_only_some_of_its_names_is_told_as_that(
     assert remover.pruning.removed[Leftover.UNUSED_IMAGES] == removed
     assert {reason: each["examples"][0] for reason, each in remover.pruning.output()["left"].items()} == left
     assert engine.names == names
+
+
+class _EngineThatFails(_EngineWithImage):
+    """Has one image without a name, and raises `error` once that is removed."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__({})
+        self.names = ["sha256:1"]
+        self._error = error
+
+    def info(self, seconds: float) -> dict[str, Any]:
+        return {}
+
+    def containers(self, seconds: float) -> list[dict[str, Any]]:
+        if not self.names:
+            raise self._error
+        return []
+
+    def images(self, seconds: float) -> list[dict[str, Any]]:
+        return [{"Id": name} for name in self.names]
+
+
+@pytest.mark.parametrize("error", [EngineAnswer(500, "no"), CommandFailed("no"), CommandUnsupported("no")])
+def test_a_failure_tells_what_was_removed_before(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the engine's socket is gone meanwhile, which is no reason to call the node unable."""
+    monkeypatch.setattr(executor, "ContainerEngine", lambda socket: _EngineThatFails(error))
+    monkeypatch.setattr(PruneContainersExecutor, "_refuse_kubernetes", lambda self: None)
+    now = datetime.now(UTC)
+    command = envelope.Command(
+        id="c1",
+        action="disk.prune_containers",
+        target={"kind": "node", "node": "n1"},
+        params={},
+        run_id="r1",
+        playbook="p",
+        reason="",
+        issued_at=now,
+        expires_at=now + timedelta(minutes=5),
+    )
+    policy = ContainersPolicy(frozenset({Leftover.DANGLING_IMAGES, Leftover.STOPPED_CONTAINERS}), timedelta(hours=1))
+    with pytest.raises(CommandFailed, match="no") as failed:
+        PruneContainersExecutor(policy).perform(AcceptedCommand(command, is_stopping=lambda: False))
+    assert failed.value.output["removed"] == {"dangling_images": 1}
