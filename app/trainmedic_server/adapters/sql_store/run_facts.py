@@ -58,5 +58,5 @@ def _facts_of(run: Run) -> Iterator[str]:
     for step in run.steps:
         if not (step.kind == "approve" and step.status in _ANSWERED and step.started_at and step.ended_at):
             continue
-        if step.deadline is None or step.ended_at < step.deadline:  # else `on_timeout` decided
+        if step.deadline is None or step.ended_at < step.deadline:  # else `on_timeout` may have decided
             yield f"{PERSON_SECONDS}:{rounded((step.ended_at - step.started_at).total_seconds())}"
