@@ -44,7 +44,8 @@ async def test_what_became_of_runs_is_counted(store: SqlStore) -> None:
     late = tuple(values.step(index, status=StepStatus.TIMED_OUT) for index in range(2))
     asked = values.step(kind="approve", action=None, status=StepStatus.SUCCEEDED, started_at=at(1), ended_at=at(4))
     slow = closed(1, gpu(1), ended_at=at(3), steps=late)
-    answered = closed(1, gpu(2), steps=(asked,))
+    unanswered = replace(asked, index=1, deadline=at(4))  # `on_timeout: approve`
+    answered = closed(1, gpu(2), steps=(asked, unanswered))
     observed = closed(1, gpu(3), status=Status.OBSERVED, steps=late)
     await add(store, slow, answered, observed)
     orders = [OperatorOrder(f"o{number}", slow.id, OrderKind.UNDO, "ann", at(5)) for number in range(2)]
@@ -75,12 +76,14 @@ async def test_whole_days_are_added_up_to_what_counting_their_runs_gives(store: 
     """Whatever has become of them since they were counted first, and in however many transactions."""
     late = values.step(status=StepStatus.TIMED_OUT)
     asked = values.step(1, kind="approve", action=None, status=StepStatus.REJECTED, started_at=at(1), ended_at=at(4.4))
+    asked = replace(asked, deadline=at(5))
+    unanswered = replace(asked, index=2, id="steps-2", deadline=asked.ended_at)
     begun = [run(minute, gpu(minute % 3), playbook=("cool", "rollback")[minute % 2]) for minute in range(12)]
     ended: list[Run] = []
     for each in begun:
         await add(store, each)
         end = closed(0, status=(Status.SUCCEEDED, Status.FAILED, Status.REJECTED)[len(ended) % 3], ended_at=at(90.77))
-        steps = (late, asked)[: len(ended) % 3]
+        steps = (late, asked, unanswered)[: len(ended) % 3 + len(ended) % 3 // 2]
         ended.append(replace(each, status=end.status, ended_at=end.ended_at, steps=steps))
         waiting = replace(each, status=Status.WAITING)
         await store.transact(lambda tx, change=(waiting, each): tx.save_runs([change]))  # type: ignore[misc]

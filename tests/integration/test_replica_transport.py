@@ -67,7 +67,7 @@ def test_a_rank_of_the_job_gets_all_of_it(server: ReplicaServer) -> None:
 
 
 def test_who_does_not_know_the_secret_gets_nothing(server: ReplicaServer) -> None:
-    with pytest.raises(NotFetched):
+    with pytest.raises(NotFetched, match="closed the connection without an answer"):
         fetched(server.address, secret=b"t" * 32)
 
 

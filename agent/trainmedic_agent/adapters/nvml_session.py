@@ -77,7 +77,7 @@ class NvmlSessions:
         self._is_stale = False  # the driver was reloaded: reopen before the next call
         self._in_flight = 0  # `open` blocks
         self._driver_reloads = 0
-        self._times_lost: Counter[str] = Counter()  # losses and resets by UUID
+        self._times_lost: Counter[str] = Counter()  # losses, and resets of any card, by UUID
         self._seen: dict[str, str] = {}  # UUID by its normal form, of all GPUs seen by this process
 
     def has_seen(self, uuid: str) -> bool:
@@ -145,7 +145,8 @@ class NvmlSessions:
         finally:
             with self._lock:
                 self._closed_for = None
-                self._times_lost[uuid] += 1
+                # Without a client, the driver may have forgotten the limits of the other cards too.
+                self._times_lost.update({uuid, *self._seen.values()})
 
     def close(self) -> None:
         with self._lock:

@@ -59,7 +59,10 @@ class MeasuredAlerts:
     def firing(self) -> Iterator[FiringAlert]:
         for endpoint in self._endpoints:
             self.take(httpx.get(endpoint, timeout=5, trust_env=False).raise_for_status().text)
+        now = self._clock()
         for (rule, labels), values in self._values.items():
+            while values and values[0][0] < now - rule.seconds:
+                values.popleft()
             if rule.holds([value for _, value in values]):
                 named = dict(labels)
                 yield FiringAlert({"alertname": rule.alert, **named, **rule.labels()}, rule.summary.format_map(named))
@@ -72,10 +75,7 @@ class MeasuredAlerts:
             for sample in family.samples:
                 if (rule := rules.get(sample.name)) is None or not math.isfinite(sample.value):
                     continue
-                values = self._values[rule, frozenset(sample.labels.items())]
-                values.append((now, sample.value))
-                while values[0][0] < now - rule.seconds:
-                    values.popleft()
+                self._values[rule, frozenset(sample.labels.items())].append((now, sample.value))
 
 
 class AlertRelay:

@@ -124,6 +124,10 @@ class Retry(_Model):
     backoff: float = Field(2.0, ge=1.0, le=10.0)
     max_delay: Duration = Field(default="5m", validate_default=True)
 
+    def delay_after(self, number: int) -> timedelta:
+        seconds = self.delay.total_seconds() * self.backoff ** (number - 1)  # may be too many for a timedelta
+        return timedelta(seconds=seconds) if seconds < self.max_delay.total_seconds() else self.max_delay
+
 
 class MeasuredEffect(_Model):
     """Metric that shows whether a run helped, instead of the alert rule's metric."""

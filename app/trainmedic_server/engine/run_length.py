@@ -89,8 +89,4 @@ def _longest_question(step: ApproveStep) -> LongestRun:
 
 
 def _retry_delays(retry: Retry) -> timedelta:
-    waits = timedelta()
-    for number in range(retry.attempts - 1):
-        wait = min(retry.delay.total_seconds() * retry.backoff**number, retry.max_delay.total_seconds())
-        waits += timedelta(seconds=wait)
-    return waits
+    return sum(map(retry.delay_after, range(1, retry.attempts)), timedelta())

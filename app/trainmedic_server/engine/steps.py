@@ -153,9 +153,7 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
         else max(definition.retry.attempts, MOST_STOPPED_ATTEMPTS)
     )
     if may_follow and attempt.number < most:
-        delay = min(
-            definition.retry.delay * definition.retry.backoff ** (attempt.number - 1), definition.retry.max_delay
-        )
+        delay = definition.retry.delay_after(attempt.number)
         draft.put(replace(state, status=StepStatus.WAITING, retry_at=draft.now + delay))
         draft.add_event(kinds.AttemptFailed(state.id, attempt.number, outcome.error, delay.total_seconds()))
         return

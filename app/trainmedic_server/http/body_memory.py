@@ -49,7 +49,8 @@ class BodyMemory:
             after.remove(oldest)
             oldest.size, oldest.gave_way = 0, True
             assert oldest.deadline is not None  # a body without one arrives in a single run of the event loop
-            oldest.deadline.reschedule(asyncio.get_running_loop().time())
+            if not oldest.deadline.expired():  # else its task is about to end
+                oldest.deadline.reschedule(asyncio.get_running_loop().time())
         return True
 
     def arrived(self, arrival: BodyArrival) -> Turns:

@@ -105,9 +105,9 @@ def read_file(path: Path) -> Iterator[Recorded | FileProblem]:
     try:
         with path.open("rb") as file:
             number = 0
-            while line := file.readline(LONGEST_LINE):
+            while line := file.readline(LONGEST_LINE + 1):
                 number += 1
-                if len(line) == LONGEST_LINE:
+                if len(line) > LONGEST_LINE:
                     yield FileProblem(str(path), number, 1, f"the line has over {LONGEST_LINE >> 20} MiB; stopped")
                     return
                 text = line.strip().removesuffix(b",")

@@ -40,7 +40,7 @@ class OwnTimes(Struct):
     """By form, because forms have different units."""
 
     def step_record(self, record: Mapping[str, Any], text: str, *, has_words: bool) -> None:
-        """Read a step record. `has_words`: the trainer's format is unknown."""
+        """Read a step record. `has_words`: as `Line.has_words`."""
         data, whole = _not_negative(record.get("data_s")), _not_negative(record.get("step_s"))
         if data is not None and whole is not None:
             self.parts.append((whole, min(data, whole)))

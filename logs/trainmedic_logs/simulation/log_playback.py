@@ -63,7 +63,7 @@ class LogPlayback:
         """Yield the findings of each rank, as agents send them."""
         text = entry.written(self._fixtures)
         for rank in entry.rank or (None,):
-            node = entry.node or (self._job.node_of(rank) if rank is not None else next(iter(self._job.nodes)))
+            node = entry.node or (self._job.node_of(rank) if rank is not None else self._job.first_node)
             is_of_job = entry.source in ("training", "launcher", "slurm")
             origin = Origin(
                 entry.source,

@@ -72,8 +72,12 @@ class JobEntry(_Model):
     fails: Duration | None = Field(None, description="Time of its failure; 10 s later its verdict becomes an alert.")
     verdict: VerdictGiven | None = Field(None, description="Newest verdict of the last hour.")
 
+    @property
+    def first_node(self) -> str:
+        return next(iter(self.nodes), "node-1")
+
     def node_of(self, rank: int) -> str:
-        return next((node for node, ranks in self.nodes.items() if rank in ranks), next(iter(self.nodes), "node-1"))
+        return next((node for node, ranks in self.nodes.items() if rank in ranks), self.first_node)
 
 
 class LineEntry(_Model):

@@ -88,6 +88,8 @@ def fetch(
     with socket.create_connection(address, TIMEOUT) as connection, connection.makefile("rb") as stream:
         connection.sendall(asked + _mac(secret, b"request", asked).hexdigest().encode() + b"\n")
         answer = stream.readline(_LONGEST_LINE)
+        if not answer:  # it is too busy, or rejected the request
+            raise NotFetched(f"{address[0]} closed the connection without an answer")
         expected = _mac(secret, b"answer", asked + answer)
         try:
             fields = json.loads(answer)["mark"]

@@ -74,6 +74,17 @@ def test_measured_values_are_forgotten_after_the_rules_period() -> None:
             }
 
 
+def test_a_measured_alert_ends_also_if_no_further_value_comes() -> None:
+    """Such as after gradients that stay NaN, or a job that ended."""
+    now = Now()
+    measured = MeasuredAlerts([], now)
+    measured.take('gradient_norm{job_name="llm-2"} 120\n')
+    assert list(measured.firing())
+    now.seconds += GRADIENTS.seconds + 1
+    measured.take('gradient_norm{job_name="llm-2"} NaN\n')
+    assert not list(measured.firing())
+
+
 class Given:
     def __init__(self) -> None:
         self.alerts: list[FiringAlert] = []

@@ -44,6 +44,17 @@ async def test_a_known_failure_is_tried_again_under_a_new_id_ever_later(world: M
     assert w.actions["cap"].settled_ids == [call.command_id for call in calls]
 
 
+async def test_retries_wait_no_longer_than_allowed_however_many_there_are(world: MakeWorld) -> None:
+    """Doubling two seconds 46 times is longer than any duration can be."""
+    w = world(RETRYING.replace("attempts: 3, delay: 2s", "attempts: 50, max_delay: 4s, delay: 2s"))
+    w.actions["cap"].outcomes += [errors.TemporaryFailure("busy")] * 49
+    await w.post(w.alert(node="n1"))
+    await w.pass_time(300)
+    calls = w.actions["cap"].calls
+    assert [(call.issued_at - calls[0].issued_at).total_seconds() for call in calls] == [0, *range(2, 195, 4)]
+    assert (await w.run()).status is Status.SUCCEEDED
+
+
 async def test_an_unknown_outcome_is_tried_again_under_the_same_id(world: MakeWorld) -> None:
     """So that a receiver which applied the command, but whose reply was lost, does not apply it twice."""
     w = world(RETRYING)

@@ -12,7 +12,7 @@ from starlette.types import Message
 
 from trainmedic_server.errors import PayloadError
 from trainmedic_server.http.body import BodyReader, parse_json
-from trainmedic_server.http.body_memory import Turns
+from trainmedic_server.http.body_memory import BodyArrival, BodyMemory, Turns
 from trainmedic_server.http.limits import ServerLimits
 from trainmedic_server.http.problems import HttpProblem
 
@@ -73,6 +73,28 @@ async def test_a_body_that_gave_way_is_not_taken_although_its_end_has_arrived() 
         await asyncio.gather(*ends)
         assert await slow.finish() == 503
         assert await prompt.finish() == 200
+
+
+async def test_a_body_whose_time_ends_as_it_has_to_give_way_disturbs_no_other() -> None:
+    """Its task has not ended yet, and its deadline cannot be brought forward any more."""
+    memory = BodyMemory(LIMITS)
+    late, prompt = BodyArrival(), BodyArrival()
+
+    async def arrive() -> None:
+        late.deadline = asyncio.timeout(None)
+        async with late.deadline:
+            memory.grow(late, 90)
+            late.deadline.reschedule(0)
+            await asyncio.Event().wait()
+
+    arriving = asyncio.create_task(arrive())
+    while late.deadline is None or not late.deadline.expired():
+        await asyncio.sleep(0)
+    assert not arriving.done()
+    assert memory.grow(prompt, 90)
+    with pytest.raises(TimeoutError):
+        await arriving
+    assert late.gave_way
 
 
 async def test_a_whole_body_gives_way_to_none() -> None:

@@ -201,3 +201,10 @@ tests:
     cause, node = complaints(result)
     assert cause.startswith("6:24: wrong: at the end, verdict.cause: expected network, got gpu_memory (")
     assert node.startswith("6:39: wrong: at the end, verdict.node: expected node-7, got none (")
+
+
+def test_a_line_needs_no_node_where_the_job_names_none(tmp_path: Path) -> None:
+    lines = "{source: training, text: out of memory on GPU 1}"
+    result = run(tmp_path, f"tests: [{{name: t, job: {{nodes: {{}}}}, lines: [{lines}], expect: {{findings: []}}}}]")
+    assert "count" not in (told := complaints(result)[0])
+    assert "findings: expected 0, got 1" in told

@@ -70,6 +70,10 @@ def test_a_line_without_an_end_is_not_read_whole(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(recorded, "LONGEST_LINE", 100)
     (problem,) = read(tmp_path / "items", "x" * 1000)
     assert isinstance(problem, FileProblem)
+    assert "stopped" in problem.message
+    longest, _ = read(tmp_path / "items", "x" * 99 + "\nx")
+    assert isinstance(longest, FileProblem)
+    assert "stopped" not in longest.message
 
 
 def test_a_file_that_is_not_there_is_a_wrong_flag(tmp_path: Path) -> None:

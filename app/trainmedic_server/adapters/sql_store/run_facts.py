@@ -56,5 +56,7 @@ def _facts_of(run: Run) -> Iterator[str]:
     if run.status is not Status.OBSERVED and any(step.status is StepStatus.TIMED_OUT for step in run.steps):
         yield TIMED_OUT
     for step in run.steps:
-        if step.kind == "approve" and step.status in _ANSWERED and step.started_at and step.ended_at:
+        if not (step.kind == "approve" and step.status in _ANSWERED and step.started_at and step.ended_at):
+            continue
+        if step.deadline is None or step.ended_at < step.deadline:  # else `on_timeout` may have decided
             yield f"{PERSON_SECONDS}:{rounded((step.ended_at - step.started_at).total_seconds())}"

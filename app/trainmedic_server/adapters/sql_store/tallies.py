@@ -80,6 +80,7 @@ _WAS_ANSWERED = sa.and_(
     steps.c.status.in_([StepStatus.SUCCEEDED.value, StepStatus.REJECTED.value]),
     steps.c.started_at.is_not(None),
     steps.c.ended_at.is_not(None),
+    sa.or_(steps.c.deadline.is_(None), steps.c.ended_at < steps.c.deadline),  # else `on_timeout` may have decided
 )
 _TIMED_OUT_OR_ANSWERED_STEPS = (
     sa.select(runs.c.id, runs.c.status, _HAS_TIMED_OUT.label("timed_out"), _BEGAN, _ENDED)

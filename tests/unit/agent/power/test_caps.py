@@ -358,6 +358,14 @@ def test_a_cap_that_the_driver_forgot_is_set_again(node: Node) -> None:
     assert node.undo("a")["limit_watts"] == 650
 
 
+def test_a_cap_that_the_driver_forgot_during_another_gpus_reset_is_set_again(node: Node) -> None:
+    """NVML is closed then, and a driver without persistence mode and clients keeps no limit."""
+    node.cap("a", percent=80)
+    node.gpus.while_closed("GPU-other", lambda: node.driver.set_watts(0, 700))
+    node.passes(31)
+    assert node.watts() == 560
+
+
 def test_a_cap_that_the_driver_forgot_while_the_agent_was_away_is_set_again(node: Node) -> None:
     """As after a restart of the machine; at once when the agent starts."""
     node.cap("a", percent=80)
