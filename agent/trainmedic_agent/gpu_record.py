@@ -93,11 +93,13 @@ class GpuRecord:
             if uuid not in self._gpus:
                 return False
             self._journal.write(lambda connection: connection.execute("DELETE FROM gpu_record WHERE gpu = ?", (uuid,)))
-            self._gpus = self._written = {gpu: known for gpu, known in self._gpus.items() if gpu != uuid}
+            self._gpus = {gpu: known for gpu, known in self._gpus.items() if gpu != uuid}
+            # Changes of other GPUs that could not be written stay unwritten.
+            self._written = {gpu: known for gpu, known in self._written.items() if gpu != uuid}
             return True
 
     def _write(self) -> None:
-        """A failed write is repeated with the next change."""
+        """A failed write is repeated by the next `observe`."""
         changed = {uuid: gpu for uuid, gpu in self._gpus.items() if _lasting(gpu) != _lasting(self._written.get(uuid))}
         gone = [(uuid,) for uuid in self._written.keys() - self._gpus.keys()]
         if not changed and not gone:

@@ -48,7 +48,7 @@ class FileLock:
     def take(cls, path: Path, mode: int = 0o600) -> FileLock | None:
         """Lock the file, created if missing; None if this or another process holds it. Raises OSError.
 
-        The lock is ineffective if kernel or file system has no such locks.
+        Ineffective if kernel or file system has no such locks.
         """
         with _held_inodes_lock:
             # Do not even open a file that this process holds: closing any descriptor ends SQLite's locks on it.
@@ -57,8 +57,13 @@ class FileLock:
                 if (status.st_dev, status.st_ino) in _held_inodes:
                     return None
             lock = cls(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode))
-            if not _lock_byte(lock._descriptor):
-                os.close(lock._descriptor)
+            is_locked = False
+            try:
+                is_locked = _lock_byte(lock._descriptor)
+            finally:
+                if not is_locked:
+                    os.close(lock._descriptor)
+            if not is_locked:
                 return None
             _held_inodes.add(lock._inode)
             return lock
@@ -169,7 +174,11 @@ def _bind(address: str) -> socket.socket | None:
 
 
 def _close_connections(held: socket.socket) -> None:
-    """Close connections, to keep the backlog free."""
-    with contextlib.suppress(OSError):  # ends on release
-        while True:
+    """Keep the backlog free: a full one hides the holder."""
+    while True:
+        try:
             held.accept()[0].close()
+        except OSError as error:
+            if error.errno in (errno.EINVAL, errno.EBADF):  # released
+                return
+            time.sleep(_TRY_SECONDS)  # such as without a free descriptor

@@ -185,6 +185,16 @@ def test_one_session_has_the_lock_and_says_where_it_is(url: str) -> None:
     second.close()
 
 
+def test_an_address_that_postgresql_would_cut_is_not_stated(url: str) -> None:
+    """Standbys would forward requests to another host."""
+    address = f"trainmedic-0.{'a' * 40}.example:8080"
+    first, second = LockSession.open(url, address=address), LockSession.open(url)
+    assert first.take_lock()
+    assert second.holder() == ""
+    first.close()
+    second.close()
+
+
 def test_each_schema_has_a_lock_of_its_own(url: str) -> None:
     """Two installations can share a database."""
     with psycopg.connect(url) as connection:

@@ -78,22 +78,26 @@ class PruneContainersExecutor:
         self._refuse_other_filesystem(storage, command.params.get("filesystems", ()))
         before = _free_bytes(storage)
         remover = LeftoverRemover(engine, self._policy, datetime.now(UTC), dry_run, seconds_left, may_continue)
+
+        def output() -> Mapping[str, Any]:
+            return {
+                **remover.pruning.output(),
+                "storage": storage,
+                "free_bytes_before": before,
+                "free_bytes_after": _free_bytes(storage),
+                "dry_run": dry_run,
+                "stopped": stopped[0] if stopped else None,
+                "resumed": accepted.resumed,
+            }
+
         try:
             remover.remove()
         except EngineAnswer as answer:
             reason = f"the container engine did not list its objects: {answer}"
-            raise CommandFailed(reason, remover.pruning.output()) from answer
+            raise CommandFailed(reason, output()) from answer
         except CommandNotExecuted as error:
-            raise CommandFailed(str(error), remover.pruning.output()) from error
-        return {
-            **remover.pruning.output(),
-            "storage": storage,
-            "free_bytes_before": before,
-            "free_bytes_after": _free_bytes(storage),
-            "dry_run": dry_run,
-            "stopped": stopped[0] if stopped else None,
-            "resumed": accepted.resumed,
-        }
+            raise CommandFailed(str(error), output()) from error
+        return output()
 
     def _refuse_kubernetes(self) -> None:
         sign = self._kubelet_sign()

@@ -115,7 +115,7 @@ class StorePush:
         return http.client.HTTPSConnection(self._host, self._port, timeout=_TIMEOUT, context=context)
 
     def _headers(self) -> dict[str, str]:
-        """Raises OSError for unreadable credential files."""
+        """Raises OSError for unusable credentials."""
         access = self._access()
         if access.problem:
             raise OSError(access.problem)
@@ -132,11 +132,13 @@ class StorePush:
         elif tenant:
             account, _, project = tenant.partition(":")
             headers |= {"AccountID": account, "ProjectID": project or "0"}
-        token = access.token
-        if token and ":" in token:
-            headers["Authorization"] = f"Basic {base64.b64encode(token.strip().encode()).decode()}"
+        token = (access.token or "").strip()
+        if ":" in token:
+            headers["Authorization"] = f"Basic {base64.b64encode(token.encode()).decode()}"
         elif token:
-            headers["Authorization"] = f"Bearer {token.strip()}"
+            if not (token.isascii() and token.isprintable()):  # http.client's error would contain the token
+                raise OSError("the token is not one line of printable ASCII characters")
+            headers["Authorization"] = f"Bearer {token}"
         return headers
 
 

@@ -117,7 +117,7 @@ class SlurmUpdate(JobAction):
         before, found = _from_text(begun["values"]), _values(job)
         back, notes = {}, []
         for field, value in structs.asdict(params.wanted(before, named)).items():
-            if value is None:
+            if value is None or getattr(found, field) == getattr(before, field):  # an earlier attempt may have restored
                 continue
             if getattr(found, field) != value:
                 notes.append(f"{field} has been changed since, and stays")

@@ -70,10 +70,20 @@ class Forms:
 async def _pause(api: InnerApi, principal: Principal, fields: Fields) -> str:
     body: dict[str, Any] = _given(fields, "playbook", "node", "job", "for", "note", "starts")
     if labels := fields.get("labels", "").strip():
-        pairs = [piece.partition("=") for piece in labels.replace(",", " ").split()]
-        body["labels"] = {name: value for name, _, value in pairs}
+        body["labels"] = _labels_of(labels)
     await api.ask(principal, "POST", "/pause", body=body)
     return "pause"
+
+
+def _labels_of(text: str) -> dict[str, str]:
+    pairs = [(piece, *piece.partition("=")) for piece in text.replace(",", " ").split()]
+    for piece, name, equals, _ in pairs:
+        if not name or not equals:  # as a label without a value it would match no run
+            raise HttpProblem(
+                HTTPStatus.UNPROCESSABLE_ENTITY,
+                f"labels: {piece!r} is not NAME=VALUE. Values have no spaces or commas.",
+            )
+    return {name: value for _, name, _, value in pairs}
 
 
 async def _resume(api: InnerApi, principal: Principal, fields: Fields) -> str:

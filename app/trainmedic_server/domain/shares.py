@@ -9,7 +9,7 @@ from pydantic import PlainValidator, WithJsonSchema
 
 
 class Percentage(float):
-    """Percentage from 0 to 100."""
+    """From 0 to 100."""
 
 
 def _read_share(value: Any) -> float:

@@ -127,7 +127,7 @@ def chosen(rollout: Rollout, left: Sequence[str], count: int, run_id: str, is_bu
 
 
 def exceptions(members: Sequence[Member]) -> dict[str, str]:
-    """Return why members did not succeed, by target."""
+    """Return why members did not succeed, by target, up to `SHOWN`."""
     odd = [member for member in members if not member.is_open and not member.is_fine]
     return {member.target: member.why for member in odd[:SHOWN]}
 

@@ -115,7 +115,7 @@ _SHORT_KEY = 16  # characters
 
 
 def signer_of(settings: ServerSettings) -> Signer | None:
-    """Return the signer; None without a key. Log a warning for a missing or short key."""
+    """Return None without a key. Log a warning for a missing or short one."""
     if settings.signing_key is None:
         log.warning(UNSIGNED)
         return None

@@ -132,7 +132,7 @@ class Detectors:
     def _report_limited(self, name: str, fields: Mapping[str, Any]) -> None:
         now = time.monotonic()
         times = [at for at in self._times.get(name, []) if now - at < _HOUR]
-        self._times[name] = [*times, now]  # suppressed ones count too
+        self._times[name] = [*times, now][-_MOST_IN_AN_HOUR:]  # suppressed ones count too
         if len(times) < _MOST_IN_AN_HOUR:
             members = list(fields.items())[:_MOST_MEMBERS]
             self._report(name, {str(key)[:_LONGEST_MEMBER_NAME]: value for key, value in members})

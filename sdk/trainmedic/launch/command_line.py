@@ -9,7 +9,12 @@ from typing import Mapping, Sequence
 
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 # Options of torchrun without a value.
-_FLAGS = frozenset({"--standalone", "-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path"})
+_FLAGS = frozenset(
+    {
+        *("--standalone", "-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path"),
+        *("--use-env", "--use_env", "--virtual-local-rank", "--virtual_local_rank"),
+    }
+)
 # Options by which the user already stores or shows the ranks' output.
 _OUTPUT_OPTIONS = frozenset({"-r", "--redirects", "-t", "--tee", "--log-dir", "--log_dir"})
 _LONGEST_LINE = 4096
@@ -108,8 +113,10 @@ class LaunchLine:
 def _options(argv: Sequence[str], begin: int) -> dict[str, str]:
     options: dict[str, str] = {}
     place = begin
-    while place < len(argv) and argv[place].startswith("-"):
+    while place < len(argv) and argv[place].startswith("-") and argv[place] != "--":
         name, equals, value = argv[place].partition("=")
+        if not name.startswith("--") and len(name) > 2:  # such as ``-r3``
+            name, equals, value = name[:2], "=", argv[place][2:]
         is_next = not equals and name not in _FLAGS  # the value is an argument of its own
         options[name] = "".join(argv[place + 1 : place + 2]) if is_next else value
         place += 2 if is_next else 1

@@ -556,3 +556,14 @@ async def test_a_requeue_whose_outcome_was_lost_after_it_was_done_is_not_repeate
     with pytest.raises(ClusterRefused):
         await do(slurm, "slurm.requeue")
     assert slurm.known.admin_comment == "mine[trainmedic:requeue c-1 1]"
+
+
+async def test_a_repeated_undo_of_an_update_blames_nobody_for_its_own_change() -> None:
+    """As after a crash between the change and the removal of the mark."""
+    slurm = OneJob()
+    slurm.known = replace(slurm.known, priority=9)
+    await do(slurm, "slurm.update", priority=100)
+    slurm.known = replace(slurm.known, priority=9)
+    output = await do(slurm, "slurm.update", restore=True, priority=100)
+    assert not output.get("note")
+    assert (slurm.known.priority, slurm.known.admin_comment) == (9, "")

@@ -212,3 +212,20 @@ def test_an_error_says_what_it_asks_for(
     samples = [one for family in gpu_metrics.record_families(agent.record.gpus()) for one in family.samples]
     (error,) = [one for one in samples if one.name == "gpu_xid_errors_total"]
     assert (error.labels["xid"], error.labels["action"], error.value) == (str(code), action, 1)
+
+
+def test_forgetting_a_gpu_does_not_hide_what_is_unwritten_of_another(
+    driver: Driver, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise JournalUnavailable("no space")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(agent.journal, "write", full)
+        driver.xid(0, 48)
+        agent.look()
+    assert agent.record.forget(SECOND)
+    agent.look()
+    agent.stop()
+    agent.start()
+    assert agent.xids() == {FIRST: {48: 1}}

@@ -244,3 +244,13 @@ def test_without_detectors_there_is_no_thread(tmp_path: Path) -> None:
     rank = Rank(tmp_path)
     assert threading.active_count() == before + 1
     rank.written()
+
+
+def test_what_one_finds_too_often_is_not_remembered() -> None:
+    """Times of suppressed findings would fill the memory of the rank."""
+    found = detectors.Detectors(lambda name, fields: None, "llm-1")
+    found.add("always", lambda record: "again")
+    for _ in range(500):
+        found.feed({"event": "step"})
+    found.close(10.0)
+    assert len(found._times["always"]) == 20

@@ -141,3 +141,19 @@ def test_a_warm_process_has_torchruns_threads(line: str, threads: str, monkeypat
     """One for each of several ranks."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert LaunchLine.of(line.split()).threads == threads
+
+
+@pytest.mark.parametrize(
+    ("line", "stores"),
+    [
+        ("torchrun --standalone -- train.py --log-dir out", True),
+        ("torchrun --virtual-local-rank train.py --log-dir out", True),
+        ("python -m torch.distributed.launch --use_env train.py --log-dir out", True),
+        ("torchrun -r3 train.py", False),
+        ("torchrun -t3 --nnodes 2 train.py", False),
+    ],
+)
+def test_the_scripts_options_are_told_from_torchruns(line: str, stores: bool) -> None:
+    """Behind ``--`` and behind flags; a short option may have its value in the same word."""
+    assert LaunchLine.of(line.split()).can_store_ranks is stores
+    assert LaunchLine.of(line.split()).is_one_of_several is ("--nnodes" in line)

@@ -369,3 +369,15 @@ async def test_a_session_ends_by_a_clock_that_was_set_wrong_too(seconds: float, 
         clock.time += timedelta(seconds=seconds)
         assert (await client.get("/runs", headers=HTML)).status_code == status
         assert bool(here.auth.sessions and here.auth.sessions.all()) is (status == 200)
+
+
+@pytest.mark.parametrize("labels", ["team", "rack=r3, team", "=r3"])
+async def test_a_pause_with_half_a_label_is_refused(labels: str) -> None:
+    """It would cover no run."""
+    here, _ = world()
+    async with here.client() as client:
+        await sign_in(client, "op")
+        answer = await client.post("/console/pause", data={"labels": labels, "note": "x"}, headers=FORM)
+        assert answer.status_code == 422
+        assert "is not NAME=VALUE" in answer.text
+        assert (await client.get("/pauses")).json()["items"] == []

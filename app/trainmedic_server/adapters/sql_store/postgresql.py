@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from sqlalchemy import pool
 
-from trainmedic_server import errors
+from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters.sql_store import database, reading
 from trainmedic_server.adapters.sql_store.columns import metadata
 from trainmedic_server.adapters.sql_store.leadership import Leadership, now
 
 if TYPE_CHECKING:
     import psycopg
+
+log = telemetry.logger(__name__)
 
 TAKEOVER = timedelta(seconds=8)  # Time until PostgreSQL ends a silent session.
 OLDEST = 14  # First version that ends silent sessions.
@@ -115,7 +117,7 @@ class LockSession:
                 "lock_timeout": seconds / 6,
                 "tcp_user_timeout": seconds,
             },
-            application_name=(_NAME_PREFIX + address)[:_NAME_BYTES],
+            application_name=_session_name(address),
             target_session_attrs="read-write",
         )
         try:
@@ -219,6 +221,18 @@ def _connect(url: str, limits: Mapping[str, float], **more: Any) -> psycopg.Conn
         connection.close()
         raise
     return connection
+
+
+def _session_name(address: str) -> str:
+    name = _NAME_PREFIX + address
+    if len(name.encode()) <= _NAME_BYTES:
+        return name
+    # A cut address could lead standbys, with their clients' tokens, to another host.
+    log.warning(
+        "the advertised address is too long for PostgreSQL; standbys forward no requests",
+        most_bytes=_NAME_BYTES - len(_NAME_PREFIX),
+    )
+    return _NAME_PREFIX
 
 
 def _key_of(connection: psycopg.Connection[Any]) -> int:

@@ -57,6 +57,7 @@ class MemoryReplicas:
 
     def start_copying(self, wards: Mapping[int, Address]) -> None:
         self._wards = dict(wards)
+        self._slots = {ward: [] for ward in self._wards}  # complete, because another thread iterates over it
         if self._wards:
             self._thread = threading.Thread(target=self._run, name="trainmedic-replicator", daemon=True)
             self._thread.start()
@@ -74,16 +75,19 @@ class MemoryReplicas:
     def drop_after(self, step: int) -> None:
         with self._lock:
             for slot in [slot for slots in self._slots.values() for slot in slots]:
-                if slot.mark is not None and slot.mark.step > step:
+                mark = slot.mark  # read once: the copying thread may clear it
+                if mark is not None and mark.step > step:
                     slot.clear()
 
     def steps_of(self, ward: int) -> Sequence[int]:
-        return [slot.mark.step for slot in self._slots.get(ward, ()) if slot.mark is not None]
+        return [mark.step for slot in self._slots.get(ward, ()) if (mark := slot.mark) is not None]
 
     def _run(self) -> None:
         failures: dict[int, int] = {}
         while not self._ended.wait(_PERIOD):
             for ward, address in self._wards.items():
+                if self._ended.is_set():
+                    return
                 try:
                     self._update(ward, address)
                     failures[ward] = 0
@@ -94,7 +98,7 @@ class MemoryReplicas:
 
     def _update(self, ward: int, address: Address) -> None:
         """Copy a ward's newest checkpoint if it is new."""
-        slots = self._slots.setdefault(ward, [])
+        slots = self._slots[ward]
         newest = max((slot.mark for slot in slots if slot.mark is not None), default=None, key=lambda mark: mark.at)
         slot: Slot | None = None
 
@@ -123,12 +127,13 @@ class MemoryReplicas:
         if len(slots) < COPIES:
             slots.append(Slot(size, directory / f"slot-{len(slots)}"))
             return slots[-1]
-        slots.sort(key=lambda slot: "" if slot.mark is None else slot.mark.at)
-        older = slots[0]
+        # Without sorting: other threads would see an empty list meanwhile.
+        place = min(range(len(slots)), key=lambda index: _time_of(slots[index]))
+        older = slots[place]
         older.clear()
         if older.size < size:
             older.remove()
-            slots[0] = older = Slot(size, older.file)
+            slots[place] = older = Slot(size, older.file)
         return older
 
     @contextmanager
@@ -162,3 +167,7 @@ class MemoryReplicas:
                 yield mark, memoryview(memory_slots.map_file(file, mark))
                 return
         yield None
+
+
+def _time_of(slot: Slot) -> str:
+    return "" if slot.mark is None else slot.mark.at

@@ -17,7 +17,9 @@ import pytest
 from tests.unit.agent.log_shipping.shipping import Agent
 from trainmedic.wire import log_layout
 from trainmedic_agent.log_shipping.ship_counters import LostReason
-from trainmedic_agent.log_shipping.store_push import Answer, Outcome, answer_of
+from trainmedic_agent.log_shipping.ship_policy import ShipPolicy, StoreKind
+from trainmedic_agent.log_shipping.store_access import StoreAccess
+from trainmedic_agent.log_shipping.store_push import Answer, Outcome, StorePush, answer_of
 from trainmedic_logs.domain.log_search import LogQuery
 from trainmedic_server.adapters.log_stores.loki import Loki
 from trainmedic_server.adapters.log_stores.paging import StoredLogs
@@ -473,3 +475,12 @@ async def test_the_lines_of_pods_are_found_by_the_jobs_pods(tmp_path: Path) -> N
 def _write_records(path: Path, records: list[str]) -> None:
     """A file with one record, because the device gives one at a read: the records are padded to its size."""
     path.write_bytes(b"".join(record.encode().ljust(8192, b"\0") for record in records))
+
+
+def test_a_token_that_is_no_header_is_not_shown() -> None:
+    """http.client's error has the whole header."""
+    policy = ShipPolicy(StoreKind.LOKI, "http://127.0.0.1:9")
+    answer = StorePush(policy, lambda: StoreAccess("s3cret-one\ns3cret-two")).push([])
+    assert (answer.outcome, answer.reason) == (Outcome.LATER, "unavailable")
+    assert "s3cret" not in answer.text
+    assert "token" in answer.text
