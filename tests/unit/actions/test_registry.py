@@ -11,7 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 from trainmedic_core.target import TargetKind
-from trainmedic_server.actions import messages, registry
+from trainmedic_server.actions import jobs, messages, registry
+from trainmedic_server.actions.commands import CommandAction
 from trainmedic_server.errors import PermanentFailure
 from trainmedic_server.ports.actions import Services
 
@@ -75,6 +76,12 @@ def test_every_parameter_is_described_and_no_other_is_taken(spec):
     assert all(field.description for field in spec.Params.model_fields.values())
     assert spec.Params.model_config.get("extra") == "forbid"
     assert spec.Params.model_config.get("frozen") is True
+
+
+def test_a_command_of_a_jobs_own_cannot_have_an_actions_prefix():
+    """Each action that is a command itself has a prefix that `job.command` refuses."""
+    prefixes = {spec.name.partition(".")[0] for spec in registry.BUILT_IN if issubclass(spec, CommandAction)}
+    assert prefixes == set(jobs._OWN_PREFIXES)
 
 
 def test_checking_needs_no_services():
