@@ -26,7 +26,7 @@ def parse(text: str) -> timedelta:
     """Raises ValueError."""
     if text == "0":
         return timedelta(0)
-    if not _GRAMMAR.match(text):
+    if not _GRAMMAR.fullmatch(text):
         raise ValueError(f"{text!r} is not a duration; {_suggestion(text)}")
     try:
         return sum((int(count) * _UNITS[unit] for count, unit in _PART.findall(text)), timedelta(0))
@@ -38,7 +38,10 @@ def _suggestion(text: str) -> str:
     at, total = 0, timedelta(0)
     while at < len(text) <= 40 and (part := _LONG_PART.match(text, at)):
         unit = part[2].lower()
-        total += float(part[1]) * _UNITS[_SHORT.get(unit, unit)]
+        try:
+            total += float(part[1]) * _UNITS[_SHORT.get(unit, unit)]
+        except OverflowError:
+            return "it is too long"
         at = part.end()
     if at == len(text) and total:
         return f"write {write(total)}"

@@ -9,7 +9,7 @@ NO_JOB, NO_NODE, ENDED, NO_RESERVATION = 2017, 2018, 2021, 2053
 invalid reservation.
 """
 _NO_ANSWER = frozenset({-1, *range(1, 1007), *range(1008, 2000), *range(5000, 6000)})
-"""Error numbers of communication with slurmctld, such as 1001 (unable to contact) and 5004 (timed out).
+"""Error numbers of communication with slurmctld, such as 1001 (connection failure) and 5004 (timed out).
 
 Those below 1000 are the system's. -1 states no cause: it comes from a controller under load.
 """
@@ -32,7 +32,7 @@ _TEXTS = {
     "Protocol authentication error": 1007,
     "Access/permission denied": 2002,
 }
-"""Parts of what scontrol and scancel write, which have no numbers."""
+"""Parts of what scontrol and scancel write, and the agent if they do not end, which have no numbers."""
 
 
 def number_in(text: str) -> int | None:

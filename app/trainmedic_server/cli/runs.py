@@ -27,10 +27,12 @@ def runs() -> None:
 
 def _operator_command(kind: str, summary: str, needs_note: bool = False) -> click.Command:
     ends_run = kind in ("reject", "cancel")
+    # An option with a default is never missing.
+    required_or_empty: dict[str, Any] = {"required": True} if needs_note else {"default": ""}
 
     @click.command(kind.replace("_", "-"), help=summary)
     @click.argument("run_id", metavar="RUN")
-    @click.option("--note", default="", required=needs_note, metavar="TEXT", help="Reason, recorded in the history.")
+    @click.option("--note", **required_or_empty, metavar="TEXT", help="Reason, recorded in the history.")
     @server_options
     def order(client: Client, run_id: str, note: str, undo: bool = False) -> None:
         run = client.post(f"runs/{run_path(run_id)}/{kind}", {"note": note, "undo": True} if undo else {"note": note})

@@ -58,7 +58,7 @@ class ManualStarter:
     async def start(self, order: StartOrder, by: ByHand) -> Started:
         """Start a run, or return the result of a dry run.
 
-        Raises NotFound, Conflict, NotEntitled, PayloadError for inputs, StoreUnavailable.
+        Raises NotFound, Conflict, NotEntitled, PayloadError for inputs or a missing target, StoreUnavailable.
         """
         playbook = self._playbook(order.playbook)
         _check_entitled(playbook, by)
@@ -244,7 +244,7 @@ def _target(
 def _result_of_request(
     tx: Transaction, by: ByHand, playbook: str, target: Target | None, given: inputs.ReadInputs | None = None
 ) -> Started | None:
-    """Return the result of an earlier request with this key. Raises Conflict if it differed."""
+    """Return the result of an earlier request with this key. Raises Conflict if it differed, labels aside."""
     run_id = tx.run_of_request(by.key) if by.key is not None else None
     run = tx.run(run_id) if run_id is not None else None
     if run is None:

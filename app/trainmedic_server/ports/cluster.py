@@ -53,7 +53,7 @@ class Cluster(Protocol):
 
     async def get(self, ref: Ref) -> Object: ...
 
-    async def list(
+    async def list(  # without `namespace`: in all
         self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> Sequence[Object]: ...
 
@@ -68,6 +68,7 @@ class Cluster(Protocol):
         """Raises ObjectExists."""
         ...
 
+    # Without `grace`, the object's own.
     async def delete(self, ref: Ref, uid: str, grace: timedelta | None = None) -> None:
         """Delete the object with this `uid`, if it exists. Raises ObjectChanged if another has its name."""
         ...

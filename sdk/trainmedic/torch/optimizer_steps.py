@@ -60,8 +60,9 @@ class OptimizerSteps:
             self.sampler(optimizer)
 
     def _after_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
-        if self.observer is not None:
-            self.observer()
+        observer = self.observer  # another thread may clear it
+        if observer is not None:
+            observer()
 
 
 def has_gradients(optimizers: Sequence[Any]) -> bool:

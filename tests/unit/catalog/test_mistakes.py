@@ -112,6 +112,8 @@ def test_an_output_of_a_job_is_checked_where_no_ranks_or_nodes_are_merged() -> N
         ("0 min", "90s, 10m"),
         ("soon", "90s, 10m"),
         ("9" * 400 + " h", "90s, 10m"),
+        ("9999999 years", "it is too long"),
+        ("5m\n", "write 5m"),
     ],
 )
 def test_a_duration_in_words_is_refused_with_its_short_form(written: str, cure: str) -> None:

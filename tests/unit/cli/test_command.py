@@ -51,6 +51,13 @@ def test_an_absent_command_names_its_distribution(
     assert name not in command.commands()
 
 
+def test_a_required_note_is_asked_for_before_the_server_is(installed: set[str]) -> None:
+    """As a wrong use of the command."""
+    ran = CliRunner().invoke(command.main, ["runs", "close-undo", "01a2"])
+    assert ran.exit_code == 2
+    assert "Missing option '--note'" in ran.output
+
+
 def test_an_install_that_registers_nothing_is_named(installed: set[str]) -> None:
     """As after a pull into a checkout that an earlier version was installed from: nothing is said to be absent that may
     be there."""
