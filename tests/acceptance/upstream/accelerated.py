@@ -83,7 +83,7 @@ def training_function(fault, port, directory):
                     fault = None
                     with torch.no_grad():
                         for parameter in model.parameters():
-                            parameter.add_(torch.randn_like(parameter) * 2)
+                            parameter.add_(torch.randn_like(parameter) * 1.2)
                 loss, _ = model(**batch)
                 accelerator.backward(loss)
                 optimizer.step()

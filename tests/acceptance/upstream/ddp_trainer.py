@@ -74,7 +74,7 @@ class Trainer:
                     noise = torch.Generator().manual_seed(0)
                     with torch.no_grad():
                         for parameter in self.model.parameters():
-                            parameter.add_(torch.randn(parameter.shape, generator=noise) * 2)
+                            parameter.add_(torch.randn(parameter.shape, generator=noise) * 1.2)
                 loss, norm = self._run_batch(source, targets)
                 step.report(loss=loss, grad_norm=norm)
             time.sleep(0.05)

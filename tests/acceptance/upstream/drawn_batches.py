@@ -89,7 +89,7 @@ while True:
             fault = None
             with torch.no_grad():
                 for parameter in model.parameters():
-                    parameter.add_(torch.randn_like(parameter) * 2)
+                    parameter.add_(torch.randn_like(parameter) * 1.2)
         for _ in range(gradient_accumulation_steps):
             X, Y = next(batches)
             loss = loss_of(X, Y) / gradient_accumulation_steps

@@ -26,7 +26,8 @@ HERE = Path(__file__).parent
 FAULT = 240
 """The step after which the weights are spoiled: by then the alert's rule has a baseline.
 
-The loss jumps to some hundreds: beyond 1000 it would be a divergence, whose own alert might come first."""
+The noise makes the loss jump to at most some 400, whatever is drawn: over 1000 for five steps it would be a divergence,
+whose own alert might come first."""
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
 JOBS: dict[str, tuple[str, ...]] = {
     "drawn-batches": ("drawn_batches.py",),
