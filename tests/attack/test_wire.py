@@ -117,7 +117,7 @@ def test_only_a_genuine_reply_is_an_outcome(source: random.Random) -> None:
     """Whatever else is on the stream of replies."""
     metrics, clock = telemetry.Metrics(), StoppedClock(NOW)
     discarded: list[bytes] = []
-    router = ReplyRouter(NOW - timedelta(hours=1), discarded.extend, is_signed=True)
+    router = ReplyRouter(NOW - timedelta(hours=1), lambda _: None, discarded.extend, is_signed=True)
     outage = RedisOutage("a test", "redis://127.0.0.1", metrics.bus_errors)
     inbox = ReplyInbox(None, "a", router, clock, metrics, outage, SHARED, None, no_fence)  # type: ignore[arg-type]
     key = Signer.of(identity_key(b"the shared key of these tests", job_identity("llm-1")))

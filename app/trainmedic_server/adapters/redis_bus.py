@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from datetime import timedelta
 
 from msgspec import Struct
@@ -62,7 +62,7 @@ class RedisBus:
         self._writer_outage = RedisOutage("sending", url, metrics.bus_errors)
         self._outbox = CommandOutbox(self._client, clock, metrics, self._writer_outage, fence)
         self._reader_outage = RedisOutage("reading", url, metrics.bus_errors)
-        self._router = ReplyRouter(clock.now(), self._outbox.acknowledge, signer is not None)
+        self._router = ReplyRouter(clock.now(), self._outbox.send, self._outbox.acknowledge, signer is not None)
         self._inbox = ReplyInbox(
             self._reading,
             consumer,
@@ -113,7 +113,8 @@ class RedisBus:
 
     def tell(self, command: Command) -> None:
         address = _address_of(command)
-        self._outbox.send(self._queued(command, address, lambda _: None, lambda: True))
+        raw, signatures = self._signed(command, address)
+        self._outbox.send(QueuedCommand(address.stream, address.presence, raw, signatures, command.expires_at))
 
     def acknowledge(self, command_id: str) -> None:
         self._router.acknowledge(command_id)
@@ -159,18 +160,18 @@ class RedisBus:
             waiter.expect(await self._ranks(presence))
         if waiter.is_complete:
             return
-        queued = self._queued(
-            command,
-            address,
-            lambda value: waiter.mark_sent(self._judge.ranks_of(presence, value)),
-            lambda: waiter.users > 0 and not waiter.is_complete,
+        raw, signatures = self._signed(command, address)
+        waiter.command = _AwaitedCommand(
+            address.stream, presence, raw, signatures, command.expires_at, waiter=waiter, judge=self._judge
         )
-        waiter.send_again = lambda: self._outbox.send(queued)
-        self._outbox.send(queued)
-        if unheard is not None and await self._is_unheard(waiter, presence) and await unheard():
+        self._outbox.send(waiter.command)
+        while not waiter.is_sent:
+            await waiter.next_change()
+        if unheard is not None and not await _is_heard(waiter) and await self._is_absent(presence) and await unheard():
             return
         while True:
-            await _wait_until_complete(waiter)
+            while not waiter.is_complete:
+                await waiter.next_change()
             if waiter.knows_who_answers:
                 return
             # The job was not connected when the command was sent. Since a rank has answered, its presence lists the
@@ -179,25 +180,11 @@ class RedisBus:
             if waiter.is_complete:
                 return
 
-    def _queued(
-        self,
-        command: Command,
-        address: CommandAddress,
-        on_sent: Callable[[bytes | None], None],
-        is_wanted: Callable[[], bool],
-    ) -> QueuedCommand:
+    def _signed(self, command: Command, address: CommandAddress) -> tuple[bytes, Mapping[bytes, str]]:
         raw = command.encode()
-        signatures = {} if self._signer is None else self._signer.fields(raw, address.identity)
-        return QueuedCommand(address.stream, address.presence, raw, signatures, command.expires_at, on_sent, is_wanted)
+        return raw, {} if self._signer is None else self._signer.fields(raw, address.identity)
 
-    async def _is_unheard(self, waiter: ReplyWaiter, presence: str) -> bool:
-        await waiter.sent.wait()
-        try:
-            async with asyncio.timeout(UNHEARD_AFTER.total_seconds()):
-                await waiter.heard.wait()
-            return False
-        except TimeoutError:
-            pass
+    async def _is_absent(self, presence: str) -> bool:
         try:
             present = await self._presences.read(presence)
         except errors.BusUnavailable:
@@ -212,10 +199,27 @@ class RedisBus:
             return self._judge.ranks_of(presence, None)  # The last known ones.
 
 
-async def _wait_until_complete(waiter: ReplyWaiter) -> None:
-    while not waiter.is_complete:
-        waiter.changed.clear()
-        await waiter.changed.wait()
+class _AwaitedCommand(QueuedCommand, kw_only=True):
+    waiter: ReplyWaiter
+    judge: PresenceJudge
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.waiter.users > 0 and not self.waiter.is_complete
+
+    def note_sent(self, presence: bytes | None) -> None:
+        self.waiter.mark_sent(self.judge.ranks_of(self.presence, presence))
+
+
+async def _is_heard(waiter: ReplyWaiter) -> bool:
+    """Wait for a reply. Return False after `UNHEARD_AFTER`."""
+    try:
+        async with asyncio.timeout(UNHEARD_AFTER.total_seconds()):
+            while not waiter.is_heard:
+                await waiter.next_change()
+    except TimeoutError:
+        return False
+    return True
 
 
 class CommandAddress(Struct, frozen=True):

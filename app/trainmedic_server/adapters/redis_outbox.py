@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from msgspec import Struct
@@ -31,10 +31,15 @@ class QueuedCommand(Struct):
     raw: bytes
     signatures: Mapping[bytes, str]
     expires_at: datetime
-    on_sent: Callable[[bytes | None], None]  # Receives the value of `presence`, None without one.
-    is_wanted: Callable[[], bool]  # Called immediately before sending.
     backoff: Backoff | None = None
     is_queued: bool = False
+
+    @property
+    def is_wanted(self) -> bool:  # Read immediately before sending.
+        return True
+
+    def note_sent(self, presence: bytes | None) -> None:
+        """Receive the value of the key `presence`, None without one."""
 
 
 class CommandOutbox:
@@ -87,7 +92,7 @@ class CommandOutbox:
         now = self._clock.now()
         for command in commands:
             command.is_queued = False
-        commands = [command for command in commands if command.is_wanted() and command.expires_at > now]
+        commands = [command for command in commands if command.is_wanted and command.expires_at > now]
         if not commands and not acks:
             return
         streams = {command.stream: command for command in commands}
@@ -122,7 +127,7 @@ class CommandOutbox:
             else:
                 self._outage.refusal = None
                 value = values[command.presence]
-                command.on_sent(value if isinstance(value, bytes) else None)
+                command.note_sent(value if isinstance(value, bytes) else None)
 
     def _send_later(self, command: QueuedCommand, error: Exception) -> None:
         reason = self._outage.note_refusal(error)

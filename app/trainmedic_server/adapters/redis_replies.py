@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from trainmedic.wire.envelope import EXPIRED, Reply
+from trainmedic_server.adapters.redis_outbox import QueuedCommand
 
 GRACE = timedelta(minutes=5)
 """Time after the start for which unclaimed replies are retained: recovery requests them again."""
@@ -22,14 +23,14 @@ class ReplyWaiter:
     def __init__(self, expires_at: datetime, identity: str) -> None:
         self.expires_at = expires_at
         self.identity = identity  # Of the receiver: signed replies of others do not count.
-        self.send_again: Callable[[], None] | None = None
+        self.command: QueuedCommand | None = None
         self.ranks: frozenset[int] | None = None  # Ranks that must reply; None while unknown.
         self.finals: dict[int | None, Reply] = {}  # By rank, None if the receiver has no ranks.
         self.accepted: dict[int | None, Reply] = {}  # By rank, before the final reply.
-        self.changed = asyncio.Event()
-        self.sent = asyncio.Event()
-        self.heard = asyncio.Event()  # Set by any reply that `offer` does not ignore.
+        self.is_sent = False
+        self.is_heard = False  # Any reply arrived that `offer` does not ignore.
         self.users = 0  # Waiting requests.
+        self._changed = asyncio.Event()
 
     @property
     def is_complete(self) -> bool:
@@ -46,12 +47,16 @@ class ReplyWaiter:
         has_count = any(rank is None or reply.ranks is not None for rank, reply in self.finals.items())
         return has_count or self.ranks is not None
 
+    async def next_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
     def expect(self, ranks: frozenset[int] | None) -> None:
         self.ranks = ranks
-        self.changed.set()
+        self._changed.set()
 
     def mark_sent(self, ranks: frozenset[int] | None) -> None:
-        self.sent.set()
+        self.is_sent = True
         self.expect(ranks)
 
     def offer(self, reply: Reply) -> bool:
@@ -60,15 +65,15 @@ class ReplyWaiter:
             # It answers an earlier, shorter sending of this command. Counting it would repeat a still valid command
             # under another ID.
             return False
-        self.heard.set()
-        self.sent.set()  # Possibly by the previous server. The outbox omits answered commands.
+        self.is_heard = True
+        self.is_sent = True  # Possibly by the previous server. The outbox omits answered commands.
+        self._changed.set()
         if not reply.is_final:
             self.accepted[reply.rank] = reply
             return False
         if reply.rank in self.finals:
             return False
         self.finals[reply.rank] = reply
-        self.changed.set()
         return True
 
     def replies(self) -> tuple[Reply, ...]:
@@ -77,9 +82,16 @@ class ReplyWaiter:
 
 
 class ReplyRouter:
-    def __init__(self, now: datetime, acknowledge: Callable[[list[bytes]], None], is_signed: bool = False) -> None:
+    def __init__(
+        self,
+        now: datetime,
+        send: Callable[[QueuedCommand], None],
+        acknowledge: Callable[[list[bytes]], None],
+        is_signed: bool = False,
+    ) -> None:
         self._is_signed = is_signed
         self._early_until = now + GRACE
+        self._send = send
         self._acknowledge = acknowledge
         self._waiters: dict[str, ReplyWaiter] = {}
         self._unacknowledged: dict[str, dict[bytes, None]] = {}
@@ -105,7 +117,7 @@ class ReplyRouter:
         if waiter.users:
             return
         del self._waiters[command_id]
-        waiter.send_again = None  # Breaks the reference cycle.
+        waiter.command = None  # Breaks the reference cycle.
         self._recent[command_id] = frozenset(waiter.finals)
         if len(self._recent) > RECENT_LIMIT:
             self._recent.popitem(last=False)
@@ -113,8 +125,8 @@ class ReplyRouter:
     def send_again(self) -> None:
         """Send the commands of all incomplete waiters again."""
         for waiter in self._waiters.values():
-            if waiter.send_again is not None and not waiter.is_complete:
-                waiter.send_again()
+            if waiter.command is not None and not waiter.is_complete:
+                self._send(waiter.command)
 
     def acknowledge(self, command_id: str) -> None:
         entries = self._unacknowledged.pop(command_id, None)

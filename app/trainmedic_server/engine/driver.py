@@ -77,7 +77,8 @@ class Driver:
         self._read_in_flight: OutsideState | None = None
         self._times_touched = 0
         self._touched = asyncio.Event()
-        self._planned = asyncio.Event()  # set while the plan includes all touches
+        self._is_planned = False  # the plan includes all touches
+        self._planned: asyncio.Event | None = None  # None if nobody waits for the plan
         self._group = GroupFollower(services, run) if run.is_group and not run.is_limited else None
         self._has_target = True  # False while the run waits without a lock before its first act
         # Done once the lock is acquired. None without a queued claim.
@@ -89,7 +90,9 @@ class Driver:
     def touch(self) -> None:
         """Make the driver reload external changes before it plans again."""
         self._touched.set()
-        self._planned.clear()
+        self._is_planned = False
+        if self._planned is not None:
+            self._planned.clear()
         self._read_in_flight, self._times_touched = None, self._times_touched + 1
 
     @property
@@ -121,6 +124,9 @@ class Driver:
             await self._commit(draft.plan(Idle()))
 
     async def wait_until_planned(self) -> None:
+        if self._is_planned:
+            return
+        self._planned = self._planned or asyncio.Event()
         await self._planned.wait()
 
     async def drive(self) -> None:
@@ -130,7 +136,17 @@ class Driver:
                 await self._group.follow()
             if not self.run.is_open or (await self._take_turn() and await self._take_target()):
                 self._has_target = not claims.is_unlocked(self.run)
-                await self._run_until_idle()
+                if self._then is None:
+                    await self._plan_next(None)
+                while not isinstance(self._then, Idle) or self._touched.is_set():
+                    if not isinstance(self._then, (Look, TakeTarget)):
+                        self._stop_watching()
+                    self._drop_unneeded_target()
+                    if isinstance(self._then, PerformAttempt):
+                        await self._plan_next((self._then, await self._perform(self._then)))
+                    else:
+                        await self._carry_out()
+                        await self._plan_next(None)
         finally:
             self._stop_watching()
             self._granted, self._look_once, self._new_sight = None, False, None
@@ -139,12 +155,6 @@ class Driver:
             self._services.locks.release(self.run.id)
             self._services.turns.leave(self.run.playbook, self.run.id)
             self._note_planned()
-
-    async def _run_until_idle(self) -> None:
-        if self._then is None:
-            await self._plan_next(None)
-        while not isinstance(self._then, Idle) or self._touched.is_set():
-            await self._plan_next(await self._carry_out())
 
     async def _plan_next(self, ended: EndedAttempt | None) -> None:
         self._then = None
@@ -157,10 +167,8 @@ class Driver:
         self._new_sight = None
         self._look_once = isinstance(self._then, Look) and self._then.once
 
-    async def _carry_out(self) -> EndedAttempt | None:  # None if the instruction was no attempt
-        if not isinstance(self._then, (Look, TakeTarget)):
-            self._stop_watching()
-        self._drop_unneeded_target()
+    async def _carry_out(self) -> None:
+        """Carry out an instruction that is no attempt."""
         match self._then:
             case Look() as look:
                 await self._watch(look)
@@ -173,9 +181,6 @@ class Driver:
                     self._group.allow_next_start()
             case StartMembers() as order:
                 await self._start_members(order)
-            case PerformAttempt() as act:
-                return act, await self._perform(act)
-        return None
 
     async def _start_members(self, order: StartMembers) -> None:
         assert self._group is not None
@@ -544,7 +549,9 @@ class Driver:
 
     def _note_planned(self) -> None:
         if not self._touched.is_set():
-            self._planned.set()
+            self._is_planned = True
+            if self._planned is not None:
+                self._planned.set()
 
     def _current_pause(self) -> OperatorPause | None:
         return self._services.pause_of(self.run, self._touched_nodes)

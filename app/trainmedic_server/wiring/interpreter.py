@@ -18,7 +18,7 @@ def tune() -> None:
     # After each SQLite call, the store's thread waits for the GIL, by default up to 5 ms.
     sys.setswitchinterval(0.0005)
     # Collections doubled the time of `benchmarks.alert_storm`. Without the GIL, each one stops all threads.
-    gc.set_threshold(50_000 if _has_gil() else 2_000_000, 20, 50)
+    gc.set_threshold(50_000 if _has_gil() else 2_000_000, 3, 50)
 
 
 def described() -> dict[str, Any]:
