@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Mapping, Sequence
 
 from trainmedic_logs.domain.finding import CauseClass
 
 _ERRNO = re.compile(r"\[Errno (-?\d{1,3})\]|\(os error (\d{1,3})\)|\berrno[:= ]{1,2}(\d{1,3})\b")
+_ERRNO_NAME = re.compile(r"\bE[A-Z]{2,14}\b")  # Programs on libuv print the name, such as ``EADDRINUSE``.
+_ERRNO_BY_NAME = {name: number for number, name in errno.errorcode.items()}
 # Linux's numbers, and getaddrinfo's negative ones.
 _BY_ERRNO: Mapping[int, CauseClass] = {
     5: CauseClass.STORAGE,  # EIO
@@ -250,9 +253,11 @@ def _by_status(name: str, message: str) -> CauseClass | None:
 
 def _by_errno(message: str) -> CauseClass | None:
     match = _ERRNO.search(message)
-    if match is None:
-        return None
-    cause = _BY_ERRNO.get(int(next(group for group in match.groups() if group)))
+    if match is not None:
+        number = int(next(group for group in match.groups() if group))
+    else:
+        number = next((_ERRNO_BY_NAME[name] for name in _ERRNO_NAME.findall(message) if name in _ERRNO_BY_NAME), 0)
+    cause = _BY_ERRNO.get(number)
     # With a path, a file system did not answer or refused a lock.
     is_files = cause in (CauseClass.NETWORK, CauseClass.NODE) and bool(_NAMES_A_FILE.search(message))
     is_files = is_files and not _TOO_MANY_FILES.search(message)
