@@ -64,6 +64,8 @@ def diagnose_folder(
         asked = "pass the name of the job" if job is None else f"none of {job}"
         raise ConfigurationError(f"{directory}: {there}; {asked}")
     files = [file for file in folder.files if not job or file.origin.job in (job, None)]
+    if not files and limits.reached is not None:
+        raise ConfigurationError(f"{directory}: {limits.text_of(limits.reached)} before a file was read")
     if not files:
         unread = "".join(f"; not read: {name}: {why}" for name, why in islice(folder.left_out.items(), _MOST_NAMED))
         raise ConfigurationError(f"{directory}: no logs or dumps found{unread}")

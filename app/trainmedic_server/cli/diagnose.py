@@ -10,7 +10,6 @@ from trainmedic_core.cli import exits
 from trainmedic_core.cli.output import print_document
 from trainmedic_core.plain_text import visible
 from trainmedic_logs.cli.folder_diagnosis import folder_options, show_folder, shown
-from trainmedic_logs.files.reading_limits import ReadingLimits
 from trainmedic_server import telemetry
 from trainmedic_server.cli.client import Client, server_options
 
@@ -42,7 +41,7 @@ def diagnose(
         _show_verdict_of_server(client, job, attempt, output)
     else:
         telemetry.configure_logging("CRITICAL")
-        show_folder(directory, job, attempt, paths, output, ReadingLimits(limit_seconds, limit_memory * 2**20))
+        show_folder(directory, job, attempt, paths, output, limit_seconds, limit_memory)
 
 
 def _show_verdict_of_server(client: Client, job: str | None, attempt: int | None, output: str) -> None:

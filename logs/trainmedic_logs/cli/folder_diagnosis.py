@@ -81,7 +81,7 @@ def diagnose(
     """
     if directory is None:
         raise exits.InvalidInput("pass a folder with --dir; showing a server's verdict requires trainmedic-server")
-    show_folder(directory, job, attempt, paths, output, ReadingLimits(limit_seconds, limit_memory * 2**20))
+    show_folder(directory, job, attempt, paths, output, limit_seconds, limit_memory)
 
 
 def show_folder(
@@ -90,12 +90,15 @@ def show_folder(
     attempt: int | None,
     paths: Sequence[Path],
     output: str,
-    limits: ReadingLimits,
+    limit_seconds: int,
+    limit_memory: int,  # MiB
 ) -> None:
     # The command reports loading errors itself.
     logging.getLogger().setLevel(logging.CRITICAL)
+    rules = loaded(paths)
+    limits = ReadingLimits(limit_seconds, limit_memory * 2**20)  # They begin now: loading the rules is no reading.
     try:
-        found = diagnose_folder(directory, loaded(paths), job, limits)
+        found = diagnose_folder(directory, rules, job, limits)
     except ConfigurationError as error:
         raise exits.InvalidInput(str(error)) from error
     chosen = next((each for each in reversed(found.attempts) if attempt in (None, each.attempt)), None)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from trainmedic.errors import ConfigurationError
 from tests.support.hostile.exhausting import expanding_dump
 from tests.support.programs import ROOT
 from tests.unit.diagnosis.test_scenes import shipped_rules
@@ -64,6 +65,13 @@ def test_packed_files_are_unpacked_within_the_limits(tmp_path: Path, machine: Ma
     assert found.limit_reached is kind
     assert "rank8.log.gz" in found.left_out
     assert "limit" in found.left_out["rank8.log.gz"]
+
+
+def test_a_limit_before_the_first_file_is_the_error(tmp_path: Path) -> None:
+    """The folder is not called empty."""
+    (tmp_path / "rank2.log").write_bytes(OOM)
+    with pytest.raises(ConfigurationError, match="the limit of 0 s was reached before a file was read"):
+        diagnose_folder(tmp_path, shipped_rules(), limits=ReadingLimits(0))
 
 
 def test_a_limit_stays_reached() -> None:
