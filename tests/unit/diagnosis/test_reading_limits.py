@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from trainmedic.errors import ConfigurationError
 from tests.support.hostile.exhausting import expanding_dump
 from tests.support.programs import ROOT
 from tests.unit.diagnosis.test_scenes import shipped_rules
+from trainmedic.errors import ConfigurationError
 from trainmedic_core.command import main
 from trainmedic_logs.diagnosis.flight_recorder.dump import MOST_MEMBERS
 from trainmedic_logs.files import dump_reader
