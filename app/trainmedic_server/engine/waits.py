@@ -72,7 +72,7 @@ def _end_moot(draft: RunDraft, state: StepState) -> None:
 
 
 def _begin(draft: RunDraft, state: StepState, definition: PollStep | DelayStep | UntilStep) -> StepState | None:
-    """Return None if a template failed or the wait is too long, which fails the step."""
+    """Return None if the step failed."""
     params: Mapping[str, Any] = {}
     try:
         if isinstance(definition, PollStep):
