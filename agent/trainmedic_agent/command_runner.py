@@ -275,5 +275,5 @@ class CommandRunner:
 
 
 def _doubtful(status: str, reason: str) -> CommandRecord:
-    # The server reads this member of Slurm's commands: the status proves no lack of effect.
+    # The server reads `may_be_done` of Slurm's commands: this status does not exclude an effect.
     return CommandRecord(status, {"reason": reason, "may_be_done": True})

@@ -110,8 +110,8 @@ def agents_of(uuids: list[str]) -> Mapping[str, int]:
 
 def taken_by(uuid: str, pid: int | None) -> str:
     return (
-        f"{uuid} belongs to another agent of this machine, process {pid}: two would take each other's caps for "
-        "the limit from before, and leave the GPU capped. Stop one of them"
+        f"{uuid} belongs to another agent of this machine, process {pid}: each would take the other's cap for "
+        "the original limit, and leave the GPU capped. Stop one of them"
     )
 
 

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from trainmedic_agent.disk import checkpoints, search
 from trainmedic_agent.disk.filesystems import Root, freed_bytes, inode_of, open_directory
+from trainmedic_agent.disk.metadata_reader import MetadataUnread
 from trainmedic_agent.disk.open_files import FileUsage
 from trainmedic_agent.disk.place import is_in_place
 from trainmedic_agent.disk.removal import may_hide_reads, open_for_reading, refusal
@@ -105,8 +106,11 @@ class CheckpointRemover(Struct, frozen=True):
         contents = search.survey(opened, self.age_by, self.throttle)
         if contents.obstacle is not None:
             return contents.obstacle
-        if checkpoints.is_pinned(fd):
-            return Reason.PINNED
+        try:
+            if checkpoints.is_pinned(fd):
+                return Reason.PINNED
+        except MetadataUnread:
+            return Reason.METADATA_UNREAD
         # Last, because looking for users of each file is the most expensive.
         return Reason.YOUNG if contents.last_used_ns > self.cutoff_ns else self._use_of_files(opened)
 

@@ -46,21 +46,25 @@ class CheckpointTraits(Struct, frozen=True):
 
 
 def is_checkpoint(fd: int, name: str) -> bool:
+    """Raises MetadataUnread."""
     markers = (COMPLETE_MARKER, PINNED_MARKER, _DISTRIBUTED_INDEX)
     return is_name_of_checkpoint(name) or any(_has(fd, marker) for marker in markers)
 
 
 def is_pinned(fd: int) -> bool:
+    """Raises MetadataUnread."""
     return _has(fd, PINNED_MARKER)
 
 
 def traits_of(parent: int, fd: int, name: str, written_ns: int, metadata: MetadataReader) -> CheckpointTraits:
+    has_pin = False
     try:
+        has_pin = is_pinned(fd)
         completeness = _completeness(parent, fd, name, metadata)
         best = metadata.best(fd, _TRAINER_STATE)
     except MetadataUnread:
-        return CheckpointTraits(name, written_ns, Completeness.UNKNOWN, is_pinned(fd), None, is_known=False)
-    return CheckpointTraits(name, written_ns, completeness, is_pinned(fd), best)
+        return CheckpointTraits(name, written_ns, Completeness.UNKNOWN, has_pin, None, is_known=False)
+    return CheckpointTraits(name, written_ns, completeness, has_pin, best)
 
 
 def kept(siblings: Sequence[CheckpointTraits], keep_newest: int) -> dict[str, Reason]:
@@ -102,5 +106,7 @@ def _completeness(parent: int, fd: int, name: str, metadata: MetadataReader) -> 
 def _has(fd: int, name: str) -> bool:
     try:
         return stat.S_ISREG(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
-    except OSError:
+    except FileNotFoundError:
         return False
+    except OSError as error:  # such as EIO of a network file system
+        raise MetadataUnread(f"{name} cannot be looked up: {error.strerror}") from error

@@ -38,7 +38,7 @@ class ReadWatch:
     def __init__(self, seconds: float, throttle: Throttle) -> None:
         self._seconds = min(seconds, WATCH_SECONDS)
         self._throttle = throttle
-        self._queue: int | None = None
+        self._queue: int | None = None  # -1 if the kernel refused it
         self._is_blind = False  # True if events were lost
         self._watches: dict[WalkedDirectory, set[int]] = {}
         # Matched files. In other directories every file counts.
@@ -134,7 +134,7 @@ class ReadWatch:
         return int(_libc.inotify_add_watch(self._queue, path.encode(), _OPEN | _ONLY_DIRECTORY))
 
     def _read_queue(self) -> None:
-        while self._queue is not None and not self._is_blind:
+        while self._queue is not None and self._queue >= 0 and not self._is_blind:
             try:
                 events = os.read(self._queue, _BUFFER_BYTES)
             except BlockingIOError:

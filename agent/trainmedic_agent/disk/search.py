@@ -19,7 +19,7 @@ from msgspec import Struct, field
 from trainmedic_agent.disk import checkpoints
 from trainmedic_agent.disk.checkpoints import CheckpointTraits
 from trainmedic_agent.disk.filesystems import Inode, Root, freed_bytes, inode_of, stored_bytes
-from trainmedic_agent.disk.metadata_reader import MetadataReader
+from trainmedic_agent.disk.metadata_reader import MetadataReader, MetadataUnread
 from trainmedic_agent.disk.report import Reason, RuleCounters
 from trainmedic_agent.disk.rules import AgeBy, CleaningOperation, CleaningRule
 from trainmedic_agent.disk.throttle import Throttle
@@ -44,6 +44,14 @@ class _Search(Struct):
 
     def _walk(self, root: Root, visit: VisitDirectory) -> closing[Generator[WalkedEntry, None, None]]:
         return closing(Walk(self.rule.globs, self.rule.exclude, self.throttle, self.counters.skip, visit)(root))
+
+    def _is_checkpoint(self, directory: WalkedDirectory, name: str) -> bool | None:
+        # Also remains of one. None, and counted as skipped, if it cannot be known.
+        try:
+            return name.startswith(DELETING) or checkpoints.is_checkpoint(directory.fd, name)
+        except MetadataUnread:
+            self.counters.skip(Reason.METADATA_UNREAD, directory, "")
+            return None
 
 
 class MatchedFile(Struct, frozen=True):
@@ -153,10 +161,10 @@ class FileSearch(_Search):
 
     def _visit(self, directory: WalkedDirectory, is_matched: bool) -> bool:
         name = directory.name or PurePath(directory.root.path).name
-        if name.startswith(DELETING) or checkpoints.is_checkpoint(directory.fd, name):
+        is_checkpoint = self._is_checkpoint(directory, name)
+        if is_checkpoint:
             self.counters.skip(Reason.IN_CHECKPOINT, directory, "")
-            return False
-        return True
+        return is_checkpoint is False
 
     def _stat(self, directory: WalkedDirectory, entry: os.DirEntry[str]) -> os.stat_result | None:
         try:
@@ -231,7 +239,10 @@ class CheckpointSearch(_Search):
             name = directory.name
             if not is_matched or directory.parent is None:
                 return True
-            if not name.startswith(DELETING) and not checkpoints.is_checkpoint(directory.fd, name):
+            is_checkpoint = self._is_checkpoint(directory, name)
+            if is_checkpoint is None:
+                return False
+            if not is_checkpoint:
                 self.counters.skip(Reason.NOT_A_CHECKPOINT, directory, "")
                 return True
             self._count += 1
@@ -256,6 +267,8 @@ class CheckpointSearch(_Search):
         kept = checkpoints.kept(whole, self.rule.keep_newest)
         for checkpoint, traits in siblings:
             reason = Reason.PINNED if traits.is_pinned else kept.get(traits.name)
+            if reason is None and not traits.is_known:
+                reason = Reason.METADATA_UNREAD
             reason = reason or self._obstacle(checkpoint)
             if reason is None:
                 self._matched.append(checkpoint)

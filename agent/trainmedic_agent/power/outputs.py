@@ -114,7 +114,7 @@ def _describe_restored(uuid: str, outcome: PowerOutcome) -> dict[str, Any]:
     }
     if outcome.set_by_agent_mw is not None:
         description["note"] = (
-            f"the limit is left at {in_watts(outcome.after.limit_mw):g} W: somebody else has set that since this agent "
+            f"the limit is left at {in_watts(outcome.after.limit_mw):g} W: another process set it after this agent "
             f"set {in_watts(outcome.set_by_agent_mw):g} W"
         )
     elif outcome.state.active:

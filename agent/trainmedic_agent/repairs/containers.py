@@ -45,7 +45,7 @@ class RestartContainerExecutor:
         command, time = accepted.command, RepairTime(accepted)
         name = str(checked_parameters(command, ("container",))["container"])
         kept = self._intents.find(command.id)
-        state = self._read_state(kept["id"] if kept else name)
+        state = self._read_state(name) if kept is None else self._read_begun(kept["id"])
         self._refuse_forbidden(state)
         if kept is None:
             kept = {"id": state.id, "started_at": state.started_at}
@@ -72,10 +72,10 @@ class RestartContainerExecutor:
             raise CommandFailed(f"the container engine could not restart {state.name}: {answer}") from answer
 
     def _wait_until_settled(self, state: ContainerState, before: str, time: RepairTime) -> ContainerState:
-        first = self._read_state(state.id)
+        first = self._read_begun(state.id)
         if first.is_running and first.started_at != before:
             time.pause(SETTLED_SECONDS)
-        last = self._read_state(state.id)
+        last = self._read_begun(state.id)
         if last.started_at == before:
             raise CommandFailed(f"{state.name} was not started again: its start time is unchanged", last.output())
         if not last.is_running:
@@ -85,6 +85,12 @@ class RestartContainerExecutor:
                 f"{state.name} was started again, and ended within {SETTLED_SECONDS:.0f} s", last.output()
             )
         return last
+
+    def _read_begun(self, container_id: str) -> ContainerState:
+        try:
+            return self._read_state(container_id)
+        except CommandRejected as error:  # `rejected` would mean that nothing was done
+            raise CommandFailed(f"{error} any more; it may have been restarted before") from error
 
     def _read_state(self, name: str) -> ContainerState:
         try:

@@ -1,4 +1,4 @@
-"""Readings from before an act, on disk before it. A resumed command compares them with the present, so that it does not
+"""Readings taken and persisted before an act. A resumed command compares them with the present, so that it does not
 act twice.
 """
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 from trainmedic.wire import envelope
 from trainmedic.wire.steady_time import since_boot, utc_now
-from trainmedic_agent.errors import CommandFailed, CommandRejected, CommandUnsupported
+from trainmedic_agent.errors import CommandFailed, CommandRejected, CommandUnsupported, JournalUnavailable
 from trainmedic_agent.executors import AcceptedCommand
 from trainmedic_agent.power.control import boot_id
 from trainmedic_agent.repairs import programs
@@ -19,6 +20,7 @@ _PROGRAM_SECONDS = 20.0  # limit of a call of ``shutdown``, which does not wait
 DELAY_MINUTES = 1
 """Time for users to stop it by ``shutdown -c``, and for the reply ``accepted``."""
 _DELAY_SECONDS = 60 * DELAY_MINUTES
+_SCHEDULED = "scheduled"  # in the kept reading: the system has accepted the restart
 
 
 class RebootExecutor:
@@ -59,8 +61,11 @@ class RebootExecutor:
             self._intents.keep(command.id, kept, utc_now())
         before = kept["boot"]
         if boot == before:
-            if _has_time(time):
+            # Not again after the agent's restart: a user may have stopped it.
+            if _SCHEDULED not in kept and _has_time(time):
                 self._schedule()
+                with contextlib.suppress(JournalUnavailable):  # the restart comes anyway
+                    self._intents.keep(command.id, {**kept, _SCHEDULED: "yes"}, utc_now())
             if not time.wait_for(lambda: self._boot() != before):
                 raise CommandFailed(self._cancelled(), {"boot_id": before})
             boot = self._boot()

@@ -26,7 +26,7 @@ POWER_LIMIT: Mapping[str, Shape] = {
 }
 
 _PRESSURE = {"pressure_percent": NUMBER}
-_SWAP = dict.fromkeys(("total_bytes", "used_bytes", "percent"), NUMBER)
+_USAGE = dict.fromkeys(("total_bytes", "used_bytes", "percent"), NUMBER)
 _DISK: Mapping[str, Shape] = {
     **dict.fromkeys(("total_bytes", "available_bytes", "used_bytes", "percent"), NUMBER),
     **dict.fromkeys(("available_percent", "inodes_percent"), NUMBER),
@@ -38,7 +38,7 @@ _GPU: Mapping[str, Shape] = {
     **dict.fromkeys(("uuid", "name", "pci_address", "recovery_action"), TEXT),
     **dict.fromkeys(("utilization_percent", "temperature_celsius", "memory_temperature_celsius"), NUMBER),
     "slowdown_celsius": NUMBER,
-    "memory": _SWAP,
+    "memory": _USAGE,
     "power": {**_CARD_WATTS, **dict.fromkeys(("draw_watts", "limit_watts", "enforced_watts"), NUMBER)},
     "clocks": dict.fromkeys(("sm_mhz", "memory_mhz"), NUMBER),
     "throttle_reasons": TEXTS,
@@ -57,8 +57,8 @@ NODE_FACTS: Mapping[str, Shape] = {
         **dict.fromkeys(("count", "percent", "iowait_percent", "load_1m", "load_5m", "load_15m"), NUMBER),
         **_PRESSURE,
     },
-    "memory": {**_SWAP, "available_bytes": NUMBER, **_PRESSURE},
-    "swap": _SWAP,
+    "memory": {**_USAGE, "available_bytes": NUMBER, **_PRESSURE},
+    "swap": _USAGE,
     "disks": Each(_DISK),
     "uptime_seconds": NUMBER,
     "driver": TEXT,

@@ -71,7 +71,7 @@ def safe_url(text: str) -> str:
 
 
 def _check_header_name(name: str) -> None:
-    if not _TOKEN.match(name):
+    if not _TOKEN.fullmatch(name):
         raise ValueError(f"{name!r} is not a header name")
     if name.lower() in _SECRET_HEADERS:
         raise ValueError(f"header {name} would be kept in the history; use headers_from_env or bearer_from_env")
@@ -93,7 +93,7 @@ def _as_list(value: Any) -> Any:
 
 def _check_statuses(statuses: tuple[str, ...]) -> tuple[str, ...]:
     for status in statuses:
-        match = _STATUSES.match(status)
+        match = _STATUSES.fullmatch(status)
         if match is None or (match[3] is not None and match[3] < match[2]):
             raise ValueError(f"{status!r} is not a status or a range of them; write 204, 2xx or 200-204")
     return statuses

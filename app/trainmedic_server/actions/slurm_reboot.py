@@ -1,4 +1,4 @@
-"""Action ``slurm.reboot``. By the command's mark in the node's reason a resumed attempt finds its request."""
+"""Action ``slurm.reboot``. A resumed attempt finds its request by the command's mark in the node's reason."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _describe_progress(states: frozenset[str]) -> str:
     if "REBOOT_REQUESTED" in states:
         return "Slurm reboots it as soon as no job runs on it"
     if "REBOOT_ISSUED" in states:
-        return "Slurm has told it to reboot"
+        return "Slurm has ordered its reboot"
     return "Slurm has no reboot of it pending: it has rebooted, or failed to"
 
 

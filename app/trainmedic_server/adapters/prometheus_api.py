@@ -72,7 +72,11 @@ class PrometheusApi(MetricsAndRules):
 
     async def _call(self, method: str, path: str, body: bytes | None) -> HttpReply:
         try:
-            return await self._http.call(method, f"{self._base}{path}", await self._headers(), body, TIMEOUT)
+            headers = await self._headers()
+        except ActionFailure as error:
+            raise MetricsUnavailable(f"Prometheus was not asked: {error}") from error
+        try:
+            return await self._http.call(method, f"{self._base}{path}", headers, body, TIMEOUT)
         except ActionFailure as error:
             raise MetricsUnavailable(f"Prometheus does not answer: {error}") from error
 

@@ -92,7 +92,7 @@ def router(history: VerdictHistory, job_locations: JobLocations, auth: Authentic
 
 def _others(newest_first: Sequence[KnownVerdict]) -> str:
     newest = newest_first[0].attempt
-    return "its attempts are unknown." if newest is None else f"the newest is for attempt {newest}."
+    return "that of the newest is unknown." if newest is None else f"the newest is for attempt {newest}."
 
 
 async def _why_none(job: str, job_locations: JobLocations) -> str:

@@ -27,6 +27,7 @@ from trainmedic_server.ports.outside import Clock
 
 _LONGEST = timedelta(days=366)  # of a pause
 _CLOCK_TOLERANCE = timedelta(minutes=5)  # accepted age of a start, as a client's clock may be slow
+_LATEST = datetime.max.replace(tzinfo=UTC)
 _REFUSALS = responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503)
 
 
@@ -35,11 +36,11 @@ def _checked_time(value: Any) -> Any:
         raise ValueError("must be a time, such as 2026-01-31T12:00:00Z")
     try:
         moment = datetime.fromisoformat(value)
-    except ValueError:
+        if moment.tzinfo is not None:
+            return moment.astimezone(UTC)
+    except (ValueError, OverflowError):
         raise ValueError(f"{value!r} is not a time, such as 2026-01-31T12:00:00Z") from None
-    if moment.tzinfo is None:
-        raise ValueError("must have a zone, such as the Z of 2026-01-31T12:00:00Z")
-    return moment.astimezone(UTC)
+    raise ValueError("must have a zone, such as the Z of 2026-01-31T12:00:00Z")
 
 
 def _checked_length(value: timedelta) -> timedelta:
@@ -280,6 +281,8 @@ def _pause_order(body: PauseBody, now: datetime) -> PauseOrder:
         raise PayloadError.at([("starts", "is in the past; omit it for a pause that starts now")])
     begins = max(body.starts or now, now)
     length = _length(body, begins)
+    if (length or timedelta(0)) + (body.every or timedelta(0)) > _LATEST - begins:
+        raise PayloadError.at([("starts", "is too late: the pause has to end before the year 10000")])
     return PauseOrder(body.scope, body.note.strip(), body.starts, length, body.every)
 
 

@@ -172,7 +172,10 @@ async def _compared(
     async def text(version: str) -> str:
         if loaded is not None and loaded.version == version:
             return loaded.text
-        return await versions.text_of_version(name, version) or ""
+        stored = await versions.text_of_version(name, version)
+        if stored is None:
+            raise NotFound(f"The text of the version {version[:12]} of {name} is not stored.")
+        return stored
 
     old, new = (await text(before)).splitlines(), (await text(after)).splitlines()
     if max(len(old), len(new)) > _MOST_LINES:

@@ -25,7 +25,7 @@ class TimeParam(click.ParamType[str]):
             return str(value)
         try:
             return datetime.fromisoformat(value).astimezone(UTC).isoformat()
-        except ValueError:
+        except (ValueError, OverflowError):
             if self._ago:
                 self.fail(f"{value!r} is neither a time (2026-01-31T12:00:00Z) nor a duration (90m, 7d)")
             self.fail(f"{value!r} is not a time, such as 2026-01-31T12:00:00Z")

@@ -31,8 +31,8 @@ class GpuIndexes:
         except BusUnavailable:
             return
         if agents is not self._read:  # the same list until the presences are read again
-            self._read = agents
             self._known = await asyncio.to_thread(_indexes, agents, self._known)
+            self._read = agents
 
 
 def _indexes(agents: Sequence[Presence], earlier: Mapping[str, int]) -> Mapping[str, int]:

@@ -58,7 +58,7 @@ def command_id_of(attempt_id: str, step: StepState, target: Target) -> str:
 def combine(outcomes: Sequence[DestinationOutcome], output: Mapping[str, Any], *, is_undo: bool) -> Mapping[str, Any]:
     """Return `output`, or raise one failure unless every destination succeeded.
 
-    A partly failed undo can be retried; a partly applied action raises OutcomeUnknown.
+    A partly applied action raises OutcomeUnknown; an undo can be retried if one failure is temporary.
     """
     failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
     if not failures:
@@ -81,7 +81,7 @@ def combine(outcomes: Sequence[DestinationOutcome], output: Mapping[str, Any], *
     raise TemporaryFailure(message, output)
 
 
-def merged_output(outcomes: Iterable[DestinationOutcome]) -> dict[str, Any]:
+def merged_output(outcomes: Sequence[DestinationOutcome]) -> dict[str, Any]:
     """Merge the outputs: their highest values, with members ``lowest``, ``nodes`` and ``by_node``."""
     by_node: dict[str, Any] = {}
     for outcome in outcomes:

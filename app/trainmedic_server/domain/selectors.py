@@ -241,7 +241,10 @@ def _job_names(topology: Topology) -> set[str]:
 
 def _why_empty(selector: Selector, topology: Topology, selection: Selection) -> str:
     if selection.left_out:
-        return f"no agent reports the GPUs of {_few(selection.left_out)}"
+        contested = [name for name in selection.left_out if "/" in name]
+        unreported = [name for name in selection.left_out if "/" not in name]
+        parts = [f"no agent reports the GPUs of {_few(unreported)}"] if unreported else []
+        return "; ".join([*parts, *([f"several nodes report {_few(contested)}"] if contested else [])])
     if selector.kind is TargetKind.JOB:
         return "no connected job fits"
     attributes = topology.attributes_by_node.values()

@@ -23,7 +23,7 @@ class GroupFollower:
         self._parent_id, self._is_open = parent.id, parent.is_open
         self.progress: GroupProgress | None = None
         self.news = asyncio.Event()
-        self._forwarded: tuple[bool, tuple[OperatorOrder, ...]] | None = None  # the last state that members reloaded
+        self._forwarded: tuple[bool, tuple[OperatorOrder, ...]] | None = None  # what the members were last woken for
 
     async def follow(self) -> None:
         """Read the members. News during the read are applied after it."""
@@ -70,8 +70,8 @@ class GroupFollower:
         known = (outside.resolved, tuple(outside.orders))
         if known == self._forwarded:
             return
-        before, self._forwarded = self._forwarded, known
-        if before is None and self._is_open and known == (False, ()):
+        if self._forwarded is None and self._is_open and known == (False, ()):
+            self._forwarded = known
             return  # a new driver of an open parent, and nothing has happened
         undo = outside.last(OrderKind.UNDO) is not None
 
@@ -80,3 +80,4 @@ class GroupFollower:
             return {*tx.unfinished_members(self._parent_id), *possible}
 
         self._services.touch(sorted(await self._services.recorder.transact(work)))
+        self._forwarded = known

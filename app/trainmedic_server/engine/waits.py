@@ -72,7 +72,7 @@ def _end_moot(draft: RunDraft, state: StepState) -> None:
 
 
 def _begin(draft: RunDraft, state: StepState, definition: PollStep | DelayStep | UntilStep) -> StepState | None:
-    """Return None if a template failed, which fails the step."""
+    """Return None if the step failed."""
     params: Mapping[str, Any] = {}
     try:
         if isinstance(definition, PollStep):
@@ -82,9 +82,10 @@ def _begin(draft: RunDraft, state: StepState, definition: PollStep | DelayStep |
             deadline = draft.now + definition.timeout
         else:
             deadline = _deadline(draft, state, definition)
-    except (errors.ExpressionError, ValueError) as error:
-        draft.end(state, StepStatus.FAILED, error=str(error), started_at=draft.now)
-        draft.add_event(kinds.StepFailed(state.id, state.action, str(error)))
+    except (errors.ExpressionError, ValueError, OverflowError) as error:
+        why = "the wait would end after the year 9999" if isinstance(error, OverflowError) else str(error)
+        draft.end(state, StepStatus.FAILED, error=why, started_at=draft.now)
+        draft.add_event(kinds.StepFailed(state.id, state.action, why))
         return None
     what = condition_text(definition, params)
     draft.add_event(wait_events.WaitStarted(state.id, what, deadline))

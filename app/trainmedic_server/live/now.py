@@ -29,7 +29,7 @@ from trainmedic_server.ports.present import Present
 from trainmedic_server.ports.store import History, HistoryFilter
 
 MOST = 500  # Most open runs in an answer, and most with a pending undo. Others are counted.
-MOST_ENDED = 200  # Most ended runs without a pending undo that are searched
+MOST_ENDED = 200  # Most ended runs that are searched: for changes without an undo, and for failures
 LASTING_CHANGES_FOR = timedelta(days=7)  # Age of a run up to which its changes without an undo are listed
 _ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.REJECTED)  # statuses of runs that may have acted
 _DAY = timedelta(days=1)

@@ -20,7 +20,7 @@ from trainmedic_logs.domain.finding import CLAIMED_JOB, CauseClass, Excerpt, Fin
 from trainmedic_logs.domain.finding_codec import MOST_RANKS
 from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
 
-MOST_LINES = 1_000_000_000_000_000_000
+MOST_LINES = 1_000_000_000_000_000_000  # fits a 64-bit column
 
 
 class FindingEnd(StrEnum):

@@ -186,7 +186,7 @@ def _paths(directory: Path, limits: ReadingLimits, left_out: dict[str, str]) -> 
         folder, folders = waiting.pop(), []
         try:
             with os.scandir(folder) as entries:
-                listed = sorted(islice(entries, _MOST_ENTRIES), key=lambda entry: entry.name)
+                listed = sorted(islice(entries, _MOST_ENTRIES + 1), key=lambda entry: entry.name)
         except OSError as error:
             if folder == directory:
                 raise
@@ -198,7 +198,8 @@ def _paths(directory: Path, limits: ReadingLimits, left_out: dict[str, str]) -> 
             elif not entry.is_symlink():
                 yield Path(folder, entry.name)
         waiting.extend(reversed(folders))
-        if len(waiting) > _MOST_ENTRIES:
+        if max(len(listed), len(waiting)) > _MOST_ENTRIES:
+            left_out["the rest"] = f"more than {_MOST_ENTRIES:,} entries"
             return
 
 

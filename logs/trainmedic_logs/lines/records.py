@@ -134,9 +134,8 @@ def _braced(text: str) -> dict[str, Any] | None:
             value = json.loads(text)
             if isinstance(value, dict) and (HEADING in text or '"exc_type"' in text):
                 exception = _exception_members(value)
-                return _normalised(
-                    exception | value | exception
-                )  # the exception's members come first, before the limit
+                # The exception's members come first, before the limit.
+                return _normalised(exception | value | exception)
         elif text.startswith("{'") and len(text) <= _LONGEST_DICTIONARY and _STEP_MEMBER.search(text):
             # Python's repr of a dictionary; nan and inf are not literals.
             value = _plain_dictionary(text) or ast.literal_eval(_PYTHON_WORD.sub(r"'\g<1>\g<2>'", text))
@@ -165,7 +164,7 @@ def _metrics_in(value: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) or str(value).lower() in _NON_FINITE
+    return isinstance(value, (int, float)) or (isinstance(value, str) and value.lower() in _NON_FINITE)
 
 
 def _exception_members(value: Mapping[str, Any]) -> dict[str, str]:
@@ -227,7 +226,9 @@ def _megatron(text: str, match: re.Match[str]) -> dict[str, Any] | None:
     record: dict[str, Any] = {"event": "step", "step": int(match[1])}
     for part in text[match.end() :].split("|")[:MOST_MEMBERS]:
         if pair := _MEGATRON_PART.match(part[:160]):
-            record[_NAMES.get(pair[1], pair[1].replace(" ", "_"))] = float(pair[2])
+            value = _as_float(pair[2])
+            if value is not None:
+                record[_NAMES.get(pair[1], pair[1].replace(" ", "_"))] = value
     return record if len(record) > 2 else None
 
 

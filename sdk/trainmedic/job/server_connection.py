@@ -27,7 +27,7 @@ log = logging.getLogger("trainmedic")
 TOLD_BY_LAUNCHER = "TRAINMEDIC_TOLD_BY_LAUNCHER"
 """Environment variable: job whose launcher reports each attempt's end."""
 
-SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _LONGEST_NAMESPACE = 63
 
 
@@ -66,7 +66,7 @@ class ServerConnection:
     def _report_end(self, error: BaseException | None) -> None:
         reason = ending.failure(error)
         kind = ENDED if reason is None else FAILED
-        notice = Notice(self._job, kind, self._instance, 1, envelope.utc_now(), reason=reason or "")
+        notice = Notice(self._job, kind, self._instance, number=1, at=envelope.utc_now(), reason=reason or "")
         self.writer.put(OutgoingReplies(notice=notice))
 
     def _describe(self) -> Mapping[str, Any]:
@@ -80,7 +80,7 @@ class ServerConnection:
             log.error("%s: another process has this job's name (%s); give each a name of its own", self._job, where)
 
 
-def pod_namespace(file: Path = SERVICE_ACCOUNT) -> str | None:
+def pod_namespace(file: Path = _NAMESPACE_FILE) -> str | None:
     # None outside of Kubernetes.
     try:
         name = file.read_text(encoding="utf-8").strip()

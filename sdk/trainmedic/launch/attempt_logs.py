@@ -42,9 +42,10 @@ def first_number(job: Path, node: str, is_one_of_several: bool) -> int:
     if own:
         return max(own) + 1
     try:
-        return max(kept) + (time.time() - newest.path.stat().st_mtime > _SAME_LAUNCH)
+        is_recent = time.time() - newest.path.stat().st_mtime <= _SAME_LAUNCH
     except OSError:
-        return max(kept)
+        is_recent = True
+    return max(kept) if is_recent else max(kept) + 1
 
 
 def make_directories(logs: AttemptLogs) -> None:

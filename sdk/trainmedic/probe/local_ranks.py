@@ -12,8 +12,9 @@ from typing import Sequence
 def run(ranks: int, arguments: Sequence[str]) -> int:
     """Run the ranks, none of which outlives the call; return the first nonzero exit code."""
     port = _free_port()
-    processes = [_start(rank, ranks, port, arguments) for rank in range(ranks)]
+    processes: list[subprocess.Popen[bytes]] = []
     try:
+        processes.extend(_start(rank, ranks, port, arguments) for rank in range(ranks))
         codes = [process.wait() for process in processes]
     finally:
         for process in processes:

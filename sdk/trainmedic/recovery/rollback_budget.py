@@ -51,6 +51,8 @@ class RollbackBudget:
 
     def check(self, target_step: int, left_step: int) -> None:
         then = self.spent.after(target_step, left_step)
+        if self.limit == 0:
+            raise Rejected("the budget of rollbacks is 0")
         if self.limit is not None and then.rollbacks > self.limit:
             raise Rejected(
                 f"{self.spent.rollbacks} rollbacks since the checkpoint of step {then.root_step} have not brought "
@@ -78,7 +80,9 @@ class RollbackBudget:
             # The field names are those of the file.
             write_durably(self._file, json.dumps(asdict(self.spent)).encode())
         except OSError as error:
-            log.warning("%s cannot be written; a restart will forget the rollbacks: %s", self._file, error)
+            log.warning(
+                "%s cannot be written; a restart will use the earlier count of rollbacks: %s", self._file, error
+            )
 
 
 def _read(file: Path | None) -> RollbackCount:

@@ -75,7 +75,12 @@ class OptimizerAttributes:
     def _changed(self, name: str, holder: _Holder) -> dict[str, Any]:
         at_start = self._at_start.get(name, {})
         values = holder.values()
-        return {key: value for key, value in values.items() if key not in at_start or at_start[key] != value}
+        # The start's values hold no tensors, whose comparison would give tensors.
+        return {
+            key: value
+            for key, value in values.items()
+            if key not in at_start or _holds_tensors(value) or at_start[key] != value
+        }
 
     def mismatch(self, held: Attributes) -> str:
         """Return why `held` cannot be restored, or ""."""
@@ -222,4 +227,8 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _without_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if not any(True for _ in _tensors_in(value))}
+    return {name: value for name, value in values.items() if not _holds_tensors(value)}
+
+
+def _holds_tensors(value: Any) -> bool:
+    return any(True for _ in _tensors_in(value))

@@ -161,6 +161,7 @@ SECRET = "TRAINMEDIC_HTTP_A"
         ({"headers_from_env": {"X-Key": "PATH"}}, "begins with TRAINMEDIC_HTTP_"),
         ({"headers_from_env": {"Host": SECRET}}, "set by Trainmedic"),
         ({"headers_from_env": {"a b": SECRET}}, "not a header name"),
+        ({"headers_from_env": {"X-Key\n": SECRET}}, "not a header name"),
         ({"headers_from_env": {"X-Key": SECRET}, "headers": {"x-key": "a"}}, "in headers and in headers_from_env"),
         ({"headers_from_env": {"Authorization": SECRET}, "bearer_from_env": SECRET}, "give one of"),
         ({"basic_auth": {"user": "a", "password_from_env": SECRET}, "bearer_from_env": SECRET}, "give one of"),

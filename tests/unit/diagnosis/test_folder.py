@@ -259,3 +259,10 @@ def test_a_line_about_a_stuck_rank_names_that_rank(tmp_path: Path) -> None:
     verdict = diagnosed(place).attempts[-1].verdict
     assert (verdict.cause, verdict.ranks) == (CauseClass.HANG, (3,))
     assert verdict.confidence in ("medium", "low")
+
+
+def test_entries_beyond_the_limit_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of too many folders is not taken as read."""
+    write(tmp_path, **{f"step-{number}__rank0.log": "text\n" for number in range(4)})
+    monkeypatch.setattr(log_folder, "_MOST_ENTRIES", 3)
+    assert log_folder.classify_files(tmp_path).left_out == {"the rest": "more than 3 entries"}

@@ -116,3 +116,17 @@ def test_gloo_says_by_retired_that_a_collective_is_over() -> None:
 
     waiting = [gloo(rank, entry(1) | done, entry(2) | open_) for rank in (0, 1)]
     assert missing_ranks.read_together([*waiting, gloo(2, entry(1) | done)]).absent == (2,)
+
+
+def test_the_parts_of_a_coalesced_collective_do_not_wait() -> None:
+    """torch records them with its number and never updates their state; the last entry, itself, has one."""
+
+    def coalesced(number: int, state: str = "completed") -> list[dict[str, Any]]:
+        return [entry(number), entry(number), entry(number, state, profiling_name="nccl:coalesced")]
+
+    completed = [each for number in range(1, 60) for each in coalesced(number)]
+    assert missing_ranks.read_together([one(rank, *completed) for rank in range(4)]).waits == ()
+    waiting = [one(rank, *completed, *coalesced(60, "started")) for rank in range(3)]
+    reading = missing_ranks.read_together([*waiting, one(3, *completed)])
+    (wait,) = reading.waits
+    assert (wait.number, wait.waiting, wait.operation, reading.absent) == (60, (0, 1, 2), "nccl:coalesced", (3,))

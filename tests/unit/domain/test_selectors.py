@@ -66,6 +66,8 @@ def test_a_gpu_that_two_nodes_report_is_left_out() -> None:
     gpus = {"gpus": [{"uuid": "GPU-x"}]}
     topology = Topology(agents=AgentTopology.of({"a": gpus, "b": gpus, "c": {"gpus": [{"uuid": "GPU-y"}]}}))
     assert selected("gpus:all", topology) == ["gpu:c/GPU-y"]
+    only = Topology(agents=AgentTopology.of({"a": gpus, "b": gpus}))
+    assert selected("gpus:all", only) == "gpus:all selects nothing: several nodes report a/GPU-x, b/GPU-x"
 
 
 def test_jobs_by_their_nodes() -> None:

@@ -405,3 +405,13 @@ async def test_a_manual_run_waits_for_longer_than_alerts_are_believed(world: Mak
     assert (await at.run()).waiting_on == "wait"
     await at.pass_time(3601)
     assert at.calls() == {"cap": 1}
+
+
+async def test_a_wait_beyond_all_times_fails_its_step(world: MakeWorld) -> None:
+    """An alert can state any duration."""
+    steps = "  - {id: later, wait: '{{ labels.delay }}'}\n  - {id: cap, action: test.cap}\n"
+    at = world(one(steps), more=[Query, Request])
+    await at.engine.start()
+    await at.post(at.alert("Idle", node="n1", delay="9900y"))
+    run = await at.run()
+    assert (run.status, run.steps[0].error) == (Status.FAILED, "the wait would end after the year 9999")

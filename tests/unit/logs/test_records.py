@@ -156,3 +156,9 @@ def test_json_that_is_deep_or_wide_is_no_exception() -> None:
     assert record_of('{"x": ' * 90 + '"Traceback (most recent call last):"' + "}" * 90) is None
     assert record_of(wide) is None
     record_of(deep)
+
+
+def test_a_number_with_two_points_is_left_out() -> None:
+    """A line that two processes wrote at once may have one."""
+    line = "iteration 10/ 100 | elapsed time per iteration (ms): 1.2.3 | lm loss: 2.0 |"
+    assert records.record_of(line) == {"event": "step", "step": 10, "loss": 2.0}

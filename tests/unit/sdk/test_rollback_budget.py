@@ -91,3 +91,8 @@ def test_a_run_that_begins_needs_no_directory_yet(tmp_path: Path, caplog: pytest
     """There is nothing to renew, and nothing to complain of."""
     RollbackBudget(tmp_path / "not there").reset()
     assert not caplog.records
+
+
+def test_a_budget_of_none_is_named() -> None:
+    with pytest.raises(Rejected, match=r"^the budget of rollbacks is 0$"):
+        RollbackBudget(limit=0).check(100, 150)

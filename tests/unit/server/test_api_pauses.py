@@ -38,6 +38,10 @@ async def test_a_pause_has_a_scope_an_end_and_a_note() -> None:
         ({"until": "2026-01-30T12:00:00Z"}, "until"),
         ({"starts": "2026-01-31T11:54:00Z", "for": "1h"}, "starts"),
         ({"starts": "2026-01-31T06:00:00Z", "for": "1h", "every": "7d"}, "starts"),
+        ({"starts": "9999-12-31T23:59:59-01:00"}, "starts"),
+        ({"until": "0001-01-01T00:00:00+01:00"}, "until"),
+        ({"starts": "9999-12-31T00:00:00Z", "for": "2d"}, "starts"),
+        ({"starts": "9999-12-31T00:00:00Z", "for": "1h", "every": "1d"}, "starts"),
     ],
 )
 async def test_a_pause_that_makes_no_sense_is_refused(body: dict[str, str], field: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
+
 from tests.support.api_world import World
 from tests.support.clocks import START
 from tests.unit.server.test_console_access import TOKENS
@@ -48,6 +50,20 @@ async def test_the_loaded_text_comes_first_though_no_run_went_by_it() -> None:
             assert answer.status_code == 422
             assert why in answer.json()["detail"]
         assert (await client.get("/playbooks/unheard-of/versions")).status_code == 404
+
+
+async def test_a_text_that_is_not_stored_is_not_compared_as_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    await world.findings.transact(lambda tx: tx.keep_playbook("cool", "abc1", "playbook: cold\n", START))
+
+    async def none(playbook: str, version: str) -> None:
+        return None
+
+    monkeypatch.setattr(world.findings, "text_of_version", none)
+    async with world.client() as client:
+        answer = await client.get("/playbooks/cool/versions?before=abc")
+        assert answer.status_code == 404
+        assert answer.json()["detail"] == "The text of the version abc1 of cool is not stored."
 
 
 async def test_tests_are_run_for_operators_alone() -> None:

@@ -91,9 +91,7 @@ def _page(
 
 
 def _has_label(name: str, value: str) -> sa.ColumnElement[bool]:
-    """Find a member's stored text, which occurs nowhere else, except with label names that contain quotes or are a
-    single colon or comma.
-    """
+    """Search the stored JSON for the member. Label names with quotes, ``:`` and ``,`` may match wrongly."""
     member = encode_json({name: value})[1:-1]
     written = [sa.type_coerce(column, Text) for column in (alerts.c.labels, alerts.c.original_labels)]
     # Not LIKE: SQLite's ignores case.

@@ -165,12 +165,14 @@ def _entry(item: Any, groups: Mapping[str, ProcessGroup]) -> Entry | None:
 
 
 def _open_and_last_done(entries: Iterable[Entry]) -> Iterable[Entry]:
-    by_group: dict[ProcessGroup, list[Entry]] = {}
+    by_group: dict[ProcessGroup, dict[int, Entry]] = {}
     for entry in entries:
-        by_group.setdefault(entry.group, []).append(entry)
-    for of in by_group.values():
-        yield from (entry for entry in of if not entry.is_done)
-        yield from sorted((entry for entry in of if entry.is_done), key=lambda entry: entry.number)[-_DONE_KEPT:]
+        # Parts of a coalesced collective have its number, stay "scheduled", and come before it.
+        by_group.setdefault(entry.group, {})[entry.number] = entry
+    for by_number in by_group.values():
+        yield from (entry for entry in by_number.values() if not entry.is_done)
+        done = (entry for entry in by_number.values() if entry.is_done)
+        yield from sorted(done, key=lambda entry: entry.number)[-_DONE_KEPT:]
 
 
 def _is_point_to_point(item: Any) -> bool:

@@ -46,7 +46,7 @@ class TieredCheckpoints:
         self.disk.prune()
 
     def _settle(self) -> None:
-        """Wait for background writes, which are no leftovers."""
+        """Wait for background writes: their files are no leftovers."""
         if self.background is not None:
             self.background.settle()
 

@@ -54,8 +54,8 @@ class CheckpointWriter:
                 if prune:
                     training.changes.drop_earlier_run()
                     training.storage.prune()
-            except OSError as error:
-                log.warning("%s: old checkpoints could not be deleted: %s", medic.job, error)
+            except Exception as error:  # any error of the user's storage; this checkpoint is written
+                log.warning("%s: old checkpoints could not be deleted: %s", medic.job, first_line(error))
         return checkpoint
 
     def save_to_memory(self) -> None:

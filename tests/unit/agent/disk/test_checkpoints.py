@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -141,6 +142,34 @@ def test_nothing_goes_where_the_parser_of_metadata_gives_no_answer(run: Path, mo
     assert len(present(run)) == 4
     assert present(run.parent / "two") == ["step-300", "step-400"]
     assert left(output, "old") == {"metadata_unread": 4, "among_newest": 2}
+
+
+@pytest.mark.parametrize("marker", [".trainmedic-pinned", ".trainmedic-complete"])
+def test_a_marker_that_cannot_be_looked_up_is_not_taken_as_missing(
+    run: Path, monkeypatch: pytest.MonkeyPatch, marker: str
+) -> None:
+    """A file system that fails does not show whether a checkpoint is pinned, or that a file belongs to one."""
+    for number in range(1, 5):
+        checkpoint(run / f"step-{number}", days=100 - number)
+    put(run / "step-1" / marker, days=99)
+    aged(run / "step-1", 99)
+    put(run / "best" / marker, days=99)
+    put(run / "best" / "model.pt", days=99)
+    failing = (run / "step-1").stat().st_ino, (run / "best").stat().st_ino
+    look_up = os.stat
+
+    def fails(name: Any, *arguments: Any, dir_fd: int | None = None, **options: Any) -> os.stat_result:
+        if name == marker and dir_fd is not None and os.fstat(dir_fd).st_ino in failing:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return look_up(name, *arguments, dir_fd=dir_fd, **options)
+
+    monkeypatch.setattr(os, "stat", fails)
+    assert left(clean(by(run)), "old") == {"metadata_unread": 5}
+    files = cleaner({"files": {"roots": [run.parent], "globs": "**"}})
+    assert left(clean(files), "files") == {"in_checkpoint": 4, "metadata_unread": 1}
+    assert len(present(run)) == 5
+    monkeypatch.undo()
+    assert clean(by(run))["files"] > 0
 
 
 def test_the_agent_parses_no_metadata(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -306,7 +306,7 @@ def test_what_somebody_else_sets_meanwhile_is_respected(node: Node) -> None:
     node.driver.set_watts(0, 600)
     output = node.undo("a")
     assert (output["limit_watts"], node.watts()) == (600, 600)
-    assert "somebody else has set that since this agent set 560 W" in output["note"]
+    assert "another process set it after this agent set 560 W" in output["note"]
     assert len(node.driver.sets()) == 1
 
 

@@ -1,0 +1,15 @@
+"""Times of the command line."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from trainmedic_server.cli.params import TimeParam
+
+
+@pytest.mark.parametrize("written", ["yesterday", "0001-01-01T00:00:00+01:00", "9999-12-31T23:59:59-01:00"])
+def test_a_time_that_is_none_is_refused(written: str) -> None:
+    """Also one that has no equal in UTC."""
+    with pytest.raises(click.BadParameter, match="is not a time, such as"):
+        TimeParam(ago=False).convert(written, None, None)
