@@ -16,6 +16,7 @@ from trainmedic_core.cli import exits, table
 from trainmedic_core.cli.choice import NearestChoice
 from trainmedic_core.cli.output import output_option, print_document
 from trainmedic_core.plain_text import json_text
+from trainmedic_core.target import PARTS
 from trainmedic_server.cli import listing, story
 from trainmedic_server.cli.client import Client, server_options, unknown_job_note, unknown_playbook_note
 from trainmedic_server.cli.params import TimeParam
@@ -25,7 +26,7 @@ from trainmedic_server.presentation import rows, runs, times
 # The members of an item, in the order of the server's CSV. Importing their model (`api.views.HistoryItem`) would load
 # pydantic.
 _COLUMNS = (
-    "run_id", "timestamp", "alert_name", "alert_labels", "playbook", "target", "node", "gpu", "job", "mode", "status",
+    "run_id", "timestamp", "alert_name", "alert_labels", "playbook", "target", *PARTS, "mode", "status",
     "decision", "action_taken", "success", "message", "duration_ms", "touched", "owes_undo", "undo_error", "undone_at",
     "waiting_on", "deadline", "approved_by", "decided_at",
     "started_by", "repeats", "parent", "batch", "group", "original_alert_name", "original_labels", "version",
