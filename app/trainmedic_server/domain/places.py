@@ -24,12 +24,11 @@ def jobs_of(target: Target, topology: Topology) -> frozenset[str]:
         case TargetKind.JOB:
             return frozenset({target.job}) if target.job else _NOWHERE
         case TargetKind.NODE:
-            used = topology.jobs_on_node(target.node or "")
+            return _NOWHERE.union(*topology.jobs_on_node(target.node or ""))
         case TargetKind.GPU:
-            used = topology.jobs_on_gpu(gpu_names.key(target.gpu or "", target.node or ""))
+            return _NOWHERE.union(*topology.jobs_on_gpu(gpu_names.key(target.gpu or "", target.node or "")))
         case TargetKind.CLUSTER | TargetKind.GROUP:
             return _NOWHERE
-    return used.reported | used.observed
 
 
 def gpus_of(target: Target, topology: Topology) -> int | None:

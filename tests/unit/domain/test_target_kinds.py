@@ -5,6 +5,7 @@ A failure names the file to edit. mypy finds more places: a ``match`` over kinds
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from trainmedic_server.adapters import redis_bus
 from trainmedic_server.adapters.sql_store import finding_rows, mapping
 from trainmedic_server.adapters.sql_store.finding_tables import findings
 from trainmedic_server.adapters.sql_store.schema import runs
+from trainmedic_server.adapters.system_clock import SystemClock
+from trainmedic_server.api import history as history_api
 from trainmedic_server.api.finding_views import FindingView
 from trainmedic_server.api.views import HistoryItem
 from trainmedic_server.cli.history import history
@@ -44,7 +47,8 @@ def a_target(kind: TargetKind) -> Target:
 
 PLACES: dict[str, Collection[Any]] = {
     "domain/playbook_target.py: TargetParts": TargetParts.model_fields,
-    "ports/store.py: HistoryFilter; api/history.py; sql_store/history_page.py": HistoryFilter.__struct_fields__,
+    "ports/store.py: HistoryFilter; adapters/sql_store/history_page.py": HistoryFilter.__struct_fields__,
+    "api/history.py: _filter": inspect.signature(history_api._filter(SystemClock())).parameters,
     "adapters/sql_store/schema.py: runs; a migration": runs.c.keys(),
     "adapters/sql_store/finding_tables.py; a migration": findings.c.keys(),
     "api/views.py: HistoryItem": HistoryItem.model_fields,
