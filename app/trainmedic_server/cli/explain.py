@@ -1,3 +1,5 @@
+"""``trainmedic playbook explain``."""
+
 from __future__ import annotations
 
 import json

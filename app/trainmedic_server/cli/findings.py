@@ -1,3 +1,5 @@
+"""``trainmedic findings`` and ``keep``."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

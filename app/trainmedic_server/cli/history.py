@@ -1,3 +1,5 @@
+"""``trainmedic history``."""
+
 from __future__ import annotations
 
 import contextlib

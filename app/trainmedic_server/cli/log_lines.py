@@ -1,3 +1,5 @@
+"""Options and output of ``trainmedic logs``."""
+
 from __future__ import annotations
 
 import json

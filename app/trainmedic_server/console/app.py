@@ -163,7 +163,6 @@ class ConsoleApp:
 
 
 def _put_below_base(base: BasePath, response: Response) -> None:
-    """Prefix redirects and cookie paths with the base path."""
     if not base.link:
         return
     for name in ("location", "hx-redirect"):

@@ -108,7 +108,6 @@ def other_names(job: Target, topology: Topology, before: Collection[Target] = ()
 
 
 def nodes_selected(selector: Selector, topology: Topology) -> list[str] | Unresolved:
-    """Return the nodes that a selector of nodes or GPUs selects."""
     if not topology.answers:
         return Unresolved("target_unknown", "a source of the topology does not answer")
     return _nodes(selector, topology)

@@ -44,6 +44,4 @@ class WaitEnded(OfRun, frozen=True):
 
 
 class TargetsChanged(OfRun, frozen=True):
-    """The run's further targets changed to `also`."""
-
     also: Sequence[str]

@@ -1,3 +1,5 @@
+"""Tests of playbooks, run from the API."""
+
 from __future__ import annotations
 
 from typing import Protocol
