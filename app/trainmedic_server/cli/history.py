@@ -16,7 +16,7 @@ import click
 from trainmedic_core import words
 from trainmedic_core.cli import exits, table
 from trainmedic_core.cli.choice import NearestChoice
-from trainmedic_core.cli.output import output_option, print_document
+from trainmedic_core.cli.output import output_option, print_document, with_options
 from trainmedic_core.plain_text import json_text
 from trainmedic_core.target import PARTS
 from trainmedic_server.cli import listing, story
@@ -83,12 +83,6 @@ _FILTERS = (
 )
 
 
-def _filters(command: Callable[..., None]) -> Callable[..., None]:
-    for option in reversed(_FILTERS):
-        command = option(command)
-    return command
-
-
 class _HistoryGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -99,7 +93,7 @@ class _HistoryGroup(click.Group):
 
 
 @click.group(cls=_HistoryGroup, invoke_without_command=True)
-@_filters
+@with_options(_FILTERS)
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of rows.")
 @click.option("--each", is_flag=True, help="One row per decision, without folding equal ones.")
 @click.option("--all", "everything", is_flag=True, help="Show all matches.")

@@ -44,4 +44,6 @@ class WaitEnded(OfRun, frozen=True):
 
 
 class TargetsChanged(OfRun, frozen=True):
+    """The run's further targets changed to `also`."""
+
     also: Sequence[str]
