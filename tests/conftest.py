@@ -27,6 +27,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.programs import free_port
 from trainmedic_agent.gpu_record import GpuRecord
 from trainmedic_agent.journal import Journal
+from trainmedic_agent.repairs.intents import IntentBook
 
 # How long an example takes says something about the machine, and nothing about the code.
 hypothesis.settings.register_profile("trainmedic", deadline=None)
@@ -159,6 +160,12 @@ def shared_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
     server.start()
     yield server
     server.kill()
+
+
+@pytest.fixture
+def intents(tmp_path: Path) -> Iterator[IntentBook]:
+    with contextlib.closing(Journal(tmp_path / "state")) as journal:
+        yield IntentBook(journal)
 
 
 @pytest.fixture

@@ -72,7 +72,6 @@ class AgentReplies:
         return conflict[1]
 
     def answer(self, command_id: str, record: CommandRecord, entry: bytes) -> None:
-        """Answer a command, and remove `entry` from the stream."""
         self._writer.put(OutgoingReplies((self._reply(command_id, record),), entry))
 
     def refuse(self, command_id: str, reason: str, entry: bytes) -> None:

@@ -10,7 +10,6 @@ _64_BITS = (1 << 64) - 1
 
 
 def fingerprint(labels: Mapping[str, str]) -> str:
-    """Return Alertmanager's fingerprint."""
     # 64-bit FNV-1a over names and values in name order, each followed by byte 255 (prometheus/common,
     # model/signature.go, labelSetToFingerprint).
     value = _FNV_OFFSET

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Self
 
 from msgspec import Struct
 
@@ -11,16 +12,29 @@ from trainmedic_core.once import once
 
 
 class TargetKind(StrEnum):
-    # CONTRIBUTING.md lists the places that a new kind needs.
-    GPU = "gpu"
-    NODE = "node"
-    JOB = "job"
+    # After adding one, run tests/unit/domain/test_target_kinds.py: it names the places to edit.
+
+    parts: tuple[str, ...]
+    """Fields of `Target` that name it. Only targets with the same first part overlap."""
+    plural: str
+    """Selector of a group of them; empty if there are no groups."""
+
+    def __new__(cls, value: str, parts: tuple[str, ...] = (), plural: str = "") -> Self:
+        kind = str.__new__(cls, value)
+        kind._value_, kind.parts, kind.plural = value, parts, plural
+        return kind
+
+    GPU = "gpu", ("node", "gpu"), "gpus"
+    NODE = "node", ("node",), "nodes"
+    JOB = "job", ("job",), "jobs"
     CLUSTER = "cluster"
     GROUP = "group"
     """Many nodes, GPUs or jobs, by a selector."""
 
 
-NO_PARTS: Mapping[str, None] = MappingProxyType(dict.fromkeys(("node", "gpu", "job")))  # as `Target.parts`
+MEMBER_KINDS: Mapping[str, TargetKind] = {kind.plural: kind for kind in TargetKind if kind.plural}
+PARTS = tuple(dict.fromkeys(part for kind in TargetKind for part in kind.parts))
+NO_PARTS: Mapping[str, None] = MappingProxyType(dict.fromkeys(PARTS))  # as `Target.parts`
 LONGEST_NAME = 512
 """In bytes; Kubernetes allows 253."""
 
@@ -38,43 +52,38 @@ class Target(Struct, frozen=True, dict=True):
     @once
     def key(self) -> str:
         """Text form: ``gpu:node-1/GPU-5f3a``, ``node:node-1``, ``job:llm-1``, ``cluster``, ``nodes:pool=h100``."""
-        match self.kind:
-            case TargetKind.GPU:
-                return f"gpu:{self.node}/{self.gpu}"
-            case TargetKind.NODE:
-                return f"node:{self.node}"
-            case TargetKind.JOB:
-                return f"job:{self.job}"
-            case TargetKind.CLUSTER:
-                return "cluster"
-            case TargetKind.GROUP:
-                return self.group or ""
+        if self.kind is TargetKind.GROUP:
+            return self.group or ""
+        names = "/".join(str(getattr(self, part)) for part in self.kind.parts)
+        return f"{self.kind}:{names}" if self.kind.parts else str(self.kind)
 
     @property
     def parts(self) -> dict[str, str | None]:
         """The names of its parts, as in JSON, expressions and commands."""
-        return {"node": self.node, "gpu": self.gpu, "job": self.job}
+        return {part: getattr(self, part) for part in PARTS}
 
     @classmethod
     def of_key(cls, key: str) -> Target:
         """Raises ValueError."""
-        kind, _, name = key.partition(":")
-        node, _, gpu = name.partition("/")
-        is_fine = all(map(str.isprintable, key)) and len(name.encode()) <= LONGEST_NAME
-        match kind:
-            case "cluster" if not name and key == "cluster":
-                return cls(TargetKind.CLUSTER)
-            case "job" if name and is_fine:
-                return cls(TargetKind.JOB, job=name)
-            case "node" if name and is_fine:
-                return cls(TargetKind.NODE, node=name)
-            case "gpu" if node and gpu and is_fine:
-                return cls(TargetKind.GPU, node=node, gpu=gpu)
-            case "nodes" | "gpus" | "jobs" if name and is_fine:
+        if key == TargetKind.CLUSTER:
+            return cls(TargetKind.CLUSTER)
+        prefix, _, name = key.partition(":")
+        if name and key.isprintable() and len(name.encode()) <= LONGEST_NAME:
+            if prefix in MEMBER_KINDS:
                 return cls(TargetKind.GROUP, group=key)
+            for kind in TargetKind:
+                names = name.split("/", len(kind.parts) - 1)
+                if kind == prefix and len(names) == len(kind.parts) and all(names):
+                    return cls(kind, **dict(zip(kind.parts, names, strict=True)))
         raise ValueError(
             f"{key!r} is not a target, such as job:llm-1, node:node-1, gpu:node-1/0, cluster or nodes:pool=h100"
         )
+
+    @once
+    def whole(self) -> tuple[str, str | None]:
+        """Its first part with its name. Targets that differ in it do not overlap, except with the cluster."""
+        part = next(iter(self.kind.parts), "group")
+        return part, getattr(self, part)
 
     def overlaps(self, other: Target) -> bool:
         """Return whether runs on both could change the same thing.
@@ -86,11 +95,9 @@ class Target(Struct, frozen=True, dict=True):
             return self == other
         if TargetKind.CLUSTER in (self.kind, other.kind):
             return True
-        if self.kind is TargetKind.JOB or other.kind is TargetKind.JOB:
-            return self.kind is other.kind and self.job == other.job
-        if self.node != other.node:
+        if self.whole != other.whole:
             return False
-        if TargetKind.NODE in (self.kind, other.kind):
+        if 1 in (len(self.kind.parts), len(other.kind.parts)):
             return True
         if _naming(self.gpu) != _naming(other.gpu):
             return True

@@ -69,7 +69,6 @@ def resolve_logs(
 
 
 def slurm_job(env: Mapping[str, str]) -> dict[str, str | int] | None:
-    """Return this process's Slurm job, or None."""
     job_id = env.get("SLURM_JOB_ID", "")
     if not (job_id.isascii() and job_id.isdecimal()):
         return None

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.attack import disk_attacker
-from tests.attack.cleaner_places import fast_directory, fill, in_process
+from tests.attack.cleaner_places import fill, in_process
 from tests.attack.effort import random_source, trials
 from tests.unit.agent.disk.trees import aged, checkpoint, clean, cleaner, left, names, put
 from trainmedic_agent.disk.walk import DELETING
@@ -39,19 +39,6 @@ LINKS = {
 
 Attack = Callable[[int, Path], None]
 """Begins an attack, by its number, on a directory."""
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Iterator[Path]:
-    with fast_directory(tmp_path) as directory:
-        yield directory
-
-
-@pytest.fixture
-def outside(base: Path) -> Path:
-    """The canaries: they have the names and ages of what is cleaned."""
-    fill(base / "outside")
-    return base / "outside"
 
 
 def lay_out(base: Path, outside: Path) -> Path:

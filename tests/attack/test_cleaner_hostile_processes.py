@@ -10,32 +10,17 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.attack.cleaner_places import fast_directory, fill, in_process
+from tests.attack.cleaner_places import fill, in_process
 from tests.attack.effort import random_source, trials
 from tests.unit.agent.disk.trees import NEVER, clean, cleaner, left, names, put
 from trainmedic_agent.disk.filesystems import inode_of
 from trainmedic_agent.disk.open_files import FileUsage
 from trainmedic_agent.disk.report import Reason
 from trainmedic_agent.disk.throttle import Clocks, Throttle
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Iterator[Path]:
-    with fast_directory(tmp_path) as directory:
-        yield directory
-
-
-@pytest.fixture
-def outside(base: Path) -> Path:
-    """The canaries: they have the names and ages of what is cleaned."""
-    fill(base / "outside")
-    return base / "outside"
-
 
 FEW_DESCRIPTORS = """
 import json, resource, sys

@@ -115,12 +115,9 @@ class HostileClient(threading.Thread):
 
 @pytest.fixture
 def server(tmp_path: Path, redis_url: str) -> Iterator[Server]:
-    serving = Server(tmp_path / "server", PLAYBOOKS.strip(), "--redis", redis_url)
-    try:
-        serving.start(TRAINMEDIC_SIGNING_KEY=KEY)
+    signed = {"TRAINMEDIC_SIGNING_KEY": KEY}
+    with Server(tmp_path / "server", PLAYBOOKS.strip(), "--redis", redis_url, environment=signed) as serving:
         yield serving
-    finally:
-        serving.__exit__()
 
 
 def gpu_delivery() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from tests.contract import run_store_values as values
 from tests.contract.run_store_values import at, closed, event, gpu, heard, not_started, run
-from trainmedic_core.target import Target, TargetKind
+from trainmedic_core.target import PARTS, Target, TargetKind
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.run import Decision, OperatorOrder, OrderKind, Run, Status, UndoStatus
 from trainmedic_server.ports.store import ActFilter, HistoryFilter, Transaction
@@ -117,6 +117,15 @@ async def test_several_values_of_a_filter_add_up(store: SqlStore) -> None:
     assert [one async for one in store.stream(both)] == [one for one in found if one.created_at < at(12)]
     many = Filter(status=("failed", "cancelled"), gpu=tuple(str(number) for number in range(20)))
     assert [one async for one in store.stream(many)] == [one for one in found if one.created_at < at(20)]
+
+
+@pytest.mark.parametrize("part", PARTS)
+async def test_runs_are_found_by_each_part_of_a_target(store: SqlStore, part: str) -> None:
+    """Each part has its condition in ``sql_store/history_page``."""
+    kinds = [kind for kind in TargetKind if part in kind.parts]
+    wanted = [closed(number, Target(kind, **dict.fromkeys(kind.parts, "x"))) for number, kind in enumerate(kinds)]
+    await add(store, closed(9, Target(TargetKind.CLUSTER)), *wanted)
+    assert await store.page(Filter(**{part: "x"}), 10, None) == (wanted[::-1], None)
 
 
 async def test_a_run_is_found_by_what_it_touches_and_by_who_decided(store: SqlStore) -> None:

@@ -270,7 +270,7 @@ async def test_who_else_has_the_port_is_not_told_the_password(tmp_path: Path, mo
 
     with socket.create_server(("127.0.0.1", int(url.rsplit(":")[-1].split("/")[0]))) as listener:
         threading.Thread(target=answer, args=(listener,), daemon=True).start()
-        monkeypatch.setattr(embedded_redis, "_is_free", lambda port: True)
+        monkeypatch.setattr(embedded_redis, "is_free", lambda port: True)
         with pytest.raises(errors.ConfigurationError, match="did not start"):
             await EmbeddedRedis(tmp_path).start()
         listener.shutdown(socket.SHUT_RDWR)

@@ -45,12 +45,9 @@ steps: [{id: cap, action: gpu.power_limit, with: {percent: 80}, timeout: 6s, und
 
 @pytest.fixture
 def server(tmp_path: Path, redis_url: str) -> Iterator[Server]:
-    serving = Server(tmp_path / "server", PLAYBOOKS.strip(), "--redis", redis_url)
-    try:
-        serving.start(TRAINMEDIC_SIGNING_KEY=KEY)
+    signed = {"TRAINMEDIC_SIGNING_KEY": KEY}
+    with Server(tmp_path / "server", PLAYBOOKS.strip(), "--redis", redis_url, environment=signed) as serving:
         yield serving
-    finally:
-        serving.__exit__()
 
 
 @pytest.fixture

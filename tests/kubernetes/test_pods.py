@@ -13,7 +13,7 @@ import pytest
 from tests.helm import charts
 from tests.kubernetes.accounts import client
 from tests.kubernetes.api_server import ApiServer, Fault
-from tests.kubernetes.world import EVENTS, World
+from tests.kubernetes.world import EVENTS, World, until
 from tests.support.pods import JOBSET, disrupted, ended, waiting, written
 from tests.unit.diagnosis.test_job_diagnoses import World as Server
 from trainmedic_logs.domain.pod_fault import PodFaultKind
@@ -35,7 +35,7 @@ async def pods(world: World) -> AsyncIterator[KubernetesPods]:
     made = KubernetesPods(world.cluster, SystemClock(), telemetry.Metrics())
     watched = KubernetesTopology(world.cluster, SystemClock(), telemetry.Metrics(), made)
     task = asyncio.create_task(watched.watch())
-    await _until(lambda: watched.is_filled)
+    await until(lambda: watched.is_filled)
     yield made
     task.cancel()
     await asyncio.wait([task])
@@ -86,7 +86,7 @@ async def test_a_killed_container_is_known_by_its_status(world: World, pods: Kub
     """Also after the pod is gone."""
     now = datetime.now(UTC)
     pod = await a_worker(world, containerStatuses=[status_of(ended(now, 137, "OOMKilled"))])
-    await _until(lambda: kinds(pods) == [PodFaultKind.OUT_OF_MEMORY])
+    await until(lambda: kinds(pods) == [PodFaultKind.OUT_OF_MEMORY])
     uid = (await world.cluster.get(pod))["metadata"]["uid"]
     await world.cluster.delete(pod, uid, timedelta(0))
     said = await verdict(pods)
@@ -99,7 +99,7 @@ async def test_an_eviction_names_the_resource(world: World, pods: KubernetesPods
     message = "The node was low on resource: ephemeral-storage. Threshold quantity: 10Gi, available: 8Gi. "
     condition = disrupted(datetime.now(UTC), "TerminationByKubelet", message)
     await a_worker(world, phase="Failed", reason="Evicted", message=message, conditions=[condition])
-    await _until(lambda: kinds(pods) == [PodFaultKind.EVICTED])
+    await until(lambda: kinds(pods) == [PodFaultKind.EVICTED])
     assert (await verdict(pods))["cause"] == "storage"
 
 
@@ -109,7 +109,7 @@ async def test_an_image_that_is_not_there_is_a_job_that_did_not_start(world: Wor
         world, phase="Pending", containerStatuses=[status_of(waiting("ImagePullBackOff", "Back-off pulling image"))]
     )
     await tell(world, pod, "Failed", 'Failed to pull image "r.example/llm:v9": r.example/llm:v9: not found')
-    await _until(lambda: kinds(pods) == [PodFaultKind.IMAGE])
+    await until(lambda: kinds(pods) == [PodFaultKind.IMAGE])
     said = await verdict(pods)
     assert said["summary"].startswith("The job did not start")
     assert said["advice"] == "ask"
@@ -121,7 +121,7 @@ async def test_what_was_before_the_server_is_read_from_the_list(world: World) ->
     made = KubernetesPods(world.cluster, SystemClock(), telemetry.Metrics())
     watched = KubernetesTopology(world.cluster, SystemClock(), telemetry.Metrics(), made)
     task = asyncio.create_task(watched.watch())
-    await _until(lambda: kinds(made) == [PodFaultKind.OUT_OF_MEMORY])
+    await until(lambda: kinds(made) == [PodFaultKind.OUT_OF_MEMORY])
     task.cancel()
     await asyncio.wait([task])
 
@@ -148,10 +148,10 @@ async def test_a_verdict_says_which_events_it_could_not_read(
 ) -> None:
     """The API server is away or overloaded, or the account may not list events."""
     await a_worker(world, containerStatuses=[status_of(ended(datetime.now(UTC), 137, "OOMKilled"))])
-    await _until(lambda: kinds(pods) == [PodFaultKind.OUT_OF_MEMORY])
+    await until(lambda: kinds(pods) == [PodFaultKind.OUT_OF_MEMORY])
     if trouble == "outage":
         with stand_in.outage():
-            await _until(lambda: not pods.answers)
+            await until(lambda: not pods.answers)
             said = await verdict(pods)
         assert "the newest status of the pods: Kubernetes does not answer" in said["missing"]
     elif trouble == "overloaded":
@@ -171,7 +171,7 @@ async def test_many_events_are_read_in_one_request(
     """Of each pod once, with a limit, however many a namespace has."""
     monkeypatch.setattr(kubernetes_pods, "MOST_EVENTS", 5)
     pod = await a_worker(world, containerStatuses=[status_of(ended(datetime.now(UTC), 137, "OOMKilled"))])
-    await _until(lambda: kinds(pods) == [PodFaultKind.OUT_OF_MEMORY])
+    await until(lambda: kinds(pods) == [PodFaultKind.OUT_OF_MEMORY])
     for number in range(7):
         await tell(world, pod, "Unhealthy", f"Readiness probe failed: {number}")
     stand_in.requests.clear()
@@ -189,12 +189,6 @@ def _by(pods: KubernetesPods, cluster: KubernetesCluster) -> KubernetesPods:
     """The same by another account."""
     pods._cluster = cluster
     return pods
-
-
-async def _until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def _until_async(ask: Callable[[], Any], expected: Any) -> None:

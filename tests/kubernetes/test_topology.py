@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.kubernetes.api_server import ApiServer
-from tests.kubernetes.world import World
+from tests.kubernetes.world import World, until
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.kubernetes_topology import KubernetesTopology
 from trainmedic_server.adapters.system_clock import SystemClock
@@ -23,7 +23,7 @@ from trainmedic_server.ports.cluster import Ref
 async def cluster_watch(world: World) -> AsyncIterator[KubernetesTopology]:
     found = KubernetesTopology(world.cluster, SystemClock(), telemetry.Metrics())
     task = asyncio.create_task(found.watch())
-    await _until(lambda: found.is_filled)
+    await until(lambda: found.is_filled)
     yield found
     task.cancel()
     await asyncio.wait([task])
@@ -42,7 +42,7 @@ async def test_an_address_leads_to_its_node(world: World, cluster_watch: Kuberne
         node, {"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.10"}]}}, "status"
     )
     await placed(world, node, "exporter", "2001:db8::7")
-    await _until(lambda: "2001:db8::7" in cluster_watch.topology().nodes_by_address)
+    await until(lambda: "2001:db8::7" in cluster_watch.topology().nodes_by_address)
     nodes = cluster_watch.topology().nodes_by_address
     assert nodes["192.0.2.10"] == nodes["2001:db8::7"] == node.name
 
@@ -52,7 +52,7 @@ async def test_a_node_that_takes_nothing_new_is_unavailable(world: World, cluste
     node = await world.node()
 
     async def is_told(why: str) -> None:
-        await _until(
+        await until(
             lambda: [each.unavailable for each in cluster_watch.topology().nodes if each.name == node.name] == [why]
         )
 
@@ -76,13 +76,13 @@ async def test_a_pods_job_is_known_and_forgotten(world: World, cluster_watch: Ku
     labels = {"jobset.sigs.k8s.io__jobset_name": "llm-1", "batch.kubernetes.io__job_name": "llm-1-workers-0"}
     pod = await placed(world, node, "rank-0", "192.0.2.20", **labels)
     name = f"{world.namespace}/rank-0"
-    await _until(lambda: cluster_watch.topology().jobs_by_pod.get(name) == {"llm-1"})
+    await until(lambda: cluster_watch.topology().jobs_by_pod.get(name) == {"llm-1"})
     assert cluster_watch.topology().jobs_by_node[node.name] == {"llm-1"}
     await placed(world, node, "other-0", "192.0.2.21", job_name="llm-2")
-    await _until(lambda: cluster_watch.topology().jobs_by_node[node.name] == {"llm-1", "llm-2"})
+    await until(lambda: cluster_watch.topology().jobs_by_node[node.name] == {"llm-1", "llm-2"})
     uid = (await world.cluster.get(pod))["metadata"]["uid"]
     await world.cluster.delete(pod, uid, timedelta(0))
-    await _until(lambda: name not in cluster_watch.topology().jobs_by_pod)
+    await until(lambda: name not in cluster_watch.topology().jobs_by_pod)
     assert cluster_watch.topology().jobs_by_node[node.name] == {"llm-2"}
     assert "192.0.2.20" not in cluster_watch.topology().nodes_by_address
 
@@ -91,9 +91,9 @@ async def test_a_finished_pods_address_is_nobodys(world: World, cluster_watch: K
     """The cluster gives it to another pod."""
     node = await world.node()
     pod = await placed(world, node, "done", "192.0.2.30")
-    await _until(lambda: "192.0.2.30" in cluster_watch.topology().nodes_by_address)
+    await until(lambda: "192.0.2.30" in cluster_watch.topology().nodes_by_address)
     await world.cluster.patch(pod, {"status": {"phase": "Succeeded"}}, "status")
-    await _until(lambda: "192.0.2.30" not in cluster_watch.topology().nodes_by_address)
+    await until(lambda: "192.0.2.30" not in cluster_watch.topology().nodes_by_address)
 
 
 @pytest.mark.parametrize("trouble", ["broken", "compacted", "outage"])
@@ -104,7 +104,7 @@ async def test_what_changed_while_nobody_watched_is_known_after(
     monkeypatch.setattr("trainmedic_server.adapters.kubernetes_topology._FIRST_WAIT_SECONDS", 0.05)
     node = await world.node()
     await placed(world, node, "before", "192.0.2.40")
-    await _until(lambda: "192.0.2.40" in cluster_watch.topology().nodes_by_address)
+    await until(lambda: "192.0.2.40" in cluster_watch.topology().nodes_by_address)
     if trouble == "outage":
         with stand_in.outage():
             await asyncio.sleep(0.5)
@@ -114,7 +114,7 @@ async def test_what_changed_while_nobody_watched_is_known_after(
     else:
         stand_in.break_watches()
     await placed(world, node, "after", "192.0.2.41")
-    await _until(lambda: "192.0.2.41" in cluster_watch.topology().nodes_by_address)
+    await until(lambda: "192.0.2.41" in cluster_watch.topology().nodes_by_address)
     assert "192.0.2.40" in cluster_watch.topology().nodes_by_address
 
 
@@ -124,7 +124,7 @@ async def test_what_changes_while_another_thread_asks_is_known_to_the_next_who_a
     """The run store's thread asks while the watch takes in a change: what was put together before it must not stay."""
     node = await world.node()
     await placed(world, node, "before", "192.0.2.50")
-    await _until(lambda: "192.0.2.50" in cluster_watch.topology().nodes_by_address)
+    await until(lambda: "192.0.2.50" in cluster_watch.topology().nodes_by_address)
     puts_together, has_changed = threading.Event(), threading.Event()
 
     def slowly(*known: Any) -> ClusterTopology:
@@ -136,12 +136,12 @@ async def test_what_changes_while_another_thread_asks_is_known_to_the_next_who_a
     with monkeypatch.context() as patch:
         patch.setattr("trainmedic_server.adapters.kubernetes_topology.ClusterTopology", slowly)
         asking = asyncio.create_task(_in_threads(cluster_watch.topology, puts_together.is_set))
-        await _until(puts_together.is_set)
+        await until(puts_together.is_set)
         await placed(world, node, "after", "192.0.2.52")
         await asyncio.sleep(0.1)
         has_changed.set()
         await asking
-    await _until(lambda: "192.0.2.52" in cluster_watch.topology().nodes_by_address)
+    await until(lambda: "192.0.2.52" in cluster_watch.topology().nodes_by_address)
 
 
 async def test_while_the_api_server_is_away_no_node_is_unknown(
@@ -154,17 +154,17 @@ async def test_while_the_api_server_is_away_no_node_is_unknown(
     started = watched.topology().silent_since
     assert started is not None
     task = asyncio.create_task(watched.watch())
-    await _until(lambda: watched.is_filled)
+    await until(lambda: watched.is_filled)
     node = await world.node()
-    await _until(lambda: node.name in watched.topology().names.names)
+    await until(lambda: node.name in watched.topology().names.names)
     assert watched.topology().answers
     with stand_in.outage():
-        await _until(lambda: not watched.topology().answers)
+        await until(lambda: not watched.topology().answers)
         assert node.name in watched.topology().names.names
         silent = watched.topology().silent_since
         assert silent is not None
         assert started < silent <= SystemClock().now()
-    await _until(lambda: watched.topology().answers)
+    await until(lambda: watched.topology().answers)
     assert watched.topology().silent_since is None
     task.cancel()
     await asyncio.wait([task])
@@ -177,7 +177,7 @@ async def test_whether_each_node_has_such_a_pod_is_known_from_its_owner(
     """An exporter that runs once measures other machines than its own."""
     pod = await world.pod("exporter", await world.node(), owner=owner)
     name = f"{pod.namespace}/{pod.name}"
-    await _until(lambda: name in cluster_watch.topology().pods_by_full_name)
+    await until(lambda: name in cluster_watch.topology().pods_by_full_name)
     assert cluster_watch.topology().pods_by_full_name[name].is_per_node is is_per_node
 
 
@@ -185,9 +185,9 @@ async def test_an_address_that_two_pods_have_is_neithers(world: World, cluster_w
     """One of them has gone, and the cluster has not noticed yet."""
     first, second = await world.node("first"), await world.node("second")
     await placed(world, first, "before", "192.0.2.60")
-    await _until(lambda: cluster_watch.topology().nodes_by_address.get("192.0.2.60") == first.name)
+    await until(lambda: cluster_watch.topology().nodes_by_address.get("192.0.2.60") == first.name)
     await placed(world, second, "after", "192.0.2.60")
-    await _until(lambda: "192.0.2.60" not in cluster_watch.topology().nodes_by_address)
+    await until(lambda: "192.0.2.60" not in cluster_watch.topology().nodes_by_address)
 
 
 async def test_a_change_of_nothing_that_is_kept_changes_nothing(
@@ -195,20 +195,14 @@ async def test_a_change_of_nothing_that_is_kept_changes_nothing(
 ) -> None:
     """Nodes report that they live all the time: what was put together of them is used on."""
     node = await world.node()
-    await _until(lambda: node.name in cluster_watch.topology().names.names)
+    await until(lambda: node.name in cluster_watch.topology().names.names)
     before = cluster_watch.topology().names
     await world.cluster.patch(node, {"metadata": {"annotations": {"beat": "1"}}})
     await placed(world, node, "later", "192.0.2.70")
-    await _until(lambda: "192.0.2.70" in cluster_watch.topology().nodes_by_address)
+    await until(lambda: "192.0.2.70" in cluster_watch.topology().nodes_by_address)
     assert cluster_watch.topology().names is before
 
 
 async def _in_threads(ask: Callable[[], Any], is_enough: Callable[[], bool]) -> None:
     while not is_enough():
         await asyncio.to_thread(ask)
-
-
-async def _until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.02)

@@ -301,3 +301,9 @@ class Kubelet:
             except ActionFailure:
                 pass  # the API server is away; it will be back
             await asyncio.sleep(0.05)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.02)

@@ -38,7 +38,7 @@ from trainmedic_server.live.job_location import JobLocations
 from trainmedic_server.live.log_lines import LogLinesApi
 from trainmedic_server.live.now import NowApi
 from trainmedic_server.ports.outside import NoClockWatch
-from trainmedic_server.ports.playbook_tests import NoPlaybookTester, PlaybookTester
+from trainmedic_server.ports.playbook_tests import PlaybookTester, PlayedTests
 from trainmedic_server.reports.compiling import ReportCompiler
 from trainmedic_server.reports.reported_figures import ReportedFigures
 from trainmedic_server.telemetry import Metrics, configure_logging
@@ -59,6 +59,11 @@ class CompiledTemplates(jinja2.BytecodeCache):
 
 
 _COMPILED = CompiledTemplates()
+
+
+class NoPlaybookTester:
+    async def run_tests_of(self, source: str) -> PlayedTests:
+        return PlayedTests(source, unfinished="This server runs no tests.")
 
 
 @dataclass

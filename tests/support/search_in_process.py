@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from msgspec import Struct
 
+from trainmedic_agent.log_link.agent_end import AgentEnd
 from trainmedic_agent.log_link.linked_reading import LinkedSearch
-from trainmedic_agent.log_link.reader_link import ReaderLink
 from trainmedic_agent.log_search.search_pages import SearchPages
 from trainmedic_agent.log_search.searcher import LogSearcher
 
@@ -28,4 +28,4 @@ class LinkInProcess(Struct):
 
 def search_executor(searcher: LogSearcher) -> LinkedSearch:
     """Return the executor that an agent has, for a searcher of this process."""
-    return LinkedSearch(cast(ReaderLink, LinkInProcess(SearchPages(searcher))))
+    return LinkedSearch(cast(AgentEnd, LinkInProcess(SearchPages(searcher))))

@@ -64,7 +64,6 @@ class ReadWatch:
         self._watch(self._matched_names, is_recursive=False)
 
     def watch_checkpoints(self, matched: Iterable[MatchedCheckpoint]) -> None:
-        """Like `watch_files`, for checkpoints."""
         self._watch(
             (each.directory for each in matched if each.directory.root.access_times.untraced),
             is_recursive=True,

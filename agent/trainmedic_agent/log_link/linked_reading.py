@@ -9,9 +9,9 @@ from prometheus_client.metrics_core import Metric
 from trainmedic_agent.errors import CommandInterrupted, CommandWithdrawn
 from trainmedic_agent.executors import AcceptedCommand
 from trainmedic_agent.log_link import metric_families
+from trainmedic_agent.log_link.agent_end import AWAY, STARTING, AgentEnd
 from trainmedic_agent.log_link.finding_relay import FindingRelay
 from trainmedic_agent.log_link.messages import ReaderStatus
-from trainmedic_agent.log_link.reader_link import AWAY, STARTING, ReaderLink
 from trainmedic_agent.log_link.reader_news import ReaderNews
 from trainmedic_agent.log_link.reader_supervisor import ReaderSupervisor
 from trainmedic_logs.domain.log_search import READ, WITHDRAW
@@ -20,7 +20,7 @@ _THREAD_SECONDS = 0.5  # for a thread to end
 
 
 class LinkedReading:
-    def __init__(self, link: ReaderLink, relay: FindingRelay, news: ReaderNews, supervisor: ReaderSupervisor) -> None:
+    def __init__(self, link: AgentEnd, relay: FindingRelay, news: ReaderNews, supervisor: ReaderSupervisor) -> None:
         self._link = link
         self._relay = relay
         self._news = news
@@ -74,7 +74,7 @@ class LinkedReading:
 
 
 class LinkedSearch(Struct, frozen=True):
-    link: ReaderLink
+    link: AgentEnd
     action: str = READ
     queue: str = "logs"
     withdrawal: str = WITHDRAW

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Mapping
 
 from trainmedic_agent.counters import AgentCounters
+from trainmedic_agent.log_link.agent_end import AgentEnd
 from trainmedic_agent.log_link.finding_relay import FindingRelay
 from trainmedic_agent.log_link.messages import AgentMessage, GpusNow, Welcome
-from trainmedic_agent.log_link.reader_link import ReaderLink
 from trainmedic_agent.log_shipping.store_access import StoreAccess, read_access
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ _GPUS_SECONDS = 60.0  # between looks for further GPUs
 class ReaderNews:
     def __init__(
         self,
-        link: ReaderLink,
+        link: AgentEnd,
         relay: FindingRelay,
         welcome: Welcome,
         uuids: Callable[[], Mapping[str, str]],

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from trainmedic_agent.counters import AgentCounters
-from trainmedic_agent.log_link.reader_link import ReaderLink
+from trainmedic_agent.log_link.agent_end import AgentEnd
 from trainmedic_agent.log_link.reader_process import ReaderChild
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _KILL_SECONDS = 2.0  # for a killed child to end
 class ReaderSupervisor:
     def __init__(
         self,
-        link: ReaderLink,
+        link: AgentEnd,
         start_child: Callable[[], ReaderChild] | None,
         counters: AgentCounters,
         monotonic: Callable[[], float] = time.monotonic,

@@ -1,5 +1,6 @@
 """Log reading on a node.
 
-Lines go from ``files`` and ``kernel_log`` to ``rule_runner``, findings through ``log_store`` to ``finding_sender``. It
-hands them by ``log_link`` (``agent_session``) to the agent (``reader_link``, ``finding_relay``) and Redis.
+Lines go from ``files`` and ``kernel_log`` to ``rule_runner``, findings through ``log_store`` to ``finding_sender``. In
+``log_link``, ``reader_end`` hands them to the agent's ``agent_end`` and ``finding_relay``, which adds them to Redis
+for the server's ``engine.finding_intake``.
 """

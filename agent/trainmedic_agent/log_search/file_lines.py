@@ -18,7 +18,7 @@ from trainmedic_agent.log_reading.line_cutter import LineCutter
 from trainmedic_agent.log_reading.log_files import OpenLog
 from trainmedic_agent.log_search.line_clock import BEGINNING, SLACK, LineClock
 from trainmedic_agent.log_search.line_filter import LineFilter
-from trainmedic_agent.log_search.wanted_lines import FilePlace, ReadBudget, WantedLines
+from trainmedic_agent.log_search.wanted_lines import FilePlace, LinesOfFile, ReadBudget
 from trainmedic_logs.domain import file_times
 from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.lines.line_times import AHEAD, Stated
@@ -67,7 +67,7 @@ _MARKED_BYTES = 64  # bytes before a place, whose checksum is its mark
 _QUIET_SECONDS = 10.0  # after this, a last line without line feed is complete
 
 
-class FileLines(WantedLines):
+class FileLines(LinesOfFile):
     def __init__(
         self,
         path: str,
@@ -92,9 +92,6 @@ class FileLines(WantedLines):
         if known is not None:
             clock.learn_zone(self._last_stated())
 
-    def close(self) -> None:
-        os.close(self._fd)
-
     def begin(self, places: Mapping[str, FilePlace]) -> None:
         """Continue at this file's place, or before the first possible match. Raises OSError."""
         place = places.get(self.key)
@@ -103,19 +100,6 @@ class FileLines(WantedLines):
     def contains(self, place: FilePlace) -> bool:
         """Return whether the place's mark fits this file. Raises OSError."""
         return place.offset <= self._size and place.mark in (0, self._mark(place.offset))
-
-    def go_to(self, place: FilePlace) -> None:
-        self.line_place = place
-        self.clock.before = place.at
-        self._waiting.clear()
-        self._following = (-1, None)
-        self._cutter = LineCutter(place.offset, place.is_skipping)
-
-    @property
-    def place(self) -> FilePlace:
-        if self._waiting:
-            return FilePlace(self._waiting[0][0], False, self.clock.before)
-        return FilePlace(self._cutter.resume_at, self._cutter.is_skipping, self.clock.before)
 
     def marked(self, place: FilePlace) -> FilePlace:
         return place._replace(mark=self._mark(place.offset))

@@ -12,7 +12,7 @@ from trainmedic_agent.log_reading.line_cutter import LineCutter
 from trainmedic_agent.log_reading.log_files import OpenLog
 from trainmedic_agent.log_search.line_clock import LineClock
 from trainmedic_agent.log_search.line_filter import LineFilter
-from trainmedic_agent.log_search.wanted_lines import FilePlace, ReadBudget, WantedLines
+from trainmedic_agent.log_search.wanted_lines import FilePlace, LinesOfFile, ReadBudget
 from trainmedic_logs.domain import file_times
 from trainmedic_logs.domain.finding import Origin
 
@@ -22,7 +22,7 @@ _READ = 64 * 1024  # compressed bytes per read
 _GZIP = 31  # zlib's `wbits` for gzip
 
 
-class PackedLines(WantedLines):
+class PackedLines(LinesOfFile):
     def __init__(
         self,
         path: str,
@@ -45,24 +45,8 @@ class PackedLines(WantedLines):
         self._member_begin = 0
         self._unpacked = 0  # bytes decompressed from the start
 
-    def close(self) -> None:
-        os.close(self._fd)
-
     def begin(self, places: Mapping[str, FilePlace]) -> None:
         self.go_to(places.get(self.key, FilePlace()))
-
-    def go_to(self, place: FilePlace) -> None:
-        self.line_place = place
-        self.clock.before = place.at
-        self._waiting.clear()
-        self._following = (-1, None)
-        self._cutter = LineCutter(place.offset, place.is_skipping)
-
-    @property
-    def place(self) -> FilePlace:
-        if self._waiting:
-            return FilePlace(self._waiting[0][0], False, self.clock.before)
-        return FilePlace(self._cutter.resume_at, self._cutter.is_skipping, self.clock.before)
 
     def _queue_lines(self) -> bool:
         read = len(self._waiting)

@@ -5,6 +5,7 @@ Secrets are masked first, so that no query can find them.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from abc import ABC, abstractmethod
@@ -14,7 +15,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import NamedTuple
 
-from trainmedic_agent.log_reading.line_cutter import PlacedLine
+from trainmedic_agent.log_reading.line_cutter import LineCutter, PlacedLine
 from trainmedic_agent.log_search.line_clock import BEGINNING, SLACK, LineClock
 from trainmedic_agent.log_search.line_filter import Answers, LineFilter
 from trainmedic_logs.domain.finding import Origin
@@ -208,6 +209,27 @@ class WantedLines(ABC):
         if _MAY_STATE.search(together) is None and b"\0" not in together:
             return likely.among(lines, lambda _: False)  # no line has a timestamp
         return likely.among(lines, lambda placed: self._stated_by(*placed) is not None)
+
+
+class LinesOfFile(WantedLines):
+    _fd: int
+    _cutter: LineCutter
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def go_to(self, place: FilePlace) -> None:
+        self.line_place = place
+        self.clock.before = place.at
+        self._waiting.clear()
+        self._following = (-1, None)
+        self._cutter = LineCutter(place.offset, place.is_skipping)
+
+    @property
+    def place(self) -> FilePlace:
+        if self._waiting:
+            return FilePlace(self._waiting[0][0], False, self.clock.before)
+        return FilePlace(self._cutter.resume_at, self._cutter.is_skipping, self.clock.before)
 
 
 def _may_state(raw: bytes) -> bool:

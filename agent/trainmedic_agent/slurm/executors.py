@@ -151,7 +151,6 @@ class SlurmReading:
         return document
 
     def _chosen_parser(self, wanted: object, seconds: float) -> str:
-        """Return the first wanted parser that scontrol has."""
         if not self._parsers:
             done = self._programs.run(("scontrol", "--json=list"), seconds)
             self._parsers = frozenset(_PARSER.findall(f"{done.output[:10_000].decode(errors='replace')}{done.text}"))

@@ -13,12 +13,12 @@ from trainmedic.wire.steady_time import since_boot
 from trainmedic_agent.context import AgentContext
 from trainmedic_agent.gpu_record import GpuRecord
 from trainmedic_agent.log_link import reader_process
+from trainmedic_agent.log_link.agent_end import AgentEnd
 from trainmedic_agent.log_link.finding_relay import FindingRelay
 from trainmedic_agent.log_link.link_socket import LinkSocket
 from trainmedic_agent.log_link.linked_reading import LinkedReading, LinkedSearch
 from trainmedic_agent.log_link.messages import Welcome
 from trainmedic_agent.log_link.reader_directory import prepare
-from trainmedic_agent.log_link.reader_link import ReaderLink
 from trainmedic_agent.log_link.reader_news import ReaderNews
 from trainmedic_agent.log_link.reader_process import ReaderUser
 from trainmedic_agent.log_link.reader_supervisor import ReaderSupervisor
@@ -42,7 +42,7 @@ def linked_reading(
         log.warning("reading logs as the agent's own user", extra={"reason": reason, "user": user.uid})
     prepare(settings.state_dir, context.journal, user)
     outage = OutageLog(f"logs of node {context.node}", "findings wait")
-    link = ReaderLink(LinkSocket(settings.state_dir, user.uid, user.gid), context.counters)
+    link = AgentEnd(LinkSocket(settings.state_dir, user.uid, user.gid), context.counters)
     relay = FindingRelay(
         context.node,
         context.redis.shared(outage),

@@ -1,4 +1,4 @@
-"""Composition of the log reader, in its own process."""
+"""Parts of the log reader, built in its process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _STOPPED = "a signal has stopped the process that opens this node's logs; contin
 
 
 class LinkPorts(FindingPort, Protocol):
-    """See `AgentSession`."""
+    """See `ReaderEnd`."""
 
     def uuid_of(self, address: str) -> str | None: ...  # by normalised PCI address
 

@@ -21,9 +21,9 @@ from trainmedic.errors import ConfigurationError, TrainmedicError
 from trainmedic_agent.counters import AgentCounters
 from trainmedic_agent.database import AgentDatabase
 from trainmedic_agent.log_link import link_socket, reader_directory, reader_process
-from trainmedic_agent.log_link.agent_session import AgentSession
 from trainmedic_agent.log_link.frames import FrameFault, FrameStream, LinkClosed
 from trainmedic_agent.log_link.messages import LARGEST_OF_AGENT, Welcome
+from trainmedic_agent.log_link.reader_end import ReaderEnd
 from trainmedic_agent.log_opening.node_files import NodeFiles
 from trainmedic_agent.log_opening.opener import FileOpener
 from trainmedic_agent.log_opening.opener_client import OpenerClient
@@ -114,13 +114,13 @@ class _StopRequest:
 
 class _Reading:
     def __init__(
-        self, settings: ReaderSettings, user: reader_process.ReaderUser, session: AgentSession, welcome: Welcome
+        self, settings: ReaderSettings, user: reader_process.ReaderUser, link: ReaderEnd, welcome: Welcome
     ) -> None:
         self._settings = settings
         self.user = user
-        self._session = session
+        self._link = link
         self.welcome = welcome
-        self.stream = session.stream
+        self.stream = link.stream
 
     def run(self, stop_pipe: int, files: NodeFiles, parent: int, *, takes_rights: bool) -> None:
         """Read until the link ends or the pipe `stop_pipe` is closed. Raises TrainmedicError."""
@@ -134,7 +134,7 @@ class _Reading:
         self._confine(parent)
         stopping = threading.Event()
         threading.Thread(target=_wait_for_stop, args=(stop_pipe, stopping), daemon=True).start()
-        session, welcome = self._session, self.welcome
+        link, welcome = self._link, self.welcome
         directory = self._settings.state_dir / reader_directory.NAME
         with contextlib.closing(_database(directory, stopping)) as database:
             context = ReadingContext(welcome.boot.node, database, AgentCounters())
@@ -142,18 +142,18 @@ class _Reading:
                 context,
                 welcome.policy,
                 welcome.boot,
-                session,
+                link,
                 files,
                 takes_rights=takes_rights,
                 start_program=programs.start,
             )
             reading.start()
-            session.serve(reading)
+            link.serve(reading)
             log.info("reading logs", extra={"node": welcome.boot.node, "user": os.geteuid()})
-            while not session.ended.wait(_LOOK_SECONDS) and not stopping.is_set() and not programs.has_ended:
+            while not link.ended.wait(_LOOK_SECONDS) and not stopping.is_set() and not programs.has_ended:
                 continue
             reading.stop(_STOP_SECONDS)
-            session.close()
+            link.close()
         if programs.has_ended:
             raise TrainmedicError("the process that starts the parsers has ended")
 
@@ -162,11 +162,11 @@ class _Reading:
         reader_process.end_with(parent)
 
 
-def _greeting(stream: FrameStream) -> tuple[AgentSession, Welcome] | None:
+def _greeting(stream: FrameStream) -> tuple[ReaderEnd, Welcome] | None:
     """Return None after a logged failure."""
-    session = AgentSession(stream)
+    link = ReaderEnd(stream)
     try:
-        return session, session.wait_for_welcome()
+        return link, link.wait_for_welcome()
     except (LinkClosed, FrameFault) as error:
         log.warning("agent did not greet the log reader", extra={"reason": str(error)})
         return None

@@ -27,7 +27,7 @@ class BasicAction:
     targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind) - {TargetKind.GROUP}
     harmful: ClassVar[bool] = True
     changes_disks_only: ClassVar[bool] = False
-    """See `ports.actions.DiskAction`."""
+    """See `ports.actions.ActionTraits`."""
     changes_elsewhere: ClassVar[bool] = False
     gives_back: ClassVar[bool] = False
     silences: ClassVar[frozenset[TargetKind]] = frozenset()

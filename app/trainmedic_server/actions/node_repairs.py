@@ -70,4 +70,5 @@ class NodeReboot(_NodeRepair):
     outputs: ClassVar[Mapping[str, Shape]] = REBOOT
 
 
+# After adding one, run tests/unit/actions/test_node_commands.py: it names the places to edit.
 ACTIONS: tuple[type[Action], ...] = (RestartUnit, RestartContainer, GpuReset, NodeReboot)

@@ -288,4 +288,5 @@ class NodeHealth(Irreversible, CommandAction):
         raise TemporaryFailure(f"node {call.target.node!r} is not healthy: {reason}{more}", output)
 
 
+# After adding one, run tests/unit/actions/test_node_commands.py: it names the places to edit.
 ACTIONS: tuple[type[Action], ...] = (GpuPowerLimit, DiskClean, DiskPruneContainers, NodeFacts, NodeHealth)

@@ -86,7 +86,6 @@ class SlurmUpdate(JobAction):
         return await self.retry_until_deadline(call, change)
 
     async def _node_name_or_given(self, node: str) -> str:
-        """Return the given name if the node is gone."""
         try:
             return (await find_node(self.slurm, node)).name
         except ObjectMissing:

@@ -271,7 +271,6 @@ def _left_out_notes(answers: Sequence[_NodeAnswer]) -> list[str]:
 
 
 def _note_changes(answers: Sequence[_NodeAnswer]) -> list[str]:
-    """Note nodes that fell silent or answer again, each once."""
     lost = [answer for answer in answers if answer.silence and not answer.is_reported_silent]
     recovered = [answer for answer in answers if answer.is_reported_silent and not answer.silence]
     for answer in (*lost, *recovered):

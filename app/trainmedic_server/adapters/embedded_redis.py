@@ -161,7 +161,7 @@ class EmbeddedRedis:
     def _credentials(self) -> tuple[int, str]:
         with contextlib.suppress(OSError, ValueError):
             parts = urlsplit(self._url_file.read_text().strip())
-            if parts.port and parts.password and not self._is_copied() and _is_free(parts.port):
+            if parts.port and parts.password and not self._is_copied() and is_free(parts.port):
                 return parts.port, parts.password
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -261,7 +261,7 @@ async def _caveat(binary: str) -> str:
     )
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,3 +1,5 @@
+"""Defences against foreign answers."""
+
 from __future__ import annotations
 
 from http.cookiejar import CookieJar, DefaultCookiePolicy

@@ -1,3 +1,5 @@
+"""JSON client for an external HTTP endpoint."""
+
 from __future__ import annotations
 
 import base64

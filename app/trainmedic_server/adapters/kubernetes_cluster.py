@@ -105,7 +105,6 @@ class KubernetesCluster:
     async def list_some(
         self, resource: Resource, namespace: str, fields: str, most: int
     ) -> tuple[Sequence[Object], bool]:
-        """Return at most `most` objects, and whether there are more."""
         page = await self._call(
             "GET", collection_of(resource, namespace), {"fieldSelector": fields, "limit": str(most)}
         )

@@ -1,3 +1,5 @@
+"""Used memory and connections of Redis."""
+
 from __future__ import annotations
 
 import asyncio

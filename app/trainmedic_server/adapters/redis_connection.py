@@ -1,3 +1,5 @@
+"""Clients of Redis, and its outages."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,3 +1,5 @@
+"""Commands from the engine to the Redis streams of jobs and nodes."""
+
 from __future__ import annotations
 
 import asyncio

@@ -123,7 +123,6 @@ class ReplyRouter:
             self._recent.popitem(last=False)
 
     def send_again(self) -> None:
-        """Send the commands of all incomplete waiters again."""
         for waiter in self._waiters.values():
             if waiter.command is not None and not waiter.is_complete:
                 self._send(waiter.command)

@@ -263,5 +263,4 @@ def _failure(text: str, is_change: bool, may_be_done: bool) -> ActionFailure:
 
 
 async def _stop_waiting() -> bool:
-    """Stop waiting for an agent that is not connected."""
     return True

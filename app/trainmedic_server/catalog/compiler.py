@@ -19,7 +19,7 @@ from trainmedic_core.expressions import evaluation, template_syntax
 from trainmedic_core.expressions.evaluation import Expression, TextTemplate, ValueTemplate
 from trainmedic_core.expressions.template_syntax import Malformed, SyntaxTree
 from trainmedic_core.problems import DocumentPath, FileProblem, cut, did_you_mean, entry_of, path_text
-from trainmedic_core.target import TargetKind
+from trainmedic_core.target import MEMBER_KINDS, TargetKind
 from trainmedic_core.yaml_text import YamlDocument
 from trainmedic_server.catalog import (
     attachments,
@@ -55,7 +55,6 @@ from trainmedic_server.domain.playbook import (
     place_of,
 )
 from trainmedic_server.domain.playbook_target import JOBS, ON_NODE
-from trainmedic_server.domain.selectors import MEMBER_KINDS
 from trainmedic_server.domain.value_types import NUMBER, TEXT, TEXT_LIST, Shape
 from trainmedic_server.ports.actions import Action, Actions, MultiNodeAction, TemplateChecked
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainmedic_core.problems import DocumentPath
+from trainmedic_core.target import MEMBER_KINDS
 from trainmedic_server.domain.playbook import CHECK, ON_LIMITED, PHASES, place_of
-from trainmedic_server.domain.selectors import MEMBER_KINDS
 
 _WAIT = "a step waits with 'wait_for: resolved', or wait_for: {query: PROMQL, for: 5m}, and a timeout"
 _GUARDS = "it belongs under 'guards'"

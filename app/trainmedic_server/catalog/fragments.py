@@ -265,7 +265,6 @@ class _Expansion:
         return f"{fragment.source}:{fragment.marks[()].line}"
 
     def _copy(self, of: YamlDocument, old: DocumentPath, new: DocumentPath, note: str = "") -> None:
-        """Copy the positions and remarks at and below a path."""
         if new != old:
             self.written[new] = old
         length, place = len(old), f"{of.source}:{of.marks[()].line}"

@@ -10,12 +10,13 @@ from msgspec import Struct
 
 from trainmedic_core.errors import ExpressionError
 from trainmedic_core.expressions.evaluation import Expression, TextTemplate
+from trainmedic_core.target import PARTS
 from trainmedic_server.domain import promql
 from trainmedic_server.domain.run import Run
 
 NAMES = ("labels", "target", "vars")  # in the query of an effect
 _TEMPLATE = re.compile(r"(\{\{.*?\}\})", re.DOTALL)
-_TARGET = ("kind", "key", "node", "gpu", "job")
+_TARGET = ("kind", "key", *PARTS)
 
 Template = Expression | TextTemplate | str
 

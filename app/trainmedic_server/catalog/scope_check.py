@@ -11,12 +11,11 @@ from msgspec import Struct, field
 from trainmedic_core.expressions import names, template_syntax
 from trainmedic_core.expressions.template_syntax import SyntaxTree
 from trainmedic_core.problems import did_you_mean
-from trainmedic_core.target import TargetKind
+from trainmedic_core.target import MEMBER_KINDS, PARTS, TargetKind
 from trainmedic_server.catalog import cures, expression_types
 from trainmedic_server.domain import memory, value_types
-from trainmedic_server.domain.playbook_target import JOBS, ON_NODE, is_group
+from trainmedic_server.domain.playbook_target import JOBS, ON_NODE, is_group, kind_of_parts
 from trainmedic_server.domain.run import StepStatus
-from trainmedic_server.domain.selectors import MEMBER_KINDS
 from trainmedic_server.domain.value_types import ANY, NUMBER, TEXT, TEXT_LIST, TEXTS, Each, Shape
 
 ALERT_NAMES = ("alert", "labels", "annotations", "vars")
@@ -34,14 +33,8 @@ _STEP = ("status", "params", "output", "error", "attempts")
 _JOB = ("name", "verdict")
 _VERDICT = ("cause", "confidence", "advice", "node", "ranks")
 _RUN = ("id", "playbook", "mode", "message", "created_at", "url")
-_TARGET = {
-    TargetKind.GPU: ("kind", "key", "node", "gpu"),
-    TargetKind.NODE: ("kind", "key", "node"),
-    TargetKind.JOB: ("kind", "key", "job"),
-    TargetKind.CLUSTER: ("kind", "key"),
-    TargetKind.GROUP: ("kind", "key"),
-}
-_ENDED_RUN = ("id", "playbook", "status", "message", "alert", "target", "node", "gpu", "job")
+_TARGET = ("kind", "key")
+_ENDED_RUN = ("id", "playbook", "status", "message", "alert", "target", *PARTS)
 _GROUP = ("total", "succeeded", "failed", "skipped", "not_begun", "batch")
 
 
@@ -77,9 +70,7 @@ def kind_of(target: Any) -> TargetKind | None:
     if is_group(target):
         return next((kind for plural, kind in MEMBER_KINDS.items() if target.get(plural, ON_NODE) != ON_NODE), None)
     if isinstance(target, dict):
-        for kind in (TargetKind.JOB, TargetKind.GPU, TargetKind.NODE):
-            if kind in target:
-                return kind
+        return kind_of_parts(target)
     return None
 
 
@@ -117,7 +108,7 @@ def _shapes(scope: VisibleNames) -> Mapping[str, Shape]:
         "alerts": Each(alert, is_list=True),
         "labels": TEXTS,
         "annotations": TEXTS,
-        "target": {**dict.fromkeys(("kind", "key", "node", "gpu", "job"), TEXT), JOBS: TEXT_LIST},
+        "target": {**dict.fromkeys((*_TARGET, *PARTS), TEXT), JOBS: TEXT_LIST},
         "job": {"name": TEXT, "verdict": {**dict.fromkeys(_VERDICT, TEXT), "ranks": Each(NUMBER, is_list=True)}},
         "run": dict.fromkeys(_RUN, TEXT),
         "runs": {"last": {**dict.fromkeys(memory.LAST, TEXT), "at": NUMBER, "ended_at": NUMBER}},
@@ -193,7 +184,7 @@ def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
             return _missing("a verdict has no", member, _VERDICT)
         case ("target",) if scope.kind is not None:
             article = f"a target of kind {scope.kind} has no"
-            return _missing(article, member, (*_TARGET[scope.kind], *([JOBS] if scope.has_jobs else [])))
+            return _missing(article, member, (*_TARGET, *scope.kind.parts, *([JOBS] if scope.has_jobs else [])))
         case _:
             return None
 

@@ -1,3 +1,5 @@
+"""``trainmedic backup``."""
+
 from __future__ import annotations
 
 import os

@@ -1,3 +1,5 @@
+"""``trainmedic agents`` and ``jobs``."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

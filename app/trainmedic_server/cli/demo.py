@@ -1,3 +1,5 @@
+"""``trainmedic demo``."""
+
 from __future__ import annotations
 
 import contextlib

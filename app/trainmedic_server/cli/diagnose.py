@@ -1,3 +1,5 @@
+"""``trainmedic diagnose``."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

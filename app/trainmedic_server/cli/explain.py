@@ -1,3 +1,5 @@
+"""``trainmedic playbook explain``."""
+
 from __future__ import annotations
 
 import json
@@ -34,7 +36,6 @@ from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import explanation
 from trainmedic_server.errors import ConfigurationError, PayloadError
 from trainmedic_server.ports.limits import EngineLimits
-from trainmedic_server.simulation.explain import explain as explain_alerts
 
 
 @click.command()
@@ -138,7 +139,7 @@ def _explain_by_files(
     except (PayloadError, ConfigurationError) as error:
         raise exits.InvalidInput(f"{name}: {error}" if isinstance(error, PayloadError) else str(error)) from error
     moment, mapping = _moment(at, now), loaded_alert_map(alert_map)
-    answers = explain_alerts(library, actions, alerts, limits, moment, topology, mapping)
+    answers = explanation.alone(lambda _: library.all(), alerts, actions, limits, moment, topology, mapping)
     test = None
     if as_test:
         mapped = [mapping.apply(each).alert for each in alerts]

@@ -1,3 +1,5 @@
+"""``trainmedic findings`` and ``keep``."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -9,7 +11,7 @@ import click
 from trainmedic_core import words
 from trainmedic_core.cli import table
 from trainmedic_core.cli.choice import NearestChoice
-from trainmedic_core.cli.output import output_option, print_document
+from trainmedic_core.cli.output import output_option, print_document, with_options
 from trainmedic_logs.domain.finding import Role
 from trainmedic_server.cli import listing, log_cuts, story
 from trainmedic_server.cli.client import Client, server_options, unknown_job_note
@@ -35,14 +37,8 @@ _FILTERS: tuple[Callable[..., Any], ...] = (
 )  # fmt: skip
 
 
-def _filters(command: Callable[..., None]) -> Callable[..., None]:
-    for option in reversed(_FILTERS):
-        command = option(command)
-    return command
-
-
 @click.group(invoke_without_command=True)
-@_filters
+@with_options(_FILTERS)
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of findings.")
 @output_option("table")
 @server_options

@@ -1,3 +1,5 @@
+"""``trainmedic history``."""
+
 from __future__ import annotations
 
 import contextlib
@@ -14,8 +16,9 @@ import click
 from trainmedic_core import words
 from trainmedic_core.cli import exits, table
 from trainmedic_core.cli.choice import NearestChoice
-from trainmedic_core.cli.output import output_option, print_document
+from trainmedic_core.cli.output import output_option, print_document, with_options
 from trainmedic_core.plain_text import json_text
+from trainmedic_core.target import PARTS
 from trainmedic_server.cli import listing, story
 from trainmedic_server.cli.client import Client, server_options, unknown_job_note, unknown_playbook_note
 from trainmedic_server.cli.params import TimeParam
@@ -25,7 +28,7 @@ from trainmedic_server.presentation import rows, runs, times
 # The members of an item, in the order of the server's CSV. Importing their model (`api.views.HistoryItem`) would load
 # pydantic.
 _COLUMNS = (
-    "run_id", "timestamp", "alert_name", "alert_labels", "playbook", "target", "node", "gpu", "job", "mode", "status",
+    "run_id", "timestamp", "alert_name", "alert_labels", "playbook", "target", *PARTS, "mode", "status",
     "decision", "action_taken", "success", "message", "duration_ms", "touched", "owes_undo", "undo_error", "undone_at",
     "waiting_on", "deadline", "approved_by", "decided_at",
     "started_by", "repeats", "parent", "batch", "group", "original_alert_name", "original_labels", "version",
@@ -80,12 +83,6 @@ _FILTERS = (
 )
 
 
-def _filters(command: Callable[..., None]) -> Callable[..., None]:
-    for option in reversed(_FILTERS):
-        command = option(command)
-    return command
-
-
 class _HistoryGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -96,7 +93,7 @@ class _HistoryGroup(click.Group):
 
 
 @click.group(cls=_HistoryGroup, invoke_without_command=True)
-@_filters
+@with_options(_FILTERS)
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of rows.")
 @click.option("--each", is_flag=True, help="One row per decision, without folding equal ones.")
 @click.option("--all", "everything", is_flag=True, help="Show all matches.")

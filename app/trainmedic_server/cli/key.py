@@ -1,3 +1,5 @@
+"""``trainmedic key``."""
+
 from __future__ import annotations
 
 import os

@@ -1,3 +1,5 @@
+"""Pages and output of lists."""
+
 from __future__ import annotations
 
 import csv

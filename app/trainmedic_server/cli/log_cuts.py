@@ -1,3 +1,5 @@
+"""Lines about partly read logs."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping

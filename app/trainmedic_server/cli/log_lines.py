@@ -1,3 +1,5 @@
+"""Options and output of ``trainmedic logs``."""
+
 from __future__ import annotations
 
 import json
@@ -10,6 +12,7 @@ import click
 
 from trainmedic_core.cli import exits
 from trainmedic_core.cli.choice import NearestChoice
+from trainmedic_core.cli.output import with_options
 from trainmedic_core.plain_text import json_text, visible
 from trainmedic_logs.domain.log_search import LogLevel
 from trainmedic_server.cli.client import Client, unknown_job_note
@@ -61,10 +64,7 @@ _OPTIONS = (
 _ASK_FOR_LESS = "Narrow the search with a later --since, or with --attempt, --node or --rank."
 
 
-def line_options(command: Callable[..., None]) -> Callable[..., None]:
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+line_options = with_options(_OPTIONS)
 
 
 def show_lines(client: Client, job: str, output: str, follow: bool, kernel: bool, **conditions: Any) -> None:

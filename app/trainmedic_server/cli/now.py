@@ -1,3 +1,5 @@
+"""``trainmedic now``."""
+
 from __future__ import annotations
 
 import textwrap

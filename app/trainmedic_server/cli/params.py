@@ -1,3 +1,5 @@
+"""Types of arguments."""
+
 from __future__ import annotations
 
 import re

@@ -1,3 +1,5 @@
+"""``trainmedic pause``, ``pauses`` and ``resume``."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

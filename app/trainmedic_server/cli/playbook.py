@@ -1,3 +1,5 @@
+"""``trainmedic playbook``."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""``trainmedic playbook list`` and ``versions``."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,3 +1,5 @@
+"""Options that name playbooks and their alert map."""
+
 from __future__ import annotations
 
 import os

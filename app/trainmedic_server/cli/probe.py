@@ -1,3 +1,5 @@
+"""``trainmedic probe``."""
+
 from __future__ import annotations
 
 import os

@@ -1,3 +1,5 @@
+"""``trainmedic playbook replay``."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,3 +1,5 @@
+"""``trainmedic runs``."""
+
 from __future__ import annotations
 
 import uuid

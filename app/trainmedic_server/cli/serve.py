@@ -1,3 +1,5 @@
+"""``trainmedic serve``."""
+
 from __future__ import annotations
 
 import asyncio

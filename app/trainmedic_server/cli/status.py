@@ -1,3 +1,5 @@
+"""``trainmedic status``."""
+
 from __future__ import annotations
 
 import functools

@@ -1,3 +1,5 @@
+"""``trainmedic why``."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence

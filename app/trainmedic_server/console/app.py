@@ -36,7 +36,6 @@ from trainmedic_server.http.problems import HttpProblem
 HTML = "text/html"
 JSON = "application/json"
 Handler = Callable[[PageRequest], Awaitable[Response]]
-Poster = Callable[[PageRequest, Mapping[str, str]], Awaitable[Response]]
 _ROOT_COOKIE_PATH = re.compile(rb"; Path=/(?=;|$)")
 _MEDIA_TYPES = {".json": JSON, ".csv": CSV, ".ndjson": NDJSON}
 # Pages whose API path has another name.
@@ -163,7 +162,6 @@ class ConsoleApp:
 
 
 def _put_below_base(base: BasePath, response: Response) -> None:
-    """Prefix redirects and cookie paths with the base path."""
     if not base.link:
         return
     for name in ("location", "hx-redirect"):

@@ -118,10 +118,9 @@ def target(key: Any, index_of: IndexOf) -> Markup:
     if not key:
         return Markup('<span class="dim">–</span>')
     name = targets.words(str(key), index_of)
-    kind = name.kind if name.kind in ("job", "node") else ""
     behind = Markup(' title="{}"').format(finish(name.behind)) if name.behind else Markup("")
     return Markup('<span class="target"{}>{}{}</span>').format(
-        behind, Markup('<span class="dim">{}</span> ').format(kind) if kind else "", breaks(name.name)
+        behind, Markup('<span class="dim">{}</span> ').format(name.noun) if name.noun else "", breaks(name.name)
     )
 
 

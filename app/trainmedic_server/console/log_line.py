@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from trainmedic_core.expressions.regexes import SearchPattern
 from trainmedic_core.plain_text import visible
-from trainmedic_logs.domain.log_search import LogLevel, read_time
+from trainmedic_logs.domain.log_search import read_time
 from trainmedic_logs.lines.raw_text import text_of
 
 LONGEST_SHOWN = 8000
@@ -67,10 +67,6 @@ class ShownLine(Struct, frozen=True):
             attempt=_name(document.get("attempt")),
             time_note=_time_note(document),
         )
-
-    @property
-    def is_bad(self) -> bool:
-        return self.level == LogLevel.ERROR
 
     def body(self, pattern: SearchPattern | None = None) -> Markup:
         return line_body(self.text, self.left_out, pattern)

@@ -13,6 +13,7 @@ from trainmedic_server.http.problems import HttpProblem
 
 UNCOUNTED = {"counted": "false"}  # without the numbers of runs, which are slow
 _MOST_OFFERED = 300  # targets in the form
+_LISTED = {"gpu": "/agents", "node": "/agents", "job": "/jobs"}
 _INPUT = "input."  # begins the form fields of a playbook's inputs
 
 
@@ -85,7 +86,9 @@ def start_body(name: str, fields: Mapping[str, str]) -> dict[str, Any]:
 async def _targets(page: PageRequest, kind: str) -> list[str]:
     if kind == "cluster":
         return ["cluster"]
-    items = (await page.get("/jobs" if kind == "job" else "/agents"))["items"]
+    if kind not in _LISTED:
+        return []
+    items = (await page.get(_LISTED[kind]))["items"]
     named = _gpus(items) if kind == "gpu" else (f"{kind}:{each['name']}" for each in items)
     return [target for target, _ in zip(named, range(_MOST_OFFERED), strict=False)]
 

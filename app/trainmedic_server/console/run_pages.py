@@ -14,6 +14,7 @@ from starlette.responses import RedirectResponse, Response
 
 from trainmedic_core import gpu_names
 from trainmedic_core.problems import did_you_mean
+from trainmedic_core.target import PARTS
 from trainmedic_server.console import folding, pictures
 from trainmedic_server.console.page_request import PageRequest
 from trainmedic_server.console.playbook_pages import UNCOUNTED
@@ -25,7 +26,7 @@ from trainmedic_server.presentation.rows import Row
 
 _DEFAULT_SINCE = "24h"
 _FILTERS = (
-    *("status", "playbook", "decision", "node", "gpu", "job", "alertname", "since", "until", "owes_undo"),
+    *("status", "playbook", "decision", *PARTS, "alertname", "since", "until", "owes_undo"),
     *("target", "open", "by", "parent"),
 )
 # In the text field of the page.
@@ -167,7 +168,7 @@ def _marks(effect: Mapping[str, Any], run: Mapping[str, Any]) -> list[pictures.M
 
 async def _neighbours(get_or: Any, shown: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """Return the runs before and after this one on its target, None if not among the newest hundred."""
-    where = {name: shown[name] for name in ("node", "gpu", "job") if shown[name]}
+    where = {name: shown[name] for name in PARTS if shown[name]}
     if not where:
         return None, None
     listed = await get_or({"items": []}, "/history", {**where, "limit": "100"})

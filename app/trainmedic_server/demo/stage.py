@@ -12,8 +12,9 @@ from typing import Any, Self
 
 import httpx
 
+from trainmedic_server.adapters.embedded_redis import is_free
 from trainmedic_server.demo.alert_relay import AlertRelay, MeasuredAlerts, PrometheusAlerts
-from trainmedic_server.demo.child_process import ChildProcess, free_port, is_answering, is_free
+from trainmedic_server.demo.child_process import ChildProcess, free_port, is_answering
 from trainmedic_server.demo.demo_rules import rules_file
 from trainmedic_server.demo.faults import FAULTS, FaultKind
 from trainmedic_server.demo.simulated_nodes import SimulatedCluster, SimulatedNode

@@ -14,7 +14,7 @@ def nodes_of(target: Target, topology: Topology) -> frozenset[str]:
             return frozenset({target.node}) if target.node else _NOWHERE
         case TargetKind.JOB:
             return _nodes_of_job(target.job or "", topology)
-        case _:
+        case TargetKind.CLUSTER | TargetKind.GROUP:
             return _NOWHERE
 
 
@@ -24,12 +24,11 @@ def jobs_of(target: Target, topology: Topology) -> frozenset[str]:
         case TargetKind.JOB:
             return frozenset({target.job}) if target.job else _NOWHERE
         case TargetKind.NODE:
-            used = topology.jobs_on_node(target.node or "")
+            return _NOWHERE.union(*topology.jobs_on_node(target.node or ""))
         case TargetKind.GPU:
-            used = topology.jobs_on_gpu(gpu_names.key(target.gpu or "", target.node or ""))
-        case _:
+            return _NOWHERE.union(*topology.jobs_on_gpu(gpu_names.key(target.gpu or "", target.node or "")))
+        case TargetKind.CLUSTER | TargetKind.GROUP:
             return _NOWHERE
-    return used.reported | used.observed
 
 
 def gpus_of(target: Target, topology: Topology) -> int | None:
@@ -42,7 +41,7 @@ def gpus_of(target: Target, topology: Topology) -> int | None:
             return len(gpus) if gpus is not None else None
         case TargetKind.JOB:
             return topology.jobs.gpus_by_job.get(target.job or "")
-        case _:
+        case TargetKind.CLUSTER | TargetKind.GROUP:
             return None
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from trainmedic_core.target import TargetKind
+from trainmedic_core.target import MEMBER_KINDS, PARTS, TargetKind
 from trainmedic_server.domain.question_form import PlaybookModel
-from trainmedic_server.domain.selectors import MEMBER_KINDS
 
 ON_NODE = "on_node"
+_LAST_PARTS = {kind.parts[-1]: kind for kind in TargetKind if kind.parts}
 JOBS = "jobs"
 
 
@@ -44,9 +45,9 @@ class TargetParts(PlaybookModel):
 
     @property
     def kind(self) -> TargetKind:
-        if self.job is not None:
-            return TargetKind.JOB
-        return TargetKind.GPU if self.gpu is not None else TargetKind.NODE
+        kind = kind_of_parts([part for part in PARTS if getattr(self, part) is not None])
+        assert kind is not None
+        return kind
 
 
 Attribute = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,252}$")]
@@ -124,10 +125,14 @@ class GroupTarget(PlaybookModel):
         return written
 
 
+def kind_of_parts(written: Collection[str]) -> TargetKind | None:
+    return next((kind for part, kind in _LAST_PARTS.items() if part in written), None)
+
+
 def is_group(written: Any) -> bool:
     if not isinstance(written, dict):
         return False
-    names_one = bool(written.keys() & {"node", "gpu", "job"})
+    names_one = kind_of_parts(written) is not None
     return bool(written.keys() & (MEMBER_KINDS.keys() - {JOBS})) or (JOBS in written and not names_one)
 
 

@@ -150,7 +150,6 @@ def _tokens(text: str) -> list[_Token]:
 
 
 def _bare(text: str) -> str:
-    """Remove outer parentheses and comments."""
     while tokens := _tokens(text):
         first, last = tokens[0], tokens[-1]
         text = text[first.begin : last.end]

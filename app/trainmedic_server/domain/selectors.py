@@ -12,17 +12,15 @@ from urllib.parse import quote, unquote
 from msgspec import Struct
 
 from trainmedic_core import gpu_names
-from trainmedic_core.target import Target, TargetKind
+from trainmedic_core.target import MEMBER_KINDS, Target, TargetKind
 from trainmedic_server.domain import host_lists, places
 from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.topology import Topology
 
-MEMBER_KINDS: Mapping[str, TargetKind] = {"gpus": TargetKind.GPU, "nodes": TargetKind.NODE, "jobs": TargetKind.JOB}
 ALL = "all"
 NAME = "name"
 ON_NODES = "on_nodes"  # of jobs; takes host lists, as NAME does for nodes
 MOST_MEMBERS = 10_000  # twice the GPUs of the largest single rollout planned for
-_PLURALS = {kind: plural for plural, kind in MEMBER_KINDS.items()}
 _UNESCAPED = "/[]:;+@~()*!$&' "  # readable in keys; the separators , = | are escaped
 _SHOWN = 3
 
@@ -36,7 +34,7 @@ class Selector(Struct, frozen=True):
     @property
     def target(self) -> Target:
         terms = (f"{_quoted(name)}={'|'.join(map(_quoted, values))}" for name, values in self.terms)
-        return Target(TargetKind.GROUP, group=f"{_PLURALS[self.kind]}:{','.join(terms) or ALL}")
+        return Target(TargetKind.GROUP, group=f"{self.kind.plural}:{','.join(terms) or ALL}")
 
     @classmethod
     def of(cls, target: Target) -> Selector:
@@ -110,7 +108,6 @@ def other_names(job: Target, topology: Topology, before: Collection[Target] = ()
 
 
 def nodes_selected(selector: Selector, topology: Topology) -> list[str] | Unresolved:
-    """Return the nodes that a selector of nodes or GPUs selects."""
     if not topology.answers:
         return Unresolved("target_unknown", "a source of the topology does not answer")
     return _nodes(selector, topology)

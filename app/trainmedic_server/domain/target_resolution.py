@@ -43,13 +43,11 @@ def resolve(
 
 def bounded(target: Target) -> Target | Unresolved:
     """Refuse a name that is too long for a database index."""
-    for part, name in (
-        *(("node", target.node), ("GPU", target.gpu), ("job", target.job)),
-        ("selector", target.group),
-    ):
+    for part, name in {**target.parts, "selector": target.group}.items():
+        shown = "GPU" if part == "gpu" else part
         if name is not None and len(name.encode(errors="replace")) > LONGEST_NAME:
             begins = f"{name[:40]!r}…"
-            return Unresolved("target_unknown", f"the {part}'s name is longer than {LONGEST_NAME} bytes: {begins}")
+            return Unresolved("target_unknown", f"the {shown}'s name is longer than {LONGEST_NAME} bytes: {begins}")
     return target
 
 

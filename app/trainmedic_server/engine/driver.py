@@ -235,7 +235,6 @@ class Driver:
             self._watching = None
 
     async def _queue_for_target(self, until: datetime | None) -> None:
-        """Wait for the lock before the first step that needs it."""
         locks, claim = self._services.locks, claims.of_run(self.run, self._services.actions)
         if self._granted is None:
             locks.release(self.run.id)  # its claim of nothing, from the start

@@ -80,7 +80,6 @@ def step_plans(
 
 
 def _with_jobs(run: Run, state: StepState, plan: StepPlan) -> StepPlan:
-    """Add the run's jobs to a step on jobs."""
     if state.target is None:
         return plan
     if why := step_sequence.why_without_target(run, state):

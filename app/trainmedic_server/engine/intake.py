@@ -94,7 +94,6 @@ class DeliveryIntake:
         return PreparedDelivery(replace(delivery, alerts=tuple(alerts)), tuple(matched), tuple(failures))
 
     def _matched(self, alert: Alert, topology: Topology, failures: list[Event]) -> MatchedAlert:
-        """Match the alert, log missing proof, and add failed conditions to `failures`."""
         matched = matching.match_shortlist(self._services.catalog.shortlist(alert), alert, topology)
         for miss in matched.misses if alert.status is AlertStatus.FIRING else ():
             if miss.decision == NoReaction.NO_PROOF:

@@ -183,7 +183,6 @@ class JobWatch:
             yield from _applied(lives, job_life.after_silence(lives[name], now))
 
     def _new_presences(self, kind: str, presences: Sequence[Presence]) -> dict[str, Presence]:
-        """Return trusted presences written since the last look."""
         present = {}
         for presence in presences:
             key = (kind, presence.name)
@@ -196,7 +195,6 @@ class JobWatch:
         return present
 
     def _drop_old(self, lives: dict[str, JobLife]) -> list[JobLife]:
-        """Remove and return expired and surplus records."""
         kept_since = self._ago(job_life.KEPT)
         dropped = [life for life in lives.values() if job_life.is_forgotten(life, kept_since)]
         for life in dropped:

@@ -189,7 +189,6 @@ class LeaseRecovery:
         prepared: _PreparedRun,
         targets: Collection[Target],
     ) -> list[LeasedEffect]:
-        """Record what is reapplied now, and return it."""
         run = tx.run(run_id)
         if run is None:
             return []

@@ -145,7 +145,6 @@ def _is_needed(step: StepState, run_continues: bool) -> bool:
 
 
 def _is_hold_needed(run: Run, step: StepState) -> bool:
-    """Return whether a later question is open."""
     undo = step.undo
     if not run.is_open or undo is None or undo.status not in (UndoStatus.ARMED, UndoStatus.AVAILABLE):
         return False

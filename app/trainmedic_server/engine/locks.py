@@ -20,6 +20,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain.claim import Claim
 
+_Group = tuple[str, str | None]
+_CLUSTER = Target(TargetKind.CLUSTER).whole
+
 
 class TargetLocks:
     def __init__(self) -> None:
@@ -144,7 +147,7 @@ class _Claims:
     """
 
     def __init__(self) -> None:
-        self._groups: dict[str, dict[str, Claim]] = {}
+        self._groups: dict[_Group, dict[str, Claim]] = {}
         self._by_name: dict[str, Claim] = {}
         self._numbers: dict[str, int] = {}
         self._next = 0
@@ -191,20 +194,10 @@ class _Claims:
         if claim.target.kind is TargetKind.CLUSTER:
             yield from self._groups.values()
             return
-        for name in (*_groups(claim), "cluster"):
+        for name in (*_groups(claim), _CLUSTER):
             if name in self._groups:
                 yield self._groups[name]
 
 
-def _groups(claim: Claim) -> set[str]:
-    return {_group(target) for target in (claim.target, *claim.also)}
-
-
-def _group(target: Target) -> str:
-    match target.kind:
-        case TargetKind.CLUSTER:
-            return "cluster"
-        case TargetKind.JOB:
-            return f"job:{target.job}"
-        case _:
-            return f"node:{target.node}"
+def _groups(claim: Claim) -> set[_Group]:
+    return {target.whole for target in (claim.target, *claim.also)}

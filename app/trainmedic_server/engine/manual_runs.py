@@ -113,7 +113,6 @@ class ManualStarter:
         playbook: CompiledPlaybook,
         target: Target | None,
     ) -> Started:
-        """Commit `work`, then start its run."""
         services, also = self._services, also_of(playbook, target, self._services.topology())
         holder = None
         if target is not None and not isinstance(also, Unresolved):
@@ -183,7 +182,6 @@ class ManualStarter:
     def _firing_alert(
         self, tx: Transaction, playbook: CompiledPlaybook, order: StartOrder, topology: Topology
     ) -> AlertRecord | None:
-        """Return the newest firing alert that fits the order."""
         names, fitting = playbook.definition.on.alertnames, []
         alert_map = self._services.alert_map()
         for record in tx.firing(_MOST_FIRING):

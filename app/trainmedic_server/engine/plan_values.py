@@ -170,7 +170,6 @@ class RunDraft:
         self.events.append(recorded(content, self.now, self.run.id, actor))
 
     def put(self, step: StepState, **changes: Any) -> StepState:
-        """Replace a step, and change the run."""
         self.run = self.run.with_step(step, **changes)
         return step
 

@@ -184,7 +184,6 @@ class Engine:
         return self._intake.admit(delivery)
 
     async def explain(self, alerts: Sequence[Alert], at: datetime | None = None) -> tuple[ExplainedAlert, ...]:
-        """See `Explainer.explain`."""
         return await self._explainer.explain(alerts, at)
 
     async def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
@@ -217,11 +216,9 @@ class Engine:
         return run
 
     async def start_run(self, order: StartOrder, by: ByHand) -> Started:
-        """See `ManualStarter.start`."""
         return await self._starter.start(order, by)
 
     async def retry(self, run_id: str, by: ByHand) -> Started:
-        """See `ManualStarter.retry`."""
         return await self._starter.retry(run_id, by)
 
     async def record_late_reply(self, reply: envelope.Reply) -> None:

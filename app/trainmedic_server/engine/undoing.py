@@ -152,7 +152,6 @@ def _has_failed(draft: RunDraft) -> bool:
 
 
 def _was_held_for_person(run: Run, state: StepState, actions: Actions) -> bool:
-    """Return whether the step is a hold for a question that was asked."""
     action = actions.action_class(state.action or "")
     if not getattr(action, "is_hold", False):
         return False

@@ -66,7 +66,6 @@ def of_run(
 
 
 def _steps_from(run: Run, state: StepState) -> Sequence[StepState]:
-    """Return the step and those after it in its sequence."""
     sequence = _sequence_of(state)
     steps = [step for step in run.steps if _sequence_of(step) == sequence]
     return steps[steps.index(state) :]

@@ -35,8 +35,6 @@ class ServerLimits(Struct, frozen=True):
 
 
 class ConnectionLimits(Struct, frozen=True):
-    """Limits on connections."""
-
     connections: int = 700
     refused: int = 100  # further connections, which get 503; with `connections` below 1,024 open files
     per_client: int = 512  # connections of one address without a token

@@ -155,6 +155,8 @@ class ActionTraits(Protocol):
     """True for an act that a person should approve: a playbook with it has mode ``approve`` unless it names a mode."""
     changes_node: ClassVar[bool]
     """True if a run on a GPU locks the GPU's node."""
+    changes_disks_only: ClassVar[bool]
+    """True if it changes only files on the target node's disks. A run without other changes locks only these."""
     shortest_timeout: ClassVar[timedelta]
     """Playbooks with a shorter timeout are rejected on load. Default: 0."""
     promql: ClassVar[frozenset[str]]
@@ -184,12 +186,6 @@ class NodeTouchingAction(Protocol):
     def touches(cls, params: BaseModel, target: Target) -> Collection[str]:
         """Return the other nodes that an attempt changes. Called before each attempt; changes nothing."""
         ...
-
-
-class DiskAction(Protocol):
-    """Action class that changes only files on the target node's disks. A run without other changes locks only these."""
-
-    changes_disks_only: ClassVar[bool]
 
 
 class LeasedEffect(Struct, frozen=True):

@@ -1,3 +1,9 @@
+"""Permanent storage of runs in numbered files. Blocking.
+
+An archive that ends before file `at_least` is wrong, such as the directory under an unmounted volume, and is
+neither read nor written.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -23,12 +29,6 @@ class ArchivedRun(Struct, frozen=True):
 
 
 class RunArchive(Protocol):
-    """Permanent storage of runs in numbered files. Blocking.
-
-    An archive that ends before file `at_least` is wrong, such as the directory under an unmounted volume, and is
-    neither read nor written.
-    """
-
     @property
     def name(self) -> str:
         """Identifies the archive, also after a restart."""

@@ -1,3 +1,5 @@
+"""Stored effects, and positions of event listeners."""
+
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence

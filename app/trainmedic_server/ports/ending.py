@@ -1,3 +1,5 @@
+"""Cancel tasks until they end: up to Python 3.11, `asyncio.wait_for` loses a cancellation during completion."""
+
 from __future__ import annotations
 
 import asyncio
@@ -8,7 +10,6 @@ _CANCEL_AGAIN_SECONDS = 0.2
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks until they end: up to Python 3.11, `asyncio.wait_for` loses a cancellation during completion."""
     running = set(tasks)
     while running:
         for task in running:

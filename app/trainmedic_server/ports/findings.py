@@ -1,3 +1,5 @@
+"""Stored findings, and senders of their alerts."""
+
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence

@@ -1,3 +1,5 @@
+"""Pods by the job in their labels, which anyone who may create pods can set."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,8 +12,6 @@ IsOwn = Callable[[str, str, str], bool]
 
 
 class JobPods(Protocol):
-    """Pods by the job in their labels, which anyone who may create pods can set."""
-
     def faults(self) -> Mapping[str, Sequence[PodFault]]:
         """Return the faults of the last 2 hours by job, from pod statuses, and from Events of pods slow to start."""
         ...

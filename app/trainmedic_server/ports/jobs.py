@@ -1,3 +1,5 @@
+"""Connected jobs and launchers, and their notices."""
+
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence

@@ -1,3 +1,5 @@
+"""Limits of the engine."""
+
 from __future__ import annotations
 
 from collections.abc import Collection

@@ -1,3 +1,5 @@
+"""Stored messages to people."""
+
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
@@ -32,9 +34,7 @@ class StoredMessages(Protocol):
         """Return whether each stored one was sent; others are missing."""
         ...
 
-    def forget_sent(self, kind: MessageKind) -> None:
-        """Forget sent messages, to send them again."""
-        ...
+    def forget_sent(self, kind: MessageKind) -> None: ...
 
     def forget_before(self, moment: datetime) -> None:
         """Forget messages sent before `moment`, and unsent ones created before it."""

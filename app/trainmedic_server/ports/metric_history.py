@@ -1,3 +1,5 @@
+"""Past metrics and alert rules."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

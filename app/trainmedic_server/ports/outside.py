@@ -1,3 +1,5 @@
+"""Clock, command bus, notifier, HTTP."""
+
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -1,3 +1,5 @@
+"""Tests of playbooks, run from the API."""
+
 from __future__ import annotations
 
 from typing import Protocol
@@ -37,8 +39,3 @@ class PlaybookTester(Protocol):
         Raises NotFound without tests, Conflict if too many are running.
         """
         ...
-
-
-class NoPlaybookTester:
-    async def run_tests_of(self, source: str) -> PlayedTests:
-        return PlayedTests(source, unfinished="This server runs no tests.")

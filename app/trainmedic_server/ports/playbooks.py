@@ -1,3 +1,5 @@
+"""Loaded playbooks."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence

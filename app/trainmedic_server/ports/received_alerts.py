@@ -1,3 +1,5 @@
+"""Stored alerts, for lists."""
+
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping

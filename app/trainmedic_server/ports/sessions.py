@@ -1,3 +1,5 @@
+"""Stored sessions of the console."""
+
 from __future__ import annotations
 
 from collections.abc import Collection

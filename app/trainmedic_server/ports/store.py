@@ -1,3 +1,5 @@
+"""The run store and its history."""
+
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence

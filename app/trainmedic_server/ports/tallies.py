@@ -1,3 +1,5 @@
+"""Counts of runs for reports."""
+
 from __future__ import annotations
 
 from collections import Counter

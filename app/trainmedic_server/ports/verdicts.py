@@ -1,3 +1,5 @@
+"""Stored verdicts on jobs."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -54,8 +56,6 @@ class StoredVerdicts(Protocol):
 
 
 class VerdictHistory(VerdictSource, Protocol):
-    async def verdicts_of(self, job: str, limit: int) -> list[KnownVerdict]:
-        """As `StoredVerdicts.of_job`."""
-        ...
+    async def verdicts_of(self, job: str, limit: int) -> list[KnownVerdict]: ...
 
     async def verdicts_on(self, node: str, since: datetime) -> list[KnownVerdict]: ...

@@ -11,6 +11,7 @@ from trainmedic_core.target import Target, TargetKind
 IndexOf = Callable[[str], int | None]
 """Takes a GPU's UUID. Returns its index on its node, or None if it is unknown."""
 _UUID_HEAD = 8
+_WITH_NOUN = [kind for kind in TargetKind if len(kind.parts) == 1]
 _GPU_IN_TEXT = re.compile(r"(?P<key>\bgpu:[^\s/,;]+/GPU-[0-9A-Fa-f-]{8,})|\bGPU (?P<uuid>GPU-[0-9A-Fa-f-]{8,})")
 
 
@@ -20,8 +21,13 @@ class TargetWords(Struct, frozen=True):
     behind: str
     """Full name of a GPU, unless `name` contains it."""
 
+    @property
+    def noun(self) -> str:
+        """The kind, unless the name shows it."""
+        return self.kind if self.kind in _WITH_NOUN else ""
+
     def __str__(self) -> str:
-        return self.name if self.kind in ("gpu", "cluster", "group") else f"{self.kind} {self.name}"
+        return f"{self.noun} {self.name}".strip()
 
 
 def unknown(_: str) -> int | None:
@@ -41,18 +47,10 @@ def words(key: str, index_of: IndexOf = unknown) -> TargetWords:
         target = Target.of_key(key)
     except ValueError:
         return TargetWords("", key, "")
-    match target.kind:
-        case TargetKind.GPU:
-            name = gpu(target.gpu or "", index_of)
-            return TargetWords("gpu", f"{target.node} · {name}", "" if name == f"GPU {target.gpu}" else str(target.gpu))
-        case TargetKind.NODE:
-            return TargetWords("node", str(target.node), "")
-        case TargetKind.JOB:
-            return TargetWords("job", str(target.job), "")
-        case TargetKind.CLUSTER:
-            return TargetWords("cluster", "cluster", "")
-        case TargetKind.GROUP:
-            return TargetWords("group", key, "")
+    if target.kind is TargetKind.GPU:
+        name = gpu(target.gpu or "", index_of)
+        return TargetWords("gpu", f"{target.node} · {name}", "" if name == f"GPU {target.gpu}" else str(target.gpu))
+    return TargetWords(str(target.kind), key.partition(":")[2] if target.kind in _WITH_NOUN else key, "")
 
 
 def gpu(name: str, index_of: IndexOf = unknown) -> str:

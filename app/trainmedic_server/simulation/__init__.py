@@ -1,1 +1,1 @@
-"""Offline use of playbooks: check, explain, test and replay, by the engine in virtual time."""
+"""Offline use of playbooks: check, test and replay, by the engine in virtual time."""

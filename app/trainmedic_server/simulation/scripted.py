@@ -43,7 +43,6 @@ class Script:
         self.calls: list[RecordedCall] = []
 
     def next(self, *keys: str) -> ReplyModel:
-        """Return the next reply of the first key that has any."""
         key = next((key for key in keys if self._replies.get(key)), None)
         if key is None:
             return _APPLIED

@@ -196,7 +196,6 @@ class TrainmedicServer:
                 task.result()
 
     async def _work_once_elected(self, election: Election, app: SwitchableApp, is_over: asyncio.Event) -> None:
-        """Wait for the lock, then lead until `is_over`."""
         # A cancellation alone may be lost while everything starts.
         session = await election.win()
         began = asyncio.get_running_loop().time()

@@ -47,8 +47,6 @@ class Pattern:
 
 
 class SearchPattern:
-    """Pattern to search for within a line."""
-
     def __init__(self, pattern: str) -> None:
         """Raises ValueError with the reason."""
         self._compiled = _compiled(pattern, LARGEST_SEARCH, never_capture=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import click
 
 from trainmedic.errors import ConfigurationError
 from trainmedic_core.cli import exits
-from trainmedic_core.cli.output import output_option, print_document
+from trainmedic_core.cli.output import output_option, print_document, with_options
 from trainmedic_core.plain_text import visible
 from trainmedic_logs.cli.log_rules import loaded, rules_option
 from trainmedic_logs.diagnosis.advice import MEANS
@@ -53,10 +53,7 @@ _OPTIONS = (
 
 
 # Shared with the server's command of the same name.
-def folder_options(command: Callable[..., None]) -> Callable[..., None]:
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+folder_options = with_options(_OPTIONS)
 
 
 @click.command()

@@ -113,7 +113,6 @@ def _is_elsewhere(node: str, facts: Facts) -> bool:
 
 
 def _is_nodes_fault(finding: Finding, relevant: Relevant, facts: Facts) -> bool:
-    """Return whether the node is at fault."""
     # By lost storage only if the kernel logs of all other nodes were read and report none.
     if not finding.origin.node or finding.cause not in _OWN_FAULTS or not _concerns_job(finding, facts, relevant):
         return False

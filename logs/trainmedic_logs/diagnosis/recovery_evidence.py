@@ -127,7 +127,6 @@ class RecoveryEvidence(Struct):
         self._mark_outlived(stream, set(self._steps_since.get(stream, ())))
 
     def take_plain_line(self, line: Line, *, is_timed: bool, is_step: bool = False) -> None:
-        """Take a line without a finding."""
         recent = self._recent.setdefault(line.origin.stream, deque(maxlen=_RECENT))
         recent.append(_PlainLine(line, is_timed, is_step))
         if (bad_numbers := self._bad_numbers.get(line.origin.stream)) and _SKIPPED_STEP.search(line.text[:400]):

@@ -112,5 +112,4 @@ def is_answered(at: datetime, attempt: int | None, reports: Iterable[ReportedEnd
 
 
 def facts_of(report: ReportedEnd) -> dict[str, Any]:
-    """Return members of `Facts`."""
     return {"reported": report.evidence, "is_reported_hang": report.is_hang, "is_known_to_fail": True}

@@ -35,12 +35,6 @@ VERSION = 1
 MOST_RANKS = 65_536
 # Members that are always sent, despite their default.
 _NEEDED = frozenset({"labels", "fields", "count", "time", "clock_error"})
-_PARTS: Mapping[TargetKind, tuple[str, ...]] = {
-    TargetKind.GPU: ("node", "gpu"),
-    TargetKind.NODE: ("node",),
-    TargetKind.JOB: ("job",),
-    TargetKind.CLUSTER: (),
-}
 _LABEL_NAME = re.compile(LABEL_NAME)
 _RANKS = re.compile(r"(?:\d{1,7}(?:-\d{1,7})?(?:,\d{1,7}(?:-\d{1,7})?)*)?\Z", re.ASCII)
 
@@ -176,9 +170,9 @@ def _checked(update: FindingUpdate) -> FindingUpdate:
         raise EnvelopeError("finding: last_at is before first_at")
     if origin.node not in ("", update.node):
         raise EnvelopeError("finding: it comes from another node than it was read on")
-    if target.kind not in _PARTS:
+    if target.kind is TargetKind.GROUP:
         raise EnvelopeError(f"finding: its target cannot be a {target.kind}")
-    parts = {name: getattr(target, name) for name in _PARTS[target.kind]}
+    parts = {name: getattr(target, name) for name in target.kind.parts}
     for name in (update.node, origin.job, origin.pod, *parts.values()):
         if name is not None and len(name.encode()) > LONGEST_NAME:
             raise EnvelopeError(f"finding: a name is longer than {LONGEST_NAME} bytes")

@@ -54,7 +54,6 @@ def _cleaned(raw: bytes, longest: int) -> tuple[bytes, bool]:
 
 
 def _of_utf16(raw: bytes) -> bytes:
-    """Return a UTF-16 file's line as UTF-8."""
     # Splitting at line feed bytes leaves half a character at one end of each line.
     body = raw.removeprefix(codecs.BOM_UTF16_LE).removeprefix(codecs.BOM_UTF16_BE)
     if len(body) % 2:

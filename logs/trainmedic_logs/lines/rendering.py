@@ -10,6 +10,7 @@ from trainmedic_core import errors
 from trainmedic_core.expressions import evaluation
 from trainmedic_core.expressions.evaluation import Expression, TextTemplate
 from trainmedic_core.expressions.template_syntax import Malformed
+from trainmedic_core.target import PARTS
 from trainmedic_logs.domain.finding import CLAIMED_JOB, Finding
 from trainmedic_logs.lines.masks import masked
 from trainmedic_logs.lines.matcher import FUNCTIONS
@@ -47,7 +48,7 @@ def labels_of(rule: LogRule, fields: Mapping[str, Any]) -> dict[str, str]:
 
 
 MEMBERS = {  # members of the names in `scope_of`, for checks of templates
-    "target": ("kind", "key", "node", "gpu", "job"),
+    "target": ("kind", "key", *PARTS),
     "finding": ("count", "line", "rule", "ranks", "source"),
 }
 

@@ -179,7 +179,7 @@ class _Compilation:
             self._problem(("match",), "match: a rule needs a pattern, or `record`")
 
     def _check_target(self, form: LogRuleForm) -> None:
-        if form.target in (TargetKind.CLUSTER, TargetKind.GROUP):
+        if form.target not in (TargetKind.JOB, TargetKind.NODE, TargetKind.GPU):
             self._problem(("target",), "target: must be job, node or gpu")
         trusted = [name for name in form.source if name in KERNEL_SOURCES]
         if form.target is TargetKind.NODE and not trusted:

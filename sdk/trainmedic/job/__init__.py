@@ -1,5 +1,5 @@
 """A training job's commands and reports.
 
-A command goes from ``wire/receiver`` through ``queue``, at a step's end, to ``handlers``, which calls the framework's;
-its answer through ``queue`` to ``wire/writer``.
+A command goes from ``wire/receiver`` through ``queue``, at a step's end (``torch/boundary``), to ``handlers``, which
+calls the framework's; its answer through ``queue`` to ``wire/writer``.
 """

@@ -228,7 +228,6 @@ def write_mark(file: Path, mark: SlotMark) -> None:
 
 
 def remove_directory(directory: Path) -> None:
-    """Remove a directory, and empty ones above it."""
     shutil.rmtree(directory, ignore_errors=True)
     with contextlib.suppress(OSError):
         directory.parent.rmdir()

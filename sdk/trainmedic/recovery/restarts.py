@@ -207,7 +207,6 @@ class LoopRestarter:
         return requested
 
     def _after_damage(self, damage: DamagedCheckpoint) -> LoopRestart:
-        """Return the restart from another checkpoint, or raise ``damage``."""
         damaged, newest = self._starting, self._newest()
         assert damaged is not None
         log.error("%s: %s", self._medic.job, damage)
@@ -224,7 +223,6 @@ class LoopRestarter:
         return instead
 
     def _after_failure(self, error: BaseException) -> LoopRestart:
-        """Return the restart after an exception, or raise it."""
         reason = described(error)
         requested, self._requested = self._requested, None
         self._fail(requested, f"the training loop crashed before it could restart: {reason}")

@@ -205,7 +205,6 @@ class _StateAccess(NamedTuple):
 
 
 def _numpy_state(value: Any) -> _StateAccess | None:
-    """Return access to a NumPy generator's state, or None."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return None

@@ -85,7 +85,6 @@ class Step:
         return norm
 
     def learning_rate(self, value: Any) -> Any:
-        """See `Run.learning_rate`."""
         return self._boundary.training.rate.scaled(value)
 
     def report(self, loss: Any = None, grad_norm: Any = None, samples: float | None = None, **more: Any) -> None:

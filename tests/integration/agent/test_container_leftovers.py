@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from tests.support.docker_engine import NAMED_ENGINE, DockerEngine, docker_engine
 from tests.support.programs import eventually
-from trainmedic.wire import envelope
+from tests.support.repairs import accepted
 from trainmedic_agent.containers.executor import PruneContainersExecutor
 from trainmedic_agent.containers.policy import ContainersPolicy, Leftover
 from trainmedic_agent.errors import CommandRejected, CommandUnsupported
-from trainmedic_agent.executors import AcceptedCommand
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 and NAMED_ENGINE is None, reason="Docker's daemon needs root; or name another engine's socket"
 )
 ALL = frozenset(Leftover)
+PRUNE = "disk.prune_containers"
 
 
 @pytest.fixture(scope="module")
@@ -45,23 +45,7 @@ def pruned(
     **params: Any,
 ) -> Mapping[str, Any]:
     policy = ContainersPolicy(remove, age, str(engine.path), keep)
-    return PruneContainersExecutor(policy).perform(ordered(params, stopping=stopping))
-
-
-def ordered(params: Mapping[str, Any], *, stopping: bool = False) -> AcceptedCommand:
-    now = datetime.now(UTC)
-    command = envelope.Command(
-        id="c1",
-        action="disk.prune_containers",
-        target={"kind": "node", "node": "n1"},
-        params=params,
-        run_id="r1",
-        playbook="p",
-        reason="",
-        issued_at=now,
-        expires_at=now + timedelta(minutes=5),
-    )
-    return AcceptedCommand(command, is_stopping=lambda: stopping)
+    return PruneContainersExecutor(policy).perform(accepted(PRUNE, stopping=stopping, **params))
 
 
 def reasons(output: Mapping[str, Any]) -> Mapping[str, int]:
@@ -138,7 +122,7 @@ def test_it_refuses_a_node_of_kubernetes(engine: DockerEngine) -> None:
     filled(engine)
     policy = ContainersPolicy(ALL, timedelta(0), str(engine.path))
     with pytest.raises(CommandRejected, match="the process kubelet runs here, so this is a Kubernetes node"):
-        PruneContainersExecutor(policy, kubelet_sign=lambda: "the process kubelet runs here").perform(ordered({}))
+        PruneContainersExecutor(policy, kubelet_sign=lambda: "the process kubelet runs here").perform(accepted(PRUNE))
     engine.ask(
         "POST",
         "/containers/create?name=pause",
@@ -161,4 +145,4 @@ def test_a_socket_without_an_engine_is_said(engine: DockerEngine) -> None:
     """With what to do."""
     policy = ContainersPolicy(ALL, timedelta(0), f"{engine.path}-elsewhere")
     with pytest.raises(CommandUnsupported, match=r"no container engine listens at .*-elsewhere; name its socket"):
-        PruneContainersExecutor(policy).perform(ordered({}))
+        PruneContainersExecutor(policy).perform(accepted(PRUNE))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from tests.support.docker_engine import NAMED_ENGINE, DockerEngine, docker_engin
 from tests.support.programs import eventually
 from tests.support.repairs import accepted
 from trainmedic_agent.errors import CommandFailed, CommandInterrupted, CommandRejected, CommandUnsupported
-from trainmedic_agent.journal import Journal
 from trainmedic_agent.repairs.containers import RestartContainerExecutor
 from trainmedic_agent.repairs.intents import IntentBook
 from trainmedic_agent.repairs.policy import RestartPolicy
@@ -36,13 +34,6 @@ def engine(daemon: DockerEngine) -> DockerEngine:
     daemon.clear()
     daemon.load("service")
     return daemon
-
-
-@pytest.fixture
-def intents(tmp_path: Path) -> Iterator[IntentBook]:
-    journal = Journal(tmp_path / "state")
-    yield IntentBook(journal)
-    journal.close()
 
 
 def restart(engine: DockerEngine, intents: IntentBook, name: str = "exporter", **more: Any) -> Mapping[str, Any]:

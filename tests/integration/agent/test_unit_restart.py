@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from tests.support.programs import eventually
 from tests.support.repairs import accepted
 from tests.support.unit_manager import UnitManager, unit_manager
 from trainmedic_agent.errors import CommandFailed, CommandInterrupted, CommandRejected, CommandUnsupported
-from trainmedic_agent.journal import Journal
 from trainmedic_agent.repairs.intents import IntentBook
 from trainmedic_agent.repairs.policy import RestartPolicy
 from trainmedic_agent.repairs.units import RestartUnitExecutor
@@ -32,13 +30,6 @@ def manager() -> Iterator[UnitManager]:
 def units(manager: UnitManager) -> Iterator[UnitManager]:
     yield manager
     manager.clear()
-
-
-@pytest.fixture
-def intents(tmp_path: Path) -> Iterator[IntentBook]:
-    journal = Journal(tmp_path / "state")
-    yield IntentBook(journal)
-    journal.close()
 
 
 def restart(

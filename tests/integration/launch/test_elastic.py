@@ -30,12 +30,9 @@ steps:
 
 @pytest.fixture
 def server(tmp_path: Path, redis_url: str) -> Iterator[Server]:
-    serving = Server(tmp_path / "server", PLAYBOOK.strip(), "--redis", redis_url)
-    try:
-        serving.start(TRAINMEDIC_SIGNING_KEY=KEY)
+    signed = {"TRAINMEDIC_SIGNING_KEY": KEY}
+    with Server(tmp_path / "server", PLAYBOOK.strip(), "--redis", redis_url, environment=signed) as serving:
         yield serving
-    finally:
-        serving.__exit__()
 
 
 class Nodes:

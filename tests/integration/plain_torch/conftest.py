@@ -12,6 +12,7 @@ import trainmedic
 from tests.integration.plain_torch.training import Training
 from tests.support.command_sender import Commander, Sent
 from trainmedic.job import progress
+from trainmedic.recovery import memory_slots
 
 
 @pytest.fixture
@@ -43,3 +44,12 @@ def begin(commander: Commander, medic: trainmedic.Medic, tmp_path: Path) -> Iter
 def every_report_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of a fraction of a millisecond would be too many to take the tensors of each."""
     monkeypatch.setattr(progress, "TENSOR_INTERVAL", 0.0)
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory in place of ``/dev/shm``."""
+    directory = tmp_path / "shared"
+    directory.mkdir()
+    monkeypatch.setenv(memory_slots.ENVIRONMENT, str(directory))
+    return directory

@@ -11,21 +11,14 @@ import pytest
 import torch
 
 from tests.integration.plain_torch.training import Training
-from trainmedic.recovery import checkpoints, memory_slots
+from trainmedic.recovery import checkpoints
 from trainmedic.torch import Memory
 from trainmedic.torch.checkpoints import checkpoint_storage
 from trainmedic.torch.checkpoints.checkpoint_tiers import TieredCheckpoints
 
 Begin = Callable[..., Training]
 
-
-@pytest.fixture(autouse=True)
-def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory in place of ``/dev/shm``."""
-    directory = tmp_path / "shared"
-    directory.mkdir()
-    monkeypatch.setenv(memory_slots.ENVIRONMENT, str(directory))
-    return directory
+pytestmark = pytest.mark.usefixtures("shared")
 
 
 class Disk:

@@ -14,20 +14,12 @@ import pytest
 import torch
 
 from tests.integration.plain_torch.training import Training, same
-from trainmedic.recovery import memory_slots
 from trainmedic.torch import Memory
 from trainmedic.torch.memory.memory_start import MemoryStart
 
 Begin = Callable[..., Training]
 
-
-@pytest.fixture(autouse=True)
-def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory in place of ``/dev/shm``."""
-    directory = tmp_path / "shared"
-    directory.mkdir()
-    monkeypatch.setenv(memory_slots.ENVIRONMENT, str(directory))
-    return directory
+pytestmark = pytest.mark.usefixtures("shared")
 
 
 def settled(training: Training) -> Training:

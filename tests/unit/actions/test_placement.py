@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.clocks import ManualClock
-from tests.unit.actions.test_commands import NoHttp
+from tests.unit.actions.test_commands import NoHttp, ScriptedBus
 from trainmedic.wire import envelope
 from trainmedic.wire.envelope import Command, Reply
 from trainmedic_core.target import Target, TargetKind
@@ -20,7 +20,6 @@ from trainmedic_server.catalog import loader
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.errors import (
     ActionFailure,
-    BusUnavailable,
     OutcomeUnknown,
     PermanentFailure,
     PlaybookError,
@@ -37,17 +36,13 @@ CAP = envelope.new_id(int(NOW.timestamp() * 1000))
 Answer = Callable[[Command], Reply | None]
 
 
-class AgentsBus:
+class AgentsBus(ScriptedBus):
     """A command bus with agents that answer by a rule of the test's; None is silence."""
 
     def __init__(self) -> None:
-        self.clock = ManualClock()
+        super().__init__(ManualClock())
         self.answer: Answer = lambda command: reply(command, limit_watts=300.0)
-        self.present: list[Presence] = []
         self.agents_present: list[Presence] = []
-        self.is_away = False
-        self.sent: list[Command] = []
-        self.settled: list[str] = []
 
     async def request(
         self, command: Command, unheard: Callable[[], Awaitable[bool]] | None = None
@@ -58,22 +53,8 @@ class AgentsBus:
             await unheard()
         return (answer,) if answer is not None else ()
 
-    def tell(self, command: Command) -> None:
-        self.sent.append(command)
-
-    def acknowledge(self, command_id: str) -> None:
-        self.settled.append(command_id)
-
-    async def jobs(self) -> list[Presence]:
-        if self.is_away:
-            raise BusUnavailable("away")
-        return self.present
-
     async def agents(self) -> list[Presence]:
         return self.agents_present
-
-    async def check(self) -> None:
-        """It answers."""
 
 
 def reply(command: Command, status: str = "applied", **output: Any) -> Reply:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -27,13 +27,6 @@ NAME = "NVIDIA H100 80GB HBM3"
 ABOUT = {"node": "n1", "version": "1", "policy": "none"}
 
 Shown = dict[tuple[str, frozenset[tuple[str, str]]], float]
-
-
-@pytest.fixture
-def gpus(driver: Driver) -> Iterator[NvmlGpus]:
-    opened = NvmlGpus()
-    yield opened
-    opened.close()
 
 
 Collectors = Callable[..., AgentCollector]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -32,13 +31,6 @@ def cap_command(command_id: str) -> envelope.Command:
         expires_at=NOW + timedelta(seconds=30),
         undo_of="earlier",
     )
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
-    opened = Journal(tmp_path)
-    yield opened
-    opened.close()
 
 
 def reopened(journal: Journal, directory: Path) -> Journal:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -55,6 +56,19 @@ def check_place(fleet: Fleet, case: Case, target: Target) -> None:
     assert name in names, (case, target)
 
 
+def in_fleets(check: Callable[[Fleet], None]) -> None:
+    """Call it with fleets, some times with each."""
+
+    @made
+    @given(fleets)
+    def in_fleet(seed: int) -> None:
+        fleet = Fleet(random.Random(seed))
+        for _ in range(PER_FLEET):
+            check(fleet)
+
+    in_fleet()
+
+
 def told(what: str, counts: Counter[str]) -> None:
     share = counts["refused"] / max(1, counts["clear"])
     print(f"{what}: {counts['clear']} label sets name one known subject, {share:.2%} of them were refused")
@@ -64,20 +78,16 @@ def test_no_label_set_leads_to_another_machine() -> None:
     """And at least 95 % of those that name one known subject lead to it."""
     counts: Counter[str] = Counter()
 
-    @made
-    @given(fleets)
-    def check(seed: int) -> None:
-        fleet = Fleet(random.Random(seed))
-        for _ in range(PER_FLEET):
-            case = clear_case(fleet)
-            target = found(case, fleet.known)
-            counts["clear"] += case.names_one
-            if isinstance(target, Target):
-                check_place(fleet, case, target)
-            elif case.names_one:
-                counts["refused"] += 1
+    @in_fleets
+    def check(fleet: Fleet) -> None:
+        case = clear_case(fleet)
+        target = found(case, fleet.known)
+        counts["clear"] += case.names_one
+        if isinstance(target, Target):
+            check_place(fleet, case, target)
+        elif case.names_one:
+            counts["refused"] += 1
 
-    check()
     told("nodes and GPUs", counts)
     assert counts["clear"] > EXAMPLES
     assert counts["refused"] <= (1 - LEAST_ACTING) * counts["clear"], counts
@@ -86,56 +96,42 @@ def test_no_label_set_leads_to_another_machine() -> None:
 def test_a_server_that_has_just_started_acts_on_no_other_machine() -> None:
     """While a source does not answer nothing is refused as unknown; what is done is done on the right machine."""
 
-    @made
-    @given(fleets)
-    def check(seed: int) -> None:
-        fleet = Fleet(random.Random(seed))
-        for _ in range(PER_FLEET):
-            case, topology = clear_case(fleet), fleet.partly_known()
-            target = found(case, topology)
-            if isinstance(target, Target):
-                check_place(fleet, case, target)
-
-    check()
+    @in_fleets
+    def check(fleet: Fleet) -> None:
+        case, topology = clear_case(fleet), fleet.partly_known()
+        target = found(case, topology)
+        if isinstance(target, Target):
+            check_place(fleet, case, target)
 
 
 def test_a_label_set_of_strangers_or_of_several_leads_nowhere() -> None:
     """The exporter's own host least of all."""
 
-    @made
-    @given(fleets)
-    def check(seed: int) -> None:
-        fleet = Fleet(random.Random(seed))
-        for _ in range(PER_FLEET):
-            case = unclear_case(fleet)
-            target = found(case, fleet.known)
-            assert isinstance(target, Unresolved), (case, target)
-            assert target.reason in ("target_unknown", "target_ambiguous")
-            assert len(target.why) < 2000
-
-    check()
+    @in_fleets
+    def check(fleet: Fleet) -> None:
+        case = unclear_case(fleet)
+        target = found(case, fleet.known)
+        assert isinstance(target, Unresolved), (case, target)
+        assert target.reason in ("target_unknown", "target_ambiguous")
+        assert len(target.why) < 2000
 
 
 def test_no_label_set_leads_to_another_teams_job() -> None:
     """Of two jobs of one name only the one that is connected takes commands; alerts about the other are refused."""
     counts: Counter[str] = Counter()
 
-    @made
-    @given(fleets)
-    def check(seed: int) -> None:
-        fleet = Fleet(random.Random(seed))
-        for _ in range(PER_FLEET):
-            case = job_case(fleet)
-            if case is None:
-                continue
-            job = job_found(fleet, case)
-            counts["clear"] += case.names_one
-            if isinstance(job, str):
-                assert case.job is not None
-                assert (job, True) == (case.job.name, case.names_one), (case, job)
-            elif case.names_one:
-                counts["refused"] += 1
+    @in_fleets
+    def check(fleet: Fleet) -> None:
+        case = job_case(fleet)
+        if case is None:
+            return
+        job = job_found(fleet, case)
+        counts["clear"] += case.names_one
+        if isinstance(job, str):
+            assert case.job is not None
+            assert (job, True) == (case.job.name, case.names_one), (case, job)
+        elif case.names_one:
+            counts["refused"] += 1
 
-    check()
     told("jobs", counts)
     assert counts["refused"] <= (1 - LEAST_ACTING) * counts["clear"], counts

@@ -62,6 +62,15 @@ class Hold(Scripted):
         return Inverse("test.uncap", {"amount": 1})
 
 
+async def resolve_after(w: World, seconds: float, then: float = 60) -> None:
+    await w.engine.start()
+    alert = w.alert(node="n1")
+    await w.post(alert)
+    await w.pass_time(seconds)
+    await w.resolve(alert)
+    await w.pass_time(then)
+
+
 async def lived(steps: str, resolved: float | None, *, length: float = 100, order: OrderKind | None = None) -> World:
     """A world in which the alert resolved at this second, and then all came to its end."""
     world = World(HEAD + steps, more=(Evict, Mend, Quiet, Hold))
@@ -150,12 +159,7 @@ async def test_no_further_attempt_is_made() -> None:
     for outcome in (errors.TemporaryFailure("busy"), errors.OutcomeUnknown("no answer")):
         w = World(HEAD + steps + WAIT)
         w.actions["cap"].outcomes.append(outcome)
-        await w.engine.start()
-        alert = w.alert(node="n1")
-        await w.post(alert)
-        await w.pass_time(10)
-        await w.resolve(alert)
-        await w.pass_time(60)
+        await resolve_after(w, 10)
         run = await w.run()
         assert statuses(run) == {"a": "cancelled", "over": "succeeded"}
         assert run.steps[0].error is not None
@@ -190,12 +194,7 @@ async def test_an_attempt_without_an_answer_may_have_silenced_it_before_the_next
         more=(Quiet,),
     )
     w.actions["quiet"].outcomes.append(errors.OutcomeUnknown("no answer"))
-    await w.engine.start()
-    alert = w.alert(node="n1")
-    await w.post(alert)
-    await w.pass_time(10)
-    await w.resolve(alert)
-    await w.pass_time(60)
+    await resolve_after(w, 10)
     assert statuses(await w.run()) == {"a": "succeeded", "b": "succeeded"}
     assert len({call.command_id for call in w.actions["quiet"].calls}) == 1
 
@@ -247,12 +246,7 @@ async def test_in_on_failure_people_are_told_and_nothing_more_is_changed() -> No
     w = World(HEAD + steps + "on_failure:\n  - {id: f, action: test.cap}\n  - {id: g, action: test.tell}\n")
     w.actions["other"].outcomes.append(timedelta(seconds=10))
     w.actions["look"].outcomes.append(errors.PermanentFailure("blind"))
-    await w.engine.start()
-    alert = w.alert(node="n1")
-    await w.post(alert)
-    await w.pass_time(5)
-    await w.resolve(alert)
-    await w.pass_time(60)
+    await resolve_after(w, 5)
     run = await w.run()
     assert (statuses(run)["f"], statuses(run)["g"], run.status) == ("skipped", "succeeded", Status.FAILED)
 

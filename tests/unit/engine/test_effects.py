@@ -73,6 +73,15 @@ async def recorded(w: World) -> None:
         pass
 
 
+async def acted(world: MakeWorld, playbook: str, **labels: str) -> World:
+    """A world in which an alert began a run, which the recorder knows."""
+    w = world(playbook)
+    await begin(w)
+    await w.post(w.alert(**labels))
+    await recorded(w)
+    return w
+
+
 async def effect(w: World) -> Effect | None:
     record = await w.store.record((await w.runs())[-1].id)
     assert record is not None
@@ -88,10 +97,7 @@ async def measured(w: World, prometheus: Prometheus) -> Effect:
 
 async def test_what_the_alerts_rule_compares_is_measured_ten_minutes_after_the_act(world: MakeWorld) -> None:
     """Not a second before the last value can be there; narrowed to the alert, but for what the rule itself adds."""
-    w = world(CAP)
-    await begin(w)
-    await w.post(w.alert(node="n1", gpu="0", severity="critical", summary="88", cluster="c"))
-    await recorded(w)
+    w = await acted(world, CAP, node="n1", gpu="0", severity="critical", summary="88", cluster="c")
     prometheus = Prometheus(70, 88, 72)
     await w.pass_time(629)
     assert (await measured(w, prometheus)).verdict is EffectVerdict.PENDING
@@ -110,10 +116,7 @@ async def test_what_the_alerts_rule_compares_is_measured_ten_minutes_after_the_a
 
 async def test_one_that_cannot_be_measured_by_a_bug_holds_up_none_after_it(world: MakeWorld) -> None:
     """It is not tried for ever."""
-    w = world(CAP)
-    await begin(w)
-    await w.post(w.alert(node="n1", gpu="0"))
-    await recorded(w)
+    w = await acted(world, CAP, node="n1", gpu="0")
     await w.pass_time(700)
     broken = Prometheus()
     broken.error = ValueError("what nobody thought of")
@@ -184,10 +187,7 @@ async def test_a_run_that_changes_nothing_has_no_effect(world: MakeWorld) -> Non
 
 async def test_a_playbook_names_its_own_query_and_labels_stay_within_their_quotes(world: MakeWorld) -> None:
     """The rule is not asked; without a number to compare with, a tenth counts."""
-    w = world(NAMED)
-    await begin(w)
-    await w.post(w.alert(node='n"} or up{a="', gpu="0"))
-    await recorded(w)
+    w = await acted(world, NAMED, node='n"} or up{a="', gpu="0")
     await w.pass_time(700)
     prometheus = Prometheus(70, 88, 86, rules=[])
     known = await measured(w, prometheus)
@@ -214,10 +214,7 @@ async def test_what_cannot_be_measured_says_why_and_claims_nothing(
     world: MakeWorld, prometheus: Prometheus, reason: str
 ) -> None:
     """Whatever the reason."""
-    w = world(CAP)
-    await begin(w)
-    await w.post(w.alert(node="n1", gpu="0", severity="critical", summary="88"))
-    await recorded(w)
+    w = await acted(world, CAP, node="n1", gpu="0", severity="critical", summary="88")
     await w.pass_time(700)
     known = await measured(w, prometheus)
     assert (known.verdict, known.after) == (EffectVerdict.NOT_MEASURED, None)
@@ -226,10 +223,7 @@ async def test_what_cannot_be_measured_says_why_and_claims_nothing(
 
 async def test_a_prometheus_that_is_away_is_asked_again_for_a_day(world: MakeWorld) -> None:
     """Each minute; then it is said. A question that it refuses is not asked again."""
-    w = world(CAP)
-    await begin(w)
-    await w.post(w.alert(node="n1", gpu="0", severity="critical", summary="88"))
-    await recorded(w)
+    w = await acted(world, CAP, node="n1", gpu="0", severity="critical", summary="88")
     await w.pass_time(700)
     prometheus = Prometheus(70, 88, 72)
     prometheus.error = errors.MetricsUnavailable("Prometheus does not answer")
@@ -242,10 +236,7 @@ async def test_a_prometheus_that_is_away_is_asked_again_for_a_day(world: MakeWor
 
 async def test_after_a_day_without_prometheus_the_effect_is_not_measured(world: MakeWorld) -> None:
     """With the reason that was met last."""
-    w = world(CAP)
-    await begin(w)
-    await w.post(w.alert(node="n1", gpu="0"))
-    await recorded(w)
+    w = await acted(world, CAP, node="n1", gpu="0")
     prometheus = Prometheus(70, 88, 72)
     prometheus.error = errors.MetricsUnavailable("Prometheus does not answer")
     await w.pass_time(86_401)

@@ -18,6 +18,10 @@ from trainmedic.torch.memory.memory_replicas import MemoryReplicas
 WARD = 7
 
 
+def steps_in(replicas: MemoryReplicas) -> list[int]:
+    return [mark.step for slot in replicas._slots[WARD] if (mark := slot.mark) is not None]
+
+
 class ObservingMark:
     """Mark that reads the copied steps while its time is compared, as another thread may."""
 
@@ -28,7 +32,7 @@ class ObservingMark:
 
     @property
     def at(self) -> str:
-        self._seen.append(sorted(self._replicas.steps_of(WARD)))
+        self._seen.append(sorted(steps_in(self._replicas)))
         return f"2026-01-01T00:00:{self.step:02d}Z"
 
 
@@ -45,6 +49,6 @@ def test_a_choice_of_the_next_slot_hides_no_copy(tmp_path: Path, monkeypatch: py
         older = replicas._free_slot(WARD, slots, 10)
         assert seen == [[10, 20], [10, 20]]
         assert older is slots[1]
-        assert replicas.steps_of(WARD) == [20]
+        assert steps_in(replicas) == [20]
     finally:
         replicas.end(in_order=False)

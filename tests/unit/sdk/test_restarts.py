@@ -80,16 +80,27 @@ def crash() -> None:
     raise RuntimeError("out of memory")
 
 
+def crash_after(restarts: LoopRestarter, step: int) -> Callable[[], None]:
+    def act() -> None:
+        restarts.stepped(step, finish)
+        crash()
+
+    return act
+
+
+def asking(restarts: LoopRestarter, step: int, restart: LoopRestart) -> Callable[[], None]:
+    def act() -> None:
+        restarts.stepped(step, finish)
+        restarts.request(restart)
+
+    return act
+
+
 def test_a_crashed_loop_is_tried_again_after_the_delay_and_no_more_often_than_allowed(
     restarts: LoopRestarter, clock: ManualClock
 ) -> None:
     """Then the error is the caller's."""
-
-    def step_and_crash() -> None:
-        restarts.stepped(12, finish)
-        crash()
-
-    loop = Loop(step_and_crash, crash, crash, crash)
+    loop = Loop(crash_after(restarts, 12), crash, crash, crash)
     with pytest.raises(RuntimeError, match="out of memory"):
         restarts.run(loop)
     assert loop.started == [None, NEWEST, NEWEST]
@@ -98,15 +109,7 @@ def test_a_crashed_loop_is_tried_again_after_the_delay_and_no_more_often_than_al
 
 def test_progress_makes_the_tries_anew(restarts: LoopRestarter) -> None:
     """Only failures in a row count."""
-
-    def until(step: int) -> Callable[[], None]:
-        def act() -> None:
-            restarts.stepped(step, finish)
-            crash()
-
-        return act
-
-    loop = Loop(until(1), until(2), until(3), lambda: restarts.stepped(4, finish))
+    loop = Loop(*(crash_after(restarts, step) for step in (1, 2, 3)), lambda: restarts.stepped(4, finish))
     assert restarts.run(loop) == 4
 
 
@@ -122,12 +125,8 @@ def test_without_a_checkpoint_the_crash_is_the_callers(medic: trainmedic.Medic, 
     """There is nothing to go on from."""
     restarts = make(medic, clock, newest=None)
 
-    def step_and_crash() -> None:
-        restarts.stepped(3, finish)
-        crash()
-
     with pytest.raises(RuntimeError):
-        restarts.run(Loop(step_and_crash))
+        restarts.run(Loop(crash_after(restarts, 3)))
 
 
 def test_with_several_ranks_a_crash_is_left_to_the_launcher(medic: trainmedic.Medic, clock: ManualClock) -> None:
@@ -135,12 +134,8 @@ def test_with_several_ranks_a_crash_is_left_to_the_launcher(medic: trainmedic.Me
     medic.world_size = 2
     restarts = make(medic, clock)
 
-    def step_and_crash() -> None:
-        restarts.stepped(3, finish)
-        crash()
-
     with pytest.raises(RuntimeError):
-        restarts.run(Loop(step_and_crash))
+        restarts.run(Loop(crash_after(restarts, 3)))
     assert clock.time == START
 
 
@@ -166,10 +161,7 @@ def test_a_command_that_expires_while_the_loop_does_not_come_up_is_failed(
     """The server learns of it in time; the loop is tried on."""
     restarts = make(medic, clock, limits=RestartLimits(retries=5, delay=10.0))
 
-    def ask() -> None:
-        restarts.stepped(12, finish)
-        restarts.request(LoopRestart(Path("checkpoint-5"), command))
-
+    ask = asking(restarts, 12, LoopRestart(Path("checkpoint-5"), command))
     restarts.run(Loop(ask, crash, crash, crash, lambda: restarts.stepped(6, finish)))
     assert [status for status, _ in answers] == ["failed"]
     assert "expired before the training loop restarted" in answers[0][1]["reason"]
@@ -181,11 +173,7 @@ def test_settings_that_the_loop_does_not_come_up_with_are_taken_back(
 ) -> None:
     """After the tries, and training goes on as it was."""
     seen: list[Mapping[str, Any]] = []
-
-    def ask() -> None:
-        restarts.stepped(12, finish)
-        restarts.request(LoopRestart(NEWEST, command, settings={"batch": 8}, previous={"batch": 4}))
-
+    ask = asking(restarts, 12, LoopRestart(NEWEST, command, settings={"batch": 8}, previous={"batch": 4}))
     acts = [ask, crash, crash, crash, lambda: restarts.stepped(13, finish)]
 
     def attempt(restart: LoopRestart | None) -> None:
@@ -201,11 +189,7 @@ def test_a_rollback_that_cannot_be_goes_on_from_the_newest(
     restarts: LoopRestarter, command: JobCommand, answers: list[Any]
 ) -> None:
     """Its checkpoint was deleted meanwhile: the command failed, and the job lives."""
-
-    def ask() -> None:
-        restarts.stepped(20, finish)
-        restarts.request(LoopRestart(Path("checkpoint-5"), command))
-
+    ask = asking(restarts, 20, LoopRestart(Path("checkpoint-5"), command))
     loop = Loop(ask, crash, crash, crash, lambda: restarts.stepped(11, finish))
     assert restarts.run(loop) == 5
     assert loop.started == [None, *[Path("checkpoint-5")] * 3, NEWEST]
@@ -219,13 +203,9 @@ def test_a_rollback_whose_checkpoint_is_damaged_goes_to_the_next_older_one(
     restarts: LoopRestarter, clock: ManualClock, command: JobCommand, answers: list[Any]
 ) -> None:
     """At once, for another try would find the same; the answer names where it went and what was wrong."""
-
-    def ask() -> None:
-        restarts.stepped(12, finish)
-        restarts.request(
-            LoopRestart(Path("checkpoint-5"), command, output={"checkpoint": "checkpoint-5"}, others=OLDER)
-        )
-
+    ask = asking(
+        restarts, 12, LoopRestart(Path("checkpoint-5"), command, output={"checkpoint": "checkpoint-5"}, others=OLDER)
+    )
     loop = Loop(ask, damage("5 is bad"), damage("4 is bad"), lambda: restarts.stepped(3, finish))
     assert restarts.run(loop) == 4
     assert loop.started == [None, *map(Path, ("checkpoint-5", "checkpoint-4", "checkpoint-2"))]
@@ -239,11 +219,7 @@ def test_a_rollback_that_finds_none_but_damaged_ones_ends_the_training(
     restarts: LoopRestarter, command: JobCommand, answers: list[Any]
 ) -> None:
     """There is nothing to train on. The newest of all is not meant: the trouble may be in it."""
-
-    def ask() -> None:
-        restarts.stepped(12, finish)
-        restarts.request(LoopRestart(Path("checkpoint-5"), command, others=OLDER[1:]))
-
+    ask = asking(restarts, 12, LoopRestart(Path("checkpoint-5"), command, others=OLDER[1:]))
     loop = Loop(ask, damage("5 is bad"), damage("2 is bad"))
     with pytest.raises(DamagedCheckpoint, match="2 is bad"):
         restarts.run(loop)
@@ -257,10 +233,7 @@ def test_a_checkpoint_that_cannot_be_loaded_is_tried_as_often_as_any_and_then_re
 ) -> None:
     """A disk may be away for a moment. A loop that had loaded it and failed later fails for another reason."""
     restarts = make(medic, clock, newest=Path("checkpoint-4"))
-
-    def ask() -> None:
-        restarts.stepped(12, finish)
-        restarts.request(LoopRestart(Path("checkpoint-5"), command, others=OLDER))
+    ask = asking(restarts, 12, LoopRestart(Path("checkpoint-5"), command, others=OLDER))
 
     def load_and_crash() -> None:
         restarts.note_loaded()
@@ -278,13 +251,9 @@ def test_a_crash_that_meets_a_damaged_checkpoint_goes_on_from_the_newest_other_o
 ) -> None:
     """As long as there is one; a damaged one does not count among them any more."""
 
-    def step_and_crash() -> None:
-        restarts.stepped(12, finish)
-        crash()
-
     left = [Path("checkpoint-10"), Path("checkpoint-5"), None]
     restarts = LoopRestarter(medic, lambda: left.pop(0), nothing, LIMITS, clock.sleep, clock.now)
-    loop = Loop(step_and_crash, damage("10 is bad"), damage("5 is bad"))
+    loop = Loop(crash_after(restarts, 12), damage("10 is bad"), damage("5 is bad"))
     with pytest.raises(DamagedCheckpoint, match="5 is bad"):
         restarts.run(loop)
     assert loop.started == [None, Path("checkpoint-10"), Path("checkpoint-5")]

@@ -9,8 +9,9 @@ from trainmedic_server.actions import registry
 from trainmedic_server.api import explanations, given_alerts
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.cli import explained as text
+from trainmedic_server.engine.explanation import alone
 from trainmedic_server.ports.limits import EngineLimits
-from trainmedic_server.simulation import explain, suite
+from trainmedic_server.simulation import suite
 
 NIGHTLY = """\
 playbook: nightly
@@ -57,8 +58,12 @@ def test_explain_shows_the_next_times(tmp_path: Path) -> None:
     library = Library([tmp_path], registry.specs_only())
     library.reload()
     now = datetime(2026, 3, 28, 12, tzinfo=UTC)
-    answers = explain.explain(
-        library, registry.specs_only(), given_alerts.read({"schedule": "nightly"}, now), EngineLimits(), now
+    answers = alone(
+        lambda _: library.all(),
+        given_alerts.read({"schedule": "nightly"}, now),
+        registry.specs_only(),
+        EngineLimits(),
+        now,
     )
     lines = list(text.lines(explanations.view(answers, {}, now).model_dump(mode="json")))
     assert "    target:   node:n1" in lines
@@ -131,7 +136,9 @@ def test_explain_shows_what_an_event_would_start(tmp_path: Path) -> None:
     library.reload()
     now = datetime(2026, 3, 28, 12, tzinfo=UTC)
     document = {"event": "rack", "labels": {"rack": "r1"}}
-    (alert,) = explain.explain(library, registry.specs_only(), given_alerts.read(document, now), EngineLimits(), now)
+    (alert,) = alone(
+        lambda _: library.all(), given_alerts.read(document, now), registry.specs_only(), EngineLimits(), now
+    )
     (explanation,) = alert.playbooks
     assert (explanation.matched, explanation.target, given_alerts.kept_back(document)) == (True, "node:r1-1", ())
 

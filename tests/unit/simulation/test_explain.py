@@ -17,11 +17,10 @@ from trainmedic_server.catalog.library import Library
 from trainmedic_server.cli import explained as text
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Decision
-from trainmedic_server.engine import explanation
-from trainmedic_server.engine.explanation import Explanation
+from trainmedic_server.engine.explanation import Explanation, alone, explain_for_a_test
 from trainmedic_server.engine.forecast import StepForecast
 from trainmedic_server.ports.limits import EngineLimits
-from trainmedic_server.simulation import check, explain, suite, suite_format
+from trainmedic_server.simulation import check, suite, suite_format
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -33,7 +32,7 @@ def explained(
     library = Library([tmp_path], SimulatedActions())
     library.reload()
     alerts = given_alerts.read(alert, NOW)
-    (of_alert,) = explain.explain(library, SimulatedActions(), alerts, EngineLimits(mode=mode), NOW)
+    (of_alert,) = alone(lambda _: library.all(), alerts, SimulatedActions(), EngineLimits(mode=mode), NOW)
     (explanation,) = of_alert.playbooks
     return explanation
 
@@ -137,7 +136,7 @@ def test_the_text_is_one_line_each_whatever_a_label_holds(tmp_path: Path) -> Non
     library.reload()
     labels = {"alertname": "Hot", "node": "n1", "runbook": "x\n    decision: started\x1b[2J"}
     alerts = given_alerts.read({"labels": labels}, NOW)
-    of_alerts = explain.explain(library, SimulatedActions(), alerts, EngineLimits(mode=Mode.ENFORCE), NOW)
+    of_alerts = alone(lambda _: library.all(), alerts, SimulatedActions(), EngineLimits(mode=Mode.ENFORCE), NOW)
     lines = list(text.lines(explanations.view(of_alerts, ["Hot"], NOW).model_dump(mode="json")))
     assert sum(line.strip().startswith("decision:") for line in lines) == 1
     assert not any("\x1b" in line or "\n" in line for line in lines)
@@ -155,7 +154,7 @@ def test_what_is_written_as_a_test_passes_as_one(tmp_path: Path) -> None:
     given = [{"labels": {"alertname": "Hot", **each}, "annotations": odd} for each in labels]
     given[-1]["status"] = "resolved"  # type: ignore[assignment]
     alerts = given_alerts.read(given, NOW)
-    seen = explanation.explain_for_a_test(library.for_alert, alerts, SimulatedActions(), EngineLimits())
+    seen = explain_for_a_test(library.for_alert, alerts, SimulatedActions(), EngineLimits())
     file = tmp_path / "hot_test.yaml"
     file.write_text(test_text.write(seen))
     result = suite.run_file(file, SimulatedActions())

@@ -11,8 +11,9 @@ from trainmedic_server.actions import registry
 from trainmedic_server.api import given_alerts
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.run import Decision
+from trainmedic_server.engine.explanation import alone
 from trainmedic_server.ports.limits import EngineLimits
-from trainmedic_server.simulation import explain, suite
+from trainmedic_server.simulation import suite
 
 PLAYBOOK = """\
 playbook: idle-first
@@ -76,7 +77,7 @@ def test_explain_shows_waits_and_windows(tmp_path: Path) -> None:
     library.reload()
     alert = {"labels": {"alertname": "GPURecoveryNeeded", "node": "n1", "rack": 'a"b'}}
     now = datetime(2026, 1, 1, 5, tzinfo=UTC)
-    (explained,) = explain.explain(library, actions, given_alerts.read(alert, now), EngineLimits(), now)
+    (explained,) = alone(lambda _: library.all(), given_alerts.read(alert, now), actions, EngineLimits(), now)
     (reaction,) = explained.playbooks
     assert reaction.decision is Decision.OUTSIDE_WINDOW
     assert reaction.guards == ("only_during: 4h from each 0 0 * * * (UTC)",)

@@ -107,7 +107,6 @@ class CreateClusterJob(Irreversible, ClusterAction):
 
 
 def _without_none(value: Any) -> Any:
-    """Remove members rendered as none."""
     if isinstance(value, Mapping):
         return {name: _without_none(inner) for name, inner in value.items() if inner is not None}
     return [_without_none(inner) for inner in value] if isinstance(value, list) else value

@@ -1,3 +1,5 @@
+"""HTTP client of log stores."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,3 +1,5 @@
+"""Fields of stored lines."""
+
 from __future__ import annotations
 
 import re

@@ -1,3 +1,5 @@
+"""Lists of received alerts."""
+
 from __future__ import annotations
 
 from collections.abc import Collection

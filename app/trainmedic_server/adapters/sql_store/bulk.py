@@ -1,3 +1,7 @@
+"""Insert of tuples in column order, without `seq`. A row with an existing key is an error, is skipped (``ignore``),
+or replaces (``update``) or adds to (``add``) the columns in `update`, None for all but the key.
+"""
+
 from __future__ import annotations
 
 import importlib
@@ -15,10 +19,6 @@ _VALUES = re.compile(r"(.*VALUES )(\([^()]*\))(.*)", re.DOTALL)
 
 
 class BulkInsert:
-    """Insert of tuples in column order, without `seq`. A row with an existing key is an error, is skipped (``ignore``),
-    or replaces (``update``) or adds to (``add``) the columns in `update`, None for all but the key.
-    """
-
     def __init__(
         self,
         dialect: sa.Dialect,

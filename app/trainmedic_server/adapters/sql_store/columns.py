@@ -1,3 +1,5 @@
+"""Types of columns."""
+
 from __future__ import annotations
 
 import json

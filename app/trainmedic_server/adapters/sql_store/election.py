@@ -1,3 +1,5 @@
+"""Election of the leader by a PostgreSQL lock."""
+
 from __future__ import annotations
 
 import asyncio

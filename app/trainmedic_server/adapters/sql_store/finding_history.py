@@ -1,3 +1,5 @@
+"""Lists of findings."""
+
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping

@@ -1,3 +1,5 @@
+"""Rows of findings."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

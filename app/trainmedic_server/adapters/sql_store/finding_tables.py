@@ -1,3 +1,5 @@
+"""Tables of findings."""
+
 from __future__ import annotations
 
 import sqlalchemy as sa

@@ -1,3 +1,5 @@
+"""Stored messages."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence

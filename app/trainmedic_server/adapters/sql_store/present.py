@@ -1,3 +1,5 @@
+"""Open runs, and agents' lives."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence

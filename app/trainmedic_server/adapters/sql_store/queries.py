@@ -1,3 +1,5 @@
+"""Runs with their steps, alerts and operator commands."""
+
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence

@@ -1,3 +1,5 @@
+"""Stored sessions."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Collection

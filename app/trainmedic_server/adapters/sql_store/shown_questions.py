@@ -1,3 +1,5 @@
+"""Stored chat messages of questions."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Collection

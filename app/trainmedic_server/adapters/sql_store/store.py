@@ -1,3 +1,5 @@
+"""The run store, opened and migrated."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,3 +1,5 @@
+"""Stored verdicts."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

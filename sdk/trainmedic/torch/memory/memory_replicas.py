@@ -10,7 +10,7 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Iterator, Mapping
 
 from trainmedic.errors import TrainmedicError
 from trainmedic.recovery import memory_slots, replicas
@@ -78,9 +78,6 @@ class MemoryReplicas:
                 mark = slot.mark  # read once: the copying thread may clear it
                 if mark is not None and mark.step > step:
                     slot.clear()
-
-    def steps_of(self, ward: int) -> Sequence[int]:
-        return [mark.step for slot in self._slots.get(ward, ()) if (mark := slot.mark) is not None]
 
     def _run(self) -> None:
         failures: dict[int, int] = {}

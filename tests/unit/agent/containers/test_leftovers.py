@@ -7,14 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from trainmedic.wire import envelope
+from tests.support.repairs import accepted
 from trainmedic_agent.containers import executor
 from trainmedic_agent.containers.engine_api import ContainerEngine, EngineAnswer
 from trainmedic_agent.containers.executor import PruneContainersExecutor
 from trainmedic_agent.containers.leftovers import LeftoverRemover
 from trainmedic_agent.containers.policy import ContainersPolicy, Leftover
 from trainmedic_agent.errors import CommandFailed, CommandUnsupported
-from trainmedic_agent.executors import AcceptedCommand
 
 
 class _Engine:
@@ -106,19 +105,7 @@ def test_a_failure_tells_what_was_removed_before(error: Exception, monkeypatch: 
     """Also if the engine's socket is gone meanwhile, which is no reason to call the node unable."""
     monkeypatch.setattr(executor, "ContainerEngine", lambda socket: _EngineThatFails(error))
     monkeypatch.setattr(PruneContainersExecutor, "_refuse_kubernetes", lambda self: None)
-    now = datetime.now(UTC)
-    command = envelope.Command(
-        id="c1",
-        action="disk.prune_containers",
-        target={"kind": "node", "node": "n1"},
-        params={},
-        run_id="r1",
-        playbook="p",
-        reason="",
-        issued_at=now,
-        expires_at=now + timedelta(minutes=5),
-    )
     policy = ContainersPolicy(frozenset({Leftover.DANGLING_IMAGES, Leftover.STOPPED_CONTAINERS}), timedelta(hours=1))
     with pytest.raises(CommandFailed, match="no") as failed:
-        PruneContainersExecutor(policy).perform(AcceptedCommand(command, is_stopping=lambda: False))
+        PruneContainersExecutor(policy).perform(accepted("disk.prune_containers"))
     assert failed.value.output["removed"] == {"dangling_images": 1}

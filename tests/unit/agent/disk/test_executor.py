@@ -7,15 +7,14 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from tests.support.repairs import accepted
 from tests.unit.agent.disk.trees import cleaner, names, put
-from trainmedic.wire import envelope
 from trainmedic_agent.disk import throttle
 from trainmedic_agent.disk.executor import DiskCleanExecutor
 from trainmedic_agent.disk.filesystems import mount_of
@@ -38,19 +37,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def order(params: Mapping[str, Any], *, resumed: bool = False, lasts: float = 600) -> AcceptedCommand:
-    now = datetime.now(UTC)
-    command = envelope.Command(
-        id="c1",
-        action="disk.clean",
-        target={"kind": "node", "node": "n1"},
-        params=params,
-        run_id="r1",
-        playbook="p",
-        reason="",
-        issued_at=now,
-        expires_at=now + timedelta(seconds=lasts),
-    )
-    return AcceptedCommand(command, resumed=resumed)
+    return accepted("disk.clean", resumed=resumed, seconds=lasts, **params)
 
 
 def test_a_command_cleans_and_its_output_can_be_sent(root: Path) -> None:

@@ -25,13 +25,6 @@ from trainmedic_server.domain.value_types import ANY, BOOLEAN, NUMBER, TEXT, Eac
 FIRST, SECOND = (card.uuid for card in cards(2))
 
 
-@pytest.fixture
-def gpus(driver: Driver) -> Iterator[NvmlGpus]:
-    opened = NvmlGpus()
-    yield opened
-    opened.close()
-
-
 Ask = Callable[..., dict[str, Any]]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -13,13 +13,6 @@ from trainmedic_agent.health.checks import HealthVerdict
 from trainmedic_agent.health.gpu_checks import gpu_checks
 
 FIRST, SECOND = (card.uuid for card in cards(2))
-
-
-@pytest.fixture
-def gpus(driver: Driver) -> Iterator[NvmlGpus]:
-    opened = NvmlGpus()
-    yield opened
-    opened.close()
 
 
 def bad(gpus: NvmlGpus, expected: int = 2) -> list[tuple[str, str, str]]:

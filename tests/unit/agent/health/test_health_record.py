@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -17,13 +16,6 @@ from trainmedic_agent.journal import Journal
 
 AT = datetime(2026, 11, 1, tzinfo=UTC)
 HISTORY = ValueHistory((1.0, 2.5), AT, (CounterMark(AT, 7), CounterMark(AT, 9)))
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
-    opened = Journal(tmp_path)
-    yield opened
-    opened.close()
 
 
 def report(level: Level = Level.QUICK, *verdicts: HealthVerdict, at: datetime = AT) -> HealthReport:

@@ -10,6 +10,7 @@ from typing import Self, TypeVar
 from tests.support.programs import eventually
 from trainmedic_agent.counters import AgentCounters
 from trainmedic_agent.log_link import link_socket
+from trainmedic_agent.log_link.agent_end import AgentEnd
 from trainmedic_agent.log_link.frames import FrameStream
 from trainmedic_agent.log_link.link_socket import LinkSocket
 from trainmedic_agent.log_link.messages import (
@@ -21,7 +22,6 @@ from trainmedic_agent.log_link.messages import (
     agent_message,
     encoded,
 )
-from trainmedic_agent.log_link.reader_link import ReaderLink
 
 Message = TypeVar("Message", bound=AgentMessage)
 LONG = 60.0
@@ -41,8 +41,8 @@ class OneBatch:
         return True
 
 
-class AgentEnd:
-    """A `ReaderLink` at a socket in `directory`."""
+class LinkedAgent:
+    """A `AgentEnd` at a socket in `directory`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -51,7 +51,7 @@ class AgentEnd:
         self.now = 0.0
         self._readers: list[PlayedReader] = []
         socket = LinkSocket(directory, os.geteuid(), os.getegid())
-        self.link = ReaderLink(socket, self.counters, lambda: self.now)
+        self.link = AgentEnd(socket, self.counters, lambda: self.now)
         self.link.findings = self.findings
 
     def __enter__(self) -> Self:

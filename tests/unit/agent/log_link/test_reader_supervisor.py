@@ -32,7 +32,7 @@ class Child:
 
 
 class Link:
-    """What the supervisor uses of a `ReaderLink`."""
+    """What the supervisor uses of a `AgentEnd`."""
 
     def __init__(self) -> None:
         self.is_connected = True

@@ -17,7 +17,6 @@ from tests.support.repairs import accepted, program
 from trainmedic_agent.adapters.nvml_gpus import NvmlGpus
 from trainmedic_agent.adapters.time_limited_gpus import TimeLimitedCalls, TimeLimitedGpus
 from trainmedic_agent.errors import CommandFailed, CommandRejected, CommandUnsupported, DriverAbsent
-from trainmedic_agent.journal import Journal
 from trainmedic_agent.ports.gpus import Gpus
 from trainmedic_agent.repairs.gpu_reset import GpuResetExecutor
 from trainmedic_agent.repairs.intents import IntentBook
@@ -32,13 +31,6 @@ def gpus(driver: Driver) -> Iterator[Gpus]:
     opened = TimeLimitedGpus(NvmlGpus(calls=calls), calls)
     yield opened
     opened.close()
-
-
-@pytest.fixture
-def intents(tmp_path: Path) -> Iterator[IntentBook]:
-    journal = Journal(tmp_path / "state")
-    yield IntentBook(journal)
-    journal.close()
 
 
 @pytest.fixture

@@ -317,14 +317,19 @@ def taken(source: BatchSource, batches: int) -> list[list[Any]]:
     return found
 
 
+def begun(loader: Any, ahead: int, batches: int) -> tuple[BatchSource, Any, list[list[Any]]]:
+    """A source, its state after some batches, and the following ones, which it gave."""
+    source = source_of(loader)
+    taken(source, ahead)
+    state = source.state()
+    return source, state, taken(source, batches)
+
+
 @pytest.mark.parametrize("ahead", [0, 3, 8, 13])
 @pytest.mark.parametrize("kind", EXACT)
 def test_going_back_gives_the_same_batches_again(kind: str, ahead: int) -> None:
     """Wherever the place is: at the beginning, within an epoch, in a later one; and after any way ahead."""
-    source = source_of(EXACT[kind]())
-    taken(source, ahead)
-    state = source.state()
-    first = taken(source, 12)
+    source, state, first = begun(EXACT[kind](), ahead, 12)
     assert source.restore(state).startswith(REPLAYED)
     assert taken(source, 12) == first
     source.restore(state)
@@ -334,10 +339,7 @@ def test_going_back_gives_the_same_batches_again(kind: str, ahead: int) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in EXACT if kind not in ("iterable", "any iterable")])
 def test_another_process_finds_the_same_place(kind: str) -> None:
     """A restart has nothing but the state, and other random numbers."""
-    source = source_of(EXACT[kind]())
-    taken(source, 8)
-    state = source.state()
-    first = taken(source, 12)
+    _, state, first = begun(EXACT[kind](), 8, 12)
     later = source_of(EXACT[kind]())
     torch.manual_seed(77)
     later.restore(state)
@@ -364,10 +366,7 @@ def test_a_loader_that_draws_its_order_repeats_it_with_the_random_numbers(kind: 
 @pytest.mark.parametrize("kind", EXACT)
 def test_left_out_batches_are_not_seen_again(kind: str) -> None:
     """Not after the next rollback either, which need not leave out anything itself."""
-    source = source_of(EXACT[kind]())
-    taken(source, 2)
-    state = source.state()
-    all_of_them = taken(source, 12)
+    source, state, all_of_them = begun(EXACT[kind](), 2, 12)
     source.restore(state)
     source.skip(3)
     assert taken(source, 6) == all_of_them[3:9]
@@ -379,10 +378,7 @@ def test_left_out_batches_are_not_seen_again(kind: str) -> None:
 @pytest.mark.parametrize("kind", EXACT)
 def test_what_is_left_out_counts_at_once(kind: str) -> None:
     """Before the first of them would have come, in another rollback and in a restart, which has only the ranges."""
-    source = source_of(EXACT[kind]())
-    taken(source, 2)
-    state = source.state()
-    all_of_them = taken(source, 12)
+    source, state, all_of_them = begun(EXACT[kind](), 2, 12)
     source.restore(state)
     assert source.skip(3) == 3
     source.restore(state)
@@ -398,10 +394,7 @@ def test_what_is_left_out_counts_at_once(kind: str) -> None:
 @pytest.mark.parametrize("kind", EXACT)
 def test_it_is_known_how_many_were_left_out_already_over_the_end_of_an_epoch(kind: str) -> None:
     """Where that end was seen."""
-    source = source_of(EXACT[kind]())
-    taken(source, 1)
-    state = source.state()
-    all_of_them = taken(source, 16)
+    source, state, all_of_them = begun(EXACT[kind](), 1, 16)
     source.restore(state)
     source.skip(11)
     taken(source, 2)
@@ -413,10 +406,7 @@ def test_it_is_known_how_many_were_left_out_already_over_the_end_of_an_epoch(kin
 @pytest.mark.parametrize("kind", EXACT)
 def test_what_is_left_out_may_reach_over_epochs(kind: str) -> None:
     """Eleven batches, in epochs of four to ten."""
-    source = source_of(EXACT[kind]())
-    taken(source, 1)
-    state = source.state()
-    all_of_them = taken(source, 16)
+    source, state, all_of_them = begun(EXACT[kind](), 1, 16)
     source.restore(state)
     source.skip(11)
     assert taken(source, 5) == all_of_them[11:]
@@ -619,10 +609,7 @@ def test_a_shuffle_buffer_that_would_have_to_be_read_too_long_is_filled_anew() -
 @pytest.mark.parametrize("kind", STREAMED)
 def test_a_loader_over_a_stream_gives_the_same_batches_whatever_its_state_lacks(kind: str, ahead: int) -> None:
     """In the same process and in another one. Samples that lie in a buffer come again, for the epoch is read again."""
-    source = source_of(STREAMED[kind]())
-    taken(source, ahead)
-    state = source.state()
-    first = taken(source, 8)
+    source, state, first = begun(STREAMED[kind](), ahead, 8)
     for again in (source, source_of(STREAMED[kind]())):
         assert again.restore(state).startswith(REPLAYED)
         assert taken(again, 8) == first

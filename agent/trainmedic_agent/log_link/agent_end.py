@@ -1,4 +1,4 @@
-"""The agent's end of the link.
+"""The agent's end of the link to one log reader at a time.
 
 A message that is neither an answer nor the one outstanding batch of findings closes the link: a hostile reader must
 cost little.
@@ -60,9 +60,7 @@ class FindingOutlet(Protocol):
         ...
 
 
-class ReaderLink:
-    """Link to one reader at a time."""
-
+class AgentEnd:
     def __init__(
         self,
         socket: LinkSocket,

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from tests.support.programs import eventually
-from tests.unit.agent.log_link.linking import LONG, AgentEnd, PlayedReader
+from tests.unit.agent.log_link.linking import LONG, LinkedAgent, PlayedReader
 from trainmedic_agent.errors import CommandFailed, CommandInterrupted, CommandRejected
-from trainmedic_agent.log_link import metric_families, reader_link
+from trainmedic_agent.log_link import agent_end, metric_families
 from trainmedic_agent.log_link.link_socket import Peer
 from trainmedic_agent.log_link.messages import (
     LARGEST_OF_READER,
@@ -38,10 +38,10 @@ METRIC = LogMetric("trainmedic_agent_log_lines", MetricKind.COUNTER, "Lines.", [
 
 
 @pytest.fixture
-def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentEnd]:
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LinkedAgent]:
     # The reader that breaks the rules is this process.
     monkeypatch.setattr(Peer, "kill", lambda _: True)
-    with AgentEnd(tmp_path) as made:
+    with LinkedAgent(tmp_path) as made:
         yield made
 
 
@@ -49,7 +49,7 @@ def pong(number: int, metrics: list[LogMetric] | None = None) -> Pong:
     return Pong(number, ReaderStatus(rules="r1", files=2), {"log-files": 1}, metrics)
 
 
-def searching(agent: AgentEnd, is_stopping: Callable[[], bool] = lambda: False) -> list[Any]:
+def searching(agent: LinkedAgent, is_stopping: Callable[[], bool] = lambda: False) -> list[Any]:
     """Search in a thread; the list gets the answer, or the error."""
     outcome: list[Any] = []
 
@@ -67,7 +67,7 @@ def outcome_of(outcome: list[Any]) -> Any:
     return eventually(lambda: outcome, LONG, "the outcome of the search", every=0.01)[0]
 
 
-def test_a_heartbeat_brings_the_status_and_survived_errors(agent: AgentEnd) -> None:
+def test_a_heartbeat_brings_the_status_and_survived_errors(agent: LinkedAgent) -> None:
     """Each error of a loop is counted once."""
     reader = agent.reader()
     for _ in range(2):
@@ -77,7 +77,7 @@ def test_a_heartbeat_brings_the_status_and_survived_errors(agent: AgentEnd) -> N
     assert agent.counters.loop_errors() == {"log-files": 1}
 
 
-def test_a_scrape_shows_the_metrics_of_the_reader(agent: AgentEnd) -> None:
+def test_a_scrape_shows_the_metrics_of_the_reader(agent: LinkedAgent) -> None:
     """They are those of now, under the names that they had before."""
     reader = agent.reader()
     got: list[Any] = []
@@ -93,7 +93,7 @@ def test_a_scrape_shows_the_metrics_of_the_reader(agent: AgentEnd) -> None:
     ]
 
 
-def test_a_search_is_answered(agent: AgentEnd) -> None:
+def test_a_search_is_answered(agent: LinkedAgent) -> None:
     reader = agent.reader()
     outcome = searching(agent)
     request = reader.gets(SearchRequest)
@@ -105,7 +105,9 @@ def test_a_search_is_answered(agent: AgentEnd) -> None:
 @pytest.mark.parametrize(
     ("kind", "error"), [(FailureKind.REJECTED, CommandRejected), (FailureKind.FAILED, CommandFailed)]
 )
-def test_a_search_that_fails_has_the_readers_reason(agent: AgentEnd, kind: FailureKind, error: type[Exception]) -> None:
+def test_a_search_that_fails_has_the_readers_reason(
+    agent: LinkedAgent, kind: FailureKind, error: type[Exception]
+) -> None:
     reader = agent.reader()
     outcome = searching(agent)
     reader.send(SearchFailure(reader.gets(SearchRequest).id, kind, "no such job"))
@@ -114,7 +116,7 @@ def test_a_search_that_fails_has_the_readers_reason(agent: AgentEnd, kind: Failu
     assert str(answer) == "no such job"
 
 
-def test_a_search_ends_with_the_reader(agent: AgentEnd) -> None:
+def test_a_search_ends_with_the_reader(agent: LinkedAgent) -> None:
     """It fails at once, and so does the next one while no reader is there."""
     reader = agent.reader()
     outcome = searching(agent)
@@ -123,7 +125,7 @@ def test_a_search_ends_with_the_reader(agent: AgentEnd) -> None:
     assert isinstance(outcome_of(outcome), CommandFailed)
 
 
-def test_a_search_is_withdrawn_when_the_agent_stops(agent: AgentEnd) -> None:
+def test_a_search_is_withdrawn_when_the_agent_stops(agent: LinkedAgent) -> None:
     """A late answer of it is no fault."""
     reader = agent.reader()
     stopping = threading.Event()
@@ -138,17 +140,17 @@ def test_a_search_is_withdrawn_when_the_agent_stops(agent: AgentEnd) -> None:
     eventually(lambda: agent.link.is_up, LONG, "the answer to the heartbeat", every=0.01)
 
 
-def test_a_search_without_a_reader_fails(agent: AgentEnd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_link, "CONNECT_SECONDS", 0.01)
+def test_a_search_without_a_reader_fails(agent: LinkedAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_end, "CONNECT_SECONDS", 0.01)
     with pytest.raises(CommandFailed, match="does not answer"):
         agent.link.search({"job": "a"}, lambda: False)
 
 
-def test_a_reader_that_does_not_answer_is_ended(agent: AgentEnd) -> None:
+def test_a_reader_that_does_not_answer_is_ended(agent: LinkedAgent) -> None:
     """Another one takes its place."""
     reader = agent.reader()
     assert agent.link.beat()
-    agent.now += reader_link.HEARTBEAT_SECONDS + 1
+    agent.now += agent_end.HEARTBEAT_SECONDS + 1
     assert not agent.link.beat()
     agent.lost_it()
     reader.socket.close()
@@ -158,7 +160,7 @@ def test_a_reader_that_does_not_answer_is_ended(agent: AgentEnd) -> None:
     eventually(lambda: agent.link.is_up, LONG, "the second reader", every=0.01)
 
 
-def test_findings_wait_for_one_another(agent: AgentEnd) -> None:
+def test_findings_wait_for_one_another(agent: LinkedAgent) -> None:
     """A second batch before the first is acknowledged ends the reader."""
     reader = agent.reader()
     batch = FindingBatch([QueuedFinding(1, b"x")])
@@ -202,7 +204,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_reader_that_breaks_the_rules_loses_its_link(agent: AgentEnd, what: str) -> None:
+def test_a_reader_that_breaks_the_rules_loses_its_link(agent: LinkedAgent, what: str) -> None:
     """The agent takes nothing of it, and serves the next reader."""
     reader = agent.reader()
     assert agent.link.beat()
@@ -213,17 +215,17 @@ def test_a_reader_that_breaks_the_rules_loses_its_link(agent: AgentEnd, what: st
     assert isinstance(agent.reader(), PlayedReader)
 
 
-def test_an_endless_frame_ends_with_the_heartbeats(agent: AgentEnd) -> None:
+def test_an_endless_frame_ends_with_the_heartbeats(agent: LinkedAgent) -> None:
     """No answer can come while a frame does not end."""
     reader = agent.reader()
     reader.socket.sendall(struct.pack(">I", LARGEST_OF_READER) + b"x" * 1000)
     assert agent.link.beat()
-    agent.now += reader_link.HEARTBEAT_SECONDS + 1
+    agent.now += agent_end.HEARTBEAT_SECONDS + 1
     assert not agent.link.beat()
     agent.lost_it()
 
 
-def test_names_of_loops_are_bounded(agent: AgentEnd) -> None:
+def test_names_of_loops_are_bounded(agent: LinkedAgent) -> None:
     """However many a reader makes up, a few become series of the agent."""
     reader = agent.reader()
     for turn in range(5):

@@ -1,4 +1,4 @@
-"""The reader's end of the link. The process ends with it."""
+"""The log reader's end of the link. Its process ends with it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ReadingParts(Protocol):
     def metrics(self) -> list[LogMetric]: ...
 
 
-class AgentSession:
+class ReaderEnd:
     def __init__(self, stream: FrameStream) -> None:
         self.stream = stream
         self._changed = threading.Condition()

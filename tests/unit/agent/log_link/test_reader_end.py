@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tests.unit.agent.log_reading.reading import NODE, policy_of
-from trainmedic_agent.log_link.agent_session import AgentSession
 from trainmedic_agent.log_link.frames import FrameStream
 from trainmedic_agent.log_link.messages import (
     LARGEST_OF_AGENT,
@@ -22,6 +21,7 @@ from trainmedic_agent.log_link.messages import (
     encoded,
     reader_message,
 )
+from trainmedic_agent.log_link.reader_end import ReaderEnd
 from trainmedic_agent.log_reading.log_store import NodeBoot
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -52,16 +52,16 @@ class Parts:
 def test_rules_that_come_before_the_greeting_are_taken() -> None:
     """The agent does not send them again, so without them the reader would find nothing until they change."""
     ours, theirs = socket.socketpair()
-    agent, session = FrameStream(ours, LARGEST_OF_READER), AgentSession(FrameStream(theirs, LARGEST_OF_AGENT))
+    agent, link = FrameStream(ours, LARGEST_OF_READER), ReaderEnd(FrameStream(theirs, LARGEST_OF_AGENT))
     parts = Parts()
     agent.send(encoded(RulesNow(NOW, b"first")))
     agent.send(encoded(Welcome(policy_of(roots=["/logs"]), NodeBoot(NODE, "boot-1", NOW))))
-    assert session.wait_for_welcome().boot.node == NODE
-    session.serve(parts)
+    assert link.wait_for_welcome().boot.node == NODE
+    link.serve(parts)
     agent.send(encoded(RulesNow(NOW, b"second")))
     agent.send(encoded(Ping(1)))
     assert isinstance(reader_message(agent.receive()), Pong)
     assert parts.rules == [b"first", b"second"]
-    session.close()
-    session.stream.release()
+    link.close()
+    link.stream.release()
     agent.release()
