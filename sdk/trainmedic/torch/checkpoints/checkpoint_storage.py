@@ -153,8 +153,10 @@ class CheckpointDirectory:
         present = self.checkpoints()
         pinned = [checkpoint for checkpoint in present if self._stays_pinned(checkpoint, present)]
         targets = [each.step for each in pinned if checkpoints.is_pinned_by_rollback(each.path)]
+        back_to = min(targets, default=None)
         pinned_paths = [checkpoint.path for checkpoint in pinned]
-        to_delete = [each.path for each in checkpoints.surplus(present, self._keep, pinned_paths, min(targets, default=None))]
+        surplus = checkpoints.surplus(present, self._keep, pinned_paths, back_to)
+        to_delete = [each.path for each in surplus]
         if not self._is_shared:  # else the other process deletes its own
             leftovers = [path for path in self._root.iterdir() if self._is_leftover(path.name)]
             to_delete += [path for path in leftovers if not checkpoints.is_pinned(path)]  # by the user
