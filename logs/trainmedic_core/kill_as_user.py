@@ -17,7 +17,7 @@ _JOIN_SECONDS = 5.0
 
 
 def kill(pid: int, uid: int) -> bool:
-    """Kill a process. Return True if it is gone already, False without permission."""
+    """Kill a process if it still exists. Return False without permission."""
     return _send_as(lambda: os.kill(pid, signal.SIGKILL), uid)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from typing import TypeVar
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,7 +19,7 @@ from trainmedic_agent.adapters import time_limited_gpus
 from trainmedic_agent.adapters.nvml_gpus import NvmlGpus
 from trainmedic_agent.adapters.time_limited_gpus import TimeLimitedCalls, TimeLimitedGpus
 from trainmedic_agent.counters import AgentCounters
-from trainmedic_agent.errors import GpuError, GpuStuck
+from trainmedic_agent.errors import GpuError, GpuFailure, GpuStuck
 from trainmedic_agent.exporter import AgentCollector
 from trainmedic_agent.facts.gpu import all_facts, presence
 from trainmedic_agent.gpu_record import GpuRecord
@@ -229,3 +230,16 @@ def test_a_set_that_comes_back_late_is_seen(driver: Driver, gpus: TimeLimitedGpu
     driver.heal()
     eventually(lambda: answers(gpus, FIRST), 60, "the card")
     assert gpus.power(FIRST).limit_mw == 420_000
+
+
+def test_a_call_for_which_no_thread_starts_is_no_call_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The card is not called stuck afterwards."""
+    calls = TimeLimitedCalls()
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        for _ in range(10):
+            with pytest.raises(GpuFailure, match="no thread"):
+                calls.run(FIRST, lambda: 1)
+    assert calls.is_free()
+    assert calls.run(FIRST, lambda: 1) == 1
+    calls.dismiss()

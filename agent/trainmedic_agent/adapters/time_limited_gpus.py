@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-from trainmedic_agent.errors import GpuStuck
+from trainmedic_agent.errors import GpuFailure, GpuStuck
 from trainmedic_agent.ports import gpus
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,12 @@ class TimeLimitedCalls:
             calls = self._idle.pop() if self._idle else None
         if calls is None:
             calls = _CallQueue()
-            threading.Thread(target=self._serve, args=(calls,), name="gpu-call", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(calls,), name="gpu-call", daemon=True).start()
+            except RuntimeError as error:
+                with self._lock:
+                    self._under_way.remove(call)  # type: ignore[arg-type]
+                raise GpuFailure(f"no thread for a driver call can be started: {error}") from error
         calls.put(call)  # type: ignore[arg-type]
         if call.wait():
             return call.result()

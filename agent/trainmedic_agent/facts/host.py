@@ -97,7 +97,7 @@ def uptime(proc: Path = PROC) -> float:
 
 
 def _disk(filesystem: os.statvfs_result, kind: str) -> dict[str, Any]:
-    """Sizes are in bytes and inodes, like ``df``."""
+    """Return sizes in bytes, and percentages as in ``df``."""
     size, used, available = filesystem.f_blocks, filesystem.f_blocks - filesystem.f_bfree, filesystem.f_bavail
     facts = {
         "total_bytes": size * filesystem.f_frsize,

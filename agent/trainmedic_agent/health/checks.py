@@ -64,9 +64,9 @@ def checked(name: str, part: str, is_ok: bool, observed: object, expected: objec
     return HealthCheck(name, part, HealthVerdict.OK if is_ok else HealthVerdict.FAILED, str(observed), str(expected))
 
 
-def at_maximum(name: str, part: str, present: float, maximum: float, unit: str) -> HealthCheck:
+def at_maximum(name: str, part: str, present: float, maximum: float, prefix: str) -> HealthCheck:
     verdict = HealthVerdict.OK if present >= maximum else HealthVerdict.DEGRADED
-    return HealthCheck(name, part, verdict, f"{unit}{present:g}", f"{unit}{maximum:g}")
+    return HealthCheck(name, part, verdict, f"{prefix}{present:g}", f"{prefix}{maximum:g}")
 
 
 def unread(name: str, part: str, reason: object) -> HealthCheck:

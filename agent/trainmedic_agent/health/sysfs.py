@@ -70,14 +70,14 @@ class UnknownIfUnread:
 def pcie_checks(device: Path, part: str) -> Iterator[HealthCheck]:
     """Compare width and speed of a PCI device's link with what device and slot can do. Virtual devices have neither."""
     real = device.resolve()
-    for name, unit in (("width", "x"), ("speed", "GT/s ")):
+    for name, prefix in (("width", "x"), ("speed", "GT/s ")):
         of_device, of_slot = (_link_maximum(end / f"max_link_{name}") for end in (real, real.parent))
         present = text(real / f"current_link_{name}")
         if not of_device or present is None:
             continue
         number_now = _first_number(present)
         if number_now > 0:
-            yield at_maximum(f"pcie_{name}", part, number_now, min(of_device, of_slot or of_device), unit)
+            yield at_maximum(f"pcie_{name}", part, number_now, min(of_device, of_slot or of_device), prefix)
         else:
             yield not_read(f"pcie_{name}", part, present)
 

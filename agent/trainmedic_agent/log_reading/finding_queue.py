@@ -74,8 +74,9 @@ class FindingQueue:
 
     @staticmethod
     def make_room(connection: sqlite3.Connection, most_bytes: int) -> int:
-        """Delete the oldest findings of the largest job of the largest user, down to `most_bytes`; return the
-        number.
+        """Delete the oldest findings of the largest user's largest job until `most_bytes` are left.
+
+        Return their number.
         """
         ((total,),) = connection.execute("SELECT COALESCE(SUM(size), 0) FROM log_waiting")
         if total <= most_bytes:

@@ -27,35 +27,40 @@ class RulesInForce:
         """Raises JournalUnavailable."""
         try:
             kept = self._store.rules()
-            if kept is not None and self._use(kept[1]):
-                self._active = kept
+            problem = self._use(kept[1]) if kept is not None else ""
         except ValueError as error:
-            log.error("cannot read log rules on disk", extra={"reason": str(error)})
+            kept, problem = None, str(error)
+        if problem:
+            log.error("cannot read log rules on disk", extra={"reason": problem})
+        else:
+            self._active = kept
 
     def take(self, at: datetime, raw: bytes) -> None:
         """Activate and store verified rules, unless they are unchanged, older, or cannot be compiled."""
         if self._active is not None and (raw == self._active[1] or at < self._active[0]):
             return
-        if self._use(raw):
-            self._active = (at, raw)
-            try:
-                self._store.keep_rules(at, raw)
-            except JournalUnavailable as error:
-                log.warning("cannot store log rules", extra={"reason": str(error)})
+        problem = self._use(raw)
+        if problem:
+            self._refuse(problem)
+            return
+        self._refused = ""
+        self._active = (at, raw)
+        try:
+            self._store.keep_rules(at, raw)
+        except JournalUnavailable as error:
+            log.warning("cannot store log rules", extra={"reason": str(error)})
 
-    def _use(self, raw: bytes) -> bool:
-        """Return False, which is logged, if they cannot be used."""
+    def _use(self, raw: bytes) -> str:
+        """Activate rules; return why they cannot be used, or ""."""
         try:
             rule_set = RuleSet.decode(raw)
             self._runner.use(rule_set)
         except (ValueError, TrainmedicError) as error:
-            self._refuse(f"the log rules cannot be used here: {error}")
-            return False
-        self._refused = ""
+            return f"the log rules cannot be used here: {error}"
         log.info("log rules", extra={"version": rule_set.version, "rules": len(rule_set.rules)})
         if rule_set.left_out:
             log.warning("skipping log rules of a newer server", extra={"rules": list(rule_set.left_out)})
-        return True
+        return ""
 
     def _refuse(self, reason: str) -> None:
         if reason != self._refused:

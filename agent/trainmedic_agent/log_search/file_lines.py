@@ -80,17 +80,21 @@ class FileLines(LinesOfFile):
     ) -> None:
         """Open the file. If arrivals are known, read its end, to learn its zone. Raises OSError, LogRefused."""
         self._fd = open_log(path)
-        facts = os.fstat(self._fd)
-        self._size = facts.st_size
-        looked_at = datetime.now(UTC)
-        written_at = min(file_times.written_at(facts), looked_at)
-        known = arrivals.of((facts.st_dev, facts.st_ino), facts.st_size) if arrivals is not None else None
-        clock = LineClock(written_at, arrivals=known, born_at=born_at(self._fd), zone=zone)
-        super().__init__(f"{facts.st_dev:x}-{facts.st_ino:x}", origin, line_filter, clock, budget)
-        self._is_quiet = time.time() - facts.st_mtime > _QUIET_SECONDS
-        self._cutter = LineCutter()
-        if known is not None:
-            clock.learn_zone(self._last_stated())
+        try:
+            facts = os.fstat(self._fd)
+            self._size = facts.st_size
+            looked_at = datetime.now(UTC)
+            written_at = min(file_times.written_at(facts), looked_at)
+            known = arrivals.of((facts.st_dev, facts.st_ino), facts.st_size) if arrivals is not None else None
+            clock = LineClock(written_at, arrivals=known, born_at=born_at(self._fd), zone=zone)
+            super().__init__(f"{facts.st_dev:x}-{facts.st_ino:x}", origin, line_filter, clock, budget)
+            self._is_quiet = time.time() - facts.st_mtime > _QUIET_SECONDS
+            self._cutter = LineCutter()
+            if known is not None:
+                clock.learn_zone(self._last_stated())
+        except BaseException:  # no caller can close it
+            os.close(self._fd)
+            raise
 
     def begin(self, places: Mapping[str, FilePlace]) -> None:
         """Continue at this file's place, or before the first possible match. Raises OSError."""

@@ -8,8 +8,14 @@ from typing import Any
 from msgspec import Struct
 
 from trainmedic_agent.errors import CommandInterrupted, CommandRejected
-from trainmedic_agent.log_search import searcher
-from trainmedic_agent.log_search.searcher import LogPage, LogSearcher, Places
+from trainmedic_agent.log_search.searcher import (
+    MOST_LINES,
+    LogPage,
+    LogSearcher,
+    Places,
+    places_json,
+    places_of_json,
+)
 from trainmedic_logs.domain import log_pages
 from trainmedic_logs.domain.log_search import LogQuery
 
@@ -25,9 +31,9 @@ class SearchPages(Struct, frozen=True):
         try:
             query = LogQuery.of_wire(params)
             cursor = params.get("cursor")
-            places = searcher.places_of_json(log_pages.unpacked(cursor)["places"]) if cursor is not None else {}
-            most = params.get("most", searcher.MOST_LINES)
-            most = most if isinstance(most, int) and 0 < most <= searcher.MOST_LINES else searcher.MOST_LINES
+            places = places_of_json(log_pages.unpacked(cursor)["places"]) if cursor is not None else {}
+            most = params.get("most")
+            most = most if isinstance(most, int) and 0 < most <= MOST_LINES else MOST_LINES
             while True:
                 page = self.searcher.page(query, places, is_stopping, most)
                 if is_stopping():
@@ -54,4 +60,4 @@ def _pieces(page: LogPage) -> list[str]:
 
 
 def cursor_of(places: Places) -> list[str]:
-    return log_pages.packed({"places": searcher.places_json(places)})
+    return log_pages.packed({"places": places_json(places)})

@@ -27,7 +27,7 @@ from trainmedic_logs.lines.records import record_of
 
 # A cheap test: other lines state no time, and need no parsing.
 _MAY_STATE = re.compile(rb"\d\d:\d\d:\d\d|\d{10}|\d{8}[T_-]\d{6}")
-_BEGINNING = 1024  # bytes of a line in which a time may be
+_MOST_SEARCHED = 1024  # bytes of a line in which a time may be
 PROBED_LINES = 256  # lines ahead, searched for the next time
 
 
@@ -234,4 +234,4 @@ class LinesOfFile(WantedLines):
 
 def _may_state(raw: bytes) -> bool:
     is_whole = raw.startswith(b"{") or b"\r" in raw
-    return _MAY_STATE.search(raw if is_whole else raw[:_BEGINNING]) is not None or b"\0" in raw[:_BEGINNING]
+    return _MAY_STATE.search(raw if is_whole else raw[:_MOST_SEARCHED]) is not None or b"\0" in raw[:_MOST_SEARCHED]

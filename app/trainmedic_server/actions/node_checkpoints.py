@@ -24,7 +24,7 @@ async def request_checkpoints(
     call: Call,
     node: str,
     patience: timedelta,
-    only: Container[str] | None = None,
+    only: Container[str] | None = None,  # names of jobs; None for all
     *,
     can_stop: bool = True,
 ) -> dict[str, str]:

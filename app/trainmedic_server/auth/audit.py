@@ -1,4 +1,4 @@
-"""``GET /audit``: actions of people. The last hash of an export proves that the file is unchanged."""
+"""``GET /audit``: actions of people. An export's last hash, stored elsewhere, proves that the file is unchanged."""
 
 from __future__ import annotations
 

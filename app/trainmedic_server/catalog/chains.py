@@ -10,17 +10,17 @@ from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 
 def ring_from(name: str, playbooks: Mapping[str, YamlPlaybook]) -> Sequence[str]:
     """Return a shortest chain of runs from the playbook back to itself, empty if there is none."""
-    started_by: dict[str, str] = {}
+    starts: dict[str, str] = {}  # the next playbook on the way back
     waiting = [name]
     for each in waiting:
         for cause in _causes(playbooks.get(each)):
             if cause == name:
                 ring = [name, each]
                 while ring[-1] != name:
-                    ring.append(started_by[ring[-1]])
+                    ring.append(starts[ring[-1]])
                 return ring
-            if cause not in started_by and cause in playbooks:
-                started_by[cause] = each
+            if cause not in starts and cause in playbooks:
+                starts[cause] = each
                 waiting.append(cause)
     return ()
 

@@ -86,7 +86,7 @@ def _matcher(label: str, operator: str, value: str) -> Matcher:
     return Matcher(label, operator, value, Pattern(value))
 
 
-_PATTERN = re.compile(r"[\w.-]+(\|[\w.-]+)+|.*\.[*+].*|\^.*|.*\w\*|\*")
+_LOOKS_LIKE_PATTERN = re.compile(r"[\w.-]+(\|[\w.-]+)+|.*\.[*+].*|\^.*|.*\w\*|\*")
 
 
 def pattern_error(matcher: Matcher) -> str | None:
@@ -95,7 +95,7 @@ def pattern_error(matcher: Matcher) -> str | None:
         return None
     if "{{" in matcher.value:
         return f"{shown(matcher.value)} is compared as it is: a matcher has no template; write the condition in on.when"
-    if not _PATTERN.fullmatch(matcher.value):
+    if not _LOOKS_LIKE_PATTERN.fullmatch(matcher.value):
         return None
     pattern = matcher.value if ".*" in matcher.value else matcher.value.replace("*", ".*")
     sign = "=~" if matcher.operator == "=" else "!~"

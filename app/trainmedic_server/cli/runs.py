@@ -100,7 +100,7 @@ def start(client: Client, key: str | None, **wanted: Any) -> None:
 
 
 def _print_start(started: Mapping[str, Any]) -> None:
-    """Raise Failure if no run started, or would."""
+    """Raise Failure if no run was, or would be, started."""
     is_dry, decision = started["run"] is None, started["decision"]
     for step in started["steps"]:
         note = f"  ({words.plain(step['note'])})" if step.get("note") else ""

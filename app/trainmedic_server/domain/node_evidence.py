@@ -2,9 +2,10 @@
 
 Names are resolved among all sources of nodes, then compared. In this order:
 
-1. A GPU UUID that one agent reports is proof. 2. The subject's own labels: ``node`` and similar, ``exported_instance``,
-host lists. Different known nodes are ambiguous. An unknown name is not replaced by a less trusted label, which may be
-the exporter's host. 3. The exporter's node, if the exporter measures its own, and the node of a measured pod.
+1. A GPU UUID that one agent reports is proof.
+2. The subject's own labels: ``node`` and similar, ``exported_instance``, host lists. Different known nodes are
+   ambiguous. An unknown name is not replaced by a less trusted label, which may be the exporter's host.
+3. The exporter's node, if the exporter measures its own, and the node of a measured pod.
 """
 
 from __future__ import annotations

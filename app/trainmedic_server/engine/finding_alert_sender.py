@@ -81,11 +81,11 @@ class FindingAlertSender:
             self._observe(sent, now)
         return len(due)
 
-    def _schedule_repeats(self, tx: Transaction, sent: Sequence[KnownFinding], now: datetime) -> None:
+    def _schedule_repeats(self, tx: Transaction, due: Sequence[KnownFinding], now: datetime) -> None:
         """Schedule the repeats of open findings. Those that ended since stay due."""
-        stored = tx.findings.with_ids([known.id for known in sent])
+        stored = tx.findings.with_ids([known.id for known in due])
         noted = []
-        for before in sent:
+        for before in due:
             known = stored.get(before.id)
             if known is None or known.is_open != before.is_open:
                 continue

@@ -113,6 +113,7 @@ class JobDiagnoses:
         self._reports: dict[str, list[ReportedEnd]] = {}
         self._ended: dict[str, datetime] = {}  # Time of the end, for jobs whose last report is a normal end
         self._launched_on: dict[str, frozenset[str]] = {}  # nodes of a job's launchers
+        self._unchecked_suspects: set[str] = set()  # nodes newly named by a verdict
 
     async def watch(self) -> None:
         await loops.repeat(self.look, _LOOK_EVERY, "diagnoses", self._metrics)
@@ -321,7 +322,7 @@ class JobDiagnoses:
         self._verdicts.take(job, made.began_at, JobVerdict.of(plain))
         log.info("job failed", job=job, cause=made.cause, confidence=made.confidence, verdict=verdict.summary)
         if made.node and made.node != stored.node:
-            await self._alert_on_suspect(made.node, now)
+            self._unchecked_suspects.add(made.node)
         return made
 
     async def _findings_of(self, job: str, nodes: Collection[str]) -> list[KnownFinding]:
@@ -385,6 +386,9 @@ class JobDiagnoses:
 
     async def _send_due(self) -> None:
         now = self._clock.now()
+        for node in sorted(self._unchecked_suspects):
+            await self._alert_on_suspect(node, now)
+            self._unchecked_suspects.discard(node)
         due = await self._store.transact(lambda tx: tx.verdicts.to_tell(now, _ALERTS_AT_ONCE))
         due += await self._resolved_by_normal_end(due, now)
         if not due:

@@ -48,14 +48,14 @@ TARGETS = "targets"
 
 
 class Draft(Struct, frozen=True):
-    """A message before channels are chosen. `hold` delays it."""
+    """A message before channels are chosen."""
 
     kind: MessageKind
     topic: str  # playbook, or a constant above; messages of one kind and topic are combined
     title: str
     text: str = ""
     run_id: str | None = None
-    hold: timedelta = SOON
+    hold: timedelta = SOON  # delay
     once: str = ""  # key of messages sent only once
     to: str | None = None  # channel that a question names; None for those of rules and routes
     component: Component = Component.TRAINMEDIC

@@ -7,6 +7,7 @@ reaches no playbook; NCCL timeouts support it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
@@ -141,7 +142,9 @@ class SlowJobs:
         if self._history is None:
             return []
         text = query.replace("$job", f"job_name={promql.quoted(job)}").replace("$over", "5m")
-        return [series for series in await self._history.read(text, now, now, _AVERAGED_OVER) if series.points]
+        read = await self._history.read(text, now, now, _AVERAGED_OVER)
+        # A job can report NaN, which must not stop the verdicts on others.
+        return [series for series in read if series.points and math.isfinite(_newest(series))]
 
 
 def _named_by(firing: Sequence[AlertRecord], names: Collection[str]) -> set[str]:

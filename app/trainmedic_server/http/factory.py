@@ -173,7 +173,7 @@ class _Api(FastAPI):
 
     pages: ConsoleApp
 
-    def __init__(self, deliveries: ASGIApp, sites: OriginCheck, base: BasePath, metrics: telemetry.Metrics) -> None:
+    def __init__(self, deliveries: ASGIApp, origins: OriginCheck, base: BasePath, metrics: telemetry.Metrics) -> None:
         super().__init__(
             title="Trainmedic",
             version=__version__,
@@ -184,7 +184,7 @@ class _Api(FastAPI):
             redirect_slashes=False,
         )
         self._deliveries = _Boundary(deliveries, metrics)
-        self._sites = sites
+        self._origins = origins
         self._base = base
         self._metrics = metrics
 
@@ -192,7 +192,7 @@ class _Api(FastAPI):
         if scope["type"] == "http":
             self._base.strip(scope)
             try:
-                self._sites.check(scope)
+                self._origins.check(scope)
             except problems.HttpProblem as problem:
                 await problems.answer(scope, problem)(scope, receive, send)
                 return

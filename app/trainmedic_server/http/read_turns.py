@@ -20,10 +20,8 @@ MOST_PASSED_OVER = 8
 
 
 class ReadCaller(Struct, frozen=True):
-    """``acts``: it has the right to act."""
-
     name: str
-    acts: bool
+    acts: bool  # has the right to act
 
 
 NOBODY = ReadCaller("", acts=True)  # caller of internal reads

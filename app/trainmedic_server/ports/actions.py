@@ -203,7 +203,7 @@ class LeasedEffect(Struct, frozen=True):
     applied_at: datetime | None = None
     """End of its attempt."""
     is_unsaved: bool = False
-    """In a renewal: True if the receiver seems to have lost it within seconds: making it again is the same act."""
+    """In a renewal: True if the receiver seems to have lost it within seconds. Making it again is the same act."""
 
 
 class Renewal(Struct, frozen=True):

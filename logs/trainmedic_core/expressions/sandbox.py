@@ -131,7 +131,7 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
         return self.undefined(obj=obj, name=name)
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call an allowed method: a second check, because `getattr` returns no other."""
+        """Call an allowed method. This is a second check: `getattr` returns no other."""
         if isinstance(obj, jinja2.Undefined):
             obj()  # raises, with the reason
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
@@ -178,13 +178,14 @@ def _check_product(left: Any, right: Any) -> None:
 
 
 def _count_method(meter: work_meter.WorkMeter, text: str, method: str, args: Sequence[Any]) -> None:
-    for part in args[:1]:
-        if method == "join":
-            meter.spend_on_text(len(text) * len(part))
-        elif isinstance(part, str):
-            meter.spend_on_search(text, part)
-    if method == "replace":
-        meter.spend_on_text(sum(text.count(old) * len(new) for old, new in [args[:2]]))
+    if not args:
+        return
+    if method == "join":
+        meter.spend_on_text(len(text) * len(args[0]))
+    elif isinstance(args[0], str):
+        meter.spend_on_search(text, args[0])
+    if method == "replace" and len(args) > 1:
+        meter.spend_on_text(text.count(args[0]) * len(args[1]))
 
 
 # --- filters and tests ------------------------------------------------------------------------------

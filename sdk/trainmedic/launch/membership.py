@@ -5,7 +5,7 @@ A node's own launcher waits while it is excluded; a launcher of several nodes (s
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any, Collection, Mapping
 
 from trainmedic.errors import Rejected
 from trainmedic.job.command import JobCommand
@@ -40,16 +40,13 @@ class NodeExclusions:
         return command_id in self._left_out
 
     def exclude(self, command: JobCommand) -> Mapping[str, Any] | None:
-        """Handle `EXCLUDE`, answered after the attempt's end, or at once for an excluded node."""
+        """Handle `EXCLUDE`, answered at once if the attempt runs without the node, else after its end."""
         node = self._node_of(command)
-        is_new = node not in self._left_out.values()
+        before = self.without
         self._left_out[command.id] = node
         if command.params.get("for_load") is True:
             self._for_load.add(command.id)
-        if not is_new:
-            return {"node": node, "left_out": list(self.without)}
-        self._answer_after_attempt(command)
-        return None
+        return self._answered(command, before)
 
     def include(self, command: JobCommand) -> Mapping[str, Any] | None:
         """Handle `INCLUDE`. An undo reverts its command's exclusion; otherwise all of the node's exclusions end.
@@ -65,22 +62,26 @@ class NodeExclusions:
         else:
             self._left_out = {by: other for by, other in self._left_out.items() if other != node}
         self._for_load &= self._left_out.keys()
-        if self.without == before:
-            return {"node": node, "left_out": list(before)}
-        self._answer_after_attempt(command)
-        return None
+        return self._answered(command, before)
 
     def answer(self) -> None:
         """Answer the commands that waited for the attempt's end."""
         self.has_changed = False
         pending, self._pending = self._pending, []
         for command in pending:
-            command.applied({"node": self._node_of(command), "left_out": list(self.without)})
+            command.applied(self._output(command))
 
-    def _answer_after_attempt(self, command: JobCommand) -> None:
+    def _answered(self, command: JobCommand, before: Collection[str]) -> Mapping[str, Any] | None:
+        # None if the answer follows after the attempt's end.
+        if self.without == before and not self.has_changed:
+            return self._output(command)
         self.has_changed = True
         self._pending.append(command)
         command.later()
+        return None
+
+    def _output(self, command: JobCommand) -> Mapping[str, Any]:
+        return {"node": self._node_of(command), "left_out": list(self.without)}
 
     def _node_of(self, command: JobCommand) -> str:
         node = command.params.get("node")

@@ -171,11 +171,12 @@ def _bounds(options: argparse.Namespace, line: LaunchLine) -> tuple[int, int] | 
     least, most = options.min_nodes, options.max_nodes
     if least is None and most is None:
         return None
-    if most is None or not 1 <= (least or 1) <= most:
+    least = 1 if least is None else least
+    if most is None or not 1 <= least <= most:
         parser().error("--max-nodes is required; use at least --min-nodes, which must be 1 or more")
     if not line.can_be_elastic:
         parser().error("--min-nodes and --max-nodes need a torchrun without its own --nnodes")
-    return least or 1, most
+    return least, most
 
 
 def _log_dir(given: Path | None) -> Path | None:

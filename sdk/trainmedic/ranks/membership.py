@@ -66,7 +66,7 @@ class Membership:
         ]
 
     def _admit(self, now: float) -> float:
-        # As `work`, for requests to join.
+        # Admit ranks that ask to join; return the seconds until the next call.
         absent = self.absent()
         if not absent:
             return _REFRESH_INTERVAL

@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from trainmedic.errors import Rejected, Unsupported
 from trainmedic.job.group import Group
@@ -143,6 +143,20 @@ def is_pinned(checkpoint: Path) -> bool:
 def pin_reason(checkpoint: Path) -> Mapping[str, Any] | None:
     """Return `pin`'s reason; empty if unreadable, None if not pinned."""
     return _read(checkpoint / PINNED) or ({} if is_pinned(checkpoint) else None)
+
+
+def is_pinned_by_rollback(checkpoint: Path) -> bool:
+    # A user's pin has no ``left_step``.
+    return type((pin_reason(checkpoint) or {}).get("left_step")) is int
+
+
+def move_rollback_pin(target: Path | None, present: Iterable[Path], reason: Mapping[str, Any]) -> None:
+    """Pin ``target``, if given, instead of earlier rollbacks' targets. Users' pins stay. Raises OSError."""
+    if target is not None and (is_pinned_by_rollback(target) or not is_pinned(target)):
+        pin(target, reason)
+    for other in present:
+        if other != target and is_pinned_by_rollback(other):
+            unpin(other)
 
 
 def write_rank_record(checkpoint: Path, rank: int, facts: Mapping[str, Any]) -> None:

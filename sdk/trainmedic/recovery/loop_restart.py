@@ -35,7 +35,7 @@ class LoopRestart:
         return self.command is not None and self.command.action == "job.rollback"
 
     def to_next_best(self, why: str) -> LoopRestart:
-        """Return the rollback to the first of ``others``, because of ``why``."""
+        """Return the restart from the first of ``others``. ``why``: reason against this checkpoint."""
         best, *rest = self.others
         unusable = [*self.output.get("unusable", ()), why]
         output = {**self.output, **checkpoint_output(best), "unusable": unusable}

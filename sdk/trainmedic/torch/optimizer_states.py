@@ -115,8 +115,7 @@ def _groups(part: Any) -> Any:
 
 
 def _load_zero_redundancy(part: Any, state: Mapping[str, Any]) -> None:
-    """Load this rank's entries."""
-    # PyTorch's own method would move other ranks' entries to this rank's device.
+    # Only this rank's entries: PyTorch's own method would move the others to this rank's device.
     parameters, owned = parameters_of(part), owned_numbers(part)
     part.optim.state.clear()
     for number, values in state["state"].items():

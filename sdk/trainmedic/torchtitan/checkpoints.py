@@ -19,19 +19,21 @@ _POSITION = "train_state."  # prefix of the names of torchtitan's position
 def _is_complete(checkpoint: Path) -> bool:
     try:
         status = (checkpoint / METADATA).stat()
+        # Of step 0 torchtitan loads only the weights.
+        return LAYOUT.step_of(checkpoint) not in (None, 0) and _holds_position(
+            checkpoint, status.st_mtime_ns, status.st_size
+        )
     except OSError:
         return False
-    # Of step 0 torchtitan loads only the weights.
-    return LAYOUT.step_of(checkpoint) not in (None, 0) and _holds_position(
-        checkpoint, status.st_mtime_ns, status.st_size
-    )
 
 
 @functools.lru_cache(maxsize=1024)
 def _holds_position(checkpoint: Path, changed: int, size: int) -> bool:
-    """Return whether torchtitan can resume from it. ``changed`` and ``size`` are cache keys."""
+    """Return whether torchtitan can resume from it. ``changed`` and ``size`` are cache keys. Raises OSError."""
     try:
         names = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    except OSError:
+        raise  # not cached: it may be temporary
     except Exception as error:  # unpickling a damaged file may raise anything
         log.warning("%s cannot be read: %s", checkpoint / METADATA, error)
         return False

@@ -371,6 +371,20 @@ async def test_a_node_on_which_three_jobs_failed_is_suspect() -> None:
     assert "llm-0, llm-1, llm-2" in alert.annotations["summary"]
 
 
+async def test_a_suspect_node_that_cannot_be_told_is_told_later() -> None:
+    """The verdict that names it is stored by then."""
+    world = World()
+    for number in range(3):
+        await world.lose_a_card(f"llm-{number}")
+        world.is_refusing = number == 2
+        with contextlib.suppress(BusUnavailable):
+            await world.look(11)
+        world.is_refusing = False
+        await world.look(60)
+        await world.look(86400)
+    assert len([alert for alert in world.told if alert.labels["alertname"] == "NodeSuspect"]) == 1
+
+
 def test_the_times_fit_each_other() -> None:
     """An alert fires for longer than its verdict may change."""
     assert job_diagnoses.SETTLING < job_diagnoses.UPDATED_FOR < job_diagnoses.ALERT_LASTS

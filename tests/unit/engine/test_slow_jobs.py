@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from itertools import count
@@ -119,6 +120,18 @@ async def test_nothing_is_made_of_what_is_not_measured_or_not_slow() -> None:
     prometheus.is_away = True
     with pytest.raises(MetricsUnavailable):
         await slow.made()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+async def test_a_value_that_is_no_number_is_not_measured(value: float) -> None:
+    """A job can report any; it stops no other job's verdict."""
+    prometheus = Prometheus(0.02, 0.58, 0.4)
+    prometheus.ranks = value  # type: ignore[assignment]
+    prometheus.own = {5: 1.0, 3: value}
+    slow = Slow(prometheus)
+    await slow.fire("TrainingStraggler")
+    (verdict,) = await slow.made()
+    assert verdict.plain["ranks"] == [5]
 
 
 @pytest.mark.parametrize(("has_timeouts", "cause"), [(True, "network"), (False, "data")])

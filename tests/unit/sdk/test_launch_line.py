@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from trainmedic.launch import program
 from trainmedic.launch.command_line import LaunchLine
 
 LOGS = Path("/logs")
@@ -157,3 +158,20 @@ def test_the_scripts_options_are_told_from_torchruns(line: str, stores: bool) ->
     """Behind ``--`` and behind flags; a short option may have its value in the same word."""
     assert LaunchLine.of(line.split()).can_store_ranks is stores
     assert LaunchLine.of(line.split()).is_one_of_several is ("--nnodes" in line)
+
+
+@pytest.mark.parametrize(
+    ("options", "bounds"),
+    [([], None), (["--max-nodes=4"], (1, 4)), (["--min-nodes=2", "--max-nodes=4"], (2, 4))],
+)
+def test_the_bounds_of_an_elastic_job_are_read(options: list[str], bounds: tuple[int, int] | None) -> None:
+    """One node is the least by default."""
+    assert program._bounds(program.parser().parse_args(options), LaunchLine.of(["torchrun", "t.py"])) == bounds
+
+
+@pytest.mark.parametrize("options", [["--min-nodes=0", "--max-nodes=2"], ["--min-nodes=3", "--max-nodes=2"]])
+def test_wrong_bounds_are_refused(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """No nodes at all too."""
+    with pytest.raises(SystemExit):
+        program._bounds(program.parser().parse_args(options), LaunchLine.of(["torchrun", "t.py"]))
+    assert "--min-nodes, which must be 1 or more" in capsys.readouterr().err

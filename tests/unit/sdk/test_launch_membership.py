@@ -51,11 +51,24 @@ def test_two_playbooks_that_want_a_node_out_both_have_to_take_it_back(orders: Or
     nodes = NodeExclusions("n1", starts_all_nodes=False)
     first, second = orders.command(EXCLUDE, "n1"), orders.command(EXCLUDE, "n1")
     nodes.exclude(first)
+    nodes.answer()
     assert nodes.exclude(second) == {"node": "n1", "left_out": ["n1"]}
     assert nodes.include(orders.command(INCLUDE, "n1", first.id)) == {"node": "n1", "left_out": ["n1"]}
     assert (nodes.is_in_force(first.id), nodes.is_in_force(second.id), nodes.is_left_out) == (False, True, True)
     nodes.include(orders.command(INCLUDE, "n1", second.id))
     assert not nodes.is_left_out
+
+
+def test_nothing_is_applied_while_the_processes_still_run(orders: Orders) -> None:
+    """A second command for the same node waits for the attempt's end too, as does one that changes nothing then."""
+    nodes = NodeExclusions("head", starts_all_nodes=True)
+    assert nodes.exclude(orders.command(EXCLUDE, "n1")) is None
+    assert nodes.exclude(orders.command(EXCLUDE, "n1")) is None
+    assert nodes.include(orders.command(INCLUDE, "n2")) is None
+    assert orders.answers == []
+    nodes.answer()
+    assert orders.answers == [{"node": node, "left_out": ["n1"]} for node in ("n1", "n1", "n2")]
+    assert nodes.exclude(orders.command(EXCLUDE, "n1")) == {"node": "n1", "left_out": ["n1"]}
 
 
 def test_above_several_nodes_the_others_go_on(orders: Orders) -> None:

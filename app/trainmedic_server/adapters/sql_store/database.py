@@ -1,11 +1,11 @@
-"""SQLite connections, ownership and error classes."""
+"""SQLite connections and ownership; kinds of database errors."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -116,8 +116,9 @@ class OwnerLock:
         except BaseException:
             os.close(self._lock_file)
             raise
-        os.ftruncate(self._lock_file, 0)
-        os.pwrite(self._lock_file, f"{os.getpid()}\n".encode(), 0)
+        with suppress(OSError):  # a full disk; only messages of other servers need the process ID
+            os.ftruncate(self._lock_file, 0)
+            os.pwrite(self._lock_file, f"{os.getpid()}\n".encode(), 0)
 
     def take_identity(self, identity: str) -> None:
         """Exclude servers with copies of the file. Raises ConfigurationError."""
@@ -158,6 +159,11 @@ class OwnerLock:
             owner = f"the server with process id {holder}" if holder else "another server"
             raise errors.ConfigurationError(
                 f"{self._path} is in use by {owner}; stop it, or give this one a state directory of its own"
+            ) from error
+        except OSError as error:
+            os.close(descriptor)
+            raise errors.ConfigurationError(
+                f"cannot lock {path}: {error.strerror}; put the state directory on a local file system"
             ) from error
         return descriptor
 

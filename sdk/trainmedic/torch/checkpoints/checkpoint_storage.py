@@ -140,26 +140,26 @@ class CheckpointDirectory:
         return run
 
     def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
-        for other in self.checkpoints():
-            if other.path == checkpoint.path:
-                continue
-            if checkpoints.is_pinned(other.path):
-                checkpoints.unpin(other.path)
-            if not other.complete or other.at > checkpoint.at:
+        present = self.checkpoints()
+        target = checkpoint.path if isinstance(checkpoint.path, Path) else None  # None in memory
+        checkpoints.move_rollback_pin(target, [other.path for other in present], reason)
+        for other in present:
+            if other.path != checkpoint.path and (not other.complete or other.at > checkpoint.at):
                 other.path.rename(self._abandoned_path(other.path))
-        if isinstance(checkpoint.path, Path):  # others are in memory
-            checkpoints.pin(checkpoint.path, reason)
 
     def prune(self) -> None:
         if self._keep is None:
             return
         present = self.checkpoints()
         pinned = [checkpoint for checkpoint in present if self._stays_pinned(checkpoint, present)]
-        first_pinned = min((checkpoint.step for checkpoint in pinned), default=None)
+        targets = [each.step for each in pinned if checkpoints.is_pinned_by_rollback(each.path)]
+        back_to = min(targets, default=None)
         pinned_paths = [checkpoint.path for checkpoint in pinned]
-        to_delete = [each.path for each in checkpoints.surplus(present, self._keep, pinned_paths, first_pinned)]
+        surplus = checkpoints.surplus(present, self._keep, pinned_paths, back_to)
+        to_delete = [each.path for each in surplus]
         if not self._is_shared:  # else the other process deletes its own
-            to_delete += [path for path in self._root.iterdir() if self._is_leftover(path.name)]
+            leftovers = [path for path in self._root.iterdir() if self._is_leftover(path.name)]
+            to_delete += [path for path in leftovers if not checkpoints.is_pinned(path)]  # by the user
         self._warn_if_too_few([each for each in present if each.path not in to_delete], len(to_delete))
         for path in to_delete:
             # Delete the mark first: a partly deleted checkpoint must not count as complete.
@@ -206,7 +206,7 @@ class CheckpointDirectory:
         return unfinished
 
     def begin_parts(self, step: int) -> str:
-        """See `PartWriter`, also for the next three methods."""
+        # Implements `PartWriter`, with the next three methods.
         unfinished = self._unfinished_path(self._path_of(step))
         unfinished.mkdir(parents=True)
         return unfinished.name

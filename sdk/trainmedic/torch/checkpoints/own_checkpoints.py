@@ -106,10 +106,8 @@ class OwnCheckpoints:
             times = [[envelope.write_time(moment) for moment in span] for span in self._abandoned]
             checkpoints.write_durably(self.directory / ABANDONED, json.dumps(times).encode())
         if isinstance(checkpoint.path, Path) and checkpoint.path.is_dir():
-            for path in [checkpoint.path for checkpoint in self._list()]:
-                if isinstance(path, Path) and path != checkpoint.path and checkpoints.is_pinned(path):
-                    checkpoints.unpin(path)
-            checkpoints.pin(checkpoint.path, reason)
+            paths = [each.path for each in self._list() if isinstance(each.path, Path)]
+            checkpoints.move_rollback_pin(checkpoint.path, paths, reason)
 
     def prune(self) -> None:
         """Delete nothing."""

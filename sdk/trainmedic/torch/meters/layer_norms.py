@@ -1,4 +1,4 @@
-"""Gradient norms of the layers where they are largest.
+"""Gradient norms by layer, over this rank's shards.
 
 Non-finite gradients spread from output to input, so layers near the output come first.
 """

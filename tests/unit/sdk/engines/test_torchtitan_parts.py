@@ -56,6 +56,17 @@ def a_training(directory: Path, **options: Any) -> training.TitanTraining:
     return training.TitanTraining(Mock(Medic, job="llm-1", rank=0, world_size=1), trainer, None, CarriedFiles(0, None))
 
 
+def test_a_checkpoint_that_could_not_be_read_once_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system may fail for a moment."""
+    saved(tmp_path, 10)
+    with monkeypatch.context() as failing:
+        failing.setattr(checkpoints.FileSystemReader, "read_metadata", Mock(side_effect=OSError("stale file handle")))
+        assert not checkpoints.LAYOUT.is_complete(tmp_path / "step-10")
+    assert checkpoints.LAYOUT.is_complete(tmp_path / "step-10")
+
+
 def test_only_what_torchtitan_can_go_on_from_is_complete(tmp_path: Path) -> None:
     """Not the weights alone, not one of step 0, of which torchtitan loads no more; not one that is half-written, or
     whose metadata are damaged."""

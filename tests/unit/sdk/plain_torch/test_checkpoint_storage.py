@@ -210,7 +210,7 @@ def test_only_surplus_is_deleted(tmp_path: Path) -> None:
     storage, training = Directory(tmp_path, keep=2), parts()
     for step in (50, 100, 200, 300, 400, 500):
         age(storage.save(step, training, {}).path, minutes=100 - step // 10)
-    checkpoints.pin(tmp_path / "step-00000200", WHY)
+    checkpoints.pin(tmp_path / "step-00000200", {**WHY, "left_step": 500})
     for name in ("unfinished-77-step-00000450", "abandoned-1-step-00000320", "unfinished-78-step-00000450"):
         (tmp_path / name).mkdir(exist_ok=True)
         (tmp_path / name / TRAINING).write_bytes(b"half")
@@ -291,7 +291,7 @@ def test_after_a_rollback_later_ones_are_put_aside_and_the_target_is_pinned(tmp_
     storage, training = Directory(tmp_path, keep=None), parts()
     found = {step: storage.save(step, training, {}) for step in (100, 200, 300, 400)}
     without_mark(found[400].path)
-    storage.rolled_back_to(found[200], WHY)
+    storage.rolled_back_to(found[200], {**WHY, "left_step": 400})
     assert sorted(one.step for one in storage.checkpoints()) == [100, 200]
     assert sorted(path.name for path in tmp_path.glob("abandoned*")) == [
         "abandoned-1-step-00000300",
@@ -299,10 +299,27 @@ def test_after_a_rollback_later_ones_are_put_aside_and_the_target_is_pinned(tmp_
     ]
     assert (found[200].path / PINNED).exists()
     storage.save(300, training, {})
-    storage.rolled_back_to(found[100], WHY)
+    storage.rolled_back_to(found[100], {**WHY, "left_step": 300})
     assert not checkpoints.is_pinned(tmp_path / "abandoned-1-step-00000200")
     assert (tmp_path / "abandoned-2-step-00000300").exists()
     assert [one.step for one in storage.checkpoints()] == [100]
+
+
+def test_what_the_user_has_pinned_stays_pinned_and_is_not_deleted(tmp_path: Path) -> None:
+    """Through rollbacks to it, to an earlier one and to a later one."""
+    storage, training = Directory(tmp_path, keep=2), parts()
+    found = {step: storage.save(step, training, {}) for step in (100, 200, 300)}
+    for step in (100, 200):
+        checkpoints.pin(found[step].path, WHY)
+    for number, target in enumerate((found[300], found[200], found[100])):
+        storage.rolled_back_to(target, {**WHY, "left_step": 300 + number})
+    assert checkpoints.pin_reason(found[100].path) == WHY
+    for step in (400, 500, 600, 700):
+        storage.save(step, training, {})
+        storage.prune()
+    assert found[100].path.exists()
+    assert checkpoints.pin_reason(tmp_path / "abandoned-1-step-00000200") == WHY
+    assert not (tmp_path / "abandoned-1-step-00000300").exists()
 
 
 def test_own_functions_save_load_and_list(tmp_path: Path) -> None:

@@ -1,0 +1,37 @@
+"""The rules that the reader has on its disk when it starts."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from tests.unit.agent.log_reading.reading import RULES, Reading, policy_of
+from trainmedic_agent.log_reading.rules_in_force import RulesInForce
+
+
+def test_rules_on_disk_are_used(tmp_path: Path) -> None:
+    """The same rules of the server change nothing then."""
+    reading = Reading(tmp_path, policy_of())
+    reading.store.keep_rules(reading.now(), RULES.encode())
+    rules = RulesInForce(reading.store, reading.runner)
+    rules.restore()
+    assert rules._active == (reading.now(), RULES.encode())
+    reading.kill()
+
+
+@pytest.mark.parametrize("kept", [b"not rules", b'{"v": 999}'])
+def test_rules_on_disk_that_cannot_be_used_are_not_called_new(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kept: bytes
+) -> None:
+    """The log does not claim that others stay active. The server's rules are taken afterwards."""
+    reading = Reading(tmp_path, policy_of())
+    reading.store.keep_rules(reading.now(), kept)
+    rules = RulesInForce(reading.store, reading.runner)
+    with caplog.at_level(logging.INFO):
+        rules.restore()
+    assert caplog.messages == ["cannot read log rules on disk"]
+    rules.take(reading.now(), RULES.encode())
+    assert rules._active == (reading.now(), RULES.encode())
+    reading.kill()
