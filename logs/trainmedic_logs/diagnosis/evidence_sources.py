@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from trainmedic_core import gpu_names
 from trainmedic_logs.diagnosis import exits, wording
 from trainmedic_logs.diagnosis.attribution import Attribution, EvidenceSource, Moment, evidence_of, moment_of, rank_of
 from trainmedic_logs.diagnosis.clock_guess import UNKNOWN
@@ -134,18 +135,15 @@ def _ranks_of(node: str, gpu: str | None, facts: Facts) -> frozenset[int] | None
 
 
 def _same_gpu(one: str | None, other: str) -> bool:
-    """Return whether both may name one GPU; PCI addresses vary."""
+    """Return whether both may name one GPU."""
     if one is None:
         return False
-    if one.startswith("GPU-") != other.startswith("GPU-"):
-        return True  # a UUID cannot be compared with an address: the node decides
-    if one.startswith("GPU-"):
-        return one == other
-
-    def plain(address: str) -> str:
-        return ":".join(part.lstrip("0") for part in address.lower().partition(".")[0].split(":"))
-
-    return plain(one) == plain(other)
+    addresses = gpu_names.normal_pci(one), gpu_names.normal_pci(other)
+    if any(addresses):
+        # A UUID cannot be compared with an address: the node decides.
+        return not all(addresses) or addresses[0] == addresses[1]
+    # Nor can a MIG instance's own UUID with a card's.
+    return gpu_names.is_mig(one) != gpu_names.is_mig(other) or gpu_names.uuid_key(one) == gpu_names.uuid_key(other)
 
 
 def _out_of_memory(finding: Finding, facts: Facts, relevant: Relevant) -> Attribution:
@@ -160,13 +158,10 @@ def _out_of_memory(finding: Finding, facts: Facts, relevant: Relevant) -> Attrib
     ]
     ranks = {r for r in (_rank_of_exit(ended, facts) for ended in named) if r is not None}
     ranks |= {rank for other in loaders if (rank := rank_of(other)) is not None}
-    by_pid = {rank for rank, known in facts.ranks.items() if pid and str(known.pid) == pid and known.node == node}
-    if not killed and not loaders and by_pid:
-        ranks = by_pid
     evidence = [evidence_of(finding, "a process was killed there because the machine was out of memory")]
     evidence += [_evidence_of_exit(ended, "a process of the job was killed on that node") for ended in named]
     evidence += [evidence_of(other, "the process that was killed was its data loader") for other in loaders]
-    is_ours = bool(by_pid or loaders) or any(pid and str(ended.pid) == pid for ended in named)
+    is_ours = bool(loaders) or any(pid and str(ended.pid) == pid for ended in named)
     fits_exits = not facts.exits or (bool(named) and _is_at_first_sign(finding, relevant))
     is_likely = fits_exits and bool(_TRAINING_PROCESS.match(finding.fields.get("process", "")))
     names_one = len(ranks) == 1 or (bool(killed) and len(named) == 1)
@@ -302,11 +297,11 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     firsts = [ended for ended in failed if ended.is_first] or failed
     by_signal = [ended for ended in firsts if ended.signal is not None]
     chosen = by_signal or firsts
-    by_rank = {_rank_of_exit(ended, facts): ended for ended in reversed(chosen)}
+    by_process = _by_rank_or_node(chosen, facts)
     printed = {rank_of(finding) for finding in relevant.roots}
-    if not chosen or len(by_rank) > max(1, _MOST_TO_ACCUSE * len(facts.ranks)):
+    if not chosen or len(by_process) > max(1, _MOST_TO_ACCUSE * len(facts.ranks)):
         return
-    for rank, ended in by_rank.items():
+    for (rank, _), ended in by_process.items():
         cause, why = exits.meaning(ended)
         if ended.signal is None and not ended.said and rank in printed:
             why = "after it printed an error"
@@ -317,7 +312,7 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
             EvidenceSource.EXIT,
             cause,
             _exit_confidence(
-                bool(by_signal) and len(by_rank) == 1, any(each.rule != MEMORY_FULL for each in confirming)
+                bool(by_signal) and len(by_process) == 1, any(each.rule != MEMORY_FULL for each in confirming)
             ),
             (_evidence_of_exit(ended, f"it ended first, {ended.manner}: {why}"), *confirming),
             frozenset() if rank is None else frozenset({rank}),
@@ -325,6 +320,16 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
             is_kill=ended.signal == signal.SIGKILL and by_signal == firsts,
             fingerprint=f"{cause}:exit:{ended.how}",
         )
+
+
+def _by_rank_or_node(ends: list[Exit], facts: Facts) -> Mapping[tuple[int | None, str], Exit]:
+    by_process: dict[tuple[int | None, str], Exit] = {}
+    unknown_ranks_at = {ended.node for ended in ends if ended.node and _rank_of_exit(ended, facts) is None}
+    for ended in reversed(ends):
+        rank = _rank_of_exit(ended, facts)
+        node = ended.node if rank is None and len(unknown_ranks_at) > 1 else ""
+        by_process[rank, node] = ended
+    return by_process
 
 
 def _exit_confidence(is_only_one: bool, is_confirmed: bool) -> Confidence:
