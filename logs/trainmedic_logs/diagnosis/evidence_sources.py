@@ -158,10 +158,13 @@ def _out_of_memory(finding: Finding, facts: Facts, relevant: Relevant) -> Attrib
     ]
     ranks = {r for r in (_rank_of_exit(ended, facts) for ended in named) if r is not None}
     ranks |= {rank for other in loaders if (rank := rank_of(other)) is not None}
+    by_pid = {rank for rank, known in facts.ranks.items() if pid and str(known.pid) == pid and known.node == node}
+    if not killed and not loaders and by_pid:
+        ranks = by_pid
     evidence = [evidence_of(finding, "a process was killed there because the machine was out of memory")]
     evidence += [_evidence_of_exit(ended, "a process of the job was killed on that node") for ended in named]
     evidence += [evidence_of(other, "the process that was killed was its data loader") for other in loaders]
-    is_ours = bool(loaders) or any(pid and str(ended.pid) == pid for ended in named)
+    is_ours = bool(by_pid or loaders) or any(pid and str(ended.pid) == pid for ended in named)
     fits_exits = not facts.exits or (bool(named) and _is_at_first_sign(finding, relevant))
     is_likely = fits_exits and bool(_TRAINING_PROCESS.match(finding.fields.get("process", "")))
     names_one = len(ranks) == 1 or (bool(killed) and len(named) == 1)

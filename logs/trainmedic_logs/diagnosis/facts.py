@@ -22,6 +22,7 @@ class RankFacts(Struct, frozen=True):
     node: str = ""
     """Empty if unknown."""
     gpu: str | None = None
+    pid: int | None = None
     last_step: int | None = None
     last_step_at: datetime | None = None
     last_line_at: datetime | None = None

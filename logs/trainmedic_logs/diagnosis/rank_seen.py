@@ -15,10 +15,12 @@ _STEPS_KEPT = 100
 
 
 class RankSeen(Struct):
-    """Mutable form of `RankFacts`, without the GPU."""
+    """Mutable form of `RankFacts`."""
 
     node: str = ""
     is_node_sure: bool = False
+    gpu: str | None = None  # set, as `pid`, through `note_rank`
+    pid: int | None = None
     last_step: int | None = None
     last_step_at: datetime | None = None
     last_line_at: datetime | None = None
@@ -54,6 +56,8 @@ class RankSeen(Struct):
         return RankFacts(
             node=self.node,
             is_node_sure=self.is_node_sure,
+            gpu=self.gpu,
+            pid=self.pid,
             last_step=self.last_step,
             last_step_at=self.last_step_at,
             last_line_at=self.last_line_at,
