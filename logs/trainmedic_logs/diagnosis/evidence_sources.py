@@ -139,11 +139,11 @@ def _same_gpu(one: str | None, other: str) -> bool:
     if one is None:
         return False
     addresses = gpu_names.normal_pci(one), gpu_names.normal_pci(other)
-    if any(addresses):
-        # A UUID cannot be compared with an address: the node decides.
-        return not all(addresses) or addresses[0] == addresses[1]
-    # Nor can a MIG instance's own UUID with a card's.
-    return gpu_names.is_mig(one) != gpu_names.is_mig(other) or gpu_names.uuid_key(one) == gpu_names.uuid_key(other)
+    if all(addresses):
+        return addresses[0] == addresses[1]
+    uuids = [gpu_names.uuid_key(name) for name in (one, other) if name.lower().startswith(("gpu-", "mig-gpu-"))]
+    # Other pairs, such as a UUID and an address, or a MIG instance's own UUID, cannot be compared: the node decides.
+    return len(uuids) < 2 or uuids[0] == uuids[1]
 
 
 def _out_of_memory(finding: Finding, facts: Facts, relevant: Relevant) -> Attribution:
