@@ -1,7 +1,6 @@
 """Errors that the server raises on purpose.
 
-Adapters translate and chain library errors where they occur. Errors shared with other distributions are in
-``core_errors``, ``log_errors`` and ``agent_errors``.
+Adapters translate and chain library errors where they occur.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class PlaybookError(TrainmedicError):
 
 
 class PayloadError(TrainmedicError):
-    """A webhook body is not a valid Alertmanager payload.
+    """A request's body or parameters are invalid.
 
     ``field`` is the path of the first invalid member, such as ``alerts.0.startsAt``. ``problems`` lists all, as (field,
     message).
@@ -149,7 +148,7 @@ class OutcomeUnknown(ActionFailure):
 
 
 class ClusterUnavailable(TemporaryFailure):
-    """The Kubernetes API is unreachable, overloaded or failing.
+    """The API of Kubernetes or Slurm is unreachable, overloaded or failing.
 
     ``retry_after`` is in seconds, None if the API gave none. ``may_be_done`` is True if the request may have changed
     something.
@@ -170,7 +169,7 @@ class EvictionBlocked(TemporaryFailure):
 
 
 class ObjectMissing(PermanentFailure):
-    """A Kubernetes object does not exist."""
+    """An object of Kubernetes or Slurm does not exist."""
 
 
 class ObjectExists(PermanentFailure):
@@ -190,7 +189,7 @@ class ChatRefused(PermanentFailure):
 
 
 class ClusterRefused(PermanentFailure):
-    """The Kubernetes API denies the request or finds it invalid.
+    """The API of Kubernetes or Slurm denies the request or finds it invalid.
 
     ``may_pass`` is True if permission is missing: a starting API server denies all requests until it has read its
     roles.

@@ -22,7 +22,7 @@ _NODE_RANKS = ("GROUP_RANK", "OMPI_COMM_WORLD_NODE_RANK", "SLURM_NODEID")
 _RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 ATTEMPT = "TRAINMEDIC_ATTEMPT"
 LOG_DIR = "TRAINMEDIC_LOG_DIR"
-_JOB = re.compile(r"^[^\s\x00-\x1f\x7f]{1,253}$")
+_JOB = re.compile(r"^[^\s\x00-\x1f\x7f]{1,253}\Z")
 _NOT_UTF_8 = re.compile("[\ud800-\udfff]")
 URL_FILE = "redis.url"
 
@@ -155,8 +155,10 @@ def is_withdrawn(path: str) -> bool:
     """Return whether the file is empty or gone."""
     try:
         return not Path(path).read_bytes().strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
     except OSError:
-        return not Path(path).exists()
+        return False  # reading it as a key reports the reason
 
 
 def _read_key(variable: str, argument: str | bytes | None, env: Mapping[str, str]) -> bytes | None:

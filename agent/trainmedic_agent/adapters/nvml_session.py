@@ -75,7 +75,7 @@ class NvmlSessions:
         self._closed_for: str | None = None  # UUID of the GPU being reset
         self._session: NvmlSession | None = None
         self._is_stale = False  # the driver was reloaded: reopen before the next call
-        self._in_flight = 0  # `open` blocks
+        self._in_flight = 0  # running blocks of `open`
         self._driver_reloads = 0
         self._times_lost: Counter[str] = Counter()  # losses, and resets of any card, by UUID
         self._seen: dict[str, str] = {}  # UUID by its normal form, of all GPUs seen by this process

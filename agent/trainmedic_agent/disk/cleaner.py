@@ -146,7 +146,7 @@ class _RuleRun(Struct):
         return False
 
     def _measure(self, root: Root) -> bool:
-        """Measure the root's free space; False if it is refused, because that fails."""
+        """Measure the root's free space; refuse the root if that fails."""
         try:
             self.run.filesystems.add(root)
         except OSError as error:

@@ -37,7 +37,7 @@ def facts(info: GpuInfo, reading: GpuReading) -> dict[str, Any]:
 
 
 def all_facts(gpus: Gpus) -> dict[str, Any]:
-    """Return ``gpus`` by index, and ``gpu_problems``, if any."""
+    """Return ``gpus`` by index, ``gpu_problems`` and ``driver``, if any."""
     inventory = gpus.inventory()
     problems = list(inventory.problems)
     cards = []
@@ -107,7 +107,7 @@ def _memory(reading: GpuReading) -> dict[str, Any] | None:
     return {"total_bytes": total, "used_bytes": used, "percent": round(100 * used / total, 1) if total else 0.0}
 
 
-def _power(reading: GpuReading) -> dict[str, Any] | None:
+def _power(reading: GpuReading) -> dict[str, Any]:
     return _without_empty(
         {
             "draw_watts": in_watts(reading.power_draw_mw),

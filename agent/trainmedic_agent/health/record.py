@@ -6,6 +6,7 @@ import contextlib
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 
@@ -38,7 +39,7 @@ class HealthRecord:
         self.results: Mapping[Level, HealthReport] = {result.level: result for result in results}
 
     def add(self, report: HealthReport, changed: Histories) -> None:
-        """Record a result. Quick ones are stored with changed values only. Raises JournalUnavailable."""
+        """Record a result. A quick one is stored only if values changed. Raises JournalUnavailable."""
         self.results = {**self.results, report.level: report}
         if not changed and report.level is Level.QUICK:
             return
@@ -74,7 +75,9 @@ def recorded_values(directory: Path) -> Histories:
     if not file.exists():
         return {}
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=_BUSY_SECONDS)) as database:
+        with contextlib.closing(
+            sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True, timeout=_BUSY_SECONDS)
+        ) as database:
             if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'health_values'").fetchone():
                 return {}
             return _histories(database.execute(_VALUES).fetchall())

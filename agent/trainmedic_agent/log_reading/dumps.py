@@ -111,14 +111,15 @@ class DumpReading:
             if now - min(_written(file), self._first_seen[file.path][1]) <= OLDEST:
                 by_attempt.setdefault(os.path.dirname(file.path), []).append(file)  # noqa: PTH120
         current: dict[str, list[FoundFile]] = {}
-        counts: Counter[BudgetOwner] = Counter()
+        counts, left_out = Counter[BudgetOwner](), Counter[BudgetOwner]()
         for directory, files in sorted(by_attempt.items(), key=lambda item: -(_attempt(item[1][0]) or 0)):
             owner, first = files[0].owner, sorted(files, key=_rank)[:MOST_RANKS]
             if counts[owner] + len(first) <= DUMPS_OF_JOB:
                 current[directory] = first
-            else:
-                self._cuts.set_count(owner, CutKind.DUMPS, len(files))
+            left_out[owner] += len(files) - len(current.get(directory, ()))
             counts[owner] += len(first)
+        for owner, count in left_out.items():
+            self._cuts.set_count(owner, CutKind.DUMPS, count)
         return current
 
     def _first_sight(self, file: FoundFile, now: datetime) -> tuple[_Mark, datetime]:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from msgspec import Struct, field, structs
 
-from trainmedic_agent.log_opening.node_files import LogRefused, NamedBy, NodeFiles
+from trainmedic_agent.log_opening.node_files import LogRefused, NamedBy, NodeFiles, UnreadReason
 from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading import kernel_log
 from trainmedic_agent.log_reading.arrivals import ArrivalIndex
@@ -127,9 +127,10 @@ class LogSearcher:
         budget = ReadBudget(MOST_READ, MOST_SECONDS, is_stopping)
         rotations = Rotations(self._node_files, LISTING_SECONDS)
         unopened: list[str] = []
+        unreadable: dict[str, str] = {}
         with ExitStack() as stack:
             opened: list[WantedLines] = [
-                *self._open_files(files, line_filter, places, budget, stack, rotations, unopened)
+                *self._open_files(files, line_filter, places, budget, stack, rotations, unopened, unreadable)
             ]
             budget.restart_time()  # a page makes progress even if opening is slow
             opened += self._kernel_lines(line_filter, places, budget, stack, notes)
@@ -138,6 +139,9 @@ class LogSearcher:
         if places:
             notes, left_out = [], {}  # already on the first page
         notes += unopened
+        if unreadable:
+            reasons = ", ".join(sorted(set(unreadable.values())))
+            notes.append(f"{len(unreadable)} files on {self._node} cannot be read ({reasons}); lines may be missing")
         if rotations.left_out:
             notes.append(
                 f"older parts of {rotations.left_out} files on {self._node} are not searched: listing their "
@@ -230,7 +234,7 @@ class LogSearcher:
         return files[:MOST_FILES]
 
     def _written_since(self, files: Sequence[LogFileFound], since: float) -> set[str]:
-        """Return the paths of files written since then, in Unix time, looking again."""
+        """Return the paths of files written since ``since`` (Unix time), after another look."""
         written = {file.path for file in files if file.written_at >= since}
         others: dict[tuple[str, NamedBy | None], list[str]] = {}
         for file in files:
@@ -258,8 +262,9 @@ class LogSearcher:
         stack: ExitStack,
         rotations: Rotations,
         unopened: list[str],
+        unreadable: dict[str, str],
     ) -> Iterable[WantedLines]:
-        """`unopened`: takes a note on what is not opened in time."""
+        """`unopened` takes a note on what is not opened in time, `unreadable` reasons by path."""
         until = time.monotonic() + OPEN_SECONDS
         # The launcher's log repeats lines of ranks that have their own files, in torchrun's folder ``ranks-<node>``.
         own_files = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.path}
@@ -274,7 +279,7 @@ class LogSearcher:
                 return
             older = rotations.of(file.path, line_filter.query.since.timestamp(), file.named_by)
             parts = [OlderPart(file.path, False, file.written_at), *older]
-            opened = [self._open_part(part, file, line_filter, budget, stack) for part in parts]
+            opened = [self._open_part(part, file, line_filter, budget, stack, unreadable) for part in parts]
             of_file = [lines for lines in opened if lines is not None]
             own_places = [places[lines.key] for lines in of_file if lines.key in places]
             for lines in of_file:
@@ -290,6 +295,7 @@ class LogSearcher:
                     _begin(lines, places, own_places)
                 except OSError as error:
                     log.warning("cannot search a log", extra={"reason": error.strerror})
+                    unreadable[file.path] = error.strerror or type(error).__name__
                     continue
                 yield lines
 
@@ -300,6 +306,7 @@ class LogSearcher:
         line_filter: LineFilter,
         budget: ReadBudget,
         stack: ExitStack,
+        unreadable: dict[str, str],
     ) -> FileLines | PackedLines | None:
         open_log = partial(self._node_files.open, named_by=file.named_by)
         try:
@@ -308,7 +315,14 @@ class LogSearcher:
                 lines = PackedLines(part.path, file.origin, line_filter, budget, self._zone, open_log)
             else:
                 lines = FileLines(part.path, file.origin, line_filter, budget, self._arrivals, self._zone, open_log)
-        except (OSError, LogRefused):
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            unreadable[file.path] = error.strerror or type(error).__name__
+            return None
+        except LogRefused as error:
+            if error.reason is UnreadReason.FORBIDDEN:
+                unreadable[file.path] = "permission denied"
             return None
         stack.callback(lines.close)
         return lines

@@ -195,7 +195,7 @@ class _Compilation:
     def _selectors(self, written: Any, names: VisibleNames) -> dict[str, tuple[Expression | TextTemplate | str, ...]]:
         if not self._is_group:
             return {}
-        # The key that is written, and not as ``jobs: on_node``.
+        # The group's key: ``jobs: on_node`` only adds targets.
         plural = next((name for name in MEMBER_KINDS if written.get(name, ON_NODE) != ON_NODE), JOBS)
         conditions = _mapping(written.get(plural))
         return {

@@ -117,7 +117,7 @@ class _DemoSession:
                 self._cause(kind)
             self._loop(faults, read_key, time.monotonic() + length.total_seconds())
         if missing := self._unrepaired(faults):
-            raise exits.Failure(f"not repaired in time: {'; '.join(map(self._why_missing, missing))}")
+            raise exits.Failure(f"not repaired: {'; '.join(map(self._why_missing, missing))}")
 
     def _why_missing(self, kind: FaultKind) -> str:
         return f"{kind} ({self._newest.get(FAULTS[kind].target, 'its alert has not started a run')})"

@@ -40,7 +40,8 @@ def lines(client: Client, job: str | None = None, node: str | None = None) -> It
 
 
 def _line(item: Mapping[str, Any]) -> str:
-    whose = f"job {words.plain(item['job'])}" if item["job"] else "jobs"
+    kind = "directory" if str(item["job"]).startswith("/") else "job"
+    whose = f"{kind} {words.plain(item['job'])}" if item["job"] else "jobs"
     owner = f" of user {item['uid']}" if item["uid"] is not None else ""
     try:
         what = _MEANS[CutKind(item["what"])].format(f"{item['count']:,}")

@@ -139,8 +139,8 @@ class LogFollower:
             since, place = now - _LONGEST_GAP, None
         query = {**view.api_query(since), "follow": "true"}
         query.pop("until", None)
-        incoming = _Incoming(page.documents(f"/jobs/{view.job}/logs", query), place)
         findings = await log_page.findings_of(page, view.job)
+        incoming = _Incoming(page.documents(f"/jobs/{view.job}/logs", query), place)
         clock = asyncio.get_running_loop().time
         end = clock() + _LONGEST_SECONDS
         try:

@@ -134,7 +134,7 @@ def gauge(value: float, least: float, most: float, label: str, mark: float | Non
 
 
 def number(value: float) -> str:
-    """Use at most four significant digits: ``2.057``, ``1.5e-04``, ``41200``."""
+    """Format briefly: ``2.057``, ``1.50e-04``, ``41234``."""
     if value and (abs(value) >= 1e7 or abs(value) < 1e-3):
         return f"{value:.2e}"
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -182,4 +182,4 @@ def _lost(document: Mapping[str, Any] | None, kind: str) -> list[Mapping[str, An
 
 
 def _natural_key(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name) if part]

@@ -54,7 +54,7 @@ def counted(total: int, members: Iterable[Member]) -> GroupCounts:
 
 
 def counted_together(total: int, members: Iterable[tuple[Member, int]]) -> GroupCounts:
-    """Count members given as (one of equal ones, their number)."""
+    """Count (member, number of equal members) pairs."""
     counts = dict.fromkeys(("open", "succeeded", "failed", "skipped", "cancelled", "observed", "owing"), 0)
     begun, batch = 0, None
     for member, number in members:

@@ -1,6 +1,6 @@
 """Detection of lost agents.
 
-Of an agent lost while the server was down, the last report is the last recorded one.
+If an agent is lost while the server is down, its last report is the last recorded one.
 """
 
 from __future__ import annotations

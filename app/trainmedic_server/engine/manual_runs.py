@@ -46,7 +46,7 @@ class StartOrder(Struct, frozen=True):
 class Started(Struct, frozen=True):
     run: Run  # hypothetical in a dry run
     steps: tuple[StepAhead, ...]
-    waits_for: str | None = None  # the run with the target
+    waits_for: str | None = None  # the run that has the target
     is_repeated: bool = False  # True for the result of an earlier request
 
 
@@ -121,7 +121,9 @@ class ManualStarter:
         if changes is not None:
             self._services.metrics.decisions.labels(started.run.playbook, str(started.run.decision)).inc()
             self._on_admitted(changes)
-        return replace(started, waits_for=holder)
+        # An earlier request's run may have the target itself, or have ended.
+        may_wait = not started.is_repeated or started.run.waiting_on == "target"
+        return replace(started, waits_for=holder if may_wait else None)
 
     def _decide(
         self,

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from trainmedic_core import errors
+from trainmedic_core import duration, errors
 from trainmedic_server.domain.alert import AlertRecord, decisive
 from trainmedic_server.domain.approval import Terms
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
@@ -33,7 +33,7 @@ def of_run(
     orders: Sequence[OperatorOrder] = (),
     sight: Sight | None = None,
 ) -> Upcoming | None:
-    """Return what the run does next; None if it is over. `playbook` is None if unreadable."""
+    """Return what the run, or a closed run's undo, does next; None if nothing. `playbook` is None if unreadable."""
     if not run.is_open:
         return _next_undo(run, alerts)
     if playbook is None:
@@ -121,13 +121,21 @@ def _doing(state: StepState, definition: Step, alerts: Sequence[AlertRecord], si
         waits_for = f"approval: {state.message.removesuffix('.')}" if state.message else "approval"
         if terms.lapsed:
             return {"waits_for": f"{waits_for} (asked again then)", "not_before": state.retry_at}
-        otherwise = "it is escalated" if terms.on_timeout == "escalate" else _ends_with(terms.on_timeout)
-        return {"waits_for": waits_for, "deadline": state.deadline, "at_deadline": otherwise}
+        return {"waits_for": waits_for, "deadline": state.deadline, "at_deadline": _unanswered(definition, terms)}
     if state.retry_at is not None:
         number = len(state.attempts) + 1
         return {"waits_for": f"attempt {number} of {state.action}", "not_before": state.retry_at}
     deadline = state.attempts[-1].deadline if state.attempts else None
     return {"deadline": deadline, "at_deadline": "the attempt has failed" if deadline else None}
+
+
+def _unanswered(definition: ApproveStep, terms: Terms) -> str:
+    if terms.on_timeout == "escalate":
+        return "it is escalated"
+    if definition.question.ask_again is not None:
+        return f"it is asked again {duration.write(definition.question.ask_again)} later"
+    is_tolerated = terms.on_timeout == "fail" and definition.on_error == "continue"
+    return _ends_with("continue" if is_tolerated else terms.on_timeout)
 
 
 def _ends_with(on_timeout: str) -> str:

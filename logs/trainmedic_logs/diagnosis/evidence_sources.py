@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from trainmedic_core import gpu_names
 from trainmedic_logs.diagnosis import exits, wording
 from trainmedic_logs.diagnosis.attribution import Attribution, EvidenceSource, Moment, evidence_of, moment_of, rank_of
 from trainmedic_logs.diagnosis.clock_guess import UNKNOWN
@@ -133,18 +134,15 @@ def _ranks_of(node: str, gpu: str | None, facts: Facts) -> frozenset[int] | None
 
 
 def _same_gpu(one: str | None, other: str) -> bool:
-    """Return whether both may name one GPU; PCI addresses vary."""
+    """Return whether both may name one GPU."""
     if one is None:
         return False
-    if one.startswith("GPU-") != other.startswith("GPU-"):
-        return True  # a UUID cannot be compared with an address: the node decides
-    if one.startswith("GPU-"):
-        return one == other
-
-    def plain(address: str) -> str:
-        return ":".join(part.lstrip("0") for part in address.lower().partition(".")[0].split(":"))
-
-    return plain(one) == plain(other)
+    addresses = gpu_names.normal_pci(one), gpu_names.normal_pci(other)
+    if all(addresses):
+        return addresses[0] == addresses[1]
+    uuids = [gpu_names.uuid_key(name) for name in (one, other) if name.lower().startswith(("gpu-", "mig-gpu-"))]
+    # Other pairs, such as a UUID and an address, or a MIG instance's own UUID, cannot be compared: the node decides.
+    return len(uuids) < 2 or uuids[0] == uuids[1]
 
 
 def _out_of_memory(finding: Finding, facts: Facts, relevant: Relevant) -> Attribution:
@@ -301,11 +299,11 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     firsts = [ended for ended in failed if ended.is_first] or failed
     by_signal = [ended for ended in firsts if ended.signal is not None]
     chosen = by_signal or firsts
-    by_rank = {_rank_of_exit(ended, facts): ended for ended in reversed(chosen)}
+    by_process = _by_rank_or_node(chosen, facts)
     printed = {rank_of(finding) for finding in relevant.roots}
-    if not chosen or len(by_rank) > max(1, _MOST_TO_ACCUSE * len(facts.ranks)):
+    if not chosen or len(by_process) > max(1, _MOST_TO_ACCUSE * len(facts.ranks)):
         return
-    for rank, ended in by_rank.items():
+    for (rank, _), ended in by_process.items():
         cause, why = exits.meaning(ended)
         if ended.signal is None and not ended.said and rank in printed:
             why = "after it printed an error"
@@ -316,7 +314,7 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
             EvidenceSource.EXIT,
             cause,
             _exit_confidence(
-                bool(by_signal) and len(by_rank) == 1, any(each.rule != MEMORY_FULL for each in confirming)
+                bool(by_signal) and len(by_process) == 1, any(each.rule != MEMORY_FULL for each in confirming)
             ),
             (_evidence_of_exit(ended, f"it ended first, {ended.manner}: {why}"), *confirming),
             frozenset() if rank is None else frozenset({rank}),
@@ -324,6 +322,16 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
             is_kill=ended.signal == signal.SIGKILL and by_signal == firsts,
             fingerprint=f"{cause}:exit:{ended.how}",
         )
+
+
+def _by_rank_or_node(ends: list[Exit], facts: Facts) -> Mapping[tuple[int | None, str], Exit]:
+    by_process: dict[tuple[int | None, str], Exit] = {}
+    unknown_ranks_at = {ended.node for ended in ends if ended.node and _rank_of_exit(ended, facts) is None}
+    for ended in reversed(ends):
+        rank = _rank_of_exit(ended, facts)
+        node = ended.node if rank is None and len(unknown_ranks_at) > 1 else ""
+        by_process[rank, node] = ended
+    return by_process
 
 
 def _exit_confidence(is_only_one: bool, is_confirmed: bool) -> Confidence:

@@ -23,7 +23,7 @@ from trainmedic_logs.domain.pod_fault import NOT_STARTED, PENDING, NodeNotReady,
 from trainmedic_logs.lines import message_causes
 
 SOURCE = "kubernetes"
-# Time in which Kubernetes' retries may mend a failed start.
+# Time in which Kubernetes' retries may still succeed after a failed start.
 _START_RETRIED_FOR = timedelta(minutes=1)
 # Largest age of a related fault at the first sign.
 _FAULT_BEFORE = timedelta(minutes=10)

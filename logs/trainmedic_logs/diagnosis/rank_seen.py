@@ -19,7 +19,7 @@ class RankSeen(Struct):
 
     node: str = ""
     is_node_sure: bool = False
-    gpu: str | None = None
+    gpu: str | None = None  # set, as `pid`, through `note_rank`
     pid: int | None = None
     last_step: int | None = None
     last_step_at: datetime | None = None

@@ -141,7 +141,7 @@ class RecoveryEvidence(Struct):
             if waiting := self._steps_since.get(stream):
                 waiting.update(waiting.keys() if only is None else waiting.keys() & only)
                 self._mark_outlived(stream, {each for each, steps in waiting.items() if steps >= _SURVIVED_STEPS})
-            self._take_loss(line)
+            self._take_loss(line, only)
             return
         has_no_rank = line.origin.rank is None
         unconfirmed = self._unconfirmed.get((stream, line.origin.rank))
@@ -149,22 +149,23 @@ class RecoveryEvidence(Struct):
         if not (unconfirmed or (has_no_rank and self._steps_since.get(stream))) or _ENDING.search(line.text[:400]):
             return
         if has_no_rank:
-            self._count_unranked_line(stream)
+            self._count_unranked_line(stream, only)
         if not unconfirmed:
             return
         self.followed.update(unconfirmed.keys() if only is None else unconfirmed.keys() & only)
         if is_timed:
             self._mark_outlived(stream, {each for each, at in unconfirmed.items() if line.at - at >= _SURVIVAL_TIME})
 
-    def _take_loss(self, line: Line) -> None:
+    def _take_loss(self, line: Line, only: Set[str] | None) -> None:
         record = line.record or {}
         loss, norm = record.get("loss"), record.get("grad_norm")
         if isinstance(norm, float) and not isfinite(norm):
             return
         bad_numbers = self._bad_numbers.get(line.origin.stream)
         if bad_numbers and isinstance(loss, float) and isfinite(loss):
-            self.followed.update(bad_numbers.keys())  # a finite step shows that the training continued
-            self._finite_steps.update(bad_numbers.keys())
+            counted = bad_numbers.keys() if only is None else bad_numbers.keys() & only
+            self.followed.update(counted)  # a finite step shows that the training continued
+            self._finite_steps.update(counted)
             over = {
                 each
                 for each, at in bad_numbers.items()
@@ -176,10 +177,11 @@ class RecoveryEvidence(Struct):
             for each in over:
                 del bad_numbers[each]
 
-    def _count_unranked_line(self, stream: str) -> None:
+    def _count_unranked_line(self, stream: str, only: Set[str] | None) -> None:
         """Count several lines that state no rank as one of the failed rank."""
         for (name, rank), unconfirmed in self._unconfirmed.items():
-            for each in unconfirmed if name == stream and rank is not None else ():
+            is_counted = name == stream and rank is not None
+            for each in (unconfirmed.keys() if only is None else unconfirmed.keys() & only) if is_counted else ():
                 self._unranked_lines[each] += 1
                 if self._unranked_lines[each] == _UNRANKED_LINES:
                     self.followed[each] += 1

@@ -24,8 +24,9 @@ def left_behind(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     behind = {rank for rank, step in steps.items() if step < furthest}
     if len(behind) > _MOST_BEHIND * len(steps):
         return
-    least = min(steps[rank] for rank in behind)
-    why = f"the others completed step {furthest}, and {wording.ranks(behind)} had reached step {least}"
+    reached = sorted({steps[rank] for rank in behind})
+    span = f"step {reached[0]}" if len(reached) == 1 else f"steps {reached[0]} to {reached[-1]}"
+    why = f"the others completed step {furthest}, and {wording.ranks(behind)} had reached {span}"
     nodes = {facts.node_of(rank) for rank in behind}
     yield Attribution(
         EvidenceSource.STRAGGLER,
@@ -47,7 +48,9 @@ def not_timed_out(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     if not timed_out or not others or len(others) > _MOST_BEHIND * len(everybody):
         return
     waited = len(everybody) - len(others)
-    why = f"{waited} of {len(everybody)} ranks waited in vain in a collective, and {wording.ranks(others)} did not"
+    why = f"{waited} of {len(everybody)} ranks waited for or lost another rank, and {wording.ranks(others)} did not"
+    if unread := others.intersection(facts.unread_ranks):
+        why += f", but no line of {wording.ranks(unread)} was read"
     nodes = {facts.node_of(rank) for rank in others}
     yield Attribution(
         EvidenceSource.TIMED_OUT,

@@ -1,4 +1,4 @@
-"""Log data that agents left out for their budgets, by their untrusted presences."""
+"""Log data that agents omitted for their budgets, as their untrusted presences state."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from trainmedic_core import yaml_files, yaml_text
 from trainmedic_core.problems import FileProblem, did_you_mean
+from trainmedic_core.yaml_text import YamlDocument
 from trainmedic_logs.lines.rule import RuleSet
 from trainmedic_logs.simulation.log_test_format import LogSuite
 
@@ -17,10 +18,10 @@ def read_fixtures(suite: LogSuite) -> tuple[dict[str, str], list[FileProblem]]:
         if isinstance(text, FileProblem):
             return {}, [text]
         documents, problems = yaml_text.read(text, str(path))
+        problems += [problem for document in documents for problem in _malformed(document)]
         if problems:
             return {}, problems
-        entries = [entry for document in documents for entry in document.value if isinstance(document.value, list)]
-        known = {str(entry["id"]): str(entry["text"]) for entry in entries if isinstance(entry, dict)}
+        known = {str(entry["id"]): str(entry["text"]) for document in documents for entry in document.value}
     wrong = [
         suite.problem(("tests", index, "lines", number, "fixture"), f"there is no fixture {line.fixture!r}")
         for index, test in enumerate(suite.spec.tests)
@@ -28,6 +29,15 @@ def read_fixtures(suite: LogSuite) -> tuple[dict[str, str], list[FileProblem]]:
         if line.fixture is not None and line.fixture not in known
     ]
     return known, wrong
+
+
+def _malformed(document: YamlDocument) -> Iterator[FileProblem]:
+    if not isinstance(document.value, list):
+        yield document.problem((), "must be a list of fixtures, such as - {id: NAME, text: LINE}")
+        return
+    for index, entry in enumerate(document.value):
+        if not isinstance(entry, dict) or not {"id", "text"} <= entry.keys():
+            yield document.problem((index,), "a fixture needs an id and a text: - {id: NAME, text: LINE}")
 
 
 def unknown_rules(suite: LogSuite, rules: RuleSet) -> Iterator[FileProblem]:

@@ -39,7 +39,7 @@ Findings = Union[None, Found, Iterable[Found]]
 
 
 class Detector(Protocol):
-    """Detector; a class is instantiated without arguments."""
+    """A class is instantiated without arguments."""
 
     def feed(self, record: Mapping[str, Any]) -> Findings: ...
 
@@ -68,7 +68,9 @@ class Detectors:
         Raises ConfigurationError.
         """
         if not _NAME.match(name):
-            raise ConfigurationError(f"{name!r} cannot name a detector; give it a name of ASCII letters, digits, _.-")
+            raise ConfigurationError(
+                f"{name!r} cannot name a detector; use at most 60 of A-Z, a-z, 0-9, _.-, and begin with a letter or _"
+            )
         if name in self._names or len(self._names) >= _MOST_DETECTORS:
             reason = "there is one already" if name in self._names else f"a rank has at most {_MOST_DETECTORS}"
             raise ConfigurationError(f"the detector {name} cannot be registered: {reason}")

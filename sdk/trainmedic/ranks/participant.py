@@ -131,7 +131,7 @@ class Participant:
         return _IDLE_SECONDS
 
     def is_silent(self, rank: int, now: float) -> bool:
-        """Return whether rank 0, the only one that a participant waits for, is silent."""
+        """Return whether rank 0 is silent; no other is waited for."""
         if now >= self._heartbeat_due:
             self._heartbeat_due = now + HEARTBEAT_EVERY
             status = self._store.get("heartbeat/0")

@@ -199,7 +199,7 @@ def _difference_of_tensors(present: Mapping[str, Any], held: Mapping[str, Any]) 
 
 
 def _was_disabled(part: Any, state: Any) -> bool:
-    """Return whether a disabled gradient scaler's ``state`` is for an enabled one."""
+    """Return whether a disabled gradient scaler wrote ``state``, and the present one is enabled."""
     return state == {} and any(scaler.is_enabled() for scaler in _scalers(part))
 
 

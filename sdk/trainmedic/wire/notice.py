@@ -51,7 +51,7 @@ class Notice:
     attempt: int | None = None
     """From 1; None if no launcher counts."""
     reason: str = ""
-    """Text for a human, never with the training's output."""
+    """For people, never with the training's output."""
     node: str = ""
     """The launcher's; this and the following may be empty."""
     status: int | None = None
@@ -61,6 +61,7 @@ class Notice:
     error: str = ""
     """Kind of its last error, such as ``ValueError``, or ``hang``."""
     restarts: bool = False
+    """Another attempt follows; only in ``job_failed``."""
 
     def encode(self) -> bytes:
         fields: dict[str, object] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import random
@@ -16,6 +17,8 @@ import pytest
 from msgspec.structs import replace
 
 from trainmedic.wire.log_layout import AttemptLogs
+from trainmedic_agent.log_opening.node_files import LogRefused, NamedBy, UnreadReason
+from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading.log_policy import LogsPolicy
 from trainmedic_agent.log_search import packed_lines, searcher
 from trainmedic_agent.log_search.searcher import LogPage, LogSearcher
@@ -344,6 +347,41 @@ def test_files_that_are_not_opened_in_time_are_left_out_and_that_is_said(
     page = node.search.page(QUERY, {})
     assert len(page.lines) == 3
     assert any("1 files on n1 are not searched: opening them takes too long" in note for note in page.notes)
+
+
+class ForbiddenFiles(OwnFiles):
+    """The node's files, of which the agent's user may not read one. Root may read every file."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def open(self, path: str, named_by: NamedBy | None = None) -> int:
+        if "attempt-9" in path:
+            raise self.error
+        return super().open(path, named_by)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (LogRefused(UnreadReason.FORBIDDEN), "permission denied"),
+        (OSError(errno.EIO, "Input/output error"), "Input/output error"),
+        (LogRefused(UnreadReason.LINK), None),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), None),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_counted(node: SearchedNode, error: Exception, reason: str | None) -> None:
+    """Its lines may be those that are wanted. Links are never read, and a file may be gone since the scan."""
+    node.write(3)
+    other = node.log.parent.with_name("attempt-9") / node.log.name
+    other.parent.mkdir()
+    node.write(3, other)
+    search = LogSearcher(LogsPolicy(roots=(str(node.root),)), "n1", zone=UTC, files=ForbiddenFiles(error))
+    page = search.page(QUERY, {})
+    assert len(page.lines) == 3
+    told = [note for note in page.notes if "cannot be read" in note]
+    assert told == ([f"1 files on n1 cannot be read ({reason}); lines may be missing"] if reason else [])
 
 
 def test_the_time_for_reading_begins_after_the_files_are_open() -> None:

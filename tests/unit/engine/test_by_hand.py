@@ -148,6 +148,14 @@ async def test_a_request_that_is_repeated_starts_nothing_again(world: MakeWorld)
     assert w.calls()["cap"] == 1
 
 
+async def test_a_repeated_request_does_not_wait_for_its_own_run(world: MakeWorld) -> None:
+    """The run that it has started has the target."""
+    w = world(WAITING)
+    w.actions["cap"].outcomes.append(timedelta(seconds=20))
+    first, second = await start(w, key="k1"), await start(w, key="k1")
+    assert (second.is_repeated, second.run.id, second.waits_for) == (True, first.run.id, None)
+
+
 async def test_what_stands_in_for_an_alert_is_listed_with_what_it_led_to(world: MakeWorld) -> None:
     """It is none of the alerts that nothing reacts to."""
     w = world(WAITING)

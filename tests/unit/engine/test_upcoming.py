@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import ClassVar
 
+import pytest
+
 from tests.unit.engine.books import CAP
 from tests.unit.engine.world import Scripted, World
 from trainmedic_server.domain import changes
@@ -51,6 +53,44 @@ async def test_a_run_that_asks_says_what_it_would_do() -> None:
     assert (told.step, told.action, told.params) == ("cap", "test.cap", {"amount": 300.0})
     assert (told.waits_for, told.at_deadline) == ("approval: Cap node-1? It cools", "the run fails")
     assert told.deadline == run.created_at + timedelta(minutes=30)
+    await world.engine.stop()
+
+
+@pytest.mark.parametrize(
+    ("question", "end"),
+    [
+        ("timeout: 30m, on_error: continue", "the run continues"),
+        ("timeout: 30m, on_timeout: reject, on_error: continue", "the run is rejected"),
+        ("timeout: 30m, on_timeout: continue", "the run continues"),
+    ],
+)
+async def test_a_question_says_what_its_deadline_brings(question: str, end: str) -> None:
+    """A rejection ends the run, whatever `on_error` says."""
+    world = World(
+        ASK.replace("\n    timeout: 30m\n  - id: never", "\n  - id: never").replace(
+            '- approve: "Cap {{ labels.node }}? It cools."', f'- {{approve: "Cap it?", {question}}}'
+        )
+    )
+    await world.engine.start()
+    await world.post(world.alert(node="node-1", watts="300"))
+    told = await _next(world, await world.run())
+    assert told is not None
+    assert told.at_deadline == end
+    await world.engine.stop()
+
+
+async def test_a_question_of_mode_approve_says_that_it_is_asked_again() -> None:
+    """Half an hour after its deadline, while the alert fires: only then does it count as rejected or not."""
+    world = World(ASK.replace("playbook: ask\n", "playbook: ask\nmode: approve\n"))
+    await world.engine.start()
+    await world.post(world.alert(node="node-1", watts="300"))
+    run = await world.run()
+    told = await _next(world, run)
+    assert told is not None
+    assert (told.now, told.deadline) == ("approval", run.created_at + timedelta(hours=1))
+    assert told.at_deadline == "it is asked again 30m later"
+    await world.pass_time(3700)
+    assert (await world.run()).is_open
     await world.engine.stop()
 
 

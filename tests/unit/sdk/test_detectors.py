@@ -165,6 +165,8 @@ def test_what_is_no_detector_is_refused_at_once(tmp_path: Path, detector: Any, n
     rank.reports.detector(High, name="taken")
     with pytest.raises(ConfigurationError):
         rank.reports.detector(detector, name=name)
+    with pytest.raises(ConfigurationError, match=r"'2nd' cannot name a detector; .* begin with a letter or _"):
+        rank.reports.detector(High, name="2nd")
     rank.written()
 
 

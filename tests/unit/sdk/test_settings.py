@@ -103,6 +103,7 @@ def test_a_previous_key_is_withdrawn_by_its_file(tmp_path: Path, withdrawn: str)
     [
         ({}, {"job": None}, "TRAINMEDIC_JOB"),
         ({}, {"job": "two words"}, "without spaces"),
+        ({}, {"job": "llm-1\n"}, "without spaces"),
         ({}, {"job": ""}, "name"),
         ({}, {"job": 7}, "name"),
         ({}, {"rank": 2, "world_size": 2}, "rank 2"),
@@ -112,6 +113,11 @@ def test_a_previous_key_is_withdrawn_by_its_file(tmp_path: Path, withdrawn: str)
         ({}, {"signing_key": 7}, "text or bytes, not int"),
         ({"TRAINMEDIC_SIGNING_KEY_FILE": "/nowhere/key"}, {}, "/nowhere/key"),
         ({"TRAINMEDIC_PREVIOUS_SIGNING_KEY": "old"}, {}, "TRAINMEDIC_SIGNING_KEY is not"),
+        (
+            {"TRAINMEDIC_SIGNING_KEY": "new", "TRAINMEDIC_PREVIOUS_SIGNING_KEY_FILE": f"/{'k' * 300}"},
+            {},
+            "cannot read the signing key /k",
+        ),
     ],
 )
 def test_what_cannot_be_is_told_before_the_training_begins(

@@ -439,3 +439,13 @@ async def test_a_group_is_shown_with_its_counts_and_leads_to_its_members() -> No
         assert f'href="/runs?parent={parent.run.id}&amp;status=failed' in shown
         told = (await client.get(f"/runs/{member.run.id}", headers=HTML)).text
         assert f'Part of a group: <a href="/runs/{parent.run.id}">its parent run</a>, batch 2.' in told
+
+
+async def test_a_job_with_any_name_is_listed() -> None:
+    """Also one with a sign that is a digit, but no decimal one."""
+    world = World()
+    world.bus.present = [Presence(name, START, {}) for name in ("llm-10", "llm-9", "1²", "²")]
+    async with world.client() as client:
+        answer = await client.get("/jobs", headers=HTML)
+    assert answer.status_code == 200
+    assert answer.text.index(">llm-9<") < answer.text.index(">llm-10<")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import hashlib
 import json
 import math
 import re
 import shlex
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from datetime import timedelta
 from html import unescape
 from typing import Any
@@ -20,13 +21,14 @@ from tests.support.api_world import World
 from tests.support.clocks import START
 from tests.support.filed_logs import FiledLogs
 from tests.support.job_log_scene import FAILED_AT, JOB, OOM, arrange, line, moment, presence
+from tests.support.memory_api import MemoryLogs
 from trainmedic.job.loss_spread import loss_spread
 from trainmedic_core.expressions.regexes import SearchPattern
 from trainmedic_logs.domain.log_search import FoundLine, LogQuery, read_time
 from trainmedic_server import errors
 from trainmedic_server.auth.auth import Authenticator
 from trainmedic_server.auth.tokens import Token, TokenRole
-from trainmedic_server.console import log_excerpt
+from trainmedic_server.console import log_excerpt, log_page
 from trainmedic_server.console.log_line import LONGEST_SHOWN, ShownLine, line_body
 from trainmedic_server.console.log_view import LogPlace, LogView, around
 from trainmedic_server.ports.logs import LogBatch
@@ -350,6 +352,32 @@ async def test_a_page_that_follows_is_sent_rows_and_told_why_it_ends() -> None:
     assert "gpu-01: did not answer" in "".join(told["notes"] for _, _, told in lines)
     assert "Try again" in why["why"]
     assert world.logs.closed == 1
+
+
+class SilentLogs(MemoryLogs):
+    """A job that prints nothing for now."""
+
+    async def follow(self, query: LogQuery, nodes: Collection[str]) -> AsyncIterator[LogBatch]:
+        await asyncio.Event().wait()
+        yield LogBatch()
+
+
+async def test_a_page_that_leaves_before_its_first_line_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its findings are looked up: no reader goes on without it."""
+    is_asked = asyncio.Event()
+
+    async def slow(*_: object) -> list[Any]:
+        is_asked.set()
+        await asyncio.Event().wait()
+        return []
+
+    monkeypatch.setattr(log_page, "findings_of", slow)
+    async with World(logs=SilentLogs()).client() as client:
+        page = asyncio.create_task(client.get("/console/log", params={"job": JOB}))
+        await is_asked.wait()
+        page.cancel()
+        await asyncio.wait({page})
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "log-follower"]
 
 
 async def test_what_comes_too_fast_is_counted_and_not_sent() -> None:

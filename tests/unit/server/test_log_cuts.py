@@ -91,11 +91,13 @@ def test_the_command_line_states_whose_logs_are_read_in_part() -> None:
     items = [
         {"node": "n1", "job": "llm-1", "uid": 1000, "what": "lines", "count": 7000, "since": since},
         {"node": "n2", "job": None, "uid": None, "what": "new", "count": 1, "since": since},
+        {"node": "n3", "job": "/logs", "uid": None, "what": "entries", "count": 2, "since": since},
     ]
     server = Server({"items": items, "left_out": 4})
-    first, second, more = log_cuts.lines(server, job="llm-1")  # type: ignore[arg-type]
+    first, second, third, more = log_cuts.lines(server, job="llm-1")  # type: ignore[arg-type]
     assert first.startswith("CUT job llm-1 of user 1000 on n1: 7,000 lines not checked since ")
     assert "1 new" in second
+    assert third.startswith("CUT directory /logs on n3: 2 scans ended before the last directory entry since ")
     assert more == "CUT 4 more, see GET /agents/log-cuts"
     assert server.asked[0]["job"] == "llm-1"
 

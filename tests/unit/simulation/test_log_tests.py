@@ -179,6 +179,24 @@ def test_a_test_that_asks_for_what_is_not_there_is_a_mistake(tmp_path: Path, tes
     assert complaint in told
 
 
+@pytest.mark.parametrize(
+    ("written", "complaint"),
+    [
+        ("42", "1:1: must be a list of fixtures, such as - {id: NAME, text: LINE}"),
+        ("S1: out of memory", "1:1: must be a list of fixtures, such as - {id: NAME, text: LINE}"),
+        ("- {id: S1}", "1:3: a fixture needs an id and a text: - {id: NAME, text: LINE}"),
+        ("- S1", "1:3: a fixture needs an id and a text: - {id: NAME, text: LINE}"),
+    ],
+)
+def test_a_file_that_holds_no_fixtures_is_a_mistake_in_it(tmp_path: Path, written: str, complaint: str) -> None:
+    """At its place, and no test is run."""
+    (tmp_path / "lines.yaml").write_text(written)
+    lines = "lines: [{source: training, fixture: S1}]"
+    result = run(tmp_path, f"fixtures: lines.yaml\ntests: [{{name: t, {lines}, expect: {{}}}}]")
+    assert complaints(result) == [complaint]
+    assert result.results == ()
+
+
 def test_a_rule_that_is_wrong_is_told(tmp_path: Path) -> None:
     """And no test of its file is run."""
     result = run(tmp_path, "tests: [{name: t, expect: {findings: []}}]", RULE.replace("role: root", "role: rot"))

@@ -146,11 +146,11 @@ async def node_ref(action: ClusterAction, call: Call) -> Ref:
     if len(called) == 1:
         return Ref(NODES, next(iter(called)))
     if not known.answers:
-        await action.retry_until_deadline(call, lambda: _exists(action, name))
+        await action.retry_until_deadline(call, lambda: _require_node(action, name))
     return Ref(NODES, name)
 
 
-async def _exists(action: ClusterAction, name: str) -> None:
+async def _require_node(action: ClusterAction, name: str) -> None:
     """Raise ClusterUnavailable if the node may exist under another name: its pending undo must not be dropped."""
     try:
         await action.cluster.get(Ref(NODES, name))

@@ -76,7 +76,7 @@ class _Prepared:
 
 
 def execute(connection: sa.Connection, text: str, values: Sequence[Any], *, fetches: bool) -> list[Row]:
-    """Execute `text` by the driver, in the connection's transaction, since SQLAlchemy's way costs more than SQLite's.
+    """Execute `text` by the driver, in the connection's transaction, because SQLAlchemy's way costs more than SQLite's.
 
     Raises SQLAlchemy's errors. Without `fetches`, returns no rows.
     """

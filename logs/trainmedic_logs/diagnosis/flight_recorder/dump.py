@@ -53,7 +53,7 @@ class Dump(Struct, frozen=True):
     groups: tuple[ProcessGroup, ...]
     entries: tuple[Entry, ...]
     last_called: frozenset[int] | None
-    """Last collective called per group; None if not stated."""
+    """Numbers of the groups' last called collectives; None if not stated."""
 
 
 class TakenGroup(TypedDict):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -38,6 +40,15 @@ def test_values_and_results_outlive_the_agent(tmp_path: Path) -> None:
         Level.BURN: report(Level.BURN, HealthVerdict.OK),
     }
     journal.close()
+
+
+def test_the_record_is_read_in_a_directory_of_any_name(tmp_path: Path) -> None:
+    """Also if the name has signs that mean something in a URI."""
+    directory = tmp_path / "50% of #1?"
+    directory.mkdir()
+    with contextlib.closing(Journal(directory)) as journal:
+        HealthRecord(journal).add(report(), {"link_rate eth0": HISTORY})
+        assert recorded_values(directory) == {"link_rate eth0": HISTORY}
 
 
 def test_a_part_is_forgotten_alone(journal: Journal, tmp_path: Path) -> None:

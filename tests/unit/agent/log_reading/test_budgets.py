@@ -17,7 +17,7 @@ from tests.unit.agent.log_reading.test_dumps import Node, write_dump
 from trainmedic.wire.log_layout import AttemptLogs
 from trainmedic_agent.log_opening.node_files import Listing, NamedBy
 from trainmedic_agent.log_opening.own_files import OwnFiles
-from trainmedic_agent.log_reading import scan_units
+from trainmedic_agent.log_reading import dumps, scan_units
 from trainmedic_agent.log_reading.budgets import NODE_ITSELF, BudgetOwner, FairTurns, HourlyBudget, SharedLines
 from trainmedic_agent.log_reading.cut_record import FORGOTTEN_AFTER, CutRecord
 from trainmedic_agent.log_reading.directory_look import DirectoryLook
@@ -293,6 +293,24 @@ def test_dumps_of_one_job_take_no_budget_of_another(tmp_path: Path) -> None:
     assert "time" in said["light"][1]
     assert sum("budget" in why for why in said["heavy"].values()) == 9
     assert [(cut.job, cut.what, cut.count) for cut in cuts.cuts()] == [("heavy", CutKind.DUMPS, 9)]
+
+
+def test_dumps_beyond_those_of_the_newest_attempts_are_counted_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all older attempts, and of ranks beyond the limit of one."""
+    monkeypatch.setattr(dumps, "MOST_RANKS", 2)
+    monkeypatch.setattr(dumps, "DUMPS_OF_JOB", 2)
+    for number, ranks in ((1, 2), (2, 1), (3, 3)):
+        attempt = AttemptLogs.of(tmp_path / "logs", "llm-1", number)
+        touch(attempt.launcher(NODE))
+        for rank in range(ranks):
+            write_dump(attempt, rank)
+    node = Node(tmp_path / "logs")
+    cuts = CutRecord()
+    node.reading = type(node.reading)(node, lambda raw: ["refused"] * len(raw), lambda: node.now, cuts)
+    node.look()
+    assert [(cut.job, cut.what, cut.count) for cut in cuts.cuts()] == [("llm-1", CutKind.DUMPS, 4)]
 
 
 def test_cuts_are_forgotten_and_bounded() -> None:
