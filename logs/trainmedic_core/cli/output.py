@@ -5,12 +5,24 @@ from typing import Any
 
 import click
 
+from trainmedic_core.cli import groups
 from trainmedic_core.cli.choice import NearestChoice
 from trainmedic_core.plain_text import json_text
 
 
 def output_option(text: str = "text") -> Callable[[Any], Any]:
-    return click.option("--output", type=NearestChoice([text, "json"]), default=text, show_default=True)
+    """A command of a group takes the value before it, too (``jobs --output json end``)."""
+    choices = [text, "json"]
+
+    def or_of_group(ctx: click.Context, param: click.Parameter, value: str) -> str:
+        typed = groups.typed_before(ctx, "output")
+        if typed in (None, "table", "text"):
+            return value
+        if typed not in choices:
+            raise click.UsageError(f"{ctx.info_name} has no --output {typed}; use {' or '.join(choices)}")
+        return str(typed)
+
+    return click.option("--output", type=NearestChoice(choices), default=text, show_default=True, callback=or_of_group)
 
 
 def print_document(document: Any, output: str, lines: Callable[[Any], Iterable[str]]) -> None:
