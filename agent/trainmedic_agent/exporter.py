@@ -76,7 +76,7 @@ class AgentCollector(Collector):
         yield from self._caps()
 
     def _refresh(self) -> _Seen | None:
-        """Return None if another scrape's reading takes too long."""
+        # None if another scrape's reading takes too long.
         if not self._lock.acquire(timeout=_WAIT_SECONDS):
             self._counters.late_scrape()
             return None

@@ -104,8 +104,6 @@ def narrowed(query: str, labels: Mapping[str, str]) -> str:
 
 
 class QuoteScan:
-    """Quotes and comments of a query, read piece by piece."""
-
     def __init__(self) -> None:
         self._inside = ""  # the open quote, or "#" within a comment
         self._is_escaped = False  # the next character
@@ -130,10 +128,7 @@ def gives_bool(query: str) -> bool:
 
 
 def comparisons(expression: str) -> list[Comparison]:
-    """Return the comparison of each ``or`` branch, in order; of ``and`` and ``unless``, the left side's.
-
-    The work is linear in the length.
-    """
+    """Return the comparison of each ``or`` branch, in order; of ``and`` and ``unless``, the left side's."""
     text = _Text(expression)
     found: list[Comparison] = []
     # The group of parts is the outermost left side of ``and`` with them, of which the first comparison counts.
@@ -162,7 +157,7 @@ class _Part(Struct, frozen=True):
 
 
 class _Text:
-    """An expression with its tokens. Its methods skip what is in brackets within a part."""
+    # Its methods skip what is in brackets within a part.
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -180,7 +175,6 @@ class _Text:
         return _Part(0, len(self._tokens), 0)
 
     def bare(self, part: _Part) -> _Part:
-        """Remove outer parentheses."""
         begin, end, depth = part.begin, part.end, part.depth
         while (
             end - begin >= 2
@@ -192,7 +186,7 @@ class _Text:
         return _Part(begin, end, depth)
 
     def operands(self, part: _Part) -> list[_Part]:
-        """Return the operands of ``or``, the part itself without one."""
+        # Of ``or``; the part itself without one.
         found, begin = [], part.begin
         for place in self._places(part):
             if self._is_named(place, ("or",)):
@@ -222,7 +216,6 @@ class _Text:
         return Comparison(left, operator, _number(right))
 
     def _places(self, part: _Part) -> Iterator[int]:
-        """Yield the part's tokens outside of its brackets."""
         place = part.begin
         while place < part.end:
             token = self._tokens[place]
@@ -238,8 +231,7 @@ class _Text:
         return token.kind == "name" and token.text.lower() in names
 
     def _after_modifiers(self, place: int, end: int) -> int:
-        """Return the token after the operator at `place` and its modifiers."""
-        place += 1
+        place += 1  # the first token that is no modifier of the operator
         while place < end and (text := self._tokens[place].text.lower()) in _MODIFIERS:
             place += 1
             if text != "bool" and place < end and self._tokens[place].text == "(":

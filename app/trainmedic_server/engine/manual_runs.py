@@ -249,15 +249,12 @@ def _target(
 def _result_of_request(
     tx: Transaction, by: ByHand, playbook: str, target: Target | None, digests: Collection[str | None] = (None,)
 ) -> Started | None:
-    """Return the result of an earlier request with this key. Raises Conflict if it differed.
-
-    Without a recorded digest, a start is compared by playbook, target and person.
-    """
+    """Return the result of an earlier request with this key. Raises Conflict if it differed."""
     run_id = tx.run_of_request(by.key) if by.key is not None else None
     run = tx.run(run_id) if run_id is not None else None
     if run is None:
         return None
-    if run.request_digest is None:
+    if run.request_digest is None:  # a retry, or a run of an earlier release
         is_other = run.target is not None and run.target != target  # the record of a refusal has no target
     else:
         is_other = run.request_digest not in digests

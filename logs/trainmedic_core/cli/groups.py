@@ -10,14 +10,14 @@ _TYPED = click.core.ParameterSource.COMMANDLINE
 
 
 def typed_before(ctx: click.Context, option: str) -> Any:
-    """Return the group's value of an option that the command lacks (``history --server URL show RUN``), else None."""
+    """Return the value of an option that only the group has (``history --server URL show RUN``), else None."""
     if ctx.parent is None or ctx.get_parameter_source(option) is _TYPED:
         return None
     return ctx.parent.params.get(option) if ctx.parent.get_parameter_source(option) is _TYPED else None
 
 
 def refuse_options(about: str, *but: str) -> None:
-    """Raise UsageError if an option of the group is typed before its command, `but` those that the command takes."""
+    """Raise UsageError for options before a command, `but` those that it takes."""
     ctx = click.get_current_context()
     for param in ctx.command.params:
         if ctx.get_parameter_source(param.name or "") is _TYPED and param.name not in ("server", "token", *but):

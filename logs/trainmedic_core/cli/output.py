@@ -11,9 +11,9 @@ from trainmedic_core.plain_text import json_text
 
 
 def output_option(text: str = "text") -> Callable[[Any], Any]:
-    """A command of a group takes the value before it, too (``jobs --output json end``)."""
     choices = [text, "json"]
 
+    # A command also takes its group's value (``jobs --output json end``).
     def or_of_group(ctx: click.Context, param: click.Parameter, value: str) -> str:
         typed = groups.typed_before(ctx, "output")
         if typed in (None, "table", "text"):

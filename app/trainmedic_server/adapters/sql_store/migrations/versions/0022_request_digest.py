@@ -1,4 +1,4 @@
-"""Digest of a manual start's request, to distinguish requests with the same key."""
+"""Digest of a manual start's request."""
 
 from __future__ import annotations
 
