@@ -11,6 +11,7 @@ class AgentCounters:
         self._lock = threading.Lock()
         self._commands: Counter[tuple[str, str]] = Counter()
         self._loop_errors: Counter[str] = Counter()
+        self._late_scrapes = 0
         self._redis_answered_at: float | None = None
 
     def command(self, action: str, status: str) -> None:
@@ -20,6 +21,13 @@ class AgentCounters:
     def loop_error(self, loop: str) -> None:
         with self._lock:
             self._loop_errors[loop] += 1
+
+    def late_scrape(self) -> None:
+        with self._lock:
+            self._late_scrapes += 1
+
+    def late_scrapes(self) -> int:  # those without GPUs
+        return self._late_scrapes
 
     def redis_answered(self, at: float) -> None:
         self._redis_answered_at = at

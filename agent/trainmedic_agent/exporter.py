@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from urllib.parse import parse_qs, urlsplit
 
+from msgspec import Struct
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -29,6 +30,12 @@ from trainmedic_agent.power.caps import GpuPowerState
 _REUSED_SECONDS = 0.5  # age up to which readings serve another scrape
 _WAIT_SECONDS = 3.0  # wait for another scrape's readings; Prometheus times out after 10 s
 _CONNECTED_SECONDS = 25.0  # since Redis's last answer: the presence is sent every 10 s
+
+
+class _Seen(Struct, frozen=True):
+    inventory: Inventory = Inventory()
+    readings: Sequence[tuple[GpuInfo, GpuReading]] = ()
+    stuck: Mapping[GpuInfo, bool] = {}
 
 
 class AgentCollector(Collector):
@@ -55,30 +62,27 @@ class AgentCollector(Collector):
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._read_at = float("-inf")
-        self._inventory = Inventory()
-        self._readings: Sequence[tuple[GpuInfo, GpuReading]] = ()
-        self._stuck: Mapping[GpuInfo, bool] = {}
+        self._seen = _Seen()  # replaced as a whole: scrapes in progress show another
         self._failures: Counter[tuple[GpuInfo, str]] = Counter()  # by GPU and reading; "all" if none succeeded
-        self._late = 0  # scrapes without GPUs
 
     def collect(self) -> Iterator[Metric]:
-        is_fresh = self._refresh()
-        yield from self._agent()
+        seen = self._refresh()
+        yield from self._agent((seen or self._seen).inventory.driver)
         yield from self._more()
-        if is_fresh:
-            yield from gpu_metrics.families(self._readings)
+        if seen is not None:
+            yield from gpu_metrics.families(seen.readings)
         yield from gpu_metrics.record_families(self._record.gpus())
-        yield from self._gpu_failures(is_fresh)
+        yield from self._gpu_failures(seen)
         yield from self._caps()
 
-    def _refresh(self) -> bool:
-        """Return False if another scrape's reading takes too long."""
+    def _refresh(self) -> _Seen | None:
+        # None if another scrape's reading takes too long.
         if not self._lock.acquire(timeout=_WAIT_SECONDS):
-            self._late += 1
-            return False
+            self._counters.late_scrape()
+            return None
         try:
             if self._monotonic() - self._read_at < _REUSED_SECONDS:
-                return True
+                return self._seen
             inventory, readings = self._gpus.inventory(), []
             stuck = dict.fromkeys(inventory.gpus, False)
             for info in inventory.gpus:
@@ -92,14 +96,14 @@ class AgentCollector(Collector):
                 for name in reading.unread:
                     self._failures[info, name] += 1
             self._record.observe(inventory, readings, self._gpus.xids())
-            self._inventory, self._readings, self._stuck = inventory, readings, stuck
+            self._seen = _Seen(inventory, readings, stuck)
             self._read_at = self._monotonic()
-            return True
+            return self._seen
         finally:
             self._lock.release()
 
-    def _agent(self) -> Iterator[Metric]:
-        agent_labels = {**self._agent_labels, "driver": self._inventory.driver or ""}
+    def _agent(self, driver: str | None) -> Iterator[Metric]:
+        agent_labels = {**self._agent_labels, "driver": driver or ""}
         yield InfoMetricFamily("trainmedic_agent", "Identity of the agent, and the driver version.", agent_labels)
         answered_at = self._counters.redis_answered_at()
         connected = answered_at is not None and self._now() - answered_at < _CONNECTED_SECONDS
@@ -117,17 +121,17 @@ class AgentCollector(Collector):
             faults.add_metric([loop], count)
         yield faults
 
-    def _gpu_failures(self, is_fresh: bool) -> Iterator[Metric]:
+    def _gpu_failures(self, seen: _Seen | None) -> Iterator[Metric]:
         missing = GaugeMetricFamily("trainmedic_agent_gpus_missing", "GPUs, or the driver, that do not respond.")
-        if is_fresh:
-            missing.add_metric([], len(self._inventory.problems) + sum(self._stuck.values()))
+        if seen is not None:
+            missing.add_metric([], len(seen.inventory.problems) + sum(seen.stuck.values()))
         yield missing
         stuck = GaugeMetricFamily(
             "trainmedic_agent_gpu_stuck",
             "1 for a GPU with a driver call that has not returned.",
             labels=gpu_metrics.LABELS,
         )
-        for info, is_stuck in self._stuck.items() if is_fresh else ():
+        for info, is_stuck in seen.stuck.items() if seen is not None else ():
             stuck.add_metric(gpu_metrics.labels(info), int(is_stuck))
         yield stuck
         failed = CounterMetricFamily(
@@ -141,7 +145,7 @@ class AgentCollector(Collector):
         yield CounterMetricFamily(
             "trainmedic_agent_late_scrapes",
             "Scrapes without GPUs, because the driver was too slow.",
-            self._late,
+            self._counters.late_scrapes(),
         )
 
     def _caps(self) -> Iterator[Metric]:

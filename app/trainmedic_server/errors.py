@@ -120,6 +120,10 @@ class ActionFailure(TrainmedicError):
         super().__init__(message)
         self.output: Mapping[str, Any] = output or {}
 
+    def add(self, detail: str, output: Mapping[str, Any]) -> None:
+        self.args = (f"{self}; {detail}",)
+        self.output = {**self.output, **output}
+
 
 class TemporaryFailure(ActionFailure):
     """Another attempt may succeed."""

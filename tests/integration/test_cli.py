@@ -124,6 +124,18 @@ def test_a_playbook_is_started_with_inputs(command_line: CommandLine) -> None:
     assert (refused.value.code, "inputs.watts" in refused.value.read().decode()) == (422, True)
 
 
+def test_a_key_is_of_one_request(command_line: CommandLine) -> None:
+    """Repeated with other labels it starts nothing, and is not answered with the earlier run."""
+    request = ["runs", "start", "by-hand", "--input", "job=llm-10", "--key", "once", "--label", "team=a"]
+    started = command_line.run(*request)
+    assert started.code == 0, started.err
+    run_id = started.out.rpartition("run ")[2].strip()
+    assert run_id in command_line.run(*request).out
+    refused = command_line.run(*request[:-1], "team=b")
+    assert refused.code == 1
+    assert f"the key 'once' was used for another request, which has started run {run_id}" in refused.err
+
+
 def test_an_order_that_does_not_fit_is_refused_with_1(command_line: CommandLine) -> None:
     """The server says why."""
     run_id = command_line.alert("llm-rejected")

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import redis.asyncio
+from structlog.testing import capture_logs
 
 from tests.support.findings import of_kernel, told
 from trainmedic.wire.findings import FIELD, FINDINGS
@@ -57,8 +58,11 @@ async def test_an_update_that_cannot_be_kept_keeps_no_other_out(redis_url: str) 
             raise OverflowError("no database takes that")
 
     taker.refuses = refuse
-    await read(redis_url, taker, "node-1", "node-2", "node-3", metrics=metrics)
+    with capture_logs() as logged:
+        await read(redis_url, taker, "node-1", "node-2", "node-3", metrics=metrics)
     assert sorted(taker.taken) == ["node-1", "node-3"]
+    (refused,) = (each for each in logged if each["event"] == "refusing finding")
+    assert isinstance(refused["exc_info"], OverflowError)  # with its place in the code
     assert metrics.registry.get_sample_value("trainmedic_refused_messages_total", {"reason": "unreadable"}) == 1
 
 

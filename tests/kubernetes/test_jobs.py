@@ -6,11 +6,21 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.kubernetes.api_server import ApiServer, Fault
 from tests.kubernetes.world import IMAGE, MANAGED_BY, World
 from trainmedic_server.actions.kubernetes.jobs import CreateClusterJob
-from trainmedic_server.errors import ObjectExists, PermanentFailure, TemporaryFailure
+from trainmedic_server.engine.performing import GRACE
+from trainmedic_server.errors import (
+    ActionFailure,
+    NoLongerWanted,
+    ObjectExists,
+    OutcomeUnknown,
+    PermanentFailure,
+    TemporaryFailure,
+)
+from trainmedic_server.ports.actions import Clearance
 from trainmedic_server.ports.cluster import JOBS, Ref
 
 MANIFEST: dict[str, Any] = {
@@ -79,6 +89,69 @@ async def test_a_creation_whose_answer_was_lost_is_found(world: World, stand_in:
     output = await world.act(CreateClusterJob, manifest=MANIFEST, namespace=world.namespace, wait=False)
     assert output["result"] == "created"
     assert len(await world.cluster.list(JOBS, world.namespace)) == 1
+
+
+@pytest.mark.parametrize("is_done_first", [True, False])
+async def test_a_job_that_may_exist_is_named_when_the_api_stays_away(
+    world: World, stand_in: ApiServer, is_done_first: bool
+) -> None:
+    """In the reason and in the output, so that a person finds the Job, or sees that there is none."""
+    fault = Fault(504, times=100, verbs=frozenset({"create"}), resource="jobs", is_done_first=is_done_first)
+    gone = Fault(504, times=100, verbs=frozenset({"get"}), resource="jobs")
+    stand_in.faults.extend([fault, gone])
+    with pytest.raises(OutcomeUnknown, match="may exist") as caught:
+        await world.act(CreateClusterJob, manifest=MANIFEST, namespace=world.namespace, timeout=1)
+    stand_in.faults.clear()
+    name = caught.value.output["job"]
+    assert name in str(caught.value)
+    found = [each["metadata"]["name"] for each in await world.cluster.list(JOBS, world.namespace)]
+    assert found == ([name.partition("/")[2]] if is_done_first else [])
+
+
+@pytest.mark.parametrize(("clearance", "kind"), [("stop", OutcomeUnknown), ("resolved", NoLongerWanted)])
+async def test_a_job_that_may_exist_is_named_when_the_run_ends(
+    world: World, stand_in: ApiServer, clearance: Clearance, kind: type[ActionFailure]
+) -> None:
+    """A cancelled run and a resolved alert give up the wait for the API, not the name."""
+    stand_in.faults.append(Fault(504, times=100, verbs=frozenset({"create"}), resource="jobs"))
+    call = world.call(CreateClusterJob, manifest=MANIFEST, namespace=world.namespace)
+
+    async def ended() -> Clearance:
+        return clearance
+
+    with pytest.raises(kind, match=f"Job {world.namespace}/health-.* may exist") as caught:
+        await world.perform(CreateClusterJob, replace(call, clearance=ended))
+    assert caught.value.output["job"].startswith(f"{world.namespace}/health-")
+
+
+async def test_a_job_that_may_exist_is_named_when_the_api_hangs(world: World, stand_in: ApiServer) -> None:
+    """A request without an answer ends soon after the deadline, before the engine cancels the action."""
+    stand_in.latency = 20.0
+    with pytest.raises(OutcomeUnknown, match="may exist") as caught:
+        async with asyncio.timeout(0.2 + GRACE.total_seconds()):
+            await world.act(CreateClusterJob, manifest=MANIFEST, namespace=world.namespace, timeout=0.2)
+    stand_in.latency = 0.0
+    assert caught.value.output["job"].startswith(f"{world.namespace}/health-")
+
+
+async def test_a_job_whose_end_cannot_be_read_is_named(world: World, stand_in: ApiServer) -> None:
+    """The Job was made; the API stays away while the step waits for its end."""
+    stand_in.faults.append(Fault(503, times=100, verbs=frozenset({"get"}), resource="jobs"))
+    with pytest.raises(TemporaryFailure, match="its end is unknown") as caught:
+        await world.act(CreateClusterJob, manifest=MANIFEST, namespace=world.namespace, timeout=0.5)
+    stand_in.faults.clear()
+    ref = await made(world)
+    assert caught.value.output["job"] == f"{world.namespace}/{ref.name}"
+    assert caught.value.output["result"] == "unknown"
+    assert ref.name in str(caught.value)
+
+
+async def test_a_job_that_was_refused_is_not_said_to_exist(world: World, stand_in: ApiServer) -> None:
+    """A refusal is certain: there is no Job to look for."""
+    stand_in.faults.append(Fault(429, times=100, verbs=frozenset({"create"}), resource="jobs"))
+    with pytest.raises(TemporaryFailure, match="not done in time") as caught:
+        await world.act(CreateClusterJob, manifest=MANIFEST, namespace=world.namespace, timeout=0.5)
+    assert "may exist" not in str(caught.value)
 
 
 async def test_a_strangers_job_of_that_name_is_left(world: World) -> None:

@@ -77,7 +77,7 @@ class NvmlSessions:
         self._is_stale = False  # the driver was reloaded: reopen before the next call
         self._in_flight = 0  # running blocks of `open`
         self._driver_reloads = 0
-        self._times_lost: Counter[str] = Counter()  # losses, and resets of any card, by UUID
+        self._times_lost: Counter[str] = Counter()  # losses and resets, and closings of NVML, by UUID
         self._seen: dict[str, str] = {}  # UUID by its normal form, of all GPUs seen by this process
 
     def has_seen(self, uuid: str) -> bool:
@@ -145,8 +145,7 @@ class NvmlSessions:
         finally:
             with self._lock:
                 self._closed_for = None
-                # Without a client, the driver may have forgotten the limits of the other cards too.
-                self._times_lost.update({uuid, *self._seen.values()})
+                self._times_lost[uuid] += 1
 
     def close(self) -> None:
         with self._lock:
@@ -173,8 +172,6 @@ class NvmlSessions:
         except pynvml.NVMLError as error:
             raise driver_error(error) from error
         try:
-            # A reloaded driver has forgotten its settings; NVML reopened to look for a lost GPU has not. So the name
-            # counts driver reloads, not openings.
             session = NvmlSession(f"{self._process}/{self._driver_reloads}", self._monotonic())
             session.driver = if_supported(pynvml.nvmlSystemGetDriverVersion)
             self._enumerate(session)
@@ -220,6 +217,7 @@ class NvmlSessions:
         session, self._session, self._is_stale = self._session, None, False
         if session is None:
             return
+        self._times_lost.update(self._seen.values())  # without a client, the driver may forget every card's limit
         for let_go in (lambda: session.events and pynvml.nvmlEventSetFree(session.events), pynvml.nvmlShutdown):
             try:
                 let_go()

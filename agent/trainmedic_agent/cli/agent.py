@@ -17,7 +17,7 @@ from trainmedic_agent.settings import agent as settings
 from trainmedic_agent.settings.agent import AgentSettings
 from trainmedic_agent.wiring import agent as wiring
 from trainmedic_agent.wiring import agent_check, node_health, stopped_agent
-from trainmedic_core.cli import exits
+from trainmedic_core.cli import exits, groups
 from trainmedic_core.cli.choice import NearestChoice
 from trainmedic_core.cli.setting_flags import setting_flag
 from trainmedic_core.plain_text import json_text
@@ -130,6 +130,8 @@ def health(gpus: int, level: str, probe: str | None, state_dir: Path | None, out
     fewer than --gpus respond. Playbooks run it before a node accepts pods again.
     """
     own_log.configure("error")
+    before = groups.typed_before(click.get_current_context(), "state_dir")
+    state_dir = state_dir or (Path(before) if before else None)
     try:
         result = node_health.check(gpus, Level(level), [probe] if probe else None, state_dir)
     except JournalUnavailable as error:

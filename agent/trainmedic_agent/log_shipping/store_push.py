@@ -182,8 +182,12 @@ def lost_lines(text: str, count: int) -> Mapping[LostReason, int]:
             lost[reason] += text.count(phrase)
         ignored = sum(int(number) for number in _IGNORED.findall(text))
         lost[LostReason.OUT_OF_ORDER] = max(lost[LostReason.OUT_OF_ORDER], ignored)
-    lost = +lost  # drop zero counts
-    return {reason: min(number, count) for reason, number in lost.items()}
+    left, counted = count, {}
+    for reason, number in lost.most_common():
+        if taken := min(number, left):
+            counted[reason] = taken
+        left -= taken
+    return counted
 
 
 def _seconds(text: str | None) -> float | None:

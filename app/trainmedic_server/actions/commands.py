@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from trainmedic.wire import envelope, undoing
 from trainmedic_core.problems import did_you_mean
 from trainmedic_core.target import Target
-from trainmedic_server.actions.base import ActionParams, BasicAction, clearance_of
+from trainmedic_server.actions.base import ActionParams, BasicAction, check_wanted, clearance_of
 from trainmedic_server.domain.topology import SLURM, slurm_job_id
 from trainmedic_server.errors import (
     ActionFailure,
@@ -23,7 +23,7 @@ from trainmedic_server.errors import (
     PermanentFailure,
     TemporaryFailure,
 )
-from trainmedic_server.ports.actions import Call, Services
+from trainmedic_server.ports.actions import Call, Clearance, Services
 from trainmedic_server.ports.outside import Presence
 
 WAITED_OUT = timedelta(seconds=1)  # the bus waits for missing replies until this long after the deadline
@@ -85,9 +85,11 @@ class CommandAction(BasicAction):
     async def target_for_commands(self, call: Call) -> Target:
         """Return the target under the name that takes commands: a Slurm job's SDK name, once connected.
 
-        Raises PermanentFailure if several jobs run in the allocation, TemporaryFailure if none connects in time.
+        Raises PermanentFailure if several jobs run in the allocation, TemporaryFailure if none connects in time, and
+        `check_wanted`'s errors.
         """
         target = call.target
+        clearance: Clearance = "go_on"
         while target.job is not None and target.job.startswith(SLURM):
             try:
                 jobs = sorted(
@@ -99,11 +101,14 @@ class CommandAction(BasicAction):
                 raise PermanentFailure(
                     f"several connected jobs run in {target.job}: {', '.join(jobs)}; name one of them"
                 )
-            if jobs:
+            if jobs and clearance == "go_on":
                 return replace(target, job=jobs[0])
-            if self._clock.now() + _LOOK_AGAIN_AFTER >= call.deadline or await clearance_of(call) != "go_on":
-                raise TemporaryFailure(f"no connected job reports that it is {target.job}")
+            why = "the server is paused" if jobs else f"no connected job reports that it is {target.job}"
+            if self._clock.now() + _LOOK_AGAIN_AFTER >= call.deadline:
+                raise TemporaryFailure(why)
             await self._clock.sleep_until(self._clock.now() + _LOOK_AGAIN_AFTER)
+            clearance = await clearance_of(call)
+            check_wanted(clearance, why)
         return target
 
     def outcome_saved(self, command_id: str) -> None:

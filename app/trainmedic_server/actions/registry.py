@@ -90,6 +90,7 @@ class Registry:
             try:
                 self._instances[name] = spec(services)
             except Exception as error:  # A faulty action, also of another package, must not stop the server.
+                log.exception("cannot create action", action=name)
                 self.problems.append(f"action {name} cannot be created: {described(error)}")
 
     def names(self) -> Sequence[str]:
@@ -133,6 +134,7 @@ def combine(
         try:
             loaded = point.load()
         except Exception as error:  # Another package can raise anything on import.
+            log.exception("cannot load action", entry_point=_named(point))
             problems.append(f"entry point {_named(point)} cannot be loaded: {described(error)}")
             continue
         fault = _why_invalid(loaded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import ClassVar, TypeVar
@@ -24,6 +25,7 @@ from trainmedic_server.ports.actions import Call, Services
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0  # seconds, unless the server asks for another wait
 REPORT_EVERY = timedelta(seconds=15)  # interval of `Call.report_wait`
 LONGEST_ASKED_FOR = 60.0  # seconds of a pause that the server asks for
+_LATE = timedelta(seconds=3)  # after the deadline for the last answer; the engine cancels the action at 5 s
 # Refusals of our account are retried for this time: a starting API server refuses everybody.
 REFUSAL_GRACE = timedelta(seconds=10)
 
@@ -69,7 +71,7 @@ class RetryingAction(BasicAction):
         report_at = self._clock.now() + REPORT_EVERY / 3  # the first report comes sooner
         while True:
             try:
-                return await attempt()
+                return await self._answered_in_time(call, attempt, makes_change)
             except (ClusterUnavailable, ObjectChanged, ClusterRefused) as error:
                 permission_grace.record(error, self._clock.now())
                 if permission_grace.is_over:
@@ -93,6 +95,18 @@ class RetryingAction(BasicAction):
                     report_at = self._clock.now() + REPORT_EVERY
                     await call.report_wait(f"{self.name} waits for {self.service}: {error}")
                 await self._clock.sleep_until(self._clock.now() + timedelta(seconds=wait))
+
+    async def _answered_in_time(
+        self, call: Call, attempt: Callable[[], Awaitable[Result]], makes_change: bool
+    ) -> Result:
+        limit = max((call.deadline - self._clock.now() + _LATE).total_seconds(), 0.0)
+        try:
+            async with asyncio.timeout(limit) as time:
+                return await attempt()
+        except TimeoutError as error:
+            if not time.expired():
+                raise
+            raise ClusterUnavailable(f"{self.service} has not answered", may_be_done=makes_change) from error
 
 
 def _unwanted(error: ActionFailure, may_be_done: bool) -> NoLongerWanted:

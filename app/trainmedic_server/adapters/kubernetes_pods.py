@@ -17,6 +17,7 @@ from trainmedic_logs.domain.pod_fault import PENDING, NodeNotReady, PodFault, Po
 from trainmedic_server import telemetry
 from trainmedic_server.adapters import kubernetes_pod_status as pod_status
 from trainmedic_server.adapters.kubernetes_pod_status import PodOutline
+from trainmedic_server.engine import loops
 from trainmedic_server.errors import ActionFailure
 from trainmedic_server.ports.cluster import Object, Resource
 from trainmedic_server.ports.job_pods import IsOwn, JobPods
@@ -38,7 +39,7 @@ _EVENTS_FROM: Final = timedelta(minutes=15)  # Older events count as over.
 _SLOW_START: Final = timedelta(minutes=2)  # Time after a training pod's assignment; then its events are read.
 _SLOW_REREAD_AFTER: Final = timedelta(minutes=1)
 _SLOW_PER_LOOK: Final = 4  # Pods.
-_SLOW_LOOK_EVERY_SECONDS: Final = 10.0
+_SLOW_LOOK_EVERY: Final = timedelta(seconds=10)
 _STILL_PENDING: Final = timedelta(minutes=5)  # Older events no longer explain why a pod waits.
 
 log = telemetry.logger(__name__)
@@ -224,13 +225,7 @@ class KubernetesPods(JobPods):
     # --- pods that do not start
 
     async def watch(self) -> None:
-        while True:
-            try:
-                await self.look_at_slow_starts()
-            except Exception:  # the loop must survive any error
-                self._metrics.loop_errors.labels("pods").inc()
-                log.exception("cannot read pod events; trying again")
-            await asyncio.sleep(_SLOW_LOOK_EVERY_SECONDS)
+        await loops.repeat(self.look_at_slow_starts, _SLOW_LOOK_EVERY, "pods", self._metrics)
 
     async def look_at_slow_starts(self) -> None:
         now = self._clock.now()

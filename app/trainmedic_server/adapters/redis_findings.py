@@ -77,7 +77,9 @@ class RedisFindings:
                     await self._pass_on([update])
                 return
             self._metrics.loop_errors.labels(loop="finding reader").inc()
-            self._note_refused("unreadable", updates[0].finding.id.encode(), f"it cannot be kept: {error!r}"[:200])
+            self._note_refused(
+                "unreadable", updates[0].finding.id.encode(), f"it cannot be kept: {error!r}"[:200], error
+            )
 
     def _update_in(self, entry: Entry) -> FindingUpdate | None:
         entry_id, fields = entry
@@ -96,8 +98,10 @@ class RedisFindings:
             return update
         return None
 
-    def _note_refused(self, reason: str, entry: bytes, why: str) -> None:
+    def _note_refused(self, reason: str, entry: bytes, why: str, unexpected: Exception | None = None) -> None:
         self._metrics.refused_messages.labels(reason=reason).inc()
         if self._log_limit.lets_through():
             others = {"others": "are only counted, for a minute"} if self._log_limit.is_last else {}
-            log.warning("refusing finding", entry=entry.decode(errors="replace"), why=why, **others)
+            log.warning(
+                "refusing finding", entry=entry.decode(errors="replace"), why=why, exc_info=unexpected, **others
+            )

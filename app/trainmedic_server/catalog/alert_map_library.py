@@ -47,6 +47,9 @@ def load_file(path: Path, before: LoadedMap | None = None) -> LoadedMap:
     return LoadedMap(path, digest, made)
 
 
+_MAP = "the alert map"
+
+
 class AlertMapLibrary:
     """Alert map of all files in order: the first entry that takes an alert wins. Empty until the first `reload`."""
 
@@ -110,8 +113,10 @@ class AlertMapLibrary:
             await asyncio.sleep(RESCAN)
             try:
                 await asyncio.to_thread(self.reload)
-            except Exception:  # The loaded map stays active after any error of the file system.
+            except Exception as error:  # The loaded map stays active after any error of the file system.
                 log.exception("loading the alert map failed; keeping the loaded one")
+                problem = FileProblem(_MAP, None, None, f"loading failed: {type(error).__name__}; see the log")
+                self._problems = (*(other for other in self._problems if other.file != _MAP), problem)
                 if self._metrics is not None:
                     self._metrics.loop_errors.labels("alert map").inc()
 

@@ -14,6 +14,7 @@ from trainmedic_core.expressions.evaluation import Expression, TextTemplate, Val
 from trainmedic_core.expressions.regexes import ValueTooLong
 from trainmedic_core.problems import DocumentPath, path_text
 from trainmedic_core.target import Target, TargetKind
+from trainmedic_server import telemetry
 from trainmedic_server.catalog.matchers import Matcher
 from trainmedic_server.catalog.quoted_query import QuotedQuery
 from trainmedic_server.catalog.scope_check import OUTPUT
@@ -24,6 +25,8 @@ from trainmedic_server.domain.playbook import GroupTarget, Playbook
 from trainmedic_server.domain.run import Run
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.ports.playbooks import Match, Scope
+
+log = telemetry.logger(__name__)
 
 _BUILT_IN_CHAIN = IdentityLabels()
 
@@ -207,6 +210,7 @@ class YamlPlaybook(Struct, frozen=True):
             )
             raise errors.ExpressionError(f"the parameters of {step.name} are not valid: {wrong}") from error
         except Exception as error:  # A faulty check, also of another package's action, fails only this step.
+            log.exception("cannot check parameters", playbook=self.definition.playbook, step=step.name)
             reason = f"the parameters of {step.name} cannot be checked: {type(error).__name__}"
             raise errors.ExpressionError(reason) from error
 

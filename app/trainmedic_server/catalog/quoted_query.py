@@ -44,14 +44,14 @@ class QuotedQuery(Struct, frozen=True):
 def compiled(text: str, compile_template: Callable[[str], Template]) -> QuotedQuery | str:
     """Return an error as text. `compile_template` compiles ``{{ … }}`` and reports its errors."""
     pieces: list[Template] = []
-    before = ""
+    quotes, is_quoted = promql.QuoteScan(), False
     for place, piece in enumerate(_TEMPLATE.split(text)):
         if place % 2 == 0:
             if "{%" in piece or "{#" in piece:
                 return "a query can contain only values such as {{ target.job }}"
             pieces.append(piece)
-            before += piece
-        elif promql.is_within_quotes(before):
+            is_quoted = quotes.read(piece)
+        elif is_quoted:
             pieces.append(compile_template(piece))
         else:
             return f'{piece} must be inside double or single quotes, as in {{job_name="{piece}"}}'

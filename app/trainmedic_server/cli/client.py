@@ -15,7 +15,7 @@ import httpx
 from msgspec import Struct
 
 from trainmedic.errors import described
-from trainmedic_core.cli import exits
+from trainmedic_core.cli import exits, groups
 from trainmedic_core.http_url import check_http_url, without_user
 from trainmedic_core.plain_text import visible
 from trainmedic_core.problems import did_you_mean
@@ -129,22 +129,14 @@ def server_options(command: Callable[..., R]) -> Callable[..., R]:
     )
     @functools.wraps(command)
     def wrapped(server: str, token: str | None, **arguments: Any) -> R:
-        server = _flag_of_group("server") or server
-        token = _flag_of_group("token") or token or token_from_file()
+        ctx = click.get_current_context()
+        server = groups.typed_before(ctx, "server") or server
+        token = groups.typed_before(ctx, "token") or token or token_from_file()
         client = Client(server, token)
-        click.get_current_context().call_on_close(client.close)
+        ctx.call_on_close(client.close)
         return command(client, **arguments)
 
     return wrapped
-
-
-def _flag_of_group(option: str) -> str | None:
-    """Return the group's flag if the subcommand has none (``history --server URL show RUN``)."""
-    ctx = click.get_current_context()
-    typed = click.core.ParameterSource.COMMANDLINE
-    if ctx.get_parameter_source(option) is typed or ctx.parent is None:
-        return None
-    return ctx.parent.params.get(option) if ctx.parent.get_parameter_source(option) is typed else None
 
 
 def token_from_file() -> str | None:

@@ -42,11 +42,12 @@ def jobs(client: Client, output: str) -> None:
 @jobs.command()
 @click.argument("job", metavar="JOB")
 @click.option("--note", required=True, metavar="TEXT", help="Who ended it, and why; recorded in the history.")
+@output_option()
 @server_options
-def end(client: Client, job: str, note: str) -> None:
+def end(client: Client, job: str, note: str, output: str) -> None:
     """Mark a gone job as ended intentionally, which ends TrainingGone. Your name is recorded."""
     life = client.post(f"jobs/{quote(job)}/end", {"note": note})
-    click.echo(f"{words.plain(life.get('name'))}: {words.plain(life.get('state'))}")
+    print_document(life, output, lambda _: [f"{words.plain(life.get('name'))}: {words.plain(life.get('state'))}"])
 
 
 def show(

@@ -30,7 +30,7 @@ from trainmedic_server.domain.run import Status
 from trainmedic_server.errors import DemoFailed
 from trainmedic_server.presentation import runs, targets
 
-_LONGEST = timedelta(hours=2)
+_SHORTEST, _LONGEST = timedelta(seconds=1), timedelta(hours=2)
 _USUAL = "30m"
 _LOOK_SECONDS = 0.5
 _QUIT = ("q", "\x04")  # Ctrl-D
@@ -42,8 +42,8 @@ def _length(ctx: click.Context, param: click.Parameter, value: str) -> timedelta
         length = duration.parse(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
-    if not timedelta(0) < length <= _LONGEST:
-        raise click.BadParameter(f"{value} is not between 1s and {duration.write(_LONGEST)}")
+    if not _SHORTEST <= length <= _LONGEST:
+        raise click.BadParameter(f"{value} is not between {duration.write(_SHORTEST)} and {duration.write(_LONGEST)}")
     return length
 
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import click
 
 from trainmedic_core import words
-from trainmedic_core.cli import table
+from trainmedic_core.cli import groups, table
 from trainmedic_core.cli.choice import NearestChoice
 from trainmedic_core.cli.output import output_option, print_document, with_options
 from trainmedic_logs.domain.finding import Role
@@ -51,6 +51,7 @@ def findings(client: Client, limit: int, output: str, open_: str | None, **filte
     trainmedic findings show FINDING
     """
     if click.get_current_context().invoked_subcommand is not None:
+        groups.refuse_options("the list of findings", "output")
         return
     conditions = {name: value for name, value in {**filters, "open": open_}.items() if value is not None}
     items = list(listing.items(client, "findings", conditions, limit))

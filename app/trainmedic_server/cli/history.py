@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from trainmedic_core import words
-from trainmedic_core.cli import exits, table
+from trainmedic_core.cli import exits, groups, table
 from trainmedic_core.cli.choice import NearestChoice
 from trainmedic_core.cli.output import output_option, print_document, with_options
 from trainmedic_core.plain_text import json_text
@@ -117,6 +117,7 @@ def history(
     trainmedic history show RUN
     """
     if click.get_current_context().invoked_subcommand is not None:
+        groups.refuse_options("the list of runs", "output")
         return
     conditions = {name: value for name, value in filters.items() if value}
     if follow:

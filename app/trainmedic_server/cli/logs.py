@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from trainmedic_core.cli import groups
 from trainmedic_logs.cli import log_rules
 from trainmedic_server import telemetry
 from trainmedic_server.cli.client import Client, server_options
@@ -26,16 +27,12 @@ def logs(client: Client, job: str | None, **conditions: Any) -> None:
 
     Commands without a PATH use the rules of TRAINMEDIC_LOG_RULES, or else the shipped ones.
     """
-    ctx = click.get_current_context()
-    if ctx.invoked_subcommand is None:
+    if click.get_current_context().invoked_subcommand is None:
         if job is None:
             raise click.UsageError("pass a job with --job, or a command: check, explain, schema, test")
         show_lines(client, job, **conditions)
         return
-    for param in ctx.command.params:
-        is_typed = ctx.get_parameter_source(param.name or "") is click.core.ParameterSource.COMMANDLINE
-        if is_typed and param.name not in ("server", "token"):
-            raise click.UsageError(f"{param.opts[0]} is for lines of a job; omit it before {ctx.invoked_subcommand}")
+    groups.refuse_options("lines of a job")
     # The command's output covers what the catalog would log.
     telemetry.configure_logging("CRITICAL")
 

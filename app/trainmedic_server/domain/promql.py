@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -13,9 +12,9 @@ from msgspec import Struct
 LONGEST_QUERY = 16_384  # characters
 MOST_LABELS = 64  # by which a query is narrowed
 
-_TOKEN = re.compile(
+_TOKEN = re.compile(  # An unterminated text is one token too: else the search for its end would be repeated.
     r"""(?P<space>\s+|\#[^\n]*)
-    | (?P<text>"(?:[^"\\\n]|\\.)*" | '(?:[^'\\\n]|\\.)*' | `[^`]*`)
+    | (?P<text>"(?:[^"\\\n]|\\.)*+"? | '(?:[^'\\\n]|\\.)*+'? | `[^`]*`?)
     | (?P<open>[(\[{]) | (?P<close>[)\]}])
     | (?P<name>[A-Za-z_:][A-Za-z0-9_:]*)
     | (?P<number>0[xX][0-9a-fA-F]+ | (?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)? [A-Za-z]*)
@@ -104,24 +103,23 @@ def narrowed(query: str, labels: Mapping[str, str]) -> str:
     return " ".join([f"({query})", *clauses])
 
 
-def is_within_quotes(text: str) -> bool:
-    """Return whether the query prefix `text` ends within a string that can take `escaped` text."""
-    quote = None
-    position = 0
-    while position < len(text):
-        character = text[position]
-        if quote is None:
-            if character == "#":
-                position = text.find("\n", position)
-                if position < 0:
-                    return False
-            quote = character if character in "\"'`" else None
-        elif character == "\\" and quote != "`":
-            position += 1
-        elif character == quote:
-            quote = None
-        position += 1
-    return quote in ('"', "'")
+class QuoteScan:
+    def __init__(self) -> None:
+        self._inside = ""  # the open quote, or "#" within a comment
+        self._is_escaped = False  # the next character
+
+    def read(self, text: str) -> bool:
+        """Return whether the query so far ends within a string that can take `escaped` text."""
+        for character in text:
+            if self._is_escaped:
+                self._is_escaped = False
+            elif not self._inside:
+                self._inside = character if character in "\"'`#" else ""
+            elif character == "\\" and self._inside in "\"'":
+                self._is_escaped = True
+            elif character == ("\n" if self._inside == "#" else self._inside):
+                self._inside = ""
+        return self._inside in ('"', "'")
 
 
 def gives_bool(query: str) -> bool:
@@ -131,8 +129,120 @@ def gives_bool(query: str) -> bool:
 
 def comparisons(expression: str) -> list[Comparison]:
     """Return the comparison of each ``or`` branch, in order; of ``and`` and ``unless``, the left side's."""
-    found = [_comparison(branch) for branch in _branches(expression)]
-    return [comparison for comparison in found if comparison is not None]
+    text = _Text(expression)
+    found: list[Comparison] = []
+    # The group of parts is the outermost left side of ``and`` with them, of which the first comparison counts.
+    waiting: list[tuple[_Part, object]] = [(text.whole, None)]
+    served: object = None  # the last group with a comparison
+    while waiting:
+        part, group = waiting.pop()
+        if group is not None and group is served:
+            continue
+        part = text.bare(part)
+        operands = text.operands(part)
+        if len(operands) > 1:
+            waiting.extend((operand, group) for operand in reversed(operands))
+        elif (left := text.left_of_set(part)) is not None:
+            waiting.append((left, group or object()))
+        elif (comparison := text.comparison(part)) is not None:
+            found.append(comparison)
+            served = group
+    return found
+
+
+class _Part(Struct, frozen=True):
+    begin: int  # first token
+    end: int  # token after the last
+    depth: int  # brackets around it
+
+
+class _Text:
+    # Its methods skip what is in brackets within a part.
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = _tokens(text)
+        self._closing: dict[int, int] = {}  # by opening bracket
+        opened: dict[int, int] = {}  # the last opening bracket of each depth
+        for place, token in enumerate(self._tokens):
+            if token.kind == "open":
+                opened[token.depth] = place
+            elif token.kind == "close" and (opening := opened.pop(token.depth, None)) is not None:
+                self._closing[opening] = place
+
+    @property
+    def whole(self) -> _Part:
+        return _Part(0, len(self._tokens), 0)
+
+    def bare(self, part: _Part) -> _Part:
+        begin, end, depth = part.begin, part.end, part.depth
+        while (
+            end - begin >= 2
+            and self._tokens[begin].text == "("
+            and self._tokens[end - 1].text == ")"
+            and self._closing.get(begin) == end - 1
+        ):
+            begin, end, depth = begin + 1, end - 1, depth + 1
+        return _Part(begin, end, depth)
+
+    def operands(self, part: _Part) -> list[_Part]:
+        # Of ``or``; the part itself without one.
+        found, begin = [], part.begin
+        for place in self._places(part):
+            if self._is_named(place, ("or",)):
+                found.append(_Part(begin, place, part.depth))
+                begin = self._after_modifiers(place, part.end)
+        return [*found, _Part(min(begin, part.end), part.end, part.depth)]
+
+    def left_of_set(self, part: _Part) -> _Part | None:
+        for place in self._places(part):
+            if self._is_named(place, _SET_OPERATORS):
+                return _Part(part.begin, place, part.depth)
+        return None
+
+    def comparison(self, part: _Part) -> Comparison | None:
+        places = [place for place in self._places(part) if self._tokens[place].text in _MIRRORED]
+        if len(places) != 1:
+            return None
+        operator = self._tokens[places[0]].text
+        left = self._written(_Part(part.begin, places[0], part.depth))
+        right = self._written(_Part(self._after_modifiers(places[0], part.end), part.end, part.depth))
+        if not left or not right:
+            return None
+        if operator == "!=" and left.split() == right.split():
+            return Comparison(left, NOT_A_NUMBER, None)
+        if (limit := _number(left)) is not None:
+            return Comparison(right, _MIRRORED[operator], limit)
+        return Comparison(left, operator, _number(right))
+
+    def _places(self, part: _Part) -> Iterator[int]:
+        place = part.begin
+        while place < part.end:
+            token = self._tokens[place]
+            if token.depth == part.depth:
+                yield place
+                if token.kind == "open":
+                    place = self._closing.get(place, part.end)
+                    continue
+            place += 1
+
+    def _is_named(self, place: int, names: Collection[str]) -> bool:
+        token = self._tokens[place]
+        return token.kind == "name" and token.text.lower() in names
+
+    def _after_modifiers(self, place: int, end: int) -> int:
+        place += 1  # the first token that is no modifier of the operator
+        while place < end and (text := self._tokens[place].text.lower()) in _MODIFIERS:
+            place += 1
+            if text != "bool" and place < end and self._tokens[place].text == "(":
+                place = self._closing.get(place, place - 1) + 1
+        return place
+
+    def _written(self, part: _Part) -> str:
+        part = self.bare(part)
+        if part.begin >= part.end:
+            return ""
+        return self._text[self._tokens[part.begin].begin : self._tokens[part.end - 1].end]
 
 
 def _tokens(text: str) -> list[_Token]:
@@ -147,66 +257,6 @@ def _tokens(text: str) -> list[_Token]:
         if kind == "open":
             depth += 1
     return tokens
-
-
-def _bare(text: str) -> str:
-    while tokens := _tokens(text):
-        first, last = tokens[0], tokens[-1]
-        text = text[first.begin : last.end]
-        if first.text != "(" or last.text != ")" or any(token.depth == 0 for token in tokens[1:-1]):
-            return text
-        text = text[1:-1]
-    return ""
-
-
-def _branches(expression: str) -> Iterator[str]:
-    """Yield the operands of ``or``, else the whole expression."""
-    text = _bare(expression)
-    begin = 0
-    tokens = _tokens(text)
-    for place, token in enumerate(tokens):
-        if token.depth == 0 and token.kind == "name" and token.text.lower() == "or":
-            yield from _branches(text[begin : token.begin])
-            begin = _after_modifiers(tokens, place)
-    if begin:
-        yield from _branches(text[begin:])
-    elif text:
-        yield text
-
-
-def _comparison(branch: str) -> Comparison | None:
-    tokens = _tokens(branch)
-    for token in tokens:
-        if token.depth == 0 and token.kind == "name" and token.text.lower() in _SET_OPERATORS:
-            of_left = comparisons(branch[: token.begin])
-            return of_left[0] if of_left else None
-    places = [place for place, token in enumerate(tokens) if token.depth == 0 and token.text in _MIRRORED]
-    if len(places) != 1:
-        return None
-    operator = tokens[places[0]]
-    left, right = _bare(branch[: operator.begin]), _bare(branch[_after_modifiers(tokens, places[0]) :])
-    if not left or not right:
-        return None
-    if operator.text == "!=" and left.split() == right.split():
-        return Comparison(left, NOT_A_NUMBER, None)
-    if (limit := _number(left)) is not None:
-        return Comparison(right, _MIRRORED[operator.text], limit)
-    return Comparison(left, operator.text, _number(right))
-
-
-def _after_modifiers(tokens: list[_Token], place: int) -> int:
-    """Return the text position after the operator at token `place` and its modifiers."""
-    end = tokens[place].end
-    for token, following in itertools.pairwise([*tokens[place + 1 :], _Token("end", "", 0, 0)]):
-        if token.begin < end:
-            continue
-        if token.text.lower() not in _MODIFIERS:
-            break
-        end = token.end
-        if following.text == "(" and token.text.lower() != "bool":
-            is_close = (each for each in tokens if each.begin > following.begin and each.kind == "close")
-            end = next((each.end for each in is_close if each.depth == following.depth), end)
-    return end
 
 
 def _number(text: str) -> float | None:

@@ -225,6 +225,8 @@ class Run(Struct, frozen=True):
     """ID of the run that this one repeats."""
     request_key: str | None = None
     """Idempotency key of a manual start."""
+    request_digest: str | None = None
+    """Digest of the start that used the key. None for retries and older runs."""
     parent: str | None = None
     """Parent run of a member, whose alerts and orders count for it too."""
     batch: int | None = None

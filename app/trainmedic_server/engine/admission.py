@@ -519,7 +519,8 @@ class Admitter:
         )
         if self._by_hand is not None:
             order = self._by_hand
-            run = replace(run, started_by=order.actor, repeats=order.repeats, request_key=order.key)
+            run = replace(run, started_by=order.actor, repeats=order.repeats)
+            run = replace(run, request_key=order.key, request_digest=order.digest)
         elif parent is None and self._repeats is not None:
             run = replace(run, repeats=self._repeats)
         if decision is Decision.OBSERVE_ONLY:

@@ -57,6 +57,7 @@ class ByHand(Struct, frozen=True):
     note: str = ""
     repeats: str | None = None  # ID of the retried run
     key: str | None = None  # idempotency key
+    digest: str | None = None  # of the start that the key names
     groups: frozenset[str] = frozenset()  # the actor's; not recorded
 
 

@@ -127,10 +127,13 @@ def _default_question(draft: RunDraft, state: StepState) -> str:
 def _apply_answers(draft: RunDraft, state: StepState) -> bool:
     """Return whether the answers end the step."""
     answers = approval.answers(state, draft.outside.orders)
+    # Reports tell an answer from a timeout by its end before the deadline, of which downtime does not count.
+    deadline = state.deadline if state.deadline is not None and draft.now < state.deadline else None
     rejected = next((order for order in answers if order.kind is OrderKind.REJECT), None)
     if rejected is not None:
         output = {"by": rejected.actor, "note": rejected.note, "approved_by": list(approval.approvers(state))}
-        draft.end(state, StepStatus.REJECTED, output=output, error=f"rejected by {rejected.actor}", retry_at=None)
+        error = f"rejected by {rejected.actor}"
+        draft.end(state, StepStatus.REJECTED, output=output, error=error, retry_at=None, deadline=deadline)
         return True
     names = tuple(dict.fromkeys(order.actor for order in answers if order.kind is OrderKind.APPROVE))
     if not names:
@@ -138,7 +141,7 @@ def _apply_answers(draft: RunDraft, state: StepState) -> bool:
     output = {"by": ", ".join(names), "note": answers[-1].note, "approved_by": list(names)}
     if len(names) >= Terms.of(state).count:
         draft.run = replace(draft.run, message="")
-        draft.end(state, StepStatus.SUCCEEDED, output=output, retry_at=None)
+        draft.end(state, StepStatus.SUCCEEDED, output=output, retry_at=None, deadline=deadline)
         return True
     if names != approval.approvers(state):
         draft.put(replace(state, output=output))

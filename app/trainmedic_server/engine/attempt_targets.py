@@ -7,12 +7,14 @@ from typing import cast
 
 from trainmedic.errors import described
 from trainmedic_core.target import Target, TargetKind
-from trainmedic_server import errors
+from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.destinations import command_id_of
 from trainmedic_server.domain.run import Run
 from trainmedic_server.engine import performing
 from trainmedic_server.engine.plan_values import PerformAttempt
 from trainmedic_server.ports.actions import ON_RECORD, Actions, MultiNodeAction, NodeTouchingAction
+
+log = telemetry.logger(__name__)
 
 
 def targets_of(run: Run, act: PerformAttempt, actions: Actions) -> Sequence[Target]:
@@ -47,6 +49,7 @@ def nodes_touched(run: Run, act: PerformAttempt, actions: Actions, targets: Sequ
             touching = cast("type[NodeTouchingAction]", action_class)
             nodes |= {node for target in run.targets_of(state) for node in touching.touches(params, target)}
         except Exception as error:  # third-party code, whose nodes must be known
+            log.exception("action does not say which nodes it touches", action=state.action)
             raise errors.ConfigurationError(
                 f"action {state.action} does not say which nodes it touches: {described(error)}"
             ) from error

@@ -5,7 +5,9 @@ Without a firing alert, a run gets a stand-in alert, whose end is assumed after 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+import json
+from collections.abc import Callable, Collection, Mapping
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -64,14 +66,17 @@ class ManualStarter:
         _check_entitled(playbook, by)
         given = _inputs(playbook, order)
         topology = self._services.topology()
-        target = _target(playbook, order, self._stand_in(order, given), topology)
+        asked, target = order.target, _target(playbook, order, self._stand_in(order, given), topology)
         wanted = target if isinstance(target, Target) else order.target  # with the node's known name
         if order.target is not None:
             order = replace(order, target=wanted)
         stand_in = self._stand_in(order, given)
+        # A refused target had no canonical name, which it may have now.
+        digests = [_digest(each, order, given) for each in (wanted, asked)] if by.key is not None else [None]
+        by = replace(by, digest=digests[0])
 
         def work(tx: Transaction) -> tuple[Started, AdmissionChanges | None]:
-            earlier = _result_of_request(tx, by, order.playbook, wanted, given)
+            earlier = _result_of_request(tx, by, order.playbook, wanted, digests)
             if earlier is not None:
                 return earlier, None
             record = self._firing_alert(tx, playbook, replace(order, target=wanted), topology) or stand_in
@@ -242,24 +247,26 @@ def _target(
 
 
 def _result_of_request(
-    tx: Transaction, by: ByHand, playbook: str, target: Target | None, given: inputs.ReadInputs | None = None
+    tx: Transaction, by: ByHand, playbook: str, target: Target | None, digests: Collection[str | None] = (None,)
 ) -> Started | None:
-    """Return the result of an earlier request with this key. Raises Conflict if it differed, labels aside."""
+    """Return the result of an earlier request with this key. Raises Conflict if it differed."""
     run_id = tx.run_of_request(by.key) if by.key is not None else None
     run = tx.run(run_id) if run_id is not None else None
     if run is None:
         return None
-    is_other = run.target is not None and run.target != target  # the record of a refusal has no target
-    if given is not None and given.values:
-        alerts = [record.alert for record in tx.alerts_of([run.id]).get(run.id, ())]
-        is_other |= all(alert.annotations.get(inputs.ANNOTATION) != _text_of(given) for alert in alerts)
+    if run.request_digest is None:  # a retry, or a run of an earlier release
+        is_other = run.target is not None and run.target != target  # the record of a refusal has no target
+    else:
+        is_other = run.request_digest not in digests
     if is_other or (run.playbook, run.started_by, run.repeats) != (playbook, by.actor, by.repeats):
-        raise errors.Conflict(f"the key {by.key!r} was used for another request, which has started run {run.id}")
+        done = "is recorded as" if run.status is Status.NOT_STARTED else "has started"
+        raise errors.Conflict(f"the key {by.key!r} was used for another request, which {done} run {run.id}")
     return Started(run, (), is_repeated=True)
 
 
-def _text_of(given: inputs.ReadInputs) -> str | None:
-    return given.as_annotations.get(inputs.ANNOTATION)
+def _digest(target: Target | None, order: StartOrder, given: inputs.ReadInputs) -> str:
+    request = [target.key if target is not None else None, dict(order.labels), dict(given.values)]
+    return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
 
 
 def _repeatable(run: Run, alerts: list[AlertRecord]) -> tuple[Target, AlertRecord]:

@@ -63,6 +63,7 @@ class TopologyWatch:
         self.slurm_ids: Callable[[], Mapping[str, str]] = dict  # set by the wiring
         self._known = _NOTHING_KNOWN  # Replaced as a whole: the store's thread reads it
         self._presences: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None  # those that `_known` shows
+        self._refreshing = asyncio.Lock()
         self._as_of: datetime | None = None
         self._renew_from: datetime | None = None  # `renew` does nothing earlier
 
@@ -108,6 +109,10 @@ class TopologyWatch:
 
     async def refresh(self, *, recent: bool = False) -> None:
         """Read all presences, if needed. `recent` skips the cache, unless reading is slow. Raises BusUnavailable."""
+        async with self._refreshing:  # a slow reading must not replace a later one
+            await self._read(recent)
+
+    async def _read(self, recent: bool) -> None:
         if not self._is_needed():
             self._forget()
             return

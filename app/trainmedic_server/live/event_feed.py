@@ -10,7 +10,7 @@ from collections import deque
 
 from trainmedic_server import telemetry
 from trainmedic_server.domain.run import Event
-from trainmedic_server.errors import Saturated
+from trainmedic_server.errors import Saturated, StoreUnavailable
 from trainmedic_server.ports.store import History
 
 BATCH = 100  # events of one read
@@ -96,9 +96,12 @@ class EventFeed:
                 if newest is None:
                     newest = self._ring_begins_after = await self._history.last_seq()
                 events = await self._history.events_after(newest, BATCH)
-            except Exception as error:  # keep polling after any error of the store
+            except StoreUnavailable as error:
+                log.warning("cannot read events", error=str(error))
+                wait, events = _RETRY_SECONDS, []
+            except Exception:  # keep polling: open streams outlive a bug
                 self._metrics.loop_errors.labels("events").inc()
-                log.warning("cannot read events", error=type(error).__name__)
+                log.exception("cannot read events")
                 wait, events = _RETRY_SECONDS, []
             if events:
                 newest = _seq(events[-1])

@@ -6,12 +6,24 @@ from typing import Any
 
 import click
 
+from trainmedic_core.cli import groups
 from trainmedic_core.cli.choice import NearestChoice
 from trainmedic_core.plain_text import json_text
 
 
 def output_option(text: str = "text") -> Callable[[Any], Any]:
-    return click.option("--output", type=NearestChoice([text, "json"]), default=text, show_default=True)
+    choices = [text, "json"]
+
+    # A command also takes its group's value (``jobs --output json end``).
+    def or_of_group(ctx: click.Context, param: click.Parameter, value: str) -> str:
+        typed = groups.typed_before(ctx, "output")
+        if typed in (None, "table", "text"):
+            return value
+        if typed not in choices:
+            raise click.UsageError(f"{ctx.info_name} has no --output {typed}; use {' or '.join(choices)}")
+        return str(typed)
+
+    return click.option("--output", type=NearestChoice(choices), default=text, show_default=True, callback=or_of_group)
 
 
 def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:

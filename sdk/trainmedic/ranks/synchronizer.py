@@ -150,8 +150,12 @@ class Synchronizer:
             # Catch everything: the store may be of any library, and other ranks may write anything.
             except Exception as error:
                 level = logging.WARNING if self._closing_at is None else logging.DEBUG
+                is_gone = isinstance(error, (RuntimeError, OSError))  # errors of PyTorch's stores
+                if not is_gone:
+                    log.log(level, "%s: the work of rank %d failed", self._job, self._rank, exc_info=True)
                 reason = described(error).splitlines()[0][:200]
-                self.end(f"the store that the ranks share is gone ({reason})", level)
+                what = "is gone" if is_gone else "cannot be used"
+                self.end(f"the store that the ranks share {what} ({reason})", level)
         if self._closing_at is None:
             self._role.abandon(f"the ranks no longer agree on commands: {self.ended_because}")
 

@@ -45,6 +45,9 @@ def failures(reports: Mapping[int, Any], group: Group) -> str:
     return reason if group.world_size == 1 else f"{ranks_named(failed)}: {reason}"
 
 
+COMPLETE = (OSError, TrainmedicError)  # errors that need no traceback, and may recur at every checkpoint
+
+
 def first_line(error: BaseException) -> str:
     """Return an error's first line, with its type unless it is our own."""
     text = text_of(error) if isinstance(error, TrainmedicError) else ""

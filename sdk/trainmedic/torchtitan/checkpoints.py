@@ -19,11 +19,14 @@ _POSITION = "train_state."  # prefix of the names of torchtitan's position
 def _is_complete(checkpoint: Path) -> bool:
     try:
         status = (checkpoint / METADATA).stat()
-        # Of step 0 torchtitan loads only the weights.
-        return LAYOUT.step_of(checkpoint) not in (None, 0) and _holds_position(
-            checkpoint, status.st_mtime_ns, status.st_size
-        )
     except OSError:
+        return False
+    if LAYOUT.step_of(checkpoint) in (None, 0):
+        return False  # of step 0 torchtitan loads only the weights
+    try:
+        return _holds_position(checkpoint, status.st_mtime_ns, status.st_size)
+    except OSError as error:  # perhaps readable the next time, so it is not cached
+        log.warning("%s cannot be read now: %s", checkpoint / METADATA, error)
         return False
 
 
@@ -33,7 +36,7 @@ def _holds_position(checkpoint: Path, changed: int, size: int) -> bool:
     try:
         names = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
     except OSError:
-        raise  # not cached: it may be temporary
+        raise
     except Exception as error:  # unpickling a damaged file may raise anything
         log.warning("%s cannot be read: %s", checkpoint / METADATA, error)
         return False

@@ -57,13 +57,14 @@ class OutageLog:
         reason = _reason(error, url)
         with self._lock:
             is_refusal = isinstance(error, (redis.ResponseError, redis.AuthenticationError))
-            is_redis_own = is_refusal or takes_no_clients(error)
-            is_news = not self._broken or (is_redis_own and reason not in self._logged)
+            unexpected = None if isinstance(error, REDIS_ERRORS) else error  # a bug, or an answer of unknown form
+            is_own = is_refusal or takes_no_clients(error) or unexpected is not None
+            is_news = not self._broken or (is_own and reason not in self._logged)
             self._broken.add(id(connection))
             self._logged.add(reason)
         if is_news:
-            unexpected = None if isinstance(error, REDIS_ERRORS) else error
-            message = "%s: no connection to Redis (%s); %s, trying again"
+            what = "no connection to Redis" if unexpected is None else "work with Redis failed unexpectedly"
+            message = f"%s: {what} (%s); %s, trying again"
             log.warning(message, self._owner, reason, self._meanwhile, exc_info=unexpected)
 
     def end(self, connection: object) -> None:

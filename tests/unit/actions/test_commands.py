@@ -18,15 +18,18 @@ from trainmedic_agent.disk import executor
 from trainmedic_agent.errors import CommandRejected
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import jobs, nodes
+from trainmedic_server.actions.base import RESOLVED, STOPPED
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.errors import (
+    ActionFailure,
     BusUnavailable,
     EffectDisproved,
+    NoLongerWanted,
     OutcomeUnknown,
     PermanentFailure,
     TemporaryFailure,
 )
-from trainmedic_server.ports.actions import ON_RECORD, Action, Call, LeasedEffect, Services
+from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Clearance, LeasedEffect, Services
 from trainmedic_server.ports.outside import HttpReply, Presence
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
@@ -78,6 +81,13 @@ class ScriptedBus:
 class NoHttp:
     async def call(self, *_: Any, **__: Any) -> HttpReply:
         raise AssertionError("no command makes an HTTP call")
+
+
+def answers(clearance: Clearance) -> Callable[[], Awaitable[Clearance]]:
+    async def answer() -> Clearance:
+        return clearance
+
+    return answer
 
 
 @pytest.fixture
@@ -152,6 +162,45 @@ async def test_a_command_waits_for_a_slurm_job_that_has_not_connected(bus: Scrip
     bus.is_away = True
     with pytest.raises(TemporaryFailure, match="Redis is unavailable"):
         await perform(bus, jobs.JobCheckpoint, target=target)
+    assert bus.sent == []
+
+
+@pytest.mark.parametrize(
+    ("clearance", "failure", "reason"),
+    [("stop", TemporaryFailure, STOPPED), ("resolved", NoLongerWanted, RESOLVED)],
+)
+async def test_a_wait_for_a_slurm_job_states_why_it_ended(
+    bus: ScriptedBus, clearance: Clearance, failure: type[ActionFailure], reason: str
+) -> None:
+    """A cancelled run or a resolved alert, not a time that ran out."""
+    target = Target(TargetKind.JOB, job="slurm:4713")
+    with pytest.raises(failure, match=f"^{reason}: no connected job reports that it is slurm:4713$"):
+        await perform(bus, jobs.JobCheckpoint, target=target, clearance=answers(clearance))
+    assert bus.sent == []
+    assert bus.clock.now() < NOW + timedelta(seconds=10)
+
+
+async def test_a_wait_for_a_slurm_job_outlasts_a_pause(bus: ScriptedBus) -> None:
+    """While the server is paused nothing is sent, also to a job that connects; afterwards the command goes on."""
+    target = Target(TargetKind.JOB, job="slurm:4711")
+    bus.answers = replies("applied")
+
+    async def paused_at_first() -> Clearance:
+        bus.present = [Presence("llm-1", NOW, {"slurm": {"job_id": "4711"}})]
+        return "hold" if bus.clock.now() < NOW + timedelta(seconds=20) else "go_on"
+
+    await perform(bus, jobs.JobCheckpoint, target=target, clearance=paused_at_first)
+    assert NOW + timedelta(seconds=20) <= bus.clock.now() < NOW + timedelta(seconds=30)
+    bus.sent.clear()
+    bus.present = []
+    bus.clock.time = NOW
+
+    async def paused() -> Clearance:
+        bus.present = [Presence("llm-1", NOW, {"slurm": {"job_id": "4711"}})]
+        return "hold"
+
+    with pytest.raises(TemporaryFailure, match="the server is paused"):
+        await perform(bus, jobs.JobCheckpoint, target=target, clearance=paused)
     assert bus.sent == []
 
 

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 from pydantic import BaseModel
+from structlog.testing import capture_logs
 
 from trainmedic_core.target import TargetKind
 from trainmedic_server.actions import jobs, messages, registry
@@ -144,7 +145,9 @@ def test_an_action_that_cannot_be_made_takes_nothing_else_down():
 
     broken = _variant(__init__=refuse)
     services = Services(clock=None, bus=None, http=None)
-    actions = registry.Registry({"notify": messages.Notify, "acme.page": broken}, services)
+    with capture_logs() as logged:
+        actions = registry.Registry({"notify": messages.Notify, "acme.page": broken}, services)
+    assert (logged[0]["event"], logged[0]["exc_info"]) == ("cannot create action", True)
     assert isinstance(actions.get("notify"), messages.Notify)
     assert actions.action_class("acme.page") is broken
     assert actions.problems == ["action acme.page cannot be created: RuntimeError: no licence"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -188,6 +190,57 @@ def test_a_driver_that_hangs_costs_the_gpus_and_not_the_scrape(
     assert of(shown, "trainmedic_agent_late_scrapes_total") == 1
     assert not [name for name, _ in shown if name == "gpu_temperature_celsius"]
     hanging.join(10)
+
+
+def test_late_scrapes_of_several_threads_are_all_counted(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, collector: Collectors
+) -> None:
+    """Threads switch at each instruction of the exporter here."""
+    monkeypatch.setattr(exporters, "_WAIT_SECONDS", 0)
+    counters = AgentCounters()
+    collected = collector(counters=counters)
+
+    def switch(frame: FrameType, event: str, argument: object) -> Any:
+        if "exporter.py" not in frame.f_code.co_filename and "counters.py" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            time.sleep(0.0002)
+        return switch
+
+    driver.fail("nvmlDeviceGetUtilizationRates", gpu=0, delay=4.0, times=1)
+    hanging = threading.Thread(daemon=True, target=scrape, args=(collected,))
+    hanging.start()
+    while not driver.is_tripped("nvmlDeviceGetUtilizationRates"):
+        pass
+    threading.settrace(switch)
+    late = [threading.Thread(target=scrape, args=(collected,)) for _ in range(8)]
+    try:
+        for thread in late:
+            thread.start()
+    finally:
+        threading.settrace(None)  # type: ignore[arg-type]  # as the documentation has it
+    for thread in late:
+        thread.join(10)
+    assert hanging.is_alive()
+    assert of(scrape(collected), "trainmedic_agent_late_scrapes_total") == 9
+    hanging.join(10)
+
+
+def test_a_scrape_shows_one_reading_throughout(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, collector: Collectors
+) -> None:
+    """Another scrape that reads while this one is written does not change its other half."""
+    monkeypatch.setattr(exporters, "_REUSED_SECONDS", 0)
+    collected = collector()
+    families = collected.collect()
+    next(families)
+    driver.lose(0)
+    deadline = time.monotonic() + 10
+    while of(scrape(collected), "trainmedic_agent_gpus_missing") != 1:
+        assert time.monotonic() < deadline
+    missing = next(family for family in families if family.name == "trainmedic_agent_gpus_missing")
+    assert [sample.value for sample in missing.samples] == [0]
 
 
 def test_scrapers_share_a_reading(driver: Driver, gpus: NvmlGpus, collector: Collectors) -> None:

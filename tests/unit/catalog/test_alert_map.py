@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
 from textwrap import dedent
@@ -10,11 +11,12 @@ import pytest
 
 from tests.unit.catalog.actions import PLAYBOOK, TestActions, library
 from trainmedic_server import telemetry
-from trainmedic_server.catalog import alert_map_compiler, alert_map_roots
+from trainmedic_server.catalog import alert_map_compiler, alert_map_library, alert_map_roots
 from trainmedic_server.catalog.alert_map import CompiledAlertMap
 from trainmedic_server.catalog.alert_map_compiler import CompiledFile
 from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
 from trainmedic_server.domain.alert import Alert, AlertStatus
+from trainmedic_server.ports.ending import end_tasks
 
 STARTED = datetime(2026, 3, 4, 5, 6, tzinfo=UTC)
 
@@ -269,3 +271,28 @@ def test_shipped_maps_are_found_by_name(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "kube-prometheus").write_text("accept: ['a=\"1\"']")
     assert alert_map_roots.roots([Path("kube-prometheus")], {}) == [Path("kube-prometheus")]
     assert alert_map_roots.roots([], {"TRAINMEDIC_ALERT_MAP": "a.yaml:b.yaml"}) == [Path("a.yaml"), Path("b.yaml")]
+
+
+async def test_a_look_that_fails_is_a_problem_until_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loaded map stays; without a problem, it would seem to be the files' present content."""
+    (tmp_path / "good.yaml").write_text("rename: [{alert: A, as: B}]\n")
+    made = AlertMapLibrary([tmp_path])
+    made.reload()
+    before, reload = made.current, AlertMapLibrary.reload
+    assert made.problems == ()
+    monkeypatch.setattr(alert_map_library, "RESCAN", 0.001)
+
+    def fail(_: AlertMapLibrary) -> bool:
+        raise OSError("stale handle")
+
+    monkeypatch.setattr(AlertMapLibrary, "reload", fail)
+    watching = asyncio.create_task(made.watch())
+    async with asyncio.timeout(10):
+        while not made.problems:
+            await asyncio.sleep(0.001)
+        assert [str(each) for each in made.problems] == ["the alert map: loading failed: OSError; see the log"]
+        assert made.current is before
+        monkeypatch.setattr(AlertMapLibrary, "reload", reload)
+        while made.problems:
+            await asyncio.sleep(0.001)
+    await end_tasks([watching])

@@ -16,7 +16,8 @@ from tests.support.command_line import CommandLine
 from trainmedic_agent.cli import agent_commands
 from trainmedic_core import command
 from trainmedic_logs.cli import log_commands
-from trainmedic_server.cli import server_commands
+from trainmedic_server.cli import demo, server_commands
+from trainmedic_server.errors import DemoFailed
 
 TABLES = {"server": server_commands, "agent": agent_commands, "logs": log_commands}
 
@@ -129,6 +130,24 @@ def test_rules_are_checked_without_a_server_and_the_rest_is_named(installed: set
     assert ran.exit_code == 1
     assert "a line has either `text` or `fixture`" in ran.output
     assert CliRunner().invoke(command.main, ["logs", "test", str(tmp_path)]).exit_code == 1
+
+
+@pytest.mark.parametrize("length", ["1ms", "999ms", "0s", "2h1s"])
+def test_a_demo_of_a_wrong_length_is_refused(length: str) -> None:
+    """Before anything starts."""
+    ran = CliRunner().invoke(command.main, ["demo", "--for", length])
+    assert (ran.exit_code, f"{length} is not between 1s and 2h" in ran.output) == (2, True)
+
+
+@pytest.mark.parametrize("length", ["1s", "2h"])
+def test_a_demo_takes_the_shortest_and_the_longest_time(length: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_here(*_: object, **__: object) -> None:
+        raise DemoFailed("it would start")
+
+    monkeypatch.setattr(demo, "DemoStage", not_here)
+    monkeypatch.setattr(demo.signal, "signal", lambda *_: None)
+    ran = CliRunner().invoke(command.main, ["demo", "--for", length])
+    assert (ran.exit_code, "it would start" in ran.output) == (1, True)
 
 
 @pytest.mark.parametrize("options", [["--job", "llm-1"], ["-f"], ["--output", "text"]])

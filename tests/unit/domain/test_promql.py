@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 import shutil
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 import yaml
 
-from trainmedic_server.domain.promql import NOT_A_NUMBER, Comparison, comparisons, escaped, is_within_quotes, narrowed
+from trainmedic_server.catalog import quoted_query
+from trainmedic_server.domain.promql import NOT_A_NUMBER, Comparison, QuoteScan, comparisons, escaped, narrowed
 
 RULES = Path(__file__).parents[3] / "monitoring" / "rules"
 
@@ -48,6 +53,55 @@ def test_the_compared_side_of_each_branch_is_found(
     assert found == expected
 
 
+def lines_run(call: Callable[[], object]) -> int:
+    """Return how many lines of Python a call runs."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    earlier = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(earlier)
+    return count
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda size: "(" * size + "a > 1" + ")" * size,
+        lambda size: "(" * size + "a > 1" + " or b > 2)" * size,
+        lambda size: "(" * size + "a > 1" + " and b > 2)" * size,
+        lambda size: "a > 1 or on (x) " * size + "b > 2",
+        lambda size: "(a and (" * size + "b" + "))" * size,
+        lambda size: "(" * size + "a > 1" + ")" * (size // 2),
+    ],
+)
+def test_the_work_grows_with_the_length_only(form: Callable[[int], str]) -> None:
+    """Twice as long an expression, as of a rule that nests, is twice the work, and nests as deep as it wants."""
+    small, large = (lines_run(lambda size=size: comparisons(form(size))) for size in (1500, 3000))
+    assert large < 2.2 * small
+
+
+def test_a_text_without_end_is_read_once() -> None:
+    """Else each of its escaped quotes begins another search for the end."""
+    assert comparisons('a > "' + '\\"' * 5000) == [Comparison("a", ">", None)]
+    assert lines_run(lambda: comparisons('a > "' + '\\"' * 5000)) < 200
+
+
+def test_many_templates_of_a_query_are_found_in_one_pass() -> None:
+    """A query is not read again from its beginning for each value in it."""
+    small, large = (
+        lines_run(lambda count=count: quoted_query.compiled('a{b="{{ x }}"} ' * count, str)) for count in (200, 400)
+    )
+    assert large < 2.2 * small
+
+
 @pytest.mark.parametrize(
     ("comparison", "value", "holds"),
     [
@@ -67,13 +121,13 @@ def test_a_condition_holds_or_not_or_cannot_be_told(comparison: Comparison, valu
 def test_text_stays_within_its_quotes(text: str) -> None:
     """Whatever a label holds, it ends no string and begins no expression."""
     for quote in "\"'":
-        assert is_within_quotes(f"a{{b={quote}{escaped(text)}")
+        assert QuoteScan().read(f"a{{b={quote}{escaped(text)}")
 
 
 @pytest.mark.parametrize("text", ["", "a{b=", 'a{b="c"', "a{b=`", 'a # "', 'a{b="\\\\"'])
 def test_text_outside_of_quotes_or_in_raw_ones_is_known(text: str) -> None:
     """There, nothing that is escaped could stand."""
-    assert not is_within_quotes(text)
+    assert not QuoteScan().read(text)
 
 
 def test_what_is_narrowed_is_valid_for_prometheus(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -301,6 +302,24 @@ async def test_a_rejection_that_was_accepted_outlasts_a_long_downtime(
     await w.restart(after=24 * 3600)
     await w.pass_time(0)
     assert ((await w.run()).status, w.calls()) == (Status.REJECTED, {})
+
+
+@pytest.mark.parametrize("answer", [OrderKind.APPROVE, OrderKind.REJECT])
+async def test_an_answer_that_ends_its_question_after_the_deadline_is_a_persons(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, answer: OrderKind
+) -> None:
+    """As where the server was killed before it had planned with it. A timeout is nobody's answer."""
+    w = world(asking(on_timeout="approve" if answer is OrderKind.APPROVE else "reject"))
+    run, began = await asked(w), w.clock.now()
+    monkeypatch.setattr(w.engine._workers, "touch", lambda _: None)
+    await w.engine.order(run.id, answer, "ann")
+    await w.restart(after=3600)
+    assert (await w.run()).status is not Status.AWAITING_APPROVAL
+    await w.post(w.alert(node="n2", watts="300"))
+    await w.pass_time(2000)
+    for now in (w.clock.now(), w.clock.now() + timedelta(days=3)):  # by runs, and by whole days
+        tally = (await w.store.tally(began - timedelta(days=3), now + timedelta(seconds=1)))["careful"]
+        assert tally.person_seconds == {3600.0: 1}
 
 
 @pytest.mark.parametrize(

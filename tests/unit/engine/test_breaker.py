@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from structlog.testing import capture_logs
 
 from tests.unit.engine.test_placed import Gather, Somewhere, Spread
 from tests.unit.engine.world import Amount, Scripted, World
@@ -208,7 +209,9 @@ steps:
   - {action: test.remote, with: {amount: "{{ labels.amount }}", on: [n1, n2, n3]}}
 """
     w = await made(world, remote, breaker_share=0.05)
-    await w.post(w.alert("Far", amount="-1"))
+    with capture_logs() as logged:
+        await w.post(w.alert("Far", amount="-1"))
+    assert [each for each in logged if each["event"].startswith("action does not say") and each["exc_info"]]
     failed = await w.run()
     assert failed.message.endswith("action test.remote does not say which nodes it touches: LookupError: a bug")
     await w.post(w.alert("Far", amount="1"))

@@ -176,6 +176,38 @@ async def test_a_key_names_one_request_of_one_person(world: MakeWorld) -> None:
     assert len(await w.runs()) == 1
 
 
+@pytest.mark.parametrize("is_firing", [False, True])
+async def test_a_key_with_other_labels_names_another_request(world: MakeWorld, is_firing: bool) -> None:
+    """They decide the values of steps, and which alert it is for. An alert that fires has both labels here."""
+    w = world(WAITING)
+    if is_firing:
+        await w.post(w.alert(node="n1", watts="300", rack="r1"))
+        await w.engine.order((await w.run()).id, OrderKind.CANCEL, "bob")
+        await w.pass_time(0)
+    first = await start(w, key="k1", labels={"watts": "300"})
+    assert first.run.alert_name == ("Hot" if is_firing else "StartedByHand")
+    for labels in ({"watts": "200"}, {"rack": "r1"}, {"watts": "300", "rack": "r1"}, {}):
+        with pytest.raises(errors.Conflict, match=f"another request, which .* run {first.run.id}"):
+            await start(w, key="k1", labels=labels)
+    await w.restart()
+    again = await start(w, key="k1", labels={"watts": "300"})
+    assert (again.is_repeated, again.run.id) == (True, first.run.id)
+
+
+async def test_a_key_of_a_refused_request_names_its_target_too(world: MakeWorld) -> None:
+    """The record of a refusal has no target; another target is another request all the same."""
+    w = world(WAITING, inventory={"10.4.0.2": "rack-2"})
+    stranger = Target(TargetKind.NODE, node="stranger")
+    first = await start(w, target=stranger, key="k1")
+    assert first.run.decision is Decision.TARGET_UNKNOWN
+    for other in ("another", "rack-2"):
+        with pytest.raises(errors.Conflict, match="'k1' was used for another request"):
+            await start(w, target=Target(TargetKind.NODE, node=other), key="k1")
+    w.inventory["stranger"] = "rack-9"
+    again = await start(w, target=stranger, key="k1")
+    assert (again.is_repeated, again.run.id) == (True, first.run.id)
+
+
 async def test_what_has_failed_is_tried_again_while_its_alert_fires(world: MakeWorld) -> None:
     """However old; the new run names the one that it repeats, and the other way round."""
     w = world(CAP, max_age=timedelta(minutes=15))

@@ -52,6 +52,21 @@ class Presences:
         ]
 
 
+@dataclass
+class LatePresences(Presences):
+    """Answers the first reading once it may, with the jobs of its beginning."""
+
+    is_read: asyncio.Event = field(default_factory=asyncio.Event)
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def jobs(self) -> list[Presence]:
+        found = await super().jobs()
+        if self.asked == 1:
+            self.is_read.set()
+            await self.may_answer.wait()
+        return found
+
+
 PODS = {uid: Pod(uid, "ml", f"{job}-0", "n1", job) for uid, job in (("u1", "llm-1"), ("u2", "llm-2"))}
 CLUSTER = ClusterTopology(
     (ClusterNode("wrong", ("10.0.0.7",)),), PODS | {"u3": Pod("u3", "monitoring", "dcgm", "n1", None)}
@@ -121,6 +136,20 @@ async def test_what_changes_is_known_with_the_next_look() -> None:
     assert reported_on(watch, "n2") == {"llm"}
     assert not reported_on(watch, "n1")
     assert not watch.topology().jobs_on_gpu("n1/0").observed
+
+
+async def test_an_older_reading_does_not_replace_a_newer_one() -> None:
+    """Redis answers the first reading late, after the job has moved and an alert has had it read again."""
+    bus = LatePresences({"llm": {"placement": [{"rank": 0, "node": "n1"}]}})
+    watch = made(bus)
+    older = asyncio.create_task(watch.refresh())
+    await bus.is_read.wait()
+    bus.of_jobs["llm"] = {"placement": [{"rank": 0, "node": "n2"}]}
+    newer = asyncio.create_task(watch.refresh(recent=True))
+    await asyncio.wait([newer], timeout=0.1)
+    bus.may_answer.set()
+    await asyncio.gather(older, newer)
+    assert (reported_on(watch, "n1"), reported_on(watch, "n2")) == (set(), {"llm"})
 
 
 async def test_nothing_is_read_while_no_playbook_asks() -> None:

@@ -42,6 +42,21 @@ def test_an_outage_is_one_line_and_its_end_another(caplog: pytest.LogCaptureFixt
     assert [message.rpartition(":")[2].split()[0] for message in caplog.messages] == ["no", "connected"]
 
 
+def test_a_bug_is_not_called_an_outage(caplog: pytest.LogCaptureFixture) -> None:
+    """It is told with its place in the code, also while Redis is away; once, however often it recurs."""
+    outage, reader, writer = OutageLog("llm-1"), object(), object()
+    outage.begin(reader, redis.ConnectionError("away"))
+    for _ in range(3):
+        try:
+            raise KeyError("a bug")
+        except KeyError as error:
+            outage.begin(writer, error)
+    assert [record.exc_info is not None for record in caplog.records] == [False, True]
+    assert (
+        caplog.messages[1] == "llm-1: work with Redis failed unexpectedly (KeyError); training continues, trying again"
+    )
+
+
 def test_a_refusal_is_told_once_though_redis_answers_others(caplog: pytest.LogCaptureFixture) -> None:
     """By its first word: the rest may repeat what Redis was sent."""
     caplog.set_level(logging.INFO, "trainmedic")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.support.memory_api import MemoryHistory
 from trainmedic_server.domain.run import Event
@@ -53,6 +54,32 @@ async def test_replay_and_live_are_one_sequence(monkeypatch: pytest.MonkeyPatch)
     await feed.close()
 
 
+@pytest.mark.parametrize(
+    ("error", "level", "counted"),
+    [(StoreUnavailable("its disk is full"), "warning", 0), (KeyError("a bug"), "error", 1)],
+)
+async def test_a_bug_is_not_taken_for_an_outage(error: Exception, level: str, counted: int) -> None:
+    """It is counted, and logged with its place in the code; the outage with its reason."""
+    history, metrics = MemoryHistory(), Metrics()
+
+    async def failing() -> int:
+        raise error
+
+    history.last_seq = failing  # type: ignore[method-assign]
+    feed = EventFeed(history, 0.0, 5, metrics)
+    with capture_logs() as logged:
+        feed.join()
+        while not logged:
+            await asyncio.sleep(0)
+    await feed.close()
+    assert (logged[0]["log_level"], logged[0].get("exc_info"), "disk" in logged[0].get("error", "")) == (
+        level,
+        True if counted else None,
+        not counted,
+    )
+    assert (metrics.registry.get_sample_value("trainmedic_loop_errors_total", {"loop": "events"}) or 0) == counted
+
+
 async def test_history_is_not_asked_while_nobody_listens() -> None:
     """The poller starts with the first listener and ends with the last."""
     history = MemoryHistory()
@@ -75,7 +102,7 @@ async def test_history_is_not_asked_while_nobody_listens() -> None:
 
 
 async def test_the_poller_survives_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It counts the failure and goes on; what happened meanwhile is not missed."""
+    """It goes on; what happened meanwhile is not missed. An outage is no unexpected error."""
     monkeypatch.setattr(feeds, "_RETRY_SECONDS", 0.0)
     history = MemoryHistory()
     metrics = Metrics()
@@ -94,7 +121,7 @@ async def test_the_poller_survives_a_store_that_is_away(monkeypatch: pytest.Monk
     monkeypatch.setattr(history, "events_after", flaky)
     history.append("tick")
     assert await read(feed, 0, 1) == [1]
-    assert metrics.registry.get_sample_value("trainmedic_loop_errors_total", {"loop": "events"}) == 2
+    assert metrics.registry.get_sample_value("trainmedic_loop_errors_total", {"loop": "events"}) is None
     await feed.close()
 
 

@@ -17,7 +17,15 @@ from trainmedic_server.actions.kubernetes.base import (
     because,
 )
 from trainmedic_server.domain.value_types import TEXT, Shape
-from trainmedic_server.errors import ObjectExists, ObjectMissing, PermanentFailure, TemporaryFailure
+from trainmedic_server.errors import (
+    ActionFailure,
+    NoLongerWanted,
+    ObjectExists,
+    ObjectMissing,
+    OutcomeUnknown,
+    PermanentFailure,
+    TemporaryFailure,
+)
 from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.cluster import JOBS, OF_RUN, Object, Ref
 
@@ -69,8 +77,14 @@ class CreateClusterJob(Irreversible, ClusterAction):
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(CreateJobParams, call.params)
         body, ref = _job_to_create(call, params)
-        made = await self.retry_until_deadline(call, lambda: self._create_or_find(call, ref, body))
-        output = {"job": f"{ref.namespace}/{ref.name}", "uid": made["metadata"]["uid"]}
+        output = {"job": f"{ref.namespace}/{ref.name}"}
+        try:
+            made = await self.retry_until_deadline(call, lambda: self._create_or_find(call, ref, body))
+        except (OutcomeUnknown, NoLongerWanted) as error:
+            if isinstance(error, OutcomeUnknown) or error.is_begun:
+                error.add(f"{ref} may exist", {**output, "result": "unknown"})
+            raise
+        output["uid"] = made["metadata"]["uid"]
         if not params.wait:
             return {**output, "result": "created"}
         return {**output, **await self._wait_for_end(call, ref, output)}
@@ -92,6 +106,9 @@ class CreateClusterJob(Irreversible, ClusterAction):
                 job = await self.retry_until_deadline(call, lambda: self.cluster.get(ref), makes_change=False)
             except ObjectMissing as error:
                 raise PermanentFailure(f"{ref} was deleted before it had ended", output) from error
+            except ActionFailure as error:
+                error.add(f"{ref} was created; its end is unknown", {**output, "result": "unknown"})
+                raise
             conditions = (job.get("status") or {}).get("conditions") or ()
             ended = {condition.get("type"): condition for condition in conditions if condition.get("status") == "True"}
             if "Complete" in ended:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -55,7 +56,8 @@ class SocketMode:
                 except (websockets.WebSocketException, OSError) as error:
                     reason, wait = type(error).__name__, backoff.next()  # Its text may contain the URL.
                 except Exception as error:  # Whatever one message does, later clicks must work.
-                    log.error("the connection to Slack failed", error=type(error).__name__)
+                    places = [f"{each.filename}:{each.lineno}" for each in traceback.extract_tb(error.__traceback__)]
+                    log.error("the connection to Slack failed", error=type(error).__name__, places=places)
                     reason, wait = type(error).__name__, backoff.next()
                 finally:
                     self._on_connected(False)

@@ -105,6 +105,7 @@ def run_row(run: Run) -> tuple[Any, ...]:
         run.batch,
         [target.key for target in run.also] if run.also else None,
         None if run.memory is None else run.memory.as_json(),
+        run.request_digest,
     )
 
 
@@ -112,7 +113,7 @@ def run_of(row: Row, steps: Sequence[StepState]) -> Run:
     run_id, playbook, version, kind, node, gpu, job, target_key, mode, status, decision, *rest = row
     fingerprint, starts_at, alert_name, alert_labels, created_at, ended_at, acted_at, *rest = rest
     waiting_on, message, unfinished, started_by, repeats, request_key, _, original_labels, parent, batch, *last = rest
-    also, kept = last
+    also, kept, request_digest = last
     return Run(
         id=run_id,
         playbook=playbook,
@@ -133,6 +134,7 @@ def run_of(row: Row, steps: Sequence[StepState]) -> Run:
         started_by=started_by,
         repeats=repeats,
         request_key=request_key,
+        request_digest=request_digest,
         original_labels=original_labels,
         parent=parent,
         batch=batch,

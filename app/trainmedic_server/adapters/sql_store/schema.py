@@ -16,7 +16,7 @@ from trainmedic_server.adapters.sql_store.columns import TimeColumn as TimeColum
 from trainmedic_server.adapters.sql_store.columns import metadata as metadata
 from trainmedic_server.domain.run import OPEN, OrderKind, Status, StepStatus, UndoStatus
 
-HEAD = "0021"
+HEAD = "0022"
 READABLE_FROM = "0016"
 """Oldest revision whose code works on `HEAD`. It becomes `HEAD` if a migration removes or changes what that code uses.
 """
@@ -79,6 +79,7 @@ runs = sa.Table(
     sa.Column("batch", sa.Integer),  # of a member
     sa.Column("also", JsonColumn),
     sa.Column("memory", JsonColumn),
+    sa.Column("request_digest", Text),
 )
 """`Run`s. ``unfinished``: open, or with a pending undo, of a parent also of its members. ``original_…`` are null if no
 alert map changed the alert. ``also`` are the keys of further targets, null without any.

@@ -67,7 +67,9 @@ class Committer:
                 self.failing = False
         except Exception as error:  # Whatever the error, the units failed, not the thread.
             self._reset_connection()
-            if not self.failing:
+            if not isinstance(error, (exc.SQLAlchemyError, OSError, errors.TrainmedicError)):
+                log.exception("run store failed unexpectedly")
+            elif not self.failing:
                 log.error("run store failed", error=str(database.unavailable("the run store", error)))
             self.failing = True
             for unit in units:

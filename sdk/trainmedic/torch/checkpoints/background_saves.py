@@ -19,7 +19,7 @@ from trainmedic.recovery.background import BackgroundThread
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.memory_slots import Slot, SlotMark
 from trainmedic.torch.memory.memory_checkpoints import MemoryCheckpoints, NewGroup
-from trainmedic.torch.rank_agreement import first_line
+from trainmedic.torch.rank_agreement import COMPLETE, first_line
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
 
@@ -140,7 +140,8 @@ class BackgroundSaves:
                 self._complete(unfinished, step, mark)
                 log.info("%s: wrote the checkpoint of step %d in %.1f s", self._job, step, time.monotonic() - began)
         except Exception as error:  # any error of the disk or a state costs only this checkpoint
-            log.error("%s: no checkpoint of step %d: %s", self._job, step, first_line(error))
+            message, trace = "%s: no checkpoint of step %d: %s", not isinstance(error, COMPLETE)
+            log.error(message, self._job, step, first_line(error), exc_info=trace)
             self._failed(step, first_line(error))
             self._report_failure(unfinished, error)
         finally:

@@ -5,7 +5,6 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainmedic.errors import TrainmedicError
 from trainmedic.job.progress import CHECKPOINT
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import CheckpointHealth, health_now
@@ -16,7 +15,7 @@ from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirect
 from trainmedic.torch.checkpoints.rank_states import RankState, compare_states
 from trainmedic.torch.checkpoints.state_digests import digests_of_parts
 from trainmedic.torch.memory.memory_checkpoints import is_in_memory
-from trainmedic.torch.rank_agreement import first_line
+from trainmedic.torch.rank_agreement import COMPLETE, first_line
 from trainmedic.torch.state_parts import is_sharded
 from trainmedic.torch.training_state import TrainingState
 
@@ -88,7 +87,13 @@ class CheckpointWriter:
                 compared = self._compare_ranks()
                 is_begun = background.start(training.global_step, training.parts, lambda: self._copy(compared))
         except Exception as error:  # any error of a state_dict costs only this checkpoint
-            log.warning("%s: no checkpoint of step %d: %s", training.medic.job, training.global_step, first_line(error))
+            log.warning(
+                "%s: no checkpoint of step %d: %s",
+                training.medic.job,
+                training.global_step,
+                first_line(error),
+                exc_info=not isinstance(error, COMPLETE),
+            )
             training.medic.save_failed(training.global_step, first_line(error))
             return
         if not is_begun:
@@ -148,6 +153,5 @@ class CheckpointWriter:
                 training.global_step,
                 seconds,
                 why,
-                # These errors are complete in one sentence and may recur at every checkpoint.
-                exc_info=not isinstance(error, (OSError, TrainmedicError)),
+                exc_info=not isinstance(error, COMPLETE),
             )

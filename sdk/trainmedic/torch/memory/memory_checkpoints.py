@@ -27,7 +27,7 @@ from trainmedic.torch.memory import snapshots
 from trainmedic.torch.memory.memory_contents import MemoryContents
 from trainmedic.torch.memory.memory_pace import MemoryPace
 from trainmedic.torch.memory.snapshots import Place, Snapshot, SnapshotTaker
-from trainmedic.torch.rank_agreement import FailedOnSomeRanks, first_line, on_all_ranks
+from trainmedic.torch.rank_agreement import COMPLETE, FailedOnSomeRanks, first_line, on_all_ranks
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
 
@@ -116,7 +116,8 @@ class MemoryCheckpoints:
         except Exception as error:  # any error of a state_dict or pickling costs only this checkpoint
             self._failures += 1
             what = "training continues" if self._works else "no more are made"
-            log.warning("%s: no in-memory checkpoint of step %d, %s: %s", self._job, step, what, first_line(error))
+            message, trace = "%s: no in-memory checkpoint of step %d, %s: %s", not isinstance(error, COMPLETE)
+            log.warning(message, self._job, step, what, first_line(error), exc_info=trace)
         if slot is not None:
             self.pace.record(time.perf_counter() - began)
         self.pace.adapt(step, step_seconds, self._works)

@@ -19,7 +19,7 @@ from trainmedic.wire import log_layout
 from trainmedic_agent.log_shipping.ship_counters import LostReason
 from trainmedic_agent.log_shipping.ship_policy import ShipPolicy, StoreKind
 from trainmedic_agent.log_shipping.store_access import StoreAccess
-from trainmedic_agent.log_shipping.store_push import Answer, Outcome, StorePush, answer_of
+from trainmedic_agent.log_shipping.store_push import Answer, Outcome, StorePush, answer_of, lost_lines
 from trainmedic_logs.domain.log_search import LogQuery
 from trainmedic_server.adapters.log_stores.loki import Loki
 from trainmedic_server.adapters.log_stores.paging import StoredLogs
@@ -117,6 +117,22 @@ def test_the_total_at_the_end_of_a_long_answer_counts() -> None:
     answer = answer_of(400, f"{listed}\ntotal ignored: 70 out of 90 for stream: {{}}", 90)
     assert (answer.outcome, answer.lost) == (Outcome.TAKEN, {LostReason.OUT_OF_ORDER: 70})
     assert len(answer.text) <= 300
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        (
+            "8 errors like: timestamp too old; 7 errors like: entry out of order; 9 errors like: max entry size",
+            {LostReason.TOO_LARGE: 9, LostReason.TOO_OLD: 1},
+        ),
+        ("timestamp too old, " * 6 + "timestamp too new, " * 6, {LostReason.TOO_OLD: 6, LostReason.TOO_NEW: 4}),
+        ("999999999 errors like: anything; 999999999 errors like: out of order", {LostReason.REFUSED: 10}),
+    ],
+)
+def test_no_more_lines_are_rejected_than_were_sent(text: str, lost: dict[LostReason, int]) -> None:
+    """The store counts requests of its own, or a line for two reasons."""
+    assert lost_lines(text, 10) == lost
 
 
 def test_a_kill_at_any_moment_loses_nothing_and_repeats_nothing(tmp_path: Path, logs: Path) -> None:

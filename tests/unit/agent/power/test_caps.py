@@ -6,12 +6,13 @@ import json
 import re
 from collections.abc import Callable
 
+import pynvml
 import pytest
 
 from tests.driver import driver as standin
 from tests.driver.driver import SET_LIMIT, Card, cards
 from tests.unit.agent.power.conftest import Node
-from trainmedic_agent.errors import CommandFailed, CommandRejected, CommandUnsupported, JournalUnavailable
+from trainmedic_agent.errors import CommandFailed, CommandRejected, CommandUnsupported, GpuLost, JournalUnavailable
 from trainmedic_agent.policy import PowerBounds
 
 FIRST, SECOND = (card.uuid for card in cards(2))
@@ -364,6 +365,31 @@ def test_a_cap_that_the_driver_forgot_during_another_gpus_reset_is_set_again(nod
     node.gpus.while_closed("GPU-other", lambda: node.driver.set_watts(0, 700))
     node.passes(31)
     assert node.watts() == 560
+
+
+def test_a_cap_that_the_driver_forgot_while_another_gpu_was_looked_for_is_set_again(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVML is closed and opened for that each minute. A driver without persistence mode and clients, which the
+    stand-in does not model, keeps no limit meanwhile."""
+    node = make_node(tuple(cards(2)))
+    node.cap("a", percent=80)
+    close, closings = pynvml.nvmlShutdown, []
+
+    def close_and_forget() -> None:
+        close()
+        closings.append(node.boottime)
+        node.driver.set_watts(0, 700)
+
+    monkeypatch.setattr(pynvml, "nvmlShutdown", close_and_forget)
+    node.driver.lose(1)
+    with pytest.raises(GpuLost):
+        node.gpus.power(SECOND)
+    node.passes(150)
+    assert len(closings) == 2
+    node.passes(31)
+    assert node.watts() == 560
+    assert node.undo("a")["limit_watts"] == 700
 
 
 def test_a_cap_that_the_driver_forgot_while_the_agent_was_away_is_set_again(node: Node) -> None:

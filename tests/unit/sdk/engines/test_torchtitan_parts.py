@@ -166,3 +166,26 @@ def test_a_class_without_the_methods_that_are_replaced_is_refused() -> None:
 def test_that_torchtitan_is_not_installed_is_said() -> None:
     with pytest.raises(ConfigurationError, match=r"there is no torchtitan\.trainer: install torchtitan 0\.3"):
         trainmedic.torchtitan.protect(cast(Medic, SimpleNamespace(rank=0)))
+
+
+def test_a_checkpoint_that_cannot_be_read_for_a_moment_counts_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a file system that fails; a damaged one stays out."""
+    saved(tmp_path, 10)
+    read, errors = checkpoints.FileSystemReader.read_metadata, [OSError("stale handle"), ValueError("damaged")]
+
+    def failing(reader: Any) -> Any:
+        if errors:
+            raise errors.pop(0)
+        return read(reader)
+
+    monkeypatch.setattr(checkpoints.FileSystemReader, "read_metadata", failing)
+    path = tmp_path / "step-10"
+    assert not checkpoints.LAYOUT.is_complete(path)
+    errors.clear()
+    assert checkpoints.LAYOUT.is_complete(path)
+    saved(tmp_path, 20)
+    errors.append(ValueError("damaged"))
+    assert not checkpoints.LAYOUT.is_complete(tmp_path / "step-20")
+    assert not checkpoints.LAYOUT.is_complete(tmp_path / "step-20")
