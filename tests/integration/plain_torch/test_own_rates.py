@@ -190,6 +190,34 @@ def test_a_scheduler_that_attach_knows_is_followed(own: Callable[..., Own]) -> N
     assert loop.used[8] == pytest.approx(0.02)
 
 
+def test_a_hanging_step_keeps_its_rates_until_its_boundary(own: Callable[..., Own]) -> None:
+    """The loop sets one group, and derives the other's next rate from its present one."""
+    loop = own()
+    weight, bias = loop.model.parameters()
+    loop.optimizer.param_groups[0]["params"] = [weight]
+    loop.optimizer.add_param_group({"params": [bias], "lr": 0.7})
+    derived = loop.optimizer.param_groups[1]
+    rates: dict[int, float] = {}
+
+    def first_group(loop: Own, step: Step) -> None:
+        loop.optimizer.param_groups[0]["lr"] = computed(step.number)
+        rates[step.number] = derived["lr"]
+
+    def hang() -> None:
+        present = derived["lr"]
+        assert loop.commander.final(loop.sent[0]).status == "failed"
+        assert loop.run.training.changes.scale("learning_rate") == 1.0  # a restart would not scale again
+        derived["lr"] = present * 1.0
+
+    # The answer is due 1.5 s after the command.
+    loop.train(12, first_group, {5: loop.order("job.scale_lr", factor=0.5, seconds=6.5), 6: hang})
+    (reply,) = loop.replies()
+    assert "returns at the next step boundary" in reply.output["reason"]
+    assert (reply.output["after"], reply.output["scale"]) == (computed(6), 0.5)
+    assert rates == {step: 0.35 if step == 6 else 0.7 for step in range(1, 13)}
+    assert loop.run.training.rate.scale == 1.0
+
+
 def test_the_undo_leaves_a_rate_that_was_set_since(own: Callable[..., Own]) -> None:
     """The loop has begun to set the rate only after the answer: it is not doubled."""
     loop = own()
