@@ -114,6 +114,10 @@ class RollbackProof:
             self._parameters["agreed"] = 0
             return ""
         different = sorted(rank for rank, problem in reports.items() if problem)
+        missing = [rank for rank in range(group.world_size) if rank not in reports]
+        if missing and not different and not self._problem:
+            self._problem = f"it is not known whether {ranks_named(missing)} loaded what was saved: no report"
+            self._parameters["agreed"] = 0
         return f"{reports[different[0]]} ({ranks_named(different)})" if different else ""
 
     def before_draw(self) -> Any:

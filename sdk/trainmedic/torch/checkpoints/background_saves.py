@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Callable, Mapping, Protocol
 
 from trainmedic.errors import NotAgreed, TrainmedicError
+from trainmedic.job.group import ranks_named
 from trainmedic.recovery.background import BackgroundThread
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.memory_slots import Slot, SlotMark
@@ -103,7 +104,9 @@ class BackgroundSaves:
         try:
             obstacles = group.poll(obstacle)
             if len(obstacles) < group.world_size:
-                raise NotAgreed("not all ranks have begun to write a checkpoint")
+                missing = [rank for rank in range(group.world_size) if rank not in obstacles]
+                own = f"; rank {group.rank}: {first_line(fault)}" if fault is not None else ""
+                raise NotAgreed(f"{ranks_named(missing)} did not begin to write the checkpoint{own}") from fault
             if _WRITING in obstacles.values():
                 log.warning("%s: no checkpoint of step %d: the one before is still being written", self._job, step)
             elif _NO_MEMORY not in obstacles.values() and slot is not None:

@@ -64,6 +64,8 @@ class CheckpointLoading:
             log.error("%s: a checkpoint was loaded only in part", self._training.medic.job, exc_info=fault)
         try:
             reports = group.poll([None if fault is None else first_line(fault), different or None])
+            if len(reports) < group.world_size:
+                failures({rank: report[0] or report[1] for rank, report in reports.items()}, group)
             failed = failures({rank: report[0] for rank, report in reports.items()}, group)
             differs = failures({rank: report[1] for rank, report in reports.items()}, group)
         except NotAgreed as error:
