@@ -62,7 +62,7 @@ def test_a_background_save_with_a_silent_rank_keeps_its_own_error() -> None:
     saves = BackgroundSaves(
         "llm", 0, 4, lambda name: Ranks({1: "", 2: ""}), cast(Any, None), cast(Any, None), print, print
     )
-    with pytest.raises(NotAgreed, match="rank 3 did not begin .*; rank 0: OSError: no space left"):
+    with pytest.raises(NotAgreed, match=r"rank 3 did not begin .*; rank 0: OSError: no space left"):
         saves.start(5, cast(Any, None), cast(Any, full_disk))
 
 
