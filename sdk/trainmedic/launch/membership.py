@@ -15,8 +15,11 @@ INCLUDE = "launcher.include_node"
 
 
 class NodeExclusions:
-    def __init__(self, node: str, starts_all_nodes: bool) -> None:
+    """``cannot``: why the launcher's command cannot exclude a node, or ""."""
+
+    def __init__(self, node: str, starts_all_nodes: bool, cannot: str = "") -> None:
         self.node = node
+        self._cannot = cannot
         self.starts_all_nodes = starts_all_nodes
         self._left_out: dict[str, str] = {}  # node by command
         self._for_load: set[str] = set()  # commands that exclude for load
@@ -42,6 +45,8 @@ class NodeExclusions:
     def exclude(self, command: JobCommand) -> Mapping[str, Any] | None:
         """Handle `EXCLUDE`, answered after the attempt's end, or at once for an excluded node."""
         node = self._node_of(command)
+        if self._cannot:
+            raise Rejected(self._cannot)
         is_new = node not in self._left_out.values()
         self._left_out[command.id] = node
         if command.params.get("for_load") is True:
