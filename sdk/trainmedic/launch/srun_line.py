@@ -7,14 +7,15 @@ from typing import Iterator, NamedTuple, Sequence
 _EXCLUDE, _SHORTEST = "--exclude", "--exclud"  # a shorter form could be --exclusive
 # Options without a value in a word of its own.
 _FLAGS = frozenset(
-    f"--{name}"
-    for name in (
-        "async bcast compress consolidate-segments contiguous debugger-test disable-status exact exclusive "
-        "external-launcher help hold immediate interactive kill-on-bad-exit label multi-prog nice no-allocate no-kill "
-        "oom-kill-step overcommit overlap oversubscribe parsable preserve-env propagate pty quiet quit-on-interrupt "
-        "reboot resv-ports send-libs spread-job spread-segments stepmgr test-only unbuffered usage use-min-nodes "
-        "verbose version wait-for-children whole x11"
-    ).split()
+    {
+        *("--async", "--bcast", "--compress", "--consolidate-segments", "--contiguous", "--debugger-test"),
+        *("--disable-status", "--exact", "--exclusive", "--external-launcher", "--help", "--hold", "--immediate"),
+        *("--interactive", "--kill-on-bad-exit", "--label", "--multi-prog", "--nice", "--no-allocate", "--no-kill"),
+        *("--oom-kill-step", "--overcommit", "--overlap", "--oversubscribe", "--parsable", "--preserve-env"),
+        *("--propagate", "--pty", "--quiet", "--quit-on-interrupt", "--reboot", "--resv-ports", "--send-libs"),
+        *("--spread-job", "--spread-segments", "--stepmgr", "--test-only", "--unbuffered", "--usage"),
+        *("--use-min-nodes", "--verbose", "--version", "--wait-for-children", "--whole", "--x11"),
+    }
 )
 _SHORT_FLAGS = frozenset("EHOQVXZhlsuv")
 _SHORT_WITH_OPTIONAL = frozenset("IKk")  # the value is the rest of the word
