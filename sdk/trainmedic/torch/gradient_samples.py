@@ -29,7 +29,8 @@ class GradientSamples:
             training.gradients.extend(_norms(optimizer))
         except Exception as error:  # tensors of other packages may lack PyTorch functions
             self._works, training.gradients = False, []
-            log.warning("%s: gradients are not compared after rollbacks: %s", training.medic.job, error)
+            message = "%s: gradients are not compared after rollbacks: %s"
+            log.warning(message, training.medic.job, error, exc_info=error)
 
 
 def _norms(optimizer: Any) -> list[torch.Tensor]:

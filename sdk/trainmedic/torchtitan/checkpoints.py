@@ -21,17 +21,22 @@ def _is_complete(checkpoint: Path) -> bool:
         status = (checkpoint / METADATA).stat()
     except OSError:
         return False
-    # Of step 0 torchtitan loads only the weights.
-    return LAYOUT.step_of(checkpoint) not in (None, 0) and _holds_position(
-        checkpoint, status.st_mtime_ns, status.st_size
-    )
+    if LAYOUT.step_of(checkpoint) in (None, 0):  # of step 0 torchtitan loads only the weights
+        return False
+    try:
+        return _holds_position(checkpoint, status.st_mtime_ns, status.st_size)
+    except OSError as error:  # perhaps not for long, so that it is not cached
+        log.warning("%s cannot be read now: %s", checkpoint / METADATA, error)
+        return False
 
 
 @functools.lru_cache(maxsize=1024)
 def _holds_position(checkpoint: Path, changed: int, size: int) -> bool:
-    """Return whether torchtitan can resume from it. ``changed`` and ``size`` are cache keys."""
+    """Return whether torchtitan can resume from it. ``changed`` and ``size`` are cache keys. Raises OSError."""
     try:
         names = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    except OSError:
+        raise
     except Exception as error:  # unpickling a damaged file may raise anything
         log.warning("%s cannot be read: %s", checkpoint / METADATA, error)
         return False

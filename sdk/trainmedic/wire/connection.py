@@ -58,13 +58,15 @@ class OutageLog:
         with self._lock:
             is_refusal = isinstance(error, (redis.ResponseError, redis.AuthenticationError))
             is_redis_own = is_refusal or takes_no_clients(error)
-            is_news = not self._broken or (is_redis_own and reason not in self._logged)
+            is_unexpected = not isinstance(error, REDIS_ERRORS)  # a fault of ours, or an answer in an unknown shape
+            is_news = not self._broken or ((is_redis_own or is_unexpected) and reason not in self._logged)
             self._broken.add(id(connection))
             self._logged.add(reason)
-        if is_news:
-            unexpected = None if isinstance(error, REDIS_ERRORS) else error
-            message = "%s: no connection to Redis (%s); %s, trying again"
-            log.warning(message, self._owner, reason, self._meanwhile, exc_info=unexpected)
+        if is_news and is_unexpected:
+            message = "%s: an unexpected error in messages with Redis (%s); %s, trying again"
+            log.error(message, self._owner, reason, self._meanwhile, exc_info=error)
+        elif is_news:
+            log.warning("%s: no connection to Redis (%s); %s, trying again", self._owner, reason, self._meanwhile)
 
     def end(self, connection: object) -> None:
         with self._lock:

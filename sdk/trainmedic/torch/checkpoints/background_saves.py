@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Callable, Mapping, Protocol
 
-from trainmedic.errors import NotAgreed, TrainmedicError
+from trainmedic.errors import NotAgreed, TrainmedicError, is_explained
 from trainmedic.job.group import ranks_named
 from trainmedic.recovery.background import BackgroundThread
 from trainmedic.recovery.checkpoints import SavedCheckpoint
@@ -143,7 +143,8 @@ class BackgroundSaves:
                 self._complete(unfinished, step, mark)
                 log.info("%s: wrote the checkpoint of step %d in %.1f s", self._job, step, time.monotonic() - began)
         except Exception as error:  # any error of the disk or a state costs only this checkpoint
-            log.error("%s: no checkpoint of step %d: %s", self._job, step, first_line(error))
+            message = "%s: no checkpoint of step %d: %s"
+            log.error(message, self._job, step, first_line(error), exc_info=not is_explained(error))
             self._failed(step, first_line(error))
             self._report_failure(unfinished, error)
         finally:

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainmedic.errors import TrainmedicError
+from trainmedic.errors import is_explained
 from trainmedic.job.progress import CHECKPOINT
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import CheckpointHealth, health_now
@@ -88,7 +88,8 @@ class CheckpointWriter:
                 compared = self._compare_ranks()
                 is_begun = background.start(training.global_step, training.parts, lambda: self._copy(compared))
         except Exception as error:  # any error of a state_dict costs only this checkpoint
-            log.warning("%s: no checkpoint of step %d: %s", training.medic.job, training.global_step, first_line(error))
+            message, step = "%s: no checkpoint of step %d: %s", training.global_step
+            log.warning(message, training.medic.job, step, first_line(error), exc_info=not is_explained(error))
             training.medic.save_failed(training.global_step, first_line(error))
             return
         if not is_begun:
@@ -150,6 +151,5 @@ class CheckpointWriter:
                 training.global_step,
                 seconds,
                 why,
-                # These errors are complete in one sentence and may recur at every checkpoint.
-                exc_info=not isinstance(error, (OSError, TrainmedicError)),
+                exc_info=not is_explained(error),
             )

@@ -13,7 +13,7 @@ from typing import Any, Callable, Mapping, Protocol, Sequence
 
 import torch
 
-from trainmedic.errors import NotAgreed, described
+from trainmedic.errors import NotAgreed, described, is_explained
 from trainmedic.job.group import Group
 from trainmedic.recovery.background import BackgroundThread
 from trainmedic.recovery.checkpoints import SavedCheckpoint
@@ -116,7 +116,8 @@ class MemoryCheckpoints:
         except Exception as error:  # any error of a state_dict or pickling costs only this checkpoint
             self._failures += 1
             what = "training continues" if self._works else "no more are made"
-            log.warning("%s: no in-memory checkpoint of step %d, %s: %s", self._job, step, what, first_line(error))
+            message = "%s: no in-memory checkpoint of step %d, %s: %s"
+            log.warning(message, self._job, step, what, first_line(error), exc_info=not is_explained(error))
         if slot is not None:
             self.pace.record(time.perf_counter() - began)
         self.pace.adapt(step, step_seconds, self._works)
