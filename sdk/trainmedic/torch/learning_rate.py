@@ -14,6 +14,8 @@ from torch.optim import lr_scheduler
 from trainmedic.errors import Rejected
 from trainmedic.torch.rate_schedule import RateSchedule, computes_as_pytorch
 
+_MOST_RETURNED = 64  # last ones that are compared
+
 MARK = "trainmedic_lr_scale"  # key of the scale in the optimizer's groups
 
 # Rates from which PyTorch's schedulers compute the next one: in the optimizer's groups (the last three of OneCycleLR
@@ -63,8 +65,13 @@ class LearningRate:
         self._written: dict[Name, tuple[float, float]] = {}
         self.is_asked_for = False  # True if the loop has asked for the factor
         self.left_alone = False  # True if the last change kept a rate that the loop had set
-        self._has_returned_scaled = False  # since the last change
+        self._returned: list[Number] = []  # scaled rates returned to the loop, since the last change was watched
         self._last_change = _LastChange([], 1.0)
+
+    @property
+    def is_scheduled(self) -> bool:
+        """True with a scheduler given to `attach`."""
+        return bool(self._schedulers)
 
     def parameters(self) -> list[torch.nn.Parameter]:
         return [parameter for group in self._groups() for parameter in group["params"]]
@@ -94,21 +101,26 @@ class LearningRate:
 
     def scaled(self, value: Number) -> Number:
         """Return the rate times the factor; the same object if unscaled."""
-        self.is_asked_for = self._has_returned_scaled = True
-        return value if self.scale == 1.0 else value * self.scale
+        self.is_asked_for = True
+        scaled = value if self.scale == 1.0 else value * self.scale
+        self._returned = [*self._returned[1 - _MOST_RETURNED :], scaled]
+        return scaled
 
     def watch(self, before: float) -> None:
         """Begin to detect overwritten rates, after a change from the scale ``before``."""
         self._last_change = _LastChange(self.values, self.scale / before)
-        self._has_returned_scaled = False
+        self._returned = []
 
     def overwritten(self) -> tuple[float, float] | None:
         """Return the first rate set without the factor since `watch`, and the expected one, or None."""
         # Without a factor, the rates of a known scheduler are right.
-        if self._has_returned_scaled or (self._schedulers and self.scale == 1.0) or self.left_alone:
+        if (self._schedulers and self.scale == 1.0) or self.left_alone:
             return None
+        returned = list(map(float, self._returned))
         for number, (found, expected) in enumerate(zip(self.values, self._last_change.expected, strict=False)):
             if math.isclose(found, expected, rel_tol=1e-6) or self._is_scheduled(number, found):
+                continue
+            if any(math.isclose(found, each, rel_tol=1e-6) for each in returned):
                 continue
             if not (self.is_asked_for and self._is_nearer(found, expected)):
                 return found, expected

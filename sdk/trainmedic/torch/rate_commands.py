@@ -32,6 +32,7 @@ _BOUNDARIES = 16  # most, until the answer
 _LONGEST = 30.0  # seconds until the answer
 _RESERVE = 5.0  # seconds before the command expires, to deliver the answer
 _NO_UPDATE = "the loop made no update since"
+_NOT_OBSERVED = "no update of the optimizer was observed, now or before"
 _TOGETHER = "several changes were observed together"
 HOW = "use the rate that step.learning_rate(value) or run.learning_rate(value) returns, or give attach() the scheduler"
 
@@ -98,7 +99,8 @@ class RateCommands:
         """Scale the rate. Raises Refusal without changing anything."""
         rate, changes = self._training.rate, self._training.changes
         assert isinstance(command.parameters, ScaleLr)
-        if self._why_unsupported and not rate.is_asked_for and command.undo_of is None:
+        # A known scheduler may have followed a warmup of the loop's own.
+        if self._why_unsupported and not (rate.is_asked_for or rate.is_scheduled or command.undo_of is not None):
             raise Unsupported(self._why_unsupported)
         factors = changes.with_factor(LEARNING_RATE, command.id, command.parameters.factor, command.undo_of)
         before, scale = rate.values, rate.scale
@@ -146,7 +148,8 @@ class RateCommands:
         watch = self._watch
         watch.boundaries += 1
         self._check_overwritten(watch)
-        updates = len(watch.used) if self._steps.is_hooked else watch.boundaries
+        is_observed = self._steps.count > 0  # at all; the loop may update by other methods than `step`
+        updates = len(watch.used) if is_observed else watch.boundaries
         unanswered = [each for each in self.pending if not each.command.is_answered]
         if watch.overwritten is not None or updates >= _UPDATES:
             self._answer("")
@@ -198,8 +201,9 @@ class RateCommands:
         verified: dict[str, Any] = {"updates": len(watch.used)}
         if watch.used:
             verified["used"] = watch.used[-1][0]
-        if ended_because or len(pending) > 1:
-            verified["why"] = ended_because or _TOGETHER
+        why = ended_because or ("" if self._steps.count else _NOT_OBSERVED)
+        if why or len(pending) > 1:
+            verified["why"] = why or _TOGETHER
         is_set_by_loop = rate.left_alone or watch.overwritten is not None
         reason = self._revert(watch.overwritten, is_boundary) if watch.overwritten is not None else ""
         for each in pending:

@@ -29,7 +29,7 @@ class LayerNorms:
         self._due_at = 0.0 if is_wanted else _NEVER
         self._layers = _layers(models) if is_wanted else {}
         self._handles = [
-            _unwrapped(optimizer).register_step_pre_hook(lambda *_: self.measure())
+            _unwrapped(optimizer).register_step_pre_hook(torch.compiler.disable(lambda *_: self.measure()))
             for optimizer in (optimizers if is_wanted else ())
         ]
 
