@@ -37,7 +37,8 @@ class OptimizerSteps:
         self.is_hooked = bool(innermost) and all(hasattr(each, _HOOKS) for each in innermost)
         self._handles: list[Any] = []
         # A compiled update would trace the hooks, and be compiled again whenever their numbers change.
-        before, after = torch.compiler.disable(self._before_step), torch.compiler.disable(self._after_step)
+        disable: Any = torch.compiler.disable
+        before, after = disable(self._before_step), disable(self._after_step)
         for each in innermost if self.is_hooked else ():
             self._handles.append(each.register_step_pre_hook(before))
             self._handles.append(each.register_step_post_hook(after))
