@@ -73,6 +73,10 @@ class LearningRate:
         """True with a scheduler given to `attach`."""
         return bool(self._schedulers)
 
+    def schedule_positions(self) -> list[Any]:
+        """Return the steps of the PyTorch schedulers given to `attach`."""
+        return [each.last_epoch for each in self._schedulers if hasattr(each, "last_epoch")]
+
     def parameters(self) -> list[torch.nn.Parameter]:
         return [parameter for group in self._groups() for parameter in group["params"]]
 

@@ -218,6 +218,17 @@ def test_a_hanging_step_keeps_its_rates_until_its_boundary(own: Callable[..., Ow
     assert loop.run.training.rate.scale == 1.0
 
 
+@pytest.mark.parametrize("is_between", [False, True])
+def test_a_scheduler_between_two_steps_is_told(
+    own: Callable[..., Own], caplog: pytest.LogCaptureFixture, is_between: bool
+) -> None:
+    """Checkpoints are written at a step's end, and lack what follows. A rollback within the loop is no such step."""
+    loop = own(scheduler=lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.99))
+    within: dict[int, Callable[[], Any]] = {} if is_between else dict.fromkeys(range(1, 31), loop.scheduler.step)
+    loop.train(30, never, within, after=loop.scheduler.step if is_between else int)
+    assert caplog.text.count("a scheduler steps between two steps") == is_between
+
+
 def test_the_undo_leaves_a_rate_that_was_set_since(own: Callable[..., Own]) -> None:
     """The loop has begun to set the rate only after the answer: it is not doubled."""
     loop = own()
