@@ -195,7 +195,9 @@ class LearningRate:
 
     def _rescale(self, old: float, new: float) -> None:
         self.left_alone = False
+        total, unscaled = old, self._unscaled_groups()
         for slot in self._slots():
+            old = 1.0 if slot.name in unscaled else total
             held = slot.read()
             written, raw = self._written.get(slot.name, (None, 0.0))
             if old != 1.0 and written not in (None, held) and not self._schedulers and not self.is_asked_for:
@@ -209,6 +211,12 @@ class LearningRate:
             self._written[slot.name] = (slot.read(), raw)
         self.scale = new
         self._mark()
+
+    def _unscaled_groups(self) -> set[Name]:
+        """Return the slots of groups that the loop has added since they were scaled."""
+        groups = list(self._groups())
+        added = [number for number, group in enumerate(groups) if MARK not in group]
+        return {("group", number, "lr") for number in added} if len(added) < len(groups) else set()
 
     def _mark(self) -> None:
         for group in self._groups():

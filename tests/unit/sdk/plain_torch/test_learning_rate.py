@@ -222,6 +222,20 @@ def test_what_is_no_rate_is_refused_and_changes_nothing(scale: float) -> None:
     assert (loop.rate.values, loop.rate.scale) == (before, 1.0)
 
 
+def test_a_group_that_the_loop_has_added_since_is_not_unscaled() -> None:
+    """As of layers that are trained from then on."""
+    first, second = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizer = torch.optim.SGD([first], lr=0.1)
+    rate = LearningRate(optimizer)
+    rate.set_scale(0.5)
+    optimizer.add_param_group({"params": [second], "lr": 0.3})
+    rate.set_scale(1.0)
+    assert rate.values == [0.1, 0.3]
+    rate.set_scale(0.5)
+    rate.set_scale(1.0)
+    assert rate.values == [0.1, 0.3]
+
+
 def test_what_the_schedule_says_is_known_of_pytorchs_schedulers_only() -> None:
     """It is compared with the rate that is in use; of the user's own scheduler nobody knows."""
     loop = Loop("LambdaLR")
