@@ -263,6 +263,40 @@ def test_without_an_update_the_answer_claims_none(own: Callable[..., Own]) -> No
     assert reply.output["verified"]["learning_rate"] == {"updates": 0, "why": "the loop ended"}
 
 
+@pytest.mark.parametrize("set_rate", [deaf, by_step])
+def test_the_end_of_an_epoch_is_not_the_end_of_the_loop(own: Callable[..., Own], set_rate: Rate) -> None:
+    """A loop may call `batches` for each epoch; the command comes at the end of one."""
+    loop = own()
+    for epoch in range(3):
+        act = loop.order("job.scale_lr", factor=0.5) if epoch == 0 else int
+        for batch in loop.run.batches(epochs=epoch + 1):
+            with loop.run.step() as step:
+                set_rate(loop, step)
+                loop.model(batch).square().mean().backward()
+                loop.used[step.number] = loop.optimizer.param_groups[0]["lr"]
+                loop.optimizer.step()
+                loop.optimizer.zero_grad()
+                if step.number == 10:
+                    act()
+    (reply,) = loop.replies()
+    scale = 0.5 if set_rate is by_step else 1.0
+    assert reply.status == ("applied" if set_rate is by_step else "failed"), reply.output
+    assert loop.used == {step: (scale if step > 10 else 1.0) * computed(step) for step in range(1, 31)}
+
+
+def test_a_loop_that_ends_with_its_epochs_answers_when_the_run_is_closed(own: Callable[..., Own]) -> None:
+    loop = own()
+    for batch in loop.run.batches(epochs=1):
+        with loop.run.step() as step:
+            loop.model(batch).square().mean().backward()
+            loop.optimizer.step()
+            if step.number == 10:
+                loop.order("job.scale_lr", factor=0.5)()
+    loop.run.close()
+    (reply,) = loop.replies()
+    assert reply.output["verified"]["learning_rate"] == {"updates": 0, "why": "the run was closed"}
+
+
 @pytest.mark.parametrize("every", [2, 4])
 def test_an_undeclared_accumulation_is_gone_back_in_exactly(
     own: Callable[..., Own], tmp_path: Path, every: int
