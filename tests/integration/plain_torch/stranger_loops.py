@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -486,6 +487,56 @@ def schedule_free(medic: trainmedic.Medic, directory: Path, course: Course) -> N
                         functional.cross_entropy(model(batch), classes)
 
 
+class Dampened:
+    """A warmup around a schedule, as a package has it: it keeps the schedule's rates, and sets smaller ones."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        self.optimizer, self.steps, self.count = optimizer, steps, 0
+        self.rates = rates_of(optimizer)
+        self._dampen()
+
+    def _dampen(self) -> None:
+        self.count += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] *= min(1.0, self.count / self.steps)
+
+    @contextmanager
+    def dampening(self) -> Iterator[None]:
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate
+        yield
+        self.rates = rates_of(self.optimizer)
+        self._dampen()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key != "optimizer"}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+def dampened(medic: trainmedic.Medic, directory: Path, course: Course) -> None:
+    model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = lr_scheduler.CosineAnnealingLR(optimizer, 200)
+    warmup = Dampened(optimizer, 20)
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "also": {"warmup": warmup}}
+    loader = DataLoader(images(), 8, shuffle=True)
+    with trainmedic.torch.attach(medic, loader=loader, checkpoints=directory, **parts, **SETTINGS) as run:
+        run.resume()
+        for batch, classes in run.batches(steps=course.steps):
+            with run.step() as step:
+                loss = functional.cross_entropy(model(batch), classes)
+                optimizer.zero_grad()
+                loss.backward()
+                rates = rates_of(optimizer)
+                optimizer.step()
+                with warmup.dampening():
+                    scheduler.step()
+                step.report(loss=loss)
+                course.note(step.number, loss, rates)
+
+
 LOOPS: tuple[Callable[[trainmedic.Medic, Path, Course], None], ...] = (
     adversarial,
     unknown_schedulers,
@@ -499,4 +550,5 @@ LOOPS: tuple[Callable[[trainmedic.Medic, Path, Course], None], ...] = (
     layered,
     half_scaled,
     schedule_free,
+    dampened,
 )

@@ -88,9 +88,9 @@ def test_a_scaled_rate_is_applied_where_it_is_used(stranger: Stranger, at: int) 
     assert ratios(scaled, calm, range(1, at + 1)) == [1.0]
     is_used = ratios(scaled, calm, range(at + 1, undo_at + 1)) == [0.5]
     assert first.status == ("applied" if is_used else "failed"), first.output
-    sets_rates = stranger.loop in (loops.unknown_schedulers, loops.half_scaled)
+    sets_rates = stranger.loop in (loops.unknown_schedulers, loops.half_scaled, loops.dampened)
     assert is_used == (not sets_rates and not (stranger.loop is loops.detector and at < 25))
-    assert ratios(scaled, calm, range((undo_at if is_used else at + 1) + 1, 61)) == [1.0]
+    assert ratios(scaled, calm, range((undo_at if is_used else at + 2) + 1, 61)) == [1.0]
     assert second.status == "applied"
     assert ("nothing_to_undo" in second.output) == (not is_used)
     if is_used:
