@@ -44,7 +44,7 @@ def text_of(error: BaseException) -> str:
 
 
 def is_explained(error: BaseException) -> bool:
-    """Return whether its text suffices, so that a log needs no traceback: a file's error, or our own without others."""
+    """Return whether a log needs no traceback: a file's error, or our own without another cause."""
     cause = error.__cause__
     return isinstance(error, (OSError, TrainmedicError)) and (cause is None or is_explained(cause))
 

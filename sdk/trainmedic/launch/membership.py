@@ -15,7 +15,7 @@ INCLUDE = "launcher.include_node"
 
 
 class NodeExclusions:
-    """``cannot``: why the launcher's command cannot exclude a node, or ""."""
+    """``cannot``: why no node can be excluded, or ""."""
 
     def __init__(self, node: str, starts_all_nodes: bool, cannot: str = "") -> None:
         self.node = node

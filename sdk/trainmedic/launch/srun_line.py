@@ -1,4 +1,4 @@
-"""srun's option ``--exclude``, of which the last one counts, in each component of a heterogeneous command."""
+"""srun's ``--exclude``, of which each component's last one counts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Exclusion(NamedTuple):
 
 
 def with_excluded(argv: Sequence[str], nodes: Sequence[str]) -> list[str]:
-    """Return the command without ``nodes``, in addition to the user's excluded ones."""
+    """Exclude ``nodes`` too."""
     changed = list(argv)
     for begin, exclusion in reversed(list(_components(argv))):
         if exclusion is None:
@@ -39,7 +39,7 @@ def with_excluded(argv: Sequence[str], nodes: Sequence[str]) -> list[str]:
 
 
 def why_not_excludable(argv: Sequence[str]) -> str:
-    """Return why `with_excluded` would exclude nothing, or ""."""
+    """Return why `with_excluded` has no effect, or ""."""
     for _, exclusion in _components(argv):
         if exclusion is not None and "/" in argv[exclusion.word][exclusion.start :]:
             return "srun's own --exclude names a file, to which no node can be added; name the nodes instead"
@@ -47,7 +47,7 @@ def why_not_excludable(argv: Sequence[str]) -> str:
 
 
 def _components(argv: Sequence[str]) -> Iterator[tuple[int, _Exclusion | None]]:
-    """Yield each component's first index, and its last exclusion."""
+    # Each component's first index, and its last exclusion.
     begin = 1
     while True:
         exclusion, program = _options(argv, begin)
@@ -59,7 +59,7 @@ def _components(argv: Sequence[str]) -> Iterator[tuple[int, _Exclusion | None]]:
 
 
 def _options(argv: Sequence[str], begin: int) -> tuple[_Exclusion | None, int]:
-    """Return the last exclusion, and the program's index."""
+    # The last exclusion, and the program's index.
     found: _Exclusion | None = None
     place = begin
     while place < len(argv) and argv[place].startswith("-") and argv[place] not in ("-", "--"):
@@ -73,7 +73,7 @@ def _options(argv: Sequence[str], begin: int) -> tuple[_Exclusion | None, int]:
 
 
 def _valued(word: str) -> tuple[str, int]:
-    """Return the name of the option whose value follows, and the value's start in the word; "" for flags."""
+    # The name of the option whose value follows ("" for flags), and the value's start in the word.
     if word.startswith("--"):
         name, equals, _ = word.partition("=")
         if name.startswith(_SHORTEST) and _EXCLUDE.startswith(name):

@@ -138,7 +138,7 @@ class SlotPool:
         return None
 
     def _is_needed(self, slot: Slot) -> bool:
-        """Return whether a rollback may need the checkpoint, even if the slot can no longer be used again."""
+        # For a rollback, even if the slot can no longer be used again.
         mark = slot.mark
         return mark is not None and (mark.set_id in self.kept or slot is max(self.complete(), key=_step))
 

@@ -72,11 +72,9 @@ class LearningRate:
 
     @property
     def is_scheduled(self) -> bool:
-        """True with a scheduler given to `attach`."""
         return bool(self._schedulers)
 
     def schedule_positions(self) -> list[Any]:
-        """Return the steps of the PyTorch schedulers given to `attach`."""
         return [each.last_epoch for each in self._schedulers if hasattr(each, "last_epoch")]
 
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -225,7 +223,7 @@ class LearningRate:
         self._mark()
 
     def _is_set_by_loop(self, name: Name, rate: float, scheduled: Mapping[Name, float | None]) -> bool:
-        """Return whether the loop has set a scaled rate without the factor."""
+        # Whether the loop has set a scaled rate without the factor.
         if self.is_asked_for or not self._schedulers:
             return not self.is_asked_for
         drift = _drift(self._scheduled_then.get(name), scheduled.get(name))
@@ -236,12 +234,12 @@ class LearningRate:
         return abs(math.log(moved / written)) > abs(math.log(moved / raw))
 
     def _scheduled(self) -> list[float | None]:
-        """Return the groups' scheduled rates without the scale, where a closed form has them."""
+        # By group, without the scale, where a closed form has it.
         forms = [closed_form(group, self._given) for group in self._groups()]
         return [None if each is None else each / self.scale for each in forms]
 
     def _unscaled_groups(self) -> set[Name]:
-        """Return the slots of groups that the loop has added since they were scaled."""
+        # Of groups that the loop has added since.
         groups = list(self._groups())
         added = [number for number, group in enumerate(groups) if MARK not in group]
         return {("group", number, "lr") for number in added} if len(added) < len(groups) else set()

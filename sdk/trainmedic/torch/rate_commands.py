@@ -195,7 +195,7 @@ class RateCommands:
         return {command_id: factor for command_id, factor in factors.items() if command_id not in failed}
 
     def _answer(self, ended_because: str, is_boundary: bool = True) -> None:
-        """Answer all. After an early answer, because of ``ended_because``, observe further."""
+        # All. After an early answer, because of ``ended_because``, observe further.
         self._timer.cancel()
         watch, rate, pending = self._watch, self._training.rate, self.pending
         verified: dict[str, Any] = {"updates": len(watch.used)}
@@ -225,7 +225,7 @@ class RateCommands:
             log.error("%s: %s was answered applied, but %s", self._training.medic.job, command.id, reason)
 
     def _revert(self, overwritten: tuple[float, float], is_boundary: bool) -> str:
-        """Restore the former scale, at a boundary, and return the reason; "" if only undos are pending."""
+        # Restores the former scale, at a boundary. Returns the reason; "" if only undos are pending.
         actual, expected = overwritten
         training = self._training
         if not self._failed():

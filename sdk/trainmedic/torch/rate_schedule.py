@@ -52,7 +52,7 @@ class RateSchedule:
 
 
 def closed_form(group: Any, schedulers: Sequence[Any]) -> float | None:
-    """Return a group's scheduled rate, whatever rate it has; None if no or several schedulers have one for it."""
+    """Return a group's scheduled rate, whatever rate it has; None without a single schedule's."""
     found: list[float] = []
     for scheduler in schedulers:
         groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", ())

@@ -11,7 +11,7 @@ _OBSERVED = 64  # first steps
 
 
 class SchedulerOrder:
-    """Detects schedulers that step between two steps, so that a checkpoint lacks their last one."""
+    # A checkpoint lacks a scheduler's step that follows the training step.
 
     __slots__ = ("_at_end", "_job", "_moves", "_observed", "_rate", "is_decided")
 

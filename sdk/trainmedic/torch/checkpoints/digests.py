@@ -2,9 +2,6 @@
 
 A digest is the sum of a tensor's words, each times the odd number of its position, modulo 2^64. It detects any change
 of one word, and any exchange of two words of up to four bytes.
-
-Earlier releases' digests, of a type without `_MARK`, give two chunks equal factors and depend on the size of chunks,
-which differs by device. Ranks still compare these, because another rank may be an earlier release's.
 """
 
 from __future__ import annotations
@@ -24,7 +21,9 @@ Optimizers = Mapping[str, torch.optim.Optimizer]
 _CHUNK, _CHUNK_ON_DEVICE = 1 << 16, 1 << 24  # words; on a CPU the intermediate results stay in the cache
 _WORD_TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MOST_NAMED = 3
-_MARK = "/2"  # follows the type in digests
+# Follows the type in digests. Those of earlier releases lack it: they give two chunks equal factors, and depend on the
+# size of chunks, which differs by device. Ranks still compare these, because another may be an earlier release's.
+_MARK = "/2"
 
 
 class DigestComparison(NamedTuple):
@@ -47,7 +46,7 @@ class DigestComparison(NamedTuple):
 def digests(
     modules: Modules, optimizers: Optimizers, cache: KnownDigests | None = None, like: Digests | None = None
 ) -> dict[str, str]:
-    """Return digests of parameters and of standard optimizers' states, comparable with ``like``."""
+    """Return digests of parameters and standard optimizers' states, comparable with ``like``."""
     return digests_of(dict(tensors_of(modules, optimizers)), cache, like)
 
 
@@ -132,7 +131,6 @@ def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def _values_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a sparse or nested tensor's values, else the tensor."""
     if tensor.layout == torch.strided:
         return tensor
     if tensor.layout == torch.sparse_coo:
@@ -188,7 +186,7 @@ def _hexadecimal(number: int) -> str:
 
 
 def _numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this release's and earlier ones' number, on the device, without waiting."""
+    # This release's and earlier ones', on the device, without waiting.
     if not _is_readable(tensor):
         return torch.zeros(2, dtype=torch.int64)
     values = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor

@@ -23,7 +23,6 @@ _SEPARATOR = ":"
 def digests_of_parts(
     parts: StateParts, cache: KnownDigests | None = None, like: Digests | None = None
 ) -> dict[str, str]:
-    """Return the parts' digests, comparable with ``like``."""
     return digests_of(tensors_of_parts(parts), cache, like)
 
 

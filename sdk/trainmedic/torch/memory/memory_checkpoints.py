@@ -165,7 +165,7 @@ class MemoryCheckpoints:
         return slot
 
     def _tensors_to_check(self, snapshot: Snapshot, parts: StateParts, held: Any) -> Sequence[int]:
-        """Return the tensors whose values must be finite, by number."""
+        # Those whose values must be finite, by number.
         if self._finite_tensors[0] is not snapshot.places:
             try:
                 addresses = {tensor.data_ptr() for tensor in self._contents.tensors(parts, held).values()}
@@ -310,7 +310,7 @@ class MemoryCheckpoints:
 
 
 def _views(slot: Slot, snapshot: Snapshot | None) -> list[torch.Tensor]:
-    """Return tensors in the slot's memory; with None those of the last snapshot."""
+    # Tensors in the slot's memory; with None those of the last snapshot.
     places, views = slot.cached_views or (None, [])
     if snapshot is not None and places != snapshot.places:
         views = snapshots.views_of(slot.memory, snapshot.places)

@@ -102,7 +102,7 @@ class CudaStopwatch:
 
 
 def measure(call: Callable[..., None], *arguments: Any) -> None:
-    """Call a function of a measurement; its errors must not end the training step. Log one a minute."""
+    """Log a measurement's errors, one a minute."""
     try:
         call(*arguments)
     except Exception:  # boundary to the training step
