@@ -43,6 +43,12 @@ def text_of(error: BaseException) -> str:
         return ""
 
 
+def is_explained(error: BaseException) -> bool:
+    """Return whether a log needs no traceback: a file's error, or our own without another cause."""
+    cause = error.__cause__
+    return isinstance(error, (OSError, TrainmedicError)) and (cause is None or is_explained(cause))
+
+
 class ConfigurationError(TrainmedicError):
     """A name, URL, key, rank or port is invalid."""
 

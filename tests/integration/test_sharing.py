@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -320,6 +321,39 @@ def test_a_store_that_is_gone_ends_sharing_and_not_the_loop(caplog: pytest.LogCa
         assert statuses(ranks, sent) == dict.fromkeys(range(2), envelope.FAILED)
     assert "the store that the ranks share is gone" in ranks.finals(sent)[0].output["reason"]
     assert [member.share.state != "on" for member in ranks.members] == [True, True]
+
+
+def test_an_error_of_the_agreement_is_not_called_a_lost_store(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RankThreads(2, every=1) as ranks:
+        ranks.train(lambda: ranks.members[0].step >= 5)
+
+        def broken(now: float) -> float:
+            raise KeyError("commands")
+
+        monkeypatch.setattr(ranks.members[1].share._synchronizer, "_work", broken)
+        ranks.train(lambda: ranks.members[1].share.state != "on")
+    assert ranks.members[1].share.state == "an unexpected error: KeyError: 'commands'"
+    assert "the agreement of the ranks failed unexpectedly" in caplog.text
+    assert "raise KeyError" in caplog.text
+
+
+def test_figures_that_cannot_be_measured_are_not_those_of_before(caplog: pytest.LogCaptureFixture) -> None:
+    """One log line, whenever it begins."""
+    with RankThreads(1, every=1) as ranks:
+        synchronizer = ranks.members[0].share._synchronizer
+        figures: Any = {"cpu": 1.0}
+        synchronizer._stats = lambda: figures
+        synchronizer.published = {"loss": 2.0}
+        store: Any = SimpleNamespace(world_size=1, set=lambda key, value: None)
+        synchronizer._write_heartbeat(store, 1e9)
+        assert synchronizer._status.stats == {"cpu": 1.0, "loss": 2.0}
+        figures = None
+        for now in (2e9, 3e9):
+            synchronizer._write_heartbeat(store, now)
+        assert synchronizer._status.stats == {"loss": 2.0}
+    assert caplog.text.count("cannot be measured") == 1
 
 
 def test_a_restarted_job_does_not_read_what_its_former_life_wrote() -> None:

@@ -71,6 +71,7 @@ REST: Mapping[str, Sequence[str]] = {
     "random trainings, and long ones": (
         "tests/integration/plain_torch/truth",
         "tests/integration/plain_torch/test_rollout_engine.py",
+        "tests/integration/plain_torch/test_stranger_loops.py",
         "tests/integration/test_sdk_soak.py",
     ),
     "warm starts": ("tests/integration/launch/test_warm.py",),

@@ -6,19 +6,16 @@ With ``overlap_comm`` (ZeRO stage 3 by default) nothing is reported on CUDA.
 from __future__ import annotations
 
 import functools
-import logging
 from typing import Any, Callable
 
 import torch
 
-from trainmedic.torch.meters.stopwatches import CudaStopwatch, HostStopwatch, Stopwatch
+from trainmedic.torch.meters.stopwatches import CudaStopwatch, HostStopwatch, Stopwatch, measure
 
 try:
     from deepspeed.comm import comm  # type: ignore[import-not-found]
 except ImportError:  # not a real DeepSpeed engine
     comm = None
-
-log = logging.getLogger("trainmedic")
 
 # Methods of the backend.
 _COLLECTIVES = (
@@ -78,7 +75,7 @@ class EngineWaits:
             self._is_unknown = True
             return function(*arguments, **named)
         if self._depth == 0:
-            self._call_meter(self.stopwatch.start)
+            measure(self.stopwatch.start)
             self._has_waited = True
         self._depth += 1
         try:
@@ -86,13 +83,7 @@ class EngineWaits:
         finally:
             self._depth = max(self._depth - 1, 0)
             if self._depth == 0:
-                self._call_meter(self.stopwatch.stop)
-
-    def _call_meter(self, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception:  # an error here must not end the training step
-            log.exception("cannot measure this rank's waiting; training continues")
+                measure(self.stopwatch.stop)
 
 
 class _Handle:

@@ -5,7 +5,6 @@ Unless all ranks have a copy in the checkpoint, the state is reset.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 from pathlib import Path
@@ -68,12 +67,16 @@ class TrainerState:
 
     def _restore_callbacks(self, checkpoint: Path) -> None:
         # The Trainer itself restores them only with `restore_callback_states_from_checkpoint`.
-        with contextlib.suppress(OSError, ValueError, AttributeError):
+        try:
             kept = json.loads((checkpoint / "trainer_state.json").read_bytes()).get("stateful_callbacks") or {}
             for name, states in kept.items():
                 present = [each for each in self._callbacks() if type(each).__name__ == name]
                 for callback, state in zip(present, states if isinstance(states, list) else [states], strict=False):
                     vars(callback).update(state.get("attributes") or {})
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            log.warning("%s: the callbacks' state is not restored: %s", checkpoint / "trainer_state.json", error)
 
     def _callbacks(self) -> list[Any]:
         callbacks = self._trainer.callback_handler.callbacks

@@ -84,4 +84,5 @@ def write_error_file(error: BaseException | None) -> None:
             opened.write(content)
     except Exception as fault:  # the user's code makes the error's text, and the process ends anyway
         if not isinstance(fault, FileExistsError):
-            log.warning("cannot write the error file for the launcher: %s", fault)
+            is_explained = isinstance(fault, OSError)
+            log.warning("cannot write the error file for the launcher: %s", fault, exc_info=not is_explained)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Mapping, Sequence
 
+from trainmedic.launch.srun_line import why_not_excludable, with_excluded
+
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 # Options of torchrun without a value.
 _FLAGS = frozenset(
@@ -48,6 +50,10 @@ class LaunchLine:
     @property
     def starts_all_nodes(self) -> bool:
         return self.kind == "srun"
+
+    @property
+    def why_no_node_excludable(self) -> str:  # "" if nodes can be excluded
+        return why_not_excludable(self.argv) if self.starts_all_nodes else ""
 
     @property
     def is_one_of_several(self) -> bool:
@@ -106,7 +112,7 @@ class LaunchLine:
         if rank_logs is not None and self.can_store_ranks:
             added += ["--tee=3", f"--log-dir={rank_logs}"]
         if without and self.starts_all_nodes:
-            added.append(f"--exclude={','.join(without)}")
+            return with_excluded(self.argv, without)
         return [*self.argv[: self.options_at], *added, *self.argv[self.options_at :]]
 
 

@@ -15,8 +15,11 @@ INCLUDE = "launcher.include_node"
 
 
 class NodeExclusions:
-    def __init__(self, node: str, starts_all_nodes: bool) -> None:
+    """``cannot``: why no node can be excluded, or ""."""
+
+    def __init__(self, node: str, starts_all_nodes: bool, cannot: str = "") -> None:
         self.node = node
+        self._cannot = cannot
         self.starts_all_nodes = starts_all_nodes
         self._left_out: dict[str, str] = {}  # node by command
         self._for_load: set[str] = set()  # commands that exclude for load
@@ -42,6 +45,8 @@ class NodeExclusions:
     def exclude(self, command: JobCommand) -> Mapping[str, Any] | None:
         """Handle `EXCLUDE`, answered at once if the attempt runs without the node, else after its end."""
         node = self._node_of(command)
+        if self._cannot:
+            raise Rejected(self._cannot)
         before = self.without
         self._left_out[command.id] = node
         if command.params.get("for_load") is True:

@@ -140,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.warning("--warm has no effect: %s is not a torchrun whose Python can be found", command[0])
     nodes = _bounds(options, line)
     node = re.sub(r"[/\s]", "-", os.environ.get("TRAINMEDIC_NODE") or socket.gethostname())
-    membership = NodeExclusions(node, line.starts_all_nodes)
+    membership = NodeExclusions(node, line.starts_all_nodes, line.why_no_node_excludable)
     bounds = {} if nodes is None else {"min_nodes": nodes[0], "max_nodes": nodes[1]}
     link = open_link(options.job, membership, bounds, reports_ends=nodes is None and not line.is_one_of_several)
     launch = LaunchOptions(

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from typing import Any, Iterable, Mapping, Protocol
+from typing import Any, Callable, Iterable, Mapping, Protocol, TypeVar
+
+from trainmedic.errors import described
+from trainmedic.ranks.rank_state import RankLost
+
+Result = TypeVar("Result")
 
 _NO_VALUE = "?"  # not JSON, so never stored: a `compare_set` from and to it only reads
 _DELETED_AT_ONCE = 200  # keys in a call
@@ -27,6 +32,8 @@ class KeyValueStore(Protocol):
 
 
 class SharedStore:
+    """Methods raise RankLost if the store fails, and ValueError for another rank's unreadable value."""
+
     def __init__(self, store: KeyValueStore, prefix: str, rank: int, world_size: int) -> None:
         self._store = store
         self._prefix = prefix
@@ -38,26 +45,28 @@ class SharedStore:
         return SharedStore(self._store, f"{self._prefix}{prefix}/", self.rank, self.world_size)
 
     def get(self, key: str) -> Any:
-        raw = self._store.compare_set(self._prefix + key, _NO_VALUE, _NO_VALUE)
+        raw = _asked(lambda: self._store.compare_set(self._prefix + key, _NO_VALUE, _NO_VALUE))
         return None if raw == _NO_VALUE.encode() else json.loads(raw)
 
     def set(self, key: str, value: Any) -> None:
-        self._store.set(self._prefix + key, json.dumps(value))
+        text = json.dumps(value)
+        _asked(lambda: self._store.set(self._prefix + key, text))
 
     def set_if_absent(self, key: str, value: Any) -> Any:
         """Return the value, perhaps another rank's."""
-        return json.loads(self._store.compare_set(self._prefix + key, "", json.dumps(value)))
+        text = json.dumps(value)
+        return json.loads(_asked(lambda: self._store.compare_set(self._prefix + key, "", text)))
 
     def delete(self, key: str) -> None:
-        self._store.delete_key(self._prefix + key)
+        _asked(lambda: self._store.delete_key(self._prefix + key))
 
     def add_entry(self, key: str, value: Any) -> None:
         """Write this rank's entry once, before counting it."""
         self.set(f"{key}/{self.rank}", value)
-        self._store.add(f"{self._prefix}{key}/count", 1)
+        _asked(lambda: self._store.add(f"{self._prefix}{key}/count", 1))
 
     def count_entries(self, key: str) -> int:
-        return self._store.add(f"{self._prefix}{key}/count", 0)
+        return _asked(lambda: self._store.add(f"{self._prefix}{key}/count", 0))
 
     def entries(self, key: str, ranks: Iterable[int]) -> dict[int, Any]:
         values = {rank: self.get(f"{key}/{rank}") for rank in ranks}
@@ -94,6 +103,14 @@ class ExpiredKeys:
                 return
             self._keys.popleft()
             self._store.delete(key)
+
+
+def _asked(call: Callable[[], Result]) -> Result:
+    try:
+        return call()
+    except Exception as error:  # the store may be of any library
+        reason = described(error).splitlines()[0][:200]
+        raise RankLost(f"the store that the ranks share is gone ({reason})") from error
 
 
 def whole_number(fields: Mapping[str, Any], name: str) -> int:

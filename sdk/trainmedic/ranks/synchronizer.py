@@ -74,6 +74,7 @@ class Synchronizer:
         self._role = role
         self._interval = interval
         self._stats = stats
+        self._has_logged_figures = False  # that they cannot be measured
         self._inquiries: deque[Inquiry] = deque()
         # To report: `JobCommand.sync_key`, status and output.
         self._outcomes: deque[tuple[tuple[int, int], str, Mapping[str, Any]]] = deque()
@@ -146,16 +147,11 @@ class Synchronizer:
                     if self._has_left(time.monotonic()):
                         return
             except RankLost as error:
-                self.end(str(error))
-            # Catch everything: the store may be of any library, and other ranks may write anything.
+                self.end(str(error), logging.WARNING if self._closing_at is None else logging.DEBUG)
+            # Catch everything: other ranks may write anything.
             except Exception as error:
-                level = logging.WARNING if self._closing_at is None else logging.DEBUG
-                is_gone = isinstance(error, (RuntimeError, OSError))  # errors of PyTorch's stores
-                if not is_gone:
-                    log.log(level, "%s: the work of rank %d failed", self._job, self._rank, exc_info=True)
-                reason = described(error).splitlines()[0][:200]
-                what = "is gone" if is_gone else "cannot be used"
-                self.end(f"the store that the ranks share {what} ({reason})", level)
+                log.exception("%s: the agreement of the ranks failed unexpectedly", self._job)
+                self.end(f"an unexpected error: {described(error).splitlines()[0][:200]}")
         if self._closing_at is None:
             self._role.abandon(f"the ranks no longer agree on commands: {self.ended_because}")
 
@@ -201,12 +197,13 @@ class Synchronizer:
             return 0.0
         every = HEARTBEAT_EVERY if store.world_size <= MANY_RANKS else HEARTBEAT_OF_MANY
         self._heartbeat_due = now + every
-        count, stats = self._status.heartbeat + 1, self._status.stats
+        count, stats = self._status.heartbeat + 1, self.published  # outdated figures would pass for present ones
         try:
             stats = {**self._stats(), **self.published}
         # Catch everything: the heartbeat is needed even without figures.
         except Exception:
-            if count == 1:
+            if not self._has_logged_figures:
+                self._has_logged_figures = True
                 log.exception("%s: the figures of rank %d cannot be measured", self._job, self._rank)
         self._status = RankStatus(count, self.position.number, self.location, stats)
         store.set(f"heartbeat/{self._rank}", self._status.fields())

@@ -21,7 +21,7 @@ class SlotPool:
 
     def __init__(self, wanted: int, limit: int, directory: Path | None) -> None:
         self.problem = ""  # why there can be no slots
-        self.kept: set[str] = set()  # IDs of checkpoints that stay while others can go; outgrown ones go
+        self.kept: set[str] = set()  # IDs of checkpoints that stay while others can go
         self._wanted = max(wanted, LEAST)
         self._limit = limit
         self._directory = directory
@@ -71,9 +71,7 @@ class SlotPool:
         # ``step`` and ``horizon`` are those of `dispensable`.
         with self._lock:
             idle = [slot for slot in self._slots if not slot.users]
-            # The newest checkpoint stays for a rollback, even if its slot can no longer be used again.
-            outgrown = [slot for slot in idle if slot.size < size and slot is not self._newest()]
-            for slot in outgrown:
+            for slot in [slot for slot in idle if slot.size < size and not self._is_needed(slot)]:
                 self._remove(slot)
                 idle.remove(slot)
             fitting = [slot for slot in idle if slot.mark is None and slot.size >= size]
@@ -102,9 +100,12 @@ class SlotPool:
             self.clear()
             return
         with self._lock:
-            newest = self._newest()
-            for slot in [slot for slot in self._slots if slot.size < size and not slot.users]:
-                if slot is not newest or slot.size + count * size > self._limit:
+            spare = self._limit - count * size
+            outgrown = [slot for slot in self._slots if slot.size < size and not slot.users]
+            for slot in sorted(outgrown, key=_step, reverse=True):
+                if self._is_needed(slot) and slot.size <= spare:
+                    spare -= slot.size
+                else:
                     self._remove(slot)
         while sum(slot.size >= size for slot in self._slots) < count:
             made = Slot(size, self._free_file())
@@ -136,8 +137,10 @@ class SlotPool:
                     return slot
         return None
 
-    def _newest(self) -> Slot | None:
-        return max(self.complete(), key=_step, default=None)
+    def _is_needed(self, slot: Slot) -> bool:
+        # For a rollback, even if the slot can no longer be used again.
+        mark = slot.mark
+        return mark is not None and (mark.set_id in self.kept or slot is max(self.complete(), key=_step))
 
     def _remove(self, slot: Slot) -> None:
         slot.remove()

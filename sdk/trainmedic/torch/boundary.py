@@ -17,6 +17,7 @@ from trainmedic.torch.meters.step_meter import StepMeter
 from trainmedic.torch.optimizer_steps import MOST_WITHOUT_UPDATE, OptimizerSteps, has_gradients
 from trainmedic.torch.rate_commands import RateCommands
 from trainmedic.torch.restore import CheckpointRestore
+from trainmedic.torch.scheduler_order import SchedulerOrder
 from trainmedic.torch.training_state import TrainingState
 from trainmedic.torch.verification import RollbackVerification
 
@@ -68,6 +69,7 @@ class StepBoundary:
         self._progress = medic.progress
         self._progress.skips_overflows = scales_loss
         models = [part for name, part in training.parts.by_name.items() if name.partition(".")[0] == "model"]
+        self.scheduler_order = SchedulerOrder(training.rate, medic.job)
         self.meter = StepMeter(models, medic.world_size)
         self.layer_norms = LayerNorms(models, training.rate.optimizers, medic)
         # With several ranks the others wait in a collective, so interrupting one does not help.

@@ -30,7 +30,7 @@ class GradientSamples:
         except Exception as error:  # tensors of other packages may lack PyTorch functions
             self._works, training.gradients = False, []
             message = "%s: gradients are not compared after rollbacks: %s"
-            log.warning(message, training.medic.job, error, exc_info=True)
+            log.warning(message, training.medic.job, error, exc_info=error)
 
 
 def _norms(optimizer: Any) -> list[torch.Tensor]:

@@ -12,7 +12,9 @@ import torch
 from torch.optim import lr_scheduler
 
 from trainmedic.errors import Rejected
-from trainmedic.torch.rate_schedule import RateSchedule, computes_as_pytorch
+from trainmedic.torch.rate_schedule import RateSchedule, closed_form, computes_as_pytorch
+
+_MOST_RETURNED = 64  # last ones that are compared
 
 MARK = "trainmedic_lr_scale"  # key of the scale in the optimizer's groups
 
@@ -48,6 +50,7 @@ class _RateSlot:
 class _LastChange(NamedTuple):
     expected: list[float]  # rates right after it, by group
     ratio: float  # new scale by old scale
+    scheduled: list[float | None]  # `_scheduled` then, by group
 
 
 class LearningRate:
@@ -55,16 +58,24 @@ class LearningRate:
 
     def __init__(self, optimizer: Any, scheduler: Any = None) -> None:
         self.optimizers = list(_as_sequence(optimizer))
-        schedulers = [_unwrapped(member) for member in _as_sequence(scheduler)]
-        self._schedulers = list(_with_inner(schedulers))
-        self.schedule = RateSchedule(self.optimizers[0], schedulers)
+        self._given = [_unwrapped(member) for member in _as_sequence(scheduler)]
+        self._schedulers = list(_with_inner(self._given))
+        self.schedule = RateSchedule(self.optimizers[0], self._given)
         self.scale = self._marked()  # not 1.0 if the script has loaded a scaled optimizer
         # {slot: (written value, unscaled value)}: undoing must be exact, but multiplication and division round.
         self._written: dict[Name, tuple[float, float]] = {}
+        self._scheduled_then: dict[Name, float | None] = {}  # `_scheduled` when a group's rate was written
         self.is_asked_for = False  # True if the loop has asked for the factor
         self.left_alone = False  # True if the last change kept a rate that the loop had set
-        self._has_returned_scaled = False  # since the last change
-        self._last_change = _LastChange([], 1.0)
+        self._returned: list[Number] = []  # scaled rates returned to the loop, since the last change was watched
+        self._last_change = _LastChange([], 1.0, [])
+
+    @property
+    def is_scheduled(self) -> bool:
+        return bool(self._schedulers)
+
+    def schedule_positions(self) -> list[Any]:
+        return [each.last_epoch for each in self._schedulers if hasattr(each, "last_epoch")]
 
     def parameters(self) -> list[torch.nn.Parameter]:
         return [parameter for group in self._groups() for parameter in group["params"]]
@@ -94,21 +105,30 @@ class LearningRate:
 
     def scaled(self, value: Number) -> Number:
         """Return the rate times the factor; the same object if unscaled."""
-        self.is_asked_for = self._has_returned_scaled = True
-        return value if self.scale == 1.0 else value * self.scale
+        self.is_asked_for = True
+        scaled = value if self.scale == 1.0 else value * self.scale
+        self._returned = [*self._returned[1 - _MOST_RETURNED :], scaled]
+        return scaled
 
     def watch(self, before: float) -> None:
         """Begin to detect overwritten rates, after a change from the scale ``before``."""
-        self._last_change = _LastChange(self.values, self.scale / before)
-        self._has_returned_scaled = False
+        self._last_change = _LastChange(self.values, self.scale / before, self._scheduled())
+        self._returned = []
 
     def overwritten(self) -> tuple[float, float] | None:
         """Return the first rate set without the factor since `watch`, and the expected one, or None."""
         # Without a factor, the rates of a known scheduler are right.
-        if self._has_returned_scaled or (self._schedulers and self.scale == 1.0) or self.left_alone:
+        if (self._schedulers and self.scale == 1.0) or self.left_alone:
             return None
+        returned = list(map(float, self._returned))
+        scheduled = self._scheduled()
         for number, (found, expected) in enumerate(zip(self.values, self._last_change.expected, strict=False)):
-            if math.isclose(found, expected, rel_tol=1e-6) or self._is_scheduled(number, found):
+            if math.isclose(found, expected, rel_tol=1e-6):
+                continue
+            drift = _drift(self._last_change.scheduled[number], scheduled[number])
+            if self._is_scheduled(number, found) and (drift is None or self._is_nearer(found / drift, expected)):
+                continue
+            if any(math.isclose(found, each, rel_tol=1e-6) for each in returned):
                 continue
             if not (self.is_asked_for and self._is_nearer(found, expected)):
                 return found, expected
@@ -127,7 +147,7 @@ class LearningRate:
         self._written.clear()
 
     def _without_change(self, number: int, rate: float, scale: float) -> float:
-        expected, ratio = self._last_change
+        expected, ratio, _ = self._last_change
         if ratio == 1.0 or number >= len(expected) or not self._is_nearer(rate, expected[number]):
             return rate
         written, raw = self._written.get(("group", number, "lr"), (None, 0.0))
@@ -174,16 +194,23 @@ class LearningRate:
         self._mark()
         if self.scale != 1.0:
             self._unscale_other_schedulers()
+            scheduled = self._scheduled()
             for number, value in enumerate(self.values):
                 self._written.setdefault(("group", number, "lr"), (value, value / self.scale))
+                self._scheduled_then[("group", number, "lr")] = scheduled[number]
 
     def _rescale(self, old: float, new: float) -> None:
         self.left_alone = False
+        total, unscaled = old, self._unscaled_groups()
+        scheduled: dict[Name, float | None] = {
+            ("group", number, "lr"): each for number, each in enumerate(self._scheduled())
+        }
         for slot in self._slots():
+            old = 1.0 if slot.name in unscaled else total
             held = slot.read()
             written, raw = self._written.get(slot.name, (None, 0.0))
-            if old != 1.0 and written not in (None, held) and not self._schedulers and not self.is_asked_for:
-                self.left_alone = True  # set by the loop without the factor
+            if old != 1.0 and written not in (None, held) and self._is_set_by_loop(slot.name, held, scheduled):
+                self.left_alone = True
                 continue
             if held != written:  # moved by the schedule
                 raw = held if old == 1.0 else held / old
@@ -191,8 +218,31 @@ class LearningRate:
             if scaled != held:
                 slot.write(scaled)
             self._written[slot.name] = (slot.read(), raw)
+            self._scheduled_then[slot.name] = scheduled.get(slot.name)
         self.scale = new
         self._mark()
+
+    def _is_set_by_loop(self, name: Name, rate: float, scheduled: Mapping[Name, float | None]) -> bool:
+        # Whether the loop has set a scaled rate without the factor.
+        if self.is_asked_for or not self._schedulers:
+            return not self.is_asked_for
+        drift = _drift(self._scheduled_then.get(name), scheduled.get(name))
+        written, raw = self._written[name]
+        if drift is None or min(rate, written, raw) <= 0.0:
+            return False
+        moved = rate / drift
+        return abs(math.log(moved / written)) > abs(math.log(moved / raw))
+
+    def _scheduled(self) -> list[float | None]:
+        # By group, without the scale, where a closed form has it.
+        forms = [closed_form(group, self._given) for group in self._groups()]
+        return [None if each is None else each / self.scale for each in forms]
+
+    def _unscaled_groups(self) -> set[Name]:
+        # Of groups that the loop has added since.
+        groups = list(self._groups())
+        added = [number for number, group in enumerate(groups) if MARK not in group]
+        return {("group", number, "lr") for number in added} if len(added) < len(groups) else set()
 
     def _mark(self) -> None:
         for group in self._groups():
@@ -287,6 +337,10 @@ def marked_scale(optimizers: Iterable[Any]) -> float:
     """Return the groups' scale; 1.0 without a mark."""
     groups = (group for optimizer in optimizers for group in optimizer.param_groups)
     return next((float(group[MARK]) for group in groups if MARK in group), 1.0)
+
+
+def _drift(before: float | None, now: float | None) -> float | None:
+    return None if before is None or now is None else now / before
 
 
 def _check(scale: float, values: Sequence[float]) -> None:

@@ -129,7 +129,7 @@ def _load_zero_redundancy(part: Any, state: Mapping[str, Any]) -> None:
 
 
 def _placed(value: Any, parameter: torch.Tensor) -> Any:
-    """Return a copy on the parameter's device; scalars stay on the CPU."""
+    # A copy on the parameter's device; scalars stay on the CPU.
     if not isinstance(value, torch.Tensor):
         return value
     return value.clone() if value.dim() == 0 else value.to(parameter.device, copy=True)

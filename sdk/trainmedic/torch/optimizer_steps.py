@@ -6,6 +6,8 @@ from typing import Any, Callable, Sequence
 
 import torch
 
+from trainmedic.torch.optimizer_states import inner_optimizers
+
 MOST_WITHOUT_UPDATE = 100  # boundaries before the first update, until a warning
 _HOOKS = "_optimizer_step_pre_hooks"  # attribute that some wrappers lack
 _LONGEST_PERIOD = 256  # boundaries; bounds the wait for an update
@@ -34,9 +36,12 @@ class OptimizerSteps:
         # False if an optimizer's steps cannot be observed; then nothing is counted.
         self.is_hooked = bool(innermost) and all(hasattr(each, _HOOKS) for each in innermost)
         self._handles: list[Any] = []
+        # A compiled update would trace the hooks, and be compiled again whenever their numbers change.
+        disable: Any = torch.compiler.disable
+        before, after = disable(self._before_step), disable(self._after_step)
         for each in innermost if self.is_hooked else ():
-            self._handles.append(each.register_step_pre_hook(self._before_step))
-            self._handles.append(each.register_step_post_hook(self._after_step))
+            self._handles.append(each.register_step_pre_hook(before))
+            self._handles.append(each.register_step_post_hook(after))
 
     def close(self) -> None:
         for handle in self._handles:
@@ -81,4 +86,7 @@ def _inner(optimizer: Any) -> torch.optim.Optimizer | None:
         inner = getattr(optimizer, name, None)
         if isinstance(inner, torch.optim.Optimizer) and inner is not optimizer:
             return inner
-    return None
+    # The loop may call another method than `step`, which steps the inner one, as of SAM.
+    groups = list(map(id, getattr(optimizer, "param_groups", ())))
+    inner_ones = (inner for _, inner in inner_optimizers(optimizer) if inner is not optimizer)
+    return next((inner for inner in inner_ones if list(map(id, inner.param_groups)) == groups), None)

@@ -9,6 +9,8 @@ from trainmedic.job.group import Group, ranks_named
 
 Result = TypeVar("Result")
 
+_MOST_REASONS = 3  # shown
+
 
 class FailedOnSomeRanks(TrainmedicError):
     """A call failed on at least one rank."""
@@ -34,18 +36,20 @@ def on_all_ranks(group: Group, act: Callable[[], Result]) -> Result:
 
 
 def failures(reports: Mapping[int, Any], group: Group) -> str:
-    """Return the failed ranks and the first reason, or "". Raises NotAgreed if a rank is missing."""
+    """Return the failed ranks with their reasons, or "". Raises NotAgreed, with these, if a rank is missing."""
+    by_reason: dict[str, list[int]] = {}
+    for rank in sorted(reports):
+        if reports[rank]:
+            by_reason.setdefault(str(reports[rank]), []).append(rank)
+    named = [
+        reason if group.world_size == 1 else f"{ranks_named(ranks)}: {reason}" for reason, ranks in by_reason.items()
+    ]
+    more = [f"{len(named) - _MOST_REASONS} more reasons"] if len(named) > _MOST_REASONS else []
+    failed = "; ".join([*named[:_MOST_REASONS], *more])
     missing = [rank for rank in range(group.world_size) if rank not in reports]
     if missing:
-        raise NotAgreed(f"{ranks_named(missing)} did not report")
-    failed = [rank for rank in sorted(reports) if reports[rank]]
-    if not failed:
-        return ""
-    reason = str(reports[failed[0]])
-    return reason if group.world_size == 1 else f"{ranks_named(failed)}: {reason}"
-
-
-COMPLETE = (OSError, TrainmedicError)  # errors that need no traceback, and may recur at every checkpoint
+        raise NotAgreed(f"{ranks_named(missing)} did not report" + (f"; {failed}" if failed else ""))
+    return failed
 
 
 def first_line(error: BaseException) -> str:

@@ -32,6 +32,7 @@ _BOUNDARIES = 16  # most, until the answer
 _LONGEST = 30.0  # seconds until the answer
 _RESERVE = 5.0  # seconds before the command expires, to deliver the answer
 _NO_UPDATE = "the loop made no update since"
+_NOT_OBSERVED = "no update of the optimizer was observed, now or before"
 _TOGETHER = "several changes were observed together"
 HOW = "use the rate that step.learning_rate(value) or run.learning_rate(value) returns, or give attach() the scheduler"
 
@@ -71,7 +72,7 @@ class _Watch:
 
 
 class RateCommands:
-    """Changes of the learning rate. Training thread only.
+    """Changes of the learning rate. The timer's thread only answers: rates change at boundaries.
 
     ``how``: advice for loops that set their rate.
     """
@@ -98,7 +99,8 @@ class RateCommands:
         """Scale the rate. Raises Refusal without changing anything."""
         rate, changes = self._training.rate, self._training.changes
         assert isinstance(command.parameters, ScaleLr)
-        if self._why_unsupported and not rate.is_asked_for and command.undo_of is None:
+        # A known scheduler may have followed a warmup of the loop's own.
+        if self._why_unsupported and not (rate.is_asked_for or rate.is_scheduled or command.undo_of is not None):
             raise Unsupported(self._why_unsupported)
         factors = changes.with_factor(LEARNING_RATE, command.id, command.parameters.factor, command.undo_of)
         before, scale = rate.values, rate.scale
@@ -146,7 +148,8 @@ class RateCommands:
         watch = self._watch
         watch.boundaries += 1
         self._check_overwritten(watch)
-        updates = len(watch.used) if self._steps.is_hooked else watch.boundaries
+        is_observed = self._steps.count > 0  # at all; the loop may update by other methods than `step`
+        updates = len(watch.used) if is_observed else watch.boundaries
         unanswered = [each for each in self.pending if not each.command.is_answered]
         if watch.overwritten is not None or updates >= _UPDATES:
             self._answer("")
@@ -165,32 +168,47 @@ class RateCommands:
 
     def _answer_for_hanging_loop(self) -> None:
         if any(not each.command.is_answered for each in self.pending):
-            self._answer(TOO_SLOW)
+            self._answer(TOO_SLOW, is_boundary=False)
 
     def _observe_update(self) -> None:
-        watch = self._watch
-        if self.pending and len(watch.used) < _UPDATES:
-            watch.used.append(self._training.rate.values)
-            self._check_overwritten(watch)
+        if not self.pending:
+            return
+        with self._timer.lock:
+            watch = self._watch
+            if len(watch.used) < _UPDATES:
+                watch.used.append(self._training.rate.values)
+                self._check_overwritten(watch)
 
     def _check_overwritten(self, watch: _Watch) -> None:
         if watch.overwritten is None:
             watch.overwritten = self._training.rate.overwritten()
+            if watch.overwritten is not None and (failed := self._failed()):
+                # Before the rates follow, so that a restart does not scale again.
+                training = self._training
+                training.changes.set_factors(LEARNING_RATE, self._factors_without(failed), training.global_step)
 
-    def _answer(self, ended_because: str) -> None:
-        """Answer all. After an early answer, because of ``ended_because``, observe further."""
+    def _failed(self) -> set[str]:
+        return {each.command.id for each in self.pending if each.command.undo_of is None}
+
+    def _factors_without(self, failed: set[str]) -> dict[str, float]:
+        factors = self._training.changes.factors(LEARNING_RATE)
+        return {command_id: factor for command_id, factor in factors.items() if command_id not in failed}
+
+    def _answer(self, ended_because: str, is_boundary: bool = True) -> None:
+        # All. After an early answer, because of ``ended_because``, observe further.
         self._timer.cancel()
         watch, rate, pending = self._watch, self._training.rate, self.pending
         verified: dict[str, Any] = {"updates": len(watch.used)}
         if watch.used:
             verified["used"] = watch.used[-1][0]
-        if ended_because or len(pending) > 1:
-            verified["why"] = ended_because or _TOGETHER
+        why = ended_because or ("" if self._steps.count else _NOT_OBSERVED)
+        if why or len(pending) > 1:
+            verified["why"] = why or _TOGETHER
         is_set_by_loop = rate.left_alone or watch.overwritten is not None
-        reason = self._revert(watch.overwritten) if watch.overwritten is not None else ""
+        reason = self._revert(watch.overwritten, is_boundary) if watch.overwritten is not None else ""
         for each in pending:
             self._answer_one(each, verified, reason, is_set_by_loop)
-        if not ended_because or reason:
+        if not ended_because or (reason and is_boundary):
             self._end()
 
     def _answer_one(self, pending: _Pending, verified: Mapping[str, Any], reason: str, is_set_by_loop: bool) -> None:
@@ -203,22 +221,20 @@ class RateCommands:
             output["left_alone"] = "the loop has set the rate by itself since, so it was not changed"
         if not command.is_answered:
             command.answer(status, output)
-        elif status == envelope.FAILED:
+        elif status == envelope.FAILED and command.status == envelope.APPLIED:
             log.error("%s: %s was answered applied, but %s", self._training.medic.job, command.id, reason)
 
-    def _revert(self, overwritten: tuple[float, float]) -> str:
-        """Restore the former scale and return the reason; "" if only undos are pending."""
+    def _revert(self, overwritten: tuple[float, float], is_boundary: bool) -> str:
+        # Restores the former scale, at a boundary. Returns the reason; "" if only undos are pending.
         actual, expected = overwritten
         training = self._training
-        failed = {each.command.id for each in self.pending if each.command.undo_of is None}
-        if not failed:
+        if not self._failed():
             return ""
-        factors = training.changes.factors(LEARNING_RATE)
-        remaining = {command_id: factor for command_id, factor in factors.items() if command_id not in failed}
         reason = f"the loop set the learning rate to {actual:.6g} instead of {expected:.6g}; {self._how}"
         self._why_unsupported = reason
-        training.rate.give_up(math.prod(remaining.values()))
-        training.changes.set_factors(LEARNING_RATE, remaining, training.global_step)
+        if not is_boundary:
+            return f"{reason}. The former scale returns at the next step boundary"
+        training.rate.give_up(training.changes.scale(LEARNING_RATE))
         log.warning("%s: %s", training.medic.job, reason)
         return reason
 

@@ -51,6 +51,21 @@ class RateSchedule:
         return rate if self.is_followed else None
 
 
+def closed_form(group: Any, schedulers: Sequence[Any]) -> float | None:
+    """Return a group's scheduled rate, whatever rate it has; None without a single schedule's."""
+    found: list[float] = []
+    for scheduler in schedulers:
+        groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", ())
+        number = next((number for number, each in enumerate(groups) if each is group), None)
+        if number is None:
+            continue
+        if not computes_as_pytorch(scheduler):
+            return None
+        form = getattr(_active(scheduler), "_get_closed_form_lr", None)
+        found.append(float(form()[number]) if form is not None else 0.0)
+    return found[0] if len(found) == 1 and found[0] > 0.0 else None
+
+
 def computes_as_pytorch(scheduler: Any) -> bool:
     """Return whether PyTorch's own code computes the rate."""
     kind = type(scheduler)
@@ -67,8 +82,13 @@ def _schedules(scheduler: Any, optimizer: Any) -> bool:
 
 
 def _scheduled_rate(scheduler: Any) -> Any:
+    scheduler = _active(scheduler)
+    form = getattr(scheduler, "_get_closed_form_lr", None)
+    rates = form() if form is not None else getattr(scheduler, "_last_lr", None)
+    return rates[0] if rates else None
+
+
+def _active(scheduler: Any) -> Any:
     while isinstance(scheduler, lr_scheduler.SequentialLR):
         scheduler = scheduler._schedulers[bisect_right(scheduler._milestones, scheduler.last_epoch)]
-    closed_form = getattr(scheduler, "_get_closed_form_lr", None)
-    rates = closed_form() if closed_form is not None else getattr(scheduler, "_last_lr", None)
-    return rates[0] if rates else None
+    return scheduler

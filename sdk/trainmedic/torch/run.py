@@ -122,11 +122,16 @@ class Run:
             raise ConfigurationError("batches() needs a loader: attach(..., loader=...)")
         if not self._is_begun:
             self._begin()
+        may_continue = False
         try:
             yield from self._draw(source, epochs, steps)
+            # A loop by epochs calls this again for the next one; else the run's end or a time limit answers.
+            training = self.training
+            may_continue = epochs is not None and not training.stopping and source.epoch >= epochs
         finally:
-            self._verification.finish("the loop ended")
-            self._rates.finish("the loop ended")
+            if not may_continue:
+                self._verification.finish("the loop ended")
+                self._rates.finish("the loop ended")
 
     def _draw(self, source: BatchSource, epochs: int | None, steps: int | None) -> Iterator[Any]:
         training, boundary, verification = self.training, self._boundary, self._verification

@@ -96,6 +96,8 @@ class Step:
         fetch_order = self._boundary.training.fetch_order
         if not fetch_order.is_decided:
             fetch_order.step_began()
+        if not self._boundary.scheduler_order.is_decided:
+            self._boundary.scheduler_order.step_begins()
         self._boundary.allow_interrupts()
         return self
 
@@ -109,6 +111,8 @@ class Step:
             fetch_order.step_ended()
         if kind is None:
             boundary.complete(self.number, self.is_update, self.is_reported)
+            if not boundary.scheduler_order.is_decided:
+                boundary.scheduler_order.step_ended()
             return False
         if issubclass(kind, Interrupted):
             boundary.step_was_interrupted()

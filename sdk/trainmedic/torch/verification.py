@@ -141,10 +141,12 @@ class RollbackVerification:
 
     def _check_progress(self) -> None:
         """Answer if the comparison is over, or the next batch may be late."""
-        pending = self.pending
-        if pending is None:
+        if self.pending is None:
             return
         with self._timer.lock:
+            pending = self.pending
+            if pending is None:  # the timer's answer ended it
+                return
             if pending.is_over:
                 self._answer("")
             elif not pending.command.is_answered:

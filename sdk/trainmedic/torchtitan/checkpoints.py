@@ -21,11 +21,11 @@ def _is_complete(checkpoint: Path) -> bool:
         status = (checkpoint / METADATA).stat()
     except OSError:
         return False
-    if LAYOUT.step_of(checkpoint) in (None, 0):
-        return False  # of step 0 torchtitan loads only the weights
+    if LAYOUT.step_of(checkpoint) in (None, 0):  # of step 0 torchtitan loads only the weights
+        return False
     try:
         return _holds_position(checkpoint, status.st_mtime_ns, status.st_size)
-    except OSError as error:  # perhaps readable the next time, so it is not cached
+    except OSError as error:  # perhaps not for long, so that it is not cached
         log.warning("%s cannot be read now: %s", checkpoint / METADATA, error)
         return False
 

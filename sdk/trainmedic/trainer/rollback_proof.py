@@ -86,7 +86,7 @@ class RollbackProof:
 
     def check_resumed(self, record: Mapping[str, Any] | None, modules: Modules, optimizers: Optimizers) -> None:
         before = None if record is None or self.not_comparable else record.get("digests")
-        if before and (problem := compare(before, digests(modules, optimizers)).problem):
+        if before and (problem := compare(before, digests(modules, optimizers, like=before)).problem):
             message = "%s: the checkpoint was loaded otherwise than it was saved: %s; unless the script has changed, "
             log.error(
                 message + "it is damaged: end the training, and resume from an older one", self.medic.job, problem
@@ -99,7 +99,7 @@ class RollbackProof:
         why = self.not_comparable or ("" if before else _NO_DIGESTS)
         comparison = DigestComparison(0, ())
         if before and not why:
-            comparison = compare(before, digests(modules, optimizers))
+            comparison = compare(before, digests(modules, optimizers, like=before))
         self._parameters = {"compared": comparison.compared, "agreed": comparison.compared, "ranks": group.world_size}
         if why:
             self._parameters["why"] = why
@@ -114,6 +114,10 @@ class RollbackProof:
             self._parameters["agreed"] = 0
             return ""
         different = sorted(rank for rank, problem in reports.items() if problem)
+        missing = [rank for rank in range(group.world_size) if rank not in reports]
+        if missing and not different and not self._problem:
+            self._problem = f"it is not known whether {ranks_named(missing)} loaded what was saved: no report"
+            self._parameters["agreed"] = 0
         return f"{reports[different[0]]} ({ranks_named(different)})" if different else ""
 
     def before_draw(self) -> Any:

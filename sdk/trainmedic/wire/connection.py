@@ -57,15 +57,16 @@ class OutageLog:
         reason = _reason(error, url)
         with self._lock:
             is_refusal = isinstance(error, (redis.ResponseError, redis.AuthenticationError))
-            unexpected = None if isinstance(error, REDIS_ERRORS) else error  # a bug, or an answer of unknown form
-            is_own = is_refusal or takes_no_clients(error) or unexpected is not None
-            is_news = not self._broken or (is_own and reason not in self._logged)
+            is_redis_own = is_refusal or takes_no_clients(error)
+            is_unexpected = not isinstance(error, REDIS_ERRORS)  # a fault of ours, or an answer in an unknown shape
+            is_news = not self._broken or ((is_redis_own or is_unexpected) and reason not in self._logged)
             self._broken.add(id(connection))
             self._logged.add(reason)
-        if is_news:
-            what = "no connection to Redis" if unexpected is None else "work with Redis failed unexpectedly"
-            message = f"%s: {what} (%s); %s, trying again"
-            log.warning(message, self._owner, reason, self._meanwhile, exc_info=unexpected)
+        if is_news and is_unexpected:
+            message = "%s: an unexpected error in messages with Redis (%s); %s, trying again"
+            log.error(message, self._owner, reason, self._meanwhile, exc_info=error)
+        elif is_news:
+            log.warning("%s: no connection to Redis (%s); %s, trying again", self._owner, reason, self._meanwhile)
 
     def end(self, connection: object) -> None:
         with self._lock:

@@ -148,7 +148,7 @@ def test_a_checkpoint_with_the_state_of_rank_0_alone_is_refused_where_another_ra
     with RankThreads(SIZE, every=1) as ranks:
         same, other = save(ranks, tmp_path, 10), save(ranks, tmp_path, 20)
         rewrite(same, "")
-        rewrite(other, "float32:0000000000000001")
+        rewrite(other, "float32/2:0000000000000001")
         loaded = load(ranks, tmp_path, [other, same], parts)
     assert [one.checkpoint.step for one in loaded] == [10, 10]
     assert "rank 1: step-00000020 holds the state of rank 0 alone" in loaded[0].unusable[0]

@@ -190,6 +190,45 @@ def test_a_scheduler_that_attach_knows_is_followed(own: Callable[..., Own]) -> N
     assert loop.used[8] == pytest.approx(0.02)
 
 
+def test_a_hanging_step_keeps_its_rates_until_its_boundary(own: Callable[..., Own]) -> None:
+    """The loop sets one group, and derives the other's next rate from its present one."""
+    loop = own()
+    weight, bias = loop.model.parameters()
+    loop.optimizer.param_groups[0]["params"] = [weight]
+    loop.optimizer.add_param_group({"params": [bias], "lr": 0.7})
+    derived = loop.optimizer.param_groups[1]
+    rates: dict[int, float] = {}
+
+    def first_group(loop: Own, step: Step) -> None:
+        loop.optimizer.param_groups[0]["lr"] = computed(step.number)
+        rates[step.number] = derived["lr"]
+
+    def hang() -> None:
+        present = derived["lr"]
+        assert loop.commander.final(loop.sent[0]).status == "failed"
+        assert loop.run.training.changes.scale("learning_rate") == 1.0  # a restart would not scale again
+        derived["lr"] = present * 1.0
+
+    # The answer is due 1.5 s after the command.
+    loop.train(12, first_group, {5: loop.order("job.scale_lr", factor=0.5, seconds=6.5), 6: hang})
+    (reply,) = loop.replies()
+    assert "returns at the next step boundary" in reply.output["reason"]
+    assert (reply.output["after"], reply.output["scale"]) == (computed(6), 0.5)
+    assert rates == {step: 0.35 if step == 6 else 0.7 for step in range(1, 13)}
+    assert loop.run.training.rate.scale == 1.0
+
+
+@pytest.mark.parametrize("is_between", [False, True])
+def test_a_scheduler_between_two_steps_is_told(
+    own: Callable[..., Own], caplog: pytest.LogCaptureFixture, is_between: bool
+) -> None:
+    """Checkpoints are written at a step's end, and lack what follows. A rollback within the loop is no such step."""
+    loop = own(scheduler=lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.99))
+    within: dict[int, Callable[[], Any]] = {} if is_between else dict.fromkeys(range(1, 31), loop.scheduler.step)
+    loop.train(30, never, within, after=loop.scheduler.step if is_between else int)
+    assert caplog.text.count("a scheduler steps between two steps") == is_between
+
+
 def test_the_undo_leaves_a_rate_that_was_set_since(own: Callable[..., Own]) -> None:
     """The loop has begun to set the rate only after the answer: it is not doubled."""
     loop = own()
@@ -222,6 +261,40 @@ def test_without_an_update_the_answer_claims_none(own: Callable[..., Own]) -> No
     loop.train(5, never, {5: loop.order("job.scale_lr", factor=0.5)})
     (reply,) = loop.replies()
     assert reply.output["verified"]["learning_rate"] == {"updates": 0, "why": "the loop ended"}
+
+
+@pytest.mark.parametrize("set_rate", [deaf, by_step])
+def test_the_end_of_an_epoch_is_not_the_end_of_the_loop(own: Callable[..., Own], set_rate: Rate) -> None:
+    """A loop may call `batches` for each epoch; the command comes at the end of one."""
+    loop = own()
+    for epoch in range(3):
+        act = loop.order("job.scale_lr", factor=0.5) if epoch == 0 else int
+        for batch in loop.run.batches(epochs=epoch + 1):
+            with loop.run.step() as step:
+                set_rate(loop, step)
+                loop.model(batch).square().mean().backward()
+                loop.used[step.number] = loop.optimizer.param_groups[0]["lr"]
+                loop.optimizer.step()
+                loop.optimizer.zero_grad()
+                if step.number == 10:
+                    act()
+    (reply,) = loop.replies()
+    scale = 0.5 if set_rate is by_step else 1.0
+    assert reply.status == ("applied" if set_rate is by_step else "failed"), reply.output
+    assert loop.used == {step: (scale if step > 10 else 1.0) * computed(step) for step in range(1, 31)}
+
+
+def test_a_loop_that_ends_with_its_epochs_answers_when_the_run_is_closed(own: Callable[..., Own]) -> None:
+    loop = own()
+    for batch in loop.run.batches(epochs=1):
+        with loop.run.step() as step:
+            loop.model(batch).square().mean().backward()
+            loop.optimizer.step()
+            if step.number == 10:
+                loop.order("job.scale_lr", factor=0.5)()
+    loop.run.close()
+    (reply,) = loop.replies()
+    assert reply.output["verified"]["learning_rate"] == {"updates": 0, "why": "the run was closed"}
 
 
 @pytest.mark.parametrize("every", [2, 4])

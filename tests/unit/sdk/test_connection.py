@@ -27,6 +27,17 @@ def test_an_option_that_does_not_exist_is_found_at_once(url: str) -> None:
         open_client(url)
 
 
+def test_an_error_of_another_kind_is_not_called_an_outage(caplog: pytest.LogCaptureFixture) -> None:
+    """Nor hidden by one."""
+    outage, reader, writer = OutageLog("llm-1"), object(), object()
+    outage.begin(reader, redis.ConnectionError("refused"))
+    for _ in range(2):
+        outage.begin(writer, KeyError("id"))
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
+    assert "an unexpected error in messages with Redis (KeyError)" in caplog.messages[1]
+    assert caplog.records[1].exc_info
+
+
 def test_an_outage_is_one_line_and_its_end_another(caplog: pytest.LogCaptureFixture) -> None:
     """Both threads find it, and it is over when it is for both."""
     caplog.set_level(logging.INFO, "trainmedic")
@@ -53,7 +64,8 @@ def test_a_bug_is_not_called_an_outage(caplog: pytest.LogCaptureFixture) -> None
             outage.begin(writer, error)
     assert [record.exc_info is not None for record in caplog.records] == [False, True]
     assert (
-        caplog.messages[1] == "llm-1: work with Redis failed unexpectedly (KeyError); training continues, trying again"
+        caplog.messages[1]
+        == "llm-1: an unexpected error in messages with Redis (KeyError); training continues, trying again"
     )
 
 

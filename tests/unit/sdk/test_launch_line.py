@@ -45,6 +45,36 @@ def test_nodes_are_bounded_and_left_out_where_the_launcher_can(line: str, change
 
 
 @pytest.mark.parametrize(
+    ("line", "changed"),
+    [
+        ("srun --exclude=n9 python t.py", "srun --exclude=n9,n1 python t.py"),
+        ("srun --exclude n[7-9] -n 4 python t.py", "srun --exclude n[7-9],n1 -n 4 python t.py"),
+        ("srun --exclud=n9 t", "srun --exclud=n9,n1 t"),
+        ("srun -x n9 t", "srun -x n9,n1 t"),
+        ("srun -xn9 t", "srun -xn9,n1 t"),
+        ("srun -lux n9 t", "srun -lux n9,n1 t"),
+        ("srun -x n8 --exclude=n9 t", "srun -x n8 --exclude=n9,n1 t"),
+        ("srun --label --exclusive -n 4 -x n9 t -x 3", "srun --label --exclusive -n 4 -x n9,n1 t -x 3"),
+        ("srun --label python t.py -x 3 --exclude=4", "srun --exclude=n1 --label python t.py -x 3 --exclude=4"),
+        ("srun -K1 -l t --exclude=4", "srun --exclude=n1 -K1 -l t --exclude=4"),
+        ("srun -- t -x 3", "srun --exclude=n1 -- t -x 3"),
+        ("srun -n1 a -x 3 : -n2 -x n9 b", "srun --exclude=n1 -n1 a -x 3 : -n2 -x n9,n1 b"),
+        ("srun -n1 a : -n2 b : -n3 c", "srun --exclude=n1 -n1 a : --exclude=n1 -n2 b : --exclude=n1 -n3 c"),
+    ],
+)
+def test_a_node_stays_out_beside_those_that_the_user_excludes(line: str, changed: str) -> None:
+    """srun takes its last --exclude alone; one behind the program is the program's."""
+    launch = LaunchLine.of(line.split())
+    assert launch.why_no_node_excludable == ""
+    assert launch.for_attempt(None, ("n1",)) == changed.split()
+
+
+@pytest.mark.parametrize("line", ["srun -x /etc/bad t", "srun -n1 a : --exclude=./bad b"])
+def test_no_node_is_added_to_a_file_of_excluded_ones(line: str) -> None:
+    assert "names a file" in LaunchLine.of(line.split()).why_no_node_excludable
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "torchrun --nnodes 1 --redirects 3 t.py",

@@ -79,6 +79,13 @@ def test_above_several_nodes_the_others_go_on(orders: Orders) -> None:
     assert (nodes.without, nodes.is_left_out) == (("n1", "n2"), False)
 
 
+def test_a_launcher_that_cannot_leave_a_node_out_says_so(orders: Orders) -> None:
+    nodes = NodeExclusions("head", starts_all_nodes=True, cannot="its --exclude names a file")
+    with pytest.raises(Rejected, match="names a file"):
+        nodes.exclude(orders.command(EXCLUDE, "n1"))
+    assert nodes.without == ()
+
+
 @pytest.mark.parametrize("node", ["n2", "", None, 7, "n1,n2", "--nodes=1", "a b"])
 def test_what_is_no_node_of_this_launcher_is_rejected(orders: Orders, node: Any) -> None:
     """It goes into a command line."""

@@ -193,6 +193,22 @@ def test_a_state_that_grows_gets_larger_slots_and_keeps_its_newest_meanwhile(poo
     assert steps(pool) == [4, 5]
 
 
+def test_a_kept_one_stays_when_it_is_outgrown(pool: SlotPool) -> None:
+    """Until it is no longer kept, and within the limit: 10 slots of the first size, 4 of the second."""
+    pool.provide(1000)
+    assert all(fill(pool, step) for step in (1, 2, 3))
+    pool.kept = {"set-1", "set-2"}
+    assert not fill(pool, 4, size=SIZE + 1)
+    assert steps(pool) == [1, 2, 3]
+    pool.provide(SIZE + 1)
+    assert steps(pool) == [2, 3]
+    assert all(fill(pool, step, size=SIZE + 1) for step in (4, 5, 6, 7, 8))
+    assert 2 in steps(pool)
+    pool.kept = set()
+    assert fill(pool, 9, size=SIZE + 1)
+    assert 2 not in steps(pool)
+
+
 def test_what_is_being_read_is_not_written_to(pool: SlotPool) -> None:
     pool.provide(1000)
     assert all(fill(pool, step) for step in (1, 2, 3, 4))

@@ -14,12 +14,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Callable, Mapping, Protocol
 
-from trainmedic.errors import NotAgreed, TrainmedicError
+from trainmedic.errors import NotAgreed, TrainmedicError, is_explained
+from trainmedic.job.group import ranks_named
 from trainmedic.recovery.background import BackgroundThread
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.memory_slots import Slot, SlotMark
 from trainmedic.torch.memory.memory_checkpoints import MemoryCheckpoints, NewGroup
-from trainmedic.torch.rank_agreement import COMPLETE, first_line
+from trainmedic.torch.rank_agreement import first_line
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
 
@@ -103,7 +104,9 @@ class BackgroundSaves:
         try:
             obstacles = group.poll(obstacle)
             if len(obstacles) < group.world_size:
-                raise NotAgreed("not all ranks have begun to write a checkpoint")
+                missing = [rank for rank in range(group.world_size) if rank not in obstacles]
+                own = f"; rank {group.rank}: {first_line(fault)}" if fault is not None else ""
+                raise NotAgreed(f"{ranks_named(missing)} did not begin to write the checkpoint{own}") from fault
             if _WRITING in obstacles.values():
                 log.warning("%s: no checkpoint of step %d: the one before is still being written", self._job, step)
             elif _NO_MEMORY not in obstacles.values() and slot is not None:
@@ -140,8 +143,8 @@ class BackgroundSaves:
                 self._complete(unfinished, step, mark)
                 log.info("%s: wrote the checkpoint of step %d in %.1f s", self._job, step, time.monotonic() - began)
         except Exception as error:  # any error of the disk or a state costs only this checkpoint
-            message, trace = "%s: no checkpoint of step %d: %s", not isinstance(error, COMPLETE)
-            log.error(message, self._job, step, first_line(error), exc_info=trace)
+            message = "%s: no checkpoint of step %d: %s"
+            log.error(message, self._job, step, first_line(error), exc_info=not is_explained(error))
             self._failed(step, first_line(error))
             self._report_failure(unfinished, error)
         finally:

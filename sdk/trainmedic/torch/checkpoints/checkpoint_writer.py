@@ -5,17 +5,18 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trainmedic.errors import is_explained
 from trainmedic.job.progress import CHECKPOINT
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import CheckpointHealth, health_now
 from trainmedic.recovery.memory_slots import Slot
 from trainmedic.torch.checkpoints.checkpoint_tiers import TieredCheckpoints, without_memory
-from trainmedic.torch.checkpoints.digests import Digests, KnownDigests, are_finite
+from trainmedic.torch.checkpoints.digests import Digests, KnownDigests, are_finite, digests_of, earlier_digests_of
 from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory, JointOwnCheckpoints
 from trainmedic.torch.checkpoints.rank_states import RankState, compare_states
-from trainmedic.torch.checkpoints.state_digests import digests_of_parts
+from trainmedic.torch.checkpoints.state_digests import tensors_of_parts
 from trainmedic.torch.memory.memory_checkpoints import is_in_memory
-from trainmedic.torch.rank_agreement import COMPLETE, first_line
+from trainmedic.torch.rank_agreement import first_line
 from trainmedic.torch.state_parts import is_sharded
 from trainmedic.torch.training_state import TrainingState
 
@@ -87,13 +88,8 @@ class CheckpointWriter:
                 compared = self._compare_ranks()
                 is_begun = background.start(training.global_step, training.parts, lambda: self._copy(compared))
         except Exception as error:  # any error of a state_dict costs only this checkpoint
-            log.warning(
-                "%s: no checkpoint of step %d: %s",
-                training.medic.job,
-                training.global_step,
-                first_line(error),
-                exc_info=not isinstance(error, COMPLETE),
-            )
+            message, step = "%s: no checkpoint of step %d: %s", training.global_step
+            log.warning(message, training.medic.job, step, first_line(error), exc_info=not is_explained(error))
             training.medic.save_failed(training.global_step, first_line(error))
             return
         if not is_begun:
@@ -108,11 +104,13 @@ class CheckpointWriter:
     def _compare_ranks(self) -> _RankComparison:
         training, medic = self._training, self._training.medic
         cache = KnownDigests()
-        digests = digests_of_parts(training.parts, cache) if training.verifies else None
+        tensors = tensors_of_parts(training.parts) if training.verifies else None
+        digests = None if tensors is None else digests_of(tensors, cache)
         if medic.world_size == 1:
             return _RankComparison(digests, None)
-        if digests is not None and not is_sharded(training.parts):
-            training.rank_comparison.compare(training.global_step, digests, training.memory)
+        if tensors is not None and not is_sharded(training.parts):
+            compared = earlier_digests_of(tensors, cache)
+            training.rank_comparison.compare(training.global_step, compared, training.memory)
         return _RankComparison(digests, self._rank_state(cache))
 
     def _rank_state(self, cache: KnownDigests) -> RankState | None:
@@ -153,5 +151,5 @@ class CheckpointWriter:
                 training.global_step,
                 seconds,
                 why,
-                exc_info=not isinstance(error, COMPLETE),
+                exc_info=not is_explained(error),
             )

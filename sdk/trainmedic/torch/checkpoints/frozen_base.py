@@ -7,11 +7,11 @@ import hashlib
 import logging
 import os
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
 import torch
 
-from trainmedic.torch.checkpoints.digests import digests_of, place_of
+from trainmedic.torch.checkpoints.digests import digests_of, earlier_digests_of, place_of
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.torch.tensor_names import plain_name
 
@@ -79,7 +79,10 @@ def identical_present_base(parts: StateParts, states: Mapping[str, Any]) -> Mapp
     present = {part: parts.by_name[part].state_dict() for part in names if part in parts.by_name}
     if any(part not in present or not set(members) <= present[part].keys() for part, members in names.items()):
         return None
-    if _digest(names, present, None) != states[REFERENCE]["digest"]:
+    # An earlier release computed other digests.
+    if all(
+        _digest(names, present, None, make) != states[REFERENCE]["digest"] for make in (digests_of, earlier_digests_of)
+    ):
         return None
     return {part: {name: present[part][name].detach().clone() for name in members} for part, members in names.items()}
 
@@ -101,13 +104,18 @@ def _frozen_names(parts: StateParts, states: Mapping[str, Any]) -> Names:
     return names if size >= _LEAST_SIZE else {}
 
 
-def _digest(names: Names, states: Mapping[str, Any], known_digests: Mapping[str, str] | None) -> str:
+def _digest(
+    names: Names,
+    states: Mapping[str, Any],
+    known_digests: Mapping[str, str] | None,
+    make: Callable[[Mapping[str, torch.Tensor]], Mapping[str, str]] = digests_of,
+) -> str:
     tensors = {f"{part}.{plain_name(name)}": states[part][name] for part, members in names.items() for name in members}
     # Digests have only the first name of a tied parameter.
     first_names: dict[Any, str] = {}
     first_name_of = {name: first_names.setdefault(place_of(tensor), name) for name, tensor in tensors.items()}
     digests = known_digests
     if digests is None or not digests.keys() >= set(first_names.values()):
-        digests = digests_of({name: tensors[name] for name in first_names.values()})
+        digests = make({name: tensors[name] for name in first_names.values()})
     facts = [(name, tuple(tensor.shape), digests[first_name_of[name]]) for name, tensor in sorted(tensors.items())]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]

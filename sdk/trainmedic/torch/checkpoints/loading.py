@@ -8,7 +8,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 import torch
 
-from trainmedic.errors import NotAgreed, Refusal
+from trainmedic.errors import NotAgreed, Refusal, is_explained
 from trainmedic.job.group import Group
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.torch.checkpoints.checkpoint_storage import HalfLoaded, PartlyLoaded, UnusableCheckpoint
@@ -45,14 +45,15 @@ class CheckpointLoading:
                 run_state, comparison, fault = self._load(checkpoint)
             except UnusableCheckpoint as error:  # raised on all ranks together
                 problems.append(str(error))
+                cause = None if is_explained(error) else error
                 is_changed = is_changed or isinstance(error, PartlyLoaded)
             else:
                 different = self.confirm_on_all_ranks(group, fault, comparison.problem if comparison else "")
                 if not different:
                     return LoadedCheckpoint(checkpoint, run_state, problems, _verified(comparison, group))
                 problems.append(f"{checkpoint.name} was loaded otherwise than it was saved: {different}")
-                is_changed = True
-            log.error("%s: %s", self._training.medic.job, problems[-1])
+                cause, is_changed = None, True
+            log.error("%s: %s", self._training.medic.job, problems[-1], exc_info=cause)
         if is_changed:
             self._training.broken = _broken("; ".join(problems))
             raise self._training.broken
@@ -64,6 +65,8 @@ class CheckpointLoading:
             log.error("%s: a checkpoint was loaded only in part", self._training.medic.job, exc_info=fault)
         try:
             reports = group.poll([None if fault is None else first_line(fault), different or None])
+            if len(reports) < group.world_size:
+                failures({rank: report[0] or report[1] for rank, report in reports.items()}, group)
             failed = failures({rank: report[0] for rank, report in reports.items()}, group)
             differs = failures({rank: report[1] for rank, report in reports.items()}, group)
         except NotAgreed as error:

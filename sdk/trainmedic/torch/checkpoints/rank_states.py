@@ -14,7 +14,7 @@ import torch
 
 from trainmedic.errors import NotAgreed
 from trainmedic.job.group import Group
-from trainmedic.torch.checkpoints.digests import KnownDigests, digests_of
+from trainmedic.torch.checkpoints.digests import KnownDigests, earlier_digests_of
 from trainmedic.torch.optimizer_attributes import HOOK
 from trainmedic.torch.state_parts import ATTRIBUTES
 
@@ -140,7 +140,7 @@ def _digests_by_path(states: Sequence[RankState], part: str) -> dict[str, set[st
 def leaf_digests(states: Mapping[str, Any], cache: KnownDigests) -> dict[Path, str]:
     tensors: list[torch.Tensor] = []
     texts = {path: _described(value, tensors) for path, value in leaves(states)}
-    named = digests_of({str(number): tensor for number, tensor in enumerate(tensors)}, cache)
+    named = earlier_digests_of({str(number): tensor for number, tensor in enumerate(tensors)}, cache)
     digests = {}
     for path, (text, numbers) in texts.items():
         digests[path] = _hashed([text, [named[str(number)] for number in numbers]])

@@ -10,6 +10,7 @@ from trainmedic.torch.checkpoints.checkpoint_storage import (
     UnusableCheckpoint,
     check_match,
 )
+from trainmedic.torch.checkpoints.digests import compare
 from trainmedic.torch.checkpoints.frozen_base import FrozenBase
 from trainmedic.torch.checkpoints.rank_states import RankState, merge, own_part, unite, why_not_united
 from trainmedic.torch.optimizer_states import is_zero_redundancy, owned_numbers
@@ -70,7 +71,7 @@ def with_digests_of_restored(name: str, file: Mapping[str, Any], first: Mapping[
     digests = mine.get("digests")
     if digests is None:
         return mine
-    if _PATHS not in (file["own"] or ()) and digests != first.get("digests"):
+    if _PATHS not in (file["own"] or ()) and compare(first.get("digests") or {}, digests).different:
         raise UnusableCheckpoint(f"{name} holds the state of rank 0 alone, and this rank had another")
     state = RankState.from_plain(mine.get("rank_state"))
     if state is None:
@@ -113,7 +114,7 @@ def _unite_part(part: str, files: Sequence[Mapping[str, Any]], parts: StateParts
     # A part's differences on all ranks; None if they cannot be united.
     if part in parts.modules():
         digests = [_of_part(file["run"].get("digests") or {}, part) for file in files]
-        is_same = all(each == digests[0] for each in digests)
+        is_same = not any(compare(digests[0], each).different for each in digests)
         return {} if is_same or part.partition(".")[0] != "model" else None
     if part not in parts.optimizer_parts() and part != ATTRIBUTES:
         return {}

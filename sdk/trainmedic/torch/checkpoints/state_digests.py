@@ -9,9 +9,9 @@ from trainmedic.torch.checkpoints.digests import (
     Digests,
     KnownDigests,
     compare,
-    digests,
     digests_of,
     state_tensors,
+    tensors_of,
 )
 from trainmedic.torch.optimizer_states import is_standard
 from trainmedic.torch.state_parts import ATTRIBUTES, StateParts
@@ -20,12 +20,17 @@ from trainmedic.torch.state_parts import ATTRIBUTES, StateParts
 _SEPARATOR = ":"
 
 
-def digests_of_parts(parts: StateParts, cache: KnownDigests | None = None) -> dict[str, str]:
-    cache = KnownDigests() if cache is None else cache
+def digests_of_parts(
+    parts: StateParts, cache: KnownDigests | None = None, like: Digests | None = None
+) -> dict[str, str]:
+    return digests_of(tensors_of_parts(parts), cache, like)
+
+
+def tensors_of_parts(parts: StateParts) -> dict[str, torch.Tensor]:
     standard = {name: part for name, part in parts.optimizers().items() if is_standard(part)}
     states = {} if len(standard) == len(parts.optimizer_parts()) and not parts.has_attributes else parts.capture()
-    more = digests_of(nonstandard_tensors(parts, states), cache) if states else {}
-    return {**digests(parts.modules(), standard, cache), **more}
+    more = nonstandard_tensors(parts, states) if states else {}
+    return {**dict(tensors_of(parts.modules(), standard)), **more}
 
 
 def nonstandard_tensors(parts: StateParts, states: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -44,7 +49,7 @@ def compare_with(saved: Digests, parts: StateParts) -> DigestComparison:
     """Compare the loaded parts with the saved digests. Attributes that were not saved or restored are ignored."""
     omitted = tuple(f"{ATTRIBUTES}.{name}{end}" for name in parts.not_restored for end in (".", _SEPARATOR))
     restored = {name: digest for name, digest in saved.items() if not name.startswith(omitted)}
-    present = digests_of_parts(parts)
+    present = digests_of_parts(parts, like=restored)
     return compare(
         restored,
         {name: digest for name, digest in present.items() if name in restored or not name.startswith(ATTRIBUTES)},

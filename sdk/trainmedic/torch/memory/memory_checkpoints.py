@@ -13,7 +13,7 @@ from typing import Any, Callable, Mapping, Protocol, Sequence
 
 import torch
 
-from trainmedic.errors import NotAgreed, described
+from trainmedic.errors import NotAgreed, described, is_explained
 from trainmedic.job.group import Group
 from trainmedic.recovery.background import BackgroundThread
 from trainmedic.recovery.checkpoints import SavedCheckpoint
@@ -27,7 +27,7 @@ from trainmedic.torch.memory import snapshots
 from trainmedic.torch.memory.memory_contents import MemoryContents
 from trainmedic.torch.memory.memory_pace import MemoryPace
 from trainmedic.torch.memory.snapshots import Place, Snapshot, SnapshotTaker
-from trainmedic.torch.rank_agreement import COMPLETE, FailedOnSomeRanks, first_line, on_all_ranks
+from trainmedic.torch.rank_agreement import FailedOnSomeRanks, first_line, on_all_ranks
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
 
@@ -116,8 +116,8 @@ class MemoryCheckpoints:
         except Exception as error:  # any error of a state_dict or pickling costs only this checkpoint
             self._failures += 1
             what = "training continues" if self._works else "no more are made"
-            message, trace = "%s: no in-memory checkpoint of step %d, %s: %s", not isinstance(error, COMPLETE)
-            log.warning(message, self._job, step, what, first_line(error), exc_info=trace)
+            message = "%s: no in-memory checkpoint of step %d, %s: %s"
+            log.warning(message, self._job, step, what, first_line(error), exc_info=not is_explained(error))
         if slot is not None:
             self.pace.record(time.perf_counter() - began)
         self.pace.adapt(step, step_seconds, self._works)
@@ -165,7 +165,7 @@ class MemoryCheckpoints:
         return slot
 
     def _tensors_to_check(self, snapshot: Snapshot, parts: StateParts, held: Any) -> Sequence[int]:
-        """Return the tensors whose values must be finite, by number."""
+        # Those whose values must be finite, by number.
         if self._finite_tensors[0] is not snapshot.places:
             try:
                 addresses = {tensor.data_ptr() for tensor in self._contents.tensors(parts, held).values()}
@@ -310,7 +310,7 @@ class MemoryCheckpoints:
 
 
 def _views(slot: Slot, snapshot: Snapshot | None) -> list[torch.Tensor]:
-    """Return tensors in the slot's memory; with None those of the last snapshot."""
+    # Tensors in the slot's memory; with None those of the last snapshot.
     places, views = slot.cached_views or (None, [])
     if snapshot is not None and places != snapshot.places:
         views = snapshots.views_of(slot.memory, snapshot.places)

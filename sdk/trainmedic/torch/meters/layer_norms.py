@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any, Iterable
+from typing import Any, Iterable, cast
 
 import torch
 from torch import nn
@@ -28,9 +28,9 @@ class LayerNorms:
         is_wanted = medic.rank == 0 and medic.progress.most_layers > 0
         self._due_at = 0.0 if is_wanted else _NEVER
         self._layers = _layers(models) if is_wanted else {}
+        hook = cast(Any, torch.compiler.disable)(lambda *_: self.measure())
         self._handles = [
-            _unwrapped(optimizer).register_step_pre_hook(lambda *_: self.measure())
-            for optimizer in (optimizers if is_wanted else ())
+            _unwrapped(optimizer).register_step_pre_hook(hook) for optimizer in (optimizers if is_wanted else ())
         ]
 
     def measure(self) -> None:

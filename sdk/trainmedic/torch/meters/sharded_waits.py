@@ -7,7 +7,6 @@ stalls of the compute stream.
 from __future__ import annotations
 
 import functools
-import logging
 from typing import Any, Callable, Iterator
 from weakref import WeakKeyDictionary
 
@@ -15,14 +14,12 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_sharded_data_parallel
 
-from trainmedic.torch.meters.stopwatches import CudaStopwatch, HostStopwatch, Stopwatch
+from trainmedic.torch.meters.stopwatches import CudaStopwatch, HostStopwatch, Stopwatch, measure
 
 try:
     from torch.distributed.fsdp import _runtime_utils as runtime
 except ImportError:  # later PyTorch releases may lack it
     runtime = None  # type: ignore[assignment]
-
-log = logging.getLogger("trainmedic")
 
 _GROUP_METHODS = ("wait_for_unshard", "post_backward", "finalize_backward")  # waiting methods of `fully_shard` on CUDA
 _GROUP_COLLECTIVES = ("_all_gather_comm", "_reduce_scatter_comm")  # callable objects of `fully_shard` on a CPU
@@ -94,7 +91,7 @@ class ShardedWaits:
         """Call the function; measure the outermost call."""
         is_on = self._steps % self._every == 0
         if is_on and self._depth == 0:
-            self._call_meter(self.stopwatch.start)
+            measure(self.stopwatch.start)
             self._has_waited = True
         self._depth += 1
         try:
@@ -102,13 +99,7 @@ class ShardedWaits:
         finally:
             self._depth = max(self._depth - 1, 0)
             if is_on and self._depth == 0:
-                self._call_meter(self.stopwatch.stop)
-
-    def _call_meter(self, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception:  # an error here must not end the step
-            log.exception("cannot measure this rank's waiting; training continues")
+                measure(self.stopwatch.stop)
 
     def _wrap(self, owner: Any, name: str) -> bool:
         if not callable(getattr(owner, name, None)):

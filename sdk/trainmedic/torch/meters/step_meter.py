@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Iterable, Mapping
 
 import torch
 
 from trainmedic.torch.meters.wait_meter import WaitMeter, Waits
+
+log = logging.getLogger("trainmedic")
 
 
 class StepMeter:
@@ -16,6 +19,7 @@ class StepMeter:
         self._world_size = world_size
         self._data_seconds: float | None = None  # until the loop reports a batch
         self._tokens = 0
+        self._counts_tokens = True  # until an error
 
     def measure_waits(self, model: torch.nn.Module, waits: Waits) -> None:
         self._waits.add(model, waits)
@@ -23,7 +27,12 @@ class StepMeter:
     def add_batch(self, batch: Any, seconds: float) -> None:
         """``seconds``: the loop's wait for the batch."""
         self._data_seconds = (self._data_seconds or 0.0) + seconds
-        self._tokens += tokens_in(batch)
+        if self._counts_tokens:
+            try:
+                self._tokens += tokens_in(batch)
+            except Exception:  # errors of the user's mapping must not stop the batch
+                self._counts_tokens, self._tokens = False, 0
+                log.exception("cannot count the tokens of batches; training continues")
 
     def start_waiting(self) -> None:
         self._waits.start()
@@ -49,16 +58,13 @@ class StepMeter:
 
 
 def tokens_in(batch: Any) -> int:
-    """Count a batch's tokens without padding; 0 if unknown."""
+    """Count a batch's tokens without padding; 0 if unknown. Raises the mapping's errors."""
     if isinstance(batch, (list, tuple)) or not isinstance(batch, Mapping):  # checking for a list first is cheaper
         return 0
-    try:
-        ids, mask = batch.get("input_ids"), batch.get("attention_mask")
-        if not isinstance(ids, torch.Tensor):
-            return 0
-        if mask is None:
-            return ids.numel()
-        is_readable = isinstance(mask, torch.Tensor) and mask.device.type == "cpu" and mask.shape == ids.shape
-        return int(torch.count_nonzero(mask)) if is_readable else 0
-    except Exception:  # errors of the user's mapping must not stop the batch
+    ids, mask = batch.get("input_ids"), batch.get("attention_mask")
+    if not isinstance(ids, torch.Tensor):
         return 0
+    if mask is None:
+        return ids.numel()
+    is_readable = isinstance(mask, torch.Tensor) and mask.device.type == "cpu" and mask.shape == ids.shape
+    return int(torch.count_nonzero(mask)) if is_readable else 0

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
-from typing import Any, Protocol
+from typing import Any, Callable, Protocol
 
 import torch
+
+from trainmedic.wire.log_limit import LogLimit
+
+log = logging.getLogger("trainmedic")
+
+_log_limit = LogLimit(lines=1)
 
 _MOST_PENDING = 256  # steps that the device has not finished
 
@@ -92,3 +99,12 @@ class CudaStopwatch:
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
+
+
+def measure(call: Callable[..., None], *arguments: Any) -> None:
+    """Log a measurement's errors, one a minute."""
+    try:
+        call(*arguments)
+    except Exception:  # boundary to the training step
+        if _log_limit.lets_through():
+            log.exception("cannot measure this rank's waiting; training continues")

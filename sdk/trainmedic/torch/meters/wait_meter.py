@@ -7,17 +7,14 @@ pipeline parallelism are not measurable.
 from __future__ import annotations
 
 import functools
-import logging
-from typing import Any, Callable, Iterable, Protocol
+from typing import Any, Iterable, Protocol
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainmedic.torch.meters.sharded_waits import ShardedWaits
-from trainmedic.torch.meters.stopwatches import CudaStopwatch, HostStopwatch, Stopwatch
-
-log = logging.getLogger("trainmedic")
+from trainmedic.torch.meters.stopwatches import CudaStopwatch, HostStopwatch, Stopwatch, measure
 
 _engine: Any = torch.autograd.Variable._execution_engine
 _MOST_MISSED = 10  # consecutive steps without the gradient found, until another is sought
@@ -108,7 +105,7 @@ class WaitMeter:
             elif (sharded := ShardedWaits.of(model, self._world_size)) is not None:  # sharded later
                 self.add(model, sharded)
 
-        handle = model.register_forward_pre_hook(_log_errors(hook))
+        handle = model.register_forward_pre_hook(functools.partial(measure, hook))
 
 
 class _WrapperWaits:
@@ -121,11 +118,14 @@ class _WrapperWaits:
         self._searches = 0
         self._missed = 0  # consecutive steps without its gradient
         self._was_ready = False  # its gradient came in this step
-        self._stop = _log_errors(stopwatch.stop)
+        self._stop = functools.partial(measure, stopwatch.stop)
         self._buffer_handles: list[Any] = []
         if wrapper.broadcast_buffers and next(wrapper.module.buffers(), None) is not None:
             # The wrapper broadcasts its buffers between its own and its module's hooks.
-            start, stop = _log_errors(self._start_before_buffers), _log_errors(self._stop_after_buffers)
+            start, stop = (
+                functools.partial(measure, self._start_before_buffers),
+                functools.partial(measure, self._stop_after_buffers),
+            )
             self._buffer_handles.append(wrapper.register_forward_pre_hook(start))
             self._buffer_handles.append(wrapper.module.register_forward_pre_hook(stop))
         self._begin_search()
@@ -155,7 +155,7 @@ class _WrapperWaits:
         if self._last_handle is not None:
             self._last_handle.remove()
         self._last, self._searches, self._missed = None, self._searches + 1, 0
-        hook = _log_errors(self._remember_last)
+        hook = functools.partial(measure, self._remember_last)
         self._search_handles = [each.register_post_accumulate_grad_hook(hook) for each in self._parameters]
 
     def _remember_last(self, parameter: torch.Tensor) -> None:
@@ -165,7 +165,7 @@ class _WrapperWaits:
         for handle in self._search_handles:
             handle.remove()
         self._search_handles = []
-        hook = _log_errors(self._start_at_last_gradient)
+        hook = functools.partial(measure, self._start_at_last_gradient)
         self._last_handle = self._last.register_post_accumulate_grad_hook(hook)
 
     def _start_at_last_gradient(self, parameter: torch.Tensor) -> None:
@@ -190,14 +190,3 @@ def _stopwatch_for(device: torch.device) -> Stopwatch | None:
     if device.type == "cpu":
         return HostStopwatch()
     return CudaStopwatch() if device.type == "cuda" else None
-
-
-def _log_errors(hook: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(hook)
-    def guarded(*arguments: Any) -> None:
-        try:
-            hook(*arguments)
-        except Exception:  # boundary to the training step
-            log.exception("cannot measure this rank's waiting; training continues")
-
-    return guarded

@@ -78,7 +78,7 @@ class IndexedSource(BatchSource):
         size, added = self.batch_size or 1, 0
         while batches:
             end = len(self._order.entries(epoch))
-            here = self._batches_in(end - position)
+            here = self._batches_in(max(end - position, 0))
             if end == 0 or (here == 0 and position == 0):
                 break
             # Entries that `drop_last` drops do not count, but may be in a batch once batches become smaller.

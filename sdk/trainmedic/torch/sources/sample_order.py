@@ -133,11 +133,11 @@ class SkippedRanges:
         """Count the skipped among ``entries`` from ``start``, across known ends of epochs."""
         counted = 0
         while entries > 0:
-            end = min(start + entries, self.ends.get(epoch, start + entries))
+            end = max(start, min(start + entries, self.ends.get(epoch, start + entries)))
             counted += end - start - sum(stop - first for first, stop in self.remaining(epoch, start, end))
             if epoch not in self.ends:
                 break
-            entries -= max(end - start, 0)
+            entries -= end - start
             epoch, start = epoch + 1, 0
         return counted
 

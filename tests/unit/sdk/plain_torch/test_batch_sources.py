@@ -42,6 +42,7 @@ from trainmedic.torch.sources.batch_sources import (
 )
 from trainmedic.torch.sources.drawn_source import DrawnSource
 from trainmedic.torch.sources.indexed_source import IndexedSource
+from trainmedic.torch.sources.sample_order import SkippedRanges
 from trainmedic.torch.sources.source_choice import batch_source_for
 from trainmedic.torch.sources.stateful_source import StatefulSource
 
@@ -401,6 +402,20 @@ def test_it_is_known_how_many_were_left_out_already_over_the_end_of_an_epoch(kin
     source.restore(state)
     assert source.skip(13) == 2
     assert taken(source, 3) == all_of_them[13:]
+
+
+def test_a_position_past_the_end_of_an_epoch_is_not_counted_backwards() -> None:
+    """The source has become longer since the end was seen."""
+    skipped = SkippedRanges([(0, 6, 12), (1, 0, 2)])
+    skipped.ends = {0: 6}
+    assert skipped.count(0, 9, 4) == 2
+
+
+def test_a_shorter_data_set_leaves_out_no_more_than_was_asked() -> None:
+    source = IndexedSource(DataLoader(Numbers(), batch_size=2), seed=0, rank=0)
+    source.restore({**source.state(), "place": SAMPLES + 8})
+    assert source.skip(3) == 3
+    assert source.skipped.ranges == [(1, 0, 6)]
 
 
 @pytest.mark.parametrize("kind", EXACT)

@@ -222,6 +222,54 @@ def test_what_is_no_rate_is_refused_and_changes_nothing(scale: float) -> None:
     assert (loop.rate.values, loop.rate.scale) == (before, 1.0)
 
 
+def test_a_group_that_the_loop_has_added_since_is_not_unscaled() -> None:
+    """As of layers that are trained from then on."""
+    first, second = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizer = torch.optim.SGD([first], lr=0.1)
+    rate = LearningRate(optimizer)
+    rate.set_scale(0.5)
+    optimizer.add_param_group({"params": [second], "lr": 0.3})
+    rate.set_scale(1.0)
+    assert rate.values == [0.1, 0.3]
+    rate.set_scale(0.5)
+    rate.set_scale(1.0)
+    assert rate.values == [0.1, 0.3]
+
+
+def test_a_rate_that_is_set_anew_below_a_known_schedule_is_not_unscaled() -> None:
+    """The schedule goes on from the loop's rate; the undo leaves it, as it would without a schedule."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    scheduler = lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    rate = LearningRate(optimizer, scheduler)
+    for _ in range(10):
+        scheduler.step()
+    raw = rate.value
+    rate.set_scale(0.5)
+    rate.watch(1.0)
+    optimizer.param_groups[0]["lr"] = raw
+    scheduler.step()
+    assert rate.overwritten() == (rate.value, 0.5 * raw)
+    now = rate.value
+    rate.set_scale(1.0)
+    assert rate.left_alone
+    assert rate.value == now
+    scheduler.step()
+    assert rate.value < now
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_large_step_of_a_known_schedule_is_not_the_loops(factor: float) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    scheduler = lr_scheduler.StepLR(optimizer, 1, gamma=0.1)
+    rate = LearningRate(optimizer, scheduler)
+    rate.set_scale(factor)
+    rate.watch(1.0)
+    scheduler.step()
+    assert rate.overwritten() is None
+    rate.set_scale(1.0)
+    assert rate.value == pytest.approx(0.01)
+
+
 def test_what_the_schedule_says_is_known_of_pytorchs_schedulers_only() -> None:
     """It is compared with the rate that is in use; of the user's own scheduler nobody knows."""
     loop = Loop("LambdaLR")

@@ -186,12 +186,19 @@ IDS = torch.ones(2, 5, dtype=torch.long)
         ({"input_ids": [1, 2, 3]}, 0),
         ({"pixels": torch.ones(2, 3)}, 0),
         ((IDS, IDS), 0),
-        (Broken(), 0),
     ],
 )
 def test_tokens_are_counted_where_it_is_certain_how_many_they_are(batch: Any, tokens: int) -> None:
     """Without padding; a mask on a device is not waited for."""
     assert tokens_in(batch) == tokens
+
+
+def test_a_batch_whose_tokens_cannot_be_counted_costs_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    parts = StepMeter([], 1)
+    for batch in ({"input_ids": IDS}, Broken(), Broken(), {"input_ids": IDS}):
+        parts.add_batch(batch, 0.5)
+    assert parts.take(1)["tokens"] is None
+    assert caplog.text.count("cannot count the tokens") == 1
 
 
 def test_parts_are_those_since_the_last_report() -> None:

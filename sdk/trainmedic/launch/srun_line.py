@@ -1,0 +1,87 @@
+"""srun's ``--exclude``, of which each component's last one counts."""
+
+from __future__ import annotations
+
+from typing import Iterator, NamedTuple, Sequence
+
+_EXCLUDE, _SHORTEST = "--exclude", "--exclud"  # a shorter form could be --exclusive
+# Options without a value in a word of its own.
+_FLAGS = frozenset(
+    {
+        *("--async", "--bcast", "--compress", "--consolidate-segments", "--contiguous", "--debugger-test"),
+        *("--disable-status", "--exact", "--exclusive", "--external-launcher", "--help", "--hold", "--immediate"),
+        *("--interactive", "--kill-on-bad-exit", "--label", "--multi-prog", "--nice", "--no-allocate", "--no-kill"),
+        *("--oom-kill-step", "--overcommit", "--overlap", "--oversubscribe", "--parsable", "--preserve-env"),
+        *("--propagate", "--pty", "--quiet", "--quit-on-interrupt", "--reboot", "--resv-ports", "--send-libs"),
+        *("--spread-job", "--spread-segments", "--stepmgr", "--test-only", "--unbuffered", "--usage"),
+        *("--use-min-nodes", "--verbose", "--version", "--wait-for-children", "--whole", "--x11"),
+    }
+)
+_SHORT_FLAGS = frozenset("EHOQVXZhlsuv")
+_SHORT_WITH_OPTIONAL = frozenset("IKk")  # the value is the rest of the word
+_SEPARATOR = ":"  # of components
+
+
+class _Exclusion(NamedTuple):
+    word: int  # index of the word with the value
+    start: int  # of the value in the word
+
+
+def with_excluded(argv: Sequence[str], nodes: Sequence[str]) -> list[str]:
+    """Exclude ``nodes`` too."""
+    changed = list(argv)
+    for begin, exclusion in reversed(list(_components(argv))):
+        if exclusion is None:
+            changed.insert(begin, f"{_EXCLUDE}={','.join(nodes)}")
+        else:
+            changed[exclusion.word] = ",".join([changed[exclusion.word], *nodes])
+    return changed
+
+
+def why_not_excludable(argv: Sequence[str]) -> str:
+    """Return why `with_excluded` has no effect, or ""."""
+    for _, exclusion in _components(argv):
+        if exclusion is not None and "/" in argv[exclusion.word][exclusion.start :]:
+            return "srun's own --exclude names a file, to which no node can be added; name the nodes instead"
+    return ""
+
+
+def _components(argv: Sequence[str]) -> Iterator[tuple[int, _Exclusion | None]]:
+    # Each component's first index, and its last exclusion.
+    begin = 1
+    while True:
+        exclusion, program = _options(argv, begin)
+        yield begin, exclusion
+        try:
+            begin = argv.index(_SEPARATOR, program) + 1
+        except ValueError:
+            return
+
+
+def _options(argv: Sequence[str], begin: int) -> tuple[_Exclusion | None, int]:
+    # The last exclusion, and the program's index.
+    found: _Exclusion | None = None
+    place = begin
+    while place < len(argv) and argv[place].startswith("-") and argv[place] not in ("-", "--"):
+        word = argv[place]
+        name, at = _valued(word)  # at: of the value; 0 without one in this word
+        has_next = bool(name) and not at and place + 1 < len(argv)
+        if name == _EXCLUDE and (at or has_next):
+            found = _Exclusion(place, at) if at else _Exclusion(place + 1, 0)
+        place += 2 if has_next else 1
+    return found, place
+
+
+def _valued(word: str) -> tuple[str, int]:
+    # The name of the option whose value follows ("" for flags), and the value's start in the word.
+    if word.startswith("--"):
+        name, equals, _ = word.partition("=")
+        if name.startswith(_SHORTEST) and _EXCLUDE.startswith(name):
+            name = _EXCLUDE
+        return ("" if name in _FLAGS else name), (word.index("=") + 1 if equals else 0)
+    for index, letter in enumerate(word[1:], 1):
+        if letter in _SHORT_WITH_OPTIONAL:
+            break
+        if letter not in _SHORT_FLAGS:
+            return (_EXCLUDE if letter == "x" else letter), (index + 1 if index + 1 < len(word) else 0)
+    return "", 0
