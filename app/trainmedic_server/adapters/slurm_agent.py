@@ -259,6 +259,7 @@ def _failure(text: str, is_change: bool, may_be_done: bool) -> ActionFailure:
     number = slurm_errors.number_in(text)
     if is_change and not may_be_done and number is None:
         return ClusterRefused(text)  # the command has ended with a reason of Slurm's
+    is_change = is_change and (may_be_done or not text.endswith(slurm_errors.NOTHING_CHANGED))
     return slurm_errors.failure(None if may_be_done else number, text, is_change, _REMEDY)
 
 

@@ -35,6 +35,10 @@ _TEXTS = {
 """Parts of what scontrol and scancel write, and the agent if they do not end, which have no numbers."""
 
 
+NOTHING_CHANGED = "; nothing was changed"
+"""What an agent adds to a failure before the change."""
+
+
 def number_in(text: str) -> int | None:
     return next((number for part, number in _TEXTS.items() if part in text), None)
 
