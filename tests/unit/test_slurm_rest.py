@@ -1,13 +1,24 @@
-"""The client of slurmrestd: what is wrong with its settings, before Slurm is asked."""
+"""The client of slurmrestd: invalid settings, and answers that no real slurmrestd gives on request."""
 
 from __future__ import annotations
 
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trainmedic_server.adapters.slurm_rest import SlurmRest
-from trainmedic_server.errors import ClusterUnavailable, ConfigurationError
+from trainmedic_server.errors import (
+    ActionFailure,
+    ClusterRefused,
+    ClusterUnavailable,
+    ConfigurationError,
+    ObjectMissing,
+)
 
 
 @pytest.mark.parametrize(
@@ -40,4 +51,87 @@ async def test_a_token_that_is_being_renewed_counts_as_an_outage(tmp_path: Path,
     slurm = SlurmRest("http://127.0.0.1:9", token_file=file)
     with pytest.raises(ClusterUnavailable, match="token"):
         await slurm.node("n1")
+    await slurm.close()
+
+
+class Gateway:
+    """Stand-in for slurmrestd and a gateway before it, which gives one answer. It does not model Slurm."""
+
+    def __init__(self) -> None:
+        self.status, self.body = 200, "{}"
+        gateway = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *_: object) -> None:
+                """Print nothing."""
+
+            def _answer(self, status: int, body: str) -> None:
+                self.send_response(status)
+                self.send_header("Retry-After", "7")
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            def do_GET(self) -> None:
+                if self.path == "/openapi/v3":
+                    self._answer(200, json.dumps({"paths": {"/slurm/v0.0.45/nodes/": {}}}))
+                    return
+                self._answer(gateway.status, gateway.body)
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self._answer(gateway.status, gateway.body)
+
+        self._server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def gateway() -> Iterator[Gateway]:
+    started = Gateway()
+    yield started
+    started.close()
+
+
+UNNAMED: Any = {"errors": [{"error_number": 0, "error": "No error", "description": "no cause is stated"}]}
+NUMBERED: Any = {"errors": [{"error_number": 2018, "error": "Invalid node name specified"}]}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "failure", "may_be_done"),
+    [
+        (500, UNNAMED, ClusterUnavailable, True),
+        (503, UNNAMED, ClusterUnavailable, True),
+        (504, "<html>Gateway Time-out</html>", ClusterUnavailable, True),
+        (502, {"message": "upstream error"}, ClusterUnavailable, True),
+        (429, UNNAMED, ClusterUnavailable, False),
+        (429, {"message": "API rate limit exceeded"}, ClusterUnavailable, False),
+        (408, UNNAMED, ClusterUnavailable, False),
+        (400, UNNAMED, ClusterRefused, None),
+        (422, UNNAMED, ClusterRefused, None),
+        (401, UNNAMED, ClusterRefused, None),
+        (500, NUMBERED, ObjectMissing, None),
+    ],
+)
+async def test_an_answer_without_a_cause_is_refused_only_if_the_request_is_at_fault(
+    gateway: Gateway, status: int, body: object, failure: type[ActionFailure], may_be_done: bool | None
+) -> None:
+    """A failing server may have made the change; one that has no time for it has not."""
+    gateway.status, gateway.body = status, body if isinstance(body, str) else json.dumps(body)
+    slurm = SlurmRest(gateway.url)
+    with pytest.raises(failure) as caught:
+        await slurm.drain("n1", "hot")
+    assert type(caught.value) is failure
+    assert getattr(caught.value, "may_be_done", None) is may_be_done
+    if failure is ClusterUnavailable:
+        assert getattr(caught.value, "retry_after", None) == 7.0
+        with pytest.raises(ClusterUnavailable) as reading:
+            await slurm.node("n1")
+        assert not reading.value.may_be_done
     await slurm.close()

@@ -57,6 +57,8 @@ _LISTS_CHANGES = frozenset({"v0.0.45"})
 """slurmrestd 24.11 fails with ``update_time`` if nodes have changed and partitions have not."""
 TIMEOUT = timedelta(seconds=20)  # slurmctld answers late while it schedules thousands of jobs.
 _BODY_LIMIT = 256 * 1024 * 1024  # About 25,000 jobs of 10 kB of JSON.
+_MAY_PASS = frozenset({408, 425, 429})
+"""Status codes of a server or gateway that did nothing for now: too late, too early, too many requests."""
 _UNCHANGED: Mapping[str, Any] = MappingProxyType({})
 """Stands for status 304: nothing has changed since ``update_time``."""
 
@@ -232,11 +234,8 @@ class SlurmRest:
         if answer is None:
             if reply.status == 404:
                 self._version = None  # an upgrade may have removed this version
-            raise ClusterUnavailable(
-                f"slurmrestd answers with status {reply.status} and no document of {version}",
-                may_be_done=method != "GET" and reply.status >= 500,
-            )
-        _check_errors(answer, reply.status, method != "GET")
+            raise _unavailable(f" and no document of {version}", reply, method != "GET")
+        _check_errors(answer, reply, method != "GET")
         return answer
 
     async def _api_version(self) -> str:
@@ -294,20 +293,31 @@ def _document(reply: HttpReply) -> Mapping[str, Any] | None:
     return document if isinstance(document, Mapping) else None
 
 
-def _check_errors(answer: Mapping[str, Any], status: int, is_change: bool) -> None:
-    """Raise if the answer has errors. Number 0 is a remark on an empty result."""
+def _check_errors(answer: Mapping[str, Any], reply: HttpReply, is_change: bool) -> None:
+    """Raise if the answer has errors. Number 0 states no cause; with status 200 it is a remark on an empty result."""
+    status = reply.status
     errors = [each for each in members_of(answer, "errors") if each.get("error_number") or status >= 400]
-    may_be_done = is_change and status >= 500
     if not errors:
         if status >= 400:
-            raise ClusterUnavailable(f"slurmrestd answers with status {status}", may_be_done=may_be_done)
+            raise _unavailable("", reply, is_change)
         return
     first = errors[0]
     number = first.get("error_number")
     text = f"Slurm: {first.get('error')} ({number}): {first.get('description')}"
+    if not number and (status >= 500 or status in _MAY_PASS):
+        raise _unavailable(f": {text}", reply, is_change)
     # Releases before 25.05 answer refusals with status 500.
     raise slurm_errors.failure(
         slurm_errors.UNAUTHENTICATED if status == 401 else number, text, is_change, "check the token for slurmrestd"
+    )
+
+
+def _unavailable(about: str, reply: HttpReply, is_change: bool) -> ClusterUnavailable:
+    wait = reply.headers.get("retry-after", "")
+    return ClusterUnavailable(
+        f"slurmrestd answers with status {reply.status}{about}",
+        float(wait) if wait.isdecimal() and wait.isascii() else None,
+        may_be_done=is_change and reply.status >= 500,
     )
 
 
