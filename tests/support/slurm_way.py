@@ -41,7 +41,7 @@ class SlurmLogin(Node):
         self._calls = directory / "calls"
         self.held = directory / "held"
         """While this file is there, an update does not return after it is done."""
-        for name in ("scontrol", "scancel"):
+        for name in ("scontrol", "scancel", "sdiag"):
             enter = shlex.join(cluster.entering(f"/usr/bin/{name}"))
             script = _COMMAND.format(
                 name=name, calls=self._calls, held=self.held, enter=f"CHROOT_OPTIONS={user} {enter}"

@@ -27,7 +27,7 @@ ALSO_BY: Mapping[str, frozenset[str]] = {
 
 
 class SlurmPolicy(Struct, frozen=True):
-    """- ``commands``: directory of scontrol and scancel
+    """- ``commands``: directory of scontrol, scancel and sdiag
     - ``conf``: slurm.conf. None: where they look for it
     """
 

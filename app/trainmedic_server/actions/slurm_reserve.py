@@ -10,11 +10,13 @@ from pydantic import BaseModel, Field
 
 from trainmedic_core.fields import Duration
 from trainmedic_server.actions.base import ActionParams
-from trainmedic_server.actions.slurm import GONE, NodeAction, node_state
+from trainmedic_server.actions.slurm import GONE, node_state
+from trainmedic_server.actions.slurm_watched import Found, WatchedNodeAction
 from trainmedic_server.domain import host_lists
+from trainmedic_server.domain.topology import SlurmTopology, Withheld
 from trainmedic_server.domain.value_types import TEXT, Shape
 from trainmedic_server.errors import ObjectMissing, PermanentFailure, TemporaryFailure
-from trainmedic_server.ports.actions import Action, Call, Inverse
+from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect
 from trainmedic_server.ports.slurm import SlurmNode, SlurmReservation
 
 _NAME_PREFIX = "trainmedic-"  # agents change no other reservations
@@ -37,7 +39,7 @@ class SlurmReserveParams(ActionParams):
     restore: Literal[True] | None = Field(None, description="As an undo: end this run's reservation.")
 
 
-class SlurmReserve(NodeAction):
+class SlurmReserve(WatchedNodeAction):
     name: ClassVar[str] = "slurm.reserve"
     summary: ClassVar[str] = (
         "Reserve the node, so that Slurm starts only jobs of the named users there, such as a test job. Running jobs "
@@ -49,17 +51,11 @@ class SlurmReserve(NodeAction):
     )
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
-        params, name = cast(SlurmReserveParams, call.params), f"{_NAME_PREFIX}{call.run_id}"
+        params, name = cast(SlurmReserveParams, call.params), _name_for(call.run_id)
 
         async def reserve() -> Mapping[str, Any]:
             node = await self.find(call)
-            found = await self._find_own(name)
-            if found is None:
-                await self._refuse_reserved_by_other(node)
-                await self.slurm.reserve(name, node.name, params.users, params.duration)
-                found = await self._find_own(name)
-            if found is None or found.nodes != node.name:
-                raise TemporaryFailure(f"Slurm has not reserved node {node.name} as {name}", node_state(node))
+            found = await self._reserve(name, node, params, params.duration)
             until = found.ends_at.isoformat() if found.ends_at is not None else None
             return {**node_state(await self.slurm.node(node.name)), "reservation": name, "until": until}
 
@@ -78,6 +74,18 @@ class SlurmReserve(NodeAction):
             return output
 
         return await self.retry_until_deadline(call, end if params.restore else reserve)
+
+    async def _reserve(
+        self, name: str, node: SlurmNode, params: SlurmReserveParams, lasting: timedelta
+    ) -> SlurmReservation:
+        found = await self._find_own(name)
+        if found is None:
+            await self._refuse_reserved_by_other(node)
+            await self.slurm.reserve(name, node.name, params.users, lasting)
+            found = await self._find_own(name)
+        if found is None or found.nodes != node.name:
+            raise TemporaryFailure(f"Slurm has not reserved node {node.name} as {name}", node_state(node))
+        return found
 
     async def _find_own(self, name: str) -> SlurmReservation | None:
         return next((each for each in await self.slurm.reservations() if each.name == name), None)
@@ -98,9 +106,47 @@ class SlurmReserve(NodeAction):
         except ObjectMissing:
             return True  # the name is enough for a node that Slurm no longer has
 
+    async def look(self, effect: LeasedEffect) -> Found:
+        node = await self.named(effect.target.node or "")
+        name = _name_for(effect.run_id)
+        found = await self._find_own(name)
+        why = f"there is no reservation {name}" if found is None else f"{name} reserves {found.nodes}"
+        return Found(
+            *(node.name, why, found is not None and found.nodes == node.name),
+            is_changed=found is not None and found.nodes != node.name,
+            name=node.name,
+            node=node,
+        )
+
+    async def make_again(self, effect: LeasedEffect, found: Found) -> None:
+        params = _params(effect)
+        assert found.node is not None
+        assert effect.applied_at is not None  # otherwise it would have counted as ended
+        left = effect.applied_at + params.duration - self._clock.now()
+        await self._reserve(_name_for(effect.run_id), found.node, params, left)
+
+    def listed_in(self, withheld: Withheld) -> Mapping[str, str]:
+        return withheld.reserved
+
+    def stands(self, effect: LeasedEffect, name: str, topology: SlurmTopology) -> bool:
+        # Another's reservation replaces ours in the list of nodes.
+        is_ours = topology.withheld.reserved.get(name) == _name_for(effect.run_id)
+        return is_ours or (name in topology.unavailable and name not in topology.withheld.reserved)
+
+    def own_end(self, effect: LeasedEffect) -> timedelta:
+        return _params(effect).duration
+
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
         return None if cast(SlurmReserveParams, params).restore else Inverse(cls.name, {"restore": True})
+
+
+def _name_for(run_id: str) -> str:
+    return f"{_NAME_PREFIX}{run_id}"
+
+
+def _params(effect: LeasedEffect) -> SlurmReserveParams:
+    return SlurmReserveParams.model_validate(effect.params, context=ON_RECORD)
 
 
 ACTIONS: tuple[type[Action], ...] = (SlurmReserve,)

@@ -27,6 +27,7 @@ from trainmedic_server.adapters.slurm_json import (
     nodes_of,
     release_of,
     reservations_of,
+    uptime_of,
 )
 from trainmedic_server.errors import ActionFailure, ClusterRefused, ClusterUnavailable, ObjectMissing
 from trainmedic_server.ports.fence import Fence, no_fence
@@ -74,6 +75,12 @@ class SlurmAgent:
         if not is_responding(answer):
             raise ClusterUnavailable("slurmctld does not respond to scontrol")
         return SlurmRelease(release_of(answer), can_requeue=True, can_reserve=True, can_reboot=True)
+
+    async def uptime(self) -> timedelta | None:
+        try:
+            return uptime_of(await self._read("diag", "statistics"))
+        except ClusterRefused:  # an older agent, or no sdiag
+            return None
 
     async def node(self, name: str) -> SlurmNode:
         if not _NODE_NAME.fullmatch(name):
@@ -198,7 +205,8 @@ class SlurmAgent:
         """Return a document and its digest; None if it is the `known` one. Raises ObjectMissing, ClusterRefused,
         ClusterUnavailable, also for errors that the document states.
         """
-        given = {"what": what, "fields": FIELDS[kind], "parsers": API_VERSIONS, **({"name": name} if name else {})}
+        fields = FIELDS.get(what, FIELDS[kind])
+        given = {"what": what, "fields": fields, "parsers": API_VERSIONS, **({"name": name} if name else {})}
         first = await self._ask(action, {**given, **({"known": known} if known else {})})
         digest = str(first.get("digest"))
         if first.get("unchanged") and digest == known:

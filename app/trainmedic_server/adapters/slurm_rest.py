@@ -29,8 +29,10 @@ from trainmedic_server.adapters.slurm_json import (
     node_in,
     nodes_of,
     number_of,
+    own_id_in,
     release_of,
     reservations_of,
+    uptime_of,
 )
 from trainmedic_server.errors import (
     ClusterRefused,
@@ -106,6 +108,12 @@ class SlurmRest:
             raise ClusterUnavailable("slurmctld does not respond to slurmrestd")
         version = await self._api_version()
         return SlurmRelease(release_of(answer), version in _CAN_REQUEUE, version in _CAN_RESERVE)
+
+    async def uptime(self) -> timedelta | None:
+        try:
+            return uptime_of(await self._ask("GET", "/diag/"))
+        except ClusterRefused:
+            return None
 
     async def node(self, name: str) -> SlurmNode:
         return node_in(await self._ask("GET", f"/node/{quote(name, safe='')}"), name)
@@ -206,7 +214,11 @@ class SlurmRest:
         await self._ask("POST", f"/node/{quote(node, safe='')}", change)
 
     async def _change_job(self, job_id: str, change: Mapping[str, Any]) -> None:
-        await self._ask("POST", f"/job/{await self._own_id(job_id)}", change)
+        if "_" in job_id:  # slurmrestd refuses ARRAY_TASK
+            own_id = own_id_in(await self._ask("GET", f"/job/{quote(job_id, safe='')}"), job_id)
+        else:
+            own_id = await self._own_id(job_id)
+        await self._ask("POST", f"/job/{own_id}", change)
 
     async def _own_id(self, job_id: str) -> str:
         """Return the id to put into a path. Changes to LEADER+OFFSET are answered with success and not made."""

@@ -269,12 +269,20 @@ class ClusterTopology(Struct, frozen=True, dict=True):
         return pods
 
 
+class Withheld(Struct, frozen=True):
+    """What keeps nodes and jobs of Slurm from work, by their names."""
+
+    drained: Mapping[str, str] = field(default_factory=dict)  # reason by node
+    reserved: Mapping[str, str] = field(default_factory=dict)  # active reservation by node
+    held: Mapping[str, str] = field(default_factory=dict)  # admin comment by job
+
+
 class SlurmSilence(Struct, frozen=True):
     """An interruption, after which slurmctld may have lost its last changes."""
 
     began: datetime  # last answered reading before it (aware UTC)
     ended: datetime
-    drained_after: frozenset[str]
+    after: Withheld  # by the first reading after it
 
 
 class SlurmTopology(Struct, frozen=True, dict=True):
@@ -289,6 +297,7 @@ class SlurmTopology(Struct, frozen=True, dict=True):
     names: NodeNames = NodeNames()  # without host names and addresses that several nodes share
     silent_since: datetime | None = None  # None while it answers, and during the first reading
     last_silence: SlurmSilence | None = None
+    withheld: Withheld = Withheld()
 
     @classmethod
     def of(
@@ -314,6 +323,11 @@ class SlurmTopology(Struct, frozen=True, dict=True):
 
     def job_of(self, slurm_id: str) -> str:
         return f"{SLURM}{self.whole_by_id.get(slurm_id, slurm_id)}"
+
+    @cached_property
+    def unavailable(self) -> frozenset[str]:
+        """Names of nodes on which no job starts."""
+        return frozenset(node.name for node in self.nodes if node.unavailable)
 
     def ids_of(self, job: str) -> Collection[str]:
         """Return a job's ID and those of its parts."""

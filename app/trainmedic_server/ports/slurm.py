@@ -48,6 +48,10 @@ class SlurmNode(Struct, frozen=True):
     features: tuple[str, ...] = ()
     reservation: str = ""
     topology: str = ""
+    last_busy: int | None = None
+    """Seconds since 1970 by slurmctld's clock, only of a node that was read alone. On an idle node it changes when a
+    drain or a job ends there, or slurmctld starts.
+    """
 
     @property
     def why_unavailable(self) -> str:
@@ -148,6 +152,12 @@ class Slurm(Protocol):
     """One cluster's slurmctld. Every change can safely be repeated."""
 
     async def release(self) -> SlurmRelease: ...
+
+    async def uptime(self) -> timedelta | None:
+        """Return how long slurmctld has run, or less: since its start, takeover or reconfiguration, a reset of its
+        statistics, or midnight. None if unknown.
+        """
+        ...
 
     async def node(self, name: str) -> SlurmNode: ...
 

@@ -47,6 +47,9 @@ class Held(Cap):
         self.asked = 0
         self.hangs = ""
         self.is_unsaved = False
+        self.seen = ""
+        self.has_forgotten = False
+        """Whether it no longer knows that the leases have run out."""
         self.away: set[str] = set()
 
     @classmethod
@@ -73,9 +76,9 @@ class Held(Cap):
             return Renewal(hold, place, "unanswered", f"{place} is away")
         if pair not in self.lapsed:
             return Renewal(hold, place, "renewed")
-        if not hold.again:
-            lost = replace(hold, is_unsaved=self.is_unsaved)
-            return Renewal(lost, place, "lost", "its lease had run out", has_expired=True)
+        if not hold.again or (self.has_forgotten and not (hold.seen and hold.seen == self.seen)):
+            lost = replace(hold, is_unsaved=self.is_unsaved, seen=self.seen)
+            return Renewal(lost, place, "lost", "its lease had run out", has_expired=not self.has_forgotten)
         self.lapsed.discard(pair)
         self.again.append(hold.command_id)
         return Renewal(hold, place, "renewed", output={"gpus": [{"limit_watts": 560}]})
@@ -164,6 +167,36 @@ async def test_a_server_that_is_killed_in_between_is_followed_by_one_that_ends_i
     await w.pass_time(RESENT_AFTER + THIRD)
     assert len(held.again) == 1
     assert [kind for kind in await told(w) if kind != "set_again_held"] == ["lease_lost", *AGAIN]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        ("idle since 7", "idle since 7", None),
+        ("idle since 7", "idle since 9", "its lease had run out"),
+        ("", "", "an earlier server began to reapply it, and it is not in effect: its lease had run out"),
+    ],
+    ids=["untouched since", "touched since", "unknown"],
+)
+async def test_what_a_killed_server_began_is_finished_only_if_nobody_can_have_ended_it(
+    world: MakeWorld, before: str, after: str, why: str | None
+) -> None:
+    """The next server no longer knows how it was lost. The approval of the act that was begun still holds."""
+    w, held, _ = await begun(world, HOLD.replace("steps:\n", 'steps:\n  - {id: ask, approve: "Cap it?"}\n'))
+    await w.engine.order((await w.run()).id, OrderKind.APPROVE, "ann")
+    await w.pass_time(0)
+    held.seen, held.hangs, held.is_unsaved = before, "before", True
+    held.lapse()
+    while "set_again_started" not in await told(w):
+        await w.pass_time(15)
+    held.seen, held.hangs, held.is_unsaved, held.has_forgotten = after, "", False, True
+    for _ in range(2):
+        await w.restart(after=RESENT_AFTER)
+        await w.pass_time(RESENT_AFTER + 3 * THIRD)
+    ends = [kind for kind in await told(w) if kind not in ("lease_lost", "set_again_started")]
+    assert (len(held.again), ends[-1:]) == ((1, ["set_again_done"]) if why is None else (0, ["set_again_held"]))
+    assert [reason for reason in await held_because(w) if "alert fires" not in reason] == ([why] if why else [])
+    assert (await told(w)).count("set_again_started") == 1
 
 
 async def test_an_intent_that_was_begun_waits_for_pause_as_well(world: MakeWorld) -> None:

@@ -1,0 +1,235 @@
+"""Watch of changes that last in Slurm: drains, holds and reservations.
+
+They are checked every `CHECK_EVERY`, because a killed slurmctld loses the changes of its last seconds. Those that the
+last reading of all nodes and jobs shows need no call.
+
+Slurm does not show who ended a change. So one that is gone is made again only if the end of its lease explains that, or
+an interruption within `_UNSAVED` of it after which another slurmctld runs.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, ClassVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from trainmedic_server.actions.slurm import NodeAction, SlurmAction
+from trainmedic_server.domain.topology import SlurmTopology, Withheld
+from trainmedic_server.errors import ActionFailure, ClusterUnavailable, ObjectMissing, TemporaryFailure
+from trainmedic_server.ports.actions import LeasedEffect, Renewal, Services
+from trainmedic_server.ports.slurm import SlurmNode
+
+LONGEST_LEASE = timedelta(hours=1)
+CHECK_EVERY = timedelta(seconds=15)
+_ROUND = timedelta(seconds=100)  # for the checks of one round
+_UNSAVED = timedelta(seconds=10)
+"""slurmctld stores changes within about 5 s. Time after which one counts as stored."""
+_READ_BACK = timedelta(seconds=5)
+"""Longest time from the reading that has confirmed a change to the end of its attempt, and error of the uptime."""
+_LAST = timedelta(minutes=1)
+"""Unchecked time before an effect's own end, which Slurm counts from before the end of the attempt."""
+
+
+class Known(Struct):
+    """What this process knows of one effect."""
+
+    asked_at: datetime
+    seen_at: datetime | None = None  # last reading with the effect, or another's in its place
+    ended_at: datetime | None = None  # first reading since then without it
+    renewed_at: datetime | None = None  # when the lease was last extended
+    ends_at: datetime | None = None  # end of the lease, if this process granted it and only it can end the effect
+
+
+class Found(Struct, frozen=True):
+    """An effect as Slurm has it."""
+
+    place: str
+    """NodeName, or such as ``job 4711``."""
+    why: str
+    """State of the node or job, for people."""
+    is_ours: bool
+    is_taken: bool = False
+    """Not ours, but another keeps jobs off."""
+    is_changed: bool = False
+    """Another has changed it, and it must be left."""
+    is_left: bool = False
+    """A mark of ours shows that it was made, and ended later."""
+    seen: str = ""
+    """`LeasedEffect.seen`."""
+    name: str = ""
+    """The node's or job's, by which `Withheld` lists it."""
+
+    node: SlurmNode | None = None
+
+    @property
+    def is_free(self) -> bool:
+        return not (self.is_ours or self.is_taken or self.is_changed)
+
+
+class WatchedAction(SlurmAction):
+    """Implements `ports.actions.LeasedAction`."""
+
+    lease: ClassVar[timedelta] = LONGEST_LEASE
+
+    def __init__(self, services: Services) -> None:
+        super().__init__(services)
+        self._known: dict[str, Known] = {}  # by command ID
+        self._busy: set[str] = set()  # IDs of commands that an earlier round still asks about
+
+    @abstractmethod
+    async def look(self, effect: LeasedEffect) -> Found | None:
+        """Return None if it need not be watched. Raises like `ports.slurm.Slurm`."""
+
+    @abstractmethod
+    async def make_again(self, effect: LeasedEffect, found: Found) -> None: ...
+
+    @abstractmethod
+    def name_in(self, effect: LeasedEffect, topology: SlurmTopology) -> str:
+        """Return the name of its node or job, by which `Withheld` lists it; empty if unknown or ambiguous."""
+
+    @abstractmethod
+    def listed_in(self, withheld: Withheld) -> Mapping[str, str]:
+        """Return the listed changes of this kind."""
+
+    def stands(self, effect: LeasedEffect, name: str, topology: SlurmTopology) -> bool:
+        """Return whether the last reading shows it, or that no job starts there anyway."""
+        return name in topology.unavailable
+
+    def own_end(self, effect: LeasedEffect) -> timedelta | None:
+        """Return the time after which Slurm ends it, from the step."""
+        return None
+
+    def lease_of(self, effect: LeasedEffect) -> timedelta | None:
+        return None
+
+    async def extend(self, effect: LeasedEffect, found: Found, known: Known) -> None:
+        """Extend its lease."""
+
+    @classmethod
+    def granted(cls, output: Mapping[str, Any]) -> timedelta:
+        return 3 * CHECK_EVERY
+
+    async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
+        """Renew leases, and check other effects. The result omits those that need no check."""
+        until = max(until, self._clock.now() + _ROUND)
+        oldest = self._clock.now() - 2 * LONGEST_LEASE
+        self._known = {name: known for name, known in self._known.items() if known.asked_at > oldest}
+        # Slow answers may end the round: begin with those that waited longest.
+        ordered = sorted(
+            effects, key=lambda each: known.asked_at if (known := self._known.get(each.command_id)) else oldest
+        )
+        renewals = []
+        for effect in ordered:
+            if self._clock.now() >= until:
+                break
+            if effect.command_id in self._busy and not effect.again:
+                continue
+            self._busy.add(effect.command_id)
+            try:
+                renewals.append(await self._renew_one(effect))
+            finally:
+                self._busy.discard(effect.command_id)
+        return [renewal for renewal in renewals if renewal is not None]
+
+    async def _renew_one(self, effect: LeasedEffect) -> Renewal | None:
+        now, topology = self._clock.now(), self.services.slurm_topology()
+        known = self._known.setdefault(effect.command_id, Known(now))
+        known.asked_at = now
+        if not effect.again and self._needs_no_check(effect, known, topology):
+            return None
+        place = effect.target.node or effect.target.job or ""
+        try:
+            found = await self.look(effect)
+            if found is None:
+                return None
+            place = found.place
+            self._note(known, found)
+            if found.is_ours:
+                if self.lease_of(effect) is not None:
+                    await self.extend(effect, found, known)
+                return Renewal(effect, place, "renewed")
+            if found.is_taken and self.lease_of(effect) is None:
+                return None  # as the step may have found it
+            is_unsaved = self._is_unsaved(effect, found, known) and not await self._may_have_run_since(
+                effect.applied_at
+            )
+            has_expired = self._has_expired(found, known)
+            is_unfinished = bool(effect.seen) and effect.seen == found.seen and found.is_free
+            if effect.again and (is_unsaved or has_expired or is_unfinished):
+                await self.make_again(effect, found)
+                self._known[effect.command_id] = self._made_again(effect, found.place)
+                return Renewal(effect, place, "renewed")
+        except (ClusterUnavailable, TemporaryFailure) as error:
+            return Renewal(effect, place, "unanswered", str(error))
+        except ObjectMissing as error:
+            return Renewal(effect, place, "lost", str(error))
+        except ActionFailure as error:
+            return Renewal(effect, place, "refused", str(error))
+        lost = replace(effect, is_unsaved=is_unsaved, seen=found.seen)
+        return Renewal(lost, place, "lost", found.why, has_expired=is_unsaved or has_expired)
+
+    def _made_again(self, effect: LeasedEffect, place: str) -> Known:
+        now, lease = self._clock.now(), self.lease_of(effect)
+        return Known(now, seen_at=now, renewed_at=now, ends_at=now + lease if lease is not None else None)
+
+    def _note(self, known: Known, found: Found) -> None:
+        now = self._clock.now()
+        if found.is_ours or found.is_taken:
+            known.seen_at = now
+        if found.is_ours:
+            known.ended_at = None
+        elif known.ended_at is None:
+            known.ended_at = now
+        if found.is_taken:
+            known.ends_at = None  # taken over by a person, who may end it
+
+    def _is_due(self, effect: LeasedEffect, known: Known) -> bool:
+        lease = self.lease_of(effect)
+        return lease is not None and (known.renewed_at is None or self._clock.now() >= known.renewed_at + lease / 3)
+
+    def _needs_no_check(self, effect: LeasedEffect, known: Known, topology: SlurmTopology) -> bool:
+        made_at, end = effect.applied_at, self.own_end(effect)
+        if end is not None and (made_at is None or self._clock.now() >= made_at + end - _LAST):
+            return True  # Slurm has ended it
+        if self._is_due(effect, known):
+            return False
+        name = self.name_in(effect, topology)
+        stands = bool(name) and self.stands(effect, name, topology)
+        is_stored = known.seen_at is not None and (made_at is None or known.seen_at >= made_at + _UNSAVED)
+        return not topology.answers or (stands and is_stored)
+
+    def _has_expired(self, found: Found, known: Known) -> bool:
+        """Return whether the lease has expired. False if the effect ended before, or after a restart of the server."""
+        ends_at = known.ends_at
+        if not found.is_free or ends_at is None or self._clock.now() < ends_at:
+            return False
+        return known.ended_at is None or known.ended_at >= ends_at
+
+    def _is_unsaved(self, effect: LeasedEffect, found: Found, known: Known) -> bool:
+        """Return whether slurmctld seems to have lost it, in an interruption before it had stored it."""
+        made_at = effect.applied_at
+        if not found.is_free or found.is_left or not effect.is_certain or made_at is None:
+            return False
+        silence = self.services.slurm_topology().last_silence
+        if silence is None or not silence.began - _UNSAVED <= made_at <= silence.ended:
+            return False
+        is_listed_after = found.name in self.listed_in(silence.after)
+        if is_listed_after or (known.ended_at is not None and known.ended_at < silence.began):
+            return False
+        return known.seen_at is None or known.seen_at < min(silence.ended, made_at + _UNSAVED)
+
+    async def _may_have_run_since(self, made_at: datetime | None) -> bool:
+        """Return whether the same slurmctld may have run since the change, and so cannot have lost it."""
+        uptime = await self.slurm.uptime()
+        return uptime is None or made_at is None or self._clock.now() - uptime < made_at - _READ_BACK
+
+
+class WatchedNodeAction(WatchedAction, NodeAction):
+    def name_in(self, effect: LeasedEffect, topology: SlurmTopology) -> str:
+        name = effect.target.node or ""
+        nodes = topology.names.called(name) or topology.names.related(name)
+        return next(iter(nodes)) if len(nodes) == 1 else ""
