@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from tests.unit.engine.test_lost_playbooks import lose
 from tests.unit.engine.world import Cap, Source, World
+from trainmedic_core.target import TargetKind
 from trainmedic_server import errors
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.playbook import Mode
@@ -150,6 +151,35 @@ async def test_it_is_one_outcome_in_all_its_places(world: MakeWorld) -> None:
     await w.pass_time(THIRD)
     assert await told(w) == ["lease_lost", "set_again_started", "set_again_held", "lease_lost", "set_again_done"]
     assert len(held.again) == 2
+
+
+class HeldJobs(Held):
+    name = "test.hold_jobs"
+    targets = frozenset({TargetKind.JOB})
+
+
+async def test_a_step_on_several_jobs_is_made_good_on_each(world: MakeWorld) -> None:
+    """Each has a command of its own, whose cooldown runs from the step's attempt."""
+    on_jobs = """
+playbook: hold
+on: {alert: Hot}
+target: {node: "{{ labels.node }}", jobs: on_node}
+guards: {cooldown: 1m}
+steps:
+  - {id: hold, target: jobs, action: test.hold_jobs, with: {amount: 80}, undo: on_resolve}
+"""
+    w = world(on_jobs, inventory={"told:node:n1": ["a", "b"]}, more=[HeldJobs])
+    held = w.actions["hold_jobs"]
+    assert isinstance(held, HeldJobs)
+    await w.engine.start()
+    await w.pass_time(RESENT_AFTER)
+    await w.post(w.alert(node="n1"))
+    await w.pass_time(60)
+    held.lapse()
+    await w.pass_time(THIRD)
+    assert sorted(held.again) == sorted(call.command_id for call in held.calls)
+    assert len(held.again) == 2
+    assert sorted(await told(w)) == ["lease_lost"] * 2 + ["set_again_done"] * 2 + ["set_again_started"] * 2
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
