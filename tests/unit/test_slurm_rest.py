@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trainmedic_server.adapters import slurm_rest
 from trainmedic_server.adapters.slurm_rest import SlurmRest
 from trainmedic_server.errors import (
     ActionFailure,
@@ -135,3 +137,37 @@ async def test_an_answer_without_a_cause_is_refused_only_if_the_request_is_at_fa
             await slurm.node("n1")
         assert not reading.value.may_be_done
     await slurm.close()
+
+
+@pytest.mark.parametrize("body", ["{}", '{"errors": [], "nodes": null}', '{"message": "ok"}', '{"jobs": {}}', "[]"])
+async def test_an_answer_without_the_list_is_no_empty_list(gateway: Gateway, body: str) -> None:
+    """Such as a gateway's: otherwise all nodes and jobs would be gone."""
+    gateway.body = body
+    slurm = SlurmRest(gateway.url)
+    for ask in (slurm.nodes, slurm.jobs, slurm.reservations, partial(slurm.job, "7"), partial(slurm.node, "n1")):
+        with pytest.raises(ClusterUnavailable):
+            await ask()
+    gateway.body = '{"nodes": [], "errors": null, "last_update": {"set": true, "number": 7}}'
+    assert await slurm.nodes() == []
+    await slurm.close()
+
+
+async def test_of_a_list_only_the_needed_fields_are_read(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are 95 % of it. A list that is too long is named as such."""
+    gateway.body = json.dumps(
+        {"jobs": [{"job_id": 7, "job_state": ["RUNNING"], "comment": {"set": "x"}}], "errors": []}
+    )
+    slurm = SlurmRest(gateway.url)
+    assert await slurm._read("/jobs/", "jobs") == {
+        "jobs": [{"job_id": 7, "job_state": ["RUNNING"]}],
+        "errors": [],
+        "last_update": None,
+    }
+    assert [job.job_id for job in await slurm.jobs()] == ["7"]
+    monkeypatch.setattr(slurm_rest, "_BODY_LIMIT", 1 << 20)
+    gateway.body = json.dumps({"jobs": [{"name": "x" * (2 << 20)}]})
+    short = SlurmRest(gateway.url)
+    with pytest.raises(ClusterUnavailable, match="more than 1 MiB"):
+        await short.jobs()
+    await slurm.close()
+    await short.close()

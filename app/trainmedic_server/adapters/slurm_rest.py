@@ -6,22 +6,26 @@ errors and names are checked.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
-from msgspec import Struct
+import msgspec
+from msgspec import UNSET, Struct
 
 from trainmedic_server.adapters import slurm_errors
 from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.adapters.httpx_caller import HttpxCaller, read_secret
 from trainmedic_server.adapters.slurm_json import (
     API_VERSIONS,
+    FIELDS,
     is_responding,
     job_in,
     jobs_of,
@@ -116,18 +120,18 @@ class SlurmRest:
             return None
 
     async def node(self, name: str) -> SlurmNode:
-        return node_in(await self._ask("GET", f"/node/{quote(name, safe='')}"), name)
+        return node_in(await self._read(f"/node/{quote(name, safe='')}", "node", "nodes"), name)
 
     async def nodes(self) -> Sequence[SlurmNode]:
-        return await self._all("/nodes/", nodes_of)
+        return await self._all("nodes", nodes_of)
 
     async def job(self, job_id: str) -> SlurmJob:
         # The leader's id lists all components. Not every release knows LEADER+OFFSET.
         asked = job_id.partition("+")[0]
-        return job_in(await self._ask("GET", f"/job/{quote(asked, safe='')}"), job_id)
+        return job_in(await self._read(f"/job/{quote(asked, safe='')}", "jobs"), job_id)
 
     async def jobs(self) -> Sequence[SlurmJob]:
-        return await self._all("/jobs/", jobs_of)
+        return await self._all("jobs", jobs_of)
 
     async def drain(self, node: str, reason: str, resume_after: timedelta | None = None) -> None:
         change: dict[str, Any] = {"state": ["DRAIN"], "reason": reason}
@@ -150,7 +154,7 @@ class SlurmRest:
         await self._change_node(node, {"state": ["RESUME"]})
 
     async def reservations(self) -> Sequence[SlurmReservation]:
-        return reservations_of(await self._ask("GET", "/reservations/"))
+        return reservations_of(await self._read("/reservations/", "reservations"))
 
     async def reserve(self, name: str, node: str, users: Sequence[str], lasting: timedelta) -> None:
         if await self._api_version() not in _CAN_RESERVE:
@@ -215,7 +219,7 @@ class SlurmRest:
 
     async def _change_job(self, job_id: str, change: Mapping[str, Any]) -> None:
         if "_" in job_id:  # slurmrestd refuses ARRAY_TASK
-            own_id = own_id_in(await self._ask("GET", f"/job/{quote(job_id, safe='')}"), job_id)
+            own_id = own_id_in(await self._read(f"/job/{quote(job_id, safe='')}", "jobs"), job_id)
         else:
             own_id = await self._own_id(job_id)
         await self._ask("POST", f"/job/{own_id}", change)
@@ -224,28 +228,40 @@ class SlurmRest:
         """Return the id to put into a path. Changes to LEADER+OFFSET are answered with success and not made."""
         return (await self.job(job_id)).job_id if "+" in job_id else quote(job_id, safe="")
 
-    async def _all(self, path: str, read: Callable[[Mapping[str, Any]], Sequence[Record]]) -> Sequence[Record]:
+    async def _all(self, kind: str, read: Callable[[Mapping[str, Any]], Sequence[Record]]) -> Sequence[Record]:
         """Slurm 26.05 sends a list only if it has changed."""
-        known = self._lists.get(path) if await self._api_version() in _LISTS_CHANGES else None
-        answer = await self._ask("GET", path if known is None else f"{path}?update_time={known.as_of}")
+        known = self._lists.get(kind) if await self._api_version() in _LISTS_CHANGES else None
+        answer = await self._read(f"/{kind}/{'' if known is None else f'?update_time={known.as_of}'}", kind)
         if known is not None and answer is _UNCHANGED:
             return known.records
-        records, as_of = read(answer), number_of(answer.get("last_update"))
+        # A thread, because thousands of jobs take a second.
+        records, as_of = await asyncio.to_thread(read, answer), number_of(answer.get("last_update"))
         if as_of:
-            self._lists[path] = _Listed(as_of, records)
+            self._lists[kind] = _Listed(as_of, records)
         return records
 
-    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    async def _read(self, path: str, what: str, kind: str | None = None) -> Mapping[str, Any]:
+        """Return the answer with the fields that `FIELDS` names, or `_UNCHANGED`."""
+        answer = await self._ask("GET", path, what=what)
+        if answer is not _UNCHANGED and not isinstance(answer.get(kind or what), list):
+            raise ClusterUnavailable(f"slurmrestd sends no {kind or what}")
+        return answer
+
+    async def _ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, what: str | None = None
+    ) -> Mapping[str, Any]:
         version = await self._api_version()
         if method != "GET":
             self._fence()
         reply = await self._call(method, f"/slurm/{version}{path}", body)
         if reply.status == 304 and method == "GET":
             return _UNCHANGED
-        answer = _document(reply)
+        answer = (await asyncio.to_thread(_shortened, reply, what) if what is not None else None) or _document(reply)
         if answer is None:
             if reply.status == 404:
                 self._version = None  # an upgrade may have removed this version
+            if len(reply.body) >= _BODY_LIMIT:
+                raise ClusterUnavailable(f"slurmrestd answers with more than {_BODY_LIMIT >> 20} MiB")
             raise _unavailable(f" and no document of {version}", reply, method != "GET")
         _check_errors(answer, reply, method != "GET")
         return answer
@@ -303,6 +319,23 @@ def _document(reply: HttpReply) -> Mapping[str, Any] | None:
     except UNREADABLE:
         return None
     return document if isinstance(document, Mapping) else None
+
+
+def _shortened(reply: HttpReply, what: str) -> Mapping[str, Any] | None:
+    """Return the answer with the fields of `FIELDS` alone: the others are 95 %. None for an answer of another form."""
+    try:
+        answer = _decoder(what).decode(reply.body)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return msgspec.to_builtins(answer)  # type: ignore[no-any-return]
+
+
+@cache
+def _decoder(what: str) -> msgspec.json.Decoder[Any]:
+    record = msgspec.defstruct("Record", [(name, Any, UNSET) for name in FIELDS[what]])
+    kind = "nodes" if what == "node" else what
+    members: list[Any] = [(kind, list[record]), ("errors", Any, None), ("last_update", Any, None)]  # type: ignore[valid-type]
+    return msgspec.json.Decoder(msgspec.defstruct("Answer", members))
 
 
 def _check_errors(answer: Mapping[str, Any], reply: HttpReply, is_change: bool) -> None:

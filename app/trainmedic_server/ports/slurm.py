@@ -27,6 +27,8 @@ _UNAVAILABLE = frozenset(
     | {"REBOOT_REQUESTED", "RESERVED", "UNKNOWN"}
 )
 """States and flags of nodes (sinfo(1)). Powered-down nodes are available: a job starts them."""
+_SERVING = frozenset({"ALLOCATED", "IDLE", "MIXED"})
+"""Base states in which nodes take jobs; later releases may have other states."""
 FUTURE = "FUTURE"
 """State of a configured node that does not exist yet."""
 
@@ -57,6 +59,8 @@ class SlurmNode(Struct, frozen=True):
     def why_unavailable(self) -> str:
         """States and reservation that keep jobs off it; empty if none do."""
         states = sorted(self.states & _UNAVAILABLE)
+        if not states and self.states.isdisjoint(_SERVING):
+            states = sorted(self.states) or ["no state"]
         reserved = [f"reservation {self.reservation}"] if self.reservation and "RESERVED" not in states else []
         return "+".join(states + reserved)
 
