@@ -12,8 +12,9 @@ from trainmedic_core.fields import Duration
 from trainmedic_server.actions.base import ActionParams
 from trainmedic_server.actions.slurm import NodeAction, SlurmResume, node_state
 from trainmedic_server.actions.slurm_marks import marked, owners_of
-from trainmedic_server.actions.slurm_watched import LONGEST_LEASE, Found, Known, WatchedNodeAction
-from trainmedic_server.domain.topology import SlurmTopology, Withheld
+from trainmedic_server.actions.slurm_watched import LONGEST_LEASE, Known, SlurmEffect, WatchedNodeAction
+from trainmedic_server.domain.slurm_silence import Withheld
+from trainmedic_server.domain.topology import SlurmTopology
 from trainmedic_server.domain.value_types import NUMBER, Shape
 from trainmedic_server.errors import TemporaryFailure
 from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect
@@ -95,10 +96,10 @@ class SlurmDrain(WatchedNodeAction):
         is_others = "reason" in output and not owners_of(str(output["reason"]))
         return timedelta(0) if is_others else super().granted(output)
 
-    async def look(self, effect: LeasedEffect) -> Found:
+    async def look(self, effect: LeasedEffect) -> SlurmEffect:
         node = await self.named(effect.target.node or "")
         is_ours = node.is_drained and effect.run_id in owners_of(node.reason)
-        return Found(
+        return SlurmEffect(
             node.name,
             f"node {node.name} is {'+'.join(sorted(node.states))} with the reason {node.reason!r}",
             is_ours,
@@ -109,7 +110,7 @@ class SlurmDrain(WatchedNodeAction):
             node=node,
         )
 
-    async def make_again(self, effect: LeasedEffect, found: Found) -> None:
+    async def make_again(self, effect: LeasedEffect, found: SlurmEffect) -> None:
         reason = "drained again: its lease had expired, or Slurm seemed to have lost the drain"
         await self._drain(await self.slurm.node(found.name), effect.run_id, reason, _params(effect))
 
@@ -127,7 +128,7 @@ class SlurmDrain(WatchedNodeAction):
     def lease_of(self, effect: LeasedEffect) -> timedelta | None:
         return _params(effect).lease
 
-    async def extend(self, effect: LeasedEffect, found: Found, known: Known) -> None:
+    async def extend(self, effect: LeasedEffect, found: SlurmEffect, known: Known) -> None:
         node, lease = found.node, self.lease_of(effect)
         assert node is not None
         # A shared drain has no end if one of the runs wants none.
@@ -144,7 +145,7 @@ def _params(effect: LeasedEffect) -> SlurmDrainParams:
 
 
 def _idle_since(node: SlurmNode) -> str:
-    """Return a text that stays the same until a drain or job on an idle node ends; empty for a busy one."""
+    """Return a text that the end of a drain or job changes; empty for a busy node."""
     is_idle = "IDLE" in node.states and node.states.isdisjoint(_BUSY) and node.last_busy is not None
     return f"idle since {node.last_busy}" if is_idle else ""
 

@@ -11,8 +11,9 @@ from pydantic import BaseModel, Field
 
 from trainmedic_server.actions.slurm import JobAction, SlurmJobParams, changed_job, job_state
 from trainmedic_server.actions.slurm_marks import PREFIX
-from trainmedic_server.actions.slurm_watched import Found, WatchedAction
-from trainmedic_server.domain.topology import SLURM, SlurmTopology, Withheld
+from trainmedic_server.actions.slurm_watched import SlurmEffect, WatchedAction
+from trainmedic_server.domain.slurm_silence import Withheld
+from trainmedic_server.domain.topology import SLURM, SlurmTopology
 from trainmedic_server.errors import ObjectMissing, TemporaryFailure
 from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect
 from trainmedic_server.ports.slurm import SlurmJob
@@ -53,10 +54,9 @@ class SlurmHold(WatchedAction, JobAction):
         return await self.retry_until_deadline(call, attempt)
 
     async def _hold(self, job_id: str, job: SlurmJob, run_id: str) -> Mapping[str, Any]:
-        """Mark the job before the act."""
         mark = _hold_mark(run_id)
         if mark not in job.admin_comment:
-            await self.slurm.set_admin_comment(job_id, f"{job.admin_comment}{mark}")
+            await self.slurm.set_admin_comment(job_id, f"{job.admin_comment}{mark}")  # before the act
         if not job.is_held:
             for part in job.parts:
                 await self.slurm.hold(part)
@@ -74,7 +74,7 @@ class SlurmHold(WatchedAction, JobAction):
     def granted(cls, output: Mapping[str, Any]) -> timedelta:
         return timedelta(0) if output.get("note") == _BY_ANOTHER else super().granted(output)
 
-    async def look(self, effect: LeasedEffect) -> Found | None:
+    async def look(self, effect: LeasedEffect) -> SlurmEffect | None:
         job_id = _job_of(effect)
         if job_id is None:
             return None
@@ -85,7 +85,7 @@ class SlurmHold(WatchedAction, JobAction):
         if job.has_ended:
             return None
         is_marked = _hold_mark(effect.run_id) in job.admin_comment
-        return Found(
+        return SlurmEffect(
             f"job {job_id}",
             f"job {job_id} is {'+'.join(sorted(job.states))} and not held",
             is_ours=job.is_held and is_marked,
@@ -96,7 +96,7 @@ class SlurmHold(WatchedAction, JobAction):
             name=job_id,
         )
 
-    async def make_again(self, effect: LeasedEffect, found: Found) -> None:
+    async def make_again(self, effect: LeasedEffect, found: SlurmEffect) -> None:
         await self._hold(found.name, await self.unended_job(found.name), effect.run_id)
 
     def name_in(self, effect: LeasedEffect, topology: SlurmTopology) -> str:
@@ -111,7 +111,7 @@ class SlurmHold(WatchedAction, JobAction):
 
 
 def _job_of(effect: LeasedEffect) -> str | None:
-    """Return the ID of the job that the attempt held."""
+    """Return the ID of the held job."""
     params = SlurmHoldParams.model_validate(effect.params, context=ON_RECORD)
     target = effect.target.job or ""
     return changed_job(params, effect.output) or (target.removeprefix(SLURM) if target.startswith(SLURM) else None)

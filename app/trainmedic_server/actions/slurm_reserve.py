@@ -11,9 +11,10 @@ from pydantic import BaseModel, Field
 from trainmedic_core.fields import Duration
 from trainmedic_server.actions.base import ActionParams
 from trainmedic_server.actions.slurm import GONE, node_state
-from trainmedic_server.actions.slurm_watched import Found, WatchedNodeAction
+from trainmedic_server.actions.slurm_watched import SlurmEffect, WatchedNodeAction
 from trainmedic_server.domain import host_lists
-from trainmedic_server.domain.topology import SlurmTopology, Withheld
+from trainmedic_server.domain.slurm_silence import Withheld
+from trainmedic_server.domain.topology import SlurmTopology
 from trainmedic_server.domain.value_types import TEXT, Shape
 from trainmedic_server.errors import ObjectMissing, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect
@@ -106,19 +107,19 @@ class SlurmReserve(WatchedNodeAction):
         except ObjectMissing:
             return True  # the name is enough for a node that Slurm no longer has
 
-    async def look(self, effect: LeasedEffect) -> Found:
+    async def look(self, effect: LeasedEffect) -> SlurmEffect:
         node = await self.named(effect.target.node or "")
         name = _name_for(effect.run_id)
         found = await self._find_own(name)
         why = f"there is no reservation {name}" if found is None else f"{name} reserves {found.nodes}"
-        return Found(
+        return SlurmEffect(
             *(node.name, why, found is not None and found.nodes == node.name),
             is_changed=found is not None and found.nodes != node.name,
             name=node.name,
             node=node,
         )
 
-    async def make_again(self, effect: LeasedEffect, found: Found) -> None:
+    async def make_again(self, effect: LeasedEffect, found: SlurmEffect) -> None:
         params = _params(effect)
         assert found.node is not None
         assert effect.applied_at is not None  # otherwise it would have counted as ended

@@ -1,10 +1,7 @@
-"""Watch of changes that last in Slurm: drains, holds and reservations.
+"""Watch of drains, holds and reservations. Those that the last reading of Slurm shows need no call.
 
-They are checked every `CHECK_EVERY`, because a killed slurmctld loses the changes of its last seconds. Those that the
-last reading of all nodes and jobs shows need no call.
-
-Slurm does not show who ended a change. So one that is gone is made again only if the end of its lease explains that, or
-an interruption within `_UNSAVED` of it after which another slurmctld runs.
+Slurm does not show who ended one. It is made again only if the end of its lease explains that, or a restart of
+slurmctld, which loses the changes of its last seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +15,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainmedic_server.actions.slurm import NodeAction, SlurmAction
-from trainmedic_server.domain.topology import SlurmTopology, Withheld
+from trainmedic_server.domain.slurm_silence import Withheld
+from trainmedic_server.domain.topology import SlurmTopology
 from trainmedic_server.errors import ActionFailure, ClusterUnavailable, ObjectMissing, TemporaryFailure
 from trainmedic_server.ports.actions import LeasedEffect, Renewal, Services
 from trainmedic_server.ports.slurm import SlurmNode
@@ -26,16 +24,16 @@ from trainmedic_server.ports.slurm import SlurmNode
 LONGEST_LEASE = timedelta(hours=1)
 CHECK_EVERY = timedelta(seconds=15)
 _ROUND = timedelta(seconds=100)  # for the checks of one round
+# Time after which a change counts as stored: slurmctld stores it within about 5 s.
 _UNSAVED = timedelta(seconds=10)
-"""slurmctld stores changes within about 5 s. Time after which one counts as stored."""
+# Longest time from the reading that has confirmed a change to the end of its attempt, and error of the uptime.
 _READ_BACK = timedelta(seconds=5)
-"""Longest time from the reading that has confirmed a change to the end of its attempt, and error of the uptime."""
+# Unchecked time before an effect's own end, which Slurm counts from before the end of the attempt.
 _LAST = timedelta(minutes=1)
-"""Unchecked time before an effect's own end, which Slurm counts from before the end of the attempt."""
 
 
 class Known(Struct):
-    """What this process knows of one effect."""
+    """Knowledge of this process about one effect."""
 
     asked_at: datetime
     seen_at: datetime | None = None  # last reading with the effect, or another's in its place
@@ -44,25 +42,17 @@ class Known(Struct):
     ends_at: datetime | None = None  # end of the lease, if this process granted it and only it can end the effect
 
 
-class Found(Struct, frozen=True):
-    """An effect as Slurm has it."""
+class SlurmEffect(Struct, frozen=True):
+    """State of an effect in Slurm."""
 
-    place: str
-    """NodeName, or such as ``job 4711``."""
-    why: str
-    """State of the node or job, for people."""
+    place: str  # NodeName, or such as ``job 4711``
+    why: str  # state of the node or job, for people
     is_ours: bool
-    is_taken: bool = False
-    """Not ours, but another keeps jobs off."""
-    is_changed: bool = False
-    """Another has changed it, and it must be left."""
-    is_left: bool = False
-    """A mark of ours shows that it was made, and ended later."""
-    seen: str = ""
-    """`LeasedEffect.seen`."""
-    name: str = ""
-    """The node's or job's, by which `Withheld` lists it."""
-
+    is_taken: bool = False  # not ours, but another keeps jobs off
+    is_changed: bool = False  # another has changed it, and it must be left
+    is_left: bool = False  # a mark of ours shows that it was made, and ended later
+    seen: str = ""  # `LeasedEffect.seen`
+    name: str = ""  # the node's or job's, by which `Withheld` lists it
     node: SlurmNode | None = None
 
     @property
@@ -81,40 +71,40 @@ class WatchedAction(SlurmAction):
         self._busy: set[str] = set()  # IDs of commands that an earlier round still asks about
 
     @abstractmethod
-    async def look(self, effect: LeasedEffect) -> Found | None:
-        """Return None if it need not be watched. Raises like `ports.slurm.Slurm`."""
+    async def look(self, effect: LeasedEffect) -> SlurmEffect | None:
+        """Return None if it needs no watch. Raises like `ports.slurm.Slurm`."""
 
     @abstractmethod
-    async def make_again(self, effect: LeasedEffect, found: Found) -> None: ...
+    async def make_again(self, effect: LeasedEffect, found: SlurmEffect) -> None: ...
 
     @abstractmethod
     def name_in(self, effect: LeasedEffect, topology: SlurmTopology) -> str:
-        """Return the name of its node or job, by which `Withheld` lists it; empty if unknown or ambiguous."""
+        """Return its name in `Withheld`, empty if unknown."""
 
     @abstractmethod
     def listed_in(self, withheld: Withheld) -> Mapping[str, str]:
-        """Return the listed changes of this kind."""
+        """Return those of this kind."""
 
     def stands(self, effect: LeasedEffect, name: str, topology: SlurmTopology) -> bool:
-        """Return whether the last reading shows it, or that no job starts there anyway."""
+        """Return whether the last reading shows it, or that no job starts there."""
         return name in topology.unavailable
 
     def own_end(self, effect: LeasedEffect) -> timedelta | None:
-        """Return the time after which Slurm ends it, from the step."""
+        """Return the time from the step after which Slurm ends it."""
         return None
 
     def lease_of(self, effect: LeasedEffect) -> timedelta | None:
         return None
 
-    async def extend(self, effect: LeasedEffect, found: Found, known: Known) -> None:
-        """Extend its lease."""
+    async def extend(self, effect: LeasedEffect, found: SlurmEffect, known: Known) -> None:
+        """Renew its lease."""
 
     @classmethod
     def granted(cls, output: Mapping[str, Any]) -> timedelta:
         return 3 * CHECK_EVERY
 
     async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
-        """Renew leases, and check other effects. The result omits those that need no check."""
+        """The result omits effects that need no check."""
         until = max(until, self._clock.now() + _ROUND)
         oldest = self._clock.now() - 2 * LONGEST_LEASE
         self._known = {name: known for name, known in self._known.items() if known.asked_at > oldest}
@@ -176,7 +166,7 @@ class WatchedAction(SlurmAction):
         now, lease = self._clock.now(), self.lease_of(effect)
         return Known(now, seen_at=now, renewed_at=now, ends_at=now + lease if lease is not None else None)
 
-    def _note(self, known: Known, found: Found) -> None:
+    def _note(self, known: Known, found: SlurmEffect) -> None:
         now = self._clock.now()
         if found.is_ours or found.is_taken:
             known.seen_at = now
@@ -202,15 +192,15 @@ class WatchedAction(SlurmAction):
         is_stored = known.seen_at is not None and (made_at is None or known.seen_at >= made_at + _UNSAVED)
         return not topology.answers or (stands and is_stored)
 
-    def _has_expired(self, found: Found, known: Known) -> bool:
-        """Return whether the lease has expired. False if the effect ended before, or after a restart of the server."""
+    def _has_expired(self, found: SlurmEffect, known: Known) -> bool:
+        """Return False if it ended earlier, or after a restart of the server."""
         ends_at = known.ends_at
         if not found.is_free or ends_at is None or self._clock.now() < ends_at:
             return False
         return known.ended_at is None or known.ended_at >= ends_at
 
-    def _is_unsaved(self, effect: LeasedEffect, found: Found, known: Known) -> bool:
-        """Return whether slurmctld seems to have lost it, in an interruption before it had stored it."""
+    def _is_unsaved(self, effect: LeasedEffect, found: SlurmEffect, known: Known) -> bool:
+        """Return whether an interruption may have been a restart that lost it."""
         made_at = effect.applied_at
         if not found.is_free or found.is_left or not effect.is_certain or made_at is None:
             return False
@@ -223,7 +213,7 @@ class WatchedAction(SlurmAction):
         return known.seen_at is None or known.seen_at < min(silence.ended, made_at + _UNSAVED)
 
     async def _may_have_run_since(self, made_at: datetime | None) -> bool:
-        """Return whether the same slurmctld may have run since the change, and so cannot have lost it."""
+        """Return whether slurmctld may have run since, and so has not lost it."""
         uptime = await self.slurm.uptime()
         return uptime is None or made_at is None or self._clock.now() - uptime < made_at - _READ_BACK
 

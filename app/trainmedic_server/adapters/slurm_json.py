@@ -31,7 +31,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "pings": ("responding", "pinged"),
     "statistics": ("req_time", "req_time_start"),
 }
-"""What is read of each kind of record, or of one record. A job has a hundred more."""
+"""What is read of each kind of record. A job has a hundred more."""
 _GPU_INDEXES = re.compile(r"(?:^|,)gpu:[^()]*\(IDX:([0-9,-]+)\)")
 
 
@@ -70,7 +70,7 @@ def job_in(answer: Mapping[str, Any], job_id: str) -> SlurmJob:
 
 
 def own_id_in(answer: Mapping[str, Any], task: str) -> str:
-    """Return the ID that names only this task of an array. Raises ClusterRefused if there is none."""
+    """Return the ID of this task alone. Raises ClusterRefused if it has none."""
     parts = members_of(answer, "jobs")
     for each in parts:
         own = str(each.get("job_id"))
@@ -84,7 +84,7 @@ def own_id_in(answer: Mapping[str, Any], task: str) -> str:
 
 
 def _count_tasks(answer: Mapping[str, Any]) -> int:
-    """Count the tasks of a record: those of an array that wait are in one."""
+    """Count a record's tasks: those that wait share one."""
     text = _text(answer.get("array_task_string"))
     return max(1, len(_waiting_tasks(text) or "??")) if text else 1
 
@@ -99,7 +99,7 @@ def _is_waiting_task(answer: Mapping[str, Any], job_id: str) -> bool:
 
 
 def _waiting_tasks(text: str) -> frozenset[int] | None:
-    """Return the numbers of a text such as ``0-3,7%2``. None if it is cut or has steps."""
+    """Read ``0-3,7%2``. None if it is cut."""
     try:
         return frozenset(int(number) for number in host_lists.expand(f"[{text.partition('%')[0]}]"))
     except (host_lists.UnreadableHostList, ValueError):

@@ -59,12 +59,11 @@ from trainmedic_server.ports.slurm import (
 
 _CAN_REQUEUE = frozenset({"v0.0.45"})
 _CAN_RESERVE = frozenset({"v0.0.45", "v0.0.44", "v0.0.43"})
+# slurmrestd 24.11 fails with ``update_time`` if nodes have changed and partitions have not.
 _LISTS_CHANGES = frozenset({"v0.0.45"})
-"""slurmrestd 24.11 fails with ``update_time`` if nodes have changed and partitions have not."""
 TIMEOUT = timedelta(seconds=20)  # slurmctld answers late while it schedules thousands of jobs.
 _BODY_LIMIT = 256 * 1024 * 1024  # About 25,000 jobs of 10 kB of JSON.
-_MAY_PASS = frozenset({408, 425, 429})
-"""Status codes of a server or gateway that did nothing for now: too late, too early, too many requests."""
+_MAY_PASS = frozenset({408, 425, 429})  # request timeout, too early, too many requests: nothing was done
 _UNCHANGED: Mapping[str, Any] = MappingProxyType({})
 """Stands for status 304: nothing has changed since ``update_time``."""
 
@@ -241,7 +240,7 @@ class SlurmRest:
         return records
 
     async def _read(self, path: str, what: str, kind: str | None = None) -> Mapping[str, Any]:
-        """Return the answer with the fields that `FIELDS` names, or `_UNCHANGED`."""
+        """Return the fields that `FIELDS` names, or `_UNCHANGED`."""
         answer = await self._ask("GET", path, what=what)
         if answer is not _UNCHANGED and not isinstance(answer.get(kind or what), list):
             raise ClusterUnavailable(f"slurmrestd sends no {kind or what}")
@@ -322,7 +321,7 @@ def _document(reply: HttpReply) -> Mapping[str, Any] | None:
 
 
 def _shortened(reply: HttpReply, what: str) -> Mapping[str, Any] | None:
-    """Return the answer with the fields of `FIELDS` alone: the others are 95 %. None for an answer of another form."""
+    """Return only the fields of `FIELDS`: others are 95 %. None for an answer of another form."""
     try:
         answer = _decoder(what).decode(reply.body)
     except (msgspec.DecodeError, RecursionError):
@@ -339,7 +338,7 @@ def _decoder(what: str) -> msgspec.json.Decoder[Any]:
 
 
 def _check_errors(answer: Mapping[str, Any], reply: HttpReply, is_change: bool) -> None:
-    """Raise if the answer has errors. Number 0 states no cause; with status 200 it is a remark on an empty result."""
+    """Raise if the answer has errors. Number 0 is none if the status is 200."""
     status = reply.status
     errors = [each for each in members_of(answer, "errors") if each.get("error_number") or status >= 400]
     if not errors:

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from trainmedic_server import telemetry
 from trainmedic_server.domain import host_lists
-from trainmedic_server.domain.topology import SLURM, ClusterNode, SlurmSilence, SlurmTopology, Withheld
+from trainmedic_server.domain.slurm_silence import SlurmSilence, Withheld
+from trainmedic_server.domain.topology import SLURM, ClusterNode, SlurmTopology
 from trainmedic_server.engine import loops
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.slurm import FUTURE, Slurm, SlurmJob, SlurmNode

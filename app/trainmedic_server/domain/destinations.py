@@ -56,7 +56,7 @@ def command_id_of(attempt_id: str, step: StepState, target: Target) -> str:
 
 
 def output_of(step: StepState, target: Target) -> Mapping[str, Any]:
-    """Return a step's output for one of its targets."""
+    """Return the step's output for this target."""
     if step.target is None:
         return step.output
     by_job = step.output.get(BY_JOB)

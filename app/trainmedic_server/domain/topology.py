@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from trainmedic_core import gpu_names
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
 from trainmedic_server.domain.node_names import KnownNodes, NodeNames, is_address, known_nodes, spelled
+from trainmedic_server.domain.slurm_silence import SlurmSilence, Withheld
 
 MOST_ENTRIES = 200_000  # limit of ranks or GPUs taken from Redis (tens of MB)
 
@@ -267,22 +268,6 @@ class ClusterTopology(Struct, frozen=True, dict=True):
             if pod.job is not None:
                 pods.setdefault(pod.job, []).append(pod)
         return pods
-
-
-class Withheld(Struct, frozen=True):
-    """What keeps nodes and jobs of Slurm from work, by their names."""
-
-    drained: Mapping[str, str] = field(default_factory=dict)  # reason by node
-    reserved: Mapping[str, str] = field(default_factory=dict)  # active reservation by node
-    held: Mapping[str, str] = field(default_factory=dict)  # admin comment by job
-
-
-class SlurmSilence(Struct, frozen=True):
-    """An interruption, after which slurmctld may have lost its last changes."""
-
-    began: datetime  # last answered reading before it (aware UTC)
-    ended: datetime
-    after: Withheld  # by the first reading after it
 
 
 class SlurmTopology(Struct, frozen=True, dict=True):

@@ -76,7 +76,7 @@ def guard_obstacle(tx: Transaction, run: Run, command_id: str, guards: Guards, a
 
 
 def command_ids_of(run: Run, step: StepState, attempt: Attempt) -> Iterator[str]:
-    """Yield the attempt's command ID for each of the step's targets."""
+    """Yield the command ID for each of the step's targets."""
     return (destinations.command_id_of(attempt.command_id, step, target) for target in run.targets_of(step))
 
 

@@ -6,8 +6,8 @@ it.
 Without an Alertmanager to ask, only alerts reported after this server's start count as firing, until `RESENT_AFTER`.
 
 ``set_again_started`` is recorded before the command, ``set_again_done`` after success. In between, the next server
-repeats the command; the node applies it once. If the receiver no longer knows that the effect has expired, the action
-decides by the state that the earlier server saw (`LeasedEffect.seen`); without one, nothing is reapplied.
+repeats the command; the node applies it once. If no one knows any more that the effect has expired, it does so only
+with what the earlier server saw (`LeasedEffect.seen`).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class LeaseRecovery:
         self._settled &= set(command_ids)
 
     async def _unfinished(self, lost: Sequence[Renewal]) -> Sequence[LeasedEffect]:
-        """Return effects that an earlier server began to reapply, with what it saw. Close those without."""
+        """Return effects that an earlier server began to reapply after it saw a state. Record others as blocked."""
         new = {renewal.effect.command_id: renewal for renewal in lost if renewal.effect.command_id not in self._settled}
         if not new:
             return ()

@@ -209,11 +209,10 @@ class LeasedEffect(Struct, frozen=True):
     is_unsaved: bool = False
     """In a renewal: True if the receiver seems to have lost it within seconds: making it again is the same act."""
     seen: str = ""
-    """In a renewal that has lost it: a state of the receiver that making the effect, and ending it, would change; empty
-    if unknown. In one that an earlier server began to reapply: what that server saw.
+    """In a renewal: state of the receiver, different once the effect was reapplied and ended. Given to reapply it: what
+    was seen when that began.
     """
     output: Mapping[str, Any] = field(default_factory=dict)
-    """Of its attempt."""
 
 
 class Renewal(Struct, frozen=True):

@@ -15,7 +15,8 @@ from trainmedic_server.actions import registry, slurm_marks
 from trainmedic_server.adapters.slurm_topology import topology_of
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain.alert import Alert, AlertStatus
-from trainmedic_server.domain.topology import NO_SLURM, SlurmSilence, SlurmTopology
+from trainmedic_server.domain.slurm_silence import SlurmSilence
+from trainmedic_server.domain.topology import NO_SLURM, SlurmTopology
 from trainmedic_server.errors import (
     ActionFailure,
     ClusterRefused,

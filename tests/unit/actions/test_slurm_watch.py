@@ -13,7 +13,7 @@ from tests.support.clocks import ManualClock
 from tests.unit.actions.test_slurm import JOB, NODE, NOW, OneJob, OneNode, do
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters.system_clock import SystemClock
-from trainmedic_server.domain.topology import SlurmSilence, Withheld
+from trainmedic_server.domain.slurm_silence import SlurmSilence, Withheld
 from trainmedic_server.errors import ObjectMissing
 from trainmedic_server.ports.actions import LeasedAction, LeasedEffect, Renewal, Services
 from trainmedic_server.ports.outside import Clock
