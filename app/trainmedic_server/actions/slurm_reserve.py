@@ -95,7 +95,7 @@ class SlurmReserve(WatchedNodeAction):
         now = self._clock.now()
         for each in await self.slurm.reservations():
             is_active = each.starts_at is not None and each.starts_at <= now
-            if is_active and not each.name.startswith(_NAME_PREFIX) and node.name in host_lists.expand(each.nodes):
+            if is_active and not each.name.startswith(_NAME_PREFIX) and _may_include(each.nodes, node.name):
                 raise PermanentFailure(
                     f"node {node.name} was left as it is: it is in the reservation {each.name} of another",
                     node_state(node),
@@ -140,6 +140,13 @@ class SlurmReserve(WatchedNodeAction):
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
         return None if cast(SlurmReserveParams, params).restore else Inverse(cls.name, {"restore": True})
+
+
+def _may_include(nodes: str, node: str) -> bool:
+    try:
+        return node in host_lists.expand(nodes)
+    except host_lists.UnreadableHostList:  # such as one of more than `host_lists.MOST_HOSTS`
+        return True
 
 
 def _name_for(run_id: str) -> str:

@@ -203,6 +203,15 @@ async def test_the_undo_of_an_update_leaves_what_another_has_changed() -> None:
     assert (slurm.known.priority, slurm.known.time_limit, slurm.known.admin_comment) == (9, timedelta(hours=5), "")
 
 
+async def test_excluded_nodes_that_cannot_be_read_are_left() -> None:
+    """The undo could not restore them."""
+    slurm = OneJob()
+    slurm.known = replace(slurm.known, excluded_nodes=("n[1-9999]",))
+    with pytest.raises(PermanentFailure, match="list of excluded nodes names more than 4096 hosts"):
+        await do(slurm, "slurm.update", exclude_nodes=["n1"])
+    assert slurm.known.excluded_nodes == ("n[1-9999]",)
+
+
 async def test_a_held_job_gets_no_priority() -> None:
     """It would be released."""
     slurm = OneJob()

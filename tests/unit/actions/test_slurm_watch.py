@@ -14,7 +14,7 @@ from tests.unit.actions.test_slurm import JOB, NODE, NOW, OneJob, OneNode, do
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain.slurm_silence import SlurmSilence, Withheld
-from trainmedic_server.errors import ObjectMissing
+from trainmedic_server.errors import ObjectMissing, PermanentFailure
 from trainmedic_server.ports.actions import LeasedAction, LeasedEffect, Renewal, Services
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.slurm import SlurmJob, SlurmNode, SlurmReservation
@@ -377,6 +377,13 @@ async def test_a_reservation_that_slurm_lost_in_an_outage_is_made_again_for_the_
     assert (renewal.outcome, slurm.made[0].name) == ("renewed", "trainmedic-a")
     assert slurm.lasting is not None
     assert timedelta(minutes=119) < slurm.lasting < timedelta(hours=2)
+
+
+async def test_a_node_that_a_long_reservation_of_another_may_include_is_not_reserved() -> None:
+    slurm = OneReservation()
+    slurm.made = [SlurmReservation("maintenance", "n[1-9999]", ("root",), starts_at=NOW - timedelta(hours=1))]
+    with pytest.raises(PermanentFailure, match="in the reservation maintenance of another"):
+        await do(slurm, "slurm.reserve", target=NODE)
 
 
 async def test_a_reservation_that_a_person_may_have_ended_or_changed_is_only_reported() -> None:
