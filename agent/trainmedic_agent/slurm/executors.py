@@ -166,7 +166,8 @@ def _reading(what: str, names: Sequence[str], parser: str) -> Sequence[str]:
     if what == "diag":
         return "sdiag", f"--json={parser}"
     shown = ("ping",) if what == "ping" else ("show", what, *names)
-    return "scontrol", "--all", "--details", f"--json={parser}", *shown
+    # With fed_display, scontrol would list the jobs of all clusters of a federation.
+    return "scontrol", "--all", "--local", "--details", f"--json={parser}", *shown
 
 
 def _seconds_left(command: Command, now: datetime) -> float:
