@@ -518,7 +518,8 @@ async def test_an_expired_token_is_refused_until_the_file_has_a_new_one(rest: Sl
 async def test_a_frozen_program_leaves_the_outcome_of_a_change_open(
     slurm: Slurm, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have been made; a question changes nothing."""
+    """It may have been made; a question changes nothing. An agent asks for a node's name before it changes a node."""
+    job_id = cluster.submit(TASK_RUNS, "--hold")
     await slurm.node("n1")
     monkeypatch.setattr(slurm_rest, "TIMEOUT", timedelta(seconds=2))
     monkeypatch.setattr(slurm_agent, "TIMEOUT", timedelta(seconds=5))
@@ -526,8 +527,11 @@ async def test_a_frozen_program_leaves_the_outcome_of_a_change_open(
     frozen.send_signal(signal.SIGSTOP)
     try:
         with pytest.raises(ClusterUnavailable) as caught:
-            await slurm.drain("n1", REASON)
+            await slurm.unhold(job_id)
         assert caught.value.may_be_done
+        with pytest.raises(ClusterUnavailable) as caught:
+            await slurm.drain("n1", REASON)
+        assert caught.value.may_be_done is isinstance(slurm, SlurmRest)
         with pytest.raises(ClusterUnavailable) as caught:
             await slurm.node("n1")
         assert not caught.value.may_be_done
@@ -666,9 +670,14 @@ async def _answers(slurm: Slurm) -> bool:
 
 
 async def _runs_since(slurm: Slurm) -> datetime:
+    await until(lambda: _has_uptime(slurm), "slurmctld states since when it runs")
     uptime = await slurm.uptime()
     assert uptime is not None
     return datetime.now(UTC) - uptime
+
+
+async def _has_uptime(slurm: Slurm) -> bool:
+    return await slurm.uptime() is not None
 
 
 async def _has_state(slurm: Slurm, job_id: str, state: str) -> bool:

@@ -242,7 +242,9 @@ class SlurmRest:
     async def _read(self, path: str, what: str, kind: str | None = None) -> Mapping[str, Any]:
         """Return the fields that `FIELDS` names, or `_UNCHANGED`."""
         answer = await self._ask("GET", path, what=what)
-        if answer is not _UNCHANGED and not isinstance(answer.get(kind or what), list):
+        is_listed = answer is _UNCHANGED or isinstance(answer.get(kind or what), list)
+        # Of an unknown node, slurmrestd sends only a remark.
+        if not is_listed and not (what == "node" and members_of(answer, "errors")):
             raise ClusterUnavailable(f"slurmrestd sends no {kind or what}")
         return answer
 
