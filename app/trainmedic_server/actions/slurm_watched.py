@@ -40,6 +40,7 @@ class Known(Struct):
     ended_at: datetime | None = None  # first reading since then without it
     renewed_at: datetime | None = None  # when the lease was last extended
     ends_at: datetime | None = None  # end of the lease, if this process granted it and only it can end the effect
+    is_begun: bool = False  # a failed attempt to make it again may have made it
 
 
 class SlurmEffect(Struct, frozen=True):
@@ -144,12 +145,11 @@ class WatchedAction(SlurmAction):
                 return Renewal(effect, place, "renewed")
             if found.is_taken and self.lease_of(effect) is None:
                 return None  # as the step may have found it
-            is_unsaved = self._is_unsaved(effect, found, known) and not await self._may_have_run_since(
-                effect.applied_at
-            )
-            has_expired = self._has_expired(found, known)
+            is_unsaved = self._is_unsaved(effect, found, known) and not await self._may_have_run_since(effect)
+            is_explained = is_unsaved or self._has_expired(found, known)
             is_unfinished = bool(effect.seen) and effect.seen == found.seen and found.is_free
-            if effect.again and (is_unsaved or has_expired or is_unfinished):
+            if effect.again and (is_explained or is_unfinished):
+                known.is_begun = True
                 await self.make_again(effect, found)
                 self._known[effect.command_id] = self._made_again(effect, found.place)
                 return Renewal(effect, place, "renewed")
@@ -160,7 +160,7 @@ class WatchedAction(SlurmAction):
         except ActionFailure as error:
             return Renewal(effect, place, "refused", str(error))
         lost = replace(effect, is_unsaved=is_unsaved, seen=found.seen)
-        return Renewal(lost, place, "lost", found.why, has_expired=is_unsaved or has_expired)
+        return Renewal(lost, place, "lost", found.why, has_expired=is_explained)
 
     def _made_again(self, effect: LeasedEffect, place: str) -> Known:
         now, lease = self._clock.now(), self.lease_of(effect)
@@ -171,7 +171,7 @@ class WatchedAction(SlurmAction):
         if found.is_ours or found.is_taken:
             known.seen_at = now
         if found.is_ours:
-            known.ended_at = None
+            known.ended_at, known.is_begun = None, False
         elif known.ended_at is None:
             known.ended_at = now
         if found.is_taken:
@@ -195,14 +195,14 @@ class WatchedAction(SlurmAction):
     def _has_expired(self, found: SlurmEffect, known: Known) -> bool:
         """Return False if it ended earlier, or after a restart of the server."""
         ends_at = known.ends_at
-        if not found.is_free or ends_at is None or self._clock.now() < ends_at:
+        if not found.is_free or known.is_begun or ends_at is None or self._clock.now() < ends_at:
             return False
         return known.ended_at is None or known.ended_at >= ends_at
 
     def _is_unsaved(self, effect: LeasedEffect, found: SlurmEffect, known: Known) -> bool:
         """Return whether an interruption may have been a restart that lost it."""
         made_at = effect.applied_at
-        if not found.is_free or found.is_left or not effect.is_certain or made_at is None:
+        if not found.is_free or found.is_left or known.is_begun or not effect.is_certain or made_at is None:
             return False
         silence = self.services.slurm_topology().last_silence
         if silence is None or not silence.began - _UNSAVED <= made_at <= silence.ended:
@@ -212,9 +212,9 @@ class WatchedAction(SlurmAction):
             return False
         return known.seen_at is None or known.seen_at < min(silence.ended, made_at + _UNSAVED)
 
-    async def _may_have_run_since(self, made_at: datetime | None) -> bool:
+    async def _may_have_run_since(self, effect: LeasedEffect) -> bool:
         """Return whether slurmctld may have run since, and so has not lost it."""
-        uptime = await self.slurm.uptime()
+        uptime, made_at = await self.slurm.uptime(), effect.applied_at
         return uptime is None or made_at is None or self._clock.now() - uptime < made_at - _READ_BACK
 
 

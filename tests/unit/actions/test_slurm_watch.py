@@ -14,7 +14,7 @@ from tests.unit.actions.test_slurm import JOB, NODE, NOW, OneJob, OneNode, do
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain.slurm_silence import SlurmSilence, Withheld
-from trainmedic_server.errors import ObjectMissing, PermanentFailure
+from trainmedic_server.errors import ClusterUnavailable, ObjectMissing, PermanentFailure
 from trainmedic_server.ports.actions import LeasedAction, LeasedEffect, Renewal, Services
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.slurm import SlurmJob, SlurmNode, SlurmReservation
@@ -213,6 +213,32 @@ async def test_a_drain_that_a_killed_server_began_again_is_finished_only_on_an_u
     assert lost.effect.seen
     slurm.known = replace(FREE, states=frozenset(states), last_busy=last_busy)
     (renewal,) = await drains(slurm).renew([replace(lost.effect, again=True)], datetime.now(UTC))
+    assert (renewal.outcome == "renewed", slurm.known.is_drained) == (again, again)
+
+
+@pytest.mark.parametrize(("last_busy", "again"), [(7, True), (9, False)], ids=["not made", "made, and ended by Mia"])
+async def test_a_drain_whose_answer_was_lost_while_it_was_made_again_is_made_only_on_an_untouched_node(
+    last_busy: int, again: bool
+) -> None:
+    class Deaf(OneNode):
+        is_deaf = True
+
+        async def drain(self, node: str, reason: str, resume_after: timedelta | None = None) -> None:
+            if self.is_deaf:
+                raise ClusterUnavailable("no answer in 20 s", may_be_done=True)
+            await super().drain(node, reason, resume_after)
+
+    slurm = Deaf()
+    slurm.known, slurm.silence = replace(FREE, last_busy=7), SILENCE
+    action = drains(slurm)
+    (lost,) = await renewed(slurm, action=action, made_at=BEFORE_SILENCE)
+    assert lost.has_expired
+    begun = replace(lost.effect, again=True)
+    assert [each.outcome for each in await action.renew([begun], datetime.now(UTC))] == ["unanswered"]
+    slurm.known, slurm.is_deaf = replace(FREE, last_busy=last_busy), False
+    (lost,) = await renewed(slurm, action=action, made_at=BEFORE_SILENCE)
+    assert (lost.outcome, lost.has_expired) == ("lost", False)
+    (renewal,) = await action.renew([begun], datetime.now(UTC))
     assert (renewal.outcome == "renewed", slurm.known.is_drained) == (again, again)
 
 
