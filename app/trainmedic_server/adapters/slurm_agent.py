@@ -20,6 +20,7 @@ from trainmedic_server.adapters.slurm_json import (
     API_VERSIONS,
     FIELDS,
     is_responding,
+    is_standby_working,
     job_in,
     jobs_of,
     members_of,
@@ -78,6 +79,8 @@ class SlurmAgent:
 
     async def uptime(self) -> timedelta | None:
         try:
+            if is_standby_working(await self._read("ping", "pings")):
+                return timedelta(0)  # a second takeover does not restart its count
             return uptime_of(await self._read("diag", "statistics"))
         except ClusterRefused:  # an older agent, or no sdiag
             return None

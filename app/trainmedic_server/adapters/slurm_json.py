@@ -28,7 +28,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
         *("array_task_id", "array_task_string", "het_job_id", "het_job_offset"),
     ),
     "reservations": ("name", "node_list", "users", "start_time", "end_time"),
-    "pings": ("responding", "pinged"),
+    "pings": ("responding", "pinged", "primary"),
     "statistics": ("req_time", "req_time_start"),
 }
 """What is read of each kind of record. A job has a hundred more."""
@@ -207,7 +207,15 @@ def _indexes(detail: str) -> tuple[int, ...]:
 
 def is_responding(answer: Mapping[str, Any]) -> bool:
     # Data parsers before v0.0.43 have only the text.
-    return any(ping.get("responding") or ping.get("pinged") == "UP" for ping in members_of(answer, "pings"))
+    return any(_responds(ping) for ping in members_of(answer, "pings"))
+
+
+def is_standby_working(answer: Mapping[str, Any]) -> bool:
+    return any(ping.get("primary") and not _responds(ping) for ping in members_of(answer, "pings"))
+
+
+def _responds(ping: Mapping[str, Any]) -> bool:
+    return bool(ping.get("responding")) or ping.get("pinged") == "UP"
 
 
 def uptime_of(answer: Mapping[str, Any]) -> timedelta | None:

@@ -27,6 +27,7 @@ from trainmedic_server.adapters.slurm_json import (
     API_VERSIONS,
     FIELDS,
     is_responding,
+    is_standby_working,
     job_in,
     jobs_of,
     members_of,
@@ -114,6 +115,8 @@ class SlurmRest:
 
     async def uptime(self) -> timedelta | None:
         try:
+            if is_standby_working(await self._ask("GET", "/ping/")):
+                return timedelta(0)  # a second takeover does not restart its count
             return uptime_of(await self._ask("GET", "/diag/"))
         except ClusterRefused:
             return None

@@ -185,6 +185,8 @@ def test_a_drain_that_the_killed_controller_had_not_stored_is_made_again(servers
         assert "DRAIN" not in servers.node(node)
         assert kinds_of(servers.closed(way)).count("set_again_started") == 1
     servers.resolve(fired)
+    cluster.start_controller()
+    cluster.await_controllers()
 
 
 def test_a_hold_and_a_reservation_that_the_killed_controller_had_not_stored_are_made_again(servers: Servers) -> None:
