@@ -16,6 +16,7 @@ CHANGING = (
     *("slurm.drain", "slurm.resume", "slurm.reboot", "slurm.reserve", "slurm.hold", "slurm.release"),
     *("slurm.requeue", "slurm.update", "slurm.signal", "slurm.cancel"),
 )
+WATCHED = ("slurm.drain", "slurm.reserve", "slurm.hold")  # made again if slurmctld lost them
 COMMENT = "slurm.comment"
 """Sets a job's admin comment, in which the server marks its changes."""
 ALSO_BY: Mapping[str, frozenset[str]] = {
