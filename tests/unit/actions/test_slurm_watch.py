@@ -402,7 +402,7 @@ async def test_a_reservation_that_slurm_lost_in_an_outage_is_made_again_for_the_
     (renewal,) = await renewed_reservation(slurm, again=True, made_at=BEFORE_SILENCE)
     assert (renewal.outcome, slurm.made[0].name) == ("renewed", "trainmedic-a")
     assert slurm.lasting is not None
-    assert timedelta(minutes=119) < slurm.lasting < timedelta(hours=2)
+    assert timedelta(minutes=100) < slurm.lasting < timedelta(hours=2)
 
 
 async def test_a_node_that_a_long_reservation_of_another_may_include_is_not_reserved() -> None:
