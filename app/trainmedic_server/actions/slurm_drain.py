@@ -112,7 +112,8 @@ class SlurmDrain(WatchedNodeAction):
 
     async def make_again(self, effect: LeasedEffect, found: SlurmEffect) -> None:
         reason = "drained again: its lease had expired, or Slurm seemed to have lost the drain"
-        await self._drain(await self.slurm.node(found.name), effect.run_id, reason, _params(effect))
+        params = _params(effect).model_copy(update={"resume_after": self.time_left(effect)})
+        await self._drain(await self.slurm.node(found.name), effect.run_id, reason, params)
 
     def listed_in(self, withheld: Withheld) -> Mapping[str, str]:
         return withheld.drained

@@ -120,11 +120,10 @@ class SlurmReserve(WatchedNodeAction):
         )
 
     async def make_again(self, effect: LeasedEffect, found: SlurmEffect) -> None:
-        params = _params(effect)
+        left = self.time_left(effect)
         assert found.node is not None
-        assert effect.applied_at is not None  # otherwise it would have counted as ended
-        left = effect.applied_at + params.duration - self._clock.now()
-        await self._reserve(_name_for(effect.run_id), found.node, params, left)
+        assert left is not None
+        await self._reserve(_name_for(effect.run_id), found.node, _params(effect), left)
 
     def listed_in(self, withheld: Withheld) -> Mapping[str, str]:
         return withheld.reserved

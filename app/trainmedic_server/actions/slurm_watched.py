@@ -94,6 +94,12 @@ class WatchedAction(SlurmAction):
         """Return the time from the step after which Slurm ends it."""
         return None
 
+    def time_left(self, effect: LeasedEffect) -> timedelta | None:  # None without an end of its own
+        end = self.own_end(effect)
+        if end is None or effect.applied_at is None:
+            return None if end is None else timedelta(0)
+        return effect.applied_at + end - self._clock.now()
+
     def lease_of(self, effect: LeasedEffect) -> timedelta | None:
         return None
 
@@ -130,9 +136,12 @@ class WatchedAction(SlurmAction):
         now, topology = self._clock.now(), self.services.slurm_topology()
         known = self._known.setdefault(effect.command_id, Known(now))
         known.asked_at = now
+        place = effect.target.node or effect.target.job or ""
+        left = self.time_left(effect)
+        if left is not None and left <= _LAST:  # Slurm ends it
+            return Renewal(effect, place, "lost", "its time is over") if effect.again else None
         if not effect.again and self._needs_no_check(effect, known, topology):
             return None
-        place = effect.target.node or effect.target.job or ""
         try:
             found = await self.look(effect)
             if found is None:
@@ -182,9 +191,7 @@ class WatchedAction(SlurmAction):
         return lease is not None and (known.renewed_at is None or self._clock.now() >= known.renewed_at + lease / 3)
 
     def _needs_no_check(self, effect: LeasedEffect, known: Known, topology: SlurmTopology) -> bool:
-        made_at, end = effect.applied_at, self.own_end(effect)
-        if end is not None and (made_at is None or self._clock.now() >= made_at + end - _LAST):
-            return True  # Slurm has ended it
+        made_at = effect.applied_at
         if self._is_due(effect, known):
             return False
         name = self.name_in(effect, topology)

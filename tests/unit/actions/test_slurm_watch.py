@@ -435,6 +435,17 @@ async def test_the_drain_of_another_that_a_step_found_is_not_renewed(lease: str 
     assert drains(slurm).granted(own) == timedelta(seconds=45)
 
 
+async def test_a_lost_drain_is_made_again_for_the_rest_of_its_time() -> None:
+    slurm = OneNode()
+    slurm.silence = SILENCE
+    await renewed(slurm, again=True, made_at=BEFORE_SILENCE, resume_after="1h")
+    assert slurm.known.resume_after is not None
+    assert slurm.known.resume_after < NOW + timedelta(minutes=60)
+    slurm.known = FREE
+    (renewal,) = await renewed(slurm, again=True, made_at=BEFORE_SILENCE, resume_after="1m")
+    assert (renewal.outcome, renewal.why, slurm.known.is_drained) == ("lost", "its time is over", False)
+
+
 async def test_a_drain_whose_time_is_over_is_no_loss() -> None:
     slurm = OneNode()
     assert not await renewed(slurm, made_at=NOW - timedelta(hours=2), resume_after="1h")
