@@ -21,7 +21,7 @@ from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, Le
 from trainmedic_server.ports.slurm import UNLIMITED, SlurmNode
 
 SHORTEST_LEASE = timedelta(minutes=5)
-_BUSY = frozenset({"ALLOCATED", "COMPLETING", "MIXED"})
+_BUSY = frozenset({"ALLOCATED", "COMPLETING", "MIXED", "NOT_RESPONDING"})  # an answer would change its time
 
 
 class SlurmDrainParams(ActionParams):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, Field
@@ -17,7 +17,7 @@ from trainmedic_server.domain.slurm_silence import Withheld
 from trainmedic_server.domain.topology import SlurmTopology
 from trainmedic_server.domain.value_types import TEXT, Shape
 from trainmedic_server.errors import ObjectMissing, PermanentFailure, TemporaryFailure
-from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect
+from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect, Renewal, Services
 from trainmedic_server.ports.slurm import SlurmNode, SlurmReservation
 
 _NAME_PREFIX = "trainmedic-"  # agents change no other reservations
@@ -50,6 +50,10 @@ class SlurmReserve(WatchedNodeAction):
     outputs: ClassVar[Mapping[str, Shape]] = dict.fromkeys(
         ("node", "state", "reason", "reservation", "until", "note"), TEXT
     )
+
+    def __init__(self, services: Services) -> None:
+        super().__init__(services)
+        self._listed: Sequence[SlurmReservation] | None = None
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params, name = cast(SlurmReserveParams, call.params), _name_for(call.run_id)
@@ -107,31 +111,35 @@ class SlurmReserve(WatchedNodeAction):
         except ObjectMissing:
             return True  # the name is enough for a node that Slurm no longer has
 
+    async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
+        self._listed = None  # one list for all effects
+        return await super().renew(effects, until)
+
     async def look(self, effect: LeasedEffect) -> SlurmEffect:
-        node = await self.named(effect.target.node or "")
+        node = str(effect.output.get("node") or (await self.named(effect.target.node or "")).name)
         name = _name_for(effect.run_id)
-        found = await self._find_own(name)
+        if self._listed is None or effect.again:
+            self._listed = await self.slurm.reservations()
+        found = next((each for each in self._listed if each.name == name), None)
         why = f"there is no reservation {name}" if found is None else f"{name} reserves {found.nodes}"
         return SlurmEffect(
-            *(node.name, why, found is not None and found.nodes == node.name),
-            is_changed=found is not None and found.nodes != node.name,
-            name=node.name,
-            node=node,
+            *(node, why, found is not None and found.nodes == node),
+            is_changed=found is not None and found.nodes != node,
+            name=node,
         )
 
     async def make_again(self, effect: LeasedEffect, found: SlurmEffect) -> None:
         left = self.time_left(effect)
-        assert found.node is not None
         assert left is not None
-        await self._reserve(_name_for(effect.run_id), found.node, _params(effect), left)
+        self._listed = None
+        await self._reserve(_name_for(effect.run_id), await self.slurm.node(found.name), _params(effect), left)
 
     def listed_in(self, withheld: Withheld) -> Mapping[str, str]:
         return withheld.reserved
 
     def stands(self, effect: LeasedEffect, name: str, topology: SlurmTopology) -> bool:
-        # Another's reservation replaces ours in the list of nodes.
-        is_ours = topology.withheld.reserved.get(name) == _name_for(effect.run_id)
-        return is_ours or (name in topology.unavailable and name not in topology.withheld.reserved)
+        # Slurm 26.05 sends the list of nodes late after the end of a reservation.
+        return name in topology.unavailable and name not in topology.withheld.reserved
 
     def own_end(self, effect: LeasedEffect) -> timedelta:
         return _params(effect).duration
