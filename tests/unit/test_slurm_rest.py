@@ -61,6 +61,7 @@ class Gateway:
 
     def __init__(self) -> None:
         self.status, self.body = 200, "{}"
+        self.asked: list[str] = []
         gateway = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -77,7 +78,8 @@ class Gateway:
                 if self.path == "/openapi/v3":
                     self._answer(200, json.dumps({"paths": {"/slurm/v0.0.45/nodes/": {}}}))
                     return
-                self._answer(gateway.status, gateway.body)
+                gateway.asked.append(self.path)
+                self._answer(304 if "update_time" in self.path else gateway.status, gateway.body)
 
             def do_POST(self) -> None:
                 self.rfile.read(int(self.headers["Content-Length"]))
@@ -176,3 +178,23 @@ async def test_of_a_list_only_the_needed_fields_are_read(gateway: Gateway, monke
         await short.jobs()
     await slurm.close()
     await short.close()
+
+
+async def test_a_second_change_in_the_second_of_the_first_is_not_missed(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """slurmctld would answer that nothing has changed since. Once that second is over, its answer counts."""
+
+    def lists(state: str) -> None:
+        job = {"job_id": 7, "job_state": [state]}
+        gateway.body = json.dumps({"jobs": [job], "last_update": {"set": True, "number": 9}})
+
+    slurm = SlurmRest(gateway.url)
+    for state in ("PENDING", "RUNNING"):
+        lists(state)
+        assert [job.states for job in await slurm.jobs()] == [{state}]
+    monkeypatch.setattr(slurm_rest, "_SETTLING", 0.0)
+    assert [job.states for job in await slurm.jobs()] == [{"RUNNING"}]
+    assert [job.states for job in await slurm.jobs()] == [{"RUNNING"}]
+    assert gateway.asked == ["/slurm/v0.0.45/jobs/"] * 3 + ["/slurm/v0.0.45/jobs/?update_time=9"]
+    await slurm.close()

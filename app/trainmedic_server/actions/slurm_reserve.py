@@ -138,7 +138,7 @@ class SlurmReserve(WatchedNodeAction):
         return withheld.reserved
 
     def stands(self, effect: LeasedEffect, name: str, topology: SlurmTopology) -> bool:
-        # Slurm 26.05 sends the list of nodes late after the end of a reservation.
+        # A node's record names only one of its reservations.
         return name in topology.unavailable and name not in topology.withheld.reserved
 
     def own_end(self, effect: LeasedEffect) -> timedelta:

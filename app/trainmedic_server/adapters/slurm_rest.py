@@ -65,6 +65,7 @@ _LISTS_CHANGES = frozenset({"v0.0.45"})
 TIMEOUT = timedelta(seconds=20)  # slurmctld answers late while it schedules thousands of jobs.
 _BODY_LIMIT = 256 * 1024 * 1024  # About 25,000 jobs of 10 kB of JSON.
 _MAY_PASS = frozenset({408, 425, 429})  # request timeout, too early, too many requests: nothing was done
+_SETTLING = 2.0  # seconds; slurmctld dates changes by whole seconds
 _UNCHANGED: Mapping[str, Any] = MappingProxyType({})
 """Stands for status 304: nothing has changed since ``update_time``."""
 
@@ -72,9 +73,9 @@ Record = TypeVar("Record")
 
 
 class _Listed(Struct, frozen=True):
-    """A list at the time `as_of`, in seconds since 1970 by slurmctld's clock."""
-
-    as_of: int
+    as_of: int  # time of its last change, in seconds since 1970 by slurmctld's clock
+    read_at: float  # first time with this `as_of`, by the monotonic clock
+    is_settled: bool  # read again later than that second, in which more may have changed
     records: Sequence[Any]
 
 
@@ -232,14 +233,16 @@ class SlurmRest:
 
     async def _all(self, kind: str, read: Callable[[Mapping[str, Any]], Sequence[Record]]) -> Sequence[Record]:
         """Slurm 26.05 sends a list only if it has changed."""
-        known = self._lists.get(kind) if await self._api_version() in _LISTS_CHANGES else None
-        answer = await self._read(f"/{kind}/{'' if known is None else f'?update_time={known.as_of}'}", kind)
+        known, now = self._lists.get(kind) if await self._api_version() in _LISTS_CHANGES else None, time.monotonic()
+        since = f"?update_time={known.as_of}" if known is not None and known.is_settled else ""
+        answer = await self._read(f"/{kind}/{since}", kind)
         if known is not None and answer is _UNCHANGED:
             return known.records
         # A thread, because thousands of jobs take a second.
         records, as_of = await asyncio.to_thread(read, answer), number_of(answer.get("last_update"))
         if as_of:
-            self._lists[kind] = _Listed(as_of, records)
+            read_at = known.read_at if known is not None and known.as_of == as_of else now
+            self._lists[kind] = _Listed(as_of, read_at, now - read_at > _SETTLING, records)
         return records
 
     async def _read(self, path: str, what: str, kind: str | None = None) -> Mapping[str, Any]:
