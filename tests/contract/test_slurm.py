@@ -355,6 +355,33 @@ async def test_an_array_is_refused_and_its_tasks_are_jobs(slurm: Slurm, cluster:
     assert "RUNNING" in (await slurm.job(f"{array}_0")).states
 
 
+async def test_one_task_of_an_array_is_changed_and_no_other(slurm: Slurm, cluster: SlurmCluster) -> None:
+    """slurmrestd cannot change a task that has no ID of its own, such as a waiting one."""
+    array = cluster.submit(TASK_RUNS, "--array=0-2", "--hold")
+    with pytest.raises(ClusterRefused, match="has 3 parts"):
+        await slurm.job(array)
+    with pytest.raises(ObjectMissing):
+        await slurm.job(f"{array}_7")
+    task = await slurm.job(f"{array}_1")
+    assert (task.job_id, task.parts, task.is_held) == (f"{array}_1", (f"{array}_1",), True)
+    if isinstance(slurm, SlurmRest):
+        with pytest.raises(ClusterRefused, match=r"cannot change task .* alone"):
+            await slurm.unhold(f"{array}_1")
+        assert (await slurm.job(f"{array}_1")).is_held
+        cluster.run("scontrol", "release", f"{array}_1")
+    else:
+        await slurm.unhold(f"{array}_1")
+    await until(lambda: _has_state(slurm, f"{array}_1", "RUNNING"), "the task runs")
+    await slurm.hold(f"{array}_1")
+    await slurm.set_admin_comment(f"{array}_1", "trainmedic:one")
+    tasks = [await slurm.job(f"{array}_{number}") for number in range(3)]
+    assert [(job.is_held, job.admin_comment, "RUNNING" in job.states) for job in tasks] == [
+        (True, "", False),
+        (True, "trainmedic:one", True),
+        (True, "", False),
+    ]
+
+
 async def test_an_empty_update_changes_nothing(slurm: Slurm, cluster: SlurmCluster) -> None:
     """It only proves that the job is there."""
     job_id = cluster.submit(TASK_RUNS, "--hold", "--time=30")
@@ -491,7 +518,8 @@ async def test_an_expired_token_is_refused_until_the_file_has_a_new_one(rest: Sl
 async def test_a_frozen_program_leaves_the_outcome_of_a_change_open(
     slurm: Slurm, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have been made; a question changes nothing."""
+    """It may have been made; a question changes nothing. An agent asks for a node's name before it changes a node."""
+    job_id = cluster.submit(TASK_RUNS, "--hold")
     await slurm.node("n1")
     monkeypatch.setattr(slurm_rest, "TIMEOUT", timedelta(seconds=2))
     monkeypatch.setattr(slurm_agent, "TIMEOUT", timedelta(seconds=5))
@@ -499,8 +527,11 @@ async def test_a_frozen_program_leaves_the_outcome_of_a_change_open(
     frozen.send_signal(signal.SIGSTOP)
     try:
         with pytest.raises(ClusterUnavailable) as caught:
-            await slurm.drain("n1", REASON)
+            await slurm.unhold(job_id)
         assert caught.value.may_be_done
+        with pytest.raises(ClusterUnavailable) as caught:
+            await slurm.drain("n1", REASON)
+        assert caught.value.may_be_done is isinstance(slurm, SlurmRest)
         with pytest.raises(ClusterUnavailable) as caught:
             await slurm.node("n1")
         assert not caught.value.may_be_done
@@ -513,6 +544,7 @@ async def test_a_frozen_program_leaves_the_outcome_of_a_change_open(
 
 async def test_without_a_controller_nothing_is_known_and_nothing_done(slurm: Slurm, cluster: SlurmCluster) -> None:
     """An unreachable slurmctld is not an empty cluster. After its restart all goes on."""
+    runs_since = await _runs_since(slurm)
     cluster.programs["slurmctld"].end()
     try:
         asked = (slurm.node("n1"), slurm.nodes(), slurm.jobs(), slurm.release(), slurm.drain("n1", REASON))
@@ -523,6 +555,7 @@ async def test_without_a_controller_nothing_is_known_and_nothing_done(slurm: Slu
         cluster.start_controller()
     await until(lambda: _answers(slurm), "slurmctld answers again")
     assert not (await slurm.node("n1")).is_drained
+    assert await _runs_since(slurm) > runs_since
 
 
 async def test_no_server_is_unavailable(cluster: SlurmCluster) -> None:
@@ -634,6 +667,17 @@ async def _answers(slurm: Slurm) -> bool:
     except (ClusterUnavailable, ClusterRefused):
         return False
     return True
+
+
+async def _runs_since(slurm: Slurm) -> datetime:
+    await until(lambda: _has_uptime(slurm), "slurmctld states since when it runs")
+    uptime = await slurm.uptime()
+    assert uptime is not None
+    return datetime.now(UTC) - uptime
+
+
+async def _has_uptime(slurm: Slurm) -> bool:
+    return await slurm.uptime() is not None
 
 
 async def _has_state(slurm: Slurm, job_id: str, state: str) -> bool:

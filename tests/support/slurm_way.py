@@ -20,6 +20,7 @@ LOGIN = "login"
 WITHOUT_RIGHTS = "--userspec=1:1"
 _COMMAND = """#!/bin/sh
 echo "{name} $*" >> {calls}
+while [ "$1" = update ] && [ -e {blocked} ]; do sleep 0.05; done
 {enter} "$@"
 status=$?
 while [ "$1" = update ] && [ -e {held} ]; do sleep 0.05; done
@@ -41,10 +42,16 @@ class SlurmLogin(Node):
         self._calls = directory / "calls"
         self.held = directory / "held"
         """While this file is there, an update does not return after it is done."""
-        for name in ("scontrol", "scancel"):
+        self.blocked = directory / "blocked"
+        """While this file is there, an update does not begin."""
+        for name in ("scontrol", "scancel", "sdiag"):
             enter = shlex.join(cluster.entering(f"/usr/bin/{name}"))
             script = _COMMAND.format(
-                name=name, calls=self._calls, held=self.held, enter=f"CHROOT_OPTIONS={user} {enter}"
+                name=name,
+                calls=self._calls,
+                held=self.held,
+                blocked=self.blocked,
+                enter=f"CHROOT_OPTIONS={user} {enter}",
             )
             (commands / name).write_text(script)
             (commands / name).chmod(0o755)

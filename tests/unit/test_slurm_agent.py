@@ -52,6 +52,16 @@ def slurm_with(status: str | None, **output: Any) -> SlurmAgent:
             {"reason": "slurm_update error: Socket timed out on send/recv operation", "may_be_done": False},
             *(ClusterUnavailable, True),
         ),
+        (
+            envelope.FAILED,
+            {"reason": "scontrol did not end in time; nothing was changed", "may_be_done": False},
+            *(ClusterUnavailable, False),
+        ),
+        (
+            envelope.FAILED,
+            {"reason": "Unable to contact slurm controller; nothing was changed", "may_be_done": False},
+            *(ClusterUnavailable, False),
+        ),
         (envelope.FAILED, {"reason": "Invalid user id", "may_be_done": False}, ClusterRefused, None),
         (envelope.EXPIRED, {"reason": "the agent did not reach it in time"}, ClusterUnavailable, False),
         (

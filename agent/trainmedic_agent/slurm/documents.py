@@ -29,12 +29,16 @@ class Document(Struct, frozen=True):
 
 
 def shortened(output: bytes, kind: str, fields: Sequence[str]) -> Document | None:
-    """Keep these fields of the records (`kind`). Return None for other output. Raises CommandRejected."""
+    """Keep these fields of the records (`kind`), or of a single one. Return None for other output.
+
+    Raises CommandRejected.
+    """
     if len(fields) > _MOST_FIELDS or not all(_FIELD.fullmatch(field) for field in fields):
         raise CommandRejected(f"fields must be at most {_MOST_FIELDS} names of Slurm's JSON")
     try:
         answer: Any = msgspec.json.decode(output, type=_answer_type(kind, tuple(dict.fromkeys(fields))))
-        records = msgspec.json.encode(answer.records)
+        listed = answer.records if isinstance(answer.records, list) else [answer.records]
+        records = msgspec.json.encode(listed)
         errors = msgspec.json.encode(answer.errors)
         release = msgspec.json.encode(_release(answer.meta))
     except (msgspec.DecodeError, RecursionError):
@@ -42,7 +46,7 @@ def shortened(output: bytes, kind: str, fields: Sequence[str]) -> Document | Non
     raw = b'{"meta":' + release + b',"errors":' + errors + b',"' + kind.encode() + b'":' + records + b"}"
     digest = hashlib.sha256(records + errors).hexdigest()[:16]
     updated = answer.last_update.get("number") if isinstance(answer.last_update, dict) else None
-    return Document(raw, digest, bool(answer.errors), not answer.records, bool(updated))
+    return Document(raw, digest, bool(answer.errors), not listed, bool(updated))
 
 
 def _release(meta: Any) -> Any:
@@ -60,4 +64,4 @@ def _answer_type(kind: str, fields: tuple[str, ...]) -> Any:
     record: Any = msgspec.defstruct("Record", [(name, Raw | UnsetType, UNSET) for name in names], rename=names)
     members: list[tuple[str, Any, Any]] = [("errors", list[Any] | None, None), ("meta", Any, None)]
     members.append(("last_update", Any, None))
-    return msgspec.defstruct("Answer", [("records", list[record]), *members], rename={"records": kind})
+    return msgspec.defstruct("Answer", [("records", list[record] | record), *members], rename={"records": kind})

@@ -31,6 +31,7 @@ _READ_RECORDS: _Records = {
     "job": ("jobs", arguments.job_id),
     "reservations": ("reservations", None),
     "ping": ("pings", None),
+    "diag": ("statistics", None),
 }
 _LISTED_RECORDS: _Records = {"nodes": ("nodes", None), "jobs": ("jobs", None)}
 _DATED_RECORDS = frozenset({"nodes", "jobs", "reservations"})  # slurmctld dates empty answers too
@@ -133,10 +134,8 @@ class SlurmReading:
         fields = params.get("fields")
         if not isinstance(fields, list) or not all(isinstance(each, str) for each in fields):
             raise CommandRejected("fields must be a list of names")
-        shown = ("ping",) if what == "ping" else ("show", what, *names)
         parser = self._chosen_parser(params.get("parsers"), _seconds_left(command, self._now()))
-        argv = ("scontrol", "--all", "--details", f"--json={parser}", *shown)
-        done = self._programs.run(argv, _seconds_left(command, self._now()))
+        done = self._programs.run(_reading(what, names, parser), _seconds_left(command, self._now()))
         if done.code is None or done.code < 0:
             raise CommandFailed(_NO_END)
         document = shortened(done.output, kind, fields)
@@ -160,6 +159,14 @@ class SlurmReading:
         offered = ", ".join(sorted(self._parsers)) or "none"
         self._parsers = frozenset()
         raise CommandRejected(f"scontrol has the data parsers {offered}; the server reads {wanted!r:.200}")
+
+
+def _reading(what: str, names: Sequence[str], parser: str) -> Sequence[str]:
+    if what == "diag":
+        return "sdiag", f"--json={parser}"
+    shown = ("ping",) if what == "ping" else ("show", what, *names)
+    # With fed_display, scontrol would list the jobs of all clusters of a federation.
+    return "scontrol", "--all", "--local", "--details", f"--json={parser}", *shown
 
 
 def _seconds_left(command: Command, now: datetime) -> float:

@@ -16,6 +16,7 @@ CHANGING = (
     *("slurm.drain", "slurm.resume", "slurm.reboot", "slurm.reserve", "slurm.hold", "slurm.release"),
     *("slurm.requeue", "slurm.update", "slurm.signal", "slurm.cancel"),
 )
+WATCHED = ("slurm.drain", "slurm.reserve", "slurm.hold")  # made again if slurmctld lost them
 COMMENT = "slurm.comment"
 """Sets a job's admin comment, in which the server marks its changes."""
 ALSO_BY: Mapping[str, frozenset[str]] = {
@@ -27,7 +28,7 @@ ALSO_BY: Mapping[str, frozenset[str]] = {
 
 
 class SlurmPolicy(Struct, frozen=True):
-    """- ``commands``: directory of scontrol and scancel
+    """- ``commands``: directory of scontrol, scancel and sdiag
     - ``conf``: slurm.conf. None: where they look for it
     """
 

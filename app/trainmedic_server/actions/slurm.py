@@ -28,7 +28,7 @@ from trainmedic_server.errors import (
     PermanentFailure,
     TemporaryFailure,
 )
-from trainmedic_server.ports.actions import Action, Call, Inverse
+from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.slurm import JobChange, Slurm, SlurmJob, SlurmNode
 
 Attempt: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
@@ -251,86 +251,7 @@ def job_state(job: SlurmJob, note: str = "") -> dict[str, Any]:
     return {**state, "note": note} if note else state
 
 
-class SlurmHoldParams(SlurmJobParams):
-    pass
-
-
-class SlurmReleaseParams(SlurmJobParams):
-    restore: Literal[True] | None = Field(None, description="As an undo: end this run's own hold.")
-
-
 _REQUEUE_MARKS = re.compile(rf"\[{PREFIX}requeue [^\]]*\]")
-_HOLD_MARKS = re.compile(rf"\[{PREFIX}hold [^\]]*\]")
-
-
-def _hold_mark(run_id: str) -> str:
-    return f"[{PREFIX}hold {run_id}]"
-
-
-class SlurmHold(JobAction):
-    name: ClassVar[str] = "slurm.hold"
-    summary: ClassVar[str] = (
-        "Keep a Slurm job from starting. A running job continues, and waits after a requeue. Undo releases it, unless "
-        "another has held it."
-    )
-    Params: ClassVar[type[BaseModel]] = SlurmHoldParams
-
-    async def perform(self, call: Call) -> Mapping[str, Any]:
-        job_id, mark = await self.job_id(call), _hold_mark(call.run_id)
-
-        async def attempt() -> Mapping[str, Any]:
-            job = await self.unended_job(job_id)
-            if job.is_held and not _HOLD_MARKS.search(job.admin_comment):
-                return job_state(job, "held by another already: the undo leaves it held")
-            if mark not in job.admin_comment:
-                await self.slurm.set_admin_comment(job_id, f"{job.admin_comment}{mark}")
-            if not job.is_held:
-                for part in job.parts:
-                    await self.slurm.hold(part)
-            after = await self.slurm.job(job_id)
-            if not after.is_held:
-                raise TemporaryFailure(f"Slurm does not hold job {job_id}", job_state(after))
-            return job_state(after)
-
-        return await self.retry_until_deadline(call, attempt)
-
-    @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        job_id = changed_job(cast(SlurmHoldParams, params), output)
-        return Inverse(SlurmReleaseJob.name, {"restore": True, **({"job_id": job_id} if job_id else {})})
-
-
-class SlurmReleaseJob(JobAction):
-    name: ClassVar[str] = "slurm.release"
-    summary: ClassVar[str] = "Release a held Slurm job."
-    Params: ClassVar[type[BaseModel]] = SlurmReleaseParams
-    gives_back: ClassVar[bool] = True
-
-    async def perform(self, call: Call) -> Mapping[str, Any]:
-        job_id, mark = await self.job_id(call), _hold_mark(call.run_id)
-        is_undo = cast(SlurmReleaseParams, call.params).restore
-
-        async def attempt() -> Mapping[str, Any]:
-            job = await self.slurm.job(job_id)
-            if is_undo and mark not in job.admin_comment:
-                return job_state(job, "held by another, or not at all: nothing to take back")
-            # A release ends the holds of all runs. A mark left behind would claim a later hold by a person.
-            comment = job.admin_comment.replace(mark, "") if is_undo else _HOLD_MARKS.sub("", job.admin_comment)
-            others = _HOLD_MARKS.search(comment) is not None
-            if job.is_held and not job.has_ended and not others:
-                for part in job.parts:
-                    await self.slurm.unhold(part)
-                if (await self.slurm.job(job_id)).is_held:
-                    raise TemporaryFailure(f"Slurm does not release job {job_id}", job_state(job))
-            if comment != job.admin_comment:
-                await self.slurm.set_admin_comment(job_id, comment)
-            return job_state(await self.slurm.job(job_id), "stays held for other runs" if others else "")
-
-        return await self.retry_until_deadline(call, self.unless_gone(job_id, attempt) if is_undo else attempt)
-
-    @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
-        return None
 
 
 class SlurmRequeueParams(SlurmJobParams):
@@ -460,8 +381,6 @@ class SlurmCancel(Irreversible, JobAction):
 
 ACTIONS: tuple[type[Action], ...] = (
     SlurmResume,
-    SlurmHold,
-    SlurmReleaseJob,
     SlurmRequeue,
     SlurmSignal,
     SlurmCancel,

@@ -1,44 +1,27 @@
-"""Action ``slurm.drain``.
-
-A drain without a lease is checked every `CHECK_EVERY`: a killed slurmctld loses the changes of its last seconds.
-
-Slurm does not show who ended a drain, and the server does not read when slurmctld started. So an interruption of
-slurmrestd or the agent, within `_UNSAVED` of a drain, looks like a killed slurmctld: the drain is made again even if a
-person ended it meanwhile.
-"""
+"""Action ``slurm.drain``. A drain with a lease is renewed in each third of it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Collection, Mapping
+from datetime import timedelta
 from typing import Any, ClassVar, cast
 
-from msgspec import Struct
-from msgspec.structs import replace
 from pydantic import BaseModel, Field, model_validator
 
 from trainmedic_core.fields import Duration
 from trainmedic_server.actions.base import ActionParams
 from trainmedic_server.actions.slurm import NodeAction, SlurmResume, node_state
 from trainmedic_server.actions.slurm_marks import marked, owners_of
+from trainmedic_server.actions.slurm_watched import LONGEST_LEASE, Known, SlurmEffect, WatchedNodeAction
+from trainmedic_server.domain.slurm_silence import Withheld
+from trainmedic_server.domain.topology import SlurmTopology
 from trainmedic_server.domain.value_types import NUMBER, Shape
-from trainmedic_server.errors import ActionFailure, ClusterUnavailable, ObjectMissing, TemporaryFailure
-from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect, Renewal, Services
+from trainmedic_server.errors import TemporaryFailure
+from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect
 from trainmedic_server.ports.slurm import UNLIMITED, SlurmNode
 
-SHORTEST_LEASE, LONGEST_LEASE = timedelta(minutes=5), timedelta(hours=1)
-CHECK_EVERY = timedelta(seconds=15)
-_UNSAVED = timedelta(seconds=10)
-"""slurmctld stores changes within about 5 s. Time after which one counts as stored."""
-
-
-class _Known(Struct):
-    """What this process knows of one drain."""
-
-    asked_at: datetime
-    seen_at: datetime | None = None  # last reading of the node as drained
-    ended_at: datetime | None = None  # first reading since then without the drain
-    ends_at: datetime | None = None  # end of the lease, if this process granted it and only it can end the drain
+SHORTEST_LEASE = timedelta(minutes=5)
+_BUSY = frozenset({"ALLOCATED", "COMPLETING", "MIXED", "NOT_RESPONDING"})  # an answer would change its time
 
 
 class SlurmDrainParams(ActionParams):
@@ -63,7 +46,7 @@ class SlurmDrainParams(ActionParams):
         return self
 
 
-class SlurmDrain(NodeAction):
+class SlurmDrain(WatchedNodeAction):
     name: ClassVar[str] = "slurm.drain"
     summary: ClassVar[str] = (
         "Let Slurm start no new job on the node; running jobs continue. Undo ends the drain, unless its reason has "
@@ -71,11 +54,6 @@ class SlurmDrain(NodeAction):
     )
     Params: ClassVar[type[BaseModel]] = SlurmDrainParams
     outputs: ClassVar[Mapping[str, Shape]] = {**NodeAction.outputs, "lease_seconds": NUMBER}
-    lease: ClassVar[timedelta] = LONGEST_LEASE
-
-    def __init__(self, services: Services) -> None:
-        super().__init__(services)
-        self._known: dict[str, _Known] = {}  # by command ID
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(SlurmDrainParams, call.params)
@@ -115,109 +93,62 @@ class SlurmDrain(NodeAction):
 
     @classmethod
     def granted(cls, output: Mapping[str, Any]) -> timedelta:
-        if "reason" in output and not owners_of(str(output["reason"])):
-            return timedelta(0)  # another's drain
-        seconds = output.get("lease_seconds")
-        return timedelta(seconds=seconds) if isinstance(seconds, int | float) and seconds > 0 else 3 * CHECK_EVERY
+        is_others = "reason" in output and not owners_of(str(output["reason"]))
+        return timedelta(0) if is_others else super().granted(output)
 
-    async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
-        """Renew leases, and check other drains. The result omits those that need no check."""
-        until = max(until, self._clock.now() + SHORTEST_LEASE / 3)
-        oldest = self._clock.now() - 2 * LONGEST_LEASE
-        self._known = {name: known for name, known in self._known.items() if known.asked_at > oldest}
-        out = {node.name for node in self.services.slurm_topology().nodes if node.unavailable}
-        renewals = [await self._renew_one(effect, out) for effect in effects if self._clock.now() < until]
-        return [renewal for renewal in renewals if renewal is not None]
+    async def look(self, effect: LeasedEffect) -> SlurmEffect:
+        node = await self.named(effect.target.node or "")
+        is_ours = node.is_drained and effect.run_id in owners_of(node.reason)
+        return SlurmEffect(
+            node.name,
+            f"node {node.name} is {'+'.join(sorted(node.states))} with the reason {node.reason!r}",
+            is_ours,
+            is_taken=node.is_out_of_service and not is_ours,
+            is_left=effect.run_id in owners_of(node.reason),  # release 24.11 keeps the reason of an ended drain
+            seen=_idle_since(node),
+            name=node.name,
+            node=node,
+        )
 
-    def _known_of(self, command_id: str) -> _Known:
-        now = self._clock.now()
-        known = self._known.setdefault(command_id, _Known(now))
-        known.asked_at = now
-        return known
+    async def make_again(self, effect: LeasedEffect, found: SlurmEffect) -> None:
+        reason = "drained again: its lease had expired, or Slurm seemed to have lost the drain"
+        params = _params(effect).model_copy(update={"resume_after": self.time_left(effect)})
+        await self._drain(await self.slurm.node(found.name), effect.run_id, reason, params)
 
-    async def _renew_one(self, effect: LeasedEffect, out: Collection[str]) -> Renewal | None:
-        """`out`: nodes that took no jobs when Slurm was last read."""
-        params = SlurmDrainParams.model_validate(effect.params, context=ON_RECORD)
-        name, known = effect.target.node or "", self._known_of(effect.command_id)
-        if params.lease is None and not effect.again and self._needs_no_check(effect, params, known, out):
-            return None
-        try:
-            node = await self.named(name)
-            owners = owners_of(node.reason) if node.is_drained else ()
-            self._note(known, node, owners, effect.run_id)
-            if effect.run_id in owners:
-                # A shared drain has no end if one of the runs wants none.
-                if params.lease is not None and (owners == (effect.run_id,) or node.resume_after is not None):
-                    await self.slurm.drain(node.name, node.reason, params.lease)
-                    known.ends_at = self._clock.now() + params.lease
-                else:
-                    known.ends_at = None
-                return Renewal(effect, name, "renewed")
-            if params.lease is None and node.is_out_of_service:
-                return None  # by another's drain, as the step may have found it
-            is_unsaved, has_expired = self._is_unsaved(effect, node, known), self._has_expired(node, known)
-            if effect.again and (is_unsaved or has_expired):
-                reason = "drained again: its lease had expired, or Slurm seemed to have lost the drain"
-                await self._drain(node, effect.run_id, reason, params)
-                now = self._clock.now()
-                known.seen_at, known.ended_at = now, None
-                known.ends_at = now + params.lease if params.lease is not None else None
-                return Renewal(effect, name, "renewed")
-        except (ClusterUnavailable, TemporaryFailure) as error:
-            return Renewal(effect, name, "unanswered", str(error))
-        except ObjectMissing as error:
-            return Renewal(effect, name, "lost", str(error))
-        except ActionFailure as error:
-            return Renewal(effect, name, "refused", str(error))
-        why = f"node {node.name} is {'+'.join(sorted(node.states))} with the reason {node.reason!r}"
-        lost = replace(effect, is_unsaved=True) if is_unsaved else effect
-        return Renewal(lost, name, "lost", why, has_expired=is_unsaved or has_expired)
+    def listed_in(self, withheld: Withheld) -> Mapping[str, str]:
+        return withheld.drained
 
-    def _note(self, known: _Known, node: SlurmNode, owners: Collection[str], run_id: str) -> None:
-        now = self._clock.now()
-        if node.is_drained:
-            known.seen_at = now
-        if run_id in owners:
-            known.ended_at = None
-        elif known.ended_at is None:
-            known.ended_at = now
-        if node.is_drained and not owners:
-            known.ends_at = None  # taken over by a person, who may end it
+    def stands(self, effect: LeasedEffect, name: str, topology: SlurmTopology) -> bool:
+        if self.lease_of(effect) is not None:  # another's reason, or another run, may end the lease
+            return owners_of(topology.withheld.drained.get(name, "")) == (effect.run_id,)
+        return super().stands(effect, name, topology)
 
-    def _needs_no_check(
-        self, effect: LeasedEffect, params: SlurmDrainParams, known: _Known, out: Collection[str]
-    ) -> bool:
-        if params.resume_after is not None and (
-            effect.applied_at is None or self._clock.now() >= effect.applied_at + params.resume_after
-        ):
-            return True  # Slurm has ended it
-        topology, name = self.services.slurm_topology(), effect.target.node or ""
-        nodes = topology.names.called(name) or topology.names.related(name)
-        is_out = bool(nodes) and nodes.issubset(out)
-        made_at = effect.applied_at
-        is_stored = known.seen_at is not None and (made_at is None or known.seen_at >= made_at + _UNSAVED)
-        return not topology.answers or (is_out and is_stored)
+    def own_end(self, effect: LeasedEffect) -> timedelta | None:
+        return _params(effect).resume_after
 
-    def _has_expired(self, node: SlurmNode, known: _Known) -> bool:
-        """Return whether the lease has expired. False if the drain ended before, or after a restart of the server."""
-        ends_at = known.ends_at
-        if node.is_out_of_service or ends_at is None or self._clock.now() < ends_at:
-            return False
-        return known.ended_at is None or known.ended_at >= ends_at
+    def lease_of(self, effect: LeasedEffect) -> timedelta | None:
+        return _params(effect).lease
 
-    def _is_unsaved(self, effect: LeasedEffect, node: SlurmNode, known: _Known) -> bool:
-        """Return whether slurmctld seems to have lost the drain, in an interruption before it had stored it."""
-        made_at = effect.applied_at
-        if node.is_out_of_service or not effect.is_certain or made_at is None:
-            return False
-        if effect.run_id in owners_of(node.reason):
-            return False  # release 24.11 keeps the reason of a drain that was ended
-        silence = self.services.slurm_topology().last_silence
-        if silence is None or not silence.began - _UNSAVED <= made_at <= silence.ended:
-            return False
-        if node.name in silence.drained_after or (known.ended_at is not None and known.ended_at < silence.began):
-            return False
-        return known.seen_at is None or known.seen_at < min(silence.ended, made_at + _UNSAVED)
+    async def extend(self, effect: LeasedEffect, found: SlurmEffect, known: Known) -> None:
+        node, lease = found.node, self.lease_of(effect)
+        assert node is not None
+        # A shared drain has no end if one of the runs wants none.
+        if lease is not None and (owners_of(node.reason) == (effect.run_id,) or node.resume_after is not None):
+            await self.slurm.drain(node.name, node.reason, lease)
+            known.ends_at = self._clock.now() + lease
+        else:
+            known.ends_at = None
+        known.renewed_at = self._clock.now()
+
+
+def _params(effect: LeasedEffect) -> SlurmDrainParams:
+    return SlurmDrainParams.model_validate(effect.params, context=ON_RECORD)
+
+
+def _idle_since(node: SlurmNode) -> str:
+    """Return a text that the end of a drain or job changes; empty for a busy node."""
+    is_idle = "IDLE" in node.states and node.states.isdisjoint(_BUSY) and node.last_busy is not None
+    return f"idle since {node.last_busy}" if is_idle else ""
 
 
 def _end_of_drain(node: SlurmNode, owners: Collection[str], params: SlurmDrainParams) -> timedelta | None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, Field
 
 from trainmedic_core.fields import Duration
 from trainmedic_server.actions.base import ActionParams
-from trainmedic_server.actions.slurm import GONE, NodeAction, node_state
+from trainmedic_server.actions.slurm import GONE, node_state
+from trainmedic_server.actions.slurm_watched import SlurmEffect, WatchedNodeAction
 from trainmedic_server.domain import host_lists
+from trainmedic_server.domain.slurm_silence import Withheld
+from trainmedic_server.domain.topology import SlurmTopology
 from trainmedic_server.domain.value_types import TEXT, Shape
 from trainmedic_server.errors import ObjectMissing, PermanentFailure, TemporaryFailure
-from trainmedic_server.ports.actions import Action, Call, Inverse
+from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect, Renewal, Services
 from trainmedic_server.ports.slurm import SlurmNode, SlurmReservation
 
 _NAME_PREFIX = "trainmedic-"  # agents change no other reservations
@@ -37,7 +40,7 @@ class SlurmReserveParams(ActionParams):
     restore: Literal[True] | None = Field(None, description="As an undo: end this run's reservation.")
 
 
-class SlurmReserve(NodeAction):
+class SlurmReserve(WatchedNodeAction):
     name: ClassVar[str] = "slurm.reserve"
     summary: ClassVar[str] = (
         "Reserve the node, so that Slurm starts only jobs of the named users there, such as a test job. Running jobs "
@@ -48,18 +51,16 @@ class SlurmReserve(NodeAction):
         ("node", "state", "reason", "reservation", "until", "note"), TEXT
     )
 
+    def __init__(self, services: Services) -> None:
+        super().__init__(services)
+        self._listed: Sequence[SlurmReservation] | None = None
+
     async def perform(self, call: Call) -> Mapping[str, Any]:
-        params, name = cast(SlurmReserveParams, call.params), f"{_NAME_PREFIX}{call.run_id}"
+        params, name = cast(SlurmReserveParams, call.params), _name_for(call.run_id)
 
         async def reserve() -> Mapping[str, Any]:
             node = await self.find(call)
-            found = await self._find_own(name)
-            if found is None:
-                await self._refuse_reserved_by_other(node)
-                await self.slurm.reserve(name, node.name, params.users, params.duration)
-                found = await self._find_own(name)
-            if found is None or found.nodes != node.name:
-                raise TemporaryFailure(f"Slurm has not reserved node {node.name} as {name}", node_state(node))
+            found = await self._reserve(name, node, params, params.duration)
             until = found.ends_at.isoformat() if found.ends_at is not None else None
             return {**node_state(await self.slurm.node(node.name)), "reservation": name, "until": until}
 
@@ -79,6 +80,18 @@ class SlurmReserve(NodeAction):
 
         return await self.retry_until_deadline(call, end if params.restore else reserve)
 
+    async def _reserve(
+        self, name: str, node: SlurmNode, params: SlurmReserveParams, lasting: timedelta
+    ) -> SlurmReservation:
+        found = await self._find_own(name)
+        if found is None:
+            await self._refuse_reserved_by_other(node)
+            await self.slurm.reserve(name, node.name, params.users, lasting)
+            found = await self._find_own(name)
+        if found is None or found.nodes != node.name:
+            raise TemporaryFailure(f"Slurm has not reserved node {node.name} as {name}", node_state(node))
+        return found
+
     async def _find_own(self, name: str) -> SlurmReservation | None:
         return next((each for each in await self.slurm.reservations() if each.name == name), None)
 
@@ -86,7 +99,7 @@ class SlurmReserve(NodeAction):
         now = self._clock.now()
         for each in await self.slurm.reservations():
             is_active = each.starts_at is not None and each.starts_at <= now
-            if is_active and not each.name.startswith(_NAME_PREFIX) and node.name in host_lists.expand(each.nodes):
+            if is_active and not each.name.startswith(_NAME_PREFIX) and _may_include(each.nodes, node.name):
                 raise PermanentFailure(
                     f"node {node.name} was left as it is: it is in the reservation {each.name} of another",
                     node_state(node),
@@ -98,9 +111,57 @@ class SlurmReserve(NodeAction):
         except ObjectMissing:
             return True  # the name is enough for a node that Slurm no longer has
 
+    async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
+        self._listed = None  # one list for all effects
+        return await super().renew(effects, until)
+
+    async def look(self, effect: LeasedEffect) -> SlurmEffect:
+        node = str(effect.output.get("node") or (await self.named(effect.target.node or "")).name)
+        name = _name_for(effect.run_id)
+        if self._listed is None or effect.again:
+            self._listed = await self.slurm.reservations()
+        found = next((each for each in self._listed if each.name == name), None)
+        why = f"there is no reservation {name}" if found is None else f"{name} reserves {found.nodes}"
+        return SlurmEffect(
+            *(node, why, found is not None and found.nodes == node),
+            is_changed=found is not None and found.nodes != node,
+            name=node,
+        )
+
+    async def make_again(self, effect: LeasedEffect, found: SlurmEffect) -> None:
+        left = self.time_left(effect)
+        assert left is not None
+        self._listed = None
+        await self._reserve(_name_for(effect.run_id), await self.slurm.node(found.name), _params(effect), left)
+
+    def listed_in(self, withheld: Withheld) -> Mapping[str, str]:
+        return withheld.reserved
+
+    def stands(self, effect: LeasedEffect, name: str, topology: SlurmTopology) -> bool:
+        # A node's record names only one of its reservations.
+        return name in topology.unavailable and name not in topology.withheld.reserved
+
+    def own_end(self, effect: LeasedEffect) -> timedelta:
+        return _params(effect).duration
+
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
         return None if cast(SlurmReserveParams, params).restore else Inverse(cls.name, {"restore": True})
+
+
+def _may_include(nodes: str, node: str) -> bool:
+    try:
+        return node in host_lists.expand(nodes)
+    except host_lists.UnreadableHostList:  # such as one of more than `host_lists.MOST_HOSTS`
+        return True
+
+
+def _name_for(run_id: str) -> str:
+    return f"{_NAME_PREFIX}{run_id}"
+
+
+def _params(effect: LeasedEffect) -> SlurmReserveParams:
+    return SlurmReserveParams.model_validate(effect.params, context=ON_RECORD)
 
 
 ACTIONS: tuple[type[Action], ...] = (SlurmReserve,)

@@ -160,7 +160,10 @@ def _values(job: SlurmJob) -> JobChange:
 
 def _all_nodes(names: Iterable[str]) -> tuple[str, ...]:
     """Expand host lists, in which Slurm may write several nodes."""
-    return tuple(sorted(host_lists.expand(",".join(names))))
+    try:
+        return tuple(sorted(host_lists.expand(",".join(names))))
+    except host_lists.UnreadableHostList as error:
+        raise PermanentFailure(f"the job's list of excluded nodes {error}: change it with scontrol") from error
 
 
 def _only_fields_of(change: JobChange, values: JobChange) -> JobChange:

@@ -20,6 +20,7 @@ from trainmedic_server.adapters.slurm_json import (
     API_VERSIONS,
     FIELDS,
     is_responding,
+    is_standby_working,
     job_in,
     jobs_of,
     members_of,
@@ -27,6 +28,7 @@ from trainmedic_server.adapters.slurm_json import (
     nodes_of,
     release_of,
     reservations_of,
+    uptime_of,
 )
 from trainmedic_server.errors import ActionFailure, ClusterRefused, ClusterUnavailable, ObjectMissing
 from trainmedic_server.ports.fence import Fence, no_fence
@@ -74,6 +76,14 @@ class SlurmAgent:
         if not is_responding(answer):
             raise ClusterUnavailable("slurmctld does not respond to scontrol")
         return SlurmRelease(release_of(answer), can_requeue=True, can_reserve=True, can_reboot=True)
+
+    async def uptime(self) -> timedelta | None:
+        try:
+            if is_standby_working(await self._read("ping", "pings")):
+                return timedelta(0)  # a second takeover does not restart its count
+            return uptime_of(await self._read("diag", "statistics"))
+        except ClusterRefused:  # an older agent, or no sdiag
+            return None
 
     async def node(self, name: str) -> SlurmNode:
         if not _NODE_NAME.fullmatch(name):
@@ -198,7 +208,8 @@ class SlurmAgent:
         """Return a document and its digest; None if it is the `known` one. Raises ObjectMissing, ClusterRefused,
         ClusterUnavailable, also for errors that the document states.
         """
-        given = {"what": what, "fields": FIELDS[kind], "parsers": API_VERSIONS, **({"name": name} if name else {})}
+        fields = FIELDS.get(what, FIELDS[kind])
+        given = {"what": what, "fields": fields, "parsers": API_VERSIONS, **({"name": name} if name else {})}
         first = await self._ask(action, {**given, **({"known": known} if known else {})})
         digest = str(first.get("digest"))
         if first.get("unchanged") and digest == known:
@@ -259,6 +270,7 @@ def _failure(text: str, is_change: bool, may_be_done: bool) -> ActionFailure:
     number = slurm_errors.number_in(text)
     if is_change and not may_be_done and number is None:
         return ClusterRefused(text)  # the command has ended with a reason of Slurm's
+    is_change = is_change and (may_be_done or not text.endswith(slurm_errors.NOTHING_CHANGED))
     return slurm_errors.failure(None if may_be_done else number, text, is_change, _REMEDY)
 
 

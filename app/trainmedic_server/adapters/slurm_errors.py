@@ -14,8 +14,9 @@ _NO_ANSWER = frozenset({-1, *range(1, 1007), *range(1008, 2000), *range(5000, 60
 Those below 1000 are the system's. -1 states no cause: it comes from a controller under load.
 """
 UNAUTHENTICATED = 9202
+# Protocol authentication error, access denied, unable to authenticate.
 _AUTH_ERRORS = frozenset({1007, 2002, UNAUTHENTICATED})
-"""Protocol authentication error, access denied, unable to authenticate."""
+# Parts of what scontrol and scancel write, and the agent if they do not end, which have no numbers.
 _TEXTS = {
     "Invalid job id specified": NO_JOB,
     "Invalid node name specified": NO_NODE,
@@ -32,7 +33,9 @@ _TEXTS = {
     "Protocol authentication error": 1007,
     "Access/permission denied": 2002,
 }
-"""Parts of what scontrol and scancel write, and the agent if they do not end, which have no numbers."""
+
+
+NOTHING_CHANGED = "; nothing was changed"  # added by agents to a failure before the change
 
 
 def number_in(text: str) -> int | None:

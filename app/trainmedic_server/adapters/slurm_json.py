@@ -15,18 +15,21 @@ from trainmedic_server.ports.slurm import HELD_PRIORITY, SlurmJob, SlurmNode, Sl
 
 API_VERSIONS = ("v0.0.45", "v0.0.44", "v0.0.43", "v0.0.42")
 """Known data parsers, newest first: Slurm 26.05, 25.11, 25.05 and 24.11."""
+_NODE = (
+    *("name", "hostname", "address", "state", "reason", "reason_set_by_user", "resume_after", "partitions"),
+    *("features", "reservation", "topology"),
+)
 FIELDS: Mapping[str, tuple[str, ...]] = {
-    "nodes": (
-        *("name", "hostname", "address", "state", "reason", "reason_set_by_user", "resume_after", "partitions"),
-        *("features", "reservation", "topology"),
-    ),
+    "nodes": _NODE,
+    "node": (*_NODE, "last_busy"),
     "jobs": (
         *("job_id", "name", "user_name", "job_state", "nodes", "hold", "priority", "requeue", "restart_cnt"),
         *("excluded_nodes", "state_reason", "admin_comment", "time_limit", "gres_detail", "array_job_id"),
         *("array_task_id", "array_task_string", "het_job_id", "het_job_offset"),
     ),
     "reservations": ("name", "node_list", "users", "start_time", "end_time"),
-    "pings": ("responding", "pinged"),
+    "pings": ("responding", "pinged", "primary"),
+    "statistics": ("req_time", "req_time_start"),
 }
 """What is read of each kind of record. A job has a hundred more."""
 _GPU_INDEXES = re.compile(r"(?:^|,)gpu:[^()]*\(IDX:([0-9,-]+)\)")
@@ -34,9 +37,9 @@ _GPU_INDEXES = re.compile(r"(?:^|,)gpu:[^()]*\(IDX:([0-9,-]+)\)")
 
 def node_in(answer: Mapping[str, Any], name: str) -> SlurmNode:
     """Raises ObjectMissing: an unknown node is an empty list."""
-    for each in nodes_of(answer):
-        if each.name == name:
-            return each
+    for each in members_of(answer, "nodes"):
+        if each.get("name") == name:
+            return replace(_node(each), last_busy=number_of(each.get("last_busy")))
     raise ObjectMissing(f"Slurm has no node {name}")
 
 
@@ -53,14 +56,54 @@ def job_in(answer: Mapping[str, Any], job_id: str) -> SlurmJob:
         if not named:
             raise ObjectMissing(f"Slurm knows no job {job_id}")
         return _whole_job(components) if str(number_of(components[0].get("het_job_id"))) == job_id else _job(named[0])
-    if len(parts) > 1 and "_" not in job_id:
+    count = sum(_count_tasks(each) for each in parts)
+    if count > 1 and "_" not in job_id:
         # A change would reach all of them, and reading one back would prove nothing about the others.
-        raise ClusterRefused(f"job {job_id} has {len(parts)} parts: name one of them, such as {job_id}_0")
-    # For a task slurmrestd lists the whole array. Tasks that wait are in one record, with their numbers as text.
-    waiting = [each for each in parts if each.get("array_task_string")]
-    if not named and not waiting:
+        raise ClusterRefused(f"job {job_id} has {count} parts: name one of them, such as {job_id}_0")
+    found = (named or [each for each in parts if _is_waiting_task(each, job_id)])[:1]
+    if not found:
         raise ObjectMissing(f"Slurm knows no job {job_id}")
-    return _job((named or waiting)[0])
+    # By the record's own ID, a change may reach other tasks.
+    return replace(
+        _job(found[0]), job_id=job_id, other_ids=tuple(sorted(_ids_of(found[0]) - {job_id})) if named else ()
+    )
+
+
+def own_id_in(answer: Mapping[str, Any], task: str) -> str:
+    """Return the ID of this task alone. Raises ClusterRefused if it has none."""
+    parts = members_of(answer, "jobs")
+    for each in parts:
+        own = str(each.get("job_id"))
+        is_alone = len(parts) == 1 or own != str(number_of(each.get("array_job_id")))
+        if (task in _ids_of(each) or _is_waiting_task(each, task)) and is_alone and _count_tasks(each) == 1:
+            return own
+    raise ClusterRefused(
+        f"slurmrestd cannot change task {task} alone, which has no ID of its own yet: connect Slurm through an agent "
+        "(--slurm-agent)"
+    )
+
+
+def _count_tasks(answer: Mapping[str, Any]) -> int:
+    """Count a record's tasks: those that wait share one."""
+    text = _text(answer.get("array_task_string"))
+    return max(1, len(_waiting_tasks(text) or "??")) if text else 1
+
+
+def _is_waiting_task(answer: Mapping[str, Any], job_id: str) -> bool:
+    array, _, task = job_id.partition("_")
+    text = _text(answer.get("array_task_string"))
+    if not text or not task.isdigit() or str(number_of(answer.get("array_job_id"))) != array:
+        return False
+    tasks = _waiting_tasks(text)
+    return tasks is None or int(task) in tasks
+
+
+def _waiting_tasks(text: str) -> frozenset[int] | None:
+    """Read ``0-3,7%2``. None if it is cut."""
+    try:
+        return frozenset(int(number) for number in host_lists.expand(f"[{text.partition('%')[0]}]"))
+    except (host_lists.UnreadableHostList, ValueError):
+        return None
 
 
 def _whole_job(components: Sequence[Mapping[str, Any]]) -> SlurmJob:
@@ -164,7 +207,22 @@ def _indexes(detail: str) -> tuple[int, ...]:
 
 def is_responding(answer: Mapping[str, Any]) -> bool:
     # Data parsers before v0.0.43 have only the text.
-    return any(ping.get("responding") or ping.get("pinged") == "UP" for ping in members_of(answer, "pings"))
+    return any(_responds(ping) for ping in members_of(answer, "pings"))
+
+
+def is_standby_working(answer: Mapping[str, Any]) -> bool:
+    return any(ping.get("primary") and not _responds(ping) for ping in members_of(answer, "pings"))
+
+
+def _responds(ping: Mapping[str, Any]) -> bool:
+    return bool(ping.get("responding")) or ping.get("pinged") == "UP"
+
+
+def uptime_of(answer: Mapping[str, Any]) -> timedelta | None:
+    statistics = answer.get("statistics")
+    one = statistics if isinstance(statistics, Mapping) else next(iter(members_of(answer, "statistics")), {})
+    now, start = number_of(one.get("req_time")), number_of(one.get("req_time_start"))
+    return timedelta(seconds=now - start) if now and start and now >= start else None
 
 
 def release_of(answer: Mapping[str, Any]) -> str:

@@ -6,31 +6,38 @@ errors and names are checked.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
-from msgspec import Struct
+import msgspec
+from msgspec import UNSET, Struct
 
 from trainmedic_server.adapters import slurm_errors
 from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.adapters.httpx_caller import HttpxCaller, read_secret
 from trainmedic_server.adapters.slurm_json import (
     API_VERSIONS,
+    FIELDS,
     is_responding,
+    is_standby_working,
     job_in,
     jobs_of,
     members_of,
     node_in,
     nodes_of,
     number_of,
+    own_id_in,
     release_of,
     reservations_of,
+    uptime_of,
 )
 from trainmedic_server.errors import (
     ClusterRefused,
@@ -53,10 +60,12 @@ from trainmedic_server.ports.slurm import (
 
 _CAN_REQUEUE = frozenset({"v0.0.45"})
 _CAN_RESERVE = frozenset({"v0.0.45", "v0.0.44", "v0.0.43"})
+# slurmrestd 24.11 fails with ``update_time`` if nodes have changed and partitions have not.
 _LISTS_CHANGES = frozenset({"v0.0.45"})
-"""slurmrestd 24.11 fails with ``update_time`` if nodes have changed and partitions have not."""
 TIMEOUT = timedelta(seconds=20)  # slurmctld answers late while it schedules thousands of jobs.
 _BODY_LIMIT = 256 * 1024 * 1024  # About 25,000 jobs of 10 kB of JSON.
+_MAY_PASS = frozenset({408, 425, 429})  # request timeout, too early, too many requests: nothing was done
+_SETTLING = 2.0  # seconds; slurmctld dates changes by whole seconds
 _UNCHANGED: Mapping[str, Any] = MappingProxyType({})
 """Stands for status 304: nothing has changed since ``update_time``."""
 
@@ -64,9 +73,9 @@ Record = TypeVar("Record")
 
 
 class _Listed(Struct, frozen=True):
-    """A list at the time `as_of`, in seconds since 1970 by slurmctld's clock."""
-
-    as_of: int
+    as_of: int  # time of its last change, in seconds since 1970 by slurmctld's clock
+    read_at: float  # first time with this `as_of`, by the monotonic clock
+    is_settled: bool  # read again later than that second, in which more may have changed
     records: Sequence[Any]
 
 
@@ -105,19 +114,27 @@ class SlurmRest:
         version = await self._api_version()
         return SlurmRelease(release_of(answer), version in _CAN_REQUEUE, version in _CAN_RESERVE)
 
+    async def uptime(self) -> timedelta | None:
+        try:
+            if is_standby_working(await self._ask("GET", "/ping/")):
+                return timedelta(0)  # a second takeover does not restart its count
+            return uptime_of(await self._ask("GET", "/diag/"))
+        except ClusterRefused:
+            return None
+
     async def node(self, name: str) -> SlurmNode:
-        return node_in(await self._ask("GET", f"/node/{quote(name, safe='')}"), name)
+        return node_in(await self._read(f"/node/{quote(name, safe='')}", "node", "nodes"), name)
 
     async def nodes(self) -> Sequence[SlurmNode]:
-        return await self._all("/nodes/", nodes_of)
+        return await self._all("nodes", nodes_of)
 
     async def job(self, job_id: str) -> SlurmJob:
         # The leader's id lists all components. Not every release knows LEADER+OFFSET.
         asked = job_id.partition("+")[0]
-        return job_in(await self._ask("GET", f"/job/{quote(asked, safe='')}"), job_id)
+        return job_in(await self._read(f"/job/{quote(asked, safe='')}", "jobs"), job_id)
 
     async def jobs(self) -> Sequence[SlurmJob]:
-        return await self._all("/jobs/", jobs_of)
+        return await self._all("jobs", jobs_of)
 
     async def drain(self, node: str, reason: str, resume_after: timedelta | None = None) -> None:
         change: dict[str, Any] = {"state": ["DRAIN"], "reason": reason}
@@ -140,7 +157,7 @@ class SlurmRest:
         await self._change_node(node, {"state": ["RESUME"]})
 
     async def reservations(self) -> Sequence[SlurmReservation]:
-        return reservations_of(await self._ask("GET", "/reservations/"))
+        return reservations_of(await self._read("/reservations/", "reservations"))
 
     async def reserve(self, name: str, node: str, users: Sequence[str], lasting: timedelta) -> None:
         if await self._api_version() not in _CAN_RESERVE:
@@ -204,39 +221,56 @@ class SlurmRest:
         await self._ask("POST", f"/node/{quote(node, safe='')}", change)
 
     async def _change_job(self, job_id: str, change: Mapping[str, Any]) -> None:
-        await self._ask("POST", f"/job/{await self._own_id(job_id)}", change)
+        if "_" in job_id:  # slurmrestd refuses ARRAY_TASK
+            own_id = own_id_in(await self._read(f"/job/{quote(job_id, safe='')}", "jobs"), job_id)
+        else:
+            own_id = await self._own_id(job_id)
+        await self._ask("POST", f"/job/{own_id}", change)
 
     async def _own_id(self, job_id: str) -> str:
         """Return the id to put into a path. Changes to LEADER+OFFSET are answered with success and not made."""
         return (await self.job(job_id)).job_id if "+" in job_id else quote(job_id, safe="")
 
-    async def _all(self, path: str, read: Callable[[Mapping[str, Any]], Sequence[Record]]) -> Sequence[Record]:
+    async def _all(self, kind: str, read: Callable[[Mapping[str, Any]], Sequence[Record]]) -> Sequence[Record]:
         """Slurm 26.05 sends a list only if it has changed."""
-        known = self._lists.get(path) if await self._api_version() in _LISTS_CHANGES else None
-        answer = await self._ask("GET", path if known is None else f"{path}?update_time={known.as_of}")
+        known, now = self._lists.get(kind) if await self._api_version() in _LISTS_CHANGES else None, time.monotonic()
+        since = f"?update_time={known.as_of}" if known is not None and known.is_settled else ""
+        answer = await self._read(f"/{kind}/{since}", kind)
         if known is not None and answer is _UNCHANGED:
             return known.records
-        records, as_of = read(answer), number_of(answer.get("last_update"))
+        # A thread, because thousands of jobs take a second.
+        records, as_of = await asyncio.to_thread(read, answer), number_of(answer.get("last_update"))
         if as_of:
-            self._lists[path] = _Listed(as_of, records)
+            read_at = known.read_at if known is not None and known.as_of == as_of else now
+            self._lists[kind] = _Listed(as_of, read_at, now - read_at > _SETTLING, records)
         return records
 
-    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    async def _read(self, path: str, what: str, kind: str | None = None) -> Mapping[str, Any]:
+        """Return the fields that `FIELDS` names, or `_UNCHANGED`."""
+        answer = await self._ask("GET", path, what=what)
+        is_listed = answer is _UNCHANGED or isinstance(answer.get(kind or what), list)
+        # Of an unknown node, slurmrestd sends only a remark.
+        if not is_listed and not (what == "node" and members_of(answer, "errors")):
+            raise ClusterUnavailable(f"slurmrestd sends no {kind or what}")
+        return answer
+
+    async def _ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, what: str | None = None
+    ) -> Mapping[str, Any]:
         version = await self._api_version()
         if method != "GET":
             self._fence()
         reply = await self._call(method, f"/slurm/{version}{path}", body)
         if reply.status == 304 and method == "GET":
             return _UNCHANGED
-        answer = _document(reply)
+        answer = (await asyncio.to_thread(_shortened, reply, what) if what is not None else None) or _document(reply)
         if answer is None:
             if reply.status == 404:
                 self._version = None  # an upgrade may have removed this version
-            raise ClusterUnavailable(
-                f"slurmrestd answers with status {reply.status} and no document of {version}",
-                may_be_done=method != "GET" and reply.status >= 500,
-            )
-        _check_errors(answer, reply.status, method != "GET")
+            if len(reply.body) >= _BODY_LIMIT:
+                raise ClusterUnavailable(f"slurmrestd answers with more than {_BODY_LIMIT >> 20} MiB")
+            raise _unavailable(f" and no document of {version}", reply, method != "GET")
+        _check_errors(answer, reply, method != "GET")
         return answer
 
     async def _api_version(self) -> str:
@@ -294,20 +328,48 @@ def _document(reply: HttpReply) -> Mapping[str, Any] | None:
     return document if isinstance(document, Mapping) else None
 
 
-def _check_errors(answer: Mapping[str, Any], status: int, is_change: bool) -> None:
-    """Raise if the answer has errors. Number 0 is a remark on an empty result."""
+def _shortened(reply: HttpReply, what: str) -> Mapping[str, Any] | None:
+    """Return only the fields of `FIELDS`: others are 95 %. None for an answer of another form."""
+    try:
+        answer = _decoder(what).decode(reply.body)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return msgspec.to_builtins(answer)  # type: ignore[no-any-return]
+
+
+@cache
+def _decoder(what: str) -> msgspec.json.Decoder[Any]:
+    record = msgspec.defstruct("Record", [(name, Any, UNSET) for name in FIELDS[what]])
+    kind = "nodes" if what == "node" else what
+    members: list[Any] = [(kind, list[record]), ("errors", Any, None), ("last_update", Any, None)]  # type: ignore[valid-type]
+    return msgspec.json.Decoder(msgspec.defstruct("Answer", members))
+
+
+def _check_errors(answer: Mapping[str, Any], reply: HttpReply, is_change: bool) -> None:
+    """Raise if the answer has errors. Number 0 is none if the status is 200."""
+    status = reply.status
     errors = [each for each in members_of(answer, "errors") if each.get("error_number") or status >= 400]
-    may_be_done = is_change and status >= 500
     if not errors:
         if status >= 400:
-            raise ClusterUnavailable(f"slurmrestd answers with status {status}", may_be_done=may_be_done)
+            raise _unavailable("", reply, is_change)
         return
     first = errors[0]
     number = first.get("error_number")
     text = f"Slurm: {first.get('error')} ({number}): {first.get('description')}"
+    if not number and (status >= 500 or status in _MAY_PASS):
+        raise _unavailable(f": {text}", reply, is_change)
     # Releases before 25.05 answer refusals with status 500.
     raise slurm_errors.failure(
         slurm_errors.UNAUTHENTICATED if status == 401 else number, text, is_change, "check the token for slurmrestd"
+    )
+
+
+def _unavailable(about: str, reply: HttpReply, is_change: bool) -> ClusterUnavailable:
+    wait = reply.headers.get("retry-after", "")
+    return ClusterUnavailable(
+        f"slurmrestd answers with status {reply.status}{about}",
+        float(wait) if wait.isdecimal() and wait.isascii() else None,
+        may_be_done=is_change and reply.status >= 500,
     )
 
 

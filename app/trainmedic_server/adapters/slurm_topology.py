@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from trainmedic_server import telemetry
 from trainmedic_server.domain import host_lists
-from trainmedic_server.domain.topology import SLURM, ClusterNode, SlurmSilence, SlurmTopology
+from trainmedic_server.domain.slurm_silence import SlurmSilence, Withheld
+from trainmedic_server.domain.topology import SLURM, ClusterNode, SlurmTopology
 from trainmedic_server.engine import loops
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.slurm import FUTURE, Slurm, SlurmJob, SlurmNode
@@ -65,8 +66,7 @@ class SlurmWatch:
         topology = await asyncio.to_thread(topology_of, *seen, before)
         silence = before.last_silence
         if was_silent and self._seen is not None:
-            drained = frozenset(node.name for node in seen[0] if node.is_drained)
-            silence = SlurmSilence(before.silent_since or answered_before, self._clock.now(), drained)
+            silence = SlurmSilence(before.silent_since or answered_before, self._clock.now(), topology.withheld)
         self._topology = replace(topology, last_silence=silence)
         self._seen = seen
 
@@ -98,8 +98,19 @@ def topology_of(nodes: Sequence[SlurmNode], jobs: Sequence[SlurmJob], before: Sl
         for node, indexes in job.gpus_by_node.items():
             for index in indexes:
                 by_gpu.setdefault(f"{node}/{index}", set()).add(name)
-    return SlurmTopology.of(
+    topology = SlurmTopology.of(
         tuple(_node(each) for each in nodes if FUTURE not in each.states), by_node, by_gpu, whole, before
+    )
+    return replace(topology, withheld=_withheld(nodes, jobs))
+
+
+def _withheld(nodes: Sequence[SlurmNode], jobs: Sequence[SlurmJob]) -> Withheld:
+    waiting = [job for job in jobs if job.is_held and not job.has_ended]
+    held = {name: job.admin_comment for job in waiting for name in (job.job_id, *job.other_ids)}
+    return Withheld(
+        {node.name: node.reason for node in nodes if node.is_drained},
+        {node.name: node.reservation for node in nodes if node.reservation},
+        held,
     )
 
 

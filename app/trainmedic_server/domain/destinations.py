@@ -55,6 +55,15 @@ def command_id_of(attempt_id: str, step: StepState, target: Target) -> str:
     return attempt_id if step.target is None else derived_id(attempt_id, target.key)
 
 
+def output_of(step: StepState, target: Target) -> Mapping[str, Any]:
+    """Return the step's output for this target."""
+    if step.target is None:
+        return step.output
+    by_job = step.output.get(BY_JOB)
+    output = by_job.get(target.job) if isinstance(by_job, Mapping) else None
+    return output if isinstance(output, Mapping) else {}
+
+
 def combine(outcomes: Sequence[DestinationOutcome], output: Mapping[str, Any], *, is_undo: bool) -> Mapping[str, Any]:
     """Return `output`, or raise one failure unless every destination succeeded.
 

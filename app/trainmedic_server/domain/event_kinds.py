@@ -381,11 +381,11 @@ class UndoClosed(OfUndoStep, frozen=True):
 
 
 class LeaseLost(OfUndo, frozen=True):
-    """A leased effect, or a drain in Slurm, ended while it was needed."""
+    """A leased effect, or a drain, hold or reservation in Slurm, ended while it was needed."""
 
     step: str
     command_id: str
-    place: str  # node
+    place: str  # node or job
     why: str | None
 
 
@@ -394,6 +394,7 @@ class SetAgainStarted(OfUndo, frozen=True):
 
     step: str
     command_id: str
+    seen: str = ""  # state before it, by which a later server knows whether it was reapplied
 
 
 class SetAgainDone(OfUndo, frozen=True):

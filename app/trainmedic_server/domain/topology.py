@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from trainmedic_core import gpu_names
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
 from trainmedic_server.domain.node_names import KnownNodes, NodeNames, is_address, known_nodes, spelled
+from trainmedic_server.domain.slurm_silence import SlurmSilence, Withheld
 
 MOST_ENTRIES = 200_000  # limit of ranks or GPUs taken from Redis (tens of MB)
 
@@ -269,14 +270,6 @@ class ClusterTopology(Struct, frozen=True, dict=True):
         return pods
 
 
-class SlurmSilence(Struct, frozen=True):
-    """An interruption, after which slurmctld may have lost its last changes."""
-
-    began: datetime  # last answered reading before it (aware UTC)
-    ended: datetime
-    drained_after: frozenset[str]
-
-
 class SlurmTopology(Struct, frozen=True, dict=True):
     nodes: Sequence[ClusterNode] = ()
     # Jobs are named `slurm:<job ID>`, GPUs `<node>/<index>`.
@@ -289,6 +282,7 @@ class SlurmTopology(Struct, frozen=True, dict=True):
     names: NodeNames = NodeNames()  # without host names and addresses that several nodes share
     silent_since: datetime | None = None  # None while it answers, and during the first reading
     last_silence: SlurmSilence | None = None
+    withheld: Withheld = Withheld()
 
     @classmethod
     def of(
@@ -314,6 +308,11 @@ class SlurmTopology(Struct, frozen=True, dict=True):
 
     def job_of(self, slurm_id: str) -> str:
         return f"{SLURM}{self.whole_by_id.get(slurm_id, slurm_id)}"
+
+    @cached_property
+    def unavailable(self) -> frozenset[str]:
+        """Names of nodes on which no job starts."""
+        return frozenset(node.name for node in self.nodes if node.unavailable)
 
     def ids_of(self, job: str) -> Collection[str]:
         """Return a job's ID and those of its parts."""

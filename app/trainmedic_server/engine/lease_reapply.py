@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import TypeVar
 
 from trainmedic_core import duration
+from trainmedic_server.domain import destinations
 from trainmedic_server.domain.alert import decisive
 from trainmedic_server.domain.event_codec import content_of, name_of
 from trainmedic_server.domain.event_kinds import EventKind, SetAgainDone, SetAgainStarted
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.playbook import Guards
-from trainmedic_server.domain.run import Event, OrderKind, Run, Status
+from trainmedic_server.domain.run import Attempt, Event, OrderKind, Run, Status, StepState
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import pausing
@@ -62,7 +64,7 @@ def guard_obstacle(tx: Transaction, run: Run, command_id: str, guards: Guards, a
         attempt.ended_at or attempt.started_at
         for step in run.steps
         for attempt in step.attempts
-        if attempt.command_id == command_id
+        if command_id in command_ids_of(run, step, attempt)
     ]
     if guards.cooldown and max([*started, *made]) > ago(guards.cooldown):
         return f"cooldown: last applied less than {duration.write(guards.cooldown)} ago"
@@ -71,6 +73,11 @@ def guard_obstacle(tx: Transaction, run: Run, command_id: str, guards: Guards, a
         if len(lately) >= guards.max_runs.count:
             return f"rate_limited: {len(lately)} times in the last {duration.write(guards.max_runs.per)}"
     return None
+
+
+def command_ids_of(run: Run, step: StepState, attempt: Attempt) -> Iterator[str]:
+    """Yield the command ID for each of the step's targets."""
+    return (destinations.command_id_of(attempt.command_id, step, target) for target in run.targets_of(step))
 
 
 def last_event(tx: Transaction, run_id: str, kind: type[SetAgainStarted] | type[SetAgainDone], command_id: str) -> int:

@@ -6,7 +6,8 @@ it.
 Without an Alertmanager to ask, only alerts reported after this server's start count as firing, until `RESENT_AFTER`.
 
 ``set_again_started`` is recorded before the command, ``set_again_done`` after success. In between, the next server
-repeats the command; the node applies it once.
+repeats the command; the node applies it once. If no one knows any more that the effect has expired, it does so only
+with what the earlier server saw (`LeasedEffect.seen`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from trainmedic_server.domain.event_kinds import LeaseLost, SetAgainDone, SetAga
 from trainmedic_server.domain.playbook import Guards
 from trainmedic_server.domain.run import Run, UndoStatus
 from trainmedic_server.engine.engine_services import EngineServices
-from trainmedic_server.engine.lease_reapply import contents_of, guard_obstacle, last_event, obstacle
+from trainmedic_server.engine.lease_reapply import command_ids_of, contents_of, guard_obstacle, last_event, obstacle
 from trainmedic_server.ports.actions import LeasedAction, LeasedEffect, MultiNodeAction, Renewal
 from trainmedic_server.ports.outside import AlertSource
 from trainmedic_server.ports.playbooks import CompiledPlaybook
@@ -61,6 +62,7 @@ class LeaseRecovery:
         self._started_at_loop_time = 0.0  # seconds
         self._recorded_losses: set[tuple[str, str]] = set()  # command ID and node
         self._looked_up: set[str] = set()  # IDs of commands in effect, whose reapplication is recorded as done
+        self._settled: set[str] = set()  # IDs of lost commands that no earlier server left unfinished
         self._busy_runs: set[str] = set()  # IDs of runs with a reapplication in work
         self._attempt_numbers = itertools.count()  # for distinct names in `TargetLocks.acting`
 
@@ -87,14 +89,38 @@ class LeaseRecovery:
         await self._record_reapplied(
             [renewal for renewal in renewals if renewal.effect.command_id not in self._looked_up]
         )
+        unfinished = await self._unfinished([renewal for renewal in lost if not renewal.has_expired])
         by_run: dict[str, list[LeasedEffect]] = {}
-        for effect in expired.values():
+        for effect in (*expired.values(), *unfinished):
             by_run.setdefault(effect.run_id, []).append(effect)
         await asyncio.gather(*(self._reapply(action, effects) for effects in by_run.values()))
 
     def forget_others(self, command_ids: Collection[str]) -> None:
         self._recorded_losses = {loss for loss in self._recorded_losses if loss[0] in command_ids}
         self._looked_up &= set(command_ids)
+        self._settled &= set(command_ids)
+
+    async def _unfinished(self, lost: Sequence[Renewal]) -> Sequence[LeasedEffect]:
+        """Return effects that an earlier server began to reapply after it saw a state. Record others as blocked."""
+        new = {renewal.effect.command_id: renewal for renewal in lost if renewal.effect.command_id not in self._settled}
+        if not new:
+            return ()
+
+        def begun(tx: Transaction) -> dict[str, str]:
+            seen = {}
+            for command_id, renewal in new.items():
+                run = tx.run(renewal.effect.run_id)
+                if run is None or not _is_needed(run, command_id) or not _is_under_way(tx, run.id, command_id):
+                    continue
+                seen[command_id] = _seen_before(tx, run.id, command_id)
+                if not seen[command_id]:
+                    why = f"an earlier server began to reapply it, and it is not in effect: {renewal.why}"
+                    self._record_obstacle(tx, run.id, why, asked=True)
+            return seen
+
+        seen = await self._services.store.transact(begun)
+        self._settled |= {command_id for command_id in new if not seen.get(command_id)}
+        return [new[command_id].effect for command_id in seen if seen[command_id]]
 
     def _record_losses(self, tx: Transaction, lost: Sequence[Renewal]) -> int:  # the number of new losses
         count = 0
@@ -139,6 +165,7 @@ class LeaseRecovery:
             self._services.fence()
             until = self._services.clock.now() + action.lease / 3  # the next renewal
             renewals = await action.renew([replace(effect, again=True) for effect in started], until)
+        self._settled |= {renewal.effect.command_id for renewal in renewals if renewal.outcome == "lost"}
         await self._record_reapplied(renewals)
         failed = [renewal for renewal in renewals if not _is_in_effect(renewal)]
         if failed:
@@ -196,12 +223,13 @@ class LeaseRecovery:
         if not needed:
             return []
         allowed, _ = self._services.limits.mode_for(run.target, self._services.topology(), run.also)
-        is_same_act = all(effect.is_unsaved for effect in needed)
+        is_same_act = all(effect.is_unsaved or _is_under_way(tx, run.id, effect.command_id) for effect in needed)
         reason = obstacle(tx, run, prepared.fires, allowed, self._services.clock.now(), is_same_act=is_same_act)
         started: list[LeasedEffect] = []
         for effect in needed if reason is None else ():
             if _is_under_way(tx, run.id, effect.command_id):
-                started.append(effect)  # unfinished by a killed server, or failed last time
+                # Unfinished by a killed server, or failed last time.
+                started.append(replace(effect, seen=_seen_before(tx, run.id, effect.command_id)))
                 continue
             ago = self._services.timeline.by_clock()
             barred_by = guard_obstacle(tx, run, effect.command_id, prepared.guards, ago)
@@ -209,7 +237,7 @@ class LeaseRecovery:
                 reason = barred_by
                 continue
             started.append(effect)
-            content = SetAgainStarted(effect.step_id, effect.command_id)
+            content = SetAgainStarted(effect.step_id, effect.command_id, effect.seen)
             tx.append([recorded(content, self._services.clock.now(), run.id)])
         if reason is not None:
             self._record_obstacle(tx, run.id, reason)
@@ -269,9 +297,14 @@ def _is_under_way(tx: Transaction, run_id: str, command_id: str) -> bool:
     return last_event(tx, run_id, SetAgainStarted, command_id) > last_event(tx, run_id, SetAgainDone, command_id)
 
 
+def _seen_before(tx: Transaction, run_id: str, command_id: str) -> str:
+    started = [content for _, content in contents_of(tx, run_id, SetAgainStarted) if content.command_id == command_id]
+    return started[-1].seen if started else ""
+
+
 def _is_needed(run: Run, command_id: str) -> bool:
     return any(
         step.undo is None or step.undo.status in _UNDO_NOT_BEGUN
         for step in run.steps
-        if any(attempt.command_id == command_id for attempt in step.attempts)
+        if any(command_id in command_ids_of(run, step, attempt) for attempt in step.attempts)
     )

@@ -167,4 +167,9 @@ def _effects(run: Run, step: StepState, now: datetime) -> Iterator[LeasedEffect]
         certain = attempt.status == "applied"
         for target in run.targets_of(step):
             command_id = destinations.command_id_of(attempt.command_id, step, target)
-            yield LeasedEffect(command_id, run.id, step.id, target, step.params, certain, applied_at=attempt.ended_at)
+            output = destinations.output_of(step, target) if certain else {}
+            yield LeasedEffect(
+                *(command_id, run.id, step.id, target, step.params, certain),
+                applied_at=attempt.ended_at,
+                output=output,
+            )

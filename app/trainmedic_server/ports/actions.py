@@ -204,6 +204,11 @@ class LeasedEffect(Struct, frozen=True):
     """End of its attempt."""
     is_unsaved: bool = False
     """In a renewal: True if the receiver seems to have lost it within seconds. Making it again is the same act."""
+    seen: str = ""
+    """In a renewal: state of the receiver, different once the effect was reapplied and ended. Given to reapply it: what
+    was seen when that began.
+    """
+    output: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Renewal(Struct, frozen=True):

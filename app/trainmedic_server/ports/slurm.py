@@ -27,32 +27,35 @@ _UNAVAILABLE = frozenset(
     | {"REBOOT_REQUESTED", "RESERVED", "UNKNOWN"}
 )
 """States and flags of nodes (sinfo(1)). Powered-down nodes are available: a job starts them."""
+_SERVING = frozenset({"ALLOCATED", "IDLE", "MIXED"})
+"""Base states in which nodes take jobs."""
 FUTURE = "FUTURE"
 """State of a configured node that does not exist yet."""
 
 
 class SlurmNode(Struct, frozen=True):
-    name: str
-    """NodeName, used by Slurm's commands."""
+    name: str  # NodeName, used by Slurm's commands
     hostname: str
-    address: str
-    """NodeAddr: a name or an IP address."""
+    address: str  # NodeAddr: a name or an IP address
     states: frozenset[str]
     """Base state and flags in upper case, such as IDLE and DRAIN. Those of jobs have the same form."""
-    reason: str
-    """Why it is drained or down; may be empty. Release 24.11 keeps it when the node is available again."""
+    reason: str  # why it is drained or down; may be empty. Release 24.11 keeps it when the node is available again
     reason_set_by: str = ""
-    resume_after: datetime | None = None
-    """When Slurm resumes it by itself (aware UTC); None if it does not."""
+    resume_after: datetime | None = None  # when Slurm resumes it by itself (aware UTC); None if it does not
     partitions: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     reservation: str = ""
     topology: str = ""
+    # Seconds since 1970, only of a node that was read alone. On an idle node it changes when a drain or a job ends, or
+    # slurmctld starts.
+    last_busy: int | None = None
 
     @property
     def why_unavailable(self) -> str:
         """States and reservation that keep jobs off it; empty if none do."""
         states = sorted(self.states & _UNAVAILABLE)
+        if not states and self.states.isdisjoint(_SERVING):
+            states = sorted(self.states) or ["no state"]
         reserved = [f"reservation {self.reservation}"] if self.reservation and "RESERVED" not in states else []
         return "+".join(states + reserved)
 
@@ -77,12 +80,9 @@ class SlurmJob(Struct, frozen=True):
     name: str
     user: str
     states: frozenset[str]
-    nodes: str
-    """Host list, such as ``n[1-3]``; empty while it has none."""
-    is_held: bool
-    """True if it waits for a release, or would after a requeue."""
-    may_requeue: bool
-    """True if Slurm restarts it after a node's failure and accepts a requeue."""
+    nodes: str  # host list, such as ``n[1-3]``; empty while it has none
+    is_held: bool  # true if it waits for a release, or would after a requeue
+    may_requeue: bool  # true if Slurm restarts it after a node's failure and accepts a requeue
     restarts: int
     excluded_nodes: tuple[str, ...] = ()
     why_pending: str = ""
@@ -90,10 +90,8 @@ class SlurmJob(Struct, frozen=True):
     """Operators of Slurm can set it, users read it."""
     priority: int | None = None
     time_limit: timedelta | None = None
-    components: tuple[str, ...] = ()
-    """For the leader of a heterogeneous job: all components' ids."""
-    other_ids: tuple[str, ...] = ()
-    """``ARRAY_TASK`` of an array's task, ``LEADER+OFFSET`` of a component."""
+    components: tuple[str, ...] = ()  # for the leader of a heterogeneous job: all components' ids
+    other_ids: tuple[str, ...] = ()  # ``ARRAY_TASK`` of an array's task, ``LEADER+OFFSET`` of a component
     leader: str = ""
     """Heterogeneous job that it is a component of."""
     gpus_by_node: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -115,12 +113,9 @@ class SlurmJob(Struct, frozen=True):
 
 class SlurmRelease(Struct, frozen=True):
     version: str
-    can_requeue: bool
-    """Through an agent, and over REST from 26.05."""
-    can_reserve: bool = True
-    """Through an agent, and over REST from 25.05."""
-    can_reboot: bool = False
-    """Through an agent."""
+    can_requeue: bool  # through an agent, and over REST from 26.05
+    can_reserve: bool = True  # through an agent, and over REST from 25.05
+    can_reboot: bool = False  # through an agent
 
 
 class SlurmReservation(Struct, frozen=True):
@@ -140,14 +135,17 @@ class JobChange(Struct, frozen=True):
 
     excluded_nodes: tuple[str, ...] | None = None
     priority: int | None = None
-    time_limit: timedelta | None = None
-    """Whole minutes, or `UNLIMITED`."""
+    time_limit: timedelta | None = None  # whole minutes, or `UNLIMITED`
 
 
 class Slurm(Protocol):
     """One cluster's slurmctld. Every change can safely be repeated."""
 
     async def release(self) -> SlurmRelease: ...
+
+    async def uptime(self) -> timedelta | None:
+        """Return how long slurmctld has run, or less, as at midnight and with a standby. None if unknown."""
+        ...
 
     async def node(self, name: str) -> SlurmNode: ...
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -39,6 +41,22 @@ guards: {cooldown: 30m}
 steps:
   - {id: drain, action: slurm.drain, undo: on_resolve}
 """
+HOLD = """
+playbook: hold-slow-job
+on: {alert: JobSlow}
+target: {job: "slurm:{{ labels.slurm_job_id }}"}
+guards: {cooldown: 30m}
+steps:
+  - {id: hold, action: slurm.hold, undo: on_resolve}
+"""
+RESERVE = """
+playbook: reserve-node
+on: {alert: NodeWorn}
+target: node
+guards: {cooldown: 30m}
+steps:
+  - {id: reserve, action: slurm.reserve, undo: on_resolve}
+"""
 NODES = {"rest": "n1", "agent": "n2"}
 """By the server's way to Slurm."""
 
@@ -46,16 +64,17 @@ NODES = {"rest": "n1", "agent": "n2"}
 class Servers:
     """One server for each way to the same Slurm."""
 
-    def __init__(self, cluster: SlurmCluster) -> None:
+    def __init__(self, cluster: SlurmCluster, login: SlurmLogin) -> None:
         self.cluster = cluster
+        self.login = login
         self.urls: dict[str, str] = {}
 
     def fire(self, alert: str, **jobs: str) -> dict[str, Any]:
         """`jobs`: Slurm's job by way. Return the deliveries by way."""
         return {way: fire(self.urls[way], alert, node=NODES[way], slurm_job_id=job) for way, job in jobs.items()}
 
-    def closed(self, way: str, undone: bool = False) -> dict[str, Any]:
-        ask = partial(closed_run, self.urls[way], f"node:{NODES[way]}", undone)
+    def closed(self, way: str, undone: bool = False, target: str = "") -> dict[str, Any]:
+        ask = partial(closed_run, self.urls[way], target or f"node:{NODES[way]}", undone)
         return eventually(ask, 240, f"the run by {way} is {'undone' if undone else 'over'}")
 
     def shown(self, *what: str) -> str:
@@ -80,9 +99,9 @@ class Servers:
         """End the alerts, and wait for the undos."""
         for way, delivery in fired.items():
             httpx.post(f"{self.urls[way]}/webhook", json=resolved(delivery)).raise_for_status()
-        for way, node in NODES.items():
+        for way in fired:
             assert self.closed(way, undone=True)["owes_undo"] is False
-            assert "DRAIN" not in self.node(node)
+            assert "DRAIN" not in self.node(NODES[way])
 
 
 @pytest.fixture(scope="module", params=["24.11", "26.05"])
@@ -96,12 +115,12 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture
 def servers(cluster: SlurmCluster, redis_url: str, tmp_path: Path) -> Iterator[Servers]:
     with ExitStack() as stack:
-        stack.enter_context(SlurmLogin(tmp_path / "login", redis_url, cluster))
-        servers = Servers(cluster)
+        servers = Servers(cluster, stack.enter_context(SlurmLogin(tmp_path / "login", redis_url, cluster)))
         rest = ("--slurm-url", cluster.rest_url, "--slurm-user", "root", "--slurm-token-file", str(cluster.token_file))
         for way, options in (("rest", rest), ("agent", ("--redis", redis_url, "--slurm-agent", LOGIN))):
             (tmp_path / way).mkdir()
-            playbooks = {"drain.yaml": DRAIN, "leave.yaml": PLAYBOOK.replace("ACTION", after(cluster, way))}
+            playbooks = {"leave.yaml": PLAYBOOK.replace("ACTION", after(cluster, way))}
+            playbooks |= {"drain.yaml": DRAIN, "hold.yaml": HOLD, "reserve.yaml": RESERVE}
             environment = {"TRAINMEDIC_SIGNING_KEY": KEY}
             serves = serving(tmp_path / way, playbooks, *options, environment=environment)
             servers.urls[way] = stack.enter_context(serves)
@@ -166,6 +185,84 @@ def test_a_drain_that_the_killed_controller_had_not_stored_is_made_again(servers
         assert "DRAIN" not in servers.node(node)
         assert kinds_of(servers.closed(way)).count("set_again_started") == 1
     servers.resolve(fired)
+    cluster.start_controller()
+    cluster.await_controllers()
+
+
+def test_a_hold_and_a_reservation_that_the_killed_controller_had_not_stored_are_made_again(servers: Servers) -> None:
+    """A person who then releases the job, or ends the reservation, is not overridden."""
+    cluster = servers.cluster
+    jobs = {way: cluster.submit("while :; do sleep 0.2; done", "--requeue", "-w", node) for way, node in NODES.items()}
+    for job in jobs.values():
+        cluster.await_saved_job(job)
+    reserving = [way for way in NODES if way == "agent" or not cluster.is_old]  # 24.11 cannot over REST
+    with cluster.unsaved("job_state"), cluster.unsaved("resv_state"):
+        servers.fire("JobSlow", **jobs)
+        reserved = servers.fire("NodeWorn", **dict.fromkeys(reserving, "0"))
+        held = {way: servers.closed(way, target=f"job:slurm:{job}") for way, job in jobs.items()}
+        for run in (*held.values(), *(servers.closed(way) for way in reserving)):
+            assert run["status"] == "succeeded", run["message"]
+        cluster.kill_controller()
+    targets = [(way, f"job:slurm:{job}") for way, job in jobs.items()] + [(way, "") for way in reserving]
+    for way, target in targets:
+        run = eventually(
+            lambda way=way, target=target: _with(servers.closed(way, target=target), "set_again_done"),  # type: ignore[misc]
+            *(120, "it is made again"),
+        )
+        assert [kind for kind in kinds_of(run) if kind in LOSS] == list(LOSS)
+    for way, job in jobs.items():
+        shown = servers.shown("job", job)
+        assert "Priority=0 " in shown
+        assert shown.count(f"trainmedic:hold {held[way]['run_id']}") == 1
+        cluster.run("scontrol", "release", job)
+    for way in reserving:
+        name = f"trainmedic-{servers.closed(way)['run_id']}"
+        assert f"Nodes={NODES[way]} " in servers.shown("reservation", name)
+        cluster.run("scontrol", "delete", f"reservationname={name}")
+    for way, target in targets:
+        run = eventually(
+            lambda way=way, target=target: _with(servers.closed(way, target=target), "lease_lost", 2),  # type: ignore[misc]
+            *(120, "its end is recorded"),
+        )
+        assert kinds_of(run).count("set_again_started") == 1
+    assert "Priority=0 " not in servers.shown("job", jobs["rest"])
+    assert "trainmedic-" not in (cluster.shown("reservation") or "")
+    servers.resolve(reserved)
+    cluster.start_controller()
+    cluster.await_controllers()
+    cluster.clear()
+
+
+def test_a_person_who_ends_a_drain_in_an_outage_of_the_way_to_slurm_is_not_overridden(servers: Servers) -> None:
+    """slurmctld has run since the drain, and so has lost nothing."""
+    cluster = servers.cluster
+    servers.shown("node", NODES["rest"])
+    time.sleep(6)  # since a takeover by an earlier test, which could have lost the drain
+    fired = servers.fire("GPULost", rest="0", agent="0")
+    ways = (cluster.programs["slurmrestd"].process, servers.login.agent.process)
+    for way in NODES:
+        assert servers.closed(way)["status"] == "succeeded"
+    for process in ways:
+        process.send_signal(signal.SIGSTOP)
+    try:
+        for node in NODES.values():
+            cluster.run("scontrol", "update", f"nodename={node}", "state=resume")
+        for url in servers.urls.values():
+            eventually(lambda url=url: not httpx.get(f"{url}/ready").json()["slurm"]["ok"], 60, "Slurm is silent")  # type: ignore[misc]
+    finally:
+        for process in ways:
+            process.send_signal(signal.SIGCONT)
+    for way, node in NODES.items():
+        run = eventually(lambda way=way: _with(servers.closed(way), "lease_lost"), 120, "the end is recorded")  # type: ignore[misc]
+        assert "set_again_started" not in kinds_of(run)
+        assert "DRAIN" not in servers.node(node)
+    time.sleep(20)  # for another look
+    assert not [way for way in NODES if "set_again_started" in kinds_of(servers.closed(way))]
+    servers.resolve(fired)
+
+
+def _with(run: dict[str, Any], kind: str, count: int = 1) -> dict[str, Any] | None:
+    return run if kinds_of(run).count(kind) == count else None
 
 
 LOSS = ("lease_lost", "set_again_started", "set_again_done")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,13 +10,13 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from tests.support.clocks import ManualClock
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import registry, slurm_marks
 from trainmedic_server.adapters.slurm_topology import topology_of
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain.alert import Alert, AlertStatus
-from trainmedic_server.domain.topology import NO_SLURM, SlurmSilence, SlurmTopology
+from trainmedic_server.domain.slurm_silence import SlurmSilence
+from trainmedic_server.domain.topology import NO_SLURM, SlurmTopology
 from trainmedic_server.errors import (
     ActionFailure,
     ClusterRefused,
@@ -26,8 +26,8 @@ from trainmedic_server.errors import (
     PermanentFailure,
     TemporaryFailure,
 )
-from trainmedic_server.ports.actions import Action, Call, LeasedAction, LeasedEffect, Renewal, Services
-from trainmedic_server.ports.outside import Clock, Presence
+from trainmedic_server.ports.actions import Action, Call, Services
+from trainmedic_server.ports.outside import Presence
 from trainmedic_server.ports.slurm import UNLIMITED, JobChange, SlurmJob, SlurmNode
 
 NOW = datetime.now(UTC)
@@ -44,10 +44,21 @@ class OneJob:
         """Failure of the call that sends a signal."""
         self.is_down = False
         """Whether reading fails."""
+        self.readings = 0
+        self.silence: SlurmSilence | None = None
+        self.runs_for: timedelta | None = timedelta(0)
+
+    async def uptime(self) -> timedelta | None:
+        return self.runs_for
+
+    @property
+    def topology(self) -> SlurmTopology:
+        return replace(topology_of([], [self.known], NO_SLURM), last_silence=self.silence)
 
     async def job(self, job_id: str) -> SlurmJob:
         if self.is_down:
             raise ClusterUnavailable("slurmrestd: connection refused")
+        self.readings += 1
         return self.known
 
     async def node(self, name: str) -> SlurmNode:
@@ -192,6 +203,15 @@ async def test_the_undo_of_an_update_leaves_what_another_has_changed() -> None:
     assert (slurm.known.priority, slurm.known.time_limit, slurm.known.admin_comment) == (9, timedelta(hours=5), "")
 
 
+async def test_excluded_nodes_that_cannot_be_read_are_left() -> None:
+    """The undo could not restore them."""
+    slurm = OneJob()
+    slurm.known = replace(slurm.known, excluded_nodes=("n[1-9999]",))
+    with pytest.raises(PermanentFailure, match="list of excluded nodes names more than 4096 hosts"):
+        await do(slurm, "slurm.update", exclude_nodes=["n1"])
+    assert slurm.known.excluded_nodes == ("n[1-9999]",)
+
+
 async def test_a_held_job_gets_no_priority() -> None:
     """It would be released."""
     slurm = OneJob()
@@ -207,6 +227,10 @@ class OneNode:
         self.known = SlurmNode("n1", "n1", "n1", frozenset({"IDLE"}), "")
         self.readings = 0
         self.silence: SlurmSilence | None = None
+        self.runs_for: timedelta | None = timedelta(0)
+
+    async def uptime(self) -> timedelta | None:
+        return self.runs_for
 
     @property
     def topology(self) -> SlurmTopology:
@@ -233,195 +257,6 @@ class OneNode:
 NODE = Target(TargetKind.NODE, node="n1")
 
 
-async def renewed(
-    slurm: OneNode,
-    run_id: str = "a",
-    again: bool = False,
-    action: LeasedAction | None = None,
-    made_at: datetime | None = None,
-    **params: Any,
-) -> Sequence[Renewal]:
-    action = action or drains(slurm)
-    effect = LeasedEffect("c-1", run_id, "drain", NODE, params, True, again, made_at)
-    return await action.renew([effect], datetime.now(UTC) + timedelta(seconds=10))
-
-
-def drains(slurm: OneNode, clock: Clock | None = None) -> LeasedAction:
-    services = Services(clock or SystemClock(), None, None, slurm=slurm, slurm_topology=lambda: slurm.topology)  # type: ignore[arg-type]  # no bus and no HTTP is used
-    action = registry.build(services).get("slurm.drain")
-    assert isinstance(action, LeasedAction)
-    return action
-
-
-async def test_a_leased_drain_is_renewed_while_it_is_ours() -> None:
-    """A reason that a person has changed ends the lease, and stays."""
-    slurm = OneNode()
-    output = await do(slurm, "slurm.drain", target=NODE, lease="10m")
-    assert (output["lease_seconds"], slurm.known.resume_after) == (600.0, NOW + timedelta(minutes=10))
-    slurm.known = replace(slurm.known, resume_after=NOW)
-    assert [each.outcome for each in await renewed(slurm, lease="10m")] == ["renewed"]
-    assert slurm.known.resume_after == NOW + timedelta(minutes=10)
-    slurm.known = replace(slurm.known, reason="Mia: keep it out", resume_after=None)
-    (renewal,) = await renewed(slurm, lease="10m")
-    assert (renewal.outcome, renewal.has_expired, slurm.known.resume_after) == ("lost", False, None)
-
-
-FREE = SlurmNode("n1", "n1", "n1", frozenset({"IDLE"}), "")
-MINUTE = 60.0
-
-
-async def leased(clock: ManualClock) -> tuple[OneNode, LeasedAction]:
-    """A drain with a lease of ten minutes, just renewed."""
-    slurm = OneNode()
-    await do(slurm, "slurm.drain", target=NODE, lease="10m")
-    action = drains(slurm, clock)
-    await renewed(slurm, action=action, lease="10m")
-    return slurm, action
-
-
-async def test_an_expired_drain_is_set_again_only_where_nobody_else_has_acted() -> None:
-    clock = ManualClock(NOW)
-    slurm, action = await leased(clock)
-    slurm.known = FREE
-    clock.sleep(11 * MINUTE)
-    (renewal,) = await renewed(slurm, action=action, lease="10m")
-    assert (renewal.outcome, renewal.has_expired) == ("lost", True)
-    (renewal,) = await renewed(slurm, again=True, action=action, lease="10m")
-    assert renewal.outcome == "renewed"
-    assert slurm.known.reason.startswith("trainmedic:a ")
-    slurm.known = replace(slurm.known, reason="NHC: check_hw")
-    (renewal,) = await renewed(slurm, again=True, lease="10m")
-    assert (renewal.outcome, slurm.known.reason) == ("lost", "NHC: check_hw")
-
-
-SILENCE = SlurmSilence(NOW - timedelta(seconds=20), NOW - timedelta(seconds=5), frozenset())
-BEFORE_SILENCE = SILENCE.began + timedelta(seconds=1)
-
-
-async def test_a_drain_is_read_once_and_then_only_where_its_node_takes_jobs() -> None:
-    """Another's drain is no loss: the node is out of service."""
-    slurm = OneNode()
-    await do(slurm, "slurm.drain", target=NODE)
-    action, slurm.readings = drains(slurm), 0
-    assert [each.outcome for each in await renewed(slurm, action=action)] == ["renewed"]
-    assert not await renewed(slurm, action=action)
-    assert slurm.readings == 1
-    slurm.known = replace(slurm.known, reason="NHC: check_hw")
-    assert not await renewed(slurm)
-
-
-async def test_a_drain_that_slurm_lost_in_an_outage_is_made_again() -> None:
-    slurm = OneNode()
-    slurm.silence = SILENCE
-    action = drains(slurm)
-    (renewal,) = await renewed(slurm, action=action, made_at=BEFORE_SILENCE)
-    assert (renewal.outcome, renewal.has_expired, renewal.effect.is_unsaved) == ("lost", True, True)
-    (renewal,) = await renewed(slurm, again=True, action=action, made_at=BEFORE_SILENCE)
-    assert (renewal.outcome, slurm.known.is_drained) == ("renewed", True)
-    slurm.known = SlurmNode("n1", "n1", "n1", frozenset({"IDLE"}), "")
-    (renewal,) = await renewed(slurm, action=action, made_at=BEFORE_SILENCE)
-    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
-
-
-@pytest.mark.parametrize(
-    ("silence", "made_at", "reason"),
-    [
-        (None, BEFORE_SILENCE, ""),
-        (SILENCE, SILENCE.began - timedelta(minutes=1), ""),
-        (SILENCE, NOW, ""),
-        (SILENCE, None, ""),
-        (SILENCE, BEFORE_SILENCE, "trainmedic:a it is broken"),
-        (replace(SILENCE, drained_after=frozenset({"n1"})), BEFORE_SILENCE, ""),
-    ],
-    ids=["no outage", "long before", "after", "unknown time", "24.11 after a resume", "still there after it"],
-)
-async def test_a_drain_that_a_person_may_have_ended_is_only_reported(
-    silence: SlurmSilence | None, made_at: datetime | None, reason: str
-) -> None:
-    slurm = OneNode()
-    slurm.silence, slurm.known = silence, replace(slurm.known, reason=reason)
-    (renewal,) = await renewed(slurm, made_at=made_at)
-    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
-
-
-async def test_a_leased_drain_that_a_person_ended_stays_ended() -> None:
-    """Also when its lease would have ended, and beside drains without a lease, which are checked more often."""
-    clock = ManualClock(NOW)
-    slurm, action = await leased(clock)
-    slurm.known = FREE
-    for _ in range(20):
-        clock.sleep(MINUTE)
-        await action.renew([LeasedEffect("c-2", "b", "drain", NODE, {}, True)], clock.now())
-        (renewal,) = await renewed(slurm, action=action, made_at=NOW, lease="10m")
-        assert (renewal.outcome, renewal.has_expired) == ("lost", False)
-
-
-@pytest.mark.parametrize("others", ["Mia: fan", "trainmedic:a,b it is broken"], ids=["took it over", "shares it"])
-async def test_after_the_drain_of_another_the_lease_proves_no_expiry(others: str) -> None:
-    """A drain that two runs share has no end if one of them wants none."""
-    clock = ManualClock(NOW)
-    slurm, action = await leased(clock)
-    slurm.known = replace(slurm.known, reason=others, resume_after=None)
-    clock.sleep(3 * MINUTE)
-    await renewed(slurm, action=action, lease="10m")
-    slurm.known = FREE
-    clock.sleep(11 * MINUTE)
-    (renewal,) = await renewed(slurm, action=action, lease="10m")
-    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
-
-
-async def test_a_new_server_only_reports_the_end_of_a_leased_drain() -> None:
-    """It knows neither when the lease ended nor who ended the drain."""
-    slurm = OneNode()
-    (renewal,) = await renewed(slurm, made_at=NOW - timedelta(hours=1), lease="10m")
-    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
-
-
-async def test_a_drain_that_slurm_has_stored_is_not_lost_in_an_outage() -> None:
-    """The outage may be slurmrestd's, and a person may have ended the drain in it."""
-    clock = ManualClock(NOW)
-    slurm = OneNode()
-    await do(slurm, "slurm.drain", target=NODE)
-    action = drains(slurm, clock)
-    clock.sleep(3)
-    assert await renewed(slurm, action=action, made_at=NOW)
-    clock.sleep(9)
-    assert await renewed(slurm, action=action, made_at=NOW), "it is read until it must be stored"
-    assert not await renewed(slurm, action=action, made_at=NOW)
-    slurm.known, slurm.silence = FREE, SlurmSilence(NOW + timedelta(seconds=9), NOW + timedelta(hours=1), frozenset())
-    clock.sleep(3600)
-    (renewal,) = await renewed(slurm, action=action, made_at=NOW)
-    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
-
-
-async def test_a_drain_that_ended_before_an_outage_was_not_lost_in_it() -> None:
-    clock = ManualClock(NOW)
-    slurm = OneNode()
-    action = drains(slurm, clock)
-    assert await renewed(slurm, action=action, made_at=NOW)
-    slurm.silence = SlurmSilence(NOW + timedelta(seconds=2), NOW + timedelta(minutes=1), frozenset())
-    clock.sleep(MINUTE)
-    (renewal,) = await renewed(slurm, action=action, made_at=NOW)
-    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
-
-
-@pytest.mark.parametrize("lease", [None, "10m"])
-async def test_the_drain_of_another_that_a_step_found_is_not_renewed(lease: str | None) -> None:
-    slurm = OneNode()
-    slurm.known = replace(slurm.known, states=frozenset({"IDLE", "DRAIN"}), reason="Mia: fan")
-    output = await do(slurm, "slurm.drain", target=NODE, lease=lease)
-    assert drains(slurm).granted(output) == timedelta(0)
-    slurm.known = FREE
-    own = await do(slurm, "slurm.drain", target=NODE, lease=lease)
-    assert drains(slurm).granted(own) == timedelta(seconds=600 if lease else 45)
-
-
-async def test_a_drain_whose_time_is_over_is_no_loss() -> None:
-    slurm = OneNode()
-    assert not await renewed(slurm, made_at=NOW - timedelta(hours=2), resume_after="1h")
-    assert [each.outcome for each in await renewed(slurm, made_at=NOW, resume_after="1h")] == ["lost"]
-
-
 async def test_an_undo_whose_earlier_request_came_through_late_is_done() -> None:
     """Slurm refuses to end a drain that has ended, as it does one that it cannot end."""
 
@@ -440,21 +275,6 @@ async def test_an_undo_whose_earlier_request_came_through_late_is_done() -> None
         await do(slurm, "slurm.resume", target=NODE, restore=True)
     slurm.is_done = True
     assert (await do(slurm, "slurm.resume", target=NODE, restore=True))["state"] == "IDLE"
-
-
-@pytest.mark.parametrize("first", ["leased", "lasting"])
-async def test_a_lease_does_not_end_the_drain_of_another_run(first: str) -> None:
-    """Once the lasting drain is undone, the leased one has an end again."""
-    slurm = OneNode()
-    for kind in ("leased", "lasting") if first == "leased" else ("lasting", "leased"):
-        given = {"lease": "10m"} if kind == "leased" else {}
-        await do(slurm, "slurm.drain", kind, NODE, **given)
-    assert slurm.known.resume_after is None
-    await renewed(slurm, "leased", lease="10m")
-    assert slurm.known.resume_after is None
-    await do(slurm, "slurm.resume", "lasting", NODE, restore=True)
-    await renewed(slurm, "leased", lease="10m")
-    assert slurm.known.resume_after == NOW + timedelta(minutes=10)
 
 
 async def test_a_cluster_that_lists_no_nodes_is_no_proof_that_a_node_is_gone() -> None:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from tests.unit.engine.test_lost_playbooks import lose
 from tests.unit.engine.world import Cap, Source, World
+from trainmedic_core.target import TargetKind
 from trainmedic_server import errors
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.playbook import Mode
@@ -47,6 +48,9 @@ class Held(Cap):
         self.asked = 0
         self.hangs = ""
         self.is_unsaved = False
+        self.seen = ""
+        self.has_forgotten = False
+        """Whether it no longer knows that the leases have run out."""
         self.away: set[str] = set()
 
     @classmethod
@@ -73,9 +77,9 @@ class Held(Cap):
             return Renewal(hold, place, "unanswered", f"{place} is away")
         if pair not in self.lapsed:
             return Renewal(hold, place, "renewed")
-        if not hold.again:
-            lost = replace(hold, is_unsaved=self.is_unsaved)
-            return Renewal(lost, place, "lost", "its lease had run out", has_expired=True)
+        if not hold.again or (self.has_forgotten and not (hold.seen and hold.seen == self.seen)):
+            lost = replace(hold, is_unsaved=self.is_unsaved, seen=self.seen)
+            return Renewal(lost, place, "lost", "its lease had run out", has_expired=not self.has_forgotten)
         self.lapsed.discard(pair)
         self.again.append(hold.command_id)
         return Renewal(hold, place, "renewed", output={"gpus": [{"limit_watts": 560}]})
@@ -149,6 +153,35 @@ async def test_it_is_one_outcome_in_all_its_places(world: MakeWorld) -> None:
     assert len(held.again) == 2
 
 
+class HeldJobs(Held):
+    name = "test.hold_jobs"
+    targets = frozenset({TargetKind.JOB})
+
+
+async def test_a_step_on_several_jobs_is_made_good_on_each(world: MakeWorld) -> None:
+    """Each has a command of its own, whose cooldown runs from the step's attempt."""
+    on_jobs = """
+playbook: hold
+on: {alert: Hot}
+target: {node: "{{ labels.node }}", jobs: on_node}
+guards: {cooldown: 1m}
+steps:
+  - {id: hold, target: jobs, action: test.hold_jobs, with: {amount: 80}, undo: on_resolve}
+"""
+    w = world(on_jobs, inventory={"told:node:n1": ["a", "b"]}, more=[HeldJobs])
+    held = w.actions["hold_jobs"]
+    assert isinstance(held, HeldJobs)
+    await w.engine.start()
+    await w.pass_time(RESENT_AFTER)
+    await w.post(w.alert(node="n1"))
+    await w.pass_time(60)
+    held.lapse()
+    await w.pass_time(THIRD)
+    assert sorted(held.again) == sorted(call.command_id for call in held.calls)
+    assert len(held.again) == 2
+    assert sorted(await told(w)) == ["lease_lost"] * 2 + ["set_again_done"] * 2 + ["set_again_started"] * 2
+
+
 @pytest.mark.parametrize("moment", ["before", "after"])
 async def test_a_server_that_is_killed_in_between_is_followed_by_one_that_ends_it(
     world: MakeWorld, moment: str
@@ -164,6 +197,36 @@ async def test_a_server_that_is_killed_in_between_is_followed_by_one_that_ends_i
     await w.pass_time(RESENT_AFTER + THIRD)
     assert len(held.again) == 1
     assert [kind for kind in await told(w) if kind != "set_again_held"] == ["lease_lost", *AGAIN]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        ("idle since 7", "idle since 7", None),
+        ("idle since 7", "idle since 9", "its lease had run out"),
+        ("", "", "an earlier server began to reapply it, and it is not in effect: its lease had run out"),
+    ],
+    ids=["untouched since", "touched since", "unknown"],
+)
+async def test_what_a_killed_server_began_is_finished_only_if_nobody_can_have_ended_it(
+    world: MakeWorld, before: str, after: str, why: str | None
+) -> None:
+    """The next server no longer knows how it was lost. The approval of the act that was begun still holds."""
+    w, held, _ = await begun(world, HOLD.replace("steps:\n", 'steps:\n  - {id: ask, approve: "Cap it?"}\n'))
+    await w.engine.order((await w.run()).id, OrderKind.APPROVE, "ann")
+    await w.pass_time(0)
+    held.seen, held.hangs, held.is_unsaved = before, "before", True
+    held.lapse()
+    while "set_again_started" not in await told(w):
+        await w.pass_time(15)
+    held.seen, held.hangs, held.is_unsaved, held.has_forgotten = after, "", False, True
+    for _ in range(2):
+        await w.restart(after=RESENT_AFTER)
+        await w.pass_time(RESENT_AFTER + 3 * THIRD)
+    ends = [kind for kind in await told(w) if kind not in ("lease_lost", "set_again_started")]
+    assert (len(held.again), ends[-1:]) == ((1, ["set_again_done"]) if why is None else (0, ["set_again_held"]))
+    assert [reason for reason in await held_because(w) if "alert fires" not in reason] == ([why] if why else [])
+    assert (await told(w)).count("set_again_started") == 1
 
 
 async def test_an_intent_that_was_begun_waits_for_pause_as_well(world: MakeWorld) -> None:

@@ -1,0 +1,232 @@
+"""Watch of drains, holds and reservations. Those that the last reading of Slurm shows need no call.
+
+Slurm does not show who ended one. It is made again only if the end of its lease explains that, or a restart of
+slurmctld, which loses the changes of its last seconds.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, ClassVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from trainmedic_server.actions.slurm import NodeAction, SlurmAction
+from trainmedic_server.domain.slurm_silence import Withheld
+from trainmedic_server.domain.topology import SlurmTopology
+from trainmedic_server.errors import ActionFailure, ClusterUnavailable, ObjectMissing, TemporaryFailure
+from trainmedic_server.ports.actions import LeasedEffect, Renewal, Services
+from trainmedic_server.ports.slurm import SlurmNode
+
+LONGEST_LEASE = timedelta(hours=1)
+CHECK_EVERY = timedelta(seconds=15)
+_ROUND = timedelta(seconds=100)  # for the checks of one round
+# Time after which a change counts as stored: slurmctld stores it within about 5 s.
+_UNSAVED = timedelta(seconds=10)
+# Longest time from the reading that has confirmed a change to the end of its attempt, and error of the uptime.
+_READ_BACK = timedelta(seconds=5)
+# Unchecked time before an effect's own end, which Slurm counts from before the end of the attempt.
+_LAST = timedelta(minutes=1)
+
+
+class Known(Struct):
+    """Knowledge of this process about one effect."""
+
+    asked_at: datetime
+    seen_at: datetime | None = None  # last reading with the effect, or another's in its place
+    ended_at: datetime | None = None  # first reading since then without it
+    renewed_at: datetime | None = None  # when the lease was last extended
+    ends_at: datetime | None = None  # end of the lease, if this process granted it and only it can end the effect
+    is_begun: bool = False  # a failed attempt to make it again may have made it
+
+
+class SlurmEffect(Struct, frozen=True):
+    """State of an effect in Slurm."""
+
+    place: str  # NodeName, or such as ``job 4711``
+    why: str  # state of the node or job, for people
+    is_ours: bool
+    is_taken: bool = False  # not ours, but another keeps jobs off
+    is_changed: bool = False  # another has changed it, and it must be left
+    is_left: bool = False  # a mark of ours shows that it was made, and ended later
+    seen: str = ""  # `LeasedEffect.seen`
+    name: str = ""  # the node's or job's, by which `Withheld` lists it
+    node: SlurmNode | None = None
+
+    @property
+    def is_free(self) -> bool:
+        return not (self.is_ours or self.is_taken or self.is_changed)
+
+
+class WatchedAction(SlurmAction):
+    """Implements `ports.actions.LeasedAction`."""
+
+    lease: ClassVar[timedelta] = LONGEST_LEASE
+
+    def __init__(self, services: Services) -> None:
+        super().__init__(services)
+        self._known: dict[str, Known] = {}  # by command ID
+        self._busy: set[str] = set()  # IDs of commands that an earlier round still asks about
+
+    @abstractmethod
+    async def look(self, effect: LeasedEffect) -> SlurmEffect | None:
+        """Return None if it needs no watch. Raises like `ports.slurm.Slurm`."""
+
+    @abstractmethod
+    async def make_again(self, effect: LeasedEffect, found: SlurmEffect) -> None: ...
+
+    @abstractmethod
+    def name_in(self, effect: LeasedEffect, topology: SlurmTopology) -> str:
+        """Return its name in `Withheld`, empty if unknown."""
+
+    @abstractmethod
+    def listed_in(self, withheld: Withheld) -> Mapping[str, str]:
+        """Return those of this kind."""
+
+    def stands(self, effect: LeasedEffect, name: str, topology: SlurmTopology) -> bool:
+        """Return whether the last reading shows it, or that no job starts there."""
+        return name in topology.unavailable
+
+    def own_end(self, effect: LeasedEffect) -> timedelta | None:
+        """Return the time from the step after which Slurm ends it."""
+        return None
+
+    def time_left(self, effect: LeasedEffect) -> timedelta | None:  # None without an end of its own
+        end = self.own_end(effect)
+        if end is None or effect.applied_at is None:
+            return None if end is None else timedelta(0)
+        return effect.applied_at + end - self._clock.now()
+
+    def lease_of(self, effect: LeasedEffect) -> timedelta | None:
+        return None
+
+    async def extend(self, effect: LeasedEffect, found: SlurmEffect, known: Known) -> None:
+        """Renew its lease."""
+
+    @classmethod
+    def granted(cls, output: Mapping[str, Any]) -> timedelta:
+        return 3 * CHECK_EVERY
+
+    async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
+        """The result omits effects that need no check."""
+        until = max(until, self._clock.now() + _ROUND)
+        oldest = self._clock.now() - 2 * LONGEST_LEASE
+        self._known = {name: known for name, known in self._known.items() if known.asked_at > oldest}
+        # Slow answers may end the round: begin with those that waited longest.
+        ordered = sorted(
+            effects, key=lambda each: known.asked_at if (known := self._known.get(each.command_id)) else oldest
+        )
+        renewals = []
+        for effect in ordered:
+            if self._clock.now() >= until:
+                break
+            if effect.command_id in self._busy and not effect.again:
+                continue
+            self._busy.add(effect.command_id)
+            try:
+                renewals.append(await self._renew_one(effect))
+            finally:
+                self._busy.discard(effect.command_id)
+        return [renewal for renewal in renewals if renewal is not None]
+
+    async def _renew_one(self, effect: LeasedEffect) -> Renewal | None:
+        now, topology = self._clock.now(), self.services.slurm_topology()
+        known = self._known.setdefault(effect.command_id, Known(now))
+        known.asked_at = now
+        place = effect.target.node or effect.target.job or ""
+        left = self.time_left(effect)
+        if left is not None and left <= _LAST:  # Slurm ends it
+            return Renewal(effect, place, "lost", "its time is over") if effect.again else None
+        if not effect.again and self._needs_no_check(effect, known, topology):
+            return None
+        try:
+            found = await self.look(effect)
+            if found is None:
+                return None
+            place = found.place
+            self._note(known, found)
+            if found.is_ours:
+                if self.lease_of(effect) is not None:
+                    await self.extend(effect, found, known)
+                return Renewal(effect, place, "renewed")
+            if found.is_taken and self.lease_of(effect) is None:
+                return None  # as the step may have found it
+            is_unsaved = self._is_unsaved(effect, found, known) and not await self._may_have_run_since(effect)
+            is_explained = is_unsaved or self._has_expired(found, known)
+            is_unfinished = bool(effect.seen) and effect.seen == found.seen and found.is_free
+            if effect.again and (is_explained or is_unfinished):
+                known.is_begun = True
+                await self.make_again(effect, found)
+                self._known[effect.command_id] = self._made_again(effect, found.place)
+                return Renewal(effect, place, "renewed")
+        except (ClusterUnavailable, TemporaryFailure) as error:
+            return Renewal(effect, place, "unanswered", str(error))
+        except ObjectMissing as error:
+            return Renewal(effect, place, "lost", str(error))
+        except ActionFailure as error:
+            return Renewal(effect, place, "refused", str(error))
+        lost = replace(effect, is_unsaved=is_unsaved, seen=found.seen)
+        return Renewal(lost, place, "lost", found.why, has_expired=is_explained)
+
+    def _made_again(self, effect: LeasedEffect, place: str) -> Known:
+        now, lease = self._clock.now(), self.lease_of(effect)
+        return Known(now, seen_at=now, renewed_at=now, ends_at=now + lease if lease is not None else None)
+
+    def _note(self, known: Known, found: SlurmEffect) -> None:
+        now = self._clock.now()
+        if found.is_ours or found.is_taken:
+            known.seen_at = now
+        if found.is_ours:
+            known.ended_at, known.is_begun = None, False
+        elif known.ended_at is None:
+            known.ended_at = now
+        if found.is_taken:
+            known.ends_at = None  # taken over by a person, who may end it
+
+    def _is_due(self, effect: LeasedEffect, known: Known) -> bool:
+        lease = self.lease_of(effect)
+        return lease is not None and (known.renewed_at is None or self._clock.now() >= known.renewed_at + lease / 3)
+
+    def _needs_no_check(self, effect: LeasedEffect, known: Known, topology: SlurmTopology) -> bool:
+        made_at = effect.applied_at
+        if self._is_due(effect, known):
+            return False
+        name = self.name_in(effect, topology)
+        stands = bool(name) and self.stands(effect, name, topology)
+        is_stored = known.seen_at is not None and (made_at is None or known.seen_at >= made_at + _UNSAVED)
+        return not topology.answers or (stands and is_stored)
+
+    def _has_expired(self, found: SlurmEffect, known: Known) -> bool:
+        """Return False if it ended earlier, or after a restart of the server."""
+        ends_at = known.ends_at
+        if not found.is_free or known.is_begun or ends_at is None or self._clock.now() < ends_at:
+            return False
+        return known.ended_at is None or known.ended_at >= ends_at
+
+    def _is_unsaved(self, effect: LeasedEffect, found: SlurmEffect, known: Known) -> bool:
+        """Return whether an interruption may have been a restart that lost it."""
+        made_at = effect.applied_at
+        if not found.is_free or found.is_left or known.is_begun or not effect.is_certain or made_at is None:
+            return False
+        silence = self.services.slurm_topology().last_silence
+        if silence is None or not silence.began - _UNSAVED <= made_at <= silence.ended:
+            return False
+        is_listed_after = found.name in self.listed_in(silence.after)
+        if is_listed_after or (known.ended_at is not None and known.ended_at < silence.began):
+            return False
+        return known.seen_at is None or known.seen_at < min(silence.ended, made_at + _UNSAVED)
+
+    async def _may_have_run_since(self, effect: LeasedEffect) -> bool:
+        """Return whether slurmctld may have run since, and so has not lost it."""
+        uptime, made_at = await self.slurm.uptime(), effect.applied_at
+        return uptime is None or made_at is None or self._clock.now() - uptime < made_at - _READ_BACK
+
+
+class WatchedNodeAction(WatchedAction, NodeAction):
+    def name_in(self, effect: LeasedEffect, topology: SlurmTopology) -> str:
+        name = effect.target.node or ""
+        nodes = topology.names.called(name) or topology.names.related(name)
+        return next(iter(nodes)) if len(nodes) == 1 else ""

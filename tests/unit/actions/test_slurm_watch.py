@@ -1,0 +1,467 @@
+"""The watch of drains, holds and reservations: what counts as lost, and what is made again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from tests.support.clocks import ManualClock
+from tests.unit.actions.test_slurm import JOB, NODE, NOW, OneJob, OneNode, do
+from trainmedic_server.actions import registry
+from trainmedic_server.adapters.system_clock import SystemClock
+from trainmedic_server.domain.slurm_silence import SlurmSilence, Withheld
+from trainmedic_server.errors import ClusterUnavailable, ObjectMissing, PermanentFailure
+from trainmedic_server.ports.actions import LeasedAction, LeasedEffect, Renewal, Services
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.slurm import SlurmJob, SlurmNode, SlurmReservation
+
+
+async def renewed(
+    slurm: OneNode,
+    run_id: str = "a",
+    again: bool = False,
+    action: LeasedAction | None = None,
+    made_at: datetime | None = None,
+    **params: Any,
+) -> Sequence[Renewal]:
+    action = action or drains(slurm)
+    effect = LeasedEffect("c-1", run_id, "drain", NODE, params, True, again, made_at)
+    return await action.renew([effect], datetime.now(UTC) + timedelta(seconds=10))
+
+
+def drains(slurm: OneNode, clock: Clock | None = None) -> LeasedAction:
+    services = Services(clock or SystemClock(), None, None, slurm=slurm, slurm_topology=lambda: slurm.topology)  # type: ignore[arg-type]  # no bus and no HTTP is used
+    action = registry.build(services).get("slurm.drain")
+    assert isinstance(action, LeasedAction)
+    return action
+
+
+async def test_a_leased_drain_is_renewed_while_it_is_ours() -> None:
+    """A reason that a person has changed ends the lease, and stays."""
+    slurm = OneNode()
+    output = await do(slurm, "slurm.drain", target=NODE, lease="10m")
+    assert (output["lease_seconds"], slurm.known.resume_after) == (600.0, NOW + timedelta(minutes=10))
+    slurm.known = replace(slurm.known, resume_after=NOW)
+    assert [each.outcome for each in await renewed(slurm, lease="10m")] == ["renewed"]
+    assert slurm.known.resume_after == NOW + timedelta(minutes=10)
+    slurm.known = replace(slurm.known, reason="Mia: keep it out", resume_after=None)
+    (renewal,) = await renewed(slurm, lease="10m")
+    assert (renewal.outcome, renewal.has_expired, slurm.known.resume_after) == ("lost", False, None)
+
+
+FREE = SlurmNode("n1", "n1", "n1", frozenset({"IDLE"}), "")
+MINUTE = 60.0
+
+
+async def leased(clock: ManualClock) -> tuple[OneNode, LeasedAction]:
+    """A drain with a lease of ten minutes, just renewed."""
+    slurm = OneNode()
+    await do(slurm, "slurm.drain", target=NODE, lease="10m")
+    action = drains(slurm, clock)
+    await renewed(slurm, action=action, lease="10m")
+    return slurm, action
+
+
+async def test_an_expired_drain_is_set_again_only_where_nobody_else_has_acted() -> None:
+    clock = ManualClock(NOW)
+    slurm, action = await leased(clock)
+    slurm.known = FREE
+    clock.sleep(11 * MINUTE)
+    (renewal,) = await renewed(slurm, action=action, lease="10m")
+    assert (renewal.outcome, renewal.has_expired) == ("lost", True)
+    (renewal,) = await renewed(slurm, again=True, action=action, lease="10m")
+    assert renewal.outcome == "renewed"
+    assert slurm.known.reason.startswith("trainmedic:a ")
+    slurm.known = replace(slurm.known, reason="NHC: check_hw")
+    (renewal,) = await renewed(slurm, again=True, lease="10m")
+    assert (renewal.outcome, slurm.known.reason) == ("lost", "NHC: check_hw")
+
+
+SILENCE = SlurmSilence(NOW - timedelta(seconds=20), NOW - timedelta(seconds=5), Withheld())
+BEFORE_SILENCE = SILENCE.began + timedelta(seconds=1)
+
+
+async def test_a_drain_is_read_once_and_then_only_where_its_node_takes_jobs() -> None:
+    """Another's drain is no loss: the node is out of service."""
+    slurm = OneNode()
+    await do(slurm, "slurm.drain", target=NODE)
+    action, slurm.readings = drains(slurm), 0
+    assert [each.outcome for each in await renewed(slurm, action=action)] == ["renewed"]
+    assert not await renewed(slurm, action=action)
+    assert slurm.readings == 1
+    slurm.known = replace(slurm.known, reason="NHC: check_hw")
+    assert not await renewed(slurm)
+
+
+async def test_a_leased_drain_is_looked_at_as_often_as_others_and_renewed_in_each_third() -> None:
+    """One that a person ended is seen at the next look; one that stands needs no call in between."""
+    clock = ManualClock(NOW)
+    slurm, action = await leased(clock)
+    readings = slurm.readings
+    for _ in range(13):
+        clock.sleep(15)
+        assert not await renewed(slurm, action=action, lease="10m")
+    assert slurm.readings == readings
+    slurm.known = replace(slurm.known, resume_after=NOW)
+    clock.sleep(15)
+    assert [each.outcome for each in await renewed(slurm, action=action, lease="10m")] == ["renewed"]
+    assert slurm.known.resume_after == NOW + timedelta(minutes=10)
+    slurm.known = FREE
+    clock.sleep(15)
+    (renewal,) = await renewed(slurm, action=action, lease="10m")
+    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
+
+
+async def test_a_drain_that_slurm_lost_in_an_outage_is_made_again() -> None:
+    slurm = OneNode()
+    slurm.silence = SILENCE
+    action = drains(slurm)
+    (renewal,) = await renewed(slurm, action=action, made_at=BEFORE_SILENCE)
+    assert (renewal.outcome, renewal.has_expired, renewal.effect.is_unsaved) == ("lost", True, True)
+    (renewal,) = await renewed(slurm, again=True, action=action, made_at=BEFORE_SILENCE)
+    assert (renewal.outcome, slurm.known.is_drained) == ("renewed", True)
+    slurm.known = SlurmNode("n1", "n1", "n1", frozenset({"IDLE"}), "")
+    (renewal,) = await renewed(slurm, action=action, made_at=BEFORE_SILENCE)
+    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
+
+
+@pytest.mark.parametrize(
+    ("silence", "made_at", "reason"),
+    [
+        (None, BEFORE_SILENCE, ""),
+        (SILENCE, SILENCE.began - timedelta(minutes=1), ""),
+        (SILENCE, NOW, ""),
+        (SILENCE, None, ""),
+        (SILENCE, BEFORE_SILENCE, "trainmedic:a it is broken"),
+        (replace(SILENCE, after=Withheld({"n1": "trainmedic:a"})), BEFORE_SILENCE, ""),
+    ],
+    ids=["no outage", "long before", "after", "unknown time", "24.11 after a resume", "still there after it"],
+)
+async def test_a_drain_that_a_person_may_have_ended_is_only_reported(
+    silence: SlurmSilence | None, made_at: datetime | None, reason: str
+) -> None:
+    slurm = OneNode()
+    slurm.silence, slurm.known = silence, replace(slurm.known, reason=reason)
+    (renewal,) = await renewed(slurm, made_at=made_at)
+    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
+
+
+@pytest.mark.parametrize(
+    ("runs_for", "is_lost"), [(timedelta(hours=1), False), (None, False), (timedelta(seconds=4), True)]
+)
+async def test_a_silence_in_which_slurmctld_ran_on_explains_no_loss(runs_for: timedelta | None, is_lost: bool) -> None:
+    """It was slurmrestd's or the agent's, and a person may have ended the drain in it."""
+    slurm = OneNode()
+    slurm.silence, slurm.runs_for = SILENCE, runs_for
+    for again in (False, True):
+        (renewal,) = await renewed(slurm, again=again, made_at=BEFORE_SILENCE)
+        assert (renewal.outcome, renewal.has_expired) == (
+            ("renewed", False) if is_lost and again else ("lost", is_lost)
+        )
+    assert slurm.known.is_drained is is_lost
+
+
+async def test_a_leased_drain_that_a_person_ended_stays_ended() -> None:
+    """Also when its lease would have ended, and beside drains without a lease, which are checked more often."""
+    clock = ManualClock(NOW)
+    slurm, action = await leased(clock)
+    slurm.known = FREE
+    for _ in range(20):
+        clock.sleep(MINUTE)
+        await action.renew([LeasedEffect("c-2", "b", "drain", NODE, {}, True)], clock.now())
+        (renewal,) = await renewed(slurm, action=action, made_at=NOW, lease="10m")
+        assert (renewal.outcome, renewal.has_expired) == ("lost", False)
+
+
+@pytest.mark.parametrize("others", ["Mia: fan", "trainmedic:a,b it is broken"], ids=["took it over", "shares it"])
+async def test_after_the_drain_of_another_the_lease_proves_no_expiry(others: str) -> None:
+    """A drain that two runs share has no end if one of them wants none."""
+    clock = ManualClock(NOW)
+    slurm, action = await leased(clock)
+    slurm.known = replace(slurm.known, reason=others, resume_after=None)
+    clock.sleep(3 * MINUTE)
+    await renewed(slurm, action=action, lease="10m")
+    slurm.known = FREE
+    clock.sleep(11 * MINUTE)
+    (renewal,) = await renewed(slurm, action=action, lease="10m")
+    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
+
+
+async def test_a_new_server_only_reports_the_end_of_a_leased_drain() -> None:
+    """It knows neither when the lease ended nor who ended the drain."""
+    slurm = OneNode()
+    (renewal,) = await renewed(slurm, made_at=NOW - timedelta(hours=1), lease="10m")
+    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
+
+
+@pytest.mark.parametrize(
+    ("states", "last_busy", "again"),
+    [({"IDLE"}, 7, True), ({"IDLE"}, 9, False), ({"ALLOCATED"}, 7, False), ({"IDLE", "COMPLETING"}, 7, False)],
+    ids=["untouched", "touched", "busy", "a job ends"],
+)
+async def test_a_drain_that_a_killed_server_began_again_is_finished_only_on_an_untouched_node(
+    states: set[str], last_busy: int, again: bool
+) -> None:
+    """The end of a drain on an idle node changes its time."""
+    slurm = OneNode()
+    slurm.known = replace(FREE, last_busy=7)
+    (lost,) = await renewed(slurm, made_at=BEFORE_SILENCE)
+    assert lost.effect.seen
+    slurm.known = replace(FREE, states=frozenset(states), last_busy=last_busy)
+    (renewal,) = await drains(slurm).renew([replace(lost.effect, again=True)], datetime.now(UTC))
+    assert (renewal.outcome == "renewed", slurm.known.is_drained) == (again, again)
+
+
+@pytest.mark.parametrize(("last_busy", "again"), [(7, True), (9, False)], ids=["not made", "made, and ended by Mia"])
+async def test_a_drain_whose_answer_was_lost_while_it_was_made_again_is_made_only_on_an_untouched_node(
+    last_busy: int, again: bool
+) -> None:
+    class Deaf(OneNode):
+        is_deaf = True
+
+        async def drain(self, node: str, reason: str, resume_after: timedelta | None = None) -> None:
+            if self.is_deaf:
+                raise ClusterUnavailable("no answer in 20 s", may_be_done=True)
+            await super().drain(node, reason, resume_after)
+
+    slurm = Deaf()
+    slurm.known, slurm.silence = replace(FREE, last_busy=7), SILENCE
+    action = drains(slurm)
+    (lost,) = await renewed(slurm, action=action, made_at=BEFORE_SILENCE)
+    assert lost.has_expired
+    begun = replace(lost.effect, again=True)
+    assert [each.outcome for each in await action.renew([begun], datetime.now(UTC))] == ["unanswered"]
+    slurm.known, slurm.is_deaf = replace(FREE, last_busy=last_busy), False
+    (lost,) = await renewed(slurm, action=action, made_at=BEFORE_SILENCE)
+    assert (lost.outcome, lost.has_expired) == ("lost", False)
+    (renewal,) = await action.renew([begun], datetime.now(UTC))
+    assert (renewal.outcome == "renewed", slurm.known.is_drained) == (again, again)
+
+
+async def test_a_drain_that_slurm_has_stored_is_not_lost_in_an_outage() -> None:
+    """The outage may be slurmrestd's, and a person may have ended the drain in it."""
+    clock = ManualClock(NOW)
+    slurm = OneNode()
+    await do(slurm, "slurm.drain", target=NODE)
+    action = drains(slurm, clock)
+    clock.sleep(3)
+    assert await renewed(slurm, action=action, made_at=NOW)
+    clock.sleep(9)
+    assert await renewed(slurm, action=action, made_at=NOW), "it is read until it must be stored"
+    assert not await renewed(slurm, action=action, made_at=NOW)
+    slurm.known, slurm.silence = FREE, SlurmSilence(NOW + timedelta(seconds=9), NOW + timedelta(hours=1), Withheld())
+    clock.sleep(3600)
+    (renewal,) = await renewed(slurm, action=action, made_at=NOW)
+    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
+
+
+async def test_a_drain_that_ended_before_an_outage_was_not_lost_in_it() -> None:
+    clock = ManualClock(NOW)
+    slurm = OneNode()
+    action = drains(slurm, clock)
+    assert await renewed(slurm, action=action, made_at=NOW)
+    slurm.silence = SlurmSilence(NOW + timedelta(seconds=2), NOW + timedelta(minutes=1), Withheld())
+    clock.sleep(MINUTE)
+    (renewal,) = await renewed(slurm, action=action, made_at=NOW)
+    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
+
+
+HELD_BY_A = "[trainmedic:hold a]"
+
+
+async def renewed_hold(
+    slurm: OneJob,
+    again: bool = False,
+    action: LeasedAction | None = None,
+    made_at: datetime | None = None,
+    seen: str = "",
+) -> Sequence[Renewal]:
+    services = Services(SystemClock(), None, None, slurm=slurm, slurm_topology=lambda: slurm.topology)  # type: ignore[arg-type]
+    action = action or registry.build(services).get("slurm.hold")  # type: ignore[assignment]
+    assert isinstance(action, LeasedAction)
+    effect = LeasedEffect("c-1", "a", "hold", JOB, {}, True, again, made_at, seen=seen, output={"job_id": "7"})
+    return await action.renew([effect], datetime.now(UTC) + timedelta(seconds=10))
+
+
+async def test_a_held_job_is_read_until_the_hold_is_stored_and_then_only_if_it_is_not_held() -> None:
+    slurm = OneJob()
+    await do(slurm, "slurm.hold")
+    services = Services(SystemClock(), None, None, slurm=slurm, slurm_topology=lambda: slurm.topology)  # type: ignore[arg-type]
+    action, slurm.readings = registry.build(services).get("slurm.hold"), 0
+    assert isinstance(action, LeasedAction)
+    (renewal,) = await renewed_hold(slurm, action=action)
+    assert (renewal.outcome, renewal.node) == ("renewed", "job 7")
+    assert not await renewed_hold(slurm, action=action)
+    assert slurm.readings == 1
+    slurm.known = replace(slurm.known, is_held=False)
+    (renewal,) = await renewed_hold(slurm, action=action)
+    assert (renewal.outcome, renewal.why) == ("lost", "job 7 is RUNNING and not held")
+
+
+async def test_a_hold_that_slurm_lost_in_an_outage_is_made_again() -> None:
+    """The job is marked and held as before, so that the undo releases it."""
+    slurm = OneJob()
+    slurm.silence = SILENCE
+    (renewal,) = await renewed_hold(slurm, made_at=BEFORE_SILENCE)
+    assert (renewal.outcome, renewal.has_expired, renewal.effect.is_unsaved) == ("lost", True, True)
+    (renewal,) = await renewed_hold(slurm, again=True, made_at=BEFORE_SILENCE)
+    assert (renewal.outcome, slurm.known.is_held, slurm.known.admin_comment) == ("renewed", True, HELD_BY_A)
+
+
+@pytest.mark.parametrize(
+    ("comment", "again"),
+    [(HELD_BY_A, False), ("", True)],
+    ids=["it was made, and a person has released the job", "it was not made"],
+)
+async def test_a_hold_that_a_killed_server_began_again_is_finished_if_the_job_has_no_mark(
+    comment: str, again: bool
+) -> None:
+    slurm = OneJob()
+    slurm.known = replace(slurm.known, admin_comment=comment)
+    (renewal,) = await renewed_hold(slurm, again=True, seen="not marked")
+    assert (renewal.outcome == "renewed", slurm.known.is_held) == (again, again)
+
+
+@pytest.mark.parametrize(
+    ("silence", "made_at", "comment"),
+    [
+        (None, BEFORE_SILENCE, ""),
+        (SILENCE, SILENCE.began - timedelta(minutes=1), ""),
+        (SILENCE, BEFORE_SILENCE, HELD_BY_A),
+        (replace(SILENCE, after=Withheld(held={"7": HELD_BY_A})), BEFORE_SILENCE, ""),
+    ],
+    ids=["no outage", "long before", "the mark is left", "still there after it"],
+)
+async def test_a_job_that_a_person_may_have_released_stays_released(
+    silence: SlurmSilence | None, made_at: datetime, comment: str
+) -> None:
+    slurm = OneJob()
+    slurm.silence, slurm.known = silence, replace(slurm.known, admin_comment=comment)
+    (renewal,) = await renewed_hold(slurm, made_at=made_at)
+    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
+
+
+async def test_a_hold_of_an_ended_or_deleted_job_or_of_another_is_no_loss() -> None:
+    slurm = OneJob()
+    slurm.known = replace(slurm.known, is_held=True, admin_comment="Mia's")
+    output = await do(slurm, "slurm.hold")
+    assert registry.build(Services(SystemClock(), None, None)).get("slurm.hold").granted(output) == timedelta(0)  # type: ignore[attr-defined, arg-type]
+    assert not await renewed_hold(slurm)
+    slurm.known = replace(slurm.known, is_held=False, states=frozenset({"COMPLETED"}))
+    assert not await renewed_hold(slurm)
+
+    class Empty(OneJob):
+        async def job(self, job_id: str) -> SlurmJob:
+            raise ObjectMissing(f"Slurm knows no job {job_id}")
+
+    assert not await renewed_hold(Empty())
+
+
+class OneReservation(OneNode):
+    """Stand-in for a node and its reservations. It does not model their times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[SlurmReservation] = []
+        self.lasting: timedelta | None = None
+
+    async def reservations(self) -> Sequence[SlurmReservation]:
+        return self.made
+
+    async def reserve(self, name: str, node: str, users: Sequence[str], lasting: timedelta) -> None:
+        self.made.append(SlurmReservation(name, node, tuple(users)))
+        self.known, self.lasting = replace(self.known, reservation=name), lasting
+
+    def lose(self) -> None:
+        self.made, self.known = [], replace(self.known, reservation="")
+
+
+async def renewed_reservation(
+    slurm: OneReservation, again: bool = False, made_at: datetime | None = None, clock: Clock | None = None
+) -> Sequence[Renewal]:
+    services = Services(clock or SystemClock(), None, None, slurm=slurm, slurm_topology=lambda: slurm.topology)  # type: ignore[arg-type]
+    action = registry.build(services).get("slurm.reserve")
+    assert isinstance(action, LeasedAction)
+    effect = LeasedEffect("c-1", "a", "reserve", NODE, {"duration": "2h"}, True, again, made_at)
+    return await action.renew([effect], datetime.now(UTC) + timedelta(seconds=10))
+
+
+async def test_a_reservation_that_slurm_lost_in_an_outage_is_made_again_for_the_rest_of_its_time() -> None:
+    slurm = OneReservation()
+    await do(slurm, "slurm.reserve", target=NODE, duration="2h")
+    assert [each.outcome for each in await renewed_reservation(slurm, made_at=BEFORE_SILENCE)] == ["renewed"]
+    slurm.lose()
+    slurm.silence = SILENCE
+    (renewal,) = await renewed_reservation(slurm, made_at=BEFORE_SILENCE)
+    assert (renewal.outcome, renewal.has_expired) == ("lost", True)
+    assert renewal.why == "there is no reservation trainmedic-a"
+    (renewal,) = await renewed_reservation(slurm, again=True, made_at=BEFORE_SILENCE)
+    assert (renewal.outcome, slurm.made[0].name) == ("renewed", "trainmedic-a")
+    assert slurm.lasting is not None
+    assert timedelta(minutes=100) < slurm.lasting < timedelta(hours=2)
+
+
+async def test_a_node_that_a_long_reservation_of_another_may_include_is_not_reserved() -> None:
+    slurm = OneReservation()
+    slurm.made = [SlurmReservation("maintenance", "n[1-9999]", ("root",), starts_at=NOW - timedelta(hours=1))]
+    with pytest.raises(PermanentFailure, match="in the reservation maintenance of another"):
+        await do(slurm, "slurm.reserve", target=NODE)
+
+
+async def test_a_reservation_that_a_person_may_have_ended_or_changed_is_only_reported() -> None:
+    """At the end of its time it is no loss."""
+    slurm = OneReservation()
+    (renewal,) = await renewed_reservation(slurm, made_at=BEFORE_SILENCE)
+    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
+    slurm.silence, slurm.made = SILENCE, [SlurmReservation("trainmedic-a", "n2", ("mia",))]
+    (renewal,) = await renewed_reservation(slurm, again=True, made_at=BEFORE_SILENCE)
+    assert (renewal.outcome, renewal.why) == ("lost", "trainmedic-a reserves n2")
+    clock = ManualClock(NOW + timedelta(hours=2))
+    assert not await renewed_reservation(slurm, made_at=NOW, clock=clock)
+
+
+@pytest.mark.parametrize("lease", [None, "10m"])
+async def test_the_drain_of_another_that_a_step_found_is_not_renewed(lease: str | None) -> None:
+    slurm = OneNode()
+    slurm.known = replace(slurm.known, states=frozenset({"IDLE", "DRAIN"}), reason="Mia: fan")
+    output = await do(slurm, "slurm.drain", target=NODE, lease=lease)
+    assert drains(slurm).granted(output) == timedelta(0)
+    slurm.known = FREE
+    own = await do(slurm, "slurm.drain", target=NODE, lease=lease)
+    assert drains(slurm).granted(own) == timedelta(seconds=45)
+
+
+async def test_a_lost_drain_is_made_again_for_the_rest_of_its_time() -> None:
+    slurm = OneNode()
+    slurm.silence = SILENCE
+    await renewed(slurm, again=True, made_at=BEFORE_SILENCE, resume_after="1h")
+    assert slurm.known.resume_after is not None
+    assert slurm.known.resume_after < NOW + timedelta(minutes=60)
+    slurm.known = FREE
+    (renewal,) = await renewed(slurm, again=True, made_at=BEFORE_SILENCE, resume_after="1m")
+    assert (renewal.outcome, renewal.why, slurm.known.is_drained) == ("lost", "its time is over", False)
+
+
+async def test_a_drain_whose_time_is_over_is_no_loss() -> None:
+    slurm = OneNode()
+    assert not await renewed(slurm, made_at=NOW - timedelta(hours=2), resume_after="1h")
+    assert [each.outcome for each in await renewed(slurm, made_at=NOW, resume_after="1h")] == ["lost"]
+
+
+@pytest.mark.parametrize("first", ["leased", "lasting"])
+async def test_a_lease_does_not_end_the_drain_of_another_run(first: str) -> None:
+    """Once the lasting drain is undone, the leased one has an end again."""
+    slurm = OneNode()
+    for kind in ("leased", "lasting") if first == "leased" else ("lasting", "leased"):
+        given = {"lease": "10m"} if kind == "leased" else {}
+        await do(slurm, "slurm.drain", kind, NODE, **given)
+    assert slurm.known.resume_after is None
+    await renewed(slurm, "leased", lease="10m")
+    assert slurm.known.resume_after is None
+    await do(slurm, "slurm.resume", "lasting", NODE, restore=True)
+    await renewed(slurm, "leased", lease="10m")
+    assert slurm.known.resume_after == NOW + timedelta(minutes=10)
