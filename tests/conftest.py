@@ -22,7 +22,7 @@ import structlog
 
 from tests.driver.driver import Card, Driver, cards
 from tests.support import parts
-from tests.support.parts import REST, Part, may_have_some_of, parts_of
+from tests.support.parts import REST, Part, may_have_some_of, parts_of, place_in_rest
 from tests.support.postgres import PostgresServer
 from tests.support.programs import free_port
 from trainmedic_agent.gpu_record import GpuRecord
@@ -69,7 +69,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of the part. Leave out what takes long, unless all is asked for or it is named."""
+    """Keep the tests of the part, and put the longest of the rest first. Leave out what takes long, unless all is
+    asked for or it is named."""
     part: Part | None = config.getoption("--part")
     runs_long = os.environ.get("TRAINMEDIC_TEST_KINDS") == "all" or any("::" in argument for argument in config.args)
 
@@ -83,6 +84,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         leaving = set(left_out)
         items[:] = [item for item in items if item not in leaving]
+    if part is Part.REST:
+        items.sort(key=lambda item: place_in_rest(item.nodeid.partition("::")[0]))
 
 
 @pytest.fixture(autouse=True)
