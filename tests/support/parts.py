@@ -1,8 +1,9 @@
 """The two parts of the tests: the quick one, which every change needs, and the rest.
 
 The rest needs downloads that few changes are about, or takes minutes. A file, a folder or a test (`file::test`) that
-`REST` names belongs to it; all else is quick. `BOTH` names property tests that play few examples in the quick part
-and many in the rest. ``tests/conftest.py`` applies this where ``--part`` is given, as ``scripts/test`` does.
+`REST` names belongs to it; all else is quick. `BOTH` names property tests that play a fifth of their examples in the
+quick part and the others in the rest. ``tests/conftest.py`` applies this where ``--part`` is given, as
+``scripts/test`` does.
 """
 
 from __future__ import annotations
