@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.parts import BOTH, REST, Part, may_have_some_of, parts_of
+from tests.support.parts import BOTH, LONGEST, REST, Part, may_have_some_of, parts_of
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", [*BOTH, *(name for names in REST.values() for name in names)])
+@pytest.mark.parametrize("name", [*BOTH, *LONGEST, *(name for names in REST.values() for name in names)])
 def test_what_a_list_names_exists(name: str) -> None:
     """A test that was renamed would silently change its part."""
     path, _, test = name.partition("::")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import redis
 
-from tests.support.live import Server
+from tests.support.live import OPEN, Server
 from tests.support.messages import delivery
 from tests.support.programs import eventually
 from trainmedic.wire import envelope
@@ -77,6 +77,7 @@ def test_five_jobs_on_all_nodes_do_not_pass_the_breaker(tmp_path: Path, redis_ur
         assert (first["status"], first["touched"]) == ("succeeded", JOBS["job-0"])
         assert server.ask("/webhook", delivery("TooHot", "job-1")).status == 200
         eventually(lambda: server.ask("/ready").body["breaker_open"], 60, "the breaker opened")
+        eventually(lambda: server.runs()[0]["status"] not in OPEN, 60, "its run is closed, which a kill must not break")
         server.kill()
         server.start()
         assert server.ask("/webhook", delivery("TooHot", *list(JOBS)[2:])).status == 200

@@ -1,10 +1,9 @@
-"""How much of its examples a property test plays: less in the quick part."""
+"""How many of its examples a property test plays: a fifth in the quick part, and the others in the rest."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from typing import TypeVar
 
 from tests.support import parts
@@ -15,17 +14,18 @@ _EVERY = 5  # odd, so that every second one is among them
 
 
 def examples(many: int) -> int:
-    """Return a fifth of `many` in the quick part, else `many`. ``TRAINMEDIC_TEST_EXAMPLES`` replaces both."""
+    """Return how many of `many` the part plays. ``TRAINMEDIC_TEST_EXAMPLES`` replaces it."""
     wanted = os.environ.get("TRAINMEDIC_TEST_EXAMPLES")
     if wanted:
         return int(wanted)
-    return max(1, many // _FEWER) if _is_quick() else many
+    quick = max(1, many // _FEWER)
+    return {parts.Part.QUICK: quick, parts.Part.REST: max(1, many - quick), None: many}[parts.selected]
 
 
 def some(of: Iterable[Item]) -> Sequence[Item]:
-    """Return the first and each fifth after it in the quick part, else all."""
-    return list(islice(of, 0, None, _EVERY if _is_quick() else 1))
+    """Return the first and each fifth after it in the quick part, the others in the rest, and all without a part."""
+    return [item for number, item in enumerate(of) if parts.selected in (None, _part_of(number))]
 
 
-def _is_quick() -> bool:
-    return parts.selected is parts.Part.QUICK
+def _part_of(number: int) -> parts.Part:
+    return parts.Part.REST if number % _EVERY else parts.Part.QUICK

@@ -1,8 +1,9 @@
 """The two parts of the tests: the quick one, which every change needs, and the rest.
 
 The rest needs downloads that few changes are about, or takes minutes. A file, a folder or a test (`file::test`) that
-`REST` names belongs to it; all else is quick. `BOTH` names property tests that play few examples in the quick part
-and many in the rest. ``tests/conftest.py`` applies this where ``--part`` is given, as ``scripts/test`` does.
+`REST` names belongs to it; all else is quick. `BOTH` names property tests that play a fifth of their examples in the
+quick part and the others in the rest. ``tests/conftest.py`` applies this where ``--part`` is given, as
+``scripts/test`` does.
 """
 
 from __future__ import annotations
@@ -201,6 +202,32 @@ BOTH = (
 )
 """Tests in both parts: `tests.support.examples` chooses their examples."""
 
+LONGEST = (
+    "tests/contract/test_slurm.py",
+    "tests/integration/test_documentation.py",
+    "tests/integration/server/test_slurm_failover.py",
+    "tests/integration/test_slurm_actions.py",
+    "tests/acceptance/upstream",
+    "tests/crash/test_beginnings_of_several_servers.py",
+    "tests/integration/launch/test_torchrun.py",
+    "tests/unit/playbooks/test_every_moment.py",
+    "tests/attack/test_hostile_jobs.py",
+    "tests/acceptance/test_demo.py",
+    "tests/integration/launch/test_outcomes.py",
+    "tests/integration/frameworks",
+    "tests/crash/test_several_target_kills.py",
+    "tests/acceptance/test_loss_spike.py",
+    "tests/acceptance/test_unattended.py",
+    "tests/integration/agent",
+    "tests/integration/server",
+    "tests/integration/engines",
+    "tests/integration/diagnosis",
+    "tests/attack",
+    "tests/crash",
+    "tests/acceptance",
+)
+"""Where the longest files of the rest are, longest first. They are begun first, so that all workers end together."""
+
 selected: Part | None = None
 """The part that runs. None: both."""
 
@@ -223,6 +250,12 @@ def _parts_of_test(test: str) -> frozenset[Part]:
     if _is_covered(test, BOTH):
         return frozenset(Part)
     return frozenset({Part.REST if _is_covered(test, _REST) else Part.QUICK})
+
+
+@cache
+def place_in_rest(file: str) -> int:
+    """Return a sort key of a file of the rest, by its path from the root: small where it takes long."""
+    return next((place for place, name in enumerate(LONGEST) if _is_covered(file, (name,))), len(LONGEST))
 
 
 def may_have_some_of(path: str, part: Part) -> bool:

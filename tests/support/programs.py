@@ -20,6 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+from tests.support import forked
+
 ROOT = Path(__file__).parents[2]
 PYTHON_PATH = os.pathsep.join(str(ROOT / folder) for folder in (".", "app", "agent", "logs", "sdk"))
 """Where programs of the tests import this checkout from: the tests, the server and the SDK."""
@@ -78,13 +80,18 @@ class Program:
     def __init__(self, argv: Sequence[str | Path], log: Path, environment: Mapping[str, str] | None = None) -> None:
         self.log = log
         self.name = Path(argv[0]).name
+        words, environment = [str(part) for part in argv], {**inherited(), **(environment or {})}
+        self.process: subprocess.Popen[bytes] | forked.Fork
         with log.open("wb") as out:
+            if _is_our_server(words) and (parent := forked.parent(PYTHON_PATH)).can_fork(environment):
+                self.process = parent.fork(words, environment, log.parent, out.fileno())
+                return
             self.process = subprocess.Popen(
-                [str(part) for part in argv],
+                words,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**inherited(), **(environment or {})},
+                env=environment,
                 cwd=log.parent,
             )
 
@@ -131,6 +138,10 @@ class Program:
     def tail(self, lines: int = 40) -> str:
         """The last lines that it printed."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def _is_our_server(argv: Sequence[str]) -> bool:
+    return argv[0] == sys.executable and (argv[1] == "-m" or argv[1].endswith(".py")) and "serve" in argv
 
 
 def alertmanagers() -> dict[str, Path]:

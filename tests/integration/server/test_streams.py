@@ -146,7 +146,7 @@ class Endless:
 async def test_an_export_stops_when_the_client_goes(accept: str) -> None:
     """The query ends too, and until then memory is bounded: what is not read is not produced."""
     world = World()
-    async with world.served() as address, httpx.AsyncClient(base_url=address.url) as client:
+    async with world.served() as address, httpx.AsyncClient(base_url=address.url, timeout=60) as client:
         await client.post("/webhook", json=payload())
         endless = Endless(world)
         async with client.stream("GET", "/history", headers={"accept": accept}) as answer:
@@ -164,7 +164,7 @@ async def test_a_client_that_does_not_read_is_disconnected() -> None:
     """An export or a stream is not held open for one who has gone to sleep, nor is its connection."""
     world = World(limits=ServerLimits(stall_seconds=0.3))
     unflushed = ConnectionLimits(flush_seconds=0.2)
-    async with world.served(unflushed) as address, httpx.AsyncClient(base_url=address.url) as client:
+    async with world.served(unflushed) as address, httpx.AsyncClient(base_url=address.url, timeout=60) as client:
         await client.post("/webhook", json=payload())
         endless = Endless(world)
         reader, writer = await asyncio.open_connection(address.host, address.port, limit=1024)
@@ -180,7 +180,7 @@ async def test_a_client_that_does_not_read_is_disconnected() -> None:
 async def test_a_stream_that_fails_midway_is_cut_off_not_ended() -> None:
     """A client can tell a part from the whole."""
     world = World()
-    async with world.served() as address, httpx.AsyncClient(base_url=address.url) as client:
+    async with world.served() as address, httpx.AsyncClient(base_url=address.url, timeout=60) as client:
         await client.post("/webhook", json=payload())
         (record,) = world.history.records.values()
 

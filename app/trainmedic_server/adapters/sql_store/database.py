@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -205,9 +206,30 @@ def reader_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:
 
 
 def memory_engine() -> sa.Engine:
-    engine = sa.create_engine("sqlite://", poolclass=pool.StaticPool, connect_args=_connect_args(timedelta(0)))
+    """Return an engine of its own database; all of them share compiled statements."""
+    engine = _memory_engine()
+    engine.dialect = _memory_dialect()
+    return engine
+
+
+def _memory_engine() -> sa.Engine:
+    options = {"compiled_cache": _compiled_in_memory}
+    engine = sa.create_engine(
+        "sqlite://", poolclass=pool.StaticPool, connect_args=_connect_args(timedelta(0)), execution_options=options
+    )
     _prepare(engine, begin="BEGIN", pragmas=())
     return engine
+
+
+_compiled_in_memory: dict[Any, Any] = {}
+
+
+@cache
+def _memory_dialect() -> sa.Dialect:
+    engine = _memory_engine()
+    engine.connect().close()  # which initializes the dialect
+    engine.dispose()
+    return engine.dialect
 
 
 def _connect_args(busy_timeout: timedelta) -> dict[str, Any]:
