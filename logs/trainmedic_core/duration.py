@@ -18,8 +18,11 @@ _UNITS = {
 }
 _GRAMMAR = re.compile(PATTERN)
 _PART = re.compile(r"(\d+)(ms|[ywdhms])")
-_LONG_PART = re.compile(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(ms|[ywdhms]|sec|min|hr)[a-z]*\s*", re.IGNORECASE)
-_SHORT = {"sec": "s", "min": "m", "hr": "h"}
+# Units that a person may write out, but not months and microseconds.
+_LONG_PART = re.compile(
+    r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(ms|milli|[ywdhs]|m(?!o|ic))[a-z]*\s*",
+    re.IGNORECASE,
+)
 
 
 def parse(text: str) -> timedelta:
@@ -39,7 +42,7 @@ def _suggestion(text: str) -> str:
     while at < len(text) <= 40 and (part := _LONG_PART.match(text, at)):
         unit = part[2].lower()
         try:
-            total += float(part[1]) * _UNITS[_SHORT.get(unit, unit)]
+            total += float(part[1]) * _UNITS["ms" if unit == "milli" else unit]
         except OverflowError:
             return "it is too long"
         at = part.end()

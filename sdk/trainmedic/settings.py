@@ -154,11 +154,15 @@ def _previous_key(env: Mapping[str, str]) -> bytes | None:
 def is_withdrawn(path: str) -> bool:
     """Return whether the file is empty or gone."""
     try:
-        return not Path(path).read_bytes().strip()
+        return not _key_file(path).read_bytes().strip()
     except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError:
-        return False  # reading it as a key reports the reason
+        return False  # reading it reports the error
+
+
+def _key_file(path: str) -> Path:
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - it raises nothing for an unknown user
 
 
 def _read_key(variable: str, argument: str | bytes | None, env: Mapping[str, str]) -> bytes | None:
@@ -168,7 +172,7 @@ def _read_key(variable: str, argument: str | bytes | None, env: Mapping[str, str
     path = env.get(f"{variable}_FILE")
     if key is None and path:
         try:
-            key = Path(path).read_bytes()
+            key = _key_file(path).read_bytes()
         except OSError as error:
             raise ConfigurationError(
                 f"{variable}_FILE: cannot read the signing key {path}: {error.strerror}; "

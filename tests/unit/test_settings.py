@@ -334,3 +334,14 @@ def test_a_route_of_a_channel_that_is_not_set_is_refused() -> None:
     loaded = settings.load({"message_routes": "ops=all"}, {"TRAINMEDIC_NOTIFY_URLS": "gpu=json://h"})
     with pytest.raises(ConfigurationError, match=r"TRAINMEDIC_MESSAGE_ROUTES: channel 'ops' is not set; .* set: gpu"):
         _ = loaded.routes
+
+
+def test_a_previous_key_may_be_in_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As all files of settings, and then it is not withdrawn."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "previous").write_text("fedcba9876543210")
+    environ = {"TRAINMEDIC_SIGNING_KEY": "0123456789abcdef", "TRAINMEDIC_PREVIOUS_SIGNING_KEY_FILE": "~/previous"}
+    for load in (settings.load, agent.load):
+        signer = load({}, environ).signer
+        assert signer is not None
+        assert len(signer.sign(b"x")) == 2

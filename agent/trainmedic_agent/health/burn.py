@@ -68,9 +68,13 @@ def burn_checks(gpus: Gpus, probe: Sequence[str], seconds: float, is_over: Calla
     if why_busy:
         results.checks.append(unread(_LOAD_TEST, "", f"not run: {why_busy}"))
         return results
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        status = _run([*_CHILD, *probe, *OPTIONS], seconds, is_over, output, errors)
-        printed, complaint = _beginning_of(output), _beginning_of(errors)
+    try:
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            status = _run([*_CHILD, *probe, *OPTIONS], seconds, is_over, output, errors)
+            printed, complaint = _beginning_of(output), _beginning_of(errors)
+    except OSError as error:
+        results.checks.append(unread(_LOAD_TEST, "", error))
+        return results
     if status is None:
         results.checks.append(unread(_LOAD_TEST, "", "stopped" if is_over() else f"no result in {seconds:.0f} s"))
         return results
@@ -99,6 +103,9 @@ def _results_of(document: _Document) -> CheckResults:
         )
     for test in document.memory:
         part = f"{document.backend} rank {test.rank}"
+        if not test.bytes:
+            results.checks.append(unread("memory", part, "no memory was free to test"))
+            continue
         observed = f"{test.bytes / 1e9:.3g} GB read back {'correctly' if test.is_right else 'wrong'}"
         results.checks.append(checked("memory", part, test.is_right, observed, "what was written"))
         results.values.append(HealthValue("memory_speed", part, ValueKind.SPEED, test.bytes_per_s / 1e9, "GB/s"))

@@ -30,7 +30,7 @@ OpenLog = Callable[[str], int]  # returns the descriptor of the regular file at 
 
 
 class FilePosition(Struct, frozen=True):
-    """Place up to which a file was processed, with marks that identify the file."""
+    """Place up to which a file was processed, with marks that identify it."""
 
     path: str
     """Path when found, despite renames."""
@@ -68,7 +68,7 @@ class FilePosition(Struct, frozen=True):
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> Self:
-        """Raises KeyError, TypeError, ValueError."""
+        """Raises KeyError, TypeError, ValueError, AttributeError."""
         return cls(
             path=os.fsdecode(values["path"].encode("latin-1")),
             device=int(values["device"]),

@@ -41,7 +41,7 @@ class QueuedCommand(Struct):
         return True
 
     def note_sent(self, presence: bytes | None) -> None:
-        """Receive the value of the key `presence`, None without one."""
+        """Receive the value of the key `presence`, None if missing or unreadable."""
 
 
 class CommandOutbox:

@@ -85,6 +85,6 @@ def _effective_mode(own: str, allowed: Mode) -> str:
 
 def _run_counts(runs: Mapping[str, int]) -> tuple[int, int, int, int]:
     """Return the numbers of runs started, open, failed, and decided against."""
-    held_back = runs.get("not_started", 0)
+    blocked = runs.get("not_started", 0)
     is_open = sum(runs.get(status, 0) for status in ("running", "waiting", "awaiting_approval"))
-    return sum(runs.values()) - held_back, is_open, runs.get("failed", 0), held_back
+    return sum(runs.values()) - blocked, is_open, runs.get("failed", 0), blocked

@@ -79,7 +79,7 @@ class Heartbeat:
             self._metrics.clock_steps.labels(step.kind).inc()
             self._events.append(recorded(ClockStepped(step.kind, seconds), now))
         set_back_by = self._timeline.take_set_back()
-        # Steps without a server are found by comparison with the last heartbeat.
+        # Steps while no server ran are found by comparison with the last heartbeat.
         if set_back_by and not any(step.kind == "believed" for step in steps):
             seconds = -round(set_back_by.total_seconds())
             log.warning("machine clock is behind the last heartbeat", seconds=seconds)

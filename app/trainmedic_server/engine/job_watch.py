@@ -136,7 +136,8 @@ class JobWatch:
         self._evaluations.note_recorded(events, jobs)
 
     def _note_slurm_ids(self, jobs: Sequence[Presence], known: Collection[str]) -> None:
-        reported = {job.name: slurm_job_id(job.details) for job in jobs}
+        # An untrusted presence without earlier details says nothing.
+        reported = {job.name: slurm_job_id(job.details) for job in jobs if job.doubt is None or job.details}
         kept = {job: slurm_id for job, slurm_id in self._slurm_ids.items() if job in known and job not in reported}
         self._slurm_ids = kept | {job: slurm_id for job, slurm_id in reported.items() if slurm_id is not None}
 
@@ -231,8 +232,8 @@ def _ranks_of(job: Presence) -> _Ranks:
 
 
 def _instance_of(presence: Presence) -> str:
-    instance = str(presence.details.get("instance"))
-    return instance if _INSTANCE.match(instance) else ""
+    instance = presence.details.get("instance")
+    return instance if isinstance(instance, str) and _INSTANCE.match(instance) else ""
 
 
 def _applied(lives: dict[str, JobLife], change: LifeChange | None) -> Iterator[LifeChange]:

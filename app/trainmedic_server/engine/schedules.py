@@ -1,7 +1,7 @@
 """Runs at the times of schedules.
 
-Each time is a stand-in alert, so it starts at most one run. Of the times without a server, the last one counts if it is
-not older than ``max_age``; others are recorded as missed.
+Each time is a stand-in alert, so it starts at most one run. Of the times without a server, the last counts unless older
+than ``max_age``; others are recorded as missed.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ class Schedules:
             self._next = min(self._next or following, following)
         self._done = {key: self._done[key] for key in scheduled}
         self._looked_at = now
-        if scheduled and (self._saved_at is None or not timedelta(0) <= now - self._saved_at < _SAVE_EVERY):
+        # Also without schedules: the times of one that is added during a downtime count from its beginning.
+        if self._saved_at is None or not timedelta(0) <= now - self._saved_at < _SAVE_EVERY:
             await self._save_position(now)
 
     async def _load_position(self) -> datetime | None:

@@ -22,7 +22,7 @@ _TOKENS = re2.compile(
 _AFTER_NAMES = (
     re2.compile(rb"(?i)(authorization[\"']?\s*[:=]\s*[\"']?(?:(?:basic|bearer|token|digest) )?)[^\s\"',]{4,}()"),
     re2.compile(rb"(?i)(\bbearer )[\w.~+/=-]{8,}()"),
-    re2.compile(rb"(\w://[^\s/:@]*:)[^\s/@]+(@)"),
+    re2.compile(rb"(\w://[^\s/:@]*:)[^\s/@]+(?:@[^\s/@\"',]*)*(@)"),  # also an unescaped @ in the password
     re2.compile(rb"(?i)([?&](?:sig|signature|x-amz-signature|x-amz-security-token|access_token)=)[^&\s\"']{4,}()"),
     re2.compile(rb"(?i)(\bwandb\b[^\n]{0,60}[ :=])[0-9a-f]{40}\b()"),
 )

@@ -87,7 +87,7 @@ _OTHER_TIME_WORDS = frozenset(
 )
 _COUNTERS = frozenset({"step", "epoch"})
 _SECONDS = frozenset({"step_s", "data_s"})
-_SCALES = {"K": 1e3, "M": 1e6, "B": 1e9}
+_SCALES = {"K": 1000, "k": 1000, "M": 1_000_000, "B": 1_000_000_000}  # a small m or b can be another unit
 _BYTE_EXPONENTS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _EVALUATION_TEXT = re.compile(
     r"\b(?:test|val|valid|validation|eval|evaluating|evaluation|inference|predict\w*)\b", re.IGNORECASE
@@ -151,9 +151,10 @@ def _name_of(written: str) -> str:
 
 def _value(name: str, pair: re.Match[str]) -> float | int | None:
     number = pair["number"].replace(",", "")
+    scale = _SCALES.get(pair["scale"] or "", 1)
     if name in _COUNTERS and number.isdecimal():
-        return int(number)
-    value = float(number) * _SCALES.get(pair["scale"] or "", 1)
+        return int(number) * scale
+    value = float(number) * scale
     if name in _SECONDS:
         # A time has a fraction or unit; `batch 12` is a number.
         unit = (pair["unit"] or pair["of"] or "").strip().lower()

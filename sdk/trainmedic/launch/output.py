@@ -17,7 +17,7 @@ from trainmedic.job.rotating_file import RotatingFile
 _CHUNK = 64 * 1024
 _LONGEST_TAIL = 128 * 1024  # bytes
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
-_KEPT_BEGINNING = 1024 * 1024
+_KEPT_BEGINNING = 1024 * 1024  # bytes
 # Seconds that a partial line waits, such as a prompt.
 _LONGEST_HOLD = 0.5
 
@@ -81,6 +81,8 @@ class OutputCopies:
         while pipe.sink is not None and view:
             try:
                 view = view[os.write(pipe.sink, view) :]
+            except BlockingIOError:  # a program that shares the terminal made it non-blocking
+                select.select([], [pipe.sink], [])
             except OSError:  # no reader; the job continues
                 pipe.sink = None
 

@@ -83,9 +83,9 @@ def _has_type(value: Any, kind: Any) -> bool:
 
 def _beyond_limits(schema: Mapping[str, Any], value: float, where: str, suffix: str, unit: str) -> Iterator[str]:
     least, most = schema.get(f"min{suffix}"), schema.get(f"max{suffix}")  # such as minimum, maxLength
-    if least is not None and value < least:
+    if least is not None and not value >= least:  # NaN is not
         yield f"{where}must be at least {least}{unit}"
-    if most is not None and value > most:
+    if most is not None and not value <= most:
         yield f"{where}must be at most {most}{unit}"
 
 

@@ -114,6 +114,9 @@ def test_an_output_of_a_job_is_checked_where_no_ranks_or_nodes_are_merged() -> N
         ("9" * 400 + " h", "90s, 10m"),
         ("9999999 years", "it is too long"),
         ("5m\n", "write 5m"),
+        ("500 milliseconds", "write 500ms"),
+        ("5 months", "90s, 10m"),
+        ("20 microseconds", "90s, 10m"),
     ],
 )
 def test_a_duration_in_words_is_refused_with_its_short_form(written: str, cure: str) -> None:

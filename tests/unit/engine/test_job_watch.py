@@ -394,3 +394,24 @@ async def test_the_slurm_id_of_a_requeued_job_stays_known(watching: Watching) ->
     assert watching.watch.slurm_ids().get("llm-1") == "4711"
     await watching.pass_by(KEPT + 2 * LOOK_EVERY)
     assert watching.watch.slurm_ids().get("llm-1") is None
+
+
+async def test_an_untrusted_presence_does_not_hide_the_slurm_id(watching: Watching) -> None:
+    """As after a restart of the server, which knows no trusted one yet."""
+    watching.redis.in_slurm = {"llm-1": "4711"}
+    await watching.pass_by(LOOK_EVERY)
+    del watching.redis.living["llm-1"]
+    watching.redis.silent.append(Presence("llm-1", watching.clock.now(), doubt="it is not signed"))
+    await watching.pass_by(LOOK_EVERY)
+    assert watching.watch.slurm_ids().get("llm-1") == "4711"
+
+
+async def test_a_process_without_an_id_is_unknown(watching: Watching) -> None:
+    """So data that it wrote shortly before the job's end is no return."""
+    watching.tell(notice.ENDED)
+    await watching.pass_by(LOOK_EVERY)
+    del watching.redis.living["llm-1"]
+    watching.redis.silent.append(Presence("llm-1", watching.clock.now(), {"says_end": True}))
+    await watching.pass_by(LOOK_EVERY)
+    lives = {life.name: life.state for life in await watching.store.transact(lambda tx: tx.job_lives())}
+    assert lives["llm-1"] is LifeState.ENDED

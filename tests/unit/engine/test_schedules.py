@@ -172,6 +172,19 @@ async def test_a_playbook_that_is_loaded_later_misses_nothing_before_it(world: M
     assert (await starts(at), await refused(at)) == ([utc(0, 4)], [])
 
 
+async def test_a_playbook_that_is_loaded_in_a_downtime_counts_from_its_beginning(world: MakeWorld) -> None:
+    """Also if the server had no schedule for a while before."""
+    at = world(NIGHTLY)
+    await at.engine.start()
+    await at.pass_time(MINUTE)
+    at.catalog._snapshot = catalog_of([], at.actions)._snapshot
+    await at.pass_time(20 * MINUTE)
+    at.catalog._snapshot = catalog_of([NIGHTLY], at.actions)._snapshot
+    await at.restart(after=60)
+    await at.pass_time(60)
+    assert (await starts(at), await refused(at)) == ([], [])
+
+
 async def test_guards_and_pauses_hold_as_for_an_alert(world: MakeWorld) -> None:
     """Each refusal is recorded, and nothing later starts for the same time."""
     at = world(NIGHTLY.replace("10 1 * * *", "*/2 * * * *") + "guards: {cooldown: 3m}\n")

@@ -19,6 +19,7 @@ A = "a1B2c3D4e5" * 4
         (f"export WANDB_API_KEY={A}", A),
         (f"wandb: Appending key for api.wandb.ai: {'0a' * 20}", "0a" * 20),
         ("redis://user:geheim@10.0.0.1:6379/0", "geheim"),
+        ("redis://user:ge@heim@10.0.0.1:6379/0", "heim"),
         (f"Authorization: Bearer {A}", A),
         (f"{{'password': '{A}', 'user': 'x'}}", A),
         ("aws_secret_access_key = wJalrXUtnFEMIbPxRfiCY", "wJalrXUtnFEMIbPxRfiCY"),

@@ -211,3 +211,9 @@ def test_a_message_of_an_error_that_names_a_step_is_still_an_error() -> None:
     (match,) = matches('{"msg": "CUDA out of memory. Tried to allocate 2.00 GiB", "loss": 1.2}')
     assert match.rule is not None
     assert match.rule.name == "cuda-oom"
+
+
+def test_numbers_in_thousands_are_read() -> None:
+    """Also those of counters, and with a small k."""
+    metrics = step_lines.metrics_of("step 2K, loss: 1.5, tok/sec: 12.5k")
+    assert metrics == {"step": 2000, "loss": 1.5, "tokens_per_s": 12_500}

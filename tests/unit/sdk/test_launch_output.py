@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import time
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,22 @@ def test_a_link_in_place_of_a_ranks_output_is_not_followed(tmp_path: Path) -> No
     (tmp_path / "stdout.log").symlink_to(victim)
     bound_file(tmp_path / "stdout.log", 1 << 20)
     assert victim.read_bytes() == content
+
+
+def test_a_terminal_that_does_not_block_gets_all_output() -> None:
+    """Another program has made it so, and reads slowly."""
+    source, end = os.pipe()
+    received, sink = os.pipe()
+    os.set_blocking(sink, False)
+    copies = OutputCopies([(source, sink)], RotatingFile(None, 1 << 20))
+    lines = b"x" * 1023 + b"\n"
+    for _ in range(100):  # more than the pipe takes
+        os.write(end, lines)
+    while select.select([], [sink], [], 0)[1]:
+        time.sleep(0.01)
+    got = b""
+    while len(got) < 100 * 1024 and select.select([received], [], [], 10)[0]:
+        got += os.read(received, 4096)
+    os.close(end)
+    copies.finish(60)
+    assert got == lines * 100

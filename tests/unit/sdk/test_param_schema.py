@@ -88,3 +88,10 @@ def test_actions_with_fixed_parameters_take_no_schema() -> None:
     """Playbooks are checked against those of the server."""
     with trainmedic.connect(job="llm-1") as medic, pytest.raises(ConfigurationError, match="fixed parameters"):
         medic.on("job.stop", schema={"type": "object"})
+
+
+def test_a_number_that_is_none_is_beyond_every_limit() -> None:
+    """NaN is neither less nor more than a limit."""
+    schema = {"type": "object", "properties": {"a": {"type": "number", "minimum": 0, "maximum": 1}}}
+    told = ["a: must be at least 0", "a: must be at most 1"]
+    assert list(param_schema.problems(schema, {"a": float("nan")})) == told

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import trainmedic
-from trainmedic.settings import Settings, resolve, slurm_job
+from trainmedic.settings import Settings, is_withdrawn, resolve, slurm_job
 
 
 def settled(environment: dict[str, str], **given: object) -> Settings:
@@ -187,3 +187,11 @@ def test_a_slurm_job_is_told_by_its_environment(
 ) -> None:
     """The id is a task's own, not its array's. A name that is not UTF-8 is left out."""
     assert slurm_job(environment) == expected
+
+
+def test_a_previous_key_that_cannot_be_read_is_no_withdrawn_one(tmp_path: Path) -> None:
+    """Such as one at a link that leads to itself."""
+    path = tmp_path / "previous"
+    path.symlink_to(path)
+    assert not is_withdrawn(str(path))
+    assert is_withdrawn(str(tmp_path / "gone"))

@@ -21,7 +21,8 @@ from trainmedic_server.adapters.sql_store.prune import IS_KEPT
 from trainmedic_server.ports.findings import FindingFilter, FindingHistory, FindingRecord
 from trainmedic_server.ports.verdicts import VerdictHistory, VerdictRecord
 
-_MOST_FINDINGS, _FINGERPRINTS_PER_QUERY = 200, 500  # `_MOST_FINDINGS`: also of fingerprints asked for them.
+_MOST_FINDINGS = 200  # In `findings_of_alerts`: findings returned, and fingerprints searched.
+_FINGERPRINTS_PER_QUERY = 500
 
 
 class SqlFindingHistory(SqlPresent, FindingHistory, VerdictHistory):

@@ -65,14 +65,29 @@ class DrawnSource(ForwardSource):
 
 
 def _is_same(batch: Any, other: Any) -> bool:
+    try:
+        return _is_equal(batch, other)
+    except Exception:  # such as a user's class around tensors, whose comparison is no truth value
+        return False
+
+
+def _is_equal(batch: Any, other: Any) -> bool:
     if type(batch) is not type(other):
         return False
     if isinstance(batch, torch.Tensor):
         return batch.shape == other.shape and torch.allclose(batch, other, rtol=0, atol=0, equal_nan=True)
     if isinstance(batch, Mapping):
-        return batch.keys() == other.keys() and all(_is_same(batch[name], other[name]) for name in batch)
+        return batch.keys() == other.keys() and all(_is_equal(batch[name], other[name]) for name in batch)
     if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
-        return len(batch) == len(other) and all(map(_is_same, batch, other))
+        return len(batch) == len(other) and all(map(_is_equal, batch, other))
     if hasattr(batch, "__array__"):
-        return _is_same(torch.as_tensor(batch), torch.as_tensor(other))
+        return _is_array_equal(batch, other)
     return bool(batch == other)
+
+
+def _is_array_equal(batch: Any, other: Any) -> bool:
+    try:
+        tensors = torch.as_tensor(batch), torch.as_tensor(other)
+    except (TypeError, ValueError, RuntimeError):  # such as NumPy's texts
+        return _is_equal(batch.__array__().tolist(), other.__array__().tolist())
+    return _is_equal(*tensors)

@@ -11,6 +11,7 @@ import random
 import tarfile
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -766,3 +767,23 @@ def test_the_generators_come_back_as_they_were() -> None:
     randomness.restore(state)
     assert drawn() == first
     assert drawn() == second
+
+
+@dataclass
+class Wrapped:
+    numbers: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    ("draw", "repeats"),
+    [
+        (lambda: {"text": np.array(["one", "two"])}, True),
+        (lambda: {"text": np.array([str(np.random.rand())])}, True),
+        (lambda: Wrapped(torch.rand(3)), False),  # its comparison raises
+    ],
+)
+def test_a_batch_of_any_kind_can_be_drawn(draw: Any, repeats: bool) -> None:
+    """One that cannot be compared counts as a stream's."""
+    source = batch_source_for(draw, seed=5, rank=0)
+    assert type(source.next()) is type(source.next())
+    assert source.state()["repeats"] is repeats
