@@ -33,8 +33,7 @@ _LONGEST_LINE = 1000  # characters
 _HOUR = 3600.0
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,59}\Z", re.ASCII)
 
-Found = Union[str, Mapping[str, Any]]
-"""A sentence, or a mapping with ``message``."""
+Found = Union[str, Mapping[str, Any]]  # A sentence, or a mapping with ``message``
 Findings = Union[None, Found, Iterable[Found]]
 
 

@@ -9,8 +9,7 @@ from typing import Any, Callable, Mapping, Protocol, TypeVar
 
 Value = TypeVar("Value")
 
-PATIENCE = 1800.0
-"""Seconds; large checkpoints take minutes."""
+PATIENCE = 1800.0  # Seconds; large checkpoints take minutes
 
 
 class Group(Protocol):

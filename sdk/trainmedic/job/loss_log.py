@@ -13,8 +13,7 @@ from typing import Any, Mapping, Sequence
 
 from trainmedic.job.reported_values import is_one_number, kept, number
 
-COMPARED = 20
-"""Steps after a rollback whose losses are compared."""
+COMPARED = 20  # Steps after a rollback whose losses are compared
 FEWEST = 3
 """Compared losses that suffice."""
 EXACT_KERNELS = 1e-5
@@ -39,22 +38,18 @@ _OTHER_NUMBER = (
 )
 _SAVED_GRADIENTS = 64  # steps in a checkpoint
 
-Norms = Sequence[float]
-"""Norms of fixed parts of a step's gradients."""
+Norms = Sequence[float]  # Norms of fixed parts of a step's gradients
 
 
 @dataclass(frozen=True)
 class LossCourse:
-    tolerance: float = EXACT_KERNELS
-    """Relative to the largest loss."""
+    tolerance: float = EXACT_KERNELS  # Relative to the largest loss
     not_comparable: str = ""
     """Reason, or ""."""
-    is_known: bool = True
-    """False if the batches may differ."""
+    is_known: bool = True  # False if the batches may differ
     trouble_at: int | None = None
     """First untrusted step. With one, only an earlier first loss must agree."""
-    changed_at: int | None = None
-    """First step after a command that changes losses."""
+    changed_at: int | None = None  # First step after a command that changes losses
 
 
 class LossComparison:

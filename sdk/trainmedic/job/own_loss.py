@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from trainmedic.job.reported_values import detached
 
-COPY_INTERVAL = 1.0
-"""Seconds; a copy takes tens of microseconds."""
+COPY_INTERVAL = 1.0  # Seconds; a copy takes tens of microseconds
 
 
 class _Copy(NamedTuple):

@@ -15,8 +15,7 @@ _LONGEST_PAUSE = timedelta(days=30)
 _LARGEST_COUNT = (1 << 63) - 1
 # More would block the loop too long.
 _MOST_SKIPPED = 1_000_000
-LARGEST_LR_SCALE = 4.0
-"""Most trainings diverge at four times the tuned rate."""
+LARGEST_LR_SCALE = 4.0  # Most trainings diverge at four times the tuned rate
 
 
 @dataclass(frozen=True)

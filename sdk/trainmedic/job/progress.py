@@ -22,8 +22,7 @@ HANG_FLOOR = 60.0
 """Seconds; slow reads from shared file systems take as long."""
 STARTUP_FLOOR = 1800.0
 """Seconds, because loading and compiling take minutes; also the limit of a window, except a pause."""
-HANG_FACTOR = 5.0
-"""Multiple of the usual interval between reports."""
+HANG_FACTOR = 5.0  # Multiple of the usual interval between reports
 
 CHECKPOINT = "checkpoint"
 EVALUATION = "evaluation"
@@ -64,8 +63,7 @@ class OpenWindows(NamedTuple):
     """Innermost last."""
     since: float
     """Last entering or leaving."""
-    before: float
-    """Seconds in windows until then."""
+    before: float  # Seconds in windows until then
 
 
 class Evaluation(NamedTuple):

@@ -22,8 +22,7 @@ OK = "ok"
 NEW = "new"
 """No baseline exists yet."""
 SLOW = "slow"
-WRONG = "wrong"
-"""Incorrect sums, which trainings do not check."""
+WRONG = "wrong"  # Incorrect sums, which trainings do not check
 WORST_FIRST = (WRONG, SLOW, NEW, OK)
 
 KEPT = 10
@@ -40,8 +39,7 @@ _SLOW_REDUCE = 0.7
 class PairBaseline:
     measurements: int
     barrier_seconds: float
-    bytes_per_s: Mapping[int, float]
-    """By bytes of the all-reduce."""
+    bytes_per_s: Mapping[int, float]  # By bytes of the all-reduce
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,7 @@ class ReduceTime:
     bytes: int
     """Per rank."""
     seconds: float
-    bytes_per_s: float
-    """nccl-tests' algorithm bandwidth, ``bytes ÷ seconds``."""
+    bytes_per_s: float  # nccl-tests' algorithm bandwidth, ``bytes ÷ seconds``
     bus_bytes_per_s: float
     """nccl-tests' bus bandwidth, 2 (n - 1) ÷ n times as much: each link's load in a ring."""
     is_right: bool

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from typing import Mapping, Sequence, Tuple
 
-Pair = Tuple[str, str]
-"""Sorted; equal names for one node."""
+Pair = Tuple[str, str]  # Sorted; equal names for one node
 
 
 def rounds(ranks_by_node: Mapping[str, Sequence[int]]) -> list[list[Pair]]:

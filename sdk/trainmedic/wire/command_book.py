@@ -24,8 +24,7 @@ class CommandRecord:
     ranks: Mapping[int, RankOutcome] = field(default_factory=dict)
     at: datetime = field(default_factory=lambda: envelope.utc_now(), compare=False)
     """Time of acceptance or end; for a record from Redis, of its reading."""
-    is_ours: bool = True
-    """True if this process entered the command."""
+    is_ours: bool = True  # True if this process entered the command
     is_cut: bool = False  # without outputs
     is_forged: bool = False
     """True for a wrongly signed record: the outcome is unknown."""
@@ -73,8 +72,7 @@ def ended(status: str, reason: str) -> CommandRecord:
     return CommandRecord(status, {"reason": reason})
 
 
-REVOKED = ended(envelope.REJECTED, "its undo came before it was applied")
-"""Blocks a command whose undo arrived first."""
+REVOKED = ended(envelope.REJECTED, "its undo came before it was applied")  # Blocks a command whose undo arrived first
 
 _TIME = "%Y-%m-%d %H:%M:%SZ"
 
@@ -83,11 +81,9 @@ class Do(enum.Enum):
     CARRY_OUT = enum.auto()
     ANSWER = enum.auto()
     CLOSE = enum.auto()  # answer, and record the outcome
-    WAIT = enum.auto()
-    """The repeat extends the command's time."""
+    WAIT = enum.auto()  # The repeat extends the command's time
     TAKE_OVER = enum.auto()  # an earlier process entered it, and did not answer
-    DROP = enum.auto()
-    """Send no answer: the record is forged."""
+    DROP = enum.auto()  # Send no answer: the record is forged
 
 
 @dataclass(frozen=True)
