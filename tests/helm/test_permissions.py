@@ -271,7 +271,8 @@ def rows(page: str) -> Iterator[tuple[str, str, str]]:
     for line in page.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == 3 and cells[0].startswith(("`k8s.", "`identity`", "`pod_events`")):
-            for action in cells[0].replace("`", "").split(", "):
+            named = cells[0].replace("`", "").split(", ")
+            for action in ACTIONS if named == ["k8s.* (each)"] else named:
                 for resource in cells[1].replace("`", "").split(", "):
                     yield action, resource, cells[2]
 
