@@ -189,7 +189,7 @@ def confine(user: ReaderUser, memory: int) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Make the kernel end this process with its parent. Raises ConfigurationError.
+    """Make the kernel end this process with a parent of the same user. Raises ConfigurationError.
 
     A change of user resets this, so call it afterwards.
     """

@@ -173,7 +173,7 @@ def call_for(call: Call, destination: Target) -> Call:
         command_id=command_id_for(call.command_id, destination),
         target=destination,
         undo_of=undo_of,
-        report_wait=None,
+        report_wait=None,  # all would change the step's one reason for waiting at once
     )
 
 

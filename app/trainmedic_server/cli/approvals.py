@@ -49,12 +49,13 @@ def _reach(item: Mapping[str, Any]) -> str:
 
 
 def _until(item: Mapping[str, Any]) -> str:
+    # Until when the question waits.
     asked = f"asked {times.stamp(item.get('asked_at'))}"
     often = f", {item['asked']} times so far" if (item.get("asked") or 1) > 1 else ""
     if item.get("asked_again_at"):
-        return f"no answer in time; asked again {times.stamp(item['asked_again_at'])}"
+        return f"no answer in time; next question {times.stamp(item['asked_again_at'])}"
     if not item.get("until"):
-        return f"answered; {asked}{often}"
+        return f"an answer comes; {asked}{often}"
     return f"{times.stamp(item['until'])}, then {words.plain(item.get('on_timeout'))}; {asked}{often}"
 
 

@@ -277,7 +277,7 @@ class SlurmTopology(Struct, frozen=True, dict=True):
     jobs_by_gpu: JobsByName = field(default_factory=dict)
     nodes_by_job: Mapping[str, frozenset[str]] = field(default_factory=dict)
     whole_by_id: Mapping[str, str] = field(default_factory=dict)
-    """Job ID by the ID of an array's task (``4711_3``) or a component."""
+    """Job ID by its own ID, and by that of its tasks (``4711_3``) or components."""
     answers: bool = True  # False before the first reading and after a failed or overlong one
     names: NodeNames = NodeNames()  # without host names and addresses that several nodes share
     silent_since: datetime | None = None  # None while it answers, and during the first reading

@@ -204,7 +204,7 @@ def _suggested(
     if suggestion is None:
         return None
     labels = {**sent, "alertname": suggestion.name}
-    labels.pop(SHIPPED_RULE_LABEL, None)
+    labels.pop(SHIPPED_RULE_LABEL, None)  # a renamed alert is not of a shipped rule
     known = None if is_complete else _ALWAYS_KNOWN | labels.keys()
     starts = any(not _reaction(playbook, labels, known)[0] for playbook in reacting[suggestion.name])
     return suggestion if starts else None

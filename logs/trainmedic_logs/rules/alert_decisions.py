@@ -35,7 +35,7 @@ def silence_reason(known: KnownFinding, rule: LogRule | None, booted_at: datetim
         return "no rule of its name is loaded"
     if rule.alert is None:
         return "its rule raises none"
-    if known.role is not Role.ROOT and known.role is not rule.role:
+    if known.role not in (Role.ROOT, rule.role):  # a pattern's own role
         return f"its role is {known.role}, which raises no alert"
     if is_before_boot(known, booted_at):
         return "its lines are from before the node was booted"

@@ -71,11 +71,12 @@ class LaunchLine:
 
     @property
     def interpreter(self) -> str | None:
-        # Python that runs torchrun; None if unknown, or if a standby process cannot replace it.
+        # Python that runs torchrun; None if unknown, or if a warm standby (a waiting Python that has imported PyTorch)
+        # cannot take its place.
         if self.kind != "torchrun":
             return None
         if Path(self.argv[0]).name != "torchrun":
-            # Options of Python itself, such as -O, would be lost in a standby process. The older module passes each
+            # Options of Python itself, such as -O, would be lost in the standby. The older module passes each
             # rank its number as an argument, unlike torchrun.
             return self.argv[0] if tuple(self.argv[1:3]) == ("-m", _TORCHRUN_MODULES[0]) else None
         script = shutil.which(self.argv[0])

@@ -57,7 +57,7 @@ class CheckpointStorage(Protocol):
         ...
 
     def load(self, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any] | None:
-        """Load into `parts`; return the run's own state, or None.
+        """Load into `parts`; return the run's own state, None if the checkpoint lacks it.
 
         After UnusableCheckpoint nothing is changed; after PartlyLoaded an older one can be tried; others are fatal.
         """
@@ -187,7 +187,7 @@ class CheckpointDirectory:
             )
 
     def _stays_pinned(self, checkpoint: SavedCheckpoint, present: Sequence[SavedCheckpoint]) -> bool:
-        """Return whether the rollback's fault may recur, as few checkpoints exist beyond the step where it began."""
+        """Return whether few checkpoints are newer than the step that the rollback left: the fault may recur."""
         reason = checkpoints.pin_reason(checkpoint.path)
         if reason is None:
             return False

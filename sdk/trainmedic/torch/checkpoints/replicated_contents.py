@@ -62,7 +62,7 @@ class ReplicatedContents:
             parts.restore_buffers(own)
 
 
-def with_digests_of_restored(name: str, file: Mapping[str, Any], first: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_digests_of_restored(name: str, file: Mapping[str, Any], run_of_rank_0: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return this rank's run state; faulty parts get rank 0's digests.
 
     Raises UnusableCheckpoint for an earlier release's differing state.
@@ -71,24 +71,24 @@ def with_digests_of_restored(name: str, file: Mapping[str, Any], first: Mapping[
     digests = mine.get("digests")
     if digests is None:
         return mine
-    if _PATHS not in (file["own"] or ()) and compare(first.get("digests") or {}, digests).different:
+    if _PATHS not in (file["own"] or ()) and compare(run_of_rank_0.get("digests") or {}, digests).different:
         raise UnusableCheckpoint(f"{name} holds the state of rank 0 alone, and this rank had another")
     state = RankState.from_plain(mine.get("rank_state"))
     if state is None:
         return mine
     faulty = state.from_rank_0
-    of_rank_0 = {key: digest for key, digest in (first.get("digests") or {}).items() if _is_in(key, faulty)}
+    of_rank_0 = {key: value for key, value in (run_of_rank_0.get("digests") or {}).items() if _is_in(key, faulty)}
     own = {key: digest for key, digest in digests.items() if not _is_in(key, faulty)}
     return {**mine, "digests": {**own, **of_rank_0}}
 
 
-def differs_by_rank(first: Mapping[str, Any]) -> bool:
-    state = RankState.from_plain(first["run"].get("rank_state"))
+def differs_by_rank(file_of_rank_0: Mapping[str, Any]) -> bool:
+    state = RankState.from_plain(file_of_rank_0["run"].get("rank_state"))
     return state is not None and bool(state.parts)
 
 
 def unite_files(name: str, files: Sequence[Mapping[str, Any]], parts: StateParts) -> tuple[Any, Any]:
-    """Return one own part for all ranks, and its digests. Raises UnusableCheckpoint."""
+    """Return one own part, and its digests, for another number of ranks. Raises UnusableCheckpoint."""
     first = files[0]["run"]
     state = RankState.from_plain(first.get("rank_state"))
     if state is None or not state.parts:
@@ -115,6 +115,7 @@ def _unite_part(part: str, files: Sequence[Mapping[str, Any]], parts: StateParts
     if part in parts.modules():
         digests = [_of_part(file["run"].get("digests") or {}, part) for file in files]
         is_same = not any(compare(digests[0], each).different for each in digests)
+        # Only a trained model must not lose the other ranks' differences.
         return {} if is_same or part.partition(".")[0] != "model" else None
     if part not in parts.optimizer_parts() and part != ATTRIBUTES:
         return {}
@@ -140,4 +141,5 @@ def _of_part(digests: Mapping[str, str], part: str) -> dict[str, str]:
 
 
 def _is_in(name: str, parts: Sequence[str]) -> bool:
+    # A digest's name begins with its part and a dot, or a colon for nonstandard states (`state_digests`).
     return name.startswith(tuple(f"{part}{end}" for part in parts for end in ".:"))
