@@ -1,1 +1,1 @@
-"""Authentication and authorization of requests."""
+"""Authentication and authorization of requests, with ``GET /audit``."""

@@ -1,5 +1,6 @@
 """The engine: from an alert to a finished, reverted and recorded repair. ``service`` is its interface.
 
-A delivery goes through ``intake`` and ``admission`` to ``workers``. Each run's ``driver`` plans (``plan``, ``steps``,
-``undoing``), stores the plan, and carries it out (``performing``).
+A delivery goes from ``http/factory`` and ``api/webhook`` through ``intake`` and ``admission`` to ``workers``. A run's
+``driver`` plans (``plan``, ``steps``, ``undoing``), stores the plan, and calls the action (``performing``). Commands
+leave by ``actions/commands`` and ``adapters/redis_bus``.
 """

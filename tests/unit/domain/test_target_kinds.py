@@ -100,6 +100,19 @@ def test_a_kind_is_named_by_labels(kind: TargetKind) -> None:
     )
 
 
+@NAMED
+def test_a_kind_overlaps_or_is_apart_from_each_other(kind: TargetKind) -> None:
+    """Runs on a whole and on its part exclude each other."""
+    apart = {frozenset({TargetKind.NODE, TargetKind.JOB}), frozenset({TargetKind.GPU, TargetKind.JOB})}
+    for other in (one for one in TargetKind if one.parts):
+        overlap, reverse = a_target(kind).overlaps(a_target(other)), a_target(other).overlaps(a_target(kind))
+        assert overlap == reverse
+        assert overlap is (frozenset({kind, other}) not in apart), (
+            f"edit logs/trainmedic_core/target.py: Target.overlaps, if {kind} and {other} can contain each other, else "
+            "this test's `apart`"
+        )
+
+
 @pytest.mark.parametrize("kind", TargetKind)
 def test_a_kind_has_a_component(kind: TargetKind) -> None:
     """Of a run without another sign."""
