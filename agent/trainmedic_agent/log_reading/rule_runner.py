@@ -78,7 +78,7 @@ class RuleRunner:
         self._held: dict[str, Excerpt] = {}  # excerpts of findings reported only once they have lasted, by ID
         self._has_new_stream = False
         self._committed_at = self._ticked_at = monotonic()
-        self.is_first = store.is_new
+        self.is_first = store.is_new  # for this process, as in `Positions`
         self.has_findings = threading.Event()  # set when findings were stored
 
     @property
@@ -181,6 +181,7 @@ class RuleRunner:
                     self._queue_update(finding, self._held.pop(finding.id, None))
             is_interval_over = is_last or now - self._committed_at >= _COMMIT_SECONDS
             has_due_positions = bool(self._positions) and (self._has_new_stream or is_interval_over)
+            # A new store is written even without content: files found later are then known to be new.
             if not self._store.is_new and not self._outgoing and not has_due_positions:
                 return
             self._committed_at = now

@@ -20,8 +20,7 @@ class _NodeRepair(Irreversible, CommandAction):
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
     asks_first: ClassVar[bool] = True
     changes_node: ClassVar[bool] = True
-    waits_for_receiver: ClassVar[bool] = False
-    """A node whose agent is absent needs another repair."""
+    waits_for_receiver: ClassVar[bool] = False  # A node whose agent is absent needs another repair
 
 
 class RestartUnitParams(ActionParams):
@@ -65,8 +64,7 @@ class NodeReboot(_NodeRepair):
     name: ClassVar[str] = "node.reboot"
     summary: ClassVar[str] = "Restart a node by its agent, and wait until the agent answers from the new boot."
     default_timeout: ClassVar[timedelta] = timedelta(minutes=30)
-    shortest_timeout: ClassVar[timedelta] = timedelta(minutes=2)
-    """The agent restarts the node after a minute."""
+    shortest_timeout: ClassVar[timedelta] = timedelta(minutes=2)  # The agent restarts the node after a minute
     outputs: ClassVar[Mapping[str, Shape]] = REBOOT
 
 

@@ -25,8 +25,7 @@ LEASE = timedelta(minutes=5)
 """Lifetime of a power cap after its last renewal. It outlasts a restart of the server or Redis, but soon ends
 without a server.
 """
-RENEW = "gpu.renew_lease"
-"""A command that playbooks cannot use."""
+RENEW = "gpu.renew_lease"  # A command that playbooks cannot use
 
 
 def percentage(value: float | None, info: ValidationInfo) -> float | None:

@@ -10,8 +10,7 @@ from trainmedic_server.domain import inventory
 from trainmedic_server.domain.topology import WrittenTopology
 from trainmedic_server.errors import ConfigurationError
 
-_MOST_CHARACTERS, _MOST_VALUES = 64 << 20, 2_000_000
-"""Ten times 100,000 nodes with four addresses each."""
+_MOST_CHARACTERS, _MOST_VALUES = 64 << 20, 2_000_000  # Ten times 100,000 nodes with four addresses each
 
 
 def load(path: Path) -> WrittenTopology:

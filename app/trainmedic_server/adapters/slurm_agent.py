@@ -48,8 +48,7 @@ _REMEDY = "check the rights of the agent's user in Slurm"
 _UNLIMITED = "unlimited"
 _NO_PARTITION = "Invalid partition name specified"
 """Slurm's refusal of an update that only asks whether the server may change the job."""
-_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
-"""The names that agents pass to Slurm."""
+_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")  # The names that agents pass to Slurm
 
 Record = TypeVar("Record")
 

@@ -20,8 +20,7 @@ REFRESH_EVERY = timedelta(seconds=5)
 _PATIENCE = timedelta(seconds=10)  # least time after which a reading is overdue
 _SILENT_SECONDS = 5.0
 """Duration from which a reading shows an interruption, such as a standby controller's takeover."""
-_SHARE = 0.05
-"""Share of slurmctld's time for readings, within `_LONGEST_PAUSE`."""
+_SHARE = 0.05  # Share of slurmctld's time for readings, within `_LONGEST_PAUSE`
 _LONGEST_PAUSE = timedelta(minutes=1)
 
 log = telemetry.logger(__name__)

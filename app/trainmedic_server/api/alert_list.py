@@ -212,8 +212,7 @@ def _reaction(reaction: Reaction, statuses: Mapping[str, Status]) -> ReactionVie
 
 
 _MISSPELT_LIKENESS = 0.8  # least similarity of names, from 0 to 1
-ReactingPlaybooks = Mapping[str, Sequence[CompiledPlaybook]]
-"""By alertname, in alphabetical order."""
+ReactingPlaybooks = Mapping[str, Sequence[CompiledPlaybook]]  # By alertname, in alphabetical order
 
 
 def by_alertname(catalog: CatalogPort) -> ReactingPlaybooks:

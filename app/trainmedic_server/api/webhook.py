@@ -46,12 +46,9 @@ PATH = "/webhook"
 class RefusalReason(StrEnum):
     """Cause of a final 4xx reply to a delivery."""
 
-    UNAUTHORIZED = "unauthorized"
-    """No token, or an unknown one (401)."""
-    FORBIDDEN = "forbidden"
-    """The token lacks the role `webhook` (403)."""
-    TOO_LARGE = "too_large"
-    """The body exceeds a limit (413)."""
+    UNAUTHORIZED = "unauthorized"  # No token, or an unknown one (401)
+    FORBIDDEN = "forbidden"  # The token lacks the role `webhook` (403)
+    TOO_LARGE = "too_large"  # The body exceeds a limit (413)
     UNREADABLE = "unreadable"
     """Any other, such as a body that is incomplete, not JSON, or no payload of version "4"."""
 

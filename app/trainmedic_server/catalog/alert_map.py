@@ -22,8 +22,7 @@ from trainmedic_server.ports.alert_map import MappedAlert, MappedEvent
 
 log = telemetry.logger(__name__)
 
-LabelValue = Expression | TextTemplate | str
-"""A template over ``labels``, or a constant."""
+LabelValue = Expression | TextTemplate | str  # A template over ``labels``, or a constant
 
 
 class Rename(Struct, frozen=True):

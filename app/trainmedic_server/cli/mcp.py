@@ -15,12 +15,10 @@ from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.mcp_results import as_data
 from trainmedic_server.cli.mcp_tools import TOOLS, Reader
 
-LONGEST_LINE = 1 << 20
-"""Bytes. The rest of a longer line is skipped."""
+LONGEST_LINE = 1 << 20  # Bytes. The rest of a longer line is skipped.
 NEGOTIATED_REVISIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 """Protocol revisions that ``initialize`` agrees once."""
-PER_REQUEST_REVISION = "2026-07-28"
-"""Protocol revision that each request states."""
+PER_REQUEST_REVISION = "2026-07-28"  # Protocol revision that each request states
 REVISION_KEY = "io.modelcontextprotocol/protocolVersion"
 _PARSE_ERROR, _INVALID_REQUEST, _UNKNOWN_METHOD, _INVALID_PARAMS = -32700, -32600, -32601, -32602
 _UNSUPPORTED_REVISION = -32022

@@ -10,8 +10,7 @@ from typing import Any
 
 from trainmedic_core.plain_text import json_text
 
-LONGEST = 40_000
-"""Characters without marks: some 10,000 tokens."""
+LONGEST = 40_000  # Characters without marks: some 10,000 tokens
 _SIZES = ((100, 4_000), (50, 2_000), (20, 1_000), (10, 500), (5, 200), (2, 100), (1, 50))
 """Limits for list entries and text characters. The first pair that fits is used."""
 

@@ -47,8 +47,7 @@ class Parameter(Struct, frozen=True):
     is_required: bool = False
     choices: tuple[str, ...] = ()
     least: int = 0
-    most: int = 1_000_000_000
-    """Largest integer, or most labels."""
+    most: int = 1_000_000_000  # Largest integer, or most labels
 
     def schema(self) -> dict[str, Any]:
         match self.type:
@@ -91,8 +90,7 @@ class Tool(Struct, frozen=True):
     name: str
     description: str
     answer: Callable[[Reader, Arguments], Any]
-    source: str
-    """API call, named in the result."""
+    source: str  # API call, named in the result
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
     def listed(self) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.outside import Presence
 
-_MOST = 400_000
-"""Entries. Beyond it, those of lost agents are dropped."""
+_MOST = 400_000  # Entries. Beyond it, those of lost agents are dropped.
 
 
 class GpuIndexes:

@@ -14,8 +14,7 @@ from starlette.types import ASGIApp, Message
 from trainmedic_server.auth.auth import Principal, vouched
 from trainmedic_server.http.problems import HttpProblem
 
-_STREAMED_CHUNKS = 8
-"""Unread chunks of a streamed answer."""
+_STREAMED_CHUNKS = 8  # Unread chunks of a streamed answer
 _CUT_OFF = "The answer was cut off. The server's log has the cause. Try again."
 Query = Mapping[str, Any] | list[tuple[str, Any]]
 

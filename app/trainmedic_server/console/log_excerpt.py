@@ -45,8 +45,7 @@ class LogExcerpt(Struct, frozen=True):
 class _Window(Struct):
     lines: deque[ShownLine] = field(default_factory=deque)
     notes: list[str] = field(default_factory=list)
-    is_full: bool = False
-    """True if there may be more lines."""
+    is_full: bool = False  # True if there may be more lines
 
 
 async def read(view: LogView, ask: Ask, now: datetime, count: int = PAGE_LINES) -> LogExcerpt:

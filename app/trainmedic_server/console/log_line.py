@@ -20,8 +20,7 @@ _BEFORE_FOLD = 300
 _AROUND_MATCH = 100
 _MOST_MATCHES = 50
 _LONGEST_NAME = 253
-_LEAST_OF_FINDING = 6
-"""Shorter lines of a finding could match other lines."""
+_LEAST_OF_FINDING = 6  # Shorter lines of a finding could match other lines
 _MARK = Markup("<mark>{}</mark>")
 _TIMES = {
     "guessed": "The line states no time. This is the time of the line before it, or of its file.",
@@ -36,8 +35,7 @@ _OWN_TIME_SOURCES = (None, "line", "node_zone", "arrival_zone")  # None: not sta
 class ShownLine(Struct, frozen=True):
     at: datetime
     text: str
-    left_out: int = 0
-    """Omitted characters at its end."""
+    left_out: int = 0  # Omitted characters at its end
     node: str = ""
     source: str = ""
     file: str = ""

@@ -25,8 +25,8 @@ SHIPPED_RULE = "1"
 BY_HAND = "by-hand-"  # a person started the run
 SCHEDULE = "schedule-"
 ENDED_RUN = "ended-run-"
-EVENT = "event-"
-SENT_AS_EVENT = "trainmedic_event"  # annotation with the event's name, of an alert that arrived as an event
+EVENT = "event-"  # a webhook event without an alert
+SENT_AS_EVENT = "trainmedic_event"  # annotation of an alert that an event contained, with the event's name
 BEGINNINGS = (SCHEDULE, ENDED_RUN, EVENT)
 STAND_INS = (BY_HAND, *BEGINNINGS)
 """Prefixes of stand-in alerts' fingerprints. Alertmanager's are hexadecimal."""
@@ -67,7 +67,7 @@ class Alert(Struct, frozen=True, dict=True):
 
     @property
     def original_name(self) -> str | None:
-        """None if unchanged."""
+        """``alertname`` as sent; None if no label was changed."""
         return None if self.original is None else self.original.get("alertname", "")
 
     @once

@@ -313,6 +313,7 @@ class Replay:
         is_report = now in (alert.first_heard, started_at)  # otherwise a report is only possible now
         waits = started_at is not None and now < started_at
         refusals, others = decisions & PASSING, decisions - PASSING
+        # The recorded run itself began at its own report, not before.
         if is_report and not refusals and not (waits and pending.same_run is not None):
             self._settle(pending, now, pending.possible | others)
             return
@@ -330,7 +331,7 @@ class Replay:
     def _possible_later(self, pending: _Pending, now: datetime) -> Set[Decision]:
         """Return decisions that reports after `now`, at unrecorded times, may have had."""
         later: set[Decision] = set()
-        if not pending.refused - {Decision.PAUSED}:
+        if not pending.refused - {Decision.PAUSED}:  # a recorded pause is trusted (`ReplayedRuns.decide`)
             return later
         if pending.alert.starts_at + self._settings.limits.max_age < pending.may_repeat_until:
             later.add(Decision.STALE)

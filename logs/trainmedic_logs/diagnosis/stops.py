@@ -44,6 +44,7 @@ def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
 
 def scheduler_kills(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     """Yield an OOM kill that a scheduler reports, if no end is known as a failure."""
+    # A process succeeded and nothing else failed: the kill did not end the training.
     if any(ended.code == 0 for ended in facts.exits) and not relevant.cascades and not relevant.roots:
         return
     kills = [
@@ -66,7 +67,7 @@ def scheduler_kills(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
 
 
 def _confidence_of(finding: Finding) -> Confidence | None:
-    """Return None without a reason, a user or a received signal: launchers send signals to victims."""
+    """Return None if no reason, user or received signal is stated. Launchers also send signals to victims: LOW."""
     if finding.fields.get("why", "").strip():
         return Confidence.HIGH
     if _BY_USER.search(finding.line):
@@ -75,7 +76,7 @@ def _confidence_of(finding: Finding) -> Confidence | None:
 
 
 def _has_failed(facts: Facts, confidence: Confidence) -> bool:
-    """Return whether a process failed by itself. A stop with a reason counts more, and a stop kills several."""
+    """Return whether a process failed by itself, unless the stop has a reason, or several processes were killed."""
     failed = [ended for ended in facts.exits if ended.is_failure and not ended.is_victims]
     were_all_killed = len(failed) > 1 and all(ended.signal == signal.SIGKILL for ended in failed)
     return bool(failed) and confidence is not Confidence.HIGH and not were_all_killed

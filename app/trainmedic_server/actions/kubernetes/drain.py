@@ -64,10 +64,8 @@ class DrainParams(ActionParams):
 
 
 class PodSelection(Struct, frozen=True):
-    ending: tuple[Object, ...]
-    """To evict, or terminating already."""
-    skipped: Mapping[str, int]
-    """Numbers of pods that stay, by reason."""
+    ending: tuple[Object, ...]  # To evict, or terminating already
+    skipped: Mapping[str, int]  # Numbers of pods that stay, by reason
     forbidding: Mapping[str, str]
     """Reasons by pod why the drain must not begin or continue."""
 

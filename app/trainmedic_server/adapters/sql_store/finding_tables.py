@@ -73,6 +73,7 @@ finding_excerpts = sa.Table(
     sa.Column("number", sa.BigInteger, nullable=False),  # line number of `lines[0]`, 0 if unknown
 )
 
+# jobs whose records a person protects from deletion
 kept_jobs = sa.Table(
     "kept_jobs",
     metadata,

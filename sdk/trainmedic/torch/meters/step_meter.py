@@ -15,7 +15,7 @@ log = logging.getLogger("trainmedic")
 class StepMeter:
     def __init__(self, models: Iterable[Any], world_size: int) -> None:
         self._waits = WaitMeter(models, world_size)
-        self.step_ends = self._waits.step_ends  # called after every step, reported or not
+        self.step_ends = self._waits.step_ends  # the loop calls it after every step, reported or not
         self._world_size = world_size
         self._data_seconds: float | None = None  # until the loop reports a batch
         self._tokens = 0

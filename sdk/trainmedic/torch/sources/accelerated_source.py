@@ -66,7 +66,8 @@ class AcceleratedReread(RereadSource):
     def __init__(self, loader: Any, most_reread: int) -> None:
         super().__init__(loader, most_reread)
         if getattr(loader, "use_stateful_dataloader", False):
-            # Its state query began an iterator, which would return the first epoch's batches in any epoch.
+            # Accelerate's query for its state has begun an iterator, which would return the first epoch's batches in
+            # any epoch.
             with randomness.preserved():
                 iter(loader.base_dataloader)
 

@@ -19,7 +19,7 @@ Position = int  # number of entries before it. An entry is a sample, or a batch 
 class SampleOrder:
     """Order of a `DataLoader` with an indexed data set and a sampler of known length.
 
-    ``batch_size`` is None if each entry is a batch.
+    ``batch_size`` is None if each entry is a batch, or samples are not collected.
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
