@@ -388,7 +388,7 @@ async def test_a_change_is_not_tried_again_while_paused(world: World, stand_in: 
     async def hold() -> Clearance:
         return "hold"
 
+    held = replace(world.call(UncordonNode, node, RUN, timeout=2), clearance=hold)
     with pytest.raises(OutcomeUnknown, match="the server is paused; last: "):
-        call = world.call(UncordonNode, node, RUN, timeout=2)
-        await world.perform(UncordonNode, replace(call, clearance=hold))
+        await world.perform(UncordonNode, held)
     assert await is_cordoned(world, node)

@@ -129,7 +129,12 @@ async def test_an_answer_of_something_else_is_told_as_that(store: Any, body: str
     [
         (OpenSearch, "[]", {"timed_out": True, "hits": {"hits": []}}, "the search timed out in the log store"),
         (OpenSearch, "[]", {"_shards": {"total": 5, "failed": 2}, "hits": {"hits": []}}, "2 of 5 shards"),
-        (OpenSearch, "[]", {"_clusters": {"total": 2, "skipped": 1}, "hits": {"hits": []}}, "clusters of the log store"),
+        (
+            OpenSearch,
+            "[]",
+            {"_clusters": {"total": 2, "skipped": 1}, "hits": {"hits": []}},
+            "clusters of the log store",
+        ),
         (Loki, "{}", {"warnings": ["x"], "data": {"resultType": "streams", "result": []}}, "the log store warns: x"),
     ],
 )
