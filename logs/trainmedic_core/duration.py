@@ -28,7 +28,6 @@ LONGEST_AHEAD = timedelta(weeks=365_000)  # 7,000 years: added to a time, it end
 
 
 def check_ahead(value: timedelta) -> timedelta:
-    """Raise ValueError if `value` is too long to be added to a time."""
     if value > LONGEST_AHEAD:
         raise ValueError(f"{write(value)} is too long; write at most {write(LONGEST_AHEAD)}")
     return value

@@ -208,8 +208,7 @@ def _headers(headers: Mapping[str, str], secrets: Mapping[str, str]) -> list[tup
 
 
 async def _read(response: httpx.Response, limit: int, until: float) -> tuple[bytes, bool]:
-    """Return the body, and whether it may be cut."""
-    content = bytearray()
+    content = bytearray()  # returned with whether it may be cut
     try:
         async with asyncio.timeout_at(until):
             async for chunk in response.aiter_raw():

@@ -165,7 +165,6 @@ class _PagedPart:
         return self._waiting[-1].at if self._waiting else self._begin
 
     async def fill(self) -> None:
-        """Read the next page with new lines, unless some are waiting."""
         if self._waiting or self.is_end:
             return
         most = self._page
