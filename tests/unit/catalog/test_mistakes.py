@@ -133,6 +133,7 @@ def test_a_duration_in_words_is_refused_with_its_short_form(written: str, cure: 
         "{action: gpu.power_limit, with: {percent: 80}, retry: {attempts: 2, max_delay: 2900000d}}",
         "{wait_for: resolved, timeout: 2900000d}",
         "{wait: 2900000d}",
+        "{action: alertmanager.silence, with: {duration: 2900000d}}",
         "{approve: {message: Cap?, remind: 2900000d}}",
     ],
 )
