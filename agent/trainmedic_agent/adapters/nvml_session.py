@@ -77,6 +77,7 @@ class NvmlSessions:
         self._is_stale = False  # the driver was reloaded: reopen before the next call
         self._in_flight = 0  # running blocks of `open`
         self._driver_reloads = 0
+        self.openings = 0
         self._times_lost: Counter[str] = Counter()  # losses and resets, and closings of NVML, by UUID
         self._seen: dict[str, str] = {}  # UUID by its normal form, of all GPUs seen by this process
 
@@ -176,6 +177,7 @@ class NvmlSessions:
             session.driver = if_supported(pynvml.nvmlSystemGetDriverVersion)
             self._enumerate(session)
             session.events = self._listen(session)
+            self.openings += 1
         except pynvml.NVMLError as error:
             pynvml.nvmlShutdown()
             raise driver_error(error) from error

@@ -359,6 +359,16 @@ def test_a_cap_that_the_driver_forgot_is_set_again(node: Node) -> None:
     assert node.undo("a")["limit_watts"] == 650
 
 
+def test_a_cap_that_the_driver_forgot_is_set_again_as_soon_as_it_is_reopened(node: Node) -> None:
+    """Such as by a scrape of the GPUs' metrics."""
+    node.cap("a", percent=80)
+    node.passes(5)
+    node.driver.reload()
+    node.gpus.inventory()
+    node.passes(1)
+    assert node.watts() == 560
+
+
 def test_a_cap_that_the_driver_forgot_during_another_gpus_reset_is_set_again(node: Node) -> None:
     """NVML is closed then, and a driver without persistence mode and clients keeps no limit."""
     node.cap("a", percent=80)
