@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
+from tests.support.clocks import START, ManualClock
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import registry, slurm_marks
 from trainmedic_server.adapters.slurm_topology import topology_of
-from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.slurm_silence import SlurmSilence
 from trainmedic_server.domain.topology import NO_SLURM, SlurmTopology
@@ -30,7 +30,7 @@ from trainmedic_server.ports.actions import Action, Call, Services
 from trainmedic_server.ports.outside import Presence
 from trainmedic_server.ports.slurm import UNLIMITED, JobChange, SlurmJob, SlurmNode
 
-NOW = datetime.now(UTC)
+NOW = START
 ALERT = Alert("f" * 16, AlertStatus.FIRING, {"alertname": "SlurmJobHangs"}, {}, NOW)
 
 
@@ -90,7 +90,7 @@ JOB = Target(TargetKind.JOB, job="slurm:7")
 
 
 async def do(slurm: OneJob | OneNode, name: str, run_id: str = "a", target: Target = JOB, **given: Any) -> Any:
-    services = Services(SystemClock(), None, None, slurm=slurm)  # type: ignore[arg-type]  # no bus and no HTTP is used
+    services = Services(ManualClock(NOW), None, None, slurm=slurm)  # type: ignore[arg-type]  # no bus and no HTTP is used
     action = registry.build(services).get(name)
     return await action.perform(call_of(action, target, given, run_id))
 
@@ -104,7 +104,7 @@ def call_of(action: Action, target: Target, given: Mapping[str, Any], run_id: st
         params=action.Params.model_validate(given),
         reason="it hangs",
         issued_at=NOW,
-        deadline=datetime.now(UTC) + timedelta(seconds=2),
+        deadline=NOW + timedelta(seconds=2),
         alert=ALERT,
     )
 
@@ -299,7 +299,7 @@ class NoJobs:
 
 
 async def hold_by_name(slurm: OneJob, slurm_id: str | None, name: str, **given: Any) -> Any:
-    services = Services(SystemClock(), NoJobs(), None, slurm=slurm, slurm_id_of={"llm": slurm_id}.get)  # type: ignore[arg-type]  # no HTTP is used
+    services = Services(ManualClock(NOW), NoJobs(), None, slurm=slurm, slurm_id_of={"llm": slurm_id}.get)  # type: ignore[arg-type]  # no HTTP is used
     action = registry.build(services).get(name)
     return await action.perform(call_of(action, Target(TargetKind.JOB, job="llm"), given))
 
@@ -309,7 +309,7 @@ async def test_a_job_of_the_sdk_is_named_by_the_id_that_it_reports() -> None:
     slurm = OneJob()
     output = await hold_by_name(slurm, "7", "slurm.hold")
     assert slurm.known.is_held
-    action = registry.build(Services(SystemClock(), None, None)).get("slurm.hold")  # type: ignore[arg-type]
+    action = registry.build(Services(ManualClock(NOW), None, None)).get("slurm.hold")  # type: ignore[arg-type]
     inverse = action.inverse(action.Params(), output)
     assert inverse is not None
     assert inverse.params["job_id"] == "7"
@@ -329,7 +329,7 @@ async def test_an_update_of_a_job_of_the_sdk_is_undone_by_its_id() -> None:
     slurm.known = replace(slurm.known, states=frozenset({"PENDING"}))
     output = await hold_by_name(slurm, "7", "slurm.update", exclude_nodes=["n1"])
     assert slurm.known.excluded_nodes == ("n1",)
-    action = registry.build(Services(SystemClock(), None, None)).get("slurm.update")  # type: ignore[arg-type]
+    action = registry.build(Services(ManualClock(NOW), None, None)).get("slurm.update")  # type: ignore[arg-type]
     inverse = action.inverse(action.Params(exclude_nodes=["n1"]), output)
     assert inverse is not None
     await hold_by_name(slurm, None, inverse.action, **inverse.params)
