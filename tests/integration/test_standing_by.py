@@ -56,7 +56,7 @@ def nobody() -> Iterator[tuple[str, list[object]]]:
 
 def metric(server: Server) -> str:
     """Empty where it does not answer."""
-    with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=10) as reply:
+    with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=60) as reply:
         return next(line for line in reply.read().decode().splitlines() if line.startswith("trainmedic_working "))
     return ""
 
@@ -108,7 +108,7 @@ def test_a_server_that_stands_by_hands_on_what_it_is_asked(tmp_path: Path, url: 
             assert two.ask("/history?limit=0").status == 422
             assert two.ask("/ready?any=true").status == 200
             assert two.ask("/ready").status == 503
-            with urllib.request.urlopen(f"http://127.0.0.1:{two.port}/events?after=0", timeout=20) as stream:
+            with urllib.request.urlopen(f"http://127.0.0.1:{two.port}/events?after=0", timeout=60) as stream:
                 assert any(stream.readline().startswith(b"event:") for _ in range(8))
                 one.kill()
                 with suppress(http.client.IncompleteRead):  # a client sees that it was cut off

@@ -69,7 +69,7 @@ def test_a_second_server_on_the_same_state_is_refused(tmp_path: Path, redis_url:
             [*server.program.process.args[:5], "0", *server.program.process.args[6:]],  # type: ignore[index]
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=60,
             check=False,
         )
         assert second.returncode not in (0, 1)
