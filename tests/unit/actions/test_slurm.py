@@ -34,22 +34,29 @@ NOW = START
 ALERT = Alert("f" * 16, AlertStatus.FIRING, {"alertname": "SlurmJobHangs"}, {}, NOW)
 
 
-class OneJob:
-    """Stand-in for Slurm with one running job. It does not model states, permissions, or delays of slurmctld."""
+class Slurm:
+    """What the stand-ins share: how often they were read, and how long slurmctld was silent and has run."""
 
     def __init__(self) -> None:
-        self.known = SlurmJob("7", "llm", "mia", frozenset({"RUNNING"}), "n1", False, True, 0)
-        self.signals: list[str] = []
-        self.lost: ClusterUnavailable | None = None
-        """Failure of the call that sends a signal."""
-        self.is_down = False
-        """Whether reading fails."""
         self.readings = 0
         self.silence: SlurmSilence | None = None
         self.runs_for: timedelta | None = timedelta(0)
 
     async def uptime(self) -> timedelta | None:
         return self.runs_for
+
+
+class OneJob(Slurm):
+    """Stand-in for Slurm with one running job. It does not model states, permissions, or delays of slurmctld."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known = SlurmJob("7", "llm", "mia", frozenset({"RUNNING"}), "n1", False, True, 0)
+        self.signals: list[str] = []
+        self.lost: ClusterUnavailable | None = None
+        """Failure of the call that sends a signal."""
+        self.is_down = False
+        """Whether reading fails."""
 
     @property
     def topology(self) -> SlurmTopology:
@@ -220,17 +227,12 @@ async def test_a_held_job_gets_no_priority() -> None:
         await do(slurm, "slurm.update", priority=100)
 
 
-class OneNode:
+class OneNode(Slurm):
     """Stand-in for Slurm with one node. It does not model states other than IDLE and DRAIN, or delays of slurmctld."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.known = SlurmNode("n1", "n1", "n1", frozenset({"IDLE"}), "")
-        self.readings = 0
-        self.silence: SlurmSilence | None = None
-        self.runs_for: timedelta | None = timedelta(0)
-
-    async def uptime(self) -> timedelta | None:
-        return self.runs_for
 
     @property
     def topology(self) -> SlurmTopology:
