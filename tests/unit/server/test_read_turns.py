@@ -56,8 +56,10 @@ async def test_who_may_act_comes_before_viewers_and_finds_a_turn_kept() -> None:
         await asyncio.sleep(0)
         assert served == ["a1", "op1"]
         for label, now_served in (("a1", "op2"), ("op1", "op3"), ("op2", "a2"), ("a2", "b1"), ("b1", "a3")):
+            before = len(served)
             go_on[label].set()
-            await asyncio.sleep(0.01)
+            while len(served) == before:
+                await asyncio.sleep(0)
             assert served[-1] == now_served, served
         for event in go_on.values():
             event.set()
