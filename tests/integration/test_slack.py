@@ -111,7 +111,7 @@ class Door:
         whispers = self.slack.whispers
         eventually(
             lambda: any(each["user"] == user and word in each["text"] for each in whispers),
-            30,
+            60,
             f"{word} in {whispers}",
             0.05,
         )
