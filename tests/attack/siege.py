@@ -23,7 +23,7 @@ from tests.support.programs import Program, alertmanagers, eventually, start_ale
 
 CHART_LIMIT = 512
 """MiB: the memory limit of the server in the Helm chart."""
-LATEST = 30.0
+LATEST = 60.0
 """Seconds within which an alert must arrive, and ``/health`` answer. A guard against hangs on a busy machine."""
 ROLES = ("webhook", "viewer", "operator")
 

@@ -123,7 +123,7 @@ MANY = 1500
 MOVE = """
 import os, sys, time
 print(flush=True)
-end = time.monotonic() + 20
+end = time.monotonic() + 60
 while not os.path.exists(sys.argv[1]) and time.monotonic() < end:
     pass
 time.sleep(float(sys.argv[3]))

@@ -51,7 +51,7 @@ def _exchange(directory: Path, redis_url: str, driver: Driver, order: tuple[str,
         try:
             server.start(**{SIGNING: KEY})
             server.ask("/webhook", first)
-            eventually(lambda: driver.watts(0) == 560, 30, "capped")
+            eventually(lambda: driver.watts(0) == 560, 60, "capped")
             for step in order:
                 match step:
                     case "server takes both":

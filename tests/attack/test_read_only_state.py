@@ -84,7 +84,7 @@ def test_a_server_whose_disk_fails_accepts_nothing_and_loses_nothing(
         server = Server(_with_state_on(disk, tmp_path / "server"), PLAYBOOK, "--redis", redis_url, environment=SIGNED)
         with server:
             assert [run["decision"] for run in server.ask("/webhook", first).body["runs"]] == ["started"]
-            eventually(lambda: driver.watts(0) == 560, 30, "capped")
+            eventually(lambda: driver.watts(0) == 560, 60, "capped")
             disk.fail()
             refused = server.ask("/webhook", second)
             ended = server.ask("/webhook", resolved(first))
@@ -114,7 +114,7 @@ def test_an_agent_whose_disk_fails_refuses_with_the_reason(
         Server(tmp_path / "server", PLAYBOOK, "--redis", redis_url, environment=SIGNED) as server,
     ):
         server.ask("/webhook", first)
-        eventually(lambda: driver.watts(0) == 560, 30, "capped")
+        eventually(lambda: driver.watts(0) == 560, 60, "capped")
         disk.fail()
         server.ask("/webhook", second)
         failed = eventually(

@@ -11,7 +11,7 @@ import pytest
 
 from tests.driver import driver as standin
 from tests.driver.driver import SET_LIMIT, Card, Driver, cards
-from tests.support.programs import PYTHON_PATH
+from tests.support.programs import PYTHON_PATH, eventually
 from trainmedic_agent.adapters.nvml_gpus import NvmlGpus
 from trainmedic_agent.adapters.time_limited_gpus import TimeLimitedCalls, TimeLimitedGpus
 from trainmedic_agent.errors import DriverAbsent, GpuAbsent, GpuError, GpuFailure, GpuLost, NoPermission, NotSupported
@@ -391,11 +391,11 @@ def test_threads_read_and_set_at_once_while_the_driver_is_loaded_anew(driver: Dr
 def test_a_slow_reading_does_not_hold_up_a_limit(driver: Driver, gpus: Gpus) -> None:
     """The driver takes its time over one GPU; the limit of another is set meanwhile."""
     gpus.inventory()
-    driver.fail("nvmlDeviceGetUtilizationRates", gpu=0, delay=0.5)
+    driver.fail("nvmlDeviceGetUtilizationRates", gpu=0, hang=True, times=1)
     reading = threading.Thread(daemon=True, target=gpus.read, args=(FIRST,))
     reading.start()
-    while not driver.is_tripped("nvmlDeviceGetUtilizationRates"):
-        pass
+    eventually(lambda: driver.is_tripped("nvmlDeviceGetUtilizationRates"), 60, "the driver hangs", every=0.005)
     gpus.set_power_limit(SECOND, 400_000)
     assert reading.is_alive()
-    reading.join(10)
+    driver.heal()
+    reading.join(60)

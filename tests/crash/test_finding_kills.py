@@ -176,12 +176,12 @@ def each_counts_once(server: Server, url: str) -> None:
     """Each node has one finding, with every line counted once, all excerpts, and one run."""
     with redis.Redis.from_url(url) as client:
         eventually(lambda: client.xlen(findings.FINDINGS) == 0, 60, "all findings are taken")
-    items = eventually(lambda: server.ask("/findings?limit=1000").body, 30, "an answer")["items"]
+    items = eventually(lambda: server.ask("/findings?limit=1000").body, 60, "an answer")["items"]
     assert Counter({item["node"]: item["count"] for item in items}) == Counter(
         {f"node-{number}": STREAMS * LINES for number in range(NODES)}
     )
     assert len(items) == NODES
-    eventually(lambda: len(server.runs()) >= NODES, 30, "a run for each")
+    eventually(lambda: len(server.runs()) >= NODES, 60, "a run for each")
     time.sleep(6)  # what would be told twice is told by now
     assert Counter(run["node"] for run in server.runs()) == Counter(item["node"] for item in items)
     for item in items:

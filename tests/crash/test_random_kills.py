@@ -145,7 +145,7 @@ def check_waits(run: dict[str, Any]) -> None:
         if event["kind"] in ("wait_started", "wait_ended")
     }
     if any((step["id"], step["status"]) == ("better", "timed_out") for step in run["steps"]):
-        assert 1 <= (at["wait_ended"] - at["wait_started"]).total_seconds() < 40
+        assert 1 <= (at["wait_ended"] - at["wait_started"]).total_seconds() < 120
 
 
 def test_random_kills_change_nothing_of_the_outcome(tmp_path: Path, redis_url: str) -> None:

@@ -108,7 +108,7 @@ def test_an_agent_works_under_the_agents_user(chart_redis: ChartRedis, tmp_path:
         chart_redis.kill()
         chart_redis.start()
         undo = node.send(node.command("gpu.power_limit", undo_of=capped.id), key)
-        assert node.final(undo, within=20).status == envelope.APPLIED
+        assert node.final(undo).status == envelope.APPLIED
         node.agent.end()
         start_agent(node, chart_redis.url("agent"))
         node.send(capped, key)

@@ -106,7 +106,7 @@ def test_an_alert_of_this_site_runs_and_that_of_another_is_recorded(site: Site) 
     site.server.start()
     site.post(timedelta(seconds=-1), **labels, site="alpine")
     over = eventually(
-        lambda: next((run for run in site.server.runs() if run["status"] == "succeeded"), None), 30, "the run's end"
+        lambda: next((run for run in site.server.runs() if run["status"] == "succeeded"), None), 60, "the run's end"
     )
     assert over["run_id"] == started["run_id"]
     for name in ("NodeSick", "HostFeverish"):
@@ -123,7 +123,7 @@ def test_a_broken_map_keeps_the_good_one_and_is_told(site: Site) -> None:
     assert site.server.ask("/ready").body["alert_map"]["ok"] is True
     site.map.write_text("rename: [{alert: A, az: B}]")
     broken = eventually(
-        lambda: (state := site.server.ask("/ready").body["alert_map"])["ok"] is False and state, 20, "the mistake told"
+        lambda: (state := site.server.ask("/ready").body["alert_map"])["ok"] is False and state, 60, "the mistake told"
     )
     assert "1 condition, 1 error: see /playbooks" in broken["detail"]
     assert site.server.ask("/ready").status == 200
@@ -142,7 +142,7 @@ def test_an_unknown_alert_comes_with_the_entry_that_would_rename_it(site: Site) 
     """By the metric of its rule; in the API and for people."""
     site.post(timedelta(hours=1), alertname="Alarm 4711", gpu="2", node="gpu-8", site="alpine")
     item = eventually(
-        lambda: next(iter(site.server.ask("/alerts?reacted=false").body["items"]), None), 20, "the alert heard"
+        lambda: next(iter(site.server.ask("/alerts?reacted=false").body["items"]), None), 60, "the alert heard"
     )
     assert item["suggestion"]["alert_name"] == "GPUTemperatureHigh"
     assert item["suggestion"]["rename"] == "rename:\n  - alert: 'Alarm 4711'\n    as: GPUTemperatureHigh\n"

@@ -124,6 +124,6 @@ def test_no_label_hangs_the_server(tmp_path: Path, redis_url: str) -> None:
         for name in ("llm-train-" * 36 + "!", "llm-train-" * 6_000 + "!", "a" * 60_000):
             posted = delivery("Spike", name)
             posted["alerts"][0]["fingerprint"] = "f1"
-            assert server.ask("/webhook", posted, timeout=20).status == 200
+            assert server.ask("/webhook", posted).status == 200
             assert server.ask("/health").status == 200
         assert server.runs() == []

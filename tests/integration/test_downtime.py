@@ -41,11 +41,11 @@ def test_a_run_from_before_a_long_downtime_is_stale_and_its_undo_still_owed(tmp_
         server.kill()
         time.sleep(4)
         server.start()
-        run = server.closed_run(within=3)
+        run = server.closed_run(within=60)
         assert (run["status"], run["decision"]) == ("cancelled", "stale")
         assert "was down for" in run["message"]
         assert run["owes_undo"] is True
-        run = server.undone_run(within=15)
+        run = server.undone_run(within=60)
         assert because(run) == ["assumed"]
         assert job.done == ["job.scale_lr 0.5", "job.scale_lr 2"]
 
@@ -107,6 +107,6 @@ def test_an_alertmanager_is_asked_about_an_alert_that_ended_during_the_downtime(
             server.kill()
             tell(endsAt=datetime.now(UTC).isoformat())
             server.start()
-            run = server.undone_run(within=15)
+            run = server.undone_run(within=60)
             assert because(run) == ["asked"]
             assert job.done == ["job.scale_lr 0.5", "job.checkpoint", "job.scale_lr 2"]

@@ -213,7 +213,7 @@ def test_agents_are_handed_the_rules_and_what_changes(server: Server, sender: Fi
     (server.directory / "playbooks" / "3.yaml").write_text("log_rule: wrong\nsource: kernel\n")
     changed = eventually(
         lambda: (now := sender.rules("node-1")) and now.by_name["cuda-oom"] != rules.by_name["cuda-oom"] and now,
-        30,
+        60,
         "other rules",
     )
     assert changed.by_name["cuda-oom"].contains == ("OUT OF MEMORY",)
@@ -270,7 +270,7 @@ def test_through_an_alertmanager_silences_hold_and_the_end_comes_back(
         [run] = eventually(server.runs, 60, "a run")
         assert run["node"] == "node-2"
         alerts = eventually(
-            lambda: len(found := listed(alertmanager["url"])) == 2 and found, 10, "both alerts are there"
+            lambda: len(found := listed(alertmanager["url"])) == 2 and found, 60, "both alerts are there"
         )
         assert {alert["labels"]["node"]: alert["status"]["state"] for alert in alerts} == {
             "node-2": "active",

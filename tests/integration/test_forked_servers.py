@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,46 @@ def test_it_is_waited_for_and_killed(file: Path) -> None:
         assert program.process.wait(60) == -9
         program.process.terminate()
     assert not Path(f"/proc/{program.process.pid}").exists()
+
+
+def test_it_is_killed_while_another_thread_waits_for_it(file: Path) -> None:
+    with start(file, "wait") as program, ThreadPoolExecutor(1) as pool:
+        status = pool.submit(program.process.wait)
+        with pytest.raises(TimeoutError):
+            status.result(0.5)
+        program.process.kill()
+        assert status.result(60) == -9
+
+
+def test_a_program_is_ended_whose_parent_was_killed(file: Path) -> None:
+    """Its exit status is lost, and the next program has another parent."""
+    path = f"{PYTHON_PATH}{os.pathsep}{file.parent}"
+
+    def started(word: str) -> forked.Fork:
+        environment = {**inherited(), "PYTHONPATH": path, "GIVEN": "x=1"}
+        with file.with_suffix(".log").open("wb") as log:
+            return forked.parent(path).fork([sys.executable, str(file), word], environment, file.parent, log.fileno())
+
+    program = started("wait")
+    first = forked.parent(path)
+    first.process.kill()
+    assert first.process.wait(60) == -9
+    assert program.poll() is None
+    program.kill()
+    with pytest.raises(ChildProcessError, match="ended with -9"):
+        program.wait(60)
+    assert started("x").wait(60) == 3
+    forked.parent(path).end()
+
+
+def test_the_parent_ends_while_another_process_has_its_socket() -> None:
+    """As a plain fork of the tests' process has."""
+    parent = forked.Parent({**inherited(), "PYTHONPATH": PYTHON_PATH})
+    with subprocess.Popen(["sleep", "600"], pass_fds=[parent.control.fileno()]) as holder:
+        parent.end()
+        assert parent.process.returncode == 0
+        assert holder.poll() is None
+        holder.kill()
 
 
 def test_what_python_reads_at_its_start_is_read(file: Path) -> None:

@@ -41,14 +41,14 @@ def test_a_cap_ends_with_its_lease_while_nobody_speaks(node: GpuNode) -> None:
     cap = node.final(node.send(node.cap("0", percent=80, lease_seconds=1.5)))
     end = envelope.read_time(cap.output["lease_until"]).timestamp()
     eventually(lambda: node.driver.watts(0) == 700, 60, "the limit from before", every=0.02)
-    assert 0 <= node.driver.sets()[-1].at - end < 5
+    assert 0 <= node.driver.sets()[-1].at - end < 30
 
 
 def test_a_lease_that_ran_out_while_the_agent_was_dead_ends_when_it_starts(node: GpuNode) -> None:
     """Before the first command is taken, and although the policy does not allow caps any more."""
-    node.final(node.send(node.cap("0", percent=80, lease_seconds=1)))
+    cap = node.final(node.send(node.cap("0", percent=80, lease_seconds=5)))
     node.kill()
-    time.sleep(1)
+    time.sleep(max(0, envelope.read_time(cap.output["lease_until"]).timestamp() - time.time()))
     assert node.driver.watts(0) == 560
     node.start()
     assert node.driver.watts(0) == 700
@@ -132,12 +132,12 @@ def test_a_card_that_hangs_costs_the_node_that_card_alone(node: GpuNode) -> None
     stuck, and the agent stops when it is told to."""
     node.driver.fail(SET_LIMIT, gpu=0, hang=True)
     stuck, other = node.send(node.cap("0", percent=80)), node.send(node.cap("1", percent=80))
-    assert node.final(other, within=30).output["limit_watts"] == 560
-    failed = node.final(stuck, within=30)
+    assert node.final(other).output["limit_watts"] == 560
+    failed = node.final(stuck)
     assert failed.status == envelope.FAILED
     assert "is stuck" in failed.output["reason"]
-    assert node.final(node.send(node.cap("0", percent=80)), within=30).status == envelope.FAILED
-    assert node.final(node.send(node.cap("1", undo_of=other.id)), within=30).output["limit_watts"] == 700
+    assert node.final(node.send(node.cap("0", percent=80))).status == envelope.FAILED
+    assert node.final(node.send(node.cap("1", undo_of=other.id))).output["limit_watts"] == 700
     with urllib.request.urlopen(node.exporter(), timeout=60) as reply:
         metrics = reply.read().decode().splitlines()
     stuck_ones = [line for line in metrics if line.startswith("trainmedic_agent_gpu_stuck{")]

@@ -77,7 +77,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         alerts = [{"status": "firing", "labels": each, "startsAt": now} for each in labels]
         first = Served(url, "")
         first.ask("/webhook", {"version": "4", "alerts": alerts})
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not (items := first.ask("/history?status=awaiting_approval")["items"]):
             assert time.monotonic() < deadline
             time.sleep(0.1)

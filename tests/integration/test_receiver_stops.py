@@ -49,6 +49,6 @@ def test_a_command_in_hand_when_the_job_ends_is_left_for_the_next(redis_url: str
         client.xadd(stream, {"command": make_command().encode()})
         receiver.start()
         assert consumer.has_begun.wait(60)
-        receiver.stop(timeout=20)
+        receiver.stop(timeout=60)
         assert client.xlen(stream) == 1
     assert "cannot process a message" not in caplog.text

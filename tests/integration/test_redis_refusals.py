@@ -204,9 +204,9 @@ def test_ready_and_the_log_of_a_server_tell_it(places: Places, tmp_path: Path) -
                 return answer.status == 503 and matches(expected, answer.body["redis"]["detail"])
 
             eventually(told, 60, expected)
-            log = (server.directory / "server-1.log").read_text()
-            eventually(lambda log=log, expected=expected: matches(expected, log), 1, log)  # type: ignore[misc]
-            assert PASSWORD not in log
+            log = server.directory / "server-1.log"
+            eventually(lambda log=log, expected=expected: matches(expected, log.read_text()), 60, expected)  # type: ignore[misc]
+            assert PASSWORD not in log.read_text()
             assert PASSWORD not in str(server.ask("/ready").body)
 
 

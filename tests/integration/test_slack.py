@@ -111,7 +111,7 @@ class Door:
         whispers = self.slack.whispers
         eventually(
             lambda: any(each["user"] == user and word in each["text"] for each in whispers),
-            30,
+            60,
             f"{word} in {whispers}",
             0.05,
         )
@@ -236,7 +236,7 @@ def test_of_two_presses_at_once_one_decides(door: Door) -> None:
     start = threading.Barrier(8)
 
     def press(user: str) -> None:
-        start.wait(20)
+        start.wait(60)
         door.slack.press(user, ts, "approve")
 
     threads = [threading.Thread(daemon=True, target=press, args=(user,)) for user in (ANN, BOB) * 4]

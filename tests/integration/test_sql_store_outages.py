@@ -210,7 +210,7 @@ async def test_reads_do_not_wait_for_a_writer(store: SqlStore) -> None:
         tx.add_runs([closed()])
         tx.unfinished()
         loop.call_soon_threadsafe(entered.set)
-        asyncio.run_coroutine_threadsafe(leave.wait(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(leave.wait(), loop).result(60)
 
     writing = asyncio.ensure_future(store.transact(work))
     await entered.wait()

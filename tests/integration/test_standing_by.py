@@ -56,7 +56,7 @@ def nobody() -> Iterator[tuple[str, list[object]]]:
 
 def metric(server: Server) -> str:
     """Empty where it does not answer."""
-    with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=10) as reply:
+    with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=60) as reply:
         return next(line for line in reply.read().decode().splitlines() if line.startswith("trainmedic_working "))
     return ""
 
@@ -67,13 +67,13 @@ def test_one_works_and_the_other_stands_by(
     """It lives and says why it waits, refuses what it cannot hand on, and calls no Redis until its turn comes."""
     quiet, calls = nobody
     with member(tmp_path / "one", PLAYBOOK, url, redis_url, advertise=False) as one:
-        eventually(lambda: works(one), 30, "one works", 0.05)
+        eventually(lambda: works(one), 60, "one works", 0.05)
         with member(tmp_path / "two", PLAYBOOK, url, quiet) as two:
             standing = eventually(
                 lambda: (
                     (found := two.ask("/ready")).body["store"]["detail"].startswith("on standby: another") and found
                 ),
-                30,
+                60,
                 "stands by",
             )
             assert standing.status == 503
@@ -87,8 +87,8 @@ def test_one_works_and_the_other_stands_by(
                 assert (refused.headers or {})["connection"] == "close"
             assert calls == []
             one.stop()
-            eventually(lambda: two.ask("/history").status == 200, 30, "the other takes over", 0.05)
-            eventually(lambda: calls, 30, "and calls its Redis")
+            eventually(lambda: two.ask("/history").status == 200, 60, "the other takes over", 0.05)
+            eventually(lambda: calls, 60, "and calls its Redis")
 
 
 def test_a_server_that_stands_by_hands_on_what_it_is_asked(tmp_path: Path, url: str, redis_url: str) -> None:
@@ -97,10 +97,10 @@ def test_a_server_that_stands_by_hands_on_what_it_is_asked(tmp_path: Path, url: 
         member(tmp_path / "one", PLAYBOOK, url, redis_url) as one,
         Job("llm", redis_url) as job,
     ):
-        eventually(lambda: works(one), 30, "one works", 0.05)
+        eventually(lambda: works(one), 60, "one works", 0.05)
         with member(tmp_path / "two", PLAYBOOK, url, redis_url) as two:
             fired = delivery("Spike", "llm")
-            answer = eventually(lambda: (found := two.ask("/webhook", fired)).status == 200 and found, 30, "handed on")
+            answer = eventually(lambda: (found := two.ask("/webhook", fired)).status == 200 and found, 60, "handed on")
             assert answer.body["runs"][0]["decision"] == "started"
             assert two.closed_run()["status"] == "succeeded"
             assert job.done == ["job.scale_lr 0.5"]
@@ -108,7 +108,7 @@ def test_a_server_that_stands_by_hands_on_what_it_is_asked(tmp_path: Path, url: 
             assert two.ask("/history?limit=0").status == 422
             assert two.ask("/ready?any=true").status == 200
             assert two.ask("/ready").status == 503
-            with urllib.request.urlopen(f"http://127.0.0.1:{two.port}/events?after=0", timeout=20) as stream:
+            with urllib.request.urlopen(f"http://127.0.0.1:{two.port}/events?after=0", timeout=60) as stream:
                 assert any(stream.readline().startswith(b"event:") for _ in range(8))
                 one.kill()
                 with suppress(http.client.IncompleteRead):  # a client sees that it was cut off
@@ -118,8 +118,8 @@ def test_a_server_that_stands_by_hands_on_what_it_is_asked(tmp_path: Path, url: 
             assert "Traceback" not in two.program.tail(1000)
             gone = two.ask("/webhook", resolved(fired))
             assert gone.status in (200, 503)
-            eventually(lambda: two.ask("/webhook", resolved(fired)).status == 200, 30, "taken over", 0.05)
-            eventually(lambda: job.done == ["job.scale_lr 0.5", "job.scale_lr 2"], 30, "undone", 0.05)
+            eventually(lambda: two.ask("/webhook", resolved(fired)).status == 200, 60, "taken over", 0.05)
+            eventually(lambda: job.done == ["job.scale_lr 0.5", "job.scale_lr 2"], 60, "undone", 0.05)
 
 
 def test_a_server_that_hung_and_wakes_does_nothing_more(tmp_path: Path, url: str, redis_url: str) -> None:
@@ -128,21 +128,21 @@ def test_a_server_that_hung_and_wakes_does_nothing_more(tmp_path: Path, url: str
         member(tmp_path / "one", PLAYBOOK, url, redis_url, *QUICK) as one,
         Job("llm", redis_url) as job,
     ):
-        eventually(lambda: works(one), 30, "one works", 0.05)
+        eventually(lambda: works(one), 60, "one works", 0.05)
         with (
             member(tmp_path / "two", PLAYBOOK, url, redis_url, *QUICK) as two,
             redis.Redis.from_url(redis_url) as looking,
         ):
             job.hold()
             assert one.ask("/webhook", delivery("Spike", "llm")).status == 200
-            eventually(lambda: looking.xlen("trainmedic:commands:job:llm"), 30, "the command is on its way", 0.02)
+            eventually(lambda: looking.xlen("trainmedic:commands:job:llm"), 60, "the command is on its way", 0.02)
             assert one.program is not None
             one.program.process.send_signal(signal.SIGSTOP)
             eventually(lambda: works(two), 60, "the other has taken over", 0.05)
             events = len(two.run(two.runs()[0]["run_id"])["events"])
             one.program.process.send_signal(signal.SIGCONT)
-            eventually(lambda: begun_anew(one), 30, "it begins anew", 0.02)
-            eventually(lambda: metric(one) == "trainmedic_working 0.0", 30, "it stands by")
+            eventually(lambda: begun_anew(one), 60, "it begins anew", 0.02)
+            eventually(lambda: metric(one) == "trainmedic_working 0.0", 60, "it stands by")
             assert one.program.process.poll() is None
             assert len(two.run(two.runs()[0]["run_id"])["events"]) == events
             job.go_on()
@@ -150,7 +150,7 @@ def test_a_server_that_hung_and_wakes_does_nothing_more(tmp_path: Path, url: str
             assert run["status"] == "succeeded"
             assert job.done == ["job.scale_lr 0.5"]
             assert len({command for command, _ in job.effects}) == 1
-            eventually(lambda: looking.xlen("trainmedic:replies") == 0, 30, "every reply is settled", 0.05)
+            eventually(lambda: looking.xlen("trainmedic:replies") == 0, 60, "every reply is settled", 0.05)
 
 
 def test_a_setting_that_is_wrong_ends_the_start(tmp_path: Path, url: str, redis_url: str) -> None:

@@ -31,17 +31,17 @@ def test_the_server_stops_with_streams_open_and_runs_in_flight_while_redis_is_do
             time.sleep(0.3)
             redis.kill()
             time.sleep(0.3)
-            assert server.stop() < 5
+            assert server.stop() < 25
             redis.start()
             server.start()
             job.go_on()
             eventually(
                 lambda: next(run for run in server.runs() if run["job"] == "llm")["status"] == "succeeded",
-                20,
+                60,
                 "the run in flight went on",
             )
             assert job.done == ["job.scale_lr 0.5", "job.checkpoint"]
-        assert server.stop() < 5
+        assert server.stop() < 25
 
 
 def test_the_server_stops_while_its_store_is_locked(tmp_path: Path, redis_url: str) -> None:
@@ -53,7 +53,7 @@ def test_the_server_stops_while_its_store_is_locked(tmp_path: Path, redis_url: s
         with locked(server):
             job.go_on()
             eventually(lambda: job.done, 60, "applied")
-            assert server.stop() < 12  # the database is given five seconds for each try
+            assert server.stop() < 25  # the database is given five seconds for each try
         server.start()
         run = server.closed_run()
         assert run["status"] == "succeeded"
@@ -69,7 +69,7 @@ def test_a_second_server_on_the_same_state_is_refused(tmp_path: Path, redis_url:
             [*server.program.process.args[:5], "0", *server.program.process.args[6:]],  # type: ignore[index]
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=60,
             check=False,
         )
         assert second.returncode not in (0, 1)

@@ -104,13 +104,13 @@ class ApiServer:
         ready = threading.Event()
         thread = threading.Thread(daemon=True, target=lambda: asyncio.run(self._serve(ready)), name="api-server")
         thread.start()
-        ready.wait(10)
+        ready.wait(60)
         try:
             yield self
         finally:
             assert self._loop is not None
             self._loop.call_soon_threadsafe(self._stopping.set)
-            thread.join(10)
+            thread.join(60)
 
     @contextlib.contextmanager
     def outage(self) -> Iterator[None]:

@@ -92,11 +92,11 @@ class Node:
         """What the executors have noted, oldest first."""
         return self.notes_file.read_text().splitlines() if self.notes_file.exists() else []
 
-    def noted(self, line: str, within: float = 10.0) -> None:
+    def noted(self, line: str, within: float = 60.0) -> None:
         """Wait until the executors have noted `line`."""
         eventually(lambda: line in self.notes(), within, f"the note {line!r}", every=0.005)
 
-    def recorded(self, command: Command, status: str, within: float = 10.0) -> None:
+    def recorded(self, command: Command, status: str, within: float = 60.0) -> None:
         """Wait until the agent's journal has the command with that status: from then on a kill does not undo it."""
 
         def ask() -> bool:
@@ -144,7 +144,7 @@ class Node:
         found = [Reply.of_entry(fields) for _, fields in entries]
         return [reply for reply in found if reply.command_id == command_id]
 
-    def final(self, command: Command, within: float = 10.0, nth: int = 1) -> Reply:
+    def final(self, command: Command, within: float = 60.0, nth: int = 1) -> Reply:
         """The nth final reply to a command."""
 
         def ask() -> Reply | None:

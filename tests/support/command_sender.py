@@ -51,7 +51,7 @@ class Commander:
         sent = self.send(action, seconds, **params)
         eventually(
             lambda: any(one.id == sent for one in medic.unanswered()) or self.replies(sent),
-            30,
+            60,
             f"{action} arrived",
             every=0.002,
         )
@@ -63,7 +63,7 @@ class Commander:
         replies = [envelope.Reply.of_entry(fields) for _, fields in entries if b"notice" not in fields]
         return [reply for reply in replies if reply.command_id == sent]
 
-    def final(self, sent: str, within: float = 30.0) -> envelope.Reply:
+    def final(self, sent: str, within: float = 60.0) -> envelope.Reply:
         """The one final reply."""
         eventually(lambda: [one for one in self.replies(sent) if one.is_final], within, f"final reply to {sent}", 0.005)
         (reply,) = [one for one in self.replies(sent) if one.is_final]

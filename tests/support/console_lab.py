@@ -47,13 +47,13 @@ class Lab:
             generatorURL="javascript:document.title='taken'",
         )
         answer = httpx.post(
-            f"{self.url}/webhook", json=payload(entry), headers={"authorization": "Bearer hook"}, timeout=10
+            f"{self.url}/webhook", json=payload(entry), headers={"authorization": "Bearer hook"}, timeout=60
         )
         return str(answer.json()["runs"][0]["run_id"])
 
     def open_stream(self, path: str, secret: str) -> http.client.HTTPConnection:
         """Ask for a stream, and read none of it but its head."""
-        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=10)
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=60)
         connection.request("GET", path, headers={"authorization": f"Bearer {secret}"})
         connection.getresponse()
         return connection

@@ -1,4 +1,4 @@
-"""How many of its examples a property test plays: a fifth in the quick part, and the others in the rest."""
+"""How many of its examples a property test plays: a fifth in the quick part, and as many as are left in the rest."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ _FEWER = 5
 _EVERY = 5  # odd, so that every second one is among them
 
 
-def examples(many: int) -> int:
-    """Return how many of `many` the part plays. ``TRAINMEDIC_TEST_EXAMPLES`` replaces it."""
+def examples(many: int, are_random: bool = True) -> int:
+    """Return how many of `many` the part plays. ``TRAINMEDIC_TEST_EXAMPLES`` replaces it.
+
+    If they are not random, the rest begins with those of the quick part, and so plays all.
+    """
     wanted = os.environ.get("TRAINMEDIC_TEST_EXAMPLES")
     if wanted:
         return int(wanted)
     quick = max(1, many // _FEWER)
-    return {parts.Part.QUICK: quick, parts.Part.REST: max(1, many - quick), None: many}[parts.selected]
+    rest = max(1, many - quick) if are_random else many
+    return {parts.Part.QUICK: quick, parts.Part.REST: rest, None: many}[parts.selected]
 
 
 def some(of: Iterable[Item]) -> Sequence[Item]:

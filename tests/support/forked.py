@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import gc
 import importlib
 import json
@@ -21,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ IMPORTED = ("trainmedic_server.cli.serve",)
 """What the process imports that is forked."""
 _READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG", "OMP_")
 _LONGEST = 200_000
+_LONGEST_ANSWER = 300.0  # seconds; the first waits for the imports
 
 
 class Fork:
@@ -40,6 +41,7 @@ class Fork:
         self.returncode: int | None = None
         self._parent = parent
         self._descriptor = os.pidfd_open(pid)
+        weakref.finalize(self, os.close, self._descriptor)
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
@@ -49,20 +51,18 @@ class Fork:
 
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit status, negative for a signal; subprocess.TimeoutExpired after `timeout` seconds."""
+        watch = select.poll()  # select() takes no descriptor over 1023
+        watch.register(self._descriptor, select.POLLIN)
+        if not watch.poll(None if timeout is None else max(0, timeout) * 1000):
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
         with self._lock:
             if self.returncode is None:
-                watch = select.poll()  # select() takes no descriptor over 1023
-                watch.register(self._descriptor, select.POLLIN)
-                if not watch.poll(None if timeout is None else max(0, timeout) * 1000):
-                    raise subprocess.TimeoutExpired(self.args, timeout or 0)
                 self.returncode = self._parent.status_of(self.pid)
-                os.close(self._descriptor)
             return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless the program has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._descriptor, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
@@ -76,10 +76,12 @@ class Parent:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._at_start = _at_start(environment)
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._owner = os.getpid()
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control.settimeout(_LONGEST_ANSWER)
         with theirs:
             argv = [sys.executable, "-m", __name__, str(theirs.fileno())]
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, env=environment, pass_fds=[theirs.fileno()], cwd="/"
             )
         self._lock = threading.Lock()
@@ -93,28 +95,54 @@ class Parent:
         request = {"argv": argv[1:], "environment": dict(environment), "directory": str(directory)}
         return Fork(self, self._ask(request, output), argv)
 
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
     def end(self) -> None:
-        self._control.close()
-        self._process.wait()
+        if os.getpid() != self._owner:
+            return
+        with contextlib.suppress(OSError):
+            self.control.shutdown(socket.SHUT_RDWR)  # close() leaves it open where a fork of this process has it
+        self.control.close()
+        self._status(60)
 
     def status_of(self, pid: int) -> int:
+        """ChildProcessError if the process that could read it has ended."""
         return os.waitstatus_to_exitcode(self._ask({"ended": pid}))
 
     def _ask(self, request: Mapping[str, Any], *descriptors: int) -> int:
         with self._lock:
-            socket.send_fds(self._control, [json.dumps(request).encode()], descriptors)
-            answer = self._control.recv(_LONGEST)
-        if not answer:
-            raise ChildProcessError(f"the process to fork ended with {self._process.wait()}")
+            try:
+                socket.send_fds(self.control, [json.dumps(request).encode()], descriptors)
+                answer = self.control.recv(_LONGEST)
+            except OSError as error:
+                answer, why = b"", f"{error}: "
+            else:
+                why = ""
+            if not answer:  # end it: a late answer would be taken for that of the next request
+                raise ChildProcessError(f"{why}the process to fork ended with {self._status(1)}")
         return int(json.loads(answer))
 
+    def _status(self, patience: float) -> int:
+        try:
+            return self.process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
 
-@functools.cache
+
+_parents: dict[str, Parent] = {}
+_starting = threading.Lock()
+
+
 def parent(python_path: str) -> Parent:
-    """Return this process's one, which is started at the first call."""
-    started = Parent({**os.environ, "PYTHONPATH": python_path})
-    atexit.register(started.end)
-    return started
+    """Return this process's one, which is started at the first call, and after its end."""
+    with _starting:
+        known = _parents.get(python_path)
+        if known is None or known.has_ended():
+            known = _parents[python_path] = Parent({**os.environ, "PYTHONPATH": python_path})
+            atexit.register(known.end)
+        return known
 
 
 def _at_start(environment: Mapping[str, str]) -> Mapping[str, str]:
@@ -134,6 +162,7 @@ def _serve(control: socket.socket) -> Sequence[str]:
             answer = os.fork()
             if answer == 0:
                 control.close()
+                signal.signal(signal.SIGINT, signal.default_int_handler)
                 for standard in (sys.stdout.fileno(), sys.stderr.fileno()):
                     os.dup2(*descriptors, standard)
                 os.close(*descriptors)
@@ -149,6 +178,7 @@ def _serve(control: socket.socket) -> Sequence[str]:
 
 
 def _main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the tests still need exit statuses
     with socket.socket(fileno=int(sys.argv[1])) as control:
         for module in IMPORTED:
             importlib.import_module(module)

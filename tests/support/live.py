@@ -98,7 +98,7 @@ class Server:
         assert status == 0, self.program.tail()
         return time.monotonic() - began
 
-    def ask(self, path: str, body: Mapping[str, Any] | None = None, timeout: float = 20) -> Answer:
+    def ask(self, path: str, body: Mapping[str, Any] | None = None, timeout: float = 60) -> Answer:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}",
             data=json.dumps(body).encode() if body is not None else None,

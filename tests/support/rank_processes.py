@@ -72,7 +72,7 @@ class RankProcesses:
             if process.poll() is None:
                 process.terminate()  # torchrun ends its workers
                 try:
-                    process.wait(10)
+                    process.wait(60)
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()

@@ -103,7 +103,7 @@ class RankThreads:
     def train(
         self,
         until: Callable[[], bool],
-        within: float = 20.0,
+        within: float = 60.0,
         loop: Callable[[RankThread, int], None] | None = None,
         absent: tuple[int, ...] = (),
     ) -> None:

@@ -159,7 +159,7 @@ class Servers(Server):
     def working(self, but: Server | None = None) -> Linked | None:
         return next((member for member in self.members if member is not but and works(member)), None)
 
-    def ask(self, path: str, body: Mapping[str, Any] | None = None, timeout: float = 20) -> Answer:
+    def ask(self, path: str, body: Mapping[str, Any] | None = None, timeout: float = 60) -> Answer:
         answer = super().ask(path, body, timeout)
         return answer if answer.status < 500 else Answer(answer.status)
 

@@ -204,11 +204,11 @@ class Slack:
                 else:
                     await socket.send(json.dumps({"type": "disconnect", "reason": "refresh_requested"}))
 
-        asyncio.run_coroutine_threadsafe(work(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(work(), self._loop).result(60)
 
     def say(self, raw: str) -> None:
         """Send anything."""
-        asyncio.run_coroutine_threadsafe(self._sockets[-1].send(raw), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._sockets[-1].send(raw), self._loop).result(60)
 
     @property
     def connections(self) -> int:
@@ -329,7 +329,7 @@ def slack() -> Iterator[Slack]:
     ]
     for thread in threads:
         thread.start()
-    started.result(20)
+    started.result(60)
     try:
         yield workspace
     finally:

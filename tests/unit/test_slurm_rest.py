@@ -190,6 +190,7 @@ async def test_a_second_change_in_the_second_of_the_first_is_not_missed(
         gateway.body = json.dumps({"jobs": [job], "last_update": {"set": True, "number": 9}})
 
     slurm = SlurmRest(gateway.url)
+    monkeypatch.setattr(slurm_rest, "_SETTLING", 600.0)
     for state in ("PENDING", "RUNNING"):
         lists(state)
         assert [job.states for job in await slurm.jobs()] == [{state}]

@@ -26,7 +26,7 @@ class SmallDisk:
     def __enter__(self) -> Self:
         self.path.mkdir(parents=True)
         self._keeper = subprocess.Popen(["unshare", "-rm", "sh", "-c", _MOUNT, self.path, f"{self._megabytes}m"])
-        eventually(self._is_mounted, 20, "the small disk", 0.02)
+        eventually(self._is_mounted, 60, "the small disk", 0.02)
         return self
 
     def __exit__(self, *_: object) -> None:

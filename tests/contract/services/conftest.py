@@ -138,7 +138,7 @@ def alertmanager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def _await_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while time.monotonic() < until and process.poll() is None:
         try:
             if httpx.get(url, timeout=1).status_code == 200:

@@ -33,6 +33,9 @@ class RebootableNode(Node):
     def boots(self, number: int) -> None:
         (self.directory / "boot").write_text(f"boot-{number}")
 
+    def has_read_boot(self) -> bool:
+        return (self.directory / f"read-{self.agent.process.pid}").exists()
+
     def asked(self) -> list[str]:
         path = self.directory / "asked"
         return path.read_text().splitlines() if path.exists() else []
@@ -73,14 +76,16 @@ def test_the_next_boots_agent_answers(node: RebootableNode, end: signal.Signals)
 
 
 def test_an_agents_own_restart_is_no_restart_of_the_node(node: RebootableNode) -> None:
-    """It waits on."""
+    """It waits on, without asking again."""
     command = node.send(node.command("node.reboot", lasting=120))
     eventually(node.asked, 60, "shutdown was asked", every=0.02)
     node.kill()
     node.start()
+    eventually(node.has_read_boot, 60, "the restarted agent has resumed", every=0.02)
     assert not any(reply.is_final for reply in node.replies(command.id))
     node.boots(2)
     assert node.final(command, within=60).status == envelope.APPLIED
+    assert node.asked() == [ASKED]
 
 
 def test_a_person_approves_and_the_run_succeeds_after_the_restart(

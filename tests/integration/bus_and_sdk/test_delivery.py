@@ -181,7 +181,7 @@ async def test_presence_says_who_is_there_and_goes_with_the_job(
     (present,) = await bus.jobs()
     assert present.name == "llm-1"
     assert (present.details["world_size"], present.details["pid"]) == (8, os.getpid())
-    assert abs((datetime.now(UTC) - present.last_seen).total_seconds()) < 10
+    assert abs((datetime.now(UTC) - present.last_seen).total_seconds()) < 60
     reply = await ask(bus, make_command(action="job.stop", params={}))
     assert (reply.status, job.done) == (envelope.UNSUPPORTED, [])
     job.end()

@@ -53,7 +53,7 @@ async def test_what_the_loop_lets_fall_is_answered_failed(
     start_job(redis_server.url, fallen.append, signing_key=KEY)
     sent = make_command(seconds=3)  # enough for a slow machine to take it
     await put(client, sent)
-    (reply,) = await finals(client, sent.id, seconds=15)
+    (reply,) = await finals(client, sent.id)
     assert (reply.status, reply.output["reason"]) == (
         envelope.FAILED,
         "the training loop took the command and did not answer it",

@@ -74,7 +74,7 @@ async def put(client: Redis, sent: Command, key: str | None = KEY) -> None:
     await client.xadd(envelope.job_commands("llm-1"), fields)
 
 
-async def finals(client: Redis, command_id: str, count: int = 1, seconds: float = 5.0) -> list[Reply]:
+async def finals(client: Redis, command_id: str, count: int = 1, seconds: float = 60.0) -> list[Reply]:
     """The final replies to a command that are on the stream, once there are that many."""
     async with asyncio.timeout(seconds):
         while True:
@@ -86,7 +86,7 @@ async def finals(client: Redis, command_id: str, count: int = 1, seconds: float 
             await asyncio.sleep(0.005)
 
 
-async def eventually(holds: Callable[[], Any], seconds: float = 5.0) -> None:
+async def eventually(holds: Callable[[], Any], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while True:
             value = holds()

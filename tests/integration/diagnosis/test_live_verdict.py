@@ -60,7 +60,7 @@ def test_a_job_that_hangs_gets_a_verdict_an_alert_and_a_run(
         assert (said["cause"], said["node"], said["confidence"], said["attempt"]) == ("gpu", node, "high", 1)
         assert said["evidence"][0]["rule"] == "gpu-xid"
         runs = eventually(
-            lambda: [run for run in server.runs() if run["alert_name"] == "TrainingFailed"], 20, "a run of the verdict"
+            lambda: [run for run in server.runs() if run["alert_name"] == "TrainingFailed"], 60, "a run of the verdict"
         )
         (run,) = runs
         labels = run["alert_labels"]

@@ -15,6 +15,8 @@ from torch.optim import lr_scheduler
 import trainmedic
 import trainmedic.torch
 from tests.support.command_sender import Commander
+from trainmedic.torch import rate_commands
+from trainmedic.torch.answer_timer import AnswerTimer
 from trainmedic.torch.steps import Step
 from trainmedic.wire.envelope import Reply
 
@@ -190,7 +192,9 @@ def test_a_scheduler_that_attach_knows_is_followed(own: Callable[..., Own]) -> N
     assert loop.used[8] == pytest.approx(0.02)
 
 
-def test_a_hanging_step_keeps_its_rates_until_its_boundary(own: Callable[..., Own]) -> None:
+def test_a_hanging_step_keeps_its_rates_until_its_boundary(
+    own: Callable[..., Own], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The loop sets one group, and derives the other's next rate from its present one."""
     loop = own()
     weight, bias = loop.model.parameters()
@@ -198,6 +202,14 @@ def test_a_hanging_step_keeps_its_rates_until_its_boundary(own: Callable[..., Ow
     loop.optimizer.add_param_group({"params": [bias], "lr": 0.7})
     derived = loop.optimizer.param_groups[1]
     rates: dict[int, float] = {}
+    timers: list[tuple[AnswerTimer, Callable[[], None]]] = []
+    start = AnswerTimer.start
+
+    def start_late(timer: AnswerTimer, seconds: float, act: Callable[[], None]) -> None:
+        timers.append((timer, act))
+
+    monkeypatch.setattr(AnswerTimer, "start", start_late)
+    monkeypatch.setattr(rate_commands, "_LONGEST", 600.0)
 
     def first_group(loop: Own, step: Step) -> None:
         loop.optimizer.param_groups[0]["lr"] = computed(step.number)
@@ -205,12 +217,13 @@ def test_a_hanging_step_keeps_its_rates_until_its_boundary(own: Callable[..., Ow
 
     def hang() -> None:
         present = derived["lr"]
+        ((timer, act),) = timers
+        start(timer, 0.0, act)
         assert loop.commander.final(loop.sent[0]).status == "failed"
         assert loop.run.training.changes.scale("learning_rate") == 1.0  # a restart would not scale again
         derived["lr"] = present * 1.0
 
-    # The answer is due 1.5 s after the command.
-    loop.train(12, first_group, {5: loop.order("job.scale_lr", factor=0.5, seconds=6.5), 6: hang})
+    loop.train(12, first_group, {5: loop.order("job.scale_lr", factor=0.5, seconds=600), 6: hang})
     (reply,) = loop.replies()
     assert "returns at the next step boundary" in reply.output["reason"]
     assert (reply.output["after"], reply.output["scale"]) == (computed(6), 0.5)

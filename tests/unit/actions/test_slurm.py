@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
+from tests.support.clocks import START, ManualClock
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import registry, slurm_marks
 from trainmedic_server.adapters.slurm_topology import topology_of
-from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.slurm_silence import SlurmSilence
 from trainmedic_server.domain.topology import NO_SLURM, SlurmTopology
@@ -30,26 +30,33 @@ from trainmedic_server.ports.actions import Action, Call, Services
 from trainmedic_server.ports.outside import Presence
 from trainmedic_server.ports.slurm import UNLIMITED, JobChange, SlurmJob, SlurmNode
 
-NOW = datetime.now(UTC)
+NOW = START
 ALERT = Alert("f" * 16, AlertStatus.FIRING, {"alertname": "SlurmJobHangs"}, {}, NOW)
 
 
-class OneJob:
-    """Stand-in for Slurm with one running job. It does not model states, permissions, or delays of slurmctld."""
+class Slurm:
+    """What the stand-ins share: how often they were read, and how long slurmctld was silent and has run."""
 
     def __init__(self) -> None:
-        self.known = SlurmJob("7", "llm", "mia", frozenset({"RUNNING"}), "n1", False, True, 0)
-        self.signals: list[str] = []
-        self.lost: ClusterUnavailable | None = None
-        """Failure of the call that sends a signal."""
-        self.is_down = False
-        """Whether reading fails."""
         self.readings = 0
         self.silence: SlurmSilence | None = None
         self.runs_for: timedelta | None = timedelta(0)
 
     async def uptime(self) -> timedelta | None:
         return self.runs_for
+
+
+class OneJob(Slurm):
+    """Stand-in for Slurm with one running job. It does not model states, permissions, or delays of slurmctld."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known = SlurmJob("7", "llm", "mia", frozenset({"RUNNING"}), "n1", False, True, 0)
+        self.signals: list[str] = []
+        self.lost: ClusterUnavailable | None = None
+        """Failure of the call that sends a signal."""
+        self.is_down = False
+        """Whether reading fails."""
 
     @property
     def topology(self) -> SlurmTopology:
@@ -90,7 +97,7 @@ JOB = Target(TargetKind.JOB, job="slurm:7")
 
 
 async def do(slurm: OneJob | OneNode, name: str, run_id: str = "a", target: Target = JOB, **given: Any) -> Any:
-    services = Services(SystemClock(), None, None, slurm=slurm)  # type: ignore[arg-type]  # no bus and no HTTP is used
+    services = Services(ManualClock(NOW), None, None, slurm=slurm)  # type: ignore[arg-type]  # no bus and no HTTP is used
     action = registry.build(services).get(name)
     return await action.perform(call_of(action, target, given, run_id))
 
@@ -104,7 +111,7 @@ def call_of(action: Action, target: Target, given: Mapping[str, Any], run_id: st
         params=action.Params.model_validate(given),
         reason="it hangs",
         issued_at=NOW,
-        deadline=datetime.now(UTC) + timedelta(seconds=2),
+        deadline=NOW + timedelta(seconds=2),
         alert=ALERT,
     )
 
@@ -220,17 +227,12 @@ async def test_a_held_job_gets_no_priority() -> None:
         await do(slurm, "slurm.update", priority=100)
 
 
-class OneNode:
+class OneNode(Slurm):
     """Stand-in for Slurm with one node. It does not model states other than IDLE and DRAIN, or delays of slurmctld."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.known = SlurmNode("n1", "n1", "n1", frozenset({"IDLE"}), "")
-        self.readings = 0
-        self.silence: SlurmSilence | None = None
-        self.runs_for: timedelta | None = timedelta(0)
-
-    async def uptime(self) -> timedelta | None:
-        return self.runs_for
 
     @property
     def topology(self) -> SlurmTopology:
@@ -299,7 +301,7 @@ class NoJobs:
 
 
 async def hold_by_name(slurm: OneJob, slurm_id: str | None, name: str, **given: Any) -> Any:
-    services = Services(SystemClock(), NoJobs(), None, slurm=slurm, slurm_id_of={"llm": slurm_id}.get)  # type: ignore[arg-type]  # no HTTP is used
+    services = Services(ManualClock(NOW), NoJobs(), None, slurm=slurm, slurm_id_of={"llm": slurm_id}.get)  # type: ignore[arg-type]  # no HTTP is used
     action = registry.build(services).get(name)
     return await action.perform(call_of(action, Target(TargetKind.JOB, job="llm"), given))
 
@@ -309,7 +311,7 @@ async def test_a_job_of_the_sdk_is_named_by_the_id_that_it_reports() -> None:
     slurm = OneJob()
     output = await hold_by_name(slurm, "7", "slurm.hold")
     assert slurm.known.is_held
-    action = registry.build(Services(SystemClock(), None, None)).get("slurm.hold")  # type: ignore[arg-type]
+    action = registry.build(Services(ManualClock(NOW), None, None)).get("slurm.hold")  # type: ignore[arg-type]
     inverse = action.inverse(action.Params(), output)
     assert inverse is not None
     assert inverse.params["job_id"] == "7"
@@ -329,7 +331,7 @@ async def test_an_update_of_a_job_of_the_sdk_is_undone_by_its_id() -> None:
     slurm.known = replace(slurm.known, states=frozenset({"PENDING"}))
     output = await hold_by_name(slurm, "7", "slurm.update", exclude_nodes=["n1"])
     assert slurm.known.excluded_nodes == ("n1",)
-    action = registry.build(Services(SystemClock(), None, None)).get("slurm.update")  # type: ignore[arg-type]
+    action = registry.build(Services(ManualClock(NOW), None, None)).get("slurm.update")  # type: ignore[arg-type]
     inverse = action.inverse(action.Params(exclude_nodes=["n1"]), output)
     assert inverse is not None
     await hold_by_name(slurm, None, inverse.action, **inverse.params)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from tests.support.clocks import ManualClock
 from tests.unit.actions.test_slurm import JOB, NODE, NOW, OneJob, OneNode, do
 from trainmedic_server.actions import registry
-from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain.slurm_silence import SlurmSilence, Withheld
 from trainmedic_server.errors import ClusterUnavailable, ObjectMissing, PermanentFailure
 from trainmedic_server.ports.actions import LeasedAction, LeasedEffect, Renewal, Services
@@ -30,11 +29,11 @@ async def renewed(
 ) -> Sequence[Renewal]:
     action = action or drains(slurm)
     effect = LeasedEffect("c-1", run_id, "drain", NODE, params, True, again, made_at)
-    return await action.renew([effect], datetime.now(UTC) + timedelta(seconds=10))
+    return await action.renew([effect], NOW + timedelta(seconds=10))
 
 
 def drains(slurm: OneNode, clock: Clock | None = None) -> LeasedAction:
-    services = Services(clock or SystemClock(), None, None, slurm=slurm, slurm_topology=lambda: slurm.topology)  # type: ignore[arg-type]  # no bus and no HTTP is used
+    services = Services(clock or ManualClock(NOW), None, None, slurm=slurm, slurm_topology=lambda: slurm.topology)  # type: ignore[arg-type]  # no bus and no HTTP is used
     action = registry.build(services).get("slurm.drain")
     assert isinstance(action, LeasedAction)
     return action
@@ -212,7 +211,7 @@ async def test_a_drain_that_a_killed_server_began_again_is_finished_only_on_an_u
     (lost,) = await renewed(slurm, made_at=BEFORE_SILENCE)
     assert lost.effect.seen
     slurm.known = replace(FREE, states=frozenset(states), last_busy=last_busy)
-    (renewal,) = await drains(slurm).renew([replace(lost.effect, again=True)], datetime.now(UTC))
+    (renewal,) = await drains(slurm).renew([replace(lost.effect, again=True)], NOW)
     assert (renewal.outcome == "renewed", slurm.known.is_drained) == (again, again)
 
 
@@ -234,11 +233,11 @@ async def test_a_drain_whose_answer_was_lost_while_it_was_made_again_is_made_onl
     (lost,) = await renewed(slurm, action=action, made_at=BEFORE_SILENCE)
     assert lost.has_expired
     begun = replace(lost.effect, again=True)
-    assert [each.outcome for each in await action.renew([begun], datetime.now(UTC))] == ["unanswered"]
+    assert [each.outcome for each in await action.renew([begun], NOW)] == ["unanswered"]
     slurm.known, slurm.is_deaf = replace(FREE, last_busy=last_busy), False
     (lost,) = await renewed(slurm, action=action, made_at=BEFORE_SILENCE)
     assert (lost.outcome, lost.has_expired) == ("lost", False)
-    (renewal,) = await action.renew([begun], datetime.now(UTC))
+    (renewal,) = await action.renew([begun], NOW)
     assert (renewal.outcome == "renewed", slurm.known.is_drained) == (again, again)
 
 
@@ -280,17 +279,17 @@ async def renewed_hold(
     made_at: datetime | None = None,
     seen: str = "",
 ) -> Sequence[Renewal]:
-    services = Services(SystemClock(), None, None, slurm=slurm, slurm_topology=lambda: slurm.topology)  # type: ignore[arg-type]
+    services = Services(ManualClock(NOW), None, None, slurm=slurm, slurm_topology=lambda: slurm.topology)  # type: ignore[arg-type]
     action = action or registry.build(services).get("slurm.hold")  # type: ignore[assignment]
     assert isinstance(action, LeasedAction)
     effect = LeasedEffect("c-1", "a", "hold", JOB, {}, True, again, made_at, seen=seen, output={"job_id": "7"})
-    return await action.renew([effect], datetime.now(UTC) + timedelta(seconds=10))
+    return await action.renew([effect], NOW + timedelta(seconds=10))
 
 
 async def test_a_held_job_is_read_until_the_hold_is_stored_and_then_only_if_it_is_not_held() -> None:
     slurm = OneJob()
     await do(slurm, "slurm.hold")
-    services = Services(SystemClock(), None, None, slurm=slurm, slurm_topology=lambda: slurm.topology)  # type: ignore[arg-type]
+    services = Services(ManualClock(NOW), None, None, slurm=slurm, slurm_topology=lambda: slurm.topology)  # type: ignore[arg-type]
     action, slurm.readings = registry.build(services).get("slurm.hold"), 0
     assert isinstance(action, LeasedAction)
     (renewal,) = await renewed_hold(slurm, action=action)
@@ -349,7 +348,7 @@ async def test_a_hold_of_an_ended_or_deleted_job_or_of_another_is_no_loss() -> N
     slurm = OneJob()
     slurm.known = replace(slurm.known, is_held=True, admin_comment="Mia's")
     output = await do(slurm, "slurm.hold")
-    assert registry.build(Services(SystemClock(), None, None)).get("slurm.hold").granted(output) == timedelta(0)  # type: ignore[attr-defined, arg-type]
+    assert registry.build(Services(ManualClock(NOW), None, None)).get("slurm.hold").granted(output) == timedelta(0)  # type: ignore[attr-defined, arg-type]
     assert not await renewed_hold(slurm)
     slurm.known = replace(slurm.known, is_held=False, states=frozenset({"COMPLETED"}))
     assert not await renewed_hold(slurm)
@@ -383,11 +382,11 @@ class OneReservation(OneNode):
 async def renewed_reservation(
     slurm: OneReservation, again: bool = False, made_at: datetime | None = None, clock: Clock | None = None
 ) -> Sequence[Renewal]:
-    services = Services(clock or SystemClock(), None, None, slurm=slurm, slurm_topology=lambda: slurm.topology)  # type: ignore[arg-type]
+    services = Services(clock or ManualClock(NOW), None, None, slurm=slurm, slurm_topology=lambda: slurm.topology)  # type: ignore[arg-type]
     action = registry.build(services).get("slurm.reserve")
     assert isinstance(action, LeasedAction)
     effect = LeasedEffect("c-1", "a", "reserve", NODE, {"duration": "2h"}, True, again, made_at)
-    return await action.renew([effect], datetime.now(UTC) + timedelta(seconds=10))
+    return await action.renew([effect], NOW + timedelta(seconds=10))
 
 
 async def test_a_reservation_that_slurm_lost_in_an_outage_is_made_again_for_the_rest_of_its_time() -> None:

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.driver import driver as standin
 from tests.driver.driver import Card, Driver, cards
+from tests.support.programs import eventually
 from trainmedic_agent import exporter as exporters
 from trainmedic_agent.adapters.nvml_gpus import NvmlGpus
 from trainmedic_agent.counters import AgentCounters
@@ -178,18 +179,18 @@ def test_a_driver_that_hangs_costs_the_gpus_and_not_the_scrape(
     monkeypatch.setattr(exporters, "_REUSED_SECONDS", 0)
     collected = collector()
     scrape(collected)
-    driver.fail("nvmlDeviceGetUtilizationRates", gpu=0, delay=0.6, times=1)
+    driver.fail("nvmlDeviceGetUtilizationRates", gpu=0, hang=True, times=1)
     hanging = threading.Thread(daemon=True, target=scrape, args=(collected,))
     hanging.start()
-    while not driver.is_tripped("nvmlDeviceGetUtilizationRates"):
-        pass
+    eventually(lambda: driver.is_tripped("nvmlDeviceGetUtilizationRates"), 60, "the driver hangs", every=0.005)
     shown = scrape(collected)
     gpus.set_power_limit(SECOND, 400_000)
     assert hanging.is_alive()
     assert of(shown, "trainmedic_agent_info") == 1
     assert of(shown, "trainmedic_agent_late_scrapes_total") == 1
     assert not [name for name, _ in shown if name == "gpu_temperature_celsius"]
-    hanging.join(10)
+    driver.heal()
+    hanging.join(60)
 
 
 def test_late_scrapes_of_several_threads_are_all_counted(
@@ -208,11 +209,10 @@ def test_late_scrapes_of_several_threads_are_all_counted(
             time.sleep(0.0002)
         return switch
 
-    driver.fail("nvmlDeviceGetUtilizationRates", gpu=0, delay=4.0, times=1)
+    driver.fail("nvmlDeviceGetUtilizationRates", gpu=0, hang=True, times=1)
     hanging = threading.Thread(daemon=True, target=scrape, args=(collected,))
     hanging.start()
-    while not driver.is_tripped("nvmlDeviceGetUtilizationRates"):
-        pass
+    eventually(lambda: driver.is_tripped("nvmlDeviceGetUtilizationRates"), 60, "the driver hangs", every=0.005)
     threading.settrace(switch)
     late = [threading.Thread(target=scrape, args=(collected,)) for _ in range(8)]
     try:
@@ -221,10 +221,11 @@ def test_late_scrapes_of_several_threads_are_all_counted(
     finally:
         threading.settrace(None)  # type: ignore[arg-type]  # as the documentation has it
     for thread in late:
-        thread.join(10)
+        thread.join(60)
     assert hanging.is_alive()
     assert of(scrape(collected), "trainmedic_agent_late_scrapes_total") == 9
-    hanging.join(10)
+    driver.heal()
+    hanging.join(60)
 
 
 def test_a_scrape_shows_one_reading_throughout(
@@ -236,9 +237,7 @@ def test_a_scrape_shows_one_reading_throughout(
     families = collected.collect()
     next(families)
     driver.lose(0)
-    deadline = time.monotonic() + 10
-    while of(scrape(collected), "trainmedic_agent_gpus_missing") != 1:
-        assert time.monotonic() < deadline
+    eventually(lambda: of(scrape(collected), "trainmedic_agent_gpus_missing") == 1, 60, "a GPU is missing", every=0.005)
     missing = next(family for family in families if family.name == "trainmedic_agent_gpus_missing")
     assert [sample.value for sample in missing.samples] == [0]
 

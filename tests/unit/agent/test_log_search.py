@@ -344,6 +344,6 @@ def test_what_the_kernel_keeps_itself_is_searched_by_the_numbers_of_its_lines(
     query = replace(QUERY, kernel=True)
     page = search.page(query, {})
     assert [(line.text, line.level.value) for line in page.lines] == [("NVRM: Xid", "error"), ("eth0 up", "info")]
-    assert abs((page.lines[0].at - datetime.now(UTC)).total_seconds() + 10) < 5
+    assert abs((page.lines[0].at - datetime.now(UTC)).total_seconds() + 10) < 60
     (line,) = search.page(query, page.places).lines
     assert (line.text, line.level.value) == ("warm", "warning")

@@ -126,10 +126,11 @@ def test_what_was_written_after_the_last_scan_is_in_a_short_window(node: Searche
     """A log that was quiet, and the scan that a search a moment ago has made of it."""
     node.write(1)
     os.utime(node.log, (time.time() - 600,) * 2)
-    assert node.search.page(replace(QUERY, since=datetime.now(UTC) - timedelta(seconds=2)), {}).lines == []
+    window = replace(QUERY, since=datetime.now(UTC) - timedelta(seconds=2))
+    assert node.search.page(window, {}).lines == []
     with node.log.open("a") as file:
         file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S.%f} NCCL timeout\n")
-    page = node.search.page(replace(QUERY, since=datetime.now(UTC) - timedelta(seconds=2)), {})
+    page = node.search.page(window, {})
     assert [line.text.rpartition(" ")[2] for line in page.lines] == ["timeout"]
 
 

@@ -44,7 +44,7 @@ def test_the_journal_of_the_kernel_is_searched_page_by_page(tmp_path: Path, monk
     (line,) = first.lines
     assert line.text.startswith("NVRM: Xid")
     assert (line.source, line.level) == ("kernel", LogLevel.ERROR)
-    assert abs((datetime.now(UTC) - line.at).total_seconds() - 30) < 10
+    assert abs((datetime.now(UTC) - line.at).total_seconds() - 30) < 60
     journal.add("c3", boot - 10_000_000, "mlx5_core: link down")
     second = search.page(query, first.places)
     assert [each.text for each in second.lines] == ["eth0: link becomes ready", "mlx5_core: link down"]

@@ -274,7 +274,7 @@ async def test_watching_goes_on_where_the_file_system_cannot_be_watched(
     monkeypatch.setattr(watchfiles, "awatch", Mock(side_effect=OSError(28, "no space left on device")))
     (tmp_path / "a.yaml").write_text(named("a").replace("100", "50"))
     watching = asyncio.create_task(made.watch())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while "steps_back: 50" not in loaded(made, "a").text:
             await asyncio.sleep(0.01)
     watching.cancel()

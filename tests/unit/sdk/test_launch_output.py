@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
-import time
+import threading
 from pathlib import Path
 
 import pytest
 
+from tests.support.programs import eventually
 from trainmedic.job.rotating_file import RotatingFile
 from trainmedic.launch import output
 from trainmedic.launch.output import OutputCopies, bound_file
@@ -81,16 +83,22 @@ def test_a_terminal_that_does_not_block_gets_all_output() -> None:
     """Another program has made it so, and reads slowly."""
     source, end = os.pipe()
     received, sink = os.pipe()
+    for pipe in (end, sink):
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 4096)
     os.set_blocking(sink, False)
     copies = OutputCopies([(source, sink)], RotatingFile(None, 1 << 20))
-    lines = b"x" * 1023 + b"\n"
-    for _ in range(100):  # more than the pipe takes
-        os.write(end, lines)
-    while select.select([], [sink], [], 0)[1]:
-        time.sleep(0.01)
+    lines = (b"x" * 1023 + b"\n") * 100
+
+    def write() -> None:
+        with os.fdopen(end, "wb") as job:
+            job.write(lines)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    eventually(lambda: not select.select([], [sink], [], 0)[1], 60, "the terminal is full", every=0.01)
     got = b""
-    while len(got) < 100 * 1024 and select.select([received], [], [], 10)[0]:
+    while len(got) < len(lines) and select.select([received], [], [], 60)[0]:
         got += os.read(received, 4096)
-    os.close(end)
+    writer.join(60)
     copies.finish(60)
-    assert got == lines * 100
+    assert got == lines

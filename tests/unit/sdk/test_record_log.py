@@ -246,7 +246,7 @@ def test_a_sources_file_that_was_not_written_is_tried_again(
     monkeypatch.setattr(record_log, "_replace_file", refused_twice)
     monkeypatch.setattr(record_log, "_WRITE_INTERVAL_S", 0.01)
     rank = Rank(tmp_path)
-    assert is_written.wait(10.0)
+    assert is_written.wait(60)
     rank.records.close(None, 10.0)
     assert json.loads((rank.directory / "sources-gpu-07-3.json").read_text())["rank"] == 7
     assert len(attempts) == 3

@@ -143,7 +143,7 @@ async def test_closing_wakes_who_waits() -> None:
     waiting = asyncio.create_task(feed.after(0, 3600.0))
     await asyncio.sleep(0)
     await feed.close()
-    assert await asyncio.wait_for(waiting, 1) == []
+    assert await asyncio.wait_for(waiting, 60) == []
 
 
 async def test_a_place_from_before_the_store_was_replaced_is_the_present() -> None:

@@ -40,7 +40,7 @@ def test_a_model_that_threads_use_first_at_once_is_whole() -> None:
             together = threading.Barrier(THREADS)
 
             def use(model: type[View] = model, together: threading.Barrier = together) -> str:
-                together.wait(10)
+                together.wait(60)
                 return model.model_validate(Node("gpu-1", (0, 1))).model_dump_json()
 
             answers = [each.result() for each in [pool.submit(use) for _ in range(THREADS)]]

@@ -56,8 +56,10 @@ async def test_who_may_act_comes_before_viewers_and_finds_a_turn_kept() -> None:
         await asyncio.sleep(0)
         assert served == ["a1", "op1"]
         for label, now_served in (("a1", "op2"), ("op1", "op3"), ("op2", "a2"), ("a2", "b1"), ("b1", "a3")):
+            before = len(served)
             go_on[label].set()
-            await asyncio.sleep(0.01)
+            while len(served) == before:
+                await asyncio.sleep(0)
             assert served[-1] == now_served, served
         for event in go_on.values():
             event.set()
@@ -121,7 +123,7 @@ async def test_a_turn_that_was_given_to_somebody_who_left_goes_on() -> None:
         await asyncio.sleep(0)
     leaving.cancel()
     await asyncio.wait({leaving})
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(60):
         await read()
 
 

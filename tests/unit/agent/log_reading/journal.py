@@ -44,7 +44,7 @@ class Journal:
     def read(self, reader: JournalReader, count: int) -> list[bytes]:
         """The next lines, for a real program is behind them."""
         lines: list[tuple[int, bytes]] = []
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while len(lines) < count and time.monotonic() < until:
             lines += reader.read()
             time.sleep(0.01)
