@@ -83,7 +83,13 @@ def test_a_gpu_whose_processes_are_unknown_is_not_reset(driver: Driver, reset: C
     driver.heal()
     driver.fail("nvmlDeviceGetComputeRunningProcesses_v3", standin.NOT_SUPPORTED, gpu=0)
     with pytest.raises(CommandUnsupported, match="does not report its processes"):
-        reset()
+        reset(command_id="c2")
+    with pytest.raises(CommandFailed, match=r"does not report its processes.*it may have been done before"):
+        reset(command_id="c2", resumed=True)
+    with pytest.raises(CommandFailed, match=r"there is no GPU.*it may have been done before"):
+        reset("7", command_id="c2", resumed=True)
+    with pytest.raises(CommandRejected, match="there is no GPU"):
+        reset("7", command_id="c3")
     assert driver.resets() == []
 
 
