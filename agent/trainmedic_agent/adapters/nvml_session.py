@@ -197,9 +197,11 @@ class NvmlSessions:
             self._enumerate(session)
             self._note_forgotten(session)
             session.events = self._listen(session)
-        except pynvml.NVMLError as error:
+        except BaseException as error:  # left open, this client would prevent a reset
             pynvml.nvmlShutdown()
-            raise driver_error(error) from error
+            if isinstance(error, pynvml.NVMLError):
+                raise driver_error(error) from error
+            raise
         return session
 
     def _enumerate(self, session: NvmlSession) -> None:
