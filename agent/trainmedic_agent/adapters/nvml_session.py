@@ -170,10 +170,9 @@ class NvmlSessions:
         return session
 
     def _may_close(self) -> bool:
-        """Return whether no call is running. Then the limits that the driver may forget are noted."""
         if self._in_flight or self._calls.stuck():
             return False
-        if self._session is not None:
+        if self._session is not None:  # these calls may get stuck too
             self._at_closing = {} if self._is_stale else self._forgettable(self._session)
         return not self._calls.stuck()
 
@@ -278,9 +277,8 @@ def if_supported(ask: Callable[[], Any]) -> Any:
 
 
 def _forgettable_limit(handle: Any) -> int | None:
-    """Return the limit; None if the driver keeps it without a client."""
     if pynvml.nvmlDeviceGetPersistenceMode(handle) != pynvml.NVML_FEATURE_DISABLED:
-        return None
+        return None  # the driver keeps it without a client
     return int(pynvml.nvmlDeviceGetPowerManagementLimit(handle))
 
 

@@ -114,8 +114,7 @@ class GpuPowerState(Struct, frozen=True):
     def is_overridden(self, present: PowerLimits) -> bool:
         """Return whether another process has changed the limit.
 
-        A limit back at the card's default was forgotten by the driver in a new session, or if it reports the agent's as
-        forgotten; caps stay active.
+        The driver forgot a limit that is back at the default in a new session, or whose `forgotten_mw` is the agent's.
         """
         baseline = self.baseline
         if baseline is None or is_same(present.limit_mw, self.desired_mw()):

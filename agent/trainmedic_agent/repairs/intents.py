@@ -17,7 +17,7 @@ _TABLES = ("CREATE TABLE intents (command TEXT PRIMARY KEY, at REAL NOT NULL, re
 
 @contextlib.contextmanager
 def failing_if_begun(kept: Mapping[str, str] | None) -> Iterator[None]:
-    """Turn refusals of a begun command into CommandFailed: they would mean that nothing was done."""
+    """Turn refusals into CommandFailed: they would mean that nothing was done."""
     try:
         yield
     except (CommandRejected, CommandUnsupported) as error:
@@ -34,7 +34,7 @@ class IntentBook:
         self._journal = journal
 
     def find(self, command_id: str) -> Mapping[str, str] | None:
-        """Return the reading that an interrupted attempt kept. None if the command has not begun, or long ago."""
+        """Return the reading of an interrupted attempt. None if it has not begun, or long ago."""
         rows = self._journal.rows("SELECT reading FROM intents WHERE command = ?", (command_id,))
         if not rows:
             return None

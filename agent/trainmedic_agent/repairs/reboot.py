@@ -64,7 +64,7 @@ class RebootExecutor:
             overdue = "an earlier process of the agent may have asked for the restart, which has not come in time"
         before = kept["boot"]
         if boot == before:
-            if not time.wait_for(lambda: self._boot() != before):
+            if not time.wait_for(lambda: self._boot() != before):  # cancelled, or it would come after the reply
                 raise CommandFailed(f"{overdue}; {self._cancelled()}", {"boot_id": before})
             boot = self._boot()
         return {"boot_id_before": before, "boot_id": boot, "uptime_seconds": round(self._uptime())}
@@ -77,7 +77,6 @@ class RebootExecutor:
             raise CommandFailed(f"the system refused to restart: {answer.said or f'exit code {answer.code}'}")
 
     def _cancelled(self) -> str:
-        """Cancel the restart, so that it does not come after the reply. Return the outcome."""
         try:
             answer = programs.run([*self._shutdown, "-c"], _PROGRAM_SECONDS)
         except (CommandFailed, CommandUnsupported) as error:

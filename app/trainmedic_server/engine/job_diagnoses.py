@@ -120,7 +120,7 @@ class JobDiagnoses:
         await loops.repeat(self.look, _LOOK_EVERY, "diagnoses", self._metrics)
 
     async def look(self) -> None:
-        """Check once and send due alerts. Raises TrainmedicError, or after the alerts the first failed diagnosis."""
+        """Check once and send due alerts. Raises TrainmedicError."""
         if not self._has_loaded:
             await self._verdicts.load(self._store)
             now = self._clock.now()
