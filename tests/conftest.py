@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,8 +56,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the part for test files that are imported later."""
+    """Keep the part for test files that are imported later, and compile extensions for this run of tests alone.
+
+    A killed compilation leaves a lock in PyTorch's own directory, for which all later ones would wait.
+    """
     parts.selected = config.getoption("--part")
+    if "TORCH_EXTENSIONS_DIR" not in os.environ:  # else set by the user, or for this worker
+        directory = tempfile.mkdtemp(prefix="torch-extensions-")
+        os.environ["TORCH_EXTENSIONS_DIR"] = directory
+        config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -208,7 +208,9 @@ class CommandRunner:
         except Exception as error:  # boundary: an executor's bug fails its command, not its queue
             log.exception("command failed unexpectedly", extra=command_fields(command))
             self._context.counters.loop_error(executor.queue)
-            return ended(envelope.FAILED, described(error))
+            if self._only_reads(command):
+                return ended(envelope.FAILED, described(error))
+            return _doubtful(envelope.FAILED, f"{described(error)}; it may have had an effect")
 
     def _revert_partial_effects(self, executor: Executor, accepted: AcceptedCommand) -> bool:
         """Return whether no effect is left."""
@@ -236,6 +238,8 @@ class CommandRunner:
         since = self._journal.whole_since()
         # A failed command may have changed something before it failed.
         effect = command_book.effect_of(record, lambda: undoing.is_covered(command_id, since), CommandEffect.POSSIBLE)
+        if record is not None and record.output.get("may_be_done"):
+            effect = CommandEffect.POSSIBLE
         if effect is CommandEffect.OPEN:
             raise CommandFailed("the command to undo is still running; try again")
         if effect is CommandEffect.UNKNOWN:
@@ -275,5 +279,5 @@ class CommandRunner:
 
 
 def _doubtful(status: str, reason: str) -> CommandRecord:
-    # The server reads `may_be_done` of Slurm's commands: this status does not exclude an effect.
+    # The server reads `may_be_done`: this status does not exclude an effect.
     return CommandRecord(status, {"reason": reason, "may_be_done": True})

@@ -28,6 +28,10 @@ class ExclusiveGpus:
         self._lock = threading.Lock()
         self._held: dict[str, NameLock] = {}
 
+    @property
+    def openings(self) -> int:
+        return self._inner.openings
+
     def claim(self) -> None:
         """Take all listed GPUs. Raises ConfigurationError if another agent holds one."""
         listed = self._inner.inventory().gpus

@@ -24,6 +24,14 @@ _LONG_PART = re.compile(
     re.IGNORECASE,
 )
 
+LONGEST_AHEAD = timedelta(weeks=365_000)  # 7,000 years: added to a time, it ends before the year 9999
+
+
+def check_ahead(value: timedelta) -> timedelta:
+    if value > LONGEST_AHEAD:
+        raise ValueError(f"{write(value)} is too long; write at most {write(LONGEST_AHEAD)}")
+    return value
+
 
 def parse(text: str) -> timedelta:
     """Raises ValueError."""

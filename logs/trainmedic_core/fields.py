@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from trainmedic_core import duration
 
@@ -24,6 +24,7 @@ Duration = Annotated[
     PlainSerializer(duration.write, return_type=str),
     WithJsonSchema({"type": "string", "pattern": duration.PATTERN, "examples": ["90s", "10m", "1h30m"]}),
 ]
+TimeAhead = Annotated[Duration, AfterValidator(duration.check_ahead)]
 
 Identifier = Annotated[
     str,

@@ -186,6 +186,7 @@ class Agent(Receiver):
         refusals = {
             envelope.FAILED: lambda: CommandFailed("as the test says"),
             envelope.REJECTED: lambda: CommandRejected("as the test says"),
+            "bug": lambda: KeyError("as the test says"),
         }
         return self._act(accepted.command.id, refusals)
 

@@ -368,3 +368,15 @@ def test_what_cannot_be_written_down_is_not_begun(agent: Agent, monkeypatch: pyt
         assert agent.ask(command).status == envelope.FAILED
         assert agent.done == []
     assert agent.ask(command).status == envelope.APPLIED
+
+
+def test_a_bug_of_an_executor_may_have_had_an_effect(agent: Agent) -> None:
+    """The answer says so, and the undo is carried out."""
+    agent.outcome = "bug"
+    command = agent.command()
+    reply = agent.ask(command)
+    assert (reply.status, reply.output["may_be_done"]) == (envelope.FAILED, True)
+    agent.outcome = envelope.APPLIED
+    undo = agent.command(undo_of=command.id)
+    assert agent.ask(undo).output != NEVER_APPLIED
+    assert agent.done == [undo.id]

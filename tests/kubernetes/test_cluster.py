@@ -232,6 +232,14 @@ async def test_a_watch_from_too_long_ago_says_so(world: World, stand_in: ApiServ
             pass
 
 
+async def test_a_list_that_always_expires_ends(world: World, stand_in: ApiServer) -> None:
+    """In one piece it cannot expire midway."""
+    stand_in.faults.append(Fault(410, times=3, verbs=frozenset({"list"}), resource="pods"))
+    with pytest.raises(ClusterUnavailable, match="the list of pods expires at once"):
+        await world.cluster.list_at(PODS)
+    stand_in.faults.clear()
+
+
 async def test_a_watch_without_the_right_to_it_says_so(world: World, stand_in: ApiServer) -> None:
     """It is refused as a whole, before the first change."""
     _, version = await world.cluster.list_at(PODS)

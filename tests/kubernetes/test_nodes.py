@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.kubernetes.api_server import ApiServer, Fault, Rule
 from tests.kubernetes.world import World
@@ -13,6 +14,7 @@ from trainmedic_server.actions import retrying
 from trainmedic_server.actions.kubernetes.nodes import CordonNode, LabelNode, TaintNode, UncordonNode
 from trainmedic_server.domain.topology import ClusterNode, ClusterTopology
 from trainmedic_server.errors import ClusterRefused, ObjectMissing, OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.ports.actions import Clearance
 from trainmedic_server.ports.cluster import NODES, Ref
 
 RUN, OTHER = "0198a000-0000-7000-8000-000000000001", "0198a000-0000-7000-8000-000000000002"
@@ -365,3 +367,28 @@ async def patched_by_a_person(world: World, ref: Ref, change: dict[str, Any]) ->
         change,
         content_type="application/merge-patch+json",
     )
+
+
+async def test_a_change_is_not_tried_again_while_paused(world: World, stand_in: ApiServer) -> None:
+    """The pause begins after the first attempt. The next one is made after its end."""
+    node = await world.node()
+    stand_in.faults.append(Fault(503, verbs=frozenset({"patch"})))
+    words: list[Clearance] = ["go_on", "hold", "hold", "go_on"]
+    seen = []
+
+    async def word() -> Clearance:
+        seen.append(await is_cordoned(world, node))
+        return words.pop(0) if words else "go_on"
+
+    await world.perform(CordonNode, replace(world.call(CordonNode, node, RUN, timeout=30), clearance=word))
+    assert (words, seen) == ([], [False] * 4)
+    assert await is_cordoned(world, node)
+    stand_in.faults.append(Fault(503, verbs=frozenset({"patch"})))
+
+    async def hold() -> Clearance:
+        return "hold"
+
+    held = replace(world.call(UncordonNode, node, RUN, timeout=2), clearance=hold)
+    with pytest.raises(OutcomeUnknown, match="the server is paused; last: "):
+        await world.perform(UncordonNode, held)
+    assert await is_cordoned(world, node)

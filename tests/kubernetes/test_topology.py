@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -13,10 +13,12 @@ import pytest
 from tests.kubernetes.api_server import ApiServer
 from tests.kubernetes.world import World, until
 from trainmedic_server import telemetry
+from trainmedic_server.adapters import kubernetes_topology
 from trainmedic_server.adapters.kubernetes_topology import KubernetesTopology
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain.topology import ClusterTopology
-from trainmedic_server.ports.cluster import Ref
+from trainmedic_server.errors import ObjectChanged
+from trainmedic_server.ports.cluster import Object, Ref, Resource
 
 
 @pytest.fixture
@@ -206,3 +208,27 @@ async def test_a_change_of_nothing_that_is_kept_changes_nothing(
 async def _in_threads(ask: Callable[[], Any], is_enough: Callable[[], bool]) -> None:
     while not is_enough():
         await asyncio.to_thread(ask)
+
+
+async def test_versions_that_are_always_too_old_are_asked_for_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of an API server that answers every watch with 410."""
+    monkeypatch.setattr(kubernetes_topology, "_FIRST_WAIT_SECONDS", 3600.0)
+    listed: list[Resource] = []
+
+    class Cluster:
+        async def list_at(self, resource: Resource) -> tuple[Sequence[Object], str]:
+            await asyncio.sleep(0)
+            listed.append(resource)
+            return [], "1"
+
+        async def watch(self, resource: Resource, version: str, seconds: int) -> AsyncIterator[tuple[str, Object]]:
+            raise ObjectChanged("too old resource version")
+            yield
+
+    watched = KubernetesTopology(Cluster(), SystemClock(), telemetry.Metrics())
+    task = asyncio.create_task(watched.watch())
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert len(listed) == 2

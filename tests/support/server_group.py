@@ -123,6 +123,8 @@ class Servers(Server):
         self._headers = self.members[0]._headers
         self.exits: list[int] = []
         self._over = threading.Event()
+        self._lost: Linked | None = None
+        """Not started again before another works: it could lead again first."""
         self._keeper = threading.Thread(daemon=True, target=self._keep)
 
     def __enter__(self) -> Self:
@@ -179,11 +181,13 @@ class Servers(Server):
             "no database": (lost.to_database.silence, lost.to_database.mend),
         }[how]
         before, began = begun_anew(lost), time.monotonic()
+        self._lost = lost
         harm()
         try:
             self.wait(but=lost)
             seconds = time.monotonic() - began
         finally:
+            self._lost = None
             mend()
         if how != "kill":
             eventually(lambda: begun_anew(lost) > before, 60, "the one that was away begins anew", 0.02)
@@ -193,7 +197,9 @@ class Servers(Server):
         """Start again what has ended."""
         while not self._over.wait(0.1):
             for member in self.members:
-                if member.program is not None and (status := member.program.process.poll()) is not None:
+                if member is self._lost or member.program is None:
+                    continue
+                if (status := member.program.process.poll()) is not None:
                     self.exits.append(status)
                     member.start(wait=False)
 

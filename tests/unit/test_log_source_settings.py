@@ -117,8 +117,31 @@ async def test_an_answer_of_something_else_is_told_as_that(store: Any, body: str
     """A proxy's login page, another program at that port."""
     http = StoreHttp("http://store", {}, None, httpx.MockTransport(lambda _: httpx.Response(200, text=body)))
     if store is VictoriaLogs and not body:
-        assert await store(http).page("x", None, 0, 10, 5) == []  # which is how it says that there are no lines
+        assert await store(http).page("x", None, 0, 10, 5) == ([], ())  # which is how it says that there are no lines
     else:
         with pytest.raises(LogsUnavailable):
             await store(http).page("[]", None, 0, 10, 5)
+    await http.close()
+
+
+@pytest.mark.parametrize(
+    ("store", "part", "answer", "gap"),
+    [
+        (OpenSearch, "[]", {"timed_out": True, "hits": {"hits": []}}, "the search timed out in the log store"),
+        (OpenSearch, "[]", {"_shards": {"total": 5, "failed": 2}, "hits": {"hits": []}}, "2 of 5 shards"),
+        (
+            OpenSearch,
+            "[]",
+            {"_clusters": {"total": 2, "skipped": 1}, "hits": {"hits": []}},
+            "clusters of the log store",
+        ),
+        (Loki, "{}", {"warnings": ["x"], "data": {"resultType": "streams", "result": []}}, "the log store warns: x"),
+    ],
+)
+async def test_a_store_that_answers_in_part_is_read_as_that(store: Any, part: str, answer: Any, gap: str) -> None:
+    http = StoreHttp("http://store", {}, None, httpx.MockTransport(lambda _: httpx.Response(200, json=answer)))
+    page = await store(http).page(part, None, 0, 10, 5)
+    assert page.lines == []
+    assert len(page.gaps) == 1
+    assert page.gaps[0].startswith(gap)
     await http.close()

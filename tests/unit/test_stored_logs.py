@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tests.support.clocks import START, ManualClock
 from trainmedic_logs.domain.log_search import FoundLine, LogQuery
-from trainmedic_server.adapters.log_stores.paging import StoredLine, StoredLogs, nanoseconds
+from trainmedic_server.adapters.log_stores.paging import LARGEST_PAGE, StoredLine, StoredLogs, StoredPage, nanoseconds
 from trainmedic_server.errors import LogsUnavailable
 
 QUERY = LogQuery("llm-1", START - timedelta(minutes=10))
@@ -24,6 +24,8 @@ class Store:
     def __init__(self) -> None:
         self.lines: list[StoredLine] = []
         self.answers = 1_000
+        self.gaps: Sequence[str] = ()
+        self.resolution = 1
 
     def put(self, at: datetime, text: str) -> None:
         self.lines.append(StoredLine(nanoseconds(at), text, FoundLine(at, text, "n1", "training")))
@@ -31,11 +33,13 @@ class Store:
     def parts(self, query: LogQuery, nodes: Collection[str]) -> Sequence[str]:
         return ("all",)
 
-    async def page(self, part: str, query: LogQuery, begin: int, end: int, most: int) -> Sequence[StoredLine]:
+    async def page(self, part: str, query: LogQuery, begin: int, end: int, most: int) -> StoredPage:
         self.answers -= 1
         if self.answers < 0:
             raise LogsUnavailable("the log store does not answer (ConnectError)")
-        return sorted((line for line in self.lines if begin <= line.at < end), key=lambda line: line.identity)[:most]
+        begin -= begin % self.resolution
+        lines = sorted((line for line in self.lines if begin <= line.at < end), key=lambda line: line.identity)
+        return StoredPage(lines[:most], self.gaps)
 
 
 async def test_who_follows_is_told_of_an_outage_and_misses_nothing_that_comes_after_it() -> None:
@@ -97,3 +101,44 @@ async def test_who_follows_until_a_time_is_not_kept_waiting_after_it() -> None:
             store.put(until - timedelta(seconds=1), "late")
     assert texts == ["before", "late"]
     assert clock.now() <= until + timedelta(seconds=20)
+
+
+async def test_a_partial_answer_is_not_shown_as_the_whole() -> None:
+    """A search says so once. One that follows reads the missing lines when they are there."""
+    store, clock = Store(), ManualClock()
+    for second in range(10):
+        store.put(START - timedelta(seconds=60 - second), f"line {second}")
+    store.gaps = ("1 of 5 shards of the log store failed: lines may be missing",)
+    batches = [batch async for batch in StoredLogs(store, clock, page=4).search(QUERY, (), 100)]
+    assert [note for batch in batches for note in batch.notes] == list(store.gaps)
+    assert sum(len(batch.lines) for batch in batches) == 10
+    store.lines.clear()
+    batches = [batch async for batch in StoredLogs(store, clock).search(QUERY, (), 100)]
+    assert [batch.notes for batch in batches] == [list(store.gaps)], "nor is its emptiness"
+    notes, texts = [], []
+    async for batch in StoredLogs(store, clock).follow(QUERY, ()):
+        texts += [line.text for line in batch.lines]
+        notes += batch.notes
+        if clock.now() == START + timedelta(seconds=60):
+            store.gaps = ()
+            store.put(START + timedelta(seconds=10), "of the failed shard")
+        if clock.now() >= START + timedelta(seconds=120):
+            break
+    assert texts == ["of the failed shard"]
+    assert notes == ["1 of 5 shards of the log store failed: lines may be missing"]
+
+
+@pytest.mark.parametrize("resolution", [1, 1_000_000])
+async def test_lines_of_one_moment_beyond_the_largest_page_are_not_lost_silently(resolution: int) -> None:
+    """Also where the store rounds the times of a query to its own, milliseconds."""
+    store, clock = Store(), ManualClock()
+    store.resolution = resolution
+    moment = START - timedelta(seconds=60)
+    for number in range(LARGEST_PAGE + 10):
+        store.put(moment, f"line {number:06}")
+    store.put(moment + timedelta(seconds=1), "after")
+    batches = [batch async for batch in StoredLogs(store, clock).search(QUERY, (), 2 * LARGEST_PAGE)]
+    lines = [line.text for batch in batches for line in batch.lines]
+    assert (len(lines), lines[-1]) == (LARGEST_PAGE + 1, "after")
+    (note,) = [note for batch in batches for note in batch.notes]
+    assert note.startswith("at least 5000 lines have the time ")

@@ -31,6 +31,10 @@ class NvmlGpus:
         self._xids: dict[str, Counter[int]] = {}
         self._last_xid: dict[str, int] = {}
 
+    @property
+    def openings(self) -> int:
+        return self._nvml.openings
+
     def inventory(self) -> gpus.Inventory:
         try:
             return self._nvml.retry_after_reload(self._inventory)

@@ -77,6 +77,7 @@ class NvmlSessions:
         self._is_stale = False  # the driver was reloaded: reopen before the next call
         self._in_flight = 0  # running blocks of `open`
         self._driver_reloads = 0
+        self.openings = 0
         self._times_lost: Counter[str] = Counter()  # losses and resets, by UUID
         self._at_closing: dict[str, int] = {}  # limits in mW that the driver may forget, by UUID
         self.forgotten: dict[str, int] = {}  # those that it forgot
@@ -196,6 +197,7 @@ class NvmlSessions:
             self._enumerate(session)
             self._note_forgotten(session)
             session.events = self._listen(session)
+            self.openings += 1
         except BaseException as error:  # left open, this client would prevent a reset
             pynvml.nvmlShutdown()
             if isinstance(error, pynvml.NVMLError):

@@ -143,6 +143,10 @@ class TimeLimitedGpus:
         self._xids: Mapping[str, Mapping[int, int]] = {}  # last ones read, as in `Gpus.xids`
         self._is_open = False  # True once a call has opened the driver
 
+    @property
+    def openings(self) -> int:
+        return self._inner.openings
+
     def inventory(self) -> gpus.Inventory:
         """Return the last known GPUs while the driver does not respond."""
         try:

@@ -105,7 +105,12 @@ class _CleaningRun(Struct):
             watch = ReadWatch(min_age, self.throttle)
             cutoff_ns = round((self.cleaner.clocks.now() - min_age) * 1e9)
             with opened_roots(rule.roots, self.cleaner.cleaning.owners, protected) as opened:
-                _RuleRun(self, rule, counters, watch, cutoff_ns).apply(opened)
+                rule_run = _RuleRun(self, rule, counters, watch, cutoff_ns)
+                try:
+                    rule_run.apply(opened)
+                except OSError as error:  # such as of reading the free space, without which nothing more is deleted
+                    log.warning("cleaning ends early", extra={"rule": rule.name, "reason": str(error)})
+                    rule_run.end(Reason.of(error))
         return counters
 
 
@@ -133,8 +138,11 @@ class _RuleRun(Struct):
             ended_by = clean(roots)
         ended_by = ended_by or self.run.throttle.stop_reason
         if ended_by is not None:
-            self.run.ended_by = ended_by
-            self.counters.leave_rest(ended_by, self.counters.matched - self.considered)
+            self.end(ended_by)
+
+    def end(self, reason: Reason) -> None:
+        self.run.ended_by = reason
+        self.counters.leave_rest(reason, self.counters.matched - self.considered)
 
     def _accept(self, root: Root) -> bool:
         """Return False, and record the refusal, if the root is not on a file system that the command names."""

@@ -240,21 +240,27 @@ class Filesystems:
         parts = [self._part(device) for device in self._by_device]
         if not parts:
             return {"filesystems": []}
+        after = [part["free_percent_after"] for part in parts]
         return {
             "free_percent_before": min(part["free_percent_before"] for part in parts),
-            "free_percent_after": min(part["free_percent_after"] for part in parts),
+            "free_percent_after": None if None in after else min(after),
             **({} if self._target is None else {"reached": all(part["reached"] for part in parts)}),
             "filesystems": parts,
         }
 
     def _part(self, device: int) -> dict[str, Any]:
-        before, after = self._by_device[device].before, self.space(device)
+        before = self._by_device[device].before
+        after: DiskSpace | None
+        try:
+            after = self.space(device)
+        except OSError:  # the report of what was deleted matters more
+            after = None
         return {
             "root": self._by_device[device].root,
             "total_bytes": before.total,
             "free_bytes_before": before.free,
             "free_percent_before": round(before.percent, 2),
-            "free_bytes_after": after.free,
-            "free_percent_after": round(after.percent, 2),
-            **({} if self._target is None else {"reached": after.percent >= self._target}),
+            "free_bytes_after": after.free if after else None,
+            "free_percent_after": round(after.percent, 2) if after else None,
+            **({} if self._target is None else {"reached": after is not None and after.percent >= self._target}),
         }

@@ -107,24 +107,25 @@ class LogStore:
 
         A stream with the position None is forgotten.
         """
-        with self._lock, self._journal.transaction() as connection:
-            for stream, position in positions.items():
-                if position is None:
-                    connection.execute("DELETE FROM log_positions WHERE stream = ?", (stream,))
-                else:
-                    row = (stream, now.timestamp(), json.dumps(position))
-                    connection.execute("INSERT OR REPLACE INTO log_positions VALUES (?, ?, ?)", row)
-            if self.is_new:
-                connection.execute("INSERT OR REPLACE INTO log_memory VALUES (?, ?)", (_TRACKER, _IN_TABLE))
-            _write_tracker(connection, tracker)
-            for each in outgoing:
-                self._add(connection, each)
-            lost = self._queue.make_room(connection, MOST_WAITING_BYTES) if outgoing else 0
-            self._write_lost(connection, lost)
-        self.is_new = False
-        self._counters.findings_lost += lost
-        if outgoing:
-            self._count_waiting()
+        with self._lock:
+            with self._journal.transaction() as connection:
+                for stream, position in positions.items():
+                    if position is None:
+                        connection.execute("DELETE FROM log_positions WHERE stream = ?", (stream,))
+                    else:
+                        row = (stream, now.timestamp(), json.dumps(position))
+                        connection.execute("INSERT OR REPLACE INTO log_positions VALUES (?, ?, ?)", row)
+                if self.is_new:
+                    connection.execute("INSERT OR REPLACE INTO log_memory VALUES (?, ?)", (_TRACKER, _IN_TABLE))
+                _write_tracker(connection, tracker)
+                for each in outgoing:
+                    self._add(connection, each)
+                lost = self._queue.make_room(connection, MOST_WAITING_BYTES) if outgoing else 0
+                self._write_lost(connection, lost)
+            self.is_new = False
+            self._counters.findings_lost += lost  # under the lock: the next loss is stored with this one
+            if outgoing:
+                self._count_waiting()
 
     def text_of(self, finding: Finding) -> str:
         return self._encoded(OutgoingFinding(finding)).decode()
@@ -164,9 +165,10 @@ class LogStore:
 
     def delete_sent(self, numbers: Iterable[int]) -> None:
         """Delete updates that Redis has. Otherwise they are sent again with the same number."""
-        with self._lock, self._journal.transaction() as connection:
-            connection.executemany("DELETE FROM log_findings WHERE number = ?", [(number,) for number in numbers])
-        self._count_waiting()
+        with self._lock:
+            with self._journal.transaction() as connection:
+                connection.executemany("DELETE FROM log_findings WHERE number = ?", [(number,) for number in numbers])
+            self._count_waiting()
 
     def _add(self, connection: Any, outgoing: OutgoingFinding) -> None:
         finding = outgoing.finding.id

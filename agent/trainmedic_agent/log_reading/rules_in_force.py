@@ -36,13 +36,14 @@ class RulesInForce:
             self._active = kept
 
     def take(self, at: datetime, raw: bytes) -> None:
-        """Activate and store verified rules, unless they are unchanged, older, or cannot be compiled."""
-        if self._active is not None and (raw == self._active[1] or at < self._active[0]):
+        """Activate and store verified rules, unless they are older or cannot be compiled."""
+        if self._active is not None and (at < self._active[0] or (at, raw) == self._active):
             return
-        problem = self._use(raw)
-        if problem:
-            self._refuse(problem)
-            return
+        if self._active is None or raw != self._active[1]:
+            problem = self._use(raw)
+            if problem:
+                self._refuse(problem)
+                return
         self._refused = ""
         self._active = (at, raw)
         try:

@@ -5,6 +5,7 @@ Loki rejects lines far behind others with the same labels, so the oldest line of
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import logging
 import random
@@ -141,16 +142,16 @@ class LogShipping:
     # --- thread ---
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                wait = self.round()
-            except Exception:  # thread boundary: one log's error must not stop the others
-                log.exception("shipping logs continues after an unexpected error")
-                self._context.counters.loop_error("log-ship")
-                wait = _PAUSE_AFTER_ERROR
-            self._stopping.wait(wait)
-        self.store_positions()
-        self._push.close()
+        with contextlib.closing(self._push):
+            while not self._stopping.is_set():
+                try:
+                    wait = self.round()
+                except Exception:  # thread boundary: one log's error must not stop the others
+                    log.exception("shipping logs continues after an unexpected error")
+                    self._context.counters.loop_error("log-ship")
+                    wait = _PAUSE_AFTER_ERROR
+                self._stopping.wait(wait)
+            self.store_positions()
 
     # --- filling batches ---
 

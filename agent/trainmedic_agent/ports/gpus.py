@@ -138,6 +138,9 @@ def in_watts(milliwatts: int | None) -> float | None:
 
 
 class Gpus(Protocol):
+    @property
+    def openings(self) -> int: ...  # of the driver, which may forget limits before each
+
     def inventory(self) -> Inventory:
         """Never raises: errors are in ``problems``."""
         ...

@@ -14,6 +14,7 @@ from trainmedic_agent.power.control import PowerControl, PowerOutcome
 log = logging.getLogger(__name__)
 
 _VERIFY_SECONDS = 30.0  # between looks for changes by other processes
+_LOOK_SECONDS = 1.0  # between looks for a reopened driver
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 30.0  # seconds
 
 
@@ -24,6 +25,7 @@ class LeaseExpiry:
         self._control = control
         self._boottime = boottime
         self._verify_at = -math.inf
+        self._openings = 0  # of the driver, at the last look
         self._backoffs: dict[str, Backoff] = {}
         self._retry_at: dict[str, float] = {}  # seconds since boot, by GPU UUID
 
@@ -31,10 +33,12 @@ class LeaseExpiry:
         states = self._control.ledger.all()
         if not any(state.baseline is not None for state in states.values()):
             return None
+        if self._control.gpus.openings != self._openings:
+            return 0.0
         now = self._boottime()
         retries = [self._retry_at.get(uuid, now) - now for uuid, state in states.items() if state.needs_reconciling]
         next_end = self._control.next_end()
-        return min([self._verify_at - now, *retries, *([] if next_end is None else [next_end])])
+        return min([_LOOK_SECONDS, self._verify_at - now, *retries, *([] if next_end is None else [next_end])])
 
     def run(self) -> None:
         overdue = self._control.overdue()
@@ -42,7 +46,10 @@ class LeaseExpiry:
             log.warning("lease expired; ending power cap", extra={"command": cap_id})
         self._schedule_retries(self._control.end(overdue, EXPIRED))
         now = self._boottime()
-        verifies = now >= self._verify_at  # limits that need no change: another process may have set one
+        openings = self._control.gpus.openings
+        # Limits that need no change: another process may have set one, or the driver may have forgotten them.
+        verifies = now >= self._verify_at or openings != self._openings
+        self._openings = openings
         if verifies:
             self._verify_at = now + _VERIFY_SECONDS
         uuids = (

@@ -77,7 +77,8 @@ class CommandAction(BasicAction):
                 missing = missing or "it is unknown whether every rank answered"
                 raise OutcomeUnknown(f"{missing}, and Redis is unavailable", _outputs(replies)) from None
         receiver = _receiver(call.target)
-        output = judge(receiver, replies, missing)
+        # An undo is tried again by a new command: receivers repeat replies.
+        output = judge(receiver, replies, missing, trusts_failures=call.undo_of is not None or not self.harmful)
         if call.undo_of is not None:
             check_undone(receiver, replies, output, call.undoes_applied)
         return output
@@ -181,7 +182,9 @@ async def stop_waiting() -> bool:
     return True
 
 
-def judge(receiver: str, replies: Sequence[envelope.Reply], missing: str) -> Mapping[str, Any]:
+def judge(
+    receiver: str, replies: Sequence[envelope.Reply], missing: str, trusts_failures: bool = True
+) -> Mapping[str, Any]:
     """Return the output if all ranks applied the command, otherwise raise. `missing`: who did not reply, or ""."""
     finals = sorted((reply for reply in replies if reply.is_final), key=lambda reply: reply.rank or 0)
     bad = [reply for reply in finals if reply.status != envelope.APPLIED]
@@ -194,7 +197,8 @@ def judge(receiver: str, replies: Sequence[envelope.Reply], missing: str) -> Map
         reason = f"{_listed_ranks(applied)} applied it, but {reason}"
     if not missing and any(reply.status == envelope.FAILED and COMPARED in reply.output for reply in bad):
         raise EffectDisproved(reason, outputs)
-    if missing or (bad and len(bad) < len(finals)):
+    is_doubtful = not trusts_failures and any(reply.output.get("may_be_done") is True for reply in bad)
+    if missing or is_doubtful or (bad and len(bad) < len(finals)):
         raise OutcomeUnknown(reason, outputs)
     if bad:
         kind: type[ActionFailure] = TemporaryFailure

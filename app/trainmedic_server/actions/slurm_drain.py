@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, Field, model_validator
 
-from trainmedic_core.fields import Duration
+from trainmedic_core.fields import Duration, TimeAhead
 from trainmedic_server.actions.base import ActionParams
 from trainmedic_server.actions.slurm import NodeAction, SlurmResume, node_state
 from trainmedic_server.actions.slurm_marks import marked, owners_of
@@ -25,7 +25,7 @@ _BUSY = frozenset({"ALLOCATED", "COMPLETING", "MIXED", "NOT_RESPONDING"})  # an 
 
 
 class SlurmDrainParams(ActionParams):
-    resume_after: Duration | None = Field(
+    resume_after: TimeAhead | None = Field(
         None,
         description="Slurm resumes the node by itself after this time, counted from the step. By default it stays "
         "drained until the undo.",

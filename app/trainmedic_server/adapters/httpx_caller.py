@@ -59,11 +59,11 @@ class HttpxCaller:
         client = await self._client_for(access)
         try:
             limit = access.largest_reply or self._body_limit
-            reply = await self._send(client, peer, (method, url), sending, body, timeout, limit)
+            reply, is_cut = await self._send(client, peer, (method, url), sending, body, timeout, limit)
         finally:
             if client is not self._client:
                 await client.aclose()
-        return _redacted(reply, [part for _, parts in secrets.values() for part in parts])
+        return _redacted(reply, [part for _, parts in secrets.values() for part in parts], is_cut)
 
     async def _send(
         self,
@@ -74,7 +74,7 @@ class HttpxCaller:
         body: bytes | None,
         timeout: timedelta,
         limit: int,
-    ) -> HttpReply:
+    ) -> tuple[HttpReply, bool]:
         until = asyncio.get_running_loop().time() + timeout.total_seconds()
         sent = False
 
@@ -93,7 +93,7 @@ class HttpxCaller:
             async with asyncio.timeout_at(until):
                 response = await client.send(request, stream=True)
             try:
-                content = await _read(response, limit, until)
+                content, is_cut = await _read(response, limit, until)
             finally:
                 await response.aclose()
         except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError) as error:
@@ -102,7 +102,7 @@ class HttpxCaller:
             raise _no_reply_error(sent, f"{peer}: no answer within {timeout.total_seconds():g}s") from error
         except httpx.HTTPError as error:
             raise _no_reply_error(sent, f"{peer}: the connection failed: {described(error)}") from error
-        return _reply(response, content)
+        return _reply(response, content), is_cut
 
     async def close(self) -> None:
         if self._client is not None:
@@ -207,17 +207,17 @@ def _headers(headers: Mapping[str, str], secrets: Mapping[str, str]) -> list[tup
     return [(name.encode(), value.encode()) for name, value in sending]
 
 
-async def _read(response: httpx.Response, limit: int, until: float) -> bytes:
-    content = bytearray()
+async def _read(response: httpx.Response, limit: int, until: float) -> tuple[bytes, bool]:
+    content = bytearray()  # returned with whether it may be cut
     try:
         async with asyncio.timeout_at(until):
             async for chunk in response.aiter_raw():
                 content += chunk[: limit - len(content)]
                 if len(content) >= limit:
-                    break
-    except (TimeoutError, httpx.TransportError):
-        pass  # The status has arrived. The body is truncated.
-    return bytes(content)
+                    return bytes(content), True
+    except (TimeoutError, httpx.TransportError):  # The status has arrived.
+        return bytes(content), True
+    return bytes(content), False
 
 
 def _reply(response: httpx.Response, content: bytes) -> HttpReply:
@@ -227,11 +227,19 @@ def _reply(response: httpx.Response, content: bytes) -> HttpReply:
     return HttpReply(response.status_code, headers, _decoded(content, response.charset_encoding or "utf-8"))
 
 
-def _redacted(reply: HttpReply, secrets: Sequence[str]) -> HttpReply:
+def _redacted(reply: HttpReply, secrets: Sequence[str], is_cut: bool) -> HttpReply:
     for secret in sorted(secrets, key=len, reverse=True):
         headers = {name: value.replace(secret, "***") for name, value in reply.headers.items()}
         reply = HttpReply(reply.status, headers, reply.body.replace(secret, "***"))
-    return reply
+    if not is_cut:
+        return reply
+    body = reply.body.rstrip("\ufffd")  # half of a character
+    begun = max((_begun_length(body, secret) for secret in secrets), default=0)
+    return HttpReply(reply.status, reply.headers, f"{body[:-begun]}***") if begun else reply
+
+
+def _begun_length(body: str, secret: str) -> int:
+    return next((length for length in range(len(secret) - 1, 0, -1) if body.endswith(secret[:length])), 0)
 
 
 def _decoded(content: bytes, charset: str) -> str:

@@ -93,7 +93,9 @@ class KubernetesCluster:
         while True:
             try:
                 page = await self._call("GET", path, {name: value for name, value in query.items() if value})
-            except _Gone:
+            except _Gone as error:
+                if not query["limit"]:
+                    raise ClusterUnavailable(f"the list of {resource.plural} expires at once: {error}") from error
                 query["continue"], objects = "", []
                 query["limit"] = ""  # in one piece, which cannot expire midway
                 continue

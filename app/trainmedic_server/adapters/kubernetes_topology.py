@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Final, Protocol
 
 from trainmedic.wire.backoff import Backoff
@@ -91,6 +92,7 @@ class KubernetesTopology:
     async def _follow(self, resource: Resource, stored: dict[str, Any], read: Callable[[Object], Any]) -> None:
         backoff = Backoff(_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS, jitter=True)
         while True:
+            began = self._clock.now()
             try:
                 objects, version = await self._cluster.list_at(resource)
                 self._report_list(resource, objects)
@@ -100,12 +102,11 @@ class KubernetesTopology:
                     stored.update(fresh)
                     self._forget_topology(resource)
                 self._note_answer(resource, answers=True)
-                backoff = Backoff(_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS, jitter=True)
                 while True:
                     version = await self._watch_once(resource, version, stored, read)
                     self._answered_at[resource] = self._clock.now()
             except ObjectChanged:
-                continue  # The version is too old to continue from: list again.
+                pass  # The version is too old to continue from: list again.
             except ActionFailure as error:
                 self._note_answer(resource, answers=False)
                 log.warning("cannot watch cluster; trying again", resource=resource.plural, error=str(error))
@@ -113,6 +114,8 @@ class KubernetesTopology:
                 self._note_answer(resource, answers=False)
                 self._metrics.loop_errors.labels("whereabouts").inc()
                 log.exception("watching cluster failed; trying again", resource=resource.plural)
+            if self._clock.now() - began >= timedelta(seconds=_LONGEST_WAIT_SECONDS):
+                backoff.reset()
             await asyncio.sleep(backoff.next())
 
     async def _watch_once(

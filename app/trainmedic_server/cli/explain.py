@@ -87,6 +87,9 @@ def explain(
             raise click.UsageError("--server uses its own playbooks; omit --playbooks")
         if alert_map and _is_given("alert_map"):
             raise click.UsageError("--server uses its own alert map; omit --alert-map")
+        for name in ("mode", "modes", "inventory"):
+            if _is_given(name):
+                raise click.UsageError(f"--server uses its own {name}; omit --{name}")
         answer = _explain_by_server(server, token, document, at, as_test)
     else:
         answer = _explain_by_files(document, alert.name, paths, Mode(mode), inventory, modes, at, alert_map, as_test)

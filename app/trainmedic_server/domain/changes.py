@@ -76,7 +76,7 @@ def reverting(run: Run, step: StepState) -> Iterator[StepState]:
             yield later
 
 
-def may_be_reverted(run: Run, step: StepState) -> bool:
+def may_have_been_reverted(run: Run, step: StepState) -> bool:
     """Return whether a later step certainly or possibly reverted it."""
     return any(map(_may_be_applied, reverting(run, step)))
 

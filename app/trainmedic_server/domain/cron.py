@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from trainmedic_core.fields import Duration
 
 _ANY_DAY = datetime(2024, 1, 1, tzinfo=UTC)
+_LONGEST_WINDOW = timedelta(days=50 * 365)
 _FIELDS = "write minute, hour, day of month, month and day of week, such as 0 2 * * 2"
 
 
@@ -76,7 +77,8 @@ class CronWindow(BaseModel):
 
 def opened_at(window: CronWindow, instant: datetime) -> datetime | None:
     """Return the start of the open window, which excludes its end; None if closed."""
-    opened = next_after(window.schedule, window.timezone, instant - window.duration)
+    length = min(window.duration, _LONGEST_WINDOW)  # for a longer one, the same window is open
+    opened = next_after(window.schedule, window.timezone, instant - length)
     return opened if opened <= instant else None
 
 

@@ -116,7 +116,9 @@ def why_breaker_opens_by_count(new: int, acted_on: int, total: int, limits: Engi
     count = acted_on + new
     if not new or count <= limits.breaker_min_nodes or count / total <= limits.breaker_share:
         return None
-    allowed = max(limits.breaker_min_nodes, int(limits.breaker_share * total))
+    of_share = int(limits.breaker_share * total)
+    of_share += (of_share + 1) / total <= limits.breaker_share  # the product may be just below a whole number
+    allowed = max(limits.breaker_min_nodes, of_share)
     bound = f"{limits.breaker_share:.0%} of them, and {limits.breaker_min_nodes} in any case"
     return (
         f"{acted_on} of {total} known nodes were acted on within {duration.write(limits.breaker_window)}; "

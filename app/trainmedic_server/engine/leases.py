@@ -1,6 +1,7 @@
 """Renewal of leased effects, such as power caps, which end unless renewed.
 
-An effect is renewed in each third of its lease, from the end of its attempt until its undo begins. A hold, such as a
+An effect is renewed in each third of its lease, from the end of its attempt until its undo begins, a later
+step may have reverted it, or without an undo on resolve its run and alert have ended. A hold, such as a
 job's pause, is renewed only while a later question of its run is open.
 
 Pauses and the breaker do not stop renewals: otherwise a pause would restore a hot GPU's full power.
@@ -18,7 +19,7 @@ from typing import NamedTuple
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain import alert, destinations
 from trainmedic_server.domain.approval import Terms, waiting_step
-from trainmedic_server.domain.changes import may_be_reverted
+from trainmedic_server.domain.changes import may_have_been_reverted
 from trainmedic_server.domain.run import Run, StepState, UndoStatus
 from trainmedic_server.engine import loops
 from trainmedic_server.engine.engine_services import EngineServices
@@ -100,7 +101,7 @@ class LeaseRenewer:
                 if action is None:
                     continue
                 is_hold = getattr(action, "is_hold", False)
-                if may_be_reverted(run, step):
+                if may_have_been_reverted(run, step):
                     continue
                 if _is_hold_needed(run, step) if is_hold else _is_needed(step, continues):
                     lease = action.granted(step.output)

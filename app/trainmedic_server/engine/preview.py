@@ -111,6 +111,7 @@ def _steps_ahead(
         # An action that changes nothing shows no targets.
         reached = targets if action is not None and action.harmful else ()
         nodes = {node for each in reached for node in _nodes_of(action, would.params, each, topology)}
+        # One target may have only a number; several need names, to count shared GPUs once.
         gpus = places.gpus_of(targets[0], topology) if len(targets) == 1 else selectors.gpus_of(targets, topology)
         yield StepAhead(
             would.id,

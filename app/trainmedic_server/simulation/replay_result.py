@@ -25,7 +25,7 @@ _ORDER = [*map(str, Decision), "not_matched"]
 
 
 class Unknown(StrEnum):
-    """Missing information that a decision depends on."""
+    """Reason why a decision is unknown."""
 
     TARGET = "target"
     """A source of the server, such as Kubernetes, knew the target."""
@@ -34,6 +34,7 @@ class Unknown(StrEnum):
     BREAKER = "breaker"
     """Whether the breaker opened."""
     PLAYBOOK = "playbook"
+    """It uses what a replay does not judge, such as a group."""
     REPORTS = "reports"
     """A guard refused the first report, and would have allowed a later one."""
 

@@ -27,7 +27,8 @@ _NEVER_SURE_BY_LINE = frozenset(
     {CauseClass.UNKNOWN, CauseClass.NETWORK, CauseClass.GPU, CauseClass.NODE, CauseClass.HANG}
 )
 _XIDS_OF_PROGRAMS = frozenset({"13", "31"})  # illegal accesses, usually by the program's CUDA kernel
-# Captured groups of exceptions that may have ended nothing: in a thread, or without a complete traceback.
+# Captured groups of lines that may have ended nothing: exceptions in a thread, without a complete (`first_frame`) or
+# any (`alone`) traceback, and crashes of any process.
 _DOUBTFUL = frozenset({"thread", "first_frame", "alone", "crash", GUESS})
 _CODE_PROOF = re.compile(
     r"Assertion `[^`']*(?:index out of bounds|srcIndex < srcSelectDimSize|srcSelectDimSize)[^`']*[`'] ?failed"
@@ -147,7 +148,7 @@ def _is_sure(leading: Finding, ranks: frozenset[int], facts: Facts, relevant: Re
 
 
 def _is_later_of_message(other: Finding, first: Finding) -> bool:
-    """False for exceptions: their rules match unrelated messages too."""
+    """Return whether both lines are of one message. False for exceptions: their rules match unrelated messages too."""
     is_exception = bool(first.fields.keys() & {"exception", "alone"})
     return other.rule == first.rule and not is_exception and other.origin.stream == first.origin.stream
 
@@ -259,6 +260,7 @@ def _were_ended_after_crash(ranks: frozenset[int], facts: Facts) -> bool:
 def _ran_until_stopped(leading: Finding, facts: Facts, relevant: Relevant) -> bool:
     if leading.cause is CauseClass.PREEMPTION or any(each.is_failure and not each.is_victims for each in facts.exits):
         return False
+    # A stop with a stated reason was requested.
     return any(finding.fields.get("why", "").strip() for finding in relevant.stopped)
 
 

@@ -120,7 +120,7 @@ class BaselineFile:
     def _locked(self) -> Iterator[None]:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self._path.with_suffix(".lock"), "a", opener=_no_link) as lock:
+            with open(self._path.with_name(f"{self._path.name}.lock"), "a", opener=_no_link) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield
         except OSError as error:
@@ -141,7 +141,7 @@ class BaselineFile:
         return dict(pairs)
 
     def _write(self, samples: Mapping[str, Any]) -> None:
-        unfinished = self._path.with_suffix(".new")
+        unfinished = self._path.with_name(f"{self._path.name}.new")
         text = json.dumps({"version": 1, "pairs": samples}, indent=1, sort_keys=True)
         unfinished.unlink(missing_ok=True)
         with open(unfinished, "x", encoding="utf-8", opener=_no_link) as file:

@@ -108,12 +108,21 @@ def to_json(checkpoint: SavedCheckpoint) -> dict[str, Any]:
             f"with several ranks the path of a checkpoint must be a Path or str, not a {type(path).__name__}"
         )
     is_path = isinstance(path, Path)
-    return {"step": checkpoint.step, "at": checkpoint.at.isoformat(), "path": str(path), "is_path": is_path}
+    return {
+        "step": checkpoint.step,
+        "at": checkpoint.at.isoformat(),
+        "path": str(path),
+        "is_path": is_path,
+        "complete": checkpoint.complete,
+        "health": checkpoint.health and checkpoint.health.to_json(),
+    }
 
 
 def from_json(fields: Mapping[str, Any]) -> SavedCheckpoint:
     path = Path(fields["path"]) if fields["is_path"] else fields["path"]
-    return SavedCheckpoint(fields["step"], datetime.fromisoformat(fields["at"]), path)
+    health = CheckpointHealth.from_json(fields.get("health"))
+    at = datetime.fromisoformat(fields["at"])
+    return SavedCheckpoint(fields["step"], at, path, complete=fields.get("complete", True), health=health)
 
 
 def mark_complete(checkpoint: Path, facts: Mapping[str, Any]) -> None:

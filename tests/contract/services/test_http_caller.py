@@ -131,6 +131,15 @@ async def test_a_secret_is_sent_and_never_told(caller, peer):
     assert reply.headers["x-seen"] == "Bearer ***"
 
 
+@pytest.mark.parametrize("limit", range(100, 300, 3))
+async def test_a_secret_at_the_end_of_a_cut_body_is_not_told_in_part(peer, limit):
+    """The cut may be at any character of it."""
+    caller = HttpxCaller({"TRAINMEDIC_HTTP_PAGER": SECRET}, body_limit=limit)
+    reply = await caller.call("GET", peer.url("/echo"), {}, None, SOON, bearer="TRAINMEDIC_HTTP_PAGER")
+    await caller.close()
+    assert not any(SECRET[:length] in reply.body for length in range(3, len(SECRET) + 1))
+
+
 async def test_a_secret_in_a_file_is_read_for_each_call(caller, peer, tmp_path):
     """A renewed file counts from the next call on."""
     await caller.call("GET", peer.url("/ok"), {}, None, SOON, bearer="TRAINMEDIC_HTTP_KEPT")

@@ -583,3 +583,14 @@ def test_a_playbook_cannot_extend_a_pause() -> None:
     """Only the server does."""
     with pytest.raises(ValueError, match="set by the server"):
         jobs.JobPause.check_template({"extends": "c1"})
+
+
+@pytest.mark.parametrize("status", ["failed", "expired", "rejected"])
+async def test_a_failure_that_may_have_had_an_effect_is_an_unknown_outcome(bus: ScriptedBus, status: str) -> None:
+    """A further attempt with another ID could do it twice. An undo is tried again."""
+    bus.answers = (Reply("c1", "test", status, None, {"reason": "KeyError", "may_be_done": True}, NOW),)
+    params = {"watts": 300}
+    with pytest.raises(OutcomeUnknown, match="KeyError"):
+        await perform(bus, nodes.GpuPowerLimit, params, GPU)
+    with pytest.raises(PermanentFailure if status == "rejected" else TemporaryFailure):
+        await perform(bus, nodes.GpuPowerLimit, params, GPU, undo_of="c0")

@@ -124,3 +124,22 @@ def test_a_duration_in_words_is_refused_with_its_short_form(written: str, cure: 
     with pytest.raises(ValueError, match="is not a duration") as refused:
         duration.parse(written)
     assert cure in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "{action: gpu.power_limit, with: {percent: 80}, timeout: 2900000d}",
+        "{action: gpu.power_limit, with: {percent: 80}, retry: {attempts: 2, max_delay: 2900000d}}",
+        "{wait_for: resolved, timeout: 2900000d}",
+        "{wait: 2900000d}",
+        "{action: alertmanager.silence, with: {duration: 2900000d}}",
+        "{approve: {message: Cap?, remind: 2900000d}}",
+    ],
+)
+def test_a_time_that_ends_after_the_year_9999_is_refused(step: str) -> None:
+    """At its line, with the longest one."""
+    (problem,) = problems_of(f"{BASE}  - {step}\n")
+    assert problem.startswith(f"{BASE.count(chr(10)) + 1}:"), problem
+    assert "2900000d is too long; write at most 2555000d" in problem
+    assert problems_of(f"{BASE}  - {step.replace('2900000d', '2555000d')}\n") == []

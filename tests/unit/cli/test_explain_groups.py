@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from trainmedic_server.cli.explain import explain
@@ -34,3 +35,13 @@ def test_members_batches_and_those_that_are_only_observed_are_shown(tmp_path: Pa
     assert "members: 4: node:n1, node:n2, node:n3, node:n4" in done.output
     assert "rollout: batches of 2, 2" in done.output
     assert "only observed: node:n2" in done.output
+
+
+@pytest.mark.parametrize("option", ["mode", "modes", "inventory"])
+def test_what_a_server_decides_by_itself_cannot_be_given_with_it(tmp_path: Path, option: str) -> None:
+    """The answer would be by the server's own."""
+    (tmp_path / "alert.json").write_text("[]")
+    given = ["--server", "http://127.0.0.1:1", f"--{option}", "observe"]
+    done = CliRunner().invoke(explain, [str(tmp_path / "alert.json"), *given])
+    assert done.exit_code == 2
+    assert f"--server uses its own {option}; omit --{option}" in done.output

@@ -49,6 +49,8 @@ def test_window_holds_from_its_start_until_its_end() -> None:
 def test_window_longer_than_its_interval_is_always_open() -> None:
     window = CronWindow(schedule="0 * * * *", duration=timedelta(hours=2))
     assert all(cron.holds_at(window, at("2026-01-09T00:00") + timedelta(minutes=13 * n)) for n in range(200))
+    for schedule in ("0 * * * *", "0 0 29 2 *"):  # one that opens before the year 1
+        assert cron.holds_at(CronWindow(schedule=schedule, duration=timedelta(days=900_000)), at("2026-01-09T00:00"))
 
 
 @pytest.mark.parametrize(

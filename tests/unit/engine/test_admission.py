@@ -6,11 +6,15 @@ import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 
+import pytest
+
 from tests.unit.engine.books import CAP
 from tests.unit.engine.world import World
 from trainmedic.wire.envelope import Reply
 from trainmedic_server import errors
 from trainmedic_server.domain.run import Decision, Status
+from trainmedic_server.engine import guards
+from trainmedic_server.ports.limits import EngineLimits
 
 MakeWorld = Callable[..., World]
 
@@ -285,6 +289,17 @@ async def test_the_breaker_opens_when_too_many_nodes_are_acted_on(world: MakeWor
     await w.engine.close_breaker("alice")
     await w.pass_time(5)
     assert w.calls() == {"cap": 3, "uncap": 1}
+
+
+@pytest.mark.parametrize("total", [1, 3, 7, 50, 100, 150])
+def test_an_open_breaker_names_the_number_that_it_allows(total: int) -> None:
+    """0.29 of 100 nodes are 29, although 0.29 * 100 is below it."""
+    for percent in range(1, 101):
+        limits = EngineLimits(breaker_min_nodes=0, breaker_share=percent / 100)
+        first = next((n for n in range(total) if guards.why_breaker_opens_by_count(1, n, total, limits)), None)
+        if first is not None:
+            reason = guards.why_breaker_opens_by_count(1, first, total, limits)
+            assert f"with 1 more it would be {first + 1}, and at most {first} may be" in str(reason)
 
 
 async def test_the_breaker_counts_a_node_once(world: MakeWorld) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -136,3 +138,15 @@ def test_a_mark_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, mon
     with pytest.raises(OSError, match="No space"):
         checkpoints.write_durably(path, b"after")
     assert [one.read_bytes() for one in tmp_path.iterdir()] == [b"before"]
+
+
+def test_ranks_see_what_rank_0_knows_of_a_checkpoint() -> None:
+    """Also that it is incomplete, and its health."""
+    health = CheckpointHealth(loss=float("nan"), loss_median=2.5, reports=40)
+    for found in (
+        SavedCheckpoint(7, at(1), Path("step-7"), complete=False),
+        SavedCheckpoint(8, at(2), "s3://bucket/step-8", health=health),
+    ):
+        seen = checkpoints.from_json(json.loads(json.dumps(checkpoints.to_json(found))))
+        assert replace(seen, health=None) == replace(found, health=None)
+        assert (seen.health and seen.health.to_json()) == (found.health and found.health.to_json())

@@ -106,6 +106,9 @@ class CreateClusterJob(Irreversible, ClusterAction):
                 job = await self.retry_until_deadline(call, lambda: self.cluster.get(ref), makes_change=False)
             except ObjectMissing as error:
                 raise PermanentFailure(f"{ref} was deleted before it had ended", output) from error
+            except TemporaryFailure as error:
+                reason = f"{error}; {ref} was created; its end is unknown"
+                raise OutcomeUnknown(reason, {**output, "result": "unknown"}) from error
             except ActionFailure as error:
                 error.add(f"{ref} was created; its end is unknown", {**output, "result": "unknown"})
                 raise
@@ -119,7 +122,8 @@ class CreateClusterJob(Irreversible, ClusterAction):
             if await clearance_of(call) == "stop":
                 raise TemporaryFailure(f"{STOPPED}; {ref} is left to end by itself", {**output, "result": "running"})
             if self._clock.now() + POLL_EVERY >= call.deadline:
-                raise TemporaryFailure(f"{ref} has not ended in time", {**output, "result": "running"})
+                # After a failure, another attempt would have another ID and make a second Job.
+                raise OutcomeUnknown(f"{ref} has not ended in time", {**output, "result": "running"})
             await self._clock.sleep_until(self._clock.now() + POLL_EVERY)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from trainmedic_logs.domain.log_search import LogQuery
 from trainmedic_server.adapters.foreign_answers import UNREADABLE
-from trainmedic_server.adapters.log_stores.paging import StoredLine
-from trainmedic_server.adapters.log_stores.store_http import StoreHttp, read_json
+from trainmedic_server.adapters.log_stores.paging import StoredLine, StoredPage
+from trainmedic_server.adapters.log_stores.store_http import LONGEST_REASON, StoreHttp, read_json
 from trainmedic_server.adapters.log_stores.stored_fields import level_names, stored_line
 from trainmedic_server.errors import LogsUnavailable
 
@@ -44,14 +44,16 @@ class Loki:
             parts.append(_selector('source="kernel"', of_nodes, *level) + grep)
         return parts
 
-    async def page(self, part: str, query: LogQuery, begin: int, end: int, most: int) -> Sequence[StoredLine]:
+    async def page(self, part: str, query: LogQuery, begin: int, end: int, most: int) -> StoredPage:
         form = {"query": part, "start": str(begin), "end": str(end), "limit": str(most), "direction": "forward"}
         answer = read_json(await self._http.post(PATH, form))
         try:
             data = answer["data"]
             if data["resultType"] != "streams":
                 raise LogsUnavailable("the log store does not answer with lines; is it Loki?")
-            return [_line(stream["stream"], value) for stream in data["result"] for value in stream["values"]]
+            lines = [_line(stream["stream"], value) for stream in data["result"] for value in stream["values"]]
+            warnings = answer.get("warnings") or ()
+            return StoredPage(lines, [f"the log store warns: {str(each)[:LONGEST_REASON]}" for each in warnings])
         except UNREADABLE as error:
             raise LogsUnavailable("the log store does not answer as Loki does") from error
 

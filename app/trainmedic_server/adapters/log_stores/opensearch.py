@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from trainmedic_logs.domain.log_search import LogQuery
 from trainmedic_server.adapters.foreign_answers import UNREADABLE
-from trainmedic_server.adapters.log_stores.paging import StoredLine
+from trainmedic_server.adapters.log_stores.paging import StoredLine, StoredPage
 from trainmedic_server.adapters.log_stores.store_http import StoreHttp, read_json
 from trainmedic_server.adapters.log_stores.stored_fields import level_names, nanoseconds_of, rfc3339, stored_line
 from trainmedic_server.errors import LogsUnavailable
@@ -40,7 +40,7 @@ class OpenSearch:
             parts.append(json.dumps([{"term": {"source": "kernel"}}, {"terms": {"node": asked}}, *level]))
         return parts
 
-    async def page(self, part: str, query: LogQuery, begin: int, end: int, most: int) -> Sequence[StoredLine]:
+    async def page(self, part: str, query: LogQuery, begin: int, end: int, most: int) -> StoredPage:
         filters = json.loads(part)
         filters.append({"range": {_TIME: {"gte": rfc3339(begin), "lt": rfc3339(end), "format": _FORMAT}}})
         body = {
@@ -51,9 +51,21 @@ class OpenSearch:
         }
         answer = read_json(await self._http.post(self._path, body=body))
         try:
-            return [_line(hit) for hit in answer["hits"]["hits"]]
+            return StoredPage([_line(hit) for hit in answer["hits"]["hits"]], _gaps(answer))
         except UNREADABLE as error:
             raise LogsUnavailable("the log store does not answer as OpenSearch does") from error
+
+
+def _gaps(answer: Mapping[str, Any]) -> list[str]:
+    shards, clusters = answer.get("_shards", {}), answer.get("_clusters", {})
+    gaps = []
+    if failed := shards.get("failed"):
+        gaps.append(f"{failed} of {shards.get('total')} shards of the log store failed: lines may be missing")
+    if answer.get("timed_out"):
+        gaps.append("the search timed out in the log store: lines may be missing")
+    if any(clusters.get(each) for each in ("skipped", "partial", "failed")):
+        gaps.append("clusters of the log store did not answer: lines may be missing")
+    return gaps
 
 
 def _line(hit: Mapping[str, Any]) -> StoredLine:

@@ -10,20 +10,21 @@ from typing import NamedTuple, Protocol
 from msgspec.structs import replace
 
 from trainmedic_core.expressions.regexes import SearchPattern
-from trainmedic_logs.domain.log_search import FoundLine, LogQuery, left_out
+from trainmedic_logs.domain.log_search import FoundLine, LogQuery, left_out, written
 from trainmedic_server.errors import LogsUnavailable
 from trainmedic_server.ports.logs import LogBatch
 from trainmedic_server.ports.outside import Clock
 
 PAGE = 1000
-LARGEST_PAGE = 5000  # Loki's maximum. Further lines with the same time are not shown.
+LARGEST_PAGE = 5000  # Loki's maximum
 _POLL_SECONDS = 2.0
-_LATE_SECONDS = 15  # How far following looks back.
+_LATE = timedelta(seconds=15)  # How far following looks back.
 _LATE_AFTER_OUTAGE = timedelta(seconds=90)
 """Older lines may arrive so long after an outage: agents push again within a minute."""
 _MOST_KNOWN = 100_000  # Lines remembered as shown.
 _OPTIONAL_FIELDS = ("rank", "local_rank", "node_rank", "attempt")
 NANOSECONDS = 1_000_000_000
+_MILLISECOND = 1_000_000  # in nanoseconds
 
 
 class StoredLine(NamedTuple):
@@ -34,6 +35,11 @@ class StoredLine(NamedTuple):
     @property
     def identity(self) -> tuple[int, str]:
         return self.at, self.key
+
+
+class StoredPage(NamedTuple):
+    lines: Sequence[StoredLine]
+    gaps: Sequence[str] = ()  # Sentences about lines that may be missing.
 
 
 class LineStore(Protocol):
@@ -48,7 +54,7 @@ class LineStore(Protocol):
         """
         ...
 
-    async def page(self, part: str, query: LogQuery, begin: int, end: int, most: int) -> Sequence[StoredLine]:
+    async def page(self, part: str, query: LogQuery, begin: int, end: int, most: int) -> StoredPage:
         """Return the first `most` lines of a part in any order. Times are nanoseconds since 1970, `end` is excluded.
         Raises LogsUnavailable, LogQueryRefused.
         """
@@ -65,13 +71,13 @@ class StoredLogs:
         left = most
         nodes = () if query.is_search else nodes  # Without known nodes of the job, kernel lines are not searched.
         try:
-            async for lines in self._new_lines(query, nodes, self._end(query), set()):
+            async for lines, gaps in self._new_lines(query, nodes, self._end(query), set()):
                 if len(lines) > left:
                     last = lines[left - 1].line.at if left else query.since
-                    yield LogBatch([each.line for each in lines[:left]], (left_out(most, last),))
+                    yield LogBatch([each.line for each in lines[:left]], (*gaps, left_out(most, last)))
                     return
                 left -= len(lines)
-                yield LogBatch([each.line for each in lines])
+                yield LogBatch([each.line for each in lines], gaps)
             asked = [name for name in _OPTIONAL_FIELDS if getattr(query, name) is not None]
             if asked:
                 names = " or ".join(name.replace("_", " ") for name in asked)
@@ -87,16 +93,20 @@ class StoredLogs:
         order: deque[tuple[int, str]] = deque()
         begin = look_back_until = query.since  # Until then `begin` stays, and old lines may still arrive.
         is_away = has_answered = False
+        noted: Collection[str] = ()  # gaps of the poll before
         while True:
             now = self._clock.now()
+            present: set[str] = set()
             try:
-                async for lines in self._new_lines(replace(query, since=begin), nodes, self._end(query), shown):
+                async for lines, gaps in self._new_lines(replace(query, since=begin), nodes, self._end(query), shown):
                     for each in lines:
                         shown.add(each.identity)
                         order.append(each.identity)
                     has_answered = True
-                    yield LogBatch([each.line for each in lines])
+                    yield LogBatch([each.line for each in lines], [gap for gap in gaps if gap not in noted])
+                    present.update(gaps)
                 has_answered = True
+                noted = present
                 yield LogBatch(notes=("the log store answers again",) if is_away else ())
                 is_away = False
             except LogsUnavailable as error:
@@ -109,7 +119,7 @@ class StoredLogs:
             if query.is_over(now):
                 return
             if now > look_back_until:
-                begin = max(begin, now - timedelta(seconds=_LATE_SECONDS))
+                begin = max(begin, now - (_LATE_AFTER_OUTAGE if noted else _LATE))
             await self._clock.sleep_until(now + timedelta(seconds=_POLL_SECONDS))
 
     def _end(self, query: LogQuery) -> int:
@@ -118,12 +128,15 @@ class StoredLogs:
 
     async def _new_lines(
         self, query: LogQuery, nodes: Collection[str], end: int, shown: Collection[tuple[int, str]]
-    ) -> AsyncGenerator[list[StoredLine], None]:
+    ) -> AsyncGenerator[tuple[list[StoredLine], Sequence[str]], None]:
         pattern = SearchPattern(query.grep) if query.grep and not self._store.greps else None
         parts = [_PagedPart(self._store, part, query, end, self._page) for part in self._store.parts(query, nodes)]
+        noted: set[str] = set()
         while True:
             for part in parts:
                 await part.fill()
+            gaps = [gap for gap in dict.fromkeys(gap for part in parts for gap in part.gaps) if gap not in noted]
+            noted.update(gaps)
             open_parts = [part for part in parts if not part.is_end]
             # A part with more lines can still have one before the later lines of the others.
             horizon = min((part.last for part in open_parts), default=end)
@@ -132,8 +145,8 @@ class StoredLogs:
             fresh = [lines[each] for each in sorted(lines) if each not in shown]
             if pattern is not None:
                 fresh = [each for each in fresh if pattern.search(each.line.text.encode()) is not None]
-            if fresh:
-                yield fresh
+            if fresh or gaps:
+                yield fresh, gaps
             if not open_parts:
                 return
 
@@ -144,6 +157,7 @@ class _PagedPart:
         self._begin, self._end, self._page = nanoseconds(query.since), end, page
         self._seen: set[tuple[int, str]] = set()
         self._waiting: list[StoredLine] = []
+        self.gaps: list[str] = []
         self.is_end = False
 
     @property
@@ -151,25 +165,26 @@ class _PagedPart:
         return self._waiting[-1].at if self._waiting else self._begin
 
     async def fill(self) -> None:
-        """Read the next page with new lines, unless some are waiting."""
         if self._waiting or self.is_end:
             return
         most = self._page
         while True:
+            page = await self._store.page(self._part, self._query, self._begin, self._end, most)
+            self.gaps += page.gaps
             # By identity: copies, as in a reindexed index, may differ in what they say of the line.
-            lines = sorted(
-                await self._store.page(self._part, self._query, self._begin, self._end, most),
-                key=lambda line: line.identity,
-            )
+            lines = sorted((each for each in page.lines if each.at >= self._begin), key=lambda line: line.identity)
             self._waiting = [each for each in lines if each.identity not in self._seen]
-            self.is_end = len(lines) < most
+            self.is_end = len(page.lines) < most
             if self._waiting or self.is_end:
                 break
-            # More lines of one moment than a page holds.
-            if most < LARGEST_PAGE:
+            if most < LARGEST_PAGE:  # More lines of one moment than a page holds.
                 most = min(2 * most, LARGEST_PAGE)
-            else:
+            elif lines:
+                at = written(moment(self._begin))
+                self.gaps.append(f"at least {most} lines have the time {at}; any more are missing")
                 self._begin, self._seen, most = self._begin + 1, set(), self._page
+            else:  # A store whose times are milliseconds returns the moment before `_begin` again.
+                self._begin, most = self._begin - 1 + _MILLISECOND, self._page
         if self._waiting:
             # A store may return lines of one moment in another order, so those of earlier pages stay known.
             known = self._seen if self._waiting[-1].at == self._begin else set()

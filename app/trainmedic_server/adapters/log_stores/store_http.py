@@ -18,7 +18,7 @@ from trainmedic_server.errors import ConfigurationError, LogQueryRefused, LogsUn
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 _ANSWERS_WITHIN = 60.0  # Seconds. Each byte could arrive just within `_TIMEOUT`.
 _MOST_BYTES = 64 * 1024 * 1024
-_LONGEST_REASON = 300
+LONGEST_REASON = 300
 _BEARER_OPTION = "token_file of --log-store"
 
 
@@ -74,7 +74,7 @@ class StoreHttp:
             raise LogsUnavailable(f"the log store does not answer ({type(error).__name__})") from error
         if answer.is_success:
             return bytes(raw)
-        reason = raw.decode(errors="replace").strip()[:_LONGEST_REASON]
+        reason = raw.decode(errors="replace").strip()[:LONGEST_REASON]
         if answer.status_code in (400, 422):
             raise LogQueryRefused(f"the log store refuses the query: {reason}")
         raise LogsUnavailable(f"the log store answers {answer.status_code}: {reason}")

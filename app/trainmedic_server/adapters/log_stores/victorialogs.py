@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from trainmedic_logs.domain.log_search import LogQuery
 from trainmedic_server.adapters.foreign_answers import UNREADABLE
-from trainmedic_server.adapters.log_stores.paging import StoredLine
+from trainmedic_server.adapters.log_stores.paging import StoredLine, StoredPage
 from trainmedic_server.adapters.log_stores.store_http import StoreHttp
 from trainmedic_server.adapters.log_stores.stored_fields import level_names, nanoseconds_of, rfc3339, stored_line
 from trainmedic_server.errors import ConfigurationError, LogsUnavailable
@@ -50,11 +50,12 @@ class VictoriaLogs:
             parts.append(" AND ".join(['source:="kernel"', f"node:in({','.join(map(_quoted, asked))})", *common]))
         return parts
 
-    async def page(self, part: str, query: LogQuery, begin: int, end: int, most: int) -> Sequence[StoredLine]:
+    async def page(self, part: str, query: LogQuery, begin: int, end: int, most: int) -> StoredPage:
         asked = f"_time:[{rfc3339(begin)}, {rfc3339(end)}) AND {part} | sort by (_time, _msg) limit {most}"
-        raw = await self._http.post(PATH, {"query": asked})
+        # Without this, a cluster may be configured to leave out nodes that do not answer, and does not say so.
+        raw = await self._http.post(PATH, {"query": asked, "allow_partial_response": "0"})
         try:
-            return [_line(json.loads(line)) for line in raw.splitlines() if line.strip()]
+            return StoredPage([_line(json.loads(line)) for line in raw.splitlines() if line.strip()])
         except UNREADABLE as error:
             raise LogsUnavailable("the log store does not answer as VictoriaLogs does") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -226,6 +227,26 @@ def test_a_filesystem_that_frees_late_is_given_a_moment(root: Path) -> None:
 
     output = clean(cleaner({"tmp": {"roots": [root]}}, measure=late, clocks=Clocks(sleep=sleep)), until=93)
     assert (output["files"], output["reached"]) == (3, True)
+
+
+@pytest.mark.parametrize(("answers", "deleted"), [(3, 1), (5, 3)])
+def test_free_space_that_cannot_be_read_any_more_ends_the_rule_not_the_report(
+    root: Path, answers: int, deleted: int
+) -> None:
+    """Such as of a network file system whose server has gone."""
+    for day in range(10, 20):
+        put(root / f"{day}", days=day, size=4096)
+    asked = iter(range(answers))
+
+    def measure(_: int) -> DiskSpace:
+        if next(asked, None) is None:
+            raise OSError(errno.EIO, "as the test says")
+        return DiskSpace(5_000_000, 100_000_000)
+
+    output = clean(cleaner({"tmp": {"roots": [root]}}, measure=measure), until=10)
+    assert (output["files"], len(names(root))) == (deleted, 10 - deleted)
+    assert (output["stopped"], left(output, "tmp")) == ("io_error", {"io_error": 10 - deleted})
+    assert (output["free_percent_before"], output["free_percent_after"], output["reached"]) == (5, None, False)
 
 
 def test_a_filesystem_that_others_fill_meanwhile_is_cleaned_further(root: Path) -> None:

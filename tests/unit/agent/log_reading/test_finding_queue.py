@@ -152,6 +152,38 @@ def test_a_finding_that_cannot_be_read_delays_no_other(store: Store) -> None:
     assert store.counters.findings_lost == 1
 
 
+def test_losses_of_two_threads_are_both_counted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader drops findings for lack of space, and the sender an unreadable one before that is counted."""
+    sender = threading.Thread(target=lambda: store.store.number_next(5))
+
+    class Counters(LogCounters):
+        _lost, _asked = 0, 0
+
+        @property
+        def findings_lost(self) -> int:
+            count = self._lost
+            self._asked += 1
+            if self._asked == 2:  # The first asks within the transaction, the second counts.
+                sender.start()
+                sender.join(0.5)
+            return count
+
+        @findings_lost.setter
+        def findings_lost(self, count: int) -> None:
+            self._lost = count
+
+    unreadable = found(BudgetOwner(MALLORY, "loud"), 0)
+    origin = replace(unreadable.finding.origin, attempt=999_999_999)
+    store.put(replace(unreadable, finding=replace(unreadable.finding, origin=origin)))
+    ((size,),) = store.database.rows("SELECT SUM(size) FROM log_waiting")
+    monkeypatch.setattr(log_store, "MOST_WAITING_BYTES", 2 * size)
+    store.store._counters = counters = Counters()
+    store.put(*(found(BudgetOwner(BOB, "bobs"), number) for number in range(3)))
+    sender.join(60)
+    store.begin_again()
+    assert store.counters.findings_lost == counters.findings_lost == 4 - store.counters.findings_waiting > 1
+
+
 def test_the_sender_goes_on_after_an_unexpected_error(store: Store) -> None:
     """Its end would leave all later findings unsent, with nothing that says so but their number."""
     sent: list[int] = []

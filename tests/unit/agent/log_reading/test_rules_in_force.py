@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -34,4 +35,20 @@ def test_rules_on_disk_that_cannot_be_used_are_not_called_new(
     assert caplog.messages == ["cannot read log rules on disk"]
     rules.take(reading.now(), RULES.encode())
     assert rules._active == (reading.now(), RULES.encode())
+    reading.kill()
+
+
+def test_the_same_rules_of_a_later_time_bar_those_in_between(tmp_path: Path) -> None:
+    """Also after a restart: rules that were replaced do not come back by a late notice."""
+    reading = Reading(tmp_path, policy_of())
+    rules, now = RulesInForce(reading.store, reading.runner), reading.now()
+    current, earlier = RULES.encode(), RULES.encode() + b" "
+    rules.take(now, current)
+    rules.take(now + timedelta(minutes=2), current)
+    rules.take(now + timedelta(minutes=1), earlier)
+    assert rules._active == (now + timedelta(minutes=2), current)
+    again = RulesInForce(reading.store, reading.runner)
+    again.restore()
+    again.take(now + timedelta(minutes=1), earlier)
+    assert again._active == (now + timedelta(minutes=2), current)
     reading.kill()

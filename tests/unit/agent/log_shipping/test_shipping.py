@@ -84,6 +84,24 @@ def test_equal_lines_of_one_moment_are_all_kept(tmp_path: Path, logs: Path) -> N
     assert len(agent.store.lines()) == 320
 
 
+def test_the_connection_is_closed_whatever_happens_at_the_end(
+    tmp_path: Path, logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store would keep it open."""
+    agent = agent_of(tmp_path, logs)
+    closed = []
+
+    def fail() -> None:
+        raise KeyError("as the test says")
+
+    monkeypatch.setattr(agent.push, "close", lambda: closed.append(True))
+    monkeypatch.setattr(agent.shipping, "store_positions", fail)
+    agent.shipping._stopping.set()
+    with pytest.raises(KeyError):
+        agent.shipping._run()
+    assert closed == [True]
+
+
 def test_secrets_do_not_leave_the_node(tmp_path: Path, logs: Path) -> None:
     """Also a private key, which goes over many lines, and when the agent is killed in the midst of it."""
     agent = agent_of(tmp_path, logs)

@@ -361,6 +361,16 @@ def test_a_cap_that_the_driver_forgot_is_set_again(node: Node) -> None:
     assert node.undo("a")["limit_watts"] == 650
 
 
+def test_a_cap_that_the_driver_forgot_is_set_again_as_soon_as_it_is_reopened(node: Node) -> None:
+    """Such as by a scrape of the GPUs' metrics."""
+    node.cap("a", percent=80)
+    node.passes(5)
+    node.driver.reload()
+    node.gpus.inventory()
+    node.passes(1)
+    assert node.watts() == 560
+
+
 def without_persistence() -> tuple[Card, ...]:
     return tuple(replace(card, persistence=False) for card in cards(2))
 

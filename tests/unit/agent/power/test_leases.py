@@ -209,7 +209,7 @@ def test_without_a_cap_nothing_is_ever_due(node: Node) -> None:
     node.expiry.run()
     due = node.expiry.due()
     assert due is not None
-    assert 29 < due <= 30
+    assert 0 < due <= 1  # until the look whether the driver was reopened
 
 
 # --- set again -----------------------------------------------------------------------------------------

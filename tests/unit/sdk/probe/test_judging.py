@@ -76,6 +76,16 @@ def test_a_baseline_is_the_median_of_the_last_ten(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "deep").iterdir() if path.suffix == ".new"] == []
 
 
+@pytest.mark.parametrize("name", ["probe", "probe.new", "probe.lock", "probe.json"])
+def test_a_baseline_of_any_name_is_kept(tmp_path: Path, name: str) -> None:
+    """Its lock and its unfinished copy are other files."""
+    file = BaselineFile(tmp_path / name)
+    for _ in range(2):
+        file.add({"a b": shown()})
+    assert file.baselines()["a b"].measurements == 2
+    assert {path.name for path in tmp_path.iterdir()} == {name, f"{name}.lock"}
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"pairs": {"a b": [{}]}}', '{"pairs": {"a b": [1]}}', "not JSON"])
 def test_a_file_of_something_else_is_refused_and_left(tmp_path: Path, text: str) -> None:
     """It may be somebody's."""
@@ -88,13 +98,13 @@ def test_a_file_of_something_else_is_refused_and_left(tmp_path: Path, text: str)
     assert path.read_text() == text
 
 
-@pytest.mark.parametrize("name", ["probe.lock", "probe.new"])
+@pytest.mark.parametrize("name", ["probe.json.lock", "probe.json.new"])
 def test_a_link_in_the_directory_leads_to_no_other_file(tmp_path: Path, name: str) -> None:
     """Others may write to a shared directory. What the link leads to stays as it is."""
     victim, file = tmp_path / "victim", BaselineFile(tmp_path / "probe.json")
     victim.write_text("theirs")
     (tmp_path / name).symlink_to(victim)
-    if name == "probe.lock":
+    if name == "probe.json.lock":
         with pytest.raises(ConfigurationError, match="cannot be written"):
             file.add({"a b": shown()})
     else:
