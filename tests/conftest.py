@@ -29,6 +29,7 @@ from tests.support.programs import free_port
 from trainmedic_agent.gpu_record import GpuRecord
 from trainmedic_agent.journal import Journal
 from trainmedic_agent.repairs.intents import IntentBook
+from trainmedic_server.wiring import interpreter
 
 # How long an example takes says something about the machine, and nothing about the code.
 hypothesis.settings.register_profile("trainmedic", deadline=None)
@@ -85,7 +86,7 @@ def pytest_collection_finish() -> None:
     """Leave modules and tests, which stay, out of each garbage collection, and collect as rarely as the server does.
     Else it takes a seventh of the tests' time."""
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(50_000, *interpreter.GC_LATER)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

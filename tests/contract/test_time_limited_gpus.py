@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 from unittest.mock import Mock
 
+import pynvml
 import pytest
 
 from tests.driver.driver import SET_LIMIT, Driver, cards
@@ -17,6 +18,7 @@ from tests.support.programs import eventually
 from tests.unit.agent.test_exporter import of, scrape
 from trainmedic_agent.adapters import time_limited_gpus
 from trainmedic_agent.adapters.nvml_gpus import NvmlGpus
+from trainmedic_agent.adapters.nvml_session import DirectCalls
 from trainmedic_agent.adapters.time_limited_gpus import TimeLimitedCalls, TimeLimitedGpus
 from trainmedic_agent.counters import AgentCounters
 from trainmedic_agent.errors import GpuError, GpuFailure, GpuStuck
@@ -243,3 +245,28 @@ def test_a_call_for_which_no_thread_starts_is_no_call_under_way(monkeypatch: pyt
     assert calls.is_free()
     assert calls.run(FIRST, lambda: 1) == 1
     calls.dismiss()
+
+
+@pytest.mark.parametrize("key", ["GPU 1", SECOND])
+def test_nvml_is_closed_where_a_thread_for_its_opening_cannot_be_started(
+    make_driver: Callable[..., Driver], key: str
+) -> None:
+    """Else the agent would be a client that prevents each reset."""
+
+    class Exhausted(DirectCalls):
+        exhausted = key
+
+        def run(self, key: str, function: Callable[[], T]) -> T:
+            if key == self.exhausted:
+                raise GpuFailure("no thread for a driver call can be started")
+            return super().run(key, function)
+
+    make_driver(2)
+    calls = Exhausted()
+    gpus = NvmlGpus(calls=calls)
+    assert gpus.inventory().problems == ("no thread for a driver call can be started",)
+    calls.exhausted = ""
+    assert len(gpus.inventory().gpus) == 2
+    gpus.close()
+    with pytest.raises(pynvml.NVMLError_Uninitialized):
+        pynvml.nvmlDeviceGetCount()

@@ -71,7 +71,7 @@ class _Gpu(ctypes.Structure):
         ("remapped", ctypes.c_uint32 * 4),
         ("pcie", ctypes.c_uint32 * 4),
         *((name, ctypes.c_uint32) for name in ("pcie_replays", "nvlinks", "nvlinks_up", "nvlink_errors")),
-        ("performance_state", ctypes.c_uint32),
+        *((name, ctypes.c_uint32) for name in ("performance_state", "persistence")),
         *((name, ctypes.c_double) for name in ("load", "ambient", "kelvin_per_watt", "inertia")),
         *((name, ctypes.c_double) for name in ("temperature", "energy_mj")),
         ("at_ns", ctypes.c_int64),
@@ -119,6 +119,7 @@ class Card:
     mig: bool | None = False
     counts_energy: bool = True
     nvlinks: int = 18
+    persistence: bool = True
 
 
 def cards(count: int) -> tuple[Card, ...]:
@@ -418,6 +419,7 @@ def _fill(gpu: _Gpu, card: Card) -> None:
     gpu.sm_mhz, gpu.memory_mhz = 1980, 2619
     gpu.pcie[:] = (16, 16, 5, 5)
     gpu.nvlinks = gpu.nvlinks_up = card.nvlinks
+    gpu.persistence = card.persistence
     gpu.load, gpu.ambient, gpu.kelvin_per_watt, gpu.inertia = (
         card.load,
         card.ambient,

@@ -18,6 +18,7 @@
  * What it does not model
  *   - who may set limits: the real driver wants root; ask for that fault where it matters
  *   - throttling itself: a GPU that reports thermal slowdown draws as much as before
+ *   - persistence mode, beyond its being on or off: limits outlive all clients
  *   - voltage, clocks that follow power, fans, traffic over links, MIG and vGPU devices, the leakage by which
  *     a hot GPU draws more, sensors' noise and delay, and limits that the driver rounds
  *   - stale handles beyond answering NVML_ERROR_INVALID_ARGUMENT: the real library may crash
@@ -77,6 +78,7 @@ struct gpu {
     uint32_t pcie_replays;
     uint32_t nvlinks, nvlinks_up, nvlink_errors; /* nvlinks = 0: the card has none */
     uint32_t performance_state;
+    uint32_t persistence; /* 1: on */
     double load;          /* 0 to 1 */
     double ambient, kelvin_per_watt, inertia;
     double temperature;
@@ -445,6 +447,13 @@ int nvmlDeviceGetPowerManagementLimit(void *handle, unsigned *limit)
 {
     DEVICE(handle);
     return power_value(gpu, gpu->limit_mw, limit);
+}
+
+int nvmlDeviceGetPersistenceMode(void *handle, int *mode)
+{
+    DEVICE(handle);
+    *mode = (int)gpu->persistence;
+    return leave(SUCCESS);
 }
 
 int nvmlDeviceGetEnforcedPowerLimit(void *handle, unsigned *limit)

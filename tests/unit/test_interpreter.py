@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import math
 import sys
 import sysconfig
 from typing import Any
@@ -36,3 +38,14 @@ def test_a_python_that_knows_no_other_way_has_the_lock(monkeypatch: pytest.Monke
     """As 3.11 and 3.12."""
     monkeypatch.delattr(sys, "_is_gil_enabled", raising=False)
     assert interpreter.described()["gil"] is True
+
+
+def test_collections_are_short_and_full_ones_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In allocations."""
+    thresholds: list[int] = []
+    monkeypatch.setattr(gc, "set_threshold", lambda *values: thresholds.extend(values))
+    monkeypatch.setattr(sys, "setswitchinterval", lambda seconds: None)
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
+    interpreter.tune()
+    assert math.prod(thresholds[:2]) <= 200_000
+    assert math.prod(thresholds) >= 49_000_000

@@ -78,7 +78,9 @@ class NvmlSessions:
         self._in_flight = 0  # running blocks of `open`
         self._driver_reloads = 0
         self.openings = 0
-        self._times_lost: Counter[str] = Counter()  # losses and resets, and closings of NVML, by UUID
+        self._times_lost: Counter[str] = Counter()  # losses and resets, by UUID
+        self._at_closing: dict[str, int] = {}  # limits in mW that the driver may forget, by UUID
+        self.forgotten: dict[str, int] = {}  # those that it forgot
         self._seen: dict[str, str] = {}  # UUID by its normal form, of all GPUs seen by this process
 
     def has_seen(self, uuid: str) -> bool:
@@ -135,7 +137,7 @@ class NvmlSessions:
                 raise GpuFailure(f"{self._closed_for} is being reset; try again")
             self._closed_for = uuid
             try:
-                if not self._ended.wait_for(lambda: self._in_flight == 0, _CLOSE_SECONDS) or self._calls.stuck():
+                if not self._ended.wait_for(lambda: self._in_flight == 0, _CLOSE_SECONDS) or not self._may_close():
                     raise GpuFailure("a call to the driver does not return, so NVML cannot be closed")
                 self._shut_down()
             except BaseException:
@@ -156,9 +158,10 @@ class NvmlSessions:
         if self._closed_for is not None:
             raise DriverAbsent(f"the driver is not used here while {self._closed_for} is reset; try again")
         session = self._session
-        if session is not None and self._in_flight == 0 and not self._calls.stuck():
+        if session is not None:
             has_waited = self._monotonic() - session.opened_at >= _REOPEN_SECONDS
-            if self._is_stale or ((session.problems or session.lost) and has_waited):
+            is_due = self._is_stale or ((session.problems or session.lost) and has_waited)
+            if is_due and self._may_close():
                 self._shut_down()
                 session = None
         if session is None:
@@ -166,6 +169,22 @@ class NvmlSessions:
                 raise DriverAbsent("the driver is being reloaded; try again in a moment")
             session = self._session = self._open_nvml()
         return session
+
+    def _may_close(self) -> bool:
+        if self._in_flight or self._calls.stuck():
+            return False
+        if self._session is not None:  # these calls may get stuck too
+            self._at_closing = {} if self._is_stale else self._forgettable(self._session)
+        return not self._calls.stuck()
+
+    def _forgettable(self, session: NvmlSession, uuids: Collection[str] | None = None) -> dict[str, int]:
+        limits: dict[str, int] = {}
+        for uuid in session.handles if uuids is None else session.handles.keys() & uuids:
+            with contextlib.suppress(pynvml.NVMLError, GpuFailure):
+                limit = self._calls.run(uuid, partial(_forgettable_limit, session.handles[uuid]))
+                if limit is not None:
+                    limits[uuid] = limit
+        return limits
 
     def _open_nvml(self) -> NvmlSession:
         try:
@@ -176,11 +195,14 @@ class NvmlSessions:
             session = NvmlSession(f"{self._process}/{self._driver_reloads}", self._monotonic())
             session.driver = if_supported(pynvml.nvmlSystemGetDriverVersion)
             self._enumerate(session)
+            self._note_forgotten(session)
             session.events = self._listen(session)
             self.openings += 1
-        except pynvml.NVMLError as error:
+        except BaseException as error:  # left open, this client would prevent a reset
             pynvml.nvmlShutdown()
-            raise driver_error(error) from error
+            if isinstance(error, pynvml.NVMLError):
+                raise driver_error(error) from error
+            raise
         return session
 
     def _enumerate(self, session: NvmlSession) -> None:
@@ -204,6 +226,11 @@ class NvmlSessions:
             problems.append(f"{uuid} was here before")
         session.infos, session.problems = tuple(infos), tuple(problems)
 
+    def _note_forgotten(self, session: NvmlSession) -> None:
+        before, self._at_closing = self._at_closing, {}
+        after = self._forgettable(session, before)
+        self.forgotten |= {uuid: before[uuid] for uuid, limit in after.items() if limit != before[uuid]}
+
     def _listen(self, session: NvmlSession) -> Any:
         try:
             events = pynvml.nvmlEventSetCreate()
@@ -219,7 +246,6 @@ class NvmlSessions:
         session, self._session, self._is_stale = self._session, None, False
         if session is None:
             return
-        self._times_lost.update(self._seen.values())  # without a client, the driver may forget every card's limit
         for let_go in (lambda: session.events and pynvml.nvmlEventSetFree(session.events), pynvml.nvmlShutdown):
             try:
                 let_go()
@@ -250,6 +276,12 @@ def if_supported(ask: Callable[[], Any]) -> Any:
         if error.value in UNAVAILABLE:
             return None
         raise
+
+
+def _forgettable_limit(handle: Any) -> int | None:
+    if pynvml.nvmlDeviceGetPersistenceMode(handle) != pynvml.NVML_FEATURE_DISABLED:
+        return None  # the driver keeps it without a client
+    return int(pynvml.nvmlDeviceGetPowerManagementLimit(handle))
 
 
 def _identify(index: int) -> tuple[gpus.GpuInfo, Any]:

@@ -37,6 +37,7 @@ class PowerLimits(Struct, frozen=True):
     min_mw: int | None = None
     max_mw: int | None = None
     draw_mw: int | None = None
+    forgotten_mw: int | None = None  # the limit before NVML was closed, if the driver forgot it and none was set since
 
 
 class EccErrors(Struct, frozen=True):

@@ -114,14 +114,17 @@ class GpuPowerState(Struct, frozen=True):
     def is_overridden(self, present: PowerLimits) -> bool:
         """Return whether another process has changed the limit.
 
-        A limit back at the card's default in a new driver session was forgotten by the driver, so its caps stay active.
+        The driver forgot a limit that is back at the default in a new session, or whose `forgotten_mw` is the agent's.
         """
         baseline = self.baseline
         if baseline is None or is_same(present.limit_mw, self.desired_mw()):
             return False
-        if is_same(present.limit_mw, baseline.set_mw) or is_same(present.limit_mw, baseline.pending_mw):
+        own = (baseline.set_mw, baseline.pending_mw)
+        if any(is_same(present.limit_mw, limit) for limit in own):
             return False
-        return present.session == baseline.session or not is_same(present.limit_mw, present.default_mw)
+        is_forgotten = any(is_same(present.forgotten_mw, limit) for limit in own)
+        is_new = present.session != baseline.session or is_forgotten
+        return not (is_new and is_same(present.limit_mw, present.default_mw))
 
     def with_cap(self, cap: PowerCap, present: PowerLimits) -> GpuPowerState:
         """Add a cap, in place of an ended one with the same ID."""

@@ -12,7 +12,7 @@ from trainmedic_agent.containers.engine_api import ContainerEngine, EngineAnswer
 from trainmedic_agent.containers.kubelet import is_of_kubelet
 from trainmedic_agent.errors import CommandFailed, CommandRejected
 from trainmedic_agent.executors import AcceptedCommand
-from trainmedic_agent.repairs.intents import IntentBook
+from trainmedic_agent.repairs.intents import IntentBook, failing_if_begun
 from trainmedic_agent.repairs.policy import RestartPolicy
 from trainmedic_agent.repairs.timing import SETTLED_SECONDS, RepairTime, checked_parameters
 
@@ -45,15 +45,17 @@ class RestartContainerExecutor:
         command, time = accepted.command, RepairTime(accepted)
         name = str(checked_parameters(command, ("container",))["container"])
         kept = self._intents.find(command.id)
-        state = self._read_state(name) if kept is None else self._read_begun(kept["id"])
-        self._refuse_forbidden(state)
+        with failing_if_begun(kept):
+            state = self._read_state(name if kept is None else kept["id"])
+            self._refuse_forbidden(state)
         if kept is None:
             kept = {"id": state.id, "started_at": state.started_at}
             self._intents.keep(command.id, kept, utc_now())
         before = kept["started_at"]
         if state.started_at == before:
             self._restart(state, time)
-        after = self._wait_until_settled(state, before, time)
+        with failing_if_begun(kept):
+            after = self._wait_until_settled(state, before, time)
         return {"container": state.name, "started_at_before": before, **after.output(), "resumed": accepted.resumed}
 
     def _refuse_forbidden(self, state: ContainerState) -> None:
@@ -72,10 +74,10 @@ class RestartContainerExecutor:
             raise CommandFailed(f"the container engine could not restart {state.name}: {answer}") from answer
 
     def _wait_until_settled(self, state: ContainerState, before: str, time: RepairTime) -> ContainerState:
-        first = self._read_begun(state.id)
+        first = self._read_state(state.id)
         if first.is_running and first.started_at != before:
             time.pause(SETTLED_SECONDS)
-        last = self._read_begun(state.id)
+        last = self._read_state(state.id)
         if last.started_at == before:
             raise CommandFailed(f"{state.name} was not started again: its start time is unchanged", last.output())
         if not last.is_running:
@@ -85,12 +87,6 @@ class RestartContainerExecutor:
                 f"{state.name} was started again, and ended within {SETTLED_SECONDS:.0f} s", last.output()
             )
         return last
-
-    def _read_begun(self, container_id: str) -> ContainerState:
-        try:
-            return self._read_state(container_id)
-        except CommandRejected as error:  # `rejected` would mean that nothing was done
-            raise CommandFailed(f"{error} any more; it may have been restarted before") from error
 
     def _read_state(self, name: str) -> ContainerState:
         try:

@@ -17,7 +17,7 @@ from trainmedic_agent.errors import (
 from trainmedic_agent.executors import AcceptedCommand
 from trainmedic_agent.ports.gpus import GpuReading, Gpus
 from trainmedic_agent.repairs import programs
-from trainmedic_agent.repairs.intents import IntentBook
+from trainmedic_agent.repairs.intents import IntentBook, failing_if_begun
 from trainmedic_agent.repairs.timing import LOOK_EVERY, RepairTime, checked_parameters
 
 _STILL_BROKEN = ("reset", "reboot", "drain_and_reset", "bus_reset", "system_reboot")
@@ -38,13 +38,15 @@ class GpuResetExecutor:
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
         command, time = accepted.command, RepairTime(accepted)
         checked_parameters(command, ())
-        uuid = self._uuid(command.target.get("gpu"))
-        kept = self._intents.find(command.id)
+        begun = kept = self._intents.find(command.id)
+        with failing_if_begun(begun):
+            uuid = self._uuid(command.target.get("gpu"))
         if kept is None:
             kept = _reading_to_keep(self._reading_before(uuid))
             self._intents.keep(command.id, kept, utc_now())
         if not self._has_restarted(uuid, kept):
-            self._refuse_used(uuid)
+            with failing_if_begun(begun):
+                self._refuse_used(uuid)
             self._reset(uuid, time)
         return {"gpu": uuid, **self._wait_for_answer(uuid, kept, time), "resumed": accepted.resumed}
 

@@ -4,24 +4,37 @@ act twice.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 
+from trainmedic_agent.errors import CommandFailed, CommandRejected, CommandUnsupported
 from trainmedic_agent.journal import KEPT_SECONDS, Journal
 
 _TABLES = ("CREATE TABLE intents (command TEXT PRIMARY KEY, at REAL NOT NULL, reading TEXT NOT NULL) WITHOUT ROWID",)
 
 
+@contextlib.contextmanager
+def failing_if_begun(kept: Mapping[str, str] | None) -> Iterator[None]:
+    """Turn refusals into CommandFailed: they would mean that nothing was done."""
+    try:
+        yield
+    except (CommandRejected, CommandUnsupported) as error:
+        if kept is None:
+            raise
+        raise CommandFailed(f"{error}; it may have been done before") from error
+
+
 class IntentBook:
-    """Every method raises JournalUnavailable; then nothing may be done."""
+    """Every method raises JournalUnavailable; then nothing may be begun."""
 
     def __init__(self, journal: Journal) -> None:
         journal.install("intents", [_TABLES])
         self._journal = journal
 
     def find(self, command_id: str) -> Mapping[str, str] | None:
-        """Return the reading that an interrupted attempt kept. None if the command has not begun, or long ago."""
+        """Return the reading of an interrupted attempt. None if it has not begun, or long ago."""
         rows = self._journal.rows("SELECT reading FROM intents WHERE command = ?", (command_id,))
         if not rows:
             return None

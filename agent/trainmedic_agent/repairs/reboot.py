@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 from trainmedic.wire import envelope
 from trainmedic.wire.steady_time import since_boot, utc_now
-from trainmedic_agent.errors import CommandFailed, CommandRejected, CommandUnsupported, JournalUnavailable
+from trainmedic_agent.errors import CommandFailed, CommandRejected, CommandUnsupported
 from trainmedic_agent.executors import AcceptedCommand
 from trainmedic_agent.power.control import boot_id
 from trainmedic_agent.repairs import programs
-from trainmedic_agent.repairs.intents import IntentBook
+from trainmedic_agent.repairs.intents import IntentBook, failing_if_begun
 from trainmedic_agent.repairs.timing import RepairTime, checked_parameters
 
 _PROGRAM_SECONDS = 20.0  # limit of a call of ``shutdown``, which does not wait
 DELAY_MINUTES = 1
 """Time for users to stop it by ``shutdown -c``, and for the reply ``accepted``."""
 _DELAY_SECONDS = 60 * DELAY_MINUTES
-_SCHEDULED = "scheduled"  # in the kept reading: the system has accepted the restart
 
 
 class RebootExecutor:
@@ -43,8 +41,9 @@ class RebootExecutor:
         command, time = accepted.command, RepairTime(accepted)
         checked_parameters(command, ())
         boot, kept = self._boot(), self._intents.find(command.id)
-        if not boot:
-            raise CommandUnsupported("the kernel's boot ID cannot be read, so a restart could not be verified")
+        with failing_if_begun(kept):
+            if not boot:
+                raise CommandUnsupported("the kernel's boot ID cannot be read, so a restart could not be verified")
         if kept is None:
             booted_at = utc_now() - timedelta(seconds=self._uptime())
             if booted_at > command.issued_at:
@@ -59,15 +58,14 @@ class RebootExecutor:
                 )
             kept = {"boot": boot}
             self._intents.keep(command.id, kept, utc_now())
+            self._schedule()
+            overdue = "the system accepted the restart, and has not restarted in time"
+        else:  # Not again after the agent's restart: a user may have stopped it.
+            overdue = "an earlier process of the agent may have asked for the restart, which has not come in time"
         before = kept["boot"]
         if boot == before:
-            # Not again after the agent's restart: a user may have stopped it.
-            if _SCHEDULED not in kept and _has_time(time):
-                self._schedule()
-                with contextlib.suppress(JournalUnavailable):  # the restart comes anyway
-                    self._intents.keep(command.id, {**kept, _SCHEDULED: "yes"}, utc_now())
-            if not time.wait_for(lambda: self._boot() != before):
-                raise CommandFailed(self._cancelled(), {"boot_id": before})
+            if not time.wait_for(lambda: self._boot() != before):  # cancelled, or it would come after the reply
+                raise CommandFailed(f"{overdue}; {self._cancelled()}", {"boot_id": before})
             boot = self._boot()
         return {"boot_id_before": before, "boot_id": boot, "uptime_seconds": round(self._uptime())}
 
@@ -79,15 +77,13 @@ class RebootExecutor:
             raise CommandFailed(f"the system refused to restart: {answer.said or f'exit code {answer.code}'}")
 
     def _cancelled(self) -> str:
-        """Cancel the restart, so that it does not come after the reply. Return the message."""
-        overdue = "the system accepted the restart, and has not restarted in time"
         try:
             answer = programs.run([*self._shutdown, "-c"], _PROGRAM_SECONDS)
         except (CommandFailed, CommandUnsupported) as error:
-            return f"{overdue}; it could not be cancelled and may still come: {error}"
+            return f"it could not be cancelled and may still come: {error}"
         if answer.code != 0:
-            return f"{overdue}; it could not be cancelled and may still come: {answer.said}"
-        return f"{overdue}; shutdown -c was accepted"
+            return f"it could not be cancelled and may still come: {answer.said}"
+        return "shutdown -c was accepted"
 
 
 def _has_time(time: RepairTime) -> bool:

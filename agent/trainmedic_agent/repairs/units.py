@@ -11,7 +11,7 @@ from trainmedic.wire.steady_time import utc_now
 from trainmedic_agent.errors import CommandFailed, CommandRejected
 from trainmedic_agent.executors import AcceptedCommand
 from trainmedic_agent.repairs import programs
-from trainmedic_agent.repairs.intents import IntentBook
+from trainmedic_agent.repairs.intents import IntentBook, failing_if_begun
 from trainmedic_agent.repairs.policy import UNIT, RestartPolicy
 from trainmedic_agent.repairs.timing import LOOK_EVERY, SETTLED_SECONDS, RepairTime, checked_parameters
 
@@ -71,9 +71,10 @@ class RestartUnitExecutor:
         unit = str(checked_parameters(command, ("unit",))["unit"])
         if not UNIT.fullmatch(unit):
             raise CommandRejected(f"{unit[:200]!r} is not the full name of a service, such as sshd.service")
-        if not self._policy.allows_unit(unit):
-            raise CommandRejected(f"this node's policy does not list {unit} in restart.units")
         kept = self._intents.find(command.id)
+        with failing_if_begun(kept):
+            if not self._policy.allows_unit(unit):
+                raise CommandRejected(f"this node's policy does not list {unit} in restart.units")
         state = self._read_state(unit)
         if kept is None:
             if state.load != "loaded":

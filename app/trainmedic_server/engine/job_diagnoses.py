@@ -34,6 +34,7 @@ from trainmedic_server.engine import job_failure, loops, verdict_alert
 from trainmedic_server.engine.job_failure import Stepping
 from trainmedic_server.engine.job_verdicts import JobVerdicts
 from trainmedic_server.engine.node_watch import PresenceSource
+from trainmedic_server.errors import StoreUnavailable
 from trainmedic_server.ports.findings import AlertSender, FindingFilter, FindingHistory
 from trainmedic_server.ports.job_pods import IsOwn, JobPods, NoPods
 from trainmedic_server.ports.outside import Clock, Presence
@@ -122,6 +123,10 @@ class JobDiagnoses:
         """Check once and send due alerts. Raises TrainmedicError."""
         if not self._has_loaded:
             await self._verdicts.load(self._store)
+            now = self._clock.now()
+            recent = await self._store.verdicts(now - OLDEST_DIAGNOSED, now + timedelta(seconds=1))
+            # This server may have been killed before it sent their alerts.
+            self._unchecked_suspects |= {each.node for each in recent if each.node and not each.is_slow}
             self._has_loaded = True
         if self._presences_read_at is None or self._clock.now() - self._presences_read_at >= _PRESENCES_EVERY:
             await self._read_presences()
@@ -136,14 +141,26 @@ class JobDiagnoses:
         gone = {name: life for name, life in by_name.items() if life.state is LifeState.GONE}
         of_pods = await self._pod_signs(by_name)
         reports = await self._reported_ends(lives)
+        failure: Exception | None = None
         for job in sorted(by_job.keys() | gone.keys() | of_pods.keys() | reports.keys()):
             ends = reports.get(job, ())
             own = self._signs_unseen_by_launcher(job, job_failure.failure_signs(by_job.get(job, ()), gone.get(job)))
             signs = self._open_signs(job, [*own, *of_pods.get(job, ())], ends)
-            if signs or ends:
+            if not (signs or ends):
+                continue
+            try:
                 await self._diagnose_job(job, signs, ends, findings)
+                await self._alert_on_suspects()
+            except StoreUnavailable:
+                raise
+            except Exception as error:  # alerts on other jobs must not wait for this one
+                error.add_note(f"in the diagnosis of {job}")
+                failure = failure or error
         self._ended = {job: ends[-1].at for job, ends in reports.items() if not ends[-1].is_failure}
         await self._send_due()
+        await self._alert_on_suspects()
+        if failure is not None:
+            raise failure
 
     async def _reported_ends(self, lives: Sequence[JobLife]) -> dict[str, list[ReportedEnd]]:
         """Events are read only after a change of a job's record."""
@@ -373,6 +390,11 @@ class JobDiagnoses:
         records = [await self._store.finding(known.id) for known in findings[:_MOST_EXCERPTS]]
         return [excerpt for record in records if record is not None for excerpt in record.excerpts]
 
+    async def _alert_on_suspects(self) -> None:
+        for node in sorted(self._unchecked_suspects):
+            await self._alert_on_suspect(node, self._clock.now())
+            self._unchecked_suspects.discard(node)
+
     async def _alert_on_suspect(self, node: str, now: datetime) -> None:
         named = await self._store.transact(lambda tx: tx.verdicts.on_node(node, now - verdict_alert.SUSPECT_WITHIN))
         jobs = sorted({verdict.job for verdict in named})
@@ -386,9 +408,6 @@ class JobDiagnoses:
 
     async def _send_due(self) -> None:
         now = self._clock.now()
-        for node in sorted(self._unchecked_suspects):
-            await self._alert_on_suspect(node, now)
-            self._unchecked_suspects.discard(node)
         due = await self._store.transact(lambda tx: tx.verdicts.to_tell(now, _ALERTS_AT_ONCE))
         due += await self._resolved_by_normal_end(due, now)
         if not due:

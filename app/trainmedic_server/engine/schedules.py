@@ -107,7 +107,7 @@ class Schedules:
             self._next = min(self._next or following, following)
         self._done = {key: self._done[key] for key in scheduled}
         self._looked_at = now
-        # Also without schedules: the times of one that is added during a downtime count from its beginning.
+        # Also without schedules: the times of one that is added during a downtime count from the last saved position.
         if self._saved_at is None or not timedelta(0) <= now - self._saved_at < _SAVE_EVERY:
             await self._save_position(now)
 

@@ -63,7 +63,8 @@ class TopologyWatch:
         self.slurm_ids: Callable[[], Mapping[str, str]] = dict  # set by the wiring
         self._known = _NOTHING_KNOWN  # Replaced as a whole: the store's thread reads it
         self._presences: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None  # those that `_known` shows
-        self._refreshing = asyncio.Lock()
+        self._begun = 0  # readings
+        self._shown = 0  # number of the reading that `_known` shows
         self._as_of: datetime | None = None
         self._renew_from: datetime | None = None  # `renew` does nothing earlier
 
@@ -109,14 +110,11 @@ class TopologyWatch:
 
     async def refresh(self, *, recent: bool = False) -> None:
         """Read all presences, if needed. `recent` skips the cache, unless reading is slow. Raises BusUnavailable."""
-        async with self._refreshing:  # a slow reading must not replace a later one
-            await self._read(recent)
-
-    async def _read(self, recent: bool) -> None:
         if not self._is_needed():
             self._forget()
             return
-        source = self.presences
+        self._begun += 1
+        number, source = self._begun, self.presences
         if recent and isinstance(source, SharedPresences):
             jobs, listed = await asyncio.gather(source.recent_jobs(), source.recent_agents())
         else:
@@ -127,13 +125,15 @@ class TopologyWatch:
             {job.name: [job.details.get(name) for name in ("placement", "namespace", "slurm")] for job in jobs},
             {agent.name: agent.details.get("gpus") for agent in agents},
         )
-        before = self._presences
+        before, known = self._presences, self._known
         if presences != before:
             # 100,000 ranks take 1 s, for which deliveries should not wait.
-            known_agents = self._known[1] if before is not None and presences[1] == before[1] else None
-            self._known = await asyncio.to_thread(_parsed, jobs, agents, known_agents)
-            self._presences = presences
-        self._as_of = self._clock.now()
+            known_agents = known[1] if before is not None and presences[1] == before[1] else None
+            known = await asyncio.to_thread(_parsed, jobs, agents, known_agents)
+        if number < self._shown:
+            return  # a slow reading must not replace a later one
+        self._known, self._presences = known, presences
+        self._shown, self._as_of = number, self._clock.now()
 
     def _forget(self) -> None:
         self._known, self._presences, self._as_of = _NOTHING_KNOWN, None, None

@@ -199,7 +199,7 @@ class LeasedEffect(Struct, frozen=True):
     is_certain: bool
     """False if the command may not have been applied."""
     again: bool = False
-    """True to reapply the effect if `Renewal.has_expired`."""
+    """True to reapply it if `Renewal.has_expired`, or the receiver's state is still `seen`."""
     applied_at: datetime | None = None
     """End of its attempt."""
     is_unsaved: bool = False

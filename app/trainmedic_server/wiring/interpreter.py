@@ -10,6 +10,10 @@ from typing import Any
 
 from trainmedic_server import telemetry
 
+# Second and third threshold. The second limits a stop: the middle generation is collected after 3 collections of the
+# youngest. The third keeps full collections, the longest ones, to one in 50 million allocations.
+GC_LATER = (3, 333)
+
 log = telemetry.logger(__name__)
 
 
@@ -17,9 +21,8 @@ def tune() -> None:
     """Reduce the switch interval and the frequency of garbage collection."""
     # After each SQLite call, the store's thread waits for the GIL, by default up to 5 ms.
     sys.setswitchinterval(0.0005)
-    # Collections doubled the time of `benchmarks.alert_storm`. Without the GIL, each one stops all threads. The second
-    # number limits a stop: the middle generation is collected after so many times the first number of allocations.
-    gc.set_threshold(50_000 if _has_gil() else 2_000_000, 3, 50)
+    # Collections doubled the time of `benchmarks.alert_storm`. Without the GIL, each one stops all threads.
+    gc.set_threshold(50_000 if _has_gil() else 2_000_000, *GC_LATER)
 
 
 def described() -> dict[str, Any]:

@@ -182,25 +182,32 @@ def _opened(path: Path) -> IO[bytes]:
 
 def _paths(directory: Path, limits: ReadingLimits, left_out: dict[str, str]) -> Iterator[Path]:
     waiting = [directory]
-    while waiting and limits.reached is None:
+    while waiting:
         folder, folders = waiting.pop(), []
         try:
+            limits.check()
             with os.scandir(folder) as entries:
                 listed = sorted(islice(entries, _MOST_ENTRIES + 1), key=lambda entry: entry.name)
+        except LimitReached as reached:
+            left_out["the rest"] = str(reached.strerror)
+            return
         except OSError as error:
             if folder == directory:
                 raise
             left_out[str(folder.relative_to(directory))] = error.strerror or str(error)
             continue
-        for entry in listed:
+        if len(listed) > _MOST_ENTRIES:
+            name = "the rest" if folder == directory else str(folder.relative_to(directory))
+            left_out[name] = f"more than {_MOST_ENTRIES:,} entries"
+        for entry in listed[:_MOST_ENTRIES]:
             if entry.is_dir(follow_symlinks=False):
                 folders.append(Path(folder, entry.name))
             elif not entry.is_symlink():
                 yield Path(folder, entry.name)
-        waiting.extend(reversed(folders))
-        if max(len(listed), len(waiting)) > _MOST_ENTRIES:
-            left_out["the rest"] = f"more than {_MOST_ENTRIES:,} entries"
-            return
+        room = _MOST_ENTRIES - len(waiting)
+        if len(folders) > room:
+            left_out["the rest"] = f"more than {_MOST_ENTRIES:,} folders"
+        waiting.extend(reversed(folders[:room]))
 
 
 def _classified(path: Path, directory: Path) -> FolderFile | None:

@@ -38,6 +38,9 @@ _BY_ERRNO: Mapping[int, CauseClass] = {
     524: CauseClass.STORAGE,  # ENOTSUPP of NFS and Lustre
     **dict.fromkeys((-2, -3, -5), CauseClass.NETWORK),  # getaddrinfo
 }
+# By names, which sockets and devices report too.
+_WITHOUT_FILE = {16: None, 107: CauseClass.NETWORK, 108: CauseClass.NETWORK}
+_QUOTES_A_PATH = re.compile(r"['\"]/")
 _NAMES_A_FILE = re.compile(r"\[Errno \d+\] [^:]{3,60}: b?['\"]/|unable to lock file")
 _TOO_MANY_FILES = re.compile(r"\[Errno 2[34]\]|[Tt]oo many open files")
 _SQL_ERRORS = re.compile(r"^(?:no such (?:table|column|function)|near \"|\w+ \w+ already exists|table \S+ has)")
@@ -253,15 +256,20 @@ def _by_status(name: str, message: str) -> CauseClass | None:
 
 def _by_errno(message: str) -> CauseClass | None:
     match = _ERRNO.search(message)
-    if match is not None:
-        number = int(next(group for group in match.groups() if group))
-    else:
-        number = next((_ERRNO_BY_NAME[name] for name in _ERRNO_NAME.findall(message) if name in _ERRNO_BY_NAME), 0)
-    cause = _BY_ERRNO.get(number)
+    if match is None:
+        return _by_errno_name(message)
+    cause = _BY_ERRNO.get(int(next(group for group in match.groups() if group)))
     # With a path, a file system did not answer or refused a lock.
     is_files = cause in (CauseClass.NETWORK, CauseClass.NODE) and bool(_NAMES_A_FILE.search(message))
     is_files = is_files and not _TOO_MANY_FILES.search(message)
     return CauseClass.STORAGE if is_files else cause
+
+
+def _by_errno_name(message: str) -> CauseClass | None:
+    number = next((_ERRNO_BY_NAME[name] for name in _ERRNO_NAME.findall(message) if name in _ERRNO_BY_NAME), 0)
+    if number in _WITHOUT_FILE and not _QUOTES_A_PATH.search(message):
+        return _WITHOUT_FILE[number]
+    return _BY_ERRNO.get(number)
 
 
 def _by_npu_code(message: str) -> CauseClass | None:

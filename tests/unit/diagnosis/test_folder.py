@@ -266,3 +266,21 @@ def test_entries_beyond_the_limit_are_named(tmp_path: Path, monkeypatch: pytest.
     write(tmp_path, **{f"step-{number}__rank0.log": "text\n" for number in range(4)})
     monkeypatch.setattr(log_folder, "_MOST_ENTRIES", 3)
     assert log_folder.classify_files(tmp_path).left_out == {"the rest": "more than 3 entries"}
+
+
+def test_a_folder_of_too_many_entries_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether they are links or folders; its name sorts before the logs."""
+    write(tmp_path, **{f"logs__{rank}__rank{rank}.log": "text\n" for rank in range(3)})
+    (tmp_path / "cache").mkdir()
+    for number in range(6):
+        (tmp_path / "cache" / str(number)).symlink_to("/dev/null")
+    monkeypatch.setattr(log_folder, "_MOST_ENTRIES", 5)
+    found = log_folder.classify_files(tmp_path)
+    assert [file.origin.rank for file in found.files] == [0, 1, 2]
+    assert found.left_out == {"cache": "more than 5 entries"}
+    write(tmp_path, **{f"cache-2__{number}__none": "" for number in range(6)})
+    found = log_folder.classify_files(tmp_path)
+    assert {file.origin.rank for file in found.files} >= {0, 1, 2}
+    assert found.left_out == dict.fromkeys(("cache", "cache-2"), "more than 5 entries") | {
+        "the rest": "more than 5 folders"
+    }

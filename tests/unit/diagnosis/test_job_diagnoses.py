@@ -8,10 +8,13 @@ from datetime import timedelta
 from itertools import count
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from tests.support.clocks import START, ManualClock
 from trainmedic_core.target import Target, TargetKind
+from trainmedic_logs.diagnosis.facts import Facts
+from trainmedic_logs.diagnosis.verdict import Verdict
 from trainmedic_logs.domain.finding import CauseClass, Excerpt, Origin, Role
 from trainmedic_logs.domain.known_finding import EpisodeKey, KnownExcerpt, KnownFinding
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
@@ -35,7 +38,11 @@ class World:
         self.present_launchers: list[Presence] = []
         self.nodes = ["node-1", "node-2"]
         self.is_refusing = False
-        ids = count()
+        self.ids = count()
+        self.start_again()
+
+    def start_again(self) -> None:
+        """A server starts that has only the store."""
         self.diagnoses = JobDiagnoses(
             self.store,
             self,  # type: ignore[arg-type]
@@ -43,7 +50,7 @@ class World:
             self.clock,
             Metrics(),
             timedelta(minutes=1),
-            lambda: f"v{next(ids)}",
+            lambda: f"v{next(self.ids)}",
         )
 
     async def jobs(self) -> list[Presence]:
@@ -383,6 +390,47 @@ async def test_a_suspect_node_that_cannot_be_told_is_told_later() -> None:
         await world.look(60)
         await world.look(86400)
     assert len([alert for alert in world.told if alert.labels["alertname"] == "NodeSuspect"]) == 1
+
+
+async def test_a_suspect_node_is_told_by_the_server_after_a_killed_one() -> None:
+    """The verdict that names it was stored by the first, and nothing told."""
+    world = World()
+    for number in range(3):
+        await world.lose_a_card(f"llm-{number}")
+        world.is_refusing = number == 2
+        with contextlib.suppress(BusUnavailable):
+            await world.look(11)
+        if number < 2:
+            await world.look(86400)
+    world.is_refusing = False
+    world.start_again()
+    await world.look(30)
+    assert "NodeSuspect" in {alert.labels["alertname"] for alert in world.told}
+
+
+async def test_a_job_that_cannot_be_diagnosed_delays_no_alert_on_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither on their failures nor on their nodes; what is wrong is reported each time."""
+    judge = job_diagnoses.diagnose
+
+    def diagnose(facts: Facts) -> Verdict:
+        if facts.job == "bad":
+            raise ValueError("no sense")
+        return judge(facts)
+
+    monkeypatch.setattr(job_diagnoses, "diagnose", diagnose)
+    world = World()
+    for number in range(3):
+        await world.lose_a_card(f"llm-{number}")
+        await world.find("bad", job="bad")
+        for _ in range(2):
+            with pytest.raises(ValueError, match="no sense") as raised:
+                await world.look(11)
+            assert raised.value.__notes__ == ["in the diagnosis of bad"]
+        if number < 2:
+            world.clock.sleep(86400)
+    told = [alert.labels for alert in world.told]
+    assert {labels.get("job_name") for labels in told} == {"llm-0", "llm-1", "llm-2", None}
+    assert [labels["node"] for labels in told if labels["alertname"] == "NodeSuspect"] == ["node-2"]
 
 
 def test_the_times_fit_each_other() -> None:

@@ -246,6 +246,30 @@ def test_an_agent_that_has_just_connected_is_found() -> None:
     virtual_time.run(_an_agent_that_has_just_connected_is_found())
 
 
+def test_an_alert_does_not_wait_for_the_reading_before() -> None:
+    """Each takes most of the time that a delivery may wait."""
+
+    class Slow(Presences):
+        async def jobs(self) -> list[Presence]:
+            found = await super().jobs()
+            await asyncio.sleep(0.3)
+            return found
+
+    async def main() -> None:
+        bus = Slow({"llm": {"placement": [{"rank": 0, "node": "n1"}]}})
+        watch = made(bus)
+        await watch.refresh()
+        refreshing = asyncio.create_task(watch.refresh())
+        await asyncio.sleep(0.02)
+        bus.of_jobs["new"] = {"placement": [{"rank": 0, "node": "n9"}]}
+        await watch.renew()
+        assert reported_on(watch, "n9") == {"new"}
+        await refreshing
+        assert reported_on(watch, "n9") == {"new"}
+
+    virtual_time.run(main())
+
+
 def test_what_fails_to_be_read_is_forgotten_too() -> None:
     """Not only without Redis: after a minute nobody knows where a job runs."""
 

@@ -34,6 +34,23 @@ def test_a_library_states_the_cause_and_proves_nothing(line: str, cause: CauseCl
 
 
 @pytest.mark.parametrize(
+    ("message", "cause"),
+    [
+        ("ENOTCONN: socket is not connected, read", CauseClass.NETWORK),
+        ("read ENOTCONN", CauseClass.NETWORK),
+        ("ESHUTDOWN: cannot send after transport endpoint shutdown", CauseClass.NETWORK),
+        ("ENOTCONN: transport endpoint is not connected, open '/mnt/data/a.bin'", CauseClass.STORAGE),
+        ("EBUSY: resource busy or locked", CauseClass.UNKNOWN),
+        ("EBUSY: resource busy or locked, unlink '/mnt/data/a.bin'", CauseClass.STORAGE),
+    ],
+)
+def test_a_name_of_an_error_number_is_of_storage_where_it_names_a_file(message: str, cause: CauseClass) -> None:
+    """Sockets and devices report the same names."""
+    reading = read(f"uvloop.Error: {message}")
+    assert (CauseClass.UNKNOWN if reading.is_guess else reading.cause) is cause
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above).",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pynvml
 import pytest
@@ -369,37 +371,84 @@ def test_a_cap_that_the_driver_forgot_is_set_again_as_soon_as_it_is_reopened(nod
     assert node.watts() == 560
 
 
-def test_a_cap_that_the_driver_forgot_during_another_gpus_reset_is_set_again(node: Node) -> None:
-    """NVML is closed then, and a driver without persistence mode and clients keeps no limit."""
+def without_persistence() -> tuple[Card, ...]:
+    return tuple(replace(card, persistence=False) for card in cards(2))
+
+
+@pytest.mark.parametrize(("gpus", "left"), [(without_persistence(), 560), (cards(2), 700)], ids=["off", "persistence"])
+def test_a_limit_changed_during_another_gpus_reset(make_node: Callable[..., Node], gpus: Any, left: float) -> None:
+    """NVML is closed then. A driver without persistence mode and clients keeps no limit; with it, it was a person."""
+    node = make_node(gpus)
     node.cap("a", percent=80)
     node.gpus.while_closed("GPU-other", lambda: node.driver.set_watts(0, 700))
     node.passes(31)
-    assert node.watts() == 560
+    assert node.watts() == left
 
 
-def test_a_cap_that_the_driver_forgot_while_another_gpu_was_looked_for_is_set_again(
-    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def looking_for_another_gpu(node: Node, monkeypatch: pytest.MonkeyPatch, forgets: bool) -> list[float]:
     """NVML is closed and opened for that each minute. A driver without persistence mode and clients, which the
-    stand-in does not model, keeps no limit meanwhile."""
-    node = make_node(tuple(cards(2)))
-    node.cap("a", percent=80)
+    stand-in does not model, keeps no limit meanwhile. Return the times of the closings."""
     close, closings = pynvml.nvmlShutdown, []
 
     def close_and_forget() -> None:
         close()
         closings.append(node.boottime)
-        node.driver.set_watts(0, 700)
+        if forgets:
+            node.driver.set_watts(0, 700)
 
     monkeypatch.setattr(pynvml, "nvmlShutdown", close_and_forget)
+    node.gpus.power(SECOND)
     node.driver.lose(1)
     with pytest.raises(GpuLost):
         node.gpus.power(SECOND)
+    return closings
+
+
+def test_a_cap_that_the_driver_forgot_while_another_gpu_was_looked_for_is_set_again(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = make_node(without_persistence())
+    node.cap("a", percent=80)
+    closings = looking_for_another_gpu(node, monkeypatch, forgets=True)
     node.passes(150)
     assert len(closings) == 2
     node.passes(31)
     assert node.watts() == 560
     assert node.undo("a")["limit_watts"] == 700
+
+
+@pytest.mark.parametrize("watts", [700, 650])
+@pytest.mark.parametrize("forgets", [True, False])
+def test_somebodys_limit_is_respected_while_another_gpu_is_looked_for(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch, forgets: bool, watts: float
+) -> None:
+    """Whether or not NVML was closed between this decision and the agent's next look."""
+    node = make_node(without_persistence())
+    looking_for_another_gpu(node, monkeypatch, forgets)
+    for seconds in range(60, 120, 5):
+        node.driver.set_watts(0, 700)
+        cap = f"a{seconds}"
+        node.cap(cap, percent=80)
+        node.passes(seconds)
+        node.driver.set_watts(0, watts)
+        node.passes(31)
+        assert node.watts() in ({watts, 700} if forgets else {watts})
+        assert node.renew(cap)["unknown"] == [cap]
+
+
+def test_a_forgotten_limit_that_was_set_again_is_no_excuse_later(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = make_node(without_persistence())
+    node.cap("a", percent=80)
+    looking_for_another_gpu(node, monkeypatch, forgets=True)
+    node.passes(92)
+    assert node.watts() == 560
+    node.driver.lose(1, lost=False)
+    node.passes(92)
+    node.driver.set_watts(0, 700)
+    node.passes(31)
+    assert node.watts() == 700
 
 
 def test_a_cap_that_the_driver_forgot_while_the_agent_was_away_is_set_again(node: Node) -> None:

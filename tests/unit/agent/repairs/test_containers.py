@@ -39,9 +39,12 @@ def test_one_that_is_gone_after_its_restart_is_not_rejected(tmp_path: Path) -> N
         executor = RestartContainerExecutor(RestartPolicy(containers=("exporter",)), IntentBook(journal))
         executor._engine = RemovedOnExit()  # type: ignore[assignment]
         for resumed in (False, True):
-            with pytest.raises(CommandFailed, match="no container c0ffee any more; it may have been restarted before"):
+            with pytest.raises(CommandFailed, match="no container c0ffee; it may have been done before"):
                 executor.perform(accepted("node.restart_container", container="exporter", resumed=resumed))
         with pytest.raises(CommandRejected, match="there is no container exporter"):
             executor.perform(accepted("node.restart_container", "c2", container="exporter"))
+        executor._policy, executor._engine = RestartPolicy(), RemovedOnExit()  # type: ignore[assignment]
+        with pytest.raises(CommandFailed, match=r"policy does not list exporter .*it may have been done before"):
+            executor.perform(accepted("node.restart_container", container="exporter", resumed=True))
     finally:
         journal.close()

@@ -44,7 +44,7 @@ def reset(gpus: Gpus, intents: IntentBook) -> Callable[..., Mapping[str, Any]]:
 
 
 def test_a_broken_gpu_is_reset_and_read_afterwards(driver: Driver, gpus: Gpus, reset: Callable[..., Any]) -> None:
-    """The agent closes NVML for it, or the reset would be refused, and sees that limits may be forgotten."""
+    """The agent closes NVML for it, or the reset would be refused, and sees that this one's limit may be forgotten."""
     driver.ask_for(0, 1)
     driver.ecc(0, 3, 2)
     sessions = [gpus.power(uuid).session for uuid in (FIRST, SECOND)]
@@ -58,7 +58,10 @@ def test_a_broken_gpu_is_reset_and_read_afterwards(driver: Driver, gpus: Gpus, r
         "resumed": False,
     }
     assert driver.resets() == [FIRST]
-    assert not {gpus.power(uuid).session for uuid in (FIRST, SECOND)} & set(sessions)
+    assert [gpus.power(uuid).session == before for uuid, before in zip((FIRST, SECOND), sessions, strict=True)] == [
+        False,
+        True,
+    ]
 
 
 def test_a_gpu_that_a_process_uses_is_not_reset(driver: Driver, reset: Callable[..., Any]) -> None:
@@ -80,7 +83,13 @@ def test_a_gpu_whose_processes_are_unknown_is_not_reset(driver: Driver, reset: C
     driver.heal()
     driver.fail("nvmlDeviceGetComputeRunningProcesses_v3", standin.NOT_SUPPORTED, gpu=0)
     with pytest.raises(CommandUnsupported, match="does not report its processes"):
-        reset()
+        reset(command_id="c2")
+    with pytest.raises(CommandFailed, match=r"does not report its processes.*it may have been done before"):
+        reset(command_id="c2", resumed=True)
+    with pytest.raises(CommandFailed, match=r"there is no GPU.*it may have been done before"):
+        reset("7", command_id="c2", resumed=True)
+    with pytest.raises(CommandRejected, match="there is no GPU"):
+        reset("7", command_id="c3")
     assert driver.resets() == []
 
 

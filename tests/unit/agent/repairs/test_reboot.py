@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.repairs import accepted, program
+from trainmedic.wire.steady_time import utc_now
 from trainmedic_agent.errors import CommandFailed, CommandInterrupted, CommandRejected, CommandUnsupported
 from trainmedic_agent.executors import AcceptedCommand
 from trainmedic_agent.journal import Journal
@@ -25,12 +26,12 @@ class Machine:
         self.boot = "boot-1"
         self.uptime = 86_400.0
         self.ends_with = 0
-        self._journal = journal
+        self.intents = IntentBook(journal)
 
     def perform(self, command: AcceptedCommand) -> Mapping[str, Any]:
         asked = f'echo "$@" >> {self.directory}/asked; echo "Failed to set wall message" >&2; exit {self.ends_with}'
         shutdown = program(self.directory / "shutdown", asked)
-        executor = RebootExecutor(IntentBook(self._journal), (str(shutdown),), lambda: self.boot, lambda: self.uptime)
+        executor = RebootExecutor(self.intents, (str(shutdown),), lambda: self.boot, lambda: self.uptime)
         return executor.perform(command)
 
     def asked(self) -> list[str]:
@@ -71,9 +72,22 @@ def test_a_restart_that_does_not_come_is_cancelled_and_failed(machine: Machine) 
     """So that it does not come after the reply."""
     with pytest.raises(CommandInterrupted):
         machine.perform(accepted("node.reboot", stopping=True, seconds=120))
-    with pytest.raises(CommandFailed, match="has not restarted in time; shutdown -c was accepted"):
+    with pytest.raises(CommandFailed, match="has not come in time; shutdown -c was accepted"):
         machine.perform(accepted("node.reboot", resumed=True, seconds=1))
     assert machine.asked() == [SCHEDULED, "-c"]
+
+
+def test_a_restart_that_was_perhaps_asked_for_is_not_asked_for_again(machine: Machine) -> None:
+    """The agent was killed in between, or its disk was full: a user may have stopped the restart."""
+    machine.intents.keep("c1", {"boot": "boot-1"}, utc_now())
+    with pytest.raises(CommandInterrupted):
+        machine.perform(accepted("node.reboot", resumed=True, seconds=120, stopping=True))
+    assert machine.asked() == []
+    with pytest.raises(CommandFailed, match="may have asked for the restart, which has not come in time; shutdown -c"):
+        machine.perform(accepted("node.reboot", resumed=True, seconds=1))
+    machine.boot = ""
+    with pytest.raises(CommandFailed, match=r"boot ID cannot be read.*it may have been done before"):
+        machine.perform(accepted("node.reboot", resumed=True, seconds=1))
 
 
 def test_a_command_that_would_end_before_the_restart_schedules_none(machine: Machine) -> None:
