@@ -6,7 +6,7 @@ A loop that sets the rate itself must ask for the factor (`LearningRate.scaled`,
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Hashable, Iterable, Iterator, Mapping, NamedTuple, Sequence, cast
+from typing import AbstractSet, Any, Callable, Hashable, Iterable, Iterator, Mapping, NamedTuple, Sequence, cast
 
 import torch
 from torch.optim import lr_scheduler
@@ -188,16 +188,18 @@ class LearningRate:
         if scale is None:
             scale = self.scale
         self._written.clear()
+        unscaled = self._unscaled_groups() if held == scale else set()
         if held != scale:
             self._rescale(held, scale)
         self.scale = scale
-        self._mark()
+        self._mark(unscaled)
         if self.scale != 1.0:
             self._unscale_other_schedulers()
             scheduled = self._scheduled()
             for number, value in enumerate(self.values):
-                self._written.setdefault(("group", number, "lr"), (value, value / self.scale))
-                self._scheduled_then[("group", number, "lr")] = scheduled[number]
+                name = ("group", number, "lr")
+                self._written.setdefault(name, (value, value if name in unscaled else value / self.scale))
+                self._scheduled_then[name] = scheduled[number]
 
     def _rescale(self, old: float, new: float) -> None:
         self.left_alone = False
@@ -244,9 +246,9 @@ class LearningRate:
         added = [number for number, group in enumerate(groups) if MARK not in group]
         return {("group", number, "lr") for number in added} if len(added) < len(groups) else set()
 
-    def _mark(self) -> None:
-        for group in self._groups():
-            if self.scale != 1.0:
+    def _mark(self, unscaled: AbstractSet[Name] = frozenset()) -> None:
+        for number, group in enumerate(self._groups()):
+            if self.scale != 1.0 and ("group", number, "lr") not in unscaled:
                 group[MARK] = self.scale
             else:
                 group.pop(MARK, None)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping, Protocol
 
 from trainmedic.client import Medic
-from trainmedic.errors import Unsupported
+from trainmedic.errors import Unsupported, described
 from trainmedic.job.command import JobCommand
 from trainmedic.job.loss_log import LossLog
 from trainmedic.job.parameters import ScaleLr
@@ -142,7 +142,10 @@ class RateCommands:
     def step_done(self) -> None:
         if self.pending:
             with self._timer.lock:
-                self._observe_boundary()
+                try:
+                    self._observe_boundary()
+                except Exception as error:  # boundary to the user's loop
+                    self._cannot_observe(error)
 
     def _observe_boundary(self) -> None:
         watch = self._watch
@@ -176,8 +179,18 @@ class RateCommands:
         with self._timer.lock:
             watch = self._watch
             if len(watch.used) < _UPDATES:
-                watch.used.append(self._training.rate.values)
-                self._check_overwritten(watch)
+                try:
+                    rates = self._training.rate.values
+                    self._check_overwritten(watch)
+                    watch.used.append(rates)
+                except Exception as error:  # boundary to the user's optimizer.step()
+                    self._cannot_observe(error)
+
+    def _cannot_observe(self, error: Exception) -> None:
+        log.error("%s: cannot observe the learning rate; training continues", self._training.medic.job, exc_info=error)
+        self._answer(f"the rates cannot be observed: {described(error)}", is_boundary=False)
+        if self._watch.overwritten is None:  # else the next boundary restores the scale
+            self._end()
 
     def _check_overwritten(self, watch: _Watch) -> None:
         if watch.overwritten is None:

@@ -342,6 +342,46 @@ def test_a_loop_that_only_evaluates_is_told(own: Callable[..., Own], caplog: pyt
     assert caplog.text.count("100 steps ended without a step of the optimizer") == 1
 
 
+class RateLess(torch.optim.SGD):
+    """An optimizer that drops the rates of its groups, and finds its own."""
+
+    drops = False
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["lr"] = None if self.drops else group["lr"]
+
+
+def test_rates_that_become_unreadable_do_not_end_the_loop(own: Callable[..., Own]) -> None:
+    loop = own()
+    optimizer = loop.optimizer
+    optimizer.__class__ = type("RateLess", (RateLess,), {"step": RateLess.step})
+    torch.optim.Optimizer._patch_step_function(optimizer)
+
+    def drop() -> None:
+        optimizer.drops = True  # type: ignore[attr-defined]
+
+    loop.train(10, never, {5: loop.order("job.scale_lr", factor=0.5), 6: drop})
+    (reply,) = loop.replies()
+    verified = reply.output["verified"]["learning_rate"]
+    assert (reply.status, verified["updates"]) == ("applied", 1)
+    assert "cannot be observed: TypeError" in verified["why"]
+    assert len(loop.used) == 10
+
+
+def test_a_group_that_is_added_while_a_change_is_observed_harms_nothing(own: Callable[..., Own]) -> None:
+    loop = own(scheduler=lambda optimizer: lr_scheduler.StepLR(optimizer, step_size=100))
+    added = nn.Parameter(torch.ones(2))
+    orders = {
+        3: loop.order("job.scale_lr", factor=0.5),
+        4: lambda: loop.optimizer.add_param_group({"params": [added], "lr": 0.3}),
+        9: loop.order("job.scale_lr", undo_of=0, factor=2.0),
+    }
+    loop.train(12, never, orders, after=loop.scheduler.step)
+    assert [reply.status for reply in loop.replies()] == ["applied", "applied"]
+    assert [group["lr"] for group in loop.optimizer.param_groups] == [0.1, 0.3]
+
+
 @pytest.mark.parametrize("sets", [False, True])
 def test_two_changes_at_one_boundary_are_seen_together(
     commander: Commander, medic: trainmedic.Medic, tmp_path: Path, sets: bool

@@ -236,6 +236,31 @@ def test_a_group_that_the_loop_has_added_since_is_not_unscaled() -> None:
     assert rate.values == [0.1, 0.3]
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: lr_scheduler.StepLR(optimizer, 100),
+        lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 1000),
+        lambda optimizer: lr_scheduler.LinearLR(optimizer, total_iters=1000),
+    ],
+)
+def test_a_group_that_is_added_below_a_known_schedule_harms_nothing(make: Callable[[Any], Any]) -> None:
+    """The schedule's closed form has no rate for it."""
+    first, second = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizer = torch.optim.SGD([first], lr=0.1)
+    scheduler = make(optimizer)
+    rate, before = LearningRate(optimizer, scheduler), optimizer.param_groups[0]["lr"]
+    rate.set_scale(0.5)
+    rate.watch(1.0)
+    optimizer.add_param_group({"params": [second], "lr": 0.3})
+    assert rate.overwritten() is None
+    scheduler.step()
+    assert rate.overwritten() is None
+    rate.loaded()
+    rate.set_scale(1.0)
+    assert rate.values == pytest.approx([before, 0.3], rel=1e-2)
+
+
 def test_a_rate_that_is_set_anew_below_a_known_schedule_is_not_unscaled() -> None:
     """The schedule goes on from the loop's rate; the undo leaves it, as it would without a schedule."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
