@@ -165,7 +165,8 @@ class RateCommands:
 
     def finish(self, because: str) -> None:
         with self._timer.lock:
-            if any(not each.command.is_answered for each in self.pending):
+            is_unanswered = any(not each.command.is_answered for each in self.pending)
+            if is_unanswered or (self.pending and self._watch.overwritten is not None):  # to restore the scale
                 self._answer(because)
             self._end()
 

@@ -218,6 +218,35 @@ def test_a_hanging_step_keeps_its_rates_until_its_boundary(own: Callable[..., Ow
     assert loop.run.training.rate.scale == 1.0
 
 
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_a_step_that_fails_after_its_rate_was_overwritten_leaves_nothing_scaled(
+    own: Callable[..., Own], is_answered: bool
+) -> None:
+    """The loop catches the error. The answer came before it, or comes with it."""
+    loop = own()
+    weight, bias = loop.model.parameters()
+    loop.optimizer.param_groups[0]["params"] = [weight]
+    loop.optimizer.add_param_group({"params": [bias], "lr": 0.7})
+
+    def fail() -> None:
+        if is_answered:
+            assert loop.commander.final(loop.sent[0]).status == "failed"
+        raise FloatingPointError
+
+    def first_group(loop: Own, step: Step) -> None:
+        loop.optimizer.param_groups[0]["lr"] = computed(step.number)
+
+    acts = {5: loop.order("job.scale_lr", factor=0.5, seconds=6.5 if is_answered else 60), 6: fail}
+    with pytest.raises(FloatingPointError):
+        loop.train(12, first_group, acts)
+    assert loop.optimizer.param_groups[1]["lr"] == 0.7
+    loop.train(12, first_group, {})
+    (reply,) = loop.replies()
+    assert reply.status == "failed"
+    assert (loop.optimizer.param_groups[1]["lr"], loop.run.training.rate.scale) == (0.7, 1.0)
+    assert loop.used[12] == computed(12)
+
+
 @pytest.mark.parametrize("is_between", [False, True])
 def test_a_scheduler_between_two_steps_is_told(
     own: Callable[..., Own], caplog: pytest.LogCaptureFixture, is_between: bool
