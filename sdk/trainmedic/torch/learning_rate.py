@@ -5,6 +5,7 @@ A loop that sets the rate itself must ask for the factor (`LearningRate.scaled`,
 
 from __future__ import annotations
 
+import copyreg
 import math
 from typing import AbstractSet, Any, Callable, Hashable, Iterable, Iterator, Mapping, NamedTuple, Sequence, cast
 
@@ -299,7 +300,7 @@ def _step_unscaled(scheduler: Any, rate: LearningRate) -> None:
     if not hasattr(kind, "_trainmedic_rate"):
         methods = {name: getattr(kind, name, None) for name in _STEP_METHODS}
         steps = {name: _unscaled(method) for name, method in methods.items() if callable(method)}
-        members = {**steps, "__module__": kind.__module__, "__doc__": kind.__doc__}
+        members = {**steps, "__reduce_ex__": _reduced, "__module__": kind.__module__, "__doc__": kind.__doc__}
         try:
             scheduler.__class__ = kind = type(kind.__name__, (kind,), members)
         except TypeError as error:
@@ -313,6 +314,18 @@ def _unscaled(step: Callable[..., Any]) -> Callable[..., Any]:
         return rate.unscaled(lambda: step(scheduler, *arguments, **options))
 
     return stepped
+
+
+def _reduced(scheduler: Any, protocol: Any) -> Any:
+    # Copies and pickles are of the original class: the subclass has no importable name.
+    kind = scheduler.__class__
+    scheduler.__class__ = kind.__base__
+    try:
+        make, *rest = scheduler.__reduce_ex__(protocol)
+    finally:
+        scheduler.__class__ = kind
+    # Else pickle compares the classes.
+    return (object.__new__ if make is copyreg.__newobj__ else make, *rest)  # type: ignore[attr-defined]
 
 
 def _with_inner(schedulers: Iterable[Any]) -> Iterator[Any]:

@@ -282,6 +282,15 @@ def test_a_rate_that_is_set_anew_below_a_known_schedule_is_not_unscaled() -> Non
     assert rate.value < now
 
 
+def test_a_followed_scheduler_of_the_users_own_is_copied_and_pickled_as_its_class() -> None:
+    loop = Loop("of the user")
+    loop.rate.set_scale(0.5)
+    for copied in (copy.deepcopy(loop.scheduler), pickle.loads(pickle.dumps(loop.scheduler))):
+        assert type(copied) is Decaying
+        assert copied.optimizer.param_groups[0]["lr"] == loop.rate.value
+    assert type(loop.scheduler) is not Decaying
+
+
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_a_large_step_of_a_known_schedule_is_not_the_loops(factor: float) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
