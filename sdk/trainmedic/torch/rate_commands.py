@@ -66,7 +66,8 @@ class _Pending:
 @dataclass
 class _Watch:
     scale_before: float  # scale before the first pending change
-    used: list[list[float]] = field(default_factory=list)  # the groups' rates at each update
+    used: list[list[float]] = field(default_factory=list)  # the groups' rates, at each boundary's last update
+    used_at: int = -1  # ``boundaries`` at the last update
     boundaries: int = 0  # since the last change or load
     overwritten: tuple[float, float] | None = None  # first unexpected rate, and the expected one
 
@@ -179,11 +180,13 @@ class RateCommands:
             return
         with self._timer.lock:
             watch = self._watch
-            if len(watch.used) < _UPDATES:
+            is_same = watch.used_at == watch.boundaries  # by another optimizer, or once more
+            if is_same or len(watch.used) < _UPDATES:
                 try:
                     rates = self._training.rate.values
                     self._check_overwritten(watch)
-                    watch.used.append(rates)
+                    watch.used[len(watch.used) - is_same :] = [rates]
+                    watch.used_at = watch.boundaries
                 except Exception as error:  # boundary to the user's optimizer.step()
                     self._cannot_observe(error)
 

@@ -371,6 +371,31 @@ def test_a_loop_that_only_evaluates_is_told(own: Callable[..., Own], caplog: pyt
     assert caplog.text.count("100 steps ended without a step of the optimizer") == 1
 
 
+def test_two_optimizers_at_one_boundary_are_one_update(
+    commander: Commander, medic: trainmedic.Medic, tmp_path: Path
+) -> None:
+    """As of a GAN. A scheduler unknown to `attach` moves their rates only after the next boundary."""
+    models = {name: nn.Linear(3, 1) for name in ("made", "judging")}
+    optimizers = {name: torch.optim.SGD(model.parameters(), lr=0.1) for name, model in models.items()}
+    schedulers = [lr_scheduler.LambdaLR(each, lambda step: 0.99**step) for each in optimizers.values()]
+    run = trainmedic.torch.attach(medic, model=models, optimizer=optimizers, loader=[torch.ones(4, 3)])
+    sent = ""
+    for batch in run.batches(steps=12):
+        with run.step() as step:
+            for name, optimizer in optimizers.items():
+                optimizer.zero_grad()
+                models[name](batch).square().mean().backward()
+                optimizer.step()
+            if step.number == 5:
+                sent = commander.send_and_wait(medic, "job.scale_lr", factor=0.5)
+        for scheduler in schedulers if step.number % 2 == 0 else ():
+            scheduler.step()
+    run.close()
+    reply = commander.final(sent)
+    assert reply.status == "failed", reply.output
+    assert run.lr_scale == 1.0
+
+
 class RateLess(torch.optim.SGD):
     """An optimizer that drops the rates of its groups, and finds its own."""
 
