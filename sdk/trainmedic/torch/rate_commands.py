@@ -92,6 +92,7 @@ class RateCommands:
         self._now = now
         self._how = how
         self.pending: list[_Pending] = []
+        self.late_because = TOO_SLOW  # reason of the timer's answer
         self._watch = _Watch(1.0)
         self._timer = AnswerTimer()
         self._why_unsupported = ""  # once the loop was seen to set its rate
@@ -173,7 +174,7 @@ class RateCommands:
 
     def _answer_for_hanging_loop(self) -> None:
         if any(not each.command.is_answered for each in self.pending):
-            self._answer(TOO_SLOW, is_boundary=False)
+            self._answer(self.late_because, is_boundary=False)
 
     def _observe_update(self) -> None:
         if not self.pending:

@@ -16,6 +16,7 @@ import trainmedic
 import trainmedic.torch
 from tests.support.command_sender import Commander
 from trainmedic.torch.steps import Step
+from trainmedic.torch.verification import EPOCHS_ENDED, TOO_SLOW
 from trainmedic.wire.envelope import Reply
 
 Rate = Callable[["Own", Step], None]
@@ -324,6 +325,31 @@ def test_a_loop_that_ends_with_its_epochs_answers_when_the_run_is_closed(own: Ca
     loop.run.close()
     (reply,) = loop.replies()
     assert reply.output["verified"]["learning_rate"] == {"updates": 0, "why": "the run was closed"}
+
+
+@pytest.mark.parametrize(("action", "value"), [("job.scale_lr", "learning_rate"), ("job.rollback", "losses")])
+def test_an_answer_after_the_last_epoch_does_not_blame_slow_batches(
+    own: Callable[..., Own], action: str, value: str
+) -> None:
+    """Nor does a loop that then continues keep the reason."""
+    loop = own()
+    params = {"factor": 0.5} if action == "job.scale_lr" else {"step": 8}
+    for batch in loop.run.batches(epochs=1):
+        with loop.run.step() as step:
+            loss = loop.model(batch).square().mean()
+            loss.backward()
+            loop.optimizer.step()
+            loop.optimizer.zero_grad()
+            step.report(loss=loss)
+            if step.number == 9 + (action == "job.scale_lr") and not loop.sent:
+                # The answer is due 1.5 s later.
+                loop.order(action, **params, seconds=6.5)()  # type: ignore[arg-type]
+        if step.number == 8:
+            loop.run.checkpoint()
+    reply = loop.replies()[0]
+    assert reply.output["verified"][value]["why"] == EPOCHS_ENDED, reply
+    next(loop.run.batches(epochs=2))
+    assert loop.run._rates.late_because == TOO_SLOW
 
 
 @pytest.mark.parametrize("every", [2, 4])
