@@ -221,7 +221,6 @@ class CommandHandlers:
 
 
 def _accelerator() -> Any:
-    """Return the device's module, or None."""
     if torch.cuda.is_available():
         return torch.cuda
     if hasattr(torch, "xpu") and torch.xpu.is_available():

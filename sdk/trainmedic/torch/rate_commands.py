@@ -38,8 +38,6 @@ HOW = "use the rate that step.learning_rate(value) or run.learning_rate(value) r
 
 
 class ScaledTraining(Protocol):
-    """Implemented by ``TrainingState`` and ``LiveCommands``."""
-
     @property
     def medic(self) -> Medic: ...
 
@@ -99,6 +97,8 @@ class RateCommands:
         """Scale the rate. Raises Refusal without changing anything."""
         rate, changes = self._training.rate, self._training.changes
         assert isinstance(command.parameters, ScaleLr)
+        if command.undo_of is None and not self.pending:
+            self._check_set_since()
         # A known scheduler may have followed a warmup of the loop's own.
         if self._why_unsupported and not (rate.is_asked_for or rate.is_scheduled or command.undo_of is not None):
             raise Unsupported(self._why_unsupported)
@@ -143,6 +143,8 @@ class RateCommands:
         if self.pending:
             with self._timer.lock:
                 self._observe_boundary()
+        else:
+            self._check_set_since()
 
     def _observe_boundary(self) -> None:
         watch = self._watch
@@ -159,6 +161,28 @@ class RateCommands:
                 self._answer(TOO_SLOW)
             elif watch.boundaries >= _BOUNDARIES:
                 self._answer(_NO_UPDATE)
+
+    def _check_set_since(self) -> None:
+        # A loop may set its rate once per epoch, after the answer.
+        training = self._training
+        found = training.rate.set_since()
+        if found is None or (self._why_unsupported and not found[-1]):
+            return
+        actual, expected, is_lost = found
+        scale = training.rate.scale
+        self._why_unsupported = f"the loop set the learning rate to {actual:.6g} instead of {expected:.6g}; {self._how}"
+        if is_lost:
+            training.changes.set_factors(LEARNING_RATE, {}, training.global_step)
+            training.rate.set_scale(1.0)  # of the groups that the loop has not set
+            training.loss_log.note_course_change(training.global_step, spares_next=True)
+            effect = f"the factor {scale:g} is no longer active"
+        else:
+            effect = f"it is not known whether the factor {scale:g} is still active"
+        message = f"{effect}: {self._why_unsupported}"
+        log.warning("%s: %s", training.medic.job, message)
+        if training.medic.records is not None:
+            fields = {"message": message, "step": training.global_step}
+            training.medic.records.note_detected("learning_rate", fields)
 
     def finish(self, because: str) -> None:
         with self._timer.lock:

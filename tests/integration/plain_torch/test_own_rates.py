@@ -3,6 +3,7 @@ not; and no undo multiplies a rate that was not scaled."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,68 @@ def test_the_undo_leaves_a_rate_that_was_set_since(own: Callable[..., Own]) -> N
     assert loop.used[4] == 0.05
     assert set(list(loop.used.values())[9:]) == {0.03}
     assert "not changed" in second.output["left_alone"]
+
+
+def by_epoch(own: Own, step: Step) -> None:
+    """The first group alone, every 15 steps."""
+    if step.number % 15 == 1:
+        own.optimizer.param_groups[0]["lr"] = computed(step.number)
+
+
+def test_a_factor_that_the_next_epoch_overwrites_is_not_claimed_further(
+    own: Callable[..., Own], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A group that the loop does not set has its rate back at once, and so has a checkpoint from before."""
+    loop = own()
+    weight, bias = loop.model.parameters()
+    loop.optimizer.param_groups[0]["params"] = [weight]
+    loop.optimizer.add_param_group({"params": [bias], "lr": 0.7})
+    others: dict[int, float] = {}
+
+    def note(loop: Own, step: Step) -> None:
+        by_epoch(loop, step)
+        others[step.number] = loop.optimizer.param_groups[1]["lr"]
+
+    again = loop.order("job.scale_lr", factor=0.5)
+    undo = loop.order("job.scale_lr", undo_of=0, factor=2.0)
+    loop.train(15, note, {3: loop.order("job.scale_lr", factor=0.5)})
+    assert (loop.used[15], others[15], loop.run.training.rate.scale) == (0.5 * computed(1), 0.35, 0.5)
+    loop.train(30, note, {17: again, 19: undo, 22: loop.order("job.rollback", step=10)})
+    first, second, third, back = loop.replies()
+    assert (first.status, second.status, third.status) == ("applied", "unsupported", "applied")
+    assert "step.learning_rate(value)" in second.output["reason"]
+    assert third.output["nothing_to_undo"]
+    assert back.output["learning_rate"] == computed(1)
+    assert [loop.used[step] for step in (12, 16, 30)] == [computed(1), computed(16), computed(16)]
+    assert (others[12], others[16], others[17], loop.run.training.rate.scale) == (0.7, 0.7, 0.7, 1.0)
+    assert caplog.text.count("the factor 0.5 is no longer active: the loop set the learning rate to") == 1
+
+
+def test_a_rate_that_may_still_have_the_factor_is_reported(
+    commander: Commander, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A loop may compute its next rate from the present one. It is left as it is, and a record says so, once."""
+    medic = commander.connect(log_dir=tmp_path / "logs")
+    loop = Own(commander, medic, tmp_path / "saved")
+
+    def decays(loop: Own, step: Step) -> None:
+        if step.number % 10 == 0:
+            loop.set(0.8 * loop.optimizer.param_groups[0]["lr"])
+
+    loop.train(30, decays, {3: loop.order("job.scale_lr", factor=0.5), 25: loop.order("job.scale_lr", factor=0.5)})
+    loop.run.close()
+    medic.close()
+    first, second = loop.replies()
+    assert (first.status, second.status) == ("applied", "unsupported")
+    assert loop.used[30] == pytest.approx(0.05 * 0.8**3)
+    told = "it is not known whether the factor 0.5 is still active: the loop set the learning rate to 0.04 instead of"
+    assert caplog.text.count(told) == 1
+    records = [
+        json.loads(line) for file in (tmp_path / "logs").rglob("*.jsonl") for line in file.read_text().splitlines()
+    ]
+    (detected,) = [record for record in records if record.get("event") == "detected"]
+    assert told in detected["message"]
+    assert (detected["detector"], detected["step"]) == ("learning_rate", 10)
 
 
 def test_a_constant_rate_is_seen_in_use(own: Callable[..., Own]) -> None:
