@@ -15,9 +15,8 @@ from torch.optim import lr_scheduler
 
 import trainmedic
 import trainmedic.torch
-from tests.support.command_sender import Commander
+from tests.support.command_sender import Commander, Sent
 from trainmedic.torch.steps import Step
-from trainmedic.wire.envelope import Reply
 
 Rate = Callable[["Own", Step], None]
 
@@ -35,7 +34,7 @@ class Own:
         self.model = nn.Linear(3, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.used: dict[int, float] = {}
-        self.sent: list[str] = []
+        self.sent = Sent(commander, medic)
         make = more.pop("scheduler", None)
         self.scheduler: Any = make(self.optimizer) if make is not None else None
         self.run = trainmedic.torch.attach(
@@ -68,16 +67,6 @@ class Own:
                 step.report(loss=loss)
                 waiting.pop(step.number, int)()
             after()
-
-    def order(self, action: str, undo_of: int | None = None, **params: Any) -> Callable[[], None]:
-        def act() -> None:
-            undo = self.sent[undo_of] if undo_of is not None else None
-            self.sent.append(self.commander.send_and_wait(self.medic, action, undo_of=undo, **params))
-
-        return act
-
-    def replies(self) -> list[Reply]:
-        return [self.commander.final(each) for each in self.sent]
 
 
 @pytest.fixture
@@ -116,8 +105,8 @@ def never(own: Own, step: Step) -> None:
 def test_a_rate_that_the_loop_overwrites_is_never_applied(own: Callable[..., Own]) -> None:
     """As in nanoGPT, llm.c and modded-nanogpt. The next such command is answered at once, and changes nothing."""
     loop = own()
-    loop.train(20, deaf, {5: loop.order("job.scale_lr", factor=0.5), 12: loop.order("job.scale_lr", factor=0.5)})
-    first, second = loop.replies()
+    loop.train(20, deaf, {5: loop.sent("job.scale_lr", factor=0.5), 12: loop.sent("job.scale_lr", factor=0.5)})
+    first, second = loop.sent.replies()
     assert (first.status, second.status) == ("failed", "unsupported")
     assert "the loop set the learning rate to" in first.output["reason"]
     assert "run.learning_rate(value)" in first.output["reason"]
@@ -132,9 +121,9 @@ def test_a_loop_that_asks_for_the_factor_uses_it(own: Callable[..., Own], set_ra
     loop.train(
         20,
         set_rate,
-        {5: loop.order("job.scale_lr", factor=0.5), 12: loop.order("job.scale_lr", undo_of=0, factor=2.0)},
+        {5: loop.sent("job.scale_lr", factor=0.5), 12: loop.sent.undo(0, "job.scale_lr", factor=2.0)},
     )
-    first, second = loop.replies()
+    first, second = loop.sent.replies()
     assert (first.status, second.status) == ("applied", "applied")
     assert first.output["verified"]["learning_rate"] == {"updates": 2, "used": 0.5 * computed(7)}
     assert loop.used == {step: (0.5 if 5 < step <= 12 else 1.0) * computed(step) for step in range(1, 21)}
@@ -144,8 +133,8 @@ def test_a_scheduler_that_attach_does_not_know_is_seen(own: Callable[..., Own]) 
     """It moves the rate only after the first update."""
     loop = own()
     scheduler = lr_scheduler.LambdaLR(loop.optimizer, lambda step: 0.99**step)
-    loop.train(20, never, {5: loop.order("job.scale_lr", factor=0.5)}, after=scheduler.step)
-    (reply,) = loop.replies()
+    loop.train(20, never, {5: loop.sent("job.scale_lr", factor=0.5)}, after=scheduler.step)
+    (reply,) = loop.sent.replies()
     assert reply.status == "failed"
     assert loop.used[20] == pytest.approx(0.1 * 0.99**19)
 
@@ -161,9 +150,9 @@ def test_after_a_failure_nothing_stays_scaled(own: Callable[..., Own], make: Cal
     """These schedulers compute each rate from the one before, so the factor would stay in it for ever."""
     loop, undisturbed = own(), own()
     scheduler, other = make(loop.optimizer), make(undisturbed.optimizer)
-    loop.train(20, never, {5: loop.order("job.scale_lr", factor=0.5)}, after=scheduler.step)
+    loop.train(20, never, {5: loop.sent("job.scale_lr", factor=0.5)}, after=scheduler.step)
     undisturbed.train(20, never, {}, after=other.step)
-    assert loop.replies()[0].status == "failed"
+    assert loop.sent.replies()[0].status == "failed"
     assert [loop.used[step] for step in (5, 20)] == pytest.approx([undisturbed.used[step] for step in (5, 20)])
 
 
@@ -176,8 +165,8 @@ def test_a_group_that_the_loop_does_not_set_gets_its_rate_back(own: Callable[...
     def first_group(loop: Own, step: Step) -> None:
         loop.optimizer.param_groups[0]["lr"] = computed(step.number)
 
-    loop.train(20, first_group, {5: loop.order("job.scale_lr", factor=0.3)})
-    assert loop.replies()[0].status == "failed"
+    loop.train(20, first_group, {5: loop.sent("job.scale_lr", factor=0.3)})
+    assert loop.sent.replies()[0].status == "failed"
     assert loop.used == {step: computed(step) for step in range(1, 21)}
     assert loop.optimizer.param_groups[1]["lr"] == 0.7
 
@@ -185,8 +174,8 @@ def test_a_group_that_the_loop_does_not_set_gets_its_rate_back(own: Callable[...
 def test_a_scheduler_that_attach_knows_is_followed(own: Callable[..., Own]) -> None:
     """Though it moves the rate by much right then."""
     loop = own(scheduler=lambda optimizer: lr_scheduler.StepLR(optimizer, step_size=6, gamma=0.1))
-    loop.train(20, never, {5: loop.order("job.scale_lr", factor=2.0)}, after=loop.scheduler.step)
-    (reply,) = loop.replies()
+    loop.train(20, never, {5: loop.sent("job.scale_lr", factor=2.0)}, after=loop.scheduler.step)
+    (reply,) = loop.sent.replies()
     assert reply.status == "applied"
     assert loop.used[8] == pytest.approx(0.02)
 
@@ -206,13 +195,13 @@ def test_a_hanging_step_keeps_its_rates_until_its_boundary(own: Callable[..., Ow
 
     def hang() -> None:
         present = derived["lr"]
-        assert loop.commander.final(loop.sent[0]).status == "failed"
+        assert loop.commander.final(loop.sent.ids[0]).status == "failed"
         assert loop.run.training.changes.scale("learning_rate") == 1.0  # a restart would not scale again
         derived["lr"] = present * 1.0
 
     # The answer is due 1.5 s after the command.
-    loop.train(12, first_group, {5: loop.order("job.scale_lr", factor=0.5, seconds=6.5), 6: hang})
-    (reply,) = loop.replies()
+    loop.train(12, first_group, {5: loop.sent("job.scale_lr", factor=0.5, seconds=6.5), 6: hang})
+    (reply,) = loop.sent.replies()
     assert "returns at the next step boundary" in reply.output["reason"]
     assert (reply.output["after"], reply.output["scale"]) == (computed(6), 0.5)
     assert rates == {step: 0.35 if step == 6 else 0.7 for step in range(1, 13)}
@@ -238,9 +227,9 @@ def test_the_undo_leaves_a_rate_that_was_set_since(own: Callable[..., Own]) -> N
         if step.number == 10:
             own.set(0.03)
 
-    orders = {3: loop.order("job.scale_lr", factor=0.5), 14: loop.order("job.scale_lr", undo_of=0, factor=2.0)}
+    orders = {3: loop.sent("job.scale_lr", factor=0.5), 14: loop.sent.undo(0, "job.scale_lr", factor=2.0)}
     loop.train(20, late, orders)
-    first, second = loop.replies()
+    first, second = loop.sent.replies()
     assert (first.status, second.status) == ("applied", "applied")
     assert loop.used[4] == 0.05
     assert set(list(loop.used.values())[9:]) == {0.03}
@@ -267,12 +256,12 @@ def test_a_factor_that_the_next_epoch_overwrites_is_not_claimed_further(
         by_epoch(loop, step)
         others[step.number] = loop.optimizer.param_groups[1]["lr"]
 
-    again = loop.order("job.scale_lr", factor=0.5)
-    undo = loop.order("job.scale_lr", undo_of=0, factor=2.0)
-    loop.train(15, note, {3: loop.order("job.scale_lr", factor=0.5)})
+    again = loop.sent("job.scale_lr", factor=0.5)
+    undo = loop.sent.undo(0, "job.scale_lr", factor=2.0)
+    loop.train(15, note, {3: loop.sent("job.scale_lr", factor=0.5)})
     assert (loop.used[15], others[15], loop.run.training.rate.scale) == (0.5 * computed(1), 0.35, 0.5)
-    loop.train(30, note, {17: again, 19: undo, 22: loop.order("job.rollback", step=10)})
-    first, second, third, back = loop.replies()
+    loop.train(30, note, {17: again, 19: undo, 22: loop.sent("job.rollback", step=10)})
+    first, second, third, back = loop.sent.replies()
     assert (first.status, second.status, third.status) == ("applied", "unsupported", "applied")
     assert "step.learning_rate(value)" in second.output["reason"]
     assert third.output["nothing_to_undo"]
@@ -293,10 +282,10 @@ def test_a_rate_that_may_still_have_the_factor_is_reported(
         if step.number % 10 == 0:
             loop.set(0.8 * loop.optimizer.param_groups[0]["lr"])
 
-    loop.train(30, decays, {3: loop.order("job.scale_lr", factor=0.5), 25: loop.order("job.scale_lr", factor=0.5)})
+    loop.train(30, decays, {3: loop.sent("job.scale_lr", factor=0.5), 25: loop.sent("job.scale_lr", factor=0.5)})
     loop.run.close()
     medic.close()
-    first, second = loop.replies()
+    first, second = loop.sent.replies()
     assert (first.status, second.status) == ("applied", "unsupported")
     assert loop.used[30] == pytest.approx(0.05 * 0.8**3)
     told = "it is not known whether the factor 0.5 is still active: the loop set the learning rate to 0.04 instead of"
@@ -311,8 +300,8 @@ def test_a_rate_that_may_still_have_the_factor_is_reported(
 
 def test_a_constant_rate_is_seen_in_use(own: Callable[..., Own]) -> None:
     loop = own()
-    loop.train(10, never, {3: loop.order("job.scale_lr", factor=0.5)})
-    (reply,) = loop.replies()
+    loop.train(10, never, {3: loop.sent("job.scale_lr", factor=0.5)})
+    (reply,) = loop.sent.replies()
     assert reply.status == "applied"
     assert reply.output["verified"]["learning_rate"] == {"updates": 2, "used": 0.05}
     assert (reply.output["before"], reply.output["after"]) == (0.1, 0.05)
@@ -321,8 +310,8 @@ def test_a_constant_rate_is_seen_in_use(own: Callable[..., Own]) -> None:
 def test_without_an_update_the_answer_claims_none(own: Callable[..., Own]) -> None:
     """The loop ends first, or is paused."""
     loop = own()
-    loop.train(5, never, {5: loop.order("job.scale_lr", factor=0.5)})
-    (reply,) = loop.replies()
+    loop.train(5, never, {5: loop.sent("job.scale_lr", factor=0.5)})
+    (reply,) = loop.sent.replies()
     assert reply.output["verified"]["learning_rate"] == {"updates": 0, "why": "the loop ended"}
 
 
@@ -331,7 +320,7 @@ def test_the_end_of_an_epoch_is_not_the_end_of_the_loop(own: Callable[..., Own],
     """A loop may call `batches` for each epoch; the command comes at the end of one."""
     loop = own()
     for epoch in range(3):
-        act = loop.order("job.scale_lr", factor=0.5) if epoch == 0 else int
+        act = loop.sent("job.scale_lr", factor=0.5) if epoch == 0 else int
         for batch in loop.run.batches(epochs=epoch + 1):
             with loop.run.step() as step:
                 set_rate(loop, step)
@@ -341,7 +330,7 @@ def test_the_end_of_an_epoch_is_not_the_end_of_the_loop(own: Callable[..., Own],
                 loop.optimizer.zero_grad()
                 if step.number == 10:
                     act()
-    (reply,) = loop.replies()
+    (reply,) = loop.sent.replies()
     scale = 0.5 if set_rate is by_step else 1.0
     assert reply.status == ("applied" if set_rate is by_step else "failed"), reply.output
     assert loop.used == {step: (scale if step > 10 else 1.0) * computed(step) for step in range(1, 31)}
@@ -354,9 +343,9 @@ def test_a_loop_that_ends_with_its_epochs_answers_when_the_run_is_closed(own: Ca
             loop.model(batch).square().mean().backward()
             loop.optimizer.step()
             if step.number == 10:
-                loop.order("job.scale_lr", factor=0.5)()
+                loop.sent("job.scale_lr", factor=0.5)()
     loop.run.close()
-    (reply,) = loop.replies()
+    (reply,) = loop.sent.replies()
     assert reply.output["verified"]["learning_rate"] == {"updates": 0, "why": "the run was closed"}
 
 
