@@ -135,6 +135,22 @@ class LearningRate:
                 return found, expected
         return None
 
+    def set_since(self) -> tuple[float, float, bool] | None:
+        """Return a rate that the loop has set over its scaled one, that one, and whether the factor is lost."""
+        # The reported expected rate shows what overwrites a schedule; a loop that asks for the factor applies it.
+        if self.scale == 1.0 or self._schedulers or self.is_asked_for:
+            return None
+        found = None
+        for number, rate in enumerate(self.values):
+            written, raw = self._written.get(("group", number, "lr"), (rate, rate))
+            if rate == written:
+                continue
+            is_positive = min(rate, written, raw) > 0.0
+            is_lost = is_positive and abs(math.log(rate / written)) > abs(math.log(rate / raw))
+            if found is None or is_lost:
+                found = rate, written, is_lost
+        return found
+
     def give_up(self, scale: float) -> None:
         """Set the former scale, but keep rates that the loop has set since."""
         present = [group["lr"] for group in self._groups()]

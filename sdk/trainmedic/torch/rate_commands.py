@@ -24,8 +24,11 @@ from trainmedic.torch.optimizer_steps import OptimizerSteps
 from trainmedic.torch.rank_agreement import on_all_ranks
 from trainmedic.torch.verification import PAUSED, TOO_SLOW
 from trainmedic.wire import envelope
+from trainmedic.wire.log_limit import LogLimit
 
 log = logging.getLogger("trainmedic")
+
+_log_limit = LogLimit(lines=1)
 
 _UPDATES = 2  # until the answer; a scheduler unknown to `attach` changes the rate after the first
 _BOUNDARIES = 16  # most, until the answer
@@ -38,8 +41,6 @@ HOW = "use the rate that step.learning_rate(value) or run.learning_rate(value) r
 
 
 class ScaledTraining(Protocol):
-    """Implemented by ``TrainingState`` and ``LiveCommands``."""
-
     @property
     def medic(self) -> Medic: ...
 
@@ -101,6 +102,8 @@ class RateCommands:
         """Scale the rate. Raises Refusal without changing anything."""
         rate, changes = self._training.rate, self._training.changes
         assert isinstance(command.parameters, ScaleLr)
+        if command.undo_of is None and not self.pending:
+            self._check_set_since()
         # A known scheduler may have followed a warmup of the loop's own.
         if self._why_unsupported and not (rate.is_asked_for or rate.is_scheduled or command.undo_of is not None):
             raise Unsupported(self._why_unsupported)
@@ -142,12 +145,14 @@ class RateCommands:
         self._steps.observer = self._observe_update
 
     def step_done(self) -> None:
-        if self.pending:
-            with self._timer.lock:
-                try:
+        with self._timer.lock:
+            try:
+                if self.pending:
                     self._observe_boundary()
-                except Exception as error:  # boundary to the user's loop
-                    self._cannot_observe(error)
+                else:
+                    self._check_set_since()
+            except Exception as error:  # boundary to the user's loop
+                self._cannot_observe(error)
 
     def _observe_boundary(self) -> None:
         watch = self._watch
@@ -164,6 +169,28 @@ class RateCommands:
                 self._answer(TOO_SLOW)
             elif watch.boundaries >= _BOUNDARIES:
                 self._answer(_NO_UPDATE)
+
+    def _check_set_since(self) -> None:
+        # A loop may set its rate once per epoch, after the answer.
+        training = self._training
+        found = training.rate.set_since()
+        if found is None or (self._why_unsupported and not found[-1]):
+            return
+        actual, expected, is_lost = found
+        scale = training.rate.scale
+        self._why_unsupported = f"the loop set the learning rate to {actual:.6g} instead of {expected:.6g}; {self._how}"
+        if is_lost:
+            training.changes.set_factors(LEARNING_RATE, {}, training.global_step)
+            training.rate.set_scale(1.0)  # of the groups that the loop has not set
+            training.loss_log.note_course_change(training.global_step, spares_next=True)
+            effect = f"the factor {scale:g} is no longer active"
+        else:
+            effect = f"it is not known whether the factor {scale:g} is still active"
+        message = f"{effect}: {self._why_unsupported}"
+        log.warning("%s: %s", training.medic.job, message)
+        if training.medic.records is not None:
+            fields = {"message": message, "step": training.global_step}
+            training.medic.records.note_detected("learning_rate", fields)
 
     def finish(self, because: str) -> None:
         with self._timer.lock:
@@ -192,7 +219,9 @@ class RateCommands:
                     self._cannot_observe(error)
 
     def _cannot_observe(self, error: Exception) -> None:
-        log.error("%s: cannot observe the learning rate; training continues", self._training.medic.job, exc_info=error)
+        if _log_limit.lets_through():
+            message = "%s: cannot observe the learning rate; training continues"
+            log.error(message, self._training.medic.job, exc_info=error)
         self._answer(f"the rates cannot be observed: {described(error)}", is_boundary=False)
         if self._watch.overwritten is None:  # else the next boundary restores the scale
             self._end()

@@ -125,7 +125,6 @@ class CheckpointRestore:
         begin_comparison(training.loss_log, rollback, training.parts.modules().values())
 
     def resume(self) -> int | None:
-        """Implement `Run.resume`."""
         training = self._training
         if training.storage is None:
             return None

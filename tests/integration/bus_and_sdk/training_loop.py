@@ -53,7 +53,7 @@ class TrainingLoop:
         self.medic.close()
 
 
-def again(sent: Command, seconds: float = 5.0) -> Command:
+def again(sent: Command, seconds: float = 60.0) -> Command:
     """The same command, asked for once more with more time."""
     fields = {name: getattr(sent, name) for name in sent.__dataclass_fields__}
     return Command(**{**fields, "expires_at": datetime.now(UTC) + timedelta(seconds=seconds)})
@@ -74,7 +74,7 @@ async def put(client: Redis, sent: Command, key: str | None = KEY) -> None:
     await client.xadd(envelope.job_commands("llm-1"), fields)
 
 
-async def finals(client: Redis, command_id: str, count: int = 1, seconds: float = 5.0) -> list[Reply]:
+async def finals(client: Redis, command_id: str, count: int = 1, seconds: float = 60.0) -> list[Reply]:
     """The final replies to a command that are on the stream, once there are that many."""
     async with asyncio.timeout(seconds):
         while True:
@@ -86,13 +86,17 @@ async def finals(client: Redis, command_id: str, count: int = 1, seconds: float 
             await asyncio.sleep(0.005)
 
 
-async def eventually(holds: Callable[[], Any], seconds: float = 5.0) -> None:
+async def eventually(holds: Callable[[], Any], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while True:
             value = holds()
             if await value if asyncio.iscoroutine(value) else value:
                 return
             await asyncio.sleep(0.005)
+
+
+async def until(moment: datetime) -> None:
+    await asyncio.sleep(max(0.0, (moment - datetime.now(UTC)).total_seconds()))
 
 
 async def is_empty(client: Redis, stream: str) -> bool:
