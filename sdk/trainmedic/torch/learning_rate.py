@@ -70,6 +70,8 @@ class LearningRate:
         self.left_alone = False  # True if the last change kept a rate that the loop had set
         self._returned: list[Number] = []  # scaled rates returned to the loop, since the last change was watched
         self._last_change = _LastChange([], 1.0, [])
+        self._value: Number | None = None  # unscaled one of the last returned, since a load
+        self._multiples: list[float] = []  # by group: its unscaled rate by that value, at the last `watch`
 
     @property
     def is_scheduled(self) -> bool:
@@ -108,12 +110,15 @@ class LearningRate:
         """Return the rate times the factor; the same object if unscaled."""
         self.is_asked_for = True
         scaled = value if self.scale == 1.0 else value * self.scale
-        self._returned = [*self._returned[1 - _MOST_RETURNED :], scaled]
+        self._value, self._returned = value, [*self._returned[1 - _MOST_RETURNED :], scaled]
         return scaled
 
     def watch(self, before: float) -> None:
         """Begin to detect overwritten rates, after a change from the scale ``before``."""
         self._last_change = _LastChange(self.values, self.scale / before, self._scheduled())
+        value = 0.0 if self._value is None else float(self._value)
+        if value > 0.0:
+            self._multiples = [rate / self.scale / value for rate in self.values]
         self._returned = []
 
     def overwritten(self) -> tuple[float, float] | None:
@@ -129,11 +134,20 @@ class LearningRate:
             drift = _drift(self._last_change.scheduled[number], scheduled[number])
             if self._is_scheduled(number, found) and (drift is None or self._is_nearer(found / drift, expected)):
                 continue
-            if any(math.isclose(found, each, rel_tol=1e-6) for each in returned):
+            if any(
+                math.isclose(found, each, rel_tol=1e-6) for each in (*returned, *self._multiplied(number, returned))
+            ):
                 continue
-            if not (self.is_asked_for and self._is_nearer(found, expected)):
-                return found, expected
+            ratio = self._last_change.ratio
+            without = [each / ratio for each in self._multiplied(number, returned)]
+            is_without = any(math.isclose(found, each, rel_tol=1e-6) for each in without)
+            if is_without or not (self.is_asked_for and self._is_nearer(found, expected)):
+                return found, found * ratio if is_without else expected
         return None
+
+    def _multiplied(self, number: int, returned: Sequence[float]) -> list[float]:
+        # The group's rates by the returned ones; empty without a value before the change.
+        return [each * times for times in self._multiples[number : number + 1] for each in returned]
 
     def set_since(self) -> tuple[float, float, bool] | None:
         """Return a rate that the loop has set over its scaled one, that one, and whether the factor is lost."""
@@ -205,6 +219,7 @@ class LearningRate:
         if scale is None:
             scale = self.scale
         self._written.clear()
+        self._value = None
         unscaled = self._unscaled_groups() if held == scale else set()
         if held != scale:
             self._rescale(held, scale)

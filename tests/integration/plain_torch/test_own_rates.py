@@ -474,6 +474,25 @@ def test_two_optimizers_at_one_boundary_are_one_update(
     assert run.lr_scale == 1.0
 
 
+@pytest.mark.parametrize("heeds", [True, False])
+def test_multiples_of_the_returned_rate_are_followed_through_a_jump(own: Callable[..., Own], heeds: bool) -> None:
+    """As rates by layer; the loop's rate falls to a tenth right after the command."""
+    loop = own()
+    weight, bias = loop.model.parameters()
+    loop.optimizer.param_groups[0]["params"] = [weight]
+    loop.optimizer.add_param_group({"params": [bias]})
+
+    def by_layer(loop: Own, step: Step) -> None:
+        value = 0.1 if step.number <= 5 else 0.01
+        scaled = step.learning_rate(value)
+        first, second = loop.optimizer.param_groups
+        first["lr"], second["lr"] = scaled, 0.65 * (scaled if heeds else value)
+
+    loop.train(10, by_layer, {5: loop.sent("job.scale_lr", factor=2.0)})
+    assert loop.sent.reply().status == ("applied" if heeds else "failed")
+    assert loop.used[10] == (0.02 if heeds else 0.01)
+
+
 class RateLess(torch.optim.SGD):
     """An optimizer that drops the rates of its groups, and finds its own."""
 

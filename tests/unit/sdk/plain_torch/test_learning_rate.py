@@ -282,6 +282,49 @@ def test_a_rate_that_is_set_anew_below_a_known_schedule_is_not_unscaled() -> Non
     assert rate.value < now
 
 
+@pytest.mark.parametrize("jump", [0.1, 10.0])
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_rate_that_is_a_multiple_of_the_returned_one_has_the_factor(factor: float, jump: float) -> None:
+    """As rates by layer in MAE and timm, also where the loop's schedule jumps right then. A group that has the
+    unscaled rate is found."""
+    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    optimizer = torch.optim.SGD([{"params": [each]} for each in parameters], lr=1e-3)
+    rate = LearningRate(optimizer)
+
+    def set_rates(value: float, second: float) -> None:
+        scaled = rate.scaled(value)
+        optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = scaled, scaled * second
+
+    set_rates(1e-3, 0.65)
+    rate.set_scale(factor)
+    rate.watch(1.0)
+    set_rates(jump * 1e-3, 0.65)
+    assert rate.overwritten() is None
+    state = optimizer.state_dict()
+    set_rates(jump * 1e-3, 0.65 / factor)
+    found = rate.overwritten()
+    assert found is not None
+    assert found[0] == pytest.approx(jump * 0.65e-3)
+    # A rollback: the values before it are those of other rates.
+    optimizer.load_state_dict(state)
+    rate.loaded()
+    rate.watch(1.0)
+    set_rates(1e-3, 0.65)
+    assert rate.overwritten() is None
+
+
+def test_the_first_returned_rate_is_no_evidence_against_another_group() -> None:
+    """The second group's scaled rate is the first one's unscaled, by chance."""
+    optimizer = torch.optim.SGD([{"params": [torch.nn.Parameter(torch.zeros(2))]} for _ in range(2)], lr=1e-3)
+    optimizer.param_groups[1]["lr"] = 2e-3
+    rate = LearningRate(optimizer)
+    rate.set_scale(0.5)
+    rate.watch(1.0)
+    scaled = rate.scaled(0.9e-3)
+    optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = scaled, scaled * 2
+    assert rate.overwritten() is None
+
+
 def test_a_followed_scheduler_of_the_users_own_is_copied_and_pickled_as_its_class() -> None:
     loop = Loop("of the user")
     loop.rate.set_scale(0.5)
