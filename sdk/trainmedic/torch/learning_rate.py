@@ -134,13 +134,11 @@ class LearningRate:
             drift = _drift(self._last_change.scheduled[number], scheduled[number])
             if self._is_scheduled(number, found) and (drift is None or self._is_nearer(found / drift, expected)):
                 continue
-            if any(
-                math.isclose(found, each, rel_tol=1e-6) for each in (*returned, *self._multiplied(number, returned))
-            ):
+            multiplied = self._multiplied(number, returned)
+            if _is_among(found, (*returned, *multiplied)):
                 continue
             ratio = self._last_change.ratio
-            without = [each / ratio for each in self._multiplied(number, returned)]
-            is_without = any(math.isclose(found, each, rel_tol=1e-6) for each in without)
+            is_without = _is_among(found, [each / ratio for each in multiplied])
             if is_without or not (self.is_asked_for and self._is_nearer(found, expected)):
                 return found, found * ratio if is_without else expected
         return None
@@ -192,7 +190,7 @@ class LearningRate:
         if self._written.get(("group", number, "lr"), (None,))[0] == rate:
             return True
         last = [each for scheduler in self._schedulers for each in getattr(scheduler, "_last_lr", None) or ()]
-        return any(math.isclose(float(each), rate, rel_tol=1e-6) for each in last)
+        return _is_among(rate, map(float, last))
 
     def _is_nearer(self, found: float, expected: float) -> bool:
         """Return whether a rate still has the last change."""
@@ -383,6 +381,10 @@ def marked_scale(optimizers: Iterable[Any]) -> float:
     """Return the groups' scale; 1.0 without a mark."""
     groups = (group for optimizer in optimizers for group in optimizer.param_groups)
     return next((float(group[MARK]) for group in groups if MARK in group), 1.0)
+
+
+def _is_among(rate: float, rates: Iterable[float]) -> bool:
+    return any(math.isclose(rate, each, rel_tol=1e-6) for each in rates)
 
 
 def _drift(before: float | None, now: float | None) -> float | None:
