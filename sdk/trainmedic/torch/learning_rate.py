@@ -157,8 +157,8 @@ class LearningRate:
             written, raw = self._written.get(("group", number, "lr"), (rate, rate))
             if rate == written:
                 continue
-            is_positive = min(rate, written, raw) > 0.0
-            is_lost = is_positive and abs(math.log(rate / written)) > abs(math.log(rate / raw))
+            # A fall may be the loop's own, of the scaled rate; so may a small rise.
+            is_lost = 0.0 < written < min(rate, raw) and rate**2 > written * raw
             if found is None or is_lost:
                 found = rate, written, is_lost
         return found

@@ -347,6 +347,31 @@ def test_a_large_step_of_a_known_schedule_is_not_the_loops(factor: float) -> Non
     assert rate.value == pytest.approx(0.01)
 
 
+@pytest.mark.parametrize(
+    ("factor", "now", "is_lost"),
+    [
+        (0.5, 0.098, True),
+        (0.5, 0.2, True),
+        (0.5, 0.06, False),
+        (0.5, 0.01, False),
+        (2.0, 0.1, False),
+        (2.0, 0.9, False),
+    ],
+)
+def test_a_rate_that_a_loop_sets_later_has_lost_its_factor_only_if_it_rises(
+    factor: float, now: float, is_lost: bool
+) -> None:
+    """One that falls may be computed from the scaled rate."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    rate = LearningRate(optimizer)
+    rate.set_scale(factor)
+    assert rate.set_since() is None
+    optimizer.param_groups[0]["lr"] = now
+    assert rate.set_since() == (now, 0.1 * factor, is_lost)
+    rate.asked_scale()
+    assert rate.set_since() is None
+
+
 def test_what_the_schedule_says_is_known_of_pytorchs_schedulers_only() -> None:
     """It is compared with the rate that is in use; of the user's own scheduler nobody knows."""
     loop = Loop("LambdaLR")
