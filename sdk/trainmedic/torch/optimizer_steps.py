@@ -76,7 +76,7 @@ def has_gradients(optimizers: Sequence[Any]) -> bool:
 
 
 def stepping(optimizer: Any) -> list[Any]:
-    """Return the innermost optimizers, of which each may step; all if they refer to each other."""
+    # The innermost ones, of which each may step; all if they refer to each other.
     found, innermost, is_tree = [optimizer], [], True
     for each in found:
         inner = _inner(each)
