@@ -222,7 +222,8 @@ class RateCommands:
         if _log_limit.lets_through():
             message = "%s: cannot observe the learning rate; training continues"
             log.error(message, self._training.medic.job, exc_info=error)
-        self._answer(f"the rates cannot be observed: {described(error)}", is_boundary=False)
+        if self.pending:
+            self._answer(f"the rates cannot be observed: {described(error)}", is_boundary=False)
         if self._watch.overwritten is None:  # else the next boundary restores the scale
             self._end()
 
