@@ -55,18 +55,16 @@ class ProgramSource:
 
     def start(self, module: str, arguments: Sequence[str]) -> ForkedProgram:
         """Raises OSError."""
-        theirs_in, requests = os.pipe()
-        answers, theirs_out = os.pipe()
-        try:
-            pid = self.ask({"start": module, "arguments": list(arguments)}, (theirs_in, theirs_out))
-        except OSError:
-            os.close(requests)
-            os.close(answers)
-            raise
-        finally:
-            os.close(theirs_in)
-            os.close(theirs_out)
-        return ForkedProgram(self, pid, os.fdopen(requests, "wb"), os.fdopen(answers, "rb"))
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            their_input, our_output = os.pipe()
+            theirs.callback(os.close, their_input)
+            requests = ours.enter_context(os.fdopen(our_output, "wb"))
+            our_input, their_output = os.pipe()
+            theirs.callback(os.close, their_output)
+            answers = ours.enter_context(os.fdopen(our_input, "rb"))
+            pid = self.ask({"start": module, "arguments": list(arguments)}, (their_input, their_output))
+            ours.pop_all()
+        return ForkedProgram(self, pid, requests, answers)
 
     def ask(self, request: Mapping[str, object], descriptors: Sequence[int] = ()) -> int:
         """Return the program's process ID. Raises OSError."""

@@ -71,7 +71,7 @@ def test_a_loss_spike_is_rolled_back_and_the_history_tells_how(alertmanager: Pat
 
 
 def the_job_went_back(watched: scene.Scene, run: dict[str, Any]) -> None:
-    """To the last good checkpoint, although there was a newer one; at half the learning rate; and it helped."""
+    """To the last good checkpoint; at half the learning rate; and it helped."""
     told = {step["action"]: step["output"] for step in run["steps"] if step["phase"] == "steps"}
     rolled_back, scaled = told["job.rollback"], told["job.scale_lr"]
     good = rolled_back["loss_at_checkpoint"]
@@ -80,7 +80,7 @@ def the_job_went_back(watched: scene.Scene, run: dict[str, Any]) -> None:
 
     assert rolled_back["step"] == 150
     assert moment(rolled_back["saved_at"]) < moment(run["alerts"][0]["starts_at"])
-    assert rolled_back["left_step"] >= 200  # where there was one more checkpoint
+    assert rolled_back["left_step"] > 158  # the first spoiled one; at full speed there was one more checkpoint
     assert (rolled_back["data"], rolled_back["skipped_batches"]) == ("the same batches again", 200)
 
     assert (scaled["before"], scaled["after"]) == pytest.approx((3e-3, 1.5e-3))

@@ -82,14 +82,14 @@ class Sent:
         self.ids: list[str] = []
 
     def __call__(self, action: str, seconds: float = 60.0, **params: Any) -> Any:
-        def act(_: Any) -> None:
+        def act(*_: Any) -> None:
             self.ids.append(self.commander.send_and_wait(self.medic, action, seconds, **params))
 
         return act
 
     def undo(self, number: int, action: str, **params: Any) -> Any:
         """Takes back the command that was sent as number so and so."""
-        return lambda state: self(action, undo_of=self.ids[number], **params)(state)
+        return lambda *_: self(action, undo_of=self.ids[number], **params)()
 
     def replies(self) -> list[envelope.Reply]:
         return [self.commander.final(one) for one in self.ids]

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+import pytest
+
+from trainmedic_core.program_source import ProgramSource
 
 _SCRIPT = """
 import json, os, pickle, signal, sys, threading, time
@@ -83,3 +90,25 @@ def test_nothing_is_executed_or_imported_and_programs_end() -> None:
     assert said["children"] <= 1
     assert said["has_ended"] == [False, True]
     assert said["then"] == "refused"
+
+
+@pytest.mark.parametrize("pipes", [0, 1, 2])
+def test_a_program_that_cannot_start_keeps_nothing_open(monkeypatch: pytest.MonkeyPatch, pipes: int) -> None:
+    """There are too many open files after some pipes, or the process that starts programs has ended."""
+    connection, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    end.close()
+    source, make = ProgramSource(0, connection), os.pipe
+    ends = [make() for _ in range(pipes)]
+
+    def pipe() -> tuple[int, int]:
+        if not left:
+            raise OSError(errno.EMFILE, "too many open files")
+        return left.pop()
+
+    left = list(ends)
+    monkeypatch.setattr(os, "pipe", pipe)
+    with pytest.raises(OSError, match="too many open files" if pipes < 2 else "Broken pipe"):
+        source.start("any", ())
+    connection.close()
+    opened = {link.name for link in Path("/proc/self/fd").iterdir()}
+    assert not opened & {str(number) for each in ends for number in each}

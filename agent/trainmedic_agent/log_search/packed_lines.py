@@ -34,10 +34,14 @@ class PackedLines(LinesOfFile):
     ) -> None:
         """Raises OSError, LogRefused."""
         self._fd = open_log(path)
-        facts = os.fstat(self._fd)
-        written_at = file_times.written_at(facts)
-        key, clock = f"{facts.st_dev:x}-{facts.st_ino:x}", LineClock(written_at, zone=zone)
-        super().__init__(key, origin, line_filter, clock, budget)
+        try:
+            facts = os.fstat(self._fd)
+            written_at = file_times.written_at(facts)
+            key, clock = f"{facts.st_dev:x}-{facts.st_ino:x}", LineClock(written_at, zone=zone)
+            super().__init__(key, origin, line_filter, clock, budget)
+        except BaseException:  # no caller can close it
+            os.close(self._fd)
+            raise
         self.is_cut = False  # True if the file is damaged, ends early or is larger than `MOST_UNPACKED`
         self._cutter = LineCutter()
         self._unpacking = zlib.decompressobj(_GZIP)

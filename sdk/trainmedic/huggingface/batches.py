@@ -14,6 +14,7 @@ import torch
 
 from trainmedic.torch import randomness
 from trainmedic.torch.meters.step_meter import StepMeter
+from trainmedic.torch.model_hook import ModelHook
 from trainmedic.trainer.patching import replaced
 from trainmedic.trainer.rollback_proof import RollbackProof
 
@@ -56,7 +57,8 @@ class UsedBatches:
         with contextlib.ExitStack() as stack:
             stack.enter_context(replaced(trainer, **{_STEP: self._training_step, _LOSS: self._observed_loss}))
             if not getattr(trainer.args, "torch_compile", False):  # the hook would be compiled with the model
-                stack.callback(trainer.model.register_forward_pre_hook(self._forward, with_kwargs=True).remove)
+                hook = ModelHook(self._forward)
+                stack.callback(trainer.model.register_forward_pre_hook(hook, with_kwargs=True).remove)
             yield
 
     def before_draw(self) -> None:

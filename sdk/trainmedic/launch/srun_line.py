@@ -15,8 +15,13 @@ _FLAGS = frozenset(
         *("--propagate", "--pty", "--quiet", "--quit-on-interrupt", "--reboot", "--resv-ports", "--send-libs"),
         *("--spread-job", "--spread-segments", "--stepmgr", "--test-only", "--unbuffered", "--usage"),
         *("--use-min-nodes", "--verbose", "--version", "--wait-for-children", "--whole", "--x11"),
+        # The plugin pyxis.
+        *("--container-mount-home", "--no-container-mount-home", "--container-remap-root"),
+        *("--no-container-remap-root", "--container-entrypoint", "--no-container-entrypoint"),
+        *("--container-entrypoint-log", "--container-readonly", "--container-writable"),
     }
 )
+_PREFIXES_OF_FLAGS = frozenset({"--wait", "--container"})  # options with a value
 _SHORT_FLAGS = frozenset("EHOQVXZhlsuv")
 _SHORT_WITH_OPTIONAL = frozenset("IKk")  # the value is the rest of the word
 _SEPARATOR = ":"  # of components
@@ -34,7 +39,8 @@ def with_excluded(argv: Sequence[str], nodes: Sequence[str]) -> list[str]:
         if exclusion is None:
             changed.insert(begin, f"{_EXCLUDE}={','.join(nodes)}")
         else:
-            changed[exclusion.word] = ",".join([changed[exclusion.word], *nodes])
+            word = changed[exclusion.word]
+            changed[exclusion.word] = f"{word}{',' if word[exclusion.start :] else ''}{','.join(nodes)}"
     return changed
 
 
@@ -66,6 +72,8 @@ def _options(argv: Sequence[str], begin: int) -> tuple[_Exclusion | None, int]:
         word = argv[place]
         name, at = _valued(word)  # at: of the value; 0 without one in this word
         has_next = bool(name) and not at and place + 1 < len(argv)
+        if name.startswith("--") and has_next and argv[place + 1].startswith("-"):
+            has_next = False  # a plugin's flag
         if name == _EXCLUDE and (at or has_next):
             found = _Exclusion(place, at) if at else _Exclusion(place + 1, 0)
         place += 2 if has_next else 1
@@ -78,7 +86,8 @@ def _valued(word: str) -> tuple[str, int]:
         name, equals, _ = word.partition("=")
         if name.startswith(_SHORTEST) and _EXCLUDE.startswith(name):
             name = _EXCLUDE
-        return ("" if name in _FLAGS else name), (word.index("=") + 1 if equals else 0)
+        is_flag = name not in _PREFIXES_OF_FLAGS and any(flag.startswith(name) for flag in _FLAGS)
+        return ("" if is_flag else name), (word.index("=") + 1 if equals else 0)
     for index, letter in enumerate(word[1:], 1):
         if letter in _SHORT_WITH_OPTIONAL:
             break

@@ -10,8 +10,8 @@ from typing import Iterator
 import torch
 
 CPU_BYTES = 256_000_000
-_BLOCK, _CPU_BLOCK = 1 << 30, 1 << 26  # bytes allocated at once
-# The first one is a warm-up, and not timed. After them each number is its own position.
+_BLOCK, _CPU_BLOCK = 1 << 28, 1 << 26  # bytes allocated at once
+# The first one is a warm-up, and not timed. After them each number is its own position, which repeats after 16 GiB.
 _PATTERNS = (0, 0x55555555, -0x55555556)
 
 
@@ -24,38 +24,44 @@ class MemoryTest:
 
 def check_memory(device: torch.device, percent: float) -> MemoryTest:
     """Test this share of the GPU's free memory, or `CPU_BYTES` of main memory."""
-    blocks = _allocate(device, percent)
-    size = sum(block.numel() * 4 for block in blocks)
     wrong = torch.zeros(1, dtype=torch.int64, device=device)
+    numbers, differences, *blocks = _allocate(device, percent)
+    size = sum(block.numel() * 4 for block in blocks)
     began = 0.0
     for turn, pattern in enumerate((*_PATTERNS, None)):
         if turn == 1:
             _synchronize(device)
             began = time.perf_counter()
-        for block in blocks:
+        for index, block in enumerate(blocks):
             if pattern is None:
-                block.copy_(_positions(block))
+                block.copy_(_positions(index, block, numbers))
             else:
                 block.fill_(pattern)
-        for block in blocks:
-            wrong += (block != (_positions(block) if pattern is None else pattern)).any()
+        for index, block in enumerate(blocks):
+            expected = _positions(index, block, numbers) if pattern is None else pattern
+            wrong += torch.ne(block, expected, out=differences[: block.numel()]).any()
     _synchronize(device)
     seconds = time.perf_counter() - began
     timed = len(_PATTERNS)  # without the warm-up, with the positions
     result = MemoryTest(size, size * timed / seconds, int(wrong.item()) == 0)
-    del blocks
+    del blocks, numbers, differences
     if device.type == "cuda":
         torch.cuda.empty_cache()
     return result
 
 
 def _allocate(device: torch.device, percent: float) -> list[torch.Tensor]:
-    # Other processes may take some of the memory during this time, so less is enough.
+    # First a block of numbers and one of differences, as temporaries could find no memory.
     is_gpu = device.type == "cuda"
-    left = int(torch.cuda.mem_get_info(device)[0] * percent / 100) if is_gpu else CPU_BYTES
-    blocks: list[torch.Tensor] = []
+    left, most = CPU_BYTES, _CPU_BLOCK
+    if is_gpu:
+        left = int(torch.cuda.mem_get_info(device)[0] * percent / 100)
+        most = min(_BLOCK, left // 3)
+        left -= most + most // 4
+    blocks = [torch.empty(most // 4, dtype=kind, device=device) for kind in (torch.int32, torch.bool)]
+    # Other processes may take some of the memory during this time, so less is enough.
     with contextlib.suppress(torch.cuda.OutOfMemoryError):
-        for size in _sizes(left, _BLOCK if is_gpu else _CPU_BLOCK):
+        for size in _sizes(left, most):
             blocks.append(torch.empty(size // 4, dtype=torch.int32, device=device))  # noqa: PERF401 - it may fail
     return blocks
 
@@ -66,8 +72,9 @@ def _sizes(left: int, most: int) -> Iterator[int]:
         left -= most
 
 
-def _positions(block: torch.Tensor) -> torch.Tensor:
-    return torch.arange(block.numel(), dtype=torch.int32, device=block.device)
+def _positions(index: int, block: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    begin = (index * numbers.numel() + 2**31) % 2**32 - 2**31
+    return torch.arange(begin, begin + block.numel(), out=numbers[: block.numel()])
 
 
 def _synchronize(device: torch.device) -> None:

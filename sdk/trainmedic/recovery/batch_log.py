@@ -59,7 +59,10 @@ class BatchComparison:
         return MOST_COMPARED if self._left_out else len(self._expected)
 
     def add(self, drawn: _Drawn) -> None:
-        self._drawn.append(drawn)
+        before = self._drawn[-1] if self._drawn else drawn
+        # The random numbers of one batch may have ordered the rest of its epoch.
+        is_random = drawn.is_random or (before.is_random and before.epoch == drawn.epoch)
+        self._drawn.append(drawn._replace(is_random=is_random))
 
     def result(self, ended_because: str = "") -> dict[str, Any]:
         """Return ``verified.batches``. Waits for the batches' device."""

@@ -159,9 +159,13 @@ def is_pinned_by_rollback(checkpoint: Path) -> bool:
     return type((pin_reason(checkpoint) or {}).get("left_step")) is int
 
 
+def is_pinned_by_user(checkpoint: Path) -> bool:
+    return is_pinned(checkpoint) and not is_pinned_by_rollback(checkpoint)
+
+
 def move_rollback_pin(target: Path | None, present: Iterable[Path], reason: Mapping[str, Any]) -> None:
     """Pin ``target``, if given, instead of earlier rollbacks' targets. Users' pins stay. Raises OSError."""
-    if target is not None and (is_pinned_by_rollback(target) or not is_pinned(target)):
+    if target is not None and not is_pinned_by_user(target):
         pin(target, reason)
     for other in present:
         if other != target and is_pinned_by_rollback(other):

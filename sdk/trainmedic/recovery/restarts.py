@@ -242,8 +242,9 @@ class LoopRestarter:
         if starting is None:
             starting = self._after_crash(error)
         _free_frames(error)
-        self._delay(starting)
-        return starting
+        self._enter_window()
+        self._sleep(self._limits.delay)
+        return self._without_expired_command(starting)
 
     def _after_last_retry(self, starting: LoopRestart, error: BaseException) -> LoopRestart:
         checkpoint, self._failures = self._newest(), 0
@@ -274,12 +275,12 @@ class LoopRestarter:
         )
         return LoopRestart(checkpoint)
 
-    def _delay(self, starting: LoopRestart) -> None:
-        self._enter_window()
-        self._sleep(self._limits.delay)
+    def _without_expired_command(self, starting: LoopRestart) -> LoopRestart:
         command = starting.command
-        if command is not None and self._now() >= command.expires_at:
-            self._fail(starting, "it expired before the training loop restarted")
+        if command is None or self._now() < command.expires_at:
+            return starting
+        self._fail(starting, "it expired before the training loop restarted")
+        return LoopRestart(self._newest() or starting.checkpoint, settings=starting.previous)
 
     def _fail(self, restart: LoopRestart | None, reason: str) -> None:
         if restart is not None and restart.command is not None and not restart.command.is_answered:

@@ -26,8 +26,6 @@ log = logging.getLogger("trainmedic")
 
 @dataclass(frozen=True)
 class BoundaryWatches:
-    """Observers of the steps, which answer commands later."""
-
     verification: RollbackVerification
     rates: RateCommands
     steps: OptimizerSteps
@@ -147,7 +145,7 @@ class StepBoundary:
             training.loss_log.note_gradients(number, training.gradients)
             training.gradients = []
         watches = self._watches
-        if watches.verification.pending or watches.rates.pending:
+        if watches.verification.pending or watches.rates.pending or training.rate.scale != 1.0:
             watches.step_done(number)
         if self._checkpoint_every is not None and number % self._checkpoint_every == 0:
             self._is_save_due = True

@@ -99,8 +99,8 @@ class CommandHandlers:
         source = self._training.batch_source
         if source is not None and rollback.skip_batches:
             source.check_skip(rollback.skip_batches)
-        self._verification.finish("another rollback was ordered")
         output = self._restore.roll_back(rollback, command.group)
+        self._verification.finish("another rollback was ordered")
         self._rates.restart_watch()
         losses = self._training.loss_log.comparison
         self._verification.begin(command, output, self._pause.lasts, losses)
@@ -124,12 +124,12 @@ class CommandHandlers:
         size = scaled_whole(training.script_batch_size, sizes, "the micro-batch", round_down=round_down)
         accumulation = self._scaled_accumulation(accumulations)
         before, accumulation_before = source.batch_size, training.accumulation
-        self._record_batch_change()
         try:
             on_all_ranks(command.group, lambda: source.set_batch_size(size))
         except Exception:  # different batch sizes would end epochs at different steps
             source.set_batch_size(before)
             raise
+        self._record_batch_change()
         training.set_accumulation(accumulation)
         changes.set_factors(BATCH_SIZE, sizes, training.global_step)
         changes.set_factors(ACCUMULATION, accumulations, training.global_step)
@@ -161,13 +161,13 @@ class CommandHandlers:
         count, is_upper_limit = agreed_workers(command, previous), command.parameters.at_most is not None
         if command.undo_of is not None and training.changes.workers is None:
             count = previous  # no active change: the script restarted with fewer workers
-        if bool(previous) != bool(count):  # workers draw their own random numbers
-            self._record_batch_change()
         try:
             source.set_workers(count)
         except Exception:  # return to the workers that are known to start
             source.set_workers(previous)
             raise
+        if bool(previous) != bool(count):  # workers draw their own random numbers
+            self._record_batch_change()
         changed = count if count != training.script_workers else None
         training.changes.set_workers(changed, training.global_step, at_most=is_upper_limit)
         return {"previous": previous, "count": count}
@@ -221,7 +221,6 @@ class CommandHandlers:
 
 
 def _accelerator() -> Any:
-    """Return the device's module, or None."""
     if torch.cuda.is_available():
         return torch.cuda
     if hasattr(torch, "xpu") and torch.xpu.is_available():

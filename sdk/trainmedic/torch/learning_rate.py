@@ -5,8 +5,9 @@ A loop that sets the rate itself must ask for the factor (`LearningRate.scaled`,
 
 from __future__ import annotations
 
+import copyreg
 import math
-from typing import Any, Callable, Hashable, Iterable, Iterator, Mapping, NamedTuple, Sequence, cast
+from typing import AbstractSet, Any, Callable, Hashable, Iterable, Iterator, Mapping, NamedTuple, Sequence, cast
 
 import torch
 from torch.optim import lr_scheduler
@@ -69,6 +70,8 @@ class LearningRate:
         self.left_alone = False  # True if the last change kept a rate that the loop had set
         self._returned: list[Number] = []  # scaled rates returned to the loop, since the last change was watched
         self._last_change = _LastChange([], 1.0, [])
+        self._value: Number | None = None  # unscaled one of the last returned, since a load
+        self._multiples: list[float] = []  # by group: its unscaled rate by that value, at the last `watch`
 
     @property
     def is_scheduled(self) -> bool:
@@ -107,12 +110,15 @@ class LearningRate:
         """Return the rate times the factor; the same object if unscaled."""
         self.is_asked_for = True
         scaled = value if self.scale == 1.0 else value * self.scale
-        self._returned = [*self._returned[1 - _MOST_RETURNED :], scaled]
+        self._value, self._returned = value, [*self._returned[1 - _MOST_RETURNED :], scaled]
         return scaled
 
     def watch(self, before: float) -> None:
         """Begin to detect overwritten rates, after a change from the scale ``before``."""
         self._last_change = _LastChange(self.values, self.scale / before, self._scheduled())
+        value = 0.0 if self._value is None else float(self._value)
+        if value > 0.0:
+            self._multiples = [rate / self.scale / value for rate in self.values]
         self._returned = []
 
     def overwritten(self) -> tuple[float, float] | None:
@@ -128,11 +134,34 @@ class LearningRate:
             drift = _drift(self._last_change.scheduled[number], scheduled[number])
             if self._is_scheduled(number, found) and (drift is None or self._is_nearer(found / drift, expected)):
                 continue
-            if any(math.isclose(found, each, rel_tol=1e-6) for each in returned):
+            multiplied = self._multiplied(number, returned)
+            if _is_among(found, (*returned, *multiplied)):
                 continue
-            if not (self.is_asked_for and self._is_nearer(found, expected)):
-                return found, expected
+            ratio = self._last_change.ratio
+            is_without = _is_among(found, [each / ratio for each in multiplied])
+            if is_without or not (self.is_asked_for and self._is_nearer(found, expected)):
+                return found, found * ratio if is_without else expected
         return None
+
+    def _multiplied(self, number: int, returned: Sequence[float]) -> list[float]:
+        # The group's rates by the returned ones; empty without a value before the change.
+        return [each * times for times in self._multiples[number : number + 1] for each in returned]
+
+    def set_since(self) -> tuple[float, float, bool] | None:
+        """Return a rate that the loop has set over its scaled one, that one, and whether the factor is lost."""
+        # The reported expected rate shows what overwrites a schedule; a loop that asks for the factor applies it.
+        if self.scale == 1.0 or self._schedulers or self.is_asked_for:
+            return None
+        found = None
+        for number, rate in enumerate(self.values):
+            written, raw = self._written.get(("group", number, "lr"), (rate, rate))
+            if rate == written:
+                continue
+            # A fall may be the loop's own, of the scaled rate; so may a small rise.
+            is_lost = 0.0 < written < min(rate, raw) and rate**2 > written * raw
+            if found is None or is_lost:
+                found = rate, written, is_lost
+        return found
 
     def give_up(self, scale: float) -> None:
         """Set the former scale, but keep rates that the loop has set since."""
@@ -161,7 +190,7 @@ class LearningRate:
         if self._written.get(("group", number, "lr"), (None,))[0] == rate:
             return True
         last = [each for scheduler in self._schedulers for each in getattr(scheduler, "_last_lr", None) or ()]
-        return any(math.isclose(float(each), rate, rel_tol=1e-6) for each in last)
+        return _is_among(rate, map(float, last))
 
     def _is_nearer(self, found: float, expected: float) -> bool:
         """Return whether a rate still has the last change."""
@@ -188,16 +217,19 @@ class LearningRate:
         if scale is None:
             scale = self.scale
         self._written.clear()
+        self._value = None
+        unscaled = self._unscaled_groups() if held == scale else set()
         if held != scale:
             self._rescale(held, scale)
         self.scale = scale
-        self._mark()
+        self._mark(unscaled)
         if self.scale != 1.0:
             self._unscale_other_schedulers()
             scheduled = self._scheduled()
             for number, value in enumerate(self.values):
-                self._written.setdefault(("group", number, "lr"), (value, value / self.scale))
-                self._scheduled_then[("group", number, "lr")] = scheduled[number]
+                name = ("group", number, "lr")
+                self._written.setdefault(name, (value, value if name in unscaled else value / self.scale))
+                self._scheduled_then[name] = scheduled[number]
 
     def _rescale(self, old: float, new: float) -> None:
         self.left_alone = False
@@ -244,9 +276,9 @@ class LearningRate:
         added = [number for number, group in enumerate(groups) if MARK not in group]
         return {("group", number, "lr") for number in added} if len(added) < len(groups) else set()
 
-    def _mark(self) -> None:
-        for group in self._groups():
-            if self.scale != 1.0:
+    def _mark(self, unscaled: AbstractSet[Name] = frozenset()) -> None:
+        for number, group in enumerate(self._groups()):
+            if self.scale != 1.0 and ("group", number, "lr") not in unscaled:
                 group[MARK] = self.scale
             else:
                 group.pop(MARK, None)
@@ -297,7 +329,7 @@ def _step_unscaled(scheduler: Any, rate: LearningRate) -> None:
     if not hasattr(kind, "_trainmedic_rate"):
         methods = {name: getattr(kind, name, None) for name in _STEP_METHODS}
         steps = {name: _unscaled(method) for name, method in methods.items() if callable(method)}
-        members = {**steps, "__module__": kind.__module__, "__doc__": kind.__doc__}
+        members = {**steps, "__reduce_ex__": _reduced, "__module__": kind.__module__, "__doc__": kind.__doc__}
         try:
             scheduler.__class__ = kind = type(kind.__name__, (kind,), members)
         except TypeError as error:
@@ -311,6 +343,18 @@ def _unscaled(step: Callable[..., Any]) -> Callable[..., Any]:
         return rate.unscaled(lambda: step(scheduler, *arguments, **options))
 
     return stepped
+
+
+def _reduced(scheduler: Any, protocol: Any) -> Any:
+    # Copies and pickles are of the original class: the subclass has no importable name.
+    kind = scheduler.__class__
+    scheduler.__class__ = kind.__base__
+    try:
+        make, *rest = scheduler.__reduce_ex__(protocol)
+    finally:
+        scheduler.__class__ = kind
+    # Else pickle compares the classes.
+    return (object.__new__ if make is copyreg.__newobj__ else make, *rest)  # type: ignore[attr-defined]
 
 
 def _with_inner(schedulers: Iterable[Any]) -> Iterator[Any]:
@@ -337,6 +381,10 @@ def marked_scale(optimizers: Iterable[Any]) -> float:
     """Return the groups' scale; 1.0 without a mark."""
     groups = (group for optimizer in optimizers for group in optimizer.param_groups)
     return next((float(group[MARK]) for group in groups if MARK in group), 1.0)
+
+
+def _is_among(rate: float, rates: Iterable[float]) -> bool:
+    return any(math.isclose(rate, each, rel_tol=1e-6) for each in rates)
 
 
 def _drift(before: float | None, now: float | None) -> float | None:

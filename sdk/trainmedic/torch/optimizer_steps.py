@@ -9,7 +9,7 @@ import torch
 from trainmedic.torch.optimizer_states import inner_optimizers
 
 MOST_WITHOUT_UPDATE = 100  # boundaries before the first update, until a warning
-_HOOKS = "_optimizer_step_pre_hooks"  # attribute that some wrappers lack
+HOOKS = "_optimizer_step_pre_hooks"  # attribute that some wrappers lack
 _LONGEST_PERIOD = 256  # boundaries; bounds the wait for an update
 
 
@@ -32,14 +32,14 @@ class OptimizerSteps:
         self.observer: Callable[[], None] | None = None  # called right after an update, with the rates it used
         self.sampler: Callable[[Any], None] | None = None  # called with the optimizer right before its update
         self._last_count = 0  # at the previous boundary
-        innermost = [_innermost(each) for each in optimizers]
+        hooked = {id(each): each for optimizer in optimizers for each in stepping(optimizer)}.values()
         # False if an optimizer's steps cannot be observed; then nothing is counted.
-        self.is_hooked = bool(innermost) and all(hasattr(each, _HOOKS) for each in innermost)
+        self.is_hooked = bool(hooked) and all(hasattr(each, HOOKS) for each in hooked)
         self._handles: list[Any] = []
         # A compiled update would trace the hooks, and be compiled again whenever their numbers change.
         disable: Any = torch.compiler.disable
         before, after = disable(self._before_step), disable(self._after_step)
-        for each in innermost if self.is_hooked else ():
+        for each in hooked if self.is_hooked else ():
             self._handles.append(each.register_step_pre_hook(before))
             self._handles.append(each.register_step_post_hook(after))
 
@@ -75,18 +75,25 @@ def has_gradients(optimizers: Sequence[Any]) -> bool:
     return any(parameter.grad is not None for group in groups for parameter in group["params"])
 
 
-def _innermost(optimizer: Any) -> Any:
-    while (inner := _inner(optimizer)) is not None:
-        optimizer = inner
-    return optimizer
+def stepping(optimizer: Any) -> list[Any]:
+    # The innermost ones, of which each may step; all if they refer to each other.
+    found, innermost, is_tree = [optimizer], [], True
+    for each in found:
+        inner = _inner(each)
+        new = [one for one in inner if not any(one is other for other in found)]
+        is_tree = is_tree and len(new) == len(inner)
+        found.extend(new)
+        if not inner:
+            innermost.append(each)
+    return innermost if is_tree else found
 
 
-def _inner(optimizer: Any) -> torch.optim.Optimizer | None:
+def _inner(optimizer: Any) -> list[torch.optim.Optimizer]:
     for name in ("optimizer", "optim"):
         inner = getattr(optimizer, name, None)
         if isinstance(inner, torch.optim.Optimizer) and inner is not optimizer:
-            return inner
+            return [inner]
     # The loop may call another method than `step`, which steps the inner one, as of SAM.
     groups = list(map(id, getattr(optimizer, "param_groups", ())))
-    inner_ones = (inner for _, inner in inner_optimizers(optimizer) if inner is not optimizer)
-    return next((inner for inner in inner_ones if list(map(id, inner.param_groups)) == groups), None)
+    inner_ones = {id(inner): inner for _, inner in inner_optimizers(optimizer) if inner is not optimizer}
+    return [inner for inner in inner_ones.values() if list(map(id, inner.param_groups)) == groups]

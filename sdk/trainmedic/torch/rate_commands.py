@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping, Protocol
 
 from trainmedic.client import Medic
-from trainmedic.errors import Unsupported
+from trainmedic.errors import Unsupported, described
 from trainmedic.job.command import JobCommand
 from trainmedic.job.loss_log import LossLog
 from trainmedic.job.parameters import ScaleLr
@@ -24,8 +24,11 @@ from trainmedic.torch.optimizer_steps import OptimizerSteps
 from trainmedic.torch.rank_agreement import on_all_ranks
 from trainmedic.torch.verification import PAUSED, TOO_SLOW
 from trainmedic.wire import envelope
+from trainmedic.wire.log_limit import LogLimit
 
 log = logging.getLogger("trainmedic")
+
+_log_limit = LogLimit(lines=1)
 
 _UPDATES = 2  # until the answer; a scheduler unknown to `attach` changes the rate after the first
 _BOUNDARIES = 16  # most, until the answer
@@ -38,8 +41,6 @@ HOW = "use the rate that step.learning_rate(value) or run.learning_rate(value) r
 
 
 class ScaledTraining(Protocol):
-    """Implemented by ``TrainingState`` and ``LiveCommands``."""
-
     @property
     def medic(self) -> Medic: ...
 
@@ -66,7 +67,8 @@ class _Pending:
 @dataclass
 class _Watch:
     scale_before: float  # scale before the first pending change
-    used: list[list[float]] = field(default_factory=list)  # the groups' rates at each update
+    used: list[list[float]] = field(default_factory=list)  # the groups' rates, at each boundary's last update
+    used_at: int = -1  # ``boundaries`` at the last update
     boundaries: int = 0  # since the last change or load
     overwritten: tuple[float, float] | None = None  # first unexpected rate, and the expected one
 
@@ -91,6 +93,7 @@ class RateCommands:
         self._now = now
         self._how = how
         self.pending: list[_Pending] = []
+        self.late_because = TOO_SLOW  # reason of the timer's answer
         self._watch = _Watch(1.0)
         self._timer = AnswerTimer()
         self._why_unsupported = ""  # once the loop was seen to set its rate
@@ -99,6 +102,8 @@ class RateCommands:
         """Scale the rate. Raises Refusal without changing anything."""
         rate, changes = self._training.rate, self._training.changes
         assert isinstance(command.parameters, ScaleLr)
+        if command.undo_of is None and not self.pending:
+            self._check_set_since()
         # A known scheduler may have followed a warmup of the loop's own.
         if self._why_unsupported and not (rate.is_asked_for or rate.is_scheduled or command.undo_of is not None):
             raise Unsupported(self._why_unsupported)
@@ -140,9 +145,14 @@ class RateCommands:
         self._steps.observer = self._observe_update
 
     def step_done(self) -> None:
-        if self.pending:
-            with self._timer.lock:
-                self._observe_boundary()
+        with self._timer.lock:
+            try:
+                if self.pending:
+                    self._observe_boundary()
+                else:
+                    self._check_set_since()
+            except Exception as error:  # boundary to the user's loop
+                self._cannot_observe(error)
 
     def _observe_boundary(self) -> None:
         watch = self._watch
@@ -160,24 +170,62 @@ class RateCommands:
             elif watch.boundaries >= _BOUNDARIES:
                 self._answer(_NO_UPDATE)
 
+    def _check_set_since(self) -> None:
+        # A loop may set its rate once per epoch, after the answer.
+        training = self._training
+        found = training.rate.set_since()
+        if found is None or (self._why_unsupported and not found[-1]):
+            return
+        actual, expected, is_lost = found
+        scale = training.rate.scale
+        self._why_unsupported = f"the loop set the learning rate to {actual:.6g} instead of {expected:.6g}; {self._how}"
+        if is_lost:
+            training.changes.set_factors(LEARNING_RATE, {}, training.global_step)
+            training.rate.set_scale(1.0)  # of the groups that the loop has not set
+            training.loss_log.note_course_change(training.global_step, spares_next=True)
+            effect = f"the factor {scale:g} is no longer active"
+        else:
+            effect = f"it is not known whether the factor {scale:g} is still active"
+        message = f"{effect}: {self._why_unsupported}"
+        log.warning("%s: %s", training.medic.job, message)
+        if training.medic.records is not None:
+            fields = {"message": message, "step": training.global_step}
+            training.medic.records.note_detected("learning_rate", fields)
+
     def finish(self, because: str) -> None:
         with self._timer.lock:
-            if any(not each.command.is_answered for each in self.pending):
+            is_unanswered = any(not each.command.is_answered for each in self.pending)
+            if is_unanswered or (self.pending and self._watch.overwritten is not None):  # to restore the scale
                 self._answer(because)
             self._end()
 
     def _answer_for_hanging_loop(self) -> None:
         if any(not each.command.is_answered for each in self.pending):
-            self._answer(TOO_SLOW, is_boundary=False)
+            self._answer(self.late_because, is_boundary=False)
 
     def _observe_update(self) -> None:
         if not self.pending:
             return
         with self._timer.lock:
             watch = self._watch
-            if len(watch.used) < _UPDATES:
-                watch.used.append(self._training.rate.values)
-                self._check_overwritten(watch)
+            is_same = watch.used_at == watch.boundaries  # by another optimizer, or once more
+            if is_same or len(watch.used) < _UPDATES:
+                try:
+                    rates = self._training.rate.values
+                    self._check_overwritten(watch)
+                    watch.used[len(watch.used) - is_same :] = [rates]
+                    watch.used_at = watch.boundaries
+                except Exception as error:  # boundary to the user's optimizer.step()
+                    self._cannot_observe(error)
+
+    def _cannot_observe(self, error: Exception) -> None:
+        if _log_limit.lets_through():
+            message = "%s: cannot observe the learning rate; training continues"
+            log.error(message, self._training.medic.job, exc_info=error)
+        if self.pending:
+            self._answer(f"the rates cannot be observed: {described(error)}", is_boundary=False)
+        if self._watch.overwritten is None:  # else the next boundary restores the scale
+            self._end()
 
     def _check_overwritten(self, watch: _Watch) -> None:
         if watch.overwritten is None:

@@ -62,7 +62,8 @@ def closed_form(group: Any, schedulers: Sequence[Any]) -> float | None:
         if not computes_as_pytorch(scheduler):
             return None
         form = getattr(_active(scheduler), "_get_closed_form_lr", None)
-        found.append(float(form()[number]) if form is not None else 0.0)
+        rates = form() if form is not None else ()
+        found.append(float(rates[number]) if number < len(rates) else 0.0)  # a group added later has no entry
     return found[0] if len(found) == 1 and found[0] > 0.0 else None
 
 

@@ -6,7 +6,7 @@ import logging
 from dataclasses import asdict
 from typing import Any, Mapping, Sequence
 
-from trainmedic.errors import Refusal, Rejected
+from trainmedic.errors import Refusal, Rejected, described
 from trainmedic.job.group import Group
 from trainmedic.job.parameters import Rollback
 from trainmedic.job.reported_values import number
@@ -125,7 +125,6 @@ class CheckpointRestore:
         begin_comparison(training.loss_log, rollback, training.parts.modules().values())
 
     def resume(self) -> int | None:
-        """Implement `Run.resume`."""
         training = self._training
         if training.storage is None:
             return None
@@ -310,8 +309,8 @@ class CheckpointRestore:
         try:
             reason = {"why": "a rollback went back to it", "step": checkpoint.step, "left_step": left_step}
             self._storage.rolled_back_to(checkpoint, reason)
-        except OSError as error:
-            log.warning("%s: cannot mark the rollback's checkpoint: %s", self._job, error)
+        except Exception as error:  # also of a user's storage: the rollback is complete
+            log.error("%s: cannot pin its checkpoint, or put all later ones aside: %s", self._job, described(error))
         return budget
 
 

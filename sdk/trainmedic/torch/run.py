@@ -26,7 +26,7 @@ from trainmedic.torch.restore import CheckpointRestore
 from trainmedic.torch.sources.batch_sources import BatchSource
 from trainmedic.torch.steps import Step
 from trainmedic.torch.training_state import TrainingState
-from trainmedic.torch.verification import RollbackVerification
+from trainmedic.torch.verification import EPOCHS_ENDED, TOO_SLOW, RollbackVerification
 
 log = logging.getLogger("trainmedic")
 
@@ -123,13 +123,16 @@ class Run:
         if not self._is_begun:
             self._begin()
         may_continue = False
+        self._verification.late_because = self._rates.late_because = TOO_SLOW
         try:
             yield from self._draw(source, epochs, steps)
             # A loop by epochs calls this again for the next one; else the run's end or a time limit answers.
             training = self.training
             may_continue = epochs is not None and not training.stopping and source.epoch >= epochs
         finally:
-            if not may_continue:
+            if may_continue:
+                self._verification.late_because = self._rates.late_because = EPOCHS_ENDED
+            else:
                 self._verification.finish("the loop ended")
                 self._rates.finish("the loop ended")
 

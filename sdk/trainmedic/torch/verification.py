@@ -26,6 +26,7 @@ _LONGEST_FOR_LOSSES = 90.0  # the same without them
 _RESERVE = 5.0  # seconds before the command expires, to deliver the answer
 PAUSED = "the training is paused"
 TOO_SLOW = "the next batches would have come too late for the answer"
+EPOCHS_ENDED = "batches(epochs=...) ended, and the loop drew no further batch before the answer was due"
 _EITHER_COURSE = (
     "Either state that training carries was not restored, or one of the two courses has a fault from there on. If the "
     "abandoned one had the fault, the rollback may hold, and training continues from it; order such a rollback with "
@@ -82,6 +83,7 @@ class RollbackVerification:
         self._training = training
         self._now = now
         self.pending: _Pending | None = None  # the unanswered or still compared rollback
+        self.late_because = TOO_SLOW  # reason of the timer's answer
         self._timer = AnswerTimer()
         self._is_logged = training.storage is not None  # without checkpoints there are no rollbacks
 
@@ -101,7 +103,7 @@ class RollbackVerification:
             self._answer(PAUSED)
         else:
             command.later(lambda: self.finish("the job ended"))
-            self._timer.start(latest - now, lambda: self.finish(TOO_SLOW))
+            self._timer.start(latest - now, lambda: self.finish(self.late_because))
 
     def before_draw(self) -> Mapping[str, Any] | None:
         """Return the random state for `batch_drawn`; None if not needed."""

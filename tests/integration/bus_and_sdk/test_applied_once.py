@@ -7,14 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
-from tests.integration.bus_and_sdk.training_loop import again, ask, eventually, finals, put
+from tests.integration.bus_and_sdk.training_loop import again, ask, eventually, finals, put, until
 from tests.support.messages import KEY, make_command
 from trainmedic.wire import envelope
 from trainmedic_server.adapters.redis_bus import RedisBus
@@ -30,7 +29,7 @@ async def test_a_repeated_command_is_answered_again_and_not_applied_again(
     sent = make_command(seconds=2)  # enough for a slow machine to take it
     await put(client, sent)
     first = await finals(client, sent.id)
-    await asyncio.sleep(max(0.0, (sent.expires_at - datetime.now(UTC)).total_seconds()))
+    await until(sent.expires_at)
     await put(client, sent)
     both = await finals(client, sent.id, count=2)
     assert both[1].status == envelope.APPLIED
@@ -58,9 +57,11 @@ async def test_asking_again_while_it_is_carried_out_gives_it_more_time(
     """The server timed out, and asks with the same id: one effect, one answer, no expiry in between."""
     job = start_job(redis_server.url, signing_key=KEY)
     job.hold()
-    sent = make_command(seconds=0.3)
+    sent = make_command(seconds=3)  # enough for a slow machine to take it
     asked = [asyncio.create_task(bus.request(sent)), asyncio.create_task(bus.request(again(sent)))]
-    await asyncio.sleep(0.6)
+    waiting = job.medic._queue.waiting
+    await eventually(lambda: sent.id in waiting and waiting[sent.id].expires_at > sent.expires_at)
+    await until(sent.expires_at)
     job.go_on()
     assert [reply.status for reply in await asked[1]] == [envelope.APPLIED]
     await asked[0]

@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 import trainmedic
-from tests.integration.bus_and_sdk.training_loop import again, ask, eventually, finals, is_empty, put
+from tests.integration.bus_and_sdk.training_loop import again, ask, eventually, finals, is_empty, put, until
 from tests.support.messages import KEY, make_command
 from trainmedic.wire import envelope
 from trainmedic_server.adapters.redis_bus import RedisBus
@@ -35,9 +35,10 @@ async def test_what_waits_too_long_for_the_loop_expires_and_may_come_again(
     """It was taken up, but the step took longer than the command was good for."""
     job = start_job(redis_server.url, signing_key=KEY)
     job.hold()
-    sent = make_command(seconds=0.3)
+    sent = make_command(seconds=3)  # enough for a slow machine to take it
     await put(client, sent)
-    await asyncio.sleep(0.6)
+    await eventually(lambda: sent.id in job.medic._queue.waiting)
+    await until(sent.expires_at)
     job.go_on()
     assert [reply.status for reply in await finals(client, sent.id)] == [envelope.EXPIRED]
     await put(client, again(sent))

@@ -53,7 +53,7 @@ async def test_a_job_may_start_before_its_server(redis_server: Any, bus: RedisBu
         "import sys, time, trainmedic\n"
         "medic = trainmedic.connect()\n"
         "print('ready', flush=True)\n"
-        "for step in range(5000):\n"
+        "for step in range(1_000_000):\n"
         "    time.sleep(0.002)\n"
         "    for command in medic.commands(step):\n"
         "        command.applied()\n"

@@ -53,7 +53,7 @@ class TrainingLoop:
         self.medic.close()
 
 
-def again(sent: Command, seconds: float = 5.0) -> Command:
+def again(sent: Command, seconds: float = 60.0) -> Command:
     """The same command, asked for once more with more time."""
     fields = {name: getattr(sent, name) for name in sent.__dataclass_fields__}
     return Command(**{**fields, "expires_at": datetime.now(UTC) + timedelta(seconds=seconds)})
@@ -93,6 +93,10 @@ async def eventually(holds: Callable[[], Any], seconds: float = 60.0) -> None:
             if await value if asyncio.iscoroutine(value) else value:
                 return
             await asyncio.sleep(0.005)
+
+
+async def until(moment: datetime) -> None:
+    await asyncio.sleep(max(0.0, (moment - datetime.now(UTC)).total_seconds()))
 
 
 async def is_empty(client: Redis, stream: str) -> bool:

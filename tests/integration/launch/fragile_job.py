@@ -36,6 +36,7 @@ def meet_with(accident: str, step: int) -> None:
     elif accident == "raises":
         raise ValueError("a bad batch")
     elif accident == "hangs":
+        print("comes to no collective", flush=True)
         time.sleep(3600)  # the other ranks wait for it in their collective
 
 

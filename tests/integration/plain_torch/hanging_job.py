@@ -94,7 +94,9 @@ def main() -> None:
                     tell("hangs:", how, step.number)
                     hang(how)
             if how == "between":
-                time.sleep(2)
+                while not medic.unanswered():
+                    time.sleep(0.01)
+                time.sleep(2)  # a step that hangs would be interrupted within this time
         signal.raise_signal(trainmedic.torch.INTERRUPT_SIGNAL)
     tell("finished", run.global_step, "others heard" if others else "", "stopping" if run.stopping else "")
 

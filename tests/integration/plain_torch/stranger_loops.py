@@ -21,8 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import trainmedic
 import trainmedic.torch
-
-SETTINGS = {"checkpoint_every": 10, "keep": None}
+from trainmedic.torch.steps import Step
 
 
 class Course:
@@ -34,9 +33,19 @@ class Course:
         self.losses: dict[int, float] = {}
         self.rates: dict[int, list[float]] = {}
 
-    def note(self, number: int, loss: Any, rates: list[float]) -> None:
-        self.losses[number], self.rates[number] = torch.as_tensor(loss).item(), rates
-        self.acts.pop(number, int)()
+    def note(self, step: Step, loss: Any, rates: list[float]) -> None:
+        """Report the step as well."""
+        step.report(loss=loss)
+        self.losses[step.number], self.rates[step.number] = torch.as_tensor(loss).item(), rates
+        self.acts.pop(step.number, int)()
+
+
+@contextmanager
+def protected(medic: trainmedic.Medic, directory: Path, **parts: Any) -> Iterator[trainmedic.torch.Run]:
+    """The documented lines."""
+    with trainmedic.torch.attach(medic, checkpoints=directory, checkpoint_every=10, keep=None, **parts) as run:
+        run.resume()
+        yield run
 
 
 def rates_of(*optimizers: Any) -> list[float]:
@@ -57,10 +66,7 @@ def adversarial(medic: trainmedic.Medic, directory: Path, course: Course, knows_
     more = {"scheduler": schedulers} if knows_schedulers else {}
     models = {"maker": maker, "judge": judge}
     loader = DataLoader(images(), 8, shuffle=True)
-    with trainmedic.torch.attach(
-        medic, model=models, optimizer=optimizers, loader=loader, checkpoints=directory, **more, **SETTINGS
-    ) as run:
-        run.resume()
+    with protected(medic, directory, model=models, optimizer=optimizers, loader=loader, **more) as run:
         for real, _ in run.batches(steps=course.steps):
             with run.step() as step:
                 made = maker(torch.randn(len(real), 4))
@@ -72,8 +78,7 @@ def adversarial(medic: trainmedic.Medic, directory: Path, course: Course, knows_
                 for_maker.zero_grad()
                 functional.softplus(-judge(made)).mean().backward()
                 for_maker.step()
-                step.report(loss=loss)
-                course.note(step.number, loss, rates)
+                course.note(step, loss, rates)
                 for scheduler in schedulers.values() if knows_schedulers else ():
                     scheduler.step()
             for scheduler in () if knows_schedulers else schedulers.values():
@@ -95,8 +100,7 @@ def self_distilled(medic: trainmedic.Medic, directory: Path, course: Course) -> 
     table = [2e-2 * min(1.0, (n + 1) / 10) * (1 + math.cos(math.pi * n / 200)) / 2 for n in range(200)]
     parts: dict[str, Any] = {"model": student, "optimizer": optimizer, "ema": teacher, "also": {"centre": centre}}
     loader = DataLoader(images(), 8, shuffle=True, drop_last=True)
-    with trainmedic.torch.attach(medic, loader=loader, checkpoints=directory, **parts, **SETTINGS) as run:
-        run.resume()
+    with protected(medic, directory, loader=loader, **parts) as run:
         for batch, _ in run.batches(steps=course.steps):
             with run.step() as step:
                 now = run.global_step
@@ -116,8 +120,7 @@ def self_distilled(medic: trainmedic.Medic, directory: Path, course: Course) -> 
                     for mean, value in zip(teacher.parameters(), student.parameters(), strict=True):
                         mean.lerp_(value, 0.1)
                     centre.lerp_(teacher(views[0]).mean(0), 0.1)
-                step.report(loss=loss)
-                course.note(step.number, loss, rates)
+                course.note(step, loss, rates)
 
 
 def detector(medic: trainmedic.Medic, directory: Path, course: Course) -> None:
@@ -128,16 +131,7 @@ def detector(medic: trainmedic.Medic, directory: Path, course: Course) -> None:
     optimizer.add_param_group({"params": [model[2].bias]})
     scheduler = lr_scheduler.LambdaLR(optimizer, lambda n: 1 - 0.004 * n)
     loader = DataLoader(images(), 8, shuffle=True)
-    with trainmedic.torch.attach(
-        medic,
-        model=model,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        loader=loader,
-        checkpoints=directory,
-        **SETTINGS,
-    ) as run:
-        run.resume()
+    with protected(medic, directory, model=model, optimizer=optimizer, scheduler=scheduler, loader=loader) as run:
         for batch, classes in run.batches(steps=course.steps):
             with run.step() as step:
                 if run.global_step < 25:
@@ -151,8 +145,7 @@ def detector(medic: trainmedic.Medic, directory: Path, course: Course) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
                 scheduler.step()
-                step.report(loss=loss)
-                course.note(step.number, loss, rates)
+                course.note(step, loss, rates)
 
 
 class Sharpened(torch.optim.Optimizer):
@@ -188,10 +181,7 @@ def sharpened(medic: trainmedic.Medic, directory: Path, course: Course) -> None:
     model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.BatchNorm1d(16), nn.Linear(16, 4))
     optimizer = Sharpened(model.parameters(), lr=0.05)
     loader = DataLoader(images(), 8, shuffle=True)
-    with trainmedic.torch.attach(
-        medic, model=model, optimizer=optimizer, loader=loader, checkpoints=directory, **SETTINGS
-    ) as run:
-        run.resume()
+    with protected(medic, directory, model=model, optimizer=optimizer, loader=loader) as run:
         for batch, classes in run.batches(steps=course.steps):
             with run.step() as step:
                 loss = functional.cross_entropy(model(batch), classes)
@@ -200,8 +190,7 @@ def sharpened(medic: trainmedic.Medic, directory: Path, course: Course) -> None:
                 functional.cross_entropy(model(batch), classes).backward()
                 rates = rates_of(optimizer)
                 optimizer.second_step()
-                step.report(loss=loss)
-                course.note(step.number, loss, rates)
+                course.note(step, loss, rates)
 
 
 def compiled(medic: trainmedic.Medic, directory: Path, course: Course) -> None:
@@ -212,10 +201,7 @@ def compiled(medic: trainmedic.Medic, directory: Path, course: Course) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01), foreach=False, capturable=False)
     update: Any = torch.compile(lambda: optimizer.step(), backend="eager", fullgraph=False)
     loader = DataLoader(images(), 8, shuffle=True, drop_last=True)
-    with trainmedic.torch.attach(
-        medic, model=compiled_model, optimizer=optimizer, loader=loader, checkpoints=directory, **SETTINGS
-    ) as run:
-        run.resume()
+    with protected(medic, directory, model=compiled_model, optimizer=optimizer, loader=loader) as run:
         for batch, classes in run.batches(steps=course.steps):
             with run.step() as step:
                 loss = functional.cross_entropy(compiled_model(batch), classes)
@@ -223,8 +209,7 @@ def compiled(medic: trainmedic.Medic, directory: Path, course: Course) -> None:
                 loss.backward()
                 rates = rates_of(optimizer)
                 update()
-                step.report(loss=loss)
-                course.note(step.number, loss, rates)
+                course.note(step, loss, rates)
 
 
 class Shards(IterableDataset[torch.Tensor]):
@@ -244,15 +229,7 @@ def streamed(medic: trainmedic.Medic, directory: Path, course: Course) -> None:
     """Several batches a step from an endless stream, a rate that the loop sets, and bad batches left out."""
     model = nn.Sequential(nn.Embedding(20, 8), nn.Flatten(), nn.Dropout(0.1), nn.Linear(64, 20))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    with trainmedic.torch.attach(
-        medic,
-        model=model,
-        optimizer=optimizer,
-        loader=DataLoader(Shards(), 4),
-        checkpoints=directory,
-        **SETTINGS,
-    ) as run:
-        run.resume()
+    with protected(medic, directory, model=model, optimizer=optimizer, loader=DataLoader(Shards(), 4)) as run:
         batches = run.batches()
         while run.global_step < course.steps and not run.stopping:
             with run.step() as step:
@@ -270,8 +247,7 @@ def streamed(medic: trainmedic.Medic, directory: Path, course: Course) -> None:
                 if not is_bad:
                     optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-                step.report(loss=total)
-                course.note(step.number, total, rates)
+                course.note(step, total, rates)
 
 
 def second_order(medic: trainmedic.Medic, directory: Path, course: Course) -> None:
@@ -279,10 +255,7 @@ def second_order(medic: trainmedic.Medic, directory: Path, course: Course) -> No
     model = nn.Linear(12, 4)
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.3, max_iter=3, history_size=4)
     loader = DataLoader(images(), 24, shuffle=True)
-    with trainmedic.torch.attach(
-        medic, model=model, optimizer=optimizer, loader=loader, checkpoints=directory, **SETTINGS
-    ) as run:
-        run.resume()
+    with protected(medic, directory, model=model, optimizer=optimizer, loader=loader) as run:
         for batch, classes in run.batches(steps=course.steps):
             with run.step() as step:
 
@@ -294,8 +267,7 @@ def second_order(medic: trainmedic.Medic, directory: Path, course: Course) -> No
 
                 rates = rates_of(optimizer)
                 loss: Any = optimizer.step(again)
-                step.report(loss=loss)
-                course.note(step.number, loss, rates)
+                course.note(step, loss, rates)
 
 
 class Corridor:
@@ -325,10 +297,7 @@ def policy_gradient(medic: trainmedic.Medic, directory: Path, course: Course) ->
     world = Corridor()
     view = torch.zeros(2)
     also = {"world": world, "view": view}
-    with trainmedic.torch.attach(
-        medic, model=policy, optimizer=optimizer, also=also, checkpoints=directory, **SETTINGS
-    ) as run:
-        run.resume()
+    with protected(medic, directory, model=policy, optimizer=optimizer, also=also) as run:
         while run.global_step < course.steps and not run.stopping:
             with run.step() as step:
                 optimizer.param_groups[0]["lr"] = step.learning_rate(0.02 * (1 - run.global_step / 400))
@@ -354,8 +323,7 @@ def policy_gradient(medic: trainmedic.Medic, directory: Path, course: Course) ->
                         nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
                         optimizer.step()
                         losses.append(loss.item())
-                step.report(loss=losses[0])
-                course.note(step.number, losses[0], rates)
+                course.note(step, losses[0], rates)
 
 
 def layered(medic: trainmedic.Medic, directory: Path, course: Course) -> None:
@@ -374,8 +342,7 @@ def layered(medic: trainmedic.Medic, directory: Path, course: Course) -> None:
 
     parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": DataLoader(images(), 4, shuffle=True)}
     also = {"number": (lambda: number, set_number)}
-    with trainmedic.torch.attach(medic, accumulation=4, also=also, checkpoints=directory, **parts, **SETTINGS) as run:
-        run.resume()
+    with protected(medic, directory, accumulation=4, also=also, **parts) as run:
         total = 0.0
         for batch, classes in run.batches(steps=course.steps):
             with run.step() as step:
@@ -393,8 +360,7 @@ def layered(medic: trainmedic.Medic, directory: Path, course: Course) -> None:
                     rates = rates_of(optimizer)
                     optimizer.step()
                     optimizer.zero_grad()
-                    step.report(loss=total)
-                    course.note(step.number, total, rates)
+                    course.note(step, total, rates)
                     total = 0.0
 
 
@@ -403,10 +369,7 @@ def half_scaled(medic: trainmedic.Medic, directory: Path, course: Course) -> Non
     first, last = nn.Linear(12, 8), nn.Linear(8, 4)
     optimizers = [torch.optim.Adam(first.parameters(), lr=0.01), torch.optim.SGD(last.parameters(), lr=0.1)]
     loader = DataLoader(images(), 8, shuffle=True)
-    with trainmedic.torch.attach(
-        medic, model=[first, last], optimizer=optimizers, loader=loader, checkpoints=directory, **SETTINGS
-    ) as run:
-        run.resume()
+    with protected(medic, directory, model=[first, last], optimizer=optimizers, loader=loader) as run:
         for batch, classes in run.batches(steps=course.steps):
             with run.step() as step:
                 optimizers[0].param_groups[0]["lr"] = step.learning_rate(0.01 * 0.99**step.number)
@@ -418,8 +381,7 @@ def half_scaled(medic: trainmedic.Medic, directory: Path, course: Course) -> Non
                 rates = rates_of(*optimizers)
                 for optimizer in optimizers:
                     optimizer.step()
-                step.report(loss=loss)
-                course.note(step.number, loss, rates)
+                course.note(step, loss, rates)
 
 
 class Averaged(torch.optim.Optimizer):
@@ -467,10 +429,7 @@ def schedule_free(medic: trainmedic.Medic, directory: Path, course: Course) -> N
     model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 4))
     optimizer = Averaged(model.parameters(), lr=0.1)
     loader = DataLoader(images(), 8, shuffle=True)
-    with trainmedic.torch.attach(
-        medic, model=model, optimizer=optimizer, loader=loader, checkpoints=directory, **SETTINGS
-    ) as run:
-        run.resume()
+    with protected(medic, directory, model=model, optimizer=optimizer, loader=loader) as run:
         for batch, classes in run.batches(steps=course.steps):
             with run.step() as step:
                 optimizer.train()
@@ -479,8 +438,7 @@ def schedule_free(medic: trainmedic.Medic, directory: Path, course: Course) -> N
                 rates = rates_of(optimizer)
                 optimizer.step()
                 optimizer.zero_grad()
-                step.report(loss=loss)
-                course.note(step.number, loss, rates)
+                course.note(step, loss, rates)
                 if step.number % 10 == 0:
                     optimizer.eval()
                     with torch.no_grad():
@@ -522,8 +480,7 @@ def dampened(medic: trainmedic.Medic, directory: Path, course: Course) -> None:
     warmup = Dampened(optimizer, 20)
     parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "also": {"warmup": warmup}}
     loader = DataLoader(images(), 8, shuffle=True)
-    with trainmedic.torch.attach(medic, loader=loader, checkpoints=directory, **parts, **SETTINGS) as run:
-        run.resume()
+    with protected(medic, directory, loader=loader, **parts) as run:
         for batch, classes in run.batches(steps=course.steps):
             with run.step() as step:
                 loss = functional.cross_entropy(model(batch), classes)
@@ -533,8 +490,7 @@ def dampened(medic: trainmedic.Medic, directory: Path, course: Course) -> None:
                 optimizer.step()
                 with warmup.dampening():
                     scheduler.step()
-                step.report(loss=loss)
-                course.note(step.number, loss, rates)
+                course.note(step, loss, rates)
 
 
 LOOPS: tuple[Callable[[trainmedic.Medic, Path, Course], None], ...] = (

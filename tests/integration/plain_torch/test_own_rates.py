@@ -3,6 +3,7 @@ not; and no undo multiplies a rate that was not scaled."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,11 @@ from torch.optim import lr_scheduler
 
 import trainmedic
 import trainmedic.torch
-from tests.support.command_sender import Commander
+from tests.support.command_sender import Commander, Sent
 from trainmedic.torch import rate_commands
 from trainmedic.torch.answer_timer import AnswerTimer
 from trainmedic.torch.steps import Step
-from trainmedic.wire.envelope import Reply
+from trainmedic.torch.verification import EPOCHS_ENDED, TOO_SLOW
 
 Rate = Callable[["Own", Step], None]
 
@@ -36,7 +37,7 @@ class Own:
         self.model = nn.Linear(3, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.used: dict[int, float] = {}
-        self.sent: list[str] = []
+        self.sent = Sent(commander, medic)
         make = more.pop("scheduler", None)
         self.scheduler: Any = make(self.optimizer) if make is not None else None
         self.run = trainmedic.torch.attach(
@@ -69,16 +70,6 @@ class Own:
                 step.report(loss=loss)
                 waiting.pop(step.number, int)()
             after()
-
-    def order(self, action: str, undo_of: int | None = None, **params: Any) -> Callable[[], None]:
-        def act() -> None:
-            undo = self.sent[undo_of] if undo_of is not None else None
-            self.sent.append(self.commander.send_and_wait(self.medic, action, undo_of=undo, **params))
-
-        return act
-
-    def replies(self) -> list[Reply]:
-        return [self.commander.final(each) for each in self.sent]
 
 
 @pytest.fixture
@@ -117,8 +108,8 @@ def never(own: Own, step: Step) -> None:
 def test_a_rate_that_the_loop_overwrites_is_never_applied(own: Callable[..., Own]) -> None:
     """As in nanoGPT, llm.c and modded-nanogpt. The next such command is answered at once, and changes nothing."""
     loop = own()
-    loop.train(20, deaf, {5: loop.order("job.scale_lr", factor=0.5), 12: loop.order("job.scale_lr", factor=0.5)})
-    first, second = loop.replies()
+    loop.train(20, deaf, {5: loop.sent("job.scale_lr", factor=0.5), 12: loop.sent("job.scale_lr", factor=0.5)})
+    first, second = loop.sent.replies()
     assert (first.status, second.status) == ("failed", "unsupported")
     assert "the loop set the learning rate to" in first.output["reason"]
     assert "run.learning_rate(value)" in first.output["reason"]
@@ -133,9 +124,9 @@ def test_a_loop_that_asks_for_the_factor_uses_it(own: Callable[..., Own], set_ra
     loop.train(
         20,
         set_rate,
-        {5: loop.order("job.scale_lr", factor=0.5), 12: loop.order("job.scale_lr", undo_of=0, factor=2.0)},
+        {5: loop.sent("job.scale_lr", factor=0.5), 12: loop.sent.undo(0, "job.scale_lr", factor=2.0)},
     )
-    first, second = loop.replies()
+    first, second = loop.sent.replies()
     assert (first.status, second.status) == ("applied", "applied")
     assert first.output["verified"]["learning_rate"] == {"updates": 2, "used": 0.5 * computed(7)}
     assert loop.used == {step: (0.5 if 5 < step <= 12 else 1.0) * computed(step) for step in range(1, 21)}
@@ -145,8 +136,8 @@ def test_a_scheduler_that_attach_does_not_know_is_seen(own: Callable[..., Own]) 
     """It moves the rate only after the first update."""
     loop = own()
     scheduler = lr_scheduler.LambdaLR(loop.optimizer, lambda step: 0.99**step)
-    loop.train(20, never, {5: loop.order("job.scale_lr", factor=0.5)}, after=scheduler.step)
-    (reply,) = loop.replies()
+    loop.train(20, never, {5: loop.sent("job.scale_lr", factor=0.5)}, after=scheduler.step)
+    (reply,) = loop.sent.replies()
     assert reply.status == "failed"
     assert loop.used[20] == pytest.approx(0.1 * 0.99**19)
 
@@ -162,9 +153,9 @@ def test_after_a_failure_nothing_stays_scaled(own: Callable[..., Own], make: Cal
     """These schedulers compute each rate from the one before, so the factor would stay in it for ever."""
     loop, undisturbed = own(), own()
     scheduler, other = make(loop.optimizer), make(undisturbed.optimizer)
-    loop.train(20, never, {5: loop.order("job.scale_lr", factor=0.5)}, after=scheduler.step)
+    loop.train(20, never, {5: loop.sent("job.scale_lr", factor=0.5)}, after=scheduler.step)
     undisturbed.train(20, never, {}, after=other.step)
-    assert loop.replies()[0].status == "failed"
+    assert loop.sent.replies()[0].status == "failed"
     assert [loop.used[step] for step in (5, 20)] == pytest.approx([undisturbed.used[step] for step in (5, 20)])
 
 
@@ -177,8 +168,8 @@ def test_a_group_that_the_loop_does_not_set_gets_its_rate_back(own: Callable[...
     def first_group(loop: Own, step: Step) -> None:
         loop.optimizer.param_groups[0]["lr"] = computed(step.number)
 
-    loop.train(20, first_group, {5: loop.order("job.scale_lr", factor=0.3)})
-    assert loop.replies()[0].status == "failed"
+    loop.train(20, first_group, {5: loop.sent("job.scale_lr", factor=0.3)})
+    assert loop.sent.replies()[0].status == "failed"
     assert loop.used == {step: computed(step) for step in range(1, 21)}
     assert loop.optimizer.param_groups[1]["lr"] == 0.7
 
@@ -186,8 +177,8 @@ def test_a_group_that_the_loop_does_not_set_gets_its_rate_back(own: Callable[...
 def test_a_scheduler_that_attach_knows_is_followed(own: Callable[..., Own]) -> None:
     """Though it moves the rate by much right then."""
     loop = own(scheduler=lambda optimizer: lr_scheduler.StepLR(optimizer, step_size=6, gamma=0.1))
-    loop.train(20, never, {5: loop.order("job.scale_lr", factor=2.0)}, after=loop.scheduler.step)
-    (reply,) = loop.replies()
+    loop.train(20, never, {5: loop.sent("job.scale_lr", factor=2.0)}, after=loop.scheduler.step)
+    (reply,) = loop.sent.replies()
     assert reply.status == "applied"
     assert loop.used[8] == pytest.approx(0.02)
 
@@ -219,16 +210,45 @@ def test_a_hanging_step_keeps_its_rates_until_its_boundary(
         present = derived["lr"]
         ((timer, act),) = timers
         start(timer, 0.0, act)
-        assert loop.commander.final(loop.sent[0]).status == "failed"
+        assert loop.commander.final(loop.sent.ids[0]).status == "failed"
         assert loop.run.training.changes.scale("learning_rate") == 1.0  # a restart would not scale again
         derived["lr"] = present * 1.0
 
-    loop.train(12, first_group, {5: loop.order("job.scale_lr", factor=0.5, seconds=600), 6: hang})
-    (reply,) = loop.replies()
+    loop.train(12, first_group, {5: loop.sent("job.scale_lr", factor=0.5, seconds=600), 6: hang})
+    (reply,) = loop.sent.replies()
     assert "returns at the next step boundary" in reply.output["reason"]
     assert (reply.output["after"], reply.output["scale"]) == (computed(6), 0.5)
     assert rates == {step: 0.35 if step == 6 else 0.7 for step in range(1, 13)}
     assert loop.run.training.rate.scale == 1.0
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_a_step_that_fails_after_its_rate_was_overwritten_leaves_nothing_scaled(
+    own: Callable[..., Own], is_answered: bool
+) -> None:
+    """The loop catches the error. The answer came before it, or comes with it."""
+    loop = own()
+    weight, bias = loop.model.parameters()
+    loop.optimizer.param_groups[0]["params"] = [weight]
+    loop.optimizer.add_param_group({"params": [bias], "lr": 0.7})
+
+    def fail() -> None:
+        if is_answered:
+            assert loop.commander.final(loop.sent.ids[0]).status == "failed"
+        raise FloatingPointError
+
+    def first_group(loop: Own, step: Step) -> None:
+        loop.optimizer.param_groups[0]["lr"] = computed(step.number)
+
+    acts = {5: loop.sent("job.scale_lr", factor=0.5, seconds=6.5 if is_answered else 60), 6: fail}
+    with pytest.raises(FloatingPointError):
+        loop.train(12, first_group, acts)
+    assert loop.optimizer.param_groups[1]["lr"] == 0.7
+    loop.train(12, first_group, {})
+    (reply,) = loop.sent.replies()
+    assert reply.status == "failed"
+    assert (loop.optimizer.param_groups[1]["lr"], loop.run.training.rate.scale) == (0.7, 1.0)
+    assert loop.used[12] == computed(12)
 
 
 @pytest.mark.parametrize("is_between", [False, True])
@@ -250,19 +270,81 @@ def test_the_undo_leaves_a_rate_that_was_set_since(own: Callable[..., Own]) -> N
         if step.number == 10:
             own.set(0.03)
 
-    orders = {3: loop.order("job.scale_lr", factor=0.5), 14: loop.order("job.scale_lr", undo_of=0, factor=2.0)}
+    orders = {3: loop.sent("job.scale_lr", factor=0.5), 14: loop.sent.undo(0, "job.scale_lr", factor=2.0)}
     loop.train(20, late, orders)
-    first, second = loop.replies()
+    first, second = loop.sent.replies()
     assert (first.status, second.status) == ("applied", "applied")
     assert loop.used[4] == 0.05
     assert set(list(loop.used.values())[9:]) == {0.03}
     assert "not changed" in second.output["left_alone"]
 
 
+def by_epoch(own: Own, step: Step) -> None:
+    """The first group alone, every 15 steps."""
+    if step.number % 15 == 1:
+        own.optimizer.param_groups[0]["lr"] = computed(step.number)
+
+
+def test_a_factor_that_the_next_epoch_overwrites_is_not_claimed_further(
+    own: Callable[..., Own], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A group that the loop does not set has its rate back at once, and so has a checkpoint from before."""
+    loop = own()
+    weight, bias = loop.model.parameters()
+    loop.optimizer.param_groups[0]["params"] = [weight]
+    loop.optimizer.add_param_group({"params": [bias], "lr": 0.7})
+    others: dict[int, float] = {}
+
+    def note(loop: Own, step: Step) -> None:
+        by_epoch(loop, step)
+        others[step.number] = loop.optimizer.param_groups[1]["lr"]
+
+    again = loop.sent("job.scale_lr", factor=0.5)
+    undo = loop.sent.undo(0, "job.scale_lr", factor=2.0)
+    loop.train(15, note, {3: loop.sent("job.scale_lr", factor=0.5)})
+    assert (loop.used[15], others[15], loop.run.training.rate.scale) == (0.5 * computed(1), 0.35, 0.5)
+    loop.train(30, note, {17: again, 19: undo, 22: loop.sent("job.rollback", step=10)})
+    first, second, third, back = loop.sent.replies()
+    assert (first.status, second.status, third.status) == ("applied", "unsupported", "applied")
+    assert "step.learning_rate(value)" in second.output["reason"]
+    assert third.output["nothing_to_undo"]
+    assert back.output["learning_rate"] == computed(1)
+    assert [loop.used[step] for step in (12, 16, 30)] == [computed(1), computed(16), computed(16)]
+    assert (others[12], others[16], others[17], loop.run.training.rate.scale) == (0.7, 0.7, 0.7, 1.0)
+    assert caplog.text.count("the factor 0.5 is no longer active: the loop set the learning rate to") == 1
+
+
+def test_a_rate_that_may_still_have_the_factor_is_reported(
+    commander: Commander, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A loop may compute its next rate from the present one. It is left as it is, and a record says so, once."""
+    medic = commander.connect(log_dir=tmp_path / "logs")
+    loop = Own(commander, medic, tmp_path / "saved")
+
+    def decays(loop: Own, step: Step) -> None:
+        if step.number % 10 == 0:
+            loop.set(0.8 * loop.optimizer.param_groups[0]["lr"])
+
+    loop.train(30, decays, {3: loop.sent("job.scale_lr", factor=0.5), 25: loop.sent("job.scale_lr", factor=0.5)})
+    loop.run.close()
+    medic.close()
+    first, second = loop.sent.replies()
+    assert (first.status, second.status) == ("applied", "unsupported")
+    assert loop.used[30] == pytest.approx(0.05 * 0.8**3)
+    told = "it is not known whether the factor 0.5 is still active: the loop set the learning rate to 0.04 instead of"
+    assert caplog.text.count(told) == 1
+    records = [
+        json.loads(line) for file in (tmp_path / "logs").rglob("*.jsonl") for line in file.read_text().splitlines()
+    ]
+    (detected,) = [record for record in records if record.get("event") == "detected"]
+    assert told in detected["message"]
+    assert (detected["detector"], detected["step"]) == ("learning_rate", 10)
+
+
 def test_a_constant_rate_is_seen_in_use(own: Callable[..., Own]) -> None:
     loop = own()
-    loop.train(10, never, {3: loop.order("job.scale_lr", factor=0.5)})
-    (reply,) = loop.replies()
+    loop.train(10, never, {3: loop.sent("job.scale_lr", factor=0.5)})
+    (reply,) = loop.sent.replies()
     assert reply.status == "applied"
     assert reply.output["verified"]["learning_rate"] == {"updates": 2, "used": 0.05}
     assert (reply.output["before"], reply.output["after"]) == (0.1, 0.05)
@@ -271,8 +353,8 @@ def test_a_constant_rate_is_seen_in_use(own: Callable[..., Own]) -> None:
 def test_without_an_update_the_answer_claims_none(own: Callable[..., Own]) -> None:
     """The loop ends first, or is paused."""
     loop = own()
-    loop.train(5, never, {5: loop.order("job.scale_lr", factor=0.5)})
-    (reply,) = loop.replies()
+    loop.train(5, never, {5: loop.sent("job.scale_lr", factor=0.5)})
+    (reply,) = loop.sent.replies()
     assert reply.output["verified"]["learning_rate"] == {"updates": 0, "why": "the loop ended"}
 
 
@@ -281,7 +363,7 @@ def test_the_end_of_an_epoch_is_not_the_end_of_the_loop(own: Callable[..., Own],
     """A loop may call `batches` for each epoch; the command comes at the end of one."""
     loop = own()
     for epoch in range(3):
-        act = loop.order("job.scale_lr", factor=0.5) if epoch == 0 else int
+        act = loop.sent("job.scale_lr", factor=0.5) if epoch == 0 else int
         for batch in loop.run.batches(epochs=epoch + 1):
             with loop.run.step() as step:
                 set_rate(loop, step)
@@ -291,7 +373,7 @@ def test_the_end_of_an_epoch_is_not_the_end_of_the_loop(own: Callable[..., Own],
                 loop.optimizer.zero_grad()
                 if step.number == 10:
                     act()
-    (reply,) = loop.replies()
+    (reply,) = loop.sent.replies()
     scale = 0.5 if set_rate is by_step else 1.0
     assert reply.status == ("applied" if set_rate is by_step else "failed"), reply.output
     assert loop.used == {step: (scale if step > 10 else 1.0) * computed(step) for step in range(1, 31)}
@@ -304,10 +386,35 @@ def test_a_loop_that_ends_with_its_epochs_answers_when_the_run_is_closed(own: Ca
             loop.model(batch).square().mean().backward()
             loop.optimizer.step()
             if step.number == 10:
-                loop.order("job.scale_lr", factor=0.5)()
+                loop.sent("job.scale_lr", factor=0.5)()
     loop.run.close()
-    (reply,) = loop.replies()
+    (reply,) = loop.sent.replies()
     assert reply.output["verified"]["learning_rate"] == {"updates": 0, "why": "the run was closed"}
+
+
+@pytest.mark.parametrize(("action", "value"), [("job.scale_lr", "learning_rate"), ("job.rollback", "losses")])
+def test_an_answer_after_the_last_epoch_does_not_blame_slow_batches(
+    own: Callable[..., Own], action: str, value: str
+) -> None:
+    """Nor does a loop that then continues keep the reason."""
+    loop = own()
+    params = {"factor": 0.5} if action == "job.scale_lr" else {"step": 8}
+    for batch in loop.run.batches(epochs=1):
+        with loop.run.step() as step:
+            loss = loop.model(batch).square().mean()
+            loss.backward()
+            loop.optimizer.step()
+            loop.optimizer.zero_grad()
+            step.report(loss=loss)
+            if step.number == 9 + (action == "job.scale_lr") and not loop.sent.ids:
+                # The answer is due 1.5 s later.
+                loop.sent(action, **params, seconds=6.5)()  # type: ignore[arg-type]
+        if step.number == 8:
+            loop.run.checkpoint()
+    reply = loop.sent.replies()[0]
+    assert reply.output["verified"][value]["why"] == EPOCHS_ENDED, reply
+    next(loop.run.batches(epochs=2))
+    assert loop.run._rates.late_because == TOO_SLOW
 
 
 @pytest.mark.parametrize("every", [2, 4])
@@ -353,6 +460,90 @@ def test_a_loop_that_only_evaluates_is_told(own: Callable[..., Own], caplog: pyt
         with loop.run.step() as step, torch.no_grad():
             step.report(loss=loop.model(batch).sum())
     assert caplog.text.count("100 steps ended without a step of the optimizer") == 1
+
+
+def test_two_optimizers_at_one_boundary_are_one_update(
+    commander: Commander, medic: trainmedic.Medic, tmp_path: Path
+) -> None:
+    """As of a GAN. A scheduler unknown to `attach` moves their rates only after the next boundary."""
+    models = {name: nn.Linear(3, 1) for name in ("made", "judging")}
+    optimizers = {name: torch.optim.SGD(model.parameters(), lr=0.1) for name, model in models.items()}
+    schedulers = [lr_scheduler.LambdaLR(each, lambda step: 0.99**step) for each in optimizers.values()]
+    run = trainmedic.torch.attach(medic, model=models, optimizer=optimizers, loader=[torch.ones(4, 3)])
+    sent = ""
+    for batch in run.batches(steps=12):
+        with run.step() as step:
+            for name, optimizer in optimizers.items():
+                optimizer.zero_grad()
+                models[name](batch).square().mean().backward()
+                optimizer.step()
+            if step.number == 5:
+                sent = commander.send_and_wait(medic, "job.scale_lr", factor=0.5)
+        for scheduler in schedulers if step.number % 2 == 0 else ():
+            scheduler.step()
+    run.close()
+    reply = commander.final(sent)
+    assert reply.status == "failed", reply.output
+    assert run.lr_scale == 1.0
+
+
+@pytest.mark.parametrize("heeds", [True, False])
+def test_multiples_of_the_returned_rate_are_followed_through_a_jump(own: Callable[..., Own], heeds: bool) -> None:
+    """As rates by layer; the loop's rate falls to a tenth right after the command."""
+    loop = own()
+    weight, bias = loop.model.parameters()
+    loop.optimizer.param_groups[0]["params"] = [weight]
+    loop.optimizer.add_param_group({"params": [bias]})
+
+    def by_layer(loop: Own, step: Step) -> None:
+        value = 0.1 if step.number <= 5 else 0.01
+        scaled = step.learning_rate(value)
+        first, second = loop.optimizer.param_groups
+        first["lr"], second["lr"] = scaled, 0.65 * (scaled if heeds else value)
+
+    loop.train(10, by_layer, {5: loop.sent("job.scale_lr", factor=2.0)})
+    assert loop.sent.reply().status == ("applied" if heeds else "failed")
+    assert loop.used[10] == (0.02 if heeds else 0.01)
+
+
+class RateLess(torch.optim.SGD):
+    """An optimizer that drops the rates of its groups, and finds its own."""
+
+    drops = False
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["lr"] = None if self.drops else group["lr"]
+
+
+def test_rates_that_become_unreadable_do_not_end_the_loop(own: Callable[..., Own]) -> None:
+    loop = own()
+    optimizer = loop.optimizer
+    optimizer.__class__ = type("RateLess", (RateLess,), {"step": RateLess.step})
+    torch.optim.Optimizer._patch_step_function(optimizer)
+
+    def drop() -> None:
+        optimizer.drops = True  # type: ignore[attr-defined]
+
+    loop.train(10, never, {5: loop.sent("job.scale_lr", factor=0.5), 6: drop})
+    (reply,) = loop.sent.replies()
+    verified = reply.output["verified"]["learning_rate"]
+    assert (reply.status, verified["updates"]) == ("applied", 1)
+    assert "cannot be observed: TypeError" in verified["why"]
+    assert len(loop.used) == 10
+
+
+def test_a_group_that_is_added_while_a_change_is_observed_harms_nothing(own: Callable[..., Own]) -> None:
+    loop = own(scheduler=lambda optimizer: lr_scheduler.StepLR(optimizer, step_size=100))
+    added = nn.Parameter(torch.ones(2))
+    orders = {
+        3: loop.sent("job.scale_lr", factor=0.5),
+        4: lambda: loop.optimizer.add_param_group({"params": [added], "lr": 0.3}),
+        9: loop.sent.undo(0, "job.scale_lr", factor=2.0),
+    }
+    loop.train(12, never, orders, after=loop.scheduler.step)
+    assert [reply.status for reply in loop.sent.replies()] == ["applied", "applied"]
+    assert [group["lr"] for group in loop.optimizer.param_groups] == [0.1, 0.3]
 
 
 @pytest.mark.parametrize("sets", [False, True])

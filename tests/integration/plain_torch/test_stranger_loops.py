@@ -12,8 +12,7 @@ import torch
 import trainmedic
 from tests.integration.plain_torch import stranger_loops as loops
 from tests.integration.plain_torch.stranger_loops import LOOPS, Course
-from tests.support.command_sender import Commander
-from trainmedic.wire.envelope import Reply
+from tests.support.command_sender import Commander, Sent
 
 Loop = Callable[[trainmedic.Medic, Path, Course], None]
 
@@ -31,7 +30,7 @@ class Stranger:
 
     def __init__(self, loop: Loop, commander: Commander, medic: trainmedic.Medic, directory: Path) -> None:
         self.loop, self.commander, self.medic, self.directory = loop, commander, medic, directory
-        self.sent: list[str] = []
+        self.sent = Sent(commander, medic)
 
     def train(self, name: str, acts: dict[int, Any] | None = None, steps: int = 60) -> Course:
         torch.set_num_threads(1)
@@ -44,16 +43,6 @@ class Stranger:
         if self.loop not in _calm:
             _calm[self.loop] = self.train("calm")
         return _calm[self.loop]
-
-    def order(self, action: str, undo_of: int | None = None, **params: Any) -> Callable[[], None]:
-        def act() -> None:
-            undo = self.sent[undo_of] if undo_of is not None else None
-            self.sent.append(self.commander.send_and_wait(self.medic, action, undo_of=undo, **params))
-
-        return act
-
-    def replies(self) -> list[Reply]:
-        return [self.commander.final(each) for each in self.sent]
 
 
 @pytest.fixture(params=LOOPS, ids=lambda loop: loop.__name__)
@@ -69,8 +58,8 @@ def ratios(found: Course, calm: Course, steps: range) -> list[float]:
 
 def test_a_rollback_is_applied_where_the_same_losses_follow(stranger: Stranger) -> None:
     calm = stranger.calm()
-    back = stranger.train("back", {31: stranger.order("job.rollback", step=20)})
-    (reply,) = stranger.replies()
+    back = stranger.train("back", {31: stranger.sent("job.rollback", step=20)})
+    (reply,) = stranger.sent.replies()
     assert reply.output["step"] == 20
     assert reply.status == ("applied" if back.losses == calm.losses else "failed"), reply.output
     assert (back.losses == calm.losses) == (stranger.loop is not loops.unknown_schedulers)
@@ -82,9 +71,9 @@ def test_a_rollback_is_applied_where_the_same_losses_follow(stranger: Stranger) 
 def test_a_scaled_rate_is_applied_where_it_is_used(stranger: Stranger, at: int) -> None:
     """By each group, from the next update to that of the undo; else the rates are again what they would have been."""
     undo_at = at + 15
-    scale, undo = stranger.order("job.scale_lr", factor=0.5), stranger.order("job.scale_lr", undo_of=0, factor=2.0)
+    scale, undo = stranger.sent("job.scale_lr", factor=0.5), stranger.sent.undo(0, "job.scale_lr", factor=2.0)
     calm, scaled = stranger.calm(), stranger.train("scaled", {at: scale, undo_at: undo})
-    first, second = stranger.replies()
+    first, second = stranger.sent.replies()
     assert ratios(scaled, calm, range(1, at + 1)) == [1.0]
     is_used = ratios(scaled, calm, range(at + 1, undo_at + 1)) == [0.5]
     assert first.status == ("applied" if is_used else "failed"), first.output
@@ -109,9 +98,9 @@ def test_a_restart_goes_on_in_the_middle_of_an_epoch(stranger: Stranger) -> None
 
 @pytest.mark.parametrize("stranger", [loops.detector], indirect=True)
 def test_a_warmup_of_the_loops_own_does_not_rule_out_later_commands(stranger: Stranger) -> None:
-    half = stranger.order("job.scale_lr", factor=0.5)
+    half = stranger.sent("job.scale_lr", factor=0.5)
     calm, scaled = stranger.calm(), stranger.train("scaled", {12: half, 40: half})
-    assert [reply.status for reply in stranger.replies()] == ["failed", "applied"]
+    assert [reply.status for reply in stranger.sent.replies()] == ["failed", "applied"]
     assert ratios(scaled, calm, range(41, 61)) == [0.5]
 
 

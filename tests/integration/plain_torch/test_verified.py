@@ -228,6 +228,43 @@ def test_a_command_in_between_ends_the_wait(
     assert "different batches follow" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("action", "params", "why"),
+    [
+        ("job.rollback", {"before": "2020-01-01T00:00:00Z"}, "no complete checkpoint"),
+        ("job.scale_batch", {"factor": 100.0, "keep_global_batch": False}, "an epoch has only"),
+    ],
+)
+def test_a_refused_command_in_between_does_not(begin: Begin, action: str, params: dict[str, Any], why: str) -> None:
+    """It has changed nothing."""
+    training = begin()
+    training.train(40, {30: training.order("job.rollback", step=10)}, {33: training.order(action, **params)})
+    first, second = training.replies()
+    assert (first.status, second.status) == ("applied", "rejected")
+    assert why in second.output["reason"]
+    assert batches_of(first) == {"compared": 16, "agreed": 16}
+
+
+def test_workers_that_do_not_start_do_not(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The former ones give the batches that were to come."""
+    training = begin()
+    source = training.run.training.batch_source
+    assert source is not None
+    set_workers = source.set_workers
+
+    def fail(count: int) -> None:
+        set_workers(count)
+        if count:
+            raise OSError("no process can be started")
+
+    monkeypatch.setattr(source, "set_workers", fail)
+    orders = {33: training.order("job.dataloader_workers", count=1)}
+    training.train(40, {30: training.order("job.rollback", step=10)}, orders)
+    first, second = training.replies()
+    assert (first.status, second.status) == ("applied", "failed")
+    assert batches_of(first) == {"compared": 16, "agreed": 16}
+
+
 def test_a_command_that_changes_no_batches_does_not(begin: Begin) -> None:
     """Nor does its undo."""
     training = begin()

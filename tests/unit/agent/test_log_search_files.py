@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from msgspec.structs import replace
@@ -21,8 +22,11 @@ from trainmedic_agent.log_opening.node_files import LogRefused, NamedBy, UnreadR
 from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading.log_policy import LogsPolicy
 from trainmedic_agent.log_search import packed_lines, searcher
+from trainmedic_agent.log_search.line_filter import LineFilter
+from trainmedic_agent.log_search.packed_lines import PackedLines
 from trainmedic_agent.log_search.searcher import LogPage, LogSearcher
 from trainmedic_agent.log_search.wanted_lines import FilePlace, ReadBudget
+from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_search import FoundLine, LeftOut, LogQuery, left_out_notes
 
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -163,6 +167,19 @@ def test_what_was_packed_is_searched_as_far_as_is_unpacked(node: SearchedNode, m
     assert page.notes[0].startswith("2 compressed files on n1 exceed")
     (node.attempt.path / "launcher-n1.log.1.gz").write_bytes(b"\x1f\x8b no gzip")
     assert "damaged" in node.page().notes[0]
+
+
+def test_a_packed_file_whose_facts_cannot_be_read_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a.log.gz"
+    file.write_bytes(gzip.compress(b"line"))
+    descriptor = os.open(file, os.O_RDONLY)
+    budget, line_filter = ReadBudget(1 << 20, 60.0), LineFilter.of(QUERY)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", Mock(side_effect=OSError(errno.ESTALE, "stale file handle")))
+        with pytest.raises(OSError, match="stale"):
+            PackedLines(str(file), Origin("training"), line_filter, budget, open_log=lambda _: descriptor)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
 
 
 @pytest.mark.parametrize("before", [0, 1])

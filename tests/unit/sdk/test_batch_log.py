@@ -127,6 +127,17 @@ def test_random_numbers_are_no_reason_where_there_was_nothing_to_compare_with() 
     assert comparison.result() == {"compared": 0, "agreed": 0, "why": why}
 
 
+def test_an_order_drawn_for_a_whole_epoch_is_no_sign_of_another_source() -> None:
+    """An iterable shuffles with the training's random numbers when its epoch begins, which differ after a skip."""
+    log = drawn(*range(12))
+    comparison = log.go_back(0, 0, skip=3)
+    draw(log, 3, 4, 5)
+    for number, batch in enumerate((10, 9, 7, 6, 8)):
+        log.add(batch, 1, is_random=number == 0)
+    draw(log, 12, 13, 14, epoch=2)
+    assert comparison.result("the loop ended") == {"compared": 4, "agreed": 3, "why": "the loop ended"}
+
+
 def test_of_batches_that_are_all_alike_nothing_is_claimed_that_they_cannot_show() -> None:
     """That the same come again is true of them; that none comes of those to be left out cannot be seen."""
     log = drawn(*[7] * 20)

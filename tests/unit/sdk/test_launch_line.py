@@ -59,11 +59,20 @@ def test_nodes_are_bounded_and_left_out_where_the_launcher_can(line: str, change
         ("srun -K1 -l t --exclude=4", "srun --exclude=n1 -K1 -l t --exclude=4"),
         ("srun -- t -x 3", "srun --exclude=n1 -- t -x 3"),
         ("srun -n1 a -x 3 : -n2 -x n9 b", "srun --exclude=n1 -n1 a -x 3 : -n2 -x n9,n1 b"),
+        ("srun --container-image=x --no-container-mount-home --exclude=n9 t", None),
+        ("srun --container-writable -x n9 t", None),
+        ("srun --container-readonly t --exclude=4", "srun --exclude=n1 --container-readonly t --exclude=4"),
+        ("srun --unbuff -n 4 -x n9 t", None),
+        ("srun --exclude= t", "srun --exclude=n1 t"),
+        ("srun --unbuff t --exclude=4", "srun --exclude=n1 --unbuff t --exclude=4"),
+        ("srun --flag-of-a-plugin --exclude=n9 t", None),
+        ("srun --wait 5 --container dir --exclude n9 t", None),
         ("srun -n1 a : -n2 b : -n3 c", "srun --exclude=n1 -n1 a : --exclude=n1 -n2 b : --exclude=n1 -n3 c"),
     ],
 )
-def test_a_node_stays_out_beside_those_that_the_user_excludes(line: str, changed: str) -> None:
-    """srun takes its last --exclude alone; one behind the program is the program's."""
+def test_a_node_stays_out_beside_those_that_the_user_excludes(line: str, changed: str | None) -> None:
+    """srun takes its last --exclude alone; one behind the program is the program's. None: n9 becomes n9,n1."""
+    changed = line.replace("n9", "n9,n1") if changed is None else changed
     launch = LaunchLine.of(line.split())
     assert launch.why_no_node_excludable == ""
     assert launch.for_attempt(None, ("n1",)) == changed.split()

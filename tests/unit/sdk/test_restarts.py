@@ -158,11 +158,18 @@ def test_a_command_is_answered_when_the_loop_has_come_up(
 def test_a_command_that_expires_while_the_loop_does_not_come_up_is_failed(
     medic: trainmedic.Medic, clock: ManualClock, command: JobCommand, answers: list[Any]
 ) -> None:
-    """The server learns of it in time; the loop is tried on."""
+    """The server learns of it in time; the loop is tried on, without what the command was to change."""
     restarts = make(medic, clock, limits=RestartLimits(retries=5, delay=10.0))
+    begun: list[LoopRestart | None] = []
+    to = LoopRestart(Path("checkpoint-5"), command, 3, settings={"batch": 8}, previous={"batch": 4})
+    acts = [asking(restarts, 12, to), crash, crash, crash, lambda: restarts.stepped(6, finish)]
 
-    ask = asking(restarts, 12, LoopRestart(Path("checkpoint-5"), command))
-    restarts.run(Loop(ask, crash, crash, crash, lambda: restarts.stepped(6, finish)))
+    def attempt(restart: LoopRestart | None) -> None:
+        begun.append(restart)
+        acts.pop(0)()
+
+    restarts.run(attempt)
+    assert begun == [None, to, to, to, LoopRestart(NEWEST, settings={"batch": 4})]
     assert [status for status, _ in answers] == ["failed"]
     assert "expired before the training loop restarted" in answers[0][1]["reason"]
     assert clock.time == START + timedelta(seconds=30)

@@ -141,11 +141,21 @@ class CheckpointDirectory:
 
     def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
         present = self.checkpoints()
+        fault: OSError | None = None
+        paths = []
+        # First, because a restart must find none of them, also after a kill. A rename needs no space, a pin does.
+        for other in sorted(present, key=lambda other: other.at, reverse=True):
+            path = other.path
+            if path != checkpoint.path and (not other.complete or other.at > checkpoint.at):
+                try:
+                    path = path.rename(self._abandoned_path(path))
+                except OSError as error:
+                    fault = error
+            paths.append(path)
         target = checkpoint.path if isinstance(checkpoint.path, Path) else None  # None in memory
-        checkpoints.move_rollback_pin(target, [other.path for other in present], reason)
-        for other in present:
-            if other.path != checkpoint.path and (not other.complete or other.at > checkpoint.at):
-                other.path.rename(self._abandoned_path(other.path))
+        checkpoints.move_rollback_pin(target, paths, reason)
+        if fault is not None:
+            raise fault
 
     def prune(self) -> None:
         if self._keep is None:
@@ -159,7 +169,7 @@ class CheckpointDirectory:
         to_delete = [each.path for each in surplus]
         if not self._is_shared:  # else the other process deletes its own
             leftovers = [path for path in self._root.iterdir() if self._is_leftover(path.name)]
-            to_delete += [path for path in leftovers if not checkpoints.is_pinned(path)]  # by the user
+            to_delete += [path for path in leftovers if not checkpoints.is_pinned_by_user(path)]
         self._warn_if_too_few([each for each in present if each.path not in to_delete], len(to_delete))
         for path in to_delete:
             # Delete the mark first: a partly deleted checkpoint must not count as complete.

@@ -117,5 +117,8 @@ def _digest(
     digests = known_digests
     if digests is None or not digests.keys() >= set(first_names.values()):
         digests = make({name: tensors[name] for name in first_names.values()})
-    facts = [(name, tuple(tensor.shape), digests[first_name_of[name]]) for name, tensor in sorted(tensors.items())]
+    # A present one without readable values has none.
+    facts = [
+        (name, tuple(tensor.shape), digests.get(first_name_of[name], "")) for name, tensor in sorted(tensors.items())
+    ]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]

@@ -214,8 +214,10 @@ class JointCheckpointDirectory(CheckpointDirectory):
 
     def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
         if self._rank == 0:
-            self.on_latest_changed(checkpoint.path)
-            super().rolled_back_to(checkpoint, reason)
+            try:
+                self.on_latest_changed(checkpoint.path)
+            finally:
+                super().rolled_back_to(checkpoint, reason)
 
     def prune(self) -> None:
         if self._rank == 0:

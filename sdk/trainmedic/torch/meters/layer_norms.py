@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from trainmedic.client import Medic
+from trainmedic.torch.optimizer_steps import HOOKS, stepping
 
 log = logging.getLogger("trainmedic")
 
@@ -29,9 +30,8 @@ class LayerNorms:
         self._due_at = 0.0 if is_wanted else _NEVER
         self._layers = _layers(models) if is_wanted else {}
         hook = cast(Any, torch.compiler.disable)(lambda *_: self.measure())
-        self._handles = [
-            _unwrapped(optimizer).register_step_pre_hook(hook) for optimizer in (optimizers if is_wanted else ())
-        ]
+        stepped = [each for optimizer in optimizers for each in stepping(optimizer)] if is_wanted else []
+        self._handles = [each.register_step_pre_hook(hook) for each in stepped if hasattr(each, HOOKS)]
 
     def measure(self) -> None:
         now = time.monotonic()
@@ -74,12 +74,6 @@ def layer_of(name: str) -> str:
         if part.isdigit():
             return ".".join(parts[: index + 1])
     return ".".join(parts) or name
-
-
-def _unwrapped(optimizer: Any) -> Any:
-    while not hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    return optimizer
 
 
 def _local(gradient: Any) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections import deque
@@ -9,6 +10,7 @@ from typing import Any, Callable, Protocol
 
 import torch
 
+from trainmedic.torch.model_hook import ModelHook
 from trainmedic.wire.log_limit import LogLimit
 
 log = logging.getLogger("trainmedic")
@@ -108,3 +110,7 @@ def measure(call: Callable[..., None], *arguments: Any) -> None:
     except Exception:  # boundary to the training step
         if _log_limit.lets_through():
             log.exception("cannot measure this rank's waiting; training continues")
+
+
+def measuring_hook(call: Callable[..., None]) -> ModelHook:
+    return ModelHook(functools.partial(measure, call))

@@ -6,7 +6,6 @@ pipeline parallelism are not measurable.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Iterable, Protocol
 
 import torch
@@ -14,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainmedic.torch.meters.sharded_waits import ShardedWaits
-from trainmedic.torch.meters.stopwatches import CudaStopwatch, HostStopwatch, Stopwatch, measure
+from trainmedic.torch.meters.stopwatches import CudaStopwatch, HostStopwatch, Stopwatch, measuring_hook
 
 _engine: Any = torch.autograd.Variable._execution_engine
 _MOST_MISSED = 10  # consecutive steps without the gradient found, until another is sought
@@ -105,7 +104,7 @@ class WaitMeter:
             elif (sharded := ShardedWaits.of(model, self._world_size)) is not None:  # sharded later
                 self.add(model, sharded)
 
-        handle = model.register_forward_pre_hook(functools.partial(measure, hook))
+        handle = model.register_forward_pre_hook(measuring_hook(hook))
 
 
 class _WrapperWaits:
@@ -118,14 +117,11 @@ class _WrapperWaits:
         self._searches = 0
         self._missed = 0  # consecutive steps without its gradient
         self._was_ready = False  # its gradient came in this step
-        self._stop = functools.partial(measure, stopwatch.stop)
+        self._stop = measuring_hook(stopwatch.stop)
         self._buffer_handles: list[Any] = []
         if wrapper.broadcast_buffers and next(wrapper.module.buffers(), None) is not None:
             # The wrapper broadcasts its buffers between its own and its module's hooks.
-            start, stop = (
-                functools.partial(measure, self._start_before_buffers),
-                functools.partial(measure, self._stop_after_buffers),
-            )
+            start, stop = measuring_hook(self._start_before_buffers), measuring_hook(self._stop_after_buffers)
             self._buffer_handles.append(wrapper.register_forward_pre_hook(start))
             self._buffer_handles.append(wrapper.module.register_forward_pre_hook(stop))
         self._begin_search()
@@ -155,7 +151,7 @@ class _WrapperWaits:
         if self._last_handle is not None:
             self._last_handle.remove()
         self._last, self._searches, self._missed = None, self._searches + 1, 0
-        hook = functools.partial(measure, self._remember_last)
+        hook = measuring_hook(self._remember_last)
         self._search_handles = [each.register_post_accumulate_grad_hook(hook) for each in self._parameters]
 
     def _remember_last(self, parameter: torch.Tensor) -> None:
@@ -165,13 +161,13 @@ class _WrapperWaits:
         for handle in self._search_handles:
             handle.remove()
         self._search_handles = []
-        hook = functools.partial(measure, self._start_at_last_gradient)
+        hook = measuring_hook(self._start_at_last_gradient)
         self._last_handle = self._last.register_post_accumulate_grad_hook(hook)
 
     def _start_at_last_gradient(self, parameter: torch.Tensor) -> None:
         self._was_ready = True
         self.stopwatch.start()
-        _engine.queue_callback(self._stop_after_wrapper)
+        _engine.queue_callback(measuring_hook(self._stop_after_wrapper))
 
     def _stop_after_wrapper(self) -> None:
         # Queued at the end of the backward pass, it runs after the wrapper's own callback.

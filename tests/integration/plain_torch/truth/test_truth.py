@@ -82,6 +82,10 @@ FOUND = {
         Recipe(loader="shuffling", every=4, augments=False),
         (Life(6, (back(5, 4, 9),), crashes=True), Life(4)),
     ),
+    "after a skip the next epochs of such a source are other ones": (
+        Recipe(loader="shuffling", drop_last=True, within=True, accumulation=3, every=20, augments=False),
+        (Life(12, (back(6, 0, 3),)),),
+    ),
     "what is left out stays so after another rollback": (
         Recipe(loader="list", every=4),
         (Life(12, (back(5, 4, 3), back(5, 4))),),

@@ -14,11 +14,13 @@ import torch
 from torch import nn
 
 from trainmedic.errors import ConfigurationError
+from trainmedic.job.group import SingleRankGroup
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import COMPLETE, PINNED, SavedCheckpoint
 from trainmedic.torch import Directory, OwnCheckpoints
 from trainmedic.torch.checkpoints.checkpoint_files import TRAINING
 from trainmedic.torch.checkpoints.checkpoint_storage import RUN, UnusableCheckpoint
+from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
 
@@ -303,6 +305,58 @@ def test_after_a_rollback_later_ones_are_put_aside_and_the_target_is_pinned(tmp_
     assert not checkpoints.is_pinned(tmp_path / "abandoned-1-step-00000200")
     assert (tmp_path / "abandoned-2-step-00000300").exists()
     assert [one.step for one in storage.checkpoints()] == [100]
+
+
+def test_a_rollback_on_a_full_disk_leaves_no_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart would continue from it. Renames need no space; the pin does, and an earlier one stays until then."""
+    storage, training = Directory(tmp_path, keep=2), parts()
+    found = {step: storage.save(step, training, {}) for step in (100, 200, 300, 400)}
+    storage.rolled_back_to(found[400], {**WHY, "left_step": 450})
+
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "write_durably", full)
+        with pytest.raises(OSError, match="No space left"):
+            storage.rolled_back_to(found[200], {**WHY, "left_step": 450})
+    assert [one.step for one in storage.checkpoints()] == [100, 200]
+    assert checkpoints.is_pinned_by_rollback(tmp_path / "abandoned-1-step-00000400")
+    storage.prune()
+    assert not list(tmp_path.glob("abandoned*"))
+
+
+def test_a_pointer_that_cannot_be_written_keeps_none_from_being_put_aside(tmp_path: Path) -> None:
+    """As DeepSpeed's, on a full disk."""
+    contents: Any = None
+    storage, training = Directory(tmp_path, keep=None), parts()
+    found = {step: storage.save(step, training, {}) for step in (100, 200)}
+    joint = JointCheckpointDirectory(tmp_path, None, 0, 2, lambda purpose: SingleRankGroup(), contents)
+
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    joint.on_latest_changed = full
+    with pytest.raises(OSError, match="No space left"):
+        joint.rolled_back_to(found[100], {**WHY, "left_step": 250})
+    assert [one.step for one in joint.checkpoints()] == [100]
+
+
+def test_one_that_cannot_be_put_aside_keeps_no_other_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, training = Directory(tmp_path, keep=None), parts()
+    found = {step: storage.save(step, training, {}) for step in (100, 200, 300, 400)}
+    rename = Path.rename
+
+    def refusing(path: Path, target: Path) -> Path:
+        if path == found[300].path:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refusing)
+    with pytest.raises(PermissionError):
+        storage.rolled_back_to(found[100], {**WHY, "left_step": 450})
+    assert sorted(one.step for one in storage.checkpoints()) == [100, 300]
+    assert checkpoints.is_pinned_by_rollback(found[100].path)
 
 
 def test_what_the_user_has_pinned_stays_pinned_and_is_not_deleted(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,19 @@ def test_a_base_that_cannot_be_read_is_replaced_by_the_same_one_alone(
         model[0].weight[3, 4] += 1.0
     with pytest.raises(UnusableCheckpoint, match=r"frozen-.* cannot be read"):
         storage.load(checkpoint, parts)
+
+
+@pytest.mark.parametrize("harm", [lambda held: held.to("meta"), lambda held: held.to_sparse()])
+def test_a_present_base_without_readable_values_replaces_none(
+    tmp_path: Path, harm: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """The checkpoint is unusable then, so that an older one is tried."""
+    model, parts = made()
+    checkpoint = save(CheckpointDirectory(tmp_path), parts, 10)
+    file_in(checkpoint).write_bytes(b"damaged")
+    model[0].weight = torch.nn.Parameter(harm(model[0].weight.detach()), requires_grad=False)
+    with pytest.raises(UnusableCheckpoint, match=r"frozen-.* cannot be read"):
+        CheckpointDirectory(tmp_path).load(checkpoint, parts)
 
 
 def test_a_base_that_changes_is_frozen_no_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

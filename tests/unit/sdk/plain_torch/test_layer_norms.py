@@ -170,3 +170,28 @@ def test_layers_that_are_no_number_come_first() -> None:
 def test_a_number_of_layers_is_a_whole_number(layers: Any) -> None:
     with pytest.raises(ConfigurationError, match="layer_norms"):
         trainmedic.connect("llm-1", layer_norms=layers)
+
+
+class Outer:
+    """An optimizer without PyTorch's hooks, around one that has them."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.param_groups, self.state = inner, inner.param_groups, inner.state
+
+    def step(self) -> None:
+        self.inner.step()
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_an_optimizer_without_hooks_ends_no_training(medic: trainmedic.Medic, holds: bool) -> None:
+    """Its layers are shown if one that it steps has them."""
+    model = Model()
+    optimizer = Outer(torch.optim.SGD(model.parameters(), lr=0.1))
+    inner = optimizer.inner
+    if not holds:
+        del optimizer.inner
+    norms = LayerNorms([model], [optimizer], medic)
+    model(torch.ones(2, 4)).sum().backward()
+    inner.step()
+    norms.close()
+    assert len(shown(medic)) == (3 if holds else 0)

@@ -236,6 +236,31 @@ def test_a_group_that_the_loop_has_added_since_is_not_unscaled() -> None:
     assert rate.values == [0.1, 0.3]
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: lr_scheduler.StepLR(optimizer, 100),
+        lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 1000),
+        lambda optimizer: lr_scheduler.LinearLR(optimizer, total_iters=1000),
+    ],
+)
+def test_a_group_that_is_added_below_a_known_schedule_harms_nothing(make: Callable[[Any], Any]) -> None:
+    """The schedule's closed form has no rate for it."""
+    first, second = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizer = torch.optim.SGD([first], lr=0.1)
+    scheduler = make(optimizer)
+    rate, before = LearningRate(optimizer, scheduler), optimizer.param_groups[0]["lr"]
+    rate.set_scale(0.5)
+    rate.watch(1.0)
+    optimizer.add_param_group({"params": [second], "lr": 0.3})
+    assert rate.overwritten() is None
+    scheduler.step()
+    assert rate.overwritten() is None
+    rate.loaded()
+    rate.set_scale(1.0)
+    assert rate.values == pytest.approx([before, 0.3], rel=1e-2)
+
+
 def test_a_rate_that_is_set_anew_below_a_known_schedule_is_not_unscaled() -> None:
     """The schedule goes on from the loop's rate; the undo leaves it, as it would without a schedule."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
@@ -257,6 +282,58 @@ def test_a_rate_that_is_set_anew_below_a_known_schedule_is_not_unscaled() -> Non
     assert rate.value < now
 
 
+@pytest.mark.parametrize("jump", [0.1, 10.0])
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_rate_that_is_a_multiple_of_the_returned_one_has_the_factor(factor: float, jump: float) -> None:
+    """As rates by layer in MAE and timm, also where the loop's schedule jumps right then. A group that has the
+    unscaled rate is found."""
+    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    optimizer = torch.optim.SGD([{"params": [each]} for each in parameters], lr=1e-3)
+    rate = LearningRate(optimizer)
+
+    def set_rates(value: float, second: float) -> None:
+        scaled = rate.scaled(value)
+        optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = scaled, scaled * second
+
+    set_rates(1e-3, 0.65)
+    rate.set_scale(factor)
+    rate.watch(1.0)
+    set_rates(jump * 1e-3, 0.65)
+    assert rate.overwritten() is None
+    state = optimizer.state_dict()
+    set_rates(jump * 1e-3, 0.65 / factor)
+    found = rate.overwritten()
+    assert found is not None
+    assert found[0] == pytest.approx(jump * 0.65e-3)
+    # A rollback: the values before it are those of other rates.
+    optimizer.load_state_dict(state)
+    rate.loaded()
+    rate.watch(1.0)
+    set_rates(1e-3, 0.65)
+    assert rate.overwritten() is None
+
+
+def test_the_first_returned_rate_is_no_evidence_against_another_group() -> None:
+    """The second group's scaled rate is the first one's unscaled, by chance."""
+    optimizer = torch.optim.SGD([{"params": [torch.nn.Parameter(torch.zeros(2))]} for _ in range(2)], lr=1e-3)
+    optimizer.param_groups[1]["lr"] = 2e-3
+    rate = LearningRate(optimizer)
+    rate.set_scale(0.5)
+    rate.watch(1.0)
+    scaled = rate.scaled(0.9e-3)
+    optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = scaled, scaled * 2
+    assert rate.overwritten() is None
+
+
+def test_a_followed_scheduler_of_the_users_own_is_copied_and_pickled_as_its_class() -> None:
+    loop = Loop("of the user")
+    loop.rate.set_scale(0.5)
+    for copied in (copy.deepcopy(loop.scheduler), pickle.loads(pickle.dumps(loop.scheduler))):
+        assert type(copied) is Decaying
+        assert copied.optimizer.param_groups[0]["lr"] == loop.rate.value
+    assert type(loop.scheduler) is not Decaying
+
+
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_a_large_step_of_a_known_schedule_is_not_the_loops(factor: float) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
@@ -268,6 +345,31 @@ def test_a_large_step_of_a_known_schedule_is_not_the_loops(factor: float) -> Non
     assert rate.overwritten() is None
     rate.set_scale(1.0)
     assert rate.value == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("factor", "now", "is_lost"),
+    [
+        (0.5, 0.098, True),
+        (0.5, 0.2, True),
+        (0.5, 0.06, False),
+        (0.5, 0.01, False),
+        (2.0, 0.1, False),
+        (2.0, 0.9, False),
+    ],
+)
+def test_a_rate_that_a_loop_sets_later_has_lost_its_factor_only_if_it_rises(
+    factor: float, now: float, is_lost: bool
+) -> None:
+    """One that falls may be computed from the scaled rate."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    rate = LearningRate(optimizer)
+    rate.set_scale(factor)
+    assert rate.set_since() is None
+    optimizer.param_groups[0]["lr"] = now
+    assert rate.set_since() == (now, 0.1 * factor, is_lost)
+    rate.asked_scale()
+    assert rate.set_since() is None
 
 
 def test_what_the_schedule_says_is_known_of_pytorchs_schedulers_only() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -14,7 +16,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainmedic.torch.meters.step_meter import StepMeter, tokens_in
+from trainmedic.torch.meters.stopwatches import CudaStopwatch
 from trainmedic.torch.meters.wait_meter import WaitMeter
+from trainmedic.torch.model_hook import ModelHook
 
 RANKS = 2  # as the meter is told
 
@@ -157,6 +161,39 @@ def test_gradients_are_those_of_a_training_without_a_meter() -> None:
     assert not model._forward_pre_hooks
     assert not model.module._forward_pre_hooks
     assert not any(each._post_accumulate_grad_hooks for each in model.parameters())  # type: ignore[attr-defined]
+
+
+class Event:
+    """Stands for a CUDA event, which can neither be copied nor pickled."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot pickle 'Event' object")
+
+
+class OnCuda(CudaStopwatch):
+    def _record_event(self) -> Any:
+        return Event()
+
+
+@pytest.mark.parametrize("is_wrapped", [True, False])
+def test_a_model_is_copied_and_pickled_without_its_meter(is_wrapped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for the best one, or an average. What the copy is used for is measured nowhere."""
+    monkeypatch.setattr("trainmedic.torch.meters.wait_meter._stopwatch_for", lambda device: OnCuda())
+    inner = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model = DistributedDataParallel(inner)
+    meter = WaitMeter([model if is_wrapped else inner], RANKS)
+    for _ in range(3 if is_wrapped else 0):
+        model(torch.randn(3, 4)).sum().backward()
+        meter.step_ends()
+    assert inner._forward_pre_hooks
+    average = torch.optim.swa_utils.AveragedModel(inner)
+    for copied in (copy.deepcopy(inner), pickle.loads(pickle.dumps(inner)), average.module):
+        assert isinstance(copied, nn.Module)
+        copied.train()(torch.randn(3, 4)).sum().backward()
+        hooks = [each for module in copied.modules() for each in module._forward_pre_hooks.values()]
+        assert not any(isinstance(each, ModelHook) for each in hooks)
+        assert b"trainmedic" not in pickle.dumps(copied)
+    assert any(isinstance(each, ModelHook) for each in inner._forward_pre_hooks.values())
 
 
 # --- tokens -----------------------------------------------------------------------------------------------

@@ -1,0 +1,59 @@
+"""Which of several optimizers of the same parameters is observed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trainmedic.torch.optimizer_steps import OptimizerSteps
+
+
+class Switching(torch.optim.Optimizer):
+    """Steps one of its optimizers at a time, as SWATS: Adam, later SGD."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.adam, self.sgd = torch.optim.Adam(self.param_groups), torch.optim.SGD(self.param_groups)
+        self.adam.param_groups = self.sgd.param_groups = self.param_groups
+        self.used: torch.optim.Optimizer = self.adam
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.used.step()
+
+
+def parameter() -> torch.nn.Parameter:
+    made = torch.nn.Parameter(torch.ones(2))
+    made.grad = torch.ones(2)
+    return made
+
+
+def test_whichever_inner_optimizer_steps_is_counted() -> None:
+    optimizer = Switching([parameter()])
+    steps = OptimizerSteps([optimizer])
+    optimizer.step()
+    optimizer.used = optimizer.sgd
+    optimizer.step()
+    assert steps.count == 2
+    steps.close()
+    optimizer.step()
+    assert steps.count == 2
+
+
+def test_optimizers_that_refer_to_each_other_are_counted() -> None:
+    first: Any = torch.optim.SGD([parameter()], lr=0.1)
+    second: Any = torch.optim.SGD(first.param_groups, lr=0.1)
+    second.param_groups = first.param_groups
+    first.slow, second.fast = second, first
+    steps = OptimizerSteps([first, second])
+    first.step()
+    second.step()
+    assert steps.count == 2
+
+
+def test_wrappers_around_each_other_are_counted() -> None:
+    first, second = (torch.optim.SGD([parameter()], lr=0.1) for _ in range(2))
+    first.optimizer, second.optimizer = second, first  # type: ignore[attr-defined]
+    steps = OptimizerSteps([first])
+    first.step()
+    assert steps.count == 1
