@@ -99,13 +99,14 @@ def test_a_standby_works_while_the_first_controller_is_silent(pings: list[dict[s
 @pytest.mark.parametrize(
     ("statistics", "uptime"),
     [
-        ({"req_time": number(90), "req_time_start": number(30)}, timedelta(minutes=1)),
+        ({"req_time": number(150), "req_time_start": number(90)}, timedelta(minutes=1)),
         ([{"req_time": number(90), "req_time_start": number(90)}], timedelta(0)),
         ({"req_time": number(30), "req_time_start": number(90)}, None),
+        ({"req_time": number(20 * 86_400 + 7200), "req_time_start": number(20 * 86_400 + 1)}, None),
         ({"req_time": number(30), "req_time_start": number(0)}, None),
         (None, None),
     ],
 )
 def test_the_uptime_is_that_of_the_statistics(statistics: object, uptime: timedelta | None) -> None:
-    """slurmrestd sends an object, an agent a list."""
+    """slurmrestd sends an object, an agent a list. At midnight UTC, slurmctld resets its statistics."""
     assert uptime_of({"statistics": statistics}) == uptime

@@ -32,6 +32,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "statistics": ("req_time", "req_time_start"),
 }
 """What is read of each kind of record. A job has a hundred more."""
+_DAY, _MINUTE = 86_400, 60  # seconds; slurmctld also resets its statistics at midnight UTC
 _GPU_INDEXES = re.compile(r"(?:^|,)gpu:[^()]*\(IDX:([0-9,-]+)\)")
 
 
@@ -222,7 +223,9 @@ def uptime_of(answer: Mapping[str, Any]) -> timedelta | None:
     statistics = answer.get("statistics")
     one = statistics if isinstance(statistics, Mapping) else next(iter(members_of(answer, "statistics")), {})
     now, start = number_of(one.get("req_time")), number_of(one.get("req_time_start"))
-    return timedelta(seconds=now - start) if now and start and now >= start else None
+    if not now or not start or now < start or start % _DAY < _MINUTE:
+        return None
+    return timedelta(seconds=now - start)
 
 
 def release_of(answer: Mapping[str, Any]) -> str:

@@ -114,13 +114,15 @@ class SlurmRest:
         version = await self._api_version()
         return SlurmRelease(release_of(answer), version in _CAN_REQUEUE, version in _CAN_RESERVE)
 
-    async def uptime(self) -> timedelta | None:
+    async def started_at(self) -> datetime | None:
+        now = datetime.now(UTC)
         try:
             if is_standby_working(await self._ask("GET", "/ping/")):
-                return timedelta(0)  # a second takeover does not restart its count
-            return uptime_of(await self._ask("GET", "/diag/"))
+                return None  # a second takeover does not restart its count
+            uptime = uptime_of(await self._ask("GET", "/diag/"))
         except ClusterRefused:
             return None
+        return now - uptime if uptime is not None else None
 
     async def node(self, name: str) -> SlurmNode:
         return node_in(await self._read(f"/node/{quote(name, safe='')}", "node", "nodes"), name)

@@ -46,10 +46,11 @@ class OneJob:
         """Whether reading fails."""
         self.readings = 0
         self.silence: SlurmSilence | None = None
-        self.runs_for: timedelta | None = timedelta(0)
+        self.started: datetime | None = NOW - timedelta(seconds=10)
+        """Whose statistics start then."""
 
-    async def uptime(self) -> timedelta | None:
-        return self.runs_for
+    async def started_at(self) -> datetime | None:
+        return self.started
 
     @property
     def topology(self) -> SlurmTopology:
@@ -227,10 +228,11 @@ class OneNode:
         self.known = SlurmNode("n1", "n1", "n1", frozenset({"IDLE"}), "")
         self.readings = 0
         self.silence: SlurmSilence | None = None
-        self.runs_for: timedelta | None = timedelta(0)
+        self.started: datetime | None = NOW - timedelta(seconds=10)
+        """Whose statistics start then."""
 
-    async def uptime(self) -> timedelta | None:
-        return self.runs_for
+    async def started_at(self) -> datetime | None:
+        return self.started
 
     @property
     def topology(self) -> SlurmTopology:

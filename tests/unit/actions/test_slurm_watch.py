@@ -138,8 +138,9 @@ async def test_a_drain_that_slurm_lost_in_an_outage_is_made_again() -> None:
         (SILENCE, None, ""),
         (SILENCE, BEFORE_SILENCE, "trainmedic:a it is broken"),
         (replace(SILENCE, after=Withheld({"n1": "trainmedic:a"})), BEFORE_SILENCE, ""),
+        (replace(SILENCE, ended=NOW + timedelta(minutes=3)), BEFORE_SILENCE, ""),
     ],
-    ids=["no outage", "long before", "after", "unknown time", "24.11 after a resume", "still there after it"],
+    ids=["no outage", "long before", "after", "unknown time", "24.11 after a resume", "still there after it", "long"],
 )
 async def test_a_drain_that_a_person_may_have_ended_is_only_reported(
     silence: SlurmSilence | None, made_at: datetime | None, reason: str
@@ -151,18 +152,41 @@ async def test_a_drain_that_a_person_may_have_ended_is_only_reported(
 
 
 @pytest.mark.parametrize(
-    ("runs_for", "is_lost"), [(timedelta(hours=1), False), (None, False), (timedelta(seconds=4), True)]
+    ("started", "is_lost"),
+    [
+        (NOW - timedelta(hours=1), False),
+        (None, False),
+        (SILENCE.began + timedelta(seconds=4), True),
+        (SILENCE.ended, True),
+        (SILENCE.ended + timedelta(seconds=2), False),
+    ],
 )
-async def test_a_silence_in_which_slurmctld_ran_on_explains_no_loss(runs_for: timedelta | None, is_lost: bool) -> None:
+async def test_a_silence_in_which_slurmctld_ran_on_explains_no_loss(started: datetime | None, is_lost: bool) -> None:
     """It was slurmrestd's or the agent's, and a person may have ended the drain in it."""
     slurm = OneNode()
-    slurm.silence, slurm.runs_for = SILENCE, runs_for
+    slurm.silence, slurm.started = SILENCE, started
     for again in (False, True):
         (renewal,) = await renewed(slurm, again=again, made_at=BEFORE_SILENCE)
         assert (renewal.outcome, renewal.has_expired) == (
             ("renewed", False) if is_lost and again else ("lost", is_lost)
         )
     assert slurm.known.is_drained is is_lost
+
+
+async def test_statistics_that_start_again_later_do_not_turn_a_persons_end_into_a_loss() -> None:
+    """Such as at midnight, by sdiag -r, or in a restart too short to be noticed. Each silence is judged once."""
+    clock = ManualClock(NOW)
+    slurm = OneNode()
+    slurm.silence, slurm.started = SILENCE, NOW - timedelta(hours=14)
+    action = drains(slurm, clock)
+    for started in (slurm.started, SILENCE.ended, NOW + timedelta(hours=9)):
+        clock.sleep(15)
+        slurm.started = started
+        for again in (False, True):
+            (renewal,) = await renewed(slurm, again=again, action=action, made_at=BEFORE_SILENCE)
+            assert (renewal.outcome, renewal.has_expired, slurm.known.is_drained) == ("lost", False, False)
+    (renewal,) = await renewed(slurm, made_at=BEFORE_SILENCE)
+    assert (renewal.outcome, renewal.has_expired) == ("lost", False), "a new server, which has not judged it"
 
 
 async def test_a_leased_drain_that_a_person_ended_stays_ended() -> None:
