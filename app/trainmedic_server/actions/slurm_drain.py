@@ -78,7 +78,7 @@ class SlurmDrain(WatchedNodeAction):
             )
         marked_reason = marked(dict.fromkeys((*owners, run_id)), reason)
         await self.slurm.drain(node.name, marked_reason, _end_of_drain(node, owners, params))
-        after = await self.slurm.node(node.name)
+        after = await self.read_back(self.slurm.node(node.name))
         if not after.is_drained or run_id not in owners_of(after.reason):
             raise TemporaryFailure(
                 f"node {node.name} was changed by another at the same time; it is now "

@@ -87,7 +87,7 @@ class SlurmReserve(WatchedNodeAction):
         if found is None:
             await self._refuse_reserved_by_other(node)
             await self.slurm.reserve(name, node.name, params.users, lasting)
-            found = await self._find_own(name)
+            found = await self.read_back(self._find_own(name))
         if found is None or found.nodes != node.name:
             raise TemporaryFailure(f"Slurm has not reserved node {node.name} as {name}", node_state(node))
         return found

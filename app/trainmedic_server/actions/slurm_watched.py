@@ -164,7 +164,11 @@ class WatchedAction(SlurmAction):
             is_unfinished = bool(effect.seen) and effect.seen == found.seen and found.is_free
             if effect.again and (is_explained or is_unfinished):
                 known.is_begun = True
-                await self.make_again(effect, found)
+                try:
+                    await self.make_again(effect, found)
+                except ActionFailure as error:
+                    known.is_begun = getattr(error, "may_be_done", isinstance(error, TemporaryFailure))
+                    raise
                 self._known[effect.command_id] = self._made_again(effect, found.place)
                 return Renewal(effect, place, "renewed")
         except (ClusterUnavailable, TemporaryFailure) as error:

@@ -62,7 +62,7 @@ class LeaseRecovery:
         self._started_at_loop_time = 0.0  # seconds
         self._recorded_losses: set[tuple[str, str]] = set()  # command ID and node
         self._looked_up: set[str] = set()  # IDs of commands in effect, whose reapplication is recorded as done
-        self._settled: set[str] = set()  # IDs of lost commands that no earlier server left unfinished
+        self._settled: set[str] = set()  # IDs of lost commands whose reapplication is not to be finished
         self._busy_runs: set[str] = set()  # IDs of runs with a reapplication in work
         self._attempt_numbers = itertools.count()  # for distinct names in `TargetLocks.acting`
 
@@ -101,7 +101,7 @@ class LeaseRecovery:
         self._settled &= set(command_ids)
 
     async def _unfinished(self, lost: Sequence[Renewal]) -> Sequence[LeasedEffect]:
-        """Return effects that an earlier server began to reapply after it saw a state. Record others as blocked."""
+        """Return effects whose reapplication began after a state was seen. Record others as blocked."""
         new = {renewal.effect.command_id: renewal for renewal in lost if renewal.effect.command_id not in self._settled}
         if not new:
             return ()
@@ -114,7 +114,7 @@ class LeaseRecovery:
                     continue
                 seen[command_id] = _seen_before(tx, run.id, command_id)
                 if not seen[command_id]:
-                    why = f"an earlier server began to reapply it, and it is not in effect: {renewal.why}"
+                    why = f"reapplying it began before, and it is not in effect: {renewal.why}"
                     self._record_obstacle(tx, run.id, why, asked=True)
             return seen
 

@@ -14,7 +14,7 @@ from tests.unit.actions.test_slurm import JOB, NODE, NOW, OneJob, OneNode, do
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain.slurm_silence import SlurmSilence, Withheld
-from trainmedic_server.errors import ClusterUnavailable, ObjectMissing, PermanentFailure
+from trainmedic_server.errors import ActionFailure, ClusterRefused, ClusterUnavailable, ObjectMissing, PermanentFailure
 from trainmedic_server.ports.actions import LeasedAction, LeasedEffect, Renewal, Services
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.slurm import SlurmJob, SlurmNode, SlurmReservation
@@ -264,6 +264,53 @@ async def test_a_drain_whose_answer_was_lost_while_it_was_made_again_is_made_onl
     assert (lost.outcome, lost.has_expired) == ("lost", False)
     (renewal,) = await action.renew([begun], datetime.now(UTC))
     assert (renewal.outcome == "renewed", slurm.known.is_drained) == (again, again)
+
+
+@pytest.mark.parametrize(
+    ("failure", "fails", "again"),
+    [
+        (ClusterUnavailable("connection refused"), "drain", True),
+        (ClusterUnavailable("no answer in 20 s", may_be_done=True), "drain", False),
+        (ClusterRefused("no rights"), "drain", True),
+        (ClusterUnavailable("connection refused"), "read back", False),
+    ],
+)
+async def test_after_a_failure_that_did_nothing_an_expired_drain_is_made_again_as_soon_as_possible(
+    failure: ActionFailure, fails: str, again: bool
+) -> None:
+    """After one that may have made it, a person may have ended it since."""
+
+    class Failing(OneNode):
+        fails = ""
+        is_made = False
+
+        async def node(self, name: str) -> SlurmNode:
+            if self.fails == "read back" and self.is_made:
+                raise failure
+            return await super().node(name)
+
+        async def drain(self, node: str, reason: str, resume_after: timedelta | None = None) -> None:
+            if self.fails == "drain":
+                raise failure
+            self.is_made = True
+            await super().drain(node, reason, resume_after)
+
+    clock = ManualClock(NOW)
+    slurm = Failing()
+    await do(slurm, "slurm.drain", target=NODE, lease="10m")
+    action = drains(slurm, clock)
+    await renewed(slurm, action=action, lease="10m")
+    slurm.known, slurm.fails, slurm.is_made = replace(FREE, states=frozenset({"ALLOCATED"})), fails, False
+    clock.sleep(11 * MINUTE)
+    for is_again in (False, True):
+        (renewal,) = await renewed(slurm, again=is_again, action=action, lease="10m")
+    assert renewal.outcome in ("unanswered", "refused")
+    slurm.known, slurm.fails = replace(FREE, states=frozenset({"ALLOCATED"})), ""
+    clock.sleep(15)
+    (renewal,) = await renewed(slurm, action=action, lease="10m")
+    assert (renewal.outcome, renewal.has_expired) == ("lost", again)
+    await renewed(slurm, again=True, action=action, lease="10m")
+    assert slurm.known.is_drained is again
 
 
 async def test_a_drain_that_slurm_has_stored_is_not_lost_in_an_outage() -> None:

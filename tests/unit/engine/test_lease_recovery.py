@@ -204,7 +204,7 @@ async def test_a_server_that_is_killed_in_between_is_followed_by_one_that_ends_i
     [
         ("idle since 7", "idle since 7", None),
         ("idle since 7", "idle since 9", "its lease had run out"),
-        ("", "", "an earlier server began to reapply it, and it is not in effect: its lease had run out"),
+        ("", "", "reapplying it began before, and it is not in effect: its lease had run out"),
     ],
     ids=["untouched since", "touched since", "unknown"],
 )
