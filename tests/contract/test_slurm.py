@@ -301,6 +301,7 @@ async def test_a_node_that_does_not_exist_is_missing(slurm: Slurm, change: Calla
         lambda slurm: slurm.cancel("999999"),
         lambda slurm: slurm.update("999999", JobChange(excluded_nodes=("n1",))),
         lambda slurm: slurm.update("999999", JobChange()),
+        lambda slurm: slurm.update("999999_3", JobChange()),
     ],
     ids=["read", "hold", "signal", "cancel", "update", "empty update"],
 )

@@ -49,6 +49,12 @@ def test_a_task_is_named_by_itself_and_by_its_own_id_only_if_no_other_has_it(
         own_id_in(answer, task)
 
 
+@pytest.mark.parametrize("records", [[STARTED, LAST], [record(4711, waiting="5-7")], [STARTED]])
+def test_a_task_that_its_array_no_longer_has_is_gone(records: list[dict[str, Any]]) -> None:
+    with pytest.raises(ObjectMissing, match="no job 4711_2"):
+        own_id_in({"jobs": records}, "4711_2")
+
+
 @pytest.mark.parametrize("text", ["1-2", "1,3", "0-10:2", "0-9,20-..."])
 def test_an_array_whose_tasks_all_wait_is_refused(text: str) -> None:
     with pytest.raises(ClusterRefused, match="parts: name one of them, such as 4711_0"):

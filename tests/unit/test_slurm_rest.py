@@ -21,6 +21,7 @@ from trainmedic_server.errors import (
     ConfigurationError,
     ObjectMissing,
 )
+from trainmedic_server.ports.slurm import JobChange
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,9 @@ class Gateway:
 
     def __init__(self) -> None:
         self.status, self.body = 200, "{}"
+        self.change: object = None
+        """Answer to changes, if it is another, with status 500 for an error."""
+        self.changed: list[str] = []
         self.asked: list[str] = []
         gateway = self
 
@@ -83,6 +87,10 @@ class Gateway:
 
             def do_POST(self) -> None:
                 self.rfile.read(int(self.headers["Content-Length"]))
+                gateway.changed.append(self.path)
+                if gateway.change is not None:
+                    self._answer(500 if "errors" in json.dumps(gateway.change) else 200, json.dumps(gateway.change))
+                    return
                 self._answer(gateway.status, gateway.body)
 
         self._server = HTTPServer(("127.0.0.1", 0), Handler)
@@ -138,6 +146,34 @@ async def test_an_answer_without_a_cause_is_refused_only_if_the_request_is_at_fa
         with pytest.raises(ClusterUnavailable) as reading:
             await slurm.node("n1")
         assert not reading.value.may_be_done
+    await slurm.close()
+
+
+DENIED: Any = {"errors": [{"error_number": 2002, "error": "Access/permission denied"}]}
+NO_JOB: Any = {"errors": [{"error_number": 2017, "error": "Invalid job id specified"}]}
+OTHER_TASK: Any = {"jobs": [{"job_id": 4712, "array_job_id": 4711, "array_task_id": 0, "job_state": ["RUNNING"]}]}
+
+
+@pytest.mark.parametrize(
+    ("shown", "change", "failure", "asked"),
+    [
+        (NO_JOB, DENIED, ClusterRefused, ["/slurm/v0.0.45/job/4711"]),
+        (NO_JOB, {}, ClusterUnavailable, ["/slurm/v0.0.45/job/4711"]),
+        (NO_JOB, NO_JOB, ObjectMissing, ["/slurm/v0.0.45/job/4711"]),
+        (OTHER_TASK, DENIED, ObjectMissing, []),
+    ],
+    ids=["hidden", "not shown", "array is gone", "task is gone"],
+)
+async def test_a_task_that_is_not_shown_is_gone_only_if_slurm_forgot_its_array(
+    gateway: Gateway, shown: object, change: object, failure: type[ActionFailure], asked: list[str]
+) -> None:
+    """slurmrestd changes no task by its name, so the array is asked about."""
+    gateway.body, gateway.change = json.dumps(shown), change
+    slurm = SlurmRest(gateway.url)
+    with pytest.raises(failure) as caught:
+        await slurm.update("4711_3", JobChange())
+    assert type(caught.value) is failure
+    assert gateway.changed == asked
     await slurm.close()
 
 

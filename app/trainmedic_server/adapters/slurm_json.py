@@ -71,12 +71,15 @@ def job_in(answer: Mapping[str, Any], job_id: str) -> SlurmJob:
 
 
 def own_id_in(answer: Mapping[str, Any], task: str) -> str:
-    """Return the ID of this task alone. Raises ClusterRefused if it has none."""
+    """Return the ID of this task alone. Raises ClusterRefused if it has none, ObjectMissing."""
     parts = members_of(answer, "jobs")
-    for each in parts:
+    named = [each for each in parts if task in _ids_of(each) or _is_waiting_task(each, task)]
+    if not named:
+        raise ObjectMissing(f"Slurm knows no job {task}")
+    for each in named:
         own = str(each.get("job_id"))
         is_alone = len(parts) == 1 or own != str(number_of(each.get("array_job_id")))
-        if (task in _ids_of(each) or _is_waiting_task(each, task)) and is_alone and _count_tasks(each) == 1:
+        if is_alone and _count_tasks(each) == 1:
             return own
     raise ClusterRefused(
         f"slurmrestd cannot change task {task} alone, which has no ID of its own yet: connect Slurm through an agent "

@@ -223,11 +223,18 @@ class SlurmRest:
         await self._ask("POST", f"/node/{quote(node, safe='')}", change)
 
     async def _change_job(self, job_id: str, change: Mapping[str, Any]) -> None:
-        if "_" in job_id:  # slurmrestd refuses ARRAY_TASK
-            own_id = own_id_in(await self._read(f"/job/{quote(job_id, safe='')}", "jobs"), job_id)
-        else:
-            own_id = await self._own_id(job_id)
+        own_id = await (self._own_id_of_task(job_id) if "_" in job_id else self._own_id(job_id))
         await self._ask("POST", f"/job/{own_id}", change)
+
+    async def _own_id_of_task(self, task: str) -> str:  # slurmrestd refuses to change ARRAY_TASK
+        try:
+            answer = await self._read(f"/job/{quote(task, safe='')}", "jobs")
+        except ObjectMissing:
+            # Or hidden. Slurm refuses even an empty change then, but does not know a gone array.
+            array = task.partition("_")[0]
+            await self._ask("POST", f"/job/{quote(array, safe='')}", {})
+            raise ClusterUnavailable(f"Slurm knows job {array}, but does not show task {task}") from None
+        return own_id_in(answer, task)
 
     async def _own_id(self, job_id: str) -> str:
         """Return the id to put into a path. Changes to LEADER+OFFSET are answered with success and not made."""
