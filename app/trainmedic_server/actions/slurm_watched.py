@@ -193,7 +193,7 @@ class WatchedAction(SlurmAction):
         elif known.ended_at is None:
             known.ended_at = now
         if found.is_taken:
-            known.ends_at = None  # taken over by a person, who may end it
+            known.ends_at = None  # a person may return the node, whoever has taken it out
 
     def _is_due(self, effect: LeasedEffect, known: Known) -> bool:
         lease = self.lease_of(effect)
@@ -231,7 +231,11 @@ class WatchedAction(SlurmAction):
         if known.seen_at is not None and known.seen_at >= min(silence.ended, made_at + _UNSAVED):
             return False
         if known.judged != silence.ended:
-            started_at, earliest = await self.slurm.started_at(), max(silence.began, made_at - _READ_BACK)
+            try:
+                started_at = await self.slurm.started_at()
+            except ClusterUnavailable:
+                return False  # asked again at the next look
+            earliest = max(silence.began, made_at - _READ_BACK)
             known.is_crash = started_at is not None and earliest - _ROUNDED <= started_at <= silence.ended + _ROUNDED
             known.judged = silence.ended
         return known.is_crash

@@ -215,6 +215,50 @@ async def test_after_the_drain_of_another_the_lease_proves_no_expiry(others: str
     assert (renewal.outcome, renewal.has_expired) == ("lost", False)
 
 
+@pytest.mark.parametrize(
+    ("states", "reason"),
+    [
+        ({"IDLE", "DRAIN"}, "trainmedic:b it is broken"),
+        ({"IDLE", "DRAIN"}, "Mia: fan"),
+        ({"DOWN", "NOT_RESPONDING"}, "Not responding"),
+    ],
+    ids=["another run", "a person", "Slurm"],
+)
+async def test_an_expired_drain_is_only_recorded_if_the_node_was_out_for_another_reason_since(
+    states: set[str], reason: str
+) -> None:
+    """A person may have returned it."""
+    clock = ManualClock(NOW)
+    slurm, action = await leased(clock)
+    clock.sleep(11 * MINUTE)
+    slurm.known = replace(FREE, states=frozenset(states), reason=reason)
+    (renewal,) = await renewed(slurm, action=action, lease="10m")
+    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
+    slurm.known = FREE
+    clock.sleep(15)
+    (renewal,) = await renewed(slurm, action=action, lease="10m")
+    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
+
+
+async def test_while_slurmctld_does_not_tell_its_start_a_loss_is_only_recorded() -> None:
+    """It is asked again."""
+
+    class Silent(OneNode):
+        is_silent = True
+
+        async def started_at(self) -> datetime | None:
+            if self.is_silent:
+                raise ClusterUnavailable("no answer in 20 s")
+            return await super().started_at()
+
+    slurm = Silent()
+    slurm.silence = SILENCE
+    action = drains(slurm)
+    for slurm.is_silent in (True, False):
+        (renewal,) = await renewed(slurm, action=action, made_at=BEFORE_SILENCE)
+        assert (renewal.outcome, renewal.has_expired) == ("lost", not slurm.is_silent)
+
+
 async def test_a_new_server_only_reports_the_end_of_a_leased_drain() -> None:
     """It knows neither when the lease ended nor who ended the drain."""
     slurm = OneNode()
