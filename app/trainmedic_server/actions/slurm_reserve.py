@@ -113,7 +113,7 @@ class SlurmReserve(WatchedNodeAction):
 
     async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
         self._listed = None  # one list for all effects
-        return await super().renew(effects, until)
+        return await super().renew([each for each in effects if not _params(each).restore], until)
 
     async def look(self, effect: LeasedEffect) -> SlurmEffect:
         node = str(effect.output.get("node") or (await self.named(effect.target.node or "")).name)

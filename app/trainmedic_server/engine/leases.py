@@ -103,9 +103,11 @@ class LeaseRenewer:
                 if may_be_reverted(run, step):
                     continue
                 if _is_hold_needed(run, step) if is_hold else _is_needed(step, continues):
-                    for effect in _effects(run, step, now):
-                        if lease := action.granted(destinations.output_of(step, effect.target)):
-                            in_effect.append(_InEffect(step.action or "", effect, lease))
+                    in_effect += [
+                        _InEffect(step.action or "", effect, lease)
+                        for effect in _effects(run, step, now)
+                        if (lease := action.granted(destinations.output_of(step, effect.target)))
+                    ]
         return in_effect
 
     async def _renew(self, action: LeasedAction, effects: Sequence[LeasedEffect], until: datetime) -> None:

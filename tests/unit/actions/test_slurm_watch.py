@@ -496,12 +496,16 @@ class OneReservation(OneNode):
 
 
 async def renewed_reservation(
-    slurm: OneReservation, again: bool = False, made_at: datetime | None = None, clock: Clock | None = None
+    slurm: OneReservation,
+    again: bool = False,
+    made_at: datetime | None = None,
+    clock: Clock | None = None,
+    **params: Any,
 ) -> Sequence[Renewal]:
     services = Services(clock or SystemClock(), None, None, slurm=slurm, slurm_topology=lambda: slurm.topology)  # type: ignore[arg-type]
     action = registry.build(services).get("slurm.reserve")
     assert isinstance(action, LeasedAction)
-    effect = LeasedEffect("c-1", "a", "reserve", NODE, {"duration": "2h"}, True, again, made_at)
+    effect = LeasedEffect("c-1", "a", "reserve", NODE, params or {"duration": "2h"}, True, again, made_at)
     return await action.renew([effect], datetime.now(UTC) + timedelta(seconds=10))
 
 
@@ -518,6 +522,14 @@ async def test_a_reservation_that_slurm_lost_in_an_outage_is_made_again_for_the_
     assert (renewal.outcome, slurm.made[0].name) == ("renewed", "trainmedic-a")
     assert slurm.lasting is not None
     assert timedelta(minutes=100) < slurm.lasting < timedelta(hours=2)
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_reservation_that_a_step_ended_is_neither_lost_nor_made_again(again: bool) -> None:
+    slurm = OneReservation()
+    slurm.silence = SILENCE
+    assert not await renewed_reservation(slurm, again, made_at=BEFORE_SILENCE, restore=True)
+    assert not slurm.made
 
 
 async def test_a_node_that_a_long_reservation_of_another_may_include_is_not_reserved() -> None:
