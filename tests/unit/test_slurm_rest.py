@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -214,6 +215,20 @@ async def test_of_a_list_only_the_needed_fields_are_read(gateway: Gateway, monke
         await short.jobs()
     await slurm.close()
     await short.close()
+
+
+async def test_a_second_change_is_not_missed_after_a_slow_reading(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of the last change begins when slurmctld answers, not with the request."""
+    times = iter([0.0, 9.0, 9.2, 9.3, 14.0, 14.1, 19.0, 19.1])
+    monkeypatch.setattr(slurm_rest, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    gateway.body = json.dumps({"jobs": [], "last_update": {"set": True, "number": 9}})
+    slurm = SlurmRest(gateway.url)
+    for _ in range(4):
+        await slurm.jobs()
+    assert gateway.asked == ["/slurm/v0.0.45/jobs/"] * 3 + ["/slurm/v0.0.45/jobs/?update_time=9"]
+    await slurm.close()
 
 
 async def test_a_second_change_in_the_second_of_the_first_is_not_missed(

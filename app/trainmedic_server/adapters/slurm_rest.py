@@ -74,7 +74,7 @@ Record = TypeVar("Record")
 
 class _Listed(Struct, frozen=True):
     as_of: int  # time of its last change, in seconds since 1970 by slurmctld's clock
-    read_at: float  # first time with this `as_of`, by the monotonic clock
+    read_at: float  # first answer with this `as_of`, by the monotonic clock
     is_settled: bool  # read again later than that second, in which more may have changed
     records: Sequence[Any]
 
@@ -242,16 +242,18 @@ class SlurmRest:
 
     async def _all(self, kind: str, read: Callable[[Mapping[str, Any]], Sequence[Record]]) -> Sequence[Record]:
         """Slurm 26.05 sends a list only if it has changed."""
-        known, now = self._lists.get(kind) if await self._api_version() in _LISTS_CHANGES else None, time.monotonic()
+        known = self._lists.get(kind) if await self._api_version() in _LISTS_CHANGES else None
         since = f"?update_time={known.as_of}" if known is not None and known.is_settled else ""
+        asked_at = time.monotonic()
         answer = await self._read(f"/{kind}/{since}", kind)
+        answered_at = time.monotonic()
         if known is not None and answer is _UNCHANGED:
             return known.records
         # A thread, because thousands of jobs take a second.
         records, as_of = await asyncio.to_thread(read, answer), number_of(answer.get("last_update"))
         if as_of:
-            read_at = known.read_at if known is not None and known.as_of == as_of else now
-            self._lists[kind] = _Listed(as_of, read_at, now - read_at > _SETTLING, records)
+            read_at = known.read_at if known is not None and known.as_of == as_of else answered_at
+            self._lists[kind] = _Listed(as_of, read_at, asked_at - read_at > _SETTLING, records)
         return records
 
     async def _read(self, path: str, what: str, kind: str | None = None) -> Mapping[str, Any]:
