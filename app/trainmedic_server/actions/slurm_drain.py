@@ -132,13 +132,17 @@ class SlurmDrain(WatchedNodeAction):
     async def extend(self, effect: LeasedEffect, found: SlurmEffect, known: Known) -> None:
         node, lease = found.node, self.lease_of(effect)
         assert node is not None
-        # A shared drain has no end if one of the runs wants none.
-        if lease is not None and (owners_of(node.reason) == (effect.run_id,) or node.resume_after is not None):
-            await self.slurm.drain(node.name, node.reason, lease)
-            known.ends_at = self._clock.now() + lease
-        else:
+        assert lease is not None
+        is_shared = owners_of(node.reason) != (effect.run_id,)
+        if is_shared:  # it has the end of its last renewal by any run, or none if one wants none
             known.ends_at = None
-        known.renewed_at = self._clock.now()
+            if node.resume_after is None:
+                return
+        is_soon = node.resume_after is None or node.resume_after < self._clock.now() + lease / 3
+        if is_soon or self.is_due(effect, known):
+            await self.slurm.drain(node.name, node.reason, lease)
+            known.renewed_at = self._clock.now()
+            known.ends_at = None if is_shared else known.renewed_at + lease
 
 
 def _params(effect: LeasedEffect) -> SlurmDrainParams:

@@ -195,13 +195,13 @@ class WatchedAction(SlurmAction):
         if found.is_taken:
             known.ends_at = None  # a person may return the node, whoever has taken it out
 
-    def _is_due(self, effect: LeasedEffect, known: Known) -> bool:
+    def is_due(self, effect: LeasedEffect, known: Known) -> bool:
         lease = self.lease_of(effect)
         return lease is not None and (known.renewed_at is None or self._clock.now() >= known.renewed_at + lease / 3)
 
     def _needs_no_check(self, effect: LeasedEffect, known: Known, topology: SlurmTopology) -> bool:
         made_at = effect.applied_at
-        if self._is_due(effect, known):
+        if self.is_due(effect, known):
             return False
         name = self.name_in(effect, topology)
         stands = bool(name) and self.stands(effect, name, topology)

@@ -189,6 +189,38 @@ async def test_statistics_that_start_again_later_do_not_turn_a_persons_end_into_
     assert (renewal.outcome, renewal.has_expired) == ("lost", False), "a new server, which has not judged it"
 
 
+@pytest.mark.parametrize(("other", "drains_made"), [("1h", 2), ("10m", 7)])
+async def test_a_shared_leased_drain_is_renewed_in_each_third_of_each_lease(other: str, drains_made: int) -> None:
+    """A shorter end by the other run is replaced before a third of the longer lease is left."""
+
+    class Counting(OneNode):
+        count = 0
+
+        async def drain(self, node: str, reason: str, resume_after: timedelta | None = None) -> None:
+            self.count += 1
+            await super().drain(node, reason, resume_after)
+            assert resume_after is not None
+            self.known = replace(self.known, resume_after=clock.now() + resume_after)
+
+    clock = ManualClock(NOW)
+    slurm = Counting()
+    leases = {"a": "1h", "b": other}
+    for run_id, lease in leases.items():
+        await do(slurm, "slurm.drain", run_id, NODE, lease=lease)
+    action, slurm.count = drains(slurm, clock), 0
+    effects = [
+        LeasedEffect(f"c-{run_id}", run_id, "drain", NODE, {"lease": lease}, True, False, NOW)
+        for run_id, lease in leases.items()
+    ]
+    for _ in range(40):
+        clock.sleep(15)
+        assert len(await action.renew(effects, clock.now())) == 2
+    assert slurm.count == drains_made
+    slurm.known = FREE
+    clock.sleep(2 * 60 * MINUTE)
+    assert not any(renewal.has_expired for renewal in await action.renew(effects, clock.now()))
+
+
 async def test_a_leased_drain_that_a_person_ended_stays_ended() -> None:
     """Also when its lease would have ended, and beside drains without a lease, which are checked more often."""
     clock = ManualClock(NOW)
