@@ -564,10 +564,17 @@ async def test_a_reservation_that_a_step_ended_is_neither_lost_nor_made_again(ag
     assert not slurm.made
 
 
-async def test_a_node_that_a_long_reservation_of_another_may_include_is_not_reserved() -> None:
+@pytest.mark.parametrize(
+    ("nodes", "why"),
+    [
+        ("n[1-3]", "it is in the reservation maintenance of another"),
+        ("n[1-9999]", "it may be in the reservation maintenance of another, whose list of nodes names more than"),
+    ],
+)
+async def test_a_node_that_a_reservation_of_another_may_include_is_not_reserved(nodes: str, why: str) -> None:
     slurm = OneReservation()
-    slurm.made = [SlurmReservation("maintenance", "n[1-9999]", ("root",), starts_at=NOW - timedelta(hours=1))]
-    with pytest.raises(PermanentFailure, match="in the reservation maintenance of another"):
+    slurm.made = [SlurmReservation("maintenance", nodes, ("root",), starts_at=NOW - timedelta(hours=1))]
+    with pytest.raises(PermanentFailure, match=why):
         await do(slurm, "slurm.reserve", target=NODE)
 
 
