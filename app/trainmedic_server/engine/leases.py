@@ -111,6 +111,7 @@ class LeaseRenewer:
         return in_effect
 
     async def _renew(self, action: LeasedAction, effects: Sequence[LeasedEffect], until: datetime) -> None:
+        asked_at = asyncio.get_running_loop().time()
         try:
             renewals = await action.renew(effects, until)
             outcomes = Counter(renewal.outcome for renewal in renewals)
@@ -120,7 +121,7 @@ class LeaseRenewer:
             if missed:
                 places = sorted({renewal.node for renewal in missed})
                 log.warning("leases not renewed", places=places[:_SHOWN], of=len(places), why=missed[0].why)
-            await self._recovery.handle_renewals(action, renewals)
+            await self._recovery.handle_renewals(action, renewals, asked_at)
         except errors.StoreUnavailable as error:
             log.warning("cannot record renewals", error=str(error))
         except Exception:  # the boundary of one renewal

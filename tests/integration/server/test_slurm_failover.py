@@ -134,6 +134,25 @@ def after(cluster: SlurmCluster, way: str) -> str:
     return "slurm.hold\n    undo: on_resolve" if cluster.is_old and way == "rest" else "slurm.requeue"
 
 
+def test_after_a_takeover_a_lost_drain_is_only_recorded(servers: Servers) -> None:
+    """A standby does not tell since when it works."""
+    cluster = servers.cluster
+    with cluster.unsaved("node_state"):
+        fired = servers.fire("GPULost", rest="0", agent="0")
+        for way in NODES:
+            assert servers.closed(way)["status"] == "succeeded"
+        cluster.kill_controller()
+    for way, node in NODES.items():
+        run = eventually(lambda way=way: _with(servers.closed(way), "lease_lost"), 120, "the loss is recorded")  # type: ignore[misc]
+        assert "set_again_started" not in kinds_of(run)
+        assert "DRAIN" not in servers.node(node)
+    cluster.start_controller()
+    cluster.await_controllers()
+    time.sleep(20)  # for another look
+    assert not [way for way in NODES if "set_again_started" in kinds_of(servers.closed(way))]
+    servers.resolve(fired)
+
+
 def test_a_repair_goes_on_with_the_standby(servers: Servers) -> None:
     """Drained before, requeued or held after; the undo finds the returned first controller."""
     cluster, jobs = servers.cluster, {}
@@ -164,25 +183,6 @@ def test_a_repair_goes_on_with_the_standby(servers: Servers) -> None:
     assert not [job for job in jobs.values() if "JobHeld" in servers.shown("job", job)]
     cluster.await_controllers()
     cluster.clear()
-
-
-def test_after_a_takeover_a_lost_drain_is_only_recorded(servers: Servers) -> None:
-    """A standby does not tell since when it works."""
-    cluster = servers.cluster
-    with cluster.unsaved("node_state"):
-        fired = servers.fire("GPULost", rest="0", agent="0")
-        for way in NODES:
-            assert servers.closed(way)["status"] == "succeeded"
-        cluster.kill_controller()
-    for way, node in NODES.items():
-        run = eventually(lambda way=way: _with(servers.closed(way), "lease_lost"), 120, "the loss is recorded")  # type: ignore[misc]
-        assert "set_again_started" not in kinds_of(run)
-        assert "DRAIN" not in servers.node(node)
-    cluster.start_controller()
-    cluster.await_controllers()
-    time.sleep(20)  # for another look
-    assert not [way for way in NODES if "set_again_started" in kinds_of(servers.closed(way))]
-    servers.resolve(fired)
 
 
 def restart_controller(servers: Servers) -> None:
