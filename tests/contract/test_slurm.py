@@ -301,6 +301,7 @@ async def test_a_node_that_does_not_exist_is_missing(slurm: Slurm, change: Calla
         lambda slurm: slurm.cancel("999999"),
         lambda slurm: slurm.update("999999", JobChange(excluded_nodes=("n1",))),
         lambda slurm: slurm.update("999999", JobChange()),
+        lambda slurm: slurm.update("999999_3", JobChange()),
     ],
     ids=["read", "hold", "signal", "cancel", "update", "empty update"],
 )
@@ -670,14 +671,14 @@ async def _answers(slurm: Slurm) -> bool:
 
 
 async def _runs_since(slurm: Slurm) -> datetime:
-    await until(lambda: _has_uptime(slurm), "slurmctld states since when it runs")
-    uptime = await slurm.uptime()
-    assert uptime is not None
-    return datetime.now(UTC) - uptime
+    await until(lambda: _has_start(slurm), "slurmctld states since when it runs")
+    started_at = await slurm.started_at()
+    assert started_at is not None
+    return started_at
 
 
-async def _has_uptime(slurm: Slurm) -> bool:
-    return await slurm.uptime() is not None
+async def _has_start(slurm: Slurm) -> bool:
+    return await slurm.started_at() is not None
 
 
 async def _has_state(slurm: Slurm, job_id: str, state: str) -> bool:

@@ -49,6 +49,12 @@ def test_a_task_is_named_by_itself_and_by_its_own_id_only_if_no_other_has_it(
         own_id_in(answer, task)
 
 
+@pytest.mark.parametrize("records", [[STARTED, LAST], [record(4711, waiting="5-7")], [STARTED]])
+def test_a_task_that_its_array_no_longer_has_is_gone(records: list[dict[str, Any]]) -> None:
+    with pytest.raises(ObjectMissing, match="no job 4711_2"):
+        own_id_in({"jobs": records}, "4711_2")
+
+
 @pytest.mark.parametrize("text", ["1-2", "1,3", "0-10:2", "0-9,20-..."])
 def test_an_array_whose_tasks_all_wait_is_refused(text: str) -> None:
     with pytest.raises(ClusterRefused, match="parts: name one of them, such as 4711_0"):
@@ -99,13 +105,14 @@ def test_a_standby_works_while_the_first_controller_is_silent(pings: list[dict[s
 @pytest.mark.parametrize(
     ("statistics", "uptime"),
     [
-        ({"req_time": number(90), "req_time_start": number(30)}, timedelta(minutes=1)),
+        ({"req_time": number(150), "req_time_start": number(90)}, timedelta(minutes=1)),
         ([{"req_time": number(90), "req_time_start": number(90)}], timedelta(0)),
         ({"req_time": number(30), "req_time_start": number(90)}, None),
+        ({"req_time": number(20 * 86_400 + 7200), "req_time_start": number(20 * 86_400 + 1)}, None),
         ({"req_time": number(30), "req_time_start": number(0)}, None),
         (None, None),
     ],
 )
 def test_the_uptime_is_that_of_the_statistics(statistics: object, uptime: timedelta | None) -> None:
-    """slurmrestd sends an object, an agent a list."""
+    """slurmrestd sends an object, an agent a list. At midnight UTC, slurmctld resets its statistics."""
     assert uptime_of({"statistics": statistics}) == uptime

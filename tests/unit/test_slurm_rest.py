@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from trainmedic_server.errors import (
     ConfigurationError,
     ObjectMissing,
 )
+from trainmedic_server.ports.slurm import JobChange
 
 
 @pytest.mark.parametrize(
@@ -61,6 +63,9 @@ class Gateway:
 
     def __init__(self) -> None:
         self.status, self.body = 200, "{}"
+        self.change: object = None
+        """Answer to changes, if it is another, with status 500 for an error."""
+        self.changed: list[str] = []
         self.asked: list[str] = []
         gateway = self
 
@@ -83,6 +88,10 @@ class Gateway:
 
             def do_POST(self) -> None:
                 self.rfile.read(int(self.headers["Content-Length"]))
+                gateway.changed.append(self.path)
+                if gateway.change is not None:
+                    self._answer(500 if "errors" in json.dumps(gateway.change) else 200, json.dumps(gateway.change))
+                    return
                 self._answer(gateway.status, gateway.body)
 
         self._server = HTTPServer(("127.0.0.1", 0), Handler)
@@ -141,6 +150,34 @@ async def test_an_answer_without_a_cause_is_refused_only_if_the_request_is_at_fa
     await slurm.close()
 
 
+DENIED: Any = {"errors": [{"error_number": 2002, "error": "Access/permission denied"}]}
+NO_JOB: Any = {"errors": [{"error_number": 2017, "error": "Invalid job id specified"}]}
+OTHER_TASK: Any = {"jobs": [{"job_id": 4712, "array_job_id": 4711, "array_task_id": 0, "job_state": ["RUNNING"]}]}
+
+
+@pytest.mark.parametrize(
+    ("shown", "change", "failure", "asked"),
+    [
+        (NO_JOB, DENIED, ClusterRefused, ["/slurm/v0.0.45/job/4711"]),
+        (NO_JOB, {}, ClusterUnavailable, ["/slurm/v0.0.45/job/4711"]),
+        (NO_JOB, NO_JOB, ObjectMissing, ["/slurm/v0.0.45/job/4711"]),
+        (OTHER_TASK, DENIED, ObjectMissing, []),
+    ],
+    ids=["hidden", "not shown", "array is gone", "task is gone"],
+)
+async def test_a_task_that_is_not_shown_is_gone_only_if_slurm_forgot_its_array(
+    gateway: Gateway, shown: object, change: object, failure: type[ActionFailure], asked: list[str]
+) -> None:
+    """slurmrestd changes no task by its name, so the array is asked about."""
+    gateway.body, gateway.change = json.dumps(shown), change
+    slurm = SlurmRest(gateway.url)
+    with pytest.raises(failure) as caught:
+        await slurm.update("4711_3", JobChange())
+    assert type(caught.value) is failure
+    assert gateway.changed == asked
+    await slurm.close()
+
+
 @pytest.mark.parametrize("body", ["{}", '{"errors": [], "nodes": null}', '{"message": "ok"}', '{"jobs": {}}', "[]"])
 async def test_an_answer_without_the_list_is_no_empty_list(gateway: Gateway, body: str) -> None:
     """Such as a gateway's: otherwise all nodes and jobs would be gone."""
@@ -178,6 +215,20 @@ async def test_of_a_list_only_the_needed_fields_are_read(gateway: Gateway, monke
         await short.jobs()
     await slurm.close()
     await short.close()
+
+
+async def test_a_second_change_is_not_missed_after_a_slow_reading(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of the last change begins when slurmctld answers, not with the request."""
+    times = iter([0.0, 9.0, 9.2, 9.3, 14.0, 14.1, 19.0, 19.1])
+    monkeypatch.setattr(slurm_rest, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    gateway.body = json.dumps({"jobs": [], "last_update": {"set": True, "number": 9}})
+    slurm = SlurmRest(gateway.url)
+    for _ in range(4):
+        await slurm.jobs()
+    assert gateway.asked == ["/slurm/v0.0.45/jobs/"] * 3 + ["/slurm/v0.0.45/jobs/?update_time=9"]
+    await slurm.close()
 
 
 async def test_a_second_change_in_the_second_of_the_first_is_not_missed(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
-from typing import Any, ClassVar, Literal, TypeAlias, cast
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, Field
 
@@ -33,6 +33,8 @@ from trainmedic_server.ports.slurm import JobChange, Slurm, SlurmJob, SlurmNode
 
 Attempt: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
 
+Record = TypeVar("Record")
+
 _JOB_ID = re.compile(r"[0-9]+([_+][0-9]+)?")
 GONE = "it is gone: nothing to take back"
 
@@ -45,6 +47,12 @@ class SlurmAction(RetryingAction):
         if self.services.slurm is None:
             raise PermanentFailure("Slurm is not configured: start the server with --slurm-url or --slurm-agent")
         return self.services.slurm
+
+    async def read_back(self, reading: Awaitable[Record]) -> Record:
+        try:
+            return await reading
+        except (ClusterUnavailable, ClusterRefused) as error:
+            raise ClusterUnavailable(f"changed, but not read again: {error}", may_be_done=True) from error
 
 
 # --- nodes ------------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ class SlurmDrain(WatchedNodeAction):
             )
         marked_reason = marked(dict.fromkeys((*owners, run_id)), reason)
         await self.slurm.drain(node.name, marked_reason, _end_of_drain(node, owners, params))
-        after = await self.slurm.node(node.name)
+        after = await self.read_back(self.slurm.node(node.name))
         if not after.is_drained or run_id not in owners_of(after.reason):
             raise TemporaryFailure(
                 f"node {node.name} was changed by another at the same time; it is now "
@@ -132,13 +132,17 @@ class SlurmDrain(WatchedNodeAction):
     async def extend(self, effect: LeasedEffect, found: SlurmEffect, known: Known) -> None:
         node, lease = found.node, self.lease_of(effect)
         assert node is not None
-        # A shared drain has no end if one of the runs wants none.
-        if lease is not None and (owners_of(node.reason) == (effect.run_id,) or node.resume_after is not None):
-            await self.slurm.drain(node.name, node.reason, lease)
-            known.ends_at = self._clock.now() + lease
-        else:
+        assert lease is not None
+        is_shared = owners_of(node.reason) != (effect.run_id,)
+        if is_shared:  # it has the end of its last renewal by any run, or none if one wants none
             known.ends_at = None
-        known.renewed_at = self._clock.now()
+            if node.resume_after is None:
+                return
+        is_soon = node.resume_after is None or node.resume_after < self._clock.now() + lease / 3
+        if is_soon or self.is_due(effect, known):
+            await self.slurm.drain(node.name, node.reason, lease)
+            known.renewed_at = self._clock.now()
+            known.ends_at = None if is_shared else known.renewed_at + lease
 
 
 def _params(effect: LeasedEffect) -> SlurmDrainParams:

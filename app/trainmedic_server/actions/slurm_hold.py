@@ -60,7 +60,7 @@ class SlurmHold(WatchedAction, JobAction):
         if not job.is_held:
             for part in job.parts:
                 await self.slurm.hold(part)
-        after = await self.slurm.job(job_id)
+        after = await self.read_back(self.slurm.job(job_id))
         if not after.is_held:
             raise TemporaryFailure(f"Slurm does not hold job {job_id}", job_state(after))
         return job_state(after)

@@ -87,7 +87,7 @@ class SlurmReserve(WatchedNodeAction):
         if found is None:
             await self._refuse_reserved_by_other(node)
             await self.slurm.reserve(name, node.name, params.users, lasting)
-            found = await self._find_own(name)
+            found = await self.read_back(self._find_own(name))
         if found is None or found.nodes != node.name:
             raise TemporaryFailure(f"Slurm has not reserved node {node.name} as {name}", node_state(node))
         return found
@@ -99,11 +99,16 @@ class SlurmReserve(WatchedNodeAction):
         now = self._clock.now()
         for each in await self.slurm.reservations():
             is_active = each.starts_at is not None and each.starts_at <= now
-            if is_active and not each.name.startswith(_NAME_PREFIX) and _may_include(each.nodes, node.name):
-                raise PermanentFailure(
-                    f"node {node.name} was left as it is: it is in the reservation {each.name} of another",
-                    node_state(node),
-                )
+            if not is_active or each.name.startswith(_NAME_PREFIX):
+                continue
+            left = f"node {node.name} was left as it is: it"
+            try:
+                is_included = node.name in host_lists.expand(each.nodes)
+            except host_lists.UnreadableHostList as error:  # such as one of more than `host_lists.MOST_HOSTS`
+                why = f"{left} may be in the reservation {each.name} of another, whose list of nodes {error}"
+                raise PermanentFailure(why, node_state(node)) from error
+            if is_included:
+                raise PermanentFailure(f"{left} is in the reservation {each.name} of another", node_state(node))
 
     async def _is_on_target(self, found: SlurmReservation, call: Call) -> bool:
         try:
@@ -113,7 +118,7 @@ class SlurmReserve(WatchedNodeAction):
 
     async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
         self._listed = None  # one list for all effects
-        return await super().renew(effects, until)
+        return await super().renew([each for each in effects if not _params(each).restore], until)
 
     async def look(self, effect: LeasedEffect) -> SlurmEffect:
         node = str(effect.output.get("node") or (await self.named(effect.target.node or "")).name)
@@ -147,13 +152,6 @@ class SlurmReserve(WatchedNodeAction):
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
         return None if cast(SlurmReserveParams, params).restore else Inverse(cls.name, {"restore": True})
-
-
-def _may_include(nodes: str, node: str) -> bool:
-    try:
-        return node in host_lists.expand(nodes)
-    except host_lists.UnreadableHostList:  # such as one of more than `host_lists.MOST_HOSTS`
-        return True
 
 
 def _name_for(run_id: str) -> str:

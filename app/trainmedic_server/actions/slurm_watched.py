@@ -1,7 +1,7 @@
 """Watch of drains, holds and reservations. Those that the last reading of Slurm shows need no call.
 
-Slurm does not show who ended one. It is made again only if the end of its lease explains that, or a restart of
-slurmctld, which loses the changes of its last seconds.
+Slurm does not show who ended one. It is made again only if the end of its lease explains that, or a short silence with
+a restart of slurmctld, which loses the changes of its last seconds.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ CHECK_EVERY = timedelta(seconds=15)
 _ROUND = timedelta(seconds=100)  # for the checks of one round
 # Time after which a change counts as stored: slurmctld stores it within about 5 s.
 _UNSAVED = timedelta(seconds=10)
-# Longest time from the reading that has confirmed a change to the end of its attempt, and error of the uptime.
+# Longest time from the reading that has confirmed a change to the end of its attempt.
 _READ_BACK = timedelta(seconds=5)
+_ROUNDED = timedelta(seconds=1)  # error of slurmctld's start
+# Longest silence that explains a loss: in a longer one, a person may have acted.
+_RESTART = timedelta(minutes=2)
 # Unchecked time before an effect's own end, which Slurm counts from before the end of the attempt.
 _LAST = timedelta(minutes=1)
 
@@ -41,6 +44,8 @@ class Known(Struct):
     renewed_at: datetime | None = None  # when the lease was last extended
     ends_at: datetime | None = None  # end of the lease, if this process granted it and only it can end the effect
     is_begun: bool = False  # a failed attempt to make it again may have made it
+    judged: datetime | None = None  # end of the silence that `is_crash` is about
+    is_crash: bool = False  # slurmctld restarted in it
 
 
 class SlurmEffect(Struct, frozen=True):
@@ -154,12 +159,16 @@ class WatchedAction(SlurmAction):
                 return Renewal(effect, place, "renewed")
             if found.is_taken and self.lease_of(effect) is None:
                 return None  # as the step may have found it
-            is_unsaved = self._is_unsaved(effect, found, known) and not await self._may_have_run_since(effect)
+            is_unsaved = await self._is_unsaved(effect, found, known)
             is_explained = is_unsaved or self._has_expired(found, known)
             is_unfinished = bool(effect.seen) and effect.seen == found.seen and found.is_free
             if effect.again and (is_explained or is_unfinished):
                 known.is_begun = True
-                await self.make_again(effect, found)
+                try:
+                    await self.make_again(effect, found)
+                except ActionFailure as error:
+                    known.is_begun = getattr(error, "may_be_done", isinstance(error, TemporaryFailure))
+                    raise
                 self._known[effect.command_id] = self._made_again(effect, found.place)
                 return Renewal(effect, place, "renewed")
         except (ClusterUnavailable, TemporaryFailure) as error:
@@ -184,15 +193,15 @@ class WatchedAction(SlurmAction):
         elif known.ended_at is None:
             known.ended_at = now
         if found.is_taken:
-            known.ends_at = None  # taken over by a person, who may end it
+            known.ends_at = None  # a person may return the node, whoever has taken it out
 
-    def _is_due(self, effect: LeasedEffect, known: Known) -> bool:
+    def is_due(self, effect: LeasedEffect, known: Known) -> bool:
         lease = self.lease_of(effect)
         return lease is not None and (known.renewed_at is None or self._clock.now() >= known.renewed_at + lease / 3)
 
     def _needs_no_check(self, effect: LeasedEffect, known: Known, topology: SlurmTopology) -> bool:
         made_at = effect.applied_at
-        if self._is_due(effect, known):
+        if self.is_due(effect, known):
             return False
         name = self.name_in(effect, topology)
         stands = bool(name) and self.stands(effect, name, topology)
@@ -206,23 +215,30 @@ class WatchedAction(SlurmAction):
             return False
         return known.ended_at is None or known.ended_at >= ends_at
 
-    def _is_unsaved(self, effect: LeasedEffect, found: SlurmEffect, known: Known) -> bool:
-        """Return whether an interruption may have been a restart that lost it."""
+    async def _is_unsaved(self, effect: LeasedEffect, found: SlurmEffect, known: Known) -> bool:
+        """Return whether slurmctld has lost it in a restart."""
         made_at = effect.applied_at
         if not found.is_free or found.is_left or known.is_begun or not effect.is_certain or made_at is None:
             return False
         silence = self.services.slurm_topology().last_silence
-        if silence is None or not silence.began - _UNSAVED <= made_at <= silence.ended:
+        if silence is None or silence.ended - silence.began > _RESTART:
+            return False
+        if not silence.began - _UNSAVED <= made_at <= silence.ended:
             return False
         is_listed_after = found.name in self.listed_in(silence.after)
         if is_listed_after or (known.ended_at is not None and known.ended_at < silence.began):
             return False
-        return known.seen_at is None or known.seen_at < min(silence.ended, made_at + _UNSAVED)
-
-    async def _may_have_run_since(self, effect: LeasedEffect) -> bool:
-        """Return whether slurmctld may have run since, and so has not lost it."""
-        uptime, made_at = await self.slurm.uptime(), effect.applied_at
-        return uptime is None or made_at is None or self._clock.now() - uptime < made_at - _READ_BACK
+        if known.seen_at is not None and known.seen_at >= min(silence.ended, made_at + _UNSAVED):
+            return False
+        if known.judged != silence.ended:
+            try:
+                started_at = await self.slurm.started_at()
+            except ClusterUnavailable:
+                return False  # asked again at the next look
+            earliest = max(silence.began, made_at - _READ_BACK)
+            known.is_crash = started_at is not None and earliest - _ROUNDED <= started_at <= silence.ended + _ROUNDED
+            known.judged = silence.ended
+        return known.is_crash
 
 
 class WatchedNodeAction(WatchedAction, NodeAction):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -76,13 +76,15 @@ class SlurmAgent:
             raise ClusterUnavailable("slurmctld does not respond to scontrol")
         return SlurmRelease(release_of(answer), can_requeue=True, can_reserve=True, can_reboot=True)
 
-    async def uptime(self) -> timedelta | None:
+    async def started_at(self) -> datetime | None:
+        now = self._clock.now()
         try:
             if is_standby_working(await self._read("ping", "pings")):
-                return timedelta(0)  # a second takeover does not restart its count
-            return uptime_of(await self._read("diag", "statistics"))
+                return None  # a second takeover does not restart its count
+            uptime = uptime_of(await self._read("diag", "statistics"))
         except ClusterRefused:  # an older agent, or no sdiag
             return None
+        return now - uptime if uptime is not None else None
 
     async def node(self, name: str) -> SlurmNode:
         if not _NODE_NAME.fullmatch(name):

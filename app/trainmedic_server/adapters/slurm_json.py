@@ -32,6 +32,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "statistics": ("req_time", "req_time_start"),
 }
 """What is read of each kind of record. A job has a hundred more."""
+_DAY, _MINUTE = 86_400, 60  # seconds; slurmctld also resets its statistics at midnight UTC
 _GPU_INDEXES = re.compile(r"(?:^|,)gpu:[^()]*\(IDX:([0-9,-]+)\)")
 
 
@@ -70,12 +71,15 @@ def job_in(answer: Mapping[str, Any], job_id: str) -> SlurmJob:
 
 
 def own_id_in(answer: Mapping[str, Any], task: str) -> str:
-    """Return the ID of this task alone. Raises ClusterRefused if it has none."""
+    """Return the ID of this task alone. Raises ClusterRefused if it has none, ObjectMissing."""
     parts = members_of(answer, "jobs")
-    for each in parts:
+    named = [each for each in parts if task in _ids_of(each) or _is_waiting_task(each, task)]
+    if not named:
+        raise ObjectMissing(f"Slurm knows no job {task}")
+    for each in named:
         own = str(each.get("job_id"))
         is_alone = len(parts) == 1 or own != str(number_of(each.get("array_job_id")))
-        if (task in _ids_of(each) or _is_waiting_task(each, task)) and is_alone and _count_tasks(each) == 1:
+        if is_alone and _count_tasks(each) == 1:
             return own
     raise ClusterRefused(
         f"slurmrestd cannot change task {task} alone, which has no ID of its own yet: connect Slurm through an agent "
@@ -222,7 +226,9 @@ def uptime_of(answer: Mapping[str, Any]) -> timedelta | None:
     statistics = answer.get("statistics")
     one = statistics if isinstance(statistics, Mapping) else next(iter(members_of(answer, "statistics")), {})
     now, start = number_of(one.get("req_time")), number_of(one.get("req_time_start"))
-    return timedelta(seconds=now - start) if now and start and now >= start else None
+    if not now or not start or now < start or start % _DAY < _MINUTE:
+        return None
+    return timedelta(seconds=now - start)
 
 
 def release_of(answer: Mapping[str, Any]) -> str:

@@ -74,7 +74,7 @@ Record = TypeVar("Record")
 
 class _Listed(Struct, frozen=True):
     as_of: int  # time of its last change, in seconds since 1970 by slurmctld's clock
-    read_at: float  # first time with this `as_of`, by the monotonic clock
+    read_at: float  # first answer with this `as_of`, by the monotonic clock
     is_settled: bool  # read again later than that second, in which more may have changed
     records: Sequence[Any]
 
@@ -114,13 +114,15 @@ class SlurmRest:
         version = await self._api_version()
         return SlurmRelease(release_of(answer), version in _CAN_REQUEUE, version in _CAN_RESERVE)
 
-    async def uptime(self) -> timedelta | None:
+    async def started_at(self) -> datetime | None:
+        now = datetime.now(UTC)
         try:
             if is_standby_working(await self._ask("GET", "/ping/")):
-                return timedelta(0)  # a second takeover does not restart its count
-            return uptime_of(await self._ask("GET", "/diag/"))
+                return None  # a second takeover does not restart its count
+            uptime = uptime_of(await self._ask("GET", "/diag/"))
         except ClusterRefused:
             return None
+        return now - uptime if uptime is not None else None
 
     async def node(self, name: str) -> SlurmNode:
         return node_in(await self._read(f"/node/{quote(name, safe='')}", "node", "nodes"), name)
@@ -221,11 +223,18 @@ class SlurmRest:
         await self._ask("POST", f"/node/{quote(node, safe='')}", change)
 
     async def _change_job(self, job_id: str, change: Mapping[str, Any]) -> None:
-        if "_" in job_id:  # slurmrestd refuses ARRAY_TASK
-            own_id = own_id_in(await self._read(f"/job/{quote(job_id, safe='')}", "jobs"), job_id)
-        else:
-            own_id = await self._own_id(job_id)
+        own_id = await (self._own_id_of_task(job_id) if "_" in job_id else self._own_id(job_id))
         await self._ask("POST", f"/job/{own_id}", change)
+
+    async def _own_id_of_task(self, task: str) -> str:  # slurmrestd refuses to change ARRAY_TASK
+        try:
+            answer = await self._read(f"/job/{quote(task, safe='')}", "jobs")
+        except ObjectMissing:
+            # Or hidden. Slurm refuses even an empty change then, but does not know a gone array.
+            array = task.partition("_")[0]
+            await self._ask("POST", f"/job/{quote(array, safe='')}", {})
+            raise ClusterUnavailable(f"Slurm knows job {array}, but does not show task {task}") from None
+        return own_id_in(answer, task)
 
     async def _own_id(self, job_id: str) -> str:
         """Return the id to put into a path. Changes to LEADER+OFFSET are answered with success and not made."""
@@ -233,16 +242,18 @@ class SlurmRest:
 
     async def _all(self, kind: str, read: Callable[[Mapping[str, Any]], Sequence[Record]]) -> Sequence[Record]:
         """Slurm 26.05 sends a list only if it has changed."""
-        known, now = self._lists.get(kind) if await self._api_version() in _LISTS_CHANGES else None, time.monotonic()
+        known = self._lists.get(kind) if await self._api_version() in _LISTS_CHANGES else None
         since = f"?update_time={known.as_of}" if known is not None and known.is_settled else ""
+        asked_at = time.monotonic()
         answer = await self._read(f"/{kind}/{since}", kind)
+        answered_at = time.monotonic()
         if known is not None and answer is _UNCHANGED:
             return known.records
         # A thread, because thousands of jobs take a second.
         records, as_of = await asyncio.to_thread(read, answer), number_of(answer.get("last_update"))
         if as_of:
-            read_at = known.read_at if known is not None and known.as_of == as_of else now
-            self._lists[kind] = _Listed(as_of, read_at, now - read_at > _SETTLING, records)
+            read_at = known.read_at if known is not None and known.as_of == as_of else answered_at
+            self._lists[kind] = _Listed(as_of, read_at, asked_at - read_at > _SETTLING, records)
         return records
 
     async def _read(self, path: str, what: str, kind: str | None = None) -> Mapping[str, Any]:

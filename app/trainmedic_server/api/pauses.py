@@ -27,7 +27,9 @@ from trainmedic_server.ports.outside import Clock
 
 _LONGEST = timedelta(days=366)  # of a pause
 _CLOCK_TOLERANCE = timedelta(minutes=5)  # accepted age of a start, as a client's clock may be slow
-_LATEST = datetime.max.replace(tzinfo=UTC)
+# End of a pause. The engine counts its length from a little later.
+_LATEST = datetime(9999, 1, 1, tzinfo=UTC)
+_TOO_LATE = "is too late: the pause has to end before the year 9999"
 _REFUSALS = responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503)
 
 
@@ -273,6 +275,8 @@ def _length(body: PauseBody | ModeBody, begins: datetime) -> timedelta | None:
         return body.length
     if body.until <= begins:
         raise PayloadError.at([("until", "must be later than the start")])
+    if body.until >= _LATEST:
+        raise PayloadError.at([("until", _TOO_LATE)])
     return body.until - begins
 
 
@@ -282,7 +286,7 @@ def _pause_order(body: PauseBody, now: datetime) -> PauseOrder:
     begins = max(body.starts or now, now)
     length = _length(body, begins)
     if (length or timedelta(0)) + (body.every or timedelta(0)) > _LATEST - begins:
-        raise PayloadError.at([("starts", "is too late: the pause has to end before the year 10000")])
+        raise PayloadError.at([("starts", _TOO_LATE)])
     return PauseOrder(body.scope, body.note.strip(), body.starts, length, body.every)
 
 

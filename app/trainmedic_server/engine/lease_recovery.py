@@ -62,16 +62,19 @@ class LeaseRecovery:
         self._started_at_loop_time = 0.0  # seconds
         self._recorded_losses: set[tuple[str, str]] = set()  # command ID and node
         self._looked_up: set[str] = set()  # IDs of commands in effect, whose reapplication is recorded as done
-        self._settled: set[str] = set()  # IDs of lost commands that no earlier server left unfinished
+        self._settled: set[str] = set()  # IDs of lost commands whose reapplication is not to be finished
         self._busy_runs: set[str] = set()  # IDs of runs with a reapplication in work
+        self._changed_at: dict[str, float] = {}  # loop time of a command's last reapplication, by its ID
         self._attempt_numbers = itertools.count()  # for distinct names in `TargetLocks.acting`
 
     def note_server_start(self) -> None:
         self._started_at = self._services.clock.now()
         self._started_at_loop_time = asyncio.get_running_loop().time()
 
-    async def handle_renewals(self, action: LeasedAction, renewals: Sequence[Renewal]) -> None:
+    async def handle_renewals(self, action: LeasedAction, answers: Sequence[Renewal], asked_at: float) -> None:
         """Record losses and reapply expired effects if allowed. Raises StoreUnavailable."""
+        # Slow answers may be from before a reapplication.
+        renewals = [each for each in answers if self._changed_at.get(each.effect.command_id, -1.0) < asked_at]
         lost = [  # an uncertain effect may never have begun
             renewal
             for renewal in renewals
@@ -97,11 +100,12 @@ class LeaseRecovery:
 
     def forget_others(self, command_ids: Collection[str]) -> None:
         self._recorded_losses = {loss for loss in self._recorded_losses if loss[0] in command_ids}
+        self._changed_at = {name: at for name, at in self._changed_at.items() if name in command_ids}
         self._looked_up &= set(command_ids)
         self._settled &= set(command_ids)
 
     async def _unfinished(self, lost: Sequence[Renewal]) -> Sequence[LeasedEffect]:
-        """Return effects that an earlier server began to reapply after it saw a state. Record others as blocked."""
+        """Return effects whose reapplication began after a state was seen. Record others as blocked."""
         new = {renewal.effect.command_id: renewal for renewal in lost if renewal.effect.command_id not in self._settled}
         if not new:
             return ()
@@ -114,7 +118,7 @@ class LeaseRecovery:
                     continue
                 seen[command_id] = _seen_before(tx, run.id, command_id)
                 if not seen[command_id]:
-                    why = f"an earlier server began to reapply it, and it is not in effect: {renewal.why}"
+                    why = f"reapplying it began before, and it is not in effect: {renewal.why}"
                     self._record_obstacle(tx, run.id, why, asked=True)
             return seen
 
@@ -164,13 +168,19 @@ class LeaseRecovery:
             self._looked_up -= {effect.command_id for effect in started}
             self._services.fence()
             until = self._services.clock.now() + action.lease / 3  # the next renewal
+            self._note_change(started)
             renewals = await action.renew([replace(effect, again=True) for effect in started], until)
+            self._note_change(started)
         self._settled |= {renewal.effect.command_id for renewal in renewals if renewal.outcome == "lost"}
         await self._record_reapplied(renewals)
         failed = [renewal for renewal in renewals if not _is_in_effect(renewal)]
         if failed:
             log.warning("cannot reapply expired effect", run_id=run_id, why=failed[0].why)
             await self._services.store.transact(lambda tx: self._record_obstacle(tx, run_id, failed[0].why, asked=True))
+
+    def _note_change(self, effects: Iterable[LeasedEffect]) -> None:
+        now = asyncio.get_running_loop().time()
+        self._changed_at |= dict.fromkeys((effect.command_id for effect in effects), now)
 
     async def _prepare(self, run_id: str) -> _PreparedRun | None:
         run = await self._services.store.transact(lambda tx: tx.run(run_id))

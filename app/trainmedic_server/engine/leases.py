@@ -104,12 +104,15 @@ class LeaseRenewer:
                 if may_have_been_reverted(run, step):
                     continue
                 if _is_hold_needed(run, step) if is_hold else _is_needed(step, continues):
-                    lease = action.granted(step.output)
-                    effects = _effects(run, step, now) if lease else ()
-                    in_effect += [_InEffect(step.action or "", effect, lease) for effect in effects]
+                    in_effect += [
+                        _InEffect(step.action or "", effect, lease)
+                        for effect in _effects(run, step, now)
+                        if (lease := action.granted(destinations.output_of(step, effect.target)))
+                    ]
         return in_effect
 
     async def _renew(self, action: LeasedAction, effects: Sequence[LeasedEffect], until: datetime) -> None:
+        asked_at = asyncio.get_running_loop().time()
         try:
             renewals = await action.renew(effects, until)
             outcomes = Counter(renewal.outcome for renewal in renewals)
@@ -119,7 +122,7 @@ class LeaseRenewer:
             if missed:
                 places = sorted({renewal.node for renewal in missed})
                 log.warning("leases not renewed", places=places[:_SHOWN], of=len(places), why=missed[0].why)
-            await self._recovery.handle_renewals(action, renewals)
+            await self._recovery.handle_renewals(action, renewals, asked_at)
         except errors.StoreUnavailable as error:
             log.warning("cannot record renewals", error=str(error))
         except Exception:  # the boundary of one renewal

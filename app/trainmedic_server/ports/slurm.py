@@ -143,8 +143,8 @@ class Slurm(Protocol):
 
     async def release(self) -> SlurmRelease: ...
 
-    async def uptime(self) -> timedelta | None:
-        """Return how long slurmctld has run, or less, as at midnight and with a standby. None if unknown."""
+    async def started_at(self) -> datetime | None:
+        """Return when slurmctld started, or ``sdiag -r`` ran. None if unknown, as with a standby."""
         ...
 
     async def node(self, name: str) -> SlurmNode: ...

@@ -1,4 +1,6 @@
-"""Slurm's controller is killed in the middle of a repair, and its standby takes over: each effect happens once."""
+"""Slurm's controller is killed in the middle of a repair. It restarts, or its standby takes over: each effect happens
+once.
+"""
 
 from __future__ import annotations
 
@@ -132,6 +134,25 @@ def after(cluster: SlurmCluster, way: str) -> str:
     return "slurm.hold\n    undo: on_resolve" if cluster.is_old and way == "rest" else "slurm.requeue"
 
 
+def test_after_a_takeover_a_lost_drain_is_only_recorded(servers: Servers) -> None:
+    """A standby does not tell since when it works."""
+    cluster = servers.cluster
+    with cluster.unsaved("node_state"):
+        fired = servers.fire("GPULost", rest="0", agent="0")
+        for way in NODES:
+            assert servers.closed(way)["status"] == "succeeded"
+        cluster.kill_controller()
+    for way, node in NODES.items():
+        run = eventually(lambda way=way: _with(servers.closed(way), "lease_lost"), 120, "the loss is recorded")  # type: ignore[misc]
+        assert "set_again_started" not in kinds_of(run)
+        assert "DRAIN" not in servers.node(node)
+    cluster.start_controller()
+    cluster.await_controllers()
+    time.sleep(20)  # for another look
+    assert not [way for way in NODES if "set_again_started" in kinds_of(servers.closed(way))]
+    servers.resolve(fired)
+
+
 def test_a_repair_goes_on_with_the_standby(servers: Servers) -> None:
     """Drained before, requeued or held after; the undo finds the returned first controller."""
     cluster, jobs = servers.cluster, {}
@@ -164,6 +185,24 @@ def test_a_repair_goes_on_with_the_standby(servers: Servers) -> None:
     cluster.clear()
 
 
+def restart_controller(servers: Servers) -> None:
+    """Start it once both servers have noticed that it is gone."""
+    for url in servers.urls.values():
+        eventually(lambda url=url: not httpx.get(f"{url}/ready").json()["slurm"]["ok"], 60, "Slurm is silent")  # type: ignore[misc]
+    servers.cluster.start_controller()
+
+
+@pytest.fixture
+def alone(cluster: SlurmCluster) -> Iterator[None]:
+    """No standby."""
+    process = cluster.programs["slurmctld-standby"].process
+    process.kill()
+    process.wait()
+    yield
+    cluster.start_standby()
+
+
+@pytest.mark.usefixtures("alone")
 def test_a_drain_that_the_killed_controller_had_not_stored_is_made_again(servers: Servers) -> None:
     """The history has the loss and the new drain. A person who then ends it is not overridden."""
     cluster = servers.cluster
@@ -171,6 +210,7 @@ def test_a_drain_that_the_killed_controller_had_not_stored_is_made_again(servers
         fired = servers.fire("GPULost", rest="0", agent="0")
         runs = {way: servers.closed(way) for way in NODES}
         cluster.kill_controller()
+        restart_controller(servers)
     for way, node in NODES.items():
         assert "lease_lost" not in kinds_of(runs[way])
         eventually(lambda way=way: "set_again_done" in kinds_of(servers.closed(way)), 120, "it is drained again")  # type: ignore[misc]
@@ -185,10 +225,9 @@ def test_a_drain_that_the_killed_controller_had_not_stored_is_made_again(servers
         assert "DRAIN" not in servers.node(node)
         assert kinds_of(servers.closed(way)).count("set_again_started") == 1
     servers.resolve(fired)
-    cluster.start_controller()
-    cluster.await_controllers()
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_hold_and_a_reservation_that_the_killed_controller_had_not_stored_are_made_again(servers: Servers) -> None:
     """A person who then releases the job, or ends the reservation, is not overridden."""
     cluster = servers.cluster
@@ -203,6 +242,7 @@ def test_a_hold_and_a_reservation_that_the_killed_controller_had_not_stored_are_
         for run in (*held.values(), *(servers.closed(way) for way in reserving)):
             assert run["status"] == "succeeded", run["message"]
         cluster.kill_controller()
+        restart_controller(servers)
     targets = [(way, f"job:slurm:{job}") for way, job in jobs.items()] + [(way, "") for way in reserving]
     for way, target in targets:
         run = eventually(
@@ -228,13 +268,11 @@ def test_a_hold_and_a_reservation_that_the_killed_controller_had_not_stored_are_
     assert "Priority=0 " not in servers.shown("job", jobs["rest"])
     assert "trainmedic-" not in (cluster.shown("reservation") or "")
     servers.resolve(reserved)
-    cluster.start_controller()
-    cluster.await_controllers()
     cluster.clear()
 
 
 def test_a_person_who_ends_a_drain_in_an_outage_of_the_way_to_slurm_is_not_overridden(servers: Servers) -> None:
-    """slurmctld has run since the drain, and so has lost nothing."""
+    """slurmctld has run since the drain, and so has lost nothing, also after its statistics start again."""
     cluster = servers.cluster
     servers.shown("node", NODES["rest"])
     time.sleep(6)  # since a takeover by an earlier test, which could have lost the drain
@@ -256,6 +294,7 @@ def test_a_person_who_ends_a_drain_in_an_outage_of_the_way_to_slurm_is_not_overr
         run = eventually(lambda way=way: _with(servers.closed(way), "lease_lost"), 120, "the end is recorded")  # type: ignore[misc]
         assert "set_again_started" not in kinds_of(run)
         assert "DRAIN" not in servers.node(node)
+    cluster.run("sdiag", "--reset")  # as at midnight
     time.sleep(20)  # for another look
     assert not [way for way in NODES if "set_again_started" in kinds_of(servers.closed(way))]
     servers.resolve(fired)

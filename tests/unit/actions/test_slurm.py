@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -40,10 +40,11 @@ class Slurm:
     def __init__(self) -> None:
         self.readings = 0
         self.silence: SlurmSilence | None = None
-        self.runs_for: timedelta | None = timedelta(0)
+        self.started: datetime | None = NOW - timedelta(seconds=10)
+        """Whose statistics start then."""
 
-    async def uptime(self) -> timedelta | None:
-        return self.runs_for
+    async def started_at(self) -> datetime | None:
+        return self.started
 
 
 class OneJob(Slurm):

@@ -13,7 +13,7 @@ from tests.support.clocks import ManualClock
 from tests.unit.actions.test_slurm import JOB, NODE, NOW, OneJob, OneNode, do
 from trainmedic_server.actions import registry
 from trainmedic_server.domain.slurm_silence import SlurmSilence, Withheld
-from trainmedic_server.errors import ClusterUnavailable, ObjectMissing, PermanentFailure
+from trainmedic_server.errors import ActionFailure, ClusterRefused, ClusterUnavailable, ObjectMissing, PermanentFailure
 from trainmedic_server.ports.actions import LeasedAction, LeasedEffect, Renewal, Services
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.slurm import SlurmJob, SlurmNode, SlurmReservation
@@ -137,8 +137,9 @@ async def test_a_drain_that_slurm_lost_in_an_outage_is_made_again() -> None:
         (SILENCE, None, ""),
         (SILENCE, BEFORE_SILENCE, "trainmedic:a it is broken"),
         (replace(SILENCE, after=Withheld({"n1": "trainmedic:a"})), BEFORE_SILENCE, ""),
+        (replace(SILENCE, ended=NOW + timedelta(minutes=3)), BEFORE_SILENCE, ""),
     ],
-    ids=["no outage", "long before", "after", "unknown time", "24.11 after a resume", "still there after it"],
+    ids=["no outage", "long before", "after", "unknown time", "24.11 after a resume", "still there after it", "long"],
 )
 async def test_a_drain_that_a_person_may_have_ended_is_only_reported(
     silence: SlurmSilence | None, made_at: datetime | None, reason: str
@@ -150,18 +151,73 @@ async def test_a_drain_that_a_person_may_have_ended_is_only_reported(
 
 
 @pytest.mark.parametrize(
-    ("runs_for", "is_lost"), [(timedelta(hours=1), False), (None, False), (timedelta(seconds=4), True)]
+    ("started", "is_lost"),
+    [
+        (NOW - timedelta(hours=1), False),
+        (None, False),
+        (SILENCE.began + timedelta(seconds=4), True),
+        (SILENCE.ended, True),
+        (SILENCE.ended + timedelta(seconds=2), False),
+    ],
 )
-async def test_a_silence_in_which_slurmctld_ran_on_explains_no_loss(runs_for: timedelta | None, is_lost: bool) -> None:
+async def test_a_silence_in_which_slurmctld_ran_on_explains_no_loss(started: datetime | None, is_lost: bool) -> None:
     """It was slurmrestd's or the agent's, and a person may have ended the drain in it."""
     slurm = OneNode()
-    slurm.silence, slurm.runs_for = SILENCE, runs_for
+    slurm.silence, slurm.started = SILENCE, started
     for again in (False, True):
         (renewal,) = await renewed(slurm, again=again, made_at=BEFORE_SILENCE)
         assert (renewal.outcome, renewal.has_expired) == (
             ("renewed", False) if is_lost and again else ("lost", is_lost)
         )
     assert slurm.known.is_drained is is_lost
+
+
+async def test_statistics_that_start_again_later_do_not_turn_a_persons_end_into_a_loss() -> None:
+    """Such as at midnight, by sdiag -r, or in a restart too short to be noticed. Each silence is judged once."""
+    clock = ManualClock(NOW)
+    slurm = OneNode()
+    slurm.silence, slurm.started = SILENCE, NOW - timedelta(hours=14)
+    action = drains(slurm, clock)
+    for started in (slurm.started, SILENCE.ended, NOW + timedelta(hours=9)):
+        clock.sleep(15)
+        slurm.started = started
+        for again in (False, True):
+            (renewal,) = await renewed(slurm, again=again, action=action, made_at=BEFORE_SILENCE)
+            assert (renewal.outcome, renewal.has_expired, slurm.known.is_drained) == ("lost", False, False)
+    (renewal,) = await renewed(slurm, made_at=BEFORE_SILENCE)
+    assert (renewal.outcome, renewal.has_expired) == ("lost", False), "a new server, which has not judged it"
+
+
+@pytest.mark.parametrize(("other", "drains_made"), [("1h", 2), ("10m", 7)])
+async def test_a_shared_leased_drain_is_renewed_in_each_third_of_each_lease(other: str, drains_made: int) -> None:
+    """A shorter end by the other run is replaced before a third of the longer lease is left."""
+
+    class Counting(OneNode):
+        count = 0
+
+        async def drain(self, node: str, reason: str, resume_after: timedelta | None = None) -> None:
+            self.count += 1
+            await super().drain(node, reason, resume_after)
+            assert resume_after is not None
+            self.known = replace(self.known, resume_after=clock.now() + resume_after)
+
+    clock = ManualClock(NOW)
+    slurm = Counting()
+    leases = {"a": "1h", "b": other}
+    for run_id, lease in leases.items():
+        await do(slurm, "slurm.drain", run_id, NODE, lease=lease)
+    action, slurm.count = drains(slurm, clock), 0
+    effects = [
+        LeasedEffect(f"c-{run_id}", run_id, "drain", NODE, {"lease": lease}, True, False, NOW)
+        for run_id, lease in leases.items()
+    ]
+    for _ in range(40):
+        clock.sleep(15)
+        assert len(await action.renew(effects, clock.now())) == 2
+    assert slurm.count == drains_made
+    slurm.known = FREE
+    clock.sleep(2 * 60 * MINUTE)
+    assert not any(renewal.has_expired for renewal in await action.renew(effects, clock.now()))
 
 
 async def test_a_leased_drain_that_a_person_ended_stays_ended() -> None:
@@ -188,6 +244,50 @@ async def test_after_the_drain_of_another_the_lease_proves_no_expiry(others: str
     clock.sleep(11 * MINUTE)
     (renewal,) = await renewed(slurm, action=action, lease="10m")
     assert (renewal.outcome, renewal.has_expired) == ("lost", False)
+
+
+@pytest.mark.parametrize(
+    ("states", "reason"),
+    [
+        ({"IDLE", "DRAIN"}, "trainmedic:b it is broken"),
+        ({"IDLE", "DRAIN"}, "Mia: fan"),
+        ({"DOWN", "NOT_RESPONDING"}, "Not responding"),
+    ],
+    ids=["another run", "a person", "Slurm"],
+)
+async def test_an_expired_drain_is_only_recorded_if_the_node_was_out_for_another_reason_since(
+    states: set[str], reason: str
+) -> None:
+    """A person may have returned it."""
+    clock = ManualClock(NOW)
+    slurm, action = await leased(clock)
+    clock.sleep(11 * MINUTE)
+    slurm.known = replace(FREE, states=frozenset(states), reason=reason)
+    (renewal,) = await renewed(slurm, action=action, lease="10m")
+    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
+    slurm.known = FREE
+    clock.sleep(15)
+    (renewal,) = await renewed(slurm, action=action, lease="10m")
+    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
+
+
+async def test_while_slurmctld_does_not_tell_its_start_a_loss_is_only_recorded() -> None:
+    """It is asked again."""
+
+    class Silent(OneNode):
+        is_silent = True
+
+        async def started_at(self) -> datetime | None:
+            if self.is_silent:
+                raise ClusterUnavailable("no answer in 20 s")
+            return await super().started_at()
+
+    slurm = Silent()
+    slurm.silence = SILENCE
+    action = drains(slurm)
+    for slurm.is_silent in (True, False):
+        (renewal,) = await renewed(slurm, action=action, made_at=BEFORE_SILENCE)
+        assert (renewal.outcome, renewal.has_expired) == ("lost", not slurm.is_silent)
 
 
 async def test_a_new_server_only_reports_the_end_of_a_leased_drain() -> None:
@@ -239,6 +339,53 @@ async def test_a_drain_whose_answer_was_lost_while_it_was_made_again_is_made_onl
     assert (lost.outcome, lost.has_expired) == ("lost", False)
     (renewal,) = await action.renew([begun], NOW)
     assert (renewal.outcome == "renewed", slurm.known.is_drained) == (again, again)
+
+
+@pytest.mark.parametrize(
+    ("failure", "fails", "again"),
+    [
+        (ClusterUnavailable("connection refused"), "drain", True),
+        (ClusterUnavailable("no answer in 20 s", may_be_done=True), "drain", False),
+        (ClusterRefused("no rights"), "drain", True),
+        (ClusterUnavailable("connection refused"), "read back", False),
+    ],
+)
+async def test_after_a_failure_that_did_nothing_an_expired_drain_is_made_again_as_soon_as_possible(
+    failure: ActionFailure, fails: str, again: bool
+) -> None:
+    """After one that may have made it, a person may have ended it since."""
+
+    class Failing(OneNode):
+        fails = ""
+        is_made = False
+
+        async def node(self, name: str) -> SlurmNode:
+            if self.fails == "read back" and self.is_made:
+                raise failure
+            return await super().node(name)
+
+        async def drain(self, node: str, reason: str, resume_after: timedelta | None = None) -> None:
+            if self.fails == "drain":
+                raise failure
+            self.is_made = True
+            await super().drain(node, reason, resume_after)
+
+    clock = ManualClock(NOW)
+    slurm = Failing()
+    await do(slurm, "slurm.drain", target=NODE, lease="10m")
+    action = drains(slurm, clock)
+    await renewed(slurm, action=action, lease="10m")
+    slurm.known, slurm.fails, slurm.is_made = replace(FREE, states=frozenset({"ALLOCATED"})), fails, False
+    clock.sleep(11 * MINUTE)
+    for is_again in (False, True):
+        (renewal,) = await renewed(slurm, again=is_again, action=action, lease="10m")
+    assert renewal.outcome in ("unanswered", "refused")
+    slurm.known, slurm.fails = replace(FREE, states=frozenset({"ALLOCATED"})), ""
+    clock.sleep(15)
+    (renewal,) = await renewed(slurm, action=action, lease="10m")
+    assert (renewal.outcome, renewal.has_expired) == ("lost", again)
+    await renewed(slurm, again=True, action=action, lease="10m")
+    assert slurm.known.is_drained is again
 
 
 async def test_a_drain_that_slurm_has_stored_is_not_lost_in_an_outage() -> None:
@@ -380,12 +527,16 @@ class OneReservation(OneNode):
 
 
 async def renewed_reservation(
-    slurm: OneReservation, again: bool = False, made_at: datetime | None = None, clock: Clock | None = None
+    slurm: OneReservation,
+    again: bool = False,
+    made_at: datetime | None = None,
+    clock: Clock | None = None,
+    **params: Any,
 ) -> Sequence[Renewal]:
     services = Services(clock or ManualClock(NOW), None, None, slurm=slurm, slurm_topology=lambda: slurm.topology)  # type: ignore[arg-type]
     action = registry.build(services).get("slurm.reserve")
     assert isinstance(action, LeasedAction)
-    effect = LeasedEffect("c-1", "a", "reserve", NODE, {"duration": "2h"}, True, again, made_at)
+    effect = LeasedEffect("c-1", "a", "reserve", NODE, params or {"duration": "2h"}, True, again, made_at)
     return await action.renew([effect], NOW + timedelta(seconds=10))
 
 
@@ -404,10 +555,25 @@ async def test_a_reservation_that_slurm_lost_in_an_outage_is_made_again_for_the_
     assert timedelta(minutes=100) < slurm.lasting < timedelta(hours=2)
 
 
-async def test_a_node_that_a_long_reservation_of_another_may_include_is_not_reserved() -> None:
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_reservation_that_a_step_ended_is_neither_lost_nor_made_again(again: bool) -> None:
     slurm = OneReservation()
-    slurm.made = [SlurmReservation("maintenance", "n[1-9999]", ("root",), starts_at=NOW - timedelta(hours=1))]
-    with pytest.raises(PermanentFailure, match="in the reservation maintenance of another"):
+    slurm.silence = SILENCE
+    assert not await renewed_reservation(slurm, again, made_at=BEFORE_SILENCE, restore=True)
+    assert not slurm.made
+
+
+@pytest.mark.parametrize(
+    ("nodes", "why"),
+    [
+        ("n[1-3]", "it is in the reservation maintenance of another"),
+        ("n[1-9999]", "it may be in the reservation maintenance of another, whose list of nodes names more than"),
+    ],
+)
+async def test_a_node_that_a_reservation_of_another_may_include_is_not_reserved(nodes: str, why: str) -> None:
+    slurm = OneReservation()
+    slurm.made = [SlurmReservation("maintenance", nodes, ("root",), starts_at=NOW - timedelta(hours=1))]
+    with pytest.raises(PermanentFailure, match=why):
         await do(slurm, "slurm.reserve", target=NODE)
 
 

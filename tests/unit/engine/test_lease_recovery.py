@@ -52,6 +52,8 @@ class Held(Cap):
         self.has_forgotten = False
         """Whether it no longer knows that the leases have run out."""
         self.away: set[str] = set()
+        self.slow: asyncio.Event | None = None
+        """Holds back the next answers that are not about a reapplication."""
 
     @classmethod
     def granted(cls, output: Mapping[str, Any]) -> timedelta:
@@ -67,6 +69,9 @@ class Held(Cap):
         if wants_again and self.hangs == "before":
             await asyncio.Event().wait()
         told = [self._renewed(hold, place) for hold in holds for place in self.places]
+        if not wants_again and self.slow is not None:
+            slow, self.slow = self.slow, None
+            await slow.wait()
         if wants_again and self.hangs == "after":
             await asyncio.Event().wait()
         return told
@@ -153,6 +158,33 @@ async def test_it_is_one_outcome_in_all_its_places(world: MakeWorld) -> None:
     assert len(held.again) == 2
 
 
+async def test_late_answers_from_before_a_reapplication_are_no_new_loss(world: MakeWorld) -> None:
+    w, held, _ = await begun(world)
+    held.lapse()
+    held.slow = slow = asyncio.Event()
+    await w.pass_time(20)
+    assert (held.slow, await told(w)) == (None, [])
+    await w.pass_time(THIRD)
+    assert await told(w) == ["lease_lost", *AGAIN]
+    slow.set()
+    await w.pass_time(1)
+    assert await told(w) == ["lease_lost", *AGAIN]
+
+
+async def test_late_answers_from_before_a_loss_do_not_end_the_reapplication(world: MakeWorld) -> None:
+    w, held, _ = await begun(world)
+    held.slow = slow = asyncio.Event()
+    await w.pass_time(20)
+    assert held.slow is None
+    held.lapse()
+    held.hangs = "before"
+    await w.pass_time(THIRD)
+    assert await told(w) == ["lease_lost", "set_again_started"]
+    slow.set()
+    await w.pass_time(1)
+    assert await told(w) == ["lease_lost", "set_again_started"]
+
+
 class HeldJobs(Held):
     name = "test.hold_jobs"
     targets = frozenset({TargetKind.JOB})
@@ -204,7 +236,7 @@ async def test_a_server_that_is_killed_in_between_is_followed_by_one_that_ends_i
     [
         ("idle since 7", "idle since 7", None),
         ("idle since 7", "idle since 9", "its lease had run out"),
-        ("", "", "an earlier server began to reapply it, and it is not in effect: its lease had run out"),
+        ("", "", "reapplying it began before, and it is not in effect: its lease had run out"),
     ],
     ids=["untouched since", "touched since", "unknown"],
 )

@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.unit.engine.world import Cap, World
+from trainmedic_core.target import TargetKind
 from trainmedic_server import errors
 from trainmedic_server.domain.run import OrderKind, UndoStatus
 from trainmedic_server.ports.actions import Inverse, LeasedEffect, Renewal
@@ -315,6 +316,31 @@ async def test_a_step_that_made_nothing_is_not_renewed(world: MakeWorld) -> None
     await w.pass_time(1000)
     assert held.renewed == []
     assert metric(w, "trainmedic_leases") == 0
+
+
+class HeldJobs(Held):
+    name = "test.hold_jobs"
+    targets = frozenset({TargetKind.JOB})
+
+
+async def test_of_a_step_on_several_jobs_only_what_it_made_is_renewed(world: MakeWorld) -> None:
+    """It may have found another's hold on one of them."""
+    on_jobs = """
+playbook: hold
+on: {alert: Hot}
+target: {node: "{{ labels.node }}", jobs: on_node}
+steps:
+  - {id: hold, target: jobs, action: test.hold_jobs, with: {amount: 80}, undo: on_resolve}
+"""
+    w = world(on_jobs, inventory={"told:node:n1": ["a", "b"]}, more=[HeldJobs])
+    held = w.actions["hold_jobs"]
+    assert isinstance(held, HeldJobs)
+    held.world = w
+    held.outcomes += [{"lease_seconds": 0}, {"held": True}]
+    await w.engine.start()
+    await w.post(w.alert(node="n1"))
+    await w.pass_time(1000)
+    assert {commands for _, commands in held.renewed} == {(held.calls[1].command_id,)}
 
 
 async def test_renewing_outlives_errors(world: MakeWorld) -> None:

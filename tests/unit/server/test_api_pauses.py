@@ -42,6 +42,8 @@ async def test_a_pause_has_a_scope_an_end_and_a_note() -> None:
         ({"until": "0001-01-01T00:00:00+01:00"}, "until"),
         ({"starts": "9999-12-31T00:00:00Z", "for": "2d"}, "starts"),
         ({"starts": "9999-12-31T00:00:00Z", "for": "1h", "every": "1d"}, "starts"),
+        ({"until": "9999-12-31T23:59:59.999999Z"}, "until"),
+        ({"starts": "2026-02-01T00:00:00Z", "until": "9999-12-31T23:59:59.999999Z"}, "until"),
     ],
 )
 async def test_a_pause_that_makes_no_sense_is_refused(body: dict[str, str], field: str) -> None:
@@ -61,6 +63,13 @@ async def test_a_playbook_is_kept_to_observing_for_a_while() -> None:
         assert (await client.post("/playbooks/coool/mode", json=body)).status_code == 404
         assert (await client.post("/playbooks/cool/mode", json={"mode": "as_written"})).json()["pauses"] == []
         assert (await client.post("/playbooks/cool/mode", json={"mode": "as_written"})).status_code == 404
+
+
+@pytest.mark.parametrize("until", ["9999-12-31T23:59:59.999999Z", "2026-01-30T12:00:00Z"])
+async def test_a_mode_that_ends_too_late_or_in_the_past_is_refused(until: str) -> None:
+    async with World().client() as client:
+        answer = await client.post("/playbooks/cool/mode", json={"mode": "observe", "until": until})
+    assert (answer.status_code, answer.json().get("field")) == (422, "until"), answer.json()
 
 
 async def test_a_pause_of_a_playbook_that_is_not_loaded_holds_and_warns() -> None:
