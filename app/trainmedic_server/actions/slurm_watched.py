@@ -44,6 +44,7 @@ class Known(Struct):
     renewed_at: datetime | None = None  # when the lease was last extended
     ends_at: datetime | None = None  # end of the lease, if this process granted it and only it can end the effect
     is_begun: bool = False  # a failed attempt to make it again may have made it
+    was_held_by_other: bool = False  # a person may have ended what another did in its place
     judged: datetime | None = None  # end of the silence that `is_crash` is about
     is_crash: bool = False  # slurmctld restarted in it
 
@@ -161,7 +162,8 @@ class WatchedAction(SlurmAction):
                 return None  # as the step may have found it
             is_unsaved = await self._is_unsaved(effect, found, known)
             is_explained = is_unsaved or self._has_expired(found, known)
-            is_unfinished = bool(effect.seen) and effect.seen == found.seen and found.is_free
+            is_untouched = effect.seen == found.seen and found.is_free and not known.was_held_by_other
+            is_unfinished = bool(effect.seen) and is_untouched
             if effect.again and (is_explained or is_unfinished):
                 known.is_begun = True
                 try:
@@ -193,6 +195,7 @@ class WatchedAction(SlurmAction):
         elif known.ended_at is None:
             known.ended_at = now
         if found.is_taken:
+            known.was_held_by_other = True
             known.ends_at = None  # a person may return the node, whoever has taken it out
 
     def is_due(self, effect: LeasedEffect, known: Known) -> bool:

@@ -630,3 +630,20 @@ async def test_a_lease_does_not_end_the_drain_of_another_run(first: str) -> None
     await do(slurm, "slurm.resume", "lasting", NODE, restore=True)
     await renewed(slurm, "leased", lease="10m")
     assert slurm.known.resume_after == NOW + timedelta(minutes=10)
+
+
+async def test_a_hold_is_not_finished_after_a_person_has_held_and_released_the_job() -> None:
+    """The attempt to make it again failed before; a person's hold leaves no mark."""
+    slurm = OneJob()
+    slurm.silence = SILENCE
+    services = Services(ManualClock(NOW), None, None, slurm=slurm, slurm_topology=lambda: slurm.topology)  # type: ignore[arg-type]
+    action = registry.build(services).get("slurm.hold")
+    assert isinstance(action, LeasedAction)
+    (renewal,) = await renewed_hold(slurm, action=action, made_at=BEFORE_SILENCE)
+    assert (renewal.outcome, renewal.has_expired, renewal.effect.seen) == ("lost", True, "not marked")
+    for is_held in (True, False):
+        slurm.known = replace(slurm.known, is_held=is_held)
+        slurm.silence = None
+        await renewed_hold(slurm, action=action, made_at=BEFORE_SILENCE)
+    (renewal,) = await renewed_hold(slurm, again=True, action=action, made_at=BEFORE_SILENCE, seen="not marked")
+    assert (renewal.outcome, slurm.known.is_held) == ("lost", False)
