@@ -303,7 +303,7 @@ async def test_a_node_that_does_not_exist_is_missing(slurm: Slurm, change: Calla
         lambda slurm: slurm.update("999999", JobChange()),
         lambda slurm: slurm.update("999999_3", JobChange()),
     ],
-    ids=["read", "hold", "signal", "cancel", "update", "empty update"],
+    ids=["read", "hold", "signal", "cancel", "update", "empty update", "task"],
 )
 async def test_a_job_that_does_not_exist_is_missing(slurm: Slurm, change: Callable[[Slurm], Awaitable[None]]) -> None:
     """Also where slurmrestd answers 200."""
