@@ -88,8 +88,8 @@ class SlurmJob(Struct, frozen=True):
     why_pending: str = ""
     admin_comment: str = ""
     """Operators of Slurm can set it, users read it."""
-    priority: int | None = None
-    time_limit: timedelta | None = None
+    priority: int | None = None  # None if Slurm shows none
+    time_limit: timedelta | None = None  # None without a limit
     components: tuple[str, ...] = ()  # for the leader of a heterogeneous job: all components' ids
     other_ids: tuple[str, ...] = ()  # ``ARRAY_TASK`` of an array's task, ``LEADER+OFFSET`` of a component
     leader: str = ""
