@@ -187,7 +187,7 @@ class SlurmCluster:
 
     @contextmanager
     def unsaved(self, what: str) -> Iterator[None]:
-        """Keep the controller from storing the file `what`, as a full disk does. Nodes are stored as they are before."""
+        """Keep the controller from storing the file `what`, as a full disk does. Nodes are stored before."""
         if what == "node_state":
             mark = f"stored-{time.time_ns()}"
             self.run("scontrol", "update", f"nodename={self._states()[0][0]}", f"comment={mark}")
