@@ -23,6 +23,8 @@ class HeldBy(Struct, frozen=True):
     at_deadline: str | None = None
     """What happens then, for people."""
     held_by: HeldBy | None = None
+    is_certain: bool = True
+    """False if no agent reports whether its GPU is the same."""
 
 
 def clock(at: datetime) -> str:
