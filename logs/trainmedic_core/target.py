@@ -104,7 +104,7 @@ class Target(Struct, frozen=True, dict=True):
         return gpu_names.key(self.gpu or "") == gpu_names.key(other.gpu or "")
 
     def may_be(self, other: Target) -> bool:
-        """Return whether both are GPUs of one node with different kinds of names (UUID, index)."""
+        """Check for GPUs of one node with different kinds of names."""
         are_gpus = self.kind is other.kind is TargetKind.GPU and self.node == other.node
         return are_gpus and _naming(self.gpu) != _naming(other.gpu)
 

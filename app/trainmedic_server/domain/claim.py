@@ -15,6 +15,7 @@ from trainmedic_server.domain.topology import AgentTopology
 class Claim(Struct, frozen=True):
     target: Target
     disks_only: bool = False  # of the node; its GPUs stay free
+    leaves_disks: bool = False  # of the node, which is locked otherwise
     nothing: bool = False  # `target` is not locked: a run that does not change it neither blocks nor waits for it
     also: tuple[Target, ...] = ()  # further targets, each locked as a whole
     cards: Mapping[Target, frozenset[str]] = field(default_factory=dict)  # UUIDs of GPUs, as agents have reported them
@@ -24,8 +25,8 @@ class Claim(Struct, frozen=True):
         return cls(Target(TargetKind.NODE, node=node), disks_only=True)
 
     def seen_by(self, agents: AgentTopology) -> Claim:
-        """Add the UUIDs that its GPUs have now. Earlier ones stay: an index may have been used for both."""
-        cards = dict(self.cards)
+        """Add its GPUs' present UUIDs."""
+        cards = dict(self.cards)  # earlier ones stay: an index may have been used for both
         for target in (self.target, *self.also):
             if target.kind is TargetKind.GPU:
                 gpu = agents.gpus_by_key.get(gpu_names.key(target.gpu or "", target.node))
@@ -36,9 +37,9 @@ class Claim(Struct, frozen=True):
     def overlaps(self, other: Claim, *, if_unknown: bool = True) -> bool:
         """Return whether runs with these claims could change the same thing.
 
-        A node includes its disks and GPUs, which do not overlap. `if_unknown`: the answer for a UUID and an index that
-        may be of one GPU.
+        `if_unknown`: the answer for two names that may be of one GPU.
         """
+        # A node includes its GPUs, and its disks unless it leaves them. Disks and GPUs do not overlap.
         if not (self.also or other.also):
             return self._overlaps(other, if_unknown)
         return any(own._overlaps(others, if_unknown) for own in self.parts for others in other.parts)
@@ -54,7 +55,7 @@ class Claim(Struct, frozen=True):
             return False
         if self.disks_only != other.disks_only:
             not_of_disks = other if self.disks_only else self
-            if not_of_disks.target.kind is TargetKind.GPU:
+            if not_of_disks.leaves_disks or not_of_disks.target.kind is TargetKind.GPU:
                 return False
         if self.target.may_be(other.target):
             own, others = self.cards.get(self.target), other.cards.get(other.target)

@@ -6,12 +6,12 @@ for attempts in flight.
 
 A claim with several targets is granted all or none. A holder never waits for more, so no two runs block each other.
 
-A run on a job does not lock its nodes, which may be a thousand and change. Attempts on common nodes or GPUs run one at
+A run on a job does not lock its nodes, which may be many and change. Attempts on common nodes or GPUs run one at
 a time.
 
 Drivers of open runs take the locks again after a restart.
 
-Agents' reports tell whether a UUID and an index name one GPU. If they do not, the names exclude each other.
+A GPU's UUID excludes indexes of its node, except those that agents report for other UUIDs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TargetLocks:
     def try_keep(self, keeper: str, claim: Claim) -> bool:
         """Reserve the claim for a run to be admitted. Return False if an overlapping one is locked or came before.
 
-        Each keeper, refused or not, needs `pass_on` or `release`.
+        Each keeper needs `pass_on` or `release`, also if refused.
         """
         claim = self._known(claim)
         if self._refused_keepers.overlapping(claim) or not self.try_acquire(keeper, claim):
@@ -91,7 +91,7 @@ class TargetLocks:
         return self._waiting.overlapping(self._known(claim), before=run_id)
 
     def is_certain(self, claim: Claim, blocker: str) -> bool:
-        """Return False if the blocker's lock may be on another GPU than the claim."""
+        """Return False if the blocker's GPU may be another."""
         its_claim = self._held.get(blocker) or self._waiting.get(blocker)
         return its_claim is None or self._known(claim).overlaps(its_claim, if_unknown=False)
 
@@ -105,7 +105,7 @@ class TargetLocks:
             self._grant(self._waiting.possibly_overlapping(claim))
 
     def look_again(self) -> None:
-        """Grant what new reports of agents have shown to be free."""
+        """Grant claims that agents' new reports show to be free."""
         self._learn()
         if self._looked is not self._seen:
             self._looked = self._seen
@@ -136,10 +136,8 @@ class TargetLocks:
             claims.learn(agents)
 
     def acting(self, holder: str, *claims: Claim) -> _Acting:
-        """Return a context without other attempts on overlapping claims. Entering returns whether it had to wait.
-
-        Takes all claims together to avoid deadlocks.
-        """
+        """Return a context without other attempts on overlapping claims. Entering returns whether it had to wait."""
+        # It takes all claims together to avoid deadlocks.
         return _Acting(self, holder, claims)
 
     async def begin_acting(self, claims: Mapping[str, Claim]) -> bool:
@@ -165,7 +163,7 @@ class TargetLocks:
 
 
 class _Acting:
-    """Context of `TargetLocks.acting`; cheaper than a generator, which the event loop tracks."""
+    # Cheaper than a generator, which the event loop tracks.
 
     def __init__(self, locks: TargetLocks, holder: str, claims: Sequence[Claim]) -> None:
         self._locks = locks
@@ -179,10 +177,9 @@ class _Acting:
 
 
 class _Claims:
-    """Ordered claims by holder, grouped because a storm may have ten thousand.
+    """Ordered claims by holder. Targets of different groups overlap only with the cluster."""
 
-    Targets of different groups overlap only with the cluster.
-    """
+    # Grouped because a storm may have ten thousand.
 
     def __init__(self) -> None:
         self._groups: dict[_Group, dict[str, Claim]] = {}
@@ -225,7 +222,7 @@ class _Claims:
         return claim
 
     def possibly_overlapping(self, claim: Claim) -> list[tuple[str, Claim]]:
-        """Return the claims of the same groups, in order."""
+        # Those of the same groups, in order.
         claims = {name: each for group in self._groups_near(claim) for name, each in group.items()}
         return sorted(claims.items(), key=lambda named: self._numbers[named[0]])
 

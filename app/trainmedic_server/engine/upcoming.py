@@ -86,7 +86,7 @@ def holder(run: Run, ahead: Upcoming | None, *, is_certain: bool = True) -> Held
 
 
 def _blocking(run: Run, held_by: HeldBy | None) -> dict[str, Any]:
-    """Return fields of `Upcoming` for a run that cannot continue now."""
+    # Fields of `Upcoming` for a run that cannot continue now.
     if run.waiting_on == "target":
         by = f", {_how(held_by)} run {held_by.run_id}" if held_by else ""
         holder_id = held_by.run_id if held_by else None

@@ -21,6 +21,7 @@ SAME_BY_INDEX = Claim(Target(TargetKind.GPU, node="n1", gpu="0"))
 OTHER_GPU = Claim(Target(TargetKind.GPU, node="n1", gpu="GPU-b"))
 JOB = Claim(Target(TargetKind.JOB, job="llm"))
 DISKS = Claim.of_disks("n1")
+DRAINED = Claim(NODE.target, leaves_disks=True)
 OTHER_DISKS = Claim.of_disks("n2")
 
 
@@ -42,6 +43,12 @@ OTHER_DISKS = Claim.of_disks("n2")
         (DISKS, OTHER_DISKS, True),
         (DISKS, NODE, False),
         (NODE, DISKS, False),
+        (DISKS, DRAINED, True),
+        (DRAINED, DISKS, True),
+        (DRAINED, DRAINED, False),
+        (DRAINED, NODE, False),
+        (GPU, DRAINED, False),
+        (CLUSTER, DRAINED, False),
         (DISKS, CLUSTER, False),
         (CLUSTER, DISKS, False),
         (DISKS, JOB, True),
@@ -215,6 +222,7 @@ CLAIMS = st.sampled_from(
         OTHER_GPU,
         JOB,
         DISKS,
+        DRAINED,
         OTHER_DISKS,
         Claim(Target(TargetKind.GPU, node="n2", gpu="GPU-a")),
     ]

@@ -175,6 +175,33 @@ class Clean(Scripted):
     changes_disks_only: ClassVar[bool] = True
 
 
+class Drain(Scripted):
+    """Moves work off a node."""
+
+    name = "test.drain"
+    leaves_disks: ClassVar[bool] = True
+
+
+async def test_a_drain_does_not_wait_for_a_full_disk_of_its_node() -> None:
+    """Nor the disk for the drained node's repair, which takes days. One with a further change of the node waits."""
+    drain = "{playbook: drain, on: {alert: Broken}, target: node, steps: [{action: test.drain}, {wait_for: resolved}]}"
+    reboot = "{playbook: reboot, on: {alert: Hung}, target: node, steps: [{action: test.drain}, {action: test.other}]}"
+    world = World(CLEAN, drain, reboot, more=[Clean, Drain])
+    await world.engine.start()
+    world.actions["clean"].outcomes.append(timedelta(minutes=8))
+    await world.post(world.alert("Full", node="node-1"))
+    await world.post(world.alert("Broken", node="node-1"))
+    assert world.calls() == {"clean": 1, "drain": 1}, "while files are deleted"
+    await world.post(world.alert("Broken", node="node-2"))
+    await world.post(world.alert("Full", node="node-2"))
+    assert world.calls() == {"clean": 2, "drain": 2}
+    world.actions["clean"].outcomes.append(timedelta(minutes=8))
+    await world.post(world.alert("Full", node="node-4"))
+    await world.post(world.alert("Hung", node="node-4"))
+    assert world.calls() == {"clean": 3, "drain": 2}
+    await world.engine.stop()
+
+
 async def test_a_full_disk_does_not_wait_for_a_hot_gpu_of_its_node() -> None:
     """Nor the GPU for the disk: a cap is made while files are deleted. What fences the whole node waits for both."""
     world = World(SLOW_CAP, CLEAN, FENCE, more=[Clean])

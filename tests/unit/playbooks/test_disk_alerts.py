@@ -9,11 +9,14 @@ import pytest
 from hypothesis import strategies
 
 from tests.unit.playbooks.test_shipped_playbooks import PLAYBOOKS
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import registry
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.domain.alert import Alert, AlertStatus
+from trainmedic_server.domain.claim import Claim
 from trainmedic_server.domain.identity import IdentityLabels
+from trainmedic_server.engine import claims
 
 
 def book(name: str) -> YamlPlaybook:
@@ -65,6 +68,28 @@ def test_what_no_agent_can_clean_is_told_to_people(labels: dict[str, str]) -> No
     assert (takes(CLEANS, labels), takes(TELLS, labels)) == (False, True)
 
 
+@pytest.mark.parametrize("name", ["gpu-broken", "hardware-logged", "node-down"])
+def test_a_node_is_drained_while_its_disk_is_cleaned(name: str) -> None:
+    """And a full disk does not wait until the node is repaired."""
+    node, actions = Target(TargetKind.NODE, node="n7"), registry.specs_only()
+    cleaning = claims.of_playbook(CLEANS, node, actions)
+    assert not claims.of_playbook(book(name), node, actions).overlaps(cleaning)
+    assert cleaning.overlaps(cleaning)
+
+
+@pytest.mark.parametrize("name", registry.specs_only().names())
+def test_what_may_change_files_of_a_node_waits_for_the_cleaning(name: str) -> None:
+    """Whatever is not known to leave them alone."""
+    actions, cleaning = registry.specs_only(), Claim.of_disks("n7")
+    (claim,) = claims.of_attempt([Target(TargetKind.NODE, node="n7")], actions.action_class(name))
+    assert claim.overlaps(cleaning) is not name.startswith(LEAVE_DISKS)
+
+
+LEAVE_DISKS = (
+    *("k8s.cordon", "k8s.uncordon", "k8s.drain", "k8s.taint", "k8s.label", "k8s.create_job"),
+    *("launcher.exclude_node", "launcher.include_node", "alertmanager."),
+    *("slurm.drain", "slurm.resume", "slurm.reserve"),
+)
 VALUES = strategies.sampled_from(["", "/", "/boot", "/data", "nfs4", "ext4", "fuse.sshfs", "a:/b", "//a/b", "/dev/sda"])
 
 
