@@ -42,6 +42,7 @@ def takes(playbook: YamlPlaybook, labels: dict[str, str]) -> bool:
         {"mountpoint": "/mnt", "device": "/dev/sdb1", "fstype": "fuseblk"},
         {"mountpoint": "/host/var", "device": "/dev/mapper/vg-var", "fstype": "btrfs"},
         {"volume": "D:"},
+        {"volume": "D:", "fstype": "NTFS"},
     ],
 )
 def test_a_file_system_of_a_node_is_cleaned(labels: dict[str, str]) -> None:
@@ -90,7 +91,27 @@ LEAVE_DISKS = (
     *("launcher.exclude_node", "launcher.include_node", "alertmanager."),
     *("slurm.drain", "slurm.resume", "slurm.reserve"),
 )
-VALUES = strategies.sampled_from(["", "/", "/boot", "/data", "nfs4", "ext4", "fuse.sshfs", "a:/b", "//a/b", "/dev/sda"])
+KINDS = "fuse fuse.mountpoint-s3 virtiofs gfs2 ocfs2 9p beegfs wekafs ceph lustre gpfs nfs nfs4 cifs smb3 glusterfs afs"
+MORE_KINDS = "orangefs daos vastnfs tmpfs ramfs devtmpfs overlay rootfs squashfs iso9660 a-new-one"
+
+
+@pytest.mark.parametrize("fstype", f"{KINDS} {MORE_KINDS}".split())
+def test_no_file_system_is_cleaned_that_is_not_known_to_be_on_a_disk_of_its_node(fstype: str) -> None:
+    """Shared ones, those in memory or without a disk of their own, and unknown ones."""
+    labels = {"mountpoint": "/mnt/x", "device": "/dev/mapper/x", "fstype": fstype}
+    assert (takes(CLEANS, labels), takes(TELLS, labels)) == (False, True)
+
+
+@pytest.mark.parametrize("device", ["tmpfs", "overlay"])
+def test_the_device_shows_it_if_the_type_is_not_known(device: str) -> None:
+    """A rule that sums over types keeps the device."""
+    labels = {"mountpoint": "/run/user/1000", "device": device}
+    assert (takes(CLEANS, labels), takes(TELLS, labels)) == (False, True)
+
+
+VALUES = strategies.sampled_from(
+    ["", "/", "/boot", "/data", "nfs4", "ext4", "tmpfs", "fuse.sshfs", "a:/b", "//a/b", "/dev/sda"]
+)
 
 
 @hypothesis.given(strategies.dictionaries(strategies.sampled_from(["mountpoint", "fstype", "device", "job"]), VALUES))
