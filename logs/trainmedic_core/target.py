@@ -89,8 +89,7 @@ class Target(Struct, frozen=True, dict=True):
     def overlaps(self, other: Target) -> bool:
         """Return whether runs on both could change the same thing.
 
-        GPUs of one node with different kinds of names (UUID, index) may be the same. Members of a group are locked one
-        by one.
+        Members of a group are locked one by one.
         """
         if TargetKind.GROUP in (self.kind, other.kind):
             return self == other
@@ -100,9 +99,14 @@ class Target(Struct, frozen=True, dict=True):
             return False
         if 1 in (len(self.kind.parts), len(other.kind.parts)):
             return True
-        if _naming(self.gpu) != _naming(other.gpu):
+        if self.may_be(other):
             return True
         return gpu_names.key(self.gpu or "") == gpu_names.key(other.gpu or "")
+
+    def may_be(self, other: Target) -> bool:
+        """Check for GPUs of one node with different kinds of names."""
+        are_gpus = self.kind is other.kind is TargetKind.GPU and self.node == other.node
+        return are_gpus and _naming(self.gpu) != _naming(other.gpu)
 
 
 def _naming(gpu: str | None) -> str:

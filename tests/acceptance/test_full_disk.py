@@ -56,8 +56,8 @@ LABELS = {
     "node": "node-1",
     "instance": "node-1:9100",
     "job": "node",
-    "device": "tmpfs",
-    "fstype": "tmpfs",
+    "device": "/dev/nvme1n1",
+    "fstype": "xfs",
 }
 
 

@@ -14,7 +14,9 @@ from msgspec import Struct
 PROC = Path("/proc")
 
 ON_DISK = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "vfat", "exfat", "ntfs3"})
-_NETWORK = re.compile(r"nfs|cifs|smb|ceph|lustre|beegfs|gpfs|glusterfs|afs|9p|fuse")
+_NETWORK = re.compile(
+    r"nfs|cifs|smb|ceph|lustre|beegfs|gpfs|glusterfs|afs|9p|fuse|wekafs|virtiofs|gfs2|ocfs2|orangefs|daos|vastnfs"
+)
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _ALWAYS_LISTED = ("/", "/dev/shm")  # noqa: S108 - nothing is put there
 """A container's root is an overlay; data loaders use shared memory."""

@@ -43,6 +43,7 @@ class ExpireParams(ActionParams):
 
 class _AlertmanagerAction(BasicAction):
     changes_elsewhere: ClassVar[bool] = True
+    leaves_disks: ClassVar[bool] = True
     default_timeout: ClassVar[timedelta] = timedelta(seconds=10)
 
     @property

@@ -28,6 +28,7 @@ class BasicAction:
     harmful: ClassVar[bool] = True
     changes_disks_only: ClassVar[bool] = False
     """See `ports.actions.ActionTraits`."""
+    leaves_disks: ClassVar[bool] = False
     changes_elsewhere: ClassVar[bool] = False
     gives_back: ClassVar[bool] = False
     silences: ClassVar[frozenset[TargetKind]] = frozenset()

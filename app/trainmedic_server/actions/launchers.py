@@ -65,6 +65,7 @@ class _Selection(Struct, frozen=True):
 
 
 class _LauncherAction(CommandAction, ABC):
+    leaves_disks: ClassVar[bool] = True
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB, TargetKind.NODE, TargetKind.GPU})
     default_timeout: ClassVar[timedelta] = timedelta(minutes=5)  # The processes of a node save and end.
     Params: ClassVar[type[BaseModel]] = LauncherNodeParams

@@ -59,6 +59,7 @@ class SlurmAction(RetryingAction):
 
 
 class NodeAction(SlurmAction):
+    leaves_disks: ClassVar[bool] = True
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
     outputs: ClassVar[Mapping[str, Shape]] = dict.fromkeys(("node", "state", "reason", "note"), TEXT)
 

@@ -23,6 +23,7 @@ class SlurmRebootParams(ActionParams):
 class SlurmReboot(Irreversible, NodeAction):
     name: ClassVar[str] = "slurm.reboot"
     asks_first: ClassVar[bool] = True
+    leaves_disks: ClassVar[bool] = False
     summary: ClassVar[str] = (
         "Let Slurm reboot the node as soon as no job runs on it. No new job starts, and the node stays down until "
         "slurm.resume. Only through an agent."

@@ -20,7 +20,10 @@ _LONGEST = 4_000  # characters of a text that are read
 _WORD = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _ASCII_NAME = re.compile(r"[A-Za-z0-9_.:/ -]+")  # for other names, annotations count too
-_SHARED_TYPES = r"nfs|lustre|ceph|gpfs|beegfs|fuse|cifs|smb|wekafs|glusterfs"
+_SHARED_TYPES = (  # or in memory: nothing that the node's disks hold
+    r"nfs|lustre|ceph|gpfs|beegfs|fuse|cifs|smb|wekafs|glusterfs|virtiofs|gfs2|ocfs2|orangefs|9p|afs|daos|vastnfs|"
+    r"tmpfs|ramfs|devtmpfs|overlay|squashfs"
+)
 _SHARED_TYPE = re.compile(_SHARED_TYPES)
 _SHARED = re.compile(rf'fstype=~?"[^"]*(?:{_SHARED_TYPES})')
 _QUOTED = re.compile(r'"[^"]*"')

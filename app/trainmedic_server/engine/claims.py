@@ -57,9 +57,10 @@ def of_playbook(
 def of_attempt(targets: Sequence[Target], action_class: type[Action] | None) -> Sequence[Claim]:
     # For `TargetLocks.acting`, which keeps attempts of different runs apart.
     if _changes_elsewhere(action_class):
-        return [Claim(target, nothing=target.kind is TargetKind.CLUSTER) for target in targets]
+        locked = [_locked(target, [action_class]) for target in targets]
+        return [replace(claim, nothing=claim.target.kind is TargetKind.CLUSTER) for claim in locked]
     if not _changes_only_disks(action_class):
-        return [Claim(_whole_node(target) if _changes_whole_node(action_class) else target) for target in targets]
+        return [_locked(target, [action_class]) for target in targets]
     return [Claim.of_disks(target.node) if target.node is not None else Claim(target) for target in targets]
 
 
@@ -80,7 +81,13 @@ def _claim_of_one(target: Target, names: Iterable[str], actions: Actions) -> Cla
         return Claim(target, nothing=True)
     if target.kind is TargetKind.NODE and target.node is not None and all(map(_changes_only_disks, changing)):
         return Claim.of_disks(target.node)
-    return Claim(_whole_node(target) if any(map(_changes_whole_node, changing)) else target)
+    return _locked(target, changing)
+
+
+def _locked(target: Target, changing: Sequence[type[Action] | None]) -> Claim:
+    locked = _whole_node(target) if any(map(_changes_whole_node, changing)) else target
+    leaves_disks = locked.kind is TargetKind.NODE and all(map(_leaves_disks, changing))
+    return Claim(locked, leaves_disks=leaves_disks)
 
 
 def _whole_node(target: Target) -> Target:
@@ -98,3 +105,7 @@ def _changes_elsewhere(action_class: type[Action] | None) -> bool:
 
 def _changes_only_disks(action_class: type[Action] | None) -> bool:
     return bool(getattr(action_class, "changes_disks_only", False))
+
+
+def _leaves_disks(action_class: type[Action] | None) -> bool:
+    return bool(getattr(action_class, "leaves_disks", False))

@@ -362,9 +362,11 @@ class Driver:
         stale = plan.why_stale(self._draft())
         if stale is None:
             return None
-        blocker = self._services.locks.blocker(self.run.id, claims.of_run(self.run, self._services.actions))
-        busy = f"the target was busy{f' with run {blocker}' if blocker else ''}, and {stale}"
-        return busy, Decision.TARGET_BUSY
+        locks, claim = self._services.locks, claims.of_run(self.run, self._services.actions)
+        by = ""
+        if blocker := locks.blocker(self.run.id, claim):
+            by = f" with run {blocker}{'' if locks.is_certain(claim, blocker) else ', or that run has another GPU'}"
+        return f"the target was busy{by}, and {stale}", Decision.TARGET_BUSY
 
     async def _perform(self, act: PerformAttempt) -> AttemptOutcome:
         state = self.run.step(act.key)

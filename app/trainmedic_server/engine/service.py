@@ -90,7 +90,7 @@ class Engine:
             catalog=catalog,
             recorder=self._recorder,
             breaker=Breaker(self._recorder, clock, timeline, limits, topology, controls, self._put_in_force),
-            locks=TargetLocks(),
+            locks=TargetLocks(lambda: topology().agents),
             actions=actions,
             clock=clock,
             timeline=timeline,
@@ -145,7 +145,8 @@ class Engine:
 
     async def _held_by(self, run: Run, most: int = _MOST_HOLDERS) -> HeldBy | None:
         """Return the run with the target; None if it is free."""
-        blocker = self._locks.blocker(run.id, claims.of_run(run, self._actions))
+        claim = claims.of_run(run, self._actions)
+        blocker = self._locks.blocker(run.id, claim)
         driven = self._workers.snapshot_of(blocker) if blocker is not None else None
         if driven is None:
             return None
@@ -154,7 +155,7 @@ class Engine:
         behind = await self._held_by(driven.run, most - 1) if waits else None
         verdicts = self._topology().verdicts
         ahead = upcoming.of_run(driven.run, its_playbook, driven.alerts, behind, verdicts, driven.orders)
-        return upcoming.holder(driven.run, ahead)
+        return upcoming.holder(driven.run, ahead, is_certain=self._locks.is_certain(claim, driven.run.id))
 
     async def start(self, took_over_as: str | None = None) -> None:
         """Resume unfinished runs and start the loops. Raises StoreUnavailable.
@@ -309,6 +310,7 @@ class Engine:
             return self._heartbeat.beat(tx)
 
         self._put_in_force(await self._store.transact(work))
+        self._locks.look_again()
         if self._heartbeat.note_written():
             self._workers.touch_all()
 

@@ -75,20 +75,20 @@ def _sequence_of(state: StepState) -> str | None:
     return state.phase if state.phase in ("on_failure", CHECK) else None  # the steps, then ``on_success``
 
 
-def holder(run: Run, ahead: Upcoming | None) -> HeldBy:
+def holder(run: Run, ahead: Upcoming | None, *, is_certain: bool = True) -> HeldBy:
     """Return how runs that wait for this one's target show it."""
     ahead = ahead or Upcoming()
     doing = waiting(ahead.waits_for) if ahead.waits_for else f"carries out step {ahead.now or ahead.step or '?'}"
     return HeldBy(
         *(run.id, run.playbook, run.target_key, run.alert_name, run.created_at),
-        *(doing, ahead.deadline, ahead.at_deadline, ahead.held_by),
+        *(doing, ahead.deadline, ahead.at_deadline, ahead.held_by, is_certain),
     )
 
 
 def _blocking(run: Run, held_by: HeldBy | None) -> dict[str, Any]:
-    """Return fields of `Upcoming` for a run that cannot continue now."""
+    # Fields of `Upcoming` for a run that cannot continue now.
     if run.waiting_on == "target":
-        by = f", held by run {held_by.run_id}" if held_by else ""
+        by = f", {_how(held_by)} run {held_by.run_id}" if held_by else ""
         holder_id = held_by.run_id if held_by else None
         targets = ", ".join(target.key for target in run.targets)
         waits_for = {"waits_for": f"{targets}{by}", "holder": holder_id, "held_by": held_by}
@@ -102,6 +102,12 @@ def _blocking(run: Run, held_by: HeldBy | None) -> dict[str, Any]:
     if run.waiting_on == "resume":
         return {"waits_for": "an operator to resume the server"}
     return {}
+
+
+def _how(held_by: HeldBy) -> str:
+    if not held_by.is_certain:
+        return f"which may be the same GPU as {held_by.target} of"
+    return "behind" if held_by.held_by is not None else "held by"
 
 
 def _doing(state: StepState, definition: Step, alerts: Sequence[AlertRecord], sight: Sight | None) -> dict[str, Any]:

@@ -157,6 +157,8 @@ class ActionTraits(Protocol):
     """True if a run on a GPU locks the GPU's node."""
     changes_disks_only: ClassVar[bool]
     """True if it changes only files on the target node's disks. A run without other changes locks only these."""
+    leaves_disks: ClassVar[bool]
+    """True if it changes no files of the target node."""
     shortest_timeout: ClassVar[timedelta]
     """Playbooks with a shorter timeout are rejected on load. Default: 0."""
     promql: ClassVar[frozenset[str]]

@@ -67,7 +67,8 @@ def test_the_metric_of_the_rule_says_what_a_name_does_not() -> None:
     assert suggested("Härtefall", "nvidia_smi_memory_used_bytes / 2 > 1", uuid="u") == "GPUMemoryUsageHigh"
     assert suggested("P2", "node_filesystem_avail_bytes / node_filesystem_size_bytes < 0.1") == "DiskSpaceLow"
     assert suggested("P2", 'node_filesystem_avail_bytes{fstype=~"nfs4?"} < 1') is None
-    assert suggested("P2", "node_filesystem_avail_bytes < 1", fstype="lustre") is None
+    for fstype in ("lustre", "virtiofs", "gfs2", "fuse", "tmpfs", "overlay"):
+        assert suggested("P2", "node_filesystem_avail_bytes < 1", fstype=fstype) is None
     assert suggested("P3", 'http_requests{path="DCGM_FI_DEV_GPU_TEMP"} > 1') is None
     assert suggested("InstanceDown", "up == 0", job="node-exporter") == "NodeDown"
 

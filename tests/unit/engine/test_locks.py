@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain.claim import Claim
+from trainmedic_server.domain.topology import AgentTopology
 from trainmedic_server.engine.locks import TargetLocks
 from trainmedic_server.simulation import virtual_time
 
@@ -20,6 +21,7 @@ SAME_BY_INDEX = Claim(Target(TargetKind.GPU, node="n1", gpu="0"))
 OTHER_GPU = Claim(Target(TargetKind.GPU, node="n1", gpu="GPU-b"))
 JOB = Claim(Target(TargetKind.JOB, job="llm"))
 DISKS = Claim.of_disks("n1")
+DRAINED = Claim(NODE.target, leaves_disks=True)
 OTHER_DISKS = Claim.of_disks("n2")
 
 
@@ -41,6 +43,12 @@ OTHER_DISKS = Claim.of_disks("n2")
         (DISKS, OTHER_DISKS, True),
         (DISKS, NODE, False),
         (NODE, DISKS, False),
+        (DISKS, DRAINED, True),
+        (DRAINED, DISKS, True),
+        (DRAINED, DRAINED, False),
+        (DRAINED, NODE, False),
+        (GPU, DRAINED, False),
+        (CLUSTER, DRAINED, False),
         (DISKS, CLUSTER, False),
         (CLUSTER, DISKS, False),
         (DISKS, JOB, True),
@@ -50,11 +58,71 @@ OTHER_DISKS = Claim.of_disks("n2")
 async def test_a_node_covers_its_gpus_and_disks_and_the_cluster_everything(
     held: Claim, wanted: Claim, free: bool
 ) -> None:
-    """Two GPUs of one node that are named in different ways cannot be told apart, so they exclude each other. The disks
-    of a node are no GPU of it."""
+    """Without reports of agents, GPUs of one node that are named in different ways exclude each other. The disks of a
+    node are no GPU of it."""
     locks = TargetLocks()
     assert locks.try_acquire("first", held)
     assert locks.try_acquire("second", wanted) is free
+
+
+def _reported(*uuids: str) -> AgentTopology:
+    gpus = [{"uuid": uuid, "index": at, "pci_bus_id": f"0000:{at:02}:00.0"} for at, uuid in enumerate(uuids)]
+    return AgentTopology.of({"n1": {"gpus": gpus}})
+
+
+def _gpu(name: str, node: str = "n1") -> Claim:
+    return Claim(Target(TargetKind.GPU, node=node, gpu=name))
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "free"),
+    [
+        (_gpu("GPU-a"), _gpu("0"), False),
+        (_gpu("GPU-a"), _gpu("1"), True),
+        (_gpu("1"), _gpu("GPU-a"), True),
+        (_gpu("0000:01:00.0"), _gpu("0"), True),
+        (_gpu("0000:01:00.0"), _gpu("GPU-b"), False),
+        (_gpu("7"), _gpu("GPU-a"), False),
+        (_gpu("GPU-other"), _gpu("0"), False),
+        (_gpu("0"), NODE, False),
+        (_gpu("1"), Claim(NODE.target, nothing=True, also=(GPU.target,)), True),
+        (_gpu("0"), Claim(NODE.target, nothing=True, also=(GPU.target,)), False),
+    ],
+)
+async def test_agents_tell_the_names_of_their_gpus_apart(held: Claim, wanted: Claim, free: bool) -> None:
+    """A name that no agent reports may be that of any GPU of the node."""
+    agents = _reported("GPU-a", "GPU-b")
+    locks = TargetLocks(lambda: agents)
+    assert locks.try_acquire("first", held)
+    assert locks.try_acquire("second", wanted) is free
+    assert locks.holder(wanted) == ("second" if free else "first")
+
+
+async def test_an_index_that_has_moved_to_another_gpu_excludes_both() -> None:
+    """A run has acted on the first, and its next command would reach the second."""
+    agents = _reported("GPU-a", "GPU-b")
+    locks = TargetLocks(lambda: agents)
+    assert locks.try_acquire("index", _gpu("0"))
+    agents = _reported("GPU-b")
+    assert not locks.try_acquire("second", _gpu("GPU-b"))
+    agents = _reported("GPU-b", "GPU-a")
+    assert not locks.try_acquire("first", _gpu("GPU-a"))
+    assert locks.is_certain(_gpu("GPU-a"), "index")
+
+
+async def test_a_run_no_longer_waits_once_agents_report_that_its_gpu_is_another() -> None:
+    """Until then the lock is not certain to be on its GPU. A name that stays unknown keeps waiting."""
+    agents = AgentTopology()
+    locks = TargetLocks(lambda: agents)
+    assert locks.try_acquire("index", _gpu("0"))
+    other, same, unknown = (locks.wait(name, _gpu(name)) for name in ("GPU-b", "GPU-a", "GPU-x"))
+    assert not locks.is_certain(_gpu("GPU-b"), "index")
+    locks.look_again()
+    assert not other.done()
+    agents = _reported("GPU-a", "GPU-b")
+    locks.look_again()
+    assert (other.done(), same.done(), unknown.done()) == (True, False, False)
+    assert locks.is_certain(_gpu("GPU-a"), "index")
 
 
 async def test_who_came_first_goes_first() -> None:
@@ -154,6 +222,7 @@ CLAIMS = st.sampled_from(
         OTHER_GPU,
         JOB,
         DISKS,
+        DRAINED,
         OTHER_DISKS,
         Claim(Target(TargetKind.GPU, node="n2", gpu="GPU-a")),
     ]

@@ -11,6 +11,7 @@ from tests.unit.engine.books import CAP
 from tests.unit.engine.world import Scripted, World
 from trainmedic_server.domain import changes
 from trainmedic_server.domain.run import OrderKind, Run
+from trainmedic_server.domain.topology import AgentTopology
 from trainmedic_server.domain.upcoming import Upcoming
 
 ASK = """
@@ -174,6 +175,33 @@ class Clean(Scripted):
     changes_disks_only: ClassVar[bool] = True
 
 
+class Drain(Scripted):
+    """Moves work off a node."""
+
+    name = "test.drain"
+    leaves_disks: ClassVar[bool] = True
+
+
+async def test_a_drain_does_not_wait_for_a_full_disk_of_its_node() -> None:
+    """Nor the disk for the drained node's repair, which takes days. One with a further change of the node waits."""
+    drain = "{playbook: drain, on: {alert: Broken}, target: node, steps: [{action: test.drain}, {wait_for: resolved}]}"
+    reboot = "{playbook: reboot, on: {alert: Hung}, target: node, steps: [{action: test.drain}, {action: test.other}]}"
+    world = World(CLEAN, drain, reboot, more=[Clean, Drain])
+    await world.engine.start()
+    world.actions["clean"].outcomes.append(timedelta(minutes=8))
+    await world.post(world.alert("Full", node="node-1"))
+    await world.post(world.alert("Broken", node="node-1"))
+    assert world.calls() == {"clean": 1, "drain": 1}, "while files are deleted"
+    await world.post(world.alert("Broken", node="node-2"))
+    await world.post(world.alert("Full", node="node-2"))
+    assert world.calls() == {"clean": 2, "drain": 2}
+    world.actions["clean"].outcomes.append(timedelta(minutes=8))
+    await world.post(world.alert("Full", node="node-4"))
+    await world.post(world.alert("Hung", node="node-4"))
+    assert world.calls() == {"clean": 3, "drain": 2}
+    await world.engine.stop()
+
+
 async def test_a_full_disk_does_not_wait_for_a_hot_gpu_of_its_node() -> None:
     """Nor the GPU for the disk: a cap is made while files are deleted. What fences the whole node waits for both."""
     world = World(SLOW_CAP, CLEAN, FENCE, more=[Clean])
@@ -197,6 +225,44 @@ async def test_a_full_disk_does_not_wait_for_a_hot_gpu_of_its_node() -> None:
     await world.engine.stop()
 
 
+async def test_gpus_that_agents_report_are_told_apart_whatever_names_them() -> None:
+    """A GPU by index and one by UUID are both capped at once, also after a restart. Targets keep the labels' names."""
+    world = World(SLOW_CAP)
+    gpus = [{"uuid": "GPU-a", "index": 0}, {"uuid": "GPU-b", "index": 1}]
+    world.agents = AgentTopology.of({"node-1": {"gpus": gpus}})
+    await world.engine.start()
+    for gpu in ("GPU-b", "0", "1"):
+        await world.post(world.alert(node="node-1", gpu=gpu))
+    assert world.calls() == {"cap": 2}
+    by_uuid, by_index, same = await world.runs()
+    assert [run.target_key for run in (by_uuid, by_index)] == ["gpu:node-1/GPU-b", "gpu:node-1/0"]
+    waiting = await _next(world, same)
+    assert waiting is not None
+    assert waiting.waits_for == f"gpu:node-1/1, held by run {by_uuid.id}"
+    await world.restart(after=1)
+    runs = await world.runs()
+    assert [run.waiting_on for run in runs] == ["resolved", "resolved", "target"]
+    await world.engine.stop()
+
+
+async def test_a_run_that_waits_for_a_gpu_that_may_be_another_says_so() -> None:
+    """No agent reports the two names. Once one does, the run goes on by itself."""
+    world = World(SLOW_CAP)
+    await world.engine.start()
+    await world.post(world.alert(node="node-1", gpu="3"))
+    await world.post(world.alert(node="node-1", gpu="GPU-5"))
+    first, second = await world.runs()
+    waiting = await _next(world, second)
+    assert waiting is not None
+    assert waiting.waits_for == f"gpu:node-1/GPU-5, which may be the same GPU as gpu:node-1/3 of run {first.id}"
+    assert waiting.holder == first.id
+    gpus = [{"uuid": "GPU-3", "index": 3}, {"uuid": "GPU-5", "index": 5}]
+    world.agents = AgentTopology.of({"node-1": {"gpus": gpus}})
+    await world.pass_time(60)
+    assert world.calls() == {"cap": 2}
+    await world.engine.stop()
+
+
 async def test_a_run_names_all_that_wait_before_it() -> None:
     """Up to the one that can act: the last run waits for a node's queue, and that for a GPU."""
     at = World(SLOW_CAP, FENCE)
@@ -207,6 +273,7 @@ async def test_a_run_names_all_that_wait_before_it() -> None:
     hot, fence, last = await at.runs()
     waiting = await _next(at, last)
     assert waiting is not None
+    assert waiting.waits_for == f"gpu:node-1/1, behind run {fence.id}", "which waits too, and holds nothing"
     first = waiting.held_by
     assert first is not None
     assert (first.run_id, first.doing) == (fence.id, f"waits for node:node-1, held by run {hot.id}")

@@ -201,6 +201,7 @@ class World:
         self.catalog = catalog_of(playbooks, self.actions)
         self.alert_map: AlertMap = NO_ALERT_MAP
         self.cluster = ClusterTopology()
+        self.agents = AgentTopology()
         self.engine = self._engine()
         self._deliveries = 0
 
@@ -213,7 +214,11 @@ class World:
             self.limits,
             self.metrics,
             lambda: Topology(
-                inventories.parse(self.inventory), jobs_of(self.slurm_ids), cluster=self.cluster, slurm=self.slurm
+                inventories.parse(self.inventory),
+                jobs_of(self.slurm_ids),
+                self.agents,
+                cluster=self.cluster,
+                slurm=self.slurm,
             ),
             self.source,
             alert_map=lambda: self.alert_map,

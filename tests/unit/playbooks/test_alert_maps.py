@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from trainmedic_server.catalog import alert_map_compiler
 from trainmedic_server.catalog.alert_map import CompiledAlertMap
 from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
 from trainmedic_server.catalog.library import Library
+from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.simulation import rule_outcomes
 from trainmedic_server.simulation.rule_outcomes import RuleOutcome
 
@@ -49,6 +51,27 @@ def test_the_shipped_maps_have_no_mistake_and_no_warning(library: Library, shipp
     warnings = alert_map_compiler.warnings(shipped.contents, library.all(), registry.specs_only())
     assert [str(warning) for warning in warnings] == []
     assert len(shipped.contents) == 6
+
+
+@pytest.mark.parametrize("name", ["HighMemoryUsage", "DiskFull"])
+@pytest.mark.parametrize(
+    ("job", "instance", "is_of_node"),
+    [
+        ("node", "gpu-7", True),
+        ("monitoring/prometheus-node-exporter", "10.42.7.9:9796", True),
+        ("gpu-node", "gpu-7:9100", True),
+        ("postgres-node", "gpu-7:5432", False),
+        ("supernode", "gpu-7:9100", False),
+        ("checkout", "gpu-7:9100", False),
+    ],
+)
+def test_a_general_name_is_taken_from_node_exporters_only(
+    shipped: AlertMapLibrary, name: str, job: str, instance: str, is_of_node: bool
+) -> None:
+    """A database's job may be called after its nodes."""
+    labels = {"alertname": name, "job": job, "instance": instance}
+    alert = Alert("f", AlertStatus.FIRING, labels, {}, datetime(2026, 3, 5, tzinfo=UTC))
+    assert (shipped.current.apply(alert).alert.name in ("MemoryUsageHigh", "DiskSpaceLow")) is is_of_node
 
 
 def test_two_thirds_of_the_names_of_public_rule_sets_start_the_right_playbook(

@@ -9,11 +9,14 @@ import pytest
 from hypothesis import strategies
 
 from tests.unit.playbooks.test_shipped_playbooks import PLAYBOOKS
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import registry
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.domain.alert import Alert, AlertStatus
+from trainmedic_server.domain.claim import Claim
 from trainmedic_server.domain.identity import IdentityLabels
+from trainmedic_server.engine import claims
 
 
 def book(name: str) -> YamlPlaybook:
@@ -39,6 +42,7 @@ def takes(playbook: YamlPlaybook, labels: dict[str, str]) -> bool:
         {"mountpoint": "/mnt", "device": "/dev/sdb1", "fstype": "fuseblk"},
         {"mountpoint": "/host/var", "device": "/dev/mapper/vg-var", "fstype": "btrfs"},
         {"volume": "D:"},
+        {"volume": "D:", "fstype": "NTFS"},
     ],
 )
 def test_a_file_system_of_a_node_is_cleaned(labels: dict[str, str]) -> None:
@@ -65,7 +69,49 @@ def test_what_no_agent_can_clean_is_told_to_people(labels: dict[str, str]) -> No
     assert (takes(CLEANS, labels), takes(TELLS, labels)) == (False, True)
 
 
-VALUES = strategies.sampled_from(["", "/", "/boot", "/data", "nfs4", "ext4", "fuse.sshfs", "a:/b", "//a/b", "/dev/sda"])
+@pytest.mark.parametrize("name", ["gpu-broken", "hardware-logged", "node-down"])
+def test_a_node_is_drained_while_its_disk_is_cleaned(name: str) -> None:
+    """And a full disk does not wait until the node is repaired."""
+    node, actions = Target(TargetKind.NODE, node="n7"), registry.specs_only()
+    cleaning = claims.of_playbook(CLEANS, node, actions)
+    assert not claims.of_playbook(book(name), node, actions).overlaps(cleaning)
+    assert cleaning.overlaps(cleaning)
+
+
+@pytest.mark.parametrize("name", registry.specs_only().names())
+def test_what_may_change_files_of_a_node_waits_for_the_cleaning(name: str) -> None:
+    """Whatever is not known to leave them alone."""
+    actions, cleaning = registry.specs_only(), Claim.of_disks("n7")
+    (claim,) = claims.of_attempt([Target(TargetKind.NODE, node="n7")], actions.action_class(name))
+    assert claim.overlaps(cleaning) is not name.startswith(LEAVE_DISKS)
+
+
+LEAVE_DISKS = (
+    *("k8s.cordon", "k8s.uncordon", "k8s.drain", "k8s.taint", "k8s.label", "k8s.create_job"),
+    *("launcher.exclude_node", "launcher.include_node", "alertmanager."),
+    *("slurm.drain", "slurm.resume", "slurm.reserve"),
+)
+KINDS = "fuse fuse.mountpoint-s3 virtiofs gfs2 ocfs2 9p beegfs wekafs ceph lustre gpfs nfs nfs4 cifs smb3 glusterfs afs"
+MORE_KINDS = "orangefs daos vastnfs tmpfs ramfs devtmpfs overlay rootfs squashfs iso9660 a-new-one"
+
+
+@pytest.mark.parametrize("fstype", f"{KINDS} {MORE_KINDS}".split())
+def test_no_file_system_is_cleaned_that_is_not_known_to_be_on_a_disk_of_its_node(fstype: str) -> None:
+    """Shared ones, those in memory or without a disk of their own, and unknown ones."""
+    labels = {"mountpoint": "/mnt/x", "device": "/dev/mapper/x", "fstype": fstype}
+    assert (takes(CLEANS, labels), takes(TELLS, labels)) == (False, True)
+
+
+@pytest.mark.parametrize("device", ["tmpfs", "overlay"])
+def test_the_device_shows_it_if_the_type_is_not_known(device: str) -> None:
+    """A rule that sums over types keeps the device."""
+    labels = {"mountpoint": "/run/user/1000", "device": device}
+    assert (takes(CLEANS, labels), takes(TELLS, labels)) == (False, True)
+
+
+VALUES = strategies.sampled_from(
+    ["", "/", "/boot", "/data", "nfs4", "ext4", "tmpfs", "fuse.sshfs", "a:/b", "//a/b", "/dev/sda"]
+)
 
 
 @hypothesis.given(strategies.dictionaries(strategies.sampled_from(["mountpoint", "fstype", "device", "job"]), VALUES))

@@ -98,7 +98,7 @@ CLAIMS: Mapping[str, Claim] = {
     "Its power limit was not lowered.": lambda run: not lowered(run) and StepStatus.UNKNOWN not in statuses(run, CAP),
     "Cleaning up by the agent's rules was not enough.": both(done(CLEAN, PRUNE), deleted),
     "Nothing was deleted by the agent's rules.": both(done(CLEAN, PRUNE), lambda run: not deleted(run)),
-    "Nothing was deleted: the agents' rules clean local file systems of nodes only.": not_done(CLEAN),
+    "Nothing was deleted: the agents' rules clean disks of nodes only.": not_done(CLEAN),
     "Whether anything was cleaned up is not known.": lambda run: (
         StepStatus.UNKNOWN in statuses(run, CLEAN, PRUNE) and not deleted(run)
     ),

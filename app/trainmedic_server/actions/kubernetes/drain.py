@@ -103,6 +103,7 @@ class DrainNode(ClusterAction):
     name: ClassVar[str] = "k8s.drain"
     summary: ClassVar[str] = "Cordon the node and evict its pods, as their disruption budgets allow; undo uncordons."
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
+    leaves_disks: ClassVar[bool] = True
     default_timeout: ClassVar[timedelta] = timedelta(minutes=30)
     Params: ClassVar[type[BaseModel]] = DrainParams
     outputs: ClassVar[Mapping[str, Shape]] = {

@@ -69,6 +69,7 @@ class CreateJobParams(ActionParams):
 class CreateClusterJob(Irreversible, ClusterAction):
     name: ClassVar[str] = "k8s.create_job"
     summary: ClassVar[str] = "Run a Job from a manifest next to the playbook, and wait for its end."
+    leaves_disks: ClassVar[bool] = True  # as every pod
     default_timeout: ClassVar[timedelta] = timedelta(minutes=10)
     Params: ClassVar[type[BaseModel]] = CreateJobParams
     outputs: ClassVar[Mapping[str, Shape]] = dict.fromkeys(("job", "uid", "result"), TEXT)

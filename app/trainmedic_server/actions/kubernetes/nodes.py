@@ -81,6 +81,7 @@ def taint_field(key: str, effect: str) -> field_changes.RevertibleField:
 
 
 class _NodeAction(ClusterAction):
+    leaves_disks: ClassVar[bool] = True
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
     outputs: ClassVar[Mapping[str, Shape]] = {"node": TEXT, "before": ANY, "after": ANY, "note": TEXT}
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
