@@ -65,6 +65,9 @@ _MODEL_TEXT = re.compile(
     r"(?i)\W{0,4}(?:prompt|question|answer|response|completion|generat(?:ed|ion)|user|assistant|sample|example|prediction"
     r"|output text|target text)\b[^:=>]{0,20}[:=>]"
 )
+# Megatron-LM recomputes a step with wrong numbers, and decides only on another GPU that the training computes them.
+_RECOMPUTED = re.compile(r"Unexpected result \S+ on rank \d+ at iteration|rerun: unexpected result is |Possible \w+ error!")
+_REPRODUCED = re.compile(r"Second rerun: unexpected result is reproducible|Correct result \(but possible")
 # Printed after all ranks were compared.
 _COMPARED_ALL_RANKS = re.compile(r"Duplicate GPU detected|Detected mismatch between collectives")
 # Messages with one reading, even without a traceback.
@@ -131,7 +134,9 @@ def _is_sure(leading: Finding, ranks: frozenset[int], facts: Facts, relevant: Re
     if any(_may_be_first(other, leading, ranks) for other in relevant.roots):
         return False
     # A loss that is not a number ends no process; another failure may.
-    if leading.cause is CauseClass.NUMERICS and any(f.cause is not leading.cause for f in relevant.roots):
+    if leading.cause is CauseClass.NUMERICS and (
+        any(f.cause is not leading.cause for f in relevant.roots) or _is_recomputed_without_result(facts)
+    ):
         return False
     is_hardware = leading.cause is CauseClass.GPU and bool(_HARDWARE.search(leading.line))
     if leading.cause in _NEVER_SURE_BY_LINE and not is_hardware:
@@ -147,6 +152,11 @@ def _is_sure(leading: Finding, ranks: frozenset[int], facts: Facts, relevant: Re
     return not (is_of_one and facts.unread_ranks)
 
 
+def _is_recomputed_without_result(facts: Facts) -> bool:
+    lines = [finding.line for finding in facts.findings]
+    return any(map(_RECOMPUTED.search, lines)) and not any(map(_REPRODUCED.search, lines))
+
+
 def _is_later_of_message(other: Finding, first: Finding) -> bool:
     """Return whether both lines are of one message. False for exceptions: their rules match unrelated messages too."""
     is_exception = bool(first.fields.keys() & {"exception", "alone"})
@@ -156,7 +166,8 @@ def _is_later_of_message(other: Finding, first: Finding) -> bool:
 def _cause_printed_next(leading: Finding, roots: Sequence[Finding]) -> Finding | None:
     if leading.cause is CauseClass.NUMERICS:
         # A recomputed step with another result shows that the GPU computed wrong numbers.
-        return next((other for other in roots if other.rule == RERUN and other.cause is CauseClass.GPU), None)
+        results = [other for other in roots if other.rule == RERUN and other.cause is CauseClass.GPU]
+        return min(results, key=lambda other: rank_of(other) is None, default=None)
     if leading.cause is not CauseClass.CODE or PROOF in leading.fields or _CODE_PROOF.search(leading.line):
         return None
     return next(
