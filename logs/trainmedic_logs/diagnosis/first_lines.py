@@ -98,7 +98,7 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     leading = min([first, *(other for other in rivals if not _is_later_of_message(other, first))], key=_vagueness)
     leading = _cause_printed_next(leading, roots) or leading
     # The same line of other ranks.
-    alike = [f for f in [first, *rivals] if f.rule == leading.rule]
+    alike = [f for f in [first, *rivals] if f.rule == leading.rule or (leading.rule == RERUN and f is first)]
     alike += [f for f in roots if f not in alike and f.shape == leading.shape and _is_soon_after(f, leading)]
     ranks = frozenset(rank for finding in alike if (rank := rank_of(finding)) is not None)
     # Lines of other ranks that state another cause, or are certainly earlier, make the leading one doubtful.
@@ -166,8 +166,7 @@ def _is_later_of_message(other: Finding, first: Finding) -> bool:
 def _cause_printed_next(leading: Finding, roots: Sequence[Finding]) -> Finding | None:
     if leading.cause is CauseClass.NUMERICS:
         # A recomputed step with another result shows that the GPU computed wrong numbers.
-        results = [other for other in roots if other.rule == RERUN and other.cause is CauseClass.GPU]
-        return min(results, key=lambda other: rank_of(other) is None, default=None)
+        return next((other for other in roots if other.rule == RERUN and other.cause is CauseClass.GPU), None)
     if leading.cause is not CauseClass.CODE or PROOF in leading.fields or _CODE_PROOF.search(leading.line):
         return None
     return next(
