@@ -194,3 +194,21 @@ def test_a_lost_gpu_is_never_a_restart(line: str, tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path, line)
     assert verdict.cause is CauseClass.GPU
     assert verdict.advice in (Advice.ASK, Advice.ISOLATE_NODE)
+
+
+@pytest.mark.parametrize(
+    ("later", "cause"),
+    [
+        ("", CauseClass.NETWORK),
+        ("slurmstepd: error: *** JOB 3 ON n1 CANCELLED AT 2021-03-15T18:00:46 DUE TO TIME LIMIT ***", CauseClass.PREEMPTION),
+        ("RuntimeError: Trying to backward through the graph a second time", CauseClass.CODE),
+    ],
+)
+def test_a_request_that_was_retried_is_a_hint_if_nothing_else_happened(
+    later: str, cause: CauseClass, tmp_path: Path
+) -> None:
+    """Libraries retry for minutes, and mostly succeed."""
+    retried = "'(ReadTimeoutError(...), '(Request ID: 8a)')' thrown while requesting GET https://hub.internal/a.zst\n"
+    verdict = verdict_on(tmp_path, f"{retried}{later}\n")
+    assert verdict.cause is cause
+    assert (verdict.confidence is Confidence.LOW) == (cause is CauseClass.NETWORK)
