@@ -66,7 +66,10 @@ _MODEL_TEXT = re.compile(
     r"|output text|target text)\b[^:=>]{0,20}[:=>]"
 )
 # Megatron-LM recomputes a step with wrong numbers, and decides only on another GPU that the training computes them.
-_RECOMPUTED = re.compile(r"Unexpected result \S+ on rank \d+ at iteration|rerun: unexpected result is |Possible \w+ error!")
+_RECOMPUTED = re.compile(
+    r"Unexpected result \S+ on rank \d+ at iteration|rerun: unexpected result is "
+    r"|Possible (?:transient|persistent) error!"
+)
 _REPRODUCED = re.compile(r"Second rerun: unexpected result is reproducible|Correct result \(but possible")
 # Printed after all ranks were compared.
 _COMPARED_ALL_RANKS = re.compile(r"Duplicate GPU detected|Detected mismatch between collectives")
@@ -81,11 +84,11 @@ _LAST_RESORT_RULES = frozenset({"tool-failed", "pod-evicted"})
 _RULES_PREVENTING_START = frozenset({"pod-not-started", "image-not-pulled"})
 # Rules for events and tables of Kubernetes, which list any pods of a namespace.
 _POD_RULES = _RULES_PREVENTING_START | {"container-oom-killed", "pod-evicted", "pod-preempted", "pod-storage-used-up"}
-_LISTED_POD = re.compile(r"\b[Pp]od/(?P<a>[a-z0-9][a-z0-9.-]*)|^\s*(?:\S+\s+)?(?P<b>[a-z0-9][a-z0-9.-]*)\s+\d+/\d+\s+[A-Z]\w+\s+\d")
-# Causes that a process states of itself, not of a peer's end.
-_OWN_CAUSES = frozenset(
-    {CauseClass.CODE, CauseClass.DATA, CauseClass.GPU_MEMORY, CauseClass.NUMERICS, CauseClass.STORAGE}
+_LISTED_POD = re.compile(
+    r"\b[Pp]od/(?P<a>[a-z0-9][a-z0-9.-]*)|^\s*(?:\S+\s+)?(?P<b>[a-z0-9][a-z0-9.-]*)\s+\d+/\d+\s+[A-Z]\w+\s+\d"
 )
+# Causes that a process states of itself, not of a peer's end.
+_OWN_CAUSES = frozenset({CauseClass.CODE, CauseClass.DATA, CauseClass.GPU_MEMORY, CauseClass.STORAGE})
 # Longest time between the same line of ranks that failed together, and from an exception to a line of its message.
 _TOGETHER_S = 30.0
 _SAME_MESSAGE_S = 1.0
@@ -98,7 +101,9 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     if not relevant.roots:
         return
     unsure_pods = [finding for finding in relevant.roots if _is_of_unknown_pod(finding, facts)]
-    has_own = any(f.cause in _OWN_CAUSES and f not in unsure_pods and not _is_last_resort(f, facts) for f in relevant.roots)
+    has_own = any(
+        f.cause in _OWN_CAUSES and f not in unsure_pods and not _is_last_resort(f, facts) for f in relevant.roots
+    )
     last_resort = [f for f in relevant.roots if _is_last_resort(f, facts) or (has_own and f in unsure_pods)]
     roots = [finding for finding in relevant.roots if finding not in last_resort] or last_resort
     first = roots[0]

@@ -74,7 +74,7 @@ _DATA_LOADER_FILE = re.compile(
 # Code that reads samples: loader processes, and libraries that only read data.
 _SAMPLE_READER_FILE = re.compile(r"/torch/utils/data/_utils/(?:worker|fetch)\.py$")
 _DATA_LIBRARY_FILE = re.compile(
-    r"/(?:site|dist)-packages/(?:streaming/base|webdataset|wids|litdata|ffcv|torchdata|petastorm|tfrecord|lmdb|h5py|zarr"
+    r"/(?:site|dist)-packages/(?:streaming/base|webdataset|wids|litdata|ffcv|torchdata|petastorm|tfrecord"
     r"|megatron/energon|nvidia/dali|array_record|grain)/"
 )
 _CAUGHT_IN_LOADER = re.compile(r"^Caught \w{2,60} in DataLoader worker")
@@ -177,7 +177,7 @@ def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
 
 
 def read_in_thread(reading: ExceptionReading, traceback: str) -> ExceptionReading:
-    """Return the reading for a thread other than the main one, whose end need not end the program."""
+    """Return the reading for a thread, whose end need not end the program."""
     if reading.cause is not CauseClass.CODE:
         return reading
     calls = _CALL.findall(traceback)

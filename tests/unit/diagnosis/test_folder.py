@@ -286,7 +286,9 @@ def test_a_folder_of_too_many_entries_hides_no_other(tmp_path: Path, monkeypatch
     }
 
 
-@pytest.mark.parametrize("event", ["Evicted   pod/{}   The node was low on resource: memory.", "{}   0/1   OOMKilled   3   4h"])
+@pytest.mark.parametrize(
+    "event", ["Evicted   pod/{}   The node was low on resource: memory.", "{}   0/1   OOMKilled   3   4h"]
+)
 def test_a_pod_that_may_be_anothers_does_not_explain_an_own_exception(event: str, tmp_path: Path) -> None:
     """Events list all pods of a namespace. A folder named after a pod makes it the job's."""
     raised = "[rank0]: RuntimeError: Trying to backward through the graph a second time\n"

@@ -200,7 +200,10 @@ def test_a_lost_gpu_is_never_a_restart(line: str, tmp_path: Path) -> None:
     ("later", "cause"),
     [
         ("", CauseClass.NETWORK),
-        ("slurmstepd: error: *** JOB 3 ON n1 CANCELLED AT 2021-03-15T18:00:46 DUE TO TIME LIMIT ***", CauseClass.PREEMPTION),
+        (
+            "slurmstepd: error: *** JOB 3 ON n1 CANCELLED AT 2021-03-15T18:00:46 DUE TO TIME LIMIT ***",
+            CauseClass.PREEMPTION,
+        ),
         ("RuntimeError: Trying to backward through the graph a second time", CauseClass.CODE),
     ],
 )
