@@ -65,6 +65,12 @@ _MODEL_TEXT = re.compile(
     r"(?i)\W{0,4}(?:prompt|question|answer|response|completion|generat(?:ed|ion)|user|assistant|sample|example|prediction"
     r"|output text|target text)\b[^:=>]{0,20}[:=>]"
 )
+# Megatron-LM recomputes a step with wrong numbers, and decides only on another GPU that the training computes them.
+_RECOMPUTED = re.compile(
+    r"Unexpected result \S+ on rank \d+ at iteration|rerun: unexpected result is "
+    r"|Possible (?:transient|persistent) error!"
+)
+_REPRODUCED = re.compile(r"Second rerun: unexpected result is reproducible|Correct result \(but possible")
 # Printed after all ranks were compared.
 _COMPARED_ALL_RANKS = re.compile(r"Duplicate GPU detected|Detected mismatch between collectives")
 # Messages with one reading, even without a traceback.
@@ -76,6 +82,13 @@ _LARGE_LOSS_RULE = "loss-high"
 # Rules that count only without another cause: scripts may survive a failed tool.
 _LAST_RESORT_RULES = frozenset({"tool-failed", "pod-evicted"})
 _RULES_PREVENTING_START = frozenset({"pod-not-started", "image-not-pulled"})
+# Rules for events and tables of Kubernetes, which list any pods of a namespace.
+_POD_RULES = _RULES_PREVENTING_START | {"container-oom-killed", "pod-evicted", "pod-preempted", "pod-storage-used-up"}
+_LISTED_POD = re.compile(
+    r"\b[Pp]od/(?P<a>[a-z0-9][a-z0-9.-]*)|^\s*(?:\S+\s+)?(?P<b>[a-z0-9][a-z0-9.-]*)\s+\d+/\d+\s+[A-Z]\w+\s+\d"
+)
+# Causes that a process states of itself, not of a peer's end.
+_OWN_CAUSES = frozenset({CauseClass.CODE, CauseClass.DATA, CauseClass.GPU_MEMORY, CauseClass.STORAGE})
 # Longest time between the same line of ranks that failed together, and from an exception to a line of its message.
 _TOGETHER_S = 30.0
 _SAME_MESSAGE_S = 1.0
@@ -87,7 +100,11 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     """Yield at most one attribution, to all ranks that printed the line together."""
     if not relevant.roots:
         return
-    last_resort = [finding for finding in relevant.roots if _is_last_resort(finding, facts)]
+    unsure_pods = [finding for finding in relevant.roots if _is_of_unknown_pod(finding, facts)]
+    has_own = any(
+        f.cause in _OWN_CAUSES and f not in unsure_pods and not _is_last_resort(f, facts) for f in relevant.roots
+    )
+    last_resort = [f for f in relevant.roots if _is_last_resort(f, facts) or (has_own and f in unsure_pods)]
     roots = [finding for finding in relevant.roots if finding not in last_resort] or last_resort
     first = roots[0]
     rivals = [other for other in roots[1:] if not moment_of(first).is_before(moment_of(other))]
@@ -95,7 +112,7 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     leading = min([first, *(other for other in rivals if not _is_later_of_message(other, first))], key=_vagueness)
     leading = _cause_printed_next(leading, roots) or leading
     # The same line of other ranks.
-    alike = [f for f in [first, *rivals] if f.rule == leading.rule]
+    alike = [f for f in [first, *rivals] if f.rule == leading.rule or _has_result(f, leading)]
     alike += [f for f in roots if f not in alike and f.shape == leading.shape and _is_soon_after(f, leading)]
     ranks = frozenset(rank for finding in alike if (rank := rank_of(finding)) is not None)
     # Lines of other ranks that state another cause, or are certainly earlier, make the leading one doubtful.
@@ -131,7 +148,9 @@ def _is_sure(leading: Finding, ranks: frozenset[int], facts: Facts, relevant: Re
     if any(_may_be_first(other, leading, ranks) for other in relevant.roots):
         return False
     # A loss that is not a number ends no process; another failure may.
-    if leading.cause is CauseClass.NUMERICS and any(f.cause is not leading.cause for f in relevant.roots):
+    if leading.cause is CauseClass.NUMERICS and (
+        any(f.cause is not leading.cause for f in relevant.roots) or _is_recomputed_without_result(facts)
+    ):
         return False
     is_hardware = leading.cause is CauseClass.GPU and bool(_HARDWARE.search(leading.line))
     if leading.cause in _NEVER_SURE_BY_LINE and not is_hardware:
@@ -140,11 +159,18 @@ def _is_sure(leading: Finding, ranks: frozenset[int], facts: Facts, relevant: Re
         return False
     if _is_doubtful(leading) or not _proves_cause(leading):
         return False
+    if relevant.cascades and _is_of_unknown_pod(leading, facts):
+        return False
     if _were_ended_after_crash(ranks, facts) or _ran_until_stopped(leading, facts, relevant):
         return False
     # An exception can follow from another one on an unread rank.
     is_of_one = leading.cause is CauseClass.CODE and not _COMPARED_ALL_RANKS.search(leading.line)
     return not (is_of_one and facts.unread_ranks)
+
+
+def _is_recomputed_without_result(facts: Facts) -> bool:
+    lines = [finding.line for finding in facts.findings]
+    return any(map(_RECOMPUTED.search, lines)) and not any(map(_REPRODUCED.search, lines))
 
 
 def _is_later_of_message(other: Finding, first: Finding) -> bool:
@@ -171,6 +197,10 @@ def _is_printed_next(other: Finding, leading: Finding) -> bool:
     return is_same and is_own and GUESS not in other.fields and 0 <= apart <= _SAME_MESSAGE_S
 
 
+def _has_result(finding: Finding, result: Finding) -> bool:
+    return result.rule == RERUN and finding.cause is CauseClass.NUMERICS
+
+
 def _proves_cause(finding: Finding) -> bool:
     if finding.rule == _LARGE_LOSS_RULE:
         return False  # it may be a sum over many samples
@@ -187,6 +217,11 @@ def _is_last_resort(finding: Finding, facts: Facts) -> bool:
     is_number = finding.cause is CauseClass.NUMERICS and "exception" not in finding.fields
     was_survived = is_number and (finding.id in facts.excused or bool(facts.followed.get(finding.id)))
     return _is_heading_only(finding) or finding.rule in _LAST_RESORT_RULES or was_survived or _is_model_text(finding)
+
+
+def _is_of_unknown_pod(finding: Finding, facts: Facts) -> bool:
+    listed = _LISTED_POD.search(finding.line) if finding.rule in _POD_RULES else None
+    return listed is not None and (listed["a"] or listed["b"]) not in facts.nodes
 
 
 def _is_model_text(finding: Finding) -> bool:

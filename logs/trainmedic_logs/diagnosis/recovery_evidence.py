@@ -50,6 +50,14 @@ _SKIPPED_STEP = re.compile(
     r"(?i)\b(?:overflow\w*|skip(?:s|ped|ping)?)\b.{0,80}\b(?:steps?|loss scale|scaler|updates?)\b"
     r"|\b(?:steps?|updates?)\b.{0,40}\bskipp"
 )
+# Words of a program that handled a full GPU by a smaller batch.
+_SMALLER_BATCH = re.compile(
+    r"(?i)\bbatch[ _]?size \d+ failed, trying|\bdecreasing batch[ _]?size to\b"
+    r"|\b(?:micro)?batch[ _]?size (?:will be |was |is )?(?:decreased|reduced|lowered|halved)\b"
+    r"|\b(?:retrying|trying|continuing) (?:again )?with (?:a |the )?(?:smaller |lower |reduced )?(?:micro)?[ _-]?batch"
+    r"|\battempting to recover from OOM\b|\bran out of memory, (?:retrying|skipping) batch\b|\bto CPU due to CUDA OOM\b"
+)
+_SUGGESTS = re.compile(r"(?i)\b(?:consider|please|should|can|could|may|might|need|if|try(?! again)|automatically)\b")
 _RAISED = re.compile(r"[\w.]{0,80}(?:Error|Exception): ")
 # Lines kept, because a block is recognised only some lines after its start.
 _RECENT = 16
@@ -78,6 +86,7 @@ class RecoveryEvidence(Struct):
     # Times of findings of wrong numbers, by stream.
     _bad_numbers: dict[str, dict[str, datetime]] = field(default_factory=dict)
     excused: set[str] = field(default_factory=set)
+    _full_gpus: dict[str, set[str]] = field(default_factory=dict)  # findings by stream
     _finite_steps: Counter[str] = field(default_factory=Counter)  # since a finding of wrong numbers
     _unranked_lines: Counter[str] = field(default_factory=Counter)
     _chapters: Counter[_RankStream] = field(default_factory=Counter)
@@ -110,6 +119,8 @@ class RecoveryEvidence(Struct):
                 self._timeouts[line.origin.stream, line.origin.rank].add(finding.id)
                 self._steps_since[line.origin.stream][finding.id] = 0
             elif finding.role is Role.ROOT:
+                if finding.cause is CauseClass.GPU_MEMORY:
+                    self._full_gpus.setdefault(line.origin.stream, set()).add(finding.id)
                 self._unconfirmed[line.origin.stream, line.origin.rank][finding.id] = line.at
                 self._steps_since[line.origin.stream][finding.id] = 0
         announced = _announcement(line, recent)
@@ -136,6 +147,10 @@ class RecoveryEvidence(Struct):
     def _take(self, line: Line, is_timed: bool, is_step: bool, only: Set[str] | None = None) -> None:
         """Count the line for earlier findings, or those in `only`."""
         stream = line.origin.stream
+        if (full := self._full_gpus.get(stream)) and _is_smaller_batch(line.text[:400]):
+            handled = full if only is None else full & only
+            self._full_gpus[stream] = full - handled
+            self._mark_outlived(stream, handled)
         # A step in words counts only once its format has repeated: error messages may contain one.
         if is_step or (line.record and not line.has_words and line.record.get("event") == "step"):
             if waiting := self._steps_since.get(stream):
@@ -201,6 +216,10 @@ class RecoveryEvidence(Struct):
             if key[0] == stream and ids & waits:
                 self._chapters[key] += 1
                 waits -= ids
+
+
+def _is_smaller_batch(text: str) -> bool:
+    return bool(_SMALLER_BATCH.search(text)) and not _SUGGESTS.search(text)
 
 
 def _is_excused(finding: Finding, announced: str) -> bool:

@@ -11,6 +11,7 @@ from trainmedic_logs.diagnosis.clock_guess import ERROR
 from trainmedic_logs.diagnosis.facts import Facts
 from trainmedic_logs.domain.finding import CauseClass, Finding, Role
 
+_RETRIED_RULE = "request-retried"  # counts only if there is nothing else
 TRUSTED_SOURCES = frozenset({"kernel", "fabric-manager"})
 """Sources that jobs cannot write."""
 # Longest delay of a step report.
@@ -53,6 +54,9 @@ class Relevant(Struct, frozen=True):
 
 def select_relevant(facts: Facts) -> Relevant:
     own = [f for f in facts.findings if f.origin.source not in TRUSTED_SOURCES and f.shape not in facts.healthy_shapes]
+    others = [finding for finding in facts.findings if finding.rule != _RETRIED_RULE]
+    if others or facts.exits or facts.steps or facts.throughput_drop:
+        own = [finding for finding in own if finding.rule != _RETRIED_RULE]
     has_failed = any(f.role is Role.CASCADE for f in own) or any(ended.is_failure for ended in facts.exits)
     recovered = [f for f in own if f.role is Role.ROOT and _has_recovered(f, facts, has_failed)]
     outlived = [f for f in own if f.role is Role.CASCADE and _was_outlived(f, facts)]

@@ -71,6 +71,20 @@ _LIBRARY_FILE = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<fro
 _DATA_LOADER_FILE = re.compile(
     r"/torch/utils/data/_utils/|/datasets/(?:iterable_|arrow_)?(?:dataset|builder|reader)\.py"
 )
+# Code that reads samples: loader processes, and libraries that only read data.
+_SAMPLE_READER_FILE = re.compile(r"/torch/utils/data/_utils/(?:worker|fetch)\.py$")
+_DATA_LIBRARY_FILE = re.compile(
+    r"/(?:site|dist)-packages/(?:streaming/base|webdataset|wids|litdata|ffcv|torchdata|petastorm|tfrecord"
+    r"|megatron/energon|nvidia/dali|array_record|grain)/"
+)
+_CAUGHT_IN_LOADER = re.compile(r"^Caught \w{2,60} in DataLoader worker")
+# Errors that a bad sample causes as well as the program that reads it.
+_SAMPLE_ERRORS = frozenset(
+    {
+        "AssertionError", "IndexError", "KeyError", "LookupError", "ValueError", "RuntimeError", "Exception", "OSError",
+        "IOError", "FileNotFoundError", "ZeroDivisionError", "OverflowError", "StopIteration", "struct.error",
+    }
+)  # fmt: skip
 _PROCESS_COMMUNICATION_FILE = re.compile(
     r"/(?:multiprocessing/(?:connection|managers|resource_\w+|queues)|concurrent/futures)[/.]"
 )
@@ -162,6 +176,15 @@ def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
     return ExceptionReading(earlier.cause, stated_by=earlier.stated_by or inner[0])
 
 
+def read_in_thread(reading: ExceptionReading, traceback: str) -> ExceptionReading:
+    """Return the reading for a thread, whose end need not end the program."""
+    if reading.cause is not CauseClass.CODE:
+        return reading
+    calls = _CALL.findall(traceback)
+    is_librarys = bool(calls) and bool(_LIBRARY_FILE.search(calls[-1]))
+    return ExceptionReading(CauseClass.UNKNOWN if is_librarys else CauseClass.CODE, is_guess=True)
+
+
 def _read_last(name: str, message: str, traceback: str) -> ExceptionReading:
     last = name.rpartition(".")[2]
     if (caught := _CAUGHT_CLASS.search(message)) and (inner_name := caught[1] or caught[2]) != last:
@@ -187,6 +210,8 @@ def _read_last(name: str, message: str, traceback: str) -> ExceptionReading:
         return ExceptionReading(by_message)
     if _SAYS_NOTHING.search(message):
         return ExceptionReading(CauseClass.UNKNOWN, is_guess=True)
+    if last in _SAMPLE_ERRORS and _reads_samples(message, calls):
+        return ExceptionReading(CauseClass.DATA)
     if last == "AssertionError" and _ASSERTS_FINITE.search(traceback[-_SEARCHED_TAIL:]):
         return ExceptionReading(CauseClass.NUMERICS)
     if last == "AssertionError" and _asserts_about_machine(message, traceback):
@@ -195,6 +220,13 @@ def _read_last(name: str, message: str, traceback: str) -> ExceptionReading:
         is_proof = _is_proof(last, message, calls, shown) and not _has_several_tracebacks(traceback)
         return ExceptionReading(CauseClass.CODE, is_proof=is_proof)
     return _by_class(name, last, message)
+
+
+def _reads_samples(message: str, calls: Sequence[str]) -> bool:
+    if _SIGNATURE.search(message) or _is_tensor_error(message) or "CUDA" in message:
+        return False
+    is_loader = _CAUGHT_IN_LOADER.search(message) or any(_SAMPLE_READER_FILE.search(call) for call in calls)
+    return bool(is_loader or (calls and _DATA_LIBRARY_FILE.search(calls[-1])))
 
 
 def _is_consequence(name: str, message: str, place: str) -> bool:

@@ -253,6 +253,8 @@ def _meaning_of_exception(role: Role, cause: CauseClass, fields: dict[str, str],
         return role, cause, fields
     words = words[:LONGEST]
     reading = exception_causes.read(name, _whole_message(name, fields.get("message", ""), words), words)
+    if "thread" in fields:
+        reading = exception_causes.read_in_thread(reading, words)
     if reading.is_consequence:
         return Role.CASCADE, CauseClass.UNKNOWN, fields
     if reading.is_proof:

@@ -163,6 +163,8 @@ _BY_WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
         re.compile(
             r"unexpected end of data|file signature not found|[Tt]runcated file|truncated"
             r"|did not match any variant of untagged enum"
+            r"|\b(?:[Ss]ample|[Rr]ecord)s?(?: index| number)? \S{1,200} (?:is|are|was) (?:not present|missing"
+            r"|incomplete|damaged|unreadable|empty)\b"
             r"|file size is 0 bytes|Could not open Parquet"
             r"|mmap length is greater than file size|could not parse ModelProto|[Cc]orrupt|bad magic"
             r"|invalid (?:magic|header)|not a gzip file"

@@ -54,8 +54,8 @@ def test_most_causes_are_found(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_high_confidence_is_no_rarity(folder: str) -> None:
-    """To be never sure is no calibration: at least a quarter of the verdicts on real failures are high."""
-    assert len(of(folder, Confidence.HIGH)) / len(results(folder)) >= 0.25
+    """To be never sure is no calibration: at least a fifth of the verdicts on real failures are high."""
+    assert len(of(folder, Confidence.HIGH)) / len(results(folder)) >= 0.2
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -284,3 +284,17 @@ def test_a_folder_of_too_many_entries_hides_no_other(tmp_path: Path, monkeypatch
     assert found.left_out == dict.fromkeys(("cache", "cache-2"), "more than 5 entries") | {
         "the rest": "more than 5 folders"
     }
+
+
+@pytest.mark.parametrize(
+    "event", ["Evicted   pod/{}   The node was low on resource: memory.", "{}   0/1   OOMKilled   3   4h"]
+)
+def test_a_pod_that_may_be_anothers_does_not_explain_an_own_exception(event: str, tmp_path: Path) -> None:
+    """Events list all pods of a namespace. A folder named after a pod makes it the job's."""
+    raised = "[rank0]: RuntimeError: Trying to backward through the graph a second time\n"
+    foreign = write(tmp_path / "1", **{"events.txt": event.format("egg-0"), "train.log": raised})
+    assert diagnosed(foreign).attempts[-1].verdict.cause is CauseClass.CODE
+    own = write(tmp_path / "2", **{"events.txt": event.format("worker-0"), "worker-0__rank0.log": raised})
+    assert diagnosed(own).attempts[-1].verdict.cause is CauseClass.HOST_MEMORY
+    alone = write(tmp_path / "3", **{"events.txt": event.format("egg-0"), "train.log": "step 3 loss 2.1\n"})
+    assert diagnosed(alone).attempts[-1].verdict.cause is CauseClass.HOST_MEMORY

@@ -84,3 +84,28 @@ def test_a_bar_that_ends_with_the_program_is_no_step(tmp_path: Path) -> None:
     closed = "\r 29%|███       | 29/1000 [00:29<10:00,  1.02it/s]"
     (tmp_path / "train.log").write_bytes("\n".join([bars, *RAISED, closed, ""]).encode())
     assert diagnosed(tmp_path).attempts[-1].verdict.cause is CauseClass.CODE
+
+
+FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "Batch size 128 failed, trying batch size 96",
+        "Decreasing batch size to: 64.",
+        "CUDA out of memory detected. Train microbatch size will be decreased from 8 -> 4.",
+        "| WARNING: ran out of memory, retrying batch",
+    ],
+)
+def test_a_full_gpu_that_a_smaller_batch_helped_is_not_blamed(told: str, tmp_path: Path) -> None:
+    """The later exception is; a second full GPU is blamed again."""
+    for last, cause in ((RAISED, CauseClass.CODE), ([FULL], CauseClass.GPU_MEMORY)):
+        verdict = diagnosed(written(tmp_path, [FULL, told, *last])).attempts[-1].verdict
+        assert verdict.cause is cause
+
+
+@pytest.mark.parametrize("told", ["Try decreasing batch size to 8", "Consider retrying with a smaller batch size."])
+def test_an_advised_smaller_batch_helped_nothing(told: str, tmp_path: Path) -> None:
+    """The full GPU ended it."""
+    assert diagnosed(written(tmp_path, [FULL, told])).attempts[-1].verdict.cause is CauseClass.GPU_MEMORY

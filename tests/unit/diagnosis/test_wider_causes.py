@@ -88,6 +88,21 @@ def test_a_job_that_did_not_start_is_told_as_such(log: str, cause: CauseClass, w
     assert verdict.confidence is not Confidence.HIGH
 
 
+@pytest.mark.parametrize(
+    ("told", "cause"),
+    [
+        ("", CauseClass.NUMERICS),
+        ("First rerun: unexpected result is reproducible within the tolerance (nan = nan).", CauseClass.NUMERICS),
+        ("First rerun: unexpected result is not reproducible within the tolerance (2.1 != nan)", CauseClass.GPU),
+    ],
+)
+def test_a_step_that_is_still_recomputed_proves_nothing(told: str, cause: CauseClass, tmp_path: Path) -> None:
+    """The log ends before Megatron-LM has a result of another GPU."""
+    nan = f"{RERUN}Unexpected result nan on rank 6 at iteration #812 invocation #1 (message='found NaN in loss')\n"
+    verdict = verdict_on(tmp_path, nan + f"{WHERE}{told}\n" * bool(told))
+    assert (verdict.cause, verdict.ranks, verdict.confidence) == (cause, (6,), Confidence.MEDIUM)
+
+
 @pytest.mark.parametrize("what", ["Possible transient error!", "Possible persistent error!"])
 def test_a_step_that_comes_out_differently_is_the_gpus(what: str, tmp_path: Path) -> None:
     """Megatron-LM computed it again; the NaN before it is not the reason."""
@@ -104,7 +119,7 @@ def test_a_step_that_comes_out_alike_is_the_trainings(tmp_path: Path) -> None:
     nan = f"{RERUN}Unexpected result nan on rank 6 at iteration #812 invocation #1 (message='found NaN in loss')\n"
     told = f"{WHERE}Correct result (but possible Application error)\n"
     verdict = verdict_on(tmp_path, nan + told)
-    assert (verdict.cause, verdict.ranks) == (CauseClass.NUMERICS, (6,))
+    assert (verdict.cause, verdict.ranks, verdict.confidence) == (CauseClass.NUMERICS, (6,), Confidence.HIGH)
 
 
 def test_what_a_service_kills_is_out_of_memory(tmp_path: Path) -> None:
@@ -179,3 +194,24 @@ def test_a_lost_gpu_is_never_a_restart(line: str, tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path, line)
     assert verdict.cause is CauseClass.GPU
     assert verdict.advice in (Advice.ASK, Advice.ISOLATE_NODE)
+
+
+@pytest.mark.parametrize(
+    ("later", "cause"),
+    [
+        ("", CauseClass.NETWORK),
+        (
+            "slurmstepd: error: *** JOB 3 ON n1 CANCELLED AT 2021-03-15T18:00:46 DUE TO TIME LIMIT ***",
+            CauseClass.PREEMPTION,
+        ),
+        ("RuntimeError: Trying to backward through the graph a second time", CauseClass.CODE),
+    ],
+)
+def test_a_request_that_was_retried_is_a_hint_if_nothing_else_happened(
+    later: str, cause: CauseClass, tmp_path: Path
+) -> None:
+    """Libraries retry for minutes, and mostly succeed."""
+    retried = "'(ReadTimeoutError(...), '(Request ID: 8a)')' thrown while requesting GET https://hub.internal/a.zst\n"
+    verdict = verdict_on(tmp_path, f"{retried}{later}\n")
+    assert verdict.cause is cause
+    assert (verdict.confidence is Confidence.LOW) == (cause is CauseClass.NETWORK)

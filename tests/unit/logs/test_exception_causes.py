@@ -222,3 +222,41 @@ def test_the_end_of_a_pipe_is_a_guess() -> None:
     """Without a message nobody knows what ended."""
     assert read("EOFError").is_guess
     assert not read("EOFError: Ran out of input").is_guess
+
+
+_LOADER = "/usr/lib/python3/dist-packages/torch/utils/data/_utils/fetch.py"
+_SHARDS = "/opt/conda/lib/python3.10/site-packages/webdataset/filters.py"
+_LIBRARY = "/opt/conda/lib/python3.10/site-packages/tensorflow/hook.py"
+
+
+@pytest.mark.parametrize(
+    ("line", "calls", "cause"),
+    [
+        ("AssertionError: file named 000001/0001.jpg not found", [_LOADER, "/app/data.py"], CauseClass.DATA),
+        ("FileNotFoundError: Caught FileNotFoundError in DataLoader worker process 1.", [], CauseClass.DATA),
+        ("ValueError: didn't find ['y.txt'] in ['__key__', 'x.pyd']", ["/app/train.py", _SHARDS], CauseClass.DATA),
+        ("KeyError: 'labels'", ["/app/train.py", "/app/model.py"], CauseClass.CODE),
+        ("ValueError: too few", [_SHARDS, "/app/model.py"], CauseClass.CODE),
+        ("AttributeError: 'Set' object has no attribute 'lenn'", [_LOADER, "/app/data.py"], CauseClass.CODE),
+        ("TypeError: decode() got an unexpected keyword argument 'a'", ["/app/t.py", _SHARDS], CauseClass.CODE),
+        ("RuntimeError: Cannot re-initialize CUDA in forked subprocess.", [_LOADER, "/app/data.py"], CauseClass.CODE),
+        ("RuntimeError: stack expects each tensor to be equal size, but", [_LOADER, _LIBRARY], CauseClass.CODE),
+    ],
+)
+def test_where_samples_are_read_an_error_is_of_the_data(line: str, calls: list[str], cause: CauseClass) -> None:
+    """Unless no sample can cause it."""
+    frames = "".join(f'  File "{call}", line 3, in f\n    f()\n' for call in calls)
+    name, _, message = line.partition(": ")
+    reading = exception_causes.read(name, message, f"Traceback (most recent call last):\n{frames}{line}")
+    assert reading.cause is cause
+    assert not (reading.is_proof and cause is CauseClass.DATA)
+
+
+@pytest.mark.parametrize(("place", "cause"), [("/app/writer.py", CauseClass.CODE), (_LIBRARY, CauseClass.UNKNOWN)])
+def test_the_end_of_a_thread_is_a_hint(place: str, cause: CauseClass) -> None:
+    """In a library's own thread not even that."""
+    traceback = f'Exception in thread Thread-4:\nTraceback (most recent call last):\n  File "{place}", line 3, in f\n'
+    sure = ExceptionReading(CauseClass.CODE, is_proof=True)
+    assert exception_causes.read_in_thread(sure, traceback) == ExceptionReading(cause, is_guess=True)
+    stated = ExceptionReading(CauseClass.STORAGE)
+    assert exception_causes.read_in_thread(stated, traceback) is stated
