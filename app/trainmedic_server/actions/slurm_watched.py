@@ -238,8 +238,9 @@ class WatchedAction(SlurmAction):
                 started_at = await self.slurm.started_at()
             except ClusterUnavailable:
                 return False  # asked again at the next look
-            earliest = max(silence.began, made_at - _READ_BACK)
-            known.is_crash = started_at is not None and earliest - _ROUNDED <= started_at <= silence.ended + _ROUNDED
+            earliest = max(silence.began, made_at - _READ_BACK) - _ROUNDED
+            latest = min(silence.ended, known.ended_at or silence.ended)  # a loss that was seen has a cause before
+            known.is_crash = started_at is not None and earliest <= started_at <= latest
             known.judged = silence.ended
         return known.is_crash
 

@@ -294,6 +294,7 @@ def test_a_person_who_ends_a_drain_in_an_outage_of_the_way_to_slurm_is_not_overr
         run = eventually(lambda way=way: _with(servers.closed(way), "lease_lost"), 120, "the end is recorded")  # type: ignore[misc]
         assert "set_again_started" not in kinds_of(run)
         assert "DRAIN" not in servers.node(node)
+    time.sleep(2)
     cluster.run("sdiag", "--reset")  # as at midnight
     time.sleep(20)  # for another look
     assert not [way for way in NODES if "set_again_started" in kinds_of(servers.closed(way))]

@@ -220,6 +220,19 @@ async def test_a_shared_leased_drain_is_renewed_in_each_third_of_each_lease(othe
     assert not any(renewal.has_expired for renewal in await action.renew(effects, clock.now()))
 
 
+async def test_statistics_that_start_again_after_a_loss_was_seen_do_not_explain_it() -> None:
+    """Also if the silence lasts on, as for the readings of all nodes."""
+    clock = ManualClock(NOW)
+    slurm = OneNode()
+    action = drains(slurm, clock)
+    await renewed(slurm, action=action, made_at=BEFORE_SILENCE)
+    clock.sleep(15)
+    slurm.silence = replace(SILENCE, ended=NOW + timedelta(seconds=5))
+    slurm.started = NOW + timedelta(seconds=2)
+    (renewal,) = await renewed(slurm, action=action, made_at=BEFORE_SILENCE)
+    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
+
+
 async def test_a_leased_drain_that_a_person_ended_stays_ended() -> None:
     """Also when its lease would have ended, and beside drains without a lease, which are checked more often."""
     clock = ManualClock(NOW)
