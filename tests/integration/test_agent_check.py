@@ -134,17 +134,6 @@ def test_a_command_of_slurm_that_is_missing_is_an_error(tmp_path: Path, driver: 
     assert any(f"cannot run {tmp_path}/scancel" in each for each in report["errors"])
 
 
-def test_a_missing_sdiag_is_a_warning(tmp_path: Path, driver: Driver) -> None:
-    """Drains work without it."""
-    (tmp_path / "scontrol").write_text("#!/bin/sh\n")
-    (tmp_path / "scontrol").chmod(0o755)
-    policy = tmp_path / "slurm.yaml"
-    policy.write_text(f"allow: [slurm.drain]\nslurm: {{commands: {tmp_path}}}\n")
-    report = told(driver, "--policy", policy, "--redis", NO_REDIS, "--state-dir", tmp_path / "state", status=3)
-    assert any(f"cannot run {tmp_path}/sdiag" in each for each in report["warnings"])
-    assert not any("sdiag" in each for each in report["errors"])
-
-
 @pytest.mark.parametrize("is_genuine", [True, False])
 def test_the_agent_that_runs_is_told_where_its_presence_is_genuine(
     tmp_path: Path, policy: Path, driver: Driver, redis_url: str, is_genuine: bool

@@ -40,7 +40,6 @@ REST: Mapping[str, Sequence[str]] = {
         "tests/integration/server/test_slurm_agent.py",
         "tests/integration/server/test_slurm_failover.py",
         "tests/integration/server/test_slurm_repair.py",
-        "tests/integration/server/test_slurm_unfinished.py",
         "tests/integration/test_slurm_actions.py",
         "tests/integration/test_slurm_scripts.py",
     ),

@@ -44,7 +44,7 @@ class SlurmLogin(Node):
         """While this file is there, an update does not return after it is done."""
         self.blocked = directory / "blocked"
         """While this file is there, an update does not begin."""
-        for name in ("scontrol", "scancel", "sdiag"):
+        for name in ("scontrol", "scancel"):
             enter = shlex.join(cluster.entering(f"/usr/bin/{name}"))
             script = _COMMAND.format(
                 name=name,

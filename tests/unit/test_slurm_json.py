@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from trainmedic_server.adapters.slurm_json import is_standby_working, job_in, nodes_of, own_id_in, uptime_of
+from trainmedic_server.adapters.slurm_json import job_in, nodes_of, own_id_in
 from trainmedic_server.errors import ClusterRefused, ObjectMissing
 
 
@@ -87,32 +86,3 @@ def test_a_node_without_a_known_base_state_takes_no_jobs(state: list[str], why: 
     """Otherwise it would count as capacity."""
     (node,) = nodes_of({"nodes": [{"name": "n1", "state": state}]})
     assert node.why_unavailable == why
-
-
-@pytest.mark.parametrize(
-    ("pings", "works"),
-    [
-        ([{"primary": True, "responding": True}], False),
-        ([{"primary": True, "pinged": "UP"}, {"primary": False, "pinged": "DOWN"}], False),
-        ([{"primary": True, "responding": False}, {"primary": False, "responding": True}], True),
-        ([{"responding": False}, {"responding": True}], False),
-    ],
-)
-def test_a_standby_works_while_the_first_controller_is_silent(pings: list[dict[str, object]], works: bool) -> None:
-    assert is_standby_working({"pings": pings}) is works
-
-
-@pytest.mark.parametrize(
-    ("statistics", "uptime"),
-    [
-        ({"req_time": number(150), "req_time_start": number(90)}, timedelta(minutes=1)),
-        ([{"req_time": number(90), "req_time_start": number(90)}], timedelta(0)),
-        ({"req_time": number(30), "req_time_start": number(90)}, None),
-        ({"req_time": number(20 * 86_400 + 7200), "req_time_start": number(20 * 86_400 + 1)}, None),
-        ({"req_time": number(30), "req_time_start": number(0)}, None),
-        (None, None),
-    ],
-)
-def test_the_uptime_is_that_of_the_statistics(statistics: object, uptime: timedelta | None) -> None:
-    """slurmrestd sends an object, an agent a list. At midnight UTC, slurmctld resets its statistics."""
-    assert uptime_of({"statistics": statistics}) == uptime

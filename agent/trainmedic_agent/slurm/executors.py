@@ -31,7 +31,6 @@ _READ_RECORDS: _Records = {
     "job": ("jobs", arguments.job_id),
     "reservations": ("reservations", None),
     "ping": ("pings", None),
-    "diag": ("statistics", None),
 }
 _LISTED_RECORDS: _Records = {"nodes": ("nodes", None), "jobs": ("jobs", None)}
 _DATED_RECORDS = frozenset({"nodes", "jobs", "reservations"})  # slurmctld dates empty answers too
@@ -162,8 +161,6 @@ class SlurmReading:
 
 
 def _reading(what: str, names: Sequence[str], parser: str) -> Sequence[str]:
-    if what == "diag":
-        return "sdiag", f"--json={parser}"
     shown = ("ping",) if what == "ping" else ("show", what, *names)
     # With fed_display, scontrol would list the jobs of all clusters of a federation.
     return "scontrol", "--all", "--local", "--details", f"--json={parser}", *shown

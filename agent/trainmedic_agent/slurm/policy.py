@@ -16,7 +16,6 @@ CHANGING = (
     *("slurm.drain", "slurm.resume", "slurm.reboot", "slurm.reserve", "slurm.hold", "slurm.release"),
     *("slurm.requeue", "slurm.update", "slurm.signal", "slurm.cancel"),
 )
-WATCHED = ("slurm.drain", "slurm.reserve", "slurm.hold")  # made again if slurmctld lost them
 COMMENT = "slurm.comment"
 """Sets a job's admin comment, in which the server marks its changes."""
 ALSO_BY: Mapping[str, frozenset[str]] = {
@@ -28,7 +27,7 @@ ALSO_BY: Mapping[str, frozenset[str]] = {
 
 
 class SlurmPolicy(Struct, frozen=True):
-    """- ``commands``: directory of scontrol, scancel and sdiag
+    """- ``commands``: directory of scontrol and scancel
     - ``conf``: slurm.conf. None: where they look for it
     """
 

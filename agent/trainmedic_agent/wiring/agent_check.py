@@ -203,11 +203,6 @@ def _check_slurm(policy: Policy, report: CheckReport) -> None:
     if done.code != 0:
         said = done.text or done.output[:200].decode(errors="replace").strip() or "it does not end"
         report.errors.append(f"Slurm cannot be used: scontrol ping: {said}")
-    if not policy.allow.isdisjoint(slurm.WATCHED):
-        try:
-            programs.run(("sdiag", "--version"), _SLURM_SECONDS)
-        except CommandNotExecuted as error:
-            report.warnings.append(f"{error}. Without it, changes that slurmctld has lost are not made again")
     if policy.allow.isdisjoint(slurm.CHANGING):
         report.warnings.append("the policy has a part slurm, and no action of Slurm under allow: the agent only reads")
 

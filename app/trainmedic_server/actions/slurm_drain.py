@@ -13,7 +13,6 @@ from trainmedic_server.actions.base import ActionParams
 from trainmedic_server.actions.slurm import NodeAction, SlurmResume, node_state
 from trainmedic_server.actions.slurm_marks import marked, owners_of
 from trainmedic_server.actions.slurm_watched import LONGEST_LEASE, Known, SlurmEffect, WatchedNodeAction
-from trainmedic_server.domain.slurm_silence import Withheld
 from trainmedic_server.domain.topology import SlurmTopology
 from trainmedic_server.domain.value_types import NUMBER, Shape
 from trainmedic_server.errors import TemporaryFailure
@@ -21,7 +20,6 @@ from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, Le
 from trainmedic_server.ports.slurm import UNLIMITED, SlurmNode
 
 SHORTEST_LEASE = timedelta(minutes=5)
-_BUSY = frozenset({"ALLOCATED", "COMPLETING", "MIXED", "NOT_RESPONDING"})  # an answer would change its time
 
 
 class SlurmDrainParams(ActionParams):
@@ -104,19 +102,13 @@ class SlurmDrain(WatchedNodeAction):
             f"node {node.name} is {'+'.join(sorted(node.states))} with the reason {node.reason!r}",
             is_ours,
             is_taken=node.is_out_of_service and not is_ours,
-            is_left=effect.run_id in owners_of(node.reason),  # release 24.11 keeps the reason of an ended drain
-            seen=_idle_since(node),
-            name=node.name,
             node=node,
         )
 
     async def make_again(self, effect: LeasedEffect, found: SlurmEffect) -> None:
-        reason = "drained again: its lease had expired, or Slurm seemed to have lost the drain"
+        reason = "drained again: its lease had expired"
         params = _params(effect).model_copy(update={"resume_after": self.time_left(effect)})
-        await self._drain(await self.slurm.node(found.name), effect.run_id, reason, params)
-
-    def listed_in(self, withheld: Withheld) -> Mapping[str, str]:
-        return withheld.drained
+        await self._drain(await self.slurm.node(found.place), effect.run_id, reason, params)
 
     def stands(self, effect: LeasedEffect, name: str, topology: SlurmTopology) -> bool:
         if self.lease_of(effect) is not None:  # another's reason, or another run, may end the lease
@@ -147,12 +139,6 @@ class SlurmDrain(WatchedNodeAction):
 
 def _params(effect: LeasedEffect) -> SlurmDrainParams:
     return SlurmDrainParams.model_validate(effect.params, context=ON_RECORD)
-
-
-def _idle_since(node: SlurmNode) -> str:
-    """Return a text that the end of a drain or job changes; empty for a busy node."""
-    is_idle = "IDLE" in node.states and node.states.isdisjoint(_BUSY) and node.last_busy is not None
-    return f"idle since {node.last_busy}" if is_idle else ""
 
 
 def _end_of_drain(node: SlurmNode, owners: Collection[str], params: SlurmDrainParams) -> timedelta | None:

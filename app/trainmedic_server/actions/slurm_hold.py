@@ -12,7 +12,6 @@ from pydantic import BaseModel, Field
 from trainmedic_server.actions.slurm import JobAction, SlurmJobParams, changed_job, job_state
 from trainmedic_server.actions.slurm_marks import PREFIX
 from trainmedic_server.actions.slurm_watched import SlurmEffect, WatchedAction
-from trainmedic_server.domain.slurm_silence import Withheld
 from trainmedic_server.domain.topology import SLURM, SlurmTopology
 from trainmedic_server.errors import ObjectMissing, TemporaryFailure
 from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect
@@ -90,14 +89,7 @@ class SlurmHold(WatchedAction, JobAction):
             f"job {job_id} is {'+'.join(sorted(job.states))} and not held",
             is_ours=job.is_held and is_marked,
             is_taken=job.is_held and not is_marked,
-            is_left=is_marked,
-            # The mark precedes the hold, and outlives a release by a person.
-            seen="" if is_marked else "not marked",
-            name=job_id,
         )
-
-    async def make_again(self, effect: LeasedEffect, found: SlurmEffect) -> None:
-        await self._hold(found.name, await self.unended_job(found.name), effect.run_id)
 
     def name_in(self, effect: LeasedEffect, topology: SlurmTopology) -> str:
         return _job_of(effect) or ""
@@ -105,9 +97,6 @@ class SlurmHold(WatchedAction, JobAction):
     def stands(self, effect: LeasedEffect, name: str, topology: SlurmTopology) -> bool:
         is_listed = not topology.whole_by_id.keys().isdisjoint((name, name.partition("_")[0]))
         return not is_listed or _hold_mark(effect.run_id) in topology.withheld.held.get(name, "")
-
-    def listed_in(self, withheld: Withheld) -> Mapping[str, str]:
-        return withheld.held
 
 
 def _job_of(effect: LeasedEffect) -> str | None:

@@ -13,7 +13,6 @@ from trainmedic_server.actions.base import ActionParams
 from trainmedic_server.actions.slurm import GONE, node_state
 from trainmedic_server.actions.slurm_watched import SlurmEffect, WatchedNodeAction
 from trainmedic_server.domain import host_lists
-from trainmedic_server.domain.slurm_silence import Withheld
 from trainmedic_server.domain.topology import SlurmTopology
 from trainmedic_server.domain.value_types import TEXT, Shape
 from trainmedic_server.errors import ObjectMissing, PermanentFailure, TemporaryFailure
@@ -130,17 +129,7 @@ class SlurmReserve(WatchedNodeAction):
         return SlurmEffect(
             *(node, why, found is not None and found.nodes == node),
             is_changed=found is not None and found.nodes != node,
-            name=node,
         )
-
-    async def make_again(self, effect: LeasedEffect, found: SlurmEffect) -> None:
-        left = self.time_left(effect)
-        assert left is not None
-        self._listed = None
-        await self._reserve(_name_for(effect.run_id), await self.slurm.node(found.name), _params(effect), left)
-
-    def listed_in(self, withheld: Withheld) -> Mapping[str, str]:
-        return withheld.reserved
 
     def stands(self, effect: LeasedEffect, name: str, topology: SlurmTopology) -> bool:
         # A node's record names only one of its reservations.

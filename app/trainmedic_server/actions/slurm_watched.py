@@ -1,7 +1,7 @@
 """Watch of drains, holds and reservations. Those that the last reading of Slurm shows need no call.
 
-Slurm does not show who ended one. It is made again only if the end of its lease explains that, or a short silence with
-a restart of slurmctld, which loses the changes of its last seconds.
+Slurm does not show who ended one, so a loss is only recorded. Only a leased drain is made again, if the end of its
+lease explains that.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from trainmedic_server.actions.slurm import NodeAction, SlurmAction
-from trainmedic_server.domain.slurm_silence import Withheld
 from trainmedic_server.domain.topology import SlurmTopology
 from trainmedic_server.errors import ActionFailure, ClusterUnavailable, ObjectMissing, TemporaryFailure
 from trainmedic_server.ports.actions import LeasedEffect, Renewal, Services
@@ -26,11 +24,6 @@ CHECK_EVERY = timedelta(seconds=15)
 _ROUND = timedelta(seconds=100)  # for the checks of one round
 # Time after which a change counts as stored: slurmctld stores it within about 5 s.
 _UNSAVED = timedelta(seconds=10)
-# Longest time from the reading that has confirmed a change to the end of its attempt.
-_READ_BACK = timedelta(seconds=5)
-_ROUNDED = timedelta(seconds=1)  # error of slurmctld's start
-# Longest silence that explains a loss: in a longer one, a person may have acted.
-_RESTART = timedelta(minutes=2)
 # Unchecked time before an effect's own end, which Slurm counts from before the end of the attempt.
 _LAST = timedelta(minutes=1)
 
@@ -44,9 +37,6 @@ class Known(Struct):
     renewed_at: datetime | None = None  # when the lease was last extended
     ends_at: datetime | None = None  # end of the lease, if this process granted it and only it can end the effect
     is_begun: bool = False  # a failed attempt to make it again may have made it
-    was_held_by_other: bool = False  # a person may have ended what another did in its place
-    judged: datetime | None = None  # end of the silence that `is_crash` is about
-    is_crash: bool = False  # slurmctld restarted in it
 
 
 class SlurmEffect(Struct, frozen=True):
@@ -57,9 +47,6 @@ class SlurmEffect(Struct, frozen=True):
     is_ours: bool
     is_taken: bool = False  # not ours, but another keeps jobs off
     is_changed: bool = False  # another has changed it, and it must be left
-    is_left: bool = False  # a mark of ours shows that it was made, and ended later
-    seen: str = ""  # `LeasedEffect.seen`
-    name: str = ""  # the node's or job's, by which `Withheld` lists it
     node: SlurmNode | None = None
 
     @property
@@ -81,16 +68,13 @@ class WatchedAction(SlurmAction):
     async def look(self, effect: LeasedEffect) -> SlurmEffect | None:
         """Return None if it needs no watch. Raises like `ports.slurm.Slurm`."""
 
-    @abstractmethod
-    async def make_again(self, effect: LeasedEffect, found: SlurmEffect) -> None: ...
+    async def make_again(self, effect: LeasedEffect, found: SlurmEffect) -> None:
+        """Not called without a lease."""
+        raise NotImplementedError
 
     @abstractmethod
     def name_in(self, effect: LeasedEffect, topology: SlurmTopology) -> str:
         """Return its name in `Withheld`, empty if unknown."""
-
-    @abstractmethod
-    def listed_in(self, withheld: Withheld) -> Mapping[str, str]:
-        """Return those of this kind."""
 
     def stands(self, effect: LeasedEffect, name: str, topology: SlurmTopology) -> bool:
         """Return whether the last reading shows it, or that no job starts there."""
@@ -160,11 +144,8 @@ class WatchedAction(SlurmAction):
                 return Renewal(effect, place, "renewed")
             if found.is_taken and self.lease_of(effect) is None:
                 return None  # as the step may have found it
-            is_unsaved = await self._is_unsaved(effect, found, known)
-            is_explained = is_unsaved or self._has_expired(found, known)
-            is_untouched = effect.seen == found.seen and found.is_free and not known.was_held_by_other
-            is_unfinished = bool(effect.seen) and is_untouched
-            if effect.again and (is_explained or is_unfinished):
+            has_expired = self._has_expired(found, known)
+            if effect.again and has_expired:
                 known.is_begun = True
                 try:
                     await self.make_again(effect, found)
@@ -179,8 +160,7 @@ class WatchedAction(SlurmAction):
             return Renewal(effect, place, "lost", str(error))
         except ActionFailure as error:
             return Renewal(effect, place, "refused", str(error))
-        lost = replace(effect, is_unsaved=is_unsaved, seen=found.seen)
-        return Renewal(lost, place, "lost", found.why, has_expired=is_explained)
+        return Renewal(effect, place, "lost", found.why, has_expired=has_expired)
 
     def _made_again(self, effect: LeasedEffect, place: str) -> Known:
         now, lease = self._clock.now(), self.lease_of(effect)
@@ -195,7 +175,6 @@ class WatchedAction(SlurmAction):
         elif known.ended_at is None:
             known.ended_at = now
         if found.is_taken:
-            known.was_held_by_other = True
             known.ends_at = None  # a person may return the node, whoever has taken it out
 
     def is_due(self, effect: LeasedEffect, known: Known) -> bool:
@@ -217,32 +196,6 @@ class WatchedAction(SlurmAction):
         if not found.is_free or known.is_begun or ends_at is None or self._clock.now() < ends_at:
             return False
         return known.ended_at is None or known.ended_at >= ends_at
-
-    async def _is_unsaved(self, effect: LeasedEffect, found: SlurmEffect, known: Known) -> bool:
-        """Return whether slurmctld has lost it in a restart."""
-        made_at = effect.applied_at
-        if not found.is_free or found.is_left or known.is_begun or not effect.is_certain or made_at is None:
-            return False
-        silence = self.services.slurm_topology().last_silence
-        if silence is None or silence.ended - silence.began > _RESTART:
-            return False
-        if not silence.began - _UNSAVED <= made_at <= silence.ended:
-            return False
-        is_listed_after = found.name in self.listed_in(silence.after)
-        if is_listed_after or (known.ended_at is not None and known.ended_at < silence.began):
-            return False
-        if known.seen_at is not None and known.seen_at >= min(silence.ended, made_at + _UNSAVED):
-            return False
-        if known.judged != silence.ended:
-            try:
-                started_at = await self.slurm.started_at()
-            except ClusterUnavailable:
-                return False  # asked again at the next look
-            earliest = max(silence.began, made_at - _READ_BACK) - _ROUNDED
-            latest = min(silence.ended, known.ended_at or silence.ended)  # a loss that was seen has a cause before
-            known.is_crash = started_at is not None and earliest <= started_at <= latest
-            known.judged = silence.ended
-        return known.is_crash
 
 
 class WatchedNodeAction(WatchedAction, NodeAction):

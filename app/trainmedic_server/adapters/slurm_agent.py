@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -20,7 +20,6 @@ from trainmedic_server.adapters.slurm_json import (
     API_VERSIONS,
     FIELDS,
     is_responding,
-    is_standby_working,
     job_in,
     jobs_of,
     members_of,
@@ -28,7 +27,6 @@ from trainmedic_server.adapters.slurm_json import (
     nodes_of,
     release_of,
     reservations_of,
-    uptime_of,
 )
 from trainmedic_server.errors import ActionFailure, ClusterRefused, ClusterUnavailable, ObjectMissing
 from trainmedic_server.ports.fence import Fence, no_fence
@@ -75,16 +73,6 @@ class SlurmAgent:
         if not is_responding(answer):
             raise ClusterUnavailable("slurmctld does not respond to scontrol")
         return SlurmRelease(release_of(answer), can_requeue=True, can_reserve=True, can_reboot=True)
-
-    async def started_at(self) -> datetime | None:
-        now = self._clock.now()
-        try:
-            if is_standby_working(await self._read("ping", "pings")):
-                return None  # a second takeover does not restart its count
-            uptime = uptime_of(await self._read("diag", "statistics"))
-        except ClusterRefused:  # an older agent, or no sdiag
-            return None
-        return now - uptime if uptime is not None else None
 
     async def node(self, name: str) -> SlurmNode:
         if not _NODE_NAME.fullmatch(name):

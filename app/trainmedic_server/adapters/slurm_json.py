@@ -21,18 +21,16 @@ _NODE = (
 )
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "nodes": _NODE,
-    "node": (*_NODE, "last_busy"),
+    "node": _NODE,
     "jobs": (
         *("job_id", "name", "user_name", "job_state", "nodes", "hold", "priority", "requeue", "restart_cnt"),
         *("excluded_nodes", "state_reason", "admin_comment", "time_limit", "gres_detail", "array_job_id"),
         *("array_task_id", "array_task_string", "het_job_id", "het_job_offset"),
     ),
     "reservations": ("name", "node_list", "users", "start_time", "end_time"),
-    "pings": ("responding", "pinged", "primary"),
-    "statistics": ("req_time", "req_time_start"),
+    "pings": ("responding", "pinged"),
 }
 """What is read of each kind of record. A job has a hundred more."""
-_DAY, _MINUTE = 86_400, 60  # seconds; slurmctld also resets its statistics at midnight UTC
 _GPU_INDEXES = re.compile(r"(?:^|,)gpu:[^()]*\(IDX:([0-9,-]+)\)")
 
 
@@ -40,7 +38,7 @@ def node_in(answer: Mapping[str, Any], name: str) -> SlurmNode:
     """Raises ObjectMissing: an unknown node is an empty list."""
     for each in members_of(answer, "nodes"):
         if each.get("name") == name:
-            return replace(_node(each), last_busy=number_of(each.get("last_busy")))
+            return _node(each)
     raise ObjectMissing(f"Slurm has no node {name}")
 
 
@@ -214,21 +212,8 @@ def is_responding(answer: Mapping[str, Any]) -> bool:
     return any(_responds(ping) for ping in members_of(answer, "pings"))
 
 
-def is_standby_working(answer: Mapping[str, Any]) -> bool:
-    return any(ping.get("primary") and not _responds(ping) for ping in members_of(answer, "pings"))
-
-
 def _responds(ping: Mapping[str, Any]) -> bool:
     return bool(ping.get("responding")) or ping.get("pinged") == "UP"
-
-
-def uptime_of(answer: Mapping[str, Any]) -> timedelta | None:
-    statistics = answer.get("statistics")
-    one = statistics if isinstance(statistics, Mapping) else next(iter(members_of(answer, "statistics")), {})
-    now, start = number_of(one.get("req_time")), number_of(one.get("req_time_start"))
-    if not now or not start or now < start or start % _DAY < _MINUTE:
-        return None
-    return timedelta(seconds=now - start)
 
 
 def release_of(answer: Mapping[str, Any]) -> str:

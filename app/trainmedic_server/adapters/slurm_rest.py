@@ -27,7 +27,6 @@ from trainmedic_server.adapters.slurm_json import (
     API_VERSIONS,
     FIELDS,
     is_responding,
-    is_standby_working,
     job_in,
     jobs_of,
     members_of,
@@ -37,7 +36,6 @@ from trainmedic_server.adapters.slurm_json import (
     own_id_in,
     release_of,
     reservations_of,
-    uptime_of,
 )
 from trainmedic_server.errors import (
     ClusterRefused,
@@ -113,16 +111,6 @@ class SlurmRest:
             raise ClusterUnavailable("slurmctld does not respond to slurmrestd")
         version = await self._api_version()
         return SlurmRelease(release_of(answer), version in _CAN_REQUEUE, version in _CAN_RESERVE)
-
-    async def started_at(self) -> datetime | None:
-        now = datetime.now(UTC)
-        try:
-            if is_standby_working(await self._ask("GET", "/ping/")):
-                return None  # a second takeover does not restart its count
-            uptime = uptime_of(await self._ask("GET", "/diag/"))
-        except ClusterRefused:
-            return None
-        return now - uptime if uptime is not None else None
 
     async def node(self, name: str) -> SlurmNode:
         return node_in(await self._read(f"/node/{quote(name, safe='')}", "node", "nodes"), name)

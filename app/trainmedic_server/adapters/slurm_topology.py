@@ -10,16 +10,14 @@ from msgspec.structs import replace
 
 from trainmedic_server import telemetry
 from trainmedic_server.domain import host_lists
-from trainmedic_server.domain.slurm_silence import SlurmSilence, Withheld
 from trainmedic_server.domain.topology import SLURM, ClusterNode, SlurmTopology
+from trainmedic_server.domain.withheld import Withheld
 from trainmedic_server.engine import loops
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.slurm import FUTURE, Slurm, SlurmJob, SlurmNode
 
 REFRESH_EVERY = timedelta(seconds=5)
 _PATIENCE = timedelta(seconds=10)  # least time after which a reading is overdue
-_SILENT_SECONDS = 5.0
-"""Duration from which a reading shows an interruption, such as a standby controller's takeover."""
 _SHARE = 0.05  # Share of slurmctld's time for readings, within `_LONGEST_PAUSE`
 _LONGEST_PAUSE = timedelta(minutes=1)
 
@@ -58,15 +56,10 @@ class SlurmWatch:
         finally:
             too_late.cancel()
             self._seconds_before, self._seconds = self._seconds, loop.time() - began
-        before, answered_before, self._answered_at = self._topology, self._answered_at, now
-        was_silent = not before.answers or self._seconds > max(_SILENT_SECONDS, 2 * self._seconds_before)
-        if not was_silent and seen == self._seen:
+        before, self._answered_at = self._topology, now
+        if before.answers and seen == self._seen:
             return
-        topology = await asyncio.to_thread(topology_of, *seen, before)
-        silence = before.last_silence
-        if was_silent and self._seen is not None:
-            silence = SlurmSilence(before.silent_since or answered_before, self._clock.now(), topology.withheld)
-        self._topology = replace(topology, last_silence=silence)
+        self._topology = await asyncio.to_thread(topology_of, *seen, before)
         self._seen = seen
 
     def _mark_unanswered(self) -> None:

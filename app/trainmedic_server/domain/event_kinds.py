@@ -394,7 +394,6 @@ class SetAgainStarted(OfUndo, frozen=True):
 
     step: str
     command_id: str
-    seen: str = ""  # state before it, by which a later server knows whether it was reapplied
 
 
 class SetAgainDone(OfUndo, frozen=True):

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from trainmedic_core import gpu_names
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
 from trainmedic_server.domain.node_names import KnownNodes, NodeNames, is_address, known_nodes, spelled
-from trainmedic_server.domain.slurm_silence import SlurmSilence, Withheld
+from trainmedic_server.domain.withheld import Withheld
 
 MOST_ENTRIES = 200_000  # limit of ranks or GPUs taken from Redis (tens of MB)
 
@@ -281,7 +281,6 @@ class SlurmTopology(Struct, frozen=True, dict=True):
     answers: bool = True  # False before the first reading and after a failed or overlong one
     names: NodeNames = NodeNames()  # without host names and addresses that several nodes share
     silent_since: datetime | None = None  # None while it answers, and during the first reading
-    last_silence: SlurmSilence | None = None
     withheld: Withheld = Withheld()
 
     @classmethod

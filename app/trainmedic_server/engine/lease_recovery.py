@@ -6,8 +6,7 @@ it.
 Without an Alertmanager to ask, only alerts reported after this server's start count as firing, until `RESENT_AFTER`.
 
 ``set_again_started`` is recorded before the command, ``set_again_done`` after success. In between, the next server
-repeats the command; the node applies it once. If no one knows any more that the effect has expired, it does so only
-with what the earlier server saw (`LeasedEffect.seen`).
+repeats the command; the node applies it once. If no one knows any more that the effect has expired, that is recorded.
 """
 
 from __future__ import annotations
@@ -92,9 +91,9 @@ class LeaseRecovery:
         await self._record_reapplied(
             [renewal for renewal in renewals if renewal.effect.command_id not in self._looked_up]
         )
-        unfinished = await self._unfinished([renewal for renewal in lost if not renewal.has_expired])
+        await self._record_unfinished([renewal for renewal in lost if not renewal.has_expired])
         by_run: dict[str, list[LeasedEffect]] = {}
-        for effect in (*expired.values(), *unfinished):
+        for effect in expired.values():
             by_run.setdefault(effect.run_id, []).append(effect)
         await asyncio.gather(*(self._reapply(action, effects) for effects in by_run.values()))
 
@@ -104,27 +103,22 @@ class LeaseRecovery:
         self._looked_up &= set(command_ids)
         self._settled &= set(command_ids)
 
-    async def _unfinished(self, lost: Sequence[Renewal]) -> Sequence[LeasedEffect]:
-        """Return effects whose reapplication began after a state was seen. Record others as blocked."""
+    async def _record_unfinished(self, lost: Sequence[Renewal]) -> None:
+        """Record effects whose reapplication began as blocked."""
         new = {renewal.effect.command_id: renewal for renewal in lost if renewal.effect.command_id not in self._settled}
         if not new:
-            return ()
+            return
 
-        def begun(tx: Transaction) -> dict[str, str]:
-            seen = {}
+        def record(tx: Transaction) -> None:
             for command_id, renewal in new.items():
                 run = tx.run(renewal.effect.run_id)
                 if run is None or not _is_needed(run, command_id) or not _is_under_way(tx, run.id, command_id):
                     continue
-                seen[command_id] = _seen_before(tx, run.id, command_id)
-                if not seen[command_id]:
-                    why = f"reapplying it began before, and it is not in effect: {renewal.why}"
-                    self._record_obstacle(tx, run.id, why, asked=True)
-            return seen
+                why = f"reapplying it began before, and it is not in effect: {renewal.why}"
+                self._record_obstacle(tx, run.id, why, asked=True)
 
-        seen = await self._services.store.transact(begun)
-        self._settled |= {command_id for command_id in new if not seen.get(command_id)}
-        return [new[command_id].effect for command_id in seen if seen[command_id]]
+        await self._services.store.transact(record)
+        self._settled |= new.keys()
 
     def _record_losses(self, tx: Transaction, lost: Sequence[Renewal]) -> int:  # the number of new losses
         count = 0
@@ -233,21 +227,20 @@ class LeaseRecovery:
         if not needed:
             return []
         allowed, _ = self._services.limits.mode_for(run.target, self._services.topology(), run.also)
-        is_same_act = all(effect.is_unsaved or _is_under_way(tx, run.id, effect.command_id) for effect in needed)
+        is_same_act = all(_is_under_way(tx, run.id, effect.command_id) for effect in needed)
         reason = obstacle(tx, run, prepared.fires, allowed, self._services.clock.now(), is_same_act=is_same_act)
         started: list[LeasedEffect] = []
         for effect in needed if reason is None else ():
             if _is_under_way(tx, run.id, effect.command_id):
-                # Unfinished by a killed server, or failed last time.
-                started.append(replace(effect, seen=_seen_before(tx, run.id, effect.command_id)))
+                started.append(effect)  # unfinished by a killed server, or failed last time
                 continue
             ago = self._services.timeline.by_clock()
             barred_by = guard_obstacle(tx, run, effect.command_id, prepared.guards, ago)
-            if barred_by is not None and not effect.is_unsaved:
+            if barred_by is not None:
                 reason = barred_by
                 continue
             started.append(effect)
-            content = SetAgainStarted(effect.step_id, effect.command_id, effect.seen)
+            content = SetAgainStarted(effect.step_id, effect.command_id)
             tx.append([recorded(content, self._services.clock.now(), run.id)])
         if reason is not None:
             self._record_obstacle(tx, run.id, reason)
@@ -305,11 +298,6 @@ def _targets_of(action: LeasedAction, effect: LeasedEffect) -> Iterable[Target]:
 
 def _is_under_way(tx: Transaction, run_id: str, command_id: str) -> bool:
     return last_event(tx, run_id, SetAgainStarted, command_id) > last_event(tx, run_id, SetAgainDone, command_id)
-
-
-def _seen_before(tx: Transaction, run_id: str, command_id: str) -> str:
-    started = [content for _, content in contents_of(tx, run_id, SetAgainStarted) if content.command_id == command_id]
-    return started[-1].seen if started else ""
 
 
 def _is_needed(run: Run, command_id: str) -> bool:

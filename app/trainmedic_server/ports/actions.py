@@ -201,15 +201,9 @@ class LeasedEffect(Struct, frozen=True):
     is_certain: bool
     """False if the command may not have been applied."""
     again: bool = False
-    """True to reapply it if `Renewal.has_expired`, or the receiver's state is still `seen`."""
+    """True to reapply it if `Renewal.has_expired`."""
     applied_at: datetime | None = None
     """End of its attempt."""
-    is_unsaved: bool = False
-    """In a renewal: True if the receiver seems to have lost it within seconds. Making it again is the same act."""
-    seen: str = ""
-    """In a renewal: state of the receiver, different once the effect was reapplied and ended. Given to reapply it: what
-    was seen when that began.
-    """
     output: Mapping[str, Any] = field(default_factory=dict)
 
 

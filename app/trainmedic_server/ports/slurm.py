@@ -46,9 +46,6 @@ class SlurmNode(Struct, frozen=True):
     features: tuple[str, ...] = ()
     reservation: str = ""
     topology: str = ""
-    # Seconds since 1970, only of a node that was read alone. On an idle node it changes when a drain or a job ends, or
-    # slurmctld starts.
-    last_busy: int | None = None
 
     @property
     def why_unavailable(self) -> str:
@@ -142,10 +139,6 @@ class Slurm(Protocol):
     """One cluster's slurmctld. Every change can safely be repeated."""
 
     async def release(self) -> SlurmRelease: ...
-
-    async def started_at(self) -> datetime | None:
-        """Return when slurmctld started, or ``sdiag -r`` ran. None if unknown, as with a standby."""
-        ...
 
     async def node(self, name: str) -> SlurmNode: ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import registry, slurm_marks
 from trainmedic_server.adapters.slurm_topology import topology_of
 from trainmedic_server.domain.alert import Alert, AlertStatus
-from trainmedic_server.domain.slurm_silence import SlurmSilence
 from trainmedic_server.domain.topology import NO_SLURM, SlurmTopology
 from trainmedic_server.errors import (
     ActionFailure,
@@ -35,16 +34,10 @@ ALERT = Alert("f" * 16, AlertStatus.FIRING, {"alertname": "SlurmJobHangs"}, {}, 
 
 
 class Slurm:
-    """What the stand-ins share: how often they were read, and how long slurmctld was silent and has run."""
+    """What the stand-ins share: how often they were read."""
 
     def __init__(self) -> None:
         self.readings = 0
-        self.silence: SlurmSilence | None = None
-        self.started: datetime | None = NOW - timedelta(seconds=10)
-        """Whose statistics start then."""
-
-    async def started_at(self) -> datetime | None:
-        return self.started
 
 
 class OneJob(Slurm):
@@ -61,7 +54,7 @@ class OneJob(Slurm):
 
     @property
     def topology(self) -> SlurmTopology:
-        return replace(topology_of([], [self.known], NO_SLURM), last_silence=self.silence)
+        return topology_of([], [self.known], NO_SLURM)
 
     async def job(self, job_id: str) -> SlurmJob:
         if self.is_down:
@@ -237,7 +230,7 @@ class OneNode(Slurm):
 
     @property
     def topology(self) -> SlurmTopology:
-        return replace(topology_of([self.known], [], NO_SLURM), last_silence=self.silence)
+        return topology_of([self.known], [], NO_SLURM)
 
     async def node(self, name: str) -> SlurmNode:
         self.readings += 1

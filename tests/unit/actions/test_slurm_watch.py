@@ -1,4 +1,4 @@
-"""The watch of drains, holds and reservations: what counts as lost, and what is made again."""
+"""The watch of drains, holds and reservations: what counts as lost, and which leased drain is made again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from tests.support.clocks import ManualClock
 from tests.unit.actions.test_slurm import JOB, NODE, NOW, OneJob, OneNode, do
 from trainmedic_server.actions import registry
-from trainmedic_server.domain.slurm_silence import SlurmSilence, Withheld
 from trainmedic_server.errors import ActionFailure, ClusterRefused, ClusterUnavailable, ObjectMissing, PermanentFailure
 from trainmedic_server.ports.actions import LeasedAction, LeasedEffect, Renewal, Services
 from trainmedic_server.ports.outside import Clock
@@ -80,10 +79,6 @@ async def test_an_expired_drain_is_set_again_only_where_nobody_else_has_acted() 
     assert (renewal.outcome, slurm.known.reason) == ("lost", "NHC: check_hw")
 
 
-SILENCE = SlurmSilence(NOW - timedelta(seconds=20), NOW - timedelta(seconds=5), Withheld())
-BEFORE_SILENCE = SILENCE.began + timedelta(seconds=1)
-
-
 async def test_a_drain_is_read_once_and_then_only_where_its_node_takes_jobs() -> None:
     """Another's drain is no loss: the node is out of service."""
     slurm = OneNode()
@@ -113,79 +108,6 @@ async def test_a_leased_drain_is_looked_at_as_often_as_others_and_renewed_in_eac
     clock.sleep(15)
     (renewal,) = await renewed(slurm, action=action, lease="10m")
     assert (renewal.outcome, renewal.has_expired) == ("lost", False)
-
-
-async def test_a_drain_that_slurm_lost_in_an_outage_is_made_again() -> None:
-    slurm = OneNode()
-    slurm.silence = SILENCE
-    action = drains(slurm)
-    (renewal,) = await renewed(slurm, action=action, made_at=BEFORE_SILENCE)
-    assert (renewal.outcome, renewal.has_expired, renewal.effect.is_unsaved) == ("lost", True, True)
-    (renewal,) = await renewed(slurm, again=True, action=action, made_at=BEFORE_SILENCE)
-    assert (renewal.outcome, slurm.known.is_drained) == ("renewed", True)
-    slurm.known = SlurmNode("n1", "n1", "n1", frozenset({"IDLE"}), "")
-    (renewal,) = await renewed(slurm, action=action, made_at=BEFORE_SILENCE)
-    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
-
-
-@pytest.mark.parametrize(
-    ("silence", "made_at", "reason"),
-    [
-        (None, BEFORE_SILENCE, ""),
-        (SILENCE, SILENCE.began - timedelta(minutes=1), ""),
-        (SILENCE, NOW, ""),
-        (SILENCE, None, ""),
-        (SILENCE, BEFORE_SILENCE, "trainmedic:a it is broken"),
-        (replace(SILENCE, after=Withheld({"n1": "trainmedic:a"})), BEFORE_SILENCE, ""),
-        (replace(SILENCE, ended=NOW + timedelta(minutes=3)), BEFORE_SILENCE, ""),
-    ],
-    ids=["no outage", "long before", "after", "unknown time", "24.11 after a resume", "still there after it", "long"],
-)
-async def test_a_drain_that_a_person_may_have_ended_is_only_reported(
-    silence: SlurmSilence | None, made_at: datetime | None, reason: str
-) -> None:
-    slurm = OneNode()
-    slurm.silence, slurm.known = silence, replace(slurm.known, reason=reason)
-    (renewal,) = await renewed(slurm, made_at=made_at)
-    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
-
-
-@pytest.mark.parametrize(
-    ("started", "is_lost"),
-    [
-        (NOW - timedelta(hours=1), False),
-        (None, False),
-        (SILENCE.began + timedelta(seconds=4), True),
-        (SILENCE.ended, True),
-        (SILENCE.ended + timedelta(seconds=2), False),
-    ],
-)
-async def test_a_silence_in_which_slurmctld_ran_on_explains_no_loss(started: datetime | None, is_lost: bool) -> None:
-    """It was slurmrestd's or the agent's, and a person may have ended the drain in it."""
-    slurm = OneNode()
-    slurm.silence, slurm.started = SILENCE, started
-    for again in (False, True):
-        (renewal,) = await renewed(slurm, again=again, made_at=BEFORE_SILENCE)
-        assert (renewal.outcome, renewal.has_expired) == (
-            ("renewed", False) if is_lost and again else ("lost", is_lost)
-        )
-    assert slurm.known.is_drained is is_lost
-
-
-async def test_statistics_that_start_again_later_do_not_turn_a_persons_end_into_a_loss() -> None:
-    """Such as at midnight, by sdiag -r, or in a restart too short to be noticed. Each silence is judged once."""
-    clock = ManualClock(NOW)
-    slurm = OneNode()
-    slurm.silence, slurm.started = SILENCE, NOW - timedelta(hours=14)
-    action = drains(slurm, clock)
-    for started in (slurm.started, SILENCE.ended, NOW + timedelta(hours=9)):
-        clock.sleep(15)
-        slurm.started = started
-        for again in (False, True):
-            (renewal,) = await renewed(slurm, again=again, action=action, made_at=BEFORE_SILENCE)
-            assert (renewal.outcome, renewal.has_expired, slurm.known.is_drained) == ("lost", False, False)
-    (renewal,) = await renewed(slurm, made_at=BEFORE_SILENCE)
-    assert (renewal.outcome, renewal.has_expired) == ("lost", False), "a new server, which has not judged it"
 
 
 @pytest.mark.parametrize(("other", "drains_made"), [("1h", 2), ("10m", 7)])
@@ -218,19 +140,6 @@ async def test_a_shared_leased_drain_is_renewed_in_each_third_of_each_lease(othe
     slurm.known = FREE
     clock.sleep(2 * 60 * MINUTE)
     assert not any(renewal.has_expired for renewal in await action.renew(effects, clock.now()))
-
-
-async def test_statistics_that_start_again_after_a_loss_was_seen_do_not_explain_it() -> None:
-    """Also if the silence lasts on, as for the readings of all nodes."""
-    clock = ManualClock(NOW)
-    slurm = OneNode()
-    action = drains(slurm, clock)
-    await renewed(slurm, action=action, made_at=BEFORE_SILENCE)
-    clock.sleep(15)
-    slurm.silence = replace(SILENCE, ended=NOW + timedelta(seconds=5))
-    slurm.started = NOW + timedelta(seconds=2)
-    (renewal,) = await renewed(slurm, action=action, made_at=BEFORE_SILENCE)
-    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
 
 
 async def test_a_leased_drain_that_a_person_ended_stays_ended() -> None:
@@ -284,74 +193,11 @@ async def test_an_expired_drain_is_only_recorded_if_the_node_was_out_for_another
     assert (renewal.outcome, renewal.has_expired) == ("lost", False)
 
 
-async def test_while_slurmctld_does_not_tell_its_start_a_loss_is_only_recorded() -> None:
-    """It is asked again."""
-
-    class Silent(OneNode):
-        is_silent = True
-
-        async def started_at(self) -> datetime | None:
-            if self.is_silent:
-                raise ClusterUnavailable("no answer in 20 s")
-            return await super().started_at()
-
-    slurm = Silent()
-    slurm.silence = SILENCE
-    action = drains(slurm)
-    for slurm.is_silent in (True, False):
-        (renewal,) = await renewed(slurm, action=action, made_at=BEFORE_SILENCE)
-        assert (renewal.outcome, renewal.has_expired) == ("lost", not slurm.is_silent)
-
-
 async def test_a_new_server_only_reports_the_end_of_a_leased_drain() -> None:
     """It knows neither when the lease ended nor who ended the drain."""
     slurm = OneNode()
     (renewal,) = await renewed(slurm, made_at=NOW - timedelta(hours=1), lease="10m")
     assert (renewal.outcome, renewal.has_expired) == ("lost", False)
-
-
-@pytest.mark.parametrize(
-    ("states", "last_busy", "again"),
-    [({"IDLE"}, 7, True), ({"IDLE"}, 9, False), ({"ALLOCATED"}, 7, False), ({"IDLE", "COMPLETING"}, 7, False)],
-    ids=["untouched", "touched", "busy", "a job ends"],
-)
-async def test_a_drain_that_a_killed_server_began_again_is_finished_only_on_an_untouched_node(
-    states: set[str], last_busy: int, again: bool
-) -> None:
-    """The end of a drain on an idle node changes its time."""
-    slurm = OneNode()
-    slurm.known = replace(FREE, last_busy=7)
-    (lost,) = await renewed(slurm, made_at=BEFORE_SILENCE)
-    assert lost.effect.seen
-    slurm.known = replace(FREE, states=frozenset(states), last_busy=last_busy)
-    (renewal,) = await drains(slurm).renew([replace(lost.effect, again=True)], NOW)
-    assert (renewal.outcome == "renewed", slurm.known.is_drained) == (again, again)
-
-
-@pytest.mark.parametrize(("last_busy", "again"), [(7, True), (9, False)], ids=["not made", "made, and ended by Mia"])
-async def test_a_drain_whose_answer_was_lost_while_it_was_made_again_is_made_only_on_an_untouched_node(
-    last_busy: int, again: bool
-) -> None:
-    class Deaf(OneNode):
-        is_deaf = True
-
-        async def drain(self, node: str, reason: str, resume_after: timedelta | None = None) -> None:
-            if self.is_deaf:
-                raise ClusterUnavailable("no answer in 20 s", may_be_done=True)
-            await super().drain(node, reason, resume_after)
-
-    slurm = Deaf()
-    slurm.known, slurm.silence = replace(FREE, last_busy=7), SILENCE
-    action = drains(slurm)
-    (lost,) = await renewed(slurm, action=action, made_at=BEFORE_SILENCE)
-    assert lost.has_expired
-    begun = replace(lost.effect, again=True)
-    assert [each.outcome for each in await action.renew([begun], NOW)] == ["unanswered"]
-    slurm.known, slurm.is_deaf = replace(FREE, last_busy=last_busy), False
-    (lost,) = await renewed(slurm, action=action, made_at=BEFORE_SILENCE)
-    assert (lost.outcome, lost.has_expired) == ("lost", False)
-    (renewal,) = await action.renew([begun], NOW)
-    assert (renewal.outcome == "renewed", slurm.known.is_drained) == (again, again)
 
 
 @pytest.mark.parametrize(
@@ -412,19 +258,8 @@ async def test_a_drain_that_slurm_has_stored_is_not_lost_in_an_outage() -> None:
     clock.sleep(9)
     assert await renewed(slurm, action=action, made_at=NOW), "it is read until it must be stored"
     assert not await renewed(slurm, action=action, made_at=NOW)
-    slurm.known, slurm.silence = FREE, SlurmSilence(NOW + timedelta(seconds=9), NOW + timedelta(hours=1), Withheld())
+    slurm.known = FREE
     clock.sleep(3600)
-    (renewal,) = await renewed(slurm, action=action, made_at=NOW)
-    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
-
-
-async def test_a_drain_that_ended_before_an_outage_was_not_lost_in_it() -> None:
-    clock = ManualClock(NOW)
-    slurm = OneNode()
-    action = drains(slurm, clock)
-    assert await renewed(slurm, action=action, made_at=NOW)
-    slurm.silence = SlurmSilence(NOW + timedelta(seconds=2), NOW + timedelta(minutes=1), Withheld())
-    clock.sleep(MINUTE)
     (renewal,) = await renewed(slurm, action=action, made_at=NOW)
     assert (renewal.outcome, renewal.has_expired) == ("lost", False)
 
@@ -437,12 +272,11 @@ async def renewed_hold(
     again: bool = False,
     action: LeasedAction | None = None,
     made_at: datetime | None = None,
-    seen: str = "",
 ) -> Sequence[Renewal]:
     services = Services(ManualClock(NOW), None, None, slurm=slurm, slurm_topology=lambda: slurm.topology)  # type: ignore[arg-type]
     action = action or registry.build(services).get("slurm.hold")  # type: ignore[assignment]
     assert isinstance(action, LeasedAction)
-    effect = LeasedEffect("c-1", "a", "hold", JOB, {}, True, again, made_at, seen=seen, output={"job_id": "7"})
+    effect = LeasedEffect("c-1", "a", "hold", JOB, {}, True, again, made_at, output={"job_id": "7"})
     return await action.renew([effect], NOW + timedelta(seconds=10))
 
 
@@ -459,49 +293,6 @@ async def test_a_held_job_is_read_until_the_hold_is_stored_and_then_only_if_it_i
     slurm.known = replace(slurm.known, is_held=False)
     (renewal,) = await renewed_hold(slurm, action=action)
     assert (renewal.outcome, renewal.why) == ("lost", "job 7 is RUNNING and not held")
-
-
-async def test_a_hold_that_slurm_lost_in_an_outage_is_made_again() -> None:
-    """The job is marked and held as before, so that the undo releases it."""
-    slurm = OneJob()
-    slurm.silence = SILENCE
-    (renewal,) = await renewed_hold(slurm, made_at=BEFORE_SILENCE)
-    assert (renewal.outcome, renewal.has_expired, renewal.effect.is_unsaved) == ("lost", True, True)
-    (renewal,) = await renewed_hold(slurm, again=True, made_at=BEFORE_SILENCE)
-    assert (renewal.outcome, slurm.known.is_held, slurm.known.admin_comment) == ("renewed", True, HELD_BY_A)
-
-
-@pytest.mark.parametrize(
-    ("comment", "again"),
-    [(HELD_BY_A, False), ("", True)],
-    ids=["it was made, and a person has released the job", "it was not made"],
-)
-async def test_a_hold_that_a_killed_server_began_again_is_finished_if_the_job_has_no_mark(
-    comment: str, again: bool
-) -> None:
-    slurm = OneJob()
-    slurm.known = replace(slurm.known, admin_comment=comment)
-    (renewal,) = await renewed_hold(slurm, again=True, seen="not marked")
-    assert (renewal.outcome == "renewed", slurm.known.is_held) == (again, again)
-
-
-@pytest.mark.parametrize(
-    ("silence", "made_at", "comment"),
-    [
-        (None, BEFORE_SILENCE, ""),
-        (SILENCE, SILENCE.began - timedelta(minutes=1), ""),
-        (SILENCE, BEFORE_SILENCE, HELD_BY_A),
-        (replace(SILENCE, after=Withheld(held={"7": HELD_BY_A})), BEFORE_SILENCE, ""),
-    ],
-    ids=["no outage", "long before", "the mark is left", "still there after it"],
-)
-async def test_a_job_that_a_person_may_have_released_stays_released(
-    silence: SlurmSilence | None, made_at: datetime, comment: str
-) -> None:
-    slurm = OneJob()
-    slurm.silence, slurm.known = silence, replace(slurm.known, admin_comment=comment)
-    (renewal,) = await renewed_hold(slurm, made_at=made_at)
-    assert (renewal.outcome, renewal.has_expired) == ("lost", False)
 
 
 async def test_a_hold_of_an_ended_or_deleted_job_or_of_another_is_no_loss() -> None:
@@ -553,26 +344,10 @@ async def renewed_reservation(
     return await action.renew([effect], NOW + timedelta(seconds=10))
 
 
-async def test_a_reservation_that_slurm_lost_in_an_outage_is_made_again_for_the_rest_of_its_time() -> None:
-    slurm = OneReservation()
-    await do(slurm, "slurm.reserve", target=NODE, duration="2h")
-    assert [each.outcome for each in await renewed_reservation(slurm, made_at=BEFORE_SILENCE)] == ["renewed"]
-    slurm.lose()
-    slurm.silence = SILENCE
-    (renewal,) = await renewed_reservation(slurm, made_at=BEFORE_SILENCE)
-    assert (renewal.outcome, renewal.has_expired) == ("lost", True)
-    assert renewal.why == "there is no reservation trainmedic-a"
-    (renewal,) = await renewed_reservation(slurm, again=True, made_at=BEFORE_SILENCE)
-    assert (renewal.outcome, slurm.made[0].name) == ("renewed", "trainmedic-a")
-    assert slurm.lasting is not None
-    assert timedelta(minutes=100) < slurm.lasting < timedelta(hours=2)
-
-
 @pytest.mark.parametrize("again", [False, True])
 async def test_a_reservation_that_a_step_ended_is_neither_lost_nor_made_again(again: bool) -> None:
     slurm = OneReservation()
-    slurm.silence = SILENCE
-    assert not await renewed_reservation(slurm, again, made_at=BEFORE_SILENCE, restore=True)
+    assert not await renewed_reservation(slurm, again, made_at=NOW, restore=True)
     assert not slurm.made
 
 
@@ -593,10 +368,10 @@ async def test_a_node_that_a_reservation_of_another_may_include_is_not_reserved(
 async def test_a_reservation_that_a_person_may_have_ended_or_changed_is_only_reported() -> None:
     """At the end of its time it is no loss."""
     slurm = OneReservation()
-    (renewal,) = await renewed_reservation(slurm, made_at=BEFORE_SILENCE)
+    (renewal,) = await renewed_reservation(slurm, made_at=NOW)
     assert (renewal.outcome, renewal.has_expired) == ("lost", False)
-    slurm.silence, slurm.made = SILENCE, [SlurmReservation("trainmedic-a", "n2", ("mia",))]
-    (renewal,) = await renewed_reservation(slurm, again=True, made_at=BEFORE_SILENCE)
+    slurm.made = [SlurmReservation("trainmedic-a", "n2", ("mia",))]
+    (renewal,) = await renewed_reservation(slurm, again=True, made_at=NOW)
     assert (renewal.outcome, renewal.why) == ("lost", "trainmedic-a reserves n2")
     clock = ManualClock(NOW + timedelta(hours=2))
     assert not await renewed_reservation(slurm, made_at=NOW, clock=clock)
@@ -611,17 +386,6 @@ async def test_the_drain_of_another_that_a_step_found_is_not_renewed(lease: str 
     slurm.known = FREE
     own = await do(slurm, "slurm.drain", target=NODE, lease=lease)
     assert drains(slurm).granted(own) == timedelta(seconds=45)
-
-
-async def test_a_lost_drain_is_made_again_for_the_rest_of_its_time() -> None:
-    slurm = OneNode()
-    slurm.silence = SILENCE
-    await renewed(slurm, again=True, made_at=BEFORE_SILENCE, resume_after="1h")
-    assert slurm.known.resume_after is not None
-    assert slurm.known.resume_after < NOW + timedelta(minutes=60)
-    slurm.known = FREE
-    (renewal,) = await renewed(slurm, again=True, made_at=BEFORE_SILENCE, resume_after="1m")
-    assert (renewal.outcome, renewal.why, slurm.known.is_drained) == ("lost", "its time is over", False)
 
 
 async def test_a_drain_whose_time_is_over_is_no_loss() -> None:
@@ -643,20 +407,3 @@ async def test_a_lease_does_not_end_the_drain_of_another_run(first: str) -> None
     await do(slurm, "slurm.resume", "lasting", NODE, restore=True)
     await renewed(slurm, "leased", lease="10m")
     assert slurm.known.resume_after == NOW + timedelta(minutes=10)
-
-
-async def test_a_hold_is_not_finished_after_a_person_has_held_and_released_the_job() -> None:
-    """The attempt to make it again failed before; a person's hold leaves no mark."""
-    slurm = OneJob()
-    slurm.silence = SILENCE
-    services = Services(ManualClock(NOW), None, None, slurm=slurm, slurm_topology=lambda: slurm.topology)  # type: ignore[arg-type]
-    action = registry.build(services).get("slurm.hold")
-    assert isinstance(action, LeasedAction)
-    (renewal,) = await renewed_hold(slurm, action=action, made_at=BEFORE_SILENCE)
-    assert (renewal.outcome, renewal.has_expired, renewal.effect.seen) == ("lost", True, "not marked")
-    for is_held in (True, False):
-        slurm.known = replace(slurm.known, is_held=is_held)
-        slurm.silence = None
-        await renewed_hold(slurm, action=action, made_at=BEFORE_SILENCE)
-    (renewal,) = await renewed_hold(slurm, again=True, action=action, made_at=BEFORE_SILENCE, seen="not marked")
-    assert (renewal.outcome, slurm.known.is_held) == ("lost", False)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 from datetime import UTC, datetime
 
 import pytest
 from msgspec.structs import replace
 
 from trainmedic_core.target import Target
-from trainmedic_server import telemetry
 from trainmedic_server.adapters.slurm_json import jobs_of, nodes_of
-from trainmedic_server.adapters.slurm_topology import SlurmWatch, pause_after, topology_of
-from trainmedic_server.adapters.system_clock import SystemClock
+from trainmedic_server.adapters.slurm_topology import pause_after, topology_of
 from trainmedic_server.domain import job_lookup, places, selectors, target_resolution
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved
 from trainmedic_server.domain.selectors import Selection, Selector
 from trainmedic_server.domain.topology import NO_SLURM, AgentTopology, JobTopology, Topology
-from trainmedic_server.errors import ClusterUnavailable
-from trainmedic_server.ports.slurm import SlurmJob, SlurmNode
 
 IDS = IdentityLabels()
 SINCE = datetime(2026, 1, 31, tzinfo=UTC)
@@ -70,43 +65,6 @@ PRESENCE = {
     "slurm": {"job_id": "4711"},
     "placement": [{"rank": rank, "node": f"gpu-{rank + 1}", "gpu": None} for rank in (0, 1)],
 }
-
-
-class Interrupted:
-    """Stand-in for Slurm with these nodes, some of whose readings fail. It has no jobs."""
-
-    def __init__(self) -> None:
-        self.is_silent = False
-
-    async def nodes(self) -> list[SlurmNode]:
-        if self.is_silent:
-            raise ClusterUnavailable("slurmrestd: connection refused")
-        return NODES
-
-    async def jobs(self) -> list[SlurmJob]:
-        return []
-
-
-async def test_the_watch_knows_the_last_interruption_and_the_drains_after_it() -> None:
-    """The first reading after the server's start shows none: what was before is not known."""
-    slurm, clock = Interrupted(), SystemClock()
-    slurm.is_silent = True
-    watch = SlurmWatch(slurm, clock, telemetry.Metrics())  # type: ignore[arg-type]  # only what it reads
-    for is_silent in (True, False, False):
-        slurm.is_silent = is_silent
-        with contextlib.suppress(ClusterUnavailable):
-            await watch.refresh()
-        assert watch.topology().last_silence is None
-    slurm.is_silent, before = True, clock.now()
-    with pytest.raises(ClusterUnavailable):
-        await watch.refresh()
-    slurm.is_silent, after = False, clock.now()
-    for _ in range(2):
-        await watch.refresh()
-        silence = watch.topology().last_silence
-        assert silence is not None
-        assert silence.began < before < after < silence.ended
-        assert set(silence.after.drained) == {"n2"}
 
 
 def with_sdk(**presences: object) -> Topology:

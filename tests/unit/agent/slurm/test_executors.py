@@ -153,17 +153,6 @@ def test_a_reading_keeps_the_named_fields_and_takes_the_newest_parser(commands: 
     assert lines == ["--json=list", *["--all --local --details --json=v0.0.45 show jobs"] * 2]
 
 
-def test_statistics_are_one_record_of_sdiag(commands: Commands) -> None:
-    commands.shows({})
-    sdiag = commands.directory / "sdiag"
-    statistics = {"req_time": {"number": 9}, "req_time_start": {"number": 7}, "jobs_started": 3}
-    sdiag.write_text(f"#!/bin/sh\necho '{json.dumps({'statistics': statistics, 'errors': []})}'\n")
-    sdiag.chmod(0o755)
-    answer = read(commands.reading("slurm.read"), what="diag", fields=list(FIELDS["statistics"]))
-    del statistics["jobs_started"]
-    assert log_pages.unpacked(answer["page"])["statistics"] == [statistics]
-
-
 def test_a_large_document_comes_in_pages_of_one_reading(commands: Commands) -> None:
     """Each fits into a reply. A page of a document that has been replaced is refused."""
     jobs = [{"job_id": number, "admin_comment": f"{number * 7919 % 10007:x}{number**3:x}"} for number in range(20_000)]
