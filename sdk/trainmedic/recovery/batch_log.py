@@ -43,6 +43,7 @@ class BatchComparison:
         self._epoch = epoch  # of the skip; skipped batches may come again in other epochs
         self._why_none = why_none  # why nothing is expected
         self._drawn: list[_Drawn] = []
+        self._has_random_order = False  # the present epoch, if it began after the rollback
 
     @property
     def is_skip(self) -> bool:
@@ -59,10 +60,9 @@ class BatchComparison:
         return MOST_COMPARED if self._left_out else len(self._expected)
 
     def add(self, drawn: _Drawn) -> None:
-        before = self._drawn[-1] if self._drawn else drawn
-        # The random numbers of one batch may have ordered the rest of its epoch.
-        is_random = drawn.is_random or (before.is_random and before.epoch == drawn.epoch)
-        self._drawn.append(drawn._replace(is_random=is_random))
+        if self._drawn and self._drawn[-1].epoch != drawn.epoch:
+            self._has_random_order = drawn.is_random  # an epoch's first random numbers may have ordered all of it
+        self._drawn.append(drawn._replace(is_random=drawn.is_random or self._has_random_order))
 
     def result(self, ended_because: str = "") -> dict[str, Any]:
         """Return ``verified.batches``. Waits for the batches' device."""

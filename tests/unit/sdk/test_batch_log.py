@@ -138,6 +138,16 @@ def test_an_order_drawn_for_a_whole_epoch_is_no_sign_of_another_source() -> None
     assert comparison.result("the loop ended") == {"compared": 4, "agreed": 3, "why": "the loop ended"}
 
 
+def test_random_numbers_of_the_first_batch_do_not_excuse_the_epoch_that_goes_on() -> None:
+    """A loader draws a seed when its iterator begins, also in the middle of an epoch."""
+    log = drawn(*range(12))
+    comparison = log.go_back(0, 0, skip=3)
+    for number, batch in enumerate((3, 4, 5, 6, 8)):
+        log.add(batch, 0, is_random=number == 0)
+    result = comparison.result("the loop ended")
+    assert (result["compared"], result["agreed"]) == (5, 4)
+
+
 def test_of_batches_that_are_all_alike_nothing_is_claimed_that_they_cannot_show() -> None:
     """That the same come again is true of them; that none comes of those to be left out cannot be seen."""
     log = drawn(*[7] * 20)
