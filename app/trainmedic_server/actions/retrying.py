@@ -61,7 +61,7 @@ class RetryingAction(BasicAction):
         self, call: Call, attempt: Callable[[], Awaitable[Result]], *, makes_change: bool = True
     ) -> Result:
         """Repeat `attempt` until it returns, the deadline passes, or the run is cancelled; one that `makes_change`
-        also until the alert resolves, and not while paused.
+        also until the alert resolves.
 
         Raises NoLongerWanted in the last case, otherwise ClusterRefused or TemporaryFailure; OutcomeUnknown instead of
         these if an attempt may have changed something.
@@ -83,25 +83,18 @@ class RetryingAction(BasicAction):
                 wait = backoff.next()
                 wait = min(getattr(error, "retry_after", None) or 0.0, LONGEST_ASKED_FOR) or wait
                 clearance = await clearance_of(call)
-                while True:
-                    if clearance == "stop":
-                        raise failure(f"{STOPPED}; last: {error}") from error
-                    if clearance == "resolved" and makes_change:
-                        raise _unwanted(error, may_be_done) from error
-                    is_held = clearance == "hold" and makes_change
-                    if wait >= (call.deadline - self._clock.now()).total_seconds():
-                        if isinstance(error, ClusterRefused) and not may_be_done:
-                            raise  # the cause: another attempt would be refused too
-                        late = "the server is paused; last" if is_held else "not done in time"
-                        raise failure(f"{late}: {error}", error.output) from error
-                    if call.report_wait is not None and self._clock.now() >= report_at:
-                        report_at = self._clock.now() + REPORT_EVERY
-                        awaited = "the end of the pause" if is_held else self.service
-                        await call.report_wait(f"{self.name} waits for {awaited}: {error}")
-                    await self._clock.sleep_until(self._clock.now() + timedelta(seconds=wait))
-                    clearance = await clearance_of(call)
-                    if clearance == "go_on" or (clearance != "stop" and not makes_change):
-                        break
+                if clearance == "stop":
+                    raise failure(f"{STOPPED}; last: {error}") from error
+                if clearance == "resolved" and makes_change:
+                    raise _unwanted(error, may_be_done) from error
+                if wait >= (call.deadline - self._clock.now()).total_seconds():
+                    if isinstance(error, ClusterRefused) and not may_be_done:
+                        raise  # the cause: another attempt would be refused too
+                    raise failure(f"not done in time: {error}", error.output) from error
+                if call.report_wait is not None and self._clock.now() >= report_at:
+                    report_at = self._clock.now() + REPORT_EVERY
+                    await call.report_wait(f"{self.name} waits for {self.service}: {error}")
+                await self._clock.sleep_until(self._clock.now() + timedelta(seconds=wait))
 
     async def _answered_in_time(
         self, call: Call, attempt: Callable[[], Awaitable[Result]], makes_change: bool
