@@ -177,13 +177,19 @@ class NvmlSessions:
             self._at_closing = {} if self._is_stale else self._forgettable(self._session)
         return not self._calls.stuck()
 
-    def _forgettable(self, session: NvmlSession, uuids: Collection[str] | None = None) -> dict[str, int]:
+    def _forgettable(
+        self, session: NvmlSession, uuids: Collection[str] | None = None, unread: set[str] | None = None
+    ) -> dict[str, int]:
         limits: dict[str, int] = {}
         for uuid in session.handles if uuids is None else session.handles.keys() & uuids:
-            with contextlib.suppress(pynvml.NVMLError, GpuFailure):
+            try:
                 limit = self._calls.run(uuid, partial(_forgettable_limit, session.handles[uuid]))
-                if limit is not None:
-                    limits[uuid] = limit
+            except (pynvml.NVMLError, GpuFailure):
+                if unread is not None:
+                    unread.add(uuid)
+                continue
+            if limit is not None:
+                limits[uuid] = limit
         return limits
 
     def _open_nvml(self) -> NvmlSession:
@@ -228,7 +234,9 @@ class NvmlSessions:
 
     def _note_forgotten(self, session: NvmlSession) -> None:
         before, self._at_closing = self._at_closing, {}
-        after = self._forgettable(session, before)
+        unread: set[str] = set()
+        after = self._forgettable(session, before, unread)
+        self._times_lost.update(unread)  # the driver may have forgotten their limits
         self.forgotten |= {uuid: before[uuid] for uuid, limit in after.items() if limit != before[uuid]}
 
     def _listen(self, session: NvmlSession) -> Any:

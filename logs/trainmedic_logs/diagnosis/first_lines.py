@@ -102,7 +102,8 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
         return
     unsure_pods = [finding for finding in relevant.roots if _is_of_unknown_pod(finding, facts)]
     has_own = any(
-        f.cause in _OWN_CAUSES and f not in unsure_pods and not _is_last_resort(f, facts) for f in relevant.roots
+        f.cause in _OWN_CAUSES and GUESS not in f.fields and f not in unsure_pods and not _is_last_resort(f, facts)
+        for f in relevant.roots
     )
     last_resort = [f for f in relevant.roots if _is_last_resort(f, facts) or (has_own and f in unsure_pods)]
     roots = [finding for finding in relevant.roots if finding not in last_resort] or last_resort

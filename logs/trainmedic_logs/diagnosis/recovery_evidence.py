@@ -55,7 +55,7 @@ _SMALLER_BATCH = re.compile(
     r"(?i)\bbatch[ _]?size \d+ failed, trying|\bdecreasing batch[ _]?size to\b"
     r"|\b(?:micro)?batch[ _]?size (?:will be |was |is )?(?:decreased|reduced|lowered|halved)\b"
     r"|\b(?:retrying|trying|continuing) (?:again )?with (?:a |the )?(?:smaller |lower |reduced )?(?:micro)?[ _-]?batch"
-    r"|\battempting to recover from OOM\b|\bran out of memory, (?:retrying|skipping) batch\b|\bto CPU due to CUDA OOM\b"
+    r"|\battempting to recover from OOM\b|\bran out of memory, (?:retrying|skipping) batch\b"
 )
 _SUGGESTS = re.compile(r"(?i)\b(?:consider|please|should|can|could|may|might|need|if|try(?! again)|automatically)\b")
 _RAISED = re.compile(r"[\w.]{0,80}(?:Error|Exception): ")
@@ -86,7 +86,7 @@ class RecoveryEvidence(Struct):
     # Times of findings of wrong numbers, by stream.
     _bad_numbers: dict[str, dict[str, datetime]] = field(default_factory=dict)
     excused: set[str] = field(default_factory=set)
-    _full_gpus: dict[str, set[str]] = field(default_factory=dict)  # findings by stream
+    _full_gpus: dict[_RankStream, set[str]] = field(default_factory=dict)  # findings
     _finite_steps: Counter[str] = field(default_factory=Counter)  # since a finding of wrong numbers
     _unranked_lines: Counter[str] = field(default_factory=Counter)
     _chapters: Counter[_RankStream] = field(default_factory=Counter)
@@ -120,7 +120,7 @@ class RecoveryEvidence(Struct):
                 self._steps_since[line.origin.stream][finding.id] = 0
             elif finding.role is Role.ROOT:
                 if finding.cause is CauseClass.GPU_MEMORY:
-                    self._full_gpus.setdefault(line.origin.stream, set()).add(finding.id)
+                    self._full_gpus.setdefault((line.origin.stream, line.origin.rank), set()).add(finding.id)
                 self._unconfirmed[line.origin.stream, line.origin.rank][finding.id] = line.at
                 self._steps_since[line.origin.stream][finding.id] = 0
         announced = _announcement(line, recent)
@@ -147,9 +147,10 @@ class RecoveryEvidence(Struct):
     def _take(self, line: Line, is_timed: bool, is_step: bool, only: Set[str] | None = None) -> None:
         """Count the line for earlier findings, or those in `only`."""
         stream = line.origin.stream
-        if (full := self._full_gpus.get(stream)) and _is_smaller_batch(line.text[:400]):
+        owner = (stream, line.origin.rank)
+        if (full := self._full_gpus.get(owner)) and _is_smaller_batch(line.text[:400]):
             handled = full if only is None else full & only
-            self._full_gpus[stream] = full - handled
+            self._full_gpus[owner] = full - handled
             self._mark_outlived(stream, handled)
         # A step in words counts only once its format has repeated: error messages may contain one.
         if is_step or (line.record and not line.has_words and line.record.get("event") == "step"):

@@ -85,6 +85,8 @@ _SAMPLE_ERRORS = frozenset(
         "IOError", "FileNotFoundError", "ZeroDivisionError", "OverflowError", "StopIteration", "struct.error",
     }
 )  # fmt: skip
+_FILE_ERRORS = frozenset({"OSError", "IOError", "FileNotFoundError", "struct.error"})
+_LACKS_FILE = re.compile(r"\b[Ff]iles?\b.{0,200}\b(?:not found|missing|does not exist)\b")
 _PROCESS_COMMUNICATION_FILE = re.compile(
     r"/(?:multiprocessing/(?:connection|managers|resource_\w+|queues)|concurrent/futures)[/.]"
 )
@@ -210,7 +212,7 @@ def _read_last(name: str, message: str, traceback: str) -> ExceptionReading:
         return ExceptionReading(by_message)
     if _SAYS_NOTHING.search(message):
         return ExceptionReading(CauseClass.UNKNOWN, is_guess=True)
-    if last in _SAMPLE_ERRORS and _reads_samples(message, calls):
+    if last in _SAMPLE_ERRORS and _reads_samples(last, message, calls):
         return ExceptionReading(CauseClass.DATA)
     if last == "AssertionError" and _ASSERTS_FINITE.search(traceback[-_SEARCHED_TAIL:]):
         return ExceptionReading(CauseClass.NUMERICS)
@@ -222,11 +224,13 @@ def _read_last(name: str, message: str, traceback: str) -> ExceptionReading:
     return _by_class(name, last, message)
 
 
-def _reads_samples(message: str, calls: Sequence[str]) -> bool:
+def _reads_samples(last: str, message: str, calls: Sequence[str]) -> bool:
     if _SIGNATURE.search(message) or _is_tensor_error(message) or "CUDA" in message:
         return False
     is_loader = _CAUGHT_IN_LOADER.search(message) or any(_SAMPLE_READER_FILE.search(call) for call in calls)
-    return bool(is_loader or (calls and _DATA_LIBRARY_FILE.search(calls[-1])))
+    # In a loader's process, the user's data set or collator may be wrong as well.
+    is_of_file = last in _FILE_ERRORS or _LACKS_FILE.search(message) is not None
+    return bool((is_loader and is_of_file) or (calls and _DATA_LIBRARY_FILE.search(calls[-1])))
 
 
 def _is_consequence(name: str, message: str, place: str) -> bool:

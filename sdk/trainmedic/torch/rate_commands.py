@@ -99,7 +99,7 @@ class RateCommands:
         self._why_unsupported = ""  # once the loop was seen to set its rate
 
     def scale(self, command: JobCommand) -> None:
-        """Scale the rate. Raises Refusal without changing anything."""
+        """Scale the rate. Raises Refusal without scaling it."""
         rate, changes = self._training.rate, self._training.changes
         assert isinstance(command.parameters, ScaleLr)
         if command.undo_of is None and not self.pending:
