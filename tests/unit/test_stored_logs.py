@@ -142,3 +142,16 @@ async def test_lines_of_one_moment_beyond_the_largest_page_are_not_lost_silently
     assert (len(lines), lines[-1]) == (LARGEST_PAGE + 1, "after")
     (note,) = [note for batch in batches for note in batch.notes]
     assert note.startswith("at least 5000 lines have the time ")
+
+
+async def test_the_millisecond_after_a_full_one_that_the_search_begins_in_is_read() -> None:
+    store, clock = Store(), ManualClock()
+    store.resolution = 1_000_000
+    for number in range(LARGEST_PAGE):
+        store.put(QUERY.since, f"line {number:06}")
+    store.put(QUERY.since + timedelta(milliseconds=1), "after")
+    query = replace(QUERY, since=QUERY.since + timedelta(microseconds=500))
+    batches = [batch async for batch in StoredLogs(store, clock).search(query, (), 10)]
+    assert [line.text for batch in batches for line in batch.lines] == ["after"]
+    (note,) = [note for batch in batches for note in batch.notes]
+    assert note.startswith("at least 5000 lines have the time ")

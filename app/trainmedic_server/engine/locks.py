@@ -143,8 +143,10 @@ class TargetLocks:
     async def begin_acting(self, claims: Mapping[str, Claim]) -> bool:
         """Wait for attempts on overlapping claims. Return whether that was necessary."""
         waited = False
-        claims = {name: self._known(claim) for name, claim in claims.items()}
-        while any(map(self._acting.overlapping, claims.values())):
+        while True:
+            claims = {name: self._known(claim) for name, claim in claims.items()}
+            if not any(map(self._acting.overlapping, claims.values())):
+                break
             waited = True
             another_ended = asyncio.get_running_loop().create_future()
             self._ends_awaited.append(another_ended)

@@ -137,6 +137,7 @@ class TopologyWatch:
 
     def _forget(self) -> None:
         self._known, self._presences, self._as_of = _NOTHING_KNOWN, None, None
+        self._begun = self._shown = self._begun + 1  # readings begun before are void
 
 
 def _parsed(

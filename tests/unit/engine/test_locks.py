@@ -194,6 +194,22 @@ async def test_an_undo_waits_for_the_attempt_in_flight_and_no_longer() -> None:
     assert order == ["attempt begins", "attempt ends", "undo begins", "undo ends"]
 
 
+async def test_an_attempt_excludes_the_gpu_to_which_its_index_moved_while_it_waited() -> None:
+    agents = _reported("GPU-a", "GPU-b")
+    locks = TargetLocks(lambda: agents)
+    by_index, by_uuid = locks.acting("index", _gpu("0")), locks.acting("uuid", _gpu("GPU-b"))
+    async with locks.acting("reboot", NODE):
+        index = asyncio.ensure_future(by_index.__aenter__())
+        await asyncio.sleep(0)
+        agents = _reported("GPU-b", "GPU-a")
+    assert await index
+    uuid = asyncio.ensure_future(by_uuid.__aenter__())
+    await asyncio.sleep(0)
+    assert not uuid.done()
+    await by_index.__aexit__()
+    assert await uuid
+
+
 async def test_giving_back_costs_no_more_where_thousands_wait_elsewhere() -> None:
     """A storm in which two playbooks want each target: only those who wait near by are looked at."""
     looked = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, cast
@@ -74,10 +74,11 @@ CLUSTER = ClusterTopology(
 """Two jobs' pods, and one of no job."""
 
 
-def made(bus: Presences, wanted: bool = True) -> TopologyWatch:
+def made(bus: Presences, wanted: bool = True, is_needed: Callable[[], bool] | None = None) -> TopologyWatch:
     written = inventory.parse({"10.0.0.7": "n7"})
     bus_port = cast(CommandBus, bus)
-    return TopologyWatch(bus_port, VirtualClock(), telemetry.Metrics(), lambda: wanted, written, lambda: CLUSTER)
+    is_needed = is_needed or (lambda: wanted)
+    return TopologyWatch(bus_port, VirtualClock(), telemetry.Metrics(), is_needed, written, lambda: CLUSTER)
 
 
 def reported_on(watch: TopologyWatch, node: str) -> set[str]:
@@ -150,6 +151,21 @@ async def test_an_older_reading_does_not_replace_a_newer_one() -> None:
     bus.may_answer.set()
     await asyncio.gather(older, newer)
     assert (reported_on(watch, "n1"), reported_on(watch, "n2")) == (set(), {"llm"})
+
+
+async def test_a_reading_that_began_before_all_was_forgotten_is_void() -> None:
+    bus, needed = LatePresences({"llm": {"placement": [{"rank": 0, "node": "n1"}]}}), True
+    watch = made(bus, is_needed=lambda: needed)
+    older = asyncio.create_task(watch.refresh())
+    await bus.is_read.wait()
+    needed = False
+    await watch.refresh()
+    bus.may_answer.set()
+    await older
+    assert not reported_on(watch, "n1")
+    needed = True
+    await watch.refresh()
+    assert reported_on(watch, "n1") == {"llm"}
 
 
 async def test_nothing_is_read_while_no_playbook_asks() -> None:

@@ -179,12 +179,14 @@ class _PagedPart:
                 break
             if most < LARGEST_PAGE:  # More lines of one moment than a page holds.
                 most = min(2 * most, LARGEST_PAGE)
-            elif lines:
+            else:
                 at = written(moment(self._begin))
                 self.gaps.append(f"at least {most} lines have the time {at}; any more are missing")
-                self._begin, self._seen, most = self._begin + 1, set(), self._page
-            else:  # A store whose times are milliseconds returns the moment before `_begin` again.
-                self._begin, most = self._begin - 1 + _MILLISECOND, self._page
+                if lines:
+                    self._begin, self._seen = self._begin + 1, set()
+                else:  # A store whose times are milliseconds returns those before `_begin` again.
+                    self._begin = (self._begin // _MILLISECOND + 1) * _MILLISECOND
+                most = self._page
         if self._waiting:
             # A store may return lines of one moment in another order, so those of earlier pages stay known.
             known = self._seen if self._waiting[-1].at == self._begin else set()
