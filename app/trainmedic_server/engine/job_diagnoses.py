@@ -7,7 +7,7 @@ The verdict follows 5 s after the first sign (longer for a hang or unread lines)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any, Protocol
@@ -58,6 +58,7 @@ _MOST_REPORTS = 2000  # events of ended jobs
 _MOST_ENDED = 200  # verdicts whose alerts a normal end may resolve
 _PODS_END = timedelta(seconds=5)  # A container ends at about the time of its job's report
 _ALERTS_AT_ONCE = 50  # of one request
+_MOST_UNSENT = 500  # verdicts without an alert when the server starts
 _MOST_EARLIER = 50  # verdicts of a job
 _MOST_EXCERPTS = 16  # findings whose excerpts are read
 _MOST_PAST = 500  # findings of a job, and as many on a page of claimed ones
@@ -123,10 +124,10 @@ class JobDiagnoses:
         """Check once and send due alerts. Raises TrainmedicError."""
         if not self._has_loaded:
             await self._verdicts.load(self._store)
-            now = self._clock.now()
-            recent = await self._store.verdicts(now - OLDEST_DIAGNOSED, now + timedelta(seconds=1))
-            # This server may have been killed before it sent their alerts.
-            self._unchecked_suspects |= {each.node for each in recent if each.node and not each.is_slow}
+            due = await self._store.transact(lambda tx: tx.verdicts.to_tell(self._clock.now(), _MOST_UNSENT))
+            # An earlier server ended before it sent their first alerts.
+            unsent = [each for each in due if each.tell_at and each.tell_at <= each.made_at and not each.is_slow]
+            self._unchecked_suspects |= {each.node for each in unsent if each.node}
             self._has_loaded = True
         if self._presences_read_at is None or self._clock.now() - self._presences_read_at >= _PRESENCES_EVERY:
             await self._read_presences()
@@ -141,7 +142,8 @@ class JobDiagnoses:
         gone = {name: life for name, life in by_name.items() if life.state is LifeState.GONE}
         of_pods = await self._pod_signs(by_name)
         reports = await self._reported_ends(lives)
-        failure: Exception | None = None
+        failures: list[Exception] = []
+        refusal: Exception | None = None  # of suspect alerts
         for job in sorted(by_job.keys() | gone.keys() | of_pods.keys() | reports.keys()):
             ends = reports.get(job, ())
             own = self._signs_unseen_by_launcher(job, job_failure.failure_signs(by_job.get(job, ()), gone.get(job)))
@@ -150,16 +152,19 @@ class JobDiagnoses:
                 continue
             try:
                 await self._diagnose_job(job, signs, ends, findings)
-                await self._alert_on_suspects()
             except StoreUnavailable:
                 raise
             except Exception as error:  # alerts on other jobs must not wait for this one
                 error.add_note(f"in the diagnosis of {job}")
-                failure = failure or error
+                failures = failures or [error]
+            refusal = refusal or await _failure_of(self._alert_on_suspects())
         self._ended = {job: ends[-1].at for job, ends in reports.items() if not ends[-1].is_failure}
-        await self._send_due()
-        await self._alert_on_suspects()
-        if failure is not None:
+        refusal = refusal or await _failure_of(self._alert_on_suspects())
+        unsent_because = await _failure_of(self._send_due()) or refusal
+        failures += [unsent_because] if unsent_because is not None else []
+        if len(failures) > 1:
+            raise ExceptionGroup("a diagnosis and the sending of alerts failed", failures)
+        for failure in failures:
             raise failure
 
     async def _reported_ends(self, lives: Sequence[JobLife]) -> dict[str, list[ReportedEnd]]:
@@ -403,8 +408,8 @@ class JobDiagnoses:
         labels = verdict_alert.labels_of_suspect(node)
         summary = f"{len(jobs)} jobs failed on {node} within 30 days: {', '.join(jobs[:10])}"
         annotations = {"summary": summary, "verdicts": ", ".join(verdict.id for verdict in named[:10])}
-        status = AlertStatus.FIRING
-        await self._sender.tell([Alert(fingerprint(labels), status, labels, annotations, starts_at=now, ends_at=None)])
+        began_at = named[0].began_at  # The newest verdict's, so that a repeat is no new alert
+        await self._sender.tell([Alert(fingerprint(labels), AlertStatus.FIRING, labels, annotations, began_at)])
 
     async def _send_due(self) -> None:
         now = self._clock.now()
@@ -435,6 +440,16 @@ class JobDiagnoses:
         if self._alert_end(verdict, now) is not None:
             return None
         return min(now + self._repeat_every, verdict.began_at + ALERT_LASTS)
+
+
+async def _failure_of(sending: Awaitable[None]) -> Exception | None:
+    try:
+        await sending
+    except StoreUnavailable:
+        raise
+    except Exception as error:
+        return error
+    return None
 
 
 def _earlier_than(verdict: KnownVerdict, verdicts: Sequence[KnownVerdict]) -> list[KnownVerdict]:

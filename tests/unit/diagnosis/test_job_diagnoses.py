@@ -34,6 +34,8 @@ class World:
         self.store = InMemoryStore()
         self.clock = ManualClock()
         self.told: list[Alert] = []
+        self.refused: list[str] = []  # alertnames
+        self.refuses_all_but = ""  # an alertname
         self.present_jobs: list[Presence] = []
         self.present_launchers: list[Presence] = []
         self.nodes = ["node-1", "node-2"]
@@ -63,7 +65,8 @@ class World:
         return [Presence(node, self.clock.now()) for node in self.nodes]
 
     async def tell(self, alerts: Sequence[Alert]) -> None:
-        if self.is_refusing:
+        if self.is_refusing or (self.refuses_all_but and alerts[0].name != self.refuses_all_but):
+            self.refused += [alert.name for alert in alerts]
             raise BusUnavailable("the Alertmanager is away")
         self.told += alerts
 
@@ -365,6 +368,21 @@ async def test_where_a_job_was_hours_ago_is_forgotten() -> None:
         assert verdict.node == node
 
 
+def suspects(world: World) -> list[Alert]:
+    return [alert for alert in world.told if alert.name == "NodeSuspect"]
+
+
+def fail_diagnosis_of(monkeypatch: pytest.MonkeyPatch, job: str) -> None:
+    judge = job_diagnoses.diagnose
+
+    def diagnose(facts: Facts) -> Verdict:
+        if facts.job == job:
+            raise ValueError("no sense")
+        return judge(facts)
+
+    monkeypatch.setattr(job_diagnoses, "diagnose", diagnose)
+
+
 async def test_a_node_on_which_three_jobs_failed_is_suspect() -> None:
     """Within thirty days, whatever was repaired each time; two jobs are not enough."""
     world = World()
@@ -405,19 +423,54 @@ async def test_a_suspect_node_is_told_by_the_server_after_a_killed_one() -> None
     world.is_refusing = False
     world.start_again()
     await world.look(30)
-    assert "NodeSuspect" in {alert.labels["alertname"] for alert in world.told}
+    assert len(suspects(world)) == 1
+    for _ in range(2):  # which later starts do not repeat
+        world.start_again()
+        await world.look(300)
+    assert len(suspects(world)) == 1
+
+
+async def test_a_suspect_that_is_told_again_is_the_same_alert() -> None:
+    """It is told again if the server ends before the verdict's own alert is told."""
+    world = World()
+    for number in range(3):
+        await world.lose_a_card(f"llm-{number}")
+        world.refuses_all_but = "NodeSuspect" if number == 2 else ""
+        with contextlib.suppress(BusUnavailable):
+            await world.look(11)
+        if number < 2:
+            await world.look(86400)
+    world.start_again()
+    with contextlib.suppress(BusUnavailable):
+        await world.look(30)
+    first, again = suspects(world)
+    assert again.identity == first.identity
+
+
+async def test_a_suspect_node_is_tried_once_in_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While Alertmanager is down, other jobs do not add attempts; each failure is reported."""
+    world = World()
+    for number in range(3):
+        await world.lose_a_card(f"llm-{number}")
+        if number < 2:
+            await world.look(11)
+            world.clock.sleep(86400)
+    for number in range(5):
+        await world.find(f"other-{number}", job=f"other-{number}")
+    fail_diagnosis_of(monkeypatch, "other-3")
+    world.is_refusing = True
+    with pytest.raises(ExceptionGroup) as raised:
+        await world.look(11)
+    assert world.refused.count("NodeSuspect") == 1
+    diagnosis, sending = raised.value.exceptions
+    assert (str(diagnosis), diagnosis.__notes__) == ("no sense", ["in the diagnosis of other-3"])
+    assert isinstance(sending, BusUnavailable)
+    assert not hasattr(sending, "__notes__")
 
 
 async def test_a_job_that_cannot_be_diagnosed_delays_no_alert_on_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither on their failures nor on their nodes; what is wrong is reported each time."""
-    judge = job_diagnoses.diagnose
-
-    def diagnose(facts: Facts) -> Verdict:
-        if facts.job == "bad":
-            raise ValueError("no sense")
-        return judge(facts)
-
-    monkeypatch.setattr(job_diagnoses, "diagnose", diagnose)
+    fail_diagnosis_of(monkeypatch, "bad")
     world = World()
     for number in range(3):
         await world.lose_a_card(f"llm-{number}")

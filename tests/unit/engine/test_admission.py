@@ -14,6 +14,7 @@ from trainmedic.wire.envelope import Reply
 from trainmedic_server import errors
 from trainmedic_server.domain.run import Decision, Status
 from trainmedic_server.engine import guards
+from trainmedic_server.engine.finding_alert_sender import IntakeAlertSender
 from trainmedic_server.ports.limits import EngineLimits
 
 MakeWorld = Callable[..., World]
@@ -28,6 +29,20 @@ async def test_a_new_alert_starts_a_run_and_a_repeat_does_not_act_again(world: M
     assert [run.decision for run in first.runs] == [Decision.STARTED]
     assert again.duplicates == 1
     assert [(run.decision, run.run_id) for run in again.runs] == [(Decision.DUPLICATE, first.runs[0].run_id)]
+    assert w.calls() == {"cap": 1}
+    assert (await w.story()).count("alert_repeated") == 1
+
+
+async def test_a_repeat_by_the_server_itself_does_not_act_again(world: MakeWorld) -> None:
+    """Without Alertmanager, after the run has ended and a restart."""
+    w = world(CAP.replace("Hot", "NodeSuspect"))
+    alert = w.alert("NodeSuspect", gpu="0", node="n1")
+    await IntakeAlertSender(w.engine.admit, w.clock).tell([alert])
+    await w.pass_time(60)
+    await w.restart(3000)
+    await IntakeAlertSender(w.engine.admit, w.clock).tell([alert])
+    await w.pass_time(60)
+    assert len(await w.runs()) == 1
     assert w.calls() == {"cap": 1}
     assert (await w.story()).count("alert_repeated") == 1
 
