@@ -447,7 +447,7 @@ async def _failure_of(sending: Awaitable[None]) -> Exception | None:
         await sending
     except StoreUnavailable:
         raise
-    except Exception as error:
+    except Exception as error:  # the look goes on, and raises it at its end
         return error
     return None
 

@@ -424,7 +424,16 @@ async def test_a_suspect_node_is_told_by_the_server_after_a_killed_one() -> None
     world.start_again()
     await world.look(30)
     assert len(suspects(world)) == 1
-    for _ in range(2):  # which later starts do not repeat
+
+
+async def test_a_server_that_starts_again_tells_of_no_suspect_again() -> None:
+    """Also after a downtime in which the verdict's own alert came due."""
+    world = World()
+    for number in range(3):
+        await world.lose_a_card(f"llm-{number}")
+        await world.look(11)
+        await world.look(86400 if number < 2 else 200)
+    for _ in range(3):
         world.start_again()
         await world.look(300)
     assert len(suspects(world)) == 1
