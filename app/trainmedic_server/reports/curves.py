@@ -55,7 +55,7 @@ class Curve:
     name: str
     unit: str
     points: tuple[tuple[float, float | None], ...]
-    """(Seconds since 1970, value); None if not finite."""
+    """(Seconds since 1970, value); None if not finite or not reported."""
 
 
 @dataclass(frozen=True, slots=True)
