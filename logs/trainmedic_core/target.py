@@ -13,7 +13,7 @@ from trainmedic_core.once import once
 
 class TargetKind(StrEnum):
     # After adding one, run tests/unit/domain/test_target_kinds.py: it names the places to edit.
-    # A kind that contains others needs its case in `Target.overlaps`.
+    # A kind that contains others needs its case in `Target.overlaps` and in the server's `engine/locks`.
 
     parts: tuple[str, ...]
     """Fields of `Target` that name it. Only targets with the same first part overlap."""

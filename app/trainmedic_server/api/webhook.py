@@ -1,7 +1,7 @@
 """``POST /webhook`` and ``POST /events/{name}``: accept alerts, and reply once they are durable.
 
 FastAPI costs more than an admission. So neither uses its validation, and `WebhookApp` answers Alertmanager before
-middleware and routing; `declare` only documents that route.
+middleware and routing (``http/factory``); `declare` only documents that route.
 """
 
 from __future__ import annotations

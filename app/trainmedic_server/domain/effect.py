@@ -86,7 +86,7 @@ def _verdict(better: str | None, comparison: Comparison | None, at: float, after
         if held_at and not held_after:
             return EffectVerdict.HELPED, "the alert's condition held at the act and did not 10 minutes after"
         if improvement <= -LEAST_CHANGE or (held_after and not held_at):
-            return EffectVerdict.WORSE, "the alert's condition held 10 minutes after, or was further off"
+            return EffectVerdict.WORSE, "the alert's condition held 10 minutes after, or the metric moved towards it"
         still = "still held 10 minutes after" if held_after else "did not hold at the act"
         return EffectVerdict.NO_CHANGE, f"the alert's condition {still}"
     if not (math.isfinite(at) and math.isfinite(after)):

@@ -18,7 +18,9 @@ log = telemetry.logger(__name__)
 
 
 def targets_of(run: Run, act: PerformAttempt, actions: Actions) -> Sequence[Target]:
-    """Return the attempt's targets, without a job's nodes if it only reads. A job is there by all of its names."""
+    """Return what the attempt locks: its targets (a job under each of its names), and if it changes something the
+    nodes that the action names.
+    """
     state = run.step(act.key)
     is_on_job = run.target is not None and run.target.kind is TargetKind.JOB
     own = run.targets if is_on_job else run.targets_of(state)

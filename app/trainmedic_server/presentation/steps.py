@@ -118,7 +118,7 @@ _PAST: Mapping[str, str] = {
     "stop": "stopped",
     "take": "took",
     "write": "wrote",
-    **{word: word for word in ("let", "read", "reset")},
+    **{word: word for word in ("let", "put", "read", "reset", "set")},
 }
 """By the first word, where it is not formed with -d or -ed."""
 

@@ -24,7 +24,7 @@ _TAG_BEFORE_TIME = re.compile(
     rf"|\((?:[\w.<>:+-]{{1,80}} )?pid=\d{{1,8}}[^()]{{0,60}}\)|<\d{{1,3}}>)[ \t]*(?:[:|>,-][ \t]*)?"
 )
 _MOST_TAGS = 4
-# Groups of all patterns: y, mo, d, h, m, s, f (fraction of a second) and z (zone).
+# Groups of most patterns: y, mo, d, h, m, s, f (fraction of a second) and z (zone).
 _CLOCK = r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:[.,:](?P<f>\d{1,9}))?"
 _END = r"(?![\d:/])"
 _ZONE = r"(?: ?(?P<z>Z|UTC|GMT|[+-]\d\d:?\d\d)(?![\d:]))?"
@@ -166,14 +166,13 @@ def _time_from_digit(text: str, position: int, is_bracketed: bool) -> Stated | N
         return _from_date(match, None, int(match["mo"]), int(match["d"]))
     if match := _NAMED.match(text, position):
         return _with_month_name(match)
-    # A bare number is a time only if something separates it from the text.
-    is_apart = is_bracketed or _AFTER_WEAK.match(text, position) is not None
+    # A bare number is weak, and a bare clock is no time, unless brackets, a fraction or what follows sets it apart.
     if match := _EPOCH.match(text, position):
-        is_apart = is_apart or match["f"] is not None or _AFTER_WEAK.match(text, match.end()) is not None
+        is_apart = is_bracketed or match["f"] is not None or _AFTER_WEAK.match(text, match.end()) is not None
         return _since_epoch(match, is_weak=not is_apart)
     if match := _BARE_CLOCK.match(text, position):
         wall = _wall_time(match, 2000, 1, 1)  # stands for the missing date
-        is_apart = is_apart or match["f"] is not None or _AFTER_WEAK.match(text, match.end()) is not None
+        is_apart = is_bracketed or match["f"] is not None or _AFTER_WEAK.match(text, match.end()) is not None
         return Stated((wall,), Lacks.DATE, is_weak=True) if wall is not None and is_apart else None
     return None
 

@@ -1,4 +1,4 @@
-"""Handlers of commands for a plain PyTorch training, called at step boundaries.
+"""Handlers of commands for a plain PyTorch training, called at step boundaries. Rollbacks go on in ``restore``.
 
 `Rejected` and `Unsupported` are refusals without any change.
 """
@@ -160,7 +160,8 @@ class CommandHandlers:
         previous = source.workers
         count, is_upper_limit = agreed_workers(command, previous), command.parameters.at_most is not None
         if command.undo_of is not None and training.changes.workers is None:
-            count = previous  # no active change: the script restarted with fewer workers
+            # No active change: `restore` ended the limit, because the script restarted with no more workers.
+            count = previous
         try:
             source.set_workers(count)
         except Exception:  # return to the workers that are known to start
@@ -168,7 +169,8 @@ class CommandHandlers:
             raise
         if bool(previous) != bool(count):  # workers draw their own random numbers
             self._record_batch_change()
-        changed = count if count != training.script_workers else None
+        is_over = command.undo_of is not None and count == training.script_workers
+        changed = None if is_over else count
         training.changes.set_workers(changed, training.global_step, at_most=is_upper_limit)
         return {"previous": previous, "count": count}
 

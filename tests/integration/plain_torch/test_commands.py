@@ -308,6 +308,15 @@ def test_lowered_workers_are_given_back_exactly(begin: Begin) -> None:
     assert training.run.training.changes.workers is None
 
 
+def test_undoing_the_scripts_own_count_leaves_the_change_before_it(begin: Begin) -> None:
+    training = begin(workers=2)
+    orders: dict[int, Any] = {3: training.order("job.dataloader_workers", count=1)}
+    orders |= {5: training.order("job.dataloader_workers", count=2)}
+    training.train(9, orders | {7: training.undo(1, "job.dataloader_workers", count=1)})
+    assert [told["count"] for told in training.outputs()] == [1, 2, 1]
+    assert training.run.training.batch_source.workers == 1  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(("script", "lowered", "undone"), [(2, 1, 2), (1, 1, 1), (0, 0, 0)])
 def test_a_script_that_starts_again_with_fewer_workers_keeps_them(
     begin: Begin, script: int, lowered: int, undone: int

@@ -48,7 +48,7 @@ def executors() -> dict[str, str]:
 @pytest.mark.parametrize("name", OF_NODES)
 def test_a_command_to_a_node_is_complete(name: str) -> None:
     """Its sentence, output, policy and executor."""
-    assert name in steps._PHRASES, "edit app/trainmedic_server/presentation/steps.py: _PHRASES"
+    assert name in steps._PHRASES, "edit app/trainmedic_server/presentation/steps.py: _PHRASES (and _PAST)"
     outputs = getattr(COMMANDS[name], "outputs", ())
     assert outputs or name in FREE_OUTPUT, "edit app/trainmedic_server/actions/agent_outputs.py, and set `outputs`"
     known = policy.READING | set(policy.CHANGING)

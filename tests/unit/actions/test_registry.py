@@ -82,7 +82,7 @@ def test_every_parameter_is_described_and_no_other_is_taken(spec):
 def test_a_command_of_a_jobs_own_cannot_have_an_actions_prefix():
     """Each action that is a command itself has a prefix that `job.command` refuses."""
     prefixes = {spec.name.partition(".")[0] for spec in registry.BUILT_IN if issubclass(spec, CommandAction)}
-    assert prefixes == set(jobs._OWN_PREFIXES)
+    assert prefixes == set(jobs._OWN_PREFIXES), "edit app/trainmedic_server/actions/jobs.py: _OWN_PREFIXES"
 
 
 def test_checking_needs_no_services():

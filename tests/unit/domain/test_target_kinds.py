@@ -28,10 +28,12 @@ from trainmedic_server.api.views import HistoryItem
 from trainmedic_server.cli.history import history
 from trainmedic_server.console import playbook_pages
 from trainmedic_server.domain import beginnings, component, inventory, selectors
+from trainmedic_server.domain.claim import Claim
 from trainmedic_server.domain.playbook_target import GroupTarget, TargetParts
 from trainmedic_server.domain.selectors import Selector
 from trainmedic_server.domain.target_resolution import resolve
 from trainmedic_server.domain.topology import Topology
+from trainmedic_server.engine.locks import TargetLocks
 from trainmedic_server.ports.store import HistoryFilter
 
 ROOT = Path(__file__).parents[3]
@@ -110,6 +112,11 @@ def test_a_kind_overlaps_or_is_apart_from_each_other(kind: TargetKind) -> None:
         assert overlap is (frozenset({kind, other}) not in apart), (
             f"edit logs/trainmedic_core/target.py: Target.overlaps, if {kind} and {other} can contain each other, else "
             "this test's `apart`"
+        )
+        locks = TargetLocks()
+        assert locks.try_acquire("a", Claim(a_target(kind)))
+        assert locks.try_acquire("b", Claim(a_target(other))) is not overlap, (
+            f"edit {SERVER}engine/locks.py: _groups_near finds overlapping claims by `Target.whole`"
         )
 
 

@@ -1,4 +1,7 @@
-"""Findings in a unit of work. Statements are sent at once: no other read uses their tables."""
+"""Findings in a unit of work.
+
+Their statements do not wait for `SqlTransaction`'s pending writes, which are of other tables.
+"""
 
 from __future__ import annotations
 

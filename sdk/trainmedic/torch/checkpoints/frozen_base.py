@@ -28,7 +28,7 @@ class FrozenBase:
         self._has_changed = False
 
     def split(self, parts: StateParts, states: Mapping[str, Any], run: Mapping[str, Any]) -> Split:
-        """Separate frozen parameters, until one has changed."""
+        """Separate frozen parameters, until one has changed. `run` is the content of the checkpoint's run state."""
         names = {} if self._has_changed else _frozen_names(parts, states)
         if not names:
             return Split(states)
@@ -117,7 +117,7 @@ def _digest(
     digests = known_digests
     if digests is None or not digests.keys() >= set(first_names.values()):
         digests = make({name: tensors[name] for name in first_names.values()})
-    # A present one without readable values has none.
+    # A tensor whose values cannot be read has no digest.
     facts = [
         (name, tuple(tensor.shape), digests.get(first_name_of[name], "")) for name, tensor in sorted(tensors.items())
     ]
