@@ -133,6 +133,7 @@ def _simulated_in() -> list[str]:
         mappings = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
     except OSError:
         return []
+    # Files with the suffix -shm are SQLite's.
     return sorted(
         {
             f"{device}:{inode}"

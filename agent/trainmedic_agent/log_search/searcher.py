@@ -42,7 +42,7 @@ MOST_TEXT = 512 * 1024  # characters
 MOST_READ = 64 * 1024 * 1024  # bytes
 MOST_SECONDS = 4.0  # for reading
 SCAN_SECONDS = 4.0  # for finding files
-_JOB_SECONDS = 2.0  # for finding those of a small job
+_JOB_SECONDS = 2.0  # for finding the files of one small job
 OPEN_SECONDS = 4.0  # for opening files
 LISTING_SECONDS = 4.0  # for directories with rotated logs
 _SCAN_VALID_SECONDS = 5.0  # for which a scan is used
@@ -391,7 +391,7 @@ def _merge(files: Sequence[WantedLines], most: int) -> tuple[list[FoundLine], bo
             break
         _, number, line = heapq.heappop(heads)
         lines.append(line)
-        characters += len(line.text) + 100
+        characters += len(line.text) + 100  # for its other fields
         push(number)
     for _, number, _ in heads:  # read but not returned
         files[number].go_to(files[number].line_place)

@@ -16,7 +16,7 @@ Those below 1000 are the system's. -1 states no cause: it comes from a controlle
 UNAUTHENTICATED = 9202
 # Protocol authentication error, access denied, unable to authenticate.
 _AUTH_ERRORS = frozenset({1007, 2002, UNAUTHENTICATED})
-# Parts of what scontrol and scancel write, and the agent if they do not end, which have no numbers.
+# Parts of what scontrol and scancel write, and of the agent's text if they do not end; none has a number.
 _TEXTS = {
     "Invalid job id specified": NO_JOB,
     "Invalid node name specified": NO_NODE,
@@ -29,7 +29,7 @@ _TEXTS = {
     "Zero Bytes were transmitted or received": 5005,
     "Socket timed out on send/recv operation": 5004,
     "Unexpected message received": 1000,
-    "scontrol did not end in time": 5004,
+    " did not end in time": 5004,
     "Protocol authentication error": 1007,
     "Access/permission denied": 2002,
 }

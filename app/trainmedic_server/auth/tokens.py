@@ -40,7 +40,7 @@ class Token(Struct, frozen=True):
     roles: frozenset[TokenRole]
     jobs: tuple[str, ...] | None = None
     """Shell patterns: valid only below ``/jobs/{job}`` of matching jobs. None: no such limit."""
-    groups: frozenset[str] = frozenset()
+    groups: frozenset[str] = frozenset()  # of approvers in playbooks, to which its owner belongs
 
 
 def read(path: Path) -> tuple[Token, ...]:
@@ -55,7 +55,7 @@ def read(path: Path) -> tuple[Token, ...]:
 def parse(text: str, source: str) -> tuple[Token, ...]:
     documents, problems = yaml_text.read(text, source)
     if problems:
-        # The reader's message contains keys and positions; text in braces is a value, possibly a token.
+        # The reader's message contains keys and positions; what follows (`yaml_text`) is a value, possibly a token.
         message = re.split(r""": ["']\{\{""", problems[0].message)[0]
         raise ConfigurationError(f"{source}:{problems[0].line or 1}: not YAML: {message}")
     if len(documents) > 1:

@@ -208,6 +208,7 @@ def _question(
         assert step is not None
         timeout, on_timeout, written = step.timeout, step.on_timeout, step.model_fields_set
     if timeout is None:
+        # `fail` and `continue` are older than this check, and valid playbooks stay valid.
         if "on_timeout" in written and on_timeout not in ("fail", "continue"):
             yield (*step_place, "on_timeout"), "on_timeout: has no effect without a timeout"
         if asking.ask_again is not None and "ask_again" in asking.model_fields_set:

@@ -86,7 +86,7 @@ def pattern_of(view: LogView) -> SearchPattern | None:
 
 
 async def findings_of(page: PageRequest, job: str, most: int = MOST_FINDINGS) -> list[Mapping[str, Any]]:
-    """Return findings of a job, and of log files that only name it, newest first. Empty if refused."""
+    """Return findings of a job, and of log files that only name it, newest first. A refused query adds none."""
     findings: list[Mapping[str, Any]] = []
     for name in _JOB_FILTERS:
         answer = await _or_none(page, "/findings", {name: job, "limit": most})

@@ -174,6 +174,7 @@ class JobQueries:
     async def _gpu_anomalies(self, bound: GpuBound, metric: str, job_gpus: str) -> list[Anomaly]:
         every = self._gpu_interval
         window = max(every, timedelta(seconds=bound.lasting))
+        # Its maximum and minimum cover the same window as the condition.
         percent = (metric.format(over="avg") + f" * on (uuid) group_left () {job_gpus}").replace("$every", "$lasting")
         count, worst = (
             query.replace("$lasting", duration.write(window))

@@ -40,8 +40,9 @@ def lines(document: Mapping[str, Any]) -> Iterator[str]:
         )
     yield ""
     yield from table.rows(_PLAYBOOKS, [_playbook(each) for each in document["playbooks"]], table.width())
-    if any(each["gpu_hours_now"]["runs_of_unknown_size"] for each in document["playbooks"]):
-        yield "(+N): runs on N targets whose number of GPUs is not known."
+    hours = [each[when] for each in document["playbooks"] for when in ("gpu_hours_then", "gpu_hours_now")]
+    if any(each["runs_of_unknown_size"] for each in hours):
+        yield "(+N): without N runs on targets whose number of GPUs is not known."
     if not document["differences"]:
         return
     yield ""

@@ -84,6 +84,8 @@ class ReplaySpool:
             self._write()
 
     def _write(self) -> None:
+        if not (self._alerts or self._runs):
+            return
         self._database.executemany("INSERT INTO alerts VALUES (?, ?, ?, ?, ?)", self._alerts)
         # A later copy of a run is its newer state.
         self._database.executemany("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?)", self._runs)
@@ -101,6 +103,7 @@ class ReplaySpool:
             yield decoder.decode(next(copies)[3])
 
     def run(self, run_id: str) -> RecordedRun | None:
+        self._write()
         row = self._database.execute("SELECT data FROM runs WHERE id = ?", (run_id,)).fetchone()
         return self._run_decoder.decode(row[0]) if row else None
 

@@ -1,4 +1,4 @@
-"""Findings over the lines of a node's streams. Durations count by the times of lines."""
+"""Findings over the lines of a node's streams. Durations count by the times of lines, live by the agent's clock."""
 
 from __future__ import annotations
 
