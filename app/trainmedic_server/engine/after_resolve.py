@@ -1,6 +1,7 @@
 """Permitted actions of a run after its alert has resolved.
 
-A changing step of a run with an alert starts only while one fires, with few exceptions (`is_unwanted`). ``undoing`` plans what is undone then.
+A changing step of a run with an alert starts only while one fires, with few exceptions (`is_unwanted`).
+``undoing`` plans what is undone then.
 """
 
 from __future__ import annotations
