@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -55,6 +56,12 @@ class AlertLabels:
         """Return the labels of these names, most trusted first."""
         labels = self._read.get(names)
         return labels if labels is not None else self._labels_of(names, self._names.of(names))
+
+    def others(self, names: re.Pattern[str]) -> Iterator[Label]:
+        """Yield the labels whose lower-case names the pattern does not match."""
+        for name, value in self._labels.items():
+            if (text := value.strip()) and names.fullmatch(name.lower()) is None:
+                yield Label(name, text)
 
     def _labels_of(self, key: str | tuple[str, ...], written: tuple[str, ...]) -> Sequence[Label]:
         labels = self._read[key] = [Label(name, value) for name in written if (value := self._labels[name].strip())]

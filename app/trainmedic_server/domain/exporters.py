@@ -14,16 +14,27 @@ _CENTRAL = re.compile(
 )
 _PER_NODE = re.compile(
     "dcgm|node-?_?exporter|nvidia|gpu|amd|rocm|device-metrics|habana|gaudi|neuron|cadvisor|kubelet|"
-    "node-problem-detector|npd|node-status|trainmedic-agent|smi-exporter|windows-exporter"
+    "node-problem-detector|npd|node-status|trainmedic-agent|smi-exporter|windows-exporter|"
+    # exporters of processes, disks, units, network cards and cgroups, and usual names of scrapes of all machines
+    "process-?exporter|smart-?(ctl|mon)|systemd-?exporter|ethtool|cgroup-?exporter|slurm-?job-?exporter|nvme|zfs|edac|"
+    "nvitop|all-smi|(^|[^a-z])(nodes?|hosts?|machines|servers|workers|compute|bare-?metal|unix|linux|windows)([^a-z]|$)"
+)
+# Programs that pass on other machines' metrics or measure a fabric, storage, guests or management controllers, on any
+# machine. Some of them also run on each node.
+_OFTEN_FOR_OTHERS = re.compile(
+    "relay|proxy|gateway|gw([^a-z]|$)|aggregat|collector|forward|otel|opentelemetry|telegraf|netdata|graphite|statsd|"
+    "influx|syslog|zabbix|infiniband|fabric|ufm|switch|idrac|redfish|ipmi|bmc|vmware|vcenter|libvirt|proxmox|pve|weka|"
+    "netapp|harvest|ceph|lustre|hami|scheduler|controller|operator"
 )
 # Prometheus, Pushgateway, blackbox, SNMP, Ceph and Slurm.
 _CENTRAL_PORTS = frozenset({"9090", "9091", "9115", "9116", "9283", "9341"})
-# Node, Windows, DCGM and other GPU exporters, and the kubelet.
-_PER_NODE_PORTS = frozenset({"9100", "9182", "9400", "9445", "9835", "10250"})
+# Node, Windows, DCGM and other GPU exporters, the kubelet, and exporters of processes, systemd, cgroups and disks.
+_PER_NODE_PORTS = frozenset({"9100", "9182", "9400", "9445", "9835", "10250", "9256", "9558", "9306", "9633"})
 # labels that name an exporter
 _NAMING = ("job", "service", "container", "pod")
 _NAMING_EXPORTED = tuple(EXPORTED + name for name in _NAMING)
 _LONGEST_KEPT = 255
+_LONGEST_READ = 1000  # characters of names
 _CONTAINER_ID = re.compile("[0-9a-f]{12}|[0-9a-f]{64}")
 _EXPORTER_POD = re.compile(r".*(exporter|dcgm).*-[a-z0-9]{4,5}")
 
@@ -37,6 +48,23 @@ def is_central(labels: AlertLabels, exported: bool = False) -> bool:
         return False
     names = _NAMING_EXPORTED if exported else _NAMING
     return any(_is_central_text(label.value) for name in names for label in labels.under(name))
+
+
+def is_unknown(labels: AlertLabels) -> bool:
+    """Return whether an exporter that is not central, on a known node, may still measure other machines.
+
+    Port and names are not those of an exporter of its own node. Without names, or without a port and with usual names,
+    ``instance`` counts as the measured machine.
+    """
+    names = " ".join(label.value for name in _NAMING for label in labels.under(name))[:_LONGEST_READ].lower()
+    if has_port_of_own_node(labels) or not names:
+        return False
+    has_port = ":" in labels.value("instance")
+    return _OFTEN_FOR_OTHERS.search(names) is not None or (has_port and _PER_NODE.search(names) is None)
+
+
+def has_port_of_own_node(labels: AlertLabels) -> bool:
+    return labels.value("instance").rpartition(":")[2] in _PER_NODE_PORTS
 
 
 def is_central_name(pod: str) -> bool:

@@ -5,13 +5,15 @@ Names are resolved among all sources of nodes, then compared. In this order:
 1. A GPU UUID that one agent reports is proof.
 2. The subject's own labels: ``node`` and similar, ``exported_instance``, host lists. Different known nodes are
    ambiguous. An unknown name is not replaced by a less trusted label, which may be the exporter's host.
-3. The exporter's node, if the exporter measures its own, and the node of a measured pod.
+3. The exporter's node, if the exporter measures its own, and the node of a measured pod. No other label may name
+   another machine then.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from msgspec import Struct
 
@@ -29,6 +31,13 @@ UNKNOWN = "is no node that is known"  # part of a reason, by which `message_text
 _SHOWN = 5
 _MOST_LOOKED_UP = 20  # hosts of a list; a longer one can name no single node
 _NONE: Nodes = frozenset()
+_MACHINE = re.compile("(exported_)?(.*_)?(host|hostname|host_name|fqdn|machine|server|nodeid|domain|guest|vm|vm_name)")
+_ARCHITECTURES = frozenset({"x86_64", "amd64", "aarch64", "arm64"})  # in ``machine`` of node_uname_info
+# Their values are no machines that an alert is about, or are judged elsewhere.
+_NO_RIVALS = re.compile(
+    "alertname|severity|alertgroup|(exported_)?(instance|job|namespace|pod|container|service|uuid|cluster)|"
+    ".*(prometheus|replica|monitor|ruler|receive|scrape|trainmedic).*"
+)
 
 
 class Naming(Struct, frozen=True):
@@ -65,7 +74,7 @@ class NodeEvidence:
         known_namings = [naming for naming in self.subjects if naming.nodes]
         if known_namings:
             return self._of_known(known_namings)
-        return self._unknown() if self.subjects else self._of_exporter()
+        return self._unknown() if self.subjects else self._undisputed(self._of_exporter())
 
     def reasons(self) -> list[str]:
         """Return the evidence as sentences for people."""
@@ -74,6 +83,9 @@ class NodeEvidence:
             label = next(iter(self._labels.of(self._identity.gpu_uuid)))
             reasons.append(f"{label} is a GPU of {self.by_gpu} (reported by its agent)")
         namings = [*self.subjects, *([self._instance] if self._instance is not None else [])]
+        node = self.node()
+        if not self.subjects and isinstance(node, str):
+            namings += self._rivals(node)
         reasons += [naming.described(self._topology) for naming in namings]
         for pod, label in self._exporter_pods(is_behind=bool(self._labels.under("exported_instance"))):
             reasons.append(f"{label} is pod {pod} on {pod.node} (known by the cluster)")
@@ -304,6 +316,41 @@ class NodeEvidence:
         looked = f"looked for {', '.join(names)}, each also with exported_ before it"
         return Unresolved("target_unknown", f"no label names the node ({looked})")
 
+    def _undisputed(self, node: str | Unresolved) -> str | Unresolved:
+        """Return the exporter's node, unless another label seems to name another machine."""
+        if isinstance(node, Unresolved) or not (rivals := list(islice(self._rivals(node), _SHOWN))):
+            return node
+        shown = "; ".join(naming.described(self._topology) for naming in rivals)
+        where = f"{self._instance.label} is only its exporter's place" if self._instance is not None else f"not {node}"
+        return Unresolved("target_ambiguous", f"the alert may be about another machine, because {shown}; {where}")
+
+    def _rivals(self, node: str) -> Iterator[Naming]:
+        """Yield labels with another known node, and those whose name asks for a machine with an unknown one.
+
+        Exporters that surely measure their own node may have other values, such as a virtual host.
+        """
+        if self._is_of_lines:
+            return
+        is_sure = exporters.has_port_of_own_node(self._labels)
+        own = [node, *([self._instance.host] if self._instance is not None else [])]
+        for label in self._labels.others(_NO_RIVALS):
+            begin = label.value.partition(" ")[0]  # such as ``node-1 mlx5_0``
+            host = host_of(begin) if _HOST_AND_PORT.fullmatch(begin) else begin
+            if host.isdigit() or any(is_same_spelling(host, name) for name in own):
+                continue
+            nodes = self._topology.known.find(host)
+            if node in nodes:
+                continue
+            if nodes:
+                yield Naming(label, nodes, host)
+            elif (
+                not is_sure
+                and _MACHINE.fullmatch(label.name.lower())
+                and _is_host_name(label.value)
+                and not exporters.names_an_exporter(host, self._labels)
+            ):
+                yield Naming(label, _NONE, host)
+
     @once
     def is_of_central(self) -> bool:
         return exporters.is_central(self._labels)
@@ -318,10 +365,18 @@ class NodeEvidence:
         is_behind = bool(self._labels.under("exported_instance"))
         if exporters.is_central(self._labels, exported=is_behind):
             named = next(iter(self._labels.of(("instance", "job"))), "it")
-            return [], f"{named} is an exporter that measures other machines than its own, and no label names the node"
+            return [], f"{named} is by port or name an exporter of other machines than its own; no label names the node"
         namings, refused = list[Naming](), None
-        if self._instance is not None and self._instance.nodes and not is_behind:
-            namings.append(self._instance)
+        instance = self._instance
+        if instance is not None and not is_behind and (instance.nodes or not self._topology.knows_all_nodes):
+            if exporters.is_unknown(self._labels):
+                named = next(iter(self._labels.of(("job", "service", "container", "pod"))), "it")
+                refused = (
+                    f"{instance.label} is where an exporter runs ({named}) that may measure other machines; "
+                    "if it measures its own, give its targets a label node"
+                )
+            elif instance.nodes:
+                namings.append(instance)
         for pod, label in self._exporter_pods(is_behind):
             if exporters.is_on_its_node(pod, self._labels):
                 namings.append(Naming(label, frozenset({self._topology.known.name_of(pod.node)}), pod.name))
@@ -400,6 +455,11 @@ def _agree_on_host(naming: Naming, other: Naming) -> bool:
 
 def _shown(namings: Sequence[Naming]) -> str:
     return ", ".join(f"{naming.label.name}={naming.label.value[:100]!r}" for naming in namings[:_SHOWN])
+
+
+def _is_host_name(value: str) -> bool:  # False for an address, which no list may have, and for other texts
+    is_name = _HOST_AND_PORT.fullmatch(value) is not None and any(map(str.isalpha, value))
+    return is_name and not is_address(host_of(value)) and value.lower() not in _ARCHITECTURES
 
 
 def host_of(instance: str) -> str:

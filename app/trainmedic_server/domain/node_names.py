@@ -23,11 +23,12 @@ _MOST_SEARCHED = 2000  # known names, beyond which `near` yields none
 
 
 def spelled(name: str) -> str:
-    """Return the name for comparison: lower case, no trailing dot, compressed IPv6."""
+    """Return the name for comparison: lower case, no trailing dot, compressed IPv6, mapped IPv4 as IPv4."""
     text = name.strip().rstrip(".").lower()
     if ":" in text:
         try:
-            return ipaddress.ip_address(text.partition("%")[0]).compressed
+            address = ipaddress.ip_address(text.partition("%")[0])
+            return str(getattr(address, "ipv4_mapped", None) or address)
         except ValueError:
             return text
     return text
@@ -161,7 +162,9 @@ class KnownNodes(Struct, frozen=True, dict=True):
 
     def counts(self) -> str:
         titles = ("agents", "cluster", "Slurm", "inventory", "agents that are gone")
-        counted = ((name, len(source.names)) for name, source in zip(titles, self.sources, strict=True))
+        present = frozenset[str]().union(*(source.names for source in self.sources[:-1]))
+        sizes = (*(len(source.names) for source in self.sources[:-1]), len(self.remembered.names - present))
+        counted = zip(titles, sizes, strict=True)
         return ", ".join(f"{name} ({count})" for name, count in counted if count)
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 from trainmedic_core import gpu_names
@@ -164,7 +164,8 @@ def _named_gpu(
     gpu = _single(labels, others, "GPU", same)
     if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown" and identity.gpu_pci:
         by_pci = _single(labels, identity.gpu_pci, "GPU", same)
-        gpu = by_pci if isinstance(by_pci, str) and gpu_names.normal_pci(by_pci) else gpu
+        is_address = isinstance(by_pci, str) and gpu_names.normal_pci(by_pci)
+        gpu = by_pci if is_address else _not_named((*others, *identity.gpu_pci), "GPU")
     if isinstance(gpu, Unresolved) and uuid is not None and gpu.reason == "target_unknown":
         return Unresolved("target_unknown", f"{uuids[0]} is a MIG instance, and no label names the card that it is on")
     return gpu
@@ -191,10 +192,14 @@ def _single(
         if is_skipped is None or not is_skipped(label):
             values.setdefault(same(label.value), label)
     if not values:
-        looked = f"looked for {', '.join(names)}, each also with exported_ before it"
-        return Unresolved("target_unknown", f"no label names the {part} ({looked})")
+        return _not_named(names, part)
     if len(values) > 1:
         ordered = sorted(values.values(), key=lambda label: label.value)
         shown = ", ".join(f"{label.name.lower()}={label.value!r}" for label in ordered)
         return Unresolved("target_ambiguous", f"the labels disagree on the {part}: {shown}")
     return next(iter(values.values())).value
+
+
+def _not_named(names: Sequence[str], part: str) -> Unresolved:
+    looked = f"looked for {', '.join(names)}, each also with exported_ before it"
+    return Unresolved("target_unknown", f"no label names the {part} ({looked})")

@@ -125,6 +125,9 @@ def _node_cases(fleet: Fleet, node: Node) -> list[Callable[[], Labels]]:
         lambda: {"instance": _host(fleet, node, 9273), "host": _spelling(fleet, node), "job": "telegraf"},
         lambda: {"instance": _host(fleet, node, 9100), "host": "portal.example.net", "machine": "x86_64"},
         lambda: {"host_name": _spelling(fleet, node), "job": "otelcol"},
+        lambda: {"instance": _host(fleet, node, 9798), "job": "slurm-job-exporter", "slurmjobid": "41"},
+        lambda: {"instance": _host(fleet, node, 12345), "job": rng.choice(["integrations/unix", "nodes", "gpu"])},
+        lambda: {"instance": _spelling(fleet, node), "job": "lab", "machine": "x86_64"},
     ]
     if fleet.has_cluster:
         metrics, exporter = fleet.central_pods["kube-state-metrics"], node.pods["node"]
@@ -187,6 +190,21 @@ def unclear_case(fleet: Fleet) -> Case:
         {"instance": f"{_spelling(fleet, node)}:9115", "job": "blackbox"},
         {"instance": "10.250.1.1:9100"},
         {"instance": f"https://{node.full}:8443/healthz"},
+        # Relays, fabrics, storage and guests, whose exporter runs on a known node.
+        {"host": stranger, "instance": f"{here}:9273", "job": "telegraf"},
+        {"exported_host": stranger, "instance": f"{here}:8889"},
+        {"zabbix_host": stranger, "instance": here},
+        {"fqdn": f"{stranger}.example.net", "instance": here, "job": "logs", "filename": "/var/log/kern.log"},
+        {"nodeid": stranger, "deviceidx": "0", "instance": f"{here}:31993", "job": "scheduling"},
+        {"remote_name": f"{there} mlx5_0", "instance": f"{here}:9683", "job": rng.choice(["gpu", "net"])},
+        {"domain": there, "instance": f"{here}:9177", "job": "libvirt"},
+        {"uplink": there, "instance": f"{here}:9100", "job": "node"},
+        {"pool_id": "7", "name": "checkpoints", "instance": f"{here}:19283", "job": "storage"},
+        {"volume": "datasets", "instance": f"{here}:12990", "job": "harvest"},
+        {"id": "qemu/103", "instance": f"{here}:9221", "job": "pve"},
+        {"instance": here, "job": "syslog-relay", "filename": f"/var/log/remote/{stranger}/kern.log"},
+        {"instance": f"{here}:8889", "job": "otel-gateway", "exported_job": "dcgm"},
+        {"instance": f"{here}:8150", "job": "weka", "node_id": "NodeId<41>"},
     ]
     if node.has_agent and (other.has_agent or fleet.has_cluster):
         cases.append({"UUID": card.uuid, "Hostname": there, "node": there, "kind": "gpu"})

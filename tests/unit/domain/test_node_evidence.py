@@ -62,6 +62,7 @@ def named(kind: str, labels: dict[str, str], topology: Topology = ALL) -> str:
         ({"instance": "dgx-1.lab.example.com:9100"}, "dgx-1"),
         ({"instance": "10.1.0.2:9100"}, "dgx-2"),
         ({"instance": "[fd00:0::1]:9100"}, "dgx-1"),
+        ({"instance": "[::ffff:10.1.0.2]:9100"}, "dgx-2"),
         ({"node": "10.1.0.1", "instance": "10.1.0.1:9100"}, "dgx-1"),
         ({"Hostname": "dcgm-exporter-bbbbb", "instance": "10.2.0.2:9400"}, "dgx-2"),
         ({"instance": "10.2.0.1:9400"}, "dgx-1"),
@@ -185,6 +186,31 @@ def test_a_refusal_names_labels_and_who_knows() -> None:
         'the labels disagree on the node: node="dgx-1" is dgx-1 (known by an agent); '
         'Hostname="dgx-2.pool.internal" is dgx-2 (known by an agent)'
     )
+
+
+def test_an_exporter_that_may_measure_others_is_refused_with_a_way_out() -> None:
+    """Also while a source of nodes does not answer, when the name of its place is not known."""
+    labels = {"instance": "dgx-1:8150", "job": "weka"}
+    for topology in (ALL, replace(ALL, cluster=ClusterTopology(answers=False)), Topology()):
+        refused = resolve(TargetKind.NODE, labels, topology)
+        assert isinstance(refused, Unresolved)
+        assert refused.why == (
+            'instance="dgx-1:8150" is where an exporter runs (job="weka") that may measure other machines; '
+            "if it measures its own, give its targets a label node"
+        )
+    assert named("node", labels | {"node": "dgx-1"}) == "node:dgx-1"
+    elsewhere = {"instance": "dgx-1", "host": "box-7", "job": "logs"}
+    disputed = resolve(TargetKind.NODE, elsewhere, ALL)
+    assert isinstance(disputed, Unresolved)
+    assert disputed.why == (
+        'the alert may be about another machine, because host="box-7" is no node that is known (agents (2), cluster (3)'
+        '); instance="dgx-1" is only its exporter\'s place'
+    )
+    assert disputed.reason == "target_ambiguous"
+
+
+def test_agents_that_are_there_are_not_counted_as_gone() -> None:
+    assert BARE.known.counts() == "agents (2), inventory (1), agents that are gone (1)"
 
 
 def test_why_a_node_is_meant_is_told_label_by_label() -> None:
