@@ -244,6 +244,12 @@ class NodeEvidence:
             if is_pushed or not self.is_of_central:
                 shown = "; ".join(naming.described(self._topology) for naming in (*known, instance)[:_SHOWN])
                 return Unresolved("target_ambiguous", f"the alert's subject and its exporter are two nodes: {shown}")
+        ambiguous = self._labels.of(self._identity.node_if_known)
+        if all(naming.label in ambiguous for naming in known):  # such as a hypervisor
+            others = [naming for naming in self._rivals(node) if naming.nodes]
+            if others:
+                shown = "; ".join(naming.described(self._topology) for naming in (*known, *others)[:_SHOWN])
+                return Unresolved("target_ambiguous", f"the labels name more than one node: {shown}")
         return self._other_node_of_exporter(node) or node
 
     def _other_node_of_exporter(self, node: str) -> Unresolved | None:

@@ -198,6 +198,7 @@ def unclear_case(fleet: Fleet) -> Case:
         {"nodeid": stranger, "deviceidx": "0", "instance": f"{here}:31993", "job": "scheduling"},
         {"remote_name": f"{there} mlx5_0", "instance": f"{here}:9683", "job": rng.choice(["gpu", "net"])},
         {"domain": there, "instance": f"{here}:9177", "job": "libvirt"},
+        {"vm_name": there, "host_name": here, "instance": "vcenter.example.net:443", "job": "vmware"},
         {"uplink": there, "instance": f"{here}:9100", "job": "node"},
         {"pool_id": "7", "name": "checkpoints", "instance": f"{here}:19283", "job": "storage"},
         {"volume": "datasets", "instance": f"{here}:12990", "job": "harvest"},
