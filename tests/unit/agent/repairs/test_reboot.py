@@ -84,9 +84,22 @@ def test_a_restart_that_does_not_come_is_cancelled_and_failed(machine: Machine) 
     """So that it does not come after the reply."""
     with pytest.raises(CommandInterrupted):
         machine.perform(accepted("node.reboot", stopping=True, seconds=120))
-    with pytest.raises(CommandFailed, match="has not come in time; shutdown -c was accepted"):
+    with pytest.raises(CommandFailed, match=r"has not come in time; shutdown -c was accepted$") as failed:
         machine.perform(accepted("node.reboot", resumed=True, seconds=1))
+    assert failed.value.output["may_be_done"] is False
     assert machine.asked() == [SCHEDULED, "-c"]
+
+
+def test_a_restart_that_may_have_begun_is_no_failure(machine: Machine) -> None:
+    """Cancelled after its time; and where nothing cancels it."""
+    past = "USEC=1700000000000000 MODE=reboot"
+    machine.intents.keep("c1", {"boot": "boot-1", "schedule": past}, utc_now())
+    for code, told in (0, "accepted after its time"), (1, "could not be cancelled and may still come"):
+        machine.ends_with = code
+        machine.schedule.write_text(past.replace(" ", "\n"))
+        with pytest.raises(CommandFailed, match=told) as failed:
+            machine.perform(accepted("node.reboot", resumed=True, seconds=1))
+        assert failed.value.output["may_be_done"] is True
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
@@ -97,9 +110,10 @@ def test_a_shutdown_that_another_scheduled_stays(machine: Machine, is_replaced: 
     machine.schedule.unlink()
     if is_replaced:
         machine.another_schedules()
-    left = "left: USEC=1800000000000000 MODE=poweroff" if is_replaced else "none is scheduled"
-    with pytest.raises(CommandFailed, match=f"it was cancelled by another; {left}"):
+    left = "left: USEC=1800000000000000 MODE=poweroff" if is_replaced else "no other is"
+    with pytest.raises(CommandFailed, match=f"it is no longer scheduled; {left}") as failed:
         machine.perform(accepted("node.reboot", resumed=True, seconds=1))
+    assert failed.value.output["may_be_done"] is False
     assert (machine.asked(), machine.schedule.exists()) == ([SCHEDULED], is_replaced)
 
 
@@ -117,8 +131,9 @@ def test_a_restart_that_was_perhaps_asked_for_is_not_asked_for_again(machine: Ma
         machine.perform(accepted("node.reboot", resumed=True, seconds=120, stopping=True))
     assert machine.asked() == []
     machine.another_schedules()
-    with pytest.raises(CommandFailed, match=r"may have asked for the restart.*has not come.*may still"):
+    with pytest.raises(CommandFailed, match=r"may have asked for the restart.*has not come.*may still") as failed:
         machine.perform(accepted("node.reboot", resumed=True, seconds=1))
+    assert failed.value.output["may_be_done"] is True
     assert machine.asked() == [], "another's shutdown stays"
     machine.boot = ""
     with pytest.raises(CommandFailed, match=r"boot ID cannot be read.*it may have been done before"):
@@ -141,8 +156,9 @@ def test_a_system_that_refuses_is_quoted(machine: Machine) -> None:
 def test_a_command_from_before_the_boot_restarts_nothing_without_a_record(machine: Machine) -> None:
     """The journal may have been lost with the restart that this command caused."""
     machine.uptime = -5.0
-    with pytest.raises(CommandFailed, match=r"after the command was issued.*it is not restarted again"):
+    with pytest.raises(CommandFailed, match=r"after the command was issued.*it is not restarted again") as failed:
         machine.perform(accepted("node.reboot", seconds=120))
+    assert failed.value.output["may_be_done"] is True
     assert machine.asked() == []
 
 
