@@ -478,6 +478,27 @@ def test_a_forgotten_limit_that_was_set_again_is_no_excuse_later(
     assert node.watts() == 700
 
 
+@pytest.mark.parametrize("is_reopened", [False, True])
+def test_a_forgotten_limit_that_a_person_set_again_is_no_excuse_later(
+    make_node: Callable[..., Node], is_reopened: bool
+) -> None:
+    """The agent has nothing to set then. It sees theirs at its next look, or when it closes NVML again."""
+    node = make_node(without_persistence())
+    node.cap("a", percent=80)
+    node.gpus.while_closed("GPU-other", lambda: node.driver.set_watts(0, 700))
+    node.gpus.inventory()
+    node.driver.set_watts(0, 560)
+    if is_reopened:
+        node.gpus.while_closed("GPU-other", lambda: None)
+        node.gpus.inventory()
+    else:
+        node.passes(31)
+    node.driver.set_watts(0, 700)
+    node.passes(31)
+    assert node.watts() == 700
+    assert node.renew("a")["unknown"] == ["a"]
+
+
 def test_a_cap_that_the_driver_forgot_while_the_agent_was_away_is_set_again(node: Node) -> None:
     """As after a restart of the machine; at once when the agent starts."""
     node.cap("a", percent=80)
