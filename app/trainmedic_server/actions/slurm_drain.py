@@ -12,7 +12,7 @@ from trainmedic_core.fields import Duration, TimeAhead
 from trainmedic_server.actions.base import ActionParams
 from trainmedic_server.actions.slurm import NodeAction, SlurmResume, node_state
 from trainmedic_server.actions.slurm_marks import marked, owners_of
-from trainmedic_server.actions.slurm_watched import LONGEST_LEASE, Known, SlurmEffect, WatchedNodeAction
+from trainmedic_server.actions.slurm_watched import LONGEST_LEASE, Known, LeasedNodeAction, SlurmEffect
 from trainmedic_server.domain.topology import SlurmTopology
 from trainmedic_server.domain.value_types import NUMBER, Shape
 from trainmedic_server.errors import TemporaryFailure
@@ -44,7 +44,7 @@ class SlurmDrainParams(ActionParams):
         return self
 
 
-class SlurmDrain(WatchedNodeAction):
+class SlurmDrain(LeasedNodeAction):
     name: ClassVar[str] = "slurm.drain"
     summary: ClassVar[str] = (
         "Let Slurm start no new job on the node; running jobs continue. Undo ends the drain, unless its reason has "
@@ -121,10 +121,9 @@ class SlurmDrain(WatchedNodeAction):
     def lease_of(self, effect: LeasedEffect) -> timedelta | None:
         return _params(effect).lease
 
-    async def extend(self, effect: LeasedEffect, found: SlurmEffect, known: Known) -> None:
-        node, lease = found.node, self.lease_of(effect)
+    async def extend(self, effect: LeasedEffect, lease: timedelta, found: SlurmEffect, known: Known) -> None:
+        node = found.node
         assert node is not None
-        assert lease is not None
         is_shared = owners_of(node.reason) != (effect.run_id,)
         if is_shared:  # it has the end of its last renewal by any run, or none if one wants none
             known.ends_at = None

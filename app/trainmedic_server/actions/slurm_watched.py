@@ -68,10 +68,6 @@ class WatchedAction(SlurmAction):
     async def look(self, effect: LeasedEffect) -> SlurmEffect | None:
         """Return None if it needs no watch. Raises like `ports.slurm.Slurm`."""
 
-    async def make_again(self, effect: LeasedEffect, found: SlurmEffect) -> None:
-        """Not called without a lease."""
-        raise NotImplementedError
-
     @abstractmethod
     def name_in(self, effect: LeasedEffect, topology: SlurmTopology) -> str:
         """Return its name in `Withheld`, empty if unknown."""
@@ -89,12 +85,6 @@ class WatchedAction(SlurmAction):
         if end is None or effect.applied_at is None:
             return None if end is None else timedelta(0)
         return effect.applied_at + end - self._clock.now()
-
-    def lease_of(self, effect: LeasedEffect) -> timedelta | None:
-        return None
-
-    async def extend(self, effect: LeasedEffect, found: SlurmEffect, known: Known) -> None:
-        """Renew its lease."""
 
     @classmethod
     def granted(cls, output: Mapping[str, Any]) -> timedelta:
@@ -138,33 +128,20 @@ class WatchedAction(SlurmAction):
                 return None
             place = found.place
             self._note(known, found)
-            if found.is_ours:
-                if self.lease_of(effect) is not None:
-                    await self.extend(effect, found, known)
-                return Renewal(effect, place, "renewed")
-            if found.is_taken and self.lease_of(effect) is None:
-                return None  # as the step may have found it
-            has_expired = self._has_expired(found, known)
-            if effect.again and has_expired:
-                known.is_begun = True
-                try:
-                    await self.make_again(effect, found)
-                except ActionFailure as error:
-                    known.is_begun = getattr(error, "may_be_done", isinstance(error, TemporaryFailure))
-                    raise
-                self._known[effect.command_id] = self._made_again(effect, found.place)
-                return Renewal(effect, place, "renewed")
+            return await self._judge(effect, found, known)
         except (ClusterUnavailable, TemporaryFailure) as error:
             return Renewal(effect, place, "unanswered", str(error))
         except ObjectMissing as error:
             return Renewal(effect, place, "lost", str(error))
         except ActionFailure as error:
             return Renewal(effect, place, "refused", str(error))
-        return Renewal(effect, place, "lost", found.why, has_expired=has_expired)
 
-    def _made_again(self, effect: LeasedEffect, place: str) -> Known:
-        now, lease = self._clock.now(), self.lease_of(effect)
-        return Known(now, seen_at=now, renewed_at=now, ends_at=now + lease if lease is not None else None)
+    async def _judge(self, effect: LeasedEffect, found: SlurmEffect, known: Known) -> Renewal | None:
+        if found.is_ours:
+            return Renewal(effect, found.place, "renewed")
+        if found.is_taken:
+            return None  # as the step may have found it
+        return Renewal(effect, found.place, "lost", found.why)
 
     def _note(self, known: Known, found: SlurmEffect) -> None:
         now = self._clock.now()
@@ -178,8 +155,7 @@ class WatchedAction(SlurmAction):
             known.ends_at = None  # a person may return the node, whoever has taken it out
 
     def is_due(self, effect: LeasedEffect, known: Known) -> bool:
-        lease = self.lease_of(effect)
-        return lease is not None and (known.renewed_at is None or self._clock.now() >= known.renewed_at + lease / 3)
+        return False
 
     def _needs_no_check(self, effect: LeasedEffect, known: Known, topology: SlurmTopology) -> bool:
         made_at = effect.applied_at
@@ -190,16 +166,53 @@ class WatchedAction(SlurmAction):
         is_stored = known.seen_at is not None and (made_at is None or known.seen_at >= made_at + _UNSAVED)
         return not topology.answers or (stands and is_stored)
 
-    def _has_expired(self, found: SlurmEffect, known: Known) -> bool:
-        """Return False if it ended earlier, or after a restart of the server."""
-        ends_at = known.ends_at
-        if not found.is_free or known.is_begun or ends_at is None or self._clock.now() < ends_at:
-            return False
-        return known.ended_at is None or known.ended_at >= ends_at
-
 
 class WatchedNodeAction(WatchedAction, NodeAction):
     def name_in(self, effect: LeasedEffect, topology: SlurmTopology) -> str:
         name = effect.target.node or ""
         nodes = topology.names.called(name) or topology.names.related(name)
         return next(iter(nodes)) if len(nodes) == 1 else ""
+
+
+class LeasedNodeAction(WatchedNodeAction):
+    """Some effects have a lease, which is renewed."""
+
+    @abstractmethod
+    def lease_of(self, effect: LeasedEffect) -> timedelta | None: ...
+
+    @abstractmethod
+    async def extend(self, effect: LeasedEffect, lease: timedelta, found: SlurmEffect, known: Known) -> None: ...
+
+    @abstractmethod
+    async def make_again(self, effect: LeasedEffect, found: SlurmEffect) -> None: ...
+
+    def is_due(self, effect: LeasedEffect, known: Known) -> bool:
+        lease = self.lease_of(effect)
+        return lease is not None and (known.renewed_at is None or self._clock.now() >= known.renewed_at + lease / 3)
+
+    async def _judge(self, effect: LeasedEffect, found: SlurmEffect, known: Known) -> Renewal | None:
+        lease = self.lease_of(effect)
+        if lease is None:
+            return await super()._judge(effect, found, known)
+        if found.is_ours:
+            await self.extend(effect, lease, found, known)
+            return Renewal(effect, found.place, "renewed")
+        has_expired = self._has_expired(found, known)
+        if not (effect.again and has_expired):
+            return Renewal(effect, found.place, "lost", found.why, has_expired=has_expired)
+        known.is_begun = True
+        try:
+            await self.make_again(effect, found)
+        except ActionFailure as error:
+            known.is_begun = getattr(error, "may_be_done", isinstance(error, TemporaryFailure))
+            raise
+        now = self._clock.now()
+        self._known[effect.command_id] = Known(now, seen_at=now, renewed_at=now, ends_at=now + lease)
+        return Renewal(effect, found.place, "renewed")
+
+    def _has_expired(self, found: SlurmEffect, known: Known) -> bool:
+        """Return False if it ended earlier, or after a restart of the server."""
+        ends_at = known.ends_at
+        if not found.is_free or known.is_begun or ends_at is None or self._clock.now() < ends_at:
+            return False
+        return known.ended_at is None or known.ended_at >= ends_at

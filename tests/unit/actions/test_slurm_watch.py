@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from tests.support.clocks import ManualClock
 from tests.unit.actions.test_slurm import JOB, NODE, NOW, OneJob, OneNode, do
 from trainmedic_server.actions import registry
+from trainmedic_server.actions.slurm_watched import LeasedNodeAction, WatchedAction
 from trainmedic_server.errors import ActionFailure, ClusterRefused, ClusterUnavailable, ObjectMissing, PermanentFailure
 from trainmedic_server.ports.actions import LeasedAction, LeasedEffect, Renewal, Services
 from trainmedic_server.ports.outside import Clock
@@ -293,6 +294,16 @@ async def test_a_held_job_is_read_until_the_hold_is_stored_and_then_only_if_it_i
     slurm.known = replace(slurm.known, is_held=False)
     (renewal,) = await renewed_hold(slurm, action=action)
     assert (renewal.outcome, renewal.why) == ("lost", "job 7 is RUNNING and not held")
+    (renewal,) = await renewed_hold(slurm, again=True, action=action)
+    assert (renewal.outcome, renewal.has_expired, slurm.known.is_held) == ("lost", False, False)
+
+
+@pytest.mark.parametrize("name", ["slurm.hold", "slurm.reserve"])
+def test_what_has_no_lease_cannot_be_made_again(name: str) -> None:
+    watched = registry.specs_only().action_class(name)
+    assert issubclass(watched, WatchedAction)
+    assert not issubclass(watched, LeasedNodeAction)
+    assert not hasattr(watched, "make_again")
 
 
 async def test_a_hold_of_an_ended_or_deleted_job_or_of_another_is_no_loss() -> None:
