@@ -32,10 +32,12 @@ class Known(Struct):
     """Knowledge of this process about one effect."""
 
     asked_at: datetime
+    key: tuple[str, str] = ("", "")  # place, and run
     seen_at: datetime | None = None  # last reading with the effect, or another's in its place
     ended_at: datetime | None = None  # first reading since then without it
     renewed_at: datetime | None = None  # when the lease was last extended
-    ends_at: datetime | None = None  # end of the lease, if this process granted it and only it can end the effect
+    ends_at: datetime | None = None  # end of the lease, if this process knows it and only it can end the effect
+    has_expired: bool = False  # the end of its lease was seen to have ended it
     is_begun: bool = False  # a failed attempt to make it again may have made it
 
 
@@ -127,7 +129,7 @@ class WatchedAction(SlurmAction):
             if found is None:
                 return None
             place = found.place
-            self._note(known, found)
+            self._note(effect, known, found)
             return await self._judge(effect, found, known)
         except (ClusterUnavailable, TemporaryFailure) as error:
             return Renewal(effect, place, "unanswered", str(error))
@@ -143,7 +145,7 @@ class WatchedAction(SlurmAction):
             return None  # as the step may have found it
         return Renewal(effect, found.place, "lost", found.why)
 
-    def _note(self, known: Known, found: SlurmEffect) -> None:
+    def _note(self, effect: LeasedEffect, known: Known, found: SlurmEffect) -> None:
         now = self._clock.now()
         if found.is_ours or found.is_taken:
             known.seen_at = now
@@ -151,8 +153,6 @@ class WatchedAction(SlurmAction):
             known.ended_at, known.is_begun = None, False
         elif known.ended_at is None:
             known.ended_at = now
-        if found.is_taken:
-            known.ends_at = None  # a person may return the node, whoever has taken it out
 
     def is_due(self, effect: LeasedEffect, known: Known) -> bool:
         return False
@@ -186,9 +186,27 @@ class LeasedNodeAction(WatchedNodeAction):
     @abstractmethod
     async def make_again(self, effect: LeasedEffect, found: SlurmEffect) -> None: ...
 
+    @abstractmethod
+    def can_join(self, found: SlurmEffect) -> bool:
+        """Return whether only other runs have taken it."""
+
+    def note_end(self, node: str, run_ids: Sequence[str], ends_at: datetime | None) -> None:
+        """Note the end of a node's shared effect."""
+        keys = [(node, run_id) for run_id in run_ids]
+        for known in self._known.values():
+            if known.key in keys:
+                known.ends_at = ends_at
+
     def is_due(self, effect: LeasedEffect, known: Known) -> bool:
         lease = self.lease_of(effect)
         return lease is not None and (known.renewed_at is None or self._clock.now() >= known.renewed_at + lease / 3)
+
+    def _note(self, effect: LeasedEffect, known: Known, found: SlurmEffect) -> None:
+        super()._note(effect, known, found)
+        known.key = (found.place, effect.run_id)
+        if found.is_taken:
+            known.ends_at = None  # a person may return it, whoever has taken it
+        known.has_expired = known.has_expired and not found.is_ours and (found.is_free or self.can_join(found))
 
     async def _judge(self, effect: LeasedEffect, found: SlurmEffect, known: Known) -> Renewal | None:
         lease = self.lease_of(effect)
@@ -197,7 +215,8 @@ class LeasedNodeAction(WatchedNodeAction):
         if found.is_ours:
             await self.extend(effect, lease, found, known)
             return Renewal(effect, found.place, "renewed")
-        has_expired = self._has_expired(found, known)
+        known.has_expired = known.has_expired or self._is_ended_by_lease(found, known)
+        has_expired = known.has_expired and not known.is_begun
         if not (effect.again and has_expired):
             return Renewal(effect, found.place, "lost", found.why, has_expired=has_expired)
         known.is_begun = True
@@ -207,10 +226,10 @@ class LeasedNodeAction(WatchedNodeAction):
             known.is_begun = getattr(error, "may_be_done", isinstance(error, TemporaryFailure))
             raise
         now = self._clock.now()
-        self._known[effect.command_id] = Known(now, seen_at=now, renewed_at=now, ends_at=now + lease)
+        self._known[effect.command_id] = Known(now, known.key, seen_at=now, renewed_at=now, ends_at=known.ends_at)
         return Renewal(effect, found.place, "renewed")
 
-    def _has_expired(self, found: SlurmEffect, known: Known) -> bool:
+    def _is_ended_by_lease(self, found: SlurmEffect, known: Known) -> bool:
         """Return False if it ended earlier, or after a restart of the server."""
         ends_at = known.ends_at
         if not found.is_free or known.is_begun or ends_at is None or self._clock.now() < ends_at:
