@@ -67,8 +67,9 @@ class RestartContainerExecutor:
             )
 
     def _restart(self, state: ContainerState, time: RepairTime) -> None:
+        seconds = time.to_act()
         try:
-            self._engine.restart_container(state.id, max(time.left(), 0.1))
+            self._engine.restart_container(state.id, seconds)
         except EngineAnswer as answer:
             raise CommandFailed(f"the container engine could not restart {state.name}: {answer}") from answer
         except CommandFailed as error:

@@ -84,7 +84,7 @@ class GpuResetExecutor:
     def _reset(self, uuid: str, time: RepairTime) -> None:
         argv = [*self._nvidia_smi, "--gpu-reset", "-i", uuid]
         try:
-            answer = self._gpus.while_closed(uuid, lambda: programs.run(argv, min(time.left(), _SMI_SECONDS)))
+            answer = self._gpus.while_closed(uuid, lambda: programs.run(argv, min(time.to_act(), _SMI_SECONDS)))
         except GpuStuck as error:
             raise CommandFailed(f"{uuid} may still be reset: {error}", {"may_be_done": True}) from error
         except GpuError as error:

@@ -34,6 +34,12 @@ class RepairTime:
         """Return the seconds left, 0 or less if none."""
         return (self._deadline - self._now()).total_seconds()
 
+    def to_act(self) -> float:
+        """Return the seconds left. Raises CommandFailed if there are none."""
+        if (left := self.left()) <= 0:
+            raise CommandFailed("no time is left for it, so it was not begun")
+        return left
+
     def wait_for(self, holds: Callable[[], bool]) -> bool:
         """Return whether `holds` became true in time. Raises CommandInterrupted if the agent stops."""
         while not holds():

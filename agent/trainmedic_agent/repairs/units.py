@@ -99,7 +99,7 @@ class RestartUnitExecutor:
         return unit
 
     def _restart(self, unit: str, time: RepairTime) -> None:
-        answer = programs.run([*self._systemctl, "restart", "--no-ask-password", "--", unit], time.left())
+        answer = programs.run([*self._systemctl, "restart", "--no-ask-password", "--", unit], time.to_act())
         time.check_killed(answer)
         if answer.code != 0:
             raise CommandFailed(

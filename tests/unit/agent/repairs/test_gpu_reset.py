@@ -186,6 +186,13 @@ def test_a_reset_that_may_still_come_is_unknown(
     assert failed.value.output["may_be_done"] is True
 
 
+def test_a_reset_is_not_begun_after_its_time(driver: Driver, gpus: Gpus, reset: Callable[..., Any]) -> None:
+    """NVML may be closed long after the reply."""
+    with pytest.raises(CommandFailed, match="it was not begun"):
+        reset(seconds=0)
+    assert driver.resets() == []
+
+
 def test_a_begun_reset_that_cannot_be_repeated_is_unknown(
     driver: Driver, gpus: Gpus, intents: IntentBook, reset: Callable[..., Any]
 ) -> None:

@@ -32,6 +32,14 @@ def test_one_killed_by_another_process_is_a_failure(tmp_path: Path, monkeypatch:
     assert failed.value.output["may_be_done"] is True
 
 
+def test_nothing_is_begun_without_time() -> None:
+    """It would be killed at once, with an unknown effect."""
+    left = RepairTime(accepted("node.restart_unit", seconds=60)).to_act()
+    assert 0 < left < 60
+    with pytest.raises(CommandFailed, match="no time is left for it, so it was not begun"):
+        RepairTime(accepted("node.restart_unit", seconds=0)).to_act()
+
+
 def test_programs_get_no_secrets_and_a_limited_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent's settings stay with the agent."""
     monkeypatch.setenv("TRAINMEDIC_SIGNING_KEY", "s3cret")
