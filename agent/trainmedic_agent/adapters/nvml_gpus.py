@@ -71,7 +71,7 @@ class NvmlGpus:
             if pynvml.nvmlDeviceGetUUID(handle) != uuid:
                 raise GpuFailure(f"the driver confused {uuid} with another GPU; nothing was set")
             pynvml.nvmlDeviceSetPowerManagementLimit(handle, milliwatts)
-            self._nvml.forgotten.pop(uuid, None)
+            self._nvml.limit_was_set(uuid)
 
     def read(self, uuid: str) -> gpus.GpuReading:
         return self._nvml.retry_after_reload(lambda: self._read(uuid))
@@ -123,7 +123,7 @@ class NvmlGpus:
                 min_mw=fixed.get("power_min_mw"),
                 max_mw=fixed.get("power_max_mw"),
                 draw_mw=draw,
-                forgotten_mw=self._nvml.forgotten.get(uuid),
+                forgotten_mw=self._nvml.forgotten_limit(uuid, limit),
             )
 
     def _read(self, uuid: str) -> gpus.GpuReading:

@@ -80,7 +80,7 @@ class NvmlSessions:
         self.openings = 0
         self._times_lost: Counter[str] = Counter()  # losses and resets, by UUID
         self._at_closing: dict[str, int] = {}  # limits in mW that the driver may forget, by UUID
-        self.forgotten: dict[str, int] = {}  # those that it forgot
+        self._forgotten: dict[str, tuple[int, int]] = {}  # those that it forgot, and what it had instead
         self._seen: dict[str, str] = {}  # UUID by its normal form, of all GPUs seen by this process
 
     def has_seen(self, uuid: str) -> bool:
@@ -89,6 +89,17 @@ class NvmlSessions:
     def name_for(self, session: NvmlSession, uuid: str) -> str:
         """Return a name that changes when the driver may have forgotten the card's settings."""
         return f"{session.name}/{self._times_lost[uuid]}"
+
+    def forgotten_limit(self, uuid: str, present: int) -> int | None:
+        """Return the limit in mW that the driver forgot. None if another is `present` than then: one was set."""
+        forgotten = self._forgotten.get(uuid)
+        if forgotten is None or forgotten[1] == present:
+            return forgotten[0] if forgotten else None
+        self.limit_was_set(uuid)
+        return None
+
+    def limit_was_set(self, uuid: str) -> None:
+        self._forgotten.pop(uuid, None)
 
     def retry_after_reload(self, ask: Callable[[], T]) -> T:
         """Call `ask`, again after a driver reload. Only for queries: a setter may have taken effect."""
@@ -234,10 +245,12 @@ class NvmlSessions:
 
     def _note_forgotten(self, session: NvmlSession) -> None:
         before, self._at_closing = self._at_closing, {}
+        for uuid, limit in before.items():
+            self.forgotten_limit(uuid, limit)  # drops it if one was set
         unread: set[str] = set()
         after = self._forgettable(session, before, unread)
         self._times_lost.update(unread)  # the driver may have forgotten their limits
-        self.forgotten |= {uuid: before[uuid] for uuid, limit in after.items() if limit != before[uuid]}
+        self._forgotten |= {uuid: (before[uuid], limit) for uuid, limit in after.items() if limit != before[uuid]}
 
     def _listen(self, session: NvmlSession) -> Any:
         try:

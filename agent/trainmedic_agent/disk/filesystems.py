@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -244,7 +244,7 @@ class Filesystems:
         return {
             "free_percent_before": min(part["free_percent_before"] for part in parts),
             "free_percent_after": None if None in after else min(after),
-            **({} if self._target is None else {"reached": all(part["reached"] for part in parts)}),
+            **({} if self._target is None else {"reached": _all_reached([part["reached"] for part in parts])}),
             "filesystems": parts,
         }
 
@@ -262,5 +262,11 @@ class Filesystems:
             "free_percent_before": round(before.percent, 2),
             "free_bytes_after": after.free if after else None,
             "free_percent_after": round(after.percent, 2) if after else None,
-            **({} if self._target is None else {"reached": after is not None and after.percent >= self._target}),
+            **({} if self._target is None else {"reached": after.percent >= self._target if after else None}),
         }
+
+
+def _all_reached(parts: Sequence[bool | None]) -> bool | None:
+    if False in parts:
+        return False
+    return None if None in parts else True

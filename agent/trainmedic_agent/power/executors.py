@@ -45,7 +45,8 @@ class PowerLimitExecutor(Struct, frozen=True):
         outcomes = self.control.cap(command.id, requested, uuids, lease)
         errors = outputs.errors_of(outcomes)
         if errors:
-            raise outputs.refusal_of(errors, len(uuids))
+            unrestored = [uuid for uuid in uuids if self.control.ledger.of(uuid).needs_reconciling]
+            raise outputs.refusal_of(errors, len(uuids), unrestored)
         return outputs.one_or_all(outputs.describe_caps(command.id, outcomes), "gpus" in command.target)
 
     def remembers(self, command_id: str) -> bool:

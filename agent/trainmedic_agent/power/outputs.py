@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -46,11 +46,16 @@ def errors_of(outcomes: Outcomes) -> dict[str, GpuError]:
     return {uuid: outcome for uuid, outcome in outcomes.items() if isinstance(outcome, GpuError)}
 
 
-def refusal_of(errors: Mapping[str, GpuError], gpu_count: int) -> CommandNotExecuted:
+def refusal_of(errors: Mapping[str, GpuError], gpu_count: int, unrestored: Sequence[str] = ()) -> CommandNotExecuted:
+    """`unrestored`: GPUs whose limit may have been changed."""
     reason = "; ".join(str(error) for error in errors.values())
-    if gpu_count > 1:
+    if unrestored:
+        reason = f"{', '.join(unrestored)} may have been capped, and the agent keeps restoring: {reason}"
+    elif gpu_count > 1:
         reason = f"none of the {gpu_count} GPUs is capped: {reason}"
     output = {"gpus": {name: str(error) for name, error in errors.items()}}
+    if unrestored:
+        return CommandFailed(reason, {**output, "may_be_done": True})
     if any(isinstance(error, NotSupported | NoPermission) for error in errors.values()):
         return CommandUnsupported(reason, output)
     if any(isinstance(error, GpuAbsent) for error in errors.values()):

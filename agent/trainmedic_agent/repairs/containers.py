@@ -43,9 +43,9 @@ class RestartContainerExecutor:
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
         command, time = accepted.command, RepairTime(accepted)
-        name = str(checked_parameters(command, ("container",))["container"])
         kept = self._intents.find(command.id)
-        with failing_if_begun(kept):
+        with failing_if_begun(kept is not None):
+            name = str(checked_parameters(command, ("container",))["container"])
             state = self._read_state(name if kept is None else kept["id"])
             self._refuse_forbidden(state)
         if kept is None:
@@ -54,8 +54,7 @@ class RestartContainerExecutor:
         before = kept["started_at"]
         if state.started_at == before:
             self._restart(state, time)
-        with failing_if_begun(kept):
-            after = self._wait_until_settled(state, before, time)
+        after = self._wait_until_settled(state, before, time)
         return {"container": state.name, "started_at_before": before, **after.output(), "resumed": accepted.resumed}
 
     def _refuse_forbidden(self, state: ContainerState) -> None:
@@ -68,16 +67,20 @@ class RestartContainerExecutor:
             )
 
     def _restart(self, state: ContainerState, time: RepairTime) -> None:
+        seconds = time.to_act()
         try:
-            self._engine.restart_container(state.id, max(time.left(), 0.1))
+            self._engine.restart_container(state.id, seconds)
         except EngineAnswer as answer:
             raise CommandFailed(f"the container engine could not restart {state.name}: {answer}") from answer
+        except CommandFailed as error:
+            raise CommandFailed(f"{error}; it may still restart {state.name}", {"may_be_done": True}) from error
 
     def _wait_until_settled(self, state: ContainerState, before: str, time: RepairTime) -> ContainerState:
-        first = self._read_state(state.id)
-        if first.is_running and first.started_at != before:
-            time.pause(SETTLED_SECONDS)
-        last = self._read_state(state.id)
+        with failing_if_begun(True):
+            first = self._read_state(state.id)
+            if first.is_running and first.started_at != before:
+                time.pause(SETTLED_SECONDS)
+            last = self._read_state(state.id)
         if last.started_at == before:
             raise CommandFailed(f"{state.name} was not started again: its start time is unchanged", last.output())
         if not last.is_running:

@@ -12,6 +12,7 @@ from trainmedic_agent.errors import (
     CommandUnsupported,
     GpuAbsent,
     GpuError,
+    GpuStuck,
     NotSupported,
 )
 from trainmedic_agent.executors import AcceptedCommand
@@ -37,17 +38,18 @@ class GpuResetExecutor:
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
         command, time = accepted.command, RepairTime(accepted)
-        checked_parameters(command, ())
-        begun = kept = self._intents.find(command.id)
-        with failing_if_begun(begun):
+        kept = self._intents.find(command.id)
+        is_begun = kept is not None
+        with failing_if_begun(is_begun):
+            checked_parameters(command, ())
             uuid = self._uuid(command.target.get("gpu"))
         if kept is None:
             kept = _reading_to_keep(self._reading_before(uuid))
             self._intents.keep(command.id, kept, utc_now())
         if not self._has_restarted(uuid, kept):
-            with failing_if_begun(begun):
+            with failing_if_begun(is_begun):
                 self._refuse_used(uuid)
-            self._reset(uuid, time)
+                self._reset(uuid, time)
         return {"gpu": uuid, **self._wait_for_answer(uuid, kept, time), "resumed": accepted.resumed}
 
     def _uuid(self, name: object) -> str:
@@ -82,9 +84,11 @@ class GpuResetExecutor:
     def _reset(self, uuid: str, time: RepairTime) -> None:
         argv = [*self._nvidia_smi, "--gpu-reset", "-i", uuid]
         try:
-            answer = self._gpus.while_closed(uuid, lambda: programs.run(argv, min(time.left(), _SMI_SECONDS)))
+            answer = self._gpus.while_closed(uuid, lambda: programs.run(argv, min(time.to_act(), _SMI_SECONDS)))
+        except GpuStuck as error:
+            raise CommandFailed(f"{uuid} may still be reset: {error}", {"may_be_done": True}) from error
         except GpuError as error:
-            raise CommandFailed(f"{uuid} was not reset, or it is unknown: {error}") from error
+            raise CommandFailed(f"{uuid} was not reset: {error}") from error
         time.check_killed(answer)
         if answer.code != 0:
             raise CommandFailed(f"nvidia-smi did not reset {uuid}: {answer.said or f'exit code {answer.code}'}")

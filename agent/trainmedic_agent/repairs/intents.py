@@ -16,14 +16,14 @@ _TABLES = ("CREATE TABLE intents (command TEXT PRIMARY KEY, at REAL NOT NULL, re
 
 
 @contextlib.contextmanager
-def failing_if_begun(kept: Mapping[str, str] | None) -> Iterator[None]:
-    """Turn refusals into CommandFailed: they would mean that nothing was done."""
+def failing_if_begun(is_begun: bool) -> Iterator[None]:
+    """Let failures of a begun command not mean that nothing was done."""
     try:
         yield
-    except (CommandRejected, CommandUnsupported) as error:
-        if kept is None:
+    except (CommandRejected, CommandUnsupported, CommandFailed) as error:
+        if not is_begun:
             raise
-        raise CommandFailed(f"{error}; it may have been done before") from error
+        raise CommandFailed(f"{error}; it may have been done before", {**error.output, "may_be_done": True}) from error
 
 
 class IntentBook:

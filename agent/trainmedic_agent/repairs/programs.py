@@ -20,8 +20,11 @@ class ProgramAnswer(Struct, frozen=True):
     """The end of what it wrote, on one line."""
 
 
-def run(argv: Sequence[str], seconds: float) -> ProgramAnswer:
-    """Raises CommandUnsupported if the program is missing, CommandFailed if it does not start, or end in time."""
+def run(argv: Sequence[str], seconds: float, *, acts: bool = True) -> ProgramAnswer:
+    """Raises CommandUnsupported if the program is missing, CommandFailed if it does not start, or end in time.
+
+    `acts`: it may still take effect then.
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRAINMEDIC_")}
     try:
         done = subprocess.run(  # noqa: S603  # fixed arguments; names are checked by the policy
@@ -37,7 +40,8 @@ def run(argv: Sequence[str], seconds: float) -> ProgramAnswer:
     except OSError as error:
         raise CommandFailed(f"{argv[0]} cannot be run: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
-        raise CommandFailed(f"{' '.join(argv)} did not end in {seconds:.0f} s; it may still take effect") from error
+        doubt = "; it may still take effect" if acts else ""
+        raise CommandFailed(f"{' '.join(argv)} did not end in {seconds:.0f} s{doubt}", {"may_be_done": acts}) from error
     output, errors = (text.decode("utf-8", "replace") for text in (done.stdout, done.stderr))
     said = " ".join((errors.strip() or output).split())[-_LONGEST_TEXT:]
     return ProgramAnswer(done.returncode, output, said)

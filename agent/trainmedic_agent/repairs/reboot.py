@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from trainmedic.wire import envelope
 from trainmedic.wire.steady_time import since_boot, utc_now
-from trainmedic_agent.errors import CommandFailed, CommandRejected, CommandUnsupported
+from trainmedic_agent.errors import CommandFailed, CommandRejected, CommandUnsupported, JournalUnavailable
 from trainmedic_agent.executors import AcceptedCommand
 from trainmedic_agent.power.control import boot_id
 from trainmedic_agent.repairs import programs
@@ -19,6 +21,7 @@ _PROGRAM_SECONDS = 20.0  # limit of a call of ``shutdown``, which does not wait
 DELAY_MINUTES = 1
 """Time for users to stop it by ``shutdown -c``, and for the reply ``accepted``."""
 _DELAY_SECONDS = 60 * DELAY_MINUTES
+_SCHEDULE = Path("/run/systemd/shutdown/scheduled")  # written by logind
 
 
 class RebootExecutor:
@@ -31,17 +34,19 @@ class RebootExecutor:
         shutdown: Sequence[str] = ("shutdown",),
         boot: Callable[[], str] = boot_id,
         uptime: Callable[[], float] = since_boot,
+        schedule: Path = _SCHEDULE,
     ) -> None:
         self._intents = intents
         self._shutdown = shutdown
         self._boot = boot
         self._uptime = uptime
+        self._schedule_file = schedule
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
         command, time = accepted.command, RepairTime(accepted)
-        checked_parameters(command, ())
         boot, kept = self._boot(), self._intents.find(command.id)
-        with failing_if_begun(kept):
+        with failing_if_begun(kept is not None):
+            checked_parameters(command, ())
             if not boot:
                 raise CommandUnsupported("the kernel's boot ID cannot be read, so a restart could not be verified")
         if kept is None:
@@ -49,41 +54,75 @@ class RebootExecutor:
             if booted_at > command.issued_at:
                 raise CommandFailed(
                     f"this node started at {envelope.write_time(booted_at)}, after the command was issued, and the "
-                    "agent's journal has no beginning of it; it is not restarted again"
+                    "agent's journal has no beginning of it; it is not restarted again",
+                    {"may_be_done": True},
                 )
             if not _has_time(time):
                 raise CommandRejected(
                     f"{time.left():.0f} s are left, and the node restarts {_DELAY_SECONDS} s after the request; give "
                     "the step a longer timeout"
                 )
+            if other := self._scheduled():
+                raise CommandFailed(
+                    f"a shutdown is scheduled on this node already ({other}), which this restart would replace; wait "
+                    "for it, or cancel it by shutdown -c"
+                )
             kept = {"boot": boot}
             self._intents.keep(command.id, kept, utc_now())
-            self._schedule()
+            self._schedule(time)
+            kept = {**kept, "schedule": self._scheduled() or ""}
+            with contextlib.suppress(JournalUnavailable):  # it is scheduled: only a later process lacks the reading
+                self._intents.keep(command.id, kept, utc_now())
             overdue = "the system accepted the restart, and has not restarted in time"
         else:  # Not again after the agent's restart: a user may have stopped it.
             overdue = "an earlier process of the agent may have asked for the restart, which has not come in time"
         before = kept["boot"]
         if boot == before:
             if not time.wait_for(lambda: self._boot() != before):  # cancelled, or it would come after the reply
-                raise CommandFailed(f"{overdue}; {self._cancelled()}", {"boot_id": before})
+                found, may_come = self._cancelled(kept.get("schedule"))
+                raise CommandFailed(f"{overdue}; {found}", {"boot_id": before, "may_be_done": may_come})
             boot = self._boot()
         return {"boot_id_before": before, "boot_id": boot, "uptime_seconds": round(self._uptime())}
 
-    def _schedule(self) -> None:
+    def _schedule(self, time: RepairTime) -> None:
         answer = programs.run(
             [*self._shutdown, "-r", f"+{DELAY_MINUTES}", "Trainmedic repairs this node"], _PROGRAM_SECONDS
         )
+        time.check_killed(answer)
         if answer.code != 0:
             raise CommandFailed(f"the system refused to restart: {answer.said or f'exit code {answer.code}'}")
 
-    def _cancelled(self) -> str:
+    def _scheduled(self) -> str | None:
+        """Return the scheduled shutdown, with its time in microseconds; "" for none, None if unknown."""
+        try:
+            lines = self._schedule_file.read_text("utf-8", "replace").splitlines()
+        except FileNotFoundError:
+            return ""
+        except OSError:
+            return None
+        return " ".join(line for line in lines if line.startswith(("USEC=", "MODE=")))
+
+    def _cancelled(self, own: str | None) -> tuple[str, bool]:
+        """Cancel the restart if it is the scheduled one. Return what was found, and whether it may still come."""
+        present = self._scheduled()
+        if not own or present is None:
+            return "which shutdown is scheduled is unknown, so none was cancelled, and it may still come", True
+        if present != own:
+            return f"it is no longer scheduled; {f'left: {present}' if present else 'no other is'}", False
         try:
             answer = programs.run([*self._shutdown, "-c"], _PROGRAM_SECONDS)
         except (CommandFailed, CommandUnsupported) as error:
-            return f"it could not be cancelled and may still come: {error}"
-        if answer.code != 0:
-            return f"it could not be cancelled and may still come: {answer.said}"
-        return "shutdown -c was accepted"
+            return f"it could not be cancelled and may still come: {error}", True
+        if answer.code != 0 or self._scheduled() == own:
+            return f"it could not be cancelled and may still come: {answer.said}", True
+        if utc_now().timestamp() * 1_000_000 >= _due(own):
+            return "shutdown -c was accepted after its time, so it may have begun and still come", True
+        return "shutdown -c was accepted", False
+
+
+def _due(schedule: str) -> float:  # Unix microseconds
+    values = dict(each.partition("=")[::2] for each in schedule.split())
+    return float(values["USEC"]) if values.get("USEC", "").isdigit() else 0.0
 
 
 def _has_time(time: RepairTime) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainmedic.wire.envelope import Command
 from trainmedic.wire.steady_time import utc_now
-from trainmedic_agent.errors import CommandInterrupted, CommandRejected
+from trainmedic_agent.errors import CommandFailed, CommandInterrupted, CommandRejected
 from trainmedic_agent.executors import AcceptedCommand
 from trainmedic_agent.repairs.programs import ProgramAnswer
 
@@ -34,6 +34,12 @@ class RepairTime:
         """Return the seconds left, 0 or less if none."""
         return (self._deadline - self._now()).total_seconds()
 
+    def to_act(self) -> float:
+        """Return the seconds left. Raises CommandFailed if there are none."""
+        if (left := self.left()) <= 0:
+            raise CommandFailed("no time is left for it, so it was not begun")
+        return left
+
     def wait_for(self, holds: Callable[[], bool]) -> bool:
         """Return whether `holds` became true in time. Raises CommandInterrupted if the agent stops."""
         while not holds():
@@ -43,9 +49,10 @@ class RepairTime:
         return True
 
     def check_killed(self, answer: ProgramAnswer) -> None:
-        """Raise CommandInterrupted if the program was killed because the agent stops."""
+        """If the program was killed, raise CommandInterrupted if the agent stops, else CommandFailed."""
         if answer.code < 0:
             self.pause(_STOP_SECONDS)
+            raise CommandFailed(f"signal {-answer.code} ended it; it may have had an effect", {"may_be_done": True})
 
     def pause(self, seconds: float) -> None:
         """Sleep. Raises CommandInterrupted if the agent stops."""

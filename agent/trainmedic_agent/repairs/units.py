@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from trainmedic.wire.envelope import Command
 from trainmedic.wire.steady_time import utc_now
 from trainmedic_agent.errors import CommandFailed, CommandRejected
 from trainmedic_agent.executors import AcceptedCommand
@@ -68,14 +69,10 @@ class RestartUnitExecutor:
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
         command, time = accepted.command, RepairTime(accepted)
-        unit = str(checked_parameters(command, ("unit",))["unit"])
-        if not UNIT.fullmatch(unit):
-            raise CommandRejected(f"{unit[:200]!r} is not the full name of a service, such as sshd.service")
         kept = self._intents.find(command.id)
-        with failing_if_begun(kept):
-            if not self._policy.allows_unit(unit):
-                raise CommandRejected(f"this node's policy does not list {unit} in restart.units")
-        state = self._read_state(unit)
+        with failing_if_begun(kept is not None):
+            unit = self._allowed_unit(command)
+            state = self._read_state(unit)
         if kept is None:
             if state.load != "loaded":
                 raise CommandRejected(f"systemd has no usable unit {unit}: its LoadState is {state.load}")
@@ -85,7 +82,7 @@ class RestartUnitExecutor:
         is_restarted_here = state.invocation == before
         if is_restarted_here:
             self._restart(unit, time)
-        after = self._read_state(unit)
+        after = self._state_after(unit)
         # systemd forgets the invocation of a oneshot unit that has ended; systemctl has waited for that end.
         has_ended = is_restarted_here and after.has_ended_well and not after.has_unmet_condition
         if not has_ended:
@@ -93,24 +90,32 @@ class RestartUnitExecutor:
         note = {"note": _UNSEEN_START_NOTE} if has_ended and after.invocation in ("", before) else {}
         return {"unit": unit, "invocation_id_before": before, **after.output(), **note, "resumed": accepted.resumed}
 
+    def _allowed_unit(self, command: Command) -> str:
+        unit = str(checked_parameters(command, ("unit",))["unit"])
+        if not UNIT.fullmatch(unit):
+            raise CommandRejected(f"{unit[:200]!r} is not the full name of a service, such as sshd.service")
+        if not self._policy.allows_unit(unit):
+            raise CommandRejected(f"this node's policy does not list {unit} in restart.units")
+        return unit
+
     def _restart(self, unit: str, time: RepairTime) -> None:
-        answer = programs.run([*self._systemctl, "restart", "--no-ask-password", "--", unit], time.left())
+        answer = programs.run([*self._systemctl, "restart", "--no-ask-password", "--", unit], time.to_act())
         time.check_killed(answer)
         if answer.code != 0:
             raise CommandFailed(
                 f"systemctl could not restart {unit}: {answer.said or f'exit code {answer.code}'}",
-                {"unit": unit, **self._read_state(unit).output()},
+                {"unit": unit, **self._state_after(unit).output()},
             )
 
     def _wait_until_settled(self, unit: str, before: str, time: RepairTime) -> UnitState:
         """Return the state of a new invocation that stays active."""
-        first = self._read_state(unit)
+        first = self._state_after(unit)
         while first.active in ("activating", "deactivating", "reloading") and time.left() > 0:
             time.pause(LOOK_EVERY)
-            first = self._read_state(unit)
+            first = self._state_after(unit)
         if first.active == "active" and first.invocation != before:
             time.pause(SETTLED_SECONDS)
-        last = self._read_state(unit)
+        last = self._state_after(unit)
         if last.has_unmet_condition:
             raise CommandFailed(f"{unit} was not started: a condition of the unit is not met", last.output())
         if last.invocation == before:
@@ -123,9 +128,13 @@ class RestartUnitExecutor:
             raise CommandFailed(f"{unit} was started again, and ended within {SETTLED_SECONDS:.0f} s", last.output())
         return last
 
+    def _state_after(self, unit: str) -> UnitState:
+        with failing_if_begun(True):
+            return self._read_state(unit)
+
     def _read_state(self, unit: str) -> UnitState:
         argv = [*self._systemctl, "show", f"--property={','.join(_PROPERTIES)}", "--", unit]
-        answer = programs.run(argv, _SHOW_SECONDS)
+        answer = programs.run(argv, _SHOW_SECONDS, acts=False)
         if answer.code != 0:
             raise CommandFailed(f"systemctl does not show {unit}: {answer.said or f'exit code {answer.code}'}")
         values = dict(line.partition("=")[::2] for line in answer.output.splitlines())

@@ -11,8 +11,8 @@ from pydantic import BaseModel, Field, model_validator
 from trainmedic_core.fields import Duration, TimeAhead
 from trainmedic_server.actions.base import ActionParams
 from trainmedic_server.actions.slurm import NodeAction, SlurmResume, node_state
-from trainmedic_server.actions.slurm_marks import marked, owners_of
-from trainmedic_server.actions.slurm_watched import LONGEST_LEASE, Known, SlurmEffect, WatchedNodeAction
+from trainmedic_server.actions.slurm_marks import is_out_for_reboot, marked, owners_of
+from trainmedic_server.actions.slurm_watched import LONGEST_LEASE, Known, LeasedNodeAction, SlurmEffect
 from trainmedic_server.domain.topology import SlurmTopology
 from trainmedic_server.domain.value_types import NUMBER, Shape
 from trainmedic_server.errors import TemporaryFailure
@@ -44,7 +44,7 @@ class SlurmDrainParams(ActionParams):
         return self
 
 
-class SlurmDrain(WatchedNodeAction):
+class SlurmDrain(LeasedNodeAction):
     name: ClassVar[str] = "slurm.drain"
     summary: ClassVar[str] = (
         "Let Slurm start no new job on the node; running jobs continue. Undo ends the drain, unless its reason has "
@@ -83,6 +83,9 @@ class SlurmDrain(WatchedNodeAction):
                 f"{'+'.join(sorted(after.states))} with the reason {after.reason!r}",
                 node_state(after),
             )
+        owners = owners_of(after.reason)
+        own_end = None if params.lease is None else self._clock.now() + params.lease
+        self.note_end(after.name, owners, own_end if owners == (run_id,) else after.resume_after)
         return node_state(after)
 
     @classmethod
@@ -110,6 +113,10 @@ class SlurmDrain(WatchedNodeAction):
         params = _params(effect).model_copy(update={"resume_after": self.time_left(effect)})
         await self._drain(await self.slurm.node(found.place), effect.run_id, reason, params)
 
+    def can_join(self, found: SlurmEffect) -> bool:
+        node = found.node
+        return node is not None and node.is_drained and bool(owners_of(node.reason)) and not is_out_for_reboot(node)
+
     def stands(self, effect: LeasedEffect, name: str, topology: SlurmTopology) -> bool:
         if self.lease_of(effect) is not None:  # another's reason, or another run, may end the lease
             return owners_of(topology.withheld.drained.get(name, "")) == (effect.run_id,)
@@ -121,20 +128,19 @@ class SlurmDrain(WatchedNodeAction):
     def lease_of(self, effect: LeasedEffect) -> timedelta | None:
         return _params(effect).lease
 
-    async def extend(self, effect: LeasedEffect, found: SlurmEffect, known: Known) -> None:
-        node, lease = found.node, self.lease_of(effect)
+    async def extend(self, effect: LeasedEffect, lease: timedelta, found: SlurmEffect, known: Known) -> None:
+        node = found.node
         assert node is not None
-        assert lease is not None
-        is_shared = owners_of(node.reason) != (effect.run_id,)
-        if is_shared:  # it has the end of its last renewal by any run, or none if one wants none
-            known.ends_at = None
+        owners = owners_of(node.reason)
+        if owners != (effect.run_id,):  # it has the end of its last renewal by any run, or none if one wants none
+            self.note_end(node.name, owners, node.resume_after)
             if node.resume_after is None:
                 return
         is_soon = node.resume_after is None or node.resume_after < self._clock.now() + lease / 3
         if is_soon or self.is_due(effect, known):
             await self.slurm.drain(node.name, node.reason, lease)
             known.renewed_at = self._clock.now()
-            known.ends_at = None if is_shared else known.renewed_at + lease
+            self.note_end(node.name, owners, known.renewed_at + lease)
 
 
 def _params(effect: LeasedEffect) -> SlurmDrainParams:

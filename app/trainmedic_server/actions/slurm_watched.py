@@ -32,10 +32,12 @@ class Known(Struct):
     """Knowledge of this process about one effect."""
 
     asked_at: datetime
+    key: tuple[str, str] = ("", "")  # place, and run
     seen_at: datetime | None = None  # last reading with the effect, or another's in its place
     ended_at: datetime | None = None  # first reading since then without it
     renewed_at: datetime | None = None  # when the lease was last extended
-    ends_at: datetime | None = None  # end of the lease, if this process granted it and only it can end the effect
+    ends_at: datetime | None = None  # end of the lease, if this process knows it and only it can end the effect
+    has_expired: bool = False  # the end of its lease was seen to have ended it
     is_begun: bool = False  # a failed attempt to make it again may have made it
 
 
@@ -68,10 +70,6 @@ class WatchedAction(SlurmAction):
     async def look(self, effect: LeasedEffect) -> SlurmEffect | None:
         """Return None if it needs no watch. Raises like `ports.slurm.Slurm`."""
 
-    async def make_again(self, effect: LeasedEffect, found: SlurmEffect) -> None:
-        """Not called without a lease."""
-        raise NotImplementedError
-
     @abstractmethod
     def name_in(self, effect: LeasedEffect, topology: SlurmTopology) -> str:
         """Return its name in `Withheld`, empty if unknown."""
@@ -89,12 +87,6 @@ class WatchedAction(SlurmAction):
         if end is None or effect.applied_at is None:
             return None if end is None else timedelta(0)
         return effect.applied_at + end - self._clock.now()
-
-    def lease_of(self, effect: LeasedEffect) -> timedelta | None:
-        return None
-
-    async def extend(self, effect: LeasedEffect, found: SlurmEffect, known: Known) -> None:
-        """Renew its lease."""
 
     @classmethod
     def granted(cls, output: Mapping[str, Any]) -> timedelta:
@@ -137,36 +129,23 @@ class WatchedAction(SlurmAction):
             if found is None:
                 return None
             place = found.place
-            self._note(known, found)
-            if found.is_ours:
-                if self.lease_of(effect) is not None:
-                    await self.extend(effect, found, known)
-                return Renewal(effect, place, "renewed")
-            if found.is_taken and self.lease_of(effect) is None:
-                return None  # as the step may have found it
-            has_expired = self._has_expired(found, known)
-            if effect.again and has_expired:
-                known.is_begun = True
-                try:
-                    await self.make_again(effect, found)
-                except ActionFailure as error:
-                    known.is_begun = getattr(error, "may_be_done", isinstance(error, TemporaryFailure))
-                    raise
-                self._known[effect.command_id] = self._made_again(effect, found.place)
-                return Renewal(effect, place, "renewed")
+            self._note(effect, known, found)
+            return await self._judge(effect, found, known)
         except (ClusterUnavailable, TemporaryFailure) as error:
             return Renewal(effect, place, "unanswered", str(error))
         except ObjectMissing as error:
             return Renewal(effect, place, "lost", str(error))
         except ActionFailure as error:
             return Renewal(effect, place, "refused", str(error))
-        return Renewal(effect, place, "lost", found.why, has_expired=has_expired)
 
-    def _made_again(self, effect: LeasedEffect, place: str) -> Known:
-        now, lease = self._clock.now(), self.lease_of(effect)
-        return Known(now, seen_at=now, renewed_at=now, ends_at=now + lease if lease is not None else None)
+    async def _judge(self, effect: LeasedEffect, found: SlurmEffect, known: Known) -> Renewal | None:
+        if found.is_ours:
+            return Renewal(effect, found.place, "renewed")
+        if found.is_taken:
+            return None  # as the step may have found it
+        return Renewal(effect, found.place, "lost", found.why)
 
-    def _note(self, known: Known, found: SlurmEffect) -> None:
+    def _note(self, effect: LeasedEffect, known: Known, found: SlurmEffect) -> None:
         now = self._clock.now()
         if found.is_ours or found.is_taken:
             known.seen_at = now
@@ -174,12 +153,9 @@ class WatchedAction(SlurmAction):
             known.ended_at, known.is_begun = None, False
         elif known.ended_at is None:
             known.ended_at = now
-        if found.is_taken:
-            known.ends_at = None  # a person may return the node, whoever has taken it out
 
     def is_due(self, effect: LeasedEffect, known: Known) -> bool:
-        lease = self.lease_of(effect)
-        return lease is not None and (known.renewed_at is None or self._clock.now() >= known.renewed_at + lease / 3)
+        return False
 
     def _needs_no_check(self, effect: LeasedEffect, known: Known, topology: SlurmTopology) -> bool:
         made_at = effect.applied_at
@@ -190,16 +166,72 @@ class WatchedAction(SlurmAction):
         is_stored = known.seen_at is not None and (made_at is None or known.seen_at >= made_at + _UNSAVED)
         return not topology.answers or (stands and is_stored)
 
-    def _has_expired(self, found: SlurmEffect, known: Known) -> bool:
-        """Return False if it ended earlier, or after a restart of the server."""
-        ends_at = known.ends_at
-        if not found.is_free or known.is_begun or ends_at is None or self._clock.now() < ends_at:
-            return False
-        return known.ended_at is None or known.ended_at >= ends_at
-
 
 class WatchedNodeAction(WatchedAction, NodeAction):
     def name_in(self, effect: LeasedEffect, topology: SlurmTopology) -> str:
         name = effect.target.node or ""
         nodes = topology.names.called(name) or topology.names.related(name)
         return next(iter(nodes)) if len(nodes) == 1 else ""
+
+
+class LeasedNodeAction(WatchedNodeAction):
+    """Some effects have a lease, which is renewed."""
+
+    @abstractmethod
+    def lease_of(self, effect: LeasedEffect) -> timedelta | None: ...
+
+    @abstractmethod
+    async def extend(self, effect: LeasedEffect, lease: timedelta, found: SlurmEffect, known: Known) -> None: ...
+
+    @abstractmethod
+    async def make_again(self, effect: LeasedEffect, found: SlurmEffect) -> None: ...
+
+    @abstractmethod
+    def can_join(self, found: SlurmEffect) -> bool:
+        """Return whether only other runs have taken it."""
+
+    def note_end(self, node: str, run_ids: Sequence[str], ends_at: datetime | None) -> None:
+        """Note the end of a node's shared effect."""
+        keys = [(node, run_id) for run_id in run_ids]
+        for known in self._known.values():
+            if known.key in keys:
+                known.ends_at = ends_at
+
+    def is_due(self, effect: LeasedEffect, known: Known) -> bool:
+        lease = self.lease_of(effect)
+        return lease is not None and (known.renewed_at is None or self._clock.now() >= known.renewed_at + lease / 3)
+
+    def _note(self, effect: LeasedEffect, known: Known, found: SlurmEffect) -> None:
+        super()._note(effect, known, found)
+        known.key = (found.place, effect.run_id)
+        if found.is_taken:
+            known.ends_at = None  # a person may return it, whoever has taken it
+        known.has_expired = known.has_expired and not found.is_ours and (found.is_free or self.can_join(found))
+
+    async def _judge(self, effect: LeasedEffect, found: SlurmEffect, known: Known) -> Renewal | None:
+        lease = self.lease_of(effect)
+        if lease is None:
+            return await super()._judge(effect, found, known)
+        if found.is_ours:
+            await self.extend(effect, lease, found, known)
+            return Renewal(effect, found.place, "renewed")
+        known.has_expired = known.has_expired or self._is_ended_by_lease(found, known)
+        has_expired = known.has_expired and not known.is_begun
+        if not (effect.again and has_expired):
+            return Renewal(effect, found.place, "lost", found.why, has_expired=has_expired)
+        known.is_begun = True
+        try:
+            await self.make_again(effect, found)
+        except ActionFailure as error:
+            known.is_begun = getattr(error, "may_be_done", isinstance(error, TemporaryFailure))
+            raise
+        now = self._clock.now()
+        self._known[effect.command_id] = Known(now, known.key, seen_at=now, renewed_at=now, ends_at=known.ends_at)
+        return Renewal(effect, found.place, "renewed")
+
+    def _is_ended_by_lease(self, found: SlurmEffect, known: Known) -> bool:
+        """Return False if it ended earlier, or after a restart of the server."""
+        ends_at = known.ends_at
+        if not found.is_free or known.is_begun or ends_at is None or self._clock.now() < ends_at:
+            return False
+        return known.ended_at is None or known.ended_at >= ends_at

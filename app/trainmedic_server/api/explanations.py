@@ -58,7 +58,7 @@ class ExplanationView(View):
     )
     decision: Decision | None = Field(description="null if it does not react, or the alert has resolved.")
     run_id: str | None = Field(description="The run that handles the alert already, or that it would join.")
-    waits_for: str | None = Field(description="The run that holds the target and would be waited for.")
+    waits_for: str | None = Field(description="The run whose lock it would wait for.")
     guards: list[str] = Field(description="One sentence per guard, with its usage.")
     steps: list[StepPlanView]
 

@@ -74,7 +74,7 @@ class StartedView(View):
     why: str = Field(description="The obstacle, for people.")
     mode: Mode
     alert_name: str = Field(description="The related alert; StartedByHand if none is firing.")
-    waits_for: str | None = Field(description="The run that holds its target and has to end first.")
+    waits_for: str | None = Field(description="The run whose lock it waits for.")
     repeated: bool = Field(description="Whether an earlier request with the same key started it.")
     steps: list[StepAheadView] = Field(description="Its steps, rendered.")
 

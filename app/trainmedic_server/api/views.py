@@ -223,12 +223,13 @@ class HeldByView(View):
     )
     at_deadline: str | None = Field(description="What happens then, for people.")
     held_by: HeldByView | None = Field(None, description="The run for whose target it waits in turn; five at most.")
+    is_certain: bool = Field(True, description="False if its GPU may be another.")
 
 
 class NextView(View):
     now: str | None = Field(description="The present step; null if it is at none.")
     waits_for: str | None = Field(description="What it waits for, for people; null if it does not wait.")
-    holder: str | None = Field(description="The run that holds the target it waits for.")
+    holder: str | None = Field(description="The run that locks its target, may lock it, or waits before it.")
     held_by: HeldByView | None = Field(None, description="Details of that run.")
     waiting_since: datetime | None = Field(None, description="Since when it waits for its target.")
     not_before: datetime | None = Field(description="Earliest time at which it continues by itself.")

@@ -74,7 +74,7 @@ def _playbook(playbook: Document) -> Iterator[str]:
     why = f" ({plain(playbook['why'])})" if playbook.get("why") else ""
     yield f"    decision: {plain(playbook.get('decision') or 'none')}{why}"
     if playbook.get("waits_for"):
-        yield f"    waits:    for run {plain(playbook['waits_for'])}, which locks the target"
+        yield f"    waits:    for run {plain(playbook['waits_for'])}, whose lock excludes it"
     for guard in playbook.get("guards", ()):
         yield f"    guard:    {plain(guard)}"
     for number, step in enumerate(playbook.get("steps", ()), start=1):

@@ -157,7 +157,7 @@ class StartedLater(OfRun, frozen=True):
 
 
 class WaitingForTarget(OfRun, frozen=True):
-    """Another run holds the target."""
+    """Another run locks the target, may lock it, or waits before it."""
 
     holder: str | None
 

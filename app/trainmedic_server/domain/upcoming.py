@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 
 class HeldBy(Struct, frozen=True):
-    """The run that holds the target."""
+    """The run that another one waits for."""
 
     run_id: str
     playbook: str
@@ -44,7 +44,7 @@ class Upcoming(Struct, frozen=True):
 
     now: str | None = None
     waits_for: str | None = None
-    holder: str | None = None  # ID of the run that holds the target
+    holder: str | None = None  # ID of the run that it waits for
     held_by: HeldBy | None = None
     waiting_since: datetime | None = None
     not_before: datetime | None = None  # earliest time at which it continues by itself

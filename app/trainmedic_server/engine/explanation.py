@@ -53,7 +53,7 @@ class Explanation(Struct, frozen=True):
     target_from: tuple[str, ...] = ()  # how the labels name the node
     decision: Decision | None = None
     run_id: str | None = None
-    waits_for: str | None = None  # ID of the run with the target
+    waits_for: str | None = None  # ID of the run whose lock it would wait for
     guards: tuple[str, ...] = ()  # sentences
     steps: tuple[StepPlan, ...] = ()
 

@@ -48,7 +48,7 @@ class StartOrder(Struct, frozen=True):
 class Started(Struct, frozen=True):
     run: Run  # hypothetical in a dry run
     steps: tuple[StepAhead, ...]
-    waits_for: str | None = None  # the run that has the target
+    waits_for: str | None = None  # the run whose lock it waits for
     is_repeated: bool = False  # True for the result of an earlier request
 
 

@@ -144,7 +144,7 @@ class Engine:
         return await self._repeated_runs.after(run, alerts) if ahead is None and not run.is_open else ahead
 
     async def _held_by(self, run: Run, most: int = _MOST_HOLDERS) -> HeldBy | None:
-        """Return the run with the target; None if it is free."""
+        """Return the run that it waits for; None if there is none."""
         claim = claims.of_run(run, self._actions)
         blocker = self._locks.blocker(run.id, claim)
         driven = self._workers.snapshot_of(blocker) if blocker is not None else None

@@ -299,7 +299,7 @@ class CheckpointRestore:
             log.warning("%s: changes by commands no longer fit: %s", self._job, error)
 
     def _record_rollback(self, checkpoint: SavedCheckpoint, left_step: int) -> Mapping[str, Any]:
-        """Count a completed rollback; return that part of the answer. Errors are logged."""
+        """Count a completed rollback; return that part of the answer."""
         training = self._training
         budget = training.budget.spend(checkpoint.step, left_step)
         training.changes.went_back(checkpoint.step)
@@ -310,7 +310,9 @@ class CheckpointRestore:
             reason = {"why": "a rollback went back to it", "step": checkpoint.step, "left_step": left_step}
             self._storage.rolled_back_to(checkpoint, reason)
         except Exception as error:  # also of a user's storage: the rollback is complete
-            log.error("%s: cannot pin its checkpoint, or put all later ones aside: %s", self._job, described(error))
+            note = f"cannot pin its checkpoint, or put all later ones aside: {described(error)}"
+            log.error("%s: %s", self._job, note)
+            return {**budget, "note": f"{note}. Until it is, a restart may use a later one"}
         return budget
 
 

@@ -30,6 +30,8 @@ ASKED = "-r +1 Trainmedic repairs this node"
 
 
 class RebootableNode(Node):
+    ends_by = ""  # end of the script in place of ``shutdown``
+
     def boots(self, number: int) -> None:
         (self.directory / "boot").write_text(f"boot-{number}")
 
@@ -43,7 +45,7 @@ class RebootableNode(Node):
     def start(self, *options: str, wait: bool = True, **environment: str) -> None:
         programs = self.directory / "programs"
         programs.mkdir(exist_ok=True)
-        program(programs / "shutdown", f'echo "$@" >> {self.directory / "asked"}')
+        program(programs / "shutdown", f'echo "$@" >> {self.directory / "asked"}; {self.ends_by}')
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"
         super().start(*options, wait=wait, PATH=path, BOOT_ID=str(self.directory / "boot"), **environment)
 
@@ -112,3 +114,21 @@ def test_a_person_approves_and_the_run_succeeds_after_the_restart(
         assert run["status"] == "succeeded", run
         assert run["steps"][-1]["output"]["boot_id"] == "boot-2"
         assert node.asked() == [ASKED]
+
+
+def test_a_restart_that_may_still_come_is_unknown(tmp_path: Path, redis_url: str) -> None:
+    """The program is killed after it was asked. The step does not ask again."""
+    node = RebootableNode(tmp_path / "node", redis_url, POLICY)
+    node.ends_by = "kill -9 $$"
+    node.boots(1)
+    playbook = PLAYBOOK.replace("playbook: restart", "playbook: restart\nmode: enforce")
+    server = Server(tmp_path / "server", playbook, "--redis", redis_url, environment={"TRAINMEDIC_SIGNING_KEY": KEY})
+    fired = delivery("NodeStuck", "any")
+    fired["alerts"][0]["labels"] = {"alertname": "NodeStuck", "node": "n1"}
+    with node, server:
+        assert server.ask("/webhook", fired).status == 200
+        run = server.closed_run(60)
+    (attempt,) = run["steps"][-1]["attempts"]
+    assert (run["status"], attempt["status"]) == ("failed", "unknown"), run
+    assert "signal 9 ended it; it may have had an effect" in run["message"]
+    assert node.asked() == [ASKED]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -158,6 +159,24 @@ def test_what_comes_after_a_rollback_is_not_gone_back_to(begin: Begin, tmp_path:
     later.run.resume()
     later.train(20)
     assert not list(tmp_path.glob("abandoned-*"))
+
+
+def test_a_rollback_that_cannot_be_recorded_says_so(
+    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as on a full disk. It is complete all the same."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "move_rollback_pin", full)
+    training = begin(keep=5)
+    training.train(25, {25: training.order("job.rollback", step=10)})
+    (told,) = training.outputs()
+    assert told["step"] == 10
+    assert told["note"].startswith(
+        "cannot pin its checkpoint, or put all later ones aside: OSError: [Errno 28] No space"
+    )
 
 
 class Lines(IterableDataset[Any]):

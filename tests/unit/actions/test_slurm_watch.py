@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from tests.support.clocks import ManualClock
 from tests.unit.actions.test_slurm import JOB, NODE, NOW, OneJob, OneNode, do
 from trainmedic_server.actions import registry
+from trainmedic_server.actions.slurm_watched import LeasedNodeAction, WatchedAction
 from trainmedic_server.errors import ActionFailure, ClusterRefused, ClusterUnavailable, ObjectMissing, PermanentFailure
 from trainmedic_server.ports.actions import LeasedAction, LeasedEffect, Renewal, Services
 from trainmedic_server.ports.outside import Clock
@@ -110,36 +111,80 @@ async def test_a_leased_drain_is_looked_at_as_often_as_others_and_renewed_in_eac
     assert (renewal.outcome, renewal.has_expired) == ("lost", False)
 
 
-@pytest.mark.parametrize(("other", "drains_made"), [("1h", 2), ("10m", 7)])
-async def test_a_shared_leased_drain_is_renewed_in_each_third_of_each_lease(other: str, drains_made: int) -> None:
-    """A shorter end by the other run is replaced before a third of the longer lease is left."""
+class Counting(OneNode):
+    """Counts leases, by the test's clock."""
 
-    class Counting(OneNode):
-        count = 0
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.count = 0
 
-        async def drain(self, node: str, reason: str, resume_after: timedelta | None = None) -> None:
-            self.count += 1
-            await super().drain(node, reason, resume_after)
-            assert resume_after is not None
-            self.known = replace(self.known, resume_after=clock.now() + resume_after)
+    async def drain(self, node: str, reason: str, resume_after: timedelta | None = None) -> None:
+        self.count += 1
+        await super().drain(node, reason, resume_after)
+        if resume_after is not None:
+            self.known = replace(self.known, resume_after=self.clock.now() + resume_after)
 
-    clock = ManualClock(NOW)
-    slurm = Counting()
-    leases = {"a": "1h", "b": other}
+
+async def shared(clock: ManualClock, first: str, second: str) -> tuple[Counting, LeasedAction, list[LeasedEffect]]:
+    """A drain that the runs ``a`` and ``b`` share, with these leases."""
+    slurm, leases = Counting(clock), {"a": first, "b": second}
     for run_id, lease in leases.items():
         await do(slurm, "slurm.drain", run_id, NODE, lease=lease)
-    action, slurm.count = drains(slurm, clock), 0
+    slurm.count = 0
     effects = [
         LeasedEffect(f"c-{run_id}", run_id, "drain", NODE, {"lease": lease}, True, False, NOW)
         for run_id, lease in leases.items()
     ]
+    return slurm, drains(slurm, clock), effects
+
+
+@pytest.mark.parametrize(("other", "drains_made"), [("1h", 2), ("10m", 7)])
+async def test_a_shared_leased_drain_is_renewed_in_each_third_of_each_lease(other: str, drains_made: int) -> None:
+    """A shorter end by the other run is replaced before a third of the longer lease is left."""
+    clock = ManualClock(NOW)
+    slurm, action, effects = await shared(clock, "1h", other)
     for _ in range(40):
         clock.sleep(15)
         assert len(await action.renew(effects, clock.now())) == 2
     assert slurm.count == drains_made
+
+
+async def test_a_shared_drain_is_made_again_for_each_run_whose_lease_has_expired() -> None:
+    """After an outage. The second run joins the first one's new drain, also in a later round."""
+    clock = ManualClock(NOW)
+    slurm, action, effects = await shared(clock, "1h", "10m")
+    clock.sleep(15)
+    await action.renew(effects, clock.now())
+    assert slurm.known.resume_after is not None
+    clock.sleep((slurm.known.resume_after - clock.now()).total_seconds() + 1)
+    slurm.known = FREE
+    assert [each.has_expired for each in await action.renew(effects, clock.now())] == [True, True]
+    for effect in effects:
+        assert [each.has_expired for each in await action.renew([effect], clock.now())] == [True]
+        (renewal,) = await action.renew([replace(effect, again=True)], clock.now())
+        assert renewal.outcome == "renewed"
+        clock.sleep(15)
+    assert slurm.known.reason.startswith("trainmedic:a,b ")
+    assert {each.outcome for each in await action.renew(effects, clock.now())} == {"renewed"}
+    slurm.known = FREE
+    assert not any(each.has_expired for each in await action.renew(effects, clock.now())), "a person ended it"
+
+
+@pytest.mark.parametrize("left", [-1.0, 1.0])
+async def test_a_shared_drain_that_a_person_ended_stays_ended(left: float) -> None:
+    """Before its end as the last renewal by any run gave it, or after the drain of another."""
+    clock = ManualClock(NOW)
+    slurm, action, effects = await shared(clock, "10m", "1h")
+    clock.sleep(15)
+    await action.renew(effects, clock.now())
+    assert slurm.known.resume_after is not None
+    clock.sleep((slurm.known.resume_after - clock.now()).total_seconds() - left)
+    slurm.known = FREE if left > 0 else replace(slurm.known, reason="Mia: fan", resume_after=None)
+    assert not any(each.has_expired for each in await action.renew(effects, clock.now()))
     slurm.known = FREE
     clock.sleep(2 * 60 * MINUTE)
-    assert not any(renewal.has_expired for renewal in await action.renew(effects, clock.now()))
+    assert not any(each.has_expired for each in await action.renew(effects, clock.now()))
 
 
 async def test_a_leased_drain_that_a_person_ended_stays_ended() -> None:
@@ -293,6 +338,16 @@ async def test_a_held_job_is_read_until_the_hold_is_stored_and_then_only_if_it_i
     slurm.known = replace(slurm.known, is_held=False)
     (renewal,) = await renewed_hold(slurm, action=action)
     assert (renewal.outcome, renewal.why) == ("lost", "job 7 is RUNNING and not held")
+    (renewal,) = await renewed_hold(slurm, again=True, action=action)
+    assert (renewal.outcome, renewal.has_expired, slurm.known.is_held) == ("lost", False, False)
+
+
+@pytest.mark.parametrize("name", ["slurm.hold", "slurm.reserve"])
+def test_what_has_no_lease_cannot_be_made_again(name: str) -> None:
+    watched = registry.specs_only().action_class(name)
+    assert issubclass(watched, WatchedAction)
+    assert not issubclass(watched, LeasedNodeAction)
+    assert not hasattr(watched, "make_again")
 
 
 async def test_a_hold_of_an_ended_or_deleted_job_or_of_another_is_no_loss() -> None:

@@ -8,6 +8,8 @@ from datetime import timedelta
 from tests.unit.engine.books import CAP
 from tests.unit.engine.test_reactions import PICKY
 from tests.unit.engine.world import World
+from trainmedic_server.api.explanations import view
+from trainmedic_server.cli import explained as explained_text
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.pause import PauseOrder, Scope
 from trainmedic_server.domain.playbook import Mode
@@ -97,6 +99,17 @@ async def test_whoever_holds_the_target_is_named(world: MakeWorld) -> None:
     [of_alert] = await explained(w, alert)
     picky = next(each for each in of_alert.playbooks if each.playbook == "picky")
     assert (picky.decision, picky.waits_for) == (Decision.STARTED, made.runs[0].run_id)
+
+
+async def test_a_gpu_that_may_be_another_is_not_said_to_be_held(world: MakeWorld) -> None:
+    """No agent reports whether the index and the UUID are one GPU."""
+    w = world(STAYS, PICKY.replace("test.look", "test.cap"))
+    made = await w.post(w.alert(gpu="0", node="n1"))
+    [of_alert] = await explained(w, w.alert(gpu="GPU-a", node="n1", severity="warning", heat="99"))
+    answer = view([of_alert], {}, w.clock.now()).model_dump(mode="json")
+    text = list(explained_text.lines(answer))
+    assert f"    waits:    for run {made.runs[0].run_id}, whose lock excludes it" in text
+    assert not any("holds" in line or "locks" in line for line in text)
 
 
 async def test_a_run_that_changes_nothing_waits_for_no_other(world: MakeWorld) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.engine.books import CAP
 from tests.unit.engine.world import Scripted, World
+from trainmedic_server.api.views import HeldByView
 from trainmedic_server.domain import changes
 from trainmedic_server.domain.run import OrderKind, Run
 from trainmedic_server.domain.topology import AgentTopology
@@ -256,6 +257,8 @@ async def test_a_run_that_waits_for_a_gpu_that_may_be_another_says_so() -> None:
     assert waiting is not None
     assert waiting.waits_for == f"gpu:node-1/GPU-5, which may be the same GPU as gpu:node-1/3 of run {first.id}"
     assert waiting.holder == first.id
+    shown = HeldByView.model_validate(waiting.held_by)
+    assert (shown.run_id, shown.is_certain) == (first.id, False)
     gpus = [{"uuid": "GPU-3", "index": 3}, {"uuid": "GPU-5", "index": 5}]
     world.agents = AgentTopology.of({"node-1": {"gpus": gpus}})
     await world.pass_time(60)

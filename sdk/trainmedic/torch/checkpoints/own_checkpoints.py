@@ -74,6 +74,7 @@ class OwnCheckpoints:
         self._list = found
         # Spans of time in which checkpoints were abandoned by a rollback.
         self._abandoned = self._read_abandoned()
+        self._has_unwritten = False  # spans
         self._health_records = self._read_health()
         self.writes_files = True  # False on ranks that leave ``directory`` to another rank
 
@@ -88,6 +89,10 @@ class OwnCheckpoints:
         began = envelope.utc_now()
         path = self._save(step, run)
         saved = envelope.utc_now()
+        try:
+            self._write_abandoned()
+        except OSError as error:
+            log.warning("%s cannot be written; abandoned checkpoints count after a restart: %s", ABANDONED, error)
         self._record_health(_HealthRecord(step, began, saved, run.get("health")))
         return SavedCheckpoint(step, saved, path, health=CheckpointHealth.from_json(run.get("health")))
 
@@ -102,12 +107,13 @@ class OwnCheckpoints:
 
     def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
         self._abandoned = [*self._abandoned, (checkpoint.at, envelope.utc_now())][-_MOST_SPANS:]
-        if self.directory is not None:
-            times = [[envelope.write_time(moment) for moment in span] for span in self._abandoned]
-            checkpoints.write_durably(self.directory / ABANDONED, json.dumps(times).encode())
-        if isinstance(checkpoint.path, Path) and checkpoint.path.is_dir():
-            paths = [each.path for each in self._list() if isinstance(each.path, Path)]
-            checkpoints.move_rollback_pin(checkpoint.path, paths, reason)
+        self._has_unwritten = True
+        try:
+            self._write_abandoned()
+        finally:
+            if isinstance(checkpoint.path, Path) and checkpoint.path.is_dir():
+                paths = [each.path for each in self._list() if isinstance(each.path, Path)]
+                checkpoints.move_rollback_pin(checkpoint.path, paths, reason)
 
     def prune(self) -> None:
         """Delete nothing."""
@@ -141,6 +147,13 @@ class OwnCheckpoints:
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             log.warning("%s cannot be read; the health of earlier checkpoints is unknown: %s", file, error)
             return []
+
+    def _write_abandoned(self) -> None:
+        """Write what a full disk may have refused before. Raises OSError."""
+        if self._has_unwritten and self.directory is not None:
+            times = [[envelope.write_time(moment) for moment in span] for span in self._abandoned]
+            checkpoints.write_durably(self.directory / ABANDONED, json.dumps(times).encode())
+        self._has_unwritten = False
 
     def _read_abandoned(self) -> list[tuple[datetime, datetime]]:
         if self.directory is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import mmap
 import os
 import stat
@@ -15,8 +16,8 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.agent.disk.trees import DAY, NEVER, aged, checkpoint, clean, cleaner, filled_by, left, names, put
-from trainmedic_agent.disk.filesystems import DiskSpace
-from trainmedic_agent.disk.throttle import Clocks
+from trainmedic_agent.disk.filesystems import DiskSpace, Filesystems, Root
+from trainmedic_agent.disk.throttle import Clocks, Throttle
 
 
 @pytest.fixture
@@ -246,7 +247,31 @@ def test_free_space_that_cannot_be_read_any_more_ends_the_rule_not_the_report(
     output = clean(cleaner({"tmp": {"roots": [root]}}, measure=measure), until=10)
     assert (output["files"], len(names(root))) == (deleted, 10 - deleted)
     assert (output["stopped"], left(output, "tmp")) == ("io_error", {"io_error": 10 - deleted})
-    assert (output["free_percent_before"], output["free_percent_after"], output["reached"]) == (5, None, False)
+    assert (output["free_percent_before"], output["free_percent_after"], output["reached"]) == (5, None, None)
+
+
+@pytest.mark.parametrize(("percent", "reached"), [(20, None), (5, False)])
+def test_a_target_missed_on_one_filesystem_is_missed_although_another_is_unknown(
+    root: Path, percent: int, reached: bool | None
+) -> None:
+    """And reached only where all can be read."""
+    answers = iter((percent, percent, percent))
+
+    def measure(_: int) -> DiskSpace:
+        if (free := next(answers, None)) is None:
+            raise OSError(errno.EIO, "as the test says")
+        return DiskSpace(free, 100)
+
+    throttle = Throttle(Clocks(), math.inf, lambda: False)
+    filesystems = Filesystems(measure, 10.0, dry_run=False, throttle=throttle)
+    fd = os.open(root, os.O_RDONLY)
+    try:
+        for device in (1, 2):
+            filesystems.add(Root(str(root), fd, device, None))
+        assert filesystems.output()["reached"] is reached
+    finally:
+        filesystems.close()
+        os.close(fd)
 
 
 def test_a_filesystem_that_others_fill_meanwhile_is_cleaned_further(root: Path) -> None:

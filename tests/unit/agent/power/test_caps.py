@@ -14,7 +14,14 @@ import pytest
 from tests.driver import driver as standin
 from tests.driver.driver import SET_LIMIT, Card, cards
 from tests.unit.agent.power.conftest import Node
-from trainmedic_agent.errors import CommandFailed, CommandRejected, CommandUnsupported, GpuLost, JournalUnavailable
+from trainmedic_agent.errors import (
+    CommandFailed,
+    CommandRejected,
+    CommandUnsupported,
+    GpuLost,
+    GpuStuck,
+    JournalUnavailable,
+)
 from trainmedic_agent.policy import PowerBounds
 
 FIRST, SECOND = (card.uuid for card in cards(2))
@@ -265,6 +272,26 @@ def test_if_one_gpu_of_a_command_cannot_be_capped_none_is(node: Node, function: 
     assert (node.watts(0), node.watts(1)) == (700, 700)
 
 
+def test_a_limit_that_may_still_come_is_no_refusal(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's call does not return, so the card cannot be read; the agent restores it later."""
+
+    def stuck(*_: object) -> None:
+        monkeypatch.setattr(node.gpus, "power", stuck)
+        raise GpuStuck("GPU 0 is stuck")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.gpus, "set_power_limit", stuck)
+        with pytest.raises(
+            CommandFailed, match="may have been capped, and the agent keeps restoring: GPU 0 is stuck"
+        ) as failed:
+            node.cap("a", [FIRST, SECOND], percent=80)
+    assert failed.value.output["may_be_done"] is True
+    monkeypatch.undo()
+    node.driver.set_watts(0, 560)
+    node.passes(60)
+    assert (node.watts(0), node.watts(1)) == (700, 700)
+
+
 # --- resumed and given up ------------------------------------------------------------------------------------
 
 
@@ -449,6 +476,27 @@ def test_a_forgotten_limit_that_was_set_again_is_no_excuse_later(
     node.driver.set_watts(0, 700)
     node.passes(31)
     assert node.watts() == 700
+
+
+@pytest.mark.parametrize("is_reopened", [False, True])
+def test_a_forgotten_limit_that_a_person_set_again_is_no_excuse_later(
+    make_node: Callable[..., Node], is_reopened: bool
+) -> None:
+    """The agent has nothing to set then. It sees theirs at its next look, or when it closes NVML again."""
+    node = make_node(without_persistence())
+    node.cap("a", percent=80)
+    node.gpus.while_closed("GPU-other", lambda: node.driver.set_watts(0, 700))
+    node.gpus.inventory()
+    node.driver.set_watts(0, 560)
+    if is_reopened:
+        node.gpus.while_closed("GPU-other", lambda: None)
+        node.gpus.inventory()
+    else:
+        node.passes(31)
+    node.driver.set_watts(0, 700)
+    node.passes(31)
+    assert node.watts() == 700
+    assert node.renew("a")["unknown"] == ["a"]
 
 
 def test_a_cap_that_the_driver_forgot_while_the_agent_was_away_is_set_again(node: Node) -> None:

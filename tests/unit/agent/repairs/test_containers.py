@@ -48,3 +48,22 @@ def test_one_that_is_gone_after_its_restart_is_not_rejected(tmp_path: Path) -> N
             executor.perform(accepted("node.restart_container", container="exporter", resumed=True))
     finally:
         journal.close()
+
+
+class Silent(RemovedOnExit):
+    """An engine that does not answer the restart."""
+
+    def restart_container(self, name: str, seconds: float) -> None:
+        raise CommandFailed("the container engine did not answer POST in 5 s")
+
+
+def test_a_restart_that_the_engine_does_not_answer_is_unknown(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "state")
+    try:
+        executor = RestartContainerExecutor(RestartPolicy(containers=("exporter",)), IntentBook(journal))
+        executor._engine = Silent()  # type: ignore[assignment]
+        with pytest.raises(CommandFailed, match="it may still restart exporter") as failed:
+            executor.perform(accepted("node.restart_container", container="exporter"))
+        assert failed.value.output["may_be_done"] is True
+    finally:
+        journal.close()

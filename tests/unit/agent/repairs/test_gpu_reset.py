@@ -14,9 +14,10 @@ import pytest
 from tests.driver import driver as standin
 from tests.driver.driver import Card, Driver, cards
 from tests.support.repairs import accepted, program
+from trainmedic.wire.steady_time import utc_now
 from trainmedic_agent.adapters.nvml_gpus import NvmlGpus
 from trainmedic_agent.adapters.time_limited_gpus import TimeLimitedCalls, TimeLimitedGpus
-from trainmedic_agent.errors import CommandFailed, CommandRejected, CommandUnsupported, DriverAbsent
+from trainmedic_agent.errors import CommandFailed, CommandRejected, CommandUnsupported, DriverAbsent, GpuStuck
 from trainmedic_agent.ports.gpus import Gpus
 from trainmedic_agent.repairs.gpu_reset import GpuResetExecutor
 from trainmedic_agent.repairs.intents import IntentBook
@@ -94,21 +95,21 @@ def test_a_gpu_whose_processes_are_unknown_is_not_reset(driver: Driver, reset: C
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "told", "seconds"),
     [
-        ("refused", "nvidia-smi did not reset .*Insufficient Permissions"),
-        ("useless", "still asks for reset"),
-        ("fatal", "does not answer since"),
+        ("refused", "nvidia-smi did not reset .*Insufficient Permissions", 60),
+        ("useless", "still asks for reset", 60),
+        ("fatal", "does not answer since", 12),
     ],
 )
 def test_a_reset_that_does_not_help_is_no_success(
-    driver: Driver, reset: Callable[..., Any], how: str, told: str
+    driver: Driver, reset: Callable[..., Any], how: str, told: str, seconds: float
 ) -> None:
     """Whatever nvidia-smi reports."""
     driver.ask_for(0, 1)
     driver.next_reset(how)
     with pytest.raises(CommandFailed, match=told):
-        reset(seconds=3)
+        reset(seconds=seconds)
 
 
 def test_a_reset_before_a_restart_of_the_agent_is_not_repeated(
@@ -168,3 +169,41 @@ def test_commands_that_are_wrong_here_are_rejected(gpus: Gpus, intents: IntentBo
     silent = program(tmp_path / "smi", "exit 3")
     with pytest.raises(CommandFailed, match="exit code 3"):
         GpuResetExecutor(gpus, intents, (str(silent),)).perform(accepted("gpu.reset", "c2", gpu="0"))
+
+
+def test_a_reset_that_may_still_come_is_unknown(
+    gpus: Gpus, intents: IntentBook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nvidia-smi, or the closing of NVML, does not end in time."""
+    slow = (str(program(tmp_path / "smi", "exec sleep 60")),)
+    executor = GpuResetExecutor(gpus, intents, slow)
+    with pytest.raises(CommandFailed, match="it may still take effect") as failed:
+        executor.perform(accepted("gpu.reset", gpu="0", seconds=3))
+    assert failed.value.output["may_be_done"] is True
+    monkeypatch.setattr(gpus, "while_closed", lambda *_: (_ for _ in ()).throw(GpuStuck("the driver is stuck")))
+    with pytest.raises(CommandFailed, match="may still be reset: the driver is stuck") as failed:
+        executor.perform(accepted("gpu.reset", "c2", gpu="0"))
+    assert failed.value.output["may_be_done"] is True
+
+
+def test_a_reset_is_not_begun_after_its_time(driver: Driver, gpus: Gpus, reset: Callable[..., Any]) -> None:
+    """NVML may be closed long after the reply."""
+    with pytest.raises(CommandFailed, match="it was not begun"):
+        reset(seconds=0)
+    assert driver.resets() == []
+
+
+def test_a_begun_reset_that_cannot_be_repeated_is_unknown(
+    driver: Driver, gpus: Gpus, intents: IntentBook, reset: Callable[..., Any]
+) -> None:
+    """The earlier process may have reset it."""
+    intents.keep("c1", {}, utc_now())
+    driver.occupy(0, 4711)
+    with pytest.raises(CommandFailed, match="1 processes use") as failed:
+        reset(resumed=True)
+    assert failed.value.output["may_be_done"] is True
+    driver.occupy(0)
+    with pytest.raises(CommandFailed, match=r"is not on this machine.*it may have been done before"):
+        GpuResetExecutor(gpus, intents, ("no-nvidia-smi",)).perform(accepted("gpu.reset", gpu="0", resumed=True))
+    with pytest.raises(CommandFailed, match="does not know 'force'; it may have been done before"):
+        reset(resumed=True, force=True)

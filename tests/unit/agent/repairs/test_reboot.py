@@ -1,6 +1,7 @@
-"""``node.reboot`` with a script in place of ``shutdown`` and a file in place of the kernel's boot ID.
+"""``node.reboot`` with a script for ``shutdown``, and files for the kernel's boot ID and logind's schedule.
 
-The script only writes down what it was asked; it models neither the delay nor the refusals of systemd.
+The script writes down what it was asked, and sets or removes the schedule; it models neither the delay nor the
+refusals of systemd.
 """
 
 from __future__ import annotations
@@ -19,6 +20,14 @@ from trainmedic_agent.journal import Journal
 from trainmedic_agent.repairs.intents import IntentBook
 from trainmedic_agent.repairs.reboot import RebootExecutor
 
+SHUTDOWN = """\
+echo "$@" >> {at}/asked; echo "Failed to set wall message" >&2
+[ {code} = 0 ] || exit {code}
+if [ "$1" = -c ]; then rm -f {at}/scheduled; else
+printf 'USEC=%s\\nWARN_WALL=1\\nMODE=reboot\\nWALL_MESSAGE=x\\n' $(($(date +%s%N) / 1000 + 60000000)) > {at}/scheduled
+fi
+"""
+
 
 class Machine:
     def __init__(self, directory: Path, journal: Journal) -> None:
@@ -27,12 +36,15 @@ class Machine:
         self.uptime = 86_400.0
         self.ends_with = 0
         self.intents = IntentBook(journal)
+        self.schedule = directory / "scheduled"
 
     def perform(self, command: AcceptedCommand) -> Mapping[str, Any]:
-        asked = f'echo "$@" >> {self.directory}/asked; echo "Failed to set wall message" >&2; exit {self.ends_with}'
-        shutdown = program(self.directory / "shutdown", asked)
-        executor = RebootExecutor(self.intents, (str(shutdown),), lambda: self.boot, lambda: self.uptime)
+        shutdown = program(self.directory / "shutdown", SHUTDOWN.format(at=self.directory, code=self.ends_with))
+        executor = RebootExecutor(self.intents, (str(shutdown),), lambda: self.boot, lambda: self.uptime, self.schedule)
         return executor.perform(command)
+
+    def another_schedules(self) -> None:
+        self.schedule.write_text("USEC=1800000000000000\nWARN_WALL=1\nMODE=poweroff\n")
 
     def asked(self) -> list[str]:
         path = self.directory / "asked"
@@ -72,9 +84,44 @@ def test_a_restart_that_does_not_come_is_cancelled_and_failed(machine: Machine) 
     """So that it does not come after the reply."""
     with pytest.raises(CommandInterrupted):
         machine.perform(accepted("node.reboot", stopping=True, seconds=120))
-    with pytest.raises(CommandFailed, match="has not come in time; shutdown -c was accepted"):
+    with pytest.raises(CommandFailed, match=r"has not come in time; shutdown -c was accepted$") as failed:
         machine.perform(accepted("node.reboot", resumed=True, seconds=1))
+    assert failed.value.output["may_be_done"] is False
     assert machine.asked() == [SCHEDULED, "-c"]
+
+
+def test_a_restart_that_may_have_begun_is_no_failure(machine: Machine) -> None:
+    """Cancelled after its time; and where nothing cancels it."""
+    past = "USEC=1700000000000000 MODE=reboot"
+    machine.intents.keep("c1", {"boot": "boot-1", "schedule": past}, utc_now())
+    for code, told in (0, "accepted after its time"), (1, "could not be cancelled and may still come"):
+        machine.ends_with = code
+        machine.schedule.write_text(past.replace(" ", "\n"))
+        with pytest.raises(CommandFailed, match=told) as failed:
+            machine.perform(accepted("node.reboot", resumed=True, seconds=1))
+        assert failed.value.output["may_be_done"] is True
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_shutdown_that_another_scheduled_stays(machine: Machine, is_replaced: bool) -> None:
+    """A user cancelled the agent's, and perhaps scheduled one of their own."""
+    with pytest.raises(CommandInterrupted):
+        machine.perform(accepted("node.reboot", stopping=True, seconds=120))
+    machine.schedule.unlink()
+    if is_replaced:
+        machine.another_schedules()
+    left = "left: USEC=1800000000000000 MODE=poweroff" if is_replaced else "no other is"
+    with pytest.raises(CommandFailed, match=f"it is no longer scheduled; {left}") as failed:
+        machine.perform(accepted("node.reboot", resumed=True, seconds=1))
+    assert failed.value.output["may_be_done"] is False
+    assert (machine.asked(), machine.schedule.exists()) == ([SCHEDULED], is_replaced)
+
+
+def test_a_shutdown_that_another_scheduled_is_not_replaced(machine: Machine) -> None:
+    machine.another_schedules()
+    with pytest.raises(CommandFailed, match=r"already \(USEC=1800000000000000 MODE=poweroff\).*shutdown -c"):
+        machine.perform(accepted("node.reboot", seconds=120))
+    assert (machine.asked(), machine.intents.find("c1")) == ([], None)
 
 
 def test_a_restart_that_was_perhaps_asked_for_is_not_asked_for_again(machine: Machine) -> None:
@@ -83,8 +130,11 @@ def test_a_restart_that_was_perhaps_asked_for_is_not_asked_for_again(machine: Ma
     with pytest.raises(CommandInterrupted):
         machine.perform(accepted("node.reboot", resumed=True, seconds=120, stopping=True))
     assert machine.asked() == []
-    with pytest.raises(CommandFailed, match="may have asked for the restart, which has not come in time; shutdown -c"):
+    machine.another_schedules()
+    with pytest.raises(CommandFailed, match=r"may have asked for the restart.*has not come.*may still") as failed:
         machine.perform(accepted("node.reboot", resumed=True, seconds=1))
+    assert failed.value.output["may_be_done"] is True
+    assert machine.asked() == [], "another's shutdown stays"
     machine.boot = ""
     with pytest.raises(CommandFailed, match=r"boot ID cannot be read.*it may have been done before"):
         machine.perform(accepted("node.reboot", resumed=True, seconds=1))
@@ -106,8 +156,9 @@ def test_a_system_that_refuses_is_quoted(machine: Machine) -> None:
 def test_a_command_from_before_the_boot_restarts_nothing_without_a_record(machine: Machine) -> None:
     """The journal may have been lost with the restart that this command caused."""
     machine.uptime = -5.0
-    with pytest.raises(CommandFailed, match=r"after the command was issued.*it is not restarted again"):
+    with pytest.raises(CommandFailed, match=r"after the command was issued.*it is not restarted again") as failed:
         machine.perform(accepted("node.reboot", seconds=120))
+    assert failed.value.output["may_be_done"] is True
     assert machine.asked() == []
 
 

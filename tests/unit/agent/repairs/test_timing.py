@@ -27,12 +27,27 @@ def test_a_program_killed_by_the_agents_stop_leaves_the_command_open(tmp_path: P
 def test_one_killed_by_another_process_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent goes on."""
     monkeypatch.setattr(timing, "_STOP_SECONDS", 0.1)
-    RepairTime(accepted("node.restart_unit")).check_killed(programs.ProgramAnswer(-9, "", ""))
+    with pytest.raises(CommandFailed, match="signal 9 ended it; it may have had an effect") as failed:
+        RepairTime(accepted("node.restart_unit")).check_killed(programs.ProgramAnswer(-9, "", ""))
+    assert failed.value.output["may_be_done"] is True
+
+
+def test_nothing_is_begun_without_time() -> None:
+    """It would be killed at once, with an unknown effect."""
+    left = RepairTime(accepted("node.restart_unit", seconds=60)).to_act()
+    assert 0 < left < 60
+    with pytest.raises(CommandFailed, match="no time is left for it, so it was not begun"):
+        RepairTime(accepted("node.restart_unit", seconds=0)).to_act()
 
 
 def test_programs_get_no_secrets_and_a_limited_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent's settings stay with the agent."""
     monkeypatch.setenv("TRAINMEDIC_SIGNING_KEY", "s3cret")
     assert "s3cret" not in programs.run(["env"], 60).output
-    with pytest.raises(CommandFailed, match="did not end in 0 s; it may still take effect"):
-        programs.run([str(program(tmp_path / "p", "exec sleep 60"))], 0.2)
+    slow = [str(program(tmp_path / "p", "exec sleep 60"))]
+    with pytest.raises(CommandFailed, match="did not end in 0 s; it may still take effect") as failed:
+        programs.run(slow, 0.2)
+    assert failed.value.output["may_be_done"] is True
+    with pytest.raises(CommandFailed, match=r"did not end in 0 s$") as failed:
+        programs.run(slow, 0.2, acts=False)
+    assert failed.value.output["may_be_done"] is False

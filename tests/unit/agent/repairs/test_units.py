@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.repairs import accepted, program
+from trainmedic.wire.steady_time import utc_now
 from trainmedic_agent.errors import CommandFailed, CommandRejected
 from trainmedic_agent.journal import Journal
 from trainmedic_agent.repairs.intents import IntentBook
@@ -24,9 +25,44 @@ def test_one_that_the_policy_no_longer_lists_is_not_rejected_once_begun(tmp_path
     try:
         for units, error in (("a.service",), "not started again"), ((), "policy does not list.*it may have been done"):
             executor = RestartUnitExecutor(RestartPolicy(units=units), IntentBook(journal), (str(shown),))
-            with pytest.raises(CommandFailed, match=error):
+            with pytest.raises(CommandFailed, match=error) as failed:
                 executor.perform(accepted("node.restart_unit", unit="a.service", resumed=not units))
+            assert failed.value.output.get("may_be_done", False) is (not units)
         with pytest.raises(CommandRejected, match="policy does not list"):
             executor.perform(accepted("node.restart_unit", "c2", unit="a.service"))
+    finally:
+        journal.close()
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_what_a_begun_restart_did_is_unknown_if_systemctl_shows_nothing(tmp_path: Path, is_begun: bool) -> None:
+    """Neither before the restart is repeated nor after it is failed a statement that nothing was done."""
+    silent = program(tmp_path / "systemctl", '[ "$1" = restart ]')
+    journal = Journal(tmp_path / "state")
+    try:
+        intents = IntentBook(journal)
+        executor = RestartUnitExecutor(RestartPolicy(units=("a.service",)), intents, (str(silent),))
+        if is_begun:
+            intents.keep("c1", {"invocation": "7"}, utc_now())
+        with pytest.raises(CommandFailed, match="systemctl does not show a") as failed:
+            executor.perform(accepted("node.restart_unit", unit="a.service", resumed=is_begun))
+        assert failed.value.output.get("may_be_done", False) is is_begun
+    finally:
+        journal.close()
+
+
+def test_a_restart_that_cannot_be_read_afterwards_is_unknown(tmp_path: Path) -> None:
+    """Systemctl fails once it has restarted the unit."""
+    text = (
+        f'[ "$1" = restart ] && touch {tmp_path}/done && exit; [ -e {tmp_path}/done ] && exit 1; '
+        "printf 'LoadState=loaded\\nActiveState=active\\nSubState=x\\nInvocationID=7'"
+    )
+    journal = Journal(tmp_path / "state")
+    try:
+        systemctl = (str(program(tmp_path / "systemctl", text)),)
+        executor = RestartUnitExecutor(RestartPolicy(units=("a.service",)), IntentBook(journal), systemctl)
+        with pytest.raises(CommandFailed, match="systemctl does not show a") as failed:
+            executor.perform(accepted("node.restart_unit", unit="a.service"))
+        assert failed.value.output["may_be_done"] is True
     finally:
         journal.close()

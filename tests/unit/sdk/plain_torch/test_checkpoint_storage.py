@@ -402,6 +402,40 @@ def test_own_functions_save_load_and_list(tmp_path: Path) -> None:
     assert len(storage().checkpoints()) == 2
 
 
+def test_a_span_that_a_full_disk_refused_is_written_at_a_later_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rollback reports it, and pins its checkpoint if that still fits."""
+    found: list[SavedCheckpoint] = []
+
+    def save(step: int, state: Any) -> None:
+        path = tmp_path / f"mine-{step}"
+        path.mkdir()
+        found.append(SavedCheckpoint(step, datetime.now(UTC), path))
+
+    def storage() -> OwnCheckpoints:
+        return OwnCheckpoints(save, lambda one: None, lambda: found, tmp_path)
+
+    def full(path: Path, content: bytes) -> None:
+        if path.name == ".trainmedic-abandoned.json":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write(path, content)
+
+    write, mine = checkpoints.write_durably, storage()
+    for step in (100, 200):
+        mine.save(step, parts(), {})
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "write_durably", full)
+        with pytest.raises(OSError, match="No space left"):
+            mine.rolled_back_to(found[0], {**WHY, "left_step": 200})
+        mine.save(150, parts(), {})
+    assert checkpoints.is_pinned_by_rollback(found[0].path)
+    assert [one.step for one in mine.checkpoints()] == [100, 150]
+    assert [one.step for one in storage().checkpoints()] == [100, 200, 150], "not recorded yet"
+    mine.save(160, parts(), {})
+    assert [one.step for one in storage().checkpoints()] == [100, 150, 160]
+
+
 def test_own_functions_that_fail_make_a_checkpoint_unusable() -> None:
     """So that an older one is tried."""
 
