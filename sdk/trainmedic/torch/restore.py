@@ -31,7 +31,11 @@ from trainmedic.torch.training_state import TrainingState
 
 log = logging.getLogger("trainmedic")
 
-# Texts of the answer's ``data``, except CANNOT_SKIP.
+# Texts of the answer's ``data``, except CANNOT_SKIP and BETWEEN_EPOCHS.
+BETWEEN_EPOCHS = (
+    "the loop counts its epochs by itself, so its code between two of them, such as scheduler.step(), does not run "
+    "again after epoch {}; use: for epoch in run.epochs(count)"
+)
 NO_POSITION = "the checkpoint does not hold the data position; training continues with the next batches"
 UNKNOWN_BATCHES = "not known: the loop draws its own batches"
 OTHER_BATCHES = "the same samples again, in other batches: their size, or what loads them, has changed since"
@@ -99,6 +103,10 @@ class CheckpointRestore:
             output["unusable"] = loaded.unusable
         if choice.passed_over:
             output["passed_over"] = choice.passed_over_json()
+        source, lone = training.batch_source, training.lone_epoch
+        if source is not None and lone is not None and source.epoch < lone:
+            output["between_epochs"] = BETWEEN_EPOCHS.format(source.epoch)
+            log.warning("%s: %s", self._job, output["between_epochs"])
         output["left_step"] = left_step
         output["verified"] = {"parameters": loaded.verified}
         if carried := output.pop("carried", None):
@@ -217,11 +225,9 @@ class CheckpointRestore:
             "checkpoint": checkpoint.name,
             "saved_at": checkpoint.at.isoformat(),
         }
-        output["data"], left_out = UNKNOWN_BATCHES, 0
-        if training.batch_source is not None:
-            output["data"], left_out = self._move_batch_source(training.batch_source, run_state, skip_batches, resumed)
-            output["skipped_batches"] = skip_batches
-        self._move_batch_log(run_state, output["data"], left_out, resumed)
+        data, source = UNKNOWN_BATCHES, training.batch_source
+        if source is not None:
+            data = self._move_batch_source(source, run_state, resumed)
         output["learning_rate"] = training.rate.value
         if run_state is not None:
             output["carried"] = training.carried.put_back(run_state.get("carried"))
@@ -229,28 +235,36 @@ class CheckpointRestore:
             if run_state["random"] is not None:
                 randomness.restore(run_state["random"])
             output["loss_at_checkpoint"] = run_state["loss"]
+        left_out = 0
+        if source is not None:
+            # Not after a hang, which reading may repeat.
+            if training.carried.named and not (resumed or training.was_interrupted):
+                expected = training.batch_log.next_after(((run_state or {}).get("batches") or {}).get("drawn"))
+                data = source.check_returned(expected) or data  # carried state may have moved it
+            left_out = source.skip(skip_batches) if skip_batches else 0
+            data = self._described_data(data, run_state)
+            output["skipped_batches"] = skip_batches
+        output["data"] = data
+        self._move_batch_log(run_state, data, left_out, resumed)
         return output
 
-    def _move_batch_source(
-        self, source: BatchSource, run_state: RunState | None, skip_batches: int, resumed: bool
-    ) -> tuple[str, int]:
-        """Return the answer's text, and the number of newly skipped batches."""
+    def _move_batch_source(self, source: BatchSource, run_state: RunState | None, resumed: bool) -> str:
+        """Return the answer's text."""
         state = run_state["feed"] if run_state is not None else None  # the stored name of the batch source's state
         if resumed:
             for epoch, start, stop in self._training.changes.skipped:
                 source.skipped.add(epoch, start, stop)
-        data = NO_POSITION
-        if state is not None:
-            data = source.restore(state) if source.can_restore(state) else source.start_epoch(state["epoch"])
-        left_out = source.skip(skip_batches) if skip_batches else 0
+        if state is None:
+            return NO_POSITION
+        return source.restore(state) if source.can_restore(state) else source.start_epoch(state["epoch"])
+
+    def _described_data(self, data: str, run_state: RunState | None) -> str:
         order = self._training.fetch_order
         if order.is_ahead:
-            data = FETCHED_AHEAD
-        elif order.may_be_ahead:
-            data = PERHAPS_AHEAD
-        elif data == REPLAYED and self._batches_differ(run_state):
-            data = OTHER_BATCHES
-        return data, left_out
+            return FETCHED_AHEAD
+        if order.may_be_ahead:
+            return PERHAPS_AHEAD
+        return OTHER_BATCHES if data == REPLAYED and self._batches_differ(run_state) else data
 
     def _move_batch_log(self, run_state: RunState | None, data: str, left_out: int, resumed: bool) -> None:
         training, batch_log = self._training, self._training.batch_log

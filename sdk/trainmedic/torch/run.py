@@ -60,7 +60,7 @@ class Run:
         self._boundary = StepBoundary(training, self._writer, self._restore, pause, watches, checkpoint_every)
         self._saves_at_start = checkpoint_at_start and checkpoint_every is not None
         self._memory_start = memory_start
-        self._is_begun = False
+        self._is_begun = self._ends_with_epochs = False
         CommandHandlers(
             training, self._writer, self._restore, pause, self._verification, self._rates, accumulates
         ).register()
@@ -80,6 +80,12 @@ class Run:
     def epoch(self) -> int:
         """Present epoch, from 0; a rollback may decrease it."""
         return self.training.batch_source.epoch if self.training.batch_source is not None else 0
+
+    @property
+    def _source(self) -> BatchSource:
+        if self.training.batch_source is None:
+            raise ConfigurationError("batches() needs a loader: attach(..., loader=...)")
+        return self.training.batch_source
 
     @property
     def accumulation(self) -> int:
@@ -115,11 +121,18 @@ class Run:
         """Return step, data position, random generators and changes."""
         return self.training.state_dict()
 
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield epochs up to ``count`` and end `batches` with each, so that code between them runs again too after a
+        rollback."""
+        self._ends_with_epochs = True
+        while self._source.epoch < count and not self.stopping:
+            yield self._source.epoch
+
     def batches(self, epochs: int | None = None, steps: int | None = None) -> Iterator[Any]:
         """Yield batches until ``epochs`` or ``steps`` since the training's start, or until stopped."""
-        source = self.training.batch_source
-        if source is None:
-            raise ConfigurationError("batches() needs a loader: attach(..., loader=...)")
+        training, source = self.training, self._source
+        is_for_one = epochs == source.epoch + 1 and not self._ends_with_epochs
+        training.lone_epoch = source.epoch if is_for_one else None
         if not self._is_begun:
             self._begin()
         may_continue = False
@@ -127,8 +140,8 @@ class Run:
         try:
             yield from self._draw(source, epochs, steps)
             # A loop by epochs calls this again for the next one; else the run's end or a time limit answers.
-            training = self.training
-            may_continue = epochs is not None and not training.stopping and source.epoch >= epochs
+            is_at_end = epochs is not None and (self._ends_with_epochs or source.epoch >= epochs)
+            may_continue = is_at_end and not training.stopping
         finally:
             if may_continue:
                 self._verification.late_because = self._rates.late_because = EPOCHS_ENDED
@@ -155,6 +168,8 @@ class Run:
             except StopIteration:
                 is_empty = position == 0 and not source.skipped.contains(epoch, 0)
                 empty_epochs = empty_epochs + 1 if is_empty else 0
+                if self._ends_with_epochs and epochs is not None:
+                    break
                 if empty_epochs >= _EMPTY_EPOCHS:
                     break
                 continue

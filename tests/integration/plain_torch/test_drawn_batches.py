@@ -42,6 +42,7 @@ class DrawingLoop:
         self.model = nn.Sequential(nn.Embedding(61, 8), nn.Flatten(), nn.Dropout(0.2), nn.Linear(8 * CONTEXT, 61))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.scaler = torch.amp.GradScaler(enabled=False)
+        self.place = torch.zeros((), dtype=torch.long)  # of a loader that counts
         self.run = trainmedic.torch.attach(
             medic,
             model=self.model,
@@ -50,10 +51,14 @@ class DrawingLoop:
             loader=None if gives == "nothing" else lambda: self.draw("train"),
             checkpoints=directory,
             checkpoint_every=5,
+            also={"place": self.place} if gives == "position" else None,
         )
 
     def draw(self, split: str) -> tuple[torch.Tensor, torch.Tensor]:
         places = torch.randint(len(TEXT) - CONTEXT, (BATCH,))
+        if split == "train" and "position" in self.gives:
+            places = self.place + torch.arange(BATCH)
+            self.place += BATCH
         rows = torch.stack([TEXT[place : place + CONTEXT] for place in places])
         return rows, torch.stack([TEXT[place + CONTEXT] for place in places])
 
@@ -136,6 +141,29 @@ def test_a_function_as_loader_can_leave_out_batches(begin: Callable[..., Drawing
     assert again.run.resume() == 10
     again.train(12)
     assert again.drawn == calm.drawn[10 * ACCUMULATION + 12 :][: len(again.drawn)]
+
+
+@pytest.mark.parametrize("gives", ["position", "hidden position"])
+def test_a_loader_that_counts_is_gone_back_in_if_its_position_is_named(
+    begin: Callable[..., DrawingLoop], gives: str
+) -> None:
+    """As build-nanogpt's. The batches that are left out are those after the checkpoint, in either case."""
+    calm = begin("calm", gives=gives)
+    calm.train(30)
+    loop = begin(gives=gives)
+    loop.train(24, {8: loop.order("job.rollback", step=5), 18: loop.order("job.rollback", step=15, skip_batches=4)})
+    first, second = (loop.commander.final(sent).output for sent in loop.sent)
+    before, back = loop.drawn[: 8 * ACCUMULATION], loop.drawn[8 * ACCUMULATION :]
+    assert before == calm.drawn[: 8 * ACCUMULATION]
+    again = back[13 * ACCUMULATION :]
+    if gives == "hidden position":
+        assert first["data"].startswith("not the same batches: a stream only goes on")
+        assert back == calm.drawn[8 * ACCUMULATION :][: len(back)]
+        return
+    assert (first["data"], second["data"]) == ("the same batches again", "the same batches again")
+    assert first["verified"]["losses"]["agreed"] == first["verified"]["losses"]["compared"] > 0
+    assert back[: 13 * ACCUMULATION] == calm.drawn[5 * ACCUMULATION : 18 * ACCUMULATION]
+    assert again == calm.drawn[15 * ACCUMULATION + 4 :][: len(again)]
 
 
 def test_without_a_loader_a_skip_is_rejected_and_nothing_is_claimed(begin: Callable[..., DrawingLoop]) -> None:

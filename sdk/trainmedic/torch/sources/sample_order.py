@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import zlib
 from array import array
+from contextlib import contextmanager
 from itertools import islice
-from typing import Any, Iterable, Iterator, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
@@ -13,6 +14,8 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from trainmedic.torch import randomness
 
 _MOST_ENDS = 1000  # epochs whose end is remembered
+_MOST_AT_ONCE = 2**30  # entries; minGPT's sampler has 10^10
+_CHUNK = 2**16  # entries of a longer order
 Position = int  # number of entries before it. An entry is a sample, or a batch of the user's batch sampler.
 
 
@@ -54,6 +57,8 @@ class SampleOrder:
         entries = self.entries(epoch)
         if isinstance(entries, range):
             return len(entries)
+        if isinstance(entries, _GrowingEntries):
+            entries = [len(entries), *entries[:_CHUNK]]
         if self._fingerprint is None:
             self._fingerprint = zlib.crc32(entries if isinstance(entries, array) else repr(entries).encode())
         return self._fingerprint
@@ -66,18 +71,70 @@ class SampleOrder:
             if hasattr(member, "set_epoch"):
                 member.set_epoch(epoch)
         value = randomness.mixed_seed(self._seed, epoch)
+        held = (getattr(member, "generator", None) for member in _with_inner(sampler))
+        random = _OrderRandom(value, [each for each in held if isinstance(each, torch.Generator)])
+        if len(sampler) > _MOST_AT_ONCE:
+            return _GrowingEntries(sampler, random)
+        with random.used():
+            return _compact(islice(sampler, len(sampler)))
+
+
+class _OrderRandom:
+    # Random numbers of an order; the training's stay.
+
+    def __init__(self, seed: int, generators: Sequence[torch.Generator]) -> None:
+        self._seed = seed
+        self._generators = generators
+        self._reached: tuple[Mapping[str, Any], list[torch.Tensor]] | None = None
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        states = [each.get_state() for each in self._generators]
         with randomness.preserved():
-            randomness.seed(value)
-            held = (getattr(member, "generator", None) for member in _with_inner(sampler))
-            generators = [generator for generator in held if isinstance(generator, torch.Generator)]
-            states = [generator.get_state() for generator in generators]
-            for generator in generators:
-                generator.manual_seed(value)
+            if self._reached is None:
+                randomness.seed(self._seed)
+                for each in self._generators:
+                    each.manual_seed(self._seed)
+            else:
+                randomness.restore(self._reached[0])
+                self._set(self._reached[1])
             try:
-                return _compact(islice(sampler, len(sampler)))
+                yield
+                self._reached = {**randomness.capture(), "cuda": []}, [each.get_state() for each in self._generators]
             finally:
-                for generator, state in zip(generators, states, strict=True):
-                    generator.set_state(state)
+                self._set(states)
+
+    def _set(self, states: Sequence[torch.Tensor]) -> None:
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state)
+
+
+class _GrowingEntries(Sequence[Any]):
+    # Of an order that is too long to draw at once.
+
+    def __init__(self, sampler: Any, random: _OrderRandom) -> None:
+        self._length = len(sampler)
+        self._sampler = sampler
+        self._random = random
+        self._iterator: Iterator[Any] | None = None
+        self._drawn: list[Sequence[Any]] = []  # chunks
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, place: Any) -> Any:
+        if not isinstance(place, slice):
+            return self._chunk(place // _CHUNK)[place % _CHUNK]
+        start, stop, _ = place.indices(self._length)
+        return [self[number] for number in range(start, stop)]
+
+    def _chunk(self, number: int) -> Sequence[Any]:
+        while len(self._drawn) <= number:
+            with self._random.used():
+                if self._iterator is None:
+                    self._iterator = iter(self._sampler)
+                self._drawn.append(_compact(islice(self._iterator, _CHUNK)))
+        return self._drawn[number]
 
 
 def _with_inner(sampler: Any) -> Iterator[Any]:

@@ -33,6 +33,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from trainmedic.errors import ConfigurationError, Rejected, Unsupported
 from trainmedic.torch import randomness
+from trainmedic.torch.sources import sample_order
 from trainmedic.torch.sources.batch_sources import (
     NOT_REPLAYED,
     REPLAYED,
@@ -510,6 +511,7 @@ def test_a_stream_goes_on_and_leaves_out_no_more_than_was_asked() -> None:
     source.skip(6)
     assert isinstance(source, IteratorSource)
     assert source.next() == 9
+    assert "this process has its own stream" in source_of(iter(range(100))).restore(state)
 
 
 def test_of_a_stream_what_is_past_is_not_left_out_twice() -> None:
@@ -787,3 +789,33 @@ def test_a_batch_of_any_kind_can_be_drawn(draw: Any, repeats: bool) -> None:
     source = batch_source_for(draw, seed=5, rank=0)
     assert type(source.next()) is type(source.next())
     assert source.state()["repeats"] is repeats
+
+
+@pytest.mark.parametrize("own_generator", [False, True])
+def test_an_order_that_is_too_long_to_hold_is_drawn_in_parts(
+    own_generator: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As minGPT's 10^10 samples. The training's random numbers stay as they are, and a second source gives the same."""
+    monkeypatch.setattr(sample_order, "_CHUNK", 6)
+
+    def loader() -> DataLoader[int]:
+        generator = torch.Generator().manual_seed(7) if own_generator else None
+        sampler = RandomSampler(Numbers(), replacement=True, num_samples=10**10, generator=generator)
+        return DataLoader(Numbers(), BATCH, sampler=sampler)
+
+    before = randomness.capture()
+    source = batch_source_for(loader(), 1, 0)
+    batches = [source.next().tolist() for _ in range(8)]
+    assert not randomness.has_moved(before)
+    assert len({number for batch in batches for number in batch}) > 8
+    torch.manual_seed(5)
+    again = batch_source_for(loader(), 1, 0)
+    held = [again.next().tolist() for _ in range(3)]
+    state = again.state()
+    held += [again.next().tolist() for _ in range(4)]
+    assert again.restore(state) == REPLAYED
+    assert again.skip(2) == 2
+    assert (held, again.next().tolist()) == (batches[:7], batches[5])
+    other = batch_source_for(loader(), 2, 0)
+    assert other.restore(state) == REPLAYED
+    assert other.next().tolist() == batches[3]
