@@ -28,7 +28,8 @@ _OFTEN_FOR_OTHERS = re.compile(
 )
 # Prometheus, Pushgateway, blackbox, SNMP, Ceph and Slurm.
 _CENTRAL_PORTS = frozenset({"9090", "9091", "9115", "9116", "9283", "9341"})
-# Node, Windows, DCGM and other GPU exporters, the kubelet, and exporters of processes, systemd, cgroups, disks and a node's Slurm jobs.
+# Node, Windows, DCGM and other GPU exporters, the kubelet, and exporters of processes, systemd, cgroups, disks and a
+# node's Slurm jobs.
 _PER_NODE_PORTS = frozenset({"9100", "9182", "9400", "9445", "9835", "10250", "9256", "9558", "9306", "9633", "9798"})
 # labels that name an exporter
 _NAMING = ("job", "service", "container", "pod")
