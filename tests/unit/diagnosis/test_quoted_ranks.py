@@ -73,3 +73,9 @@ def test_an_exception_that_refers_to_a_worker_is_no_cause(tmp_path: Path) -> Non
         "RuntimeError: the queue was closed. Maybe one of your workers crashed. This is not the actual error message!\n"
     )
     assert verdict_on(tmp_path, raised).cause is CauseClass.UNKNOWN
+
+
+def test_a_call_that_cuda_refuses_nccl_blames_no_gpu(tmp_path: Path) -> None:
+    warned = "gpu-3:2211:2345 [3] include/alloc.h:102 NCCL WARN Cuda failure 1 'invalid argument'\n"
+    verdict = verdict_on(tmp_path, warned)
+    assert (verdict.cause, verdict.confidence) == (CauseClass.CODE, Confidence.LOW)
