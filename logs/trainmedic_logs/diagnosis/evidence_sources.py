@@ -305,6 +305,8 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
         return
     for (rank, _), ended in by_process.items():
         cause, why = exits.meaning(ended)
+        if ended.signal is None and relevant.roots:
+            cause = CauseClass.UNKNOWN  # the exception is that of a line, no second witness
         if ended.signal is None and not ended.said and rank in printed:
             why = "after it printed an error"
         confirming = _memory_evidence(ended, facts, relevant) if ended.signal == signal.SIGKILL else []
@@ -314,7 +316,8 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
             EvidenceSource.EXIT,
             cause,
             _exit_confidence(
-                bool(by_signal) and len(by_process) == 1, any(each.rule != MEMORY_FULL for each in confirming)
+                (bool(by_signal) or cause is not CauseClass.UNKNOWN) and len(by_process) == 1,
+                any(each.rule != MEMORY_FULL for each in confirming),
             ),
             (_evidence_of_exit(ended, f"it ended first, {ended.manner}: {why}"), *confirming),
             frozenset() if rank is None else frozenset({rank}),

@@ -13,11 +13,20 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainmedic_logs.domain.finding import CauseClass
+from trainmedic_logs.lines import exception_causes
 
 LAUNCHER = "trainmedic-run"
 _ENDED_BY_SIGNAL = re.compile(r"SignalException: Process \d{1,10} got signal: (?:1|2|15|SIGHUP|SIGINT|SIGTERM)\b")
 # Sent by the watchdog, and by launchers to the remaining ranks.
 _SIGNALS_TO_VICTIMS = {signal.SIGABRT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+
+
+_SAID = re.compile(r"((?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception))(?:: (.*))?$")
+_MAY_BE_DEVICES = re.compile(r"\b(?:CUDA|HIP|[NRHX]CCL|cuBLAS|cuDNN|CUBLAS\w*|CUDNN\w*)\b|[Tt]imed? ?out|[Ss]ocket")
+_ANY_FAILURE = frozenset({"RuntimeError", "Exception", "OSError"})
+_OWN_CAUSES = frozenset(
+    {CauseClass.CODE, CauseClass.DATA, CauseClass.GPU_MEMORY, CauseClass.HOST_MEMORY, CauseClass.STORAGE}
+)
 
 
 class Exit(Struct, frozen=True):
@@ -84,9 +93,20 @@ def meaning(ended: Exit) -> tuple[CauseClass, str]:
         case signal.SIGKILL:
             return CauseClass.UNKNOWN, "a person, a scheduler, or the kernel (out of memory) killed it"
         case None:
-            return CauseClass.UNKNOWN, ended.said or "the logs do not show why"
+            return _stated_cause(ended.said), ended.said or "the logs do not show why"
         case _:
             return CauseClass.UNKNOWN, "a signal ended it"
+
+
+def _stated_cause(said: str) -> CauseClass:
+    """Return the own cause that an exception states, UNKNOWN for those that a peer's end may cause."""
+    match = _SAID.match(said)
+    if match is None:
+        return CauseClass.UNKNOWN
+    reading = exception_causes.read(match[1], match[2] or "")
+    is_vague = reading.is_guess or reading.is_consequence or _MAY_BE_DEVICES.search(said) is not None
+    is_vague = is_vague or (reading.cause is CauseClass.CODE and not reading.is_proof and match[1] in _ANY_FAILURE)
+    return CauseClass.UNKNOWN if is_vague or reading.cause not in _OWN_CAUSES else reading.cause
 
 
 def of_code(code: int) -> tuple[int | None, int | None]:
@@ -174,6 +194,19 @@ _DEEPSPEED = re.compile(r"exits with return code = (-?\d+)\s*$")
 _ACCELERATE = re.compile(
     r"CalledProcessError: Command .* (?:returned non-zero exit status (\d+)|died with <Signals\.(\w+))"
 )
+# The end of a long command's line.
+_DIED = re.compile(r"' (?:returned non-zero exit status (\d+)|died with <Signals\.(\w+)[^\n]{0,12})\.?$")
+# Composer, and Horovod without MPI.
+_RANK_ENDED = re.compile(
+    r"\b[Rr]ank (?P<rank>\d{1,6})(?: \(PID (?P<pid>\d{1,10})\))? (?:crashed|exited|terminated) with (?:exit )?code"
+    r" (?P<code>-?\d{1,4})|^Process (?P<process>\d{1,6}) exit with status code (?P<status>-?\d{1,4})\b"
+)
+# torch.multiprocessing.spawn, whose processes count as local ranks, and PyCharm.
+_SPAWNED = re.compile(
+    r"Exception: process (?P<process>\d{1,6}) terminated with (?:signal (?P<signal>SIG\w{2,8})"
+    r"|exit code (?P<code>-?\d{1,4}))"
+)
+_PYCHARM = re.compile(r"Process finished with exit code (\d{1,4}) \(interrupted by signal")
 _MPI = re.compile(r"process rank (\d{1,6}) with PID (\d{1,10}) on node (\S{1,255}) exited on signal (\d{1,2})\b")
 # Ends by a signal in kubectl's `describe`, `exec` and JSON.
 _CONTAINER = re.compile(r"^\s*Exit Code:\s+(1\d\d)\s*$|terminated with exit code (1\d\d)\b|\"exitCode\": ?(1\d\d)\b")
@@ -201,9 +234,21 @@ def launcher_line(text: str, node: str = "") -> list[Exit]:
         # The printed command is that of the last started process, not of the failed one.
         code, by_signal = of_code(int(match[1]))
         return [Exit("deepspeed", code, by_signal, node=node, line=tail)]
-    if match := _ACCELERATE.search(text):
-        by_signal = signal.Signals.__members__.get(match[2] or "")
-        return [Exit("accelerate", int(match[1]) if match[1] else None, by_signal, node=node, line=text[:500])]
+    if match := _RANK_ENDED.search(text):
+        code, by_signal = of_code(int(match["code"] or match["status"]))
+        ended = Exit("launcher", code, by_signal, rank=int(match["rank"] or match["process"]), node=node)
+        return [replace(ended, pid=int(match["pid"]) if match["pid"] else None, line=text[:500])]
+    if match := _SPAWNED.search(text):
+        by_signal = signal.Signals.__members__.get(match["signal"] or "")
+        code, by_signal = of_code(int(match["code"])) if match["code"] else (None, by_signal)
+        return [Exit("spawn", code, by_signal, local_rank=int(match["process"]), node=node, line=text[:500])]
+    if match := _PYCHARM.search(text):
+        code, by_signal = of_code(int(match[1]))
+        return [Exit("launcher", code, by_signal, node=node, line=text[:500])]
+    if match := _ACCELERATE.search(text) or _DIED.search(tail):
+        gave, name = match.groups()
+        by_signal = signal.Signals.__members__.get(name or "")
+        return [Exit("accelerate", int(gave) if gave else None, by_signal, node=node, line=text[:500])]
     if match := _MPI.search(text):
         # It reports the first such process, often without its ID.
         ended = Exit("mpirun", signal=int(match[4]), rank=int(match[1]), node=match[3], pid=int(match[2]) or None)

@@ -17,9 +17,8 @@ from trainmedic_logs.diagnosis.attribution import (
 )
 from trainmedic_logs.diagnosis.facts import Facts
 from trainmedic_logs.diagnosis.verdict import Confidence
-from trainmedic_logs.diagnosis.window import Relevant
+from trainmedic_logs.diagnosis.window import Relevant, is_heading_only
 from trainmedic_logs.domain.finding import CauseClass, Finding, Role
-from trainmedic_logs.lines.blocks import TRACEBACK
 from trainmedic_logs.lines.exception_causes import GUESS, PROOF
 
 # Causes of which a training sees only the effects.
@@ -217,7 +216,7 @@ def _proves_cause(finding: Finding) -> bool:
 def _is_last_resort(finding: Finding, facts: Facts) -> bool:
     is_number = finding.cause is CauseClass.NUMERICS and "exception" not in finding.fields
     was_survived = is_number and (finding.id in facts.excused or bool(facts.followed.get(finding.id)))
-    return _is_heading_only(finding) or finding.rule in _LAST_RESORT_RULES or was_survived or _is_model_text(finding)
+    return is_heading_only(finding) or finding.rule in _LAST_RESORT_RULES or was_survived or _is_model_text(finding)
 
 
 def _is_of_unknown_pod(finding: Finding, facts: Facts) -> bool:
@@ -234,10 +233,6 @@ def _is_doubtful(finding: Finding) -> bool:
     return bool(doubts) and not (doubts <= {"alone", "first_frame"} and _UNAMBIGUOUS.search(finding.line))
 
 
-def _is_heading_only(finding: Finding) -> bool:
-    return finding.line.startswith(TRACEBACK)
-
-
 def _vagueness(finding: Finding) -> tuple[bool, bool]:
     # The most specific line sorts first.
     return finding.cause in (CauseClass.CODE, CauseClass.UNKNOWN), "alone" in finding.fields
@@ -249,7 +244,7 @@ def _confidence_of(leading: Finding, facts: Facts, relevant: Relevant, *, is_sur
     # A line after which its rank went on, while a rank with another line ended first, is a weak origin.
     is_passed = leading.cause is CauseClass.PREEMPTION or bool(facts.followed.get(leading.id))
     if (
-        _is_heading_only(leading)
+        is_heading_only(leading)
         or _is_model_text(leading)
         or GUESS in leading.fields
         or leading.id in facts.excused

@@ -10,6 +10,7 @@ from trainmedic_logs.diagnosis.attribution import Moment, clock_of, moment_of, r
 from trainmedic_logs.diagnosis.clock_guess import ERROR
 from trainmedic_logs.diagnosis.facts import Facts
 from trainmedic_logs.domain.finding import CauseClass, Finding, Role
+from trainmedic_logs.lines.blocks import TRACEBACK
 
 _RETRIED_RULE = "request-retried"  # counts only if there is nothing else
 TRUSTED_SOURCES = frozenset({"kernel", "fabric-manager"})
@@ -54,7 +55,7 @@ class Relevant(Struct, frozen=True):
 
 def select_relevant(facts: Facts) -> Relevant:
     own = [f for f in facts.findings if f.origin.source not in TRUSTED_SOURCES and f.shape not in facts.healthy_shapes]
-    others = [finding for finding in facts.findings if finding.rule != _RETRIED_RULE]
+    others = [f for f in facts.findings if f.rule != _RETRIED_RULE and not is_heading_only(f)]
     if others or facts.exits or facts.steps or facts.throughput_drop:
         own = [finding for finding in own if finding.rule != _RETRIED_RULE]
     has_failed = any(f.role is Role.CASCADE for f in own) or any(ended.is_failure for ended in facts.exits)
@@ -69,6 +70,10 @@ def select_relevant(facts: Facts) -> Relevant:
     trusted.sort(key=lambda finding: finding.first_at)
     stopped = sorted((f for f in lasting if f.cause is CauseClass.PREEMPTION), key=lambda f: f.first_at)
     return Relevant(trusted, roots, cascades, stopped, first_sign)
+
+
+def is_heading_only(finding: Finding) -> bool:
+    return finding.line.startswith(TRACEBACK)  # the traceback's end is missing
 
 
 def _was_outlived(finding: Finding, facts: Facts) -> bool:

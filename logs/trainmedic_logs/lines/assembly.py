@@ -137,6 +137,8 @@ class LineAssembler:
             text = text[:LONGEST]
         # The time, rank and key are those of the line's last part.
         origin, at, key = self._origin_of(prefixed), prefixed.at, prefixed.key
+        if "(RANK " in text and (quoted := blocks.OF_RANK.search(text)):
+            text, origin = text[: quoted.end(1)], replace(origin, rank=int(quoted[2]), local_rank=None)
         # Only a traceback's first line teaches a prefix, so other lines skip this while none is known.
         if self._learned or (HEADING in text and not text.startswith(ORIGINAL)):
             at = at or times.stated_by(text, None)
@@ -205,8 +207,10 @@ class LineAssembler:
                 if continuation is Continuation.LAST or block.is_full:
                     done.append(self._close(key).line())
                 return done
-            done.append(self._close(key).line())
         kind = None if line.record is not None else blocks.kind_of(line.text)
+        if block is not None:
+            # The next block has the same prefix.
+            done.append((self._close(key) if kind is None else self._open.pop(key)).line())
         if kind is None:
             done.append(line)
             return done

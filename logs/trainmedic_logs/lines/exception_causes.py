@@ -137,7 +137,9 @@ _ASSERTED = re.compile(r"\n\s*assert ([^\n]*)")
 # Messages that refer to an earlier error, often of another process.
 _SEE_ABOVE = re.compile(
     r"(?i)\bsee (?:the )?(?:root cause|stack trace|error|traceback|logs?) ?\(?above|\bis reported as above"
-    r"|^Executor failed\.$"
+    r"|^Executor failed\.$|not the actual error message"
+    r"|\b(?:one|some|any) (?:or more )?(?:of (?:your|the) )?(?:background )?workers? (?:has |have |may have )?"
+    r"(?:crashed|died)"
 )
 # Gaudi's messages for any failure.
 _SAYS_NOTHING = re.compile(r"\[Generic failure\]|Exception in Launch thread")

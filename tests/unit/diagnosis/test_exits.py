@@ -126,6 +126,23 @@ def test_a_table_without_its_head_is_read_as_far_as_it_goes() -> None:
             "mpirun noticed that process rank 7 with PID 0 on node n3 exited on signal 9 (Killed).",
             [("mpirun", None, 9, 7, None, "n3")],
         ),
+        (
+            "CalledProcessError: Command '['python', " + "'--option', " * 100 + "'x']' died with <Signals.SIGBUS: 7>.",
+            [("accelerate", None, 7, None, None, "n1")],
+        ),
+        ("ERROR:composer.cli.launcher:Rank 2 crashed with exit code -7.", [("launcher", None, 7, 2, None, "n1")]),
+        ("composer: Global rank 9 (PID 4) exited with code 1", [("launcher", 1, None, 9, None, "n1")]),
+        ("Process 3 exit with status code 1.", [("launcher", 1, None, 3, None, "n1")]),
+        (
+            "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGKILL",
+            [("spawn", None, 9, None, 1, "n1")],
+        ),
+        ("Exception: process 0 terminated with exit code 3", [("spawn", 3, None, None, 0, "n1")]),
+        (
+            "Process finished with exit code 139 (interrupted by signal 11: SIGSEGV)",
+            [("launcher", None, 11, None, None, "n1")],
+        ),
+        ("rank 2 exited with code names of its own", []),
         ("step 12 loss 1.5", []),
     ],
 )
@@ -150,6 +167,26 @@ def test_what_an_end_means_by_itself() -> None:
     assert exits.meaning(Exit("x", code=1))[0] is CauseClass.UNKNOWN
     assert exits.signal_name(63) == "signal 63"
     assert not Exit("x", code=0).is_failure
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("KeyError: 'labels'", CauseClass.CODE),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", CauseClass.UNKNOWN),
+        ("OSError: [Errno 28] No space left on device: '/ckpt/7.pt'", CauseClass.STORAGE),
+        ("PIL.UnidentifiedImageError: cannot identify image file '7.jpg'", CauseClass.DATA),
+        ("RuntimeError: expected scalar type Half but found Float", CauseClass.UNKNOWN),
+        ("RuntimeError: Trying to backward through the graph a second time", CauseClass.CODE),
+        # What a peer's end causes as well
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", CauseClass.UNKNOWN),
+        ("torch.distributed.DistBackendError: NCCL error in: x.cpp:1, unhandled system error", CauseClass.UNKNOWN),
+        ("RuntimeError: CUDA error: unspecified launch failure", CauseClass.UNKNOWN),
+        ("Signal 9 (SIGKILL) received by PID 12", CauseClass.UNKNOWN),
+    ],
+)
+def test_the_exception_that_an_end_states_is_its_cause_if_no_peer_can_be(said: str, cause: CauseClass) -> None:
+    assert exits.meaning(Exit("torchrun", code=1, said=said)) == (cause, said)
 
 
 def test_an_error_file_of_torchs_record() -> None:

@@ -66,4 +66,14 @@ def test_the_exception_of_the_root_cause_is_told(tmp_path: Path) -> None:
     root = ROW.format(number=0, rank=2, code="1 (pid: 12)", file="/e.json", said=raised)
     (tmp_path / "slurm-1.out").write_text(table(root, victim(1, 1)))
     (attempt,) = diagnose_folder(tmp_path, shipped_rules()).attempts
-    assert "rank 2 (node-1) ended first, with exit code 1: KeyError: 'labels'." in attempt.verdict.summary
+    assert "rank 2 (node-1): it ended first, with exit code 1: KeyError: 'labels'." in attempt.verdict.summary
+    assert (attempt.verdict.cause, attempt.verdict.confidence) == (CauseClass.CODE, Confidence.MEDIUM)
+
+
+def test_an_exception_in_the_table_is_no_second_witness(tmp_path: Path) -> None:
+    """Of what a rank's log says already."""
+    raised = RAISED.format(error="KeyError: 'labels'")
+    root = ROW.format(number=0, rank=2, code="1 (pid: 12)", file="/e.json", said=raised)
+    (tmp_path / "slurm-1.out").write_text("[rank2]: KeyError: 'labels'\n" + table(root, victim(1, 1)))
+    (attempt,) = diagnose_folder(tmp_path, shipped_rules()).attempts
+    assert (attempt.verdict.cause, attempt.verdict.confidence) == (CauseClass.CODE, Confidence.MEDIUM)

@@ -1,0 +1,81 @@
+"""What one rank prints of others: exceptions of a shared checkpoint, the loss of the rank that made an identifier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.log_rules import shipped
+from trainmedic_logs.diagnosis.verdict import Confidence, Verdict
+from trainmedic_logs.domain.finding import CauseClass
+from trainmedic_logs.folder_diagnosis import diagnose_folder
+
+SHARED = """{p}Traceback (most recent call last):
+{p}  File "/app/run.py", line 60, in <module>
+{p}    dcp.{call}(state, checkpoint_id=path)
+{p}  File "/opt/lib/python3.12/site-packages/torch/distributed/checkpoint/utils.py", line 229, in all_reduce
+{p}    raise final_result
+{p}torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([3])
+{p}Traceback (most recent call last): (RANK 3)
+{p}  File "/opt/lib/python3.12/site-packages/torch/distributed/checkpoint/utils.py", line 250, in all_reduce
+{p}    local_data = map_fun()
+{p}{error}
+"""
+
+
+def verdict_on(directory: Path, log: str) -> Verdict:
+    (directory / "train.log").write_text(log, encoding="utf-8")
+    return diagnose_folder(directory, shipped()).attempts[-1].verdict
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank0]: ", "2026-03-04 05:06:07,123 - app - ERROR - "])
+@pytest.mark.parametrize(
+    ("call", "error", "cause", "confidence"),
+    [
+        ("save", "OSError: [Errno 28] No space left on device", CauseClass.STORAGE, Confidence.HIGH),
+        (
+            "load",
+            "RuntimeError: Missing key in checkpoint state_dict: model.out.weight.",
+            CauseClass.CODE,
+            Confidence.MEDIUM,
+        ),
+    ],
+)
+def test_the_quoted_rank_and_its_exception_are_named(
+    prefix: str, call: str, error: str, cause: CauseClass, confidence: Confidence, tmp_path: Path
+) -> None:
+    """Not the rank that prints it, and not the checkpoint as such."""
+    verdict = verdict_on(tmp_path, SHARED.format(p=prefix, call=call, error=error))
+    assert (verdict.cause, verdict.ranks, verdict.confidence) == (cause, (3,), confidence)
+    assert error.rstrip(".") in verdict.summary
+
+
+def test_a_rank_that_lost_the_maker_of_the_identifier_does_not_hang(tmp_path: Path) -> None:
+    got = (
+        "[5] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', "
+    )
+    lost = f"[rank5]: RuntimeError: {got}but store->get('0') got error: "
+    assert verdict_on(tmp_path, f"{lost}Connection reset by peer\n").cause is CauseClass.UNKNOWN
+    assert verdict_on(tmp_path, f"{lost}wait timeout after 600000ms\n").cause is CauseClass.HANG
+
+
+def test_a_traceback_without_its_end_says_less_than_a_failed_request(tmp_path: Path) -> None:
+    retried = "wandb: Network error (ConnectTimeout), entering retry loop.\n"
+    cut = 'Traceback (most recent call last):\n  File "/app/run.py", line 3, in <module>\n    start()\n'
+    verdict = verdict_on(tmp_path, retried + cut)
+    assert (verdict.cause, verdict.confidence) == (CauseClass.NETWORK, Confidence.LOW)
+    assert verdict_on(tmp_path, f"{retried}{cut}ValueError: no such split\n").cause is CauseClass.CODE
+
+
+def test_an_exception_that_refers_to_a_worker_is_no_cause(tmp_path: Path) -> None:
+    raised = (
+        "RuntimeError: the queue was closed. Maybe one of your workers crashed. This is not the actual error message!\n"
+    )
+    assert verdict_on(tmp_path, raised).cause is CauseClass.UNKNOWN
+
+
+def test_a_call_that_cuda_refuses_nccl_blames_no_gpu(tmp_path: Path) -> None:
+    warned = "gpu-3:2211:2345 [3] include/alloc.h:102 NCCL WARN Cuda failure 1 'invalid argument'\n"
+    verdict = verdict_on(tmp_path, warned)
+    assert (verdict.cause, verdict.confidence) == (CauseClass.CODE, Confidence.LOW)
