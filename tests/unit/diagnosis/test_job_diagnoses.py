@@ -453,15 +453,23 @@ def fail_diagnosis_of(monkeypatch: pytest.MonkeyPatch, job: str) -> None:
     monkeypatch.setattr(job_diagnoses, "diagnose", diagnose)
 
 
+async def fail_three_jobs(world: World, **at_last: Any) -> None:
+    """On one node, a day apart. The world becomes `at_last` before the last one's verdict."""
+    for number in range(3):
+        await world.lose_a_card(f"llm-{number}")
+        for name, value in at_last.items() if number == 2 else ():
+            setattr(world, name, value)
+        with contextlib.suppress(BusUnavailable):
+            await world.look(11)
+        if number < 2:
+            await world.look(86400)
+
+
 async def test_a_node_on_which_three_jobs_failed_is_suspect() -> None:
     """Within thirty days, whatever was repaired each time; two jobs are not enough."""
     world = World()
-    for number in range(3):
-        await world.lose_a_card(f"llm-{number}")
-        await world.look(11)
-        await world.look(86400)
-    suspects = [alert for alert in world.told if alert.labels["alertname"] == "NodeSuspect"]
-    (alert,) = suspects
+    await fail_three_jobs(world)
+    (alert,) = suspects(world)
     assert alert.labels["node"] == "node-2"
     assert "llm-0, llm-1, llm-2" in alert.annotations["summary"]
 
@@ -483,13 +491,7 @@ async def test_a_suspect_node_that_cannot_be_told_is_told_later() -> None:
 async def test_a_suspect_node_is_told_by_the_server_after_a_killed_one() -> None:
     """The verdict that names it was stored by the first, and nothing told."""
     world = World()
-    for number in range(3):
-        await world.lose_a_card(f"llm-{number}")
-        world.is_refusing = number == 2
-        with contextlib.suppress(BusUnavailable):
-            await world.look(11)
-        if number < 2:
-            await world.look(86400)
+    await fail_three_jobs(world, is_refusing=True)
     world.is_refusing = False
     world.start_again()
     await world.look(30)
@@ -499,10 +501,8 @@ async def test_a_suspect_node_is_told_by_the_server_after_a_killed_one() -> None
 async def test_a_server_that_starts_again_tells_of_no_suspect_again() -> None:
     """Also after a downtime in which the verdict's own alert came due."""
     world = World()
-    for number in range(3):
-        await world.lose_a_card(f"llm-{number}")
-        await world.look(11)
-        await world.look(86400 if number < 2 else 200)
+    await fail_three_jobs(world)
+    await world.look(200)
     for _ in range(3):
         world.start_again()
         await world.look(300)
@@ -512,13 +512,7 @@ async def test_a_server_that_starts_again_tells_of_no_suspect_again() -> None:
 async def test_a_suspect_that_is_told_again_is_the_same_alert() -> None:
     """It is told again if the server ends before the verdict's own alert is told."""
     world = World()
-    for number in range(3):
-        await world.lose_a_card(f"llm-{number}")
-        world.refuses_all_but = "NodeSuspect" if number == 2 else ""
-        with contextlib.suppress(BusUnavailable):
-            await world.look(11)
-        if number < 2:
-            await world.look(86400)
+    await fail_three_jobs(world, refuses_all_but="NodeSuspect")
     world.start_again()
     with contextlib.suppress(BusUnavailable):
         await world.look(30)
