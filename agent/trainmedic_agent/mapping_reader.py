@@ -96,10 +96,9 @@ def text(raw: object) -> str:
 
 
 def age(raw: object) -> timedelta:
-    try:
-        return duration.parse(text(raw))
-    except ValueError:
-        raise ValueError(f"{raw!r} is not a duration; write it with its unit: 30m, 12h, 7d") from None
+    if not isinstance(raw, str):
+        raise ValueError(f"{raw!r} is not a duration; write it with its unit: 30m, 12h, 7d")
+    return duration.check_back(duration.parse(raw))
 
 
 def whole(least: int, most: int) -> Callable[[object], int]:

@@ -24,25 +24,29 @@ _LONG_PART = re.compile(
     re.IGNORECASE,
 )
 
-LONGEST_AHEAD = timedelta(weeks=365_000)  # 7,000 years: added to a time, it ends before the year 9999
+LONGEST = timedelta(weeks=365_000)  # 7,000 years: added to a time, it ends before the year 9999
+LONGEST_BACK = timedelta(days=365_000)  # 1,000 years: subtracted from a time, it begins after the year 1
 
 
-def check_ahead(value: timedelta) -> timedelta:
-    if value > LONGEST_AHEAD:
-        raise ValueError(f"{write(value)} is too long; write at most {write(LONGEST_AHEAD)}")
+def check_back(value: timedelta) -> timedelta:
+    if value > LONGEST_BACK:
+        raise ValueError(f"{write(value)} is too long; write at most {write(LONGEST_BACK)}")
     return value
 
 
 def parse(text: str) -> timedelta:
-    """Raises ValueError."""
+    """Raises ValueError, also if it is longer than `LONGEST`."""
     if text == "0":
         return timedelta(0)
     if not _GRAMMAR.fullmatch(text):
         raise ValueError(f"{text!r} is not a duration; {_suggestion(text)}")
     try:
-        return sum((int(count) * _UNITS[unit] for count, unit in _PART.findall(text)), timedelta(0))
-    except OverflowError:
-        raise ValueError(f"{text!r} is too long a duration") from None
+        value = sum((int(count) * _UNITS[unit] for count, unit in _PART.findall(text)), timedelta(0))
+    except (OverflowError, ValueError):  # too many digits
+        value = timedelta.max
+    if value > LONGEST:
+        raise ValueError(f"{text!r:.60} is too long; write at most {write(LONGEST)}")
+    return value
 
 
 def _suggestion(text: str) -> str:

@@ -24,7 +24,7 @@ Duration = Annotated[
     PlainSerializer(duration.write, return_type=str),
     WithJsonSchema({"type": "string", "pattern": duration.PATTERN, "examples": ["90s", "10m", "1h30m"]}),
 ]
-TimeAhead = Annotated[Duration, AfterValidator(duration.check_ahead)]
+Lookback = Annotated[Duration, AfterValidator(duration.check_back)]
 
 Identifier = Annotated[
     str,

@@ -209,6 +209,20 @@ async def test_the_system_is_named_where_there_are_several(caller: HttpxCaller, 
     assert (await power(caller, "off", url=served, system="HGX_0", **LOGIN))["power_state"] == "Off"
 
 
+async def test_a_list_of_systems_in_pages_is_read_to_its_end(caller: HttpxCaller, bmc: Bmc, served: str) -> None:
+    """Otherwise the only one of the first page would be taken for the only one."""
+    bmc.systems, bmc.page = ["a", "b", "c"], 1
+    with pytest.raises(PermanentFailure, match="has 3 systems"):
+        await power(caller, "off", url=served, **LOGIN)
+    assert (await power(caller, "off", url=served, system="c", **LOGIN))["power_state"] == "Off"
+    bmc.asked.clear()
+    for link in ("http://other/redfish/v1/Systems", "/redfish/v1/Chassis", "/redfish/v1/Systems?$skip=0"):
+        bmc.next_link = link
+        with pytest.raises(PermanentFailure, match="in pages that cannot be read"):
+            await power(caller, "off", url=served, **LOGIN)
+    assert bmc.asked == []
+
+
 @pytest.mark.parametrize(
     "path", ["http://other/Reset", "/redfish/v1/Systems/1/../2/Reset", "/redfish/v1/Systems/1/%2e%2E/2/Reset"]
 )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.past_prometheus import Past
-from tests.support.programs import start_prometheus
+from tests.support.programs import free_port, start_prometheus
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors
 from trainmedic_server.actions import registry
@@ -28,6 +28,26 @@ target: node
 steps:
   - {wait_for: {query: 'max(busy{node="{{ labels.node }}"}) < LIMIT'}, timeout: 1h}
 """
+
+
+async def test_the_part_of_a_real_prometheus_without_its_remote_store_passes_no_wait(tmp_path: Path) -> None:
+    """An empty answer would mean that nothing is broken."""
+    now = datetime.now(UTC).replace(microsecond=0)
+    past = Past(now - timedelta(minutes=5), 10 * 60)
+    past.add("broken", 0.0, node="node-1")
+    config = tmp_path / "prometheus.yml"
+    remote = f"{{url: 'http://127.0.0.1:{free_port()}/read', read_recent: true}}"
+    config.write_text(f"{{global: {{scrape_interval: 1h}}, remote_read: [{remote}]}}\n")
+    past.into(tmp_path / "prometheus" / "data", tmp_path)
+    program, url = start_prometheus(config, tmp_path / "prometheus")
+    prometheus, unused = PrometheusApi(url), Any
+    action = PrometheusQuery(Services(SystemClock(), unused, unused, metrics=prometheus))  # type: ignore[arg-type]
+    params = PrometheusQueryParams(query="broken == 1")
+    alert = Alert("f", AlertStatus.FIRING, {"alertname": "Idle"}, {}, now)
+    call = Call("c", "r", "p", Target(TargetKind.NODE, node="n"), params, "Idle", now, now, alert)
+    with program, pytest.raises(errors.TemporaryFailure, match=r"only in part: .*refused"):
+        await action.perform(call)
+    await prometheus.close()
 
 
 async def test_a_real_prometheus_answers_the_query_of_a_wait(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -238,6 +239,20 @@ async def test_a_list_that_always_expires_ends(world: World, stand_in: ApiServer
     with pytest.raises(ClusterUnavailable, match="the list of pods expires at once"):
         await world.cluster.list_at(PODS)
     stand_in.faults.clear()
+
+
+@pytest.mark.parametrize("answer", [{}, {"metadata": {}}, {"metadata": {}, "items": {}}, {"items": []}])
+async def test_an_answer_without_a_list_is_no_empty_list(
+    world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any]
+) -> None:
+    """As of a gateway. A list whose objects are null is empty."""
+    monkeypatch.setattr(stand_in, "_page", lambda *_: answer)
+    with pytest.raises(ClusterUnavailable, match="no list of pods"):
+        await world.cluster.list(PODS)
+    with pytest.raises(ClusterUnavailable, match="no list of pods"):
+        await world.cluster.list_some(PODS, "default", "", 3)
+    monkeypatch.setattr(stand_in, "_page", lambda *_: {"metadata": {}, "items": None})
+    assert list(await world.cluster.list(PODS)) == []
 
 
 async def test_a_watch_without_the_right_to_it_says_so(world: World, stand_in: ApiServer) -> None:

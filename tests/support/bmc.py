@@ -29,6 +29,10 @@ class Bmc:
     """``asked`` are the reset types that arrived, in order."""
 
     systems: Sequence[str] = ("1",)
+    page: int = 0
+    """Systems on a page of the list; 0: all."""
+    next_link: str = ""
+    """The address that it gives for the next page instead of its own."""
     password: str | None = None
     allowed: Sequence[str] = ("On", "ForceOff", "ForceRestart")
     power: str = "On"
@@ -65,7 +69,12 @@ class Bmc:
     async def _list(self, request: Request) -> Response:
         if not self._may(request):
             return _error(401, "no session, or wrong password")
-        return JSONResponse({"Members": [{"@odata.id": f"/redfish/v1/Systems/{name}"} for name in self.systems]})
+        begin = int(request.query_params.get("$skip", "0"))
+        end = begin + (self.page or len(self.systems))
+        members = [{"@odata.id": f"/redfish/v1/Systems/{name}"} for name in self.systems[begin:end]]
+        next_link = self.next_link or f"/redfish/v1/Systems?$skip={end}"
+        more = {"Members@odata.nextLink": next_link} if end < len(self.systems) else {}
+        return JSONResponse({"Members": members, **more})
 
     async def _system(self, request: Request) -> Response:
         if not self._may(request):

@@ -53,6 +53,7 @@ class Slack:
         self.refused: list[tuple[str, str]] = []
         self.channels = {CHANNEL}
         self.scopes_missing: set[str] = set()
+        self.most_per_page = 1_000
         self.away: str | None = None
         """``down``: 503. ``lost``: carried out, and not answered. ``limited``: 429 once."""
         self.acknowledged: list[str] = []
@@ -98,6 +99,11 @@ class Slack:
         self.messages[ts] = document
         return {"channel": document["channel"], "ts": ts, "message": document}
 
+    def post_by_others(self, number: int) -> None:
+        with self._lock:
+            for _ in range(number):
+                self.messages[f"1700000000.{next(self._numbers):06d}"] = {"text": "hello", "channel": CHANNEL}
+
     def _chat_update(self, document: dict[str, Any]) -> dict[str, Any]:
         self._check_message(document, 4_000)
         ts = document.get("ts", "")
@@ -115,7 +121,11 @@ class Slack:
     def _conversations_history(self, document: dict[str, Any]) -> dict[str, Any]:
         if document.get("channel") not in self.channels:
             raise Refusal("channel_not_found")
-        return {"messages": [{**each, "ts": ts} for ts, each in reversed(self.messages.items())]}
+        begin = int(document.get("cursor") or 0)
+        end = begin + min(document.get("limit", 100), self.most_per_page)
+        found = [{**each, "ts": ts} for ts, each in reversed(self.messages.items())]
+        more = {"response_metadata": {"next_cursor": str(end)}} if end < len(found) else {}
+        return {"messages": found[begin:end], "has_more": bool(more), **more}
 
     def _views_open(self, document: dict[str, Any]) -> dict[str, Any]:
         made = self._triggers.pop(document.get("trigger_id", ""), None)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import BaseModel, Field, model_validator
 
-from trainmedic_core.fields import TimeAhead
+from trainmedic_core.fields import Duration
 from trainmedic_server.actions.base import ActionParams, BasicAction, Irreversible
 from trainmedic_server.domain.value_types import TEXT, TEXTS, Shape
 from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
@@ -19,7 +19,7 @@ COMMENT_LIMIT = 1000  # characters
 
 
 class SilenceParams(ActionParams):
-    duration: TimeAhead = Field(description="Duration of the silence, from the start of the step.", gt=timedelta(0))
+    duration: Duration = Field(description="Duration of the silence, from the start of the step.", gt=timedelta(0))
     comment: str = Field(
         "Silenced by Trainmedic", description="The silence's comment; the id of the command is added to it."
     )

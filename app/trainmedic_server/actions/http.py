@@ -28,7 +28,7 @@ from pydantic import (
 
 from trainmedic.wire.reading import read_json
 from trainmedic_server.actions.base import BasicAction, Irreversible
-from trainmedic_server.domain.value_types import ANY, NUMBER, TEXT, Shape
+from trainmedic_server.domain.value_types import ANY, BOOLEAN, NUMBER, TEXT, Shape
 from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.outside import HttpAccess, HttpReply
@@ -229,6 +229,7 @@ class HttpRequest(Irreversible, BasicAction):
         "status": NUMBER,
         "headers": dict.fromkeys(KEPT_HEADERS, TEXT),
         "body": TEXT,
+        "truncated": BOOLEAN,
         "json": ANY,
     }
 
@@ -293,6 +294,7 @@ def _output_of(params: HttpParams, reply: HttpReply) -> Mapping[str, Any]:
         "status": reply.status,
         "headers": {name: reply.headers[name] for name in KEPT_HEADERS if name in reply.headers},
         "body": reply.body,
+        "truncated": reply.is_cut,
     }
     if "json" in reply.headers.get("content-type", ""):
         try:

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from pydantic import BaseModel, Field
 
 from trainmedic.wire import envelope, notice
-from trainmedic_core.fields import TimeAhead
+from trainmedic_core.fields import Duration
 from trainmedic_core.target import TargetKind
 from trainmedic_server.actions import node_checkpoints
 from trainmedic_server.actions.base import ActionParams, BasicAction
@@ -41,7 +41,7 @@ class LauncherNodeParams(ActionParams):
 
 
 class ExcludeNodeParams(LauncherNodeParams):
-    checkpoint: TimeAhead | None = Field(
+    checkpoint: Duration | None = Field(
         None, description="On a node: first wait at most this long for checkpoints of the jobs that leave it."
     )
     unless_heard: bool = Field(

@@ -32,6 +32,7 @@ _LAST_CALL_TIME = timedelta(seconds=5)  # for the last readings, which come afte
 _LARGEST_DOCUMENT = 1024 * 1024  # bytes; systems with many links have over 64 KiB
 _MAY_PASS = frozenset({408, 425, 429})  # client errors after which a repeat may succeed
 _GATEWAY_LOST_ANSWER = frozenset({502, 504})  # the effect is unknown
+_MOST_PAGES = 16  # of a list
 _LONGEST_STATE = 100  # characters
 _RESET_TYPES = {_ON: "On", _OFF: "ForceOff"}  # by the state that they lead to
 
@@ -81,8 +82,7 @@ class _Bmc:
 
     async def find(self, wanted: str | None) -> None:
         """Choose the system. Raises PermanentFailure if it is not unique."""
-        members = (await self._get(_SYSTEMS)).get("Members")
-        listed = members if isinstance(members, list) else []
+        listed = await self._members(_SYSTEMS)
         paths = [str(each.get("@odata.id", "")).rstrip("/") for each in listed if isinstance(each, Mapping)]
         ids = {path.rpartition("/")[2]: path for path in paths if _is_below(path, _SYSTEMS)}
         chosen = [wanted] if wanted is not None else list(ids)
@@ -90,6 +90,20 @@ class _Bmc:
             fault = f"has no system {wanted}" if wanted is not None else f"has {len(ids)} systems; name one as system"
             raise PermanentFailure(f"the BMC {self._base} {fault}; there are: {', '.join(sorted(ids)[:8]) or 'none'}")
         self._system = ids[chosen[0]]
+
+    async def _members(self, path: str) -> Sequence[object]:
+        """Return the members of all pages."""
+        listed: list[object] = []
+        page: object = path
+        for _ in range(_MOST_PAGES):
+            document = await self._get(str(page))
+            members, page = document.get("Members"), document.get("Members@odata.nextLink")
+            listed += members if isinstance(members, list) else []
+            if not page:
+                return listed
+            if not isinstance(page, str) or page.partition("?")[0].rstrip("/") != path:
+                break
+        raise PermanentFailure(f"the BMC {self._base} lists {path} in pages that cannot be read")
 
     async def check_offers(self, states: Sequence[str]) -> None:
         """Raise PermanentFailure if the BMC offers no reset to one of `states`."""

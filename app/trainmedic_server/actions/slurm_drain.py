@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, Field, model_validator
 
-from trainmedic_core.fields import Duration, TimeAhead
+from trainmedic_core.fields import Duration
 from trainmedic_server.actions.base import ActionParams
 from trainmedic_server.actions.slurm import NodeAction, SlurmResume, node_state
 from trainmedic_server.actions.slurm_marks import is_out_for_reboot, marked, owners_of
@@ -23,7 +23,7 @@ SHORTEST_LEASE = timedelta(minutes=5)
 
 
 class SlurmDrainParams(ActionParams):
-    resume_after: TimeAhead | None = Field(
+    resume_after: Duration | None = Field(
         None,
         description="Slurm resumes the node by itself after this time, counted from the step. By default it stays "
         "drained until the undo.",

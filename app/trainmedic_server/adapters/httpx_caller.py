@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+from msgspec.structs import replace
 
 from trainmedic.errors import described
 from trainmedic_core.setting_sources import unreadable_file
@@ -221,21 +222,25 @@ async def _read(response: httpx.Response, limit: int, until: float) -> tuple[byt
 
 
 def _reply(response: httpx.Response, content: bytes) -> HttpReply:
-    if response.headers.get("content-encoding", "identity").lower() != "identity":
-        content = b""  # compressed without a request; unreadable if truncated
+    is_compressed = response.headers.get("content-encoding", "identity").lower() != "identity"
+    if is_compressed:
+        content = b""  # without a request; unreadable if truncated
     headers = {name.lower(): value for name, value in response.headers.items()}
-    return HttpReply(response.status_code, headers, _decoded(content, response.charset_encoding or "utf-8"))
+    return HttpReply(
+        response.status_code, headers, _decoded(content, response.charset_encoding or "utf-8"), is_compressed
+    )
 
 
 def _redacted(reply: HttpReply, secrets: Sequence[str], is_cut: bool) -> HttpReply:
     for secret in sorted(secrets, key=len, reverse=True):
         headers = {name: value.replace(secret, "***") for name, value in reply.headers.items()}
-        reply = HttpReply(reply.status, headers, reply.body.replace(secret, "***"))
+        reply = replace(reply, headers=headers, body=reply.body.replace(secret, "***"))
     if not is_cut:
         return reply
+    reply = replace(reply, is_cut=True)
     body = reply.body.rstrip("\ufffd")  # half of a character
     begun = max((_begun_length(body, secret) for secret in secrets), default=0)
-    return HttpReply(reply.status, reply.headers, f"{body[:-begun]}***") if begun else reply
+    return replace(reply, body=f"{body[:-begun]}***") if begun else reply
 
 
 def _begun_length(body: str, secret: str) -> int:

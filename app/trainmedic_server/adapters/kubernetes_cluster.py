@@ -99,10 +99,11 @@ class KubernetesCluster:
                 query["continue"], objects = "", []
                 query["limit"] = ""  # in one piece, which cannot expire midway
                 continue
-            objects.extend(page.get("items") or ())
-            query["continue"] = page["metadata"].get("continue") or ""
+            items, metadata = _page(page, resource)
+            objects.extend(items)
+            query["continue"] = metadata.get("continue") or ""
             if not query["continue"]:
-                return objects, str(page["metadata"].get("resourceVersion") or "")
+                return objects, str(metadata.get("resourceVersion") or "")
 
     async def list_some(
         self, resource: Resource, namespace: str, fields: str, most: int
@@ -110,7 +111,8 @@ class KubernetesCluster:
         page = await self._call(
             "GET", collection_of(resource, namespace), {"fieldSelector": fields, "limit": str(most)}
         )
-        return page.get("items") or (), bool(page["metadata"].get("continue"))
+        items, metadata = _page(page, resource)
+        return items, bool(metadata.get("continue"))
 
     async def watch(self, resource: Resource, version: str, seconds: int) -> AsyncIterator[tuple[str, Object]]:
         """Yield (ADDED, MODIFIED, DELETED or BOOKMARK, object) after `version`, for at most `seconds`.
@@ -267,6 +269,13 @@ def path_of(ref: Ref, subresource: str = "") -> str:
     return f"{collection_of(ref.resource, ref.namespace)}/{quote(ref.name, safe='')}" + (
         f"/{subresource}" if subresource else ""
     )
+
+
+def _page(answer: Mapping[str, Any], resource: Resource) -> tuple[Sequence[Object], Mapping[str, Any]]:
+    metadata, items = answer.get("metadata"), answer.get("items", "")
+    if not isinstance(metadata, Mapping) or not isinstance(items, list | None):
+        raise ClusterUnavailable(f"the Kubernetes API's answer is no list of {resource.plural}")
+    return items or (), metadata
 
 
 def _fault(error: Exception) -> str:

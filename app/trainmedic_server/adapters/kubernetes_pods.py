@@ -74,7 +74,7 @@ class KubernetesPods(JobPods):
         self._events: dict[str, _EventsRead] = {}
         self._requests: deque[datetime] = deque()
         self._slow_read: dict[str, datetime] = {}  # Last reading of a waiting pod's events, by UID.
-        self._has_logged_full = False
+        self._has_logged_full = self._is_full = False
         self.answers = True
         """False while the watch of `KubernetesTopology` fails: statuses may be old."""
 
@@ -82,6 +82,7 @@ class KubernetesPods(JobPods):
 
     def pods_listed(self, pods: Iterable[Object], job_of: Callable[[Object], str | None]) -> None:
         self._present.clear()
+        self._is_full = False
         for pod in pods:
             self.pod_changed(pod, job_of(pod))
         for absent in [each for uid, each in self._faults.items() if uid not in self._present]:
@@ -99,9 +100,11 @@ class KubernetesPods(JobPods):
             self._slow_read.pop(outline.uid, None)
         elif outline.uid in self._present or len(self._present) < MOST_PODS:
             self._present[outline.uid] = outline
-        elif not self._has_logged_full:
-            self._has_logged_full = True
-            log.warning("skipping pods: too many have a job's label", most=MOST_PODS)
+        else:
+            self._is_full = True
+            if not self._has_logged_full:
+                self._has_logged_full = True
+                log.warning("skipping pods: too many have a job's label", most=MOST_PODS)
         self._merge_faults(outline, _read(pod, outline), is_deleted)
 
     def nodes_listed(self, nodes: Iterable[Object]) -> None:
@@ -151,7 +154,7 @@ class KubernetesPods(JobPods):
         outlines = {each.outline.uid: each.outline for each in reversed(faulty)}
         outlines |= {outline.uid: outline for outline in present if outline.uid not in outlines}
         if not outlines:
-            return PodReading()
+            return PodReading(unread=tuple(self._unread([], [], 0)) if self._is_full else ())
         chosen = list(outlines.values())[:MOST_READ]
         read = await self._read_together(chosen)
         stated = [fault for each in faulty for fault in each.faults]
@@ -168,6 +171,8 @@ class KubernetesPods(JobPods):
     def _unread(self, chosen: Sequence[PodOutline], read: Sequence[_EventsRead], count: int) -> Iterable[str]:
         if not self.answers:
             yield "the newest status of the pods: Kubernetes does not answer"
+        if self._is_full:
+            yield f"the status of some pods: those of {MOST_PODS} at most are kept"
         by_reason: dict[str, list[str]] = {}
         for outline, each in zip(chosen, read, strict=True):
             if each.unread:

@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 TIMEOUT = timedelta(seconds=10)
 BODY_LIMIT = 32 * 1024 * 1024  # 1.2 million points.
+_INFO = "PromQL info:"  # Prometheus 2.48 to 2.53 lists infos among the warnings.
 
 
 class PrometheusApi(MetricsAndRules):
@@ -96,6 +97,7 @@ def _read(reply: HttpReply, read: Callable[[Any], T]) -> T:
     try:
         answer = json.loads(reply.body)
         if reply.status == 200 and answer["status"] == "success":
+            _require_whole(answer)
             return read(answer["data"])
         reason = str(answer.get("error"))
     except UNREADABLE as error:
@@ -104,6 +106,15 @@ def _read(reply: HttpReply, read: Callable[[Any], T]) -> T:
         reason = reply.body.strip()
     kind = MetricsRefused if reply.status in (400, 422) else MetricsUnavailable
     raise kind(f"Prometheus refuses: status {reply.status}: {reason[:200]}")
+
+
+def _require_whole(answer: dict[str, Any]) -> None:
+    warnings = [text for each in answer.get("warnings") or () if not (text := str(each)).startswith(_INFO)]
+    if warnings:
+        more = f" (and {len(warnings) - 1} more)" if len(warnings) > 1 else ""
+        raise MetricsUnavailable(f"Prometheus answers only in part: {warnings[0][:200]}{more}")
+    if answer.get("isPartial"):  # a cluster of VictoriaMetrics
+        raise MetricsUnavailable("Prometheus answers only in part: a part of its cluster did not answer")
 
 
 def _all_results(data: Any) -> list[Any]:

@@ -195,7 +195,7 @@ def _gpus_by_node(answer: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     if not (isinstance(details, list) and details and nodes):
         return {}
     try:
-        names = host_lists.expand(nodes)
+        names = host_lists.expand(nodes, host_lists.MOST_OF_JOB)
         indexes = [_indexes(detail) for detail in details if isinstance(detail, str)]
     except host_lists.UnreadableHostList:
         return {}

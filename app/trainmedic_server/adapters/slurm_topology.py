@@ -108,7 +108,7 @@ def _withheld(nodes: Sequence[SlurmNode], jobs: Sequence[SlurmJob]) -> Withheld:
 
 def _hosts(job: SlurmJob) -> Sequence[str]:
     try:
-        return host_lists.expand(job.nodes)
+        return host_lists.expand(job.nodes, host_lists.MOST_OF_JOB)
     except host_lists.UnreadableHostList as error:
         log.warning("cannot read nodes of Slurm job", job=job.job_id, error=str(error))
         return ()

@@ -49,4 +49,6 @@ def time_of(text: str, now: datetime) -> datetime:
             return time.astimezone(UTC)
     except (ValueError, OverflowError):
         pass
-    raise ValueError("must be an RFC 3339 time with its zone (2026-01-31T12:00:00Z), or a duration (24h)")
+    raise ValueError(
+        "must be an RFC 3339 time with its zone (2026-01-31T12:00:00Z), or a duration (24h, at most 700000d)"
+    )

@@ -47,7 +47,7 @@ def _window(call: nodes.Call) -> tuple[str, timedelta] | str:
     if not isinstance(argument.value, str):
         return f"runs.count: {shown(argument.value)} is not a time in quotes with its unit; {_EXAMPLE}"
     try:
-        window = duration.parse(argument.value)
+        window = duration.check_back(duration.parse(argument.value))
     except ValueError as error:
         return f"runs.count: {error}"
     return (argument.value, window) if window else f"runs.count: must be longer than 0s; {_EXAMPLE}"

@@ -50,9 +50,9 @@ class _DurationParam(click.ParamType[timedelta]):
         if isinstance(value, timedelta):
             return value
         try:
-            return duration.parse(str(value))
-        except (ValueError, OverflowError):
-            self.fail(f"{value!r} is not a duration, such as 90m or 7d")
+            return duration.check_back(duration.parse(str(value)))
+        except ValueError as error:
+            self.fail(str(error))
 
 
 @click.command(name="replay")

@@ -16,7 +16,7 @@ from pydantic import (
 
 from trainmedic.wire.envelope import write_time
 from trainmedic_core import duration
-from trainmedic_core.fields import Duration, Expression, Identifier, TimeAhead
+from trainmedic_core.fields import Duration, Expression, Identifier, Lookback
 from trainmedic_core.target import TargetKind
 from trainmedic_server.domain.cron import CronWindow
 from trainmedic_server.domain.inputs import read_time
@@ -89,24 +89,24 @@ class RateLimit(_Model):
     """At most `count` runs of the playbook started in any window of length `per`."""
 
     count: int = Field(ge=1)
-    per: Duration
+    per: Lookback
     per_target: bool = Field(False, description="Count the runs of each target alone.")
 
 
 class Again(_Model):
     """Further runs while the alert still fires."""
 
-    after: TimeAhead = Field(description="Time from the end of the last run on the alert.")
+    after: Duration = Field(description="Time from the end of the last run on the alert.")
     times: int = Field(ge=1, le=100, description="Further runs for one alert; those that people start do not count.")
 
 
 class Guards(_Model):
     """Limits on how often and on how much a playbook acts."""
 
-    cooldown: Duration | None = Field(None, description="Minimum time after the end of the last run on the target.")
+    cooldown: Lookback | None = Field(None, description="Minimum time after the end of the last run on the target.")
     max_runs: RateLimit | None = None
     max_concurrent: int | None = Field(None, ge=1, description="Open runs of this playbook at once.")
-    queue: TimeAhead | None = Field(
+    queue: Duration | None = Field(
         None, description="How long further runs wait for their turn in max_concurrent; default: refused."
     )
     again: Again | None = Field(None, description="Further runs while the alert still fires.")
@@ -122,7 +122,7 @@ class Retry(_Model):
     attempts: int = Field(1, ge=1, le=100)
     delay: Duration = Field(default="2s", validate_default=True)
     backoff: float = Field(2.0, ge=1.0, le=10.0)
-    max_delay: TimeAhead = Field(default="5m", validate_default=True)
+    max_delay: Duration = Field(default="5m", validate_default=True)
 
     def delay_after(self, number: int) -> timedelta:
         seconds = self.delay.total_seconds() * self.backoff ** (number - 1)  # may be too many for a timedelta
@@ -139,7 +139,7 @@ class MeasuredEffect(_Model):
 class _Step(_Model):
     id: Identifier | None = Field(None, description="For steps.<id> in expressions; step-<n> by default.")
     when: Expression | None = Field(None, description="Skip the step unless this holds.")
-    timeout: TimeAhead | None = None
+    timeout: Duration | None = None
     """None: for an action, its default; for a wait or approval, no limit."""
     on_error: Literal["fail", "continue"] = "fail"
 
@@ -187,7 +187,7 @@ def _has_key(value: Any, key: str) -> bool:
 def _checked_delay(value: Any) -> str:
     if isinstance(value, str):
         if "{{" not in value:
-            duration.check_ahead(duration.parse(value))
+            duration.parse(value)
         return value
     raise ValueError(f"{value!r} is not a duration; write it with its unit: 90s, 10m, 1h30m")
 
@@ -204,7 +204,7 @@ class WaitStep(_Step):
 
 
 class _Polled(_Model):
-    for_: TimeAhead = Field(
+    for_: Duration = Field(
         default="0s", alias="for", validate_default=True, description="How long it must hold without a break."
     )
     every: Duration = Field(
@@ -271,8 +271,8 @@ class ApproveStep(_Step):
 class Approval(AskingForm):
     """How mode approve asks before a run acts."""
 
-    timeout: TimeAhead | None = Field(default="1h", validate_default=True)
-    ask_again: TimeAhead | None = Field(default="30m", validate_default=True)
+    timeout: Duration | None = Field(default="1h", validate_default=True)
+    ask_again: Duration | None = Field(default="30m", validate_default=True)
     on_timeout: OnTimeout = "reject"
 
     @cached_property

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainmedic_core.fields import TimeAhead
+from trainmedic_core.fields import Duration
 
 
 class PlaybookModel(BaseModel):
@@ -23,7 +23,7 @@ class Escalation(PlaybookModel):
 
     by: Annotated[Approvers, Field(min_length=1)]
     to: str | None = Field(None, description="Notification channel; default: all.")
-    timeout: TimeAhead | None = Field(None, description="Time to answer; default: the step's timeout.")
+    timeout: Duration | None = Field(None, description="Time to answer; default: the step's timeout.")
     on_timeout: LastResort = "fail"
 
 
@@ -35,8 +35,8 @@ class AskingForm(PlaybookModel):
         (), description="Approvers: user:NAME, group:NAME, or a name of either; default: any operator."
     )
     count: int = Field(1, ge=1, le=20, description="Number of different people who must approve.")
-    remind: TimeAhead | None = Field(None, description="Interval of reminders until an answer.")
-    ask_again: TimeAhead | None = Field(
+    remind: Duration | None = Field(None, description="Interval of reminders until an answer.")
+    ask_again: Duration | None = Field(
         None, description="Delay after a timeout until the question is asked again, while the alert fires."
     )
     to: str | None = Field(None, description="Notification channel; default: all.")

@@ -6,8 +6,9 @@ the node. Without changes it locks nothing, except on a job. Unknown actions cou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -54,13 +55,17 @@ def of_playbook(
     return _claim(target, of_target, actions, also)
 
 
-def of_attempt(targets: Sequence[Target], action_class: type[Action] | None) -> Sequence[Claim]:
+def of_attempt(
+    targets: Sequence[Target], action_class: type[Action] | None, params: Mapping[str, Any]
+) -> Sequence[Claim]:
     # For `TargetLocks.acting`, which keeps attempts of different runs apart.
     if _changes_elsewhere(action_class):
         locked = [_locked(target, [action_class]) for target in targets]
         return [replace(claim, nothing=claim.target.kind is TargetKind.CLUSTER) for claim in locked]
     if not _changes_only_disks(action_class):
-        return [_locked(target, [action_class]) for target in targets]
+        locked = [_locked(target, [action_class]) for target in targets]
+        reaches_disks = _reaches_disks(action_class, params)
+        return [replace(claim, leaves_disks=claim.leaves_disks and not reaches_disks) for claim in locked]
     return [Claim.of_disks(target.node) if target.node is not None else Claim(target) for target in targets]
 
 
@@ -109,3 +114,8 @@ def _changes_only_disks(action_class: type[Action] | None) -> bool:
 
 def _leaves_disks(action_class: type[Action] | None) -> bool:
     return bool(getattr(action_class, "leaves_disks", False))
+
+
+def _reaches_disks(action_class: type[Action] | None, params: Mapping[str, Any]) -> bool:
+    reaches_disks = getattr(action_class, "reaches_disks", None)
+    return bool(reaches_disks and reaches_disks(params))

@@ -377,7 +377,8 @@ class Driver:
         if refused is not None:
             return refused
         targets = attempt_targets.targets_of(self.run, act, actions)
-        worked_on = claims.of_attempt(targets, actions.action_class(name))
+        params = state.undo.params if act.undo and state.undo else state.params
+        worked_on = claims.of_attempt(targets, actions.action_class(name), params)
         async with self._services.locks.acting(holder, *worked_on) as waited:
             refused = await self._refusal_before_start(act, targets, waited)
             if refused is not None:

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any, Protocol
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from trainmedic.wire import envelope
@@ -20,7 +21,8 @@ from trainmedic_logs.diagnosis import pods, reported_end
 from trainmedic_logs.diagnosis.facts import Facts, RankFacts, Sign
 from trainmedic_logs.diagnosis.judge import diagnose
 from trainmedic_logs.diagnosis.reported_end import ReportedEnd
-from trainmedic_logs.domain.known_finding import KnownExcerpt, KnownFinding
+from trainmedic_logs.diagnosis.verdict import Confidence, Verdict
+from trainmedic_logs.domain.known_finding import FindingEnd, KnownExcerpt, KnownFinding
 from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server import telemetry
 from trainmedic_server.domain.alert import Alert, AlertStatus
@@ -75,6 +77,14 @@ class DiagnosisStore(RunStore, FindingHistory, VerdictSource, Protocol):
     ) -> list[Event]: ...
 
 
+class _Inputs(Struct):
+    """Inputs of a verdict, for its updates: the job may run elsewhere by then, and findings end."""
+
+    used_at: datetime
+    ranks: Mapping[int, RankFacts]
+    findings: frozenset[str] = frozenset()  # IDs
+
+
 class JobDiagnoses:
     """Firing alerts are repeated after `repeat_every`."""
 
@@ -103,6 +113,8 @@ class JobDiagnoses:
         self._ids = ids
         self._presences_read_at: datetime | None = None
         self._ranks: dict[str, dict[int, RankFacts]] = {}
+        self._ranks_before: dict[str, tuple[datetime, dict[int, RankFacts]]] = {}  # until this time
+        self._inputs: dict[str, _Inputs] = {}  # by the verdict's ID
         self._placements: dict[str, Any] = {}  # unparsed `_ranks`, to notice changes
         self._sizes: dict[str, int] = {}  # number of ranks
         self._processes: dict[str, tuple[str, ...]] = {}  # instance IDs of a job and its launchers, oldest first
@@ -159,6 +171,8 @@ class JobDiagnoses:
                 failures = failures or [error]
             refusal = refusal or await _failure_of(self._alert_on_suspects())
         self._ended = {job: ends[-1].at for job, ends in reports.items() if not ends[-1].is_failure}
+        oldest = self._clock.now() - 2 * UPDATED_FOR
+        self._inputs = {verdict: each for verdict, each in self._inputs.items() if each.used_at >= oldest}
         refusal = refusal or await _failure_of(self._alert_on_suspects())
         unsent_because = await _failure_of(self._send_due()) or refusal
         failures += [unsent_because] if unsent_because is not None else []
@@ -205,7 +219,9 @@ class JobDiagnoses:
             for job in jobs
             if job.doubt is None and self._placements.get(job.name) is not job.details.get("placement", ())
         }
-        self._ranks |= await asyncio.to_thread(_ranks_of, changed)
+        read = await asyncio.to_thread(_ranks_of, changed)
+        self._ranks_before |= {job: (now, self._ranks[job]) for job in read if self._ranks.get(job)}
+        self._ranks |= read
         self._placements |= {name: details.get("placement", ()) for name, details in changed.items()}
         self._namespaces |= {job.name: _namespace_of(job.details) for job in jobs if job.doubt is None}
         self._sizes |= {job.name: size for job in jobs if job.doubt is None and (size := _size_of(job.details))}
@@ -217,6 +233,7 @@ class JobDiagnoses:
         for job in [job for job, seen_at in self._seen.items() if now - seen_at > _REMEMBERED]:
             for facts in (self._seen, self._ranks, self._placements, self._sizes, self._namespaces):
                 facts.pop(job, None)
+            self._ranks_before.pop(job, None)
             self._stepping.pop(job, None)
         for job in [job for job, seen_at in self._launchers.items() if now - seen_at > _REMEMBERED]:
             del self._launchers[job]
@@ -300,9 +317,11 @@ class JobDiagnoses:
     ) -> KnownVerdict:
         """Diagnose again, and store the verdict if it differs from `stored`. `report`: the failure's, if any."""
         now = self._clock.now()
-        ranks = self._ranks.get(job, {})
+        inputs = self._inputs.get(stored.id)
+        ranks = (inputs.ranks if inputs is not None else {}) or self._ranks_at(job, stored.began_at)
         nodes = {rank.node for rank in ranks.values()} | self._launched_on.get(job, frozenset())
         nodes |= {report.node} - {""} if report is not None else set()
+        nodes |= await self._places_of(job) if not ranks else set()
         past = await self._findings_of(job, nodes)
         # Findings continued by a later attempt have ended but still explain this one.
         since = stored.began_at - OLDEST_DIAGNOSED
@@ -310,6 +329,7 @@ class JobDiagnoses:
         findings = job_failure.findings_of_attempt([*over, *open_findings], job, stored.attempt)
         nodes |= {node for each in findings if each.origin.job == job for node in each.nodes}
         own = [finding for finding in findings if job_failure.concerns(finding, job, nodes)]
+        own += await self._former(inputs, {each.id for each in own})
         excerpts = await self._excerpts([each for each in own if each.rule in job_failure.END_RULES])
         digests = await self._excerpts([each for each in own if job_failure.is_dump_digest(each)])
         gone = {node: at for node in nodes if (at := self._agents.get(node)) and now - at > _GONE_AFTER}
@@ -325,6 +345,9 @@ class JobDiagnoses:
         facts = await asyncio.to_thread(job_failure.with_dumps, facts, digests, earlier, UPDATED_FOR)
         verdict = diagnose(facts)
         plain = verdict.plain()
+        if inputs is None and _is_less_confident(verdict, stored):
+            return stored  # a restarted server may know less of the failure
+        self._inputs[stored.id] = _Inputs(now, ranks, frozenset(each.id for each in own))
         if plain == stored.plain:
             return stored
         made = replace(
@@ -346,6 +369,21 @@ class JobDiagnoses:
         if made.node and made.node != stored.node:
             self._unchecked_suspects.add(made.node)
         return made
+
+    def _ranks_at(self, job: str, at: datetime) -> Mapping[int, RankFacts]:
+        until, before = self._ranks_before.get(job, (at, {}))
+        return before if at < until else self._ranks.get(job, {})
+
+    async def _places_of(self, job: str) -> set[str]:
+        oldest = self._clock.now() - _REMEMBERED
+        places = await self._store.transact(lambda tx: tx.findings.job_places())
+        return {place.node for place, seen_at in places.items() if place.job == job and seen_at >= oldest}
+
+    async def _former(self, inputs: _Inputs | None, known: Collection[str]) -> list[KnownFinding]:
+        """Return the verdict's earlier findings, unless they turned out unconfirmed."""
+        ids = inputs.findings.difference(known) if inputs is not None else frozenset()
+        found = await self._store.transact(lambda tx: tx.findings.with_ids(ids)) if ids else {}
+        return [each for each in found.values() if each.ended_because is not FindingEnd.UNCONFIRMED]
 
     async def _findings_of(self, job: str, nodes: Collection[str]) -> list[KnownFinding]:
         """Return the newest findings of the job, and claimed ones on its nodes.
@@ -486,6 +524,11 @@ def _ranks_of(details_by_job: Mapping[str, Mapping[str, Any]]) -> dict[str, dict
         }
         for name, details in details_by_job.items()
     }
+
+
+def _is_less_confident(verdict: Verdict, stored: KnownVerdict) -> bool:
+    order = [each.value for each in Confidence]  # highest first
+    return stored.confidence in order and order.index(verdict.confidence) > order.index(stored.confidence)
 
 
 def _report_of(event: Event) -> ReportedEnd | None:

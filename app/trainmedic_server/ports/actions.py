@@ -159,6 +159,12 @@ class ActionTraits(Protocol):
     """True if it changes only files on the target node's disks. A run without other changes locks only these."""
     leaves_disks: ClassVar[bool]
     """True if it changes no files of the target node."""
+
+    @classmethod
+    def reaches_disks(cls, params: Mapping[str, Any]) -> bool:
+        """Return True if an attempt may change files although `leaves_disks`. Then it waits for cleanings in flight."""
+        ...
+
     shortest_timeout: ClassVar[timedelta]
     """Playbooks with a shorter timeout are rejected on load. Default: 0."""
     promql: ClassVar[frozenset[str]]

@@ -120,6 +120,7 @@ class HttpReply(Struct, frozen=True):
     status: int
     headers: Mapping[str, str]
     body: str
+    is_cut: bool = False  # by the size limit, the deadline or a lost connection
 
 
 class HttpAccess(Struct, frozen=True):

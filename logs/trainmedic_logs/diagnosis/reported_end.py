@@ -91,13 +91,18 @@ def verdict_of(
     """
     for verdict in verdicts:
         is_other = None not in (verdict.attempt, report.attempt) and verdict.attempt != report.attempt
-        if is_other or verdict.began_at > report.at or (before is not None and verdict.began_at < before.at):
+        if is_other or verdict.began_at > report.at or (before is not None and _is_of(before, verdict, report.at)):
             continue
         has_stepped = stepped_at is not None and stepped_at > verdict.began_at
         is_same = verdict.attempt is not None and verdict.attempt == report.attempt and not has_stepped
         if is_same or report.at - verdict.began_at <= taken_in:
             return verdict
     return None
+
+
+def _is_of(before: ReportedEnd, verdict: KnownVerdict, until: datetime) -> bool:
+    is_own = verdict.attempt is None and verdict.began_at == before.at < until
+    return verdict.began_at < before.at or is_own
 
 
 def is_answered(at: datetime, attempt: int | None, reports: Iterable[ReportedEnd]) -> bool:

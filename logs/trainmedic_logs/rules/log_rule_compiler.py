@@ -220,7 +220,7 @@ class _Compilation:
         words = (UNTIL_BOOT, UNTIL_ATTEMPT, UNTIL_ENDS)
         if alert.until not in words:
             try:
-                if not duration.parse(alert.until):
+                if not duration.check_back(duration.parse(alert.until)):
                     self._problem(("alert", "until"), "alert.until: must be longer than 0s")
             except ValueError as error:
                 hint = did_you_mean(alert.until, words) or f"; or {', '.join(words)}"

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from trainmedic_core.fields import Duration, Expression, Identifier
+from trainmedic_core.fields import Expression, Identifier, Lookback
 from trainmedic_core.target import TargetKind
 from trainmedic_logs.domain.finding import CauseClass, Role
 from trainmedic_logs.lines.rendering import MOST_LABELS
@@ -38,14 +38,14 @@ class CountForm(_Model):
     """Lines required for a finding: within ``per``, or records in a row."""
 
     at_least: int = Field(ge=2, le=100)
-    per: Duration | None = None
+    per: Lookback | None = None
     in_a_row: bool = False
 
 
 class ConfirmForm(_Model):
     """Rules or alerts of which one must also occur before the alert is sent."""
 
-    within: Duration
+    within: Lookback
     by: Annotated[tuple[Identifier, ...], Field(min_length=1, max_length=20), BeforeValidator(_as_list)]
 
 
@@ -94,7 +94,7 @@ class LogRuleForm(_Model):
     ends: Annotated[tuple[Pattern, ...], Field(max_length=MOST_PATTERNS), BeforeValidator(_as_list)] = Field(
         (), description="Patterns of lines that end the finding with the same fields."
     )
-    lasting: Duration = Field(
+    lasting: Lookback = Field(
         timedelta(0), alias="for", description="Time for which no line may end it before it is reported."
     )
     count: CountForm | None = None

@@ -21,6 +21,28 @@ _FLAGS = frozenset(
         *("--container-entrypoint-log", "--container-readonly", "--container-writable"),
     }
 )
+_VALUED = frozenset(
+    {
+        *("--accel-bind", "--account", "--acctg-freq", "--bb", "--bbf", "--bcast-exclude", "--begin", "--chdir"),
+        *("--cluster-constraint", "--clusters", "--comment", "--constraint", "--container", "--container-id"),
+        *("--core-spec", "--cores-per-socket", "--cpu-bind", "--cpu-freq", "--cpus-per-gpu", "--cpus-per-task"),
+        *("--deadline", "--delay-boot", "--dependency", "--distribution", "--epilog", "--error", "--exclude"),
+        *("--export", "--export-file", "--extra", "--extra-node-info", "--gid", "--gpu-bind", "--gpu-freq", "--gpus"),
+        *("--gpus-per-node", "--gpus-per-socket", "--gpus-per-task", "--gres", "--gres-flags", "--het-group"),
+        *("--hint", "--input", "--job-name", "--jobid", "--licenses", "--mail-type", "--mail-user", "--mcs-label"),
+        *("--mem", "--mem-bind", "--mem-per-cpu", "--mem-per-gpu", "--mincpus", "--mpi", "--msg-timeout"),
+        *("--network", "--nodefile", "--nodelist", "--nodes", "--ntasks", "--ntasks-per-core", "--ntasks-per-gpu"),
+        *("--ntasks-per-node", "--ntasks-per-socket", "--ntasks-per-tres", "--open-mode", "--output", "--pack-group"),
+        *("--partition", "--power", "--prefer", "--priority", "--profile", "--prolog", "--qos", "--relative"),
+        *("--reservation", "--segment", "--signal", "--slurmd-debug", "--sockets-per-node", "--switches"),
+        *("--task-epilog", "--task-prolog", "--tasks-per-node", "--thread-spec", "--threads", "--threads-per-core"),
+        *("--time", "--time-min", "--tmp", "--tree-width", "--treewidth", "--tres-bind", "--tres-per-job"),
+        *("--tres-per-task", "--uid", "--wait", "--wckey"),
+        # The plugin pyxis.
+        *("--container-env", "--container-image", "--container-mounts", "--container-name", "--container-save"),
+        *("--container-workdir"),
+    }
+)
 _PREFIXES_OF_FLAGS = frozenset({"--wait", "--container"})  # options with a value
 _SHORT_FLAGS = frozenset("EHOQVXZhlsuv")
 _SHORT_WITH_OPTIONAL = frozenset("IKk")  # the value is the rest of the word
@@ -30,6 +52,7 @@ _SEPARATOR = ":"  # of components
 class _Exclusion(NamedTuple):
     word: int  # index of the word with the value
     start: int  # of the value in the word
+    after: str  # unknown option, followed by its value or the program; "" without one
 
 
 def with_excluded(argv: Sequence[str], nodes: Sequence[str]) -> list[str]:
@@ -47,6 +70,11 @@ def with_excluded(argv: Sequence[str], nodes: Sequence[str]) -> list[str]:
 def why_not_excludable(argv: Sequence[str]) -> str:
     """Return why `with_excluded` has no effect, or ""."""
     for _, exclusion in _components(argv):
+        if exclusion is not None and exclusion.after:
+            return (
+                f"srun's option {exclusion.after} is unknown, so --exclude may be srun's or the program's; write "
+                f"{exclusion.after}=VALUE, or put a flag before another option"
+            )
         if exclusion is not None and "/" in argv[exclusion.word][exclusion.start :]:
             return "srun's own --exclude names a file, to which no node can be added; name the nodes instead"
     return ""
@@ -67,7 +95,7 @@ def _components(argv: Sequence[str]) -> Iterator[tuple[int, _Exclusion | None]]:
 def _options(argv: Sequence[str], begin: int) -> tuple[_Exclusion | None, int]:
     # The last exclusion, and the program's index.
     found: _Exclusion | None = None
-    place = begin
+    place, unknown = begin, ""
     while place < len(argv) and argv[place].startswith("-") and argv[place] not in ("-", "--"):
         word = argv[place]
         name, at = _valued(word)  # at: of the value; 0 without one in this word
@@ -75,7 +103,9 @@ def _options(argv: Sequence[str], begin: int) -> tuple[_Exclusion | None, int]:
         if name.startswith("--") and has_next and argv[place + 1].startswith("-"):
             has_next = False  # a plugin's flag
         if name == _EXCLUDE and (at or has_next):
-            found = _Exclusion(place, at) if at else _Exclusion(place + 1, 0)
+            found = _Exclusion(place, at, unknown) if at else _Exclusion(place + 1, 0, unknown)
+        if name.startswith("--") and has_next and not any(known.startswith(name) for known in _VALUED):
+            unknown = unknown or name
         place += 2 if has_next else 1
     return found, place
 

@@ -39,6 +39,16 @@ class Peer:
         return f"http://127.0.0.1:{self.port}{path}"
 
 
+_ANSWER = b'{"status": "success", "data": {"result": [{"metric": {}, "values": [[0, "7"]]}]}, %s}'
+METRIC_ANSWERS = {
+    "metrics-warned": _ANSWER % b'"warnings": ["receive series from Addr: store-1: unavailable", "more"]',
+    "metrics-partial": _ANSWER % b'"isPartial": true',
+    "metrics-informed": _ANSWER % b'"warnings": ["PromQL info: metric might not be a counter"], "infos": ["x"]',
+    "metrics-whole": _ANSWER % b'"warnings": null, "isPartial": false',
+}
+"""Of Thanos, a VictoriaMetrics cluster, Prometheus 2.48 and 3, and any of them."""
+
+
 def _answer(request: Request) -> tuple[str, dict[str, str], bytes]:
     path = request.path.partition("?")[0]
     if path.startswith("/status/"):
@@ -55,6 +65,8 @@ def _answer(request: Request) -> tuple[str, dict[str, str], bytes]:
         return "200", {"Content-Type": "application/json", "Set-Cookie": "session=1", "ETag": '"7"'}, b'{"done": true}'
     if path.startswith("/list/"):
         return "200", {"Content-Type": "application/json"}, b"[]"
+    if path.startswith("/metrics-"):
+        return "200", {"Content-Type": "application/json"}, METRIC_ANSWERS[path.split("/")[1]]
     if path == "/latin":
         return "200", {"Content-Type": "text/plain; charset=iso-8859-1"}, "größer".encode("iso-8859-1")
     if path == "/charset":

@@ -59,7 +59,8 @@ async def test_a_redirect_is_told_not_followed(caller, peer):
 
 async def test_a_long_body_is_cut_at_64_kib(caller, peer):
     """No reply is larger than what is kept of it."""
-    assert len((await caller.call("GET", peer.url("/big"), {}, None, SOON)).body) == 64 * 1024
+    reply = await caller.call("GET", peer.url("/big"), {}, None, SOON)
+    assert (len(reply.body), reply.is_cut) == (64 * 1024, True)
 
 
 async def test_a_compressed_reply_is_not_inflated(caller, peer):
@@ -68,7 +69,7 @@ async def test_a_compressed_reply_is_not_inflated(caller, peer):
     reply = await caller.call("GET", peer.url("/zipped"), {}, None, SOON)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert (reply.status, reply.body) == (200, "")
+    assert (reply.status, reply.body, reply.is_cut) == (200, "", True)
     assert peer.requests[0].headers["accept-encoding"] == "identity"
     assert peak < 60_000_000  # the server makes the 50 MB that it compresses
 
@@ -82,7 +83,7 @@ async def test_a_body_is_read_in_its_charset(caller, peer, path, body):
 async def test_a_body_that_stalls_does_not_hide_the_status(caller, peer):
     """Once the status is known the outcome is, even if the rest of the reply never comes."""
     reply = await caller.call("GET", peer.url("/stall"), {}, None, timedelta(seconds=3))
-    assert (reply.status, reply.body) == (200, "fine")
+    assert (reply.status, reply.body, reply.is_cut) == (200, "fine", True)
 
 
 async def test_a_call_that_cannot_connect_may_be_made_again(caller, closed_port):

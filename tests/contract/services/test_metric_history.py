@@ -33,12 +33,29 @@ async def read(api: PrometheusApi):
         ("/list/x", "cannot be read"),
         ("/ok", "cannot be read"),
         ("/zipped", "cannot be read"),
+        ("/metrics-warned", r"only in part: receive series from Addr: store-1: unavailable \(and 1 more\)"),
+        ("/metrics-partial", "only in part: a part of its cluster"),
     ],
 )
 async def test_an_answer_that_is_none_is_told_as_unavailable(peer, path: str, why: str) -> None:
     """Whatever stands at that address."""
     with pytest.raises(MetricsUnavailable, match=why):
         await read(PrometheusApi(peer.url(path)))
+
+
+@pytest.mark.parametrize("path", ["/metrics-whole", "/metrics-informed"])
+async def test_infos_do_not_make_an_answer_partial(peer, path: str) -> None:
+    """Nor members that say so."""
+    (series,) = await read(PrometheusApi(peer.url(path)))
+    assert series.points == ((0.0, 7.0),)
+
+
+async def test_a_partial_list_of_rules_is_no_list(peer) -> None:
+    """Of Thanos, whose rulers are several."""
+    api = PrometheusApi(peer.url("/metrics-warned"))
+    with pytest.raises(MetricsUnavailable, match="only in part"):
+        await api.rules_of("Hot")
+    await api.close()
 
 
 async def test_the_question_is_a_form_since_it_may_be_long(peer) -> None:

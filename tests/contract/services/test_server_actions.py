@@ -152,8 +152,14 @@ async def test_http_request_sends_what_the_playbook_says(actions, peer):
     seen = peer.requests[0]
     assert (seen.path, json.loads(seen.body)) == ("/json?a=b%20c", {"x": None})
     assert (seen.headers["content-type"], seen.headers["idempotency-key"]) == ("application/json", call.command_id)
-    assert (output["status"], output["json"]) == (200, {"done": True})
+    assert (output["status"], output["json"], output["truncated"]) == (200, {"done": True}, False)
     assert output["headers"] == {"content-type": "application/json", "content-length": "14", "etag": '"7"'}
+
+
+async def test_http_request_says_that_its_body_is_not_whole(actions, peer):
+    """A wait for what is not in it would hold otherwise."""
+    call = _call(actions, "http.request", {"method": "GET", "url": peer.url("/big")})
+    assert (await actions.get("http.request").perform(call))["truncated"] is True
 
 
 async def test_http_request_keeps_the_authors_content_type(actions, peer):

@@ -75,6 +75,8 @@ def test_a_rule_is_read() -> None:
         (("gpu_name:", "gpu-name:"), "7:37: alert.labels: 'gpu-name' is not a valid label name"),
         (("until: attempt", "until: ends"), "7:75: alert.until: `ends` requires the key `ends`"),
         (("until: attempt", "until: soon"), "7:75: alert.until: 'soon' is not a duration"),
+        (("until: attempt", "until: 1001y"), "7:75: alert.until: 365365d is too long; write at most 365000d"),
+        (("cause: gpu", "count: {at_least: 3, per: 1001y}\ncause: gpu"), "6:27: count.per: 365365d is too long; write at most 365000d"),
         (("until: attempt", "severity: bad"), "7:78: alert.severity: there is no 'bad'; there are critical, warning, info"),
         (("role: root", "role: cascade"), "7:8: alert: a rule of role cascade raises no alert"),
         (("cause: gpu", "target: node\ncause: gpu"), "6:9: target: only lines of the kernel or the fabric manager are about a node"),

@@ -135,11 +135,35 @@ def test_a_duration_in_words_is_refused_with_its_short_form(written: str, cure: 
         "{wait: 2900000d}",
         "{action: alertmanager.silence, with: {duration: 2900000d}}",
         "{approve: {message: Cap?, remind: 2900000d}}",
+        "{action: k8s.drain, with: {checkpoint: 2900000d}}",
+        "{action: k8s.drain, with: {grace_period: 2900000d}}",
+        "{action: slurm.drain, with: {resume_after: 2900000d}}",
     ],
 )
 def test_a_time_that_ends_after_the_year_9999_is_refused(step: str) -> None:
     """At its line, with the longest one."""
     (problem,) = problems_of(f"{BASE}  - {step}\n")
     assert problem.startswith(f"{BASE.count(chr(10)) + 1}:"), problem
-    assert "2900000d is too long; write at most 2555000d" in problem
+    assert "'2900000d' is too long; write at most 2555000d" in problem
     assert problems_of(f"{BASE}  - {step.replace('2900000d', '2555000d')}\n") == []
+    (problem,) = problems_of(f"{BASE}  - {step.replace('2900000d', '9' * 5000 + 'y')}\n")
+    assert "is too long; write at most 2555000d" in problem
+
+
+@pytest.mark.parametrize(
+    ("last", "field"),
+    [
+        ("guards: {cooldown: TIME}", "cooldown"),
+        ("guards: {max_runs: {count: 1, per: TIME}}", "per"),
+        ("  - {wait_for: resolved, when: 'runs.count(\"TIME\") > 3'}", "runs.count"),
+    ],
+)
+def test_a_time_that_would_begin_before_all_times_is_refused(last: str, field: str) -> None:
+    """With the longest one, which works at every date."""
+    text = f"{BASE}{last}\n"
+    for written in ("1001y", "9999999d"):
+        (problem,) = problems_of(text.replace("TIME", written))
+        assert problem.startswith(f"{text[: text.index('TIME')].count(chr(10)) + 1}:"), problem
+        assert field in problem
+        assert "is too long; write at most" in problem
+    assert problems_of(text.replace("TIME", "365000d")) == []

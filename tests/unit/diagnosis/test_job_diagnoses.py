@@ -16,7 +16,7 @@ from trainmedic_core.target import Target, TargetKind
 from trainmedic_logs.diagnosis.facts import Facts
 from trainmedic_logs.diagnosis.verdict import Verdict
 from trainmedic_logs.domain.finding import CauseClass, Excerpt, Origin, Role
-from trainmedic_logs.domain.known_finding import EpisodeKey, KnownExcerpt, KnownFinding
+from trainmedic_logs.domain.known_finding import EpisodeKey, FindingEnd, JobPlace, KnownExcerpt, KnownFinding
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.job_life import JobLife, LifeState
@@ -170,6 +170,76 @@ async def test_a_verdict_is_made_and_told_five_seconds_after_the_first_sign() ->
     assert world.told[-1].status is AlertStatus.RESOLVED
     await world.look(600)
     assert len(world.told) == 3
+
+
+MOVED = {"instance": "b", "placement": [{"rank": 0, "node": "node-1"}, {"rank": 1, "node": "node-3", "gpu": "GPU-aa"}]}
+
+
+@pytest.mark.parametrize("seconds", [0, 20])
+async def test_a_verdict_keeps_its_node_when_the_job_runs_elsewhere(seconds: int) -> None:
+    """Its next attempt began before the verdict, or within the time of its updates, in which signs are seen again."""
+    world = World()
+    await world.lose_a_card()
+    if seconds:
+        await world.look(6)
+    world.present_jobs = [Presence("llm-1", world.clock.now(), MOVED)]
+    for _ in range(3):
+        await world.look(6)
+    (verdict,) = await world.store.verdicts_of("llm-1", 5)
+    assert (verdict.cause, verdict.node, verdict.plain["ranks"]) == ("gpu", "node-2", [1])
+    assert [alert.labels["node"] for alert in world.told] == ["node-2"]
+
+
+async def test_a_verdict_keeps_its_node_when_findings_end() -> None:
+    """As by the restart of the node, or by the steps of a job without numbered attempts."""
+    world = World()
+    await world.lose_a_card()
+    await world.look(6)
+    await end_findings(world, "xid")
+    await world.look(6)
+    (verdict,) = await world.store.verdicts_of("llm-1", 5)
+    assert (verdict.cause, verdict.node) == ("gpu", "node-2")
+    assert verdict.made_at == verdict.began_at + timedelta(seconds=6)
+
+
+async def test_a_finding_that_turns_out_unconfirmed_leaves_the_verdict() -> None:
+    """It was no fault."""
+    world = World()
+    await world.lose_a_card()
+    await world.look(6)
+    await end_findings(world, "xid", FindingEnd.UNCONFIRMED)
+    await world.look(6)
+    (verdict,) = await world.store.verdicts_of("llm-1", 5)
+    assert (verdict.cause, verdict.node) == ("hang", None)
+
+
+async def end_findings(world: World, rule: str, because: FindingEnd = FindingEnd.BOOT) -> None:
+    def end(tx: Any) -> None:
+        own = [each for each in tx.findings.all_open() if each.rule == rule]
+        tx.findings.save([replace(each, ended_at=world.clock.now(), ended_because=because) for each in own])
+
+    await world.store.transact(end)
+
+
+async def test_a_restarted_server_that_knows_less_weakens_no_verdict() -> None:
+    """The job is gone, and with it the places of its ranks. Before the verdict, the stored places of the job count."""
+    world = World()
+    await world.lose_a_card()
+    await world.look(6)
+    world.start_again()
+    for _ in range(3):
+        await world.look(6)
+    (verdict,) = await world.store.verdicts_of("llm-1", 5)
+    assert (verdict.cause, verdict.node) == ("gpu", "node-2")
+    world = World()
+    await world.lose_a_card()
+    places = {JobPlace("llm-1", "node-2"): world.clock.now()}
+    await world.store.transact(lambda tx: tx.findings.save_job_places(places))
+    world.start_again()
+    await world.look(6)
+    (verdict,) = await world.store.verdicts_of("llm-1", 5)
+    assert verdict.cause == "gpu"
+    assert "node-2" in verdict.plain["summary"]
 
 
 async def test_what_comes_late_changes_the_verdict_and_not_the_alert() -> None:
@@ -383,15 +453,23 @@ def fail_diagnosis_of(monkeypatch: pytest.MonkeyPatch, job: str) -> None:
     monkeypatch.setattr(job_diagnoses, "diagnose", diagnose)
 
 
+async def fail_three_jobs(world: World, **at_last: Any) -> None:
+    """On one node, a day apart. The world becomes `at_last` before the last one's verdict."""
+    for number in range(3):
+        await world.lose_a_card(f"llm-{number}")
+        for name, value in at_last.items() if number == 2 else ():
+            setattr(world, name, value)
+        with contextlib.suppress(BusUnavailable):
+            await world.look(11)
+        if number < 2:
+            await world.look(86400)
+
+
 async def test_a_node_on_which_three_jobs_failed_is_suspect() -> None:
     """Within thirty days, whatever was repaired each time; two jobs are not enough."""
     world = World()
-    for number in range(3):
-        await world.lose_a_card(f"llm-{number}")
-        await world.look(11)
-        await world.look(86400)
-    suspects = [alert for alert in world.told if alert.labels["alertname"] == "NodeSuspect"]
-    (alert,) = suspects
+    await fail_three_jobs(world)
+    (alert,) = suspects(world)
     assert alert.labels["node"] == "node-2"
     assert "llm-0, llm-1, llm-2" in alert.annotations["summary"]
 
@@ -413,13 +491,7 @@ async def test_a_suspect_node_that_cannot_be_told_is_told_later() -> None:
 async def test_a_suspect_node_is_told_by_the_server_after_a_killed_one() -> None:
     """The verdict that names it was stored by the first, and nothing told."""
     world = World()
-    for number in range(3):
-        await world.lose_a_card(f"llm-{number}")
-        world.is_refusing = number == 2
-        with contextlib.suppress(BusUnavailable):
-            await world.look(11)
-        if number < 2:
-            await world.look(86400)
+    await fail_three_jobs(world, is_refusing=True)
     world.is_refusing = False
     world.start_again()
     await world.look(30)
@@ -429,10 +501,8 @@ async def test_a_suspect_node_is_told_by_the_server_after_a_killed_one() -> None
 async def test_a_server_that_starts_again_tells_of_no_suspect_again() -> None:
     """Also after a downtime in which the verdict's own alert came due."""
     world = World()
-    for number in range(3):
-        await world.lose_a_card(f"llm-{number}")
-        await world.look(11)
-        await world.look(86400 if number < 2 else 200)
+    await fail_three_jobs(world)
+    await world.look(200)
     for _ in range(3):
         world.start_again()
         await world.look(300)
@@ -442,13 +512,7 @@ async def test_a_server_that_starts_again_tells_of_no_suspect_again() -> None:
 async def test_a_suspect_that_is_told_again_is_the_same_alert() -> None:
     """It is told again if the server ends before the verdict's own alert is told."""
     world = World()
-    for number in range(3):
-        await world.lose_a_card(f"llm-{number}")
-        world.refuses_all_but = "NodeSuspect" if number == 2 else ""
-        with contextlib.suppress(BusUnavailable):
-            await world.look(11)
-        if number < 2:
-            await world.look(86400)
+    await fail_three_jobs(world, refuses_all_but="NodeSuspect")
     world.start_again()
     with contextlib.suppress(BusUnavailable):
         await world.look(30)

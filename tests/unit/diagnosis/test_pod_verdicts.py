@@ -420,6 +420,18 @@ async def test_a_node_that_was_deleted_while_the_watch_was_down_is_not_blamed() 
     assert not (await cluster.pods.reading("llm-7", lambda *_: True)).not_ready
 
 
+async def test_pods_beyond_those_that_are_kept_are_named_as_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a list has room for all."""
+    monkeypatch.setattr(kubernetes_pods, "MOST_PODS", 1)
+    cluster = Cluster()
+    cluster.pods.pods_listed([pod(START, labels={"job-name": "llm-8"}), pod(START, name="other")], job_of)
+    for job in ("llm-7", "llm-8"):
+        reading = await cluster.pods.reading(job, lambda *_: True)
+        assert reading.unread == ("the status of some pods: those of 1 at most are kept",)
+    cluster.pods.pods_listed([pod(START)], job_of)
+    assert (await cluster.pods.reading("llm-7", lambda *_: True)).unread == ()
+
+
 async def test_an_earlier_failures_pods_are_not_blamed_again() -> None:
     """The next failure has a verdict of its own."""
     cluster = Cluster()

@@ -128,6 +128,19 @@ async def test_reports_that_were_read_at_once_are_told_apart() -> None:
     assert newest.plain["same_before"] == 2
 
 
+async def test_two_failures_of_a_job_without_numbered_attempts_have_a_verdict_each() -> None:
+    """It was started again, and failed within the time of the first one's updates."""
+    reports = Reports()
+    await reports.say("job_failed", None, reason="its process ended by OSError")
+    await reports.world.look(6)
+    await reports.world.look(60)
+    await reports.say("job_failed", None, reason="its process ended by KeyError")
+    for _ in range(3):
+        await reports.world.look(6)
+    lines = [each.plain["evidence"][0]["line"] for each in await reports.world.store.verdicts_of("mt-5", 5)]
+    assert lines == ["its process ended by KeyError", "its process ended by OSError"]
+
+
 async def test_the_kernel_says_why_a_plain_program_was_killed() -> None:
     """Its process is known by the launcher's report alone: no SDK was loaded, and no table was printed."""
     reports = Reports()

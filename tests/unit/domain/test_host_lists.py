@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from trainmedic_server.adapters import slurm_topology
 from trainmedic_server.domain import host_lists
 from trainmedic_server.domain.host_lists import UnreadableHostList, expand, is_host_list
+from trainmedic_server.domain.topology import SlurmTopology
+from trainmedic_server.ports.slurm import SlurmJob
 
 
 @pytest.mark.parametrize(
@@ -57,6 +60,16 @@ def test_what_cannot_be_read_is_said(text: str) -> None:
 
 def test_the_largest_list_is_bounded() -> None:
     assert len(expand(f"n[1-{host_lists.MOST_HOSTS}]")) == host_lists.MOST_HOSTS
+    for text in ("n[1-4097]", "n[0-999999999999]", "n[0-999999999999]x[0-9]"):
+        with pytest.raises(UnreadableHostList, match="more than 4096 hosts"):
+            expand(text)
+
+
+def test_a_job_of_slurm_has_all_of_its_nodes() -> None:
+    """It would seem to run nowhere otherwise."""
+    job = SlurmJob("7", "llm", "mia", frozenset({"RUNNING"}), "n[1-5000]", False, True, 0)
+    topology = slurm_topology.topology_of([], [job], SlurmTopology(answers=True))
+    assert topology.jobs_by_node["n5000"] == {"slurm:7"}
 
 
 @pytest.mark.parametrize(

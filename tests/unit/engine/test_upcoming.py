@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -182,6 +183,10 @@ class Drain(Scripted):
     name = "test.drain"
     leaves_disks: ClassVar[bool] = True
 
+    @classmethod
+    def reaches_disks(cls, params: Mapping[str, Any]) -> bool:
+        return params.get("amount") == 7
+
 
 async def test_a_drain_does_not_wait_for_a_full_disk_of_its_node() -> None:
     """Nor the disk for the drained node's repair, which takes days. One with a further change of the node waits."""
@@ -200,6 +205,27 @@ async def test_a_drain_does_not_wait_for_a_full_disk_of_its_node() -> None:
     await world.post(world.alert("Full", node="node-4"))
     await world.post(world.alert("Hung", node="node-4"))
     assert world.calls() == {"clean": 3, "drain": 2}
+    await world.engine.stop()
+
+
+async def test_only_the_attempt_that_reaches_the_disks_waits_for_the_cleaning_in_flight() -> None:
+    """Not the drain before it, nor for the alert after the cleaning."""
+    check = """
+playbook: check
+on: {alert: Broken}
+target: node
+steps: [{action: test.drain}, {action: test.drain, with: {amount: 7}}]
+"""
+    world = World(CLEAN, check, more=[Clean, Drain])
+    await world.engine.start()
+    world.actions["clean"].outcomes.append(timedelta(minutes=8))
+    await world.post(world.alert("Full", node="node-1"))
+    await world.post(world.alert("Broken", node="node-1"))
+    assert world.calls() == {"clean": 1, "drain": 1}
+    await world.pass_time(9 * 60)
+    assert world.calls() == {"clean": 1, "drain": 2}
+    full, checked = await world.runs()
+    assert (full.is_open, checked.status.value) == (True, "succeeded")
     await world.engine.stop()
 
 

@@ -6,11 +6,13 @@ from datetime import UTC, datetime
 
 import hypothesis
 import pytest
+import yaml
 from hypothesis import strategies
 
 from tests.unit.playbooks.test_shipped_playbooks import PLAYBOOKS
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import registry
+from trainmedic_server.actions.kubernetes.jobs import CreateClusterJob
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.domain.alert import Alert, AlertStatus
@@ -82,8 +84,39 @@ def test_a_node_is_drained_while_its_disk_is_cleaned(name: str) -> None:
 def test_what_may_change_files_of_a_node_waits_for_the_cleaning(name: str) -> None:
     """Whatever is not known to leave them alone."""
     actions, cleaning = registry.specs_only(), Claim.of_disks("n7")
-    (claim,) = claims.of_attempt([Target(TargetKind.NODE, node="n7")], actions.action_class(name))
+    (claim,) = claims.of_attempt([Target(TargetKind.NODE, node="n7")], actions.action_class(name), {})
     assert claim.overlaps(cleaning) is not name.startswith(LEAVE_DISKS)
+
+
+CHECKED = {"hostPID": False, "containers": [{"name": "check"}, "odd"], "volumes": [{"name": "t", "emptyDir": {}}]}
+
+
+@pytest.mark.parametrize(
+    ("pod", "reaches"),
+    [
+        (CHECKED, False),
+        ({"volumes": "{{ odd }}", "containers": [{"securityContext": {"privileged": False}}]}, False),
+        ("odd", False),
+        ({"volumes": [{"name": "s", "hostPath": {"path": "/scratch"}}]}, True),
+        ({"volumes": [{"name": "s", "persistentVolumeClaim": {"claimName": "local"}}]}, True),
+        ({"initContainers": [{"securityContext": {"privileged": True}}]}, True),
+        ({"hostPID": True}, True),
+    ],
+)
+def test_a_job_that_reaches_the_files_of_its_node_waits_for_the_cleaning(pod: object, reaches: bool) -> None:
+    """But not the run that drains the node before."""
+    actions, node, cleaning = registry.specs_only(), Target(TargetKind.NODE, node="n7"), Claim.of_disks("n7")
+    params = {"manifest": {"spec": {"template": {"spec": pod}}}, "wait": True}
+    (claim,) = claims.of_attempt([node], actions.action_class("k8s.create_job"), params)
+    assert claim.overlaps(cleaning) is reaches
+    assert claim.overlaps(Claim(node))
+
+
+@pytest.mark.parametrize("template", ["node-health", "node-probe"])
+def test_the_shipped_checks_of_a_node_reach_no_files(template: str) -> None:
+    """They wait for no cleaning."""
+    manifest = yaml.safe_load((PLAYBOOKS / f"{template}_template.yaml").read_text())
+    assert not CreateClusterJob.reaches_disks({"manifest": manifest})
 
 
 LEAVE_DISKS = (

@@ -66,6 +66,10 @@ def test_nodes_are_bounded_and_left_out_where_the_launcher_can(line: str, change
         ("srun --exclude= t", "srun --exclude=n1 t"),
         ("srun --unbuff t --exclude=4", "srun --exclude=n1 --unbuff t --exclude=4"),
         ("srun --flag-of-a-plugin --exclude=n9 t", None),
+        ("srun --odd=1 --exclude=n9 t", None),
+        ("srun --exclude=n9 --odd python t --exclude=4", "srun --exclude=n9,n1 --odd python t --exclude=4"),
+        ("srun --odd python t.py -x 3", "srun --exclude=n1 --odd python t.py -x 3"),
+        ("srun --gpus-per-t 1 --tres-per-task cpu:1 --exclude n9 t", None),
         ("srun --wait 5 --container dir --exclude n9 t", None),
         ("srun -n1 a : -n2 b : -n3 c", "srun --exclude=n1 -n1 a : --exclude=n1 -n2 b : --exclude=n1 -n3 c"),
     ],
@@ -81,6 +85,22 @@ def test_a_node_stays_out_beside_those_that_the_user_excludes(line: str, changed
 @pytest.mark.parametrize("line", ["srun -x /etc/bad t", "srun -n1 a : --exclude=./bad b"])
 def test_no_node_is_added_to_a_file_of_excluded_ones(line: str) -> None:
     assert "names a file" in LaunchLine.of(line.split()).why_no_node_excludable
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun --my-plugin-flag python --exclude=4 t.py",
+        "srun -n1 --my-plugin-flag=1 --my-plugin-flag value -x n9 t",
+        "srun -x n8 --my-plugin-flag python -x 4",
+        "srun -n1 a : --my-plugin-flag python -x 4",
+    ],
+)
+def test_an_exclusion_that_may_be_the_programs_is_left_alone(line: str) -> None:
+    """The word after an unknown option may be its value or the program."""
+    why = LaunchLine.of(line.split()).why_no_node_excludable
+    assert "--my-plugin-flag is unknown" in why
+    assert "write --my-plugin-flag=VALUE, or put a flag before another option" in why
 
 
 @pytest.mark.parametrize(

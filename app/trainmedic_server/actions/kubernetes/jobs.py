@@ -33,6 +33,8 @@ COMMAND = "trainmedic.io/command"  # annotation with the command's ID, by which 
 POLL_EVERY = timedelta(seconds=2)
 _TTL_SECONDS = 24 * 3600  # Kubernetes deletes the Job this long after its end
 _LONGEST_NAME = 50  # characters; with the hash under the limit of 63
+_OWN_VOLUMES = frozenset({"configMap", "downwardAPI", "emptyDir", "ephemeral", "image", "projected", "secret"})
+"""Volumes that only the pod changes."""
 _NAMESPACE = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 
 
@@ -69,11 +71,16 @@ class CreateJobParams(ActionParams):
 class CreateClusterJob(Irreversible, ClusterAction):
     name: ClassVar[str] = "k8s.create_job"
     summary: ClassVar[str] = "Run a Job from a manifest next to the playbook, and wait for its end."
-    leaves_disks: ClassVar[bool] = True  # as every pod
+    leaves_disks: ClassVar[bool] = True  # unless `reaches_disks`
     default_timeout: ClassVar[timedelta] = timedelta(minutes=10)
     Params: ClassVar[type[BaseModel]] = CreateJobParams
     outputs: ClassVar[Mapping[str, Shape]] = dict.fromkeys(("job", "uid", "result"), TEXT)
     permissions: ClassVar[tuple[Permission, ...]] = (Permission("batch", "jobs", ("create", "get")), EVENTS)
+
+    @classmethod
+    def reaches_disks(cls, params: Mapping[str, Any]) -> bool:
+        template = _mapping(_mapping(_mapping(params.get("manifest")).get("spec")).get("template"))
+        return _reaches_node(_mapping(template.get("spec")))
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(CreateJobParams, call.params)
@@ -126,6 +133,21 @@ class CreateClusterJob(Irreversible, ClusterAction):
                 # After a failure, another attempt would have another ID and make a second Job.
                 raise OutcomeUnknown(f"{ref} has not ended in time", {**output, "result": "running"})
             await self._clock.sleep_until(self._clock.now() + POLL_EVERY)
+
+
+def _reaches_node(pod: Mapping[str, Any]) -> bool:
+    kinds = {kind for volume in _mappings(pod.get("volumes")) for kind in volume if kind != "name"}
+    containers = [*_mappings(pod.get("initContainers")), *_mappings(pod.get("containers"))]
+    is_privileged = any(_mapping(each.get("securityContext")).get("privileged") for each in containers)
+    return bool(kinds - _OWN_VOLUMES or is_privileged or pod.get("hostPID"))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}  # Kubernetes refuses others
+
+
+def _mappings(value: Any) -> list[Mapping[str, Any]]:
+    return list(map(_mapping, value)) if isinstance(value, list) else []
 
 
 def _without_none(value: Any) -> Any:

@@ -32,6 +32,7 @@ from trainmedic_server.ports.store import History, HistoryFilter, RunStore
 
 LOOK_EVERY = timedelta(minutes=1)
 _MOST_RUNS = 1_000
+_MOST_PAGES = 20  # of a channel's messages
 
 log = telemetry.logger(__name__)
 
@@ -161,16 +162,21 @@ class SlackQuestions:  # an `engine.event_dispatch.EventListener`
     async def _find_message(self, intent: ShownQuestion, run: Run) -> str | None:
         # A minute earlier, because clocks differ.
         query = {"channel": intent.channel, "oldest": str(int(run.created_at.timestamp()) - 60), "limit": 200}
-        try:
-            answer = await self._call("conversations.history", {**query, "include_all_metadata": True})
-        except ChatRefused as error:  # A scope is missing, or the channel was deleted.
-            log.warning("cannot check whether Slack shows a question already", error=str(error))
-            return None
         question = {"run_id": intent.run_id, "step": intent.step}
-        for message in answer.get("messages", ()):
-            about = message.get("metadata") or {}
-            if (about.get("event_type"), about.get("event_payload")) == (question_blocks.METADATA, question):
-                return str(message.get("ts", ""))
+        for _ in range(_MOST_PAGES):
+            try:
+                answer = await self._call("conversations.history", {**query, "include_all_metadata": True})
+            except ChatRefused as error:  # A scope is missing, or the channel was deleted.
+                log.warning("cannot check whether Slack shows a question already", error=str(error))
+                return None
+            for message in answer.get("messages", ()):
+                about = message.get("metadata") or {}
+                if (about.get("event_type"), about.get("event_payload")) == (question_blocks.METADATA, question):
+                    return str(message.get("ts", ""))
+            query["cursor"] = (answer.get("response_metadata") or {}).get("next_cursor") or ""
+            if not query["cursor"]:
+                return None
+        log.warning("cannot check whether Slack shows a question already", error="the channel has too many messages")
         return None
 
     async def _save(self, shown: ShownQuestion) -> None:

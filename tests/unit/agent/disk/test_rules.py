@@ -72,6 +72,7 @@ def test_no_cleaning_part_allows_nothing() -> None:
         ({"globs": ["/etc/*"]}, "relative to the roots"),
         ({"min_age": 7}, "7 is not a duration"),
         ({"min_age": "0s"}, "must be at least 1m"),
+        ({"min_age": "1001y"}, "min_age: 365365d is too long; write at most 365000d"),
         ({"mni_age": "7d"}, "mni_age: is not known here; did you mean 'min_age'?"),
         ({"kind": "dirs"}, "must be files or checkpoints"),
         ({"kind": "checkpoints", "do": "truncate"}, "cannot be truncated"),
