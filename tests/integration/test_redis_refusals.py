@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -79,17 +80,15 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Places]:
         "old": (*tls, "--tls-cert-file", "old.crt", "--tls-key-file", "old.key", "--tls-auth-clients", "no"),
         "asking": (*tls, "--tls-cert-file", "good.crt", "--tls-key-file", "good.key", "--tls-auth-clients", "yes"),
     }
-    programs = []
-    for name, options in kinds.items():
-        made.ports[name] = free_port()
-        listening = "--tls-port" if "--port" in options else "--port"
-        argv = ["redis-server", "--save", "", "--bind", "127.0.0.1", *options, listening, str(made.ports[name])]
-        programs.append(Program(argv, directory / f"{name}.log", {"PATH": system_path()}))
-    for name in kinds:
-        eventually(lambda name=name: "Ready to accept" in (directory / f"{name}.log").read_text(), 60, name)  # type: ignore[misc]
-    yield made
-    for program in programs:
-        program.end()
+    with ExitStack() as programs:
+        for name, options in kinds.items():
+            made.ports[name] = free_port()
+            listening = "--tls-port" if "--port" in options else "--port"
+            argv = ["redis-server", "--save", "", "--bind", "127.0.0.1", *options, listening, str(made.ports[name])]
+            programs.enter_context(Program(argv, directory / f"{name}.log", {"PATH": system_path()}))
+        for name in kinds:
+            eventually(lambda name=name: "Ready to accept" in (directory / f"{name}.log").read_text(), 60, name)  # type: ignore[misc]
+        yield made
 
 
 REFUSALS = [

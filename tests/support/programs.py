@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -31,14 +32,19 @@ Answer = TypeVar("Answer")
 
 _CHANCE = random.SystemRandom()
 _LOWEST_PORT = 10_000
+_DRAWN = Path(tempfile.gettempdir()) / f"trainmedic-test-ports-{os.getuid()}"
+"""An empty file for each drawn port, named by period and port."""
+_KEPT_SECONDS = 300.0
+"""A program listens on its port by then, after a restart too."""
 
 
 def free_port() -> int:
     """A TCP port of the loopback that is free, and that the kernel gives to no outgoing connection.
 
-    It is drawn at random, not in turn: several processes of tests draw at once. It stays free while a program that
-    listened on it is away.
+    No other process of tests draws it in the next five minutes, so it stays free while a program that listens on it is
+    not there.
     """
+    _DRAWN.mkdir(exist_ok=True)
     first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         # No seed of a test reaches this generator. Where all ports may be outgoing ones, the kernel chooses.
@@ -48,7 +54,18 @@ def free_port() -> int:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return int(probe.getsockname()[1])
+            port = int(probe.getsockname()[1])
+        if _is_drawn_alone(port):
+            return port
+
+
+def _is_drawn_alone(port: int) -> bool:
+    period = int(time.time() / _KEPT_SECONDS)
+    try:
+        (_DRAWN / f"{period}-{port}").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return not (_DRAWN / f"{period - 1}-{port}").exists()
 
 
 def eventually(ask: Callable[[], Answer | None], within: float, what: str, every: float = 0.2) -> Answer:
