@@ -31,8 +31,7 @@ class LogRow(NamedTuple):
     line: log_line.ShownLine
     body: Markup
     finding: Mapping[str, Any] | None
-    is_moment: bool
-    """True for the line nearest to the view's moment."""
+    is_moment: bool  # True for the line nearest to the view's moment
 
 
 async def log(page: PageRequest) -> Response:

@@ -49,8 +49,7 @@ class LogView(Struct, frozen=True):
     filters: Mapping[str, str] = field(default_factory=dict)
     text: str = ""
     is_pattern: bool = False
-    last: str = USUAL_LAST
-    """Window length up to now, or `OWN`."""
+    last: str = USUAL_LAST  # Window length up to now, or `OWN`
     order: str = NEWEST
     before: LogPlace | None = None
     after: LogPlace | None = None

@@ -12,8 +12,7 @@ from msgspec import Struct
 WIDE, TALL = 600, 96
 _MARGIN = 6
 _MOST_ROWS = 24
-Points = Sequence[tuple[float, float | None]]
-"""(Seconds since 1970, value); None for an unknown value."""
+Points = Sequence[tuple[float, float | None]]  # (Seconds since 1970, value); None for an unknown value
 
 
 class Mark(Struct, frozen=True):

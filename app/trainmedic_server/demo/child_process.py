@@ -17,8 +17,7 @@ from trainmedic_server.errors import DemoFailed
 _END_SECONDS = 15.0
 _POLL_SECONDS = 0.1
 _LAST_LINES = 15
-_DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG of prctl(2)."""
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 _libc = ctypes.CDLL(None)
 
 

@@ -23,8 +23,7 @@ class DemoRule(Struct, frozen=True):
     limit: float
     seconds: int  # the period
     component: str
-    summary: str
-    """With ``{name}`` for a label."""
+    summary: str  # With ``{name}`` for a label
 
     def promql(self) -> str:
         value = f"max_over_time({self.metric}[{self.seconds}s])"

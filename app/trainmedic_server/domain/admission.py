@@ -10,8 +10,7 @@ class PlaybookDecision(Struct, frozen=True):
     run_id: str
     """ID of the run, or of the history item that says why none started."""
     playbook: str
-    target: str
-    """Target key; empty if the labels name none."""
+    target: str  # Target key; empty if the labels name none
     decision: Decision
     why: str = ""
 

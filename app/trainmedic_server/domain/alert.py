@@ -28,8 +28,7 @@ ENDED_RUN = "ended-run-"
 EVENT = "event-"  # a webhook event without an alert
 SENT_AS_EVENT = "trainmedic_event"  # annotation of an alert that an event contained, with the event's name
 BEGINNINGS = (SCHEDULE, ENDED_RUN, EVENT)
-STAND_INS = (BY_HAND, *BEGINNINGS)
-"""Prefixes of stand-in alerts' fingerprints. Alertmanager's are hexadecimal."""
+STAND_INS = (BY_HAND, *BEGINNINGS)  # Prefixes of stand-in alerts' fingerprints. Alertmanager's are hexadecimal.
 
 
 class AlertStatus(StrEnum):
@@ -106,8 +105,7 @@ class AlertRecord(Struct, frozen=True):
     first_heard_at: datetime
     last_heard_at: datetime  # last report or confirmation by Alertmanager
     count: int = 1
-    resolved_at: datetime | None = None
-    """When the end became known; None while it fires."""
+    resolved_at: datetime | None = None  # When the end became known; None while it fires
     resolved_because: str | None = None
     """None while it fires, otherwise:
 

@@ -15,8 +15,7 @@ LABEL = "component"
 
 
 class Component(StrEnum):
-    GPU = "gpu"
-    """Includes other accelerators, drivers, and links within a node."""
+    GPU = "gpu"  # Includes other accelerators, drivers, and links within a node
     NETWORK = "network"
     STORAGE = "storage"
     NODE = "node"

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 from trainmedic_core import gpu_names
 from trainmedic_server.domain.topology import AgentTopology, Rank
 
-Contradictions = Mapping[str, tuple[str, ...]]
-"""Sentences without full stops, by contradicted job or node."""
+Contradictions = Mapping[str, tuple[str, ...]]  # Sentences without full stops, by contradicted job or node
 
 _SHOWN = 4
 

@@ -16,14 +16,12 @@ class GroupCounts(Struct, frozen=True):
     open: int = 0
     succeeded: int = 0
     failed: int = 0
-    skipped: int = 0
-    """Not started, such as vanished, in cooldown, or busy."""
+    skipped: int = 0  # Not started, such as vanished, in cooldown, or busy
     cancelled: int = 0
     observed: int = 0
     owing: int = 0
     """Closed with a pending undo; also counted by their status."""
-    batch: int | None = None
-    """Last batch that began, from 1. None before."""
+    batch: int | None = None  # Last batch that began, from 1. None before.
 
     def as_data(self) -> Mapping[str, Any]:  # ``group`` of expressions
         return {name: getattr(self, name) for name in ("total", "succeeded", "failed", "skipped", "not_begun", "batch")}

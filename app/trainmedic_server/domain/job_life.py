@@ -18,8 +18,7 @@ from trainmedic_server.domain.event_kinds import JobEnded, JobFailed, JobGone, J
 
 GONE_AFTER = timedelta(minutes=1)
 """Silence of a gone job. A presence expires after 15 s."""
-KEPT = timedelta(days=1)
-"""Time after which ended and gone jobs are forgotten."""
+KEPT = timedelta(days=1)  # Time after which ended and gone jobs are forgotten
 OLDEST_NOTICE = timedelta(hours=12)
 """Half of `KEPT`, so that the job of a replayed notice is still remembered."""
 

@@ -30,10 +30,8 @@ class MessageKind(StrEnum):
     RUN_FAILED = "run_failed"
     NOT_STARTED = "not_started"
     TARGET_UNKNOWN = "target_unknown"
-    UNDO_OVERDUE = "undo_overdue"
-    """A change could not be reverted for 2 min."""
-    EFFECT_LOST = "effect_lost"
-    """What a run changed ended while it was needed."""
+    UNDO_OVERDUE = "undo_overdue"  # A change could not be reverted for 2 min
+    EFFECT_LOST = "effect_lost"  # What a run changed ended while it was needed
     BREAKER = "breaker"
     PAUSE = "pause"
     PLAYBOOK_BROKEN = "playbook_broken"
@@ -76,8 +74,7 @@ class Message(Struct, frozen=True):
     severity: Severity
     topic: str  # key for grouping
     title: str
-    text: str
-    """Omitted if the message is grouped; may be empty."""
+    text: str  # Omitted if the message is grouped; may be empty
     at: datetime
     due_at: datetime
     """Time of sending; a little earlier with others of its topic. Messages outdated by then are dropped."""

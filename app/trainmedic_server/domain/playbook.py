@@ -318,8 +318,7 @@ class Playbook(_Model):
 
     playbook: Identifier = Field(description="The playbook's name, unique among those loaded.")
     summary: str = ""
-    mode: Mode = Mode.ENFORCE
-    """The server's mode may allow less."""
+    mode: Mode = Mode.ENFORCE  # The server's mode may allow less
     on: Trigger
     priority: int = Field(0, ge=-1000, le=1000, description="Higher ones first, among those that answer one alert.")
     exclusive: bool = Field(False, description="It alone acts, among those that answer one alert on one target.")
@@ -340,8 +339,7 @@ class Playbook(_Model):
     steps: tuple[Step, ...] = Field(min_length=1, max_length=MOST_STEPS)
     on_success: tuple[Step, ...] = Field((), max_length=MOST_STEPS, description="Run when the run succeeds.")
     on_failure: tuple[Step, ...] = Field((), max_length=MOST_STEPS, description="Run when the run fails.")
-    effect: MeasuredEffect | None = None
-    """None to measure the alert rule's metric."""
+    effect: MeasuredEffect | None = None  # None to measure the alert rule's metric
     fragments: dict[str, str] = Field(
         default_factory=dict,
         description="Texts of the fragments that steps use, by name. One that is not given here is read from the "

@@ -120,8 +120,7 @@ class Attempt(Struct, frozen=True):
     number: int
     command_id: str
     """UUIDv7, kept after an unknown outcome, so that nothing is applied twice."""
-    started_at: datetime
-    """Time of persisting, before acting."""
+    started_at: datetime  # Time of persisting, before acting
     deadline: datetime
     status: str = "running"
     """``running``, ``applied``, ``failed``, ``rejected``, ``stopped`` (the alert resolved), or ``unknown`` (it may have
@@ -129,8 +128,7 @@ class Attempt(Struct, frozen=True):
     """
     ended_at: datetime | None = None
     error: str | None = None
-    order: str | None = None
-    """Operator command that this undo attempt executes."""
+    order: str | None = None  # Operator command that this undo attempt executes
     in_part: bool = False
     """True if it did not succeed, but a part was applied, which the undo must revert."""
 
@@ -144,14 +142,12 @@ class Undo(Struct, frozen=True):
     undo_of: str
     """ID of the command to revert. A receiver that never applied it changes nothing."""
     status: UndoStatus = UndoStatus.ARMED
-    because: str | None = None
-    """Why it was begun, dropped or closed; None before."""
+    because: str | None = None  # Why it was begun, dropped or closed; None before
     attempts: tuple[Attempt, ...] = ()
     """Oldest first; only the first and last of very many."""
     output: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
-    retry_at: datetime | None = None
-    """Time of the next attempt (aware UTC)."""
+    retry_at: datetime | None = None  # Time of the next attempt (aware UTC)
 
 
 class StepState(Struct, frozen=True):
@@ -196,10 +192,8 @@ class Run(Struct, frozen=True):
     id: str
     """UUIDv7, sortable by time."""
     playbook: str
-    version: str
-    """Hash of the playbook's text."""
-    target: Target | None
-    """None if the labels named no target."""
+    version: str  # Hash of the playbook's text
+    target: Target | None  # None if the labels named no target
     mode: Mode
     """Strictest of the server's, the playbook's and the operators' at admission. For members, see `is_vouched_for`."""
     status: Status
@@ -219,12 +213,9 @@ class Run(Struct, frozen=True):
     message: str = ""
     touched: tuple[str, ...] = ()
     """Nodes that it changed or was about to change, sorted. Filled only on reading the history."""
-    started_by: str | None = None
-    """Operator of a manual start; None for an alert."""
-    repeats: str | None = None
-    """ID of the run that this one repeats."""
-    request_key: str | None = None
-    """Idempotency key of a manual start."""
+    started_by: str | None = None  # Operator of a manual start; None for an alert
+    repeats: str | None = None  # ID of the run that this one repeats
+    request_key: str | None = None  # Idempotency key of a manual start
     request_digest: str | None = None
     """Digest of the start that used the key. None for retries and older runs."""
     parent: str | None = None
@@ -235,12 +226,10 @@ class Run(Struct, frozen=True):
     """Filled only for a parent run on reading the history."""
     members_owe: bool = False
     """True for a closed parent run if a member owed an undo."""
-    original_labels: Mapping[str, str] | None = None
-    """Labels before the alert map; None if unchanged."""
+    original_labels: Mapping[str, str] | None = None  # Labels before the alert map; None if unchanged
     also: tuple[Target, ...] = ()
     """Further targets, as of the lock: jobs on the target's node, or other names of the target job."""
-    memory: RunMemory | None = None
-    """Earlier runs, if the playbook uses them."""
+    memory: RunMemory | None = None  # Earlier runs, if the playbook uses them
 
     def step(self, key: tuple[str, int]) -> StepState:
         for step in self.steps:
@@ -350,8 +339,7 @@ class OperatorOrder(Struct, frozen=True):
     actor: str
     at: datetime
     note: str = ""
-    step: str | None = None
-    """Approval step; None for other kinds."""
+    step: str | None = None  # Approval step; None for other kinds
     asked: int | None = None
     """Round of the answered question. None for other kinds and from earlier releases."""
 

@@ -11,13 +11,11 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-SHORTEST = timedelta(minutes=1)
-"""Shortest stored gap: restarts and NTP corrections take seconds."""
+SHORTEST = timedelta(minutes=1)  # Shortest stored gap: restarts and NTP corrections take seconds
 
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)  # no data is older
 
-Ago: TypeAlias = Callable[[timedelta], datetime]
-"""The time this far back, excluding gaps."""
+Ago: TypeAlias = Callable[[timedelta], datetime]  # The time this far back, excluding gaps
 
 
 class TimeGap(Struct, frozen=True):

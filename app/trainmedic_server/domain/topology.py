@@ -35,10 +35,8 @@ class ClusterNode(Struct, frozen=True):
     addresses: tuple[str, ...]
     attributes: Mapping[str, str] = field(default_factory=dict)
     """For selectors of groups. Commas separate several values."""
-    unavailable: str = ""
-    """Why it takes no work; empty if it does."""
-    pools: tuple[str, ...] = ()
-    """Slurm partitions; empty for the whole cluster."""
+    unavailable: str = ""  # Why it takes no work; empty if it does
+    pools: tuple[str, ...] = ()  # Slurm partitions; empty for the whole cluster
 
 
 class Pod(Struct, frozen=True):

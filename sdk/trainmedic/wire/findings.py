@@ -34,8 +34,7 @@ def notice_of_rules(node: str) -> str:
 @dataclass(frozen=True)
 class RulesNotice:
     digest: str
-    at: datetime
-    """Time of the rules; readers reject older ones."""
+    at: datetime  # Time of the rules; readers reject older ones
 
     @classmethod
     def of(cls, rules: bytes, at: datetime) -> RulesNotice:

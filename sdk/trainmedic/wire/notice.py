@@ -48,20 +48,16 @@ class Notice:
     instance: str  # ID of the sending process
     number: int  # from 1 within the instance
     at: datetime
-    attempt: int | None = None
-    """From 1; None if no launcher counts."""
-    reason: str = ""
-    """For people, never with the training's output."""
-    node: str = ""
-    """The launcher's; this and the following may be empty."""
+    attempt: int | None = None  # From 1; None if no launcher counts
+    reason: str = ""  # For people, never with the training's output
+    node: str = ""  # The launcher's; this and the following may be empty
     status: int | None = None
     """Exit code of the first failed process; negative for a signal."""
     rank: int | None = None
     pid: int | None = None
     error: str = ""
     """Kind of its last error, such as ``ValueError``, or ``hang``."""
-    restarts: bool = False
-    """Another attempt follows; only in ``job_failed``."""
+    restarts: bool = False  # Another attempt follows; only in ``job_failed``
 
     def encode(self) -> bytes:
         fields: dict[str, object] = {

@@ -45,10 +45,8 @@ class Addressee:
 @dataclass(frozen=True)
 class ReceivedCommand:
     command: Command
-    entry: bytes
-    """Entry ID, on the stream until the final reply."""
-    client: redis.Redis
-    """Connection, only during the delivery."""
+    entry: bytes  # Entry ID, on the stream until the final reply
+    client: redis.Redis  # Connection, only during the delivery
     stream: str
 
     def drop(self) -> None:

@@ -43,8 +43,7 @@ class OutgoingReplies:
     replies: tuple[envelope.Reply, ...] = ()  # to one command; empty for a notice
     entry: bytes | None = None  # ID of the command's stream entry, which is removed with the final reply
     remember: CommandRecord | None = None  # outcome to store
-    forget: bool = False
-    """The command expired: its record is deleted."""
+    forget: bool = False  # The command expired: its record is deleted
     notice: Notice | None = None
 
     @property
