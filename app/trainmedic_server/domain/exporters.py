@@ -12,19 +12,25 @@ _CENTRAL = re.compile(
     "kube-?_?state-?_?metrics|push-?_?gateway|blackbox|slurm-?_?exporter|federat|snmp|thanos|opencost|kubecost|"
     "cluster-?_?autoscaler|ceph-?_?mgr|(^| )(slurm|slurmctld|trainmedic|trainmedic-server|prometheus)( |$)"
 )
+# Exporters of their own node.
+_OF_NODES = re.compile(
+    "dcgm|node-?_?exporter|windows-?_?exporter|process-?_?exporter|systemd-?_?exporter|cgroup-?_?exporter|"
+    "slurm-?_?job-?_?exporter|smi-?_?exporter|nvidia-?_?gpu-?_?exporter|device-metrics|habana|gaudi|neuron|cadvisor|"
+    "kubelet|kube-proxy|node-problem-detector|npd|node-status|trainmedic-agent|smart(ctl|mon)|nvitop|all-smi|"
+    "integrations/(agent|alloy|docker|linux|unix)|(^| )slurmd( |$)"
+)
+# Usual names of scrapes of all machines.
 _PER_NODE = re.compile(
-    "dcgm|node-?_?exporter|nvidia|gpu|amd|rocm|device-metrics|habana|gaudi|neuron|cadvisor|kubelet|"
-    "node-problem-detector|npd|node-status|trainmedic-agent|smi-exporter|windows-exporter|"
-    # exporters of processes, disks, units, network cards and cgroups, and usual names of scrapes of all machines
-    "process-?exporter|smart-?(ctl|mon)|systemd-?exporter|ethtool|cgroup-?exporter|slurm-?job-?exporter|nvme|zfs|edac|"
-    "nvitop|all-smi|(^|[^a-z])(nodes?|hosts?|machines|servers|workers|compute|bare-?metal|unix|linux|windows)([^a-z]|$)"
+    _OF_NODES.pattern + "|nvidia|gpu|amd|rocm|dgx|hgx|superpod|ethtool|zfs|edac|rasdaemon|kepler|xpum|"
+    "(^|[^a-z])(nodes?|hosts?|machines|servers|workers|compute|bare-?metal|unix|linux|windows|docker|containerd|nvme|"
+    "[abhlv][0-9]{2,3}s?|gb[0-9]{3}|mi[0-9]{3}x?)([^a-z]|$)"
 )
 # Programs that pass on other machines' metrics or measure a fabric, storage, guests or management controllers, on any
 # machine. Some of them also run on each node.
 _OFTEN_FOR_OTHERS = re.compile(
     "relay|proxy|gateway|gw([^a-z]|$)|aggregat|collector|forward|otel|opentelemetry|telegraf|netdata|graphite|statsd|"
-    "influx|syslog|zabbix|infiniband|fabric|ufm|switch|idrac|redfish|ipmi|bmc|vmware|vcenter|libvirt|proxmox|pve|weka|"
-    "netapp|harvest|ceph|lustre|hami|scheduler|controller|operator"
+    "influx|syslog|zabbix|smokeping|goldpinger|infiniband|fabric|ufm|switch|idrac|redfish|ipmi|bmc|vmware|vcenter|libvirt|proxmox|"
+    "pve|weka|netapp|harvest|ceph|lustre|hami|scheduler|controller|operator"
 )
 # Prometheus, Pushgateway, blackbox, SNMP, Ceph and Slurm.
 _CENTRAL_PORTS = frozenset({"9090", "9091", "9115", "9116", "9283", "9341"})
@@ -51,21 +57,30 @@ def is_central(labels: AlertLabels, exported: bool = False) -> bool:
     return any(_is_central_text(label.value) for name in names for label in labels.under(name))
 
 
+def is_of_own_node(labels: AlertLabels) -> bool:
+    """Return whether port or names are those of an exporter of its own node."""
+    if labels.value("instance").rpartition(":")[2] in _PER_NODE_PORTS:
+        return True
+    names = _names(labels)
+    if _OF_NODES.search(names):
+        return True
+    return _PER_NODE.search(names) is not None and not _OFTEN_FOR_OTHERS.search(names)
+
+
 def is_unknown(labels: AlertLabels) -> bool:
-    """Return whether an exporter that is not central, on a known node, may still measure other machines.
+    """Return whether an exporter that is not central may still measure other machines than its own.
 
-    Port and names are not those of an exporter of its own node. Without names, or without a port and with usual names,
-    ``instance`` counts as the measured machine.
+    Without names, ``instance`` is the measured machine, as it is without a port under a name of one's own.
     """
-    names = " ".join(label.value for name in _NAMING for label in labels.under(name))[:_LONGEST_READ].lower()
-    if has_port_of_own_node(labels) or not names:
+    names = _names(labels)
+    if not names or is_of_own_node(labels):
         return False
-    has_port = ":" in labels.value("instance")
-    return _OFTEN_FOR_OTHERS.search(names) is not None or (has_port and _PER_NODE.search(names) is None)
+    return ":" in labels.value("instance") or _OFTEN_FOR_OTHERS.search(names) is not None
 
 
-def has_port_of_own_node(labels: AlertLabels) -> bool:
-    return labels.value("instance").rpartition(":")[2] in _PER_NODE_PORTS
+def _names(labels: AlertLabels) -> str:
+    # Not `container` and `pod`: they may be measured.
+    return " ".join(label.value for name in ("job", "service") for label in labels.under(name))[:_LONGEST_READ].lower()
 
 
 def is_central_name(pod: str) -> bool:

@@ -11,6 +11,7 @@ Names are resolved among all sources of nodes, then compared. In this order:
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -31,13 +32,18 @@ UNKNOWN = "is no node that is known"  # part of a reason, by which `message_text
 _SHOWN = 5
 _MOST_LOOKED_UP = 20  # hosts of a list; a longer one can name no single node
 _NONE: Nodes = frozenset()
-_MACHINE = re.compile("(exported_)?(.*_)?(host|hostname|host_name|fqdn|machine|server|nodeid|domain|guest|vm|vm_name)")
-_ARCHITECTURES = frozenset({"x86_64", "amd64", "aarch64", "arm64"})  # in ``machine`` of node_uname_info
+_MACHINE = re.compile(
+    "(exported_)?(.*_)?(host|hostname|host_name|fqdn|machine|server|nodeid|domain|guest|sysname|vm|vm_?name)"
+)
+_ARCHITECTURE = re.compile("x86_64|amd64|i[3-6]86|aarch64.*|arm.*|ppc64.*|s390x|riscv64")  # ``machine`` of uname
 # Their values are no machines that an alert is about, or are judged elsewhere.
 _NO_RIVALS = re.compile(
-    "alertname|severity|alertgroup|(exported_)?(instance|job|namespace|pod|container|service|uuid|cluster)|"
-    ".*(prometheus|replica|monitor|ruler|receive|scrape|trainmedic).*"
+    "alertname|severity|alertgroup|(exported_)?(instance|job|namespace|pod|container|service|uuid|cluster)|monitor|ruler|"
+    "receive|(.*_)?replica|.*prometheus.*|trainmedic.*"
 )
+_LONGEST_NAME = 255  # characters of a label's name
+_MOST_RIVALS = 50  # labels that are looked up
+_HOST_IN_TEXT = re.compile(r"(?:https?://)?([A-Za-z0-9][A-Za-z0-9._-]{0,252})(?::[0-9]+)?(?:[ /].*)?", re.DOTALL)
 
 
 class Naming(Struct, frozen=True):
@@ -83,14 +89,15 @@ class NodeEvidence:
             label = next(iter(self._labels.of(self._identity.gpu_uuid)))
             reasons.append(f"{label} is a GPU of {self.by_gpu} (reported by its agent)")
         namings = [*self.subjects, *([self._instance] if self._instance is not None else [])]
-        node = self.node()
-        if not self.subjects and isinstance(node, str):
-            namings += self._rivals(node)
+        if not self.subjects and not self.by_gpu and isinstance(place := self._of_exporter(), str):
+            namings += islice(self._rivals(place), _SHOWN)
         reasons += [naming.described(self._topology) for naming in namings]
         for pod, label in self._exporter_pods(is_behind=bool(self._labels.under("exported_instance"))):
             reasons.append(f"{label} is pod {pod} on {pod.node} (known by the cluster)")
         if self.is_of_central:
             reasons.append("the exporter measures other machines, so where it runs does not count")
+        elif exporters.is_unknown(self._labels) and not self._is_of_own_node:
+            reasons.append("the exporter may measure other machines, so where it runs does not count")
         return list(dict.fromkeys(reasons))
 
     def known_subject(self) -> Nodes:
@@ -326,36 +333,38 @@ class NodeEvidence:
         """Return the exporter's node, unless another label seems to name another machine."""
         if isinstance(node, Unresolved) or not (rivals := list(islice(self._rivals(node), _SHOWN))):
             return node
-        shown = "; ".join(naming.described(self._topology) for naming in rivals)
+        shown = ", ".join(str(naming.label) for naming in rivals)
         where = f"{self._instance.label} is only its exporter's place" if self._instance is not None else f"not {node}"
-        return Unresolved("target_ambiguous", f"the alert may be about another machine, because {shown}; {where}")
+        return Unresolved("target_ambiguous", f"the alert may be about another machine: {shown}; {where}")
 
     def _rivals(self, node: str) -> Iterator[Naming]:
-        """Yield labels with another known node, and those whose name asks for a machine with an unknown one.
+        """Yield labels that name another known node, or whose name asks for a machine and whose value is unknown.
 
-        Exporters that surely measure their own node may have other values, such as a virtual host.
+        An exporter of its own node may have other values, such as a virtual host, and labels of the whole site.
         """
         if self._is_of_lines:
             return
-        is_sure = exporters.has_port_of_own_node(self._labels)
-        own = [node, *([self._instance.host] if self._instance is not None else [])]
-        for label in self._labels.others(_NO_RIVALS):
-            begin = label.value.partition(" ")[0]  # such as ``node-1 mlx5_0``
-            host = host_of(begin) if _HOST_AND_PORT.fullmatch(begin) else begin
-            if host.isdigit() or any(is_same_spelling(host, name) for name in own):
+        is_sure = self._is_of_own_node
+        place = self._instance.host if self._instance is not None else node
+        for label in islice(self._labels.others(_NO_RIVALS), _MOST_RIVALS):
+            asks = _asks_for_machine(label.name)
+            if (is_sure and not asks) or not (host := _host_in_text(label.value)):
                 continue
             nodes = self._topology.known.find(host)
-            if node in nodes:
-                continue
-            if nodes:
+            if nodes and node not in nodes:
                 yield Naming(label, nodes, host)
-            elif (
-                not is_sure
-                and _MACHINE.fullmatch(label.name.lower())
-                and _is_host_name(label.value)
-                and not exporters.names_an_exporter(host, self._labels)
-            ):
-                yield Naming(label, _NONE, host)
+            elif asks and not nodes and not is_sure and not is_same_spelling(host, place):
+                if not exporters.names_an_exporter(host, self._labels):
+                    yield Naming(label, _NONE, host)
+
+    @once
+    def _is_of_own_node(self) -> bool:
+        if exporters.is_of_own_node(self._labels):
+            return True
+        pod = self._named_pod("namespace", "pod")
+        if pod is None or not pod.is_per_node or self._instance is None:
+            return False
+        return self._topology.known.name_of(pod.node) in self._instance.nodes
 
     @once
     def is_of_central(self) -> bool:
@@ -375,8 +384,8 @@ class NodeEvidence:
         namings, refused = list[Naming](), None
         instance = self._instance
         if instance is not None and not is_behind and (instance.nodes or not self._topology.knows_all_nodes):
-            if exporters.is_unknown(self._labels):
-                named = next(iter(self._labels.of(("job", "service", "container", "pod"))), "it")
+            if exporters.is_unknown(self._labels) and not self._is_of_own_node:
+                named = next(iter(self._labels.of(("job", "service"))), "it")
                 refused = (
                     f"{instance.label} is where an exporter runs ({named}) that may measure other machines; "
                     "if it measures its own, give its targets a label node"
@@ -463,9 +472,17 @@ def _shown(namings: Sequence[Naming]) -> str:
     return ", ".join(f"{naming.label.name}={naming.label.value[:100]!r}" for naming in namings[:_SHOWN])
 
 
-def _is_host_name(value: str) -> bool:  # False for an address, which no list may have, and for other texts
-    is_name = _HOST_AND_PORT.fullmatch(value) is not None and any(map(str.isalpha, value))
-    return is_name and not is_address(host_of(value)) and value.lower() not in _ARCHITECTURES
+@functools.lru_cache(maxsize=2000)
+def _asks_for_machine(label_name: str) -> bool:
+    return len(label_name) <= _LONGEST_NAME and _MACHINE.fullmatch(label_name.lower()) is not None
+
+
+def _host_in_text(text: str) -> str:
+    """Return the host name or IPv4 address with which the text begins; empty without one."""
+    match = _HOST_IN_TEXT.fullmatch(text)
+    if match is None or match[1].isdigit() or _ARCHITECTURE.fullmatch(match[1].lower()):
+        return ""
+    return match[1]
 
 
 def host_of(instance: str) -> str:

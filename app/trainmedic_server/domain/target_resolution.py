@@ -163,9 +163,9 @@ def _named_gpu(
     others = (*(identity.gpu_uuid if uuid is None else ()), *identity.gpu_index)
     gpu = _single(labels, others, "GPU", same)
     if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown" and identity.gpu_pci:
-        by_pci = _single(labels, identity.gpu_pci, "GPU", same)
-        is_address = isinstance(by_pci, str) and gpu_names.normal_pci(by_pci)
-        gpu = by_pci if is_address else _not_named((*others, *identity.gpu_pci), "GPU")
+        gpu = _single(labels, identity.gpu_pci, "GPU", same, lambda label: not gpu_names.normal_pci(label.value))
+        if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown":
+            gpu = _not_named((*others, *identity.gpu_pci), "GPU")
     if isinstance(gpu, Unresolved) and uuid is not None and gpu.reason == "target_unknown":
         return Unresolved("target_unknown", f"{uuids[0]} is a MIG instance, and no label names the card that it is on")
     return gpu

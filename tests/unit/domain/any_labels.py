@@ -128,6 +128,18 @@ def _node_cases(fleet: Fleet, node: Node) -> list[Callable[[], Labels]]:
         lambda: {"instance": _host(fleet, node, 9798), "job": "slurm-job-exporter", "slurmjobid": "41"},
         lambda: {"instance": _host(fleet, node, 12345), "job": rng.choice(["integrations/unix", "nodes", "gpu"])},
         lambda: {"instance": _spelling(fleet, node), "job": "lab", "machine": "x86_64"},
+        lambda: {"instance": _spelling(fleet, node), "job": "node", "host": "mon-1", "machine": "armv7l"},
+        lambda: {"instance": _host(fleet, node, 9100), "job": "dgx", "gateway": fleet.central, "server": "prom-1"},
+        lambda: {"instance": _host(fleet, node, 19100), "job": rng.choice(["dgx", "h100", "baremetal"])},
+        # kube-prometheus and OpenShift.
+        lambda: {
+            "instance": _spelling(fleet, node),
+            "job": "node-exporter",
+            "service": "node-exporter",
+            "container": "kube-rbac-proxy",
+            "pod": "node-exporter-2vqfp",
+            "namespace": "monitoring",
+        },
     ]
     if fleet.has_cluster:
         metrics, exporter = fleet.central_pods["kube-state-metrics"], node.pods["node"]
@@ -196,10 +208,16 @@ def unclear_case(fleet: Fleet) -> Case:
         {"zabbix_host": stranger, "instance": here},
         {"fqdn": f"{stranger}.example.net", "instance": here, "job": "logs", "filename": "/var/log/kern.log"},
         {"nodeid": stranger, "deviceidx": "0", "instance": f"{here}:31993", "job": "scheduling"},
-        {"remote_name": f"{there} mlx5_0", "instance": f"{here}:9683", "job": rng.choice(["gpu", "net"])},
+        {"remote_name": f"{there} mlx5_0", "instance": f"{here}:9683", "job": "net"},
         {"domain": there, "instance": f"{here}:9177", "job": "libvirt"},
         {"vm_name": there, "host_name": here, "instance": "vcenter.example.net:443", "job": "vmware"},
-        {"uplink": there, "instance": f"{here}:9100", "job": "node"},
+        {"uplink": there, "instance": here},
+        {"monitored_host": there, "instance": instance, "job": "node"},
+        {"host": "10.250.9.9", "instance": here, "job": "logs"},
+        {"sysName": f"{stranger}.example.net", "instance": here, "job": "lab"},
+        {"host": f"https://{stranger}:8443", "instance": f"{here}:9374", "job": "smokeping-hosts"},
+        {"pod": "llm-gpu-0", "container": "nvidia-train", "instance": f"{here}:9641", "job": "storage"},
+        {"instance": f"{here}:10008", "job": "nvmeof"},
         {"pool_id": "7", "name": "checkpoints", "instance": f"{here}:19283", "job": "storage"},
         {"volume": "datasets", "instance": f"{here}:12990", "job": "harvest"},
         {"id": "qemu/103", "instance": f"{here}:9221", "job": "pve"},

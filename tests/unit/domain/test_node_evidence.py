@@ -129,6 +129,8 @@ def test_two_nodes_or_a_stranger_are_refused(labels: dict[str, str], expected: s
         ({"pci_bus_id": "00000000:18:00.0", "node": "dgx-1"}, "gpu:dgx-1/00000000:18:00.0"),
         ({"gpu_uuid": "7f00-aa", "gpu_id": "1", "hostname": "dgx-2"}, "gpu:dgx-2/7f00-aa"),
         ({"gpu": "03", "gpu_id": "3", "node": "dgx-1"}, "gpu:dgx-1/03"),
+        ({"pci_bus_id": "00000000:18:00.0", "bus_id": "24", "node": "dgx-1"}, "gpu:dgx-1/00000000:18:00.0"),
+        ({"pci_bus_id": "00000000:18:00.0", "bus_id": "0000:19:00.0", "node": "dgx-1"}, "target_ambiguous"),
     ],
 )
 def test_a_gpu_is_the_card_that_its_agent_reports(labels: dict[str, str], expected: str) -> None:
@@ -202,10 +204,10 @@ def test_an_exporter_that_may_measure_others_is_refused_with_a_way_out() -> None
     elsewhere = {"instance": "dgx-1", "host": "box-7", "job": "logs"}
     disputed = resolve(TargetKind.NODE, elsewhere, ALL)
     assert isinstance(disputed, Unresolved)
-    assert disputed.why == (
-        'the alert may be about another machine, because host="box-7" is no node that is known (agents (2), cluster (3)'
-        '); instance="dgx-1" is only its exporter\'s place'
-    )
+    why = 'the alert may be about another machine: host="box-7"; instance="dgx-1" is only its exporter\'s place'
+    assert disputed.why == why
+    assert any(reason.startswith('host="box-7"') for reason in node_reasons(elsewhere, ALL))
+    assert "the exporter may measure other machines, so where it runs does not count" in node_reasons(labels, ALL)
     assert disputed.reason == "target_ambiguous"
 
 
