@@ -353,9 +353,10 @@ class NodeEvidence:
             nodes = self._topology.known.find(host)
             if nodes and node not in nodes:
                 yield Naming(label, nodes, host)
-            elif asks and not nodes and not is_sure and not is_same_spelling(host, place):
-                if not exporters.names_an_exporter(host, self._labels):
-                    yield Naming(label, _NONE, host)
+            if nodes or not asks or is_sure or is_same_spelling(host, place):
+                continue
+            if not exporters.names_an_exporter(host, self._labels):
+                yield Naming(label, _NONE, host)
 
     @once
     def _is_of_own_node(self) -> bool:
