@@ -91,7 +91,7 @@ class NvmlSessions:
         return f"{session.name}/{self._times_lost[uuid]}"
 
     def forgotten_limit(self, uuid: str, present: int) -> int | None:
-        """Return the limit in mW that the driver forgot. None if another is `present` than then: one was set."""
+        """Return the limit in mW that the driver forgot. Forget it, and return None, if another is `present` since."""
         forgotten = self._forgotten.get(uuid)
         if forgotten is None or forgotten[1] == present:
             return forgotten[0] if forgotten else None

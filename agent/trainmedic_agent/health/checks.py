@@ -25,8 +25,7 @@ class HealthVerdict(StrEnum):
     DEGRADED = "degraded"
     """It works, but worse than its maximum or its own record."""
     FAILED = "failed"
-    UNKNOWN = "unknown"
-    """It could not be read."""
+    UNKNOWN = "unknown"  # It could not be read
 
 
 _WORST_FIRST = (HealthVerdict.FAILED, HealthVerdict.UNKNOWN, HealthVerdict.DEGRADED, HealthVerdict.OK)
@@ -78,8 +77,7 @@ class ValueKind(StrEnum):
     """Errors in all: their growth in an hour is compared."""
     STATE = "state"
     """Fixed by configuration, such as a link's rate: less is degraded, 0 is failed."""
-    SPEED = "speed"
-    """Measured: 20 % less is degraded, unless it varies as much."""
+    SPEED = "speed"  # Measured: 20 % less is degraded, unless it varies as much
 
 
 class HealthValue(Struct, frozen=True):

@@ -15,8 +15,7 @@ from trainmedic_agent.health.baseline import Histories, ValueHistory
 from trainmedic_agent.health.checks import HealthReport, Level
 from trainmedic_agent.journal import Journal
 
-MOST_VALUES = 2000
-"""About 2 MB. The oldest ones are deleted."""
+MOST_VALUES = 2000  # About 2 MB. The oldest ones are deleted.
 _BUSY_SECONDS = 5.0  # wait for the agent's locks
 
 _TABLES = (

@@ -19,16 +19,12 @@ from trainmedic_logs.domain import file_times
 
 class UnreadReason(StrEnum):
     LINK = "link"
-    SPECIAL = "special"
-    """A pipe, socket or device."""
-    SECOND_NAME = "second_name"
-    """It has a further hard link."""
-    OUTSIDE = "outside"
-    """Not below the policy's paths."""
+    SPECIAL = "special"  # A pipe, socket or device
+    SECOND_NAME = "second_name"  # It has a further hard link
+    OUTSIDE = "outside"  # Not below the policy's paths
     FORBIDDEN = "forbidden"
     """Not readable by the agent's user, or by one who placed or named it."""
-    TOO_MANY = "too_many"
-    """More files than the policy lets the agent follow."""
+    TOO_MANY = "too_many"  # More files than the policy lets the agent follow
 
 
 class LogRefused(Exception):
@@ -82,8 +78,7 @@ class Listing(Struct, frozen=True):
     device: int
     entries: Sequence[ListedName]
     is_cut: bool = False  # True if there are more entries
-    may_be_renamed: bool = False
-    """True if not only their owners may rename entries."""
+    may_be_renamed: bool = False  # True if not only their owners may rename entries
 
 
 class NodeFiles(Protocol):

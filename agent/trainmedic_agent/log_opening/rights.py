@@ -21,8 +21,7 @@ _WITHOUT_ACL = frozenset((errno.ENODATA, errno.EOPNOTSUPP))
 
 
 class Rights(Struct, frozen=True):
-    uid: int | None
-    """None: any user but the owner."""
+    uid: int | None  # None: any user but the owner
     gid: int
     groups: tuple[int, ...] = ()
 

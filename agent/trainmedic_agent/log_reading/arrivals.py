@@ -50,30 +50,25 @@ _ENDLESS = 2**63  # beyond any file's size
 class Block(NamedTuple):
     """Bytes that arrived between two looks. Times are in milliseconds since 1970."""
 
-    size: int
-    """The file's size after them."""
+    size: int  # The file's size after them
     after: int
     """Earliest arrival, 0 if unknown."""
     at: int  # latest arrival
 
 
 class Arrival(NamedTuple):
-    after: datetime | None
-    """Earliest time. None if unknown."""
+    after: datetime | None  # Earliest time. None if unknown.
     at: datetime
     """Latest time."""
-    until: int = 0
-    """Bytes up to this offset arrived with it."""
+    until: int = 0  # Bytes up to this offset arrived with it
 
 
 class _Chunk(NamedTuple):
     """Successive blocks of a file, as stored in a row. Times are in milliseconds since 1970."""
 
-    begin: int
-    """Offset of the first byte."""
+    begin: int  # Offset of the first byte
     size: int  # the file's size after the last block
-    began: int
-    """Base of the times in `raw`."""
+    began: int  # Base of the times in `raw`
     at: int  # latest arrival
     raw: bytes  # compressed differences between blocks
 

@@ -233,5 +233,6 @@ class LinesOfFile(WantedLines):
 
 
 def _may_state(raw: bytes) -> bool:
+    # A JSON member, and what follows a carriage return, may be anywhere. Lines in UTF-16 have NUL bytes.
     is_whole = raw.startswith(b"{") or b"\r" in raw
     return _MAY_STATE.search(raw if is_whole else raw[:_MOST_SEARCHED]) is not None or b"\0" in raw[:_MOST_SEARCHED]

@@ -51,7 +51,7 @@ class ShippedFile:
         self._size = -1
         self._grown_at = self._polled_at = 0.0
         self._gone_at: float | None = None  # monotonic time when its deletion was seen
-        self._is_key_here = True  # an unfinished key began since the last truncation
+        self._is_turn_begun = True  # a line since the last truncation was taken, so `key_place` is of this content
         self._now = datetime.now(UTC)
 
     # --- called by ``files`` ---
@@ -127,7 +127,7 @@ class ShippedFile:
             turn, placed = self._raw.popleft()
             arrived = self._arrivals.of(placed[0], self._now) if turn == self._turn else self._now
             self._head = self.maker.entry(placed, arrived, self._now, turn)
-            self._is_key_here = turn == self._turn
+            self._is_turn_begun = turn == self._turn
         return self._head
 
     def pop_head(self) -> None:
@@ -158,7 +158,7 @@ class ShippedFile:
         """Return where the store's lines end, since the last truncation. None if it has all lines read."""
         unsent = chain(self._unsent, filter(None, [self._head]))
         places = (entry.place for entry in unsent if entry.turn == self._turn)
-        key_place = self.maker.key_place if self._is_key_here else None
+        key_place = self.maker.key_place if self._is_turn_begun else None
         key_places = () if key_place is None else (key_place,)
         waiting = (place for turn, (place, _) in self._raw if turn == self._turn)
         return next(chain(places, key_places, waiting), None)
@@ -175,7 +175,7 @@ class ShippedFile:
         """Unread lines are lost."""
         self._counters.add_lost_bytes(LostReason.TRUNCATED, self.file.size - self.file.offset)
         self._keep(self.file.take_unfinished_line())
-        self._turn, self._is_key_here = self._turn + 1, False
+        self._turn, self._is_turn_begun = self._turn + 1, False
         self._arrivals.forget()
         self._size = -1
         self._positions.forget(self.key)

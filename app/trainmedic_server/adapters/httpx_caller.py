@@ -224,11 +224,11 @@ async def _read(response: httpx.Response, limit: int, until: float) -> tuple[byt
 def _reply(response: httpx.Response, content: bytes) -> HttpReply:
     is_compressed = response.headers.get("content-encoding", "identity").lower() != "identity"
     if is_compressed:
-        content = b""  # without a request; unreadable if truncated
+        # Nobody asked for compression. Such a reply counts as cut, because its text is not known.
+        content = b""
     headers = {name.lower(): value for name, value in response.headers.items()}
-    return HttpReply(
-        response.status_code, headers, _decoded(content, response.charset_encoding or "utf-8"), is_compressed
-    )
+    text = _decoded(content, response.charset_encoding or "utf-8")
+    return HttpReply(response.status_code, headers, text, is_cut=is_compressed)
 
 
 def _redacted(reply: HttpReply, secrets: Sequence[str], is_cut: bool) -> HttpReply:

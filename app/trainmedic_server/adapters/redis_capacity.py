@@ -9,7 +9,6 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from trainmedic.wire.connection import ROOM_FOR_SERVERS
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_connection import FAULTS, open_client
 from trainmedic_server.errors import ConfigurationError
@@ -90,9 +89,9 @@ def judged(info: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
     clients, most = int(info.get("connected_clients", 0)), int(info.get("maxclients", 0))
     if most:
         shares["clients"] = clients / most
-        if clients >= NEARLY_FULL * most or most - clients < min(ROOM_FOR_SERVERS, most // 10):
+        if clients >= NEARLY_FULL * most:
             warnings["clients"] = (
-                f"it has {clients} clients of at most {most}: further agents and jobs cannot connect, "
+                f"it has {clients} clients of at most {most}: soon no further agents and jobs can connect, "
                 "so raise its maxclients, and its limit of open files"
             )
     used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))

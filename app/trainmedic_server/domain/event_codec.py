@@ -1,6 +1,7 @@
 """Conversion between `Event` and its typed content.
 
-Missing or mistyped members of other releases' rows read as their default, or None. Unknown members stay.
+Missing or mistyped members of other releases' rows read as their default, or None. Unknown members stay in
+`Event.data` only. The content is None if a required member is missing.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ def proceed(draft: RunDraft) -> StartMembers | Wait | RolloutOver | StepState:
     if check is not None:
         return check
     if isinstance(then, RolloutOver):
+        # A pause suspends the rollout only: the last steps change nothing.
         if group.last_batch is not None and draft.run.waiting_on in (MEMBERS, "resume"):
             if draft.run.batch != group.last_batch:
                 draft.add_event(batch_ended(group, group.last_batch))
@@ -80,7 +81,7 @@ def _step_of_check(
         draft.run = replace(draft.run, batch=last, message="")
         draft.set_status(Status.RUNNING)
         for state in states:
-            asked = state.params if state.kind == "approve" else {}  # with the round: old answers do not count
+            asked = state.params if state.kind == "approve" else {}  # keep how often it was asked
             draft.put(StepState(state.phase, state.index, state.id, state.kind, state.action, params=asked))
     return step_sequence.next_of_check(draft.run)
 

@@ -120,7 +120,7 @@ class HttpReply(Struct, frozen=True):
     status: int
     headers: Mapping[str, str]
     body: str
-    is_cut: bool = False  # by the size limit, the deadline or a lost connection
+    is_cut: bool = False  # by the size limit, the deadline, a lost connection, or compression
 
 
 class HttpAccess(Struct, frozen=True):
@@ -136,7 +136,7 @@ class HttpAccess(Struct, frozen=True):
     socket: str | None = None
     """UNIX socket to connect to."""
     largest_reply: int | None = None
-    """Bytes after which the reply is truncated. None: 64 KiB."""
+    """Bytes after which the reply is truncated. None: the caller's limit."""
 
 
 NO_ACCESS = HttpAccess()

@@ -22,9 +22,9 @@ class PlaybookTally(Struct):
     undone_by_hand: int = 0
     repeated: int = 0
     repair_seconds: Counter[float] = field(default_factory=Counter)
-    """Successful runs by duration from admission: seconds, rounded to two digits."""
+    """Successful runs by duration from admission: seconds, rounded to two significant digits."""
     person_seconds: Counter[float] = field(default_factory=Counter)
-    """Answered questions by duration."""
+    """Answered questions by seconds until the answer, rounded likewise."""
 
     def add(self, other: PlaybookTally) -> None:
         self.statuses += other.statuses

@@ -12,7 +12,7 @@ class GlobalBatchLost(ValueError):
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """Components of an optimizer step without commands."""
+    """Components of an optimizer step by the script, without changes by commands."""
 
     micro_batch: int | None  # samples per batch and rank; None if unknown
     accumulation: int

@@ -77,7 +77,8 @@ class Step:
 
     def _update_accelerated(self, max_norm: float | None) -> torch.Tensor:
         rate = self._boundary.training.rate
-        if self._accelerated.scaler is None:  # otherwise clipping unscales the gradients first
+        # With a scaler clipping unscales the gradients, so `LayerNorms` measures them after it, before the step.
+        if self._accelerated.scaler is None:
             self._boundary.layer_norms.measure()
         norm: torch.Tensor = self._accelerated.clip(rate.parameters(), float("inf") if max_norm is None else max_norm)
         self._accelerated.step(rate.optimizers)
