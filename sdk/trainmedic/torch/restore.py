@@ -44,8 +44,8 @@ UNKNOWN_STREAM = (
 )
 CANNOT_SKIP_IN_STREAM = (
     "the loader is a stream that carried state, as of attach(also=...) or a generator, may put back, so it is not "
-    "known which batches come next, and none can be skipped: pass a loader that can go back, such as one with state_dict and load_state_dict, to "
-    "attach(loader=...), or roll back without skip_batches"
+    "known which batches come next, and none can be skipped: pass a loader that can go back, such as one with "
+    "state_dict and load_state_dict, to attach(loader=...), or roll back without skip_batches"
 )
 CANNOT_SKIP = (
     "the loop draws its own batches, so none of them can be skipped: pass their source, or the function that draws "
