@@ -25,7 +25,7 @@ from trainmedic.torch.state_parts import StateParts
 
 log = logging.getLogger("trainmedic")
 
-OWN_PARTS = ("model", "optimizer", "scheduler", "scaler", "ema")  # of `attach`
+_OWN_PARTS = ("model", "optimizer", "scheduler", "scaler", "ema")  # of `attach`
 
 _PYTORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
 # Modules of classes that only wrap the model: their attributes are not the training's.
@@ -139,7 +139,7 @@ class CarriedState:
     def may_hold_position(self) -> bool:
         """True if restored state may put a stream back; that of modules and optimizers does not."""
         parts = self.parts.by_name if self.parts is not None else {}
-        named = [part for name, part in parts.items() if name.partition(".")[0] not in OWN_PARTS]
+        named = [part for name, part in parts.items() if name.partition(".")[0] not in _OWN_PARTS]
         is_other = any(not isinstance(part, (nn.Module, torch.optim.Optimizer)) for part in named)
         return bool(self.named or self.generators) or is_other
 
