@@ -154,11 +154,6 @@ class BatchLog:
         self._compares = not self.comparison.is_complete
         return self.comparison
 
-    def next_after(self, drawn: int | None) -> int | None:
-        """Return the fingerprint of the batch after ``drawn``; None if unknown."""
-        since, _ = self._since(drawn)
-        return read(since[0]) if since else None
-
     def _since(self, drawn: int | None) -> tuple[list[Fingerprint], str]:
         """Return the batches after ``drawn``, or why they are unknown."""
         first = self.drawn - len(self._fingerprints)

@@ -145,7 +145,6 @@ class StepBoundary:
             training.loss_log.note_gradients(number, training.gradients)
             training.gradients = []
         watches = self._watches
-        training.rate.observe()
         if watches.verification.pending or watches.rates.pending or training.rate.scale != 1.0:
             watches.step_done(number)
         if self._checkpoint_every is not None and number % self._checkpoint_every == 0:

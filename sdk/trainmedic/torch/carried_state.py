@@ -25,6 +25,8 @@ from trainmedic.torch.state_parts import StateParts
 
 log = logging.getLogger("trainmedic")
 
+_OWN_PARTS = ("model", "optimizer", "scheduler", "scaler", "ema")  # of `attach`
+
 _PYTORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
 # Modules of classes that only wrap the model: their attributes are not the training's.
 _WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "deepspeed", "accelerate")
@@ -132,6 +134,14 @@ class CarriedState:
             yield name, generator
         for name, attribute in (*self._tensor_attributes(), *self._changed_numbers()):
             yield name, attribute.get()
+
+    @property
+    def may_hold_position(self) -> bool:
+        """True if restored state may put a stream back; that of modules and optimizers does not."""
+        parts = self.parts.by_name if self.parts is not None else {}
+        named = [part for name, part in parts.items() if name.partition(".")[0] not in _OWN_PARTS]
+        is_other = any(not isinstance(part, (nn.Module, torch.optim.Optimizer)) for part in named)
+        return bool(self.named or self.generators) or is_other
 
     def _changed_numbers(self) -> Iterator[tuple[str, _Attribute]]:
         if self.parts is None:

@@ -13,7 +13,6 @@ import torch
 from torch.optim import lr_scheduler
 
 from trainmedic.errors import Rejected
-from trainmedic.torch.own_changes import Fate, OwnChanges
 from trainmedic.torch.rate_schedule import RateSchedule, closed_form, computes_as_pytorch
 
 _MOST_RETURNED = 64  # last ones that are compared
@@ -69,14 +68,10 @@ class LearningRate:
         self._scheduled_then: dict[Name, float | None] = {}  # `_scheduled` when a group's rate was written
         self.is_asked_for = False  # True if the loop has asked for the factor
         self.left_alone = False  # True if the last change kept a rate that the loop had set
-        self.left_unclear = False  # True if that rate may have the factor
         self._returned: list[Number] = []  # scaled rates returned to the loop, since the last change was watched
         self._last_change = _LastChange([], 1.0, [])
         self._value: Number | None = None  # unscaled one of the last returned, since a load
         self._multiples: list[float] = []  # by group: its unscaled rate by that value, at the last `watch`
-        self.is_watched = False  # from `watch` until the answer
-        self._own = OwnChanges()
-        self._versions: dict[int, tuple[Any, int]] = {}  # by group: a tensor, and its version when last read
 
     @property
     def is_scheduled(self) -> bool:
@@ -87,11 +82,6 @@ class LearningRate:
 
     def parameters(self) -> list[torch.nn.Parameter]:
         return [parameter for group in self._groups() for parameter in group["params"]]
-
-    def parameter_version(self) -> int:
-        """Return a number that grows with each change of the first parameters, or stays 0."""
-        first = self.optimizers[0].param_groups[0]["params"][:8]
-        return sum(each._version for each in first if isinstance(each, torch.Tensor) and not each.is_inference())
 
     @property
     def values(self) -> list[float]:
@@ -114,7 +104,7 @@ class LearningRate:
     def asked_scale(self) -> float:
         """Return the factor to a loop that applies it."""
         self.is_asked_for = True
-        return _Factor(self) if self.is_watched else self.scale
+        return self.scale
 
     def scaled(self, value: Number) -> Number:
         """Return the rate times the factor; the same object if unscaled."""
@@ -123,14 +113,8 @@ class LearningRate:
         self._value, self._returned = value, [*self._returned[1 - _MOST_RETURNED :], scaled]
         return scaled
 
-    def observe(self) -> None:
-        """Record a step's end."""
-        if not (self._schedulers or self.is_asked_for):
-            self._own.observe(self.present, is_scaled=self.scale != 1.0)
-
     def watch(self, before: float) -> None:
         """Begin to detect overwritten rates, after a change from the scale ``before``."""
-        self.is_watched = True
         self._last_change = _LastChange(self.values, self.scale / before, self._scheduled())
         value = 0.0 if self._value is None else float(self._value)
         if value > 0.0:
@@ -155,10 +139,6 @@ class LearningRate:
                 continue
             ratio = self._last_change.ratio
             is_without = _is_among(found, [each / ratio for each in multiplied])
-            if not (self.is_asked_for or self._schedulers) and self._is_repeated_change(found, expected):
-                self._last_change.expected[number] = found
-                self._follow(number, found)
-                continue
             if is_without or not (self.is_asked_for and self._is_nearer(found, expected)):
                 return found, found * ratio if is_without else expected
         return None
@@ -173,43 +153,15 @@ class LearningRate:
         if self.scale == 1.0 or self._schedulers or self.is_asked_for:
             return None
         found = None
-        for number, group in enumerate(self._groups()):
-            held, name = group["lr"], ("group", number, "lr")
-            if self._is_read(number, held):
-                continue
-            rate = float(held)
-            written, raw = self._written.get(name, (rate, rate))
+        for number, rate in enumerate(self.values):
+            written, raw = self._written.get(("group", number, "lr"), (rate, rate))
             if rate == written:
-                if type(held) is float and held is not written:
-                    expected = self._own.expected_instead(number, written, raw)
-                    found = found if expected is None else (rate, expected, True)
                 continue
-            fate = self._own.judge(number, rate, written, raw)
-            if fate is Fate.KEPT:
-                self._follow(number, rate)
-            elif found is None or fate is Fate.LOST:
-                found = rate, written, fate is Fate.LOST
+            # A fall may be the loop's own, of the scaled rate; so may a small rise.
+            is_lost = 0.0 < written < min(rate, raw) and rate**2 > written * raw
+            if found is None or is_lost:
+                found = rate, written, is_lost
         return found
-
-    def _follow(self, number: int, rate: float) -> None:
-        # The loop has derived this rate from the scaled one.
-        written, raw = self._written.get(("group", number, "lr"), (rate, rate / self.scale))
-        self._written["group", number, "lr"] = rate, raw * (rate / written)
-
-    @property
-    def is_unclear(self) -> bool:
-        """True if the loop's own change may have lost the factor."""
-        return self._own.is_unclear
-
-    def _is_read(self, number: int, held: Number) -> bool:
-        # Reading a tensor waits for its device.
-        if not isinstance(held, torch.Tensor) or held.is_inference():  # the latter has no version
-            return False
-        before, self._versions[number] = self._versions.get(number), (held, held._version)
-        return before is not None and before[0] is held and before[1] == held._version
-
-    def _is_repeated_change(self, found: float, expected: float) -> bool:
-        return min(found, expected) > 0.0 and self._own.repeats(math.log(found / expected))
 
     def give_up(self, scale: float) -> None:
         """Set the former scale, but keep rates that the loop has set since."""
@@ -222,7 +174,6 @@ class LearningRate:
             else:
                 group["lr"] = value
         self._written.clear()
-        self._own.restart(self.present)
 
     def _without_change(self, number: int, rate: float, scale: float) -> float:
         expected, ratio, _ = self._last_change
@@ -271,7 +222,6 @@ class LearningRate:
         if held != scale:
             self._rescale(held, scale)
         self.scale = scale
-        self._own.restart(self.present)
         self._mark(unscaled)
         if self.scale != 1.0:
             self._unscale_other_schedulers()
@@ -282,7 +232,7 @@ class LearningRate:
                 self._scheduled_then[name] = scheduled[number]
 
     def _rescale(self, old: float, new: float) -> None:
-        self.left_alone, self.left_unclear = False, self._own.is_unclear
+        self.left_alone = False
         total, unscaled = old, self._unscaled_groups()
         scheduled: dict[Name, float | None] = {
             ("group", number, "lr"): each for number, each in enumerate(self._scheduled())
@@ -302,7 +252,6 @@ class LearningRate:
             self._written[slot.name] = (slot.read(), raw)
             self._scheduled_then[slot.name] = scheduled.get(slot.name)
         self.scale = new
-        self._own.restart(self.present)
         self._mark()
 
     def _is_set_by_loop(self, name: Name, rate: float, scheduled: Mapping[Name, float | None]) -> bool:
@@ -372,27 +321,6 @@ class LearningRate:
             return step()
         finally:
             self._rescale(1.0, scale)
-
-
-class _Factor(float):
-    # A product by it is `LearningRate.scaled`. Used only until an answer: PyTorch loads no such number from a file.
-
-    __slots__ = ("_rate",)
-    _rate: LearningRate
-
-    def __new__(cls, rate: LearningRate) -> _Factor:
-        factor = super().__new__(cls, rate.scale)
-        factor._rate = rate
-        return factor
-
-    def __mul__(self, value: Any) -> Any:
-        factor = float(self)
-        return self._rate.scaled(value) if factor == self._rate.scale else value * factor
-
-    __rmul__ = __mul__
-
-    def __reduce__(self) -> Any:
-        return float, (float(self),)
 
 
 def _step_unscaled(scheduler: Any, rate: LearningRate) -> None:

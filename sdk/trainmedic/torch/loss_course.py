@@ -28,7 +28,7 @@ class CompletedRollback:
     trouble_at: int | None  # first untrusted step before the rollback
     has_state: bool = True  # True if the checkpoint holds the run's own state
     has_random: bool = True  # True if it holds the random state
-    loop_draws: bool = False  # True if the loop draws its own batches: maybe the same ones, so compare
+    may_be_same: bool = False  # True if unknown batches may be the same ones, so compare
 
 
 def begin_comparison(log: LossLog, rollback: CompletedRollback, models: Iterable[nn.Module]) -> LossComparison:
@@ -64,4 +64,4 @@ def _why_not_comparable(rollback: CompletedRollback) -> str:
         return _NO_RANDOM
     if rollback.accumulation != rollback.accumulation_then:
         return _OTHER_ACCUMULATION
-    return "" if rollback.loop_draws or rollback.data.startswith(REPLAYED) else rollback.data
+    return "" if rollback.may_be_same or rollback.data.startswith(REPLAYED) else rollback.data

@@ -35,12 +35,7 @@ _BOUNDARIES = 16  # most, until the answer
 _LONGEST = 30.0  # seconds until the answer
 _RESERVE = 5.0  # seconds before the command expires, to deliver the answer
 _NO_UPDATE = "the loop made no update since"
-_OTHER_OPTIMIZER = (
-    "the parameters change, but not by the optimizer that attach() got; give it the one that the loop steps"
-)
 _NOT_OBSERVED = "no update of the optimizer was observed, now or before"
-_LEFT_ALONE = "the loop has set the rate by itself since, so it was not changed"
-_MAY_BE_SCALED = "; it is not known whether the factor is still in it"
 _TOGETHER = "several changes were observed together"
 HOW = "use the rate that step.learning_rate(value) or run.learning_rate(value) returns, or give attach() the scheduler"
 
@@ -75,8 +70,6 @@ class _Watch:
     used: list[list[float]] = field(default_factory=list)  # the groups' rates, at each boundary's last update
     used_at: int = -1  # ``boundaries`` at the last update
     boundaries: int = 0  # since the last change or load
-    moves: int = 0  # boundaries at which parameters had changed
-    version: int = 0  # of parameters, at the last boundary
     overwritten: tuple[float, float] | None = None  # first unexpected rate, and the expected one
 
 
@@ -104,7 +97,6 @@ class RateCommands:
         self._watch = _Watch(1.0)
         self._timer = AnswerTimer()
         self._why_unsupported = ""  # once the loop was seen to set its rate
-        self._is_unclear = False  # whether it set the rate without the factor
 
     def scale(self, command: JobCommand) -> None:
         """Scale the rate. Raises Refusal without scaling it."""
@@ -148,9 +140,8 @@ class RateCommands:
                 self._begin_watch(self._watch.scale_before)
 
     def _begin_watch(self, scale_before: float) -> None:
-        rate = self._training.rate
-        self._watch = _Watch(scale_before, version=rate.parameter_version())
-        rate.watch(scale_before)
+        self._watch = _Watch(scale_before)
+        self._training.rate.watch(scale_before)
         self._steps.observer = self._observe_update
 
     def step_done(self) -> None:
@@ -164,10 +155,8 @@ class RateCommands:
                 self._cannot_observe(error)
 
     def _observe_boundary(self) -> None:
-        watch, rate = self._watch, self._training.rate
+        watch = self._watch
         watch.boundaries += 1
-        watch.moves += rate.parameter_version() != watch.version
-        watch.version = rate.parameter_version()
         self._check_overwritten(watch)
         is_observed = self._steps.count > 0  # at all; the loop may update by other methods than `step`
         updates = len(watch.used) if is_observed else watch.boundaries
@@ -179,19 +168,15 @@ class RateCommands:
             if self._now() + seconds > min(each.until for each in unanswered):
                 self._answer(TOO_SLOW)
             elif watch.boundaries >= _BOUNDARIES:
-                is_other = is_observed and not updates and watch.moves > _BOUNDARIES // 2
-                self._answer(_OTHER_OPTIMIZER if is_other else _NO_UPDATE)
+                self._answer(_NO_UPDATE)
 
     def _check_set_since(self) -> None:
         # A loop may set its rate once per epoch, after the answer.
         training = self._training
         found = training.rate.set_since()
-        if self._is_unclear and not training.rate.is_unclear:  # the factor is active after all, or was undone
-            self._is_unclear, self._why_unsupported = False, ""
         if found is None or (self._why_unsupported and not found[-1]):
             return
         actual, expected, is_lost = found
-        self._is_unclear = not is_lost
         scale = training.rate.scale
         self._why_unsupported = f"the loop set the learning rate to {actual:.6g} instead of {expected:.6g}; {self._how}"
         if is_lost:
@@ -268,13 +253,7 @@ class RateCommands:
         if why or len(pending) > 1:
             verified["why"] = why or _TOGETHER
         is_set_by_loop = rate.left_alone or watch.overwritten is not None
-        reason = ""
-        if watch.overwritten is not None:
-            actual, expected = watch.overwritten
-            overwritten = f"the loop set the learning rate to {actual:.6g} instead of {expected:.6g}; {self._how}"
-            reason = self._revert(overwritten, is_boundary)
-        elif ended_because == _OTHER_OPTIMIZER:
-            reason = self._revert(ended_because, is_boundary)
+        reason = self._revert(watch.overwritten, is_boundary) if watch.overwritten is not None else ""
         for each in pending:
             self._answer_one(each, verified, reason, is_set_by_loop)
         if not ended_because or (reason and is_boundary):
@@ -287,18 +266,19 @@ class RateCommands:
             status, rate = envelope.FAILED, self._training.rate
             output = {**pending.output, "after": rate.value, "scale": rate.scale, "reason": reason}
         elif is_set_by_loop:
-            output["left_alone"] = _LEFT_ALONE + (_MAY_BE_SCALED if self._training.rate.left_unclear else "")
+            output["left_alone"] = "the loop has set the rate by itself since, so it was not changed"
         if not command.is_answered:
             command.answer(status, output)
         elif status == envelope.FAILED and command.status == envelope.APPLIED:
             log.error("%s: %s was answered applied, but %s", self._training.medic.job, command.id, reason)
 
-    def _revert(self, reason: str, is_boundary: bool) -> str:
+    def _revert(self, overwritten: tuple[float, float], is_boundary: bool) -> str:
         # Restores the former scale, at a boundary. Returns the reason; "" if only undos are pending.
-        training, failed = self._training, self._failed()
-        if not failed:
+        actual, expected = overwritten
+        training = self._training
+        if not self._failed():
             return ""
-        training.changes.set_factors(LEARNING_RATE, self._factors_without(failed), training.global_step)
+        reason = f"the loop set the learning rate to {actual:.6g} instead of {expected:.6g}; {self._how}"
         self._why_unsupported = reason
         if not is_boundary:
             return f"{reason}. The former scale returns at the next step boundary"
@@ -308,5 +288,4 @@ class RateCommands:
 
     def _end(self) -> None:
         self.pending = []
-        self._training.rate.is_watched = False
         self._steps.observer = None

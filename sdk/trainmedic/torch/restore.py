@@ -26,12 +26,12 @@ from trainmedic.torch.checkpoints.checkpoint_tiers import without_memory
 from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory
 from trainmedic.torch.checkpoints.loading import CheckpointLoading, LoadedCheckpoint, RunState
 from trainmedic.torch.loss_course import CompletedRollback, begin_comparison
-from trainmedic.torch.sources.batch_sources import NOT_REPLAYED, REPLAYED, BatchSource
+from trainmedic.torch.sources.batch_sources import NOT_REPLAYED, REPLAYED, BatchSource, ForwardSource
 from trainmedic.torch.training_state import TrainingState
 
 log = logging.getLogger("trainmedic")
 
-# Texts of the answer's ``data``, except CANNOT_SKIP and BETWEEN_EPOCHS.
+# Texts of the answer's ``data``, except the errors CANNOT_SKIP… and BETWEEN_EPOCHS.
 BETWEEN_EPOCHS = (
     "the loop counts its epochs by itself, so its code between two of them, such as scheduler.step(), does not run "
     "again after epoch {}; use: for epoch in run.epochs(count)"
@@ -39,6 +39,14 @@ BETWEEN_EPOCHS = (
 NO_POSITION = "the checkpoint does not hold the data position; training continues with the next batches"
 UNKNOWN_BATCHES = "not known: the loop draws its own batches"
 OTHER_BATCHES = "the same samples again, in other batches: their size, or what loads them, has changed since"
+UNKNOWN_STREAM = (
+    "not known: the stream goes on, or starts where carried state, as of attach(also=...) or a generator, puts it"
+)
+CANNOT_SKIP_IN_STREAM = (
+    "the loader is a stream that carried state, as of attach(also=...) or a generator, may put back, so it is not "
+    "known which batches come next, and none can be skipped: pass a loader that can go back, such as one with "
+    "state_dict and load_state_dict, to attach(loader=...), or roll back without skip_batches"
+)
 CANNOT_SKIP = (
     "the loop draws its own batches, so none of them can be skipped: pass their source, or the function that draws "
     "one, to attach(loader=...)"
@@ -69,6 +77,8 @@ class CheckpointRestore:
         training = self._training
         if training.batch_source is None and rollback.skip_batches:
             raise Rejected(CANNOT_SKIP)
+        if rollback.skip_batches and self._may_be_put_back():
+            raise Rejected(CANNOT_SKIP_IN_STREAM)
         own = [
             checkpoint
             for checkpoint in self._storage.checkpoints()
@@ -128,7 +138,7 @@ class CheckpointRestore:
             trouble_at=min((step for step in faults if step is not None), default=None),
             has_state=run_state is not None,
             has_random=state.get("random") is not None,
-            loop_draws=data == UNKNOWN_BATCHES,
+            may_be_same=data in (UNKNOWN_BATCHES, UNKNOWN_STREAM),
         )
         begin_comparison(training.loss_log, rollback, training.parts.modules().values())
 
@@ -151,8 +161,8 @@ class CheckpointRestore:
             log.error("%s: carried state differs from what was saved: %s", self._job, different)
         if loaded.unusable:
             log.warning("%s: resumed from an older checkpoint: %s", self._job, "; ".join(loaded.unusable))
-        if output["data"].startswith(NOT_REPLAYED):
-            log.warning("%s: resumed from step %d, with %s", self._job, training.global_step, output["data"])
+        if output["data"].startswith((NOT_REPLAYED, UNKNOWN_STREAM)):
+            log.warning("%s: resumed from step %d; batches: %s", self._job, training.global_step, output["data"])
         return training.global_step
 
     def warn_of_foreign_checkpoints(self) -> None:
@@ -225,9 +235,11 @@ class CheckpointRestore:
             "checkpoint": checkpoint.name,
             "saved_at": checkpoint.at.isoformat(),
         }
-        data, source = UNKNOWN_BATCHES, training.batch_source
-        if source is not None:
-            data = self._move_batch_source(source, run_state, resumed)
+        output["data"], left_out = UNKNOWN_BATCHES, 0
+        if training.batch_source is not None:
+            output["data"], left_out = self._move_batch_source(training.batch_source, run_state, skip_batches, resumed)
+            output["skipped_batches"] = skip_batches
+        self._move_batch_log(run_state, output["data"], left_out, resumed)
         output["learning_rate"] = training.rate.value
         if run_state is not None:
             output["carried"] = training.carried.put_back(run_state.get("carried"))
@@ -235,36 +247,35 @@ class CheckpointRestore:
             if run_state["random"] is not None:
                 randomness.restore(run_state["random"])
             output["loss_at_checkpoint"] = run_state["loss"]
-        left_out = 0
-        if source is not None:
-            # Not after a hang, which reading may repeat.
-            if training.carried.named and not (resumed or training.was_interrupted):
-                expected = training.batch_log.next_after(((run_state or {}).get("batches") or {}).get("drawn"))
-                data = source.check_returned(expected) or data  # carried state may have moved it
-            left_out = source.skip(skip_batches) if skip_batches else 0
-            data = self._described_data(data, run_state)
-            output["skipped_batches"] = skip_batches
-        output["data"] = data
-        self._move_batch_log(run_state, data, left_out, resumed)
         return output
 
-    def _move_batch_source(self, source: BatchSource, run_state: RunState | None, resumed: bool) -> str:
-        """Return the answer's text."""
+    def _move_batch_source(
+        self, source: BatchSource, run_state: RunState | None, skip_batches: int, resumed: bool
+    ) -> tuple[str, int]:
+        """Return the answer's text, and the number of newly skipped batches."""
         state = run_state["feed"] if run_state is not None else None  # the stored name of the batch source's state
         if resumed:
             for epoch, start, stop in self._training.changes.skipped:
                 source.skipped.add(epoch, start, stop)
-        if state is None:
-            return NO_POSITION
-        return source.restore(state) if source.can_restore(state) else source.start_epoch(state["epoch"])
-
-    def _described_data(self, data: str, run_state: RunState | None) -> str:
+        data = NO_POSITION
+        if state is not None:
+            data = source.restore(state) if source.can_restore(state) else source.start_epoch(state["epoch"])
+        left_out = source.skip(skip_batches) if skip_batches else 0
         order = self._training.fetch_order
         if order.is_ahead:
-            return FETCHED_AHEAD
-        if order.may_be_ahead:
-            return PERHAPS_AHEAD
-        return OTHER_BATCHES if data == REPLAYED and self._batches_differ(run_state) else data
+            data = FETCHED_AHEAD
+        elif order.may_be_ahead:
+            data = PERHAPS_AHEAD
+        elif data == REPLAYED and self._batches_differ(run_state):
+            data = OTHER_BATCHES
+        elif not data.startswith(REPLAYED) and self._may_be_put_back():
+            data = UNKNOWN_STREAM
+        return data, left_out
+
+    def _may_be_put_back(self) -> bool:
+        source = self._training.batch_source
+        is_stream = isinstance(source, ForwardSource) and not source.goes_back
+        return is_stream and self._training.carried.may_hold_position
 
     def _move_batch_log(self, run_state: RunState | None, data: str, left_out: int, resumed: bool) -> None:
         training, batch_log = self._training, self._training.batch_log

@@ -60,7 +60,10 @@ class Run:
         self._boundary = StepBoundary(training, self._writer, self._restore, pause, watches, checkpoint_every)
         self._saves_at_start = checkpoint_at_start and checkpoint_every is not None
         self._memory_start = memory_start
-        self._is_begun = self._ends_with_epochs = False
+        self._is_begun = False
+        self._ends_with_epochs = False  # within `epochs`
+        self._is_epoch_over = self._is_left = False  # since the last one of `epochs`; `batches`, before its end
+        self._was_for_one = False  # whether the last `batches` was for one epoch, which ended
         CommandHandlers(
             training, self._writer, self._restore, pause, self._verification, self._rates, accumulates
         ).register()
@@ -123,16 +126,26 @@ class Run:
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield epochs up to ``count`` and end `batches` with each, so that code between them runs again too after a
-        rollback."""
+        rollback. Leaving `batches` earlier ends it."""
         self._ends_with_epochs = True
-        while self._source.epoch < count and not self.stopping:
-            yield self._source.epoch
+        try:
+            while self._source.epoch < count and not self.stopping:
+                self._is_epoch_over = self._is_left = False
+                yield self._source.epoch
+                if not self._is_epoch_over:
+                    break
+            if self._is_left:
+                message = "%s: run.epochs() ends, because the loop has left batches() before the end of epoch %d"
+                log.warning(message, self.training.medic.job, self._source.epoch)
+        finally:
+            self._ends_with_epochs = False
 
     def batches(self, epochs: int | None = None, steps: int | None = None) -> Iterator[Any]:
         """Yield batches until ``epochs`` or ``steps`` since the training's start, or until stopped."""
         training, source = self.training, self._source
         is_for_one = epochs == source.epoch + 1 and not self._ends_with_epochs
-        training.lone_epoch = source.epoch if is_for_one else None
+        training.lone_epoch = source.epoch if is_for_one and self._was_for_one else None
+        self._was_for_one, self._is_left = False, True
         if not self._is_begun:
             self._begin()
         may_continue = False
@@ -140,8 +153,9 @@ class Run:
         try:
             yield from self._draw(source, epochs, steps)
             # A loop by epochs calls this again for the next one; else the run's end or a time limit answers.
-            is_at_end = epochs is not None and (self._ends_with_epochs or source.epoch >= epochs)
+            is_at_end = self._is_epoch_over if self._ends_with_epochs else epochs is not None and source.epoch >= epochs
             may_continue = is_at_end and not training.stopping
+            self._was_for_one, self._is_left = is_for_one and is_at_end, False
         finally:
             if may_continue:
                 self._verification.late_because = self._rates.late_because = EPOCHS_ENDED
@@ -168,7 +182,8 @@ class Run:
             except StopIteration:
                 is_empty = position == 0 and not source.skipped.contains(epoch, 0)
                 empty_epochs = empty_epochs + 1 if is_empty else 0
-                if self._ends_with_epochs and epochs is not None:
+                self._is_epoch_over = not is_empty
+                if self._ends_with_epochs:
                     break
                 if empty_epochs >= _EMPTY_EPOCHS:
                     break

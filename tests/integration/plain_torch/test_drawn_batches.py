@@ -18,8 +18,8 @@ from torch import nn
 import trainmedic
 import trainmedic.torch
 from tests.integration.plain_torch.training import same
-from tests.support.command_sender import Commander
-from trainmedic.torch.restore import FETCHED_AHEAD
+from tests.support.command_sender import Commander, Sent
+from trainmedic.torch.restore import CANNOT_SKIP_IN_STREAM, FETCHED_AHEAD, UNKNOWN_STREAM
 from trainmedic.wire.envelope import Reply
 
 TEXT = torch.arange(5000) * 7919 % 61
@@ -42,6 +42,7 @@ class DrawingLoop:
         self.model = nn.Sequential(nn.Embedding(61, 8), nn.Flatten(), nn.Dropout(0.2), nn.Linear(8 * CONTEXT, 61))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.scaler = torch.amp.GradScaler(enabled=False)
+        self.generator = torch.Generator() if gives == "generator" else None
         self.place = torch.zeros((), dtype=torch.long)  # of a loader that counts
         self.run = trainmedic.torch.attach(
             medic,
@@ -56,6 +57,8 @@ class DrawingLoop:
 
     def draw(self, split: str) -> tuple[torch.Tensor, torch.Tensor]:
         places = torch.randint(len(TEXT) - CONTEXT, (BATCH,))
+        if split == "train" and self.gives == "generator":
+            places = torch.randint(len(TEXT) - CONTEXT, (BATCH,), generator=self.generator)
         if split == "train" and "position" in self.gives:
             places = self.place + torch.arange(BATCH)
             self.place += BATCH
@@ -143,27 +146,71 @@ def test_a_function_as_loader_can_leave_out_batches(begin: Callable[..., Drawing
     assert again.drawn == calm.drawn[10 * ACCUMULATION + 12 :][: len(again.drawn)]
 
 
-@pytest.mark.parametrize("gives", ["position", "hidden position"])
-def test_a_loader_that_counts_is_gone_back_in_if_its_position_is_named(
-    begin: Callable[..., DrawingLoop], gives: str
-) -> None:
-    """As build-nanogpt's. The batches that are left out are those after the checkpoint, in either case."""
+def test_a_loader_that_counts_goes_on(begin: Callable[..., DrawingLoop]) -> None:
+    calm = begin("calm", gives="hidden position")
+    calm.train(30)
+    loop = begin(gives="hidden position")
+    loop.train(24, {8: loop.order("job.rollback", step=5), 18: loop.order("job.rollback", step=15, skip_batches=4)})
+    for sent in loop.sent:
+        assert loop.commander.final(sent).output["data"].startswith("not the same batches: a stream only goes on")
+    assert loop.drawn == calm.drawn[: len(loop.drawn)]
+
+
+@pytest.mark.parametrize("gives", ["position", "generator"])
+def test_a_loader_that_carried_state_puts_back_is_not_known(begin: Callable[..., DrawingLoop], gives: str) -> None:
+    """As build-nanogpt's. Its losses are compared, as the batches may be the same, and none can be skipped."""
     calm = begin("calm", gives=gives)
     calm.train(30)
     loop = begin(gives=gives)
     loop.train(24, {8: loop.order("job.rollback", step=5), 18: loop.order("job.rollback", step=15, skip_batches=4)})
-    first, second = (loop.commander.final(sent).output for sent in loop.sent)
-    before, back = loop.drawn[: 8 * ACCUMULATION], loop.drawn[8 * ACCUMULATION :]
-    assert before == calm.drawn[: 8 * ACCUMULATION]
-    again = back[13 * ACCUMULATION :]
-    if gives == "hidden position":
-        assert first["data"].startswith("not the same batches: a stream only goes on")
-        assert back == calm.drawn[8 * ACCUMULATION :][: len(back)]
-        return
-    assert (first["data"], second["data"]) == ("the same batches again", "the same batches again")
-    assert first["verified"]["losses"]["agreed"] == first["verified"]["losses"]["compared"] > 0
-    assert back[: 13 * ACCUMULATION] == calm.drawn[5 * ACCUMULATION : 18 * ACCUMULATION]
-    assert again == calm.drawn[15 * ACCUMULATION + 4 :][: len(again)]
+    first, second = map(loop.commander.final, loop.sent)
+    assert (first.status, first.output["data"]) == ("applied", UNKNOWN_STREAM)
+    assert first.output["verified"]["batches"] == {"compared": 0, "agreed": 0, "why": UNKNOWN_STREAM}
+    assert first.output["verified"]["losses"]["agreed"] == first.output["verified"]["losses"]["compared"] > 0
+    assert (second.status, second.output["reason"]) == ("rejected", CANNOT_SKIP_IN_STREAM)
+    again = loop.drawn[8 * ACCUMULATION :]
+    assert again == calm.drawn[5 * ACCUMULATION :][: len(again)]
+
+
+@pytest.mark.parametrize("carries", ["a value", "an object", "a model"])
+def test_a_rollback_reads_nothing_of_a_stream(
+    medic: trainmedic.Medic, sent: Sent, tmp_path: Path, carries: str
+) -> None:
+    """Such reading may fail or wait, and a batch may equal an earlier one by chance, as two of padding do."""
+    read: list[int] = []
+    steps: list[int] = []
+    model, best = nn.Linear(4, 1), nn.Linear(1, 1)
+    scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(best.parameters()), 1)
+    also = {"best": {"a value": [1.0], "an object": scheduler}.get(carries, best)}
+
+    class Stream:
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            return self
+
+        def __next__(self) -> torch.Tensor:
+            number = len(read)
+            read.append(number)
+            return torch.zeros(2, 4) if number in (5, 8) else torch.full((2, 4), number / 100)
+
+    settings: dict[str, Any] = {"checkpoints": tmp_path, "checkpoint_every": 5, "also": also}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    orders = {8: sent("job.rollback", step=5), 9: sent("job.rollback", step=5, skip_batches=1)}
+    with trainmedic.torch.attach(medic, loader=Stream(), model=model, optimizer=optimizer, **settings) as run:
+        for batch in run.batches(steps=30):
+            with run.step() as step:
+                model(batch).square().mean().backward()
+                optimizer.step()
+                assert len(read) == 1 + len(steps)
+                steps.append(step.number)
+                orders.pop(step.number, int)()
+    first, second = sent.replies()
+    assert first.status == "applied"
+    assert len(read) == (33 if carries != "a model" else 37)
+    if carries == "a model":
+        assert first.output["data"] == "not the same batches: a stream only goes on; 3 batches since then are left out"
+        assert (second.status, second.output["skipped_batches"]) == ("applied", 1)
+    else:
+        assert (first.output["data"], second.status) == (UNKNOWN_STREAM, "rejected")
 
 
 def test_without_a_loader_a_skip_is_rejected_and_nothing_is_claimed(begin: Callable[..., DrawingLoop]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,23 @@ from torch.utils.data import DataLoader
 
 import trainmedic
 import trainmedic.torch
-from tests.support.command_sender import Sent
+from tests.support.command_sender import Commander, Sent
 
 EPOCHS, BATCHES = 6, 12
+MOST = 3 * EPOCHS  # passes of a loop, which ends before
+
+
+def begin(
+    medic: trainmedic.Medic, directory: Path, samples: int = 48
+) -> tuple[trainmedic.torch.Run, Callable[[], None]]:
+    """Return a run, and the work on one step."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(torch.randn(48, 4)[:samples], batch_size=4)
+    settings: dict[str, Any] = {"checkpoints": directory, "checkpoint_every": 10, "keep": None}
+    run = trainmedic.torch.attach(medic, loader=loader, model=model, optimizer=optimizer, **settings)
+    return run, lambda: optimizer.step()
 
 
 def train(
@@ -73,3 +88,107 @@ def test_a_loop_that_counts_its_epochs_is_told_what_does_not_run_again(
     assert told in caplog.text
     assert sorted(shaken) == sorted(calm)
     assert shaken[72][1] == pytest.approx(calm[72][1] / 0.7)
+
+
+def steps_of_the_whole_training(run: trainmedic.torch.Run, epoch: int) -> Iterator[Any]:
+    return run.batches(epochs=epoch + 1, steps=30)
+
+
+def until_step_30(run: trainmedic.torch.Run, epoch: int) -> Iterator[Any]:
+    return itertools.takewhile(lambda _: run.global_step < 30, run.batches(epochs=epoch + 1))
+
+
+def without_arguments(run: trainmedic.torch.Run, epoch: int) -> Iterator[Any]:
+    return run.batches()
+
+
+def none(run: trainmedic.torch.Run, epoch: int) -> Iterator[Any]:
+    return iter(())
+
+
+@pytest.mark.parametrize(
+    ("batches", "steps", "is_told"),
+    [
+        (steps_of_the_whole_training, [12, 24, 30], False),
+        (until_step_30, [12, 24, 30], True),
+        (without_arguments, [12, 24, 36, 48, 60, 72], False),
+        (none, [0], False),
+    ],
+)
+def test_epochs_end_with_the_loops_batches(
+    medic: trainmedic.Medic, tmp_path: Path, caplog: pytest.LogCaptureFixture, batches: Any, steps: Any, is_told: bool
+) -> None:
+    run, work = begin(medic, tmp_path)
+    ends: list[int] = []
+    with run:
+        for epoch in itertools.islice(run.epochs(EPOCHS), MOST):
+            for _ in batches(run, epoch):
+                with run.step():
+                    work()
+            ends.append(run.global_step)
+    assert ends == steps
+    assert (
+        "run.epochs() ends, because the loop has left batches() before the end of epoch 2" in caplog.text
+    ) is is_told
+
+
+def test_epochs_without_batches_end(medic: trainmedic.Medic, tmp_path: Path) -> None:
+    run, _ = begin(medic, tmp_path, samples=0)
+    with run:
+        assert [list(run.batches()) for _ in itertools.islice(run.epochs(EPOCHS), MOST)] == [[]]
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_batches_after_the_epochs_go_on_over_their_ends(medic: trainmedic.Medic, tmp_path: Path, is_left: bool) -> None:
+    run, work = begin(medic, tmp_path)
+    with run:
+        for _ in run.epochs(2):
+            for _ in run.batches():
+                with run.step():
+                    work()
+            if is_left:
+                break
+        assert run.epoch == (1 if is_left else 2)
+        for _ in run.batches(epochs=EPOCHS):
+            with run.step():
+                work()
+        assert (run.epoch, run.global_step) == (EPOCHS, EPOCHS * BATCHES)
+
+
+def test_an_epoch_that_had_ended_before_a_restart_is_ended_once(commander: Commander, tmp_path: Path) -> None:
+    """The checkpoint of its last step precedes its code."""
+    with commander.connect() as medic:
+        run, work = begin(medic, tmp_path)
+        with run:
+            for _ in run.batches(steps=BATCHES):
+                with run.step():
+                    work()
+            run.checkpoint()
+    with commander.connect() as medic:
+        run, work = begin(medic, tmp_path)
+        with run:
+            assert run.resume() == BATCHES
+            drawn = [(epoch, sum(1 for _ in run.batches())) for epoch in run.epochs(3)]
+    assert drawn == [(0, 0), (1, BATCHES), (2, BATCHES)]
+
+
+@pytest.mark.parametrize(("restarts_in", "is_whole"), [(55, True), (31, True), (31, False)])
+def test_nothing_is_said_of_code_between_epochs_unless_the_loop_was_seen_to_have_it(
+    commander: Commander, tmp_path: Path, caplog: pytest.LogCaptureFixture, restarts_in: int, is_whole: bool
+) -> None:
+    """A loop over all epochs has none, also if it was resumed in the last one or goes on after another."""
+    for ends_at in (restarts_in, 60):
+        with commander.connect() as medic:
+            sent = Sent(commander, medic)
+            orders = {58: sent("job.rollback", step=20)}
+            run, work = begin(medic, tmp_path)
+            with run:
+                run.resume()
+                for epochs in (5,) if is_whole else (4, 5):
+                    for _ in run.batches(epochs=epochs, steps=ends_at):
+                        with run.step() as step:
+                            work()
+                            orders.pop(step.number, int)()
+    assert sent.reply().status == "applied"
+    assert "between_epochs" not in sent.reply().output
+    assert "code between" not in caplog.text

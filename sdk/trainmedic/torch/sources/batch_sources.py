@@ -82,10 +82,6 @@ class BatchSource:
         self.skipped = SkippedRanges()
         return f"{NOT_REPLAYED}: the checkpoint was written with a loader of another kind; its epoch begins anew"
 
-    def check_returned(self, expected: int | None) -> str | None:
-        """Return the answer's text if carried state moved the source back, to the batch ``expected``."""
-        return None
-
     def check_skip(self, batches: int) -> None:
         """Raise Rejected if this many batches cannot be skipped."""
 
@@ -222,42 +218,20 @@ class RereadSource(IteratedSource):
             generator.set_state(state)
 
 
-class ForwardSource(BatchSource, ABC):
+class ForwardSource(BatchSource):
     """Sources that cannot go back by themselves, with one epoch."""
+
+    goes_back = False  # True if this one can after all
 
     def __init__(self) -> None:
         super().__init__()
         self._lost = 0  # batches between a rollback's checkpoint and the rollback, which cannot be read again
-        self._ahead: list[Any] = []  # read, not yet delivered
-
-    def fetch(self) -> Any:
-        batch = self._ahead.pop(0) if self._ahead else self.read_next()
-        self.position += 1
-        return batch
-
-    @abstractmethod
-    def read_next(self) -> Any:
-        """Raises StopIteration."""
 
     def restore(self, state: dict[str, Any]) -> str:
         self._lost = max(self.position - state["place"], 0)
         if self.position < state["place"]:  # of an earlier process
             return f"{NOT_REPLAYED}: this process has its own stream, which begins where the loop began it"
         return f"{NOT_REPLAYED}: a stream only goes on; {self._lost} batches since then are left out"
-
-    def check_returned(self, expected: int | None) -> str | None:
-        if not self._lost or expected is None:
-            return None
-        try:
-            batch = self.read_next()
-        except StopIteration:
-            return None
-        if read(fingerprint(batch)) != expected:
-            self._ahead.append(batch)
-            return None
-        self._ahead = [batch]
-        self.position, self._lost = self.position - self._lost, 0
-        return REPLAYED
 
     def skip(self, batches: int) -> int:
         """Skip batches after the checkpoint; lost ones count."""
@@ -271,8 +245,10 @@ class IteratorSource(ForwardSource):
         super().__init__()
         self._source = source
 
-    def read_next(self) -> Any:
-        return fetch(self._source)
+    def fetch(self) -> Any:
+        batch = fetch(self._source)
+        self.position += 1
+        return batch
 
 
 def replayed_after_rereading(batches: int) -> str:

@@ -29,18 +29,24 @@ class DrawnSource(ForwardSource):
         self._seed = seed
         self._rank = rank
         self._repeats: bool | None = None  # unknown before the first batch
+        self._pending: list[Any] = []  # second batch of a function that does not repeat, not yet delivered
 
-    def read_next(self) -> Any:
-        batch = self._draw_seeded()
+    @property
+    def goes_back(self) -> bool:  # type: ignore[override]
+        return self._repeats is True
+
+    def fetch(self) -> Any:
+        batch = self._pending.pop() if self._pending else self._draw_seeded()
         if self._repeats is None:
             again = self._draw_seeded()
             self._repeats = _is_same(batch, again)
             if not self._repeats:
-                self._ahead.append(again)
+                self._pending.append(again)
                 log.warning(
                     "loader: the function that draws batches keeps its own position, so rollbacks do not repeat them; "
                     "let it depend on the random generators of Python, NumPy and PyTorch only"
                 )
+        self.position += 1
         return batch
 
     def state(self) -> dict[str, Any]:

@@ -57,9 +57,9 @@ class SampleOrder:
         entries = self.entries(epoch)
         if isinstance(entries, range):
             return len(entries)
-        if isinstance(entries, _GrowingEntries):
-            entries = [len(entries), *entries[:_CHUNK]]
         if self._fingerprint is None:
+            if isinstance(entries, _GrowingEntries):
+                entries = [len(entries), *entries[:_CHUNK]]
             self._fingerprint = zlib.crc32(entries if isinstance(entries, array) else repr(entries).encode())
         return self._fingerprint
 

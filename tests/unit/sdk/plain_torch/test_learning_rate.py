@@ -383,28 +383,3 @@ def test_what_the_schedule_says_is_known_of_pytorchs_schedulers_only() -> None:
     assert (loop.rate.value, loop.rate.expected) == (7.0, 0.025)
     assert Loop("of the user").rate.expected is None
     assert Loop("none").rate.expected is None
-
-
-class Counted(torch.Tensor):
-    """A rate on a device: each reading waits for it."""
-
-    readings = 0
-
-    def __float__(self) -> float:
-        Counted.readings += 1
-        return self.item()
-
-
-def test_a_rate_in_a_tensor_is_read_only_after_it_was_written() -> None:
-    rate_tensor = torch.tensor(0.1).as_subclass(Counted)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=rate_tensor)  # type: ignore[arg-type]
-    rate = LearningRate(optimizer)
-    rate.set_scale(0.5)
-    rate.set_since()
-    Counted.readings = 0
-    for _ in range(50):
-        rate.observe()
-        assert rate.set_since() is None
-    assert Counted.readings == 0
-    rate_tensor.fill_(0.09)
-    assert rate.set_since() == (pytest.approx(0.09), pytest.approx(0.05), True)
