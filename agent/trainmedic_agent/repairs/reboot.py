@@ -146,8 +146,7 @@ def _due(schedule: str) -> datetime | None:
     return _EPOCH + timedelta(microseconds=int(usec)) if usec.isdecimal() and len(usec) < _LONGEST_USEC else None
 
 
-def _is_overdue(schedule: str) -> bool:
-    """Return whether it can no longer come, such as one that was blocked."""
+def _is_overdue(schedule: str) -> bool:  # it can no longer come
     due = _due(schedule)
     return due is not None and utc_now() > due + _OVERDUE
 

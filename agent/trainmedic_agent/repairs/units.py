@@ -111,7 +111,7 @@ class RestartUnitExecutor:
             )
 
     def _state_after_job(self, unit: str, state: UnitState, time: RepairTime) -> UnitState:
-        """Wait for the job of a begun restart. Raises CommandFailed if it is unknown whether it came."""
+        # A begun restart may still come, by its job.
         with failing_if_begun(True):
             while state.job:
                 if time.left() <= 0:

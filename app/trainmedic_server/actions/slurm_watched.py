@@ -191,10 +191,10 @@ class LeasedNodeAction(WatchedNodeAction):
         """Return whether only other runs have taken it."""
 
     def note_end(self, node: str, run_ids: Sequence[str], ends_at: datetime | None) -> None:
-        """Note the end of a node's shared effect, None if unknown, also for runs that may still join it."""
+        """Note the end of a node's shared effect."""
         for known in self._known.values():
             place, run_id = known.key
-            if place == node:
+            if place == node:  # one that has expired may still join it
                 known.ends_at = ends_at if run_id in run_ids or known.has_expired else None
 
     def is_due(self, effect: LeasedEffect, known: Known) -> bool:
