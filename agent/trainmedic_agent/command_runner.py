@@ -35,6 +35,7 @@ from trainmedic_agent.executors import (
     SupportsAbandon,
     SupportsWithdrawal,
 )
+from trainmedic_agent.journal import may_come_again
 from trainmedic_agent.own_log import command_fields
 from trainmedic_agent.replies import AgentReplies
 from trainmedic_agent.worker_queues import WorkerQueue
@@ -100,19 +101,20 @@ class CommandRunner:
             received.drop()
             return
         record = self._known(command.id)
-        if record is not None and record.status == envelope.EXPIRED:
-            record = None  # never applied; it may be sent again with a later deadline
+        begun = record if record is not None and record.output.get("may_be_done") is True else None
+        if record is not None and may_come_again(record):
+            record = None
         decision = command_book.admit(
             command, record, self._now(), lambda: self._refusal(command), lambda: self._claim(command)
         )
         if decision.what is Do.CARRY_OUT:
             self._replies.answer(command.id, CommandRecord(envelope.ACCEPTED), received.entry)
-            self._enter(command)
+            self._enter(command, resumed=begun is not None)
         elif decision.outcome is None:
             self._extend(command)
             received.drop()  # the outcome is sent when the command ends
-        elif record is None:  # a new command, which is counted
-            self._turn_away(received, decision.outcome)
+        elif record is None:  # a new command, which is counted, or one that stays unknown
+            self._turn_away(received, begun or decision.outcome)
         else:
             self._replies.answer(command.id, decision.outcome, received.entry)
 

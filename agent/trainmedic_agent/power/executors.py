@@ -39,13 +39,14 @@ class PowerLimitExecutor(Struct, frozen=True):
         if requested is None:
             return self._restore(command.id, uuids)
         ended_by = self.control.ended_by(command.id)
-        if ended_by is not None:
+        if ended_by is not None and not ended_by.startswith("failed"):
             reason = outputs.end_reason(ended_by)
             raise CommandFailed(f"the cap was begun before the agent restarted and has ended since: {reason}")
         outcomes = self.control.cap(command.id, requested, uuids, lease)
         errors = outputs.errors_of(outcomes)
         if errors:
-            unrestored = [uuid for uuid in uuids if self.control.ledger.of(uuid).needs_reconciling]
+            states = {uuid: self.control.ledger.of(uuid) for uuid in uuids}
+            unrestored = [uuid for uuid, state in states.items() if state.needs_reconciling and state.cap(command.id)]
             raise outputs.refusal_of(errors, len(uuids), unrestored)
         return outputs.one_or_all(outputs.describe_caps(command.id, outcomes), "gpus" in command.target)
 
@@ -83,13 +84,15 @@ class PowerLimitExecutor(Struct, frozen=True):
         by = f"undo {command_id}"
         ended_by = self.control.ended_by(cap_id)
         outcomes = self.control.end({cap_id}, by)
-        # GPUs whose cap this undo had ended before the agent was restarted.
+        # GPUs whose cap this undo had ended before the agent was restarted, or whose limit is not restored yet.
         begun = [
             uuid
             for uuid, state in self.control.ledger.all().items()
-            if uuid not in outcomes and (cap := state.cap(cap_id)) is not None and cap.ended_by == by
+            if uuid not in outcomes
+            and (cap := state.cap(cap_id)) is not None
+            and (cap.ended_by == by == ended_by or state.needs_reconciling)
         ]
-        if outcomes or (begun and ended_by == by):
+        if outcomes or begun:
             return self._output_if_restored(outcomes | self.control.reconcile(begun))
         note = outputs.end_reason(ended_by) if ended_by else "no such cap is active here"
         return undoing.nothing_to_undo(undoing.NOT_IN_FORCE, note=note)

@@ -7,9 +7,9 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 
-from trainmedic_agent.errors import CommandFailed, CommandRejected, CommandUnsupported
+from trainmedic_agent.errors import MAY_BE_REPEATED, CommandFailed, CommandRejected, CommandUnsupported
 from trainmedic_agent.journal import KEPT_SECONDS, Journal
 
 _TABLES = ("CREATE TABLE intents (command TEXT PRIMARY KEY, at REAL NOT NULL, reading TEXT NOT NULL) WITHOUT ROWID",)
@@ -23,7 +23,8 @@ def failing_if_begun(is_begun: bool) -> Iterator[None]:
     except (CommandRejected, CommandUnsupported, CommandFailed) as error:
         if not is_begun:
             raise
-        raise CommandFailed(f"{error}; it may have been done before", {**error.output, "may_be_done": True}) from error
+        unknown = {} if error.output.get("may_be_done") is True else MAY_BE_REPEATED
+        raise CommandFailed(f"{error}; it may have been done before", {**error.output, **unknown}) from error
 
 
 class IntentBook:
@@ -40,6 +41,10 @@ class IntentBook:
             return None
         reading: Mapping[str, str] = json.loads(rows[0][0])
         return reading
+
+    def kept_at(self, command_id: str) -> datetime | None:
+        rows = self._journal.rows("SELECT at FROM intents WHERE command = ?", (command_id,))
+        return datetime.fromtimestamp(rows[0][0], UTC) if rows else None
 
     def keep(self, command_id: str, reading: Mapping[str, str], now: datetime) -> None:
         """Persist a reading, and delete those older than `KEPT_SECONDS`."""

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from trainmedic.wire import envelope
 from trainmedic.wire.steady_time import since_boot, utc_now
-from trainmedic_agent.errors import CommandFailed, CommandRejected, CommandUnsupported, JournalUnavailable
+from trainmedic_agent.errors import (
+    MAY_BE_REPEATED,
+    CommandFailed,
+    CommandRejected,
+    CommandUnsupported,
+    JournalUnavailable,
+)
 from trainmedic_agent.executors import AcceptedCommand
 from trainmedic_agent.power.control import boot_id
 from trainmedic_agent.repairs import programs
@@ -21,6 +27,10 @@ _PROGRAM_SECONDS = 20.0  # limit of a call of ``shutdown``, which does not wait
 DELAY_MINUTES = 1
 """Time for users to stop it by ``shutdown -c``, and for the reply ``accepted``."""
 _DELAY_SECONDS = 60 * DELAY_MINUTES
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LONGEST_USEC = 18  # digits
+_OVERDUE = timedelta(minutes=10)  # far longer than a shutdown takes to begin
+_CLOCK_ERROR = timedelta(seconds=2)
 _SCHEDULE = Path("/run/systemd/shutdown/scheduled")  # written by logind
 
 
@@ -62,7 +72,13 @@ class RebootExecutor:
                     f"{time.left():.0f} s are left, and the node restarts {_DELAY_SECONDS} s after the request; give "
                     "the step a longer timeout"
                 )
-            if other := self._scheduled():
+            other = self._scheduled()
+            if other is None:
+                raise CommandFailed(
+                    f"{self._schedule_file} cannot be read, so this restart could replace a scheduled shutdown; let "
+                    "the agent read it"
+                )
+            if other and not _is_overdue(other):
                 raise CommandFailed(
                     f"a shutdown is scheduled on this node already ({other}), which this restart would replace; wait "
                     "for it, or cancel it by shutdown -c"
@@ -70,17 +86,19 @@ class RebootExecutor:
             kept = {"boot": boot}
             self._intents.keep(command.id, kept, utc_now())
             self._schedule(time)
-            kept = {**kept, "schedule": self._scheduled() or ""}
-            with contextlib.suppress(JournalUnavailable):  # it is scheduled: only a later process lacks the reading
-                self._intents.keep(command.id, kept, utc_now())
+            if schedule := self._scheduled():
+                kept = {**kept, "schedule": schedule}
+                with contextlib.suppress(JournalUnavailable):  # only a later process lacks the reading
+                    self._intents.keep(command.id, kept, utc_now())
             overdue = "the system accepted the restart, and has not restarted in time"
         else:  # Not again after the agent's restart: a user may have stopped it.
             overdue = "an earlier process of the agent may have asked for the restart, which has not come in time"
         before = kept["boot"]
         if boot == before:
             if not time.wait_for(lambda: self._boot() != before):  # cancelled, or it would come after the reply
-                found, may_come = self._cancelled(kept.get("schedule"))
-                raise CommandFailed(f"{overdue}; {found}", {"boot_id": before, "may_be_done": may_come})
+                found, may_come = self._cancelled(kept.get("schedule"), self._intents.kept_at(command.id))
+                unknown = MAY_BE_REPEATED if may_come else {"may_be_done": False}
+                raise CommandFailed(f"{overdue}; {found}", {"boot_id": before, **unknown})
             boot = self._boot()
         return {"boot_id_before": before, "boot_id": boot, "uptime_seconds": round(self._uptime())}
 
@@ -102,9 +120,11 @@ class RebootExecutor:
             return None
         return " ".join(line for line in lines if line.startswith(("USEC=", "MODE=")))
 
-    def _cancelled(self, own: str | None) -> tuple[str, bool]:
+    def _cancelled(self, own: str | None, begun_at: datetime | None) -> tuple[str, bool]:
         """Cancel the restart if it is the scheduled one. Return what was found, and whether it may still come."""
         present = self._scheduled()
+        if not own and present and begun_at is not None and _may_be_of(begun_at, present):
+            own = present  # an earlier process could not read it
         if not own or present is None:
             return "which shutdown is scheduled is unknown, so none was cancelled, and it may still come", True
         if present != own:
@@ -115,14 +135,28 @@ class RebootExecutor:
             return f"it could not be cancelled and may still come: {error}", True
         if answer.code != 0 or self._scheduled() == own:
             return f"it could not be cancelled and may still come: {answer.said}", True
-        if utc_now().timestamp() * 1_000_000 >= _due(own):
+        due = _due(own)
+        if due is None or utc_now() >= due:
             return "shutdown -c was accepted after its time, so it may have begun and still come", True
         return "shutdown -c was accepted", False
 
 
-def _due(schedule: str) -> float:  # Unix microseconds
-    values = dict(each.partition("=")[::2] for each in schedule.split())
-    return float(values["USEC"]) if values.get("USEC", "").isdigit() else 0.0
+def _due(schedule: str) -> datetime | None:
+    usec = dict(each.partition("=")[::2] for each in schedule.split()).get("USEC", "")
+    return _EPOCH + timedelta(microseconds=int(usec)) if usec.isdecimal() and len(usec) < _LONGEST_USEC else None
+
+
+def _is_overdue(schedule: str) -> bool:  # it can no longer come
+    due = _due(schedule)
+    return due is not None and utc_now() > due + _OVERDUE
+
+
+def _may_be_of(begun_at: datetime, schedule: str) -> bool:
+    due, expected = _due(schedule), begun_at + timedelta(seconds=_DELAY_SECONDS)
+    is_in_time = (
+        due is not None and -_CLOCK_ERROR <= due - expected <= timedelta(seconds=_PROGRAM_SECONDS) + _CLOCK_ERROR
+    )
+    return is_in_time and "MODE=reboot" in schedule.split()
 
 
 def _has_time(time: RepairTime) -> bool:

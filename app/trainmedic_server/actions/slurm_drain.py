@@ -12,10 +12,10 @@ from trainmedic_core.fields import Duration
 from trainmedic_server.actions.base import ActionParams
 from trainmedic_server.actions.slurm import NodeAction, SlurmResume, node_state
 from trainmedic_server.actions.slurm_marks import is_out_for_reboot, marked, owners_of
-from trainmedic_server.actions.slurm_watched import LONGEST_LEASE, Known, LeasedNodeAction, SlurmEffect
+from trainmedic_server.actions.slurm_watched import LONGEST_LEASE, Known, LeasedNodeAction, SlurmEffect, may_be_done
 from trainmedic_server.domain.topology import SlurmTopology
 from trainmedic_server.domain.value_types import NUMBER, Shape
-from trainmedic_server.errors import TemporaryFailure
+from trainmedic_server.errors import ActionFailure, TemporaryFailure
 from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect
 from trainmedic_server.ports.slurm import UNLIMITED, SlurmNode
 
@@ -75,7 +75,19 @@ class SlurmDrain(LeasedNodeAction):
                 node_state(node),
             )
         marked_reason = marked(dict.fromkeys((*owners, run_id)), reason)
-        await self.slurm.drain(node.name, marked_reason, _end_of_drain(node, owners, params))
+        try:
+            after = await self._set_drain(node, run_id, marked_reason, _end_of_drain(node, owners, params))
+        except ActionFailure as error:
+            if may_be_done(error):  # a person may have ended it since
+                self.note_end(node.name, (), None)
+            raise
+        owners = owners_of(after.reason)
+        own_end = None if params.lease is None else self._clock.now() + params.lease
+        self.note_end(after.name, owners, own_end if owners == (run_id,) else after.resume_after)
+        return node_state(after)
+
+    async def _set_drain(self, node: SlurmNode, run_id: str, reason: str, end: timedelta | None) -> SlurmNode:
+        await self.slurm.drain(node.name, reason, end)
         after = await self.read_back(self.slurm.node(node.name))
         if not after.is_drained or run_id not in owners_of(after.reason):
             raise TemporaryFailure(
@@ -83,10 +95,7 @@ class SlurmDrain(LeasedNodeAction):
                 f"{'+'.join(sorted(after.states))} with the reason {after.reason!r}",
                 node_state(after),
             )
-        owners = owners_of(after.reason)
-        own_end = None if params.lease is None else self._clock.now() + params.lease
-        self.note_end(after.name, owners, own_end if owners == (run_id,) else after.resume_after)
-        return node_state(after)
+        return after
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:

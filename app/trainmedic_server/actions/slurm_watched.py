@@ -192,10 +192,10 @@ class LeasedNodeAction(WatchedNodeAction):
 
     def note_end(self, node: str, run_ids: Sequence[str], ends_at: datetime | None) -> None:
         """Note the end of a node's shared effect."""
-        keys = [(node, run_id) for run_id in run_ids]
         for known in self._known.values():
-            if known.key in keys:
-                known.ends_at = ends_at
+            place, run_id = known.key
+            if place == node:  # one that has expired may still join it
+                known.ends_at = ends_at if run_id in run_ids or known.has_expired else None
 
     def is_due(self, effect: LeasedEffect, known: Known) -> bool:
         lease = self.lease_of(effect)
@@ -205,8 +205,11 @@ class LeasedNodeAction(WatchedNodeAction):
         super()._note(effect, known, found)
         known.key = (found.place, effect.run_id)
         if found.is_taken:
-            known.ends_at = None  # a person may return it, whoever has taken it
-        known.has_expired = known.has_expired and not found.is_ours and (found.is_free or self.can_join(found))
+            known.has_expired = known.has_expired and self.can_join(found)
+            # A person may return it before that end, whoever has taken it.
+            known.ends_at = found.node.resume_after if known.has_expired and found.node is not None else None
+        elif not found.is_free or known.ends_at is None or self._clock.now() < known.ends_at:
+            known.has_expired = False
 
     async def _judge(self, effect: LeasedEffect, found: SlurmEffect, known: Known) -> Renewal | None:
         lease = self.lease_of(effect)
@@ -223,7 +226,7 @@ class LeasedNodeAction(WatchedNodeAction):
         try:
             await self.make_again(effect, found)
         except ActionFailure as error:
-            known.is_begun = getattr(error, "may_be_done", isinstance(error, TemporaryFailure))
+            known.is_begun = may_be_done(error)
             raise
         now = self._clock.now()
         self._known[effect.command_id] = Known(now, known.key, seen_at=now, renewed_at=now, ends_at=known.ends_at)
@@ -235,3 +238,7 @@ class LeasedNodeAction(WatchedNodeAction):
         if not found.is_free or known.is_begun or ends_at is None or self._clock.now() < ends_at:
             return False
         return known.ended_at is None or known.ended_at >= ends_at
+
+
+def may_be_done(error: ActionFailure) -> bool:
+    return bool(getattr(error, "may_be_done", isinstance(error, TemporaryFailure)))

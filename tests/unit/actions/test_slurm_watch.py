@@ -118,8 +118,11 @@ class Counting(OneNode):
         super().__init__()
         self.clock = clock
         self.count = 0
+        self.fails: ActionFailure | None = None
 
     async def drain(self, node: str, reason: str, resume_after: timedelta | None = None) -> None:
+        if self.fails is not None:
+            raise self.fails
         self.count += 1
         await super().drain(node, reason, resume_after)
         if resume_after is not None:
@@ -139,6 +142,16 @@ async def shared(clock: ManualClock, first: str, second: str) -> tuple[Counting,
     return slurm, drains(slurm, clock), effects
 
 
+async def outage(clock: ManualClock, slurm: Counting, action: LeasedAction, effects: Sequence[LeasedEffect]) -> None:
+    """Renew a shared drain, and then not until its lease has ended it."""
+    clock.sleep(15)
+    await action.renew(effects, clock.now())
+    assert slurm.known.resume_after is not None
+    clock.sleep((slurm.known.resume_after - clock.now()).total_seconds() + 1)
+    slurm.known = FREE
+    assert [each.has_expired for each in await action.renew(effects, clock.now())] == [True, True]
+
+
 @pytest.mark.parametrize(("other", "drains_made"), [("1h", 2), ("10m", 7)])
 async def test_a_shared_leased_drain_is_renewed_in_each_third_of_each_lease(other: str, drains_made: int) -> None:
     """A shorter end by the other run is replaced before a third of the longer lease is left."""
@@ -154,12 +167,7 @@ async def test_a_shared_drain_is_made_again_for_each_run_whose_lease_has_expired
     """After an outage. The second run joins the first one's new drain, also in a later round."""
     clock = ManualClock(NOW)
     slurm, action, effects = await shared(clock, "1h", "10m")
-    clock.sleep(15)
-    await action.renew(effects, clock.now())
-    assert slurm.known.resume_after is not None
-    clock.sleep((slurm.known.resume_after - clock.now()).total_seconds() + 1)
-    slurm.known = FREE
-    assert [each.has_expired for each in await action.renew(effects, clock.now())] == [True, True]
+    await outage(clock, slurm, action, effects)
     for effect in effects:
         assert [each.has_expired for each in await action.renew([effect], clock.now())] == [True]
         (renewal,) = await action.renew([replace(effect, again=True)], clock.now())
@@ -185,6 +193,47 @@ async def test_a_shared_drain_that_a_person_ended_stays_ended(left: float) -> No
     slurm.known = FREE
     clock.sleep(2 * 60 * MINUTE)
     assert not any(each.has_expired for each in await action.renew(effects, clock.now()))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "by_lease"),
+    [(8, False), (0, False), (8, True)],
+    ids=["seen", "between two readings", "its lease ended again"],
+)
+async def test_a_run_held_back_does_not_drain_again_what_a_person_ended_after_another_run_did(
+    rounds: int, by_lease: bool
+) -> None:
+    clock = ManualClock(NOW)
+    slurm, action, effects = await shared(clock, "1h", "10m")
+    await outage(clock, slurm, action, effects)
+    first, second = effects
+    await action.renew([replace(first, again=True)], clock.now())
+    for _ in range(rounds):
+        clock.sleep(15)
+        await action.renew(effects, clock.now())
+    if by_lease:
+        assert slurm.known.resume_after is not None
+        clock.sleep((slurm.known.resume_after - clock.now()).total_seconds() + 1)
+    slurm.known = FREE
+    for _ in range(2):
+        clock.sleep(15)
+        assert [each.has_expired for each in await action.renew(effects, clock.now())] == [by_lease, by_lease]
+    if not by_lease:
+        clock.sleep(2 * 60 * MINUTE)
+        await action.renew([replace(second, again=True)], clock.now())
+        assert slurm.known == FREE
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+async def test_after_another_runs_drain_that_may_be_made_the_lease_proves_no_expiry(is_made: bool) -> None:
+    clock = ManualClock(NOW)
+    slurm, action, effects = await shared(clock, "1h", "10m")
+    await outage(clock, slurm, action, effects)
+    slurm.fails = ClusterUnavailable("no answer in 20 s", may_be_done=is_made)
+    await action.renew([replace(effects[0], again=True)], clock.now())
+    slurm.fails = None
+    clock.sleep(15)
+    assert [each.has_expired for each in await action.renew(effects, clock.now())] == [not is_made] * 2
 
 
 async def test_a_leased_drain_that_a_person_ended_stays_ended() -> None:

@@ -19,8 +19,10 @@ from trainmedic_agent.adapters.nvml_gpus import NvmlGpus
 from trainmedic_agent.adapters.time_limited_gpus import TimeLimitedCalls, TimeLimitedGpus
 from trainmedic_agent.errors import CommandFailed, CommandRejected, CommandUnsupported, DriverAbsent, GpuStuck
 from trainmedic_agent.ports.gpus import Gpus
+from trainmedic_agent.repairs import gpu_reset
 from trainmedic_agent.repairs.gpu_reset import GpuResetExecutor
 from trainmedic_agent.repairs.intents import IntentBook
+from trainmedic_agent.repairs.timing import RepairTime
 
 SMI = (sys.executable, str(Path(standin.__file__).with_name("nvidia_smi.py")))
 FIRST, SECOND = (card.uuid for card in cards(2))
@@ -95,21 +97,22 @@ def test_a_gpu_whose_processes_are_unknown_is_not_reset(driver: Driver, reset: C
 
 
 @pytest.mark.parametrize(
-    ("how", "told", "seconds"),
+    ("how", "told"),
     [
-        ("refused", "nvidia-smi did not reset .*Insufficient Permissions", 60),
-        ("useless", "still asks for reset", 60),
-        ("fatal", "does not answer since", 12),
+        ("refused", "nvidia-smi did not reset .*Insufficient Permissions"),
+        ("useless", "still asks for reset"),
+        ("fatal", "does not answer since"),
     ],
 )
 def test_a_reset_that_does_not_help_is_no_success(
-    driver: Driver, reset: Callable[..., Any], how: str, told: str, seconds: float
+    driver: Driver, reset: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, how: str, told: str
 ) -> None:
     """Whatever nvidia-smi reports."""
+    monkeypatch.setattr(RepairTime, "left", lambda _: 0.0 if driver.resets() else 60.0)
     driver.ask_for(0, 1)
     driver.next_reset(how)
     with pytest.raises(CommandFailed, match=told):
-        reset(seconds=seconds)
+        reset()
 
 
 def test_a_reset_before_a_restart_of_the_agent_is_not_repeated(
@@ -176,14 +179,15 @@ def test_a_reset_that_may_still_come_is_unknown(
 ) -> None:
     """Nvidia-smi, or the closing of NVML, does not end in time."""
     slow = (str(program(tmp_path / "smi", "exec sleep 60")),)
+    monkeypatch.setattr(gpu_reset, "_SMI_SECONDS", 0.2)
     executor = GpuResetExecutor(gpus, intents, slow)
     with pytest.raises(CommandFailed, match="it may still take effect") as failed:
-        executor.perform(accepted("gpu.reset", gpu="0", seconds=3))
-    assert failed.value.output["may_be_done"] is True
+        executor.perform(accepted("gpu.reset", gpu="0"))
+    assert failed.value.output["may_be_repeated"] is True
     monkeypatch.setattr(gpus, "while_closed", lambda *_: (_ for _ in ()).throw(GpuStuck("the driver is stuck")))
     with pytest.raises(CommandFailed, match="may still be reset: the driver is stuck") as failed:
         executor.perform(accepted("gpu.reset", "c2", gpu="0"))
-    assert failed.value.output["may_be_done"] is True
+    assert failed.value.output == {"may_be_done": True}
 
 
 def test_a_reset_is_not_begun_after_its_time(driver: Driver, gpus: Gpus, reset: Callable[..., Any]) -> None:

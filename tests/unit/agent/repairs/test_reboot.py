@@ -124,6 +124,40 @@ def test_a_shutdown_that_another_scheduled_is_not_replaced(machine: Machine) -> 
     assert (machine.asked(), machine.intents.find("c1")) == ([], None)
 
 
+def test_a_shutdown_whose_time_is_long_past_bars_no_restart(machine: Machine) -> None:
+    machine.schedule.write_text("USEC=1700000000000000\nMODE=poweroff\n")
+    with pytest.raises(CommandInterrupted):
+        machine.perform(accepted("node.reboot", seconds=120, stopping=True))
+    assert machine.asked() == [SCHEDULED]
+
+
+@pytest.mark.parametrize("content", [None, "MODE=poweroff\n"], ids=["unreadable", "without a time"])
+def test_nothing_is_restarted_if_the_scheduled_shutdown_is_unclear(machine: Machine, content: str | None) -> None:
+    if content is None:
+        machine.schedule.mkdir()
+    else:
+        machine.schedule.write_text(content)
+    with pytest.raises(CommandFailed, match="replace"):
+        machine.perform(accepted("node.reboot", seconds=120))
+    assert (machine.asked(), machine.intents.find("c1")) == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "mode", "is_own"), [(70, "reboot", True), (70, "poweroff", False), (600, "reboot", False)]
+)
+def test_a_restart_that_an_earlier_process_scheduled_is_cancelled(
+    machine: Machine, seconds: int, mode: str, is_own: bool
+) -> None:
+    """It was killed, or of an earlier version, and kept no schedule. The time shows which is its own."""
+    now = utc_now()
+    machine.intents.keep("c1", {"boot": "boot-1"}, now)
+    machine.schedule.write_text(f"USEC={int(now.timestamp() + seconds)}000000\nMODE={mode}\n")
+    with pytest.raises(CommandFailed, match="shutdown -c was accepted" if is_own else "none was cancelled") as failed:
+        machine.perform(accepted("node.reboot", resumed=True, seconds=1))
+    assert failed.value.output["may_be_done"] is not is_own
+    assert machine.asked() == (["-c"] if is_own else [])
+
+
 def test_a_restart_that_was_perhaps_asked_for_is_not_asked_for_again(machine: Machine) -> None:
     """The agent was killed in between, or its disk was full: a user may have stopped the restart."""
     machine.intents.keep("c1", {"boot": "boot-1"}, utc_now())
