@@ -35,7 +35,6 @@ from trainmedic_agent.executors import (
     SupportsAbandon,
     SupportsWithdrawal,
 )
-from trainmedic_agent.journal import may_come_again
 from trainmedic_agent.own_log import command_fields
 from trainmedic_agent.replies import AgentReplies
 from trainmedic_agent.worker_queues import WorkerQueue
@@ -101,20 +100,19 @@ class CommandRunner:
             received.drop()
             return
         record = self._known(command.id)
-        begun = record if record is not None and record.output.get("may_be_done") is True else None
-        if record is not None and may_come_again(record):
-            record = None
+        if record is not None and record.status == envelope.EXPIRED:
+            record = None  # never applied; it may be sent again with a later deadline
         decision = command_book.admit(
             command, record, self._now(), lambda: self._refusal(command), lambda: self._claim(command)
         )
         if decision.what is Do.CARRY_OUT:
             self._replies.answer(command.id, CommandRecord(envelope.ACCEPTED), received.entry)
-            self._enter(command, resumed=begun is not None)
+            self._enter(command)
         elif decision.outcome is None:
             self._extend(command)
             received.drop()  # the outcome is sent when the command ends
-        elif record is None:  # a new command, which is counted, or one that stays unknown
-            self._turn_away(received, begun or decision.outcome)
+        elif record is None:  # a new command, which is counted
+            self._turn_away(received, decision.outcome)
         else:
             self._replies.answer(command.id, decision.outcome, received.entry)
 

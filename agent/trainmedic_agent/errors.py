@@ -49,10 +49,6 @@ class GpuStuck(GpuFailure):
     """A driver call has not returned; it may still take effect."""
 
 
-# Output of a failure that may have an effect. A repeat by the same ID resumes the command.
-MAY_BE_REPEATED: Mapping[str, Any] = {"may_be_done": True, "may_be_repeated": True}
-
-
 class CommandNotExecuted(TrainmedicError):
     """An executor did not execute its command.
 

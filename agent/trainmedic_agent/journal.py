@@ -67,11 +67,11 @@ class Journal(AgentDatabase):
         return _record(*rows[0]) if rows else None
 
     def claim(self, command: envelope.Command, now: datetime) -> CommandRecord | None:
-        """Add a command and return None, or return its record, unless it `may_come_again`."""
+        """Add a command and return None, or return its record. An expired command is added again."""
 
         def enter(connection: sqlite3.Connection) -> CommandRecord | None:
             record = self.look_up(command.id)
-            if record is not None and not may_come_again(record):
+            if record is not None and record.status != envelope.EXPIRED:
                 return record
             # 1: there is no outcome to send yet.
             values = (command.id, envelope.ACCEPTED, now.timestamp(), "{}", command.encode(), 1)
@@ -126,10 +126,6 @@ class Journal(AgentDatabase):
         self.write(
             lambda connection: connection.execute("INSERT OR REPLACE INTO commands VALUES (?, ?, ?, ?, ?, ?)", values)
         )
-
-
-def may_come_again(record: CommandRecord) -> bool:
-    return record.status == envelope.EXPIRED or record.output.get("may_be_repeated") is True
 
 
 def _record(status: str, at: float, output: str) -> CommandRecord:

@@ -35,7 +35,7 @@ from trainmedic.wire.writer import PresenceKey, ReplyWriter
 from trainmedic_agent.command_runner import CommandRunner
 from trainmedic_agent.context import AgentContext
 from trainmedic_agent.counters import AgentCounters
-from trainmedic_agent.errors import MAY_BE_REPEATED, CommandFailed, CommandRejected, JournalUnavailable
+from trainmedic_agent.errors import CommandFailed, CommandRejected, JournalUnavailable
 from trainmedic_agent.executors import AcceptedCommand
 from trainmedic_agent.journal import Journal
 from trainmedic_agent.policy import Policy
@@ -181,16 +181,13 @@ class Agent(Receiver):
     stream = envelope.node_commands("n1")
     full, resumes, failed_may_have_acted = envelope.FAILED, True, True
     queue = "gpu"
-    has_resumed = False  # the last command
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
         refusals = {
             envelope.FAILED: lambda: CommandFailed("as the test says"),
             envelope.REJECTED: lambda: CommandRejected("as the test says"),
             "bug": lambda: KeyError("as the test says"),
-            "unknown": lambda: CommandFailed("as the test says", MAY_BE_REPEATED),
         }
-        self.has_resumed = accepted.resumed
         return self._act(accepted.command.id, refusals)
 
     def put(self, accepted: AcceptedCommand) -> None:

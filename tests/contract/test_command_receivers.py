@@ -380,34 +380,3 @@ def test_a_bug_of_an_executor_may_have_had_an_effect(agent: Agent) -> None:
     undo = agent.command(undo_of=command.id)
     assert agent.ask(undo).output != NEVER_APPLIED
     assert agent.done == [undo.id]
-
-
-def test_a_repeat_resumes_a_failure_that_says_so(agent: Agent, advance: Callable[[float], None]) -> None:
-    """Also in the next process. Turned away, it is answered as before: its effect is still unknown."""
-    agent.outcome = "unknown"
-    command = agent.command(seconds=60)
-    first = agent.ask(command)
-    assert (first.status, first.output["may_be_repeated"]) == (envelope.FAILED, True)
-    advance(120)
-    assert agent.ask(command).output == first.output
-    agent.restart()
-    assert agent.ask(command).output == first.output
-    agent.outcome = envelope.APPLIED
-    agent.send(later(command, 600))
-    agent.restart()
-    agent.work()
-    assert (agent.answered(command, 4).status, agent.has_resumed) == (envelope.APPLIED, True)
-    assert agent.done == [command.id]
-
-
-def test_a_repeat_of_it_that_waited_too_long_is_not_called_expired(
-    agent: Agent, advance: Callable[[float], None]
-) -> None:
-    """That would mean that it had no effect."""
-    agent.outcome = "unknown"
-    command = agent.command(seconds=60)
-    agent.ask(command)
-    agent.send(command)
-    advance(120)
-    agent.work()
-    assert agent.answered(command, 2).output["may_be_done"] is True

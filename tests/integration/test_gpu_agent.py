@@ -10,12 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.driver.driver import SET_LIMIT, TIMEOUT, Driver, cards
-from tests.support.agent_node import KEY
+from tests.driver.driver import SET_LIMIT, Driver, cards
 from tests.support.gpu_node import GpuNode
-from tests.support.live import Server
-from tests.support.messages import delivery
-from tests.support.programs import ROOT, eventually
+from tests.support.programs import eventually
 from trainmedic.wire import envelope
 
 FIRST, SECOND = (card.uuid for card in cards(2))
@@ -37,21 +34,6 @@ def test_a_cap_is_set_renewed_and_undone(node: GpuNode) -> None:
     undone = node.final(node.send(node.cap("1", undo_of=cap.id)))
     assert (undone.status, undone.output["limit_watts"]) == (envelope.APPLIED, 700)
     assert [(call.gpu, call.watts) for call in node.driver.sets()] == [(1, 560), (1, 700)]
-
-
-def test_the_shipped_playbook_caps_after_a_setting_of_unknown_outcome(node: GpuNode, tmp_path: Path) -> None:
-    """The driver reports failure of the setting, which took effect, and of the restoring."""
-    node.driver.fail(SET_LIMIT, TIMEOUT, gpu=0, times=2, after=True)
-    playbook = (ROOT / "playbooks" / "gpu-temperature-high.yaml").read_text()
-    server = Server(tmp_path / "server", playbook, "--redis", node.url, environment={"TRAINMEDIC_SIGNING_KEY": KEY})
-    fired = delivery("GPUTemperatureHigh", "any")
-    fired["alerts"][0]["labels"] = {"alertname": "GPUTemperatureHigh", "node": node.name, "gpu": "0"}
-    with server:
-        assert server.ask("/webhook", fired).status == 200
-        eventually(lambda: server.only_run()["steps"][0]["status"] == "succeeded", 60, "the cap", 0.1)
-        attempts = server.only_run()["steps"][0]["attempts"]
-    assert [attempt["status"] for attempt in attempts] == ["unknown", "applied"]
-    assert node.driver.watts(0) == 560
 
 
 def test_a_cap_ends_with_its_lease_while_nobody_speaks(node: GpuNode) -> None:

@@ -93,9 +93,7 @@ class ContainerEngine:
         except TimeoutError as error:
             raise CommandFailed(f"the container engine did not answer {method} {path} in {seconds:.0f} s") from error
         except (OSError, http.client.HTTPException, ValueError) as error:
-            output = {"may_be_done": False} if isinstance(error, ConnectionRefusedError) else {}
-            reason = f"the container engine at {self._path} gave no answer: {described(error)}"
-            raise CommandFailed(reason, output) from error
+            raise CommandFailed(f"the container engine at {self._path} gave no answer: {described(error)}") from error
         finally:
             connection.close()
 

@@ -39,13 +39,14 @@ class PowerLimitExecutor(Struct, frozen=True):
         if requested is None:
             return self._restore(command.id, uuids)
         ended_by = self.control.ended_by(command.id)
-        if ended_by is not None and not ended_by.startswith("failed"):
+        if ended_by is not None:
             reason = outputs.end_reason(ended_by)
             raise CommandFailed(f"the cap was begun before the agent restarted and has ended since: {reason}")
         outcomes = self.control.cap(command.id, requested, uuids, lease)
         errors = outputs.errors_of(outcomes)
         if errors:
             states = {uuid: self.control.ledger.of(uuid) for uuid in uuids}
+            # Not GPUs whose limit an earlier cap left.
             unrestored = [uuid for uuid, state in states.items() if state.needs_reconciling and state.cap(command.id)]
             raise outputs.refusal_of(errors, len(uuids), unrestored)
         return outputs.one_or_all(outputs.describe_caps(command.id, outcomes), "gpus" in command.target)

@@ -8,7 +8,6 @@ from typing import Any
 
 from trainmedic.wire import envelope
 from trainmedic_agent.errors import (
-    MAY_BE_REPEATED,
     CommandFailed,
     CommandNotExecuted,
     CommandRejected,
@@ -56,7 +55,7 @@ def refusal_of(errors: Mapping[str, GpuError], gpu_count: int, unrestored: Seque
         reason = f"none of the {gpu_count} GPUs is capped: {reason}"
     output = {"gpus": {name: str(error) for name, error in errors.items()}}
     if unrestored:
-        return CommandFailed(reason, {**output, **MAY_BE_REPEATED})
+        return CommandFailed(reason, {**output, "may_be_done": True})
     if any(isinstance(error, NotSupported | NoPermission) for error in errors.values()):
         return CommandUnsupported(reason, output)
     if any(isinstance(error, GpuAbsent) for error in errors.values()):

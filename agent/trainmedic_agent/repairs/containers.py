@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ from msgspec import Struct
 from trainmedic.wire.steady_time import utc_now
 from trainmedic_agent.containers.engine_api import ContainerEngine, EngineAnswer
 from trainmedic_agent.containers.kubelet import is_of_kubelet
-from trainmedic_agent.errors import MAY_BE_REPEATED, CommandFailed, CommandRejected, JournalUnavailable
+from trainmedic_agent.errors import CommandFailed, CommandRejected
 from trainmedic_agent.executors import AcceptedCommand
 from trainmedic_agent.repairs.intents import IntentBook, failing_if_begun
 from trainmedic_agent.repairs.policy import RestartPolicy
@@ -53,10 +52,8 @@ class RestartContainerExecutor:
             kept = {"id": state.id, "started_at": state.started_at}
             self._intents.keep(command.id, kept, utc_now())
         before = kept["started_at"]
-        if state.started_at == before and "unanswered" in kept:
-            self._wait_for_restart(state, time)
-        elif state.started_at == before:
-            self._restart(command.id, kept, state, time)
+        if state.started_at == before:
+            self._restart(state, time)
         after = self._wait_until_settled(state, before, time)
         return {"container": state.name, "started_at_before": before, **after.output(), "resumed": accepted.resumed}
 
@@ -69,25 +66,14 @@ class RestartContainerExecutor:
                 "restart.container_labels"
             )
 
-    def _restart(self, command_id: str, kept: Mapping[str, str], state: ContainerState, time: RepairTime) -> None:
+    def _restart(self, state: ContainerState, time: RepairTime) -> None:
         seconds = time.to_act()
         try:
             self._engine.restart_container(state.id, seconds)
         except EngineAnswer as answer:
             raise CommandFailed(f"the container engine could not restart {state.name}: {answer}") from answer
         except CommandFailed as error:
-            if error.output.get("may_be_done") is False:
-                raise
-            output: Mapping[str, Any] = {"may_be_done": True}
-            with contextlib.suppress(JournalUnavailable):  # a repeat would ask for another restart
-                self._intents.keep(command_id, {**kept, "unanswered": "yes"}, utc_now())
-                output = MAY_BE_REPEATED
-            raise CommandFailed(f"{error}; it may still restart {state.name}", output) from error
-
-    def _wait_for_restart(self, state: ContainerState, time: RepairTime) -> None:
-        with failing_if_begun(True):
-            if not time.wait_for(lambda: self._read_state(state.id).started_at != state.started_at):
-                raise CommandFailed(f"the container engine has not restarted {state.name} yet")
+            raise CommandFailed(f"{error}; it may still restart {state.name}", {"may_be_done": True}) from error
 
     def _wait_until_settled(self, state: ContainerState, before: str, time: RepairTime) -> ContainerState:
         with failing_if_begun(True):

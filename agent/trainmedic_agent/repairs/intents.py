@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 
-from trainmedic_agent.errors import MAY_BE_REPEATED, CommandFailed, CommandRejected, CommandUnsupported
+from trainmedic_agent.errors import CommandFailed, CommandRejected, CommandUnsupported
 from trainmedic_agent.journal import KEPT_SECONDS, Journal
 
 _TABLES = ("CREATE TABLE intents (command TEXT PRIMARY KEY, at REAL NOT NULL, reading TEXT NOT NULL) WITHOUT ROWID",)
@@ -23,8 +23,7 @@ def failing_if_begun(is_begun: bool) -> Iterator[None]:
     except (CommandRejected, CommandUnsupported, CommandFailed) as error:
         if not is_begun:
             raise
-        unknown = {} if error.output.get("may_be_done") is True else MAY_BE_REPEATED
-        raise CommandFailed(f"{error}; it may have been done before", {**error.output, **unknown}) from error
+        raise CommandFailed(f"{error}; it may have been done before", {**error.output, "may_be_done": True}) from error
 
 
 class IntentBook:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from trainmedic_agent.errors import MAY_BE_REPEATED, CommandFailed, CommandUnsupported
+from trainmedic_agent.errors import CommandFailed, CommandUnsupported
 
 _LONGEST_TEXT = 300  # characters
 
@@ -40,10 +40,8 @@ def run(argv: Sequence[str], seconds: float, *, acts: bool = True) -> ProgramAns
     except OSError as error:
         raise CommandFailed(f"{argv[0]} cannot be run: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
-        late = f"{' '.join(argv)} did not end in {seconds:.0f} s"
-        if not acts:
-            raise CommandFailed(late) from error
-        raise CommandFailed(f"{late}; it may still take effect", MAY_BE_REPEATED) from error
+        doubt = "; it may still take effect" if acts else ""
+        raise CommandFailed(f"{' '.join(argv)} did not end in {seconds:.0f} s{doubt}", {"may_be_done": acts}) from error
     output, errors = (text.decode("utf-8", "replace") for text in (done.stdout, done.stderr))
     said = " ".join((errors.strip() or output).split())[-_LONGEST_TEXT:]
     return ProgramAnswer(done.returncode, output, said)

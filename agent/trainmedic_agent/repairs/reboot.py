@@ -10,13 +10,7 @@ from typing import Any
 
 from trainmedic.wire import envelope
 from trainmedic.wire.steady_time import since_boot, utc_now
-from trainmedic_agent.errors import (
-    MAY_BE_REPEATED,
-    CommandFailed,
-    CommandRejected,
-    CommandUnsupported,
-    JournalUnavailable,
-)
+from trainmedic_agent.errors import CommandFailed, CommandRejected, CommandUnsupported, JournalUnavailable
 from trainmedic_agent.executors import AcceptedCommand
 from trainmedic_agent.power.control import boot_id
 from trainmedic_agent.repairs import programs
@@ -97,8 +91,7 @@ class RebootExecutor:
         if boot == before:
             if not time.wait_for(lambda: self._boot() != before):  # cancelled, or it would come after the reply
                 found, may_come = self._cancelled(kept.get("schedule"), self._intents.kept_at(command.id))
-                unknown = MAY_BE_REPEATED if may_come else {"may_be_done": False}
-                raise CommandFailed(f"{overdue}; {found}", {"boot_id": before, **unknown})
+                raise CommandFailed(f"{overdue}; {found}", {"boot_id": before, "may_be_done": may_come})
             boot = self._boot()
         return {"boot_id_before": before, "boot_id": boot, "uptime_seconds": round(self._uptime())}
 

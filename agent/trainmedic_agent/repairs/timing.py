@@ -9,7 +9,7 @@ from typing import Any
 
 from trainmedic.wire.envelope import Command
 from trainmedic.wire.steady_time import utc_now
-from trainmedic_agent.errors import MAY_BE_REPEATED, CommandFailed, CommandInterrupted, CommandRejected
+from trainmedic_agent.errors import CommandFailed, CommandInterrupted, CommandRejected
 from trainmedic_agent.executors import AcceptedCommand
 from trainmedic_agent.repairs.programs import ProgramAnswer
 
@@ -52,7 +52,7 @@ class RepairTime:
         """If the program was killed, raise CommandInterrupted if the agent stops, else CommandFailed."""
         if answer.code < 0:
             self.pause(_STOP_SECONDS)
-            raise CommandFailed(f"signal {-answer.code} ended it; it may have had an effect", MAY_BE_REPEATED)
+            raise CommandFailed(f"signal {-answer.code} ended it; it may have had an effect", {"may_be_done": True})
 
     def pause(self, seconds: float) -> None:
         """Sleep. Raises CommandInterrupted if the agent stops."""

@@ -18,7 +18,7 @@ from trainmedic_agent.repairs.timing import LOOK_EVERY, SETTLED_SECONDS, RepairT
 
 _PROPERTIES = (
     *("LoadState", "ActiveState", "SubState", "InvocationID"),
-    *("Job", "MainPID", "Result", "Type", "ConditionResult", "ConditionTimestampMonotonic"),
+    *("MainPID", "Result", "Type", "ConditionResult", "ConditionTimestampMonotonic"),
 )
 _UNSEEN_START_NOTE = (
     "systemctl reported success, and systemd has forgotten this end. A unit whose condition is not met ends so too, "
@@ -37,7 +37,6 @@ class UnitState(Struct, frozen=True):
     kind: str
     condition: str
     condition_at: str
-    job: str  # empty if systemd has none for it
 
     @property
     def has_unmet_condition(self) -> bool:
@@ -79,8 +78,6 @@ class RestartUnitExecutor:
                 raise CommandRejected(f"systemd has no usable unit {unit}: its LoadState is {state.load}")
             kept = {"invocation": state.invocation}
             self._intents.keep(command.id, kept, utc_now())
-        else:
-            state = self._state_after_job(unit, state, time)
         before = kept["invocation"]
         is_restarted_here = state.invocation == before
         if is_restarted_here:
@@ -109,18 +106,6 @@ class RestartUnitExecutor:
                 f"systemctl could not restart {unit}: {answer.said or f'exit code {answer.code}'}",
                 {"unit": unit, **self._state_after(unit).output()},
             )
-
-    def _state_after_job(self, unit: str, state: UnitState, time: RepairTime) -> UnitState:
-        # A begun restart may still come, by its job.
-        with failing_if_begun(True):
-            while state.job:
-                if time.left() <= 0:
-                    raise CommandFailed(f"systemd has not finished its job {state.job} for {unit}")
-                time.pause(LOOK_EVERY)
-                state = self._read_state(unit)
-            if state.has_ended_well:
-                raise CommandFailed(f"{unit} has ended, and systemd has forgotten when it was started")
-        return state
 
     def _wait_until_settled(self, unit: str, before: str, time: RepairTime) -> UnitState:
         """Return the state of a new invocation that stays active."""
@@ -167,5 +152,4 @@ class RestartUnitExecutor:
             values.get("Type", ""),
             values.get("ConditionResult", ""),
             values.get("ConditionTimestampMonotonic", ""),
-            job if (job := values.get("Job", "")) != "0" else "",
         )

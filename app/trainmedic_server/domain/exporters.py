@@ -29,7 +29,7 @@ _PER_NODE = re.compile(
 # machine. Some of them also run on each node.
 _OFTEN_FOR_OTHERS = re.compile(
     "relay|proxy|gateway|gw([^a-z]|$)|aggregat|collector|forward|otel|opentelemetry|telegraf|netdata|graphite|statsd|"
-    "influx|syslog|zabbix|smokeping|goldpinger|infiniband|fabric|ufm|switch|idrac|redfish|ipmi|bmc|vmware|vcenter|libvirt|proxmox|"
+    "influx|syslog|zabbix|infiniband|fabric|ufm|switch|idrac|redfish|ipmi|bmc|vmware|vcenter|libvirt|proxmox|"
     "pve|weka|netapp|harvest|ceph|lustre|hami|scheduler|controller|operator"
 )
 # Prometheus, Pushgateway, blackbox, SNMP, Ceph and Slurm.
@@ -57,14 +57,24 @@ def is_central(labels: AlertLabels, exported: bool = False) -> bool:
     return any(_is_central_text(label.value) for name in names for label in labels.under(name))
 
 
-def is_of_own_node(labels: AlertLabels) -> bool:
-    """Return whether port or names are those of an exporter of its own node."""
+# Programs that measure the way to others, or others' power and cooling.
+_FOR_OTHERS = re.compile("(smoke|gold|[^a-z])ping|probe|icmp|latency|reachab|mesh|aggregat|pdu|cdu|nmx")
+
+
+def is_surely_of_own_node(labels: AlertLabels) -> bool:
+    """Return whether the port, or a name that no others have, is that of an exporter of its own node."""
     if labels.value("instance").rpartition(":")[2] in _PER_NODE_PORTS:
         return True
     names = _names(labels)
-    if _OF_NODES.search(names):
+    return _OF_NODES.search(names) is not None and not _FOR_OTHERS.search(names)
+
+
+def is_of_own_node(labels: AlertLabels) -> bool:
+    """Return whether port or names are those of an exporter of its own node."""
+    if is_surely_of_own_node(labels):
         return True
-    return _PER_NODE.search(names) is not None and not _OFTEN_FOR_OTHERS.search(names)
+    names = _names(labels)
+    return _PER_NODE.search(names) is not None and not (_OFTEN_FOR_OTHERS.search(names) or _FOR_OTHERS.search(names))
 
 
 def is_unknown(labels: AlertLabels) -> bool:
@@ -75,7 +85,8 @@ def is_unknown(labels: AlertLabels) -> bool:
     names = _names(labels)
     if not names or is_of_own_node(labels):
         return False
-    return ":" in labels.value("instance") or _OFTEN_FOR_OTHERS.search(names) is not None
+    is_for_others = _OFTEN_FOR_OTHERS.search(names) or _FOR_OTHERS.search(names)
+    return ":" in labels.value("instance") or is_for_others is not None
 
 
 def _names(labels: AlertLabels) -> str:

@@ -344,7 +344,7 @@ class NodeEvidence:
         """
         if self._is_of_lines:
             return
-        is_sure = self._is_of_own_node
+        is_sure, is_usual = exporters.is_surely_of_own_node(self._labels), self._is_of_own_node
         place = self._instance.host if self._instance is not None else node
         for label in islice(self._labels.others(_NO_RIVALS), _MOST_RIVALS):
             asks = _asks_for_machine(label.name)
@@ -353,7 +353,7 @@ class NodeEvidence:
             nodes = self._topology.known.find(host)
             if nodes and node not in nodes:
                 yield Naming(label, nodes, host)
-            if nodes or not asks or is_sure or is_same_spelling(host, place):
+            if nodes or not asks or is_usual or is_same_spelling(host, place):
                 continue
             if not exporters.names_an_exporter(host, self._labels):
                 yield Naming(label, _NONE, host)

@@ -40,11 +40,11 @@ NO_POSITION = "the checkpoint does not hold the data position; training continue
 UNKNOWN_BATCHES = "not known: the loop draws its own batches"
 OTHER_BATCHES = "the same samples again, in other batches: their size, or what loads them, has changed since"
 UNKNOWN_STREAM = (
-    "not known: the stream goes on, or starts where carried state, as of attach(also=...) or a generator, puts it"
+    "not known: the stream goes on, or starts where carried state, as of attach(also=...) or random generators, puts it"
 )
 CANNOT_SKIP_IN_STREAM = (
-    "the loader is a stream that carried state, as of attach(also=...) or a generator, may put back, so it is not "
-    "known which batches come next, and none can be skipped: pass a loader that can go back, such as one with "
+    "the loader is a stream that carried state, as of attach(also=...) or random generators, may put back, so it is "
+    "not known which batches come next, and none can be skipped: pass a loader that can go back, such as one with "
     "state_dict and load_state_dict, to attach(loader=...), or roll back without skip_batches"
 )
 CANNOT_SKIP = (
@@ -274,8 +274,9 @@ class CheckpointRestore:
 
     def _may_be_put_back(self) -> bool:
         source = self._training.batch_source
-        is_stream = isinstance(source, ForwardSource) and not source.goes_back
-        return is_stream and self._training.carried.may_hold_position
+        if not isinstance(source, ForwardSource) or source.goes_back:
+            return False
+        return source.uses_random or self._training.carried.may_hold_position
 
     def _move_batch_log(self, run_state: RunState | None, data: str, left_out: int, resumed: bool) -> None:
         training, batch_log = self._training, self._training.batch_log

@@ -116,25 +116,19 @@ def test_a_person_approves_and_the_run_succeeds_after_the_restart(
         assert node.asked() == [ASKED]
 
 
-@pytest.mark.parametrize("attempts", [1, 2])
-def test_a_restart_that_may_still_come_is_unknown(tmp_path: Path, redis_url: str, attempts: int) -> None:
-    """The program is killed after it was asked. Another attempt does not ask again, and sees whether it came."""
+def test_a_restart_that_may_still_come_is_unknown(tmp_path: Path, redis_url: str) -> None:
+    """The program is killed after it was asked. The step does not ask again."""
     node = RebootableNode(tmp_path / "node", redis_url, POLICY)
     node.ends_by = "kill -9 $$"
     node.boots(1)
     playbook = PLAYBOOK.replace("playbook: restart", "playbook: restart\nmode: enforce")
-    playbook = playbook.replace("timeout: 5m", f"timeout: 5m, retry: {{attempts: {attempts}, delay: 1s}}")
     server = Server(tmp_path / "server", playbook, "--redis", redis_url, environment={"TRAINMEDIC_SIGNING_KEY": KEY})
     fired = delivery("NodeStuck", "any")
     fired["alerts"][0]["labels"] = {"alertname": "NodeStuck", "node": "n1"}
     with node, server:
         assert server.ask("/webhook", fired).status == 200
-        if attempts > 1:
-            eventually(lambda: server.only_run()["steps"][-1]["attempts"][1:], 60, "another attempt", 0.1)
-            node.boots(2)
         run = server.closed_run(60)
-    first, *later = run["steps"][-1]["attempts"]
-    assert (first["status"], [each["status"] for each in later]) == ("unknown", ["applied"] * (attempts - 1)), run
-    assert run["status"] == ("succeeded" if later else "failed")
-    assert "signal 9 ended it; it may have had an effect" in first["error"]
+    (attempt,) = run["steps"][-1]["attempts"]
+    assert (run["status"], attempt["status"]) == ("failed", "unknown"), run
+    assert "signal 9 ended it; it may have had an effect" in run["message"]
     assert node.asked() == [ASKED]

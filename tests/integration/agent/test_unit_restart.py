@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.programs import eventually
-from tests.support.repairs import accepted, program
+from tests.support.repairs import accepted
 from tests.support.unit_manager import UnitManager, unit_manager
 from trainmedic_agent.errors import CommandFailed, CommandInterrupted, CommandRejected, CommandUnsupported
-from trainmedic_agent.repairs import timing
 from trainmedic_agent.repairs.intents import IntentBook
 from trainmedic_agent.repairs.policy import RestartPolicy
 from trainmedic_agent.repairs.units import RestartUnitExecutor
@@ -61,30 +58,6 @@ def test_it_is_not_restarted_twice_by_one_command(units: UnitManager, intents: I
         restart(units, intents, stopping=True)
     after = units.shown(UNIT, "InvocationID")
     assert restart(units, intents, resumed=True)["invocation_id"] == after == units.shown(UNIT, "InvocationID")
-
-
-def test_a_repeat_waits_for_the_job_of_a_killed_systemctl(
-    units: UnitManager, intents: IntentBook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And makes no second one."""
-    monkeypatch.setattr(timing, "_STOP_SECONDS", 0.1)
-    starts, may_start = tmp_path / "starts", tmp_path / "may_start"
-    waits = f"echo x >> {starts}; until [ -e {may_start} ]; do sleep 0.05; done"
-    units.add(UNIT, f"ExecStartPre=sh -c '{waits}'\n{RUNS}")
-    systemctl = shlex.join(units.systemctl)
-    killed = program(
-        tmp_path / "systemctl", f'[ "$1" = restart ] || exec {systemctl} "$@"; {systemctl} --no-block "$@"; kill -9 $$'
-    )
-    executor = RestartUnitExecutor(POLICY, intents, (str(killed),))
-    with pytest.raises(CommandFailed, match="signal 9 ended it") as failed:
-        executor.perform(accepted("node.restart_unit", unit=UNIT))
-    assert failed.value.output["may_be_repeated"] is True
-    with pytest.raises(CommandFailed, match=r"has not finished its job \d+ for") as failed:
-        restart(units, intents, resumed=True, seconds=1)
-    assert failed.value.output["may_be_repeated"] is True
-    may_start.touch()
-    assert restart(units, intents, resumed=True)["active_state"] == "active"
-    assert starts.read_text() == "x\n"
 
 
 def test_a_stopped_or_failed_unit_is_started(units: UnitManager, intents: IntentBook) -> None:

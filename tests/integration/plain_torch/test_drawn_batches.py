@@ -44,12 +44,15 @@ class DrawingLoop:
         self.scaler = torch.amp.GradScaler(enabled=False)
         self.generator = torch.Generator() if gives == "generator" else None
         self.place = torch.zeros((), dtype=torch.long)  # of a loader that counts
+        loader: Any = None if gives == "nothing" else lambda: self.draw("train")
+        if gives == "random iterator":
+            loader = iter(loader, None)
         self.run = trainmedic.torch.attach(
             medic,
             model=self.model,
             optimizer=self.optimizer,
             scaler=self.scaler,
-            loader=None if gives == "nothing" else lambda: self.draw("train"),
+            loader=loader,
             checkpoints=directory,
             checkpoint_every=5,
             also={"place": self.place} if gives == "position" else None,
@@ -156,7 +159,7 @@ def test_a_loader_that_counts_goes_on(begin: Callable[..., DrawingLoop]) -> None
     assert loop.drawn == calm.drawn[: len(loop.drawn)]
 
 
-@pytest.mark.parametrize("gives", ["position", "generator"])
+@pytest.mark.parametrize("gives", ["position", "generator", "random iterator"])
 def test_a_loader_that_carried_state_puts_back_is_not_known(begin: Callable[..., DrawingLoop], gives: str) -> None:
     """As build-nanogpt's. Its losses are compared, as the batches may be the same, and none can be skipped."""
     calm = begin("calm", gives=gives)

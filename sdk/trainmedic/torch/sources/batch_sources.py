@@ -218,10 +218,14 @@ class RereadSource(IteratedSource):
             generator.set_state(state)
 
 
+_LOOKED_AT = 4  # batches of an iterator
+
+
 class ForwardSource(BatchSource):
     """Sources that cannot go back by themselves, with one epoch."""
 
     goes_back = False  # True if this one can after all
+    uses_random = False  # True if it draws from the training's random generators, which a rollback restores
 
     def __init__(self) -> None:
         super().__init__()
@@ -244,9 +248,16 @@ class IteratorSource(ForwardSource):
     def __init__(self, source: Iterator[Any]) -> None:
         super().__init__()
         self._source = source
+        self._fetched = 0
 
     def fetch(self) -> Any:
+        # The first batch may begin an epoch, which draws a seed.
+        is_looked_at = 0 < self._fetched < _LOOKED_AT and not self.uses_random
+        before = randomness.capture() if is_looked_at else None
         batch = fetch(self._source)
+        if before is not None:
+            self.uses_random = randomness.has_moved(before)
+        self._fetched += 1
         self.position += 1
         return batch
 

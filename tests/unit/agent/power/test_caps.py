@@ -296,24 +296,6 @@ def test_a_limit_that_may_still_come_is_no_refusal(node: Node, monkeypatch: pyte
     assert (node.watts(0), node.watts(1)) == (700, 700)
 
 
-def test_a_cap_that_may_be_set_is_set_by_its_repeat(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the setting nor the restoring succeeded."""
-
-    def lost(*_: object) -> None:
-        monkeypatch.setattr(node.gpus, "power", lost)
-        raise GpuLost("GPU 0 is lost")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(node.gpus, "set_power_limit", lost)
-        with pytest.raises(CommandFailed) as failed:
-            node.cap("a", percent=80)
-    assert failed.value.output["may_be_repeated"] is True
-    monkeypatch.undo()
-    output = node.cap("a", percent=80, resumed=True)
-    assert (output["limit_watts"], output["previous_watts"], node.watts()) == (560, 700, 560)
-    assert node.undo("a")["limit_watts"] == node.watts() == 700
-
-
 def test_a_cap_that_was_not_begun_says_nothing_of_an_earlier_one(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose GPU is still to be restored."""
     node.cap("a", percent=80)

@@ -183,7 +183,7 @@ def test_a_reset_that_may_still_come_is_unknown(
     executor = GpuResetExecutor(gpus, intents, slow)
     with pytest.raises(CommandFailed, match="it may still take effect") as failed:
         executor.perform(accepted("gpu.reset", gpu="0"))
-    assert failed.value.output["may_be_repeated"] is True
+    assert failed.value.output["may_be_done"] is True
     monkeypatch.setattr(gpus, "while_closed", lambda *_: (_ for _ in ()).throw(GpuStuck("the driver is stuck")))
     with pytest.raises(CommandFailed, match="may still be reset: the driver is stuck") as failed:
         executor.perform(accepted("gpu.reset", "c2", gpu="0"))

@@ -66,20 +66,3 @@ def test_a_restart_that_cannot_be_read_afterwards_is_unknown(tmp_path: Path) -> 
         assert failed.value.output["may_be_done"] is True
     finally:
         journal.close()
-
-
-def test_a_oneshot_unit_that_may_have_run_is_not_run_again(tmp_path: Path) -> None:
-    """Systemd forgets an ended one's invocation."""
-    shown = r"LoadState=loaded\nActiveState=inactive\nSubState=dead\nInvocationID=\nType=oneshot\nResult=success"
-    text = f"[ \"$1\" = restart ] && touch {tmp_path}/done; printf '{shown}'"
-    journal = Journal(tmp_path / "state")
-    try:
-        intents = IntentBook(journal)
-        intents.keep("c1", {"invocation": ""}, utc_now())
-        systemctl = (str(program(tmp_path / "systemctl", text)),)
-        executor = RestartUnitExecutor(RestartPolicy(units=("a.service",)), intents, systemctl)
-        with pytest.raises(CommandFailed, match="systemd has forgotten when it was started") as failed:
-            executor.perform(accepted("node.restart_unit", unit="a.service", resumed=True))
-        assert (failed.value.output["may_be_done"], (tmp_path / "done").exists()) == (True, False)
-    finally:
-        journal.close()
