@@ -20,7 +20,8 @@ T = TypeVar("T")
 
 TIMEOUT = timedelta(seconds=10)
 BODY_LIMIT = 32 * 1024 * 1024  # 1.2 million points.
-_INFO = "PromQL info:"  # Prometheus 2.48 to 2.53 lists infos among the warnings.
+_ABOUT_THE_QUERY = ("PromQL info:", "PromQL warning:")
+# Among the warnings (infos in Prometheus 2.48 to 2.53), which else say that stores did not answer.
 
 
 class PrometheusApi(MetricsAndRules):
@@ -109,7 +110,7 @@ def _read(reply: HttpReply, read: Callable[[Any], T]) -> T:
 
 
 def _require_whole(answer: dict[str, Any]) -> None:
-    warnings = [text for each in answer.get("warnings") or () if not (text := str(each)).startswith(_INFO)]
+    warnings = [text for each in answer.get("warnings") or () if not (text := str(each)).startswith(_ABOUT_THE_QUERY)]
     if warnings:
         more = f" (and {len(warnings) - 1} more)" if len(warnings) > 1 else ""
         raise MetricsUnavailable(f"Prometheus answers only in part: {warnings[0][:200]}{more}")

@@ -16,7 +16,7 @@ from pydantic import (
 
 from trainmedic.wire.envelope import write_time
 from trainmedic_core import duration
-from trainmedic_core.fields import Duration, Expression, Identifier, Lookback
+from trainmedic_core.fields import Duration, Expression, Identifier
 from trainmedic_core.target import TargetKind
 from trainmedic_server.domain.cron import CronWindow
 from trainmedic_server.domain.inputs import read_time
@@ -89,7 +89,7 @@ class RateLimit(_Model):
     """At most `count` runs of the playbook started in any window of length `per`."""
 
     count: int = Field(ge=1)
-    per: Lookback
+    per: Duration
     per_target: bool = Field(False, description="Count the runs of each target alone.")
 
 
@@ -103,7 +103,7 @@ class Again(_Model):
 class Guards(_Model):
     """Limits on how often and on how much a playbook acts."""
 
-    cooldown: Lookback | None = Field(None, description="Minimum time after the end of the last run on the target.")
+    cooldown: Duration | None = Field(None, description="Minimum time after the end of the last run on the target.")
     max_runs: RateLimit | None = None
     max_concurrent: int | None = Field(None, ge=1, description="Open runs of this playbook at once.")
     queue: Duration | None = Field(

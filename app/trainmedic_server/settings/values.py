@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 
 from trainmedic.wire.connection import open_client
-from trainmedic_core.fields import Duration, Lookback
+from trainmedic_core.fields import Duration
 from trainmedic_core.http_url import ESCAPES, check_http_url
 from trainmedic_core.setting_sources import expanded
 from trainmedic_server.domain.message import parse_rules
@@ -160,7 +160,7 @@ AnyCaseMode = Annotated[Mode, BeforeValidator(_lower)]
 ExpandedPath = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(expanded)]
 # `Field(min_length=1)` would also report a list whose only path is invalid as empty.
 ExpandedPaths = Annotated[tuple[ExpandedPath, ...], AfterValidator(_at_least_one)]
-PositiveDuration = Annotated[Lookback, AfterValidator(_positive)]
+PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
 TakeoverDuration = Annotated[Duration, AfterValidator(_takeover)]
 SigningKey = Annotated[SecretStr, AfterValidator(_signing_key)]
 RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
