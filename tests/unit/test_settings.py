@@ -85,7 +85,7 @@ def test_a_missing_secret_file_is_named() -> None:
         ({"mode": "Enforced"}, {}, "--mode: 'Enforced': must be 'observe', 'approve' or 'enforce'"),
         ({"max_age": "15"}, {}, "--max-age: '15': '15' is not a duration"),
         ({"retention": "0s"}, {}, "--retention: '0s': must be longer than 0s"),
-        ({"retention": "7001y"}, {}, "--retention: '7001y' is too long; write at most 2555000d"),
+        ({"retention": "7001y"}, {}, "--retention: '7001y': '7001y' is too long; write at most 2555000d"),
         ({"max_age": "9999999d"}, {}, "--max-age: '9999999d': '9999999d' is too long; write at most 2555000d"),
         ({"archive": ""}, {}, "--archive: '': must name a file or directory"),
         ({"state_dir": ""}, {}, "--state-dir: '': must name a file or directory"),

@@ -43,7 +43,8 @@ _ANSWER = b'{"status": "success", "data": {"result": [{"metric": {}, "values": [
 METRIC_ANSWERS = {
     "metrics-warned": _ANSWER % b'"warnings": ["receive series from Addr: store-1: unavailable", "more"]',
     "metrics-partial": _ANSWER % b'"isPartial": true',
-    "metrics-informed": _ANSWER % b'"warnings": ["PromQL info: metric might not be a counter", "PromQL warning: bucket label \\"le\\" is missing"], "infos": ["x"]',
+    "metrics-informed": _ANSWER
+    % b'"warnings": ["PromQL info: not a counter", "PromQL warning: a mix of types"], "infos": ["x"]',
     "metrics-whole": _ANSWER % b'"warnings": null, "isPartial": false',
 }
 """Of Thanos, a VictoriaMetrics cluster, Prometheus 2.48 and 3, and any of them."""
