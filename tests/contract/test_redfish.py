@@ -220,6 +220,11 @@ async def test_a_list_of_systems_in_pages_is_read_to_its_end(caller: HttpxCaller
         bmc.next_link = link
         with pytest.raises(PermanentFailure, match="in pages that cannot be read"):
             await power(caller, "off", url=served, **LOGIN)
+        with pytest.raises(PermanentFailure, match="in pages that cannot be read"):
+            await power(caller, "off", url=served, system="b", **LOGIN)
+        assert (await power(caller, "off", url=served, system="a", **LOGIN))["power_state"] == "Off"
+    bmc.next_link = f"{served}/redfish/v1/Systems?$skip=2"
+    assert (await power(caller, "off", url=served, system="c", **LOGIN))["power_state"] == "Off"
     assert bmc.asked == []
 
 

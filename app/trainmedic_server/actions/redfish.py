@@ -82,28 +82,29 @@ class _Bmc:
 
     async def find(self, wanted: str | None) -> None:
         """Choose the system. Raises PermanentFailure if it is not unique."""
-        listed = await self._members(_SYSTEMS)
-        paths = [str(each.get("@odata.id", "")).rstrip("/") for each in listed if isinstance(each, Mapping)]
-        ids = {path.rpartition("/")[2]: path for path in paths if _is_below(path, _SYSTEMS)}
+        ids = await self._systems(wanted)
         chosen = [wanted] if wanted is not None else list(ids)
         if len(chosen) != 1 or chosen[0] not in ids:
             fault = f"has no system {wanted}" if wanted is not None else f"has {len(ids)} systems; name one as system"
             raise PermanentFailure(f"the BMC {self._base} {fault}; there are: {', '.join(sorted(ids)[:8]) or 'none'}")
         self._system = ids[chosen[0]]
 
-    async def _members(self, path: str) -> Sequence[object]:
-        """Return the members of all pages."""
-        listed: list[object] = []
-        page: object = path
+    async def _systems(self, wanted: str | None) -> dict[str, str]:
+        """Return the systems' paths by ID."""
+        ids: dict[str, str] = {}
+        page = _SYSTEMS
         for _ in range(_MOST_PAGES):
-            document = await self._get(str(page))
-            members, page = document.get("Members"), document.get("Members@odata.nextLink")
-            listed += members if isinstance(members, list) else []
-            if not page:
-                return listed
-            if not isinstance(page, str) or page.partition("?")[0].rstrip("/") != path:
+            document = await self._get(page)
+            members, link = document.get("Members"), document.get("Members@odata.nextLink")
+            listed = members if isinstance(members, list) else []
+            paths = [str(each.get("@odata.id", "")).rstrip("/") for each in listed if isinstance(each, Mapping)]
+            ids |= {path.rpartition("/")[2]: path for path in paths if _is_below(path, _SYSTEMS)}
+            if not link or wanted in ids:
+                return ids
+            page = str(link).removeprefix(self._base)
+            if page.partition("?")[0].rstrip("/") != _SYSTEMS:
                 break
-        raise PermanentFailure(f"the BMC {self._base} lists {path} in pages that cannot be read")
+        raise PermanentFailure(f"the BMC {self._base} lists {_SYSTEMS} in pages that cannot be read")
 
     async def check_offers(self, states: Sequence[str]) -> None:
         """Raise PermanentFailure if the BMC offers no reset to one of `states`."""

@@ -74,7 +74,8 @@ class KubernetesPods(JobPods):
         self._events: dict[str, _EventsRead] = {}
         self._requests: deque[datetime] = deque()
         self._slow_read: dict[str, datetime] = {}  # Last reading of a waiting pod's events, by UID.
-        self._has_logged_full = self._is_full = False
+        self._skipped: dict[str, str] = {}  # Job by UID, for pods beyond `MOST_PODS`.
+        self._has_logged_full = False
         self.answers = True
         """False while the watch of `KubernetesTopology` fails: statuses may be old."""
 
@@ -82,7 +83,7 @@ class KubernetesPods(JobPods):
 
     def pods_listed(self, pods: Iterable[Object], job_of: Callable[[Object], str | None]) -> None:
         self._present.clear()
-        self._is_full = False
+        self._skipped.clear()
         for pod in pods:
             self.pod_changed(pod, job_of(pod))
         for absent in [each for uid, each in self._faults.items() if uid not in self._present]:
@@ -95,13 +96,14 @@ class KubernetesPods(JobPods):
             return  # a form that no release writes
         if outline is None:
             return
+        self._skipped.pop(outline.uid, None)
         if is_deleted:
             self._present.pop(outline.uid, None)
             self._slow_read.pop(outline.uid, None)
         elif outline.uid in self._present or len(self._present) < MOST_PODS:
             self._present[outline.uid] = outline
         else:
-            self._is_full = True
+            self._skipped[outline.uid] = outline.job
             if not self._has_logged_full:
                 self._has_logged_full = True
                 log.warning("skipping pods: too many have a job's label", most=MOST_PODS)
@@ -154,7 +156,7 @@ class KubernetesPods(JobPods):
         outlines = {each.outline.uid: each.outline for each in reversed(faulty)}
         outlines |= {outline.uid: outline for outline in present if outline.uid not in outlines}
         if not outlines:
-            return PodReading(unread=tuple(self._unread([], [], 0)) if self._is_full else ())
+            return PodReading(unread=tuple(self._unread(job, [], [], 0)) if self._has_skipped(job) else ())
         chosen = list(outlines.values())[:MOST_READ]
         read = await self._read_together(chosen)
         stated = [fault for each in faulty for fault in each.faults]
@@ -165,13 +167,16 @@ class KubernetesPods(JobPods):
             faults=tuple(sorted([*stated, *added], key=lambda fault: fault.at)),
             not_ready=tuple(self._not_ready[node] for node in sorted(set(nodes)) if node in self._not_ready),
             shared_nodes=frozenset(node for node in nodes if nodes.count(node) > 1),
-            unread=tuple(self._unread(chosen, read, len(outlines))),
+            unread=tuple(self._unread(job, chosen, read, len(outlines))),
         )
 
-    def _unread(self, chosen: Sequence[PodOutline], read: Sequence[_EventsRead], count: int) -> Iterable[str]:
+    def _has_skipped(self, job: str) -> bool:
+        return job in self._skipped.values()
+
+    def _unread(self, job: str, chosen: Sequence[PodOutline], read: Sequence[_EventsRead], count: int) -> Iterable[str]:
         if not self.answers:
             yield "the newest status of the pods: Kubernetes does not answer"
-        if self._is_full:
+        if self._has_skipped(job):
             yield f"the status of some pods: those of {MOST_PODS} at most are kept"
         by_reason: dict[str, list[str]] = {}
         for outline, each in zip(chosen, read, strict=True):

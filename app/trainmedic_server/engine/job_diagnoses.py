@@ -109,7 +109,7 @@ class JobDiagnoses:
         self._verdicts = verdicts or JobVerdicts(clock)
         self._pods = pods
         self._namespaces: dict[str, str | None] = {}  # of pods, by job; None if it reports none
-        self._has_loaded = False
+        self._loaded_at: datetime | None = None
         self._ids = ids
         self._presences_read_at: datetime | None = None
         self._ranks: dict[str, dict[int, RankFacts]] = {}
@@ -134,13 +134,13 @@ class JobDiagnoses:
 
     async def look(self) -> None:
         """Check once and send due alerts. Raises TrainmedicError."""
-        if not self._has_loaded:
+        if self._loaded_at is None:
             await self._verdicts.load(self._store)
             due = await self._store.transact(lambda tx: tx.verdicts.to_tell(self._clock.now(), _MOST_UNSENT))
             # An earlier server ended before it sent their first alerts.
             unsent = [each for each in due if each.tell_at and each.tell_at <= each.made_at and not each.is_slow]
             self._unchecked_suspects |= {each.node for each in unsent if each.node}
-            self._has_loaded = True
+            self._loaded_at = self._clock.now()
         if self._presences_read_at is None or self._clock.now() - self._presences_read_at >= _PRESENCES_EVERY:
             await self._read_presences()
         findings, lives = await self._store.transact(lambda tx: (tx.findings.all_open(), tx.job_lives()))
@@ -345,8 +345,8 @@ class JobDiagnoses:
         facts = await asyncio.to_thread(job_failure.with_dumps, facts, digests, earlier, UPDATED_FOR)
         verdict = diagnose(facts)
         plain = verdict.plain()
-        if inputs is None and _is_less_confident(verdict, stored):
-            return stored  # a restarted server may know less of the failure
+        if inputs is None and plain != stored.plain and self._keeps(stored, verdict):
+            return stored
         self._inputs[stored.id] = _Inputs(now, ranks, frozenset(each.id for each in own))
         if plain == stored.plain:
             return stored
@@ -369,6 +369,15 @@ class JobDiagnoses:
         if made.node and made.node != stored.node:
             self._unchecked_suspects.add(made.node)
         return made
+
+    def _keeps(self, stored: KnownVerdict, verdict: Verdict) -> bool:
+        order = [each.value for each in Confidence]  # highest first
+        if stored.confidence not in order:
+            return False
+        gained = order.index(stored.confidence) - order.index(verdict.confidence)
+        # A restarted server may know less of the failure, and the ranks only at later places.
+        is_inherited = self._loaded_at is not None and stored.made_at <= self._loaded_at
+        return gained <= 0 if is_inherited else gained < 0
 
     def _ranks_at(self, job: str, at: datetime) -> Mapping[int, RankFacts]:
         until, before = self._ranks_before.get(job, (at, {}))
@@ -524,11 +533,6 @@ def _ranks_of(details_by_job: Mapping[str, Mapping[str, Any]]) -> dict[str, dict
         }
         for name, details in details_by_job.items()
     }
-
-
-def _is_less_confident(verdict: Verdict, stored: KnownVerdict) -> bool:
-    order = [each.value for each in Confidence]  # highest first
-    return stored.confidence in order and order.index(verdict.confidence) > order.index(stored.confidence)
 
 
 def _report_of(event: Event) -> ReportedEnd | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from itertools import count
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from msgspec.structs import replace
@@ -242,13 +243,34 @@ async def test_a_restarted_server_that_knows_less_weakens_no_verdict() -> None:
     assert "node-2" in verdict.plain["summary"]
 
 
-async def test_what_comes_late_changes_the_verdict_and_not_the_alert() -> None:
+@pytest.mark.parametrize("later", [[], [Presence("llm-1", START, MOVED)]])
+@pytest.mark.parametrize("code", [-7, -11])
+async def test_a_restarted_server_renames_no_node(code: int, later: list[Presence]) -> None:
+    world = World()
+    placed = [{"rank": 0, "node": "node-1"}, {"rank": 1, "node": "node-2"}]
+    world.present_jobs = [Presence("llm-1", START, {"placement": placed})]
+    await world.look(5)
+    await world.end(-15, code)
+    await world.look(6)
+    (before,) = await world.store.verdicts_of("llm-1", 5)
+    assert "rank 1 (node-2)" in before.plain["summary"]
+    world.present_jobs = later
+    world.start_again()
+    for _ in range(3):
+        await world.look(6)
+    assert await world.store.verdicts_of("llm-1", 5) == [replace(before, tell_at=ANY)]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_what_comes_late_changes_the_verdict_and_not_the_alert(is_restarted: bool) -> None:
     """A bare SIGKILL, and half a minute later the kernel's word on it: one verdict, one alert."""
     world = World()
     await world.find("f1")
     await world.look(11)
     (before,) = await world.store.verdicts_of("llm-1", 5)
     assert (before.cause, before.confidence) == ("unknown", "low")
+    if is_restarted:
+        world.start_again()
     await world.find(
         "f2",
         rule="host-oom",

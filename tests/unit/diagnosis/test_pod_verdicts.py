@@ -422,14 +422,28 @@ async def test_a_node_that_was_deleted_while_the_watch_was_down_is_not_blamed() 
 
 async def test_pods_beyond_those_that_are_kept_are_named_as_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until a list has room for all."""
+
+    async def unread(job: str = "llm-7") -> Sequence[str]:
+        return (await cluster.pods.reading(job, lambda *_: True)).unread
+
     monkeypatch.setattr(kubernetes_pods, "MOST_PODS", 1)
     cluster = Cluster()
-    cluster.pods.pods_listed([pod(START, labels={"job-name": "llm-8"}), pod(START, name="other")], job_of)
-    for job in ("llm-7", "llm-8"):
-        reading = await cluster.pods.reading(job, lambda *_: True)
-        assert reading.unread == ("the status of some pods: those of 1 at most are kept",)
-    cluster.pods.pods_listed([pod(START)], job_of)
-    assert (await cluster.pods.reading("llm-7", lambda *_: True)).unread == ()
+    first, skipped = pod(START, labels={"job-name": "llm-8"}), pod(START, name="other")
+    too_many = ("the status of some pods: those of 1 at most are kept",)
+    cluster.pods.pods_listed([first, skipped], job_of)
+    assert (await unread(), await unread("llm-8"), await unread("llm-9")) == (too_many, (), ())
+    cluster.pods.pods_listed([first], job_of)
+    assert await unread() == ()
+    # A skipped pod is deleted, or is seen again below the limit.
+    cluster.change(skipped)
+    assert await unread() == too_many
+    cluster.change(skipped, is_deleted=True)
+    assert await unread() == ()
+    cluster.change(skipped)
+    cluster.change(first, is_deleted=True)
+    assert await unread() == too_many
+    cluster.change(skipped)
+    assert await unread() == ()
 
 
 async def test_an_earlier_failures_pods_are_not_blamed_again() -> None:
