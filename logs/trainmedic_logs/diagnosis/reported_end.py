@@ -101,7 +101,8 @@ def verdict_of(
 
 
 def _is_of(before: ReportedEnd, verdict: KnownVerdict, until: datetime) -> bool:
-    is_own = verdict.attempt is None and verdict.began_at == before.at < until
+    is_numbered = None not in (verdict.attempt, before.attempt)
+    is_own = not is_numbered and verdict.began_at == before.at < until
     return verdict.began_at < before.at or is_own
 
 

@@ -128,6 +128,18 @@ async def test_reports_that_were_read_at_once_are_told_apart() -> None:
     assert newest.plain["same_before"] == 2
 
 
+async def test_a_findings_attempt_joins_no_failures_without_numbers() -> None:
+    reports = Reports()
+    await reports.raise_(1)
+    await reports.say("job_failed", None, reason="its process ended by OSError")
+    await reports.world.look(6)
+    await reports.world.look(60)
+    await reports.say("job_failed", None, reason="its process ended by KeyError")
+    for _ in range(3):
+        await reports.world.look(6)
+    assert len(await reports.verdicts()) == 2
+
+
 async def test_two_failures_of_a_job_without_numbered_attempts_have_a_verdict_each() -> None:
     """It was started again, and failed within the time of the first one's updates."""
     reports = Reports()
