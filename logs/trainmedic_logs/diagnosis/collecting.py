@@ -240,7 +240,7 @@ class Collector:
             seen.note_node(line.origin.node, record.get("node"))
         if record.get("event") == "end" and not record.get("reason"):  # without a reason, it completed
             self._exits.append(Exit("training", code=0, rank=rank, node=line.origin.node))
-            self._recovery.take_completion(line.origin.stream)
+            self._recovery.take_completion(line.origin.stream, rank)
         step = _natural_number(record.get("step"))
         # A step in words counts only once its format has repeated.
         is_step_record = record.get("event") == "step" and step is not None and not line.has_words
@@ -266,7 +266,8 @@ class Collector:
             ends = exits.launcher_line(text, line.origin.node)
             at = line.at if line.time_source is TimeSource.LINE else None
             self._exits += [_with_place(ended, line.origin, at) for ended in ends]
-            if any(ended.code == 0 for ended in ends):
+            # One process's end says nothing about the others.
+            if any(ended.code == 0 and ended.rank is None and ended.pid is None for ended in ends):
                 self._recovery.take_completion(line.origin.stream)
 
 

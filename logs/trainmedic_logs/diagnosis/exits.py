@@ -196,15 +196,15 @@ _ACCELERATE = re.compile(
 )
 # The end of a long command's line.
 _DIED = re.compile(r"' (?:returned non-zero exit status (\d+)|died with <Signals\.(\w+)[^\n]{0,12})\.?$")
-# Composer, and Horovod without MPI.
+# Composer, and Horovod without MPI. A rank's exit code 0 says nothing about the others.
 _RANK_ENDED = re.compile(
     r"\b[Rr]ank (?P<rank>\d{1,6})(?: \(PID (?P<pid>\d{1,10})\))? (?:crashed|exited|terminated) with (?:exit )?code"
-    r" (?P<code>-?\d{1,4})|^Process (?P<process>\d{1,6}) exit with status code (?P<status>-?\d{1,4})\b"
+    r" (?P<code>-?[1-9]\d{0,3})\b|^Process (?P<process>\d{1,6}) exit with status code (?P<status>-?[1-9]\d{0,3})\b"
 )
 # torch.multiprocessing.spawn, whose processes count as local ranks, and PyCharm.
 _SPAWNED = re.compile(
     r"Exception: process (?P<process>\d{1,6}) terminated with (?:signal (?P<signal>SIG\w{2,8})"
-    r"|exit code (?P<code>-?\d{1,4}))"
+    r"|exit code (?P<code>-?[1-9]\d{0,3}))"
 )
 _PYCHARM = re.compile(r"Process finished with exit code (\d{1,4}) \(interrupted by signal")
 _MPI = re.compile(r"process rank (\d{1,6}) with PID (\d{1,10}) on node (\S{1,255}) exited on signal (\d{1,2})\b")

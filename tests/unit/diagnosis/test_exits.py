@@ -143,6 +143,8 @@ def test_a_table_without_its_head_is_read_as_far_as_it_goes() -> None:
             [("launcher", None, 11, None, None, "n1")],
         ),
         ("rank 2 exited with code names of its own", []),
+        ("rank 3 exited with code 0", []),
+        ("Process 0 exit with status code 0.", []),
         ("step 12 loss 1.5", []),
     ],
 )
