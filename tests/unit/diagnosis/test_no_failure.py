@@ -149,6 +149,8 @@ def test_a_job_that_ended_with_a_loss_that_is_no_number_says_so(tmp_path: Path, 
         ),
     ],
 )
-def test_the_good_end_of_one_process_hides_no_failure(failure: str, cause: CauseClass, end: str, tmp_path: Path) -> None:
+def test_the_good_end_of_one_process_hides_no_failure(
+    failure: str, cause: CauseClass, end: str, tmp_path: Path
+) -> None:
     log = f"step 100 loss 2.1\nstep 200 loss 2.0\n[rank1]: {failure}\n{end}\n"
     assert diagnosed(write(tmp_path, **{"train.log": log})).attempts[-1].verdict.cause is cause
