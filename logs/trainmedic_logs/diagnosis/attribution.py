@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from trainmedic_logs.diagnosis.verdict import Confidence, Evidence
 from trainmedic_logs.domain.finding import CauseClass, Finding, Role
+from trainmedic_logs.lines.observation import GROUP_RANK
 
 # Digits of a rank in a line.
 _LONGEST_RANK = 6
@@ -80,6 +81,8 @@ class Attribution(Struct, frozen=True):
     """False if a message only makes the cause likely."""
     has_started: bool = True
     """False if the fault prevented the start."""
+    place: str = ""
+    """Words for what has no rank of the job."""
     fingerprint: str = ""
 
     def with_confidence(self, confidence: Confidence) -> Attribution:
@@ -115,6 +118,8 @@ def evidence_of(finding: Finding, why: str) -> Evidence:
 
 def rank_of(finding: Finding) -> int | None:
     """Return the affected rank; None if unknown."""
+    if GROUP_RANK in finding.fields:
+        return None
     # Lines about NaN, recomputed steps and stuck ranks name the affected rank, which need not have printed them.
     is_stuck = finding.cause is CauseClass.HANG and finding.role is Role.ROOT
     is_about = finding.cause is CauseClass.NUMERICS or finding.rule == RERUN or is_stuck

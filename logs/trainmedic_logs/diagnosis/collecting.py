@@ -18,7 +18,7 @@ from trainmedic_logs.diagnosis.own_times import OwnTimes
 from trainmedic_logs.diagnosis.rank_seen import RankSeen
 from trainmedic_logs.diagnosis.recovery_evidence import RecoveryEvidence
 from trainmedic_logs.diagnosis.slow import RankStep
-from trainmedic_logs.domain.finding import Finding, Origin, TimeSource
+from trainmedic_logs.domain.finding import CauseClass, Finding, Origin, Role, TimeSource
 from trainmedic_logs.domain.log_sources import KERNEL_SOURCES, TEXT_SOURCES
 from trainmedic_logs.lines import raw_text
 from trainmedic_logs.lines.assembly import LineAssembler
@@ -134,7 +134,7 @@ class Collector:
         tables = [ended for origin, lines in self._tables.items() for ended in _exits_of_table(origin, lines)]
         return Facts(
             findings=sorted(self._findings.values(), key=lambda finding: finding.first_at),
-            exits=_without_repeats(tables, self._exits),
+            exits=self._ruled(_without_repeats(tables, self._exits)),
             ranks={rank: seen.facts() for rank, seen in sorted(self._ranks.items())},
             world_size=self._world_size,
             logs_without_rank=tuple(sorted(self._streams_without_rank)),
@@ -151,6 +151,18 @@ class Collector:
             excused=frozenset(self._recovery.excused),
             **more,
         )
+
+    def _ruled(self, ends: list[Exit]) -> list[Exit]:
+        causes = {said: self._cause_by_rule(said) for said in {e.said for e in ends if e.said and e.signal is None}}
+        return [replace(ended, ruled=causes.get(ended.said)) for ended in ends]
+
+    def _cause_by_rule(self, said: str) -> CauseClass | None:
+        line = Line(Origin("launcher"), datetime.min, said)
+        for source in TEXT_SOURCES:
+            match = self._tracker.matcher.match(line, source)
+            if match.rule is not None and not match.rule.is_general:
+                return match.cause if match.role is Role.ROOT else CauseClass.UNKNOWN
+        return None
 
     def _steps(self) -> dict[int, RankStep]:
         """Return the ranks' own step parts, else those of the first log that has any, as rank 0."""
@@ -240,7 +252,7 @@ class Collector:
             seen.note_node(line.origin.node, record.get("node"))
         if record.get("event") == "end" and not record.get("reason"):  # without a reason, it completed
             self._exits.append(Exit("training", code=0, rank=rank, node=line.origin.node))
-            self._recovery.take_completion(line.origin.stream)
+            self._recovery.take_completion(line.origin.stream, rank)
         step = _natural_number(record.get("step"))
         # A step in words counts only once its format has repeated.
         is_step_record = record.get("event") == "step" and step is not None and not line.has_words
@@ -266,7 +278,8 @@ class Collector:
             ends = exits.launcher_line(text, line.origin.node)
             at = line.at if line.time_source is TimeSource.LINE else None
             self._exits += [_with_place(ended, line.origin, at) for ended in ends]
-            if any(ended.code == 0 for ended in ends):
+            # One process's end says nothing about the others.
+            if any(ended.code == 0 and ended.rank is None and ended.pid is None for ended in ends):
                 self._recovery.take_completion(line.origin.stream)
 
 

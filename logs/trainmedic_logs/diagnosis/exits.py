@@ -22,8 +22,11 @@ _SIGNALS_TO_VICTIMS = {signal.SIGABRT, signal.SIGTERM, signal.SIGINT, signal.SIG
 
 
 _SAID = re.compile(r"((?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception))(?:: (.*))?$")
-_MAY_BE_DEVICES = re.compile(r"\b(?:CUDA|HIP|[NRHX]CCL|cuBLAS|cuDNN|CUBLAS\w*|CUDNN\w*)\b|[Tt]imed? ?out|[Ss]ocket")
-_ANY_FAILURE = frozenset({"RuntimeError", "Exception", "OSError"})
+_MAY_BE_DEVICES = re.compile(
+    r"\b(?:CUDA|HIP|[NRHX]CCL|cuBLAS|cuDNN|CUBLAS\w*|CUDNN\w*)\b|[Tt]imed? ?out|[Ss]ocket|/dev/"
+)
+# An assertion may be about the machine or other ranks.
+_ANY_FAILURE = frozenset({"RuntimeError", "Exception", "OSError", "AssertionError", "MemoryError"})
 _OWN_CAUSES = frozenset(
     {CauseClass.CODE, CauseClass.DATA, CauseClass.GPU_MEMORY, CauseClass.HOST_MEMORY, CauseClass.STORAGE}
 )
@@ -47,6 +50,8 @@ class Exit(Struct, frozen=True):
     """The launcher's first failure on its node."""
     said: str = ""
     """The traceback's last line, or the reporter's text."""
+    ruled: CauseClass | None = None
+    """`said`'s cause by an exact log rule."""
     line: str = ""
 
     @property
@@ -93,7 +98,8 @@ def meaning(ended: Exit) -> tuple[CauseClass, str]:
         case signal.SIGKILL:
             return CauseClass.UNKNOWN, "a person, a scheduler, or the kernel (out of memory) killed it"
         case None:
-            return _stated_cause(ended.said), ended.said or "the logs do not show why"
+            cause = _stated_cause(ended.said) if ended.ruled is None else ended.ruled
+            return cause if cause in _OWN_CAUSES else CauseClass.UNKNOWN, ended.said or "the logs do not show why"
         case _:
             return CauseClass.UNKNOWN, "a signal ended it"
 
@@ -106,7 +112,7 @@ def _stated_cause(said: str) -> CauseClass:
     reading = exception_causes.read(match[1], match[2] or "")
     is_vague = reading.is_guess or reading.is_consequence or _MAY_BE_DEVICES.search(said) is not None
     is_vague = is_vague or (reading.cause is CauseClass.CODE and not reading.is_proof and match[1] in _ANY_FAILURE)
-    return CauseClass.UNKNOWN if is_vague or reading.cause not in _OWN_CAUSES else reading.cause
+    return CauseClass.UNKNOWN if is_vague else reading.cause
 
 
 def of_code(code: int) -> tuple[int | None, int | None]:
@@ -196,15 +202,15 @@ _ACCELERATE = re.compile(
 )
 # The end of a long command's line.
 _DIED = re.compile(r"' (?:returned non-zero exit status (\d+)|died with <Signals\.(\w+)[^\n]{0,12})\.?$")
-# Composer, and Horovod without MPI.
+# Composer, and Horovod without MPI. A rank's exit code 0 says nothing about the others.
 _RANK_ENDED = re.compile(
     r"\b[Rr]ank (?P<rank>\d{1,6})(?: \(PID (?P<pid>\d{1,10})\))? (?:crashed|exited|terminated) with (?:exit )?code"
-    r" (?P<code>-?\d{1,4})|^Process (?P<process>\d{1,6}) exit with status code (?P<status>-?\d{1,4})\b"
+    r" (?P<code>-?[1-9]\d{0,3})\b|^Process (?P<process>\d{1,6}) exit with status code (?P<status>-?[1-9]\d{0,3})\b"
 )
 # torch.multiprocessing.spawn, whose processes count as local ranks, and PyCharm.
 _SPAWNED = re.compile(
     r"Exception: process (?P<process>\d{1,6}) terminated with (?:signal (?P<signal>SIG\w{2,8})"
-    r"|exit code (?P<code>-?\d{1,4}))"
+    r"|exit code (?P<code>-?[1-9]\d{0,3}))"
 )
 _PYCHARM = re.compile(r"Process finished with exit code (\d{1,4}) \(interrupted by signal")
 _MPI = re.compile(r"process rank (\d{1,6}) with PID (\d{1,10}) on node (\S{1,255}) exited on signal (\d{1,2})\b")

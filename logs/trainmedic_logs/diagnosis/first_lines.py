@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 
+from trainmedic_logs.diagnosis import wording
 from trainmedic_logs.diagnosis.attribution import (
     RERUN,
     Attribution,
@@ -20,6 +21,7 @@ from trainmedic_logs.diagnosis.verdict import Confidence
 from trainmedic_logs.diagnosis.window import Relevant, is_heading_only
 from trainmedic_logs.domain.finding import CauseClass, Finding, Role
 from trainmedic_logs.lines.exception_causes import GUESS, PROOF
+from trainmedic_logs.lines.observation import GROUP_RANK
 
 # Causes of which a training sees only the effects.
 _NEVER_SURE_BY_LINE = frozenset(
@@ -134,16 +136,22 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
             *(evidence_of(f, "the same at about the same time") for f in [f for f in alike if f is not leading][:7]),
         ),
         ranks,
-        facts.node_of(rank_of(leading)) or leading.origin.node,
+        "" if GROUP_RANK in leading.fields else facts.node_of(rank_of(leading)) or leading.origin.node,
         moment=moment_of(leading),
+        place=_quoted_place(alike),
         is_provable=_proves_cause(leading) and GUESS not in leading.fields,
         has_started=leading.rule not in _RULES_PREVENTING_START,
         fingerprint=f"{leading.cause}:{leading.rule}:{leading.shape}",
     )
 
 
+def _quoted_place(findings: Sequence[Finding]) -> str:
+    quoted = {int(f.fields[GROUP_RANK]) for f in findings if GROUP_RANK in f.fields}
+    return f"{wording.ranks(quoted)} of the checkpoint's group" if quoted else ""
+
+
 def _is_sure(leading: Finding, ranks: frozenset[int], facts: Facts, relevant: Relevant) -> bool:
-    if facts.followed.get(leading.id) or leading.id in facts.excused:
+    if facts.followed.get(leading.id) or leading.id in facts.excused or GROUP_RANK in leading.fields:
         return False
     if any(_may_be_first(other, leading, ranks) for other in relevant.roots):
         return False
@@ -233,9 +241,10 @@ def _is_doubtful(finding: Finding) -> bool:
     return bool(doubts) and not (doubts <= {"alone", "first_frame"} and _UNAMBIGUOUS.search(finding.line))
 
 
-def _vagueness(finding: Finding) -> tuple[bool, bool]:
+def _vagueness(finding: Finding) -> tuple[bool, bool, bool]:
     # The most specific line sorts first.
-    return finding.cause in (CauseClass.CODE, CauseClass.UNKNOWN), "alone" in finding.fields
+    is_vague = finding.cause in (CauseClass.CODE, CauseClass.UNKNOWN)
+    return is_vague, GROUP_RANK in finding.fields, "alone" in finding.fields
 
 
 def _confidence_of(leading: Finding, facts: Facts, relevant: Relevant, *, is_sure: bool) -> Confidence:
@@ -270,6 +279,8 @@ def _is_soon_after(finding: Finding, leading: Finding) -> bool:
 
 def _may_be_first(finding: Finding, leading: Finding, ranks: frozenset[int]) -> bool:
     """Return whether another rank's finding may be earlier, by a wrong clock."""
+    if GROUP_RANK in finding.fields and finding.shape == leading.shape:
+        return False
     if rank_of(finding) in ranks or not moment_of(finding).is_known or not moment_of(leading).is_known:
         return False
     is_same_clock = clock_of(finding) == clock_of(leading)

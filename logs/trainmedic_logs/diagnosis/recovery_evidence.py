@@ -133,9 +133,12 @@ class RecoveryEvidence(Struct):
                 counts_steps = has_form and reader.step_of(later.text) is not None
                 self._take(later, is_timed, is_step or counts_steps, ids)
 
-    def take_completion(self, stream: str) -> None:
-        """Take a training's completion: earlier findings ended nothing."""
-        self._mark_outlived(stream, set(self._steps_since.get(stream, ())))
+    def take_completion(self, stream: str, rank: int | None = None) -> None:
+        """Take the completion of a training, or of one rank: its earlier findings ended nothing."""
+        ids = set(self._steps_since.get(stream, ()))
+        if rank is not None:
+            ids &= {*self._unconfirmed.get((stream, rank), ()), *self._timeouts.get((stream, rank), ())}
+        self._mark_outlived(stream, ids)
 
     def take_plain_line(self, line: Line, *, is_timed: bool, is_step: bool = False) -> None:
         recent = self._recent.setdefault(line.origin.stream, deque(maxlen=_RECENT))

@@ -11,6 +11,7 @@ from trainmedic_logs.diagnosis.clock_guess import ERROR
 from trainmedic_logs.diagnosis.facts import Facts
 from trainmedic_logs.domain.finding import CauseClass, Finding, Role
 from trainmedic_logs.lines.blocks import TRACEBACK
+from trainmedic_logs.lines.observation import GROUP_RANK
 
 _RETRIED_RULE = "request-retried"  # counts only if there is nothing else
 TRUSTED_SOURCES = frozenset({"kernel", "fabric-manager"})
@@ -97,7 +98,8 @@ def _has_recovered(finding: Finding, facts: Facts, has_failed: bool) -> bool:
         return False  # steps continue with wrong numbers too
     if not has_failed and facts.followed.get(finding.id, 0) >= _LINES_AFTER_CAUGHT:
         return True
-    rank, progressed_at = rank_of(finding), facts.progressed_at
+    rank = finding.origin.rank if GROUP_RANK in finding.fields else rank_of(finding)
+    progressed_at = facts.progressed_at
     if rank is not None:
         known = facts.ranks.get(rank)
         progressed_at = known.last_step_at if known else None

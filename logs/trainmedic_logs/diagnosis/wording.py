@@ -55,7 +55,7 @@ def summary(leader: Attribution, facts: Facts) -> str:
         return f"It hangs, and that {began} on {ranks(named)}{on}: {words}."
     if leader.cause is CauseClass.UNKNOWN and words.startswith("it "):
         return f"Why it failed is not known; a process of the job{on} {words.removeprefix('it ')}."
-    places = f"{ranks(named)}{on}" if named else shortened(nodes)
+    places = f"{ranks(named)}{on}" if named else leader.place or shortened(nodes)
     where = f" on {places}" if places else ""
     head = _head(leader, first)
     head = head if where else head.removesuffix(", as seen")

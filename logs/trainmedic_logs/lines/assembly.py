@@ -137,14 +137,15 @@ class LineAssembler:
             text = text[:LONGEST]
         # The time, rank and key are those of the line's last part.
         origin, at, key = self._origin_of(prefixed), prefixed.at, prefixed.key
-        if "(RANK " in text and (quoted := blocks.OF_RANK.search(text)):
-            text, origin = text[: quoted.end(1)], replace(origin, rank=int(quoted[2]), local_rank=None)
+        quoted = blocks.OF_RANK.search(text) if "(RANK " in text else None
+        text = text[: quoted.end(1)] if quoted else text
         # Only a traceback's first line teaches a prefix, so other lines skip this while none is known.
         if self._learned or (HEADING in text and not text.startswith(ORIGINAL)):
             at = at or times.stated_by(text, None)
             text, learned = self._learned.split(text)
             key = self._key_of(text, key, learned)
         line = self._line(text, at, arrived, places[0], origin, is_cut, number)
+        line = line._replace(group_rank=int(quoted[2])) if quoted else line
         return self._add_to_block(line, key, arrived, places)
 
     def flush(self, now: datetime | None = None) -> list[Line]:

@@ -32,3 +32,5 @@ class Line(NamedTuple):  # a tuple for speed
     is_cut: bool = False
     has_words: bool = False
     """True if the text states more than the record."""
+    group_rank: int | None = None
+    """Rank, in a checkpoint's group, of a quoted exception."""

@@ -27,6 +27,8 @@ from trainmedic_logs.lines.rule import LogRule
 GpuLookup = Callable[[str], str | None]
 """Returns a GPU's UUID by its logged PCI address, or None."""
 
+GROUP_RANK = "group_rank"
+"""Field of a finding that quotes another rank, whose number in the job is unknown."""
 LONGEST_LINE = 500
 """Characters of a finding's line."""
 _SHOWN_BEFORE = 200
@@ -88,7 +90,7 @@ def finding_of(line: Line, match: LineMatch, identity: FindingIdentity) -> Findi
         last_at=line.at,
         line=masked(shown)[:LONGEST_LINE],
         labels=identity.labels,
-        fields=_fields(match.fields),
+        fields=_fields(match.fields if line.group_rank is None else {**match.fields, GROUP_RANK: line.group_rank}),
         ranks=ranks_of(line),
         time_source=line.time_source,
         shape=shape_hash(shown),

@@ -143,6 +143,8 @@ def test_a_table_without_its_head_is_read_as_far_as_it_goes() -> None:
             [("launcher", None, 11, None, None, "n1")],
         ),
         ("rank 2 exited with code names of its own", []),
+        ("rank 3 exited with code 0", []),
+        ("Process 0 exit with status code 0.", []),
         ("step 12 loss 1.5", []),
     ],
 )
@@ -183,6 +185,10 @@ def test_what_an_end_means_by_itself() -> None:
         ("torch.distributed.DistBackendError: NCCL error in: x.cpp:1, unhandled system error", CauseClass.UNKNOWN),
         ("RuntimeError: CUDA error: unspecified launch failure", CauseClass.UNKNOWN),
         ("Signal 9 (SIGKILL) received by PID 12", CauseClass.UNKNOWN),
+        # The machine
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/dev/nvidia3'", CauseClass.UNKNOWN),
+        ("AssertionError: GPU 3 is not visible", CauseClass.UNKNOWN),
+        ("AssertionError", CauseClass.UNKNOWN),
     ],
 )
 def test_the_exception_that_an_end_states_is_its_cause_if_no_peer_can_be(said: str, cause: CauseClass) -> None:

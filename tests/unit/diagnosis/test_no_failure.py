@@ -124,3 +124,33 @@ def test_a_job_that_ended_with_a_loss_that_is_no_number_says_so(tmp_path: Path, 
     else:
         assert (verdict.cause, verdict.ranks, verdict.advice) == (CauseClass.NUMERICS, (0,), "ask")
         assert verdict.summary.startswith("The job ended without an error, but its numbers were wrong until its end")
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "rank 3 exited with code 0",
+        "Process 0 exit with status code 0.",
+        "(launcher) Global rank 2 (PID 44) exited with code 0",
+        "[2025-01-21 04:41:44,183] [INFO] [launch.py:347:main] Process 2631 exits successfully.",
+        '{"ts": "2025-01-21T04:41:50Z", "event": "end", "step": 9, "rank": 3, "node": "node-1"}',
+    ],
+)
+@pytest.mark.parametrize(
+    ("failure", "cause"),
+    [
+        ("IndexError: list index out of range", CauseClass.CODE),
+        ("OSError: [Errno 28] No space left on device: '/data/7.pt'", CauseClass.STORAGE),
+        ("RuntimeError: CUDA error: unspecified launch failure", CauseClass.GPU),
+        (
+            "[E1120 10:00:00.0 ProcessGroupNCCL.cpp:616] [Rank 1] Watchdog caught collective operation timeout: "
+            "WorkNCCL(SeqNum=12, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600010 milliseconds before timing out.",
+            CauseClass.HANG,
+        ),
+    ],
+)
+def test_the_good_end_of_one_process_hides_no_failure(
+    failure: str, cause: CauseClass, end: str, tmp_path: Path
+) -> None:
+    log = f"step 100 loss 2.1\nstep 200 loss 2.0\n[rank1]: {failure}\n{end}\n"
+    assert diagnosed(write(tmp_path, **{"train.log": log})).attempts[-1].verdict.cause is cause

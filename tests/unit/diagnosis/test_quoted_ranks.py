@@ -31,24 +31,39 @@ def verdict_on(directory: Path, log: str) -> Verdict:
 
 @pytest.mark.parametrize("prefix", ["", "[rank0]: ", "2026-03-04 05:06:07,123 - app - ERROR - "])
 @pytest.mark.parametrize(
-    ("call", "error", "cause", "confidence"),
+    ("call", "error", "cause"),
     [
-        ("save", "OSError: [Errno 28] No space left on device", CauseClass.STORAGE, Confidence.HIGH),
-        (
-            "load",
-            "RuntimeError: Missing key in checkpoint state_dict: model.out.weight.",
-            CauseClass.CODE,
-            Confidence.MEDIUM,
-        ),
+        ("save", "OSError: [Errno 28] No space left on device", CauseClass.STORAGE),
+        ("load", "RuntimeError: Missing key in checkpoint state_dict: model.out.weight.", CauseClass.CODE),
     ],
 )
-def test_the_quoted_rank_and_its_exception_are_named(
-    prefix: str, call: str, error: str, cause: CauseClass, confidence: Confidence, tmp_path: Path
+def test_the_quoted_exception_is_named_and_no_rank_of_the_job(
+    prefix: str, call: str, error: str, cause: CauseClass, tmp_path: Path
 ) -> None:
-    """Not the rank that prints it, and not the checkpoint as such."""
+    """Neither the rank that prints it, nor the checkpoint as such: the number is that of the checkpoint's group."""
     verdict = verdict_on(tmp_path, SHARED.format(p=prefix, call=call, error=error))
-    assert (verdict.cause, verdict.ranks, verdict.confidence) == (cause, (3,), confidence)
+    assert (verdict.cause, verdict.ranks, verdict.confidence) == (cause, (), Confidence.MEDIUM)
     assert error.rstrip(".") in verdict.summary
+    assert "rank 3 of the checkpoint's group" in verdict.summary
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank0]: "])
+def test_a_training_that_goes_on_survives_a_quoted_exception(prefix: str, tmp_path: Path) -> None:
+    shared = SHARED.format(p=prefix, call="save", error="OSError: [Errno 28] No space left on device")
+    steps = [f"{prefix}step {step} loss {2 - step / 1000}\n" for step in range(100, 900, 100)]
+    assert verdict_on(tmp_path, "".join([steps[0], shared, *steps[1:5]])).confidence is Confidence.MEDIUM
+    assert verdict_on(tmp_path, "".join([steps[0], shared, *steps[1:]])).cause is CauseClass.UNKNOWN
+
+
+def test_the_rank_that_prints_the_exception_itself_is_named(tmp_path: Path) -> None:
+    """Whatever its number in the checkpoint's group."""
+    error = "OSError: [Errno 28] No space left on device"
+    own = '[rank11]: Traceback (most recent call last):\n[rank11]:   File "/app/run.py", line 60, in save\n'
+    verdict = verdict_on(
+        tmp_path,
+        f"{own}[rank11]:     write(path)\n[rank11]: {error}\n" + SHARED.format(p="[rank0]: ", call="save", error=error),
+    )
+    assert (verdict.cause, verdict.ranks) == (CauseClass.STORAGE, (11,))
 
 
 def test_a_rank_that_lost_the_maker_of_the_identifier_does_not_hang(tmp_path: Path) -> None:

@@ -77,3 +77,25 @@ def test_an_exception_in_the_table_is_no_second_witness(tmp_path: Path) -> None:
     (tmp_path / "slurm-1.out").write_text("[rank2]: KeyError: 'labels'\n" + table(root, victim(1, 1)))
     (attempt,) = diagnose_folder(tmp_path, shipped_rules()).attempts
     assert (attempt.verdict.cause, attempt.verdict.confidence) == (CauseClass.CODE, Confidence.MEDIUM)
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        ("MemoryError", CauseClass.HOST_MEMORY),
+        ("numpy.core._exceptions.MemoryError: Unable to allocate 30.0 GiB for an array", CauseClass.HOST_MEMORY),
+        ("FileNotFoundError: '/dev/nvidia3'", CauseClass.UNKNOWN),
+        ("AssertionError: GPU 3 is not visible", CauseClass.UNKNOWN),
+        ("AssertionError: peers left the group", CauseClass.UNKNOWN),
+        ("AssertionError", CauseClass.UNKNOWN),
+    ],
+)
+def test_an_exception_in_the_table_is_read_as_the_log_rules_read_it(
+    error: str, cause: CauseClass, tmp_path: Path
+) -> None:
+    raised = RAISED.format(error=error)
+    root = ROW.format(number=0, rank=2, code="1 (pid: 12)", file="/e.json", said=raised)
+    (tmp_path / "slurm-1.out").write_text(table(root, victim(1, 1)))
+    (attempt,) = diagnose_folder(tmp_path, shipped_rules()).attempts
+    assert (attempt.verdict.cause, attempt.verdict.ranks) == (cause, (2,))
+    assert attempt.verdict.confidence is not Confidence.HIGH
