@@ -41,15 +41,18 @@ class PowerLimitExecutor(Struct, frozen=True):
         ended_by = self.control.ended_by(command.id)
         if ended_by is not None:
             reason = outputs.end_reason(ended_by)
-            raise CommandFailed(f"the cap was begun before the agent restarted and has ended since: {reason}")
+            output = {"may_be_done": True} if self._unrestored(command.id, uuids) else {}
+            raise CommandFailed(f"the cap was begun before the agent restarted and has ended since: {reason}", output)
         outcomes = self.control.cap(command.id, requested, uuids, lease)
         errors = outputs.errors_of(outcomes)
         if errors:
-            states = {uuid: self.control.ledger.of(uuid) for uuid in uuids}
-            # Not GPUs whose limit an earlier cap left.
-            unrestored = [uuid for uuid, state in states.items() if state.needs_reconciling and state.cap(command.id)]
-            raise outputs.refusal_of(errors, len(uuids), unrestored)
+            raise outputs.refusal_of(errors, len(uuids), self._unrestored(command.id, uuids))
         return outputs.one_or_all(outputs.describe_caps(command.id, outcomes), "gpus" in command.target)
+
+    def _unrestored(self, cap_id: str, uuids: Sequence[str]) -> list[str]:
+        # Not GPUs whose limit an earlier cap left.
+        states = {uuid: self.control.ledger.of(uuid) for uuid in uuids}
+        return [uuid for uuid, state in states.items() if state.needs_reconciling and state.cap(cap_id) is not None]
 
     def remembers(self, command_id: str) -> bool:
         """Return whether the ledger has the cap, which can outlast its journal entry."""

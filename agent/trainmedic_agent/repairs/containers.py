@@ -44,7 +44,8 @@ class RestartContainerExecutor:
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
         command, time = accepted.command, RepairTime(accepted)
         kept = self._intents.find(command.id)
-        with failing_if_begun(kept is not None):
+        is_begun = kept is not None
+        with failing_if_begun(is_begun):
             name = str(checked_parameters(command, ("container",))["container"])
             state = self._read_state(name if kept is None else kept["id"])
             self._refuse_forbidden(state)
@@ -53,7 +54,8 @@ class RestartContainerExecutor:
             self._intents.keep(command.id, kept, utc_now())
         before = kept["started_at"]
         if state.started_at == before:
-            self._restart(state, time)
+            with failing_if_begun(is_begun):
+                self._restart(state, time)
         after = self._wait_until_settled(state, before, time)
         return {"container": state.name, "started_at_before": before, **after.output(), "resumed": accepted.resumed}
 

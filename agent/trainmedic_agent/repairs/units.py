@@ -70,7 +70,8 @@ class RestartUnitExecutor:
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
         command, time = accepted.command, RepairTime(accepted)
         kept = self._intents.find(command.id)
-        with failing_if_begun(kept is not None):
+        is_begun = kept is not None
+        with failing_if_begun(is_begun):
             unit = self._allowed_unit(command)
             state = self._read_state(unit)
         if kept is None:
@@ -81,7 +82,8 @@ class RestartUnitExecutor:
         before = kept["invocation"]
         is_restarted_here = state.invocation == before
         if is_restarted_here:
-            self._restart(unit, time)
+            with failing_if_begun(is_begun):
+                self._restart(unit, time)
         after = self._state_after(unit)
         # systemd forgets the invocation of a oneshot unit that has ended; systemctl has waited for that end.
         has_ended = is_restarted_here and after.has_ended_well and not after.has_unmet_condition

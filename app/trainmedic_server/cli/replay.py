@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import click
@@ -40,6 +40,7 @@ from trainmedic_server.simulation.replay import Replay, ReplaySettings
 from trainmedic_server.simulation.replay_spool import ReplaySpool
 
 _HISTORY = "history"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST_PROBLEMS = 20
 
 
@@ -164,7 +165,7 @@ def _of_server(client: Client, begin: datetime | None, library: Library) -> Iter
     assert begin is not None
     guards = [playbook.definition.guards for playbook in library.all()]
     spans = [span for each in guards for span in (each.cooldown, each.max_runs and each.max_runs.per) if span]
-    since = begin - max(spans, default=timedelta())
+    since = begin - min(max(spans, default=timedelta()), begin - _EPOCH)
     for path, start in (("history", since), ("alerts", begin)):
         for item in listing.items(client, path, {"since": start.isoformat()}, None):
             try:

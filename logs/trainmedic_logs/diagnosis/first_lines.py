@@ -146,7 +146,9 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
 
 
 def _quoted_place(findings: Sequence[Finding]) -> str:
-    quoted = {int(f.fields[GROUP_RANK]) for f in findings if GROUP_RANK in f.fields}
+    # A rule of the user's may have a group of this name, with any text.
+    texts = {str(f.fields[GROUP_RANK]) for f in findings if GROUP_RANK in f.fields}
+    quoted = {int(text) for text in texts if text.isascii() and text.isdigit() and len(text) < 7}
     return f"{wording.ranks(quoted)} of the checkpoint's group" if quoted else ""
 
 

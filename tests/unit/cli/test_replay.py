@@ -119,6 +119,14 @@ def test_the_history_is_read_from_a_guards_period_before(
     assert run("--from", "history", "--since", "1h").stdout == "No alert was recorded in this time.\n"
 
 
+def test_a_guards_period_of_thousands_of_years_begins_in_1970(
+    files: Path, asked: list[tuple[str, Mapping[str, Any]]]
+) -> None:
+    (files / "playbooks/watch.yaml").write_text(PLAYBOOK.replace("7d", "3000y"))
+    run("--from", "history")
+    assert asked[0][1]["since"].startswith("1970-01-01")
+
+
 def test_an_item_of_another_release_is_an_error(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the member that does not fit."""
     monkeypatch.setattr(Client, "get", lambda *_: {"items": [{"first_heard": 1}], "next": None})
