@@ -65,7 +65,7 @@ class Servers:
 
     def shown(self, *what: str) -> str:
         """What scontrol shows, once a controller answers it."""
-        return eventually(partial(self.cluster.shown, *what), 120, f"scontrol shows {what}")
+        return eventually(partial(self.cluster.shown, *what), 300, f"scontrol shows {what}")
 
     def node(self, name: str) -> str:
         return self.shown("node", name)
