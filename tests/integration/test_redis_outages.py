@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -11,9 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+import redis.asyncio
+from structlog.testing import capture_logs
+
 from tests.support.live import Job, Server
 from tests.support.messages import delivery, resolved
 from tests.support.programs import eventually
+from trainmedic_server.adapters import embedded_redis
 
 PLAYBOOK = """
 playbook: slow-down
@@ -127,3 +133,30 @@ def test_an_embedded_redis_that_dies_is_started_again_with_its_data(tmp_path: Pa
             assert server.ask("/webhook", resolved(fired)).status == 200
             assert server.undone_run()["steps"][0]["undo"]["status"] == "done"
             assert job.done == ALL
+
+
+async def test_the_wait_for_an_embedded_redis_is_short_again_after_it_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded_redis, "_STABLE_SECONDS", 0.0)
+    own = embedded_redis.EmbeddedRedis(tmp_path)
+    url = await own.start()
+    try:
+        with capture_logs() as logged:
+            for _ in range(3):
+                pid = own.pid
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+                async with asyncio.timeout(60):
+                    while own.pid == pid or not await _answers(url):
+                        await asyncio.sleep(0.02)
+    finally:
+        await own.stop()
+    assert [entry["retry_in"] for entry in logged] == [0.1, 0.1, 0.1]
+
+
+async def _answers(url: str) -> bool:
+    async with redis.asyncio.Redis.from_url(url) as client:
+        with suppress(redis.RedisError):
+            return bool(await client.ping())
+    return False

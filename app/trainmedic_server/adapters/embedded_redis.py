@@ -19,6 +19,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -33,6 +34,7 @@ from trainmedic_server.ports.ending import end_tasks
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _START_SECONDS = 10.0
 _STOP_SECONDS = 5.0
+_STABLE_SECONDS = 60.0  # of running, after which the next wait is short again
 _LISTENING = "0A"  # linux/include/net/tcp_states.h, as /proc/net/tcp has it
 _LIBC = ctypes.CDLL(None, use_errno=True)
 # Lowest patch release of each branch with every security fix published by September 2026. Sources: the releases of
@@ -113,7 +115,11 @@ class EmbeddedRedis:
         backoff = Backoff(0.1, 5.0)
         while True:
             assert self._process is not None
-            status, wait = await self._process.wait(), backoff.next()
+            started = time.monotonic()
+            status = await self._process.wait()
+            if time.monotonic() - started > _STABLE_SECONDS:
+                backoff.reset()
+            wait = backoff.next()
             log.error("the embedded Redis ended; starting it again", status=status, retry_in=wait)
             await asyncio.sleep(wait)
             try:

@@ -171,7 +171,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]
 
     def _fail_waiting_saves(self) -> None:
         for command in self._saving:
-            command.failed("training ended before the checkpoint was written")
+            _answer_missing(command, "training ended before the checkpoint was written")
         self._saving.clear()
 
     def _checkpoint(self, command: JobCommand) -> None:
@@ -233,10 +233,14 @@ class Callback(TrainerCallback):  # type: ignore[misc]
 
 
 def _answer_save(command: JobCommand, path: Path, is_written: bool) -> None:
-    reason = f"{path} is missing, or lacks files that the Trainer needs to resume from it"
     if is_written:
         command.applied(checkpoint=path.name, checkpoint_step=checkpoints.step_of(path))
-    elif command.action == "job.stop":  # the job stops anyway
+    else:
+        _answer_missing(command, f"{path} is missing, or lacks files that the Trainer needs to resume from it")
+
+
+def _answer_missing(command: JobCommand, reason: str) -> None:
+    if command.action == "job.stop":  # the job stops anyway
         command.applied(checkpoint=None, no_checkpoint=reason)
     else:
         command.failed(reason)

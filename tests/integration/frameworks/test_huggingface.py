@@ -279,6 +279,21 @@ def test_training_stops_in_order(tmp_path: Path, medic: trainmedic.Medic, sent: 
     assert (sent.reply().status, sent.reply().output["checkpoint"]) == ("applied", "checkpoint-7")
 
 
+class NeverSaves(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        control.should_save = False
+
+
+def test_a_stop_is_applied_though_another_callback_prevents_its_checkpoint(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    script = Script(at_7=sent("job.stop", checkpoint=True))
+    result = make_trainer(tmp_path, script, huggingface.Callback(medic), NeverSaves()).train()
+    assert result.global_step == 7
+    assert (sent.reply().status, sent.reply().output["checkpoint"]) == ("applied", None)
+    assert "before the checkpoint was written" in sent.reply().output["no_checkpoint"]
+
+
 def test_a_pause_ends_by_command(tmp_path: Path, commander: Commander, medic: trainmedic.Medic, sent: Sent) -> None:
     """Training goes on then."""
     sent_later = []

@@ -32,7 +32,7 @@ _POLL_INTERVAL = 0.2  # seconds
 # Files in the unfinished checkpoint by which ranks report, with the rank's number.
 _WRITTEN, _FAILED = "written-", "failed-"
 # A rank's reasons not to start.
-_WRITING, _NO_MEMORY = "writing", "no memory"
+_WRITING, _NO_MEMORY, _NO_COPY = "writing", "no memory", "no copy"
 
 
 class PartWriter(Protocol):
@@ -99,6 +99,8 @@ class BackgroundSaves:
         obstacle = ""
         if not self._thread.is_idle:
             obstacle = _WRITING
+        elif fault is not None:
+            obstacle = _NO_COPY
         elif slot is None:
             obstacle = _NO_MEMORY
         try:
@@ -109,6 +111,8 @@ class BackgroundSaves:
                 raise NotAgreed(f"{ranks_named(missing)} did not begin to write the checkpoint{own}") from fault
             if _WRITING in obstacles.values():
                 log.warning("%s: no checkpoint of step %d: the one before is still being written", self._job, step)
+            elif without_copy := [rank for rank, each in obstacles.items() if each == _NO_COPY]:
+                raise fault or NotAgreed(f"{ranks_named(without_copy)} could not copy the state")
             elif _NO_MEMORY not in obstacles.values() and slot is not None:
                 unfinished = self._disk.part_directory(group.choose(lambda: self._disk.begin_parts(step)))
                 self._is_given_up = False

@@ -66,6 +66,27 @@ def test_a_background_save_with_a_silent_rank_keeps_its_own_error() -> None:
         saves.start(5, cast(Any, None), cast(Any, full_disk))
 
 
+def test_a_rank_without_a_copy_costs_the_checkpoint_on_all_ranks() -> None:
+    """A caller that wrote instead would wait for that rank, which goes on training."""
+    memory = SimpleNamespace(pool=None)
+    failed = BackgroundSaves(
+        "llm", 0, 4, lambda name: Ranks({1: "", 2: "", 3: ""}), cast(Any, None), cast(Any, memory), print, print
+    )
+    with pytest.raises(OSError, match="no space left"):
+        failed.start(5, cast(Any, None), cast(Any, full_disk))
+    other = BackgroundSaves(
+        "llm",
+        0,
+        4,
+        lambda name: Ranks({1: "", 2: "no copy", 3: "no memory"}),
+        cast(Any, None),
+        cast(Any, memory),
+        *(print, print),
+    )
+    with pytest.raises(NotAgreed, match=r"^rank 2 could not copy the state$"):
+        other.start(5, cast(Any, None), lambda: cast(Any, object()))
+
+
 def test_a_silent_rank_counts_as_not_compared() -> None:
     modules: Any = {"model": torch.nn.Linear(2, 1)}
     medic = SimpleNamespace(world_size=4, job="llm", group=lambda name: Ranks({1: "", 2: ""}))
