@@ -94,12 +94,12 @@ class ExclusiveGpus:
         with self._lock:
             if uuid in self._held:
                 return None
-            lock = NameLock.take(_name(uuid))
-            if isinstance(lock, NameLock):
-                self._held[uuid] = lock
+            lock_or_holder = NameLock.take(_name(uuid))
+            if isinstance(lock_or_holder, NameLock):
+                self._held[uuid] = lock_or_holder
                 return None
         # Any user can take the lock: a holder that cannot set limits must not block the agent.
-        return taken_by(uuid, lock.pid) if privileges.is_agent(lock, privileges.POWER) else None
+        return taken_by(uuid, lock_or_holder.pid) if privileges.is_agent(lock_or_holder, privileges.POWER) else None
 
 
 def agents_of(uuids: list[str]) -> Mapping[str, int]:

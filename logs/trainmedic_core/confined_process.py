@@ -12,7 +12,7 @@ from typing import IO, Protocol
 
 from trainmedic_core import confined_child, kill_as_user
 
-START_SECONDS = 30
+START_SECONDS = 30  # callers add them to `seconds`, as the first request starts the process
 
 
 class ProgramProcess(Protocol):
@@ -88,7 +88,8 @@ class ConfinedProcess:
     def ask(self, request: bytes, seconds: float) -> bytes:
         """Return the answer line, cut after `longest_answer` bytes.
 
-        It has no line feed if the process ended or took too long. Raises OSError if it cannot start.
+        It has no line feed if the process ended or took too long, or it was cut: then call `end`. Raises OSError if it
+        cannot start.
         """
         process = self._process = self._process or self._start(self._module, self._arguments)
         watchdog = threading.Timer(seconds, process.kill)

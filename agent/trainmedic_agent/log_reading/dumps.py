@@ -129,7 +129,7 @@ class DumpReading:
     def _read_in_turn(self, waiting: Mapping[BudgetOwner, Sequence[tuple[str, FoundFile]]]) -> tuple[list[str], bool]:
         """Read some dumps, and refuse those without budget; return the directories of both, and whether more wait.
 
-        Refusals do not count towards `_AT_ONCE`, because each call ends with a write to the disk.
+        Refusals do not count towards `_AT_ONCE`: further calls for them would each write to the disk.
         """
         directories: list[str] = []
         count = 0

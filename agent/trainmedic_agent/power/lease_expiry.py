@@ -47,7 +47,7 @@ class LeaseExpiry:
         self._schedule_retries(self._control.end(overdue, EXPIRED))
         now = self._boottime()
         openings = self._control.gpus.openings
-        # Limits that need no change: another process may have set one, or the driver may have forgotten them.
+        # Also check limits without `needs_reconciling`: another process may have set one, or the driver forgotten them.
         verifies = now >= self._verify_at or openings != self._openings
         self._openings = openings
         if verifies:

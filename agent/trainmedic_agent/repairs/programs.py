@@ -23,7 +23,7 @@ class ProgramAnswer(Struct, frozen=True):
 def run(argv: Sequence[str], seconds: float, *, acts: bool = True) -> ProgramAnswer:
     """Raises CommandUnsupported if the program is missing, CommandFailed if it does not start, or end in time.
 
-    `acts`: it may still take effect then.
+    `acts`: after a timeout it may still take effect.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRAINMEDIC_")}
     try:

@@ -1,4 +1,4 @@
-"""Watch of drains, holds and reservations. Those that the last reading of Slurm shows need no call.
+"""Watch of drains, holds and reservations. Only those that the last reading of Slurm does not show cost a call.
 
 Slurm does not show who ended one, so a loss is only recorded. Only a leased drain is made again, if the end of its
 lease explains that.
@@ -21,10 +21,11 @@ from trainmedic_server.ports.slurm import SlurmNode
 
 LONGEST_LEASE = timedelta(hours=1)
 CHECK_EVERY = timedelta(seconds=15)
-_ROUND = timedelta(seconds=100)  # for the checks of one round
+# Least time of a round: `until` may be 15 s away, but one call of Slurm takes up to 20 s.
+_ROUND = timedelta(seconds=100)
 # Time after which a change counts as stored: slurmctld stores it within about 5 s.
 _UNSAVED = timedelta(seconds=10)
-# Unchecked time before an effect's own end, which Slurm counts from before the end of the attempt.
+# No check this long before an effect's own end: Slurm counts from before `applied_at`, so it may end earlier.
 _LAST = timedelta(minutes=1)
 
 
@@ -90,7 +91,7 @@ class WatchedAction(SlurmAction):
 
     @classmethod
     def granted(cls, output: Mapping[str, Any]) -> timedelta:
-        return 3 * CHECK_EVERY
+        return 3 * CHECK_EVERY  # the server calls `renew` in each third
 
     async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
         """The result omits effects that need no check."""
@@ -142,7 +143,7 @@ class WatchedAction(SlurmAction):
         if found.is_ours:
             return Renewal(effect, found.place, "renewed")
         if found.is_taken:
-            return None  # as the step may have found it
+            return None  # another's may have been there before the step
         return Renewal(effect, found.place, "lost", found.why)
 
     def _note(self, effect: LeasedEffect, known: Known, found: SlurmEffect) -> None:

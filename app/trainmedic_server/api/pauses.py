@@ -25,9 +25,9 @@ from trainmedic_server.http.body import BodyReader
 from trainmedic_server.http.problems import responses
 from trainmedic_server.ports.outside import Clock
 
-_LONGEST = timedelta(days=366)  # of a pause
+_LONGEST = timedelta(days=366)  # of `for` and `every`
 _CLOCK_TOLERANCE = timedelta(minutes=5)  # accepted age of a start, as a client's clock may be slow
-# End of a pause. The engine counts its length from a little later.
+# Latest end of a pause: the engine adds the length to a slightly later time, which must not overflow.
 _LATEST = datetime(9999, 1, 1, tzinfo=UTC)
 _TOO_LATE = "is too late: the pause has to end before the year 9999"
 _REFUSALS = responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503)
@@ -118,7 +118,7 @@ class ModeBody(ApiModel):
 
 
 class ResumeBody(_ScopeBody):
-    """Pauses to end. Without `id` and scope, every active one."""
+    """Pauses to end: that `id`, or exactly this scope. Without both, every active one."""
 
     # Earlier servers ignored unknown members, so clients may send some.
     model_config = ConfigDict(extra="ignore", json_schema_extra={"examples": [{"breaker": True}]})

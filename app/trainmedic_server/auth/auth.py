@@ -97,7 +97,7 @@ class Authenticator:
             refuse_other_sites(request)
         principal = request.scope.get(_VOUCHED) or self._principal(request, acts)
         if principal is not ANONYMOUS:
-            _vouch(request, principal)  # its connection is closed later than a stranger's (`connection_table`)
+            _raise_standing(request, principal)  # its connection is closed later than a stranger's (`connection_table`)
         if not principal.may(role):
             raise HttpProblem(
                 HTTPStatus.FORBIDDEN, f"The token {principal.name!r} does not have the role {role}.", closes=True
@@ -163,8 +163,8 @@ class Authenticator:
         if user is None:
             return None
         name, roles, groups = user
-        # A playbook can name an approver without stating whether that is a user or a group. Names in this file and in
-        # the settings are the operator's own, so a proxy's user or group must not pass for them.
+        # A playbook can name an approver without stating whether that is a user or a group. Names in the tokens file
+        # and in the settings are the operator's own, so a proxy's user or group must not pass for them.
         if name in self._group_names() and name not in groups:
             roles -= {TokenRole.OPERATOR}
         groups -= {token.name for token in self._tokens} - {name}
@@ -191,7 +191,7 @@ class Authenticator:
 
 
 def vouched(principal: Principal) -> dict[str, Principal]:
-    """Return the scope member that makes an internal request `principal`'s."""
+    """Return the scope member that makes `principal` an internal request's sender."""
     return {_VOUCHED: principal}
 
 
@@ -223,7 +223,7 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _vouch(request: HTTPConnection, principal: Principal) -> None:
+def _raise_standing(request: HTTPConnection, principal: Principal) -> None:
     vouch = request.scope.get("state", {}).get("vouch")
     if vouch is not None:
         vouch(Standing.DELIVERER if principal.may(TokenRole.WEBHOOK) else Standing.CLIENT)

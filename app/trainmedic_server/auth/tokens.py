@@ -55,7 +55,7 @@ def read(path: Path) -> tuple[Token, ...]:
 def parse(text: str, source: str) -> tuple[Token, ...]:
     documents, problems = yaml_text.read(text, source)
     if problems:
-        # The reader's message contains keys and positions; what follows (`yaml_text`) is a value, possibly a token.
+        # `yaml_text` quotes a value that begins with {{: it may be a token.
         message = re.split(r""": ["']\{\{""", problems[0].message)[0]
         raise ConfigurationError(f"{source}:{problems[0].line or 1}: not YAML: {message}")
     if len(documents) > 1:

@@ -23,8 +23,8 @@ Render = Callable[[str, Collection[str], int], Awaitable[Mapping[str, str]]]
 MOST_TOPICS = 8  # of one page
 _KEPT_PIECES = 400  # for pages that connect again
 _BETWEEN_SECONDS = 0.2  # limits the cost of a storm
-_RETRY_SECONDS = 2.0
-_RETRY_MILLISECONDS = 2000
+_RETRY_SECONDS = 2.0  # after a failed rendering
+_RETRY_MILLISECONDS = 2000  # of browsers, until they connect again
 
 log = telemetry.logger(__name__)
 

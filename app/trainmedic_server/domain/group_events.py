@@ -12,7 +12,7 @@ class OfGroup(EventKind, frozen=True):
 
 
 class GroupFrozen(OfGroup, frozen=True):
-    """The list of members is fixed. `members` are the first 20, `left_out` nodes whose GPUs are unknown."""
+    """The list of members is fixed. `members` and `left_out` (nodes whose GPUs are unknown) are the first 20."""
 
     selector: str
     total: int

@@ -80,7 +80,8 @@ def _is_sign(fault: PodFault, now: datetime) -> bool:
 def of_failure(reading: PodReading, began_at: datetime, taken_in: timedelta, after: datetime | None) -> PodReading:
     """Return only faults that can belong to the failure.
 
-    `taken_in`: until how long after its first sign, at `began_at`. `after`: end of the previous failure, if any.
+    `began_at`: its first sign. `taken_in`: how long faults count after that. `after`: end of the previous
+    failure, if any.
     """
     first = began_at - _FAULT_BEFORE if after is None else max(began_at - _FAULT_BEFORE, after)
     faults = tuple(fault for fault in reading.faults if first <= fault.at <= began_at + taken_in)

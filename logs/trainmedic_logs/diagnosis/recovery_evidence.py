@@ -129,8 +129,8 @@ class RecoveryEvidence(Struct):
         ids, reader = {finding.id for finding in findings}, ProgressReader()
         for later, is_timed, is_step in recent:
             if later.place > line.place:
-                has_form = later.record is None or later.has_words
-                counts_steps = has_form and reader.step_of(later.text) is not None
+                is_in_words = later.record is None or later.has_words
+                counts_steps = is_in_words and reader.step_of(later.text) is not None
                 self._take(later, is_timed, is_step or counts_steps, ids)
 
     def take_completion(self, stream: str, rank: int | None = None) -> None:
@@ -199,8 +199,9 @@ class RecoveryEvidence(Struct):
     def _count_unranked_line(self, stream: str, only: Set[str] | None) -> None:
         """Count several lines that state no rank as one of the failed rank."""
         for (name, rank), unconfirmed in self._unconfirmed.items():
-            is_counted = name == stream and rank is not None
-            for each in (unconfirmed.keys() if only is None else unconfirmed.keys() & only) if is_counted else ():
+            if name != stream or rank is None:
+                continue
+            for each in unconfirmed.keys() if only is None else unconfirmed.keys() & only:
                 self._unranked_lines[each] += 1
                 if self._unranked_lines[each] == _UNRANKED_LINES:
                     self.followed[each] += 1

@@ -173,7 +173,7 @@ def _verdict(
     missing: tuple[str, ...] = (),
     is_sure: bool = True,
 ) -> Verdict:
-    """Name no node: step times are the job's own statement."""
+    """Leave `Verdict.node` None: step times are the job's own statement."""
     named = evidence is not None
     return Verdict(
         cause=cause,

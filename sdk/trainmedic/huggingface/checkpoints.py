@@ -60,7 +60,7 @@ def step_of(checkpoint: str | Path) -> int:
 
 
 def in_directory(output_dir: str | Path, ranks: int = 1) -> list[SavedCheckpoint]:
-    """Return all checkpoints, oldest step first; those without the files of so many ranks are not `complete`."""
+    """Return all checkpoints, oldest step first; `complete` if all `ranks` have their files."""
     try:
         entries = [path for path in Path(output_dir).iterdir() if _NAME.match(path.name) and path.is_dir()]
     except FileNotFoundError:

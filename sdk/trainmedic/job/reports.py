@@ -45,10 +45,10 @@ class JobReports:
         """Report a step, once per step or every few steps; never blocks. Values are numbers or tensors of one element.
 
         Amounts and seconds cover the time since the last report; ``samples`` and ``tokens`` are those of all ranks.
-        ``data_seconds`` is this rank's wait for batches, ``wait_seconds`` for other ranks, ``own_seconds`` all but the
-        latter; one of these two suffices. ``expected_learning_rate`` is the schedule's rate times Trainmedic's scale.
-        ``memory_bytes`` is for accelerators other than CUDA, ``epoch`` for the records. Tensors are taken at most 20
-        times a second.
+        ``data_seconds`` is this rank's wait for batches, ``wait_seconds`` for other ranks, ``own_seconds`` all but
+        that; ``own_seconds`` or ``wait_seconds`` suffices. ``expected_learning_rate`` is the schedule's rate times
+        Trainmedic's scale. ``memory_bytes`` is for accelerators other than CUDA, ``epoch`` for the records. Tensors
+        are taken at most 20 times a second.
         """
         self.progress.add_report(
             step,
@@ -124,9 +124,9 @@ class JobReports:
             self.records.note_detected("rollback", {"message": message, "command": command_id, "step": step})
 
     def log_file(self, path: str | os.PathLike[str], source: str = "training") -> None:
-        """Name another file of this rank, such as ``trainer_log.jsonl``, for the node's agent if its policy allows.
+        """Name another log of this rank, such as ``trainer_log.jsonl``.
 
-        ``source`` is its name in log rules.
+        The node's agent reads it if its policy allows. ``source`` is its name in log rules.
         """
         if self.records is not None:
             self.records.add_file(str(Path(path).absolute()), source)

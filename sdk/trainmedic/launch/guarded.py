@@ -18,7 +18,7 @@ _WARM = Path(warm.__file__)
 
 
 class Guarded:
-    """Command under a guard, with pipes for orders, the guard's report, and output."""
+    """Command under a guard, with pipes for orders (`lifeline`), the guard's report, and output."""
 
     def __init__(
         self,
@@ -47,14 +47,14 @@ class Guarded:
         for descriptor in (guard_end, report_end, out_end, err_end):
             os.close(descriptor)
         self.has_begun: Callable[[], bool] = lambda: True
-        """Returns whether the command was started, once the guard has ended."""
+        """To call after the guard's end: returns whether the command was started."""
 
 
 class WarmStandby:
     """A guard whose child has imported PyTorch."""
 
     def __init__(self, interpreter: str, threads: str, grace: float, *, prints_to_terminal: bool) -> None:
-        self._orders, its_end = socket.socketpair()
+        self._to_standby, its_end = socket.socketpair()
         argv = [interpreter, str(_WARM), str(its_end.fileno()), threads]
         with its_end:
             self._guarded = Guarded(argv, os.environ, grace, its_end.fileno(), prints_to_terminal=prints_to_terminal)
@@ -66,21 +66,21 @@ class WarmStandby:
             # Write in a thread: the process reads the order after its imports, and the environment may exceed the
             # socket's buffer. Signals can arrive during this time.
             content = json.dumps(order).encode()
-            threading.Thread(target=_write, args=(self._orders, content), daemon=True).start()
+            threading.Thread(target=_write, args=(self._to_standby, content), daemon=True).start()
             self._guarded.has_begun = self._was_order_read
             return self._guarded
         self.close()
         return None
 
     def _was_order_read(self) -> bool:
-        with self._orders, contextlib.suppress(OSError):
-            self._orders.settimeout(0)
-            return self._orders.recv(1) == warm.READ
+        with self._to_standby, contextlib.suppress(OSError):  # also closes the socket
+            self._to_standby.settimeout(0)
+            return self._to_standby.recv(1) == warm.READ
         return False
 
     def close(self) -> None:
         guarded = self._guarded
-        self._orders.close()
+        self._to_standby.close()
         for descriptor in (guarded.lifeline, guarded.report, guarded.out, guarded.err):
             with contextlib.suppress(OSError):
                 os.close(descriptor)

@@ -62,7 +62,8 @@ class Run:
         self._memory_start = memory_start
         self._is_begun = False
         self._ends_with_epochs = False  # within `epochs`
-        self._is_epoch_over = self._is_left = False  # since the last one of `epochs`; `batches`, before its end
+        self._is_epoch_over = False  # whether an epoch has ended since `epochs` yielded
+        self._is_left = False  # whether the loop has left `batches` before its end
         self._was_for_one = False  # whether the last `batches` was for one epoch, which ended
         CommandHandlers(
             training, self._writer, self._restore, pause, self._verification, self._rates, accumulates
@@ -126,7 +127,7 @@ class Run:
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield epochs up to ``count`` and end `batches` with each, so that code between them runs again too after a
-        rollback. Leaving `batches` earlier ends it."""
+        rollback. Leaving `batches` earlier ends `epochs`."""
         self._ends_with_epochs = True
         try:
             while self._source.epoch < count and not self.stopping:
@@ -144,6 +145,7 @@ class Run:
         """Yield batches until ``epochs`` or ``steps`` since the training's start, or until stopped."""
         training, source = self.training, self._source
         is_for_one = epochs == source.epoch + 1 and not self._ends_with_epochs
+        # A loop that counts epochs itself: a rollback tells it what will not run again.
         training.lone_epoch = source.epoch if is_for_one and self._was_for_one else None
         self._was_for_one, self._is_left = False, True
         if not self._is_begun:
@@ -152,7 +154,7 @@ class Run:
         self._verification.late_because = self._rates.late_because = TOO_SLOW
         try:
             yield from self._draw(source, epochs, steps)
-            # A loop by epochs calls this again for the next one; else the run's end or a time limit answers.
+            # Do not answer commands yet: a loop by epochs calls this again. Else the run's end or a time limit answers.
             is_at_end = self._is_epoch_over if self._ends_with_epochs else epochs is not None and source.epoch >= epochs
             may_continue = is_at_end and not training.stopping
             self._was_for_one, self._is_left = is_for_one and is_at_end, False
