@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 from tests.architecture.tree_figures import TreeFigures
@@ -19,6 +20,21 @@ def test_imports_point_downwards_only() -> None:
     lint = Path(sys.executable).with_name("lint-imports")
     done = subprocess.run([lint, "--no-cache"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_module_of_the_sdk_is_forbidden_to_the_agent() -> None:
+    """Except the wire format and the base of all errors."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    forbidden = {
+        module
+        for each in contracts
+        if each["type"] == "forbidden" and each["source_modules"] == ["trainmedic_agent"]
+        for module in each["forbidden_modules"]
+    }
+    entries = {path.stem for path in (ROOT / "sdk/trainmedic").iterdir() if not path.name.startswith(("_", "py."))}
+    assert forbidden == {f"trainmedic.{name}" for name in entries - {"wire", "errors"}}, (
+        "edit pyproject.toml: forbidden_modules of trainmedic_agent"
+    )
 
 
 def test_no_module_of_the_sdk_overrides_a_private_method_of_another() -> None:

@@ -137,6 +137,8 @@ def in_watts(milliwatts: int | None) -> float | None:
     return milliwatts // 1000 if milliwatts % 1000 == 0 else milliwatts / 1000
 
 
+# A new method also needs `NvmlGpus`, `TimeLimitedGpus`, `ExclusiveGpus`, tests/driver/nvml.c and
+# tests/contract/test_gpus.py.
 class Gpus(Protocol):
     @property
     def openings(self) -> int: ...  # of the driver, which may forget limits before each

@@ -56,7 +56,7 @@ class GrafanaAnnotations:  # an `engine.event_dispatch.EventListener`
 
     def _annotation(self, run: Run, acted_at: datetime, ended_at: datetime | None, tag: str) -> dict[str, Any]:
         target = run.target
-        parts = [("job", target.job), ("node", target.node)] if target else []
+        parts = target.parts.items() if target else ()
         tags = ["trainmedic", f"playbook:{run.playbook}", *(f"{name}:{value}" for name, value in parts if value), tag]
         end = {} if ended_at is None else {"timeEnd": _milliseconds(ended_at)}
         cut = [each[:_LONGEST_TAG] for each in tags]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Header, Path, Query, Response
 from msgspec.structs import replace
 
+from trainmedic_core.target import Target
 from trainmedic_server.api import finding_views, run_ids, views
 from trainmedic_server.api.diagnoses import JobName
 from trainmedic_server.api.exports import AS_STREAM, CSV, NDJSON, Exports
@@ -32,7 +32,6 @@ from trainmedic_server.ports.findings import FindingHistory
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import History, HistoryFilter, RunRecord
 
-_TARGET = re.compile(r"cluster\Z|(job|node|gpu|jobs|nodes|gpus):.")
 _OF_PAGES = {**AS_STREAM, **responses(401, 403, 422, 503)}
 WholeRunId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="The run's full ID.")]
 _PIECE = 100  # runs read at once for a page
@@ -254,10 +253,10 @@ def _filter_of_job(clock: Clock) -> Callable[..., HistoryFilter]:
 def _check(targets: Sequence[str]) -> None:
     """Raise PayloadError for impossible targets: an empty page would mislead."""
     for target in targets:
-        if not _TARGET.match(target):
-            raise PayloadError.at(
-                [("target", "must be like job:llm-1, node:node-1, gpu:node-1/0, cluster or nodes:pool=h100")]
-            )
+        try:
+            Target.of_key(target)
+        except ValueError as error:
+            raise PayloadError.at([("target", str(error))]) from None
 
 
 def _several(values: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -135,11 +135,11 @@ def _without_alert(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
     starter = definition.on.starter
     if not starter:
         return
-    if definition.on.schedule is not None and definition.target in (TargetKind.GPU, TargetKind.NODE, TargetKind.JOB):
-        cure = (
-            f"write target: {{{definition.target}: NAME}}, or a group such as {{{definition.target}s: {{name: NAME}}}}"
-        )
-        yield ("target",), f"target: {definition.target} is named by an alert's labels, and {starter}; {cure}"
+    kind = definition.target
+    if definition.on.schedule is not None and isinstance(kind, TargetKind) and kind.parts:
+        group = f", or a group such as {{{kind.plural}: {{name: NAME}}}}" if kind.plural else ""
+        cure = f"write target: {{{kind}: NAME}}{group}"
+        yield ("target",), f"target: {kind} is named by an alert's labels, and {starter}; {cure}"
     for place, step in _steps(definition):
         if isinstance(step, WaitStep):
             yield (*place, "wait_for"), f"wait_for: resolved needs an alert, and {starter}"

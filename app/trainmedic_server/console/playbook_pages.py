@@ -13,7 +13,8 @@ from trainmedic_server.http.problems import HttpProblem
 
 UNCOUNTED = {"counted": "false"}  # without the numbers of runs, which are slow
 _MOST_OFFERED = 300  # targets in the form
-_LISTED = {"gpu": "/agents", "node": "/agents", "job": "/jobs"}
+# Where the targets of a kind are listed, and an example.
+_LISTED = {"gpu": ("/agents", "gpu:node-1/0"), "node": ("/agents", "node:node-1"), "job": ("/jobs", "job:llm-1")}
 _INPUT = "input."  # begins the form fields of a playbook's inputs
 
 
@@ -49,6 +50,7 @@ async def playbook(page: PageRequest, **more: Any) -> Response:
         alike=partial(folding.alike_runs, {"playbook": name}),
         versions=versions,
         wrong_version=wrong,
+        example=_LISTED[kind][1] if (kind := shown["target"]) in _LISTED else "cluster",
         targets=await _targets(page, shown["target"]) if page.is_operator else (),
         **more,
     )
@@ -88,7 +90,7 @@ async def _targets(page: PageRequest, kind: str) -> list[str]:
         return ["cluster"]
     if kind not in _LISTED:
         return []
-    items = (await page.get(_LISTED[kind]))["items"]
+    items = (await page.get(_LISTED[kind][0]))["items"]
     named = _gpus(items) if kind == "gpu" else (f"{kind}:{each['name']}" for each in items)
     return [target for target, _ in zip(named, range(_MOST_OFFERED), strict=False)]
 

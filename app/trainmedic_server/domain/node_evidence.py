@@ -9,6 +9,8 @@ Names are resolved among all sources of nodes, then compared. In this order:
    another machine then.
 """
 
+# In tests/unit/domain: test_node_evidence, test_target, test_labels_of_strangers (public rules), test_any_labels.
+
 from __future__ import annotations
 
 import functools

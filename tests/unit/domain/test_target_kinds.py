@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -17,7 +17,10 @@ from tests.contract import test_findings
 from tests.contract.run_store_values import at, run
 from trainmedic.wire.envelope import Command
 from trainmedic_core.target import MEMBER_KINDS, PARTS, Target, TargetKind
+from trainmedic_server.actions.commands import CommandAction
+from trainmedic_server.actions.registry import BUILT_IN
 from trainmedic_server.adapters import redis_bus
+from trainmedic_server.adapters.grafana_annotations import GrafanaAnnotations
 from trainmedic_server.adapters.sql_store import finding_rows, mapping
 from trainmedic_server.adapters.sql_store.finding_tables import findings
 from trainmedic_server.adapters.sql_store.schema import runs
@@ -25,20 +28,24 @@ from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.api import history as history_api
 from trainmedic_server.api.finding_views import FindingView
 from trainmedic_server.api.views import HistoryItem
+from trainmedic_server.catalog import definition_check
 from trainmedic_server.cli.history import history
 from trainmedic_server.console import playbook_pages
 from trainmedic_server.domain import beginnings, component, inventory, selectors
 from trainmedic_server.domain.claim import Claim
+from trainmedic_server.domain.playbook import Playbook
 from trainmedic_server.domain.playbook_target import GroupTarget, TargetParts
 from trainmedic_server.domain.selectors import Selector
 from trainmedic_server.domain.target_resolution import resolve
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine.locks import TargetLocks
+from trainmedic_server.errors import PayloadError
 from trainmedic_server.ports.store import HistoryFilter
 
 ROOT = Path(__file__).parents[3]
 SERVER = "app/trainmedic_server/"
 TOPOLOGY = Topology(inventory.parse({"attributes:n1": "rack=r1", "gpus:n1": "GPU-a", "told:node:n1": "llm"}))
+COMMANDED = frozenset(kind for each in BUILT_IN if issubclass(each, CommandAction) for kind in each.targets)
 NAMED = pytest.mark.parametrize("kind", [kind for kind in TargetKind if kind.parts])
 
 
@@ -126,16 +133,52 @@ def test_a_kind_has_a_component(kind: TargetKind) -> None:
     assert kind in component._BY_TARGET, f"edit {SERVER}domain/component.py: _BY_TARGET"
 
 
-@NAMED
+@pytest.mark.parametrize("kind", [kind for kind in TargetKind if kind.parts and kind in COMMANDED])
 def test_commands_have_an_address(kind: TargetKind) -> None:
     """Of the job or the agent that performs them."""
     target = {"kind": str(kind), **dict.fromkeys(kind.parts, "x")}
     command = Command("c", "a", target, {}, "r", "p", "", at(0), at(1))
-    where = f"edit {SERVER}actions/commands.py: _command, _presence; adapters/redis_bus.py: _address_of"
+    where = (
+        f"edit {SERVER}actions/commands.py: _command, _presence; adapters/redis_bus.py: _address_of; for a receiver of "
+        "its own sdk/trainmedic/wire/envelope.py, signing.py and trainmedic_server/cli/key.py"
+    )
     try:
         assert redis_bus._address_of(command).stream, where
     except Exception as error:
         pytest.fail(f"{where} ({error})")
+
+
+@NAMED
+def test_a_history_is_filtered_by_its_key(kind: TargetKind) -> None:
+    history_api._check([a_target(kind).key])
+    with pytest.raises(PayloadError, match="is not a target"):
+        history_api._check([f"{kind}:"])
+
+
+@NAMED
+def test_a_schedule_names_its_target(kind: TargetKind) -> None:
+    """There is no alert whose labels could."""
+    written = {
+        "playbook": "p",
+        "on": {"schedule": "0 3 * * *"},
+        "target": str(kind),
+        "steps": [{"id": "a", "wait": "1m"}],
+    }
+    problems = [text for _, text in definition_check.problems(Playbook.model_validate(written))]
+    assert any("is named by an alert's labels" in text for text in problems), (
+        f"edit {SERVER}catalog/definition_check.py: _without_alert"
+    )
+
+
+@NAMED
+def test_an_annotation_has_each_name_as_a_tag(kind: TargetKind) -> None:
+    target = a_target(kind)
+    tags = GrafanaAnnotations(cast(Any, None), cast(Any, None), "")._annotation(
+        run(target=target), at(0), None, "run:1"
+    )["tags"]
+    assert {f"{part}:{getattr(target, part)}" for part in kind.parts} <= set(tags), (
+        f"edit {SERVER}adapters/grafana_annotations.py: _annotation"
+    )
 
 
 @NAMED
