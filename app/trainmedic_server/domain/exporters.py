@@ -25,10 +25,13 @@ _PER_NODE = re.compile(
     "(^|[^a-z])(nodes?|hosts?|machines|servers|workers|compute|bare-?metal|unix|linux|windows|docker|containerd|nvme|"
     "[abhlv][0-9]{2,3}s?|gb[0-9]{3}|mi[0-9]{3}x?)([^a-z]|$)"
 )
-# Programs that pass on other machines' metrics or measure a fabric, storage, guests or management controllers, on any
-# machine. Some of them also run on each node.
+# Programs that measure the way to others, or others' power and cooling.
+_FOR_OTHERS = re.compile("(smoke|gold|[^a-z])ping|probe|icmp|latency|reachab|mesh|aggregat|pdu|cdu|nmx")
+# Also programs that pass on other machines' metrics or measure a fabric, storage, guests or management controllers, on
+# any machine. Some of them also run on each node.
 _OFTEN_FOR_OTHERS = re.compile(
-    "relay|proxy|gateway|gw([^a-z]|$)|aggregat|collector|forward|otel|opentelemetry|telegraf|netdata|graphite|statsd|"
+    _FOR_OTHERS.pattern
+    + "|relay|proxy|gateway|gw([^a-z]|$)|collector|forward|otel|opentelemetry|telegraf|netdata|graphite|statsd|"
     "influx|syslog|zabbix|infiniband|fabric|ufm|switch|idrac|redfish|ipmi|bmc|vmware|vcenter|libvirt|proxmox|"
     "pve|weka|netapp|harvest|ceph|lustre|hami|scheduler|controller|operator"
 )
@@ -57,10 +60,6 @@ def is_central(labels: AlertLabels, exported: bool = False) -> bool:
     return any(_is_central_text(label.value) for name in names for label in labels.under(name))
 
 
-# Programs that measure the way to others, or others' power and cooling.
-_FOR_OTHERS = re.compile("(smoke|gold|[^a-z])ping|probe|icmp|latency|reachab|mesh|aggregat|pdu|cdu|nmx")
-
-
 def is_surely_of_own_node(labels: AlertLabels) -> bool:
     """Return whether the port, or a name that no others have, is that of an exporter of its own node."""
     if labels.value("instance").rpartition(":")[2] in _PER_NODE_PORTS:
@@ -74,7 +73,7 @@ def is_of_own_node(labels: AlertLabels) -> bool:
     if is_surely_of_own_node(labels):
         return True
     names = _names(labels)
-    return _PER_NODE.search(names) is not None and not (_OFTEN_FOR_OTHERS.search(names) or _FOR_OTHERS.search(names))
+    return _PER_NODE.search(names) is not None and not _OFTEN_FOR_OTHERS.search(names)
 
 
 def is_unknown(labels: AlertLabels) -> bool:
@@ -85,8 +84,7 @@ def is_unknown(labels: AlertLabels) -> bool:
     names = _names(labels)
     if not names or is_of_own_node(labels):
         return False
-    is_for_others = _OFTEN_FOR_OTHERS.search(names) or _FOR_OTHERS.search(names)
-    return ":" in labels.value("instance") or is_for_others is not None
+    return ":" in labels.value("instance") or _OFTEN_FOR_OTHERS.search(names) is not None
 
 
 def _names(labels: AlertLabels) -> str:
