@@ -24,7 +24,7 @@ def test_the_parts_of_a_step_are_those_of_a_stopwatch(kinds: tuple[str, ...], tm
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}")
     log = tmp_path / "ranks.log"
     with Program([*launcher, PROGRAM, *kinds], log, {"PYTHONPATH": path, "DS_ACCELERATOR": "cpu"}) as ranks:
-        assert ranks.process.wait(240) == 0, log.read_text()
+        assert ranks.process.wait(480) == 0, log.read_text()
     waiting, slow = (json.loads((tmp_path / f"waits-{rank}.json").read_text()) for rank in range(RANKS))
     for kind in kinds:
         of_waiting: dict[str, Any] = waiting[kind]
