@@ -213,3 +213,20 @@ def test_a_client_says_when_the_opener_has_gone(place: Path) -> None:
     with pytest.raises(OSError, match=r"gone|[Bb]roken pipe"):
         client.open(str(place / "x.log"))
     client.close()
+
+
+def test_a_client_whose_connection_was_refused_connects_again(place: Path) -> None:
+    """The opener closes it with the request unread, which resets it."""
+    own, far = socket.socketpair()
+    opener = FileOpener(OwnFiles())
+    opener._free_connections = threading.BoundedSemaphore(1)
+    opener._free_connections.acquire()
+    thread = threading.Thread(target=opener.serve, args=(far,))
+    thread.start()
+    client, path = OpenerClient(own), file(place / "x.log", "x\n")
+    with pytest.raises(OSError, match=r"gone|reset|[Bb]roken pipe"):
+        client.open(str(path))
+    opener._free_connections.release()
+    assert read(client, path) == "x\n"
+    client.close()
+    thread.join(WAIT_SECONDS)
