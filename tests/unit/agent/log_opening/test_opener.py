@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -160,6 +162,16 @@ def test_descriptors_of_the_asker_are_closed(place: Path, served: Served) -> Non
     assert answer[1] is not None
     os.close(answer[1])
     assert os.read(first, 1) == b"", "the other end of the pipe is closed"
+    os.close(first)
+
+
+def test_a_descriptor_that_is_no_connection_is_closed(served: Served) -> None:
+    """Else a reader that was taken over could use up the opener's descriptors."""
+    first, second = os.pipe()
+    with contextlib.suppress(BrokenPipeError):  # the opener is quick to close the connection too
+        opener_frames.send(served.raw, opener_frames.AddConnection(), second)
+    os.close(second)
+    assert select.select([first], [], [], 10.0)[0], "the other end of the pipe is closed"
     os.close(first)
 
 
