@@ -81,6 +81,13 @@ print("ended")
 """
 
 
+@pytest.mark.parametrize("number", [2**32 - 1, 2**32, 10**30])
+def test_a_number_that_no_user_can_have_is_refused(number: int) -> None:
+    """The first of them would leave the reader the agent's user."""
+    with pytest.raises(ConfigurationError, match=r"--reader-user: .* use 0 to 4294967294"):
+        reader_process.reader_user(str(number))
+
+
 def test_a_confined_process_has_no_capability_and_little_memory() -> None:
     """Whatever user starts it."""
     environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
