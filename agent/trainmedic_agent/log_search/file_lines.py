@@ -106,7 +106,10 @@ class FileLines(LinesOfFile):
         return place.offset <= self._size and place.mark in (0, self._mark(place.offset))
 
     def marked(self, place: FilePlace) -> FilePlace:
-        return place._replace(mark=self._mark(place.offset))
+        try:
+            return place._replace(mark=self._mark(place.offset))
+        except OSError:  # this file can no longer be read, but the others' lines are found
+            return place
 
     def _mark(self, offset: int) -> int:
         begin = max(offset - _MARKED_BYTES, 0)

@@ -99,7 +99,7 @@ class WantedLines(ABC):
         """Queue more lines, and set `has_more`; False without any or without budget. Raises OSError."""
 
     def marked(self, place: FilePlace) -> FilePlace:
-        """Return the place with its mark, if files of this kind have marks. Raises OSError."""
+        """Return the place with its mark, if files of this kind have marks."""
         return place
 
     @property
