@@ -416,5 +416,5 @@ def places_of_json(text: str) -> dict[str, FilePlace]:
             str(key): FilePlace(int(offset), bool(is_skipping), read_time(at) if at else BEGINNING, *map(int, mark))
             for key, (offset, is_skipping, at, *mark) in members.items()
         }
-    except (TypeError, AttributeError, KeyError) as error:
+    except (TypeError, AttributeError, KeyError, OverflowError, RecursionError) as error:
         raise ValueError("the cursor is not from this agent") from error
