@@ -8,6 +8,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -487,3 +488,18 @@ def test_an_open_file_that_gets_the_name_of_another_job_stays_its_own_jobs(tmp_p
         ("own", f"MARK {mark}") for mark in (1, 2, 3)
     ]
     reading.kill()
+
+
+def test_a_file_whose_origin_cannot_change_keeps_no_other_from_being_opened(
+    reading: Reading, logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file system fails just then."""
+    write(logs / "a.log", 1)
+    reading.step()
+    failing = Mock(side_effect=OSError(errno.ESTALE, "Stale file handle"))
+    monkeypatch.setattr(followed_file.FollowedFile, "has_origin", lambda *_: False)
+    monkeypatch.setattr(followed_file.FollowedFile, "change_origin", failing)
+    write(logs / "b.log", 2)
+    reading.step()
+    assert failing.called
+    assert reading.marks() == ["1", "2"]
