@@ -189,6 +189,9 @@ def confine(user: ReaderUser, memory: int) -> None:
     most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # Each followed or searched file needs a descriptor. systemd's soft limit is 1,024, its hard limit 524,288.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def end_with(parent: int) -> None:

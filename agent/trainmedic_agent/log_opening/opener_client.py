@@ -39,8 +39,10 @@ class OpenerClient:
 
     def open(self, path: str, named_by: NamedBy | None = None) -> int:
         answer, descriptor = self._ask(OpenFile(os.fsencode(path), Namer.of(named_by)))
-        if not isinstance(answer, Opened) or descriptor is None:
+        if not isinstance(answer, Opened):
             raise _broken("the opener sent no file")
+        if descriptor is None:  # the kernel passes none beyond this process's limit
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
         return descriptor
 
     def listing(self, path: str, most: int, named_by: NamedBy | None = None) -> Listing:

@@ -313,8 +313,10 @@ class FileFollowing(Generic[FollowedT]):
         except PermissionError:
             self._unopened[key] = UnreadReason.FORBIDDEN
             return None
-        except OSError:
-            return None  # vanished or replaced
+        except OSError as error:  # else vanished or replaced
+            if error.errno == errno.EMFILE:
+                self._unopened[key] = UnreadReason.TOO_MANY
+            return None
         if chosen.is_of_first_scan and key not in self._known:
             is_whole = known.origin.source in KERNEL_SOURCES
             file.start_at(found.size - (FARTHEST_BEHIND if is_whole else FIRST_BYTES))

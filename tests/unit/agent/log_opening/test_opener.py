@@ -242,3 +242,25 @@ def test_a_client_whose_connection_was_refused_connects_again(place: Path) -> No
     assert read(client, path) == "x\n"
     client.close()
     thread.join(WAIT_SECONDS)
+
+
+def test_a_client_with_too_many_open_files_says_so(place: Path) -> None:
+    """The kernel leaves out a descriptor that is beyond the limit."""
+    own, far = socket.socketpair()
+    client = OpenerClient(own)
+
+    def answer() -> None:
+        added = FrameReader(far).request()
+        assert added is not None
+        assert added[1] is not None
+        with socket.socket(fileno=added[1]) as further:
+            FrameReader(further).request()
+            opener_frames.send(further, Opened())
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    with pytest.raises(OSError, match="Too many open files"):
+        client.open(str(place / "x.log"))
+    thread.join(WAIT_SECONDS)
+    client.close()
+    far.close()

@@ -15,6 +15,8 @@ import pytest
 from tests.unit.agent.log_reading.reading import Reading, policy_of
 from trainmedic_agent.disk import removal
 from trainmedic_agent.errors import JournalUnavailable
+from trainmedic_agent.log_opening.node_files import NamedBy
+from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading import files, followed_file, log_files, log_store, rule_runner
 from trainmedic_agent.log_reading.log_files import FilePosition, GrowingFile
 from trainmedic_agent.log_reading.streams import BYTES_AROUND
@@ -503,3 +505,17 @@ def test_a_file_whose_origin_cannot_change_keeps_no_other_from_being_opened(
     reading.step()
     assert failing.called
     assert reading.marks() == ["1", "2"]
+
+
+def test_files_beyond_the_limit_of_open_files_are_counted(tmp_path: Path, logs: Path) -> None:
+    """They are not gone."""
+
+    class Full(OwnFiles):
+        def open(self, path: str, named_by: NamedBy | None = None) -> int:
+            raise OSError(errno.EMFILE, "Too many open files", path)
+
+    reading = Reading(tmp_path / "state", policy_of(files=[f"{logs}/*.log"]), opened_by=Full())
+    write(logs / "a.log", 1)
+    reading.step()
+    assert reading.counters.refused == {"too_many": 1}
+    reading.kill()
