@@ -62,7 +62,7 @@ class AgentCollector(Collector):
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._read_at = float("-inf")
-        self._seen = _Seen()  # replaced as a whole: scrapes in progress show another
+        self._seen = _Seen()  # replaced, never changed: a scrape in progress shows the one it began with
         self._failures: Counter[tuple[GpuInfo, str]] = Counter()  # by GPU and reading; "all" if none succeeded
 
     def collect(self) -> Iterator[Metric]:

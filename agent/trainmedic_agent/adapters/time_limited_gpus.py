@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 CARD_SECONDS = 4.0  # seconds; a call takes milliseconds
 DRIVER_SECONDS = 20.0  # seconds; without persistence mode, opening takes 1-2 s per card
-RESET_SECONDS = 150.0  # seconds, with `act`
+RESET_SECONDS = 150.0  # seconds; nvidia-smi, which resets the card, has 120
 _MOST_CALLS = 6  # concurrent calls with a key: queues gpu, facts and health, presence, exporter, and `ReaderNews`
 _KEPT_IDLE = 2  # threads
 _DRIVER = "NVIDIA's driver"
@@ -202,7 +202,7 @@ class TimeLimitedGpus:
         self._calls.dismiss()
 
     def _call_card(self, uuid: str, function: Callable[[], T]) -> T:
-        """Open the driver in a separate call, which takes longer."""
+        """Call the card. Opening the driver takes longer, so it is a separate call."""
         if not self._is_open:
             self.inventory()
         return self._calls.run(uuid, function)

@@ -1,4 +1,4 @@
-"""All checks of a level, one level at a time."""
+"""All checks of a level, and their record."""
 
 from __future__ import annotations
 

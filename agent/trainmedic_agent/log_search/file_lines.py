@@ -59,7 +59,7 @@ def _statx() -> ctypes._NamedFuncPointer | None:
 PIECE = 256 * 1024  # bytes per read
 UNTIMED_BYTES = 1024 * 1024  # bytes searched at the end of files without times
 _BISECTED_BYTES = 256 * 1024  # bytes at which a bisection ends
-_MANY_BYTES = 4 * 1024 * 1024  # bytes from which on lines that arrived in time are checked for old timestamps
+_MANY_BYTES = 4 * 1024 * 1024  # with more bytes since the window's begin, those that state earlier times are skipped
 _BYTES_BEFORE = 64 * 1024  # bytes read before the first match, for the time of an earlier line
 _PROBE = 64 * 1024  # bytes of a probe for a time
 _PROBES = 4  # most probes for one time

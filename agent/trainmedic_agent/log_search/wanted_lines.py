@@ -78,7 +78,7 @@ class WantedLines(ABC):
         self._booted_at = datetime.fromtimestamp(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME), UTC)
         self._mask = LineMask()
         self._waiting: deque[PlacedLine] = deque()
-        # The next stated time, and the place up to which it is the next.
+        # A place, and the next stated time of lines before it, None if none is near.
         self._following: tuple[int, datetime | None] = (-1, None)
         self._left_out: Counter[str] = Counter()
         self._left_out_since: datetime | None = None
